@@ -1,0 +1,28 @@
+# `cmake --install`: headers, library, command line, CMake package.
+
+include(CMakePackageConfigHelpers)
+
+set(tilestone_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Tilestone)
+
+install(TARGETS tilestone EXPORT TilestoneTargets)
+install(
+  EXPORT TilestoneTargets
+  NAMESPACE Tilestone::
+  DESTINATION ${tilestone_package_dir})
+install(
+  DIRECTORY tilestone
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  FILES_MATCHING
+  PATTERN "*.h"
+  PATTERN "*_internal.h" EXCLUDE
+  PATTERN "*_testing.h" EXCLUDE
+  PATTERN "cli" EXCLUDE)
+
+configure_package_config_file(
+  cmake/TilestoneConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/TilestoneConfig.cmake
+  INSTALL_DESTINATION ${tilestone_package_dir})
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/TilestoneConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/TilestoneConfig.cmake
+              ${CMAKE_CURRENT_BINARY_DIR}/TilestoneConfigVersion.cmake
+        DESTINATION ${tilestone_package_dir})

@@ -1,0 +1,181 @@
+# One folder under tilestone/ is one layer: an object library, a test program, and helpers that
+# only tests link. See DESIGN's table in ARCHITECTURE.md; tools/check_includes proves it.
+
+include(CMakeParseArguments)
+
+# tilestone_layer(<name> [DEPS <layer>...] [LINK <target>...] [SOURCES_EXCLUDE <file>...]
+#                 [TEST_LINK <target>...] [TEST_TIMEOUT <seconds>] [THREADS])
+#
+# Takes the *.cc of the current folder:
+#   *_test.cc     the program <name>_test, one ctest entry of the same name
+#   *_testing.cc  helpers and conformance suites for tests: of this layer and of all that have it
+#                 among their DEPS, directly or not
+#   all others    the object library tilestone_<name>, part of libtilestone
+# DEPS are the layers above that this one includes; what they need in turn is found from there.
+# LINK are the outside libraries. THREADS: the test has threads to race, so it runs under TSan too.
+function(tilestone_layer name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "THREADS" "TEST_TIMEOUT"
+                        "DEPS;LINK;SOURCES_EXCLUDE;TEST_LINK")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "tilestone_layer(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+
+  file(GLOB sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} *.cc)
+  set(tests ${sources})
+  set(helpers ${sources})
+  list(FILTER tests INCLUDE REGEX "_test\\.cc$")
+  list(FILTER helpers INCLUDE REGEX "_testing\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "_(test|testing)\\.cc$")
+  if(arg_SOURCES_EXCLUDE)
+    list(REMOVE_ITEM sources ${arg_SOURCES_EXCLUDE})
+  endif()
+
+  _tilestone_closure(layers ${arg_DEPS})
+  set(links ${arg_LINK})
+  foreach(layer IN LISTS layers)
+    get_property(layer_links GLOBAL PROPERTY TILESTONE_LINK_${layer})
+    list(APPEND links ${layer_links})
+  endforeach()
+  list(REMOVE_DUPLICATES links)
+
+  set_property(GLOBAL APPEND PROPERTY TILESTONE_ALL_LAYERS ${name})
+  set_property(GLOBAL PROPERTY TILESTONE_LAYERS_OF_${name} ${layers} ${name})
+  set_property(GLOBAL PROPERTY TILESTONE_LINK_${name} ${links})
+
+  _tilestone_objects(tilestone_${name} "${sources}" "${links}")
+  if(TILESTONE_TESTS)
+    _tilestone_objects(tilestone_${name}_testing "${helpers}" "${links};GTest::gmock")
+    if(tests)
+      tilestone_test(
+        ${name}_test
+        SOURCES ${tests}
+        LAYERS ${layers} ${name}
+        LINK ${arg_TEST_LINK}
+        TIMEOUT ${arg_TEST_TIMEOUT}
+        THREADS ${arg_THREADS})
+    endif()
+  endif()
+endfunction()
+
+# tilestone_test(<name> SOURCES <file>... LAYERS <layer>... [LINK <target>...]
+#                [TIMEOUT <seconds>] [THREADS <bool>])
+# A GoogleTest program (with its main) over the layers named and what they need, run as one ctest
+# entry. tests/ uses it for what crosses folders.
+function(tilestone_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;THREADS" "SOURCES;LAYERS;LINK")
+  add_executable(${name} ${arg_SOURCES})
+  _tilestone_link_layers(${name} TESTING ${arg_LAYERS})
+  target_link_libraries(${name} PRIVATE GTest::gmock GTest::gtest_main ${arg_LINK})
+  tilestone_warnings(${name})
+  add_test(NAME ${name} COMMAND ${name})
+  _tilestone_test_properties(${name} "${arg_TIMEOUT}" "${arg_THREADS}" ${name})
+endfunction()
+
+# tilestone_mpi_test(<name> <program target> <ranks>)
+# Runs a program that is there already under mpirun. Does nothing where MPI was not found.
+function(tilestone_mpi_test name target ranks)
+  if(NOT TILESTONE_HAVE_MPI)
+    return()
+  endif()
+  add_test(NAME ${name} COMMAND ${MPIEXEC_EXECUTABLE} --oversubscribe --allow-run-as-root -n
+                                ${ranks} $<TARGET_FILE:${target}> ${ARGN})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 300 LABELS mpi PROCESSORS 2)
+  # Leaks inside Open MPI itself are not ours to report.
+  set_property(
+    TEST ${name}
+    APPEND
+    PROPERTY ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0" "OMPI_MCA_btl_vader_single_copy_mechanism=none"
+             "OMPI_MCA_rmaps_base_oversubscribe=1")
+endfunction()
+
+# tilestone_program(<target> LAYERS <layer>...): links a plain program of tests/, bench/ or fuzz/
+# with the objects of these layers and what they need.
+function(tilestone_program target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "LAYERS")
+  _tilestone_link_layers(${target} "" ${arg_LAYERS})
+  tilestone_warnings(${target})
+endfunction()
+
+# The library of all layers that were declared: tilestone, alias Tilestone::tilestone.
+function(tilestone_library)
+  get_property(layers GLOBAL PROPERTY TILESTONE_ALL_LAYERS)
+  add_library(tilestone)
+  add_library(Tilestone::tilestone ALIAS tilestone)
+  _tilestone_link_layers(tilestone "" ${layers})
+  target_include_directories(
+    tilestone PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+                     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_compile_features(tilestone PUBLIC cxx_std_20)
+  set_target_properties(tilestone PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION
+                                                                        ${PROJECT_VERSION_MAJOR})
+endfunction()
+
+function(tilestone_add_subdirectory_if_present folder)
+  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/CMakeLists.txt)
+    add_subdirectory(${folder})
+  endif()
+endfunction()
+
+# The layers named with all that they depend on, each once, in `out`.
+function(_tilestone_closure out)
+  set(all)
+  foreach(layer IN LISTS ARGN)
+    get_property(known GLOBAL PROPERTY TILESTONE_LAYERS_OF_${layer} SET)
+    if(NOT known)
+      message(FATAL_ERROR "layer ${layer} is named before it is declared")
+    endif()
+    get_property(below GLOBAL PROPERTY TILESTONE_LAYERS_OF_${layer})
+    list(APPEND all ${below})
+  endforeach()
+  list(REMOVE_DUPLICATES all)
+  set(${out} ${all} PARENT_SCOPE)
+endfunction()
+
+# An object library, or an interface one where there is no source (CMake knows no empty ones).
+function(_tilestone_objects target sources links)
+  if(NOT sources)
+    add_library(${target} INTERFACE)
+    return()
+  endif()
+  add_library(${target} OBJECT ${sources})
+  target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${target} PRIVATE ${links})
+  tilestone_warnings(${target})
+endfunction()
+
+# Objects don't travel through link interfaces, so the objects of each layer, and the outside
+# libraries of each, are named here. With TESTING the layers' test helpers come too.
+function(_tilestone_link_layers target testing)
+  _tilestone_closure(layers ${ARGN})
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
+  foreach(layer IN LISTS layers)
+    set(parts tilestone_${layer})
+    if(testing)
+      list(APPEND parts tilestone_${layer}_testing)
+    endif()
+    foreach(part IN LISTS parts)
+      get_target_property(type ${part} TYPE)
+      if(type STREQUAL "OBJECT_LIBRARY")
+        target_sources(${target} PRIVATE $<TARGET_OBJECTS:${part}>)
+      endif()
+    endforeach()
+    get_property(links GLOBAL PROPERTY TILESTONE_LINK_${layer})
+    target_link_libraries(${target} PRIVATE ${links})
+  endforeach()
+endfunction()
+
+# Every test gets a time limit, and those with threads the label that `ctest --preset tsan` picks
+# and a place in the target `threads_tests`, which builds just them.
+function(_tilestone_test_properties test timeout threads target)
+  if(NOT timeout)
+    set(timeout 300)
+  endif()
+  set_tests_properties(${test} PROPERTIES TIMEOUT ${timeout})
+  if(threads)
+    set_tests_properties(${test} PROPERTIES LABELS threads)
+    if(NOT TARGET threads_tests)
+      add_custom_target(threads_tests)
+    endif()
+    add_dependencies(threads_tests ${target})
+  endif()
+endfunction()

@@ -1,0 +1,62 @@
+# Compiler, linker and warnings. Everything here holds for Tilestone's own targets only, but for
+# the sanitizers, which the whole program must share.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+if(PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+endif()
+
+find_program(TILESTONE_CCACHE ccache)
+mark_as_advanced(TILESTONE_CCACHE)
+if(TILESTONE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${TILESTONE_CCACHE})
+endif()
+
+find_program(TILESTONE_FAST_LINKER NAMES ld.mold ld.lld)
+mark_as_advanced(TILESTONE_FAST_LINKER)
+if(PROJECT_IS_TOP_LEVEL AND TILESTONE_FAST_LINKER)
+  get_filename_component(tilestone_linker ${TILESTONE_FAST_LINKER} EXT)
+  string(SUBSTRING ${tilestone_linker} 1 -1 tilestone_linker)
+  add_link_options(-fuse-ld=${tilestone_linker})
+endif()
+
+if(TILESTONE_SANITIZE)
+  add_compile_options(-fsanitize=${TILESTONE_SANITIZE} -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${TILESTONE_SANITIZE})
+endif()
+if(TILESTONE_LIBFUZZER)
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
+
+# Warnings of our own code. -Wconversion without -Wsign-conversion: a value that may lose bits is
+# reported, an index that changes sign is not. -Wrestrict is off: g++ 12 reports std::string's own
+# operator+ (GCC bug 105651).
+function(tilestone_warnings target)
+  target_compile_options(
+    ${target}
+    PRIVATE -Wall
+            -Wextra
+            -Wpedantic
+            -Wshadow
+            -Wnon-virtual-dtor
+            -Woverloaded-virtual
+            -Wold-style-cast
+            -Wcast-qual
+            -Wcast-align
+            -Wconversion
+            -Wno-sign-conversion
+            -Wformat=2
+            -Wimplicit-fallthrough
+            -Wextra-semi
+            -Wno-missing-field-initializers
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
+            $<$<CXX_COMPILER_ID:GNU>:-Wduplicated-cond>
+            $<$<CXX_COMPILER_ID:GNU>:-Wlogical-op>
+            $<$<BOOL:${TILESTONE_WERROR}>:-Werror>)
+endfunction()

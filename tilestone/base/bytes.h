@@ -1,0 +1,75 @@
+// Views of raw memory, and the little-endian reader and writer behind every message and file of
+// Tilestone's own (rank reports, plans, manifests).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tilestone {
+
+using Bytes = std::vector<std::byte>;          // owned
+using ByteView = std::span<const std::byte>;   // borrowed, read-only
+using MutableByteView = std::span<std::byte>;  // borrowed, writable
+
+ByteView as_bytes(std::string_view text);
+std::string_view as_text(ByteView bytes);
+Bytes to_bytes(std::string_view text);
+
+// Appends little-endian values to a buffer of its own.
+class ByteWriter {
+ public:
+  void u8(uint8_t v);
+  void u16(uint16_t v);
+  void u32(uint32_t v);
+  void u64(uint64_t v);
+  void i64(int64_t v) { u64(static_cast<uint64_t>(v)); }
+  void f64(double v);
+  void varint(uint64_t v);             // LEB128, 1 to 10 bytes
+  void string(std::string_view text);  // varint length, then the bytes
+  void blob(ByteView bytes);           // likewise
+  void raw(ByteView bytes);            // no length
+  size_t size() const { return out_.size(); }
+  const Bytes& bytes() const& { return out_; }
+  Bytes&& take() && { return std::move(out_); }
+  void reserve(size_t n) { out_.reserve(n); }
+
+ private:
+  Bytes out_;
+};
+
+// Reads what ByteWriter wrote. Every call checks its bounds and throws Error(kCorrupt) with `what`
+// ("rank report of rank 3") and the offset; a count is checked against the bytes that are left
+// before anything is allocated from it. Borrows the bytes.
+class ByteReader {
+ public:
+  explicit ByteReader(ByteView bytes, std::string what);
+
+  uint8_t u8();
+  uint16_t u16();
+  uint32_t u32();
+  uint64_t u64();
+  int64_t i64() { return static_cast<int64_t>(u64()); }
+  double f64();
+  uint64_t varint();
+  std::string_view string();    // borrows from the bytes
+  ByteView blob();              // likewise
+  ByteView raw(uint64_t size);  // likewise
+  // A varint that counts elements of at least `min_element_size` (>= 1) bytes each.
+  uint64_t count(uint64_t min_element_size = 1);
+
+  uint64_t offset() const { return offset_; }
+  uint64_t remaining() const { return bytes_.size() - offset_; }
+  void expect_end();  // throws when bytes are left over
+  [[noreturn]] void fail(std::string_view problem) const;
+
+ private:
+  ByteView bytes_;
+  uint64_t offset_ = 0;
+  std::string what_;
+};
+
+}  // namespace tilestone

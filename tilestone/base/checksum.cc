@@ -1,0 +1,50 @@
+#include "tilestone/base/checksum.h"
+
+#include <fmt/format.h>
+#include <isa-l/crc.h>
+#include <xxhash.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "tilestone/base/error.h"
+
+namespace tilestone {
+namespace {
+
+// Small enough to stay in the first-level cache between copy and checksum.
+constexpr size_t kCopyBlock = size_t{16} << 10;
+
+}  // namespace
+
+uint32_t crc32(ByteView bytes, uint32_t seed) {
+  return crc32_gzip_refl(seed, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+}
+
+uint32_t crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t size_b) {
+  if (size_b > uint64_t{std::numeric_limits<z_off64_t>::max()}) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("crc32_combine: {} bytes exceed 63 bits", size_b));
+  }
+  return static_cast<uint32_t>(::crc32_combine64(crc_a, crc_b, static_cast<z_off64_t>(size_b)));
+}
+
+uint32_t copy_crc32(MutableByteView target, ByteView source, uint32_t seed) {
+  if (target.size() != source.size()) {
+    throw Error(ErrorCode::kInternal, fmt::format("copy_crc32: target has {} bytes, source {}",
+                                                  target.size(), source.size()));
+  }
+  for (size_t done = 0; done < source.size();) {
+    const size_t size = std::min(kCopyBlock, source.size() - done);
+    std::memcpy(target.data() + done, source.data() + done, size);
+    seed = crc32(source.subspan(done, size), seed);
+    done += size;
+  }
+  return seed;
+}
+
+uint64_t xxh3_64(ByteView bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+}  // namespace tilestone

@@ -1,0 +1,145 @@
+#include "tilestone/base/error.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <system_error>
+#include <utility>
+
+#include "tilestone/base/bytes.h"
+
+namespace tilestone {
+namespace {
+
+constexpr std::array<std::string_view, 13> kNames = {
+    "",         "invalid_argument", "not_found", "already_exists", "mismatch",
+    "coverage", "corrupt",          "unsafe",    "unsupported",    "io",
+    "timeout",  "rank_failed",      "internal",
+};
+constexpr uint8_t kEncodingVersion = 1;
+
+void set_if_empty(std::string& field, std::string_view value) {
+  if (field.empty()) field = value;
+}
+
+// A message may quote names from a file; a line break or another control character in it would
+// forge lines in a log.
+void append_printable(std::string& out, std::string_view text) {
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7f) {
+      out += c;
+    } else if (c == '\n') {
+      out += "\\n";
+    } else {
+      out += fmt::format("\\x{:02x}", byte);
+    }
+  }
+}
+
+}  // namespace
+
+std::string_view to_string(ErrorCode code) {
+  const auto index = static_cast<size_t>(code);
+  return index > 0 && index < kNames.size() ? kNames[index] : "unknown";
+}
+
+Error::Error(ErrorCode code, std::string message) : code_(code), message_(std::move(message)) {
+  render();
+}
+
+Error& Error::with_key(std::string_view key) & {
+  set_if_empty(key_, key);
+  render();
+  return *this;
+}
+
+Error& Error::with_file(std::string_view file) & {
+  set_if_empty(file_, file);
+  render();
+  return *this;
+}
+
+Error& Error::with_rank(int rank) & {
+  if (rank_ < 0) rank_ = rank;
+  render();
+  return *this;
+}
+
+Error& Error::with_hint(std::string_view hint) & {
+  set_if_empty(hint_, hint);
+  render();
+  return *this;
+}
+
+Error& Error::with_errno(int value) & {
+  if (errno_ == 0) errno_ = value;
+  render();
+  return *this;
+}
+
+Error&& Error::with_key(std::string_view key) && { return std::move(with_key(key)); }
+Error&& Error::with_file(std::string_view file) && { return std::move(with_file(file)); }
+Error&& Error::with_rank(int rank) && { return std::move(with_rank(rank)); }
+Error&& Error::with_hint(std::string_view hint) && { return std::move(with_hint(hint)); }
+Error&& Error::with_errno(int value) && { return std::move(with_errno(value)); }
+
+void Error::render() {
+  std::string line = message_;
+  if (errno_ != 0) line += fmt::format(": {}", std::generic_category().message(errno_));
+  if (!key_.empty()) line += fmt::format(" (key {})", key_);
+  if (!file_.empty()) line += fmt::format(" (file {})", file_);
+  if (rank_ >= 0) line += fmt::format(" (rank {})", rank_);
+  if (!hint_.empty()) line += fmt::format("; {}", hint_);
+  what_.clear();
+  append_printable(what_, line);
+}
+
+std::vector<std::byte> Error::encode() const {
+  ByteWriter out;
+  out.u8(kEncodingVersion);
+  out.u8(static_cast<uint8_t>(code_));
+  out.i64(rank_);
+  out.i64(errno_);
+  for (const std::string* text : {&message_, &key_, &file_, &hint_}) out.string(*text);
+  return std::move(out).take();
+}
+
+Error Error::decode(std::span<const std::byte> bytes) {
+  ByteReader in(bytes, "an error sent by another rank");
+  if (const uint8_t version = in.u8(); version != kEncodingVersion) {
+    in.fail(fmt::format("encoding version {}, expected {}", version, kEncodingVersion));
+  }
+  const uint8_t code = in.u8();
+  if (code == 0 || code >= kNames.size()) in.fail(fmt::format("error code {} is unknown", code));
+  const int64_t rank = in.i64();
+  const int64_t sys_errno = in.i64();
+  if (!std::in_range<int>(rank) || !std::in_range<int>(sys_errno)) {
+    in.fail(fmt::format("rank {} or errno {} is out of range", rank, sys_errno));
+  }
+  Error error(static_cast<ErrorCode>(code), std::string(in.string()));
+  error.key_ = in.string();
+  error.file_ = in.string();
+  error.hint_ = in.string();
+  in.expect_end();
+  error.rank_ = static_cast<int>(rank);
+  error.errno_ = static_cast<int>(sys_errno);
+  error.render();
+  return error;
+}
+
+Error current_error() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCode::kInternal, "out of memory");
+  } catch (const std::exception& error) {
+    return Error(ErrorCode::kInternal, error.what());
+  } catch (...) {
+    return Error(ErrorCode::kInternal, "an exception of an unknown type was thrown");
+  }
+}
+
+}  // namespace tilestone

@@ -1,0 +1,138 @@
+// One parallel_for is a Batch: a counter that the workers and the caller take indices from. The
+// queue holds invitations to a batch. A caller never waits for an index that nobody has taken, it
+// takes them itself, so a nested call ends even when every worker is busy or waiting likewise.
+#include "tilestone/base/thread_pool.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/error.h"
+
+namespace tilestone {
+namespace {
+
+// Shared by those who were invited; an invitation may be opened after the call has returned, and
+// then finds no index left and touches the body no more.
+class Batch {
+ public:
+  Batch(size_t count, const std::function<void(size_t)>& body) : count_(count), body_(&body) {}
+
+  // Takes indices until none is left.
+  void work() {
+    for (;;) {
+      const size_t index = take();
+      if (index == count_) return;
+      std::exception_ptr error;
+      try {
+        (*body_)(index);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      finish(std::move(error));
+    }
+  }
+
+  // Returns when every index that was taken has ended; rethrows the first exception.
+  void wait() {
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [&] { return running_ == 0; });
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  size_t take() {
+    const std::lock_guard lock(mutex_);
+    if (next_ == count_) return count_;
+    ++running_;
+    return next_++;
+  }
+
+  void finish(std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (error) {
+      if (!error_) error_ = std::move(error);
+      next_ = count_;
+    }
+    if (--running_ == 0) ended_.notify_all();
+  }
+
+  const size_t count_;
+  const std::function<void(size_t)>* const body_;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  size_t next_ = 0;     // the index to hand out next; count_: none is left
+  size_t running_ = 0;  // indices handed out and not ended
+  std::exception_ptr error_;
+};
+
+}  // namespace
+
+struct ThreadPool::State {
+  std::mutex mutex;
+  std::condition_variable work;
+  std::deque<std::shared_ptr<Batch>> queue;
+  bool stopping = false;
+  std::vector<std::thread> workers;
+
+  void run() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      work.wait(lock, [&] { return stopping || !queue.empty(); });
+      if (queue.empty()) return;
+      const std::shared_ptr<Batch> batch = std::move(queue.front());
+      queue.pop_front();
+      lock.unlock();
+      batch->work();
+      lock.lock();
+    }
+  }
+
+  void invite(const std::shared_ptr<Batch>& batch, size_t helpers) {
+    {
+      const std::lock_guard lock(mutex);
+      queue.insert(queue.end(), helpers, batch);
+    }
+    for (size_t i = 0; i < helpers; ++i) work.notify_one();
+  }
+
+  void stop() {
+    {
+      const std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    work.notify_all();
+    for (std::thread& worker : workers) worker.join();
+    workers.clear();
+  }
+};
+
+ThreadPool::ThreadPool(size_t threads) : state_(std::make_unique<State>()) {
+  if (threads == 0) throw Error(ErrorCode::kInvalidArgument, "a thread pool of 0 threads");
+  State* state = state_.get();
+  try {
+    for (size_t i = 0; i < threads; ++i) state->workers.emplace_back([state] { state->run(); });
+  } catch (...) {
+    state->stop();
+    throw;
+  }
+}
+
+ThreadPool::~ThreadPool() { state_->stop(); }
+
+size_t ThreadPool::size() const { return state_->workers.size(); }
+
+void ThreadPool::parallel_for(size_t count, const std::function<void(size_t)>& body) {
+  if (count == 0) return;
+  const auto batch = std::make_shared<Batch>(count, body);
+  state_->invite(batch, std::min(size(), count - 1));
+  batch->work();
+  batch->wait();
+}
+
+}  // namespace tilestone
