@@ -20,6 +20,10 @@ function(tilestone_layer name)
     message(FATAL_ERROR "tilestone_layer(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
 
+  if(NOT arg_TEST_TIMEOUT)
+    set(arg_TEST_TIMEOUT 300)
+  endif()
+
   file(GLOB sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} *.cc)
   set(tests ${sources})
   set(helpers ${sources})

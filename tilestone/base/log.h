@@ -16,7 +16,9 @@ void log_once(LogLevel level, std::string_view message);
 LogLevel set_log_level(LogLevel level);
 
 // Where messages go instead of standard error; called from any thread, one call at a time. An
-// empty function restores standard error.
+// empty function restores standard error. A lock is held while the sink runs: it must not log or
+// throw, and a sink that takes a lock of its own (Python's GIL) requires that nobody who calls
+// log() or set_log_sink() holds that lock.
 void set_log_sink(std::function<void(LogLevel, std::string_view)> sink);
 
 }  // namespace tilestone

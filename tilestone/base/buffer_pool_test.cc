@@ -1,0 +1,140 @@
+#include "tilestone/base/buffer_pool.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/error.h"
+
+namespace tilestone {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr size_t kSize = 8192;  // bytes a buffer
+
+TEST(BufferPool, LendsAlignedBuffersOfTheSizeAskedFor) {
+  const auto pool = BufferPool::create(3 * kSize, kSize);
+  EXPECT_EQ(pool->buffers(), 3u);
+  EXPECT_EQ(pool->buffer_bytes(), kSize);
+  Buffer buffer = pool->acquire();
+  ASSERT_TRUE(buffer);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % BufferPool::kAlignment, 0u);
+  EXPECT_EQ(buffer.capacity(), kSize);
+  EXPECT_EQ(buffer.size(), 0u);
+  std::memset(buffer.data(), 1, buffer.capacity());
+  buffer.set_size(5);
+  EXPECT_EQ(buffer.view().size(), 5u);
+  EXPECT_EQ(buffer.space().size(), kSize);
+}
+
+TEST(BufferPool, TakesMemoryOnlyAsItIsNeededAndUsesItAgain) {
+  const auto pool = BufferPool::create(100 * kSize, kSize);
+  EXPECT_EQ(pool->peak_bytes(), 0u);
+  const std::byte* first = pool->acquire().data();
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(pool->acquire().data(), first);
+  EXPECT_EQ(pool->peak_bytes(), kSize);
+  const Buffer a = pool->acquire();
+  const Buffer b = pool->acquire();
+  EXPECT_EQ(pool->peak_bytes(), 2 * kSize);
+}
+
+TEST(BufferPool, ABorrowedBufferComesBackWithNoBytesInUse) {
+  const auto pool = BufferPool::create(kSize, kSize);
+  pool->acquire().set_size(77);
+  EXPECT_EQ(pool->acquire().size(), 0u);
+}
+
+TEST(BufferPool, HasAtLeastOneBuffer) {
+  EXPECT_EQ(BufferPool::create(0, kSize)->buffers(), 1u);
+  EXPECT_EQ(BufferPool::create(kSize - 1, kSize)->buffers(), 1u);
+}
+
+TEST(BufferPool, RefusesSizesThatAreNotAligned) {
+  EXPECT_THROW(BufferPool::create(kSize, 0), Error);
+  EXPECT_THROW(BufferPool::create(kSize, 4097), Error);
+}
+
+TEST(BufferPool, TryAcquireGivesNothingWhenAllAreInUse) {
+  const auto pool = BufferPool::create(kSize, kSize);
+  Buffer held = pool->try_acquire();
+  EXPECT_TRUE(held);
+  EXPECT_FALSE(pool->try_acquire());
+  held = Buffer();
+  EXPECT_TRUE(pool->try_acquire());
+}
+
+TEST(BufferPool, AcquireThrowsPastItsDeadline) {
+  const auto pool = BufferPool::create(kSize, kSize);
+  const Buffer held = pool->acquire();
+  try {
+    pool->acquire(Deadline::after(1ms));
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTimeout);
+    EXPECT_EQ(error.message(), "no buffer became free: all 1 of 8192 bytes are in use");
+  }
+}
+
+TEST(BufferPool, AFreeBufferIsGivenEvenPastTheDeadline) {
+  const auto pool = BufferPool::create(kSize, kSize);
+  EXPECT_TRUE(pool->acquire(Deadline::after(0s)));
+}
+
+TEST(BufferPool, AcquireWaitsForABufferToComeBack) {
+  const auto pool = BufferPool::create(kSize, kSize);
+  Buffer held = pool->acquire();
+  std::jthread giver([&] { held = Buffer(); });
+  EXPECT_TRUE(pool->acquire());
+}
+
+TEST(BufferPool, NeverLendsABufferTwiceAtOnce) {
+  const auto pool = BufferPool::create(3 * kSize, kSize);
+  std::atomic<int> torn = 0;
+  {
+    std::vector<std::jthread> borrowers;
+    for (int id = 0; id < 6; ++id) {
+      borrowers.emplace_back([&, id] {
+        for (int round = 0; round < 300; ++round) {
+          Buffer buffer = pool->acquire();
+          std::memset(buffer.data(), id, kSize);
+          std::this_thread::yield();
+          for (const std::byte byte : buffer.space()) {
+            if (byte != static_cast<std::byte>(id)) ++torn;
+          }
+        }
+      });
+    }
+  }
+  EXPECT_EQ(torn, 0);
+  EXPECT_LE(pool->peak_bytes(), 3 * kSize);
+}
+
+TEST(Buffer, OutlivesTheLastHolderOfItsPool) {
+  Buffer buffer = BufferPool::create(kSize, kSize)->acquire();
+  std::memset(buffer.data(), 1, kSize);
+}
+
+TEST(Buffer, AMoveHandsItOver) {
+  const auto pool = BufferPool::create(2 * kSize, kSize);
+  Buffer a = pool->acquire();
+  std::byte* const data = a.data();
+  a.set_size(9);
+  Buffer b = std::move(a);
+  EXPECT_EQ(b.data(), data);
+  EXPECT_EQ(b.size(), 9u);
+  Buffer c = pool->acquire();
+  c = std::move(b);  // gives back what c held
+  EXPECT_EQ(c.data(), data);
+  EXPECT_TRUE(pool->try_acquire());
+}
+
+}  // namespace
+}  // namespace tilestone

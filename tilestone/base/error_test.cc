@@ -1,0 +1,116 @@
+#include "tilestone/base/error.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <new>
+#include <stdexcept>
+
+namespace tilestone {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Error full_error() {
+  return Error(ErrorCode::kIo, "write failed")
+      .with_key("layer.0.weight")
+      .with_file("__0_0.distcp")
+      .with_rank(3)
+      .with_errno(ENOSPC)
+      .with_hint("free some space");
+}
+
+TEST(Error, SaysWhatWhereAndWhatToTryInOneLine) {
+  EXPECT_STREQ(full_error().what(),
+               "write failed: No space left on device (key layer.0.weight) "
+               "(file __0_0.distcp) (rank 3); free some space");
+}
+
+TEST(Error, ShowsOnlyTheContextThatIsSet) {
+  EXPECT_STREQ(Error(ErrorCode::kTimeout, "no answer").what(), "no answer");
+  EXPECT_STREQ(Error(ErrorCode::kTimeout, "no answer").with_rank(0).what(), "no answer (rank 0)");
+}
+
+TEST(Error, KeepsTheContextOfTheInnermostFrame) {
+  Error error = full_error();
+  error.with_key("other").with_file("other").with_rank(9).with_errno(EIO).with_hint("other");
+  EXPECT_STREQ(error.what(), full_error().what());
+}
+
+TEST(Error, ControlCharactersFromAFileCantForgeLines) {
+  const Error error = Error(ErrorCode::kCorrupt, "bad name").with_key("a\nERROR: \x1b[31m");
+  EXPECT_STREQ(error.what(), "bad name (key a\\nERROR: \\x1b[31m)");
+  EXPECT_EQ(error.key(), "a\nERROR: \x1b[31m");
+}
+
+TEST(Error, TravelsBetweenRanksWhole) {
+  const Error sent = full_error();
+  const Error received = Error::decode(sent.encode());
+  EXPECT_EQ(received.code(), sent.code());
+  EXPECT_EQ(received.message(), sent.message());
+  EXPECT_EQ(received.key(), sent.key());
+  EXPECT_EQ(received.file(), sent.file());
+  EXPECT_EQ(received.rank(), sent.rank());
+  EXPECT_EQ(received.hint(), sent.hint());
+  EXPECT_EQ(received.sys_errno(), sent.sys_errno());
+  EXPECT_STREQ(received.what(), sent.what());
+}
+
+ErrorCode code_of_decoding(std::span<const std::byte> bytes) {
+  try {
+    Error::decode(bytes);
+  } catch (const Error& error) {
+    return error.code();
+  }
+  return ErrorCode::kInternal;
+}
+
+TEST(Error, ForeignBytesAreRefusedAtEveryLength) {
+  std::vector<std::byte> bytes = full_error().encode();
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_EQ(code_of_decoding(std::span(bytes).first(size)), ErrorCode::kCorrupt) << size;
+  }
+  bytes.push_back(std::byte{0});
+  EXPECT_EQ(code_of_decoding(bytes), ErrorCode::kCorrupt);
+}
+
+TEST(Error, AnUnknownCodeIsRefused) {
+  std::vector<std::byte> bytes = full_error().encode();
+  for (const int code : {0, 13, 255}) {
+    bytes[1] = static_cast<std::byte>(code);
+    EXPECT_EQ(code_of_decoding(bytes), ErrorCode::kCorrupt) << code;
+  }
+}
+
+TEST(Error, EveryCodeHasAName) {
+  for (int code = 1; code <= 12; ++code) {
+    EXPECT_THAT(std::string(to_string(static_cast<ErrorCode>(code))), Not("unknown")) << code;
+  }
+  EXPECT_EQ(to_string(ErrorCode::kInvalidArgument), "invalid_argument");
+  EXPECT_EQ(to_string(ErrorCode::kInternal), "internal");
+}
+
+template <typename Exception>
+Error caught(const Exception& exception) {
+  try {
+    throw exception;
+  } catch (...) {
+    return current_error();
+  }
+}
+
+TEST(CurrentError, IsTheErrorItselfWithItsContext) {
+  EXPECT_STREQ(caught(full_error()).what(), full_error().what());
+}
+
+TEST(CurrentError, WrapsForeignExceptionsAsInternal) {
+  EXPECT_EQ(caught(std::runtime_error("boom")).code(), ErrorCode::kInternal);
+  EXPECT_STREQ(caught(std::runtime_error("boom")).what(), "boom");
+  EXPECT_STREQ(caught(std::bad_alloc()).what(), "out of memory");
+  EXPECT_THAT(caught(42).what(), HasSubstr("unknown type"));
+}
+
+}  // namespace
+}  // namespace tilestone

@@ -1,0 +1,98 @@
+#include "tilestone/base/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <latch>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tilestone/base/error.h"
+
+namespace tilestone {
+namespace {
+
+TEST(ThreadPool, RunsEachIndexOnce) {
+  for (const size_t threads : {1, 2, 7}) {
+    ThreadPool pool(threads);
+    EXPECT_EQ(pool.size(), threads);
+    for (const size_t count : {0, 1, 2, 100, 10000}) {
+      std::vector<int> runs(count);
+      pool.parallel_for(count, [&](size_t i) { ++runs[i]; });
+      EXPECT_EQ(runs, std::vector<int>(count, 1)) << threads << " threads";
+    }
+  }
+}
+
+TEST(ThreadPool, WorkersAndTheCallerRunAtOnce) {
+  ThreadPool pool(3);
+  std::latch all_here(4);  // each body waits until all four run, so one thread alone would hang
+  pool.parallel_for(4, [&](size_t) { all_here.arrive_and_wait(); });
+}
+
+TEST(ThreadPool, NestedCallsEnd) {
+  ThreadPool pool(2);
+  std::atomic<int> runs = 0;
+  pool.parallel_for(8, [&](size_t) {
+    pool.parallel_for(8, [&](size_t) { pool.parallel_for(4, [&](size_t) { ++runs; }); });
+  });
+  EXPECT_EQ(runs, 8 * 8 * 4);
+}
+
+TEST(ThreadPool, ServesSeveralCallersAtOnce) {
+  ThreadPool pool(2);
+  std::atomic<int> runs = 0;
+  {
+    std::vector<std::jthread> callers;
+    for (int i = 0; i < 5; ++i) {
+      callers.emplace_back([&] {
+        for (int round = 0; round < 50; ++round) pool.parallel_for(10, [&](size_t) { ++runs; });
+      });
+    }
+  }
+  EXPECT_EQ(runs, 5 * 50 * 10);
+}
+
+TEST(ThreadPool, RethrowsTheFirstExceptionAndStartsNoMore) {
+  ThreadPool pool(1);
+  std::atomic<int> runs = 0;
+  try {
+    pool.parallel_for(1000, [&](size_t i) {
+      ++runs;
+      throw std::runtime_error(std::to_string(i));
+    });
+    FAIL() << "nothing was thrown";
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_LE(runs, 2);  // the worker and the caller may each have started one
+  pool.parallel_for(10, [&](size_t) { ++runs; });
+  EXPECT_GE(runs, 11);  // and the pool works on
+}
+
+TEST(ThreadPool, ReturnsOnlyWhenWhatWasStartedHasEnded) {
+  ThreadPool pool(3);
+  for (int round = 0; round < 100; ++round) {
+    std::atomic<int> inside = 0;
+    std::latch both_started(2);
+    EXPECT_THROW(pool.parallel_for(2,
+                                   [&](size_t i) {
+                                     ++inside;
+                                     both_started.arrive_and_wait();
+                                     if (i == 0) {
+                                       --inside;
+                                       throw Error(ErrorCode::kIo, "disk");
+                                     }
+                                     std::this_thread::yield();
+                                     --inside;
+                                   }),
+                 Error);
+    EXPECT_EQ(inside, 0);
+  }
+}
+
+TEST(ThreadPool, RefusesToHaveNoThreads) { EXPECT_THROW(ThreadPool(0), Error); }
+
+}  // namespace
+}  // namespace tilestone
