@@ -1,0 +1,94 @@
+// Placements: how a tensor is laid over a mesh, one placement per mesh dim, as torch's DTensor.
+// From (global shape, mesh, coordinate, placements) follow the boxes a rank holds, which replica
+// of them it is and who holds the same: planning is arithmetic, not conversation.
+#pragma once
+
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "tilestone/geometry/box.h"
+#include "tilestone/geometry/mesh.h"
+
+namespace tilestone {
+
+// Split along tensor dim `dim` (negative counts from the end) with torch.chunk semantics: chunks
+// of ceil(n / ranks), the last ones shorter or empty.
+struct Shard {
+  int64_t dim = 0;
+  friend bool operator==(const Shard&, const Shard&) = default;
+};
+// torch's _StridedShard: the dim is first cut into `split` parts by mesh dims further right, and
+// each part into this mesh dim's shards (FSDP2 over TP).
+struct StridedShard {
+  int64_t dim = 0;
+  int64_t split = 1;
+  friend bool operator==(const StridedShard&, const StridedShard&) = default;
+};
+struct Replicate {
+  friend bool operator==(const Replicate&, const Replicate&) = default;
+};
+// A sum (or other reduction) that is still to be made; it can't be saved.
+struct Partial {
+  friend bool operator==(const Partial&, const Partial&) = default;
+};
+using Placement = std::variant<Shard, StridedShard, Replicate, Partial>;
+
+std::string to_string(const Placement& placement);  // "Shard(0)", "StridedShard(0, 2)", ...
+
+// What one rank holds of a tensor.
+struct LocalBoxes {
+  Dims local_shape;        // shape of the local tensor
+  std::vector<Box> boxes;  // its boxes in the global tensor
+  // locals[i] is the box of the local tensor that holds boxes[i]; one entry per box. One box that
+  // is the whole local tensor in the ordinary case, several under a lone StridedShard.
+  std::vector<Box> locals;
+};
+
+// The boxes at `coordinate` of the mesh. An empty shard gives one empty box. Throws
+// Error(kInvalidArgument) on Partial, a dim out of range, or placements.size() != mesh.dims().
+LocalBoxes local_boxes(const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
+                       std::span<const Placement> placements);
+
+// The coordinate along the Replicate dims only, outer to inner: all zeros for the main replica.
+Dims replica_id(const Mesh& mesh, const Dims& coordinate, std::span<const Placement> placements);
+
+// Global ranks that hold the same boxes as `coordinate` (itself included), ascending.
+std::vector<int> replica_holders(const Mesh& mesh, const Dims& coordinate,
+                                 std::span<const Placement> placements);
+
+// A tensor's mesh and placements.
+struct Sharding {
+  Mesh mesh;
+  std::vector<Placement> placements;
+};
+
+// Merges a parameter's own sharding (FSDP2 over the expert mesh, say) with the one that the
+// checkpoint rules give it (expert parallelism). If any checkpoint placement is a Shard, the
+// checkpoint's mesh and placements describe the tensor, and a shard of the parameter on the
+// mesh dim of the same name composes with it, the parameter's own shard inside the checkpoint's.
+// If all are Replicate the parameter's sharding stays as it is.
+struct MergedSharding {
+  Dims global_shape;
+  Dims strides;  // contiguous, elements
+  // The box that the rank at both coordinates holds, and which replica of it.
+  Box box;
+  Dims replica_id;
+};
+MergedSharding merge_shardings(const Dims& param_local_shape, const Dims& param_global_shape,
+                               const Sharding& param, const Dims& param_coordinate,
+                               const Sharding& checkpoint, const Dims& checkpoint_coordinate);
+
+// A rule that names the placements of the parameters it matches. Patterns are dotted paths whose
+// components are literal or "*" (one component) or "**" (any number): whole components match, so
+// "head" does not match "hc_head.weight".
+struct PlacementRule {
+  std::string pattern;
+  std::vector<Placement> placements;
+};
+// The most specific matching rule's index: more literal components first, then the earlier rule.
+// -1 when none matches.
+int find_rule(std::span<const PlacementRule> rules, std::string_view name);
+
+}  // namespace tilestone
