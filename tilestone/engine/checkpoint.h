@@ -1,0 +1,66 @@
+// A checkpoint opened for reading, without a template and without ranks.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tilestone/engine/location.h"
+#include "tilestone/engine/options.h"
+#include "tilestone/format/manifest.h"
+#include "tilestone/state/metadata.h"
+#include "tilestone/state/value.h"
+
+namespace tilestone {
+
+// A damaged place that verify found.
+struct Damage {
+  std::string file;
+  uint64_t offset = 0;  // bytes
+  uint64_t size = 0;    // bytes of the range that is known to hold the damage
+  std::string key;      // "" for bytes outside items
+  std::string problem;
+};
+
+struct VerifyReport {
+  uint64_t files = 0;
+  uint64_t items = 0;
+  uint64_t bytes = 0;                   // checked
+  uint64_t items_without_checksum = 0;  // their writer recorded none
+  std::vector<Damage> damages;          // ordered by file and offset
+  double seconds = 0;
+  bool ok() const { return damages.empty(); }
+};
+
+// Thread-safe; cheap to copy (copies share one open checkpoint).
+class Checkpoint {
+ public:
+  // Error(kNotFound) when no checkpoint is there; kCorrupt, kUnsafe.
+  static Checkpoint open(const Location& location, const OpenOptions& options = {});
+
+  const Metadata& metadata() const;
+  const Format& format() const;
+  const std::optional<Manifest>& manifest() const;
+  std::vector<std::string> keys() const;  // of tensors and objects, sorted
+
+  // A whole tensor, or one box of it, in fresh contiguous memory (or in `target`, of the box's
+  // shape and the stored dtype). Error(kNotFound) with similar keys in the hint.
+  TensorView read(const std::string& key, const std::optional<Box>& box = std::nullopt) const;
+  void read_into(const std::string& key, const std::optional<Box>& box,
+                 const TensorView& target) const;
+  Value read_object(const std::string& key) const;
+  // The bytes of an object's item after decoding (a torch.save archive in torch_dist).
+  Bytes read_object_bytes(const std::string& key) const;
+
+  // Reads every byte and checks every checksum, structure and size. Damage is reported, not
+  // thrown; only what keeps it from reading at all is (kIo).
+  VerifyReport verify(const ProgressFn& progress = {}) const;
+
+ private:
+  struct State;
+  explicit Checkpoint(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+  std::shared_ptr<const State> state_;
+};
+
+}  // namespace tilestone

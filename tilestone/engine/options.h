@@ -1,0 +1,72 @@
+// Options of save, load and Checkpoint. Each has a default that is right for most; a Python
+// keyword and, where it says so, an environment variable of the same meaning exist (argument over
+// environment over default; all are listed in docs/environment.md).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "tilestone/base/buffer_pool.h"
+#include "tilestone/comm/communicator.h"
+#include "tilestone/format/format.h"
+
+namespace tilestone {
+
+// How far long work is. Called from one thread at a time, at most about ten times a second and
+// once at the end; an exception it throws ends the work and is rethrown.
+struct Progress {
+  std::string_view phase;   // "write", "read", "verify"
+  uint64_t bytes_done = 0;  // of this rank
+  uint64_t bytes_total = 0;
+  double seconds = 0;  // since the phase began
+};
+using ProgressFn = std::function<void(const Progress&)>;
+
+inline constexpr double kDefaultTimeout = 1800;  // seconds, for the whole of a save or load
+
+struct SaveOptions {
+  enum class Agreement {
+    kExchange,  // local plans to the coordinator: right for every state
+    kRule,      // each rank alone, where replicas are known from placements or declared
+  };
+  Communicator comm = {};                          // default: a group of one
+  std::shared_ptr<const Format> format = nullptr;  // default: torch_dist
+  Agreement agreement = Agreement::kExchange;
+  // A valid checkpoint that stands at the location is replaced (it stays valid until the new one
+  // is durable); without this, saving there is Error(kAlreadyExists).
+  bool overwrite = false;
+  double timeout = kDefaultTimeout;                   // seconds; 0: none
+  uint64_t buffer_bytes = BufferPool::kDefaultTotal;  // pooled memory of this rank, bytes
+  int threads = 0;                                    // 0: as many as the machine has, at most 8
+  int files_per_rank = 1;
+  ProgressFn progress = nullptr;
+};
+
+struct SaveResult {
+  std::string save_id;
+  uint64_t bytes_written = 0;  // by this rank
+  uint64_t items_written = 0;  // by this rank
+};
+
+struct LoadOptions {
+  Communicator comm = {};
+  std::shared_ptr<const Format> format = nullptr;  // default: found from the files
+  bool cast = false;                               // convert from the stored dtype
+  bool verify_checksums = true;                    // of every item that is read whole
+  double timeout = kDefaultTimeout;
+  uint64_t buffer_bytes = BufferPool::kDefaultTotal;
+  int threads = 0;
+  ProgressFn progress = nullptr;
+};
+
+struct OpenOptions {
+  std::shared_ptr<const Format> format = nullptr;
+  bool verify_checksums = true;
+  uint64_t buffer_bytes = BufferPool::kDefaultTotal;
+  int threads = 0;
+};
+
+}  // namespace tilestone
