@@ -1,0 +1,62 @@
+// Rank reports: what a rank has durably written. They are the only source of a checkpoint's
+// metadata: whoever holds all of them can check and publish it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tilestone/plan/save_plan.h"
+#include "tilestone/state/metadata.h"
+
+namespace tilestone {
+
+struct ReportedFile {
+  std::string name;
+  uint64_t size = 0;  // bytes
+};
+
+struct ReportedItem {
+  uint32_t file = 0;    // index into RankReport::files
+  uint64_t offset = 0;  // in the file, bytes
+  uint64_t length = 0;  // bytes
+  ItemChecksums checksums;
+};
+
+struct RankReport {
+  int rank = 0;
+  int world_size = 1;
+  std::string save_id;
+  std::vector<ReportedFile> files;
+  struct Tensor {
+    std::string key;
+    Path path;
+    DType dtype = DType::kFloat32;
+    Dims global_shape;
+  };
+  std::vector<Tensor> tensors;  // every tensor that this rank wrote a chunk of or holds whole
+  struct Chunk {
+    uint32_t tensor = 0;  // index into tensors
+    Box box;
+    ReportedItem at;
+  };
+  std::vector<Chunk> chunks;
+  struct Object {
+    std::string key;
+    Path path;
+    ReportedItem at;
+  };
+  std::vector<Object> objects;
+
+  Bytes encode() const;
+  static RankReport decode(ByteView bytes);  // Error(kCorrupt)
+};
+
+// Checks that the reports are those of one save (all ranks there, one world size and save id), that
+// dtypes and shapes agree, that every element of every tensor is written exactly once and no object
+// twice, and makes the checkpoint's metadata. Deterministic: the order of the reports doesn't
+// matter. Errors name key, box and ranks: kInvalidArgument, kMismatch, kCoverage.
+Metadata merge_reports(std::span<const RankReport> reports);
+
+}  // namespace tilestone

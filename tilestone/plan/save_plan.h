@@ -1,0 +1,102 @@
+// Who writes what. Pure functions: local plans in, assignments out; no ranks talk, no file is
+// touched, so a 16,384-rank plan is tested in one process.
+//
+// A *chunk* is one box of one tensor. Ranks that list the same (key, box) hold replicas of it; one
+// of them, the owner, writes it. Owners:
+//  - by rule: a chunk that names its holders belongs to a set of chunks with the same holders. All
+//    of those ranks know the whole set, so each sorts it by (-bytes, key, box) and gives each
+//    chunk to the least-loaded holder, ties to the lowest rank of a rotation that starts at a
+//    place that depends on the set alone. The result is the same on every rank, without a word.
+//  - by exchange: chunks that name their holders as above; the others, in the same order over all
+//    ranks, go to the least-loaded rank that lists them, counting what the rule gave it.
+// Empty boxes are written by nobody.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/state/items.h"
+
+namespace tilestone {
+
+struct PlanTensor {
+  std::string key;
+  DType dtype = DType::kFloat32;
+  Dims global_shape;
+};
+
+struct PlanChunk {
+  static constexpr uint32_t kUnknown = ~uint32_t{0};
+  uint32_t tensor = 0;          // index into LocalSavePlan::tensors
+  uint32_t holders = kUnknown;  // index into LocalSavePlan::holder_sets
+  bool main_replica = true;
+  Box box;
+};
+
+struct PlanObject {
+  std::string key;
+  bool common = false;
+  bool main_replica = true;
+};
+
+// What one rank holds. Chunks stand in the order of Items::tensors and their pieces, objects in
+// the order of Items::objects.
+struct LocalSavePlan {
+  std::vector<PlanTensor> tensors;
+  std::vector<PlanChunk> chunks;
+  std::vector<PlanObject> objects;
+  std::vector<std::vector<int>> holder_sets;
+
+  Bytes encode() const;                         // the bytes that are exchanged
+  static LocalSavePlan decode(ByteView bytes);  // Error(kCorrupt)
+};
+
+// Throws Error(kInvalidArgument) naming the key when a box lies outside its tensor, two of this
+// rank's own boxes of a key overlap, a key is given with two dtypes or shapes, or is both a tensor
+// and an object.
+LocalSavePlan make_local_plan(const Items& items);
+
+// What one rank writes: indices into its local plan's chunks and objects, ascending.
+struct Assignment {
+  std::vector<uint32_t> chunks;
+  std::vector<uint32_t> objects;
+
+  Bytes encode() const;
+  static Assignment decode(ByteView bytes);
+  friend bool operator==(const Assignment&, const Assignment&) = default;
+};
+
+// Collects every rank's plan, in any order, and assigns. Keeps its own compact copy of what it
+// needs: about 100 bytes a distinct chunk, whatever the replicas.
+class SavePlanner {
+ public:
+  explicit SavePlanner(int world_size);
+  ~SavePlanner();
+
+  // Once for each rank.
+  void add(int rank, const LocalSavePlan& plan);
+
+  // Validates over all ranks and assigns. Throws, naming key, box and both ranks:
+  //  kMismatch - two ranks disagree on a key's dtype or global shape, or on tensor versus object;
+  //  kCoverage - two ranks' boxes overlap without being equal, or elements are held by nobody;
+  //  kInvalidArgument - a rank was not added, an object has no or several main replicas.
+  std::vector<Assignment> finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// All of the above in one call: plans[r] is rank r's.
+std::vector<Assignment> plan_save(std::span<const LocalSavePlan> plans);
+
+// What `rank` writes, by rule: chunks with known holders balanced among them, others by the main
+// replica, common objects by rank 0, other objects by their main replica. Costs nothing that
+// grows with the world's size. Validation over ranks is left to the commit (it sees all reports).
+Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank);
+
+}  // namespace tilestone

@@ -1,0 +1,131 @@
+// Value: common data of a state dict, as a closed set of plain kinds. Values are immutable and
+// cheap to copy (containers are shared), and never know how they were pickled, except for Opaque.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/state/tensor_view.h"
+
+namespace tilestone {
+
+class Value;
+struct Opaque;
+
+// An integer outside int64: two's complement, little-endian, shortest form.
+struct BigInt {
+  Bytes bytes;
+  friend bool operator==(const BigInt&, const BigInt&) = default;
+};
+std::string to_string(const BigInt& value);  // decimal
+
+// A whole object pickled by the caller's own Python, never interpreted here. `archive`: the bytes
+// are a torch.save archive; otherwise a bare pickle.
+struct Pickled {
+  Bytes bytes;
+  bool archive = false;
+  friend bool operator==(const Pickled&, const Pickled&) = default;
+};
+
+class Value {
+ public:
+  using List = std::vector<Value>;
+  using Dict = std::vector<std::pair<Value, Value>>;  // in insertion order; keys are scalars
+  enum class Kind {
+    kNull,
+    kBool,
+    kInt,
+    kBigInt,
+    kFloat,
+    kString,
+    kBytes,
+    kList,
+    kTuple,
+    kDict,
+    kTensor,
+    kDType,
+    kOpaque,
+    kPickled
+  };
+
+  Value() = default;  // null
+  Value(std::nullptr_t) {}
+  Value(bool value) : data_(value) {}
+  Value(int value) : data_(int64_t{value}) {}
+  Value(int64_t value) : data_(value) {}
+  Value(uint64_t value);  // a BigInt where it must
+  Value(double value) : data_(value) {}
+  Value(const char* text) : data_(std::string(text)) {}
+  Value(std::string text) : data_(std::move(text)) {}
+  Value(BigInt value) : data_(std::move(value)) {}
+  Value(Bytes bytes) : data_(std::make_shared<const Bytes>(std::move(bytes))) {}
+  Value(TensorView tensor);  // host memory; the value shares the view's owner
+  Value(DType dtype) : data_(dtype) {}
+  Value(Pickled pickled) : data_(std::make_shared<const Pickled>(std::move(pickled))) {}
+  Value(Opaque opaque);
+  static Value list(List items);
+  static Value tuple(List items);
+  static Value dict(Dict items);
+
+  Kind kind() const;
+  bool is_null() const { return kind() == Kind::kNull; }
+
+  // The content; Error(kInvalidArgument) naming both kinds when the value is of another.
+  bool as_bool() const;
+  int64_t as_int() const;
+  const BigInt& as_big_int() const;
+  double as_float() const;
+  const std::string& as_string() const;
+  const Bytes& as_bytes() const;
+  const List& items() const;  // of a list or tuple
+  const Dict& as_dict() const;
+  const TensorView& as_tensor() const;
+  DType as_dtype() const;
+  const Opaque& as_opaque() const;
+  const Pickled& as_pickled() const;
+  const Value* find(std::string_view key) const;  // in a dict; null when absent
+
+  // Equal kinds and contents; floats by bits (NaN equals itself), tensors by dtype, shape, bytes.
+  friend bool operator==(const Value& a, const Value& b);
+
+ private:
+  struct Sequence;
+  struct Mapping;
+  struct TensorBox;
+  std::variant<std::monostate, bool, int64_t, double, std::string, BigInt, DType,
+               std::shared_ptr<const Bytes>, std::shared_ptr<const Sequence>,
+               std::shared_ptr<const Mapping>, std::shared_ptr<const TensorBox>,
+               std::shared_ptr<const Opaque>, std::shared_ptr<const Pickled>>
+      data_;
+};
+
+std::string_view to_string(Value::Kind kind);
+// Python's repr where Python has one ("{'a': [1, 2.5]}"); at most `limit` characters, then "...".
+std::string to_string(const Value& value, size_t limit = 4096);
+
+// An object of a class that is no Value, as the pickle describes it: told, never made. Python
+// turns it into an object only for classes that the caller allows by name.
+struct Opaque {
+  enum class Kind {
+    kGlobal,  // the class or function itself
+    kCall,    // module.name(*args)
+    kNew,     // module.name.__new__(module.name, *args)
+  };
+  Kind kind = Kind::kGlobal;
+  std::string module;
+  std::string name;
+  Value::List args;
+  Value state;  // what __setstate__ (or __dict__.update) would get; null: none
+  bool has_state = false;
+  Value::List appended;  // list items added to the object
+  Value::Dict entries;   // dict items set on the object
+  friend bool operator==(const Opaque&, const Opaque&) = default;
+};
+
+}  // namespace tilestone
