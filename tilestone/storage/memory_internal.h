@@ -1,0 +1,60 @@
+// MemoryStorage as its wrapper, the fault storage, sees it: files are objects that outlive their
+// names, so that a name that was replaced can come back after a simulated power loss.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tilestone/storage/memory_storage.h"
+
+namespace tilestone {
+
+struct MemoryFile {
+  mutable std::mutex mutex;
+  Bytes data;
+
+  uint64_t size() const {
+    std::lock_guard lock(mutex);
+    return data.size();
+  }
+};
+
+class MemoryStorage : public Storage, public std::enable_shared_from_this<MemoryStorage> {
+ public:
+  using Entries = std::map<std::string, std::shared_ptr<MemoryFile>>;
+
+  explicit MemoryStorage(FileImage initial);
+
+  uint32_t capabilities() const override;
+  std::string describe() const override { return "memory"; }
+  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override;
+  std::unique_ptr<ReadableFile> open(const std::string& name) override;
+  void read(std::span<const ReadOp> ops, const ReadOptions& options, const ReadDone& done) override;
+  std::optional<FileInfo> stat(const std::string& name) override;
+  std::vector<std::string> list(const std::string& prefix) override;
+  void rename(const std::string& from, const std::string& to, bool replace) override;
+  void remove(const std::string& name) override;
+  void make_directory(const std::string& name) override;
+  void sync_directory(const std::string& name) override;
+  std::unique_ptr<StorageLock> try_lock(const std::string& name) override;
+
+  Entries entries() const;
+  std::set<std::string> directories() const;
+  std::shared_ptr<MemoryFile> find(const std::string& name) const;  // null: not there
+
+ private:
+  class Lock;
+  void expect_parent(const std::string& name) const;  // both with mutex_ held
+  void expect_no_directory(const std::string& name) const;
+
+  mutable std::mutex mutex_;
+  Entries entries_;
+  std::set<std::string> directories_;  // all but the root
+  std::set<std::string> locks_;
+};
+
+}  // namespace tilestone

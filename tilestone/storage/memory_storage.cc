@@ -1,0 +1,287 @@
+#include "tilestone/storage/memory_storage.h"
+
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include "tilestone/base/checked.h"
+#include "tilestone/base/error.h"
+#include "tilestone/base/thread_pool.h"
+#include "tilestone/storage/memory_internal.h"
+#include "tilestone/storage/names_internal.h"
+#include "tilestone/storage/read_ops_internal.h"
+
+namespace tilestone {
+namespace {
+
+[[noreturn]] void fail(ErrorCode code, const std::string& name, const std::string& what,
+                       int error) {
+  throw Error(code, what + ": " + std::strerror(error)).with_file(name).with_errno(error);
+}
+
+class MemoryWritable : public WritableFile {
+ public:
+  MemoryWritable(std::string name, std::shared_ptr<MemoryFile> file)
+      : name_(std::move(name)), file_(std::move(file)) {}
+
+  void append(Buffer buffer) override { append(buffer.view()); }
+  void append(ByteView bytes) override {
+    expect_open();
+    std::lock_guard lock(file_->mutex);
+    file_->data.insert(file_->data.end(), bytes.begin(), bytes.end());
+    size_ += bytes.size();
+  }
+  void sync(Deadline deadline) override {
+    expect_open();
+    if (deadline.expired()) {
+      throw Error(ErrorCode::kTimeout, "the deadline passed before a file was synced")
+          .with_file(name_);
+    }
+  }
+  void close() override {
+    expect_open();
+    open_ = false;
+  }
+  uint64_t size() const override { return size_; }
+  const std::string& name() const override { return name_; }
+
+ private:
+  void expect_open() const {
+    if (!open_) {
+      throw Error(ErrorCode::kInvalidArgument, "the file is closed").with_file(name_);
+    }
+  }
+
+  std::string name_;
+  std::shared_ptr<MemoryFile> file_;
+  uint64_t size_ = 0;
+  bool open_ = true;
+};
+
+class MemoryReadable : public ReadableFile {
+ public:
+  MemoryReadable(std::string name, std::shared_ptr<MemoryFile> file)
+      : name_(std::move(name)), file_(std::move(file)), size_(file_->size()) {}
+  uint64_t size() const override { return size_; }
+  const std::string& name() const override { return name_; }
+  const MemoryFile& file() const { return *file_; }
+
+ private:
+  std::string name_;
+  std::shared_ptr<MemoryFile> file_;
+  uint64_t size_;
+};
+
+void copy_out(const ReadOp& op, std::byte* target) {
+  const auto& file = static_cast<const MemoryReadable&>(*op.file).file();
+  std::lock_guard lock(file.mutex);
+  if (op.size > 0) std::memcpy(target, file.data.data() + op.offset, op.size);
+}
+
+}  // namespace
+
+MemoryStorage::MemoryStorage(FileImage initial) {
+  for (auto& [name, bytes] : initial) {
+    check_file_name(name);
+    auto file = std::make_shared<MemoryFile>();
+    file->data = std::move(bytes);
+    entries_.emplace(name, std::move(file));
+    for (auto parent = parent_name(name); !parent.empty(); parent = parent_name(parent)) {
+      directories_.emplace(parent);
+    }
+  }
+}
+
+uint32_t MemoryStorage::capabilities() const {
+  return static_cast<uint32_t>(StorageCapability::kAtomicRename) |
+         static_cast<uint32_t>(StorageCapability::kExclusiveRename) |
+         static_cast<uint32_t>(StorageCapability::kLocks);
+}
+
+void MemoryStorage::expect_parent(const std::string& name) const {
+  const std::string parent(parent_name(name));
+  if (!parent.empty() && !directories_.contains(parent)) {
+    fail(ErrorCode::kNotFound, name, "cannot use a directory that is not there", ENOENT);
+  }
+}
+
+void MemoryStorage::expect_no_directory(const std::string& name) const {
+  if (directories_.contains(name)) {
+    throw Error(ErrorCode::kUnsafe, "a directory stands where a regular file is expected")
+        .with_file(name);
+  }
+}
+
+std::unique_ptr<WritableFile> MemoryStorage::create(const std::string& name, uint64_t) {
+  check_file_name(name);
+  std::lock_guard lock(mutex_);
+  expect_parent(name);
+  auto file = std::make_shared<MemoryFile>();
+  if (directories_.contains(name) || !entries_.try_emplace(name, file).second) {
+    fail(ErrorCode::kAlreadyExists, name, "cannot create a file", EEXIST);
+  }
+  return std::make_unique<MemoryWritable>(name, std::move(file));
+}
+
+std::unique_ptr<ReadableFile> MemoryStorage::open(const std::string& name) {
+  check_file_name(name);
+  std::lock_guard lock(mutex_);
+  expect_no_directory(name);
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) fail(ErrorCode::kNotFound, name, "cannot open a file", ENOENT);
+  return std::make_unique<MemoryReadable>(name, found->second);
+}
+
+void MemoryStorage::read(std::span<const ReadOp> ops, const ReadOptions& options,
+                         const ReadDone& done) {
+  for (const ReadOp& op : ops) {
+    check_read_op(op, options, dynamic_cast<const MemoryReadable*>(op.file) != nullptr);
+  }
+  const auto read_one = [&](size_t index) {
+    const ReadOp& op = ops[index];
+    if (options.deadline.expired()) {
+      throw Error(ErrorCode::kTimeout, "the deadline passed while reading")
+          .with_file(op.file->name());
+    }
+    if (op.target != nullptr || op.size == 0) {
+      copy_out(op, op.target);
+      done(index, {op.target, op.size});
+    } else {
+      const Buffer buffer = options.buffers->acquire(options.deadline);
+      copy_out(op, buffer.data());
+      done(index, {buffer.data(), op.size});
+    }
+  };
+  if (options.threads != nullptr) {
+    options.threads->parallel_for(ops.size(), read_one);
+  } else {
+    for (size_t index = 0; index < ops.size(); ++index) read_one(index);
+  }
+}
+
+std::optional<FileInfo> MemoryStorage::stat(const std::string& name) {
+  check_file_name(name);
+  std::lock_guard lock(mutex_);
+  if (directories_.contains(name)) return FileInfo{0, false};
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) return std::nullopt;
+  return FileInfo{found->second->size(), true};
+}
+
+std::vector<std::string> MemoryStorage::list(const std::string& prefix) {
+  std::lock_guard lock(mutex_);
+  std::vector<std::string> names;
+  for (auto it = entries_.lower_bound(prefix); it != entries_.end(); ++it) {
+    if (!it->first.starts_with(prefix)) break;
+    names.push_back(it->first);
+  }
+  return names;
+}
+
+void MemoryStorage::rename(const std::string& from, const std::string& to, bool replace) {
+  check_file_name(from);
+  check_file_name(to);
+  std::lock_guard lock(mutex_);
+  const auto found = entries_.find(from);
+  if (found == entries_.end()) fail(ErrorCode::kNotFound, from, "cannot rename a file", ENOENT);
+  expect_parent(to);
+  if (!replace && (entries_.contains(to) || directories_.contains(to))) {
+    fail(ErrorCode::kAlreadyExists, to, "cannot rename \"" + from + "\" to this name", EEXIST);
+  }
+  if (directories_.contains(to)) {
+    fail(ErrorCode::kIo, to, "cannot rename \"" + from + "\" to this name", EISDIR);
+  }
+  if (from == to) return;
+  entries_[to] = found->second;
+  entries_.erase(from);
+}
+
+void MemoryStorage::remove(const std::string& name) {
+  check_file_name(name);
+  std::lock_guard lock(mutex_);
+  if (directories_.contains(name)) fail(ErrorCode::kIo, name, "cannot remove a file", EISDIR);
+  if (entries_.erase(name) == 0) fail(ErrorCode::kNotFound, name, "cannot remove a file", ENOENT);
+}
+
+void MemoryStorage::make_directory(const std::string& name) {
+  check_directory_name(name);
+  std::lock_guard lock(mutex_);
+  for (std::string_view part = name; !part.empty(); part = parent_name(part)) {
+    if (entries_.contains(std::string(part))) {
+      fail(ErrorCode::kIo, std::string(part), "cannot make a directory", ENOTDIR);
+    }
+  }
+  for (std::string_view part = name; !part.empty(); part = parent_name(part)) {
+    directories_.emplace(part);
+  }
+}
+
+void MemoryStorage::sync_directory(const std::string& name) {
+  check_directory_name(name);
+  std::lock_guard lock(mutex_);
+  if (!name.empty() && !directories_.contains(name)) {
+    fail(ErrorCode::kNotFound, name, "cannot sync a directory", ENOENT);
+  }
+}
+
+class MemoryStorage::Lock : public StorageLock {
+ public:
+  Lock(std::shared_ptr<MemoryStorage> storage, std::string name)
+      : storage_(std::move(storage)), name_(std::move(name)) {}
+  ~Lock() override {
+    std::lock_guard lock(storage_->mutex_);
+    storage_->locks_.erase(name_);
+  }
+
+ private:
+  std::shared_ptr<MemoryStorage> storage_;
+  std::string name_;
+};
+
+std::unique_ptr<StorageLock> MemoryStorage::try_lock(const std::string& name) {
+  check_file_name(name);
+  std::lock_guard lock(mutex_);
+  expect_parent(name);
+  expect_no_directory(name);
+  entries_.try_emplace(name, std::make_shared<MemoryFile>());
+  if (!locks_.insert(name).second) return nullptr;
+  return std::make_unique<Lock>(shared_from_this(), name);
+}
+
+MemoryStorage::Entries MemoryStorage::entries() const {
+  std::lock_guard lock(mutex_);
+  return entries_;
+}
+
+std::set<std::string> MemoryStorage::directories() const {
+  std::lock_guard lock(mutex_);
+  return directories_;
+}
+
+std::shared_ptr<MemoryFile> MemoryStorage::find(const std::string& name) const {
+  std::lock_guard lock(mutex_);
+  const auto found = entries_.find(name);
+  return found == entries_.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<Storage> memory_storage(FileImage initial) {
+  return std::make_shared<MemoryStorage>(std::move(initial));
+}
+
+FileImage memory_image(Storage& storage) {
+  const auto* memory = dynamic_cast<MemoryStorage*>(&storage);
+  if (memory == nullptr) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "memory_image of a storage that is not in memory: " + storage.describe());
+  }
+  FileImage image;
+  for (const auto& [name, file] : memory->entries()) {
+    std::lock_guard lock(file->mutex);
+    image.emplace(name, file->data);
+  }
+  return image;
+}
+
+}  // namespace tilestone

@@ -1,0 +1,27 @@
+// Files in a directory of a POSIX file system, with io_uring and direct I/O where they are to be
+// had and plain calls where not.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tilestone/storage/storage.h"
+
+namespace tilestone {
+
+struct PosixOptions {
+  enum class Calls { kAuto, kUring, kPlain };  // kAuto: io_uring if the kernel lets us, else plain
+  enum class Cache { kAuto, kDirect, kBuffered };
+  Calls calls = Calls::kAuto;
+  // kAuto writes large files directly and small ones through the page cache; reads what is cached
+  // from the cache and the rest directly. kDirect is a wish: where the file system refuses
+  // O_DIRECT (tmpfs) the page cache is used, which is said once in the log.
+  Cache write_cache = Cache::kAuto;
+  Cache read_cache = Cache::kAuto;
+  unsigned queue_depth = 8;  // requests under way for one file or one reading thread
+};
+
+// The directory need not exist yet: make_directory("") makes it.
+std::shared_ptr<Storage> posix_storage(const std::string& root, const PosixOptions& options = {});
+
+}  // namespace tilestone

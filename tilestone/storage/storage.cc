@@ -1,0 +1,111 @@
+#include "tilestone/storage/storage.h"
+
+#include <algorithm>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/storage/names_internal.h"
+
+namespace tilestone {
+namespace {
+
+[[noreturn]] void refuse_name(std::string_view name, const char* why) {
+  throw Error(ErrorCode::kUnsafe, std::string("unsafe file name: ") + why).with_file(name);
+}
+
+// The temporary file of a publish_file that has failed. Its own failure is only told in the log:
+// the caller is to see what made the publishing fail.
+void discard_temporary(Storage& storage, const std::string& temp_name) {
+  try {
+    storage.remove(temp_name);
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("a temporary file stays behind: ") + error.what());
+  }
+}
+
+void write_temporary(Storage& storage, const std::string& temp_name, ByteView bytes,
+                     Deadline deadline) {
+  auto file = storage.create(temp_name, bytes.size());
+  try {
+    file->append(bytes);
+    file->sync(deadline);
+    file->close();
+  } catch (...) {
+    file.reset();
+    discard_temporary(storage, temp_name);
+    throw;
+  }
+}
+
+}  // namespace
+
+std::pair<std::string_view, std::string_view> split_name(std::string_view name) {
+  const size_t slash = name.rfind('/');
+  if (slash == std::string_view::npos) return {std::string_view(), name};
+  return {name.substr(0, slash), name.substr(slash + 1)};
+}
+
+void check_file_name(std::string_view name) {
+  if (name.empty()) refuse_name(name, "it is empty");
+  if (name.front() == '/') refuse_name(name, "it is absolute");
+  if (name.find('\0') != std::string_view::npos) refuse_name(name, "it holds a NUL character");
+  for (size_t begin = 0; begin <= name.size();) {
+    const size_t end = std::min(name.find('/', begin), name.size());
+    const std::string_view component = name.substr(begin, end - begin);
+    if (component.empty()) refuse_name(name, "a component of it is empty");
+    if (component == ".") refuse_name(name, "a component of it is \".\"");
+    if (component == "..") refuse_name(name, "a component of it is \"..\"");
+    begin = end + 1;
+  }
+}
+
+void check_directory_name(std::string_view name) {
+  if (!name.empty()) check_file_name(name);
+}
+
+Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size) {
+  const auto file = storage.open(name);
+  if (file->size() > max_size) {
+    throw Error(ErrorCode::kCorrupt, "file of " + std::to_string(file->size()) +
+                                         " bytes, where at most " + std::to_string(max_size) +
+                                         " are expected")
+        .with_file(name);
+  }
+  Bytes bytes(file->size());
+  if (bytes.empty()) return bytes;
+  const ReadOp op{file.get(), 0, bytes.size(), bytes.data()};
+  storage.read({&op, 1}, {}, [](size_t, ByteView) {});
+  return bytes;
+}
+
+// The protocol, and what a crash leaves:
+//   1. create temp_name, which nobody else reads        a leftover under temp_name, any content
+//   2. append all bytes
+//   3. sync: bytes and length are durable
+//   4. rename temp_name to name                         old content or new, by what of the
+//                                                       directory reached the disk; new content
+//                                                       is whole because of step 3
+//   5. sync the directory                               new content
+// The rename is atomic, so at no time is `name` absent that was there before. Step 3 must not be
+// left out: a file system may make the rename durable before the bytes it names.
+void publish_file(Storage& storage, const std::string& name, const std::string& temp_name,
+                  ByteView bytes, bool replace, Deadline deadline) {
+  check_file_name(name);
+  write_temporary(storage, temp_name, bytes, deadline);  // steps 1 to 3
+  try {
+    if (deadline.expired()) {
+      throw Error(ErrorCode::kTimeout, "the deadline passed before a file was published")
+          .with_file(name);
+    }
+    storage.rename(temp_name, name, replace);
+  } catch (...) {
+    discard_temporary(storage, temp_name);
+    throw;
+  }
+  storage.sync_directory(std::string(parent_name(name)));
+  if (parent_name(temp_name) != parent_name(name)) {
+    storage.sync_directory(std::string(parent_name(temp_name)));
+  }
+}
+
+}  // namespace tilestone

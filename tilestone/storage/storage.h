@@ -1,0 +1,149 @@
+// Storage: named files under one root. Knows names and byte ranges, nothing of tensors.
+//
+// Names are relative paths with '/' between components ("__0_0.distcp", "sub/a"). A name that is
+// empty, absolute, holds NUL or a "." or ".." component, or leaves the root through a symbolic
+// link is refused with Error(kUnsafe); so is opening anything that is not a regular file.
+// Every failure is an Error with the file's name, the system's errno (kIo; kNotFound and
+// kAlreadyExists where that is what happened) and a message that says what was being done.
+//
+// All calls are thread-safe; one WritableFile is used by one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilestone/base/buffer_pool.h"
+#include "tilestone/base/bytes.h"
+#include "tilestone/base/deadline.h"
+
+namespace tilestone {
+
+class ThreadPool;
+
+// What a storage can do; a set of bits.
+enum class StorageCapability : uint32_t {
+  kAtomicRename = 1u << 0,     // rename replaces its target in one step
+  kExclusiveRename = 1u << 1,  // rename can refuse to replace
+  kDirectories = 1u << 2,      // directory entries have a durability of their own
+  kDirectIo = 1u << 3,         // reads and writes can bypass the page cache
+  kLocks = 1u << 4,            // try_lock excludes other processes
+};
+
+// A new file that is appended to and made durable once. Destroying it without close() leaves what
+// was written so far, of no stated length or durability.
+class WritableFile {
+ public:
+  virtual ~WritableFile() = default;
+
+  // Appends the buffer's view(); takes the buffer and may return before its bytes are written, so
+  // that several are under way. A failure of an earlier append may surface here.
+  // Under direct I/O every append but the last should be a multiple of BufferPool::kAlignment
+  // bytes; the bytes after one that is not go through the page cache.
+  virtual void append(Buffer buffer) = 0;
+  // The same for a few bytes that the caller keeps; returns once they are handed over.
+  virtual void append(ByteView bytes) = 0;
+  // Returns when every appended byte and the file's length are durable. Never tried again after a
+  // failure: the file is then worthless (a second fsync may succeed over lost data).
+  virtual void sync(Deadline deadline) = 0;
+  virtual void close() = 0;
+  virtual uint64_t size() const = 0;  // bytes appended so far
+  virtual const std::string& name() const = 0;
+};
+
+class ReadableFile {
+ public:
+  virtual ~ReadableFile() = default;
+  virtual uint64_t size() const = 0;
+  virtual const std::string& name() const = 0;
+};
+
+// One byte range to read. A range that reaches beyond the file's end is Error(kCorrupt): somebody
+// promised bytes that are not there.
+struct ReadOp {
+  const ReadableFile* file = nullptr;
+  uint64_t offset = 0;
+  uint64_t size = 0;            // bytes
+  std::byte* target = nullptr;  // where the bytes go, `size` bytes, any alignment; or null: into
+                                // pooled memory (size <= the pool's buffer_bytes)
+};
+
+struct ReadOptions {
+  // Threads that read and call done (null: the calling thread alone).
+  ThreadPool* threads = nullptr;
+  // Where ops without a target land, and what direct I/O bounces unaligned ranges through.
+  std::shared_ptr<BufferPool> buffers;
+  Deadline deadline = Deadline::never();
+};
+
+// Called once for each op, in no particular order and from several threads at once, with the
+// op's index and its bytes (at its target, or in pooled memory that is reused after the call).
+using ReadDone = std::function<void(size_t index, ByteView bytes)>;
+
+// A lock on a name that goes when the object or the process does.
+class StorageLock {
+ public:
+  virtual ~StorageLock() = default;
+};
+
+struct FileInfo {
+  uint64_t size = 0;
+  bool regular = true;  // false: a directory, FIFO, device, socket
+};
+
+class Storage {
+ public:
+  virtual ~Storage() = default;
+
+  virtual uint32_t capabilities() const = 0;  // StorageCapability bits
+  bool can(StorageCapability what) const {
+    return (capabilities() & static_cast<uint32_t>(what)) != 0;
+  }
+  // How a person would name the root: a path or URL.
+  virtual std::string describe() const = 0;
+
+  // A new, empty file; kAlreadyExists where the name is taken. Parent directories must exist.
+  // expected_size (bytes, 0: unknown) lets the storage choose how to write and reserve room.
+  virtual std::unique_ptr<WritableFile> create(const std::string& name,
+                                               uint64_t expected_size = 0) = 0;
+  virtual std::unique_ptr<ReadableFile> open(const std::string& name) = 0;
+  // Runs all ops, many at a time, merged with nothing: the caller has planned them. The first
+  // failure (also one thrown by done) ends the batch and is rethrown once nothing is under way.
+  virtual void read(std::span<const ReadOp> ops, const ReadOptions& options,
+                    const ReadDone& done) = 0;
+
+  virtual std::optional<FileInfo> stat(const std::string& name) = 0;  // nullopt: not there
+  // Files (not directories) whose name starts with prefix, whole subtree, sorted.
+  virtual std::vector<std::string> list(const std::string& prefix = "") = 0;
+  // Atomic. replace == false: kAlreadyExists when `to` exists, and nothing is changed.
+  virtual void rename(const std::string& from, const std::string& to, bool replace) = 0;
+  virtual void remove(const std::string& name) = 0;  // kNotFound when not there
+  // The directory `name` ("": the root) and its parents; no error when it exists, whoever made it.
+  virtual void make_directory(const std::string& name) = 0;
+  // Returns when the entries of the directory ("": the root) are durable: names created, renamed
+  // and removed before the call.
+  virtual void sync_directory(const std::string& name) = 0;
+
+  // The lock, or null when somebody else holds it. Makes the file `name`, which stays.
+  virtual std::unique_ptr<StorageLock> try_lock(const std::string& name) = 0;
+};
+
+// Reads a whole file; kCorrupt when it is larger than max_size bytes.
+Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size);
+
+// Publishes `bytes` under `name` in one step: written to temp_name, synced, renamed, directory
+// synced. After a crash at any point `name` holds its old content (or is absent) or `bytes`,
+// whole. On failure the temporary file is removed where that still works.
+// replace == false: kAlreadyExists when `name` exists.
+void publish_file(Storage& storage, const std::string& name, const std::string& temp_name,
+                  ByteView bytes, bool replace, Deadline deadline);
+
+// Error(kUnsafe) unless `name` is a plain relative name as told above.
+void check_file_name(std::string_view name);
+
+}  // namespace tilestone
