@@ -5,6 +5,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -64,31 +65,42 @@ struct Sharding {
   std::vector<Placement> placements;
 };
 
-// Merges a parameter's own sharding (FSDP2 over the expert mesh, say) with the one that the
-// checkpoint rules give it (expert parallelism). If any checkpoint placement is a Shard, the
-// checkpoint's mesh and placements describe the tensor, and a shard of the parameter on the
-// mesh dim of the same name composes with it, the parameter's own shard inside the checkpoint's.
-// If all are Replicate the parameter's sharding stays as it is.
+// A parameter as one rank sees it beside the placements that the checkpoint rules give it. With
+// expert parallelism each expert-parallel rank's parameter (an FSDP2 DTensor over the expert-data
+// mesh, say) only knows its own experts: its global shape is one shard of the tensor that the
+// checkpoint holds.
 struct MergedSharding {
-  Dims global_shape;
-  Dims strides;  // contiguous, elements
-  // The box that the rank at both coordinates holds, and which replica of it.
-  Box box;
+  Dims global_shape;  // of the tensor in the checkpoint
+  Dims strides;       // contiguous, elements
+  LocalBoxes held;    // what the rank at both coordinates holds of it
+  // The coordinates along the mesh dims over which it is replicated, the checkpoint's first, then
+  // those of the parameter's mesh that the checkpoint's mesh lacks; all zeros for the main replica.
+  // Leave a pipeline dim out of the mesh unless its stages really hold the same parameter.
   Dims replica_id;
 };
+// If any checkpoint placement is a Shard, the checkpoint's mesh and placements describe the tensor
+// and the parameter's own sharding lies inside each of its shards: along a tensor dim
+// d, outer to inner over the Shard(d) of the checkpoint's mesh, rank = rank * size + coordinate and
+// fragments *= size; the tensor's dim is fragments times the parameter's, and the parameter's boxes
+// are shifted by rank times it. A mesh dim that both name counts once: the parameter already
+// spans it. If all are Replicate, the parameter's sharding stays as it is.
+// Throws Error(kInvalidArgument) when param_local_shape is not what its sharding gives, when
+// mesh dims of one name differ in size, coordinate or sharded tensor dim, on StridedShard or
+// Partial in the checkpoint's placements, and as local_boxes does.
 MergedSharding merge_shardings(const Dims& param_local_shape, const Dims& param_global_shape,
                                const Sharding& param, const Dims& param_coordinate,
                                const Sharding& checkpoint, const Dims& checkpoint_coordinate);
 
-// A rule that names the placements of the parameters it matches. Patterns are dotted paths whose
-// components are literal or "*" (one component) or "**" (any number): whole components match, so
-// "head" does not match "hc_head.weight".
+// A rule that names the placements of the parameters it matches. A pattern is a dotted path whose
+// components are literal, "*" (any one component) or "**" (any number of them, also none). It
+// matches a name in which it fits a run of whole components: "head" matches "head.weight" and
+// "model.head.weight", not "hc_head.weight".
 struct PlacementRule {
   std::string pattern;
   std::vector<Placement> placements;
 };
-// The most specific matching rule's index: more literal components first, then the earlier rule.
-// -1 when none matches.
+// The most specific matching rule's index: more literal components first, then more "*", then the
+// earlier rule. -1 when none matches.
 int find_rule(std::span<const PlacementRule> rules, std::string_view name);
 
 }  // namespace tilestone

@@ -1,0 +1,246 @@
+#include "tilestone/geometry/placement.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "tilestone/base/error.h"
+
+// How the boxes follow. Placements are applied mesh dim by mesh dim, outer to inner, each to what
+// the ones before it left, so a tensor dim holds an ordered list of runs [begin, end) of global
+// indices: the i-th element of the local dim is the i-th element of the runs laid end to end. A
+// Shard keeps one contiguous piece of that list. A StridedShard(d, s) keeps s pieces of it: piece
+// `rank` of each of its s chunks. The boxes are the product of the runs of all dims.
+
+namespace tilestone {
+namespace {
+
+struct Run {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+};
+using Runs = std::vector<Run>;
+
+[[noreturn]] void fail(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+int64_t total(const Runs& runs) {
+  int64_t sum = 0;
+  for (const Run& run : runs) sum += run.size();
+  return sum;
+}
+
+// Chunk `index` of `count` chunks of n elements as torch.chunk makes them: ceil(n / count) each
+// while they last.
+Run chunk(int64_t n, int64_t count, int64_t index) {
+  const int64_t size = n / count + (n % count != 0 ? 1 : 0);
+  if (size == 0 || index > n / size) return {n, n};
+  const int64_t begin = index * size;
+  return {begin, begin + std::min(size, n - begin)};
+}
+
+// Where in `runs`, laid end to end, a walk that only goes forward stands.
+class Walk {
+ public:
+  explicit Walk(const Runs& runs) : runs_(runs) {}
+
+  // Appends the elements [piece.begin, piece.end) of the runs; pieces must come in ascending order.
+  void append(Run piece, Runs& out) {
+    while (piece.begin < piece.end) {
+      while (piece.begin >= before_ + runs_[at_].size()) before_ += runs_[at_++].size();
+      const Run& run = runs_[at_];
+      const int64_t begin = run.begin + (piece.begin - before_);
+      const int64_t end = std::min(run.end, run.begin + (piece.end - before_));
+      if (!out.empty() && out.back().end == begin) {
+        out.back().end = end;
+      } else {
+        out.push_back({begin, end});
+      }
+      piece.begin += end - begin;
+    }
+  }
+
+ private:
+  const Runs& runs_;
+  size_t at_ = 0;
+  int64_t before_ = 0;  // elements of the runs before runs_[at_]
+};
+
+// What mesh rank `index` of `count` keeps of the runs under a split into `split` strides.
+Runs shard_runs(const Runs& runs, int64_t split, int64_t count, int64_t index) {
+  Runs kept;
+  Walk walk(runs);
+  const int64_t n = total(runs);
+  for (int64_t s = 0; s < split; ++s) {
+    const Run outer = chunk(n, split, s);
+    if (outer.size() == 0) break;  // so are all that follow: no more rounds than elements
+    const Run inner = chunk(outer.size(), count, index);
+    walk.append({outer.begin + inner.begin, outer.begin + inner.end}, kept);
+  }
+  return kept;
+}
+
+struct DimSplit {
+  size_t dim = 0;
+  int64_t split = 1;
+};
+
+size_t normal_dim(int64_t dim, size_t rank, const Placement& placement) {
+  const auto dims = static_cast<int64_t>(rank);
+  if (dim < -dims || dim >= dims) {
+    fail("placement " + to_string(placement) + " names a dim that a tensor of " +
+         std::to_string(rank) + " dims does not have");
+  }
+  return static_cast<size_t>(dim < 0 ? dim + dims : dim);
+}
+
+// The tensor dim that the placement splits; nullopt for Replicate. Refuses Partial.
+std::optional<DimSplit> split_of(const Placement& placement, size_t rank) {
+  if (const auto* shard = std::get_if<Shard>(&placement)) {
+    return DimSplit{normal_dim(shard->dim, rank, placement), 1};
+  }
+  if (const auto* strided = std::get_if<StridedShard>(&placement)) {
+    if (strided->split < 1) fail("placement " + to_string(placement) + ": split must be positive");
+    return DimSplit{normal_dim(strided->dim, rank, placement), strided->split};
+  }
+  if (std::holds_alternative<Partial>(placement)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a tensor with a Partial placement has no value of its own yet")
+        .with_hint("redistribute it to Replicate or Shard before saving or loading");
+  }
+  return std::nullopt;
+}
+
+void check_coordinate(const Mesh& mesh, const Dims& coordinate,
+                      std::span<const Placement> placements) {
+  if (placements.size() != mesh.dims()) {
+    fail("expected one placement for each of the " + std::to_string(mesh.dims()) +
+         " mesh dims, got " + std::to_string(placements.size()));
+  }
+  mesh.rank_at(coordinate);  // throws on a coordinate outside the mesh
+}
+
+bool is_replicate(const Placement& placement) {
+  return std::holds_alternative<Replicate>(placement);
+}
+
+// Counts `at` through the grid of these sizes in C order; false once it is back at the start.
+bool advance(Dims& at, const Dims& sizes) {
+  for (size_t d = at.size(); d-- > 0;) {
+    if (++at[d] < sizes[d]) return true;
+    at[d] = 0;
+  }
+  return false;
+}
+
+// One empty box, which lies at the end of each dim of which nothing is held.
+LocalBoxes nothing(const Dims& global_shape, const std::vector<Runs>& runs,
+                   const Dims& local_shape) {
+  Box box{Dims(local_shape.size(), 0), Dims(local_shape.size(), 0)};
+  for (size_t d = 0; d < box.rank(); ++d) {
+    box.offset[d] = runs[d].empty() ? global_shape[d] : runs[d].front().begin;
+    box.shape[d] = runs[d].empty() ? 0 : runs[d].front().size();
+  }
+  return {local_shape, {box}, {Box{Dims(box.rank(), 0), box.shape}}};
+}
+
+// The product of the runs of all dims, last dim fastest.
+LocalBoxes product(const Dims& global_shape, const std::vector<Runs>& runs) {
+  const size_t rank = global_shape.size();
+  LocalBoxes result;
+  result.local_shape = Dims(rank, 0);
+  bool empty = false;
+  for (size_t d = 0; d < rank; ++d) {
+    result.local_shape[d] = total(runs[d]);
+    empty = empty || runs[d].empty();
+  }
+  if (empty) return nothing(global_shape, runs, result.local_shape);
+  Dims counts(rank, 0);
+  for (size_t d = 0; d < rank; ++d) counts[d] = static_cast<int64_t>(runs[d].size());
+  std::vector<std::vector<int64_t>> starts(rank);  // where each run begins in the local dim
+  for (size_t d = 0; d < rank; ++d) {
+    int64_t start = 0;
+    for (const Run& run : runs[d]) {
+      starts[d].push_back(start);
+      start += run.size();
+    }
+  }
+  Dims at(rank, 0);
+  do {
+    Box box{Dims(rank, 0), Dims(rank, 0)};
+    Box local = box;
+    for (size_t d = 0; d < rank; ++d) {
+      const auto i = static_cast<size_t>(at[d]);
+      box.offset[d] = runs[d][i].begin;
+      box.shape[d] = runs[d][i].size();
+      local.offset[d] = starts[d][i];
+    }
+    local.shape = box.shape;
+    result.boxes.push_back(std::move(box));
+    result.locals.push_back(std::move(local));
+  } while (advance(at, counts));
+  return result;
+}
+
+}  // namespace
+
+std::string to_string(const Placement& placement) {
+  if (const auto* shard = std::get_if<Shard>(&placement)) {
+    return "Shard(" + std::to_string(shard->dim) + ")";
+  }
+  if (const auto* strided = std::get_if<StridedShard>(&placement)) {
+    return "StridedShard(" + std::to_string(strided->dim) + ", " + std::to_string(strided->split) +
+           ")";
+  }
+  return is_replicate(placement) ? "Replicate()" : "Partial()";
+}
+
+LocalBoxes local_boxes(const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
+                       std::span<const Placement> placements) {
+  numel(global_shape);  // throws on a negative dim
+  check_coordinate(mesh, coordinate, placements);
+  std::vector<Runs> runs(global_shape.size());
+  for (size_t d = 0; d < runs.size(); ++d) {
+    if (global_shape[d] > 0) runs[d].push_back({0, global_shape[d]});
+  }
+  for (size_t m = 0; m < placements.size(); ++m) {
+    const auto split = split_of(placements[m], global_shape.size());
+    if (!split) continue;
+    Runs& held = runs[split->dim];
+    held = shard_runs(held, split->split, mesh.shape()[m], coordinate[m]);
+  }
+  return product(global_shape, runs);
+}
+
+Dims replica_id(const Mesh& mesh, const Dims& coordinate, std::span<const Placement> placements) {
+  check_coordinate(mesh, coordinate, placements);
+  Dims id;
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (is_replicate(placements[m])) id.push_back(coordinate[m]);
+  }
+  return id;
+}
+
+std::vector<int> replica_holders(const Mesh& mesh, const Dims& coordinate,
+                                 std::span<const Placement> placements) {
+  check_coordinate(mesh, coordinate, placements);
+  Dims first = coordinate;
+  Dims counts(mesh.dims(), 1);
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (!is_replicate(placements[m])) continue;
+    first[m] = 0;
+    counts[m] = mesh.shape()[m];
+  }
+  std::vector<int> holders;
+  Dims step(mesh.dims(), 0);
+  do {
+    Dims at = first;
+    for (size_t m = 0; m < at.size(); ++m) at[m] += step[m];
+    holders.push_back(mesh.rank_at(at));
+  } while (advance(step, counts));
+  std::sort(holders.begin(), holders.end());
+  return holders;
+}
+
+}  // namespace tilestone
