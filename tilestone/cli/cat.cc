@@ -1,0 +1,231 @@
+// tilestone cat: the values of a tensor, of a slice of one, or of an object.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <complex>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "tilestone/cli/commands.h"
+#include "tilestone/cli/npy.h"
+#include "tilestone/cli/output.h"
+#include "tilestone/cli/run.h"
+#include "tilestone/cli/slice.h"
+
+namespace tilestone::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct CatOptions {
+  std::string path;
+  std::string key;
+  std::string slice;
+  std::string npy;
+  bool all = false;
+  bool json = false;
+};
+
+constexpr int64_t kSummaryAbove = 1000;  // elements
+constexpr int64_t kEdge = 3;             // elements shown at each end of a summarised dim
+
+// The type that a dtype's elements are printed as: itself, or the float32 that holds it exactly.
+DType printed_as(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kFloat8E4M3FN:
+    case DType::kFloat8E5M2:
+    case DType::kFloat8E4M3FNUZ:
+    case DType::kFloat8E5M2FNUZ:
+    case DType::kFloat8E8M0FNU:
+      return DType::kFloat32;
+    case DType::kComplex32:
+      return DType::kComplex64;
+    case DType::kFloat4E2M1FNX2:
+      return DType::kUInt8;
+    default:
+      return dtype;
+  }
+}
+
+// The box of a tensor, converted. A load with a template does both.
+TensorView read_converted(const CatOptions& options, const StoredTensor& tensor, const Box& box,
+                          DType dtype) {
+  StateDict wanted;
+  wanted[tensor.key] = ShardedTensor::from_box(
+      tensor.key, TensorView::without_data(dtype, box.shape), tensor.shape, box);
+  LoadOptions load_options;
+  load_options.cast = true;
+  const StateDict loaded = load(wanted, options.path, load_options);
+  return loaded.find(tensor.key)->get_if<ShardedTensor>()->data;
+}
+
+template <typename T>
+T element(const TensorView& tensor, int64_t index) {
+  T value;
+  std::memcpy(&value, tensor.data + static_cast<uint64_t>(index) * sizeof(T), sizeof(T));
+  return value;
+}
+
+template <typename T>
+std::string complex_text(std::complex<T> value) {
+  return fmt::format("{}{}{}j", value.real(), std::signbit(value.imag()) ? "" : "+", value.imag());
+}
+
+std::string element_text(const TensorView& t, int64_t i) {
+  switch (t.dtype) {
+    case DType::kBool:
+      return element<uint8_t>(t, i) != 0 ? "True" : "False";
+    case DType::kUInt8:
+      return fmt::format("{}", element<uint8_t>(t, i));
+    case DType::kInt8:
+      return fmt::format("{}", element<int8_t>(t, i));
+    case DType::kUInt16:
+      return fmt::format("{}", element<uint16_t>(t, i));
+    case DType::kInt16:
+      return fmt::format("{}", element<int16_t>(t, i));
+    case DType::kUInt32:
+      return fmt::format("{}", element<uint32_t>(t, i));
+    case DType::kInt32:
+      return fmt::format("{}", element<int32_t>(t, i));
+    case DType::kUInt64:
+      return fmt::format("{}", element<uint64_t>(t, i));
+    case DType::kInt64:
+      return fmt::format("{}", element<int64_t>(t, i));
+    case DType::kFloat32:
+      return fmt::format("{}", element<float>(t, i));
+    case DType::kFloat64:
+      return fmt::format("{}", element<double>(t, i));
+    case DType::kComplex64:
+      return complex_text(element<std::complex<float>>(t, i));
+    case DType::kComplex128:
+      return complex_text(element<std::complex<double>>(t, i));
+    default:
+      throw Error(ErrorCode::kInternal, "an element of a dtype that is not printed");
+  }
+}
+
+// Nested brackets, NumPy's way; dims longer than 2 * kEdge are cut in the middle when `summarise`.
+void print_dim(std::string& out, const TensorView& t, size_t dim, int64_t first, int64_t stride,
+               bool summarise) {
+  if (dim == t.shape.size()) {
+    out += element_text(t, first);
+    return;
+  }
+  const int64_t size = t.shape[dim];
+  const int64_t inner = size > 0 ? stride / size : 0;
+  const bool last = dim + 1 == t.shape.size();
+  out += '[';
+  for (int64_t i = 0; i < size; ++i) {
+    if (i > 0) out += last ? ", " : ",\n" + std::string(dim + 1, ' ');
+    if (summarise && size > 2 * kEdge && i == kEdge) {
+      out += "...";
+      i = size - kEdge - 1;
+      continue;
+    }
+    print_dim(out, t, dim + 1, first + i * inner, inner, summarise);
+  }
+  out += ']';
+}
+
+Json json_element(const TensorView& t, int64_t i) {
+  switch (t.dtype) {
+    case DType::kBool:
+      return element<uint8_t>(t, i) != 0;
+    case DType::kUInt64:
+      return element<uint64_t>(t, i);
+    case DType::kFloat32:
+    case DType::kFloat64: {
+      const double value = t.dtype == DType::kFloat32 ? static_cast<double>(element<float>(t, i))
+                                                      : element<double>(t, i);
+      if (!std::isfinite(value)) return element_text(t, i);  // JSON has no NaN
+      return value;
+    }
+    case DType::kComplex64:
+    case DType::kComplex128:
+      return element_text(t, i);
+    default:
+      return Json::parse(element_text(t, i));
+  }
+}
+
+Json json_values(const TensorView& t, size_t dim, int64_t first, int64_t stride) {
+  if (dim == t.shape.size()) return json_element(t, first);
+  Json out = Json::array();
+  const int64_t inner = t.shape[dim] > 0 ? stride / t.shape[dim] : 0;
+  for (int64_t i = 0; i < t.shape[dim]; ++i) {
+    out.push_back(json_values(t, dim + 1, first + i * inner, inner));
+  }
+  return out;
+}
+
+int cat_npy(const Checkpoint& checkpoint, const StoredTensor& tensor, const Box& box,
+            const std::string& path) {
+  const TensorView data = checkpoint.read(tensor.key, box);
+  write_npy(path, data);
+  fmt::print(stderr, "{} {} written to {}{}\n", to_string(data.dtype), shape_text(data.shape), path,
+             npy_has(data.dtype) ? "" : " as raw bytes (NumPy lacks the type)");
+  return kOk;
+}
+
+int cat_tensor(const Checkpoint& checkpoint, const StoredTensor& tensor,
+               const CatOptions& options) {
+  const Box box = parse_slice(options.slice, tensor.shape);
+  if (!options.npy.empty()) return cat_npy(checkpoint, tensor, box, options.npy);
+  const TensorView data = read_converted(options, tensor, box, printed_as(tensor.dtype));
+  const int64_t count = numel(box.shape);
+  if (options.json) {
+    Json out = {{"key", tensor.key},
+                {"dtype", to_string(tensor.dtype)},
+                {"shape", box.shape.span()},
+                {"offset", box.offset.span()}};
+    out["values"] = json_values(data, 0, 0, count);
+    fmt::print("{}\n", out.dump(-1, ' ', false, Json::error_handler_t::replace));
+    return kOk;
+  }
+  std::string text;
+  print_dim(text, data, 0, 0, count, count > kSummaryAbove && !options.all);
+  fmt::print("{}\n{} {}\n", text, to_string(tensor.dtype), shape_text(box.shape));
+  return kOk;
+}
+
+int cat_object(const Checkpoint& checkpoint, const CatOptions& options) {
+  const Value value = checkpoint.read_object(options.key);
+  if (!options.slice.empty() || !options.npy.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, "--slice and --npy are for tensors, this is an object")
+        .with_key(options.key);
+  }
+  const std::string text = to_string(value, options.all ? SIZE_MAX : 65536);
+  if (options.json) {
+    const Json out = {{"key", options.key}, {"kind", to_string(value.kind())}, {"repr", text}};
+    fmt::print("{}\n", out.dump(-1, ' ', false, Json::error_handler_t::replace));
+  } else {
+    fmt::print("{}\n", text);
+  }
+  return kOk;
+}
+
+int cat(const CatOptions& options) {
+  const Checkpoint checkpoint = Checkpoint::open(options.path);
+  const StoredTensor* tensor = checkpoint.metadata().find_tensor(options.key);
+  return tensor != nullptr ? cat_tensor(checkpoint, *tensor, options)
+                           : cat_object(checkpoint, options);
+}
+
+}  // namespace
+
+Command add_cat(CLI::App& app) {
+  auto options = std::make_shared<CatOptions>();
+  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
+  app.add_option("key", options->key, "The key, as `tilestone ls` shows it")->required();
+  app.add_option("--slice", options->slice, "Part of a tensor: \"0:4,:\", \"7\", \"::\" whole");
+  auto* npy = app.add_option("--npy", options->npy, "Write the tensor to this .npy file");
+  app.add_flag("--all", options->all, "Print every element, however many");
+  app.add_flag("--json", options->json, "Print JSON, every element")->excludes(npy);
+  return [options] { return cat(*options); };
+}
+
+}  // namespace tilestone::cli

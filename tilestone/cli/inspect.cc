@@ -1,0 +1,190 @@
+// tilestone inspect: where a checkpoint came from, its files, and how one key is sharded.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "tilestone/cli/commands.h"
+#include "tilestone/cli/output.h"
+#include "tilestone/cli/picture.h"
+#include "tilestone/cli/run.h"
+
+namespace tilestone::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct InspectOptions {
+  std::string path;
+  std::string key;
+  bool json = false;
+};
+
+struct FileUse {
+  uint64_t items = 0;
+  uint64_t bytes = 0;  // of items
+};
+
+std::vector<FileUse> use_of_files(const Metadata& metadata) {
+  std::vector<FileUse> uses(metadata.files.size());
+  const auto add = [&](const ItemLocation& at) {
+    ++uses[at.file].items;
+    uses[at.file].bytes += at.length;
+  };
+  for (const StoredTensor& tensor : metadata.tensors) {
+    for (const StoredChunk& chunk : tensor.chunks) add(chunk.at);
+  }
+  for (const StoredObject& object : metadata.objects) add(object.at);
+  return uses;
+}
+
+// Bytes of tensors by dtype.
+std::map<std::string, uint64_t> bytes_by_dtype(const Metadata& metadata) {
+  std::map<std::string, uint64_t> sums;
+  for (const StoredTensor& tensor : metadata.tensors) {
+    sums[std::string(to_string(tensor.dtype))] +=
+        static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype);
+  }
+  return sums;
+}
+
+Json location_json(const Metadata& metadata, const ItemLocation& at) {
+  Json out = {{"file", metadata.files[at.file]}, {"offset", at.offset}, {"length", at.length}};
+  if (at.codec == Codec::kZstd) out["codec"] = "zstd";
+  if (at.checksums) out["crc32"] = fmt::format("{:08x}", at.checksums->item_crc32);
+  return out;
+}
+
+std::string commit_text(const Checkpoint& checkpoint) {
+  if (const auto& manifest = checkpoint.manifest()) {
+    return fmt::format("manifest of {} ranks, checksums of whole items", manifest->world_size);
+  }
+  return checkpoint.metadata().rank_local ? "none (each rank wrote its own metadata)" : "none";
+}
+
+int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {
+  const Metadata& metadata = checkpoint.metadata();
+  const std::vector<FileUse> uses = use_of_files(metadata);
+  if (options.json) {
+    Json out = {{"format", checkpoint.format().name()},
+                {"writer", metadata.writer},
+                {"save_id", metadata.save_id},
+                {"rank_local", metadata.rank_local},
+                {"manifest", checkpoint.manifest().has_value()},
+                {"tensors", metadata.tensors.size()},
+                {"objects", metadata.objects.size()},
+                {"tensor_bytes", metadata.tensor_bytes()},
+                {"bytes_by_dtype", bytes_by_dtype(metadata)}};
+    out["files"] = Json::array();
+    for (size_t i = 0; i < uses.size(); ++i) {
+      out["files"].push_back(
+          {{"name", metadata.files[i]}, {"items", uses[i].items}, {"item_bytes", uses[i].bytes}});
+    }
+    fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+    return kOk;
+  }
+  fmt::print("location   {}\nformat     {}\nwriter     {}\nsave id    {}\ncommit     {}\n",
+             options.path, checkpoint.format().name(), printable(metadata.writer),
+             metadata.save_id.empty() ? "none" : printable(metadata.save_id),
+             commit_text(checkpoint));
+  fmt::print("tensors    {}, {}\nobjects    {}\n", grouped(metadata.tensors.size()),
+             human_bytes(metadata.tensor_bytes()), grouped(metadata.objects.size()));
+  for (const auto& [dtype, bytes] : bytes_by_dtype(metadata)) {
+    fmt::print("  {:<16} {}\n", dtype, human_bytes(bytes));
+  }
+  fmt::print("\n");
+  Table table({"FILE", "ITEMS", "ITEM BYTES"}, "lrr");
+  for (size_t i = 0; i < uses.size(); ++i) {
+    table.add({printable(metadata.files[i]), grouped(uses[i].items), human_bytes(uses[i].bytes)});
+  }
+  table.print();
+  return kOk;
+}
+
+void print_picture(const StoredTensor& tensor) {
+  const Picture picture = draw_chunks(tensor);
+  if (picture.lines.empty() || picture.column_dim < 0) return;
+  if (picture.row_dim >= 0) {
+    fmt::print("dim {} down, dim {} right\n", picture.row_dim, picture.column_dim);
+  } else {
+    fmt::print("dim {} right\n", picture.column_dim);
+  }
+  const std::string edge(picture.lines.front().size(), '-');
+  fmt::print("  +{}+\n", edge);
+  for (const std::string& line : picture.lines) fmt::print("  |{}|\n", line);
+  fmt::print("  +{}+\n", edge);
+}
+
+int inspect_tensor(const Metadata& metadata, const StoredTensor& tensor, bool json) {
+  if (json) {
+    Json out = {
+        {"key", tensor.key}, {"dtype", to_string(tensor.dtype)}, {"shape", tensor.shape.span()}};
+    out["chunks"] = Json::array();
+    for (const StoredChunk& chunk : tensor.chunks) {
+      Json entry = {{"offset", chunk.box.offset.span()}, {"shape", chunk.box.shape.span()}};
+      entry["at"] = location_json(metadata, chunk.at);
+      out["chunks"].push_back(std::move(entry));
+    }
+    fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+    return kOk;
+  }
+  fmt::print("{}  {} {}  {} in {} shards\n", printable(tensor.key), to_string(tensor.dtype),
+             shape_text(tensor.shape),
+             human_bytes(static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype)),
+             grouped(tensor.chunks.size()));
+  print_picture(tensor);
+  Table table({"", "BOX", "FILE", "OFFSET", "LENGTH", "CRC-32"}, "lllrrl");
+  for (size_t i = 0; i < tensor.chunks.size(); ++i) {
+    const StoredChunk& chunk = tensor.chunks[i];
+    table.add({std::string(1, chunk_letter(i)), to_string(chunk.box),
+               printable(metadata.files[chunk.at.file]), std::to_string(chunk.at.offset),
+               std::to_string(chunk.at.length),
+               chunk.at.checksums ? fmt::format("{:08x}", chunk.at.checksums->item_crc32) : "-"});
+  }
+  table.print();
+  return kOk;
+}
+
+int inspect_object(const Checkpoint& checkpoint, const StoredObject& object, bool json) {
+  const Metadata& metadata = checkpoint.metadata();
+  const Value value = checkpoint.read_object(object.key);
+  if (json) {
+    const Json out = {{"key", object.key},
+                      {"kind", to_string(value.kind())},
+                      {"at", location_json(metadata, object.at)}};
+    fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+    return kOk;
+  }
+  fmt::print("{}  object ({})  {} at offset {} of {}\n", printable(object.key),
+             to_string(value.kind()), human_bytes(object.at.length), object.at.offset,
+             printable(metadata.files[object.at.file]));
+  return kOk;
+}
+
+int inspect(const InspectOptions& options) {
+  const Checkpoint checkpoint = Checkpoint::open(options.path);
+  const Metadata& metadata = checkpoint.metadata();
+  if (options.key.empty()) return inspect_whole(checkpoint, options);
+  if (const StoredTensor* tensor = metadata.find_tensor(options.key)) {
+    return inspect_tensor(metadata, *tensor, options.json);
+  }
+  if (const StoredObject* object = metadata.find_object(options.key)) {
+    return inspect_object(checkpoint, *object, options.json);
+  }
+  checkpoint.read_object(options.key);  // throws kNotFound with similar keys
+  return kIoFailed;
+}
+
+}  // namespace
+
+Command add_inspect(CLI::App& app) {
+  auto options = std::make_shared<InspectOptions>();
+  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
+  app.add_option("key", options->key, "A key: its chunks, drawn and listed");
+  app.add_flag("--json", options->json, "Print JSON");
+  return [options] { return inspect(*options); };
+}
+
+}  // namespace tilestone::cli

@@ -1,0 +1,130 @@
+// tilestone ls: one line a key.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "tilestone/cli/commands.h"
+#include "tilestone/cli/output.h"
+#include "tilestone/cli/run.h"
+
+namespace tilestone::cli {
+namespace {
+
+struct LsOptions {
+  std::string path;
+  std::vector<std::string> patterns;
+  bool json = false;
+  bool by_size = false;
+  bool tensors_only = false;
+  bool objects_only = false;
+};
+
+struct Row {
+  const StoredTensor* tensor = nullptr;  // null: an object
+  std::string key;
+  uint64_t bytes = 0;  // of the whole tensor, or of the object's item
+  size_t shards = 1;
+};
+
+std::vector<Row> select(const Metadata& metadata, const LsOptions& options) {
+  std::vector<Row> rows;
+  if (!options.objects_only) {
+    for (const StoredTensor& tensor : metadata.tensors) {
+      if (!matches(options.patterns, tensor.key)) continue;
+      const uint64_t bytes = static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype);
+      rows.push_back({&tensor, tensor.key, bytes, tensor.chunks.size()});
+    }
+  }
+  if (!options.tensors_only) {
+    for (const StoredObject& object : metadata.objects) {
+      if (!matches(options.patterns, object.key)) continue;
+      rows.push_back({nullptr, object.key, object.at.length, 1});
+    }
+  }
+  std::stable_sort(rows.begin(), rows.end(), [&](const Row& a, const Row& b) {
+    return options.by_size && a.bytes != b.bytes ? a.bytes > b.bytes : a.key < b.key;
+  });
+  return rows;
+}
+
+struct Totals {
+  uint64_t tensors = 0, tensor_bytes = 0, shards = 0, objects = 0, object_bytes = 0;
+};
+
+Totals total(const std::vector<Row>& rows) {
+  Totals sum;
+  for (const Row& row : rows) {
+    if (row.tensor != nullptr) {
+      ++sum.tensors;
+      sum.tensor_bytes += row.bytes;
+      sum.shards += row.shards;
+    } else {
+      ++sum.objects;
+      sum.object_bytes += row.bytes;
+    }
+  }
+  return sum;
+}
+
+void print_json(const std::vector<Row>& rows, const Totals& sum) {
+  nlohmann::ordered_json out;
+  out["tensors"] = nlohmann::ordered_json::array();
+  out["objects"] = nlohmann::ordered_json::array();
+  for (const Row& row : rows) {
+    if (row.tensor != nullptr) {
+      out["tensors"].push_back({{"key", row.key},
+                                {"dtype", to_string(row.tensor->dtype)},
+                                {"shape", row.tensor->shape.span()},
+                                {"shards", row.shards},
+                                {"bytes", row.bytes}});
+    } else {
+      out["objects"].push_back({{"key", row.key}, {"bytes", row.bytes}});
+    }
+  }
+  out["total"] = {{"tensors", sum.tensors},
+                  {"tensor_bytes", sum.tensor_bytes},
+                  {"shards", sum.shards},
+                  {"objects", sum.objects},
+                  {"object_bytes", sum.object_bytes}};
+  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+int ls(const LsOptions& options) {
+  const Checkpoint checkpoint = Checkpoint::open(options.path);
+  const std::vector<Row> rows = select(checkpoint.metadata(), options);
+  const Totals sum = total(rows);
+  if (options.json) {
+    print_json(rows, sum);
+    return kOk;
+  }
+  Table table({"KEY", "DTYPE", "SHAPE", "SHARDS", "BYTES"}, "lllrr");
+  for (const Row& row : rows) {
+    const bool tensor = row.tensor != nullptr;
+    table.add({printable(row.key), tensor ? std::string(to_string(row.tensor->dtype)) : "object",
+               tensor ? shape_text(row.tensor->shape) : "",
+               tensor ? std::to_string(row.shards) : "", human_bytes(row.bytes)});
+  }
+  table.print();
+  fmt::print("{} tensors in {} shards, {}; {} objects, {}\n", grouped(sum.tensors),
+             grouped(sum.shards), human_bytes(sum.tensor_bytes), grouped(sum.objects),
+             human_bytes(sum.object_bytes));
+  return kOk;
+}
+
+}  // namespace
+
+Command add_ls(CLI::App& app) {
+  auto options = std::make_shared<LsOptions>();
+  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
+  app.add_option("pattern", options->patterns, "Only keys that match one of these (*, ?, [...])");
+  app.add_flag("--json", options->json, "Print JSON");
+  app.add_flag("--by-size", options->by_size, "Largest first");
+  auto* tensors = app.add_flag("--tensors", options->tensors_only, "Tensors only");
+  app.add_flag("--objects", options->objects_only, "Objects only")->excludes(tensors);
+  return [options] { return ls(*options); };
+}
+
+}  // namespace tilestone::cli

@@ -1,0 +1,84 @@
+#include "tilestone/cli/npy.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+
+namespace tilestone::cli {
+namespace {
+
+std::string header(const TensorView& tensor) {
+  std::string shape;
+  for (const int64_t dim : tensor.shape) shape += fmt::format("{}, ", dim);
+  std::string text = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}",
+                                 npy_descr(tensor.dtype), shape);
+  // Magic (6), version (2) and length (2), then the text, padded so that the data is 64-aligned.
+  constexpr size_t kBefore = 10;
+  const size_t padded = (kBefore + text.size() + 1 + 63) / 64 * 64;
+  text.resize(padded - kBefore - 1, ' ');
+  text += '\n';
+  std::string out("\x93NUMPY\x01\x00", 8);
+  out += static_cast<char>(text.size() & 0xFF);
+  out += static_cast<char>(text.size() >> 8);
+  return out + text;
+}
+
+[[noreturn]] void fail(const std::string& path) {
+  throw Error(ErrorCode::kIo, fmt::format("cannot write {}", path)).with_errno(errno);
+}
+
+}  // namespace
+
+bool npy_has(DType dtype) { return npy_descr(dtype)[1] != 'V'; }
+
+std::string npy_descr(DType dtype) {
+  switch (dtype) {
+    case DType::kBool:
+      return "|b1";
+    case DType::kUInt8:
+      return "|u1";
+    case DType::kInt8:
+      return "|i1";
+    case DType::kUInt16:
+      return "<u2";
+    case DType::kInt16:
+      return "<i2";
+    case DType::kUInt32:
+      return "<u4";
+    case DType::kInt32:
+      return "<i4";
+    case DType::kUInt64:
+      return "<u8";
+    case DType::kInt64:
+      return "<i8";
+    case DType::kFloat16:
+      return "<f2";
+    case DType::kFloat32:
+      return "<f4";
+    case DType::kFloat64:
+      return "<f8";
+    case DType::kComplex64:
+      return "<c8";
+    case DType::kComplex128:
+      return "<c16";
+    default:
+      return fmt::format("|V{}", itemsize(dtype));
+  }
+}
+
+void write_npy(const std::string& path, const TensorView& tensor) {
+  const auto close = [](std::FILE* f) { std::fclose(f); };
+  std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(path.c_str(), "wb"), close);
+  if (file == nullptr) fail(path);
+  const std::string head = header(tensor);
+  const uint64_t bytes = tensor.bytes();
+  if (std::fwrite(head.data(), 1, head.size(), file.get()) != head.size() ||
+      (bytes > 0 && std::fwrite(tensor.data, 1, bytes, file.get()) != bytes)) {
+    fail(path);
+  }
+  if (std::fclose(file.release()) != 0) fail(path);
+}
+
+}  // namespace tilestone::cli

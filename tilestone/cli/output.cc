@@ -1,0 +1,110 @@
+#include "tilestone/cli/output.h"
+
+#include <fmt/format.h>
+#include <fnmatch.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+namespace tilestone::cli {
+namespace {
+
+// Columns on a terminal, near enough: code points of UTF-8.
+size_t width(std::string_view text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  }));
+}
+
+}  // namespace
+
+std::string human_bytes(uint64_t bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes < 1024) return fmt::format("{} B", bytes);
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
+    value /= 1024;
+    ++unit;
+  }
+  return fmt::format("{:.{}f} {}", value, value < 10 ? 2 : 1, kUnits[unit]);
+}
+
+std::string grouped(uint64_t number) {
+  std::string digits = std::to_string(number);
+  for (auto i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3) {
+    digits.insert(static_cast<size_t>(i), ",");
+  }
+  return digits;
+}
+
+std::string printable(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7F) {
+      out += fmt::format("\\x{:02x}", byte);
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+std::string shape_text(const Dims& shape) { return to_string(shape); }
+
+Table::Table(std::vector<std::string> header, std::string alignment)
+    : alignment_(std::move(alignment)) {
+  rows_.push_back(std::move(header));
+}
+
+void Table::add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+
+void Table::print() const {
+  std::vector<size_t> widths(alignment_.size(), 0);
+  for (const auto& row : rows_) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width(row[i]));
+  }
+  std::string line;
+  for (const auto& row : rows_) {
+    line.clear();
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string pad(widths[i] - width(row[i]), ' ');
+      if (i > 0) line += "  ";
+      line += alignment_[i] == 'r' ? pad + row[i] : row[i] + pad;
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    line += '\n';
+    std::fwrite(line.data(), 1, line.size(), stdout);
+  }
+}
+
+ProgressFn progress_line() {
+  if (isatty(STDERR_FILENO) == 0) return nullptr;
+  return [](const Progress& p) {
+    const double rate = p.seconds > 0 ? static_cast<double>(p.bytes_done) / p.seconds : 0;
+    const bool done = p.bytes_done >= p.bytes_total;
+    const double left = rate > 0 ? static_cast<double>(p.bytes_total - p.bytes_done) / rate : 0;
+    const double percent = p.bytes_total > 0 ? 100.0 * static_cast<double>(p.bytes_done) /
+                                                   static_cast<double>(p.bytes_total)
+                                             : 100.0;
+    fmt::print(stderr, "\r{} {:3.0f} %  {} of {}  {}/s  {}\033[K{}", p.phase, percent,
+               human_bytes(p.bytes_done), human_bytes(p.bytes_total),
+               human_bytes(static_cast<uint64_t>(rate)),
+               done ? fmt::format("in {:.1f} s", p.seconds) : fmt::format("{:.0f} s left", left),
+               done ? "\n" : "");
+    std::fflush(stderr);
+  };
+}
+
+bool matches(const std::vector<std::string>& patterns, const std::string& key) {
+  return patterns.empty() ||
+         std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+           return fnmatch(pattern.c_str(), key.c_str(), 0) == 0;
+         });
+}
+
+}  // namespace tilestone::cli

@@ -1,0 +1,83 @@
+// tilestone verify: is every byte what its writer wrote?
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "tilestone/cli/commands.h"
+#include "tilestone/cli/output.h"
+#include "tilestone/cli/run.h"
+
+namespace tilestone::cli {
+namespace {
+
+struct VerifyOptions {
+  std::string path;
+  int threads = 0;
+  bool json = false;
+};
+
+void print_json(const VerifyReport& report) {
+  nlohmann::ordered_json out = {{"ok", report.ok()},
+                                {"files", report.files},
+                                {"items", report.items},
+                                {"bytes", report.bytes},
+                                {"items_without_checksum", report.items_without_checksum},
+                                {"seconds", report.seconds}};
+  out["damages"] = nlohmann::ordered_json::array();
+  for (const Damage& damage : report.damages) {
+    out["damages"].push_back({{"file", damage.file},
+                              {"offset", damage.offset},
+                              {"size", damage.size},
+                              {"key", damage.key},
+                              {"problem", damage.problem}});
+  }
+  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+void print_text(const VerifyReport& report) {
+  for (const Damage& damage : report.damages) {
+    fmt::print("DAMAGED  {}  bytes {} to {}  {}{}\n", printable(damage.file), damage.offset,
+               damage.offset + damage.size,
+               damage.key.empty() ? "" : fmt::format("key {}: ", printable(damage.key)),
+               printable(damage.problem));
+  }
+  const double rate = report.seconds > 0 ? static_cast<double>(report.bytes) / report.seconds : 0;
+  fmt::print("{}: {} items in {} files, {} in {:.2f} s ({}/s)\n",
+             report.ok() ? "ok" : fmt::format("{} damaged", grouped(report.damages.size())),
+             grouped(report.items), grouped(report.files), human_bytes(report.bytes),
+             report.seconds, human_bytes(static_cast<uint64_t>(rate)));
+  if (report.items_without_checksum > 0) {
+    fmt::print(
+        "{} items carry no checksum from their writer: their structure was checked, their "
+        "content could not be\n",
+        grouped(report.items_without_checksum));
+  }
+}
+
+int verify(const VerifyOptions& options) {
+  OpenOptions open;
+  open.threads = options.threads;
+  const Checkpoint checkpoint = Checkpoint::open(options.path, open);
+  const VerifyReport report = checkpoint.verify(options.json ? nullptr : progress_line());
+  if (options.json) {
+    print_json(report);
+  } else {
+    print_text(report);
+  }
+  return report.ok() ? kOk : kDamaged;
+}
+
+}  // namespace
+
+Command add_verify(CLI::App& app) {
+  auto options = std::make_shared<VerifyOptions>();
+  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
+  app.add_option("--threads", options->threads, "Reading threads (0: as many as the machine has)")
+      ->check(CLI::Range(0, 1024));
+  app.add_flag("--json", options->json, "Print JSON");
+  return [options] { return verify(*options); };
+}
+
+}  // namespace tilestone::cli
