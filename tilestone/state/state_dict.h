@@ -1,9 +1,12 @@
 // StateDict: the nested tree that a caller saves, and gets back from a load.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -22,7 +25,8 @@ using Path = std::vector<PathElement>;
 // "optimizer.state.0.exp_avg": the path's elements joined by dots, as torch's flattening does.
 std::string dotted(const Path& path);
 
-// An ordered dict of nodes.
+// An ordered dict of nodes. Look-ups take constant time; const members may be called from several
+// threads at once.
 class StateDict {
  public:
   StateNode& operator[](std::string_view key);          // a null value when it is new
@@ -32,7 +36,12 @@ class StateDict {
   size_t size() const;
   bool empty() const { return size() == 0; }
   using Entry = std::pair<PathElement, StateNode>;
-  std::vector<Entry>& entries() { return entries_; }
+  // Entries may be added, removed and renamed through this reference until the next call of
+  // another member. Through begin() and end() only the nodes may change, not the keys.
+  std::vector<Entry>& entries() {
+    index_.places.clear();
+    return entries_;
+  }
   const std::vector<Entry>& entries() const { return entries_; }
   auto begin();
   auto end();
@@ -40,7 +49,26 @@ class StateDict {
   auto end() const;
 
  private:
+  // Where each key stands in entries_, made by the first look-up that may change the object and
+  // kept up to date from then on. Complete when it has as many places as there are entries; a
+  // copy starts without one.
+  struct Index {
+    Index() = default;
+    Index(const Index&) {}
+    Index(Index&&) noexcept = default;
+    Index& operator=(const Index&) {
+      places.clear();
+      return *this;
+    }
+    Index& operator=(Index&&) noexcept = default;
+    std::unordered_map<PathElement, size_t> places;
+  };
+  static constexpr size_t kNotFound = ~size_t{0};
+  size_t place_of(const PathElement& key) const;
+  void update_index();
+
   std::vector<Entry> entries_;
+  Index index_;
 };
 
 using StateList = std::vector<StateNode>;
@@ -84,14 +112,20 @@ inline auto StateDict::end() { return entries_.end(); }
 inline auto StateDict::begin() const { return entries_.begin(); }
 inline auto StateDict::end() const { return entries_.end(); }
 
-// Replaces every factory by what it builds. Throws what a factory throws, with the factory's key.
+// The functions below throw Error(kInvalidArgument) on a tree that is nested deeper than this.
+inline constexpr size_t kMaxStateDepth = 1000;
+
+// Replaces every factory by what it builds, which must hold no factories. Throws what a factory
+// throws (kInternal around a foreign exception), with the factory's key.
 StateDict build_factories(const StateDict& state);
-// `loaded` has the structure of build_factories(template): each built subtree becomes what its
-// factory merges from it.
+// `loaded` has the structure of build_factories(original): each built subtree becomes what its
+// factory merges from it. Entries that were not loaded, and LocalNonpersistent nodes of the
+// original, may lack in it. Error(kMismatch) naming the path where the structures differ.
 StateDict merge_factories(StateDict loaded, const StateDict& original);
 // Without LocalNonpersistent nodes (a dict entry or list element goes; an emptied dict stays).
 StateDict drop_nonpersistent(const StateDict& state);
-// `loaded` with the template's LocalNonpersistent values put back in their places.
+// `loaded` with the original's LocalNonpersistent values put back in their places: its entries in
+// the original's order, then those that only `loaded` has. Error(kMismatch) as above.
 StateDict restore_nonpersistent(StateDict loaded, const StateDict& original);
 
 }  // namespace tilestone

@@ -1,5 +1,7 @@
 // Value: common data of a state dict, as a closed set of plain kinds. Values are immutable and
 // cheap to copy (containers are shared), and never know how they were pickled, except for Opaque.
+//
+// Values may be nested to any depth: destruction, comparison and to_string do not recurse.
 #pragma once
 
 #include <cstdint>
@@ -89,15 +91,20 @@ class Value {
   DType as_dtype() const;
   const Opaque& as_opaque() const;
   const Pickled& as_pickled() const;
-  const Value* find(std::string_view key) const;  // in a dict; null when absent
+  // The entry of a dict under a string key; null when absent. Looks at every entry.
+  const Value* find(std::string_view key) const;
 
-  // Equal kinds and contents; floats by bits (NaN equals itself), tensors by dtype, shape, bytes.
+  // Equal kinds and contents; dicts in order, floats by bits (NaN equals itself), tensors by
+  // dtype, shape and elements' bytes.
   friend bool operator==(const Value& a, const Value& b);
 
  private:
   struct Sequence;
   struct Mapping;
   struct TensorBox;
+  struct OpaqueBox;
+  class Graveyard;
+  bool is_nested() const;
   std::variant<std::monostate, bool, int64_t, double, std::string, BigInt, DType,
                std::shared_ptr<const Bytes>, std::shared_ptr<const Sequence>,
                std::shared_ptr<const Mapping>, std::shared_ptr<const TensorBox>,
@@ -106,7 +113,8 @@ class Value {
 };
 
 std::string_view to_string(Value::Kind kind);
-// Python's repr where Python has one ("{'a': [1, 2.5]}"); at most `limit` characters, then "...".
+// Python's repr where Python has one ("{'a': [1, 2.5]}"), "tensor float32 [2, 3]", and an opaque
+// object's constructor call. At most `limit` bytes (cut between characters), then "...".
 std::string to_string(const Value& value, size_t limit = 4096);
 
 // An object of a class that is no Value, as the pickle describes it: told, never made. Python

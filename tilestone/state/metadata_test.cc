@@ -1,0 +1,77 @@
+#include "tilestone/state/metadata.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tilestone/base/error.h"
+
+namespace tilestone {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+Metadata with_keys(const std::vector<std::string>& tensors,
+                   const std::vector<std::string>& objects = {}) {
+  Metadata metadata;
+  for (const auto& key : tensors) {
+    metadata.tensors.push_back({key, {}, DType::kInt16, {3, 2}, {}});
+  }
+  for (const auto& key : objects) metadata.objects.push_back({key, {}, {}});
+  return metadata;
+}
+
+TEST(Metadata, FindsWhatItHoldsOnceIndexed) {
+  Metadata metadata = with_keys({"b", "a", "c"}, {"z", "y"});
+  metadata.index();
+  EXPECT_EQ(metadata.tensors.front().key, "a");
+  ASSERT_NE(metadata.find_tensor("b"), nullptr);
+  EXPECT_EQ(metadata.find_tensor("b")->key, "b");
+  EXPECT_EQ(metadata.find_tensor("z"), nullptr);
+  EXPECT_NE(metadata.find_object("y"), nullptr);
+  EXPECT_EQ(metadata.find_object("yy"), nullptr);
+  EXPECT_EQ(metadata.tensor_bytes(), 36u);
+}
+
+TEST(Metadata, AKeyTwiceIsCorrupt) {
+  const auto error_of = [](Metadata metadata) {
+    try {
+      metadata.index();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
+      return error.key() + ": " + error.message();
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(error_of(with_keys({"a", "b", "a"})), "a: the checkpoint's metadata has a key twice");
+  EXPECT_EQ(error_of(with_keys({}, {"o", "o"})), "o: the checkpoint's metadata has a key twice");
+  EXPECT_EQ(error_of(with_keys({"a"}, {"a"})),
+            "a: the checkpoint's metadata has a key twice, as a tensor and as an object");
+}
+
+TEST(Metadata, HugeTensorsDoNotWrapTheTotal) {
+  Metadata metadata = with_keys({"a", "b", "c"});
+  for (StoredTensor& tensor : metadata.tensors) {
+    tensor.shape = {int64_t{1} << 62};
+    tensor.dtype = DType::kUInt16;
+  }
+  EXPECT_THROW((void)metadata.tensor_bytes(), Error);
+}
+
+TEST(SimilarKeys, AreFoundByEditsAndByComponents) {
+  Metadata metadata = with_keys({"model.layers.0.weight", "model.layers.1.weight",
+                                 "model.layers.0.bias", "optimizer.state.step"},
+                                {"rng_state"});
+  metadata.index();
+  EXPECT_THAT(similar_keys(metadata, "model.layers.0.weigth"),
+              ElementsAre("model.layers.0.weight", "model.layers.1.weight", "model.layers.0.bias"));
+  EXPECT_THAT(similar_keys(metadata, "layers.0.bias", 1), ElementsAre("model.layers.0.bias"));
+  EXPECT_THAT(similar_keys(metadata, "optimizer.state.step.value"),
+              ElementsAre("optimizer.state.step"));
+  EXPECT_THAT(similar_keys(metadata, "rng_stat"), ElementsAre("rng_state"));
+  EXPECT_THAT(similar_keys(metadata, "something else"), IsEmpty());
+  EXPECT_THAT(similar_keys(metadata, std::string(100'000, 'x')), IsEmpty());
+}
+
+}  // namespace
+}  // namespace tilestone

@@ -1,0 +1,364 @@
+#include "tilestone/state/state_dict.h"
+
+#include <algorithm>
+#include <optional>
+#include <unordered_set>
+#include <utility>
+
+#include "tilestone/base/error.h"
+
+namespace tilestone {
+namespace {
+
+// Up to here a look-up that compares every key is as fast as any.
+constexpr size_t kSmallDict = 16;
+
+}  // namespace
+
+std::string dotted(const Path& path) {
+  std::string text;
+  for (const PathElement& element : path) {
+    if (&element != &path.front()) text += '.';
+    if (const auto* name = std::get_if<std::string>(&element)) {
+      text += *name;
+    } else {
+      text += std::to_string(std::get<int64_t>(element));
+    }
+  }
+  return text;
+}
+
+void StateDict::update_index() {
+  if (entries_.size() <= kSmallDict) return;
+  if (index_.places.size() > entries_.size()) index_.places.clear();
+  for (size_t i = index_.places.size(); i < entries_.size(); ++i) {
+    index_.places.emplace(entries_[i].first, i);
+  }
+}
+
+size_t StateDict::place_of(const PathElement& key) const {
+  if (index_.places.size() == entries_.size() && !entries_.empty()) {
+    const auto found = index_.places.find(key);
+    return found == index_.places.end() ? kNotFound : found->second;
+  }
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i].first == key) return i;
+  }
+  return kNotFound;
+}
+
+StateNode& StateDict::at(const PathElement& key) {
+  update_index();
+  const size_t place = place_of(key);
+  if (place != kNotFound) return entries_[place].second;
+  StateNode& added = entries_.emplace_back(key, StateNode()).second;
+  update_index();
+  return added;
+}
+
+StateNode& StateDict::operator[](std::string_view key) { return at(std::string(key)); }
+
+const StateNode* StateDict::find(const PathElement& key) const {
+  const size_t place = place_of(key);
+  return place == kNotFound ? nullptr : &entries_[place].second;
+}
+
+StateNode* StateDict::find(const PathElement& key) {
+  update_index();
+  const size_t place = place_of(key);
+  return place == kNotFound ? nullptr : &entries_[place].second;
+}
+
+namespace {
+
+// Goes one level down for as long as it lives.
+class Level {
+ public:
+  explicit Level(size_t& depth) : depth_(depth) {
+    if (depth_ == kMaxStateDepth) {
+      throw Error(ErrorCode::kInvalidArgument, "the state dict is nested deeper than " +
+                                                   std::to_string(kMaxStateDepth) + " levels");
+    }
+    ++depth_;
+  }
+  ~Level() { --depth_; }
+  Level(const Level&) = delete;
+  Level& operator=(const Level&) = delete;
+
+ private:
+  size_t& depth_;
+};
+
+template <typename T>
+bool is_a(const StateNode& node) {
+  return node.get_if<T>() != nullptr;
+}
+
+// Does a node of type T stand in this subtree? Stops at the first.
+template <typename T>
+bool holds(const StateNode& node, size_t& depth) {
+  const Level level(depth);
+  if (is_a<T>(node)) return true;
+  if (const auto* dict = node.get_if<StateDict>()) {
+    return std::any_of(dict->begin(), dict->end(),
+                       [&](const auto& entry) { return holds<T>(entry.second, depth); });
+  }
+  if (const auto* list = node.get_if<StateList>()) {
+    return std::any_of(list->begin(), list->end(),
+                       [&](const StateNode& element) { return holds<T>(element, depth); });
+  }
+  return false;
+}
+
+[[noreturn]] void mismatch(const Path& path, const std::string& problem) {
+  throw Error(ErrorCode::kMismatch,
+              "the loaded state does not have the template's structure: " + problem)
+      .with_key(dotted(path));
+}
+
+// ---- build_factories ----
+
+StateNode run_factory(const ShardedTensorFactory& factory) {
+  StateNode built;
+  try {
+    if (!factory.build) throw Error(ErrorCode::kInvalidArgument, "a factory without build");
+    built = factory.build(factory.key, factory.data, factory.replica_id, factory.flat_range);
+    size_t depth = 0;
+    if (holds<ShardedTensorFactory>(built, depth)) {
+      throw Error(ErrorCode::kInvalidArgument, "what a factory built holds another factory");
+    }
+  } catch (...) {
+    throw current_error().with_key(factory.key);
+  }
+  return built;
+}
+
+StateDict build_dict(const StateDict& state, size_t& depth);
+
+StateNode build_node(const StateNode& node, size_t& depth) {
+  const Level level(depth);
+  if (const auto* factory = node.get_if<ShardedTensorFactory>()) return run_factory(*factory);
+  if (const auto* dict = node.get_if<StateDict>()) return build_dict(*dict, depth);
+  const auto* list = node.get_if<StateList>();
+  if (list == nullptr) return node;
+  StateList built;
+  built.reserve(list->size());
+  for (const StateNode& element : *list) built.push_back(build_node(element, depth));
+  return built;
+}
+
+StateDict build_dict(const StateDict& state, size_t& depth) {
+  StateDict built;
+  auto& entries = built.entries();
+  entries.reserve(state.size());
+  for (const auto& [key, node] : state) entries.emplace_back(key, build_node(node, depth));
+  return built;
+}
+
+// ---- drop_nonpersistent ----
+
+StateDict drop_from_dict(const StateDict& state, size_t& depth);
+
+StateNode drop_from_node(const StateNode& node, size_t& depth) {
+  const Level level(depth);
+  if (const auto* dict = node.get_if<StateDict>()) return drop_from_dict(*dict, depth);
+  const auto* list = node.get_if<StateList>();
+  if (list == nullptr) return node;
+  StateList kept;
+  for (const StateNode& element : *list) {
+    if (!is_a<LocalNonpersistent>(element)) kept.push_back(drop_from_node(element, depth));
+  }
+  return kept;
+}
+
+StateDict drop_from_dict(const StateDict& state, size_t& depth) {
+  StateDict kept;
+  auto& entries = kept.entries();
+  for (const auto& [key, node] : state) {
+    if (!is_a<LocalNonpersistent>(node)) entries.emplace_back(key, drop_from_node(node, depth));
+  }
+  return kept;
+}
+
+// For each element of the original list, the element of `loaded` that stands for it, or -1 for a
+// LocalNonpersistent one that was dropped.
+std::vector<ptrdiff_t> align(const StateList& loaded, const StateList& original, const Path& path) {
+  const auto dropped = std::count_if(original.begin(), original.end(), is_a<LocalNonpersistent>);
+  const bool complete = loaded.size() == original.size();
+  if (!complete && loaded.size() + static_cast<size_t>(dropped) != original.size()) {
+    mismatch(path, "a list of " + std::to_string(loaded.size()) + " elements, expected " +
+                       std::to_string(original.size() - static_cast<size_t>(dropped)));
+  }
+  std::vector<ptrdiff_t> places;
+  ptrdiff_t next = 0;
+  for (const StateNode& element : original) {
+    places.push_back(!complete && is_a<LocalNonpersistent>(element) ? -1 : next++);
+  }
+  return places;
+}
+
+// ---- merge_factories ----
+
+class Merger {
+ public:
+  void merge(StateDict& loaded, const StateDict& original) {
+    for (const auto& [key, node] : original) {
+      StateNode* found = loaded.find(key);
+      if (found == nullptr) continue;
+      path_.push_back(key);
+      merge(*found, node);
+      path_.pop_back();
+    }
+  }
+
+ private:
+  void merge(StateNode& loaded, const StateNode& original) {
+    const Level level(depth_);
+    if (const auto* factory = original.get_if<ShardedTensorFactory>()) {
+      run(loaded, *factory);
+    } else if (const auto* dict = original.get_if<StateDict>()) {
+      if (auto* loaded_dict = loaded.get_if<StateDict>()) {
+        merge(*loaded_dict, *dict);
+      } else {
+        expect_no_factory(original, "not a dict");
+      }
+    } else if (const auto* list = original.get_if<StateList>()) {
+      if (auto* loaded_list = loaded.get_if<StateList>()) {
+        merge(*loaded_list, *list, original);
+      } else {
+        expect_no_factory(original, "not a list");
+      }
+    }
+  }
+
+  void merge(StateList& loaded, const StateList& list, const StateNode& original) {
+    size_t depth = 0;
+    if (!holds<ShardedTensorFactory>(original, depth)) return;
+    const std::vector<ptrdiff_t> places = align(loaded, list, path_);
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (places[i] < 0) continue;
+      path_.emplace_back(static_cast<int64_t>(i));
+      merge(loaded[static_cast<size_t>(places[i])], list[i]);
+      path_.pop_back();
+    }
+  }
+
+  static void run(StateNode& loaded, const ShardedTensorFactory& factory) {
+    try {
+      if (!factory.merge) throw Error(ErrorCode::kInvalidArgument, "a factory without merge");
+      loaded = factory.merge(std::move(loaded));
+    } catch (...) {
+      throw current_error().with_key(factory.key);
+    }
+  }
+
+  void expect_no_factory(const StateNode& original, const char* problem) const {
+    size_t depth = 0;
+    if (holds<ShardedTensorFactory>(original, depth)) mismatch(path_, problem);
+  }
+
+  Path path_;
+  size_t depth_ = 0;
+};
+
+// ---- restore_nonpersistent ----
+
+StateNode value_of(const LocalNonpersistent& local) {
+  return local.value != nullptr ? *local.value : StateNode();
+}
+
+class Restorer {
+ public:
+  StateDict restore(StateDict loaded, const StateDict& original) {
+    std::unordered_set<const StateNode*> taken;
+    StateDict restored;
+    auto& entries = restored.entries();
+    for (const auto& [key, node] : original) {
+      StateNode* found = loaded.find(key);
+      taken.insert(found);
+      path_.push_back(key);
+      if (auto whole = restore_entry(found, node)) entries.emplace_back(key, std::move(*whole));
+      path_.pop_back();
+    }
+    for (StateDict::Entry& entry : loaded.entries()) {
+      if (!taken.contains(&entry.second)) entries.push_back(std::move(entry));
+    }
+    return restored;
+  }
+
+ private:
+  // The node for an entry of the original; nullopt where it was neither loaded nor kept.
+  std::optional<StateNode> restore_entry(StateNode* found, const StateNode& original) {
+    if (const auto* local = original.get_if<LocalNonpersistent>()) return value_of(*local);
+    if (found != nullptr) return restore(std::move(*found), original);
+    size_t depth = 0;
+    if (!holds<LocalNonpersistent>(original, depth)) return std::nullopt;
+    if (is_a<StateDict>(original)) return restore(StateDict(), original);
+    return restore(StateList(), original);
+  }
+
+  StateNode restore(StateNode loaded, const StateNode& original) {
+    const Level level(depth_);
+    if (const auto* dict = original.get_if<StateDict>()) {
+      if (auto* loaded_dict = loaded.get_if<StateDict>()) {
+        return restore(std::move(*loaded_dict), *dict);
+      }
+      expect_nothing_local(original, "not a dict");
+    } else if (const auto* list = original.get_if<StateList>()) {
+      if (auto* loaded_list = loaded.get_if<StateList>()) {
+        return restore(std::move(*loaded_list), *list, original);
+      }
+      expect_nothing_local(original, "not a list");
+    }
+    return loaded;
+  }
+
+  StateNode restore(StateList loaded, const StateList& list, const StateNode& original) {
+    size_t depth = 0;
+    if (!holds<LocalNonpersistent>(original, depth)) return loaded;
+    const std::vector<ptrdiff_t> places = align(loaded, list, path_);
+    StateList restored;
+    restored.reserve(list.size());
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (const auto* local = list[i].get_if<LocalNonpersistent>()) {
+        restored.push_back(value_of(*local));
+        continue;
+      }
+      path_.emplace_back(static_cast<int64_t>(i));
+      restored.push_back(restore(std::move(loaded[static_cast<size_t>(places[i])]), list[i]));
+      path_.pop_back();
+    }
+    return restored;
+  }
+
+  void expect_nothing_local(const StateNode& original, const char* problem) const {
+    size_t depth = 0;
+    if (holds<LocalNonpersistent>(original, depth)) mismatch(path_, problem);
+  }
+
+  Path path_;
+  size_t depth_ = 0;
+};
+
+}  // namespace
+
+StateDict build_factories(const StateDict& state) {
+  size_t depth = 0;
+  return build_dict(state, depth);
+}
+
+StateDict merge_factories(StateDict loaded, const StateDict& original) {
+  Merger().merge(loaded, original);
+  return loaded;
+}
+
+StateDict drop_nonpersistent(const StateDict& state) {
+  size_t depth = 0;
+  return drop_from_dict(state, depth);
+}
+
+StateDict restore_nonpersistent(StateDict loaded, const StateDict& original) {
+  return Restorer().restore(std::move(loaded), original);
+}
+
+}  // namespace tilestone

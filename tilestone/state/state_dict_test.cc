@@ -1,0 +1,215 @@
+#include "tilestone/state/state_dict.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include "tilestone/base/error.h"
+
+namespace tilestone {
+namespace {
+
+using testing::HasSubstr;
+
+// The shape of a tree as text, to compare whole trees at once.
+std::string shown(const StateNode& node);
+
+std::string shown(const StateDict& dict) {
+  std::string text = "{";
+  for (const auto& [key, node] : dict) {
+    if (text.size() > 1) text += ", ";
+    text += dotted({key}) + ": " + shown(node);
+  }
+  return text + "}";
+}
+
+std::string shown(const StateNode& node) {
+  if (const auto* value = node.get_if<Value>()) return to_string(*value);
+  if (const auto* dict = node.get_if<StateDict>()) return shown(*dict);
+  if (node.get_if<LocalNonpersistent>() != nullptr) return "local";
+  if (node.get_if<ShardedTensorFactory>() != nullptr) return "factory";
+  std::string text = "[";
+  for (const StateNode& element : *node.get_if<StateList>()) {
+    if (text.size() > 1) text += ", ";
+    text += shown(element);
+  }
+  return text + "]";
+}
+
+LocalNonpersistent local(StateNode value) {
+  return {std::make_shared<const StateNode>(std::move(value))};
+}
+
+// Builds {a: 1, b: 2}; merges to the sum.
+ShardedTensorFactory adder(std::string key) {
+  ShardedTensorFactory factory;
+  factory.key = std::move(key);
+  factory.build = [](const std::string&, const TensorView&, const ReplicaId&,
+                     const std::optional<FlatRange>&) -> StateNode {
+    StateDict halves;
+    halves["a"] = 1;
+    halves["b"] = 2;
+    return halves;
+  };
+  factory.merge = [](StateNode loaded) -> StateNode {
+    const auto& halves = *loaded.get_if<StateDict>();
+    return halves.find("a")->get_if<Value>()->as_int() +
+           halves.find("b")->get_if<Value>()->as_int();
+  };
+  return factory;
+}
+
+// A tree with a factory and a local value in a dict, in a list and under an int key.
+StateDict sample() {
+  StateDict inner;
+  inner["f"] = adder("inner.f");
+  inner.at(int64_t{0}) = local(9);
+  inner["x"] = 5;
+  StateDict state;
+  state["inner"] = inner;
+  state["list"] = StateList{local("first"), adder("list.1"), 7, local(8)};
+  state["y"] = "text";
+  return state;
+}
+
+TEST(StateDict, KeepsOrderAndTellsTextFromIntKeys) {
+  StateDict dict;
+  dict["b"] = 1;
+  dict.at(int64_t{1}) = 2;
+  dict["1"] = 3;
+  dict["b"] = 4;
+  EXPECT_EQ(shown(dict), "{b: 4, 1: 2, 1: 3}");
+  EXPECT_EQ(dict.find(int64_t{1})->get_if<Value>()->as_int(), 2);
+  EXPECT_EQ(dict.find("1")->get_if<Value>()->as_int(), 3);
+  EXPECT_EQ(dict.find("c"), nullptr);
+}
+
+TEST(StateDict, LargeDictsAreFoundThroughTheirIndexAndSurviveEditing) {
+  StateDict dict;
+  for (int i = 0; i < 20'000; ++i) dict["k" + std::to_string(i)] = i;
+  EXPECT_EQ(dict.size(), 20'000u);
+  EXPECT_EQ(dict.find("k19999")->get_if<Value>()->as_int(), 19'999);
+  const StateDict copy = dict;
+  EXPECT_EQ(copy.find("k123")->get_if<Value>()->as_int(), 123);
+  dict.entries().erase(dict.entries().begin());
+  EXPECT_EQ(dict.find("k0"), nullptr);
+  EXPECT_EQ(dict.find("k1")->get_if<Value>()->as_int(), 1);
+  dict["k0"] = -1;
+  EXPECT_EQ(dict.entries().back().second.get_if<Value>()->as_int(), -1);
+  EXPECT_EQ(std::as_const(dict).find("missing"), nullptr);
+}
+
+TEST(StateDict, PathsAreJoinedByDots) {
+  EXPECT_EQ(dotted({}), "");
+  EXPECT_EQ(dotted({"optimizer", "state", int64_t{0}, "exp_avg"}), "optimizer.state.0.exp_avg");
+}
+
+TEST(Factories, AreReplacedByWhatTheyBuildAndMergedBack) {
+  const StateDict original = sample();
+  const StateDict built = build_factories(original);
+  EXPECT_EQ(shown(built),
+            "{inner: {f: {a: 1, b: 2}, 0: local, x: 5}, list: [local, {a: 1, b: 2}, 7, local], "
+            "y: 'text'}");
+  EXPECT_EQ(shown(merge_factories(built, original)),
+            "{inner: {f: 3, 0: local, x: 5}, list: [local, 3, 7, local], y: 'text'}");
+  EXPECT_EQ(shown(merge_factories(drop_nonpersistent(built), original)),
+            "{inner: {f: 3, x: 5}, list: [3, 7], y: 'text'}");
+}
+
+TEST(Factories, ErrorsCarryTheFactorysKey) {
+  const auto error_of = [](auto change) {
+    ShardedTensorFactory factory = adder("mlp.fc1");
+    change(factory);
+    StateDict state;
+    state["fc"] = factory;
+    try {
+      merge_factories(build_factories(state), state);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.key(), "mlp.fc1");
+      return error.message();
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(error_of([](auto& f) {
+                f.build = [](auto&&...) -> StateNode { throw std::runtime_error("odd rows"); };
+              }),
+              HasSubstr("odd rows"));
+  EXPECT_THAT(error_of([](auto& f) {
+                f.merge = [](StateNode) -> StateNode {
+                  throw Error(ErrorCode::kMismatch, "halves differ");
+                };
+              }),
+              HasSubstr("halves differ"));
+  EXPECT_EQ(error_of([](auto& f) { f.build = nullptr; }), "a factory without build");
+  EXPECT_EQ(error_of([](auto& f) { f.merge = nullptr; }), "a factory without merge");
+  EXPECT_EQ(error_of([](auto& f) {
+              f.build = [](auto&&...) -> StateNode { return StateList{adder("x")}; };
+            }),
+            "what a factory built holds another factory");
+}
+
+TEST(Factories, ALoadedStateOfAnotherStructureIsRefusedWithItsPath) {
+  const StateDict original = sample();
+  const auto error_of = [&](auto change) {
+    StateDict loaded = drop_nonpersistent(build_factories(original));
+    change(loaded);
+    try {
+      merge_factories(loaded, original);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kMismatch);
+      return error.key() + ": " + error.message();
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(error_of([](StateDict& s) { s["inner"] = 1; }), HasSubstr("inner: "));
+  EXPECT_THAT(error_of([](StateDict& s) { s["inner"] = 1; }), HasSubstr("not a dict"));
+  EXPECT_THAT(error_of([](StateDict& s) { s["list"] = 1; }), HasSubstr("not a list"));
+  EXPECT_THAT(error_of([](StateDict& s) { s["list"] = StateList{1}; }),
+              HasSubstr("a list of 1 elements, expected 2"));
+  EXPECT_EQ(error_of([](StateDict& s) { s.entries().erase(s.entries().begin()); }), "no error");
+}
+
+TEST(Nonpersistent, IsDroppedAndRestoredInItsPlace) {
+  StateDict original = sample();
+  original["gone"] = StateDict();
+  original.find("gone")->get_if<StateDict>()->at(int64_t{3}) = local(1);
+  const StateDict kept = drop_nonpersistent(original);
+  EXPECT_EQ(shown(kept), "{inner: {f: factory, x: 5}, list: [factory, 7], y: 'text', gone: {}}");
+  EXPECT_EQ(shown(restore_nonpersistent(kept, original)),
+            "{inner: {f: factory, 0: 9, x: 5}, list: ['first', factory, 7, 8], y: 'text', "
+            "gone: {3: 1}}");
+  StateDict without = kept;
+  without.entries().pop_back();  // an emptied dict need not have been loaded
+  without["extra"] = 6;
+  EXPECT_EQ(shown(restore_nonpersistent(without, original)),
+            "{inner: {f: factory, 0: 9, x: 5}, list: ['first', factory, 7, 8], y: 'text', "
+            "gone: {3: 1}, extra: 6}");
+}
+
+TEST(Nonpersistent, AStateOfAnotherStructureIsRefused) {
+  const StateDict original = sample();
+  StateDict loaded = drop_nonpersistent(original);
+  loaded["list"] = StateList{1, 2, 3};
+  EXPECT_THROW(restore_nonpersistent(loaded, original), Error);
+  loaded["list"] = 5;
+  EXPECT_THROW(restore_nonpersistent(loaded, original), Error);
+}
+
+TEST(StateDict, TreesDeeperThanTheLimitAreRefused) {
+  StateNode node = local(1);
+  for (size_t i = 0; i < kMaxStateDepth + 1; ++i) node = StateList{std::move(node)};
+  StateDict state;
+  state["deep"] = std::move(node);
+  for (auto* function : {&build_factories, &drop_nonpersistent}) {
+    try {
+      (*function)(state);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.message(), "the state dict is nested deeper than 1000 levels");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilestone

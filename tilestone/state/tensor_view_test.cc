@@ -1,0 +1,117 @@
+#include "tilestone/state/tensor_view.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+
+#include "tilestone/base/error.h"
+
+namespace tilestone {
+namespace {
+
+using testing::HasSubstr;
+
+template <typename Body>
+std::string error_of(Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(TensorView, ContiguousRefusesWhatNoMemoryHolds) {
+  float x = 0;
+  EXPECT_THAT(error_of([&] { TensorView::contiguous(&x, DType::kFloat32, {2, -1}); }),
+              HasSubstr("shape [2, -1] has a negative dim"));
+  EXPECT_THAT(error_of([&] { TensorView::contiguous(nullptr, DType::kFloat32, {2}); }),
+              HasSubstr("data is null for a tensor of shape [2]"));
+  const int64_t huge = std::numeric_limits<int64_t>::max();
+  EXPECT_THAT(error_of([&] { TensorView::contiguous(&x, DType::kUInt8, {huge, 2}); }),
+              HasSubstr("more than 2^63 - 1 elements"));
+  EXPECT_THAT(error_of([&] { TensorView::contiguous(&x, DType::kComplex128, {huge}); }),
+              HasSubstr("bytes of the tensor"));
+}
+
+TEST(TensorView, StridedRefusesToReachOutsideItsAllocation) {
+  float memory[12] = {};
+  const auto view = [&](void* data, Dims shape, Dims strides) {
+    return TensorView::strided(data, DType::kFloat32, std::move(shape), std::move(strides), memory,
+                               sizeof memory);
+  };
+  EXPECT_EQ(view(memory, {3, 4}, {4, 1}).bytes(), 48u);
+  EXPECT_EQ(view(memory + 11, {12}, {-1}).bytes(), 48u);
+  EXPECT_EQ(view(memory + 11, {1}, {1000}).bytes(), 4u);
+  EXPECT_THAT(error_of([&] { view(memory, {3, 4}, {4, 2}); }),
+              HasSubstr("shape [3, 4] and strides [4, 2] of float32 elements reach bytes [0, 60) "
+                        "of an allocation of 48 bytes"));
+  EXPECT_THAT(error_of([&] { view(memory + 1, {3, 4}, {4, 1}); }), HasSubstr("[4, 52)"));
+  EXPECT_THAT(error_of([&] { view(memory, {2}, {-1}); }), HasSubstr("[-4, 4)"));
+  EXPECT_THAT(error_of([&] { view(memory, {2}, {std::numeric_limits<int64_t>::max()}); }),
+              HasSubstr("reach"));
+  EXPECT_THAT(error_of([&] { view(memory, {3, 4}, {1}); }),
+              HasSubstr("strides [1] don't have as many dims as shape [3, 4]"));
+  EXPECT_THAT(error_of([&] { view(nullptr, {1}, {1}); }), HasSubstr("data is null"));
+}
+
+TEST(TensorView, TensorsWithoutElementsNeedNoMemory) {
+  const TensorView empty = TensorView::contiguous(nullptr, DType::kFloat32, {0, 4});
+  EXPECT_TRUE(empty.has_data());
+  EXPECT_EQ(empty.bytes(), 0u);
+  EXPECT_TRUE(TensorView::strided(nullptr, DType::kInt8, {0}, {7}, nullptr, 0).has_data());
+  EXPECT_FALSE(TensorView::without_data(DType::kInt8, {1}).has_data());
+}
+
+TEST(TensorView, NarrowMovesToTheBoxAndKeepsStrides) {
+  int32_t memory[12];
+  for (int i = 0; i < 12; ++i) memory[i] = i;
+  const TensorView whole = TensorView::contiguous(memory, DType::kInt32, {3, 4});
+  const TensorView part = whole.narrow({{1, 2}, {2, 2}});
+  EXPECT_EQ(part.shape, (Dims{2, 2}));
+  EXPECT_EQ(part.strides, (Dims{4, 1}));
+  int32_t first = 0;
+  std::memcpy(&first, part.data, sizeof first);
+  EXPECT_EQ(first, 6);
+  EXPECT_EQ(part.strided_view().itemsize, 4u);
+  EXPECT_THAT(error_of([&] { (void)whole.narrow({{2, 0}, {2, 4}}); }),
+              HasSubstr("ends beyond the tensor"));
+  EXPECT_FALSE(TensorView::without_data(DType::kInt32, {3, 4}).narrow({{1, 2}, {2, 2}}).has_data());
+}
+
+TEST(TensorView, AllocateGivesZeroedMemoryThatTheViewOwns) {
+  TensorView view = TensorView::allocate(DType::kInt64, {2, 3});
+  const TensorView part = view.narrow({{1, 0}, {1, 3}});
+  view = TensorView();  // the part keeps the memory
+  for (size_t i = 0; i < part.bytes(); ++i) EXPECT_EQ(part.data[i], std::byte{0});
+}
+
+class FakeDevice : public DeviceMemory {
+ public:
+  explicit FakeDevice(Box box) : box_(std::move(box)) {}
+  std::string device() const override { return "fake:" + to_string(box_); }
+  void to_host(uint64_t, MutableByteView) override {}
+  void from_host(uint64_t, ByteView) override {}
+  std::shared_ptr<DeviceMemory> narrow(const Box& box) override {
+    return std::make_shared<FakeDevice>(box);
+  }
+
+ private:
+  Box box_;
+};
+
+TEST(TensorView, DeviceTensorsNarrowThroughTheirDeviceAndRefuseHostAccess) {
+  TensorView view = TensorView::without_data(DType::kFloat32, {4, 4});
+  view.device = std::make_shared<FakeDevice>(Box::whole({4, 4}));
+  EXPECT_TRUE(view.has_data());
+  const TensorView part = view.narrow({{0, 1}, {4, 2}});
+  EXPECT_EQ(part.device->device(), "fake:[0:4, 1:3]");
+  EXPECT_EQ(part.strides, (Dims{2, 1}));
+  EXPECT_THROW((void)part.strided_view(), Error);
+}
+
+}  // namespace
+}  // namespace tilestone

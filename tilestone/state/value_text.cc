@@ -1,0 +1,389 @@
+// Values as text: Python's repr, without recursion and without more work than the limit asks for.
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <deque>
+#include <iterator>
+
+#include "tilestone/state/value.h"
+
+namespace tilestone {
+namespace {
+
+// ---- Numbers ----
+
+// Python's repr of a float: the shortest digits that read back as the same float, in plain
+// notation for decimal exponents -4 to 15, else with an exponent of at least two digits.
+std::string float_repr(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  std::array<char, 32> buffer;
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value,
+                                 std::chars_format::scientific)
+                       .ptr;
+  const std::string text(buffer.data(), end);
+  const size_t e = text.find('e');
+  const int exponent = std::stoi(text.substr(e + 1));
+  if (exponent < -4 || exponent > 15) return text;
+  std::string digits;
+  std::copy_if(text.begin(), text.begin() + static_cast<ptrdiff_t>(e), std::back_inserter(digits),
+               [](char c) { return c >= '0' && c <= '9'; });
+  const std::string sign = std::signbit(value) ? "-" : "";
+  if (exponent < 0)
+    return sign + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
+  const auto whole = static_cast<size_t>(exponent) + 1;
+  if (digits.size() < whole) digits.append(whole - digits.size(), '0');
+  if (digits.size() == whole) digits += '0';
+  return sign + digits.insert(whole, ".");
+}
+
+// The magnitude of a two's complement number as base 2^32 digits, lowest first.
+std::vector<uint32_t> magnitude(const Bytes& bytes, bool negative) {
+  std::vector<uint32_t> digits(bytes.size() / 4 + 1, negative ? ~uint32_t{0} : 0);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    const size_t shift = 8 * (i % 4);
+    uint32_t& digit = digits[i / 4];
+    digit = (digit & ~(uint32_t{0xff} << shift)) | (std::to_integer<uint32_t>(bytes[i]) << shift);
+  }
+  if (!negative) return digits;
+  uint64_t carry = 1;  // -x = ~x + 1
+  for (uint32_t& digit : digits) {
+    carry += static_cast<uint32_t>(~digit);
+    digit = static_cast<uint32_t>(carry);
+    carry >>= 32;
+  }
+  return digits;
+}
+
+}  // namespace
+
+std::string to_string(const BigInt& value) {
+  const bool negative =
+      !value.bytes.empty() && (value.bytes.back() & std::byte{0x80}) != std::byte{0};
+  std::vector<uint32_t> digits = magnitude(value.bytes, negative);
+  std::string text;  // lowest digit first
+  while (!digits.empty()) {
+    uint64_t rest = 0;
+    for (size_t i = digits.size(); i-- > 0;) {
+      rest = rest << 32 | digits[i];
+      digits[i] = static_cast<uint32_t>(rest / 1'000'000'000);
+      rest %= 1'000'000'000;
+    }
+    while (!digits.empty() && digits.back() == 0) digits.pop_back();
+    for (int i = 0; i < 9; ++i, rest /= 10) text += static_cast<char>('0' + rest % 10);
+  }
+  while (text.size() > 1 && text.back() == '0') text.pop_back();
+  if (negative) text += '-';
+  std::reverse(text.begin(), text.end());
+  return text;
+}
+
+namespace {
+
+// Python shows no more than 4,300 decimal digits of an int; their cost is quadratic.
+constexpr size_t kMaxDecimalBytes = 1785;
+
+std::string big_int_repr(const BigInt& value) {
+  if (value.bytes.size() <= kMaxDecimalBytes) return to_string(value);
+  return "int of " + std::to_string(value.bytes.size()) + " bytes";
+}
+
+// ---- Strings ----
+
+struct Range {
+  uint32_t first;
+  uint32_t last;
+};
+// Code points that Python's str.isprintable() refuses: Unicode categories Cc, Cf, Cs, Co, Zl, Zp,
+// Zs (but for the space) and noncharacters. Code points that are not assigned yet differ from one
+// Python to the next and are shown as they are.
+constexpr Range kNotPrintable[] = {
+    {0x0, 0x1f},        {0x7f, 0xa0},       {0xad, 0xad},       {0x600, 0x605},
+    {0x61c, 0x61c},     {0x6dd, 0x6dd},     {0x70f, 0x70f},     {0x890, 0x891},
+    {0x8e2, 0x8e2},     {0x1680, 0x1680},   {0x180e, 0x180e},   {0x2000, 0x200f},
+    {0x2028, 0x202f},   {0x205f, 0x206f},   {0x3000, 0x3000},   {0xd800, 0xf8ff},
+    {0xfdd0, 0xfdef},   {0xfeff, 0xfeff},   {0xfff0, 0xfffb},   {0xfffe, 0xffff},
+    {0x110bd, 0x110bd}, {0x110cd, 0x110cd}, {0x13430, 0x1343f}, {0x1bca0, 0x1bca3},
+    {0x1d173, 0x1d17a}, {0x1fffe, 0x1ffff}, {0xe0000, 0xe00ff}, {0xe01f0, 0x10ffff},
+};
+
+bool is_printable(uint32_t code) {
+  const auto* range = std::lower_bound(std::begin(kNotPrintable), std::end(kNotPrintable), code,
+                                       [](const Range& r, uint32_t c) { return r.last < c; });
+  return range == std::end(kNotPrintable) || code < range->first;
+}
+
+void append_hex(std::string& out, char letter, uint32_t code, int digits) {
+  out += '\\';
+  out += letter;
+  for (int i = digits - 1; i >= 0; --i) out += "0123456789abcdef"[code >> (4 * i) & 0xf];
+}
+
+// Escapes of the characters that strings and bytes share; false for any other.
+bool append_common_escape(std::string& out, uint32_t code, char quote) {
+  if (code == static_cast<unsigned char>(quote) || code == '\\') {
+    out += '\\';
+    out += static_cast<char>(code);
+  } else if (code == '\n') {
+    out += "\\n";
+  } else if (code == '\r') {
+    out += "\\r";
+  } else if (code == '\t') {
+    out += "\\t";
+  } else if (code < 0x20 || code == 0x7f) {
+    append_hex(out, 'x', code, 2);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// One character of UTF-8 (surrogates allowed, as Python's "surrogatepass" writes them) at the
+// start of `text`; size 0 where there is none.
+struct CodePoint {
+  uint32_t code = 0;
+  size_t size = 0;
+};
+
+CodePoint decode_utf8(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<uint8_t>(text[i])); };
+  const uint32_t lead = byte(0);
+  if (lead < 0x80) return {lead, 1};
+  const size_t size = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || text.size() < size) return {};
+  uint32_t code = lead & (0x7fu >> size);
+  for (size_t i = 1; i < size; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return {};
+    code = code << 6 | (byte(i) & 0x3f);
+  }
+  constexpr uint32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
+  if (code < kSmallest[size] || code > 0x10ffff) return {};
+  return {code, size};
+}
+
+char quote_for(bool has_single, bool has_double) { return has_single && !has_double ? '"' : '\''; }
+
+void append_string_repr(std::string& out, std::string_view text, size_t limit) {
+  const char quote = quote_for(text.find('\'') != text.npos, text.find('"') != text.npos);
+  out += quote;
+  while (!text.empty() && out.size() <= limit) {
+    const CodePoint point = decode_utf8(text);
+    if (point.size == 0) {  // not UTF-8
+      append_hex(out, 'x', static_cast<uint8_t>(text[0]), 2);
+      text.remove_prefix(1);
+      continue;
+    }
+    if (!append_common_escape(out, point.code, quote)) {
+      if (is_printable(point.code)) {
+        out += text.substr(0, point.size);
+      } else if (point.code <= 0xff) {
+        append_hex(out, 'x', point.code, 2);
+      } else if (point.code <= 0xffff) {
+        append_hex(out, 'u', point.code, 4);
+      } else {
+        append_hex(out, 'U', point.code, 8);
+      }
+    }
+    text.remove_prefix(point.size);
+  }
+  out += quote;
+}
+
+void append_bytes_repr(std::string& out, ByteView bytes, size_t limit) {
+  const std::string_view text = as_text(bytes);
+  const char quote = quote_for(text.find('\'') != text.npos, text.find('"') != text.npos);
+  out += 'b';
+  out += quote;
+  for (const char c : text) {
+    if (out.size() > limit) break;
+    const auto code = static_cast<uint32_t>(static_cast<uint8_t>(c));
+    if (append_common_escape(out, code, quote)) continue;
+    if (code < 0x80) {
+      out += c;
+    } else {
+      append_hex(out, 'x', code, 2);
+    }
+  }
+  out += quote;
+}
+
+// ---- Containers ----
+
+// Writes values to a text with a stack of its own. Stops as soon as the limit is passed.
+class Printer {
+ public:
+  explicit Printer(size_t limit) : limit_(limit) {}
+
+  std::string print(const Value& value) {
+    step(value);
+    while (!todo_.empty() && out_.size() <= limit_) {
+      if (!next()) todo_.pop_back();
+    }
+    return cut();
+  }
+
+ private:
+  // A container that is being written: elements, then dict entries, then the closing text.
+  struct Frame {
+    const Value::List* items = nullptr;
+    const Value::Dict* entries = nullptr;
+    const Opaque* opaque = nullptr;  // what follows its arguments
+    std::string_view separator;      // between key and value of an entry
+    std::string_view close;
+    std::string_view close_single;  // where there was just one element (a tuple's comma)
+    size_t at = 0;
+    bool in_entry = false;  // the key is written, its value is not
+  };
+
+  // Writes the next part of the innermost container; false when it is complete.
+  bool next() {
+    Frame& frame = todo_.back();
+    const size_t items = frame.items != nullptr ? frame.items->size() : 0;
+    const size_t entries = frame.entries != nullptr ? frame.entries->size() : 0;
+    if (frame.in_entry) {
+      frame.in_entry = false;
+      out_ += frame.separator;
+      step((*frame.entries)[frame.at++ - items].second);
+      return true;
+    }
+    if (frame.at == items + entries) {
+      out_ += frame.at == 1 ? frame.close_single : frame.close;
+      const Opaque* opaque = frame.opaque;
+      if (opaque == nullptr) return false;
+      frame = rest_of(*opaque);
+      return true;
+    }
+    if (frame.at > 0) out_ += ", ";
+    if (frame.at < items) {
+      step((*frame.items)[frame.at++]);
+    } else {
+      frame.in_entry = true;
+      step((*frame.entries)[frame.at - items].first);
+    }
+    return true;
+  }
+
+  // What an opaque object holds beyond its arguments is shown as ".update(...)".
+  Frame rest_of(const Opaque& opaque) {
+    Frame frame;
+    if (opaque.appended.empty() && opaque.entries.empty()) return frame;
+    out_ += ".update(";
+    frame.items = &opaque.appended;
+    frame.entries = &opaque.entries;
+    frame.separator = ": ";
+    frame.close = frame.close_single = ")";
+    return frame;
+  }
+
+  void open_opaque(const Opaque& opaque) {
+    out_ += opaque.module + "." + opaque.name;
+    if (opaque.kind == Opaque::Kind::kGlobal) return;
+    out_ += '(';
+    Frame frame;
+    frame.items = &opaque.args;
+    frame.opaque = &opaque;
+    frame.close = frame.close_single = ")";
+    if (opaque.has_state) {
+      // Attributes stand as keyword arguments, as argparse.Namespace shows itself.
+      if (opaque.state.kind() == Value::Kind::kDict) {
+        frame.entries = &opaque.state.as_dict();
+        frame.separator = "=";
+      } else {
+        frame.entries = &made_.emplace_back(Value::Dict{{Value("state"), opaque.state}});
+        frame.separator = "=";
+      }
+    }
+    todo_.push_back(frame);
+  }
+
+  void step(const Value& value) {
+    using Kind = Value::Kind;
+    switch (value.kind()) {
+      case Kind::kNull:
+        out_ += "None";
+        return;
+      case Kind::kBool:
+        out_ += value.as_bool() ? "True" : "False";
+        return;
+      case Kind::kInt:
+        out_ += std::to_string(value.as_int());
+        return;
+      case Kind::kBigInt:
+        out_ += big_int_repr(value.as_big_int());
+        return;
+      case Kind::kFloat:
+        out_ += float_repr(value.as_float());
+        return;
+      case Kind::kString:
+        return string_or_name(value.as_string());
+      case Kind::kBytes:
+        return append_bytes_repr(out_, value.as_bytes(), limit_);
+      case Kind::kTensor:
+        out_ += "tensor " + std::string(to_string(value.as_tensor().dtype)) + " " +
+                to_string(value.as_tensor().shape);
+        return;
+      case Kind::kDType:
+        out_ += "torch." + std::string(to_string(value.as_dtype()));
+        return;
+      case Kind::kPickled:
+        out_ += "pickled object of " + std::to_string(value.as_pickled().bytes.size()) + " bytes";
+        return;
+      case Kind::kList:
+      case Kind::kTuple:
+      case Kind::kDict:
+        return open_container(value);
+      case Kind::kOpaque:
+        return open_opaque(value.as_opaque());
+    }
+  }
+
+  // The name of an attribute stands without quotes.
+  void string_or_name(std::string_view text) {
+    const bool is_name = !todo_.empty() && todo_.back().in_entry && todo_.back().separator == "=" &&
+                         !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
+                           return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                                  (c >= '0' && c <= '9') || c == '_';
+                         });
+    if (is_name) {
+      out_ += text;
+    } else {
+      append_string_repr(out_, text, limit_);
+    }
+  }
+
+  void open_container(const Value& value) {
+    Frame frame;
+    if (value.kind() == Value::Kind::kDict) {
+      frame.entries = &value.as_dict();
+      frame.separator = ": ";
+      out_ += '{';
+      frame.close = frame.close_single = "}";
+    } else {
+      const bool tuple = value.kind() == Value::Kind::kTuple;
+      frame.items = &value.items();
+      out_ += tuple ? '(' : '[';
+      frame.close = tuple ? ")" : "]";
+      frame.close_single = tuple ? ",)" : "]";
+    }
+    todo_.push_back(frame);
+  }
+
+  std::string cut() {
+    if (out_.size() <= limit_) return std::move(out_);
+    size_t end = limit_;
+    while (end > 0 && (static_cast<uint8_t>(out_[end]) & 0xc0) == 0x80) --end;
+    return out_.substr(0, end) + "...";
+  }
+
+  size_t limit_;
+  std::string out_;
+  std::vector<Frame> todo_;
+  std::deque<Value::Dict> made_;  // entries that no value holds; they stay where they are
+};
+
+}  // namespace
+
+std::string to_string(const Value& value, size_t limit) { return Printer(limit).print(value); }
+
+}  // namespace tilestone
