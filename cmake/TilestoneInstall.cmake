@@ -1,17 +1,20 @@
-# `cmake --install`: headers, library, command line, CMake package.
+# `cmake --install`: headers, library, CMake package (component `development`) and the command line
+# (component `runtime`; inside a Python wheel, component `python`).
 
 include(CMakePackageConfigHelpers)
 
 set(tilestone_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Tilestone)
 
-install(TARGETS tilestone EXPORT TilestoneTargets)
+install(TARGETS tilestone EXPORT TilestoneTargets COMPONENT development)
 install(
   EXPORT TilestoneTargets
   NAMESPACE Tilestone::
-  DESTINATION ${tilestone_package_dir})
+  DESTINATION ${tilestone_package_dir}
+  COMPONENT development)
 install(
   DIRECTORY tilestone
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  COMPONENT development
   FILES_MATCHING
   PATTERN "*.h"
   PATTERN "*_internal.h" EXCLUDE
@@ -25,4 +28,5 @@ write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/TilestoneConfigVers
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/TilestoneConfig.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/TilestoneConfigVersion.cmake
-        DESTINATION ${tilestone_package_dir})
+        DESTINATION ${tilestone_package_dir}
+        COMPONENT development)

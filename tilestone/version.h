@@ -1,3 +1,4 @@
+// Tilestone's version; CMake and the Python package read it from here.
 #pragma once
 
 namespace tilestone {

@@ -15,7 +15,8 @@ uint32_t crc32(ByteView bytes, uint32_t seed = 0);
 uint32_t crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t size_b);
 
 // Copies `source` to `target` (same size, no overlap) and returns the CRC-32 continued from
-// `seed`. One pass over memory: blocks are checksummed while they are in the first-level cache.
+// `seed`. One pass over memory: blocks are copied while they are in the first-level cache. The
+// source must not change meanwhile, or the checksum belongs to neither.
 uint32_t copy_crc32(MutableByteView target, ByteView source, uint32_t seed = 0);
 
 uint64_t xxh3_64(ByteView bytes);

@@ -1,0 +1,34 @@
+# One command for each daily thing; CONTRIBUTING.md says what each does.
+
+MINUTES ?= 5
+ROUNDS ?= 100
+
+.PHONY: demo test bench format stubs soak fuzz setup clean
+
+demo:
+	@tools/demo
+
+test:
+	@tools/test
+
+bench:
+	@tools/bench
+
+format:
+	@tools/setup
+	@tools/check_format --fix
+
+stubs:
+	@.venv/bin/python tools/check_stubs --fix
+
+soak:
+	@tools/soak $(ROUNDS)
+
+fuzz:
+	@tools/fuzz $(MINUTES)
+
+setup:
+	@tools/setup
+
+clean:
+	rm -rf build demo-out .pytest_cache .hypothesis .mypy_cache

@@ -1,0 +1,127 @@
+"""Tests of tools/check_includes: that it passes good trees and fails bad ones, at the right line."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL = pathlib.Path(__file__).parent / "check_includes"
+
+
+def check(files: dict[str, str]) -> tuple[int, list[str]]:
+    """Exit code and output lines of the tool over a tree of these files."""
+    with tempfile.TemporaryDirectory() as root:
+        for name, text in files.items():
+            path = pathlib.Path(root, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        result = subprocess.run(
+            [sys.executable, TOOL, "--root", root], capture_output=True, text=True, check=False
+        )
+    assert not result.stderr, result.stderr
+    return result.returncode, result.stdout.splitlines()
+
+
+class CheckIncludesTest(unittest.TestCase):
+    def assert_violation(self, files: dict[str, str], *expected: str) -> None:
+        code, lines = check(files)
+        self.assertEqual((code, lines), (1, list(expected)))
+
+    def test_a_tree_that_follows_the_table_passes(self):
+        files = {
+            "tilestone/base/error.h": "#include <string>\n",
+            "tilestone/base/error.cc": '#include "tilestone/base/error.h"\n#include <fmt/core.h>\n',
+            "tilestone/version.h": "#pragma once\n",
+            "tilestone/geometry/box.h": '#include "tilestone/base/error.h"\n'
+            '#include "tilestone/version.h"\n',
+            "tilestone/format/format.h": '#include "tilestone/geometry/box.h"\n',
+            "tilestone/format/zarr/zarr.h": '#include "tilestone/format/format.h"\n',
+            "tilestone/engine/save.h": '#include "tilestone/format/zarr/zarr.h"\n',
+            "tilestone/tilestone.h": '#include "tilestone/engine/save.h"\n',
+            "tilestone/cli/main.cc": '#include "tilestone/cli/ls.h"\n',
+            "tilestone/cli/ls.h": '#include "tilestone/tilestone.h"\n',
+            "python/src/module.cc": '#include "bindings.h"\n#include "tilestone/tilestone.h"\n',
+            "python/src/bindings.h": "#include <nanobind/nanobind.h>\n",
+            "examples/cmake_user/main.cc": "#include <tilestone/tilestone.h>\n",
+        }
+        self.assertEqual(check(files), (0, []))
+
+    def test_a_folder_may_not_include_one_below_it(self):
+        self.assert_violation(
+            {"tilestone/base/error.h": '\n#include "tilestone/geometry/box.h"\n'},
+            "tilestone/base/error.h:2: base may not include geometry (tilestone/geometry/box.h)",
+        )
+
+    def test_storage_and_comm_know_nothing_of_tensors(self):
+        for folder in ("storage", "comm"):
+            self.assert_violation(
+                {f"tilestone/{folder}/x_test.cc": '#include "tilestone/state/value.h"\n'},
+                f"tilestone/{folder}/x_test.cc:1: {folder} may not include state "
+                "(tilestone/state/value.h)",
+            )
+
+    def test_formats_do_not_include_one_another(self):
+        self.assert_violation(
+            {"tilestone/format/zarr/a.cc": '#include "tilestone/format/torch_dist/zip.h"\n'},
+            "tilestone/format/zarr/a.cc:1: format/zarr may not include format/torch_dist "
+            "(tilestone/format/torch_dist/zip.h)",
+        )
+
+    def test_format_does_not_include_its_subfolders(self):
+        self.assert_violation(
+            {"tilestone/format/a.cc": '#include "tilestone/format/zarr/zarr.h"\n'},
+            "tilestone/format/a.cc:1: format may not include format/zarr "
+            "(tilestone/format/zarr/zarr.h)",
+        )
+
+    def test_users_of_the_library_see_only_the_umbrella_header(self):
+        for folder, layer in (
+            ("tilestone/cli", "cli"),
+            ("python/src", "python"),
+            ("examples", "examples"),
+        ):
+            self.assert_violation(
+                {f"{folder}/a.cc": '#include "tilestone/base/error.h"\n'},
+                f"{folder}/a.cc:1: {layer} may not include base (tilestone/base/error.h)",
+            )
+
+    def test_nobody_below_includes_the_umbrella_header(self):
+        self.assert_violation(
+            {"tilestone/engine/a.cc": '#include "tilestone/tilestone.h"\n'},
+            "tilestone/engine/a.cc:1: engine may not include tilestone.h (tilestone/tilestone.h)",
+        )
+
+    def test_headers_may_not_go_round_in_a_circle(self):
+        self.assert_violation(
+            {
+                "tilestone/base/a.h": '#include "tilestone/base/b.h"\n',
+                "tilestone/base/b.h": '#include "tilestone/base/a.h"\n',
+            },
+            "tilestone/base/b.h:1: includes itself: "
+            "tilestone/base/a.h -> tilestone/base/b.h -> tilestone/base/a.h",
+        )
+
+    def test_relative_and_angled_includes_of_our_headers_are_refused(self):
+        self.assert_violation(
+            {"tilestone/base/a.cc": '#include "a.h"\n#include <tilestone/base/a.h>\n'},
+            "tilestone/base/a.cc:1: \"a.h\" is no path from the root to a layer's header",
+            'tilestone/base/a.cc:2: <tilestone/base/a.h>: our own headers are included with ""',
+        )
+
+    def test_public_headers_need_no_library_of_ours(self):
+        text = "#include <nlohmann/json.hpp>\n"
+        self.assert_violation(
+            {"tilestone/format/a.h": text, "tilestone/format/b_internal.h": text},
+            "tilestone/format/a.h:1: a public header may not include <nlohmann/json.hpp>",
+        )
+
+    def test_an_unknown_folder_is_named(self):
+        self.assert_violation(
+            {"tilestone/util/a.h": ""},
+            "tilestone/util/a.h:1: lies in a folder that the table of layers does not name",
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,43 @@
+# Sourced by the tools that run several steps: names each, times it, and says which one failed.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# Nothing is cached outside the tree unless the caller wants it.
+export CCACHE_DIR="${CCACHE_DIR:-$PWD/build/ccache}"
+export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
+export CTEST_PARALLEL_LEVEL="${CTEST_PARALLEL_LEVEL:-$(nproc)}"
+all_started=$SECONDS
+
+# step NAME COMMAND...
+step() {
+  local name=$1 started=$SECONDS status=0
+  shift
+  printf '\n==> %s\n' "$name"
+  # A subshell, and not `if`, so that `set -e` holds inside functions that are steps.
+  set +e
+  (set -e; "$@")
+  status=$?
+  set -e
+  if ((status != 0)); then
+    printf '\n==> FAILED: %s (exit %d, after %d s)\n' "$name" "$status" "$((SECONDS - started))" >&2
+    exit "$status"
+  fi
+  printf '==> ok: %s (%d s)\n' "$name" "$((SECONDS - started))"
+}
+
+all_done() { printf '\n==> %s: all steps ok (%d s)\n' "$1" "$((SECONDS - all_started))"; }
+
+# configure_and_build PRESET TARGET...
+configure_and_build() {
+  local preset=$1
+  shift
+  cmake --preset "$preset"
+  cmake --build --preset "$preset" --target "$@"
+}
+
+# The Python package, built in build/python and installed into .venv.
+install_python_package() {
+  .venv/bin/python -m pip install --quiet --no-build-isolation --no-deps --force-reinstall \
+    --config-settings=build-dir=build/python .
+}
