@@ -1,0 +1,117 @@
+#include "tilestone/storage/beneath_internal.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <deque>
+#include <vector>
+
+namespace tilestone {
+namespace {
+
+constexpr int kMaxLinks = 40;  // as the kernel's own limit
+constexpr int kMaxRaces = 100;
+
+// Puts the components of `path` in front of `todo`.
+void prepend_components(const std::string& path, std::deque<std::string>& todo) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= path.size();) {
+    const size_t end = std::min(path.find('/', begin), path.size());
+    const std::string part = path.substr(begin, end - begin);
+    if (!part.empty() && part != ".") parts.push_back(part);
+    begin = end + 1;
+  }
+  todo.insert(todo.begin(), parts.begin(), parts.end());
+}
+
+// The directories from the root down to where a walk stands.
+class Walk {
+ public:
+  explicit Walk(int root) { path_.emplace_back(openat(root, ".", O_PATH | O_CLOEXEC)); }
+  int here() const { return path_.back().get(); }
+  bool enter(const std::string& name) {
+    UniqueFd next(openat(here(), name.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (!next) return false;
+    path_.push_back(std::move(next));
+    return true;
+  }
+  bool leave() {
+    if (path_.size() == 1) {
+      errno = EXDEV;
+      return false;
+    }
+    path_.pop_back();
+    return true;
+  }
+  // The target of the link `name` here; empty where `name` is no link.
+  std::string link(const std::string& name) const {
+    std::string target(PATH_MAX, '\0');
+    const ssize_t size = readlinkat(here(), name.c_str(), target.data(), target.size());
+    target.resize(size < 0 ? 0 : static_cast<size_t>(size));
+    return target;
+  }
+
+ private:
+  std::vector<UniqueFd> path_;
+};
+
+}  // namespace
+
+UniqueFd::~UniqueFd() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+bool clear_nonblocking(int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  return flags >= 0 && fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) == 0;
+}
+
+UniqueFd walk_beneath(int root, const std::string& name, int flags, unsigned mode) {
+  std::deque<std::string> todo;
+  prepend_components(name, todo);
+  Walk walk(root);
+  int links = 0;
+  const bool exclusive = (flags & O_EXCL) != 0;
+  while (!todo.empty()) {
+    const std::string part = todo.front();
+    todo.pop_front();
+    if (part == "..") {
+      if (!walk.leave()) return {};
+      continue;
+    }
+    const std::string target =
+        todo.empty() && exclusive ? std::string() : walk.link(part);  // O_EXCL follows no link
+    if (!target.empty()) {
+      if (target.front() == '/' || ++links > kMaxLinks) {
+        errno = target.front() == '/' ? EXDEV : ELOOP;
+        return {};
+      }
+      prepend_components(target, todo);
+      continue;
+    }
+    if (todo.empty()) {
+      return UniqueFd(
+          openat(walk.here(), part.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, mode));
+    }
+    if (!walk.enter(part)) return {};
+  }
+  return UniqueFd(openat(walk.here(), ".", flags | O_CLOEXEC, mode));
+}
+
+UniqueFd open_beneath(System& system, int root, const std::string& name, int flags,
+                      unsigned mode) {
+  const std::string path = name.empty() ? "." : name;
+  int fd = -1;
+  // EAGAIN: something was renamed while the kernel walked the path.
+  for (int race = 0; race < kMaxRaces; ++race) {
+    fd = system.open_beneath(root, path.c_str(), flags, mode);
+    if (fd >= 0 || (errno != EAGAIN && errno != EINTR)) break;
+  }
+  if (fd < 0 && (errno == ENOSYS || errno == EPERM)) return walk_beneath(root, path, flags, mode);
+  return UniqueFd(fd);
+}
+
+}  // namespace tilestone

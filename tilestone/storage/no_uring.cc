@@ -1,0 +1,13 @@
+// In uring.cc's place where liburing is not to be had.
+#include <cerrno>
+
+#include "tilestone/storage/io_queue_internal.h"
+
+namespace tilestone {
+
+std::unique_ptr<IoQueue> make_uring_queue(unsigned, int& error) {
+  error = ENOSYS;
+  return nullptr;
+}
+
+}  // namespace tilestone

@@ -1,0 +1,116 @@
+// The parts of the POSIX storage: what its files share, its writer and its reader.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tilestone/storage/beneath_internal.h"
+#include "tilestone/storage/posix_storage.h"
+#include "tilestone/storage/system_internal.h"
+
+namespace tilestone {
+
+// Files from this size on, and ranges from kDirectRead on, are worth direct I/O.
+inline constexpr uint64_t kDirectWrite = 1u << 20;  // bytes
+inline constexpr uint64_t kDirectRead = 256u << 10;
+
+// A storage over other system calls than the real ones.
+std::shared_ptr<Storage> posix_storage(const std::string& root, const PosixOptions& options,
+                                       std::shared_ptr<System> system);
+
+// Which way of reading uncached ranges is faster differs between machines by up to a third either
+// way. A large read tries both, once in the life of a storage: the first kWindow bytes go directly,
+// the next through the page cache, the rest the faster way. Only the speed depends on the choice.
+// Thread-safe. Times are in seconds since any fixed moment.
+class ReadChoice {
+ public:
+  static constexpr uint64_t kWindow = 128u << 20;  // bytes of one trial
+  static constexpr uint64_t kWorthTrying = 1u << 30;
+  static constexpr double kClearly = 1.15;  // how much faster the page cache must be
+
+  // A batch of `bytes` begins; a trial will start with it where that is worth it.
+  void begin(uint64_t bytes);
+  bool pick_direct();  // for the next uncached piece
+  void started(bool direct, double now);
+  void finished(uint64_t bytes, bool direct, double now);
+
+ private:
+  enum class Phase : uint8_t { kUntried, kArmed, kDirect, kDraining, kCached, kDone };
+  std::mutex mutex_;
+  Phase phase_ = Phase::kUntried;
+  bool cached_is_faster_ = false;
+  uint64_t bytes_ = 0;  // finished in this phase
+  double since_ = 0;    // when this phase began
+  double direct_rate_ = 0;
+  uint64_t direct_under_way_ = 0;
+};
+
+// What the files of one storage share. Thread-safe.
+class PosixContext {
+ public:
+  PosixContext(std::string root, const PosixOptions& options, std::shared_ptr<System> system);
+
+  const std::string& root() const { return root_; }
+  const PosixOptions& options() const { return options_; }
+  System& system() { return *system_; }
+
+  ReadChoice& read_choice() { return read_choice_; }
+
+  // A queue for one thread; give it back idle, or destroy it.
+  std::unique_ptr<IoQueue> take_queue();
+  void give_back(std::unique_ptr<IoQueue> queue);
+
+  // Turns direct I/O on for an open file; false, and a line in the log, where it is refused.
+  bool make_direct(int fd);
+  void note_no_direct(int error);
+
+  // The root directory, opened anew: it may have been replaced. Empty and errno on failure.
+  UniqueFd try_open_root() const;
+
+ private:
+  std::string root_;
+  PosixOptions options_;
+  std::shared_ptr<System> system_;
+  ReadChoice read_choice_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<IoQueue>> idle_;
+  bool uring_;  // worth a try
+};
+
+// Appends to `fd`, a new and empty file.
+std::unique_ptr<WritableFile> posix_writer(std::shared_ptr<PosixContext> context, std::string name,
+                                           UniqueFd fd, uint64_t expected_size);
+
+class PosixReadable : public ReadableFile {
+ public:
+  PosixReadable(std::shared_ptr<PosixContext> context, std::string name, UniqueFd fd,
+                uint64_t size)
+      : context_(std::move(context)), name_(std::move(name)), fd_(std::move(fd)), size_(size) {}
+  uint64_t size() const override { return size_; }
+  const std::string& name() const override { return name_; }
+
+  PosixContext& context() const { return *context_; }
+  int fd() const { return fd_.get(); }
+  int direct_fd() const;  // for O_DIRECT; -1 where that is not to be had
+  void forget_direct() const { direct_refused_ = true; }
+
+ private:
+  UniqueFd open_direct() const;
+
+  std::shared_ptr<PosixContext> context_;
+  std::string name_;
+  UniqueFd fd_;
+  uint64_t size_;
+  mutable std::once_flag once_;
+  mutable UniqueFd direct_fd_;
+  mutable std::atomic<bool> direct_refused_ = false;
+};
+
+void posix_read(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
+                const ReadDone& done);
+
+}  // namespace tilestone

@@ -1,0 +1,387 @@
+// How a batch of ops is read:
+//
+// Each op is cut into pieces of at most kPiece bytes of the file, cut points aligned. The workers
+// take pieces from a common counter; each has a queue of its own with `queue_depth` pieces under
+// way. What becomes of a piece:
+//   - in the page cache: copied from there by a plain call, at once;
+//   - small: through the page cache, by the queue;
+//   - else directly: straight into the target where file range and memory are aligned alike,
+//     otherwise as an aligned range that includes it, through a pooled buffer.
+// Whichever worker finishes the last piece of an op calls `done`. A failure stops all workers
+// from taking pieces; each waits for what it has under way, since the kernel writes to that memory.
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <optional>
+
+#include "tilestone/base/checked.h"
+#include "tilestone/base/error.h"
+#include "tilestone/base/thread_pool.h"
+#include "tilestone/storage/posix_internal.h"
+#include "tilestone/storage/read_ops_internal.h"
+
+namespace tilestone {
+namespace {
+
+constexpr uint64_t kAlignment = BufferPool::kAlignment;
+constexpr uint64_t kMaxPiece = 8u << 20;  // bytes
+
+constexpr uint64_t align_down(uint64_t value) { return value / kAlignment * kAlignment; }
+
+double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct Piece {
+  size_t op = 0;
+  uint64_t begin = 0, end = 0;  // of the file
+  uint64_t size() const { return end - begin; }
+};
+
+// The ops with their pieces, shared by the workers.
+class ReadBatch {
+ public:
+  ReadBatch(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
+            const ReadDone& done)
+      : context_(context), ops_(ops), options_(options), done_(done), remaining_(ops.size()) {
+    piece_ = kMaxPiece;
+    if (options.buffers != nullptr) {
+      piece_ = std::min<uint64_t>(piece_, align_down(options.buffers->buffer_bytes()));
+    }
+    uint64_t bytes = 0;
+    first_piece_.reserve(ops.size() + 1);
+    first_piece_.push_back(0);
+    for (size_t i = 0; i < ops.size(); ++i) {
+      const uint64_t pieces = pieces_of(ops[i]);
+      remaining_[i].store(pieces, std::memory_order_relaxed);
+      first_piece_.push_back(first_piece_.back() + pieces);
+      bytes += ops[i].size;
+    }
+    context.read_choice().begin(bytes);
+  }
+
+  PosixContext& context() { return context_; }
+  const ReadOp& op(size_t index) const { return ops_[index]; }
+  const ReadOptions& options() const { return options_; }
+  uint64_t pieces() const { return first_piece_.back(); }
+
+  // The next piece, or nothing more to do.
+  std::optional<Piece> take() {
+    if (stopped_.load(std::memory_order_relaxed)) return std::nullopt;
+    const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
+    if (number >= pieces()) return std::nullopt;
+    const auto after = std::upper_bound(first_piece_.begin(), first_piece_.end(), number);
+    const auto index = static_cast<size_t>(after - first_piece_.begin()) - 1;
+    const ReadOp& op = ops_[index];
+    const uint64_t op_end = op.offset + op.size;
+    if (op.target == nullptr) return Piece{index, op.offset, op_end};
+    const uint64_t grid = align_down(op.offset) + (number - first_piece_[index]) * piece_;
+    return Piece{index, std::max(grid, op.offset), std::min(grid + piece_, op_end)};
+  }
+
+  // A piece of the op is at its place; `bytes` is the whole op's if it has no target.
+  void finished(size_t index, ByteView bytes) {
+    if (remaining_[index].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    if (stopped_.load(std::memory_order_relaxed)) return;
+    const ReadOp& op = ops_[index];
+    done_(index, op.target != nullptr ? ByteView(op.target, op.size) : bytes);
+  }
+
+  void stop() { stopped_.store(true, std::memory_order_relaxed); }
+
+ private:
+  uint64_t pieces_of(const ReadOp& op) const {
+    if (op.target == nullptr || op.size == 0) return 1;
+    return (op.offset + op.size - align_down(op.offset) + piece_ - 1) / piece_;
+  }
+
+  PosixContext& context_;
+  std::span<const ReadOp> ops_;
+  const ReadOptions& options_;
+  const ReadDone& done_;
+  uint64_t piece_;
+  std::vector<uint64_t> first_piece_;  // of each op, and the end
+  std::vector<std::atomic<uint64_t>> remaining_;
+  std::atomic<uint64_t> next_ = 0;
+  std::atomic<bool> stopped_ = false;
+};
+
+// One thread's share of a batch.
+class ReadWorker {
+ public:
+  explicit ReadWorker(ReadBatch& batch)
+      : batch_(batch), context_(batch.context()), slots_(context_.options().queue_depth) {}
+
+  void run() {
+    try {
+      while (fill() || under_way_ > 0) {
+        if (under_way_ > 0) finish_one();
+      }
+    } catch (...) {
+      batch_.stop();
+      drain();
+      throw;
+    }
+    if (queue_ != nullptr) context_.give_back(std::move(queue_));
+  }
+
+ private:
+  // A request for bytes [offset, offset + size) of the file to `data`, of which the first `needed`
+  // are waited for: an aligned range may reach beyond the file's end.
+  struct Slot {
+    bool busy = false;
+    bool direct = false;
+    Piece piece;
+    Buffer buffer;
+    int fd = -1;
+    std::byte* data = nullptr;
+    uint64_t offset = 0, size = 0, needed = 0, done = 0;
+  };
+
+  const PosixReadable& file(const Piece& piece) const {
+    return static_cast<const PosixReadable&>(*batch_.op(piece.op).file);
+  }
+
+  // Where the piece's bytes are to go: in the target, or in the buffer of an op that has none.
+  std::byte* place(const Piece& piece) const {
+    const ReadOp& op = batch_.op(piece.op);
+    return op.target == nullptr ? nullptr : op.target + (piece.begin - op.offset);
+  }
+
+  // Starts pieces until the queue is full. True while there may be more to start.
+  bool fill() {
+    while (under_way_ < slots_.size()) {
+      if (batch_.options().deadline.expired()) {
+        throw Error(ErrorCode::kTimeout, "the deadline passed while reading");
+      }
+      if (!waiting_.has_value()) waiting_ = batch_.take();
+      if (!waiting_.has_value()) return false;
+      if (!start(*waiting_)) return true;
+      waiting_.reset();
+    }
+    return true;
+  }
+
+  // False where the piece must wait for a buffer that this worker has under way itself.
+  bool start(const Piece& piece) {
+    const bool targeted = place(piece) != nullptr || piece.size() == 0;
+    const bool resident = piece.size() == 0 || in_page_cache(piece);
+    const bool direct = !resident && wants_direct(piece);
+    const bool straight =
+        targeted && piece.begin % kAlignment == 0 && piece.end % kAlignment == 0 &&
+        reinterpret_cast<uintptr_t>(place(piece)) % kAlignment == 0;
+    const bool bounced = direct && !straight && fits_buffer(piece);
+    Buffer buffer;
+    if (!targeted || bounced) {
+      if (!get_buffer(buffer)) return false;
+    }
+    if (direct && straight) {
+      start_direct(piece, Buffer(), place(piece), piece.begin, piece.end);
+    } else if (bounced) {
+      std::byte* const memory = buffer.data();
+      start_direct(piece, std::move(buffer), memory, align_down(piece.begin),
+                   align_up(piece.end, kAlignment));
+    } else {
+      start_cached(piece, std::move(buffer), resident);
+    }
+    return true;
+  }
+
+  bool fits_buffer(const Piece& piece) const {
+    const auto& pool = batch_.options().buffers;
+    return pool != nullptr && align_up(piece.end, kAlignment) - align_down(piece.begin) <=
+                                  align_down(pool->buffer_bytes());
+  }
+
+  // Never blocks while this worker holds buffers itself: it may be the one that all wait for.
+  bool get_buffer(Buffer& buffer) {
+    buffer = batch_.options().buffers->try_acquire();
+    if (!buffer && under_way_ > 0) return false;
+    if (!buffer) buffer = batch_.options().buffers->acquire(batch_.options().deadline);
+    return true;
+  }
+
+  bool wants_direct(const Piece& piece) {
+    const auto cache = context_.options().read_cache;
+    if (cache == PosixOptions::Cache::kBuffered) return false;
+    if (cache == PosixOptions::Cache::kAuto &&
+        (piece.size() < kDirectRead || !context_.read_choice().pick_direct())) {
+      return false;
+    }
+    return file(piece).direct_fd() >= 0;
+  }
+
+  // kDirect asks for the disk, whatever is cached.
+  bool in_page_cache(const Piece& piece) {
+    if (context_.options().read_cache == PosixOptions::Cache::kDirect) return false;
+    uint64_t cached = 0;
+    const uint64_t begin = align_down(piece.begin);
+    const uint64_t size = align_up(piece.end, kAlignment) - begin;
+    return context_.system().cached_bytes(file(piece).fd(), begin, piece.end - begin, cached) == 0 &&
+           cached >= size;
+  }
+
+  Slot& free_slot() {
+    return *std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return !s.busy; });
+  }
+
+  void start_direct(const Piece& piece, Buffer buffer, std::byte* data, uint64_t begin,
+                    uint64_t end) {
+    Slot& slot = free_slot();
+    slot = {.direct = true,
+            .piece = piece,
+            .buffer = std::move(buffer),
+            .fd = file(piece).direct_fd(),
+            .data = data,
+            .offset = begin,
+            .size = end - begin,
+            .needed = piece.end - begin};
+    submit_new(slot);
+  }
+
+  // Through the page cache: what is there is copied at once, the rest read by the queue.
+  void start_cached(const Piece& piece, Buffer buffer, bool resident) {
+    Slot& slot = free_slot();
+    std::byte* const data = buffer ? buffer.data() : place(piece);
+    slot = {.piece = piece,
+            .buffer = std::move(buffer),
+            .fd = file(piece).fd(),
+            .data = data,
+            .offset = piece.begin,
+            .size = piece.size(),
+            .needed = piece.size()};
+    if (resident) {
+      read_now(slot);
+      complete(slot);
+    } else {
+      submit_new(slot);
+    }
+  }
+
+  void submit_new(Slot& slot) {
+    if (queue_ == nullptr) queue_ = context_.take_queue();
+    context_.read_choice().started(slot.direct, seconds());
+    submit(slot);
+  }
+
+  void submit(Slot& slot) {
+    queue_->submit({IoRequest::Kind::kRead, slot.fd, slot.data + slot.done,
+                    std::min<uint64_t>(slot.size - slot.done, IoQueue::kMaxRequest),
+                    slot.offset + slot.done, static_cast<uint64_t>(&slot - slots_.data())});
+    slot.busy = true;
+    ++under_way_;
+  }
+
+  // Waits for one result; a slot that lacks bytes goes back to the queue.
+  void finish_one() {
+    const IoResult result = queue_->wait();
+    --under_way_;
+    Slot& slot = slots_[result.tag];
+    slot.busy = false;
+    const bool again = result.result == -EINTR || result.result == -EAGAIN;
+    if (result.result > 0) slot.done += static_cast<uint64_t>(result.result);
+    if (again || (result.result > 0 && slot.done < slot.needed && slot.done % kAlignment == 0)) {
+      submit(slot);
+      return;
+    }
+    const bool direct = slot.direct;
+    context_.read_choice().finished(slot.piece.size(), direct, seconds());
+    if (result.result == -EINVAL && direct) {
+      context_.note_no_direct(EINVAL);
+      file(slot.piece).forget_direct();
+    } else if (result.result < 0) {
+      fail_read(slot, static_cast<int>(-result.result));
+    } else if (result.result == 0) {
+      fail_beyond_end(batch_.op(slot.piece.op), slot.offset + slot.done);
+    }
+    read_now(slot);
+    complete(slot);
+  }
+
+  [[noreturn]] void fail_read(const Slot& slot, int error) const {
+    fail_errno("cannot read " + std::to_string(slot.needed - slot.done) + " bytes at offset " +
+                   std::to_string(slot.offset + slot.done),
+               file(slot.piece).name(), error);
+  }
+
+  // Reads what the slot lacks through the page cache.
+  void read_now(Slot& slot) {
+    while (slot.done < slot.needed) {
+      const ssize_t n = context_.system().pread(
+          file(slot.piece).fd(), slot.data + slot.done,
+          std::min<uint64_t>(slot.needed - slot.done, IoQueue::kMaxRequest),
+          slot.offset + slot.done);
+      if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+      if (n < 0) fail_read(slot, errno);
+      if (n == 0) fail_beyond_end(batch_.op(slot.piece.op), slot.offset + slot.done);
+      slot.done += static_cast<uint64_t>(n);
+    }
+  }
+
+  // The slot's bytes are there: to the target with them, and on to `done`.
+  void complete(Slot& slot) {
+    const Buffer buffer = std::move(slot.buffer);  // goes back to the pool after done()
+    std::byte* const bytes = slot.data + (slot.piece.begin - slot.offset);
+    std::byte* const target = place(slot.piece);
+    if (buffer && target != nullptr) std::memcpy(target, bytes, slot.piece.size());
+    batch_.finished(slot.piece.op, {bytes, slot.piece.size()});
+  }
+
+  void drain() {
+    for (; under_way_ > 0; --under_way_) {
+      Slot& slot = slots_[queue_->wait().tag];
+      context_.read_choice().finished(0, slot.direct, seconds());
+      slot = Slot();
+    }
+  }
+
+  ReadBatch& batch_;
+  PosixContext& context_;
+  std::unique_ptr<IoQueue> queue_;
+  std::vector<Slot> slots_;
+  size_t under_way_ = 0;
+  std::optional<Piece> waiting_;  // for a buffer
+};
+
+}  // namespace
+
+// O_DIRECT belongs to the open file, so a second one is needed; under the same name there may be
+// another file by now.
+UniqueFd PosixReadable::open_direct() const {
+  const UniqueFd root = context_->try_open_root();
+  if (!root) return {};
+  UniqueFd fd = open_beneath(context_->system(), root.get(), name_, O_RDONLY | O_NONBLOCK);
+  struct stat mine, other;
+  if (!fd || ::fstat(fd_.get(), &mine) != 0 || ::fstat(fd.get(), &other) != 0) return {};
+  if (mine.st_dev != other.st_dev || mine.st_ino != other.st_ino) return {};
+  if (!clear_nonblocking(fd.get()) || !context_->make_direct(fd.get())) return {};
+  return fd;
+}
+
+int PosixReadable::direct_fd() const {
+  if (direct_refused_) return -1;
+  std::call_once(once_, [this] { direct_fd_ = open_direct(); });
+  return direct_fd_.get();
+}
+
+void posix_read(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
+                const ReadDone& done) {
+  if (ops.empty()) return;
+  ReadBatch batch(context, ops, options, done);
+  const auto work = [&](size_t) { ReadWorker(batch).run(); };
+  const size_t threads = options.threads == nullptr ? 1 : options.threads->size();
+  const auto workers = static_cast<size_t>(std::min<uint64_t>(threads, batch.pieces()));
+  if (workers == 1) {
+    work(0);
+  } else {
+    options.threads->parallel_for(workers, work);
+  }
+}
+
+}  // namespace tilestone

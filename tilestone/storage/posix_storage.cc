@@ -1,0 +1,332 @@
+#include "tilestone/storage/posix_storage.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/storage/names_internal.h"
+#include "tilestone/storage/posix_internal.h"
+#include "tilestone/storage/read_ops_internal.h"
+
+namespace tilestone {
+namespace {
+
+constexpr unsigned kFileMode = 0666;  // less the umask
+constexpr unsigned kDirectoryMode = 0777;
+
+class PosixLock : public StorageLock {
+ public:
+  explicit PosixLock(UniqueFd fd) : fd_(std::move(fd)) {}
+
+ private:
+  UniqueFd fd_;
+};
+
+// The directory that holds a name, and the name in it.
+struct Place {
+  UniqueFd directory;
+  std::string last;
+};
+
+// Makes `path` and its parents, as the user wrote it, and what was made durable.
+void make_root(System& system, const std::string& path) {
+  std::vector<std::string> missing;  // innermost first
+  for (std::string part = path;;) {
+    struct stat info;
+    if (::stat(part.c_str(), &info) == 0) break;
+    if (errno != ENOENT) fail_errno("cannot make a directory", part, errno);
+    missing.push_back(part);
+    const auto parent = parent_name(part);
+    if (parent.empty()) break;
+    part = std::string(parent);
+  }
+  for (auto part = missing.rbegin(); part != missing.rend(); ++part) {
+    if (::mkdir(part->c_str(), kDirectoryMode) != 0 && errno != EEXIST) {
+      fail_errno("cannot make a directory", *part, errno);
+    }
+    const bool top = part->find('/') == std::string::npos;
+    const std::string parent = top ? "." : std::string(parent_name(*part)) + "/";
+    const UniqueFd directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!directory || system.fsync(directory.get()) != 0) {
+      fail_errno("cannot sync a directory", parent, errno);
+    }
+  }
+}
+
+class PosixStorage : public Storage {
+ public:
+  PosixStorage(const std::string& root, const PosixOptions& options, std::shared_ptr<System> system)
+      : context_(std::make_shared<PosixContext>(root, options, std::move(system))) {}
+
+  uint32_t capabilities() const override {
+    return static_cast<uint32_t>(StorageCapability::kAtomicRename) |
+           static_cast<uint32_t>(StorageCapability::kExclusiveRename) |
+           static_cast<uint32_t>(StorageCapability::kDirectories) |
+           static_cast<uint32_t>(StorageCapability::kDirectIo) |
+           static_cast<uint32_t>(StorageCapability::kLocks);
+  }
+  std::string describe() const override { return context_->root(); }
+
+  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {
+    check_file_name(name);
+    UniqueFd fd = open_at_root(name, O_RDWR | O_CREAT | O_EXCL | O_NOCTTY, kFileMode);
+    if (!fd) fail_errno("cannot create a file", name, errno);
+    return posix_writer(context_, name, std::move(fd), expected_size);
+  }
+
+  std::unique_ptr<ReadableFile> open(const std::string& name) override {
+    check_file_name(name);
+    UniqueFd fd = open_at_root(name, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    if (!fd && (errno == ENXIO || errno == ENODEV)) refuse_irregular(name);
+    if (!fd) fail_errno("cannot open a file", name, errno == ENOTDIR ? ENOENT : errno);
+    const uint64_t size = expect_regular(fd.get(), name);
+    return std::make_unique<PosixReadable>(context_, name, std::move(fd), size);
+  }
+
+  void read(std::span<const ReadOp> ops, const ReadOptions& options,
+            const ReadDone& done) override {
+    for (const ReadOp& op : ops) {
+      const auto* file = dynamic_cast<const PosixReadable*>(op.file);
+      check_read_op(op, options, file != nullptr && &file->context() == context_.get());
+    }
+    posix_read(*context_, ops, options, done);
+  }
+
+  std::optional<FileInfo> stat(const std::string& name) override {
+    check_file_name(name);
+    const UniqueFd fd = open_at_root(name, O_PATH);
+    struct stat info;
+    if (fd && ::fstat(fd.get(), &info) == 0) {
+      if (!S_ISREG(info.st_mode)) return FileInfo{0, false};
+      return FileInfo{static_cast<uint64_t>(info.st_size), true};
+    }
+    if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
+    fail_errno("cannot look at a file", name, errno);
+  }
+
+  std::vector<std::string> list(const std::string& prefix) override;
+  void rename(const std::string& from, const std::string& to, bool replace) override;
+
+  void remove(const std::string& name) override {
+    const Place place = locate(name, "cannot remove a file");
+    if (::unlinkat(place.directory.get(), place.last.c_str(), 0) != 0) {
+      fail_errno("cannot remove a file", name, errno);
+    }
+  }
+
+  void make_directory(const std::string& name) override;
+
+  void sync_directory(const std::string& name) override {
+    check_directory_name(name);
+    const UniqueFd fd = open_at_root(name, O_RDONLY | O_DIRECTORY);
+    if (!fd || context_->system().fsync(fd.get()) != 0) {
+      fail_errno("cannot sync a directory", name, errno);
+    }
+  }
+
+  std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
+    check_file_name(name);
+    UniqueFd fd = open_at_root(name, O_RDWR | O_CREAT | O_NONBLOCK | O_NOCTTY, kFileMode);
+    if (!fd) fail_errno("cannot open a lock", name, errno);
+    expect_regular(fd.get(), name);
+    int result;
+    do {
+      result = ::flock(fd.get(), LOCK_EX | LOCK_NB);
+    } while (result != 0 && errno == EINTR);
+    if (result == 0) return std::make_unique<PosixLock>(std::move(fd));
+    if (errno == EWOULDBLOCK) return nullptr;
+    fail_errno("cannot take a lock", name, errno);
+  }
+
+ private:
+  UniqueFd open_at_root(const std::string& name, int flags, unsigned mode = 0) {
+    const UniqueFd root = context_->try_open_root();
+    if (!root) return {};
+    return open_beneath(context_->system(), root.get(), name, flags, mode);
+  }
+
+  Place locate(const std::string& name, const std::string& what) {
+    check_file_name(name);
+    const auto [parent, last] = split_name(name);
+    UniqueFd directory = open_at_root(std::string(parent), O_PATH | O_DIRECTORY);
+    if (!directory) fail_errno(what, name, errno);
+    return {std::move(directory), std::string(last)};
+  }
+
+  [[noreturn]] static void refuse_irregular(const std::string& name) {
+    throw Error(ErrorCode::kUnsafe, "not a regular file").with_file(name);
+  }
+
+  // The size of an open file, made ready for reading.
+  static uint64_t expect_regular(int fd, const std::string& name) {
+    struct stat info;
+    if (::fstat(fd, &info) != 0) fail_errno("cannot look at a file", name, errno);
+    if (!S_ISREG(info.st_mode)) refuse_irregular(name);
+    if (!clear_nonblocking(fd)) fail_errno("cannot open a file", name, errno);
+    return static_cast<uint64_t>(info.st_size);
+  }
+
+  void list_directory(const std::string& directory, const std::string& prefix,
+                      std::vector<std::string>& files, std::vector<std::string>& directories);
+
+  std::shared_ptr<PosixContext> context_;
+};
+
+// Adds the files and the directories in one directory ("": the root) whose names may start with
+// the prefix. A directory that went meanwhile holds nothing.
+void PosixStorage::list_directory(const std::string& directory, const std::string& prefix,
+                                  std::vector<std::string>& files,
+                                  std::vector<std::string>& directories) {
+  UniqueFd fd = open_at_root(directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!fd && (errno == ENOENT || errno == ENOTDIR)) return;
+  if (!fd) fail_errno("cannot list a directory", directory, errno);
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(fd.get()), ::closedir);
+  if (stream == nullptr) fail_errno("cannot list a directory", directory, errno);
+  fd.release();
+  for (;;) {
+    errno = 0;
+    const dirent* const entry = ::readdir(stream.get());
+    if (entry == nullptr && errno != 0) fail_errno("cannot list a directory", directory, errno);
+    if (entry == nullptr) return;
+    const std::string last = entry->d_name;
+    if (last == "." || last == "..") continue;
+    const std::string name = directory.empty() ? last : directory + "/" + last;
+    struct stat info;
+    if (::fstatat(::dirfd(stream.get()), last.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (!S_ISDIR(info.st_mode)) {
+      if (name.starts_with(prefix)) files.push_back(name);
+    } else if (name.starts_with(prefix) || prefix.starts_with(name + "/")) {
+      directories.push_back(name);
+    }
+  }
+}
+
+std::vector<std::string> PosixStorage::list(const std::string& prefix) {
+  std::vector<std::string> files;
+  std::vector<std::string> directories = {""};
+  while (!directories.empty()) {
+    const std::string directory = std::move(directories.back());
+    directories.pop_back();
+    list_directory(directory, prefix, files, directories);
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+void PosixStorage::rename(const std::string& from, const std::string& to, bool replace) {
+  const std::string what = "cannot rename \"" + from + "\" to \"" + to + "\"";
+  const Place old_place = locate(from, what);
+  const Place new_place = locate(to, what);
+  const int old_dir = old_place.directory.get(), new_dir = new_place.directory.get();
+  const char* const old_last = old_place.last.c_str();
+  const char* const new_last = new_place.last.c_str();
+  int result;
+  if (replace) {
+    result = ::renameat(old_dir, old_last, new_dir, new_last);
+  } else {
+    result = context_->system().rename_exclusive(old_dir, old_last, new_dir, new_last);
+    if (result != 0 && (errno == ENOSYS || errno == EINVAL)) {
+      // link is atomic and replaces nothing. A crash before unlink leaves both names, of one file.
+      result = ::linkat(old_dir, old_last, new_dir, new_last, 0);
+      if (result == 0) result = ::unlinkat(old_dir, old_last, 0);
+    }
+  }
+  if (result != 0 && errno == EXDEV) {
+    throw Error(ErrorCode::kIo, what + ": " + std::strerror(EXDEV))
+        .with_file(from)
+        .with_errno(EXDEV);
+  }
+  if (result != 0) fail_errno(what, errno == EEXIST ? to : from, errno);
+}
+
+void PosixStorage::make_directory(const std::string& name) {
+  check_directory_name(name);
+  make_root(context_->system(), context_->root());
+  for (size_t end = 0; end < name.size(); ++end) {
+    end = std::min(name.find('/', end), name.size());
+    const std::string part = name.substr(0, end);
+    const Place place = locate(part, "cannot make a directory");
+    if (::mkdirat(place.directory.get(), place.last.c_str(), kDirectoryMode) == 0) continue;
+    if (errno != EEXIST) fail_errno("cannot make a directory", part, errno);
+    if (!open_at_root(part, O_PATH | O_DIRECTORY)) {
+      fail_errno("cannot make a directory", part, errno);
+    }
+  }
+}
+
+}  // namespace
+
+PosixContext::PosixContext(std::string root, const PosixOptions& options,
+                           std::shared_ptr<System> system)
+    : root_(std::move(root)),
+      options_(options),
+      system_(std::move(system)),
+      uring_(options.calls != PosixOptions::Calls::kPlain) {
+  if (root_.empty() || root_.find('\0') != std::string::npos || options_.queue_depth == 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a storage needs a root directory and a queue depth of at least 1")
+        .with_file(root_);
+  }
+  while (root_.size() > 1 && root_.back() == '/') root_.pop_back();
+  if (options.calls == PosixOptions::Calls::kUring) give_back(take_queue());
+}
+
+std::unique_ptr<IoQueue> PosixContext::take_queue() {
+  std::lock_guard lock(mutex_);
+  if (!idle_.empty()) {
+    auto queue = std::move(idle_.back());
+    idle_.pop_back();
+    return queue;
+  }
+  if (uring_) {
+    int error = 0;
+    auto queue = system_->uring_queue(options_.queue_depth, error);
+    if (queue != nullptr) return queue;
+    const std::string why = std::string("io_uring is not to be had here: ") + std::strerror(error);
+    if (options_.calls == PosixOptions::Calls::kUring) {
+      throw Error(ErrorCode::kUnsupported, why).with_errno(error);
+    }
+    log_once(LogLevel::kWarning, why + "; plain calls are used");
+    uring_ = false;
+  }
+  return make_thread_queue(*system_, options_.queue_depth);
+}
+
+void PosixContext::give_back(std::unique_ptr<IoQueue> queue) {
+  std::lock_guard lock(mutex_);
+  idle_.push_back(std::move(queue));
+}
+
+bool PosixContext::make_direct(int fd) {
+  if (system_->set_direct(fd, true) == 0) return true;
+  note_no_direct(errno);
+  return false;
+}
+
+void PosixContext::note_no_direct(int error) {
+  log_once(LogLevel::kWarning, "direct I/O is not to be had in " + root_ + ": " +
+                                std::strerror(error) + "; the page cache is used");
+}
+
+UniqueFd PosixContext::try_open_root() const {
+  return UniqueFd(::open(root_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+}
+
+std::shared_ptr<Storage> posix_storage(const std::string& root, const PosixOptions& options,
+                                       std::shared_ptr<System> system) {
+  return std::make_shared<PosixStorage>(root, options, std::move(system));
+}
+
+std::shared_ptr<Storage> posix_storage(const std::string& root, const PosixOptions& options) {
+  return posix_storage(root, options, std::make_shared<System>());
+}
+
+}  // namespace tilestone

@@ -1,0 +1,265 @@
+// How a file is written:
+//
+// Small files: plain calls through the page cache. Large ones: each appended buffer is handed to
+// the queue as it is, so `queue_depth` buffers are under way, past the page cache. The bytes behind
+// the last multiple of the alignment, and everything appended after them, are written through the
+// page cache, once no direct write is under way.
+//
+// Crash argument: a file means nothing to anybody until its sync has returned. sync waits for all
+// writes, cuts off what was reserved too much, and calls fsync, which covers the bytes in the page
+// cache, the file's length and extents, and the disk's own cache (where the direct writes may still
+// be). Before that a crash may leave any length and any content.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+
+#include "tilestone/base/error.h"
+#include "tilestone/storage/posix_internal.h"
+
+namespace tilestone {
+namespace {
+
+constexpr uint64_t kAlignment = BufferPool::kAlignment;
+
+class PosixWriter : public WritableFile {
+ public:
+  PosixWriter(std::shared_ptr<PosixContext> context, std::string name, UniqueFd fd,
+              uint64_t expected_size)
+      : context_(std::move(context)),
+        name_(std::move(name)),
+        fd_(std::move(fd)),
+        expected_size_(expected_size) {}
+
+  // Buffers must not go back to their pool while the kernel reads them.
+  ~PosixWriter() override { abandon(); }
+
+  void append(Buffer buffer) override {
+    guarded([&] {
+      const uint64_t size = buffer.size();
+      if (size == 0) return;
+      if (!chosen_) choose(std::max(expected_size_, size));
+      const uint64_t whole = direct_ ? size / kAlignment * kAlignment : 0;
+      std::byte tail[kAlignment];
+      const uint64_t tail_size = direct_ ? size - whole : 0;
+      if (tail_size > 0) std::memcpy(tail, buffer.data() + whole, tail_size);
+      if (whole > 0) {
+        start(std::move(buffer), whole);
+      } else if (!direct_) {
+        write_cached(buffer.view());
+      }
+      if (tail_size > 0) {
+        leave_direct();
+        write_cached({tail, tail_size});
+      }
+    });
+  }
+
+  void append(ByteView bytes) override {
+    guarded([&] {
+      if (bytes.empty()) return;
+      if (!chosen_) choose(0);
+      if (direct_) leave_direct();
+      write_cached(bytes);
+    });
+  }
+
+  void sync(Deadline deadline) override {
+    guarded([&] {
+      if (deadline.expired()) {
+        throw Error(ErrorCode::kTimeout, "the deadline passed before a file was synced")
+            .with_file(name_);
+      }
+      finish_all();
+      if (reserved_ > size_ && context_->system().ftruncate(fd_.get(), size_) != 0) {
+        fail_errno("cannot cut a file to " + std::to_string(size_) + " bytes", name_, errno);
+      }
+      reserved_ = 0;
+      if (context_->system().fsync(fd_.get()) != 0) fail_errno("cannot sync a file", name_, errno);
+    });
+  }
+
+  void close() override {
+    guarded([&] {
+      finish_all();
+      if (queue_ != nullptr) context_->give_back(std::move(queue_));
+      // EINTR: Linux has closed the descriptor all the same.
+      if (context_->system().close(fd_.release()) != 0 && errno != EINTR) {
+        fail_errno("cannot close a file", name_, errno);
+      }
+    });
+  }
+
+  uint64_t size() const override { return size_; }
+  const std::string& name() const override { return name_; }
+
+ private:
+  struct Slot {
+    Buffer buffer;
+    uint64_t offset = 0;  // in the file
+    uint64_t size = 0;    // bytes to write, a multiple of kAlignment
+    uint64_t done = 0;    // bytes written
+  };
+
+  // Runs one step of the file's life. The first failure is kept and thrown again by every later
+  // step: what the file holds is not known any more.
+  template <typename Step>
+  void guarded(const Step& step) {
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+    if (!fd_) throw Error(ErrorCode::kInvalidArgument, "the file is closed").with_file(name_);
+    try {
+      step();
+    } catch (...) {
+      failure_ = std::current_exception();
+      abandon();
+      throw;
+    }
+  }
+
+  // Waits for what is under way, whatever becomes of it.
+  void abandon() {
+    for (; under_way_ > 0; --under_way_) slots_[queue_->wait().tag] = Slot();
+  }
+
+  [[noreturn]] void fail_write(uint64_t size, uint64_t offset, int error) const {
+    fail_errno(
+        "cannot write " + std::to_string(size) + " bytes at offset " + std::to_string(offset),
+        name_, error);
+  }
+
+  // Decides, with the first bytes, how the file is written.
+  void choose(uint64_t size) {
+    chosen_ = true;
+    const auto cache = context_->options().write_cache;
+    const bool wanted = cache == PosixOptions::Cache::kDirect ||
+                        (cache == PosixOptions::Cache::kAuto && size >= kDirectWrite);
+    direct_ = wanted && context_->make_direct(fd_.get());
+    if (direct_ && expected_size_ > 0) reserve();
+  }
+
+  // Room for the whole file, in few extents; a full disk is found out before anything is written.
+  // Other failures say that this file system can't reserve.
+  void reserve() {
+    if (context_->system().reserve(fd_.get(), expected_size_) == 0) {
+      reserved_ = expected_size_;
+    } else if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG || errno == EIO) {
+      fail_errno("cannot reserve " + std::to_string(expected_size_) + " bytes", name_, errno);
+    }
+  }
+
+  // Hands the first `size` bytes of the buffer to the queue.
+  void start(Buffer buffer, uint64_t size) {
+    if (queue_ == nullptr) {
+      queue_ = context_->take_queue();
+      slots_.resize(context_->options().queue_depth);
+    }
+    while (under_way_ == slots_.size()) finish_one();
+    if (!direct_) {  // the one that finished was refused
+      write_cached({buffer.data(), size});
+      return;
+    }
+    const auto free =
+        std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.buffer; });
+    *free = {std::move(buffer), size_, size, 0};
+    size_ += size;
+    submit(static_cast<size_t>(free - slots_.begin()));
+  }
+
+  void submit(size_t index) {
+    const Slot& slot = slots_[index];
+    queue_->submit({IoRequest::Kind::kWrite, fd_.get(), slot.buffer.data() + slot.done,
+                    std::min<uint64_t>(slot.size - slot.done, IoQueue::kMaxRequest),
+                    slot.offset + slot.done, index});
+    ++under_way_;
+  }
+
+  // Waits for one result; a slot that is not done yet goes back to the queue.
+  void finish_one() {
+    const IoResult result = queue_->wait();
+    --under_way_;
+    Slot& slot = slots_[result.tag];
+    const int error = result.result < 0 ? static_cast<int>(-result.result) : 0;
+    const bool again = error == EINTR || error == EAGAIN;
+    if (result.result > 0) {
+      // After a short write on from the last aligned byte: a few are written twice.
+      slot.done += static_cast<uint64_t>(result.result);
+      if (slot.done < slot.size) slot.done = slot.done / kAlignment * kAlignment;
+    }
+    if (slot.done < slot.size && (again || result.result > 0)) {
+      submit(result.tag);
+      return;
+    }
+    Slot finished = std::move(slot);
+    slot = Slot();
+    if (finished.done == finished.size) return;
+    if (error == EINVAL) {
+      refused(finished);
+    } else {
+      fail_write(finished.size - finished.done, finished.offset + finished.done,
+                 error == 0 ? EIO : error);
+    }
+  }
+
+  // The file system took O_DIRECT but not this write: this one and all later ones go through the
+  // page cache. Others that are under way end as they may.
+  void refused(const Slot& slot) {
+    context_->note_no_direct(EINVAL);
+    stop_direct();
+    write_at({slot.buffer.data() + slot.done, slot.size - slot.done}, slot.offset + slot.done);
+  }
+
+  void finish_all() {
+    while (under_way_ > 0) finish_one();
+  }
+
+  void leave_direct() {
+    finish_all();
+    stop_direct();
+  }
+
+  void stop_direct() {
+    direct_ = false;
+    if (context_->system().set_direct(fd_.get(), false) != 0) {
+      fail_errno("cannot turn direct I/O off", name_, errno);
+    }
+  }
+
+  void write_cached(ByteView bytes) {
+    write_at(bytes, size_);
+    size_ += bytes.size();
+  }
+
+  void write_at(ByteView bytes, uint64_t offset) {
+    while (!bytes.empty()) {
+      const ssize_t n = context_->system().pwrite(
+          fd_.get(), bytes.data(), std::min(bytes.size(), IoQueue::kMaxRequest), offset);
+      if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+      if (n <= 0) fail_write(bytes.size(), offset, n < 0 ? errno : EIO);
+      bytes = bytes.subspan(static_cast<size_t>(n));
+      offset += static_cast<uint64_t>(n);
+    }
+  }
+
+  std::shared_ptr<PosixContext> context_;
+  std::string name_;
+  UniqueFd fd_;
+  uint64_t expected_size_;
+  uint64_t size_ = 0;      // bytes appended
+  uint64_t reserved_ = 0;  // bytes of room taken beforehand
+  bool chosen_ = false;
+  bool direct_ = false;
+  std::unique_ptr<IoQueue> queue_;
+  std::vector<Slot> slots_;
+  size_t under_way_ = 0;
+  std::exception_ptr failure_;
+};
+
+}  // namespace
+
+std::unique_ptr<WritableFile> posix_writer(std::shared_ptr<PosixContext> context, std::string name,
+                                           UniqueFd fd, uint64_t expected_size) {
+  return std::make_unique<PosixWriter>(std::move(context), std::move(name), std::move(fd),
+                                       expected_size);
+}
+
+}  // namespace tilestone

@@ -1,0 +1,432 @@
+#include "tilestone/storage/storage_testing.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "tilestone/base/thread_pool.h"
+
+namespace tilestone {
+
+TempDirectory::TempDirectory(const std::string& parent) {
+  std::string path = parent + (parent.ends_with('/') ? "" : "/") + "tilestone-XXXXXX";
+  if (::mkdtemp(path.data()) == nullptr) {
+    throw Error(ErrorCode::kIo, "cannot make a temporary directory").with_file(path);
+  }
+  path_ = path;
+}
+
+TempDirectory::~TempDirectory() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+Bytes pattern_bytes(size_t size, uint64_t seed) {
+  Bytes bytes(size);
+  uint64_t state = seed * 0x9E3779B97F4A7C15u + 1;
+  for (size_t i = 0; i < size; ++i) {
+    if (i % 8 == 0) state = state * 6364136223846793005u + 1442695040888963407u;
+    bytes[i] = static_cast<std::byte>(state >> (8 * (i % 8)));
+  }
+  return bytes;
+}
+
+void put_file(Storage& storage, const std::string& name, ByteView bytes) {
+  const auto file = storage.create(name, bytes.size());
+  file->append(bytes);
+  file->sync(Deadline::never());
+  file->close();
+}
+
+void expect_error(const std::function<void()>& call, ErrorCode code, const std::string& text) {
+  try {
+    call();
+    ADD_FAILURE() << "no error, where " << to_string(code) << " is expected";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+constexpr size_t kBuffer = 1 * kMiB;
+
+// Appends `bytes` in pooled buffers of `piece` bytes each.
+void append_buffers(WritableFile& file, BufferPool& pool, ByteView bytes, size_t piece) {
+  while (!bytes.empty()) {
+    Buffer buffer = pool.acquire();
+    const size_t size = std::min({piece, bytes.size(), buffer.capacity()});
+    std::copy_n(bytes.begin(), size, buffer.data());
+    buffer.set_size(size);
+    file.append(std::move(buffer));
+    bytes = bytes.subspan(size);
+  }
+}
+
+Bytes read_range(Storage& storage, const ReadableFile& file, uint64_t offset, size_t size,
+                 std::shared_ptr<BufferPool> pool = nullptr) {
+  Bytes target(size, std::byte{0xEE});
+  const ReadOp op{&file, offset, size, target.data()};
+  ReadOptions options;
+  options.buffers = std::move(pool);
+  size_t calls = 0;
+  storage.read({&op, 1}, options, [&](size_t index, ByteView bytes) {
+    EXPECT_EQ(index, 0u);
+    EXPECT_EQ(bytes.size(), size);
+    ++calls;
+  });
+  EXPECT_EQ(calls, 1u);
+  return target;
+}
+
+using Names = std::vector<std::string>;
+
+TEST_P(StorageConformance, FilesOfEverySizeComeBackAsWritten) {
+  const auto pool = BufferPool::create(16 * kMiB, 8 * kMiB);
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{511}, size_t{512}, size_t{4095},
+                            size_t{4096}, size_t{4097}, kMiB, 8 * kMiB - 1, 8 * kMiB, 8 * kMiB + 1,
+                            17 * kMiB + 4096}) {
+    SCOPED_TRACE(size);
+    const std::string name = "size-" + std::to_string(size);
+    const Bytes bytes = pattern_bytes(size, size);
+    for (const uint64_t expected : {uint64_t{0}, uint64_t{size}, uint64_t{2 * size}}) {
+      const auto file = storage().create(name, expected);
+      append_buffers(*file, *pool, bytes, 8 * kMiB);
+      EXPECT_EQ(file->size(), size);
+      EXPECT_EQ(file->name(), name);
+      file->sync(Deadline::never());
+      file->close();
+      ASSERT_TRUE(storage().stat(name).has_value());
+      EXPECT_EQ(storage().stat(name)->size, size);
+      EXPECT_TRUE(storage().stat(name)->regular);
+      EXPECT_TRUE(read_file(storage(), name, size) == bytes);
+      storage().remove(name);
+    }
+  }
+}
+
+TEST_P(StorageConformance, ManyAppendsOfAnySizeFollowOneAnother) {
+  const auto pool = BufferPool::create(4 * kBuffer, kBuffer);
+  const Bytes bytes = pattern_bytes(6 * kMiB, 3);
+  std::mt19937_64 random(7);
+  const auto file = storage().create("many", bytes.size());
+  append_buffers(*file, *pool, ByteView(bytes).first(3 * kMiB), kBuffer);  // aligned
+  for (size_t at = 3 * kMiB; at < bytes.size();) {
+    const size_t size = std::min<size_t>(random() % 100'000, bytes.size() - at);
+    if (random() % 2 == 0) {
+      file->append(ByteView(bytes).subspan(at, size));
+    } else {
+      append_buffers(*file, *pool, ByteView(bytes).subspan(at, size), kBuffer);
+    }
+    at += size;
+    EXPECT_EQ(file->size(), at);
+  }
+  file->sync(Deadline::never());
+  file->close();
+  EXPECT_TRUE(read_file(storage(), "many", bytes.size()) == bytes);
+}
+
+TEST_P(StorageConformance, ReadsAnyRangeIntoAnyMemory) {
+  const auto pool = BufferPool::create(4 * kBuffer, kBuffer);
+  const Bytes bytes = pattern_bytes(5 * kMiB + 123, 5);
+  put_file(storage(), "ranges", bytes);
+  const auto file = storage().open("ranges");
+  EXPECT_EQ(file->size(), bytes.size());
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 200; ++round) {
+    uint64_t offset = random() % (bytes.size() + 1);
+    if (round % 3 == 0) offset = offset / 4096 * 4096;
+    const uint64_t limit = round % 2 == 0 ? 10'000 : bytes.size();
+    const uint64_t size = std::min<uint64_t>(random() % limit, bytes.size() - offset);
+    SCOPED_TRACE("offset " + std::to_string(offset) + " size " + std::to_string(size));
+    const Bytes got = read_range(storage(), *file, offset, size, round % 5 == 0 ? nullptr : pool);
+    ASSERT_TRUE(std::equal(got.begin(), got.end(), bytes.begin() + static_cast<long>(offset)));
+  }
+}
+
+TEST_P(StorageConformance, ABatchOverThreadsCallsDoneOnceForEachOp) {
+  const auto pool = BufferPool::create(3 * kBuffer, kBuffer);
+  const Bytes bytes = pattern_bytes(9 * kMiB + 5, 8);
+  put_file(storage(), "batch", bytes);
+  const auto file = storage().open("batch");
+  std::mt19937_64 random(13);
+  std::vector<ReadOp> ops;
+  Bytes memory(20 * kMiB);
+  size_t used = 1;  // unaligned
+  for (int i = 0; i < 300; ++i) {
+    const uint64_t offset = random() % bytes.size();
+    const uint64_t size = std::min<uint64_t>(random() % 60'000, bytes.size() - offset);
+    ops.push_back({file.get(), offset, size, i % 2 == 0 ? nullptr : memory.data() + used});
+    if (i % 2 != 0) used += size;
+  }
+  ops.push_back({file.get(), 0, bytes.size(), memory.data() + used});
+  ops.push_back({file.get(), 77, kBuffer, nullptr});  // fills the buffer, unaligned
+  ThreadPool threads(3);
+  ReadOptions options;
+  options.threads = &threads;
+  options.buffers = pool;
+  std::vector<std::atomic<int>> calls(ops.size());
+  storage().read(ops, options, [&](size_t index, ByteView got) {
+    calls[index].fetch_add(1);
+    const ReadOp& op = ops[index];
+    EXPECT_EQ(got.size(), op.size);
+    if (op.target != nullptr) {
+      EXPECT_EQ(got.data(), op.target);
+    }
+    EXPECT_TRUE(
+        std::equal(got.begin(), got.end(), bytes.begin() + static_cast<long>(op.offset)));
+  });
+  for (const auto& count : calls) EXPECT_EQ(count.load(), 1);
+}
+
+TEST_P(StorageConformance, ReadingBeyondTheEndIsCorrupt) {
+  put_file(storage(), "short", pattern_bytes(1000));
+  const auto file = storage().open("short");
+  Bytes target(2000);
+  const auto read = [&](uint64_t offset, uint64_t size) {
+    const ReadOp op{file.get(), offset, size, target.data()};
+    storage().read({&op, 1}, {}, [](size_t, ByteView) { ADD_FAILURE() << "done was called"; });
+  };
+  expect_error([&] { read(0, 1001); }, ErrorCode::kCorrupt, "short");
+  expect_error([&] { read(1000, 1); }, ErrorCode::kCorrupt, "beyond the file's end (1000 bytes)");
+  expect_error([&] { read(UINT64_MAX, 2); }, ErrorCode::kCorrupt);
+  expect_error([&] { read(2, UINT64_MAX); }, ErrorCode::kCorrupt);
+}
+
+TEST_P(StorageConformance, AnOpWithoutTargetMustFitABuffer) {
+  put_file(storage(), "f", pattern_bytes(10'000));
+  const auto file = storage().open("f");
+  const ReadOp op{file.get(), 0, 10'000, nullptr};
+  const auto ignore = [](size_t, ByteView) {};
+  expect_error([&] { storage().read({&op, 1}, {}, ignore); }, ErrorCode::kInvalidArgument, "f");
+  ReadOptions options;
+  options.buffers = BufferPool::create(4096, 4096);
+  expect_error([&] { storage().read({&op, 1}, options, ignore); }, ErrorCode::kInvalidArgument);
+}
+
+TEST_P(StorageConformance, AnErrorThrownByDoneEndsTheBatchAndComesOut) {
+  const auto pool = BufferPool::create(4 * kBuffer, kBuffer);
+  put_file(storage(), "f", pattern_bytes(4 * kMiB));
+  const auto file = storage().open("f");
+  ThreadPool threads(2);
+  for (const bool threaded : {false, true}) {
+    std::vector<ReadOp> ops;
+    for (uint64_t i = 0; i < 64; ++i) ops.push_back({file.get(), i * 65'536, 65'536, nullptr});
+    ReadOptions options;
+    options.buffers = pool;
+    options.threads = threaded ? &threads : nullptr;
+    expect_error(
+        [&] {
+          storage().read(ops, options, [](size_t index, ByteView) {
+            if (index == 20) throw Error(ErrorCode::kMismatch, "from done");
+          });
+        },
+        ErrorCode::kMismatch, "from done");
+    for (size_t i = 0; i < pool->buffers(); ++i) EXPECT_TRUE(pool->acquire());  // all given back
+  }
+}
+
+TEST_P(StorageConformance, AnExpiredDeadlineIsATimeout) {
+  put_file(storage(), "f", pattern_bytes(100));
+  const auto file = storage().open("f");
+  Bytes target(100);
+  const ReadOp op{file.get(), 0, 100, target.data()};
+  ReadOptions options;
+  options.deadline = Deadline::after(std::chrono::seconds(0));
+  expect_error([&] { storage().read({&op, 1}, options, [](size_t, ByteView) {}); },
+               ErrorCode::kTimeout);
+  const auto writable = storage().create("g");
+  expect_error([&] { writable->sync(options.deadline); }, ErrorCode::kTimeout, "g");
+}
+
+TEST_P(StorageConformance, CreateRefusesANameThatIsTaken) {
+  put_file(storage(), "taken", as_bytes("old"));
+  expect_error([&] { storage().create("taken"); }, ErrorCode::kAlreadyExists, "taken");
+  EXPECT_EQ(as_text(read_file(storage(), "taken", 10)), "old");
+}
+
+TEST_P(StorageConformance, ACreatedFileStandsAtOnceAndAClosedOneTakesNothing) {
+  const auto file = storage().create("f");
+  EXPECT_TRUE(storage().stat("f").has_value());
+  file->append(as_bytes("abc"));
+  file->sync(Deadline::never());
+  file->close();
+  expect_error([&] { file->append(as_bytes("d")); }, ErrorCode::kInvalidArgument, "f");
+  expect_error([&] { file->sync(Deadline::never()); }, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(as_text(read_file(storage(), "f", 10)), "abc");
+}
+
+TEST_P(StorageConformance, WhatIsNotThereIsNotFound) {
+  expect_error([&] { storage().open("absent"); }, ErrorCode::kNotFound, "absent");
+  expect_error([&] { storage().remove("absent"); }, ErrorCode::kNotFound, "absent");
+  expect_error([&] { storage().rename("absent", "b", true); }, ErrorCode::kNotFound, "absent");
+  expect_error([&] { storage().rename("absent", "b", false); }, ErrorCode::kNotFound, "absent");
+  expect_error([&] { storage().create("no/such"); }, ErrorCode::kNotFound, "no/such");
+  expect_error([&] { storage().sync_directory("absent"); }, ErrorCode::kNotFound, "absent");
+  EXPECT_FALSE(storage().stat("absent").has_value());
+  EXPECT_FALSE(storage().stat("no/such").has_value());
+  EXPECT_EQ(storage().list("absent"), Names{});
+}
+
+TEST_P(StorageConformance, RenameReplacesOnlyWhereAskedTo) {
+  put_file(storage(), "a", as_bytes("A"));
+  put_file(storage(), "b", as_bytes("B"));
+  expect_error([&] { storage().rename("a", "b", false); }, ErrorCode::kAlreadyExists, "b");
+  EXPECT_EQ(as_text(read_file(storage(), "a", 10)), "A");
+  EXPECT_EQ(as_text(read_file(storage(), "b", 10)), "B");
+  storage().rename("a", "b", true);
+  EXPECT_FALSE(storage().stat("a").has_value());
+  EXPECT_EQ(as_text(read_file(storage(), "b", 10)), "A");
+  storage().rename("b", "c", false);
+  EXPECT_EQ(storage().list(), Names{"c"});
+}
+
+TEST_P(StorageConformance, AnOpenFileKeepsItsContentThroughRenameAndRemove) {
+  put_file(storage(), "a", as_bytes("old"));
+  put_file(storage(), "b", as_bytes("new"));
+  const auto file = storage().open("a");
+  storage().rename("b", "a", true);
+  EXPECT_EQ(as_text(read_range(storage(), *file, 0, 3)), "old");
+  storage().remove("a");
+  EXPECT_EQ(as_text(read_range(storage(), *file, 0, 3)), "old");
+}
+
+TEST_P(StorageConformance, DirectoriesAreMadeOnceOrOften) {
+  storage().make_directory("");
+  storage().make_directory("x/y/z");
+  storage().make_directory("x/y");
+  storage().make_directory("x/y/z");
+  put_file(storage(), "x/y/z/f", as_bytes("deep"));
+  storage().sync_directory("x/y/z");
+  storage().sync_directory("");
+  EXPECT_FALSE(storage().stat("x/y")->regular);
+  expect_error([&] { storage().open("x/y"); }, ErrorCode::kUnsafe, "regular");
+  expect_error([&] { storage().create("x/y"); }, ErrorCode::kAlreadyExists, "x/y");
+  expect_error([&] { storage().make_directory("x/y/z/f"); }, ErrorCode::kIo, "x/y/z/f");
+}
+
+TEST_P(StorageConformance, ListGivesFilesOfTheWholeSubtreeSorted) {
+  storage().make_directory("d/e");
+  storage().make_directory("empty");
+  for (const char* name : {"d/e/2", "d/1", "b", "a", "d0", "d/e/1"}) {
+    put_file(storage(), name, {});
+  }
+  EXPECT_EQ(storage().list(), (Names{"a", "b", "d/1", "d/e/1", "d/e/2", "d0"}));
+  EXPECT_EQ(storage().list("d"), (Names{"d/1", "d/e/1", "d/e/2", "d0"}));
+  EXPECT_EQ(storage().list("d/"), (Names{"d/1", "d/e/1", "d/e/2"}));
+  EXPECT_EQ(storage().list("d/e/1"), Names{"d/e/1"});
+  EXPECT_EQ(storage().list("d/e/1/"), Names{});
+}
+
+TEST_P(StorageConformance, UnsafeNamesAreRefusedByEveryCall) {
+  put_file(storage(), "good", {});
+  for (const std::string& name :
+       {std::string(), std::string("/etc/passwd"), std::string("../x"), std::string("a/../b"),
+        std::string("."), std::string("a/."), std::string("a//b"), std::string("a/"),
+        std::string("a\0b", 3)}) {
+    SCOPED_TRACE("\"" + name + "\"");
+    const auto refused = [](const std::function<void()>& call) {
+      expect_error(call, ErrorCode::kUnsafe, "unsafe file name");
+    };
+    refused([&] { storage().create(name); });
+    refused([&] { storage().open(name); });
+    refused([&] { storage().stat(name); });
+    refused([&] { storage().rename(name, "x", true); });
+    refused([&] { storage().rename("good", name, true); });
+    refused([&] { storage().remove(name); });
+    refused([&] { storage().try_lock(name); });
+    if (name.empty()) continue;  // the root
+    refused([&] { storage().make_directory(name); });
+    refused([&] { storage().sync_directory(name); });
+  }
+  EXPECT_EQ(storage().list(), Names{"good"});
+}
+
+TEST_P(StorageConformance, UnusualNamesAreKeptByteForByte) {
+  const Names names = {"\x01\x7f", " ", "-rf", "A", "a", "caf\xc3\xa9", "cafe\xcc\x81", "...", "a\\b"};
+  for (const std::string& name : names) put_file(storage(), name, as_bytes(name));
+  EXPECT_EQ(storage().list().size(), names.size());
+  for (const std::string& name : names) {
+    EXPECT_EQ(as_text(read_file(storage(), name, 100)), name);
+  }
+}
+
+TEST_P(StorageConformance, ALockIsHeldByOneAtATime) {
+  auto lock = storage().try_lock("lock");
+  ASSERT_NE(lock, nullptr);
+  EXPECT_EQ(storage().try_lock("lock"), nullptr);
+  EXPECT_NE(storage().try_lock("other"), nullptr);
+  lock.reset();
+  EXPECT_NE(storage().try_lock("lock"), nullptr);
+  EXPECT_TRUE(storage().stat("lock").has_value());
+}
+
+TEST_P(StorageConformance, PublishingReplacesWholeFilesAndCleansUp) {
+  publish_file(storage(), "p", "p.tmp", as_bytes("one"), false, Deadline::never());
+  expect_error(
+      [&] { publish_file(storage(), "p", "p.tmp", as_bytes("two"), false, Deadline::never()); },
+      ErrorCode::kAlreadyExists, "p");
+  EXPECT_EQ(storage().list(), Names{"p"});
+  EXPECT_EQ(as_text(read_file(storage(), "p", 10)), "one");
+  publish_file(storage(), "p", "p.tmp", as_bytes("three"), true, Deadline::never());
+  EXPECT_EQ(storage().list(), Names{"p"});
+  EXPECT_EQ(as_text(read_file(storage(), "p", 10)), "three");
+  expect_error([&] { read_file(storage(), "p", 4); }, ErrorCode::kCorrupt, "at most 4");
+}
+
+TEST_P(StorageConformance, OfManyThreadsThatCreateOrPublishOneNameOneWins) {
+  constexpr int kThreads = 8;
+  std::atomic<int> created = 0, published = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      storage().make_directory("shared/deep");
+      const std::string mine = "shared/deep/tmp-" + std::to_string(i);
+      const auto attempt = [](std::atomic<int>& wins, const std::function<void()>& call) {
+        try {
+          call();
+          ++wins;
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kAlreadyExists) << error.what();
+        }
+      };
+      attempt(created, [&] { storage().create("one"); });
+      attempt(published, [&] {
+        publish_file(storage(), "shared/deep/p", mine, as_bytes(mine), false, Deadline::never());
+      });
+      const Bytes own = pattern_bytes(300'000, static_cast<uint64_t>(i));
+      put_file(storage(), mine, own);
+      EXPECT_TRUE(read_file(storage(), mine, own.size()) == own);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(created, 1);
+  EXPECT_EQ(published, 1);
+  EXPECT_EQ(storage().list().size(), 2u + kThreads);
+}
+
+TEST_P(StorageConformance, FilesOfAnotherStorageAreRefused) {
+  const TestedStorage other = GetParam().make();
+  put_file(*other.storage, "f", as_bytes("abc"));
+  const auto file = other.storage->open("f");
+  std::byte target[3];
+  const ReadOp op{file.get(), 0, 3, target};
+  // A storage in memory has no place that could be mixed up; its files hold their own bytes.
+  if (storage().describe() == other.storage->describe()) return;
+  expect_error([&] { storage().read({&op, 1}, {}, [](size_t, ByteView) {}); },
+               ErrorCode::kInvalidArgument, "another storage");
+}
+
+}  // namespace
+
+// Other folders' tests link this file too, and need not run the suite.
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(StorageConformance);
+
+}  // namespace tilestone

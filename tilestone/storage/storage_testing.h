@@ -1,0 +1,64 @@
+// For tests: temporary directories, and the conformance suite that every Storage must pass.
+//
+//   INSTANTIATE_TEST_SUITE_P(Memory, StorageConformance,
+//                            testing::Values(StorageCase{"plain", [] { ... }}), storage_case_name);
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "tilestone/base/error.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone {
+
+// A new directory beneath `parent`, removed with all that is in it when the object goes.
+class TempDirectory {
+ public:
+  explicit TempDirectory(const std::string& parent = testing::TempDir());
+  ~TempDirectory();
+  TempDirectory(const TempDirectory&) = delete;
+  TempDirectory& operator=(const TempDirectory&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// `size` bytes that differ from offset to offset and from seed to seed.
+Bytes pattern_bytes(size_t size, uint64_t seed = 0);
+
+// Writes a whole file, durably.
+void put_file(Storage& storage, const std::string& name, ByteView bytes);
+
+// A storage under test with nothing in it, and what it needs to live.
+struct TestedStorage {
+  std::shared_ptr<Storage> storage;
+  std::shared_ptr<TempDirectory> directory;  // null: no directory of the file system
+};
+
+struct StorageCase {
+  std::string name;
+  std::function<TestedStorage()> make;
+};
+
+class StorageConformance : public testing::TestWithParam<StorageCase> {
+ protected:
+  StorageConformance() : tested_(GetParam().make()) {}
+  Storage& storage() { return *tested_.storage; }
+
+ private:
+  TestedStorage tested_;
+};
+
+inline std::string storage_case_name(const testing::TestParamInfo<StorageCase>& info) {
+  return info.param.name;
+}
+
+// EXPECTs that `call` throws an Error of this code whose text holds `text`.
+void expect_error(const std::function<void()>& call, ErrorCode code, const std::string& text = "");
+
+}  // namespace tilestone

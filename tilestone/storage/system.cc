@@ -1,0 +1,111 @@
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/storage/system_internal.h"
+
+namespace tilestone {
+namespace {
+
+// Linux 6.5, newer than the C library's headers here; the number is the same everywhere.
+constexpr long kCachestat = 451;
+struct CachestatRange {
+  uint64_t offset;
+  uint64_t size;
+};
+struct Cachestat {
+  uint64_t cached, dirty, writeback, evicted, recently_evicted;
+};
+
+uint64_t page_size() { return static_cast<uint64_t>(sysconf(_SC_PAGESIZE)); }
+
+// cachestat by way of mincore, for kernels that lack it.
+int count_resident(int fd, uint64_t offset, uint64_t size, uint64_t& bytes) {
+  const uint64_t page = page_size();
+  const uint64_t begin = offset / page * page;
+  const uint64_t length = offset + size - begin;
+  void* map = mmap(nullptr, length, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin));
+  if (map == MAP_FAILED) return -1;
+  std::vector<unsigned char> resident((length + page - 1) / page);
+  const int result = mincore(map, length, resident.data());
+  bytes = 0;
+  for (const unsigned char state : resident) bytes += (state & 1u) * page;
+  munmap(map, length);
+  return result;
+}
+
+}  // namespace
+
+ssize_t System::pread(int fd, void* data, size_t size, uint64_t offset) {
+  return ::pread(fd, data, size, static_cast<off_t>(offset));
+}
+
+ssize_t System::pwrite(int fd, const void* data, size_t size, uint64_t offset) {
+  return ::pwrite(fd, data, size, static_cast<off_t>(offset));
+}
+
+int System::fsync(int fd) { return ::fsync(fd); }
+
+int System::ftruncate(int fd, uint64_t size) { return ::ftruncate(fd, static_cast<off_t>(size)); }
+
+int System::close(int fd) { return ::close(fd); }
+
+int System::reserve(int fd, uint64_t size) {
+  return ::fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(size));
+}
+
+int System::set_direct(int fd, bool direct) {
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0) return -1;
+  return fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT);
+}
+
+int System::open_beneath(int directory, const char* name, int flags, unsigned mode) {
+  open_how how{};
+  how.flags = static_cast<uint64_t>(flags | O_CLOEXEC);
+  how.mode = (flags & O_CREAT) != 0 ? mode : 0;
+  how.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS;
+  return static_cast<int>(syscall(SYS_openat2, directory, name, &how, sizeof how));
+}
+
+int System::rename_exclusive(int from_directory, const char* from, int to_directory,
+                             const char* to) {
+  return ::renameat2(from_directory, from, to_directory, to, RENAME_NOREPLACE);
+}
+
+int System::cached_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes) {
+  const CachestatRange range{offset, size};
+  Cachestat counts{};
+  if (syscall(kCachestat, fd, &range, &counts, 0) == 0) {
+    bytes = counts.cached * page_size();
+    return 0;
+  }
+  return count_resident(fd, offset, size, bytes);
+}
+
+std::unique_ptr<IoQueue> System::uring_queue(unsigned depth, int& error) {
+  return make_uring_queue(depth, error);
+}
+
+void fail_errno(const std::string& what, const std::string& name, int error) {
+  ErrorCode code = ErrorCode::kIo;
+  std::string message = what + ": " + std::strerror(error);
+  if (error == ENOENT) code = ErrorCode::kNotFound;
+  if (error == EEXIST) code = ErrorCode::kAlreadyExists;
+  if (error == EXDEV || error == ELOOP) {
+    code = ErrorCode::kUnsafe;
+    message = what + ": a symbolic link leaves the storage's root, or runs in a circle";
+  }
+  throw Error(code, std::move(message)).with_file(name).with_errno(error);
+}
+
+}  // namespace tilestone

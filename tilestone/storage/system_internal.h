@@ -1,0 +1,45 @@
+// The system calls that the POSIX storage makes, as an object, so that a test can make any of them
+// fail, or do less than it was asked for. Each does what the system call of its name does: -1 and
+// errno on failure, no retry.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "tilestone/storage/io_queue_internal.h"
+
+namespace tilestone {
+
+class System {
+ public:
+  virtual ~System() = default;
+
+  virtual ssize_t pread(int fd, void* data, size_t size, uint64_t offset);
+  virtual ssize_t pwrite(int fd, const void* data, size_t size, uint64_t offset);
+  virtual int fsync(int fd);
+  virtual int ftruncate(int fd, uint64_t size);
+  virtual int close(int fd);
+  // fallocate without a change of the file's length.
+  virtual int reserve(int fd, uint64_t size);
+  // Turns O_DIRECT of an open file on or off.
+  virtual int set_direct(int fd, bool direct);
+  // openat2 with RESOLVE_BENEATH.
+  virtual int open_beneath(int directory, const char* name, int flags, unsigned mode);
+  // renameat2 with RENAME_NOREPLACE.
+  virtual int rename_exclusive(int from_directory, const char* from, int to_directory,
+                               const char* to);
+  // How many bytes of the pages of [offset, offset + size) are in the page cache.
+  virtual int cached_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes);
+  // As make_uring_queue.
+  virtual std::unique_ptr<IoQueue> uring_queue(unsigned depth, int& error);
+};
+
+// "what: No such file or directory" as an Error with the errno and the file's name. ENOENT becomes
+// kNotFound, EEXIST kAlreadyExists, ways out of the root kUnsafe, all others kIo.
+[[noreturn]] void fail_errno(const std::string& what, const std::string& name, int error);
+
+}  // namespace tilestone

@@ -1,0 +1,87 @@
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tilestone/storage/io_queue_internal.h"
+#include "tilestone/storage/system_internal.h"
+
+namespace tilestone {
+namespace {
+
+// More threads than this gain nothing over plain calls on the disks that were measured.
+constexpr unsigned kMaxThreads = 4;
+
+class ThreadQueue : public IoQueue {
+ public:
+  ThreadQueue(System& system, unsigned threads) : system_(system) {
+    for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+  }
+  ~ThreadQueue() override {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  void submit(const IoRequest& request) override {
+    {
+      std::lock_guard lock(mutex_);
+      requests_.push_back(request);
+    }
+    changed_.notify_one();
+  }
+
+  IoResult wait() override {
+    std::unique_lock lock(mutex_);
+    finished_.wait(lock, [this] { return !results_.empty(); });
+    const IoResult result = results_.front();
+    results_.pop_front();
+    return result;
+  }
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return stop_ || !requests_.empty(); });
+      if (requests_.empty()) return;
+      const IoRequest request = requests_.front();
+      requests_.pop_front();
+      lock.unlock();
+      const IoResult result = run(request);
+      lock.lock();
+      results_.push_back(result);
+      finished_.notify_one();
+    }
+  }
+
+  IoResult run(const IoRequest& request) {
+    const ssize_t result =
+        request.kind == IoRequest::Kind::kRead
+            ? system_.pread(request.fd, request.data, request.size, request.offset)
+            : system_.pwrite(request.fd, request.data, request.size, request.offset);
+    return {request.tag, result < 0 ? -errno : result};
+  }
+
+  System& system_;
+  std::mutex mutex_;
+  std::condition_variable changed_, finished_;
+  std::deque<IoRequest> requests_;
+  std::deque<IoResult> results_;
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+std::unique_ptr<IoQueue> make_thread_queue(System& system, unsigned depth) {
+  return std::make_unique<ThreadQueue>(system, std::clamp(depth, 1u, kMaxThreads));
+}
+
+}  // namespace tilestone
