@@ -12,10 +12,12 @@ from contestants import (
     Contestant,
     Dcp,
     Safetensors,
+    SafetensorsMapped,
     TensorStore,
     Tensors,
     Tilestone,
     TorchCheckpointing,
+    TorchMapped,
     TorchMmap,
     TorchSave,
 )
@@ -30,7 +32,9 @@ def everybody() -> list[Contestant]:
         Dcp(os.cpu_count() or 1),
         TorchSave(),
         TorchMmap(),
+        TorchMapped(),
         Safetensors(),
+        SafetensorsMapped(),
         TensorStore(),
         TorchCheckpointing(),
     ]

@@ -1,8 +1,10 @@
 """The contestants: each saves a flat dict of tensors to a directory and loads it back.
 
 A save counts until every byte is durable: contestants that do not sync on their own get an fsync
-of each file and of the directory inside the timed part. A load counts until the tensors can be
-used; where a contestant can fill given tensors it does.
+of each file and of the directory inside the timed part. A load counts until the given tensors hold the
+values, as a trainer needs them; contestants that can only make tensors of their own have them
+copied. "(mapped)" is the same library's mapping of the file with every page touched and nothing
+copied: what a reader that never writes to its weights would pay.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ class Contestant(Protocol):
     """One way to save and load."""
 
     name: str
+    saved_by: str | None  # loads what the contestant of this name saved; None: saves itself
 
     def save(self, tensors: Tensors, path: Path) -> None: ...
 
@@ -46,6 +49,8 @@ def _alone() -> bool:
 
 
 class Tilestone:
+    saved_by = None
+
     def __init__(self, name: str = "tilestone", **options: object) -> None:
         self.name = name
         self._options = options
@@ -62,6 +67,8 @@ class Tilestone:
 
 
 class Dcp:
+    saved_by = None
+
     def __init__(self, threads: int) -> None:
         self.name = f"dcp, {threads} thread{'s' if threads > 1 else ''}"
         self._threads = threads
@@ -82,6 +89,7 @@ class Dcp:
 
 class TorchSave:
     name = "torch.save"
+    saved_by: str | None = None
 
     def save(self, tensors: Tensors, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
@@ -89,22 +97,28 @@ class TorchSave:
         sync_tree(path)
 
     def load(self, tensors: Tensors, path: Path) -> None:
-        torch.load(path / f"{_rank()}.pt", weights_only=True)
+        _copy(torch.load(path / f"{_rank()}.pt", weights_only=True), tensors)
 
 
 class TorchMmap(TorchSave):
-    """torch.load(mmap=True), then copied into the tensors: the file is not read before that."""
-
     name = "torch.load(mmap)"
+    saved_by = "torch.save"
 
     def load(self, tensors: Tensors, path: Path) -> None:
-        loaded = torch.load(path / f"{_rank()}.pt", weights_only=True, mmap=True)
-        for key, tensor in _local(tensors).items():
-            tensor.copy_(loaded[key])
+        _copy(torch.load(path / f"{_rank()}.pt", weights_only=True, mmap=True), tensors)
+
+
+class TorchMapped(TorchSave):
+    name = "torch.load (mapped)"
+    saved_by = "torch.save"
+
+    def load(self, tensors: Tensors, path: Path) -> None:
+        _touch(torch.load(path / f"{_rank()}.pt", weights_only=True, mmap=True))
 
 
 class Safetensors:
     name = "safetensors"
+    saved_by: str | None = None
 
     def save(self, tensors: Tensors, path: Path) -> None:
         from safetensors.torch import save_file
@@ -116,11 +130,22 @@ class Safetensors:
     def load(self, tensors: Tensors, path: Path) -> None:
         from safetensors.torch import load_file
 
-        load_file(path / f"{_rank()}.safetensors")
+        _copy(load_file(path / f"{_rank()}.safetensors"), tensors)
+
+
+class SafetensorsMapped(Safetensors):
+    name = "safetensors (mapped)"
+    saved_by = "safetensors"
+
+    def load(self, tensors: Tensors, path: Path) -> None:
+        from safetensors.torch import load_file
+
+        _touch(load_file(path / f"{_rank()}.safetensors"))
 
 
 class TorchCheckpointing:
     name = "torch-checkpointing"
+    saved_by = None
 
     def _manager(self):
         from torch_checkpointing import CheckpointManager
@@ -150,6 +175,7 @@ class TensorStore:
     """zarr2, one array a tensor, uncompressed, all of them under way at once."""
 
     name = "tensorstore zarr2"
+    saved_by = None
 
     def _spec(self, path: Path, key: str) -> dict:
         return {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path / key)}}
@@ -177,9 +203,10 @@ class TensorStore:
     def load(self, tensors: Tensors, path: Path) -> None:
         import tensorstore as ts
 
-        opened = [ts.open(self._spec(path, key)) for key in tensors]
-        for read in [future.result().read() for future in opened]:
-            read.result()
+        opened = [(ts.open(self._spec(path, key)), tensor) for key, tensor in tensors.items()]
+        reads = [(future.result().read(), tensor) for future, tensor in opened]
+        for read, tensor in reads:
+            tensor.copy_(torch.from_numpy(read.result()))
 
 
 def _chunk_of_about(shape: tuple[int, ...], itemsize: int, target: int) -> tuple[int, ...]:
@@ -190,6 +217,17 @@ def _chunk_of_about(shape: tuple[int, ...], itemsize: int, target: int) -> tuple
     for size in shape[1:]:
         row *= size
     return (max(1, min(shape[0], target // max(1, row))), *shape[1:])
+
+
+def _copy(loaded: Tensors, tensors: Tensors) -> None:
+    for key, tensor in _local(tensors).items():
+        tensor.copy_(loaded[key])
+
+
+def _touch(tensors: Tensors) -> None:
+    """Reads one byte of every page."""
+    for tensor in tensors.values():
+        tensor.view(torch.uint8).flatten()[::4096].sum()
 
 
 def _local(tensors: Tensors) -> Tensors:

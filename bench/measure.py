@@ -49,7 +49,8 @@ def run_case(
     limit = DirectWrite(case.bytes)
     reads = [Read(8, True), Read(2, False), Read(4, False), Read(1, False)]
     for _ in range(rounds):
-        entries: list[Contestant | DirectWrite] = [*contestants, limit]
+        savers = [entry for entry in contestants if entry.saved_by is None]
+        entries: list[Contestant | DirectWrite] = [*savers, limit]
         order.shuffle(entries)
         for entry in entries:
             path = root / _folder(entry.name)
@@ -76,7 +77,7 @@ def _loads(
 ) -> None:
     loads: list[tuple[str, Callable[[], None]]] = []
     for entry in contestants:
-        path = root / _folder(entry.name)
+        path = root / _folder(entry.saved_by or entry.name)
         loads.append((entry.name, lambda e=entry, p=path: e.load(targets, p)))
     for read in reads:
         loads.append((read.name, lambda r=read: r.run(limit_path)))
