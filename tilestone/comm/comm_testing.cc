@@ -1,0 +1,292 @@
+#include "tilestone/comm/comm_testing.h"
+
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <optional>
+#include <random>
+#include <string>
+
+#include "tilestone/base/error.h"
+
+namespace tilestone::comm_testing {
+namespace {
+
+using std::chrono::duration;
+
+constexpr duration<double> kPlenty{120};  // seconds; for what must come
+constexpr duration<double> kShort{0.1};   // for what can't come
+constexpr size_t kMiB = size_t{1} << 20;
+
+// Sizes by rank: the same for all, or another for each.
+using SizeOf = std::function<size_t(int from, int to)>;
+
+// What rank `from` sends to rank `to` in operation number `operation`.
+Bytes message(uint64_t operation, int from, int to, size_t size) {
+  uint64_t state = operation * 1000003 + static_cast<uint64_t>(from * 1009 + to) + 1;
+  Bytes out(size);
+  for (std::byte& b : out) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    b = static_cast<std::byte>(state >> 56);
+  }
+  return out;
+}
+
+std::string describe(const Bytes& bytes) {
+  return std::to_string(bytes.size()) + " bytes" +
+         (bytes.empty() ? "" : ", first " + std::to_string(static_cast<int>(bytes.front())));
+}
+
+void expect_bytes(const Bytes& found, const Bytes& expected, const std::string& what) {
+  EXPECT_TRUE(found == expected) << what << ": found " << describe(found) << ", expected "
+                                 << describe(expected);
+}
+
+void expect_all_bytes(const std::vector<Bytes>& found, const std::vector<Bytes>& expected,
+                      const std::string& what) {
+  ASSERT_EQ(found.size(), expected.size()) << what;
+  for (size_t i = 0; i < found.size(); ++i) {
+    expect_bytes(found[i], expected[i], what + ", from rank " + std::to_string(i));
+  }
+}
+
+// One operation of each kind, checked. `number` makes its contents its own; `root` is ignored by
+// those that have none.
+enum class Kind { kGather, kScatter, kBroadcast, kAllToAll, kAllGather, kBarrier };
+constexpr Kind kKinds[] = {Kind::kGather,   Kind::kScatter,   Kind::kBroadcast,
+                           Kind::kAllToAll, Kind::kAllGather, Kind::kBarrier};
+
+class Step {
+ public:
+  Step(const Communicator& comm, Kind kind, int root, uint64_t number, SizeOf size_of,
+       Deadline deadline = Deadline::after(kPlenty))
+      : comm_(comm),
+        kind_(kind),
+        root_(root),
+        number_(number),
+        size_of_(std::move(size_of)),
+        deadline_(deadline) {}
+
+  void run() const {
+    switch (kind_) {
+      case Kind::kGather:
+        return expect_all_bytes(comm_.gather(to(root_), root_, deadline_),
+                                comm_.rank() == root_ ? all_to(root_) : std::vector<Bytes>(),
+                                what("gather"));
+      case Kind::kScatter:
+        return expect_bytes(comm_.scatter(comm_.rank() == root_ ? to_all() : std::vector<Bytes>(),
+                                          root_, deadline_),
+                            from(root_), what("scatter"));
+      case Kind::kBroadcast:
+        return expect_bytes(
+            comm_.broadcast(comm_.rank() == root_ ? sent(root_, 0) : Bytes(), root_, deadline_),
+            sent(root_, 0), what("broadcast"));
+      case Kind::kAllToAll:
+        return expect_all_bytes(comm_.all_to_all(to_all(), deadline_), all_to(comm_.rank()),
+                                what("all_to_all"));
+      case Kind::kAllGather:
+        return expect_all_bytes(comm_.all_gather(sent(comm_.rank(), 0), deadline_), all_to(0),
+                                what("all_gather"));
+      case Kind::kBarrier:
+        return comm_.barrier(deadline_);
+    }
+  }
+
+  // The error that run() throws, if any.
+  std::optional<Error> error() const {
+    try {
+      run();
+    } catch (const Error& error) {
+      return error;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  Bytes sent(int from, int to) const { return message(number_, from, to, size_of_(from, to)); }
+  Bytes to(int rank) const { return sent(comm_.rank(), rank); }
+  Bytes from(int rank) const { return sent(rank, comm_.rank()); }
+  std::vector<Bytes> to_all() const {
+    std::vector<Bytes> out;
+    for (int rank = 0; rank < comm_.size(); ++rank) out.push_back(to(rank));
+    return out;
+  }
+  std::vector<Bytes> all_to(int rank) const {
+    std::vector<Bytes> out;
+    for (int source = 0; source < comm_.size(); ++source) out.push_back(sent(source, rank));
+    return out;
+  }
+  std::string what(const char* name) const {
+    return std::string(name) + " " + std::to_string(number_) + ", root " + std::to_string(root_) +
+           ", at rank " + std::to_string(comm_.rank()) + " of " + std::to_string(comm_.size());
+  }
+
+  const Communicator& comm_;
+  Kind kind_;
+  int root_;
+  uint64_t number_;
+  SizeOf size_of_;
+  Deadline deadline_;
+};
+
+size_t uneven(int from, int to) {
+  return static_cast<size_t>(from) * 777 + static_cast<size_t>(to % 3) * 5000;
+}
+
+size_t random_size(std::mt19937_64& random) {
+  constexpr size_t kBounds[] = {1, 2, 100, 5000, 70000, 300000};
+  return random() % kBounds[random() % std::size(kBounds)];
+}
+
+Step random_step(const Communicator& comm, std::mt19937_64& random, uint64_t number) {
+  const Kind kind = kKinds[random() % std::size(kKinds)];
+  const int root = static_cast<int>(random() % static_cast<uint64_t>(comm.size()));
+  const size_t a = random_size(random), b = random_size(random);
+  return Step(comm, kind, root, number, [a, b](int from, int to) {
+    return (static_cast<size_t>(from) * a + static_cast<size_t>(to) * b) % 300000;
+  });
+}
+
+// Whether the rank can fail without `absent`, and whether it must.
+bool needs(Kind kind, int rank, int root, int absent, bool* surely) {
+  switch (kind) {
+    case Kind::kGather:
+      *surely = rank == root;
+      return rank == root || root == absent;
+    case Kind::kScatter:
+    case Kind::kBroadcast:
+      *surely = root == absent;
+      return rank == root || root == absent;
+    case Kind::kAllToAll:
+    case Kind::kAllGather:
+    case Kind::kBarrier:
+      *surely = true;
+  }
+  return true;
+}
+
+// Whether the number stands in the text by itself.
+bool names(const std::string& text, int rank) {
+  const std::string number = std::to_string(rank);
+  for (size_t at = text.find(number); at != std::string::npos; at = text.find(number, at + 1)) {
+    const size_t end = at + number.size();
+    const bool starts = at == 0 || std::isdigit(static_cast<unsigned char>(text[at - 1])) == 0;
+    const bool ends =
+        end == text.size() || std::isdigit(static_cast<unsigned char>(text[end])) == 0;
+    if (starts && ends) return true;
+  }
+  return false;
+}
+
+// On a busy machine others may be late as well, and are named beside the one that must be.
+void expect_names(const std::optional<Error>& error, int absent, bool surely,
+                  const std::string& what) {
+  if (!error) {
+    EXPECT_FALSE(surely) << what << ": no error";
+    return;
+  }
+  EXPECT_EQ(error->code(), ErrorCode::kTimeout) << what << ": " << error->what();
+  EXPECT_TRUE(names(error->message(), absent)) << what << ": " << error->what();
+}
+
+// In an all_gather rank 0 learns first who is missing and tells the others, who have more time.
+bool waits_for_verdict(Kind kind, int rank, int absent) {
+  return (kind == Kind::kAllGather || kind == Kind::kBarrier) && rank != 0 && absent != 0;
+}
+
+void check_missing_in(const Communicator& comm, Kind kind, int root, int absent, uint64_t number,
+                      const Rendezvous& rendezvous) {
+  const auto same_size = [](int, int) { return size_t{3000}; };
+  const std::string what = "kind " + std::to_string(static_cast<int>(kind)) + ", root " +
+                           std::to_string(root) + ", absent " + std::to_string(absent) +
+                           ", at rank " + std::to_string(comm.rank());
+  rendezvous();
+  if (comm.rank() != absent) {
+    bool surely = false;
+    const bool may_fail = needs(kind, comm.rank(), root, absent, &surely);
+    const bool patient = !may_fail || waits_for_verdict(kind, comm.rank(), absent);
+    const auto error =
+        Step(comm, kind, root, number, same_size, Deadline::after(patient ? kPlenty : kShort))
+            .error();
+    if (may_fail) {
+      expect_names(error, absent, surely, what);
+    } else {
+      EXPECT_FALSE(error) << what << ": " << error->what();
+    }
+  }
+  rendezvous();
+  if (comm.rank() == absent) {
+    // Too late; whether it ends well depends on what the others left behind.
+    Step(comm, kind, root, number, same_size, Deadline::after(kShort)).error();
+  }
+  rendezvous();
+  Step(comm, kind, root, number + 1, uneven).run();
+}
+
+template <typename Call>
+void expect_invalid(Call call, const std::string& text) {
+  try {
+    call();
+    ADD_FAILURE() << "no error, expected: " << text;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_EQ(error.message(), text);
+  }
+}
+
+}  // namespace
+
+void check_every_operation(const Communicator& comm) {
+  const std::vector<SizeOf> sizes = {[](int, int) { return size_t{0}; },
+                                     [](int, int) { return size_t{1}; },
+                                     [](int, int) { return kMiB; }, uneven};
+  uint64_t number = 0;
+  for (const SizeOf& size_of : sizes) {
+    for (Kind kind : kKinds) {
+      for (int root = 0; root < comm.size(); ++root) {
+        Step(comm, kind, root, ++number, size_of).run();
+      }
+    }
+  }
+}
+
+void check_random_operations(const Communicator& comm, uint64_t seed, int count) {
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < count; ++i) random_step(comm, random, static_cast<uint64_t>(i)).run();
+}
+
+void check_missing_caller(const Communicator& comm, int absent, const Rendezvous& rendezvous) {
+  uint64_t number = 0;
+  for (Kind kind : kKinds) {
+    for (int root : {absent, (absent + 1) % comm.size()}) {
+      check_missing_in(comm, kind, root, absent, number, rendezvous);
+      number += 2;
+    }
+  }
+  check_random_operations(comm, 20, 20);
+}
+
+void check_bad_arguments(const Communicator& comm) {
+  const Deadline deadline = Deadline::after(kPlenty);
+  const int n = comm.size();
+  const std::string last = std::to_string(n - 1), count = std::to_string(n);
+  const std::string range = ", expected a rank from 0 to " + last;
+  expect_invalid([&] { comm.gather({}, n, deadline); }, "gather: root is " + count + range);
+  expect_invalid([&] { comm.broadcast({}, -1, deadline); }, "broadcast: root is -1" + range);
+  expect_invalid([&] { comm.scatter({}, n, deadline); }, "scatter: root is " + count + range);
+  const std::string parts = std::to_string(n + 1) + " parts, expected one for each of " + count;
+  expect_invalid([&] { comm.all_to_all(std::vector<Bytes>(n + 1), deadline); },
+                 "all_to_all: found " + parts + " ranks");
+  Step(comm, Kind::kAllToAll, 0, 7, uneven).run();
+}
+
+void check_two_groups(const Communicator& row, const Communicator& column, uint64_t seed) {
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  for (uint64_t i = 0; i < 100; ++i) {
+    random_step(i % 2 == 0 ? row : column, random, i).run();
+  }
+}
+
+}  // namespace tilestone::comm_testing

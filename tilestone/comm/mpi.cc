@@ -1,0 +1,409 @@
+// How an operation runs:
+//
+// 1. Every rank counts its operations; all make the same calls in the same order, so the number is
+//    the same everywhere. It is the messages' tag, and stands in full in their headers.
+// 2. All sends and receives of the operation are posted at once, then polled (first yielding, later
+//    sleeping) until all are complete or the deadline has passed. Nothing blocks inside MPI.
+// 3. Past the deadline the peers of the transfers that are left are the missing ranks. MPI may
+//    still touch those transfers' memory (a send can't be cancelled), so they are kept, and polled
+//    along with later operations: what comes late is received under its old tag and dropped, and a
+//    late sender gets rid of its message. No tag is used again before 2^30 other operations.
+//
+// Gather and scatter are linear in the root. A broadcast sends each rank one message straight from
+// the root, so that a rank that died cuts nobody off from a short message (a verdict, an error);
+// a long payload follows down a binomial tree.
+#include "tilestone/comm/mpi.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "tilestone/base/log.h"
+#include "tilestone/comm/mpi_internal.h"
+#include "tilestone/comm/mpi_transfer_internal.h"
+#include "tilestone/comm/operation_internal.h"
+
+namespace tilestone {
+namespace {
+
+using comm_internal::MpiReceive;
+using comm_internal::MpiRoute;
+using comm_internal::MpiSend;
+using comm_internal::MpiTransfer;
+using std::chrono::microseconds;
+
+constexpr uint64_t kMostTags = uint64_t{1} << 30;
+constexpr int kYieldingPolls = 2000;
+constexpr microseconds kShortestSleep{10};
+constexpr microseconds kLongestSleep{500};
+
+// How many communicators have missed a rank that they haven't heard of since.
+std::atomic<int> communicators_with_missing_ranks{0};
+
+void check_mpi(int code, const char* what) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw Error(ErrorCode::kInternal, std::string(what) + ": " + text);
+}
+
+bool finalized() {
+  int flag = 0;
+  MPI_Finalized(&flag);
+  return flag != 0;
+}
+
+void finalize_at_exit() {
+  if (!finalized() && communicators_with_missing_ranks == 0) MPI_Finalize();
+}
+
+// Does nothing when MPI is initialised already.
+void initialize() {
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  int initialized = 0;
+  check_mpi(MPI_Initialized(&initialized), "MPI_Initialized");
+  if (finalized()) throw Error(ErrorCode::kUnsupported, "MPI is finalised already");
+  int provided = 0;
+  if (initialized) {
+    check_mpi(MPI_Query_thread(&provided), "MPI_Query_thread");
+  } else {
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+    std::atexit(finalize_at_exit);
+  }
+  if (provided < MPI_THREAD_MULTIPLE) {
+    log_once(LogLevel::kWarning,
+             "MPI was initialised without MPI_THREAD_MULTIPLE: while one thread saves or loads, "
+             "no other may call MPI");
+  }
+}
+
+// Waits a little between two polls, longer as they go on finding nothing.
+class Backoff {
+ public:
+  void reset() { *this = Backoff(); }
+  void wait() {
+    if (++polls_ < kYieldingPolls) {
+      std::this_thread::yield();
+      return;
+    }
+    std::this_thread::sleep_for(sleep_);
+    sleep_ = std::min(sleep_ * 2, kLongestSleep);
+  }
+
+ private:
+  int polls_ = 0;
+  microseconds sleep_ = kShortestSleep;
+};
+
+// The ranks that an operation waited for in vain and that were not heard of since.
+class MissingRanks {
+ public:
+  void add(const std::vector<int>& ranks) {
+    const bool first = ranks_.empty();
+    ranks_.insert(ranks.begin(), ranks.end());
+    if (first && !ranks_.empty()) ++communicators_with_missing_ranks;
+  }
+  void heard_of(int rank) {
+    if (ranks_.erase(rank) > 0 && ranks_.empty()) --communicators_with_missing_ranks;
+  }
+
+ private:
+  std::set<int> ranks_;
+};
+
+// What operations of one communicator share.
+struct Channel {
+  Channel(MPI_Comm original, size_t piece_bytes, size_t tree_bytes);
+  ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  void progress_abandoned();
+
+  MPI_Comm comm = MPI_COMM_NULL;
+  int rank = 0;
+  int size = 0;
+  uint64_t tags = kMostTags;
+  size_t piece_bytes;
+  size_t tree_bytes;
+  uint64_t operation = 0;  // number of the last one
+  std::vector<std::unique_ptr<MpiTransfer>> abandoned;
+  MissingRanks missing;
+};
+
+Channel::Channel(MPI_Comm original, size_t piece, size_t tree)
+    : piece_bytes(piece), tree_bytes(tree) {
+  check_mpi(MPI_Comm_dup(original, &comm), "MPI_Comm_dup");
+  check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  void* upper_bound = nullptr;
+  int found = 0;
+  check_mpi(MPI_Comm_get_attr(comm, MPI_TAG_UB, &upper_bound, &found), "MPI_Comm_get_attr");
+  if (found) tags = std::min(tags, static_cast<uint64_t>(*static_cast<int*>(upper_bound)));
+}
+
+Channel::~Channel() {
+  if (!finalized()) progress_abandoned();
+  if (finalized() || !abandoned.empty()) {
+    // MPI may touch these for as long as the process lives.
+    for (auto& transfer : abandoned) static_cast<void>(transfer.release());
+    return;
+  }
+  MPI_Comm_free(&comm);
+}
+
+void Channel::progress_abandoned() {
+  std::erase_if(abandoned, [this](std::unique_ptr<MpiTransfer>& transfer) {
+    try {
+      if (!transfer->complete()) return false;
+      missing.heard_of(transfer->peer());  // a send that had to wait was waiting for the peer
+      return true;
+    } catch (const std::exception& error) {
+      log(LogLevel::kWarning, std::string("late message: ") + error.what());
+      static_cast<void>(transfer.release());  // its memory may still be MPI's
+      return true;
+    }
+  });
+}
+
+// One operation of this rank: what it sends and receives. Whatever is incomplete at its end is left
+// to the channel.
+class Operation {
+ public:
+  Operation(Channel& channel, const char* name, Deadline deadline)
+      : channel_(channel), name_(name), deadline_(deadline) {
+    ++channel_.operation;
+    channel_.progress_abandoned();
+  }
+  ~Operation();
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  void send(int to, std::shared_ptr<const Bytes> message) {
+    post(std::make_unique<MpiSend>(route(to), std::move(message)));
+  }
+  void send(int to, Bytes message) { send(to, std::make_shared<const Bytes>(std::move(message))); }
+  // To be read after wait(); lives as long as the operation.
+  MpiReceive* receive(int from) {
+    auto transfer = std::make_unique<MpiReceive>(route(from));
+    MpiReceive* receive = transfer.get();
+    post(std::move(transfer));
+    return receive;
+  }
+  // Until all that was posted is complete.
+  void wait();
+
+  Bytes receive_one(int from);
+  // By rank; `own` stands at this one.
+  std::vector<Bytes> receive_from_others(Bytes own);
+
+ private:
+  MpiRoute route(int peer) const {
+    return {name_,
+            channel_.comm,
+            peer,
+            static_cast<int>(channel_.operation % channel_.tags),
+            channel_.operation,
+            channel_.piece_bytes};
+  }
+  void post(std::unique_ptr<MpiTransfer> transfer) {
+    transfers_.push_back(std::move(transfer));
+    pending_.push_back(transfers_.back().get());
+    pending_.back()->start();
+  }
+  bool progress();  // true when a transfer was completed
+
+  Channel& channel_;
+  const char* name_;
+  Deadline deadline_;
+  std::vector<std::unique_ptr<MpiTransfer>> transfers_;
+  std::vector<MpiTransfer*> pending_;
+};
+
+Operation::~Operation() {
+  for (auto& transfer : transfers_) {
+    const bool incomplete =
+        std::find(pending_.begin(), pending_.end(), transfer.get()) != pending_.end();
+    if (incomplete) channel_.abandoned.push_back(std::move(transfer));
+  }
+}
+
+bool Operation::progress() {
+  return std::erase_if(pending_, [this](MpiTransfer* transfer) {
+           if (!transfer->complete()) return false;
+           if (transfer->receives()) channel_.missing.heard_of(transfer->peer());
+           return true;
+         }) > 0;
+}
+
+void Operation::wait() {
+  Backoff backoff;
+  while (true) {
+    try {
+      if (progress()) backoff.reset();
+    } catch (const Error& error) {
+      channel_.missing.add({error.rank()});
+      throw;
+    }
+    if (pending_.empty()) return;
+    if (deadline_.expired()) break;
+    channel_.progress_abandoned();
+    backoff.wait();
+  }
+  std::set<int> peers;
+  for (const MpiTransfer* transfer : pending_) peers.insert(transfer->peer());
+  const std::vector<int> ranks(peers.begin(), peers.end());
+  channel_.missing.add(ranks);
+  throw comm_internal::timed_out(name_, ranks);
+}
+
+Bytes Operation::receive_one(int from) {
+  MpiReceive* message = receive(from);
+  wait();
+  return message->take();
+}
+
+std::vector<Bytes> Operation::receive_from_others(Bytes own) {
+  std::vector<MpiReceive*> receives(static_cast<size_t>(channel_.size), nullptr);
+  for (int from = 0; from < channel_.size; ++from) {
+    if (from != channel_.rank) receives[from] = receive(from);
+  }
+  wait();
+  std::vector<Bytes> all;
+  all.reserve(receives.size());
+  for (MpiReceive* message : receives) {
+    all.push_back(message == nullptr ? std::move(own) : message->take());
+  }
+  return all;
+}
+
+// The first message of a broadcast, to everybody: whether the payload is in it or follows down the
+// tree.
+enum class Follows : uint8_t { kNothing = 0, kPayload = 1 };
+
+Bytes opening(ByteView payload, bool tree) {
+  ByteWriter writer;
+  writer.u8(static_cast<uint8_t>(tree ? Follows::kPayload : Follows::kNothing));
+  if (!tree) writer.raw(payload);
+  return std::move(writer).take();
+}
+
+class Mpi final : public CommunicatorImpl {
+ public:
+  Mpi(MPI_Comm original, size_t piece_bytes, size_t tree_bytes)
+      : channel_(original, piece_bytes, tree_bytes) {}
+
+  int rank() const override { return channel_.rank; }
+  int size() const override { return channel_.size; }
+  std::string describe() const override { return "mpi"; }
+
+  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override;
+  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override;
+  Bytes broadcast(ByteView mine, int root, Deadline deadline) override;
+  std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override;
+
+ private:
+  template <typename Visit>
+  void for_each_other(Visit visit) const {
+    for (int other = 0; other < size(); ++other) {
+      if (other != rank()) visit(other);
+    }
+  }
+  void send_down(Operation& operation, int root, const std::shared_ptr<const Bytes>& payload);
+  Bytes broadcast_from_root(Operation& operation, ByteView mine);
+  Bytes receive_broadcast(Operation& operation, int root);
+
+  Channel channel_;
+};
+
+std::vector<Bytes> Mpi::gather(ByteView mine, int root, Deadline deadline) {
+  Operation operation(channel_, "gather", deadline);
+  comm_internal::check_root("gather", root, size());
+  Bytes own(mine.begin(), mine.end());
+  if (rank() == root) return operation.receive_from_others(std::move(own));
+  operation.send(root, std::move(own));
+  operation.wait();
+  return {};
+}
+
+Bytes Mpi::scatter(std::vector<Bytes> parts, int root, Deadline deadline) {
+  Operation operation(channel_, "scatter", deadline);
+  comm_internal::check_root("scatter", root, size());
+  if (rank() != root) return operation.receive_one(root);
+  comm_internal::check_parts("scatter", parts.size(), size());
+  for_each_other([&](int to) { operation.send(to, std::move(parts[to])); });
+  operation.wait();
+  return std::move(parts[rank()]);
+}
+
+Bytes Mpi::broadcast(ByteView mine, int root, Deadline deadline) {
+  Operation operation(channel_, "broadcast", deadline);
+  comm_internal::check_root("broadcast", root, size());
+  return rank() == root ? broadcast_from_root(operation, mine) : receive_broadcast(operation, root);
+}
+
+Bytes Mpi::broadcast_from_root(Operation& operation, ByteView mine) {
+  const bool tree = mine.size() > channel_.tree_bytes;
+  const auto first = std::make_shared<const Bytes>(opening(mine, tree));
+  for_each_other([&](int to) { operation.send(to, first); });
+  if (tree) send_down(operation, rank(), std::make_shared<const Bytes>(mine.begin(), mine.end()));
+  operation.wait();
+  return Bytes(mine.begin(), mine.end());
+}
+
+Bytes Mpi::receive_broadcast(Operation& operation, int root) {
+  const Bytes first = operation.receive_one(root);
+  ByteReader reader(first, "opening of a broadcast");
+  if (reader.u8() == static_cast<uint8_t>(Follows::kNothing)) {
+    const ByteView payload = reader.raw(reader.remaining());
+    return Bytes(payload.begin(), payload.end());
+  }
+  const int parent = comm_internal::tree_parent(rank(), root, size());
+  const auto payload = std::make_shared<const Bytes>(operation.receive_one(parent));
+  send_down(operation, root, payload);
+  operation.wait();
+  return *payload;
+}
+
+void Mpi::send_down(Operation& operation, int root, const std::shared_ptr<const Bytes>& payload) {
+  for (int child : comm_internal::tree_children(rank(), root, size())) {
+    operation.send(child, payload);
+  }
+}
+
+std::vector<Bytes> Mpi::all_to_all(std::vector<Bytes> to, Deadline deadline) {
+  Operation operation(channel_, "all_to_all", deadline);
+  comm_internal::check_parts("all_to_all", to.size(), size());
+  for_each_other([&](int peer) { operation.send(peer, std::move(to[peer])); });
+  return operation.receive_from_others(std::move(to[rank()]));
+}
+
+}  // namespace
+
+Communicator mpi_world() {
+  const MPI_Comm world = MPI_COMM_WORLD;
+  return mpi_communicator(&world);
+}
+
+Communicator mpi_communicator(const void* handle) {
+  return comm_internal::mpi_communicator(handle, comm_internal::kPieceBytes,
+                                         comm_internal::kTreeBytes);
+}
+
+namespace comm_internal {
+
+Communicator mpi_communicator(const void* handle, size_t piece_bytes, size_t tree_bytes) {
+  initialize();
+  const MPI_Comm original = *static_cast<const MPI_Comm*>(handle);
+  return Communicator(std::make_shared<Mpi>(original, piece_bytes, tree_bytes));
+}
+
+}  // namespace comm_internal
+}  // namespace tilestone

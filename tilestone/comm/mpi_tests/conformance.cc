@@ -1,0 +1,107 @@
+// The conformance suite over MPI: every rank runs the same tests in step.
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include "tilestone/base/error.h"
+#include "tilestone/comm/comm_testing.h"
+#include "tilestone/comm/mpi.h"
+#include "tilestone/comm/mpi_internal.h"
+
+namespace tilestone {
+namespace {
+
+void all_ranks() { MPI_Barrier(MPI_COMM_WORLD); }
+
+Communicator split(const Communicator& world, int color) {
+  MPI_Comm part = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, color, world.rank(), &part);
+  const Communicator group = mpi_communicator(&part);
+  MPI_Comm_free(&part);
+  return group;
+}
+
+// Small pieces and trees take every path without gigabytes of memory.
+Communicator with_small_pieces() {
+  const MPI_Comm world = MPI_COMM_WORLD;
+  return comm_internal::mpi_communicator(&world, 1000, 2000);
+}
+
+TEST(Mpi, EveryOperation) { comm_testing::check_every_operation(mpi_world()); }
+
+TEST(Mpi, EveryOperationInManyPieces) { comm_testing::check_every_operation(with_small_pieces()); }
+
+TEST(Mpi, RandomOperations) {
+  comm_testing::check_random_operations(mpi_world(), 3, 200);
+  comm_testing::check_random_operations(with_small_pieces(), 4, 200);
+}
+
+TEST(Mpi, BadArgumentsAreRefused) { comm_testing::check_bad_arguments(mpi_world()); }
+
+TEST(Mpi, MissingCallerIsNamedAndTheGroupGoesOn) {
+  const Communicator world = mpi_world();
+  if (world.size() == 1) return;  // nobody to miss
+  comm_testing::check_missing_caller(world, 0, all_ranks);
+  comm_testing::check_missing_caller(world, world.size() - 1, all_ranks);
+}
+
+// A message that is too long to leave before its receiver takes it.
+TEST(Mpi, LateSenderOfALongMessageGetsRidOfIt) {
+  const Communicator world = mpi_world();
+  if (world.size() == 1) return;
+  const int late = world.size() - 1;
+  const Bytes mine(size_t{3} << 20, std::byte{7});
+  if (world.rank() != late) {
+    const double seconds = world.rank() == 0 ? 0.5 : 120;
+    const auto gather = [&] {
+      world.gather(mine, 0, Deadline::after(std::chrono::duration<double>(seconds)));
+    };
+    if (world.rank() == 0) {
+      EXPECT_THROW(gather(), Error);
+    } else {
+      EXPECT_NO_THROW(gather());
+    }
+  }
+  all_ranks();
+  if (world.rank() == late) {
+    EXPECT_NO_THROW(world.gather(mine, 0, Deadline::after(std::chrono::seconds(120))));
+  }
+  comm_testing::check_random_operations(world, 5, 20);
+}
+
+TEST(Mpi, SubgroupsOfTheWorld) {
+  const Communicator world = mpi_world();
+  constexpr int kColumns = 3;
+  const Communicator row = split(world, world.rank() / kColumns);
+  const Communicator column = split(world, world.rank() % kColumns);
+  EXPECT_LE(row.size(), kColumns);
+  // The seed is for a group; rows and columns of one job may draw the same.
+  comm_testing::check_two_groups(row, column, 6);
+}
+
+TEST(Mpi, RanksOutsideAGroupTakeNoPart) {
+  const Communicator world = mpi_world();
+  const bool inside = world.rank() % 2 == 0;
+  const Communicator group = split(world, inside ? 0 : 1);
+  if (inside) comm_testing::check_random_operations(group, 7, 50);
+  world.barrier(Deadline::after(std::chrono::seconds(120)));
+}
+
+TEST(Mpi, ACommunicatorMayGoBeforeTheOthersAreDoneWithTheirs) {
+  const Communicator world = mpi_world();
+  {
+    const Communicator brief = mpi_world();
+    brief.gather(to_bytes("x"), 0, Deadline::after(std::chrono::seconds(120)));
+  }
+  all_ranks();
+  comm_testing::check_random_operations(world, 8, 10);
+}
+
+}  // namespace
+}  // namespace tilestone
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  const tilestone::Communicator world = tilestone::mpi_world();
+  if (world.rank() != 0) GTEST_FLAG_SET(brief, true);  // failures only
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,83 @@
+// One message between two MPI ranks, sent or received without blocking.
+//
+// On the wire a message is a header (operation number, payload size) and then the payload in
+// pieces, all with the same tag; MPI keeps the order of messages between two ranks of one tag, so
+// several messages of one operation follow one another.
+#pragma once
+
+#include <mpi.h>
+
+#include <memory>
+#include <vector>
+
+#include "tilestone/base/bytes.h"
+
+namespace tilestone::comm_internal {
+
+struct MpiHeader {
+  uint64_t operation = 0;
+  uint64_t size = 0;  // of the payload, bytes
+};
+
+// Where and under which number a message travels.
+struct MpiRoute {
+  const char* operation_name = "";  // lives for ever
+  MPI_Comm comm = MPI_COMM_NULL;
+  int peer = 0;
+  int tag = 0;
+  uint64_t operation = 0;
+  size_t piece_bytes = 0;
+};
+
+// MPI reads and writes the object's memory until the transfer is complete: it must neither move
+// nor go before that.
+class MpiTransfer {
+ public:
+  explicit MpiTransfer(const MpiRoute& route) : route_(route) {}
+  virtual ~MpiTransfer() = default;
+  MpiTransfer(const MpiTransfer&) = delete;
+  MpiTransfer& operator=(const MpiTransfer&) = delete;
+
+  int peer() const { return route_.peer; }
+
+  virtual void start() = 0;     // once
+  virtual bool complete() = 0;  // makes progress; true once all bytes have gone or come
+  virtual bool receives() const = 0;
+
+ protected:
+  // Throws kRankFailed, naming the peer, when `code` is an MPI error.
+  void check(int code, const char* what) const;
+  bool requests_complete(const char* what);
+
+  MpiRoute route_;
+  MpiHeader header_;
+  std::vector<MPI_Request> requests_;
+};
+
+class MpiSend final : public MpiTransfer {
+ public:
+  MpiSend(const MpiRoute& route, std::shared_ptr<const Bytes> payload);
+  void start() override;
+  bool complete() override;
+  bool receives() const override { return false; }
+
+ private:
+  std::shared_ptr<const Bytes> payload_;
+};
+
+class MpiReceive final : public MpiTransfer {
+ public:
+  explicit MpiReceive(const MpiRoute& route) : MpiTransfer(route) {}
+  void start() override;
+  bool complete() override;
+  bool receives() const override { return true; }
+  Bytes take() { return std::move(payload_); }
+
+ private:
+  void start_payload();
+
+  Bytes payload_;
+  bool header_came_ = false;
+};
+
+}  // namespace tilestone::comm_internal

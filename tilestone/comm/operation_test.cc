@@ -1,0 +1,48 @@
+#include <gtest/gtest.h>
+
+#include "tilestone/comm/operation_internal.h"
+
+namespace tilestone::comm_internal {
+namespace {
+
+TEST(Operation, TreeReachesEveryRankOnceInLogarithmicallyManySteps) {
+  for (int size = 1; size <= 70; ++size) {
+    for (int root : {0, size / 2, size - 1}) {
+      std::vector<int> steps(static_cast<size_t>(size), -1);
+      std::vector<int> reached = {root};
+      steps[root] = 0;
+      for (size_t i = 0; i < reached.size(); ++i) {
+        for (int child : tree_children(reached[i], root, size)) {
+          ASSERT_EQ(steps[child], -1) << "rank " << child << " of " << size << " reached twice";
+          ASSERT_EQ(tree_parent(child, root, size), reached[i]);
+          steps[child] = steps[reached[i]] + 1;
+          ASSERT_LE(1 << (steps[child] - 1), size);
+          reached.push_back(child);
+        }
+      }
+      ASSERT_EQ(reached.size(), static_cast<size_t>(size)) << "root " << root;
+      ASSERT_EQ(tree_parent(root, root, size), -1);
+    }
+  }
+}
+
+TEST(Operation, RankListIsShort) {
+  EXPECT_EQ(rank_list({3}), "rank 3");
+  EXPECT_EQ(rank_list({3, 7}), "ranks 3 and 7");
+  EXPECT_EQ(rank_list({1, 2, 3, 4, 5, 6, 7, 8}), "ranks 1, 2, 3, 4, 5, 6, 7 and 8");
+  EXPECT_EQ(rank_list({1, 2, 3, 4, 5, 6, 7, 8, 9}), "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 1 more");
+}
+
+TEST(Operation, ErrorsNameOperationAndRanks) {
+  const Error timeout = timed_out("scatter", {2, 5});
+  EXPECT_EQ(timeout.code(), ErrorCode::kTimeout);
+  EXPECT_EQ(timeout.rank(), 2);
+  EXPECT_EQ(timeout.message(), "scatter: the deadline passed while waiting for ranks 2 and 5");
+  const Error failed = rank_failed("gather", {4}, "disk full");
+  EXPECT_EQ(failed.code(), ErrorCode::kRankFailed);
+  EXPECT_EQ(failed.rank(), 4);
+  EXPECT_EQ(failed.message(), "gather: rank 4 is gone: disk full");
+}
+
+}  // namespace
+}  // namespace tilestone::comm_internal

@@ -1,0 +1,241 @@
+#include "tilestone/comm/threads.h"
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "tilestone/comm/operation_internal.h"
+
+namespace tilestone {
+namespace {
+
+using comm_internal::check_parts;
+using comm_internal::check_root;
+
+// Where the ranks' messages lie. A message is named by its source and by the number of the
+// operation, which every rank counts for itself: all make the same calls in the same order. What
+// comes late, for an operation that its receiver gave up, has a number that nobody asks for any
+// more and is dropped.
+class Hub {
+ public:
+  explicit Hub(int size) : boxes_(static_cast<size_t>(size)) {}
+
+  int size() const { return static_cast<int>(boxes_.size()); }
+
+  // Messages to `rank` of operations before `operation` are dropped from now on.
+  void begin(int rank, uint64_t operation);
+
+  // False when rank `to` is gone; it doesn't get the message then.
+  bool send(int from, int to, uint64_t operation, Bytes message);
+
+  // Waits for one message from each of `sources` (all but `rank` itself), in their order.
+  std::vector<Bytes> receive(int rank, const std::vector<int>& sources, uint64_t operation,
+                             std::string_view name, Deadline deadline);
+
+  // `why`: the error that ended the rank, or empty. The first call counts.
+  void leave(int rank, std::string why);
+
+  std::string why(int rank);
+
+ private:
+  struct Mailbox {
+    std::condition_variable changed;
+    std::map<std::pair<uint64_t, int>, Bytes> messages;  // by operation and source
+    uint64_t current = 0;                                // operation
+    bool gone = false;
+    std::string why;
+  };
+
+  Mailbox& box(int rank) { return boxes_[static_cast<size_t>(rank)]; }
+
+  std::mutex mutex_;
+  std::vector<Mailbox> boxes_;
+};
+
+void Hub::begin(int rank, uint64_t operation) {
+  std::lock_guard lock(mutex_);
+  Mailbox& mine = box(rank);
+  mine.current = operation;
+  mine.messages.erase(mine.messages.begin(), mine.messages.lower_bound({operation, 0}));
+}
+
+bool Hub::send(int from, int to, uint64_t operation, Bytes message) {
+  std::lock_guard lock(mutex_);
+  Mailbox& target = box(to);
+  if (target.gone) return false;
+  if (operation < target.current) return true;
+  target.messages.emplace(std::pair(operation, from), std::move(message));
+  target.changed.notify_one();
+  return true;
+}
+
+std::vector<Bytes> Hub::receive(int rank, const std::vector<int>& sources, uint64_t operation,
+                                std::string_view name, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  Mailbox& mine = box(rank);
+  while (true) {
+    std::vector<int> missing, gone;
+    for (int source : sources) {
+      if (mine.messages.contains({operation, source})) continue;
+      missing.push_back(source);
+      if (box(source).gone) gone.push_back(source);
+    }
+    if (missing.empty()) break;
+    if (!gone.empty()) throw comm_internal::rank_failed(name, gone, box(gone.front()).why);
+    if (deadline.expired()) throw comm_internal::timed_out(name, missing);
+    mine.changed.wait_for(lock, deadline.remaining());
+  }
+  std::vector<Bytes> received;
+  received.reserve(sources.size());
+  for (int source : sources) {
+    received.push_back(std::move(mine.messages.extract({operation, source}).mapped()));
+  }
+  return received;
+}
+
+void Hub::leave(int rank, std::string why) {
+  std::lock_guard lock(mutex_);
+  if (box(rank).gone) return;
+  box(rank).gone = true;
+  box(rank).why = std::move(why);
+  box(rank).messages.clear();
+  for (Mailbox& other : boxes_) other.changed.notify_all();
+}
+
+std::string Hub::why(int rank) {
+  std::lock_guard lock(mutex_);
+  return box(rank).why;
+}
+
+// One rank's end. The rank is gone when the last Communicator that shares it is.
+class ThreadsEnd final : public CommunicatorImpl {
+ public:
+  ThreadsEnd(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {
+    for (int other = 0; other < size(); ++other) {
+      if (other != rank_) others_.push_back(other);
+    }
+  }
+  ~ThreadsEnd() override { leave(""); }
+
+  void leave(std::string why) { hub_->leave(rank_, std::move(why)); }
+
+  int rank() const override { return rank_; }
+  int size() const override { return hub_->size(); }
+  std::string describe() const override { return "threads"; }
+
+  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
+    begin();
+    check_root("gather", root, size());
+    if (rank_ != root) {
+      send_all("gather", {root}, [&](int) { return Bytes(mine.begin(), mine.end()); });
+      return {};
+    }
+    return with_own(Bytes(mine.begin(), mine.end()), receive("gather", others_, deadline));
+  }
+
+  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
+    begin();
+    check_root("scatter", root, size());
+    if (rank_ == root) check_parts("scatter", parts.size(), size());
+    if (rank_ != root) return std::move(receive("scatter", {root}, deadline).front());
+    send_all("scatter", others_, [&](int to) { return std::move(parts[to]); });
+    return std::move(parts[rank_]);
+  }
+
+  Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
+    begin();
+    check_root("broadcast", root, size());
+    if (rank_ != root) return std::move(receive("broadcast", {root}, deadline).front());
+    send_all("broadcast", others_, [&](int) { return Bytes(mine.begin(), mine.end()); });
+    return Bytes(mine.begin(), mine.end());
+  }
+
+  std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
+    begin();
+    check_parts("all_to_all", to.size(), size());
+    send_all("all_to_all", others_, [&](int rank) { return std::move(to[rank]); });
+    return with_own(std::move(to[rank_]), receive("all_to_all", others_, deadline));
+  }
+
+ private:
+  // First of all, so that a call that is refused counts here too, as it does on the other ranks.
+  void begin() { hub_->begin(rank_, ++operation_); }
+
+  // Those who can be reached get their message even when another is gone.
+  template <typename MessageFor>
+  void send_all(std::string_view name, const std::vector<int>& targets, MessageFor message_for) {
+    std::vector<int> gone;
+    for (int to : targets) {
+      if (!hub_->send(rank_, to, operation_, message_for(to))) gone.push_back(to);
+    }
+    if (!gone.empty()) throw comm_internal::rank_failed(name, gone, hub_->why(gone.front()));
+  }
+
+  std::vector<Bytes> receive(std::string_view name, const std::vector<int>& sources,
+                             Deadline deadline) {
+    return hub_->receive(rank_, sources, operation_, name, deadline);
+  }
+
+  std::vector<Bytes> with_own(Bytes own, std::vector<Bytes> from_others) {
+    from_others.insert(from_others.begin() + rank_, std::move(own));
+    return from_others;
+  }
+
+  std::shared_ptr<Hub> hub_;
+  int rank_;
+  std::vector<int> others_;
+  uint64_t operation_ = 0;
+};
+
+std::vector<std::shared_ptr<ThreadsEnd>> make_ends(int n) {
+  comm_internal::check_size("threads", n);
+  auto hub = std::make_shared<Hub>(n);
+  std::vector<std::shared_ptr<ThreadsEnd>> ends;
+  for (int rank = 0; rank < n; ++rank) ends.push_back(std::make_shared<ThreadsEnd>(hub, rank));
+  return ends;
+}
+
+void run_rank(const std::shared_ptr<ThreadsEnd>& end, const std::function<void(Communicator)>& body,
+              std::exception_ptr& error) {
+  try {
+    body(Communicator(end));
+  } catch (...) {
+    error = std::current_exception();
+    end->leave(current_error().what());
+  }
+}
+
+}  // namespace
+
+std::vector<Communicator> threads(int n) {
+  std::vector<Communicator> group;
+  for (auto& end : make_ends(n)) group.emplace_back(std::move(end));
+  return group;
+}
+
+std::vector<std::exception_ptr> run_ranks_collect(int n,
+                                                  const std::function<void(Communicator)>& body) {
+  // When a thread can't be started, `ends` goes before `running` does: the ranks that never began
+  // are gone, so those that wait for them end, and can be joined.
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(n < 1 ? 0 : n));
+  std::vector<std::jthread> running;
+  std::vector<std::shared_ptr<ThreadsEnd>> ends = make_ends(n);
+  for (size_t rank = 0; rank < ends.size(); ++rank) {
+    running.emplace_back([end = std::move(ends[rank]), &body, &error = errors[rank]]() mutable {
+      run_rank(std::exchange(end, nullptr), body, error);
+    });
+  }
+  ends.clear();
+  running.clear();  // joins
+  return errors;
+}
+
+void run_ranks(int n, const std::function<void(Communicator)>& body) {
+  for (const std::exception_ptr& error : run_ranks_collect(n, body)) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+}  // namespace tilestone

@@ -1,0 +1,161 @@
+#include "tilestone/comm/threads.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <stdexcept>
+
+#include "tilestone/base/error.h"
+#include "tilestone/comm/comm_testing.h"
+
+namespace tilestone {
+namespace {
+
+using testing::HasSubstr;
+
+const Deadline kPlenty = Deadline::after(std::chrono::seconds(120));
+
+class ThreadsConformance : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, ThreadsConformance, testing::Values(1, 2, 3, 4, 7),
+                         testing::PrintToStringParamName());
+
+TEST_P(ThreadsConformance, EveryOperation) {
+  run_ranks(GetParam(), comm_testing::check_every_operation);
+}
+
+TEST_P(ThreadsConformance, RandomOperations) {
+  run_ranks(GetParam(),
+            [](const Communicator& comm) { comm_testing::check_random_operations(comm, 1, 200); });
+}
+
+TEST_P(ThreadsConformance, BadArgumentsAreRefused) {
+  run_ranks(GetParam(), comm_testing::check_bad_arguments);
+}
+
+TEST_P(ThreadsConformance, MissingCallerIsNamedAndTheGroupGoesOn) {
+  if (GetParam() == 1) return;  // nobody to miss
+  for (int absent : {0, GetParam() - 1}) {
+    std::barrier<> barrier(GetParam());
+    run_ranks(GetParam(), [&](const Communicator& comm) {
+      comm_testing::check_missing_caller(comm, absent, [&] { barrier.arrive_and_wait(); });
+    });
+  }
+}
+
+TEST(Threads, RanksOfTwoGroupsUseBothInTurn) {
+  constexpr int kRows = 2, kColumns = 3;
+  std::vector<std::vector<Communicator>> rows, columns;
+  for (int r = 0; r < kRows; ++r) rows.push_back(threads(kColumns));
+  for (int c = 0; c < kColumns; ++c) columns.push_back(threads(kRows));
+  run_ranks(kRows * kColumns, [&](const Communicator& world) {
+    const int r = world.rank() / kColumns, c = world.rank() % kColumns;
+    comm_testing::check_two_groups(rows[r][c], columns[c][r], 5);
+  });
+}
+
+// The error of `call` on each rank but the one that throws; asserts its code and text.
+template <typename Call>
+void expect_failure_named(int ranks, int thrower, Call call) {
+  const auto errors = run_ranks_collect(ranks, [&](const Communicator& comm) {
+    comm.barrier(kPlenty);
+    if (comm.rank() == thrower) throw std::runtime_error("no more disk");
+    call(comm);
+  });
+  for (int rank = 0; rank < ranks; ++rank) {
+    ASSERT_NE(errors[rank], nullptr) << "rank " << rank;
+    if (rank == thrower) continue;
+    try {
+      std::rethrow_exception(errors[rank]);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kRankFailed) << error.what();
+      EXPECT_THAT(error.message(), HasSubstr("no more disk")) << "rank " << rank;
+    }
+  }
+}
+
+TEST(Threads, RankThatThrowsFailsThoseThatWaitForItLongBeforeTheDeadline) {
+  for (int ranks : {2, 3, 4, 7}) {
+    expect_failure_named(ranks, ranks - 1, [](const Communicator& comm) {
+      comm.all_to_all(std::vector<Bytes>(static_cast<size_t>(comm.size())), kPlenty);
+    });
+    expect_failure_named(ranks, ranks - 1, [](const Communicator& comm) { comm.barrier(kPlenty); });
+    expect_failure_named(ranks, 1, [](const Communicator& comm) {
+      comm.scatter(std::vector<Bytes>(static_cast<size_t>(comm.size())), 1, kPlenty);
+    });
+    expect_failure_named(ranks, 0,
+                         [](const Communicator& comm) { comm.broadcast({}, 0, kPlenty); });
+  }
+}
+
+TEST(Threads, ErrorThatEndedARankReachesTheRootOfABroadcast) {
+  const auto errors = run_ranks_collect(5, [](const Communicator& comm) {
+    if (comm.rank() == 0) {
+      while (true) comm.broadcast({}, 0, kPlenty);  // until somebody is gone
+    }
+    throw Error(ErrorCode::kIo, "disk full").with_rank(comm.rank());
+  });
+  try {
+    std::rethrow_exception(errors[0]);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kRankFailed);
+    EXPECT_THAT(error.message(), HasSubstr("disk full"));
+  }
+}
+
+TEST(Threads, MessagesOfARankThatEndedAreStillReceived) {
+  run_ranks(3, [](const Communicator& comm) {
+    const Bytes mine = to_bytes("from " + std::to_string(comm.rank()));
+    const std::vector<Bytes> all = comm.gather(mine, 0, kPlenty);
+    if (comm.rank() != 0) return;
+    EXPECT_EQ(as_text(all[1]), "from 1");
+    EXPECT_EQ(as_text(all[2]), "from 2");
+  });
+}
+
+TEST(Threads, BroadcastReachesTheLivingWhenOneIsGone) {
+  std::vector<Communicator> group = threads(3);
+  group[1] = Communicator();  // the last handle on rank 1's end goes
+  const Bytes verdict = to_bytes("verdict");
+  EXPECT_THROW(group[0].broadcast(verdict, 0, kPlenty), Error);
+  EXPECT_EQ(group[2].broadcast({}, 0, kPlenty), verdict);
+}
+
+TEST(Threads, TimeoutListsTheFirstRanksAndCountsTheRest) {
+  std::vector<Communicator> group = threads(14);
+  try {
+    group[0].gather({}, 0, Deadline::after(std::chrono::milliseconds(1)));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTimeout);
+    EXPECT_EQ(error.message(),
+              "gather: the deadline passed while waiting for "
+              "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 5 more");
+  }
+}
+
+TEST(Threads, ExpiredDeadlineStillTakesWhatIsThere) {
+  std::vector<Communicator> group = threads(2);
+  const Bytes sent = to_bytes("here already");
+  group[0].broadcast(sent, 0, Deadline::after(std::chrono::seconds(-1)));
+  EXPECT_EQ(group[1].broadcast({}, 0, Deadline::after(std::chrono::seconds(-1))), sent);
+}
+
+TEST(Threads, FirstErrorIsRethrownByLowestRank) {
+  try {
+    run_ranks(4, [](const Communicator& comm) {
+      if (comm.rank() >= 2) throw Error(ErrorCode::kIo, "rank " + std::to_string(comm.rank()));
+    });
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.message(), "rank 2");
+  }
+}
+
+TEST(Threads, AGroupNeedsARank) {
+  EXPECT_THROW(threads(0), Error);
+  EXPECT_THROW(run_ranks(-1, [](const Communicator&) {}), Error);
+}
+
+}  // namespace
+}  // namespace tilestone
