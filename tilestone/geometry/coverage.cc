@@ -1,0 +1,273 @@
+#include "tilestone/geometry/coverage.h"
+
+#include <algorithm>
+
+// Finding a hole. Boxes that don't overlap one another cover a cell if and only if their volumes
+// sum up to its own; otherwise the search halves the cell and goes where volume is lacking.
+//
+// Where they overlap, it is Klee's measure problem, solved after Chan, "Klee's measure problem made
+// easy" (2013): a box that spans the cell in all dims but one is a slab; the slabs of a dim are
+// taken out, and the space that they cover is cut out of the cell (which shifts the coordinates
+// behind it). What is left has an edge of lower dimension in the cell, so halving the cell at a
+// median of such edges halves the work: O(n log n) in one and two dims, O(n^(d/2)) in d.
+
+namespace tilestone {
+namespace {
+
+using Boxes = std::vector<Box>;
+
+// What of one dim of a cell stays when slabs are cut out of it: disjoint, ascending intervals.
+struct Gap {
+  int64_t begin = 0;   // where it was
+  int64_t end = 0;     // exclusive
+  int64_t target = 0;  // where `begin` is once what is covered is cut out
+};
+using Gaps = std::vector<Gap>;
+
+struct Interval {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// The dims in which the box does not span the cell, counted up to two; `dim` is the last of them.
+int partial_dims(const Box& box, const Box& cell, size_t& dim) {
+  int count = 0;
+  for (size_t d = 0; d < cell.rank() && count < 2; ++d) {
+    if (box.offset[d] > cell.offset[d] || box.end(d) < cell.end(d)) {
+      dim = d;
+      ++count;
+    }
+  }
+  return count;
+}
+
+Gaps gaps_between(std::vector<Interval> slabs, int64_t begin, int64_t end) {
+  std::sort(slabs.begin(), slabs.end(),
+            [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+  Gaps gaps;
+  int64_t at = begin;
+  int64_t target = begin;
+  const auto add = [&](int64_t until) {
+    if (until <= at) return;
+    gaps.push_back({at, until, target});
+    target += until - at;
+  };
+  for (const Interval& slab : slabs) {
+    add(std::min(slab.begin, end));
+    at = std::max(at, slab.end);
+  }
+  add(end);
+  return gaps;
+}
+
+// Where a coordinate comes to lie once what is between the gaps is cut out.
+int64_t squeeze(const Gaps& gaps, int64_t x) {
+  auto next = std::upper_bound(gaps.begin(), gaps.end(), x,
+                               [](int64_t value, const Gap& gap) { return value < gap.begin; });
+  if (next == gaps.begin()) return gaps.front().target;
+  const Gap& gap = *--next;
+  return gap.target + (std::min(x, gap.end) - gap.begin);
+}
+
+// The first stretch of a squeezed interval, where it was before.
+Interval stretch(const Gaps& gaps, Interval squeezed) {
+  auto next = std::upper_bound(gaps.begin(), gaps.end(), squeezed.begin,
+                               [](int64_t value, const Gap& gap) { return value < gap.target; });
+  const Gap& gap = *--next;
+  const int64_t shift = gap.begin - gap.target;
+  return {squeezed.begin + shift, std::min(squeezed.end + shift, gap.end)};
+}
+
+// The gaps that slabs leave in each dim of a cell; a dim without slabs is left alone.
+class Squeeze {
+ public:
+  // Takes the slabs out of `boxes`; none of them covers the cell.
+  Squeeze(const Box& cell, Boxes& boxes) : gaps_(cell.rank()) {
+    std::vector<std::vector<Interval>> slabs(cell.rank());
+    std::erase_if(boxes, [&](const Box& box) {
+      size_t dim = 0;
+      if (partial_dims(box, cell, dim) != 1) return false;
+      slabs[dim].push_back({box.offset[dim], box.end(dim)});
+      return true;
+    });
+    for (size_t d = 0; d < cell.rank(); ++d) {
+      if (slabs[d].empty()) continue;
+      any_ = true;
+      gaps_[d] = gaps_between(std::move(slabs[d]), cell.offset[d], cell.end(d));
+      full_ = full_ || gaps_[d].empty();
+    }
+  }
+
+  bool any() const { return any_; }
+  bool full() const { return full_; }  // the slabs of some dim cover the cell
+
+  void apply(Box& box) const {
+    for (size_t d = 0; d < gaps_.size(); ++d) {
+      if (gaps_[d].empty()) continue;
+      const int64_t begin = squeeze(gaps_[d], box.offset[d]);
+      box.shape[d] = squeeze(gaps_[d], box.end(d)) - begin;
+      box.offset[d] = begin;
+    }
+  }
+
+  // A part of a non-empty squeezed box, where it was before.
+  void undo(Box& box) const {
+    for (size_t d = 0; d < gaps_.size(); ++d) {
+      if (gaps_[d].empty()) continue;
+      const Interval was = stretch(gaps_[d], {box.offset[d], box.end(d)});
+      box.offset[d] = was.begin;
+      box.shape[d] = was.end - was.begin;
+    }
+  }
+
+ private:
+  std::vector<Gaps> gaps_;
+  bool any_ = false;
+  bool full_ = false;
+};
+
+Boxes clipped(const Box& cell, std::span<const Box> boxes) {
+  Boxes inside;
+  for (const Box& box : boxes) {
+    if (auto common = intersect(cell, box)) inside.push_back(std::move(*common));
+  }
+  return inside;
+}
+
+struct Cut {
+  size_t dim = 0;
+  int64_t at = 0;
+};
+
+// A median of the edges inside the cell in the dim that has most. Each box has one.
+Cut choose_cut(const Box& cell, const Boxes& boxes) {
+  std::vector<int64_t> best;
+  Cut cut;
+  for (size_t d = 0; d < cell.rank(); ++d) {
+    std::vector<int64_t> edges;
+    for (const Box& box : boxes) {
+      if (box.offset[d] > cell.offset[d]) edges.push_back(box.offset[d]);
+      if (box.end(d) < cell.end(d)) edges.push_back(box.end(d));
+    }
+    if (edges.size() > best.size()) {
+      best = std::move(edges);
+      cut.dim = d;
+    }
+  }
+  const auto middle = best.begin() + static_cast<std::ptrdiff_t>(best.size() / 2);
+  std::nth_element(best.begin(), middle, best.end());
+  cut.at = *middle;
+  return cut;
+}
+
+std::pair<Box, Box> halves(const Box& cell, const Cut& cut) {
+  Box low = cell;
+  Box high = cell;
+  low.shape[cut.dim] = cut.at - cell.offset[cut.dim];
+  high.offset[cut.dim] = cut.at;
+  high.shape[cut.dim] = cell.end(cut.dim) - cut.at;
+  return {low, high};
+}
+
+bool covers(const Box& cell, const Boxes& boxes) {
+  return std::any_of(boxes.begin(), boxes.end(), [&](const Box& b) { return b.contains(cell); });
+}
+
+// A hole of the cell, given boxes inside it that may overlap. Recursion: each step halves the edges
+// in one dim.
+std::optional<Box> find_hole(Box cell, Boxes boxes) {
+  if (boxes.empty()) return cell;
+  if (covers(cell, boxes)) return std::nullopt;
+  const Squeeze squeeze(cell, boxes);
+  if (squeeze.full()) return std::nullopt;
+  if (squeeze.any()) {
+    squeeze.apply(cell);
+    for (Box& box : boxes) squeeze.apply(box);
+    std::erase_if(boxes, [](const Box& box) { return box.empty(); });
+  }
+  std::optional<Box> hole;
+  if (boxes.empty()) {
+    hole = cell;
+  } else if (!covers(cell, boxes)) {
+    const auto [low, high] = halves(cell, choose_cut(cell, boxes));
+    hole = find_hole(low, clipped(low, boxes));
+    if (!hole) {
+      boxes = clipped(high, boxes);
+      hole = find_hole(high, std::move(boxes));
+    }
+  }
+  if (hole) squeeze.undo(*hole);
+  return hole;
+}
+
+enum class Filling { kLess, kExactly, kMore };
+
+// How the sum of the boxes' volumes compares to `volume`. No sum overflows on the way.
+Filling filling(int64_t volume, std::span<const Box> boxes) {
+  int64_t left = volume;
+  for (const Box& box : boxes) {
+    const int64_t part = box.numel();
+    if (part > left) return Filling::kMore;
+    left -= part;
+  }
+  return left == 0 ? Filling::kExactly : Filling::kLess;
+}
+
+// A hole of the cell, given boxes inside it that do not overlap and don't fill it.
+Box find_hole_among_disjoint(Box cell, Boxes boxes) {
+  while (!boxes.empty()) {
+    const auto [low, high] = halves(cell, choose_cut(cell, boxes));
+    Boxes inside = clipped(low, boxes);
+    if (filling(low.numel(), inside) == Filling::kLess) {
+      cell = low;
+    } else {
+      inside = clipped(high, boxes);
+      cell = high;
+    }
+    boxes = std::move(inside);
+  }
+  return cell;
+}
+
+bool in_bounds(const Box& box, const Dims& shape) {
+  if (box.offset.size() != shape.size() || box.shape.size() != shape.size()) return false;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (box.offset[d] < 0 || box.shape[d] < 0 || box.offset[d] > shape[d]) return false;
+    if (box.shape[d] > shape[d] - box.offset[d]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<Box> find_uncovered(const Box& wanted, std::span<const Box> boxes) {
+  const int64_t volume = wanted.numel();
+  if (volume == 0) return std::nullopt;
+  Boxes inside = clipped(wanted, boxes);
+  if (covers(wanted, inside)) return std::nullopt;
+  std::sort(inside.begin(), inside.end());  // replicas are common and say nothing new
+  inside.erase(std::unique(inside.begin(), inside.end()), inside.end());
+  const Filling filled = filling(volume, inside);
+  if (filled == Filling::kMore || find_overlap(inside)) return find_hole(wanted, std::move(inside));
+  if (filled == Filling::kExactly) return std::nullopt;
+  return find_hole_among_disjoint(wanted, std::move(inside));
+}
+
+std::optional<TilingFault> check_tiling(const Dims& shape, std::span<const Box> boxes) {
+  using Kind = TilingFault::Kind;
+  const int64_t volume = numel(shape);
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    if (!in_bounds(boxes[i], shape)) return TilingFault{Kind::kOutOfBounds, i, 0, boxes[i]};
+  }
+  if (const auto pair = find_overlap(boxes)) {
+    const Box& first = boxes[pair->first];
+    return TilingFault{Kind::kOverlap, pair->first, pair->second,
+                       *intersect(first, boxes[pair->second])};
+  }
+  if (filling(volume, boxes) == Filling::kExactly) return std::nullopt;
+  const Box whole = Box::whole(shape);
+  return TilingFault{Kind::kUncovered, 0, 0,
+                     find_hole_among_disjoint(whole, clipped(whole, boxes))};
+}
+
+}  // namespace tilestone

@@ -1,0 +1,206 @@
+#include "tilestone/geometry/strided_copy.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/base/thread_pool.h"
+#include "tilestone/geometry/flat_range.h"
+#include "tilestone/geometry/strided_loops_internal.h"
+
+namespace tilestone {
+namespace {
+
+constexpr int64_t kThreadedFrom = 4 << 20;  // bytes; less is done before threads are awake
+constexpr int64_t kSmallestTask = 1 << 20;  // bytes
+
+// Rounds [from, to) of one loop of the nest.
+CopyNest part_of_loop(const CopyNest& nest, size_t loop, int64_t from, int64_t to) {
+  CopyNest part = nest;
+  part.target += from * nest.loops[loop].target_stride;
+  part.source += from * nest.loops[loop].source_stride;
+  part.loops[loop].count = to - from;
+  return part;
+}
+
+// Bytes [from, to) of every run of the nest.
+CopyNest part_of_run(const CopyNest& nest, int64_t from, int64_t to) {
+  CopyNest part = nest;
+  part.target += from;
+  part.source += from;
+  part.run = to - from;
+  return part;
+}
+
+// Splits the longest loop, or the runs where they can be cut into more pieces, into about `tasks`
+// parts of about equal size.
+void run_over_threads(const CopyNest& nest, ThreadPool& pool, int64_t tasks) {
+  constexpr int64_t kRunStep = 64 << 10;  // bytes; runs are cut at multiples of it
+  const auto longest =
+      std::max_element(nest.loops.begin(), nest.loops.end(),
+                       [](const CopyLoop& a, const CopyLoop& b) { return a.count < b.count; });
+  const int64_t steps = (nest.run + kRunStep - 1) / kRunStep;
+  const bool cut_runs = longest == nest.loops.end() || steps > longest->count;
+  const int64_t count = cut_runs ? steps : longest->count;
+  tasks = std::min(tasks, count);
+  const auto begin_of = [&](int64_t task) {
+    return count / tasks * task + std::min(task, count % tasks);
+  };
+  pool.parallel_for(static_cast<size_t>(tasks), [&](size_t task) {
+    const int64_t from = begin_of(static_cast<int64_t>(task));
+    const int64_t to = begin_of(static_cast<int64_t>(task) + 1);
+    if (cut_runs) {
+      run_nest(part_of_run(nest, from * kRunStep, std::min(to * kRunStep, nest.run)));
+    } else {
+      run_nest(part_of_loop(nest, static_cast<size_t>(longest - nest.loops.begin()), from, to));
+    }
+  });
+}
+
+// The view with as few dims as its C order allows.
+StridedView coalesced(const StridedView& view) {
+  StridedView out{view.data, {}, {}, view.itemsize};
+  for (size_t d = 0; d < view.shape.size(); ++d) {
+    const int64_t count = view.shape[d];
+    if (count == 1) continue;
+    const size_t last = out.shape.size();
+    if (last > 0 && out.strides[last - 1] == view.strides[d] * count) {
+      out.shape[last - 1] *= count;
+      out.strides[last - 1] = view.strides[d];
+    } else {
+      out.shape.push_back(count);
+      out.strides.push_back(view.strides[d]);
+    }
+  }
+  return out;
+}
+
+// Where element `index` of the view in C order lies.
+std::byte* element(const StridedView& view, int64_t index) {
+  int64_t at = 0;
+  for (size_t d = view.shape.size(); d-- > 0;) {
+    at += index % view.shape[d] * view.strides[d];
+    index /= view.shape[d];
+  }
+  return view.data + at * static_cast<int64_t>(view.itemsize);
+}
+
+void check_range(const StridedView& view, uint64_t begin, uint64_t size) {
+  const uint64_t total = view.bytes();
+  if (begin > total || size > total - begin) {
+    throw Error(ErrorCode::kInternal, "bytes [" + std::to_string(begin) + ", +" +
+                                          std::to_string(size) + ") lie outside a tensor of " +
+                                          std::to_string(total) + " bytes");
+  }
+}
+
+// Walks bytes [begin, begin + flat_size) of the flattened view, which lie at `flat` in contiguous
+// memory, in order: copy_bytes(flat bytes, view bytes, size) for parts of an element,
+// copy_boxes(flat view, part of the view) for whole ones.
+template <typename CopyBytes, typename CopyBoxes>
+void walk_range(const StridedView& whole, uint64_t begin, std::byte* flat, uint64_t flat_size,
+                CopyBytes copy_bytes, CopyBoxes copy_boxes) {
+  check_range(whole, begin, flat_size);
+  if (flat_size == 0) return;
+  if (whole.is_contiguous()) return copy_bytes(flat, whole.data + begin, flat_size);
+
+  const StridedView view = coalesced(whole);
+  uint64_t left = flat_size;
+  const uint64_t item = view.itemsize;
+  if (const uint64_t inside = begin % item; inside != 0) {
+    const uint64_t size = std::min(left, item - inside);
+    copy_bytes(flat, element(view, static_cast<int64_t>(begin / item)) + inside, size);
+    flat += size;
+    begin += size;
+    left -= size;
+  }
+  const auto first = static_cast<int64_t>(begin / item);
+  const auto last = first + static_cast<int64_t>(left / item);
+  for (const Box& box : flat_range_to_boxes(view.shape, {first, last})) {
+    copy_boxes(StridedView::contiguous(flat, box.shape, item), view.narrow(box));
+    flat += static_cast<uint64_t>(box.numel()) * item;
+  }
+  if (const uint64_t rest = left % item; rest != 0) copy_bytes(flat, element(view, last), rest);
+}
+
+}  // namespace
+
+StridedView StridedView::contiguous(std::byte* data, const Dims& shape, uint64_t itemsize) {
+  return {data, shape, contiguous_strides(shape), itemsize};
+}
+
+bool StridedView::is_contiguous() const {
+  int64_t expected = 1;
+  for (size_t d = shape.size(); d-- > 0;) {
+    if (shape[d] == 0) return true;
+    if (shape[d] != 1 && strides[d] != expected) {
+      return std::find(shape.begin(), shape.end(), 0) != shape.end();
+    }
+    expected *= shape[d];
+  }
+  return true;
+}
+
+StridedView StridedView::narrow(const Box& box) const {
+  StridedView part = *this;
+  part.shape = box.shape;
+  int64_t at = 0;
+  for (size_t d = 0; d < shape.size(); ++d) at += box.offset[d] * strides[d];
+  if (!box.empty()) part.data += at * static_cast<int64_t>(itemsize);
+  return part;
+}
+
+uint64_t StridedView::bytes() const { return static_cast<uint64_t>(numel(shape)) * itemsize; }
+
+void strided_copy(const StridedView& target, const StridedView& source, ThreadPool* pool) {
+  if (target.shape != source.shape || target.itemsize != source.itemsize) {
+    throw Error(ErrorCode::kInternal, "strided copy from shape " + to_string(source.shape) +
+                                          ", items of " + std::to_string(source.itemsize) +
+                                          " bytes, to shape " + to_string(target.shape) +
+                                          ", items of " + std::to_string(target.itemsize));
+  }
+  const CopyNest nest = make_nest(target, source);
+  const int64_t bytes = nest.bytes();
+  if (pool == nullptr || pool->size() < 2 || bytes < kThreadedFrom) return run_nest(nest);
+  const auto wanted = static_cast<int64_t>(pool->size()) * 4;  // some are slower than others
+  run_over_threads(nest, *pool, std::min(wanted, bytes / kSmallestTask));
+}
+
+void pack_range(const StridedView& source, uint64_t begin, MutableByteView out) {
+  walk_range(
+      source, begin, out.data(), out.size(),
+      [](std::byte* flat, const std::byte* strided, uint64_t size) {
+        std::memcpy(flat, strided, size);
+      },
+      [](const StridedView& flat, const StridedView& part) { strided_copy(flat, part); });
+}
+
+void unpack_range(const StridedView& target, uint64_t begin, ByteView in) {
+  // The walk only hands the flat bytes on; they are read here, never written.
+  walk_range(
+      target, begin, const_cast<std::byte*>(in.data()), in.size(),
+      [](const std::byte* flat, std::byte* strided, uint64_t size) {
+        std::memcpy(strided, flat, size);
+      },
+      [](const StridedView& flat, const StridedView& part) { strided_copy(part, flat); });
+}
+
+uint32_t pack_range_crc32(const StridedView& source, uint64_t begin, MutableByteView out,
+                          uint32_t seed) {
+  constexpr size_t kPiece = 256 << 10;  // bytes; packed and checksummed within the second cache
+  if (source.is_contiguous()) {
+    check_range(source, begin, out.size());
+    return copy_crc32(out, {source.data + begin, out.size()}, seed);
+  }
+  while (!out.empty()) {
+    const MutableByteView piece = out.first(std::min(kPiece, out.size()));
+    pack_range(source, begin, piece);
+    seed = crc32(piece, seed);
+    begin += piece.size();
+    out = out.subspan(piece.size());
+  }
+  return seed;
+}
+
+}  // namespace tilestone
