@@ -109,16 +109,12 @@ TensorView fold(const TensorView& data, const Dims& shape) {
   return folded;
 }
 
-// Pieces hold elements; only a tensor that has none at all has one empty piece.
-bool wanted_piece(const Box& box, const Dims& global_shape) {
-  return !box.empty() || numel(global_shape) == 0;
-}
+// Pieces hold elements; only a tensor that has none at all has one empty piece, the whole of it, so
+// that every rank that knows the tensor holds the same.
+bool has_elements(const Dims& global_shape) { return numel(global_shape) > 0; }
 
-Piece empty_piece(const Box& box, DType dtype) {
-  Box none = box;
-  for (int64_t& n : none.shape) n = 0;
-  TensorView data = TensorView::without_data(dtype, none.shape);
-  return {std::move(none), std::move(data)};
+Piece whole_empty_piece(DType dtype, const Dims& global_shape) {
+  return {Box::whole(global_shape), TensorView::without_data(dtype, global_shape)};
 }
 
 Box bounding(const std::vector<Box>& boxes) {
@@ -137,7 +133,7 @@ Box bounding(const std::vector<Box>& boxes) {
 std::vector<Piece> flat_pieces(const TensorView& data, const Dims& local_shape, FlatRange range,
                                const Cell& cell, int64_t prepend_axis_num) {
   std::vector<Piece> pieces;
-  if (numel(cell.global_shape) == 0) return {empty_piece(cell.box, data.dtype)};
+  if (!has_elements(cell.global_shape)) return {whole_empty_piece(data.dtype, cell.global_shape)};
   int64_t begin = 0;
   for (const Box& local : flat_range_to_boxes(local_shape, range)) {
     Box box = cell.box;
@@ -227,10 +223,14 @@ ShardedTensor ShardedTensor::from_placements(std::string key, TensorView local,
                            " of global shape " + to_string(global_shape));
   }
   tensor.replica_id = tilestone::replica_id(mesh, *coordinate, placements);
-  tensor.holders = replica_holders(mesh, *coordinate, placements);
   tensor.box = bounding(held.boxes);
+  if (!has_elements(global_shape)) {
+    tensor.pieces.push_back(whole_empty_piece(tensor.data.dtype, global_shape));
+    return std::move(tensor.declare_replicas(mesh.ranks()));
+  }
+  tensor.holders = replica_holders(mesh, *coordinate, placements);
   for (size_t i = 0; i < held.boxes.size(); ++i) {
-    if (!wanted_piece(held.boxes[i], global_shape)) continue;
+    if (held.boxes[i].empty()) continue;
     tensor.pieces.push_back({held.boxes[i], tensor.data.narrow(held.locals[i])});
   }
   return tensor;
@@ -249,7 +249,11 @@ ShardedTensor ShardedTensor::from_box(std::string key, TensorView data, const Di
                     " after " + std::to_string(prepend_axis_num) + " prepended axes of size 1");
   }
   ShardedTensor tensor;
-  if (wanted_piece(box, global_shape)) tensor.pieces.push_back({box, data});
+  if (!has_elements(global_shape)) {
+    tensor.pieces.push_back(whole_empty_piece(data.dtype, global_shape));
+  } else if (!box.empty()) {
+    tensor.pieces.push_back({box, data});
+  }
   tensor.key = std::move(key);
   tensor.data = std::move(data);
   tensor.global_shape = global_shape;

@@ -48,7 +48,8 @@ struct ShardedTensor {
   // Global ranks that hold the same pieces, ascending, this one included, where that is known by
   // rule (placements, or declare_replicas); empty: not known.
   std::vector<int> holders;
-  // What is stored and loaded: the one box, or those of the flat range or strided placement.
+  // What is stored and loaded: the one box, or those of the flat range or strided placement. Empty
+  // boxes are left out, but a tensor that has no elements anywhere has one piece, the whole of it.
   std::vector<Piece> pieces;
 
   // A cell of a regular grid. global_shape = local shape (1 on prepended axes) × fragments.

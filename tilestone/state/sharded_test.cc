@@ -90,14 +90,20 @@ TEST(ShardedTensor, EmptyShardsHoldNoPieces) {
   EXPECT_TRUE(t.is_regular_grid());
 }
 
-TEST(ShardedTensor, ATensorWithoutElementsKeepsOneEmptyPiece) {
+TEST(ShardedTensor, ATensorWithoutElementsHasOneEmptyPieceThatIsTheWhole) {
   ASSERT_EQ(grid({0, 4}, {{1, 1, 2}}).pieces.size(), 1u);
   EXPECT_TRUE(grid({0, 4}, {}).pieces[0].box.empty());
   const RankOffset none[] = {{0, 0, 1}};
   const ShardedTensor flat =
       ShardedTensor::from_rank_offsets_flat("w", data({0}), {0, 4}, {0, 0}, none);
   ASSERT_EQ(flat.pieces.size(), 1u);
-  EXPECT_EQ(flat.pieces[0].box.shape, (Dims{0, 0}));
+  EXPECT_EQ(flat.pieces[0].box.shape, (Dims{0, 4}));
+  const Placement placements[] = {Shard{0}};
+  const ShardedTensor placed =
+      ShardedTensor::from_placements("w", data({0, 4}), {0, 4}, Mesh::grid({2}), placements, 1);
+  ASSERT_EQ(placed.pieces.size(), 1u);
+  EXPECT_EQ(placed.pieces[0].box, Box::whole({0, 4}));
+  EXPECT_THAT(placed.holders, ElementsAre(0, 1));
 }
 
 TEST(ShardedTensor, FlatRangesBecomeBoxesWithTheirPartOfTheData) {
