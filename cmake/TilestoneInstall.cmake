@@ -1,5 +1,5 @@
-# `cmake --install`: headers, library, CMake package (component `development`) and the command line
-# (component `runtime`; inside a Python wheel, component `python`).
+# `cmake --install`: headers, library and CMake package (component `development`); the command line
+# (component `runtime`) is installed where it is built.
 
 include(CMakePackageConfigHelpers)
 

@@ -42,6 +42,7 @@ class CheckIncludesTest(unittest.TestCase):
             "tilestone/cli/main.cc": '#include "tilestone/cli/ls.h"\n',
             "tilestone/cli/ls.h": '#include "tilestone/tilestone.h"\n',
             "python/src/module.cc": '#include "bindings.h"\n#include "tilestone/tilestone.h"\n',
+            "python/src/cli.cc": '#include "tilestone/cli/ls.h"\n',
             "python/src/bindings.h": "#include <nanobind/nanobind.h>\n",
             "examples/cmake_user/main.cc": "#include <tilestone/tilestone.h>\n",
         }
