@@ -1,0 +1,461 @@
+#include "tilestone/format/torch_dist/metadata_reader_internal.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/format/torch_dist/pickle_schema_internal.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::torch_dist {
+namespace {
+
+// The classes of a metadata file; modules and versions differ, names don't.
+enum class Class : uint8_t {
+  kOther,
+  kMetadata,
+  kTensor,
+  kBytes,
+  kChunk,
+  kProperties,
+  kIndex,
+  kStorageInfo,
+  kStorageMeta,
+};
+
+struct ClassName {
+  Class value;
+  std::string_view module;
+  std::string_view name;
+};
+
+constexpr ClassName kClasses[] = {
+    {Class::kMetadata, "torch.distributed.checkpoint.metadata", "Metadata"},
+    {Class::kTensor, "torch.distributed.checkpoint.metadata", "TensorStorageMetadata"},
+    {Class::kBytes, "torch.distributed.checkpoint.metadata", "BytesStorageMetadata"},
+    {Class::kChunk, "torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"},
+    {Class::kProperties, "torch.distributed.checkpoint.metadata", "TensorProperties"},
+    {Class::kIndex, "torch.distributed.checkpoint.metadata", "MetadataIndex"},
+    {Class::kStorageMeta, "torch.distributed.checkpoint.metadata", "StorageMeta"},
+    {Class::kStorageInfo, "torch.distributed.checkpoint.filesystem", "_StorageInfo"},
+    // 1.13 to 2.0
+    {Class::kMetadata, "torch.distributed._shard.checkpoint.metadata", "Metadata"},
+    {Class::kTensor, "torch.distributed._shard.checkpoint.metadata", "TensorStorageMetadata"},
+    {Class::kBytes, "torch.distributed._shard.checkpoint.metadata", "BytesStorageMetadata"},
+    {Class::kChunk, "torch.distributed._shard.checkpoint.metadata", "ChunkStorageMetadata"},
+    {Class::kIndex, "torch.distributed._shard.checkpoint.metadata", "MetadataIndex"},
+    {Class::kStorageInfo, "torch.distributed._shard.checkpoint.filesystem", "_StorageInfo"},
+    // to 2.5
+    {Class::kProperties, "torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"},
+};
+
+[[noreturn]] void corrupt(const std::string& problem) {
+  throw Error(ErrorCode::kCorrupt, "checkpoint metadata: " + problem);
+}
+
+class MetadataReader {
+ public:
+  explicit MetadataReader(const Pickle& pickle) : pickle_(pickle) {}
+
+  Metadata read() {
+    if (class_of(pickle_.root()) != Class::kMetadata) {
+      throw Error(ErrorCode::kUnsupported, "the pickle holds " + describe(pickle_, pickle_.root()) +
+                                               ", not a checkpoint's Metadata");
+    }
+    const auto [tensors, planner, storage, storage_meta, version, megatron] =
+        FieldReader<6>({"state_dict_metadata", "planner_data", "storage_data", "storage_meta",
+                        "version", "mcore_data"})
+            .read(pickle_, state_of(pickle_.root(), "Metadata"));
+    read_entries(tensors);
+    read_paths(planner);
+    read_storage(storage);
+    settle_chunks();
+    read_storage_meta(storage_meta);
+    name_writer(version, megatron);
+    return std::move(metadata_);
+  }
+
+ private:
+  struct Entry {
+    bool tensor = false;
+    uint32_t place = 0;    // in Metadata::tensors or objects
+    bool located = false;  // of an object
+  };
+
+  // ---- Classes ----
+
+  Class class_of(NodeId id) {
+    if (id == kNoNode) return Class::kOther;
+    const NodeKind kind = pickle_.kind(id);
+    if (kind != NodeKind::kNew && kind != NodeKind::kCall) return Class::kOther;
+    const NodeId global = pickle_.callable(id);
+    for (const auto& [seen, value] : seen_classes_) {
+      if (seen == global) return value;
+    }
+    Class value = Class::kOther;
+    for (const ClassName& known : kClasses) {
+      if (pickle_.is_global(global, known.module, known.name)) value = known.value;
+    }
+    if (seen_classes_.size() < kMostSeenClasses) seen_classes_.emplace_back(global, value);
+    return value;
+  }
+
+  NodeId state_of(NodeId object, std::string_view what) {
+    const NodeId state = pickle_.state(object);
+    if (state == kNoNode || !pickle_.is(state, NodeKind::kDict)) {
+      corrupt(std::string(what) + " without fields");
+    }
+    return state;
+  }
+
+  std::span<const NodeId> dict_of(NodeId id, std::string_view what) {
+    if (id == kNoNode || !pickle_.is(id, NodeKind::kDict)) {
+      corrupt(std::string(what) + " is " + describe(pickle_, id) + ", not a dict");
+    }
+    return pickle_.items(id);
+  }
+
+  // ---- state_dict_metadata ----
+
+  void read_entries(NodeId id) {
+    const auto items = dict_of(id, "state_dict_metadata");
+    entries_.reserve(items.size() / 2);
+    for (size_t i = 0; i < items.size(); i += 2) {
+      const std::string_view key = read_string(pickle_, items[i], "a key");
+      try {
+        read_entry(key, items[i + 1]);
+      } catch (Error& error) {
+        error.with_key(key);
+        throw;
+      }
+    }
+  }
+
+  void read_entry(std::string_view key, NodeId id) {
+    Entry entry;
+    const Class kind = class_of(id);
+    if (kind == Class::kTensor) {
+      entry = {true, static_cast<uint32_t>(metadata_.tensors.size()), false};
+      metadata_.tensors.push_back(read_tensor(key, id));
+    } else if (kind == Class::kBytes) {
+      entry = {false, static_cast<uint32_t>(metadata_.objects.size()), false};
+      metadata_.objects.push_back({std::string(key), {}, {}});
+    } else {
+      throw Error(ErrorCode::kUnsupported,
+                  "the entry is " + describe(pickle_, id) + ", neither tensor nor bytes");
+    }
+    if (!entries_.emplace(key, entry).second) corrupt("a key stands twice");
+  }
+
+  StoredTensor read_tensor(std::string_view key, NodeId id) {
+    const auto [properties, size, chunks] = tensor_fields_.read(pickle_, state_of(id, "a tensor"));
+    StoredTensor tensor;
+    tensor.key = key;
+    tensor.dtype = read_properties(properties);
+    tensor.shape = read_dims(pickle_, size, "the tensor's size");
+    check_size(tensor);
+    if (chunks == kNoNode ||
+        !(pickle_.is(chunks, NodeKind::kList) || pickle_.is(chunks, NodeKind::kTuple))) {
+      corrupt("chunks are " + describe(pickle_, chunks) + ", not a list");
+    }
+    const auto nodes = pickle_.items(chunks);
+    tensor.chunks.reserve(nodes.size());
+    for (NodeId chunk : nodes) tensor.chunks.push_back(read_chunk(chunk, tensor.shape));
+    return tensor;
+  }
+
+  static void check_size(const StoredTensor& tensor) {
+    const auto elements = static_cast<uint64_t>(numel(tensor.shape));
+    if (elements > INT64_MAX / itemsize(tensor.dtype)) corrupt("the tensor's bytes overflow");
+  }
+
+  DType read_properties(NodeId id) {
+    if (class_of(id) != Class::kProperties) {
+      corrupt("properties are " + describe(pickle_, id) + ", not TensorProperties");
+    }
+    const NodeId state = pickle_.state(id);
+    NodeId dtype = kNoNode;
+    if (state != kNoNode && pickle_.is(state, NodeKind::kTuple)) {
+      if (!pickle_.items(state).empty()) dtype = pickle_.items(state)[0];
+    } else if (state != kNoNode && pickle_.is(state, NodeKind::kDict)) {
+      dtype = FieldReader<1>({"dtype"}).read(pickle_, state)[0];
+    }
+    const auto known = read_dtype(pickle_, dtype);
+    if (!known) {
+      throw Error(ErrorCode::kUnsupported,
+                  "dtype " + describe(pickle_, dtype) + " is none that is known");
+    }
+    return *known;
+  }
+
+  StoredChunk read_chunk(NodeId id, const Dims& shape) {
+    if (class_of(id) != Class::kChunk) {
+      corrupt("a chunk is " + describe(pickle_, id) + ", not ChunkStorageMetadata");
+    }
+    const auto [offsets, sizes] = chunk_fields_.read(pickle_, state_of(id, "a chunk"));
+    StoredChunk chunk;
+    chunk.box.offset = read_dims(pickle_, offsets, "a chunk's offsets");
+    chunk.box.shape = read_dims(pickle_, sizes, "a chunk's sizes");
+    check_bounds(chunk.box, shape);
+    return chunk;
+  }
+
+  // ---- planner_data ----
+
+  // {key: path}. Planners other than torch's own may keep anything here; that is passed over.
+  void read_paths(NodeId id) {
+    if (id == kNoNode || !pickle_.is(id, NodeKind::kDict)) return;
+    const auto items = pickle_.items(id);
+    for (size_t i = 0; i < items.size(); i += 2) {
+      if (!pickle_.is(items[i], NodeKind::kString)) continue;
+      const auto entry = entries_.find(pickle_.text(items[i]));
+      if (entry == entries_.end()) continue;
+      Path path = read_path(items[i + 1]);
+      if (entry->second.tensor) {
+        metadata_.tensors[entry->second.place].path = std::move(path);
+      } else {
+        metadata_.objects[entry->second.place].path = std::move(path);
+      }
+    }
+  }
+
+  Path read_path(NodeId id) {
+    Path path;
+    if (!pickle_.is(id, NodeKind::kTuple) && !pickle_.is(id, NodeKind::kList)) return path;
+    for (NodeId element : pickle_.items(id)) {
+      if (pickle_.is(element, NodeKind::kString)) {
+        path.emplace_back(std::string(pickle_.text(element)));
+      } else if (pickle_.is(element, NodeKind::kInt)) {
+        path.emplace_back(pickle_.integer(element));
+      } else {
+        return {};
+      }
+    }
+    return path;
+  }
+
+  // ---- storage_data ----
+
+  void read_storage(NodeId id) {
+    const auto items = dict_of(id, "storage_data");
+    located_.resize(metadata_.tensors.size());
+    for (size_t i = 0; i < located_.size(); ++i) {
+      located_[i].assign(metadata_.tensors[i].chunks.size(), false);
+    }
+    for (size_t i = 0; i < items.size(); i += 2) read_location(items[i], items[i + 1]);
+  }
+
+  void read_location(NodeId index, NodeId info) {
+    if (class_of(index) != Class::kIndex) {
+      corrupt("a key of storage_data is " + describe(pickle_, index) + ", not MetadataIndex");
+    }
+    const auto [fqn, offset, hint] = index_fields_.read(pickle_, state_of(index, "MetadataIndex"));
+    const std::string_view key = read_string(pickle_, fqn, "a key in storage_data");
+    const auto entry = entries_.find(key);
+    try {
+      if (entry == entries_.end()) corrupt("storage_data names a key that has no entry");
+      const ItemLocation at = read_info(info);
+      if (!entry->second.tensor) {
+        if (std::exchange(entry->second.located, true)) corrupt("an object is stored twice");
+        metadata_.objects[entry->second.place].at = at;
+      } else {
+        locate_chunk(entry->second.place, offset, hint, at);
+      }
+    } catch (Error& error) {
+      error.with_key(key);
+      throw;
+    }
+  }
+
+  ItemLocation read_info(NodeId id) {
+    if (class_of(id) != Class::kStorageInfo) {
+      throw Error(ErrorCode::kUnsupported, "storage_data holds " + describe(pickle_, id) +
+                                               ", not a file system writer's _StorageInfo");
+    }
+    const auto [path, offset, length, transforms] =
+        info_fields_.read(pickle_, state_of(id, "_StorageInfo"));
+    ItemLocation at;
+    at.file = file_index(path);
+    at.codec = read_codec(transforms);
+    at.offset = static_cast<uint64_t>(read_count(pickle_, offset, "an item's offset"));
+    at.length = static_cast<uint64_t>(read_count(pickle_, length, "an item's length"));
+    return at;
+  }
+
+  uint32_t file_index(NodeId id) {
+    if (id == last_path_ && id != kNoNode) return last_file_;
+    const std::string_view name = read_string(pickle_, id, "relative_path");
+    const auto [known, fresh] = files_.emplace(name, static_cast<uint32_t>(metadata_.files.size()));
+    if (fresh) {
+      check_file_name(name);
+      metadata_.files.emplace_back(name);
+    }
+    last_path_ = id;
+    last_file_ = known->second;
+    return last_file_;
+  }
+
+  Codec read_codec(NodeId id) {
+    if (id == kNoNode || pickle_.is(id, NodeKind::kNone)) return Codec::kNone;
+    if (!pickle_.is(id, NodeKind::kList) && !pickle_.is(id, NodeKind::kTuple)) {
+      corrupt("transform_descriptors is " + describe(pickle_, id) + ", not a list");
+    }
+    const auto names = pickle_.items(id);
+    if (names.empty()) return Codec::kNone;
+    if (names.size() == 1 && pickle_.is(names[0], NodeKind::kString) &&
+        pickle_.text(names[0]) == "stream.zstd/1") {
+      return Codec::kZstd;
+    }
+    std::string all;
+    for (NodeId name : names) {
+      all += all.empty() ? "" : ", ";
+      all += pickle_.is(name, NodeKind::kString) ? std::string(pickle_.text(name).substr(0, 100))
+                                                 : describe(pickle_, name);
+    }
+    throw Error(ErrorCode::kUnsupported,
+                "the item was transformed by " + all + "; only stream.zstd/1 can be undone");
+  }
+
+  // The chunk that (key, offset) names: the one that the hint points at, in all ordinary files.
+  void locate_chunk(uint32_t place, NodeId offset, NodeId hint, const ItemLocation& at) {
+    StoredTensor& tensor = metadata_.tensors[place];
+    const bool no_offset = offset == kNoNode || pickle_.is(offset, NodeKind::kNone);
+    const Dims wanted = no_offset ? Dims(tensor.shape.size(), 0)
+                                  : read_dims(pickle_, offset, "an offset in storage_data");
+    size_t chunk = tensor.chunks.size();
+    if (hint != kNoNode && pickle_.is(hint, NodeKind::kInt)) {
+      const auto index = static_cast<uint64_t>(pickle_.integer(hint));
+      if (index < tensor.chunks.size() && tensor.chunks[index].box.offset == wanted) chunk = index;
+    }
+    if (chunk == tensor.chunks.size()) chunk = find_chunk(place, wanted);
+    if (located_[place][chunk]) {
+      corrupt("the chunk at " + to_string(wanted) + " is stored twice");
+    }
+    located_[place][chunk] = true;
+    tensor.chunks[chunk].at = at;
+  }
+
+  size_t find_chunk(uint32_t place, const Dims& offset) {
+    const std::vector<StoredChunk>& chunks = metadata_.tensors[place].chunks;
+    const std::vector<uint32_t>& order = by_offset(place);
+    const auto found = std::lower_bound(
+        order.begin(), order.end(), offset,
+        [&](uint32_t chunk, const Dims& value) { return chunks[chunk].box.offset < value; });
+    if (found == order.end() || chunks[*found].box.offset != offset) {
+      corrupt("storage_data names a chunk at " + to_string(offset) + " that is not listed");
+    }
+    return *found;
+  }
+
+  // The tensor's chunks by offset, those with elements first among equals; built when first asked.
+  const std::vector<uint32_t>& by_offset(uint32_t place) {
+    std::vector<uint32_t>& order = orders_[place];
+    const std::vector<StoredChunk>& chunks = metadata_.tensors[place].chunks;
+    if (!order.empty() || chunks.empty()) return order;
+    order.resize(chunks.size());
+    for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+      const Dims& x = chunks[a].box.offset;
+      const Dims& y = chunks[b].box.offset;
+      if (!(x == y)) return x < y;
+      const bool a_empty = chunks[a].box.empty();
+      const bool b_empty = chunks[b].box.empty();
+      return a_empty != b_empty ? b_empty : a < b;
+    });
+    return order;
+  }
+
+  // Chunks that nothing was stored of: an empty one needs nothing and goes; one with elements may
+  // share its offset, and so its name in storage_data, with an empty one.
+  void settle_chunks() {
+    for (uint32_t place = 0; place < metadata_.tensors.size(); ++place) {
+      if (std::find(located_[place].begin(), located_[place].end(), false) !=
+          located_[place].end()) {
+        settle(place);
+      }
+    }
+    for (const auto& [key, entry] : entries_) {
+      if (!entry.tensor && !entry.located) {
+        throw Error(ErrorCode::kCorrupt, "checkpoint metadata: nothing says where the object is")
+            .with_key(key);
+      }
+    }
+  }
+
+  void settle(uint32_t place) {
+    StoredTensor& tensor = metadata_.tensors[place];
+    std::map<Dims, ItemLocation> located;
+    for (size_t i = 0; i < tensor.chunks.size(); ++i) {
+      if (located_[place][i]) located.emplace(tensor.chunks[i].box.offset, tensor.chunks[i].at);
+    }
+    std::vector<StoredChunk> kept;
+    for (size_t i = 0; i < tensor.chunks.size(); ++i) {
+      const StoredChunk& chunk = tensor.chunks[i];
+      if (located_[place][i]) {
+        kept.push_back(chunk);
+      } else if (!chunk.box.empty()) {
+        const auto namesake = located.find(chunk.box.offset);
+        if (namesake == located.end()) {
+          throw Error(ErrorCode::kCorrupt, "checkpoint metadata: nothing says where the chunk " +
+                                               to_string(chunk.box) + " is")
+              .with_key(tensor.key);
+        }
+        kept.push_back({chunk.box, namesake->second});
+      }
+    }
+    tensor.chunks = std::move(kept);
+  }
+
+  // ---- storage_meta and version ----
+
+  void read_storage_meta(NodeId id) {
+    if (class_of(id) != Class::kStorageMeta) return;
+    const NodeId save_id =
+        FieldReader<1>({"save_id"}).read(pickle_, state_of(id, "StorageMeta"))[0];
+    if (save_id != kNoNode && pickle_.is(save_id, NodeKind::kString)) {
+      metadata_.save_id = pickle_.text(save_id);
+    }
+  }
+
+  void name_writer(NodeId version, NodeId megatron) {
+    metadata_.writer = megatron != kNoNode ? "Megatron-Core (torch_dist" : "PyTorch (torch_dist";
+    if (version != kNoNode && pickle_.is(version, NodeKind::kString)) {
+      metadata_.writer += " " + std::string(pickle_.text(version).substr(0, 32));
+    }
+    metadata_.writer += ")";
+  }
+
+  static constexpr size_t kMostSeenClasses = 32;
+
+  const Pickle& pickle_;
+  Metadata metadata_;
+  std::unordered_map<std::string_view, Entry> entries_;
+  std::vector<std::vector<bool>> located_;  // by tensor, by chunk
+  std::unordered_map<uint32_t, std::vector<uint32_t>> orders_;
+  std::unordered_map<std::string_view, uint32_t> files_;
+  NodeId last_path_ = kNoNode;
+  uint32_t last_file_ = 0;
+  std::vector<std::pair<NodeId, Class>> seen_classes_;
+  FieldReader<3> tensor_fields_{{"properties", "size", "chunks"}};
+  FieldReader<2> chunk_fields_{{"offsets", "sizes"}};
+  FieldReader<3> index_fields_{{"fqn", "offset", "index"}};
+  FieldReader<4> info_fields_{{"relative_path", "offset", "length", "transform_descriptors"}};
+};
+
+}  // namespace
+
+Metadata parse_metadata(ByteView bytes) {
+  const Pickle pickle = Pickle::parse(bytes);
+  try {
+    return MetadataReader(pickle).read();
+  } catch (Error& error) {
+    // Geometry calls an impossible box or shape an invalid argument; here a file said it.
+    if (error.code() != ErrorCode::kInvalidArgument) throw;
+    throw Error(ErrorCode::kCorrupt, "checkpoint metadata: " + error.message())
+        .with_key(error.key());
+  }
+}
+
+}  // namespace tilestone::torch_dist

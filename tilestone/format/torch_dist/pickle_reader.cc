@@ -1,0 +1,514 @@
+#include "tilestone/format/torch_dist/pickle_reader_internal.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "tilestone/base/error.h"
+#include "tilestone/format/torch_dist/pickle_opcodes_internal.h"
+#include "tilestone/format/torch_dist/utf8_internal.h"
+
+namespace tilestone::torch_dist {
+
+// One run over the bytes. Stack, marks and memo hold node ids.
+class PickleMachine {
+ public:
+  explicit PickleMachine(ByteView bytes)
+      : begin_(reinterpret_cast<const uint8_t*>(bytes.data())),
+        at_(begin_),
+        end_(begin_ + bytes.size()) {
+    pickle_.bytes_ = bytes;
+    if (bytes.size() > std::numeric_limits<uint32_t>::max()) {
+      throw Error(ErrorCode::kUnsupported, "a pickle of " + std::to_string(bytes.size()) +
+                                               " bytes; at most 4 GiB can be read");
+    }
+    // Address space, not memory: what is never touched costs nothing.
+    pickle_.nodes_.reserve(bytes.size() / 8 + 16);
+    pickle_.children_.reserve(bytes.size() / 8 + 16);
+    memo_.reserve(bytes.size() / 16 + 16);
+    pickle_.nodes_.resize(kFirstFree);
+    pickle_.nodes_[kNoneNode].kind = NodeKind::kNone;
+    pickle_.nodes_[kFalseNode].kind = NodeKind::kBool;
+    pickle_.nodes_[kTrueNode] = {NodeKind::kBool, false, 1, 0, 0};
+    pickle_.nodes_[kEmptyTupleNode].kind = NodeKind::kTuple;
+  }
+
+  Pickle run() {
+    while (step()) {
+    }
+    if (at_ != end_) corrupt("bytes after the end of the pickle");
+    if (stack_.size() != 1 || !marks_.empty()) corrupt("the pickle ends with a stack in disorder");
+    pickle_.root_ = stack_.back();
+    return std::move(pickle_);
+  }
+
+ private:
+  using Node = Pickle::Node;
+  static constexpr NodeId kNoneNode = 0;
+  static constexpr NodeId kFalseNode = 1;
+  static constexpr NodeId kTrueNode = 2;
+  static constexpr NodeId kEmptyTupleNode = 3;
+  static constexpr size_t kFirstFree = 4;
+
+  // ---- Errors ----
+
+  [[noreturn]] void fail(ErrorCode code, const std::string& problem) const {
+    throw Error(code, "pickle: " + problem + " (at byte " + std::to_string(opcode_ - begin_) + ")");
+  }
+  [[noreturn]] void corrupt(const std::string& problem) const {
+    fail(ErrorCode::kCorrupt, problem);
+  }
+  [[noreturn]] void unsafe(const std::string& problem) const { fail(ErrorCode::kUnsafe, problem); }
+
+  // ---- Operands ----
+
+  const uint8_t* take(uint64_t size) {
+    if (static_cast<uint64_t>(end_ - at_) < size) corrupt("the bytes end inside an operand");
+    const uint8_t* from = at_;
+    at_ += size;
+    return from;
+  }
+  uint8_t u8() { return *take(1); }
+  template <typename T>
+  T little() {
+    static_assert(std::endian::native == std::endian::little);
+    T value;
+    std::memcpy(&value, take(sizeof(T)), sizeof(T));
+    return value;
+  }
+  std::string_view line() {
+    const auto* newline =
+        static_cast<const uint8_t*>(std::memchr(at_, '\n', static_cast<size_t>(end_ - at_)));
+    if (newline == nullptr) corrupt("a name without an end");
+    const std::string_view text(reinterpret_cast<const char*>(at_),
+                                static_cast<size_t>(newline - at_));
+    at_ = newline + 1;
+    return text;
+  }
+
+  // ---- Nodes ----
+
+  NodeId add(const Node& node) {
+    pickle_.nodes_.push_back(node);
+    return static_cast<NodeId>(pickle_.nodes_.size() - 1);
+  }
+  void push(NodeId id) { stack_.push_back(id); }
+  void push_node(const Node& node) { push(add(node)); }
+  Node& node(NodeId id) { return pickle_.nodes_[id]; }
+
+  static Node wide_node(NodeKind kind, uint64_t value) {
+    return {kind, false, 0, static_cast<uint32_t>(value), static_cast<uint32_t>(value >> 32)};
+  }
+  void push_int(int64_t value) {
+    if (value >= 0 && value < static_cast<int64_t>(Pickle::kSmallFlag)) {
+      push(static_cast<NodeId>(value) | Pickle::kSmallFlag);
+    } else {
+      push_node(wide_node(NodeKind::kInt, static_cast<uint64_t>(value)));
+    }
+  }
+  Node text_node(NodeKind kind, const uint8_t* from, uint64_t size) const {
+    return {kind, false, static_cast<uint32_t>(size), static_cast<uint32_t>(from - begin_), 0};
+  }
+  void push_text(NodeKind kind, uint64_t size) {
+    const uint8_t* from = take(size);
+    if (kind == NodeKind::kString && !is_utf8({reinterpret_cast<const char*>(from), size})) {
+      corrupt("a string that is not UTF-8");
+    }
+    push_node(text_node(kind, from, size));
+  }
+  void push_long(uint64_t size) {
+    const uint8_t* from = take(size);
+    uint64_t value = 0;
+    if (size > sizeof(value)) {
+      // More bytes than an int64 needs are allowed to say a small number; keep what they say.
+      push_node(text_node(NodeKind::kLong, from, size));
+      return;
+    }
+    std::memcpy(&value, from, size);
+    if (size > 0 && size < sizeof(value) && (from[size - 1] & 0x80) != 0) {
+      value |= ~uint64_t{0} << (8 * size);
+    }
+    push_int(static_cast<int64_t>(value));
+  }
+
+  // ---- Stack ----
+
+  NodeId top() {
+    if (stack_.size() <= floor()) corrupt("the stack is empty");
+    return stack_.back();
+  }
+  NodeId pop() {
+    const NodeId id = top();
+    stack_.pop_back();
+    return id;
+  }
+  // What a mark protects can't be popped past it.
+  size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
+  size_t pop_mark() {
+    if (marks_.empty()) corrupt("no mark on the stack");
+    const size_t mark = marks_.back();
+    marks_.pop_back();
+    return mark;
+  }
+
+  void push_tuple(size_t first) {
+    const auto count = static_cast<uint32_t>(stack_.size() - first);
+    const auto begin = static_cast<uint32_t>(pickle_.children_.size());
+    pickle_.children_.insert(pickle_.children_.end(),
+                             stack_.begin() + static_cast<ptrdiff_t>(first), stack_.end());
+    stack_.resize(first);
+    push_node({NodeKind::kTuple, false, count, begin, count});
+  }
+  void push_short_tuple(size_t count) {
+    if (stack_.size() < floor() + count) corrupt("the stack is too short for a tuple");
+    push_tuple(stack_.size() - count);
+  }
+
+  // ---- Filling containers ----
+
+  // Moves the stack's entries from `first` on to the end of a container. Room doubles when the
+  // children that follow in the arena are somebody else's, so the whole is linear.
+  void extend(NodeId id, size_t first) {
+    Node& target = node(id);
+    std::vector<NodeId>& children = pickle_.children_;
+    const size_t count = stack_.size() - first;
+    if (count == 0) return;
+    const size_t needed = target.a + count;
+    if (needed > target.c) {
+      if (target.a != 0 && target.b + target.c == children.size()) {
+        children.resize(target.b + needed);
+        target.c = static_cast<uint32_t>(needed);
+      } else {
+        const size_t room = target.a == 0 ? needed : 2 * needed;
+        const size_t begin = children.size();
+        if (begin + room > std::numeric_limits<uint32_t>::max()) corrupt("too many elements");
+        children.resize(begin + room);
+        std::copy_n(children.begin() + target.b, target.a,
+                    children.begin() + static_cast<ptrdiff_t>(begin));
+        target.b = static_cast<uint32_t>(begin);
+        target.c = static_cast<uint32_t>(room);
+      }
+    }
+    std::copy(stack_.begin() + static_cast<ptrdiff_t>(first), stack_.end(),
+              children.begin() + target.b + target.a);
+    target.a = static_cast<uint32_t>(needed);
+    stack_.resize(first);
+  }
+
+  bool is_object(NodeId id) const {
+    const NodeKind kind = pickle_.kind(id);
+    return kind == NodeKind::kCall || kind == NodeKind::kNew;
+  }
+  ObjectItems& items_of(NodeId object) {
+    node(object).has_items = true;
+    return pickle_.object_items_[object];
+  }
+  void add_to_object(std::vector<NodeId>& items, size_t first) {
+    items.insert(items.end(), stack_.begin() + static_cast<ptrdiff_t>(first), stack_.end());
+    stack_.resize(first);
+  }
+  NodeId target_below(size_t first) {
+    if (first <= floor()) corrupt("no container below the items");
+    return stack_[first - 1];
+  }
+  void append(size_t first) {
+    const NodeId target = target_below(first);
+    if (pickle_.is(target, NodeKind::kList)) {
+      extend(target, first);
+    } else if (is_object(target)) {
+      add_to_object(items_of(target).appended, first);
+    } else {
+      unsafe("appends to what is no list");
+    }
+  }
+  void set_items(size_t first) {
+    if ((stack_.size() - first) % 2 != 0) corrupt("a key without a value");
+    const NodeId target = target_below(first);
+    if (pickle_.is(target, NodeKind::kDict)) {
+      extend(target, first);
+    } else if (is_object(target)) {
+      add_to_object(items_of(target).entries, first);
+    } else {
+      unsafe("sets items of what is no dict");
+    }
+  }
+  void add_items(size_t first) {
+    const NodeId target = target_below(first);
+    if (!pickle_.is(target, NodeKind::kSet)) unsafe("adds items to what is no set");
+    extend(target, first);
+  }
+  size_t last(size_t count) {
+    if (stack_.size() < floor() + count) corrupt("the stack is too short");
+    return stack_.size() - count;
+  }
+
+  // ---- Globals and objects ----
+
+  void push_global_line() {
+    opcode_ = at_ - 1;
+    const auto named = [&](std::string_view text) {
+      if (!is_utf8(text)) corrupt("a name that is not UTF-8");
+      return add(
+          text_node(NodeKind::kString, reinterpret_cast<const uint8_t*>(text.data()), text.size()));
+    };
+    const NodeId module = named(line());
+    const NodeId name = named(line());
+    push_node({NodeKind::kGlobal, false, module, name, 0});
+  }
+  void push_stack_global() {
+    const NodeId name = pop();
+    const NodeId module = pop();
+    if (!pickle_.is(name, NodeKind::kString) || !pickle_.is(module, NodeKind::kString)) {
+      unsafe("a global whose name is no string");
+    }
+    push_node({NodeKind::kGlobal, false, module, name, 0});
+  }
+  void push_object(NodeKind kind) {
+    const NodeId args = pop();
+    const NodeId callable = pop();
+    if (!pickle_.is(args, NodeKind::kTuple)) unsafe("a call whose arguments are no tuple");
+    if (!pickle_.is(callable, NodeKind::kGlobal)) {
+      unsafe("a call of what is no class or function by name");
+    }
+    push_node({kind, false, callable, args, kNoNode});
+  }
+  void push_object_with_keywords() {
+    const NodeId keywords = pop();
+    if (!pickle_.is(keywords, NodeKind::kDict)) unsafe("keyword arguments that are no dict");
+    if (!pickle_.items(keywords).empty()) {
+      fail(ErrorCode::kUnsupported, "an object made with keyword arguments");
+    }
+    push_object(NodeKind::kNew);
+  }
+  void build() {
+    const NodeId state = pop();
+    const NodeId target = top();
+    if (!is_object(target)) unsafe("sets the state of what is no object");
+    if (node(target).c != kNoNode) unsafe("sets the state of an object twice");
+    node(target).c = state;
+  }
+
+  // ---- Memo ----
+
+  void put(uint64_t index) {
+    // An index costs its writer at least two bytes of input, so a larger one is no memo's.
+    if (index > static_cast<uint64_t>(end_ - begin_)) corrupt("a memo index beyond the input");
+    if (index >= memo_.size()) memo_.resize(index + 1, kNoNode);
+    memo_[index] = top();
+  }
+  void get(uint64_t index) {
+    if (index >= memo_.size() || memo_[index] == kNoNode) corrupt("a memo index that was not set");
+    push(memo_[index]);
+  }
+
+  bool step();
+  void rare(uint8_t opcode);
+
+  const uint8_t* begin_;
+  const uint8_t* at_;
+  const uint8_t* end_;
+  const uint8_t* opcode_ = nullptr;  // where the current opcode stands, for errors
+  Pickle pickle_;
+  std::vector<NodeId> stack_;
+  std::vector<size_t> marks_;
+  std::vector<NodeId> memo_;
+};
+
+// One opcode; false after STOP.
+bool PickleMachine::step() {
+  opcode_ = at_;
+  switch (const uint8_t opcode = u8()) {
+    case op::kStop:
+      return false;
+    case op::kMark:
+      marks_.push_back(stack_.size());
+      break;
+    case op::kMemoize:
+      put(memo_.size());
+      break;
+    case op::kBinGet:
+      get(u8());
+      break;
+    case op::kLongBinGet:
+      get(little<uint32_t>());
+      break;
+    case op::kBinPut:
+      put(u8());
+      break;
+    case op::kLongBinPut:
+      put(little<uint32_t>());
+      break;
+    case op::kNone:
+      push(kNoneNode);
+      break;
+    case op::kNewTrue:
+      push(kTrueNode);
+      break;
+    case op::kNewFalse:
+      push(kFalseNode);
+      break;
+    case op::kBinInt:
+      push_int(little<int32_t>());
+      break;
+    case op::kBinInt1:
+      push_int(u8());
+      break;
+    case op::kBinInt2:
+      push_int(little<uint16_t>());
+      break;
+    case op::kLong1:
+      push_long(u8());
+      break;
+    case op::kShortBinUnicode:
+      push_text(NodeKind::kString, u8());
+      break;
+    case op::kBinUnicode:
+      push_text(NodeKind::kString, little<uint32_t>());
+      break;
+    case op::kEmptyDict:
+      push_node({NodeKind::kDict, false, 0, 0, 0});
+      break;
+    case op::kEmptyList:
+      push_node({NodeKind::kList, false, 0, 0, 0});
+      break;
+    case op::kEmptyTuple:
+      push(kEmptyTupleNode);
+      break;
+    case op::kTuple:
+      push_tuple(pop_mark());
+      break;
+    case op::kTuple1:
+      push_short_tuple(1);
+      break;
+    case op::kTuple2:
+      push_short_tuple(2);
+      break;
+    case op::kTuple3:
+      push_short_tuple(3);
+      break;
+    case op::kAppend:
+      append(last(1));
+      break;
+    case op::kAppends:
+      append(pop_mark());
+      break;
+    case op::kSetItem:
+      set_items(last(2));
+      break;
+    case op::kSetItems:
+      set_items(pop_mark());
+      break;
+    case op::kGlobal:
+      push_global_line();
+      break;
+    case op::kStackGlobal:
+      push_stack_global();
+      break;
+    case op::kReduce:
+      push_object(NodeKind::kCall);
+      break;
+    case op::kNewObj:
+      push_object(NodeKind::kNew);
+      break;
+    case op::kBuild:
+      build();
+      break;
+    default:
+      rare(opcode);
+      break;
+  }
+  return true;
+}
+
+void PickleMachine::rare(uint8_t opcode) {
+  switch (opcode) {
+    case op::kProto: {
+      const uint8_t protocol = u8();
+      if (protocol < 2 || protocol > 5) {
+        fail(ErrorCode::kUnsupported, "protocol " + std::to_string(protocol));
+      }
+      break;
+    }
+    case op::kFrame:
+      if (little<uint64_t>() > static_cast<uint64_t>(end_ - at_)) corrupt("a frame beyond the end");
+      break;
+    case op::kBinFloat: {
+      const auto bits = __builtin_bswap64(little<uint64_t>());
+      push_node(wide_node(NodeKind::kFloat, bits));
+      break;
+    }
+    case op::kLong4: {
+      const auto size = little<int32_t>();
+      if (size < 0) corrupt("a negative length");
+      push_long(static_cast<uint64_t>(size));
+      break;
+    }
+    case op::kBinUnicode8:
+      push_text(NodeKind::kString, little<uint64_t>());
+      break;
+    case op::kShortBinBytes:
+      push_text(NodeKind::kBytes, u8());
+      break;
+    case op::kBinBytes:
+      push_text(NodeKind::kBytes, little<uint32_t>());
+      break;
+    case op::kBinBytes8:
+      push_text(NodeKind::kBytes, little<uint64_t>());
+      break;
+    case op::kByteArray8:
+      push_text(NodeKind::kByteArray, little<uint64_t>());
+      break;
+    case op::kEmptySet:
+      push_node({NodeKind::kSet, false, 0, 0, 0});
+      break;
+    case op::kAddItems:
+      add_items(pop_mark());
+      break;
+    case op::kFrozenSet:
+      push_tuple(pop_mark());
+      node(stack_.back()).kind = NodeKind::kFrozenSet;
+      break;
+    case op::kBinPersId:
+      push_node({NodeKind::kPersistent, false, kNoNode, pop(), kNoNode});
+      break;
+    case op::kNewObjEx:
+      push_object_with_keywords();
+      break;
+    case op::kPop:
+      if (stack_.size() > floor()) {
+        stack_.pop_back();
+      } else {
+        pop_mark();  // as Python has it: POP on top of a mark takes the mark
+      }
+      break;
+    case op::kDup:
+      push(top());
+      break;
+    case op::kPopMark:
+      stack_.resize(pop_mark());
+      break;
+    default:
+      fail(ErrorCode::kUnsupported, "opcode " + std::to_string(opcode) +
+                                        " is none that a harmless pickle of protocol 2 to 5 needs");
+  }
+}
+
+Pickle Pickle::parse(ByteView bytes) { return PickleMachine(bytes).run(); }
+
+double Pickle::floating(NodeId id) const { return std::bit_cast<double>(nodes_[id].wide()); }
+
+std::string_view Pickle::module(NodeId id) const {
+  const std::string_view module = text(nodes_[id].a);
+  if (module == "__builtin__") return "builtins";
+  if (module == "copy_reg") return "copyreg";
+  return module;
+}
+
+const ObjectItems* Pickle::object_items(NodeId id) const {
+  if (!nodes_[id].has_items) return nullptr;
+  return &object_items_.at(id);
+}
+
+}  // namespace tilestone::torch_dist

@@ -1,0 +1,28 @@
+// A pickled tensor, as torch.save describes one: a storage and how to look at it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "tilestone/base/dtype.h"
+#include "tilestone/format/torch_dist/pickle_reader_internal.h"
+#include "tilestone/geometry/dims.h"
+
+namespace tilestone::torch_dist {
+
+struct TensorNode {
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  Dims strides;             // elements, >= 0
+  uint64_t offset = 0;      // of element [0, ..., 0] in the storage, bytes
+  std::string_view record;  // the storage's record: "TOP/data/" and this
+  uint64_t storage = 0;     // bytes of the whole storage
+};
+
+// nullopt when the node is no call of torch's tensor-rebuilding functions. Error(kCorrupt) when
+// its arguments contradict one another (shape and strides that reach outside the storage),
+// kUnsupported for what Tilestone has no dtype for, and for lazily conjugated or negated tensors.
+std::optional<TensorNode> read_tensor_node(const Pickle& pickle, NodeId id);
+
+}  // namespace tilestone::torch_dist
