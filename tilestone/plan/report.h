@@ -49,6 +49,7 @@ struct RankReport {
   };
   std::vector<Object> objects;
 
+  // Keys and paths compact, numbers as varints, the XXH3 of all that at the end.
   Bytes encode() const;
   static RankReport decode(ByteView bytes);  // Error(kCorrupt)
 };
@@ -56,7 +57,12 @@ struct RankReport {
 // Checks that the reports are those of one save (all ranks there, one world size and save id), that
 // dtypes and shapes agree, that every element of every tensor is written exactly once and no object
 // twice, and makes the checkpoint's metadata. Deterministic: the order of the reports doesn't
-// matter. Errors name key, box and ranks: kInvalidArgument, kMismatch, kCoverage.
+// matter. Empty chunks are left out, but for one (the lowest rank's) of a tensor without elements.
+// Errors name key, box and ranks:
+//  kInvalidArgument - reports of several saves, a rank missing or twice, two files of one name, an
+//                     item outside its file;
+//  kMismatch - ranks disagree on a key's dtype or shape, or on tensor versus object;
+//  kCoverage - an element written by nobody or twice, an object written twice.
 Metadata merge_reports(std::span<const RankReport> reports);
 
 }  // namespace tilestone

@@ -6,10 +6,12 @@
 //  - by rule: a chunk that names its holders belongs to a set of chunks with the same holders. All
 //    of those ranks know the whole set, so each sorts it by (-bytes, key, box) and gives each
 //    chunk to the least-loaded holder, ties to the lowest rank of a rotation that starts at a
-//    place that depends on the set alone. The result is the same on every rank, without a word.
-//  - by exchange: chunks that name their holders as above; the others, in the same order over all
-//    ranks, go to the least-loaded rank that lists them, counting what the rule gave it.
-// Empty boxes are written by nobody.
+//    place that depends on the holders alone. The result is the same on every rank, without a word.
+//  - by exchange: chunks that name their holders as above, where just those ranks list them (else
+//    they count as the others); chunks that one rank lists go to it; the others, in the same order
+//    over all ranks, go to the least-loaded rank that lists them, counting what it has so far.
+// Empty boxes are written by nobody, but for tensors without elements, whose lowest lister writes
+// one empty chunk (so that the checkpoint knows the tensor).
 #pragma once
 
 #include <cstdint>
@@ -71,16 +73,17 @@ struct Assignment {
 };
 
 // Collects every rank's plan, in any order, and assigns. Keeps its own compact copy of what it
-// needs: about 100 bytes a distinct chunk, whatever the replicas.
+// needs: about 100 bytes a distinct chunk, and 8 bytes for each rank that lists it.
 class SavePlanner {
  public:
   explicit SavePlanner(int world_size);
   ~SavePlanner();
 
-  // Once for each rank.
+  // Once for each rank (Error(kInvalidArgument) otherwise). What is wrong with plans is told by
+  // finish().
   void add(int rank, const LocalSavePlan& plan);
 
-  // Validates over all ranks and assigns. Throws, naming key, box and both ranks:
+  // Validates over all ranks and assigns; called once. Throws, naming key, box and both ranks:
   //  kMismatch - two ranks disagree on a key's dtype or global shape, or on tensor versus object;
   //  kCoverage - two ranks' boxes overlap without being equal, or elements are held by nobody;
   //  kInvalidArgument - a rank was not added, an object has no or several main replicas.
@@ -97,6 +100,7 @@ std::vector<Assignment> plan_save(std::span<const LocalSavePlan> plans);
 // What `rank` writes, by rule: chunks with known holders balanced among them, others by the main
 // replica, common objects by rank 0, other objects by their main replica. Costs nothing that
 // grows with the world's size. Validation over ranks is left to the commit (it sees all reports).
+// Error(kInvalidArgument) when a chunk's holders do not include `rank`.
 Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank);
 
 }  // namespace tilestone

@@ -1,0 +1,248 @@
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include "tilestone/base/checked.h"
+#include "tilestone/base/error.h"
+#include "tilestone/geometry/coverage.h"
+#include "tilestone/plan/save_plan.h"
+#include "tilestone/plan/wire_internal.h"
+
+namespace tilestone {
+namespace {
+
+class LocalPlanner {
+ public:
+  LocalSavePlan plan(const Items& items) {
+    for (const TensorItem& item : items.tensors) add(item);
+    for (const ObjectItem& item : items.objects) add(item);
+    for (size_t t = 0; t < boxes_.size(); ++t) check_overlap(plan_.tensors[t], boxes_[t]);
+    return std::move(plan_);
+  }
+
+ private:
+  void add(const TensorItem& item) {
+    const uint32_t tensor = tensor_of(item);
+    const uint32_t holders = item.holders.empty() ? PlanChunk::kUnknown : set_of(item.holders);
+    const bool main = is_main_replica(item.replica_id);
+    for (const Piece& piece : item.pieces) {
+      try {
+        check_bounds(piece.box, item.global_shape);
+        checked_mul(static_cast<uint64_t>(piece.box.numel()), itemsize(item.dtype),
+                    "bytes of the box");
+      } catch (Error& error) {
+        error.with_key(item.key);
+        throw;
+      }
+      plan_.chunks.push_back({tensor, holders, main, piece.box});
+      if (!piece.box.empty()) boxes_[tensor].push_back(piece.box);
+    }
+  }
+
+  void add(const ObjectItem& item) {
+    if (tensors_.contains(item.key)) {
+      throw Error(ErrorCode::kInvalidArgument, "one key is given to a tensor and to an object")
+          .with_key(item.key);
+    }
+    if (!objects_.emplace(item.key, 0).second) {
+      throw Error(ErrorCode::kInvalidArgument, "two objects are given one key").with_key(item.key);
+    }
+    plan_.objects.push_back({item.key, item.common, is_main_replica(item.replica_id)});
+  }
+
+  uint32_t tensor_of(const TensorItem& item) {
+    const auto next = static_cast<uint32_t>(plan_.tensors.size());
+    const auto [known, is_new] = tensors_.emplace(item.key, next);
+    if (is_new) {
+      plan_.tensors.push_back({item.key, item.dtype, item.global_shape});
+      boxes_.emplace_back();
+      return next;
+    }
+    const PlanTensor& tensor = plan_.tensors[known->second];
+    if (tensor.dtype != item.dtype || tensor.global_shape != item.global_shape) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "one key is given twice, as " + std::string(to_string(tensor.dtype)) + " " +
+                      to_string(tensor.global_shape) + " and as " +
+                      std::string(to_string(item.dtype)) + " " + to_string(item.global_shape))
+          .with_key(item.key);
+    }
+    return known->second;
+  }
+
+  uint32_t set_of(const std::vector<int>& holders) {
+    const auto next = static_cast<uint32_t>(plan_.holder_sets.size());
+    const auto [known, is_new] = sets_.emplace(holders, next);
+    if (is_new) plan_.holder_sets.push_back(holders);
+    return known->second;
+  }
+
+  static void check_overlap(const PlanTensor& tensor, const std::vector<Box>& boxes) {
+    if (boxes.size() < 2) return;
+    if (const auto pair = find_overlap(boxes)) {
+      throw Error(ErrorCode::kInvalidArgument, "this rank holds overlapping boxes " +
+                                                   to_string(boxes[pair->first]) + " and " +
+                                                   to_string(boxes[pair->second]))
+          .with_key(tensor.key);
+    }
+  }
+
+  LocalSavePlan plan_;
+  std::vector<std::vector<Box>> boxes_;  // by tensor, without the empty ones
+  std::unordered_map<std::string_view, uint32_t> tensors_;
+  std::unordered_map<std::string_view, uint32_t> objects_;
+  std::map<std::vector<int>, uint32_t> sets_;
+};
+
+// ---- Encoding ----
+
+constexpr uint8_t kPlanVersion = 1;
+constexpr uint8_t kAssignmentVersion = 1;
+
+// Ascending ranks as runs of equal steps: (gap to the run's first, step, count).
+void write_ranks(ByteWriter& out, const std::vector<int>& ranks) {
+  out.varint(ranks.size());
+  int last = 0;
+  for (size_t i = 0; i < ranks.size();) {
+    const int step = i + 1 < ranks.size() ? ranks[i + 1] - ranks[i] : 1;
+    size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] - ranks[end - 1] == step) ++end;
+    out.varint(static_cast<uint64_t>(ranks[i] - last));
+    out.varint(static_cast<uint64_t>(step));
+    out.varint(end - i);
+    last = ranks[end - 1];
+    i = end;
+  }
+}
+
+// Runs expand; how far is bounded by the ranks that a job can have.
+constexpr uint64_t kMostRanks = 1 << 24;
+
+std::vector<int> read_ranks(ByteReader& in, uint64_t& budget) {
+  const uint64_t count = in.varint();
+  if (count == 0 || count > budget) in.fail("a set of holders has an impossible size");
+  budget -= count;
+  std::vector<int> ranks;
+  int64_t next = 0;
+  while (ranks.size() < count) {
+    next += wire::read_int(in, "a rank");
+    const int step = wire::read_int(in, "a step between ranks");
+    const uint64_t run = in.varint();
+    if (run == 0 || run > count - ranks.size()) in.fail("a run of ranks has an impossible length");
+    for (uint64_t i = 0; i < run; ++i, next += step) {
+      if (next > static_cast<int64_t>(kMostRanks)) in.fail("a rank is out of range");
+      if (!ranks.empty() && next <= ranks.back()) in.fail("holders are not ascending");
+      ranks.push_back(static_cast<int>(next));
+    }
+    next -= step;
+  }
+  return ranks;
+}
+
+void write_ascending(ByteWriter& out, const std::vector<uint32_t>& indices) {
+  out.varint(indices.size());
+  uint32_t last = 0;
+  for (uint32_t index : indices) {
+    out.varint(index - last);
+    last = index;
+  }
+}
+
+std::vector<uint32_t> read_ascending(ByteReader& in) {
+  std::vector<uint32_t> indices(in.count());
+  uint64_t last = 0;
+  for (uint32_t& index : indices) {
+    const uint64_t step = in.varint();
+    if (step > ~uint32_t{0} - last) in.fail("an index is out of range");
+    if (step == 0 && &index != indices.data()) in.fail("indices are not ascending");
+    last += step;
+    index = static_cast<uint32_t>(last);
+  }
+  return indices;
+}
+
+}  // namespace
+
+LocalSavePlan make_local_plan(const Items& items) { return LocalPlanner().plan(items); }
+
+Bytes LocalSavePlan::encode() const {
+  ByteWriter out;
+  out.reserve(32 * (tensors.size() + chunks.size() + objects.size()));
+  out.u8(kPlanVersion);
+  wire::KeyWriter keys;
+  out.varint(tensors.size());
+  for (const PlanTensor& tensor : tensors) {
+    keys.write(out, tensor.key);
+    wire::write_dtype(out, tensor.dtype);
+    wire::write_shape(out, tensor.global_shape);
+  }
+  out.varint(holder_sets.size());
+  for (const auto& set : holder_sets) write_ranks(out, set);
+  out.varint(chunks.size());
+  for (const PlanChunk& chunk : chunks) {
+    out.varint(chunk.tensor);
+    const uint64_t holders = chunk.holders == PlanChunk::kUnknown ? 0 : chunk.holders + 1;
+    out.varint(holders * 2 + (chunk.main_replica ? 1 : 0));
+    wire::write_box(out, chunk.box);
+  }
+  out.varint(objects.size());
+  for (const PlanObject& object : objects) {
+    keys.write(out, object.key);
+    out.u8(static_cast<uint8_t>((object.common ? 2 : 0) | (object.main_replica ? 1 : 0)));
+  }
+  return std::move(out).take();
+}
+
+LocalSavePlan LocalSavePlan::decode(ByteView bytes) {
+  ByteReader in(bytes, "local save plan");
+  if (in.u8() != kPlanVersion) in.fail("an unknown version");
+  LocalSavePlan plan;
+  wire::KeyReader keys;
+  plan.tensors.resize(in.count(4));
+  for (PlanTensor& tensor : plan.tensors) {
+    tensor.key = keys.read(in);
+    tensor.dtype = wire::read_dtype(in);
+    tensor.global_shape = wire::read_shape(in);
+  }
+  plan.holder_sets.resize(in.count(4));
+  uint64_t budget = kMostRanks;
+  for (auto& set : plan.holder_sets) set = read_ranks(in, budget);
+  plan.chunks.resize(in.count(2));
+  for (PlanChunk& chunk : plan.chunks) {
+    chunk.tensor = wire::read_index(in, plan.tensors.size(), "a chunk's tensor");
+    const uint64_t word = in.varint();
+    if (word / 2 > plan.holder_sets.size()) in.fail("a chunk's holders are out of range");
+    chunk.holders = word < 2 ? PlanChunk::kUnknown : static_cast<uint32_t>(word / 2 - 1);
+    chunk.main_replica = word % 2 == 1;
+    chunk.box = wire::read_box(in, plan.tensors[chunk.tensor].global_shape);
+  }
+  plan.objects.resize(in.count(3));
+  for (PlanObject& object : plan.objects) {
+    object.key = keys.read(in);
+    const uint8_t flags = in.u8();
+    if (flags > 3) in.fail("an object has unknown flags");
+    object.common = (flags & 2) != 0;
+    object.main_replica = (flags & 1) != 0;
+  }
+  in.expect_end();
+  return plan;
+}
+
+Bytes Assignment::encode() const {
+  ByteWriter out;
+  out.u8(kAssignmentVersion);
+  write_ascending(out, chunks);
+  write_ascending(out, objects);
+  return std::move(out).take();
+}
+
+Assignment Assignment::decode(ByteView bytes) {
+  ByteReader in(bytes, "assignment of a save plan");
+  if (in.u8() != kAssignmentVersion) in.fail("an unknown version");
+  Assignment assignment;
+  assignment.chunks = read_ascending(in);
+  assignment.objects = read_ascending(in);
+  in.expect_end();
+  return assignment;
+}
+
+}  // namespace tilestone

@@ -1,0 +1,212 @@
+#include <algorithm>
+#include <numeric>
+#include <unordered_map>
+
+#include "tilestone/base/error.h"
+#include "tilestone/geometry/coverage.h"
+#include "tilestone/plan/report.h"
+#include "tilestone/version.h"
+
+namespace tilestone {
+namespace {
+
+std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
+
+// The reports by rank, once they are found to be all of one save.
+std::vector<const RankReport*> by_rank(std::span<const RankReport> reports) {
+  if (reports.empty()) throw Error(ErrorCode::kInvalidArgument, "there are no rank reports");
+  const RankReport& first = reports.front();
+  const auto refuse = [](const RankReport& report, const std::string& problem) {
+    throw Error(ErrorCode::kInvalidArgument, problem).with_rank(report.rank);
+  };
+  std::vector<const RankReport*> sorted(reports.size(), nullptr);
+  for (const RankReport& report : reports) {
+    if (report.save_id != first.save_id) {
+      refuse(report, "the report of " + rank_text(report.rank) + " is of save " + report.save_id +
+                         ", that of " + rank_text(first.rank) + " of save " + first.save_id);
+    }
+    if (report.world_size != first.world_size) {
+      refuse(report, "the report of " + rank_text(report.rank) + " tells of " +
+                         std::to_string(report.world_size) + " ranks, that of " +
+                         rank_text(first.rank) + " of " + std::to_string(first.world_size));
+    }
+    if (report.rank < 0 || report.rank >= report.world_size) {
+      refuse(report, rank_text(report.rank) + " is outside a world of " +
+                         std::to_string(report.world_size) + " ranks");
+    }
+  }
+  for (const RankReport& report : reports) {
+    const auto rank = static_cast<size_t>(report.rank);
+    if (rank >= sorted.size()) continue;  // then another one is missing
+    if (sorted[rank] != nullptr) refuse(report, rank_text(report.rank) + " has two reports");
+    sorted[rank] = &report;
+  }
+  const auto world = static_cast<size_t>(first.world_size);
+  for (size_t rank = 0; rank < world; ++rank) {
+    if (rank < sorted.size() && sorted[rank] != nullptr) continue;
+    throw Error(ErrorCode::kInvalidArgument, "the report of rank " + std::to_string(rank) + " of " +
+                                                 std::to_string(world) + " is missing")
+        .with_rank(static_cast<int>(rank));
+  }
+  return sorted;
+}
+
+class Merger {
+ public:
+  Metadata merge(std::span<const RankReport* const> reports) {
+    metadata_.save_id = reports.front()->save_id;
+    metadata_.writer = "Tilestone " + std::string(kVersion);
+    for (const RankReport* report : reports) add(*report);
+    for (size_t t = 0; t < metadata_.tensors.size(); ++t) finish(t);
+    metadata_.index();
+    return std::move(metadata_);
+  }
+
+ private:
+  void add(const RankReport& report) {
+    first_file_ = static_cast<uint32_t>(metadata_.files.size());
+    for (const ReportedFile& file : report.files) {
+      const auto [other, is_new] = writers_.emplace(file.name, report.rank);
+      if (!is_new) {
+        throw Error(ErrorCode::kInvalidArgument, rank_text(other->second) + " and " +
+                                                     rank_text(report.rank) + " report one file")
+            .with_file(file.name);
+      }
+      metadata_.files.push_back(file.name);
+    }
+    std::vector<uint32_t> tensors;
+    for (const RankReport::Tensor& tensor : report.tensors) {
+      tensors.push_back(tensor_of(report, tensor));
+    }
+    for (const RankReport::Chunk& chunk : report.chunks) {
+      const uint32_t t = tensors.at(chunk.tensor);
+      metadata_.tensors[t].chunks.push_back(
+          {chunk.box, location(report, chunk.at, metadata_.tensors[t].key)});
+      ranks_[t].push_back(report.rank);
+    }
+    for (const RankReport::Object& object : report.objects) add(report, object);
+  }
+
+  ItemLocation location(const RankReport& report, const ReportedItem& item,
+                        const std::string& key) const {
+    const bool known = item.file < report.files.size();
+    const uint64_t size = known ? report.files[item.file].size : 0;
+    if (!known || item.offset > size || item.length > size - item.offset) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "an item of " + std::to_string(item.length) + " bytes at offset " +
+                      std::to_string(item.offset) + " does not lie in its file of " +
+                      std::to_string(size) + " bytes")
+          .with_key(key)
+          .with_file(known ? report.files[item.file].name : "")
+          .with_rank(report.rank);
+    }
+    return {first_file_ + item.file, Codec::kNone, item.offset, item.length, item.checksums};
+  }
+
+  uint32_t tensor_of(const RankReport& report, const RankReport::Tensor& tensor) {
+    const auto next = static_cast<uint32_t>(metadata_.tensors.size());
+    const auto [known, is_new] = tensors_.emplace(tensor.key, next);
+    if (is_new) {
+      refuse_as_both(tensor.key, objects_, "an object", report.rank);
+      metadata_.tensors.push_back({tensor.key, tensor.path, tensor.dtype, tensor.global_shape, {}});
+      ranks_.emplace_back();
+      first_ranks_.push_back(report.rank);
+      return next;
+    }
+    StoredTensor& stored = metadata_.tensors[known->second];
+    if (stored.dtype != tensor.dtype || stored.shape != tensor.global_shape) {
+      throw Error(ErrorCode::kMismatch,
+                  "two ranks disagree on a tensor: " + rank_text(first_ranks_[known->second]) +
+                      " has " + std::string(to_string(stored.dtype)) + " " +
+                      to_string(stored.shape) + ", " + rank_text(report.rank) + " has " +
+                      std::string(to_string(tensor.dtype)) + " " + to_string(tensor.global_shape))
+          .with_key(tensor.key);
+    }
+    if (stored.path.empty()) stored.path = tensor.path;
+    return known->second;
+  }
+
+  void add(const RankReport& report, const RankReport::Object& object) {
+    const auto [other, is_new] = objects_.emplace(object.key, static_cast<uint32_t>(report.rank));
+    if (!is_new) {
+      throw Error(ErrorCode::kCoverage, "an object is written twice, by " +
+                                            rank_text(static_cast<int>(other->second)) +
+                                            " and by " + rank_text(report.rank))
+          .with_key(object.key);
+    }
+    refuse_as_both(object.key, tensors_, "a tensor", report.rank);
+    metadata_.objects.push_back({object.key, object.path, location(report, object.at, object.key)});
+  }
+
+  static void refuse_as_both(const std::string& key,
+                             const std::unordered_map<std::string, uint32_t>& others,
+                             const char* kind, int rank) {
+    if (!others.contains(key)) return;
+    throw Error(ErrorCode::kMismatch, rank_text(rank) + " has a key that is also that of " + kind)
+        .with_key(key);
+  }
+
+  // Orders a tensor's chunks by box, and checks that they tile it.
+  void finish(size_t t) {
+    StoredTensor& tensor = metadata_.tensors[t];
+    const std::vector<int>& ranks = ranks_[t];
+    std::vector<uint32_t> order(tensor.chunks.size());
+    std::iota(order.begin(), order.end(), 0);
+    if (numel(tensor.shape) == 0) {
+      if (order.size() > 1) order.resize(1);  // the lowest rank's
+    } else {
+      std::erase_if(order, [&](uint32_t i) { return tensor.chunks[i].box.empty(); });
+    }
+    std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+      return tensor.chunks[a].box < tensor.chunks[b].box;
+    });
+    std::vector<Box> boxes;
+    std::vector<StoredChunk> chunks;
+    for (uint32_t i : order) {
+      boxes.push_back(tensor.chunks[i].box);
+      chunks.push_back(std::move(tensor.chunks[i]));
+    }
+    tensor.chunks = std::move(chunks);
+    if (const auto fault = check_tiling(tensor.shape, boxes)) {
+      throw_fault(tensor, *fault, [&](size_t i) {
+        return rank_text(ranks[order[i]]) + " wrote box " + to_string(boxes[i]);
+      });
+    }
+  }
+
+  template <typename Written>
+  [[noreturn]] static void throw_fault(const StoredTensor& tensor, const TilingFault& fault,
+                                       const Written& written) {
+    std::string problem;
+    switch (fault.kind) {
+      case TilingFault::Kind::kOutOfBounds:
+        problem = written(fault.first) + " outside a tensor of shape " + to_string(tensor.shape);
+        break;
+      case TilingFault::Kind::kOverlap:
+        problem = written(fault.first) + ", " + written(fault.second) + ": the elements of box " +
+                  to_string(fault.where) + " are written twice";
+        break;
+      case TilingFault::Kind::kUncovered:
+        problem = "no rank wrote box " + to_string(fault.where) + " of a tensor of shape " +
+                  to_string(tensor.shape);
+        break;
+    }
+    throw Error(ErrorCode::kCoverage, problem).with_key(tensor.key);
+  }
+
+  Metadata metadata_;
+  std::vector<std::vector<int>> ranks_;  // by tensor, of each of its chunks
+  std::vector<int> first_ranks_;         // by tensor
+  std::unordered_map<std::string, uint32_t> tensors_;
+  std::unordered_map<std::string, uint32_t> objects_;  // the rank that wrote it
+  std::unordered_map<std::string, int> writers_;       // of files
+  uint32_t first_file_ = 0;
+};
+
+}  // namespace
+
+Metadata merge_reports(std::span<const RankReport> reports) {
+  return Merger().merge(by_rank(reports));
+}
+
+}  // namespace tilestone

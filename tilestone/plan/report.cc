@@ -1,0 +1,138 @@
+#include "tilestone/plan/report.h"
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/plan/wire_internal.h"
+
+namespace tilestone {
+namespace {
+
+constexpr uint8_t kVersion = 1;
+constexpr uint64_t kTrailerSize = 8;
+
+void write_item(ByteWriter& out, const ReportedItem& item) {
+  out.varint(item.file);
+  out.varint(item.offset);
+  out.varint(item.length);
+  out.varint(item.checksums.payload_offset);
+  out.u32(item.checksums.payload_crc32);
+  out.u32(item.checksums.item_crc32);
+}
+constexpr uint64_t kMinItemSize = 12;
+
+ReportedItem read_item(ByteReader& in, const std::vector<ReportedFile>& files) {
+  ReportedItem item;
+  item.file = wire::read_index(in, files.size(), "an item's file");
+  item.offset = in.varint();
+  item.length = in.varint();
+  const uint64_t size = files[item.file].size;
+  if (item.offset > size || item.length > size - item.offset) {
+    in.fail("an item lies outside its file");
+  }
+  item.checksums.payload_offset = in.varint();
+  if (item.checksums.payload_offset > item.length) in.fail("a payload lies outside its item");
+  item.checksums.payload_crc32 = in.u32();
+  item.checksums.item_crc32 = in.u32();
+  return item;
+}
+
+// The bytes before the trailer, once it is found to match them.
+ByteView checked_body(ByteView bytes) {
+  ByteReader in(bytes, "rank report");
+  if (bytes.size() < kTrailerSize) in.fail("too short");
+  const ByteView body = in.raw(bytes.size() - kTrailerSize);
+  if (in.u64() != xxh3_64(body)) in.fail("the checksum differs");
+  return body;
+}
+
+void read_files(ByteReader& in, RankReport& report) {
+  report.files.resize(in.count(2));
+  for (ReportedFile& file : report.files) {
+    file.name = in.string();
+    file.size = in.varint();
+  }
+}
+
+void read_tensors(ByteReader& in, wire::KeyReader& keys, RankReport& report) {
+  report.tensors.resize(in.count(5));
+  for (RankReport::Tensor& tensor : report.tensors) {
+    tensor.key = keys.read(in);
+    tensor.path = wire::read_path(in, tensor.key);
+    tensor.dtype = wire::read_dtype(in);
+    tensor.global_shape = wire::read_shape(in);
+  }
+}
+
+void read_chunks(ByteReader& in, RankReport& report) {
+  report.chunks.resize(in.count(1 + kMinItemSize));
+  for (RankReport::Chunk& chunk : report.chunks) {
+    chunk.tensor = wire::read_index(in, report.tensors.size(), "a chunk's tensor");
+    chunk.box = wire::read_box(in, report.tensors[chunk.tensor].global_shape);
+    chunk.at = read_item(in, report.files);
+  }
+}
+
+void read_objects(ByteReader& in, wire::KeyReader& keys, RankReport& report) {
+  report.objects.resize(in.count(3 + kMinItemSize));
+  for (RankReport::Object& object : report.objects) {
+    object.key = keys.read(in);
+    object.path = wire::read_path(in, object.key);
+    object.at = read_item(in, report.files);
+  }
+}
+
+}  // namespace
+
+Bytes RankReport::encode() const {
+  ByteWriter out;
+  out.reserve(64 * (tensors.size() + chunks.size() + objects.size() + files.size() + 1));
+  out.u8(kVersion);
+  out.varint(static_cast<uint64_t>(rank));
+  out.varint(static_cast<uint64_t>(world_size));
+  out.string(save_id);
+  out.varint(files.size());
+  for (const ReportedFile& file : files) {
+    out.string(file.name);
+    out.varint(file.size);
+  }
+  wire::KeyWriter keys;
+  out.varint(tensors.size());
+  for (const Tensor& tensor : tensors) {
+    keys.write(out, tensor.key);
+    wire::write_path(out, tensor.key, tensor.path);
+    wire::write_dtype(out, tensor.dtype);
+    wire::write_shape(out, tensor.global_shape);
+  }
+  out.varint(chunks.size());
+  for (const Chunk& chunk : chunks) {
+    out.varint(chunk.tensor);
+    wire::write_box(out, chunk.box);
+    write_item(out, chunk.at);
+  }
+  out.varint(objects.size());
+  for (const Object& object : objects) {
+    keys.write(out, object.key);
+    wire::write_path(out, object.key, object.path);
+    write_item(out, object.at);
+  }
+  out.u64(xxh3_64(out.bytes()));
+  return std::move(out).take();
+}
+
+RankReport RankReport::decode(ByteView bytes) {
+  ByteReader in(checked_body(bytes), "rank report");
+  if (in.u8() != kVersion) in.fail("an unknown version");
+  RankReport report;
+  report.rank = wire::read_int(in, "the rank");
+  report.world_size = wire::read_int(in, "the world size");
+  if (report.rank >= report.world_size) in.fail("the rank is not less than the world size");
+  report.save_id = in.string();
+  read_files(in, report);
+  wire::KeyReader keys;
+  read_tensors(in, keys, report);
+  read_chunks(in, report);
+  read_objects(in, keys, report);
+  in.expect_end();
+  return report;
+}
+
+}  // namespace tilestone

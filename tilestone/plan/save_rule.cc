@@ -1,0 +1,79 @@
+#include <algorithm>
+
+#include "tilestone/base/error.h"
+#include "tilestone/plan/balance_internal.h"
+#include "tilestone/plan/save_plan.h"
+
+namespace tilestone {
+namespace {
+
+uint64_t bytes_of(const LocalSavePlan& plan, const PlanChunk& chunk) {
+  return static_cast<uint64_t>(chunk.box.numel()) * itemsize(plan.tensors[chunk.tensor].dtype);
+}
+
+// The chunks of one set of holders, largest first.
+void sort_set(const LocalSavePlan& plan, std::vector<uint32_t>& chunks) {
+  std::sort(chunks.begin(), chunks.end(), [&](uint32_t i, uint32_t j) {
+    const PlanChunk& a = plan.chunks[i];
+    const PlanChunk& b = plan.chunks[j];
+    const uint64_t x = bytes_of(plan, a);
+    const uint64_t y = bytes_of(plan, b);
+    if (x != y) return x > y;
+    if (a.tensor != b.tensor) return plan.tensors[a.tensor].key < plan.tensors[b.tensor].key;
+    return a.box < b.box;
+  });
+}
+
+void check_rank(const LocalSavePlan& plan, const PlanChunk& chunk, int rank) {
+  const std::vector<int>& holders = plan.holder_sets[chunk.holders];
+  if (std::binary_search(holders.begin(), holders.end(), rank)) return;
+  throw Error(ErrorCode::kInvalidArgument, "the declared holders of box " + to_string(chunk.box) +
+                                               " do not include rank " + std::to_string(rank) +
+                                               ", which holds it")
+      .with_key(plan.tensors[chunk.tensor].key)
+      .with_rank(rank);
+}
+
+// A tensor without elements is one empty chunk, written by the lowest rank that has it.
+bool writes_empty(const LocalSavePlan& plan, const PlanChunk& chunk, int rank) {
+  if (chunk.holders == PlanChunk::kUnknown) return chunk.main_replica;
+  return plan.holder_sets[chunk.holders].front() == rank;
+}
+
+}  // namespace
+
+Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank) {
+  Assignment mine;
+  std::vector<std::vector<uint32_t>> by_set(plan.holder_sets.size());
+  std::vector<bool> empty_written(plan.tensors.size(), false);
+  for (uint32_t i = 0; i < plan.chunks.size(); ++i) {
+    const PlanChunk& chunk = plan.chunks[i];
+    if (chunk.holders != PlanChunk::kUnknown) check_rank(plan, chunk, rank);
+    if (chunk.box.empty()) {
+      if (numel(plan.tensors[chunk.tensor].global_shape) != 0) continue;
+      if (empty_written[chunk.tensor] || !writes_empty(plan, chunk, rank)) continue;
+      empty_written[chunk.tensor] = true;
+      mine.chunks.push_back(i);
+    } else if (chunk.holders != PlanChunk::kUnknown) {
+      by_set[chunk.holders].push_back(i);
+    } else if (chunk.main_replica) {
+      mine.chunks.push_back(i);
+    }
+  }
+  for (size_t s = 0; s < by_set.size(); ++s) {
+    if (by_set[s].empty()) continue;
+    sort_set(plan, by_set[s]);
+    HolderBalance balance(plan.holder_sets[s]);
+    for (uint32_t i : by_set[s]) {
+      if (balance.give(bytes_of(plan, plan.chunks[i])) == rank) mine.chunks.push_back(i);
+    }
+  }
+  std::sort(mine.chunks.begin(), mine.chunks.end());
+  for (uint32_t i = 0; i < plan.objects.size(); ++i) {
+    const PlanObject& object = plan.objects[i];
+    if (object.common ? rank == 0 : object.main_replica) mine.objects.push_back(i);
+  }
+  return mine;
+}
+
+}  // namespace tilestone

@@ -1,0 +1,190 @@
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <optional>
+
+#include "tilestone/plan/wire_internal.h"
+
+namespace tilestone::wire {
+namespace {
+
+constexpr size_t kMostShared = 255;
+
+// How a path is written.
+constexpr uint8_t kEmptyPath = 0;
+constexpr uint8_t kPathInKey = 1;    // each element: length * 2 + is_int, cut from the key
+constexpr uint8_t kPathSpelled = 2;  // each element: 0 and a string, or 1 and an int
+
+uint64_t read_int63(ByteReader& in) {
+  const uint64_t value = in.varint();
+  if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    in.fail("a number is larger than 2^63 - 1");
+  }
+  return value;
+}
+
+// The int whose decimal text this is; nullopt for any other text.
+std::optional<int64_t> parse_int(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+Path read_path_in_key(ByteReader& in, std::string_view key) {
+  Path path;
+  size_t at = 0;
+  const uint64_t count = in.count();
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t word = in.varint();
+    if (i > 0 && (at >= key.size() || key[at++] != '.')) in.fail("a path does not fit its key");
+    if (word / 2 > key.size() - at) in.fail("a path is longer than its key");
+    const std::string_view text = key.substr(at, word / 2);
+    at += text.size();
+    if (word % 2 == 0) {
+      path.emplace_back(std::in_place_type<std::string>, text);
+      continue;
+    }
+    const auto value = parse_int(text);
+    if (!value) in.fail("a path's index is not a number");
+    path.emplace_back(std::in_place_type<int64_t>, *value);
+  }
+  return path;
+}
+
+Path read_spelled_path(ByteReader& in) {
+  Path path;
+  const uint64_t count = in.count(2);
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint8_t kind = in.u8();
+    if (kind > 1) in.fail("a path's element is neither text nor int");
+    if (kind == 0) {
+      path.emplace_back(std::in_place_type<std::string>, in.string());
+    } else {
+      path.emplace_back(std::in_place_type<int64_t>, in.i64());
+    }
+  }
+  return path;
+}
+
+}  // namespace
+
+void KeyWriter::write(ByteWriter& out, std::string_view key) {
+  const size_t most = std::min({key.size(), last_.size(), kMostShared});
+  size_t shared = 0;
+  while (shared < most && key[shared] == last_[shared]) ++shared;
+  out.varint(shared);
+  out.string(key.substr(shared));
+  last_ = key;
+}
+
+const std::string& KeyReader::read(ByteReader& in) {
+  const uint64_t shared = in.varint();
+  if (shared > std::min(last_.size(), kMostShared)) {
+    in.fail("a key shares more than the key before it has");
+  }
+  last_.resize(shared);
+  last_ += in.string();
+  return last_;
+}
+
+void write_path(ByteWriter& out, std::string_view key, const Path& path) {
+  if (path.empty()) return out.u8(kEmptyPath);
+  const bool in_key = dotted(path) == key;
+  out.u8(in_key ? kPathInKey : kPathSpelled);
+  out.varint(path.size());
+  for (const PathElement& element : path) {
+    const auto* text = std::get_if<std::string>(&element);
+    if (in_key) {
+      const size_t size =
+          text != nullptr ? text->size() : std::to_string(std::get<int64_t>(element)).size();
+      out.varint(size * 2 + (text != nullptr ? 0 : 1));
+    } else if (text != nullptr) {
+      out.u8(0);
+      out.string(*text);
+    } else {
+      out.u8(1);
+      out.i64(std::get<int64_t>(element));
+    }
+  }
+}
+
+Path read_path(ByteReader& in, std::string_view key) {
+  switch (in.u8()) {
+    case kEmptyPath:
+      return {};
+    case kPathInKey:
+      return read_path_in_key(in, key);
+    case kPathSpelled:
+      return read_spelled_path(in);
+    default:
+      in.fail("a path is written in no known way");
+  }
+}
+
+void write_dtype(ByteWriter& out, DType dtype) { out.u8(static_cast<uint8_t>(dtype)); }
+
+DType read_dtype(ByteReader& in) {
+  const auto dtype = static_cast<DType>(in.u8());
+  const auto known = all_dtypes();
+  if (std::find(known.begin(), known.end(), dtype) == known.end()) in.fail("an unknown dtype");
+  return dtype;
+}
+
+void write_shape(ByteWriter& out, const Dims& shape) {
+  out.varint(shape.size());
+  for (int64_t n : shape) out.varint(static_cast<uint64_t>(n));
+}
+
+Dims read_shape(ByteReader& in) {
+  const uint64_t dims = in.count();
+  if (dims > kMaxDims) in.fail("a tensor has more than 1024 dims");
+  Dims shape(dims, 0);
+  bool empty = false;
+  for (int64_t& n : shape) {
+    n = static_cast<int64_t>(read_int63(in));
+    empty = empty || n == 0;
+  }
+  int64_t elements = 1;
+  for (int64_t n : shape) {
+    if (empty) break;
+    if (elements > std::numeric_limits<int64_t>::max() / n) in.fail("a shape overflows");
+    elements *= n;
+  }
+  return shape;
+}
+
+void write_box(ByteWriter& out, const Box& box) {
+  for (size_t d = 0; d < box.rank(); ++d) {
+    out.varint(static_cast<uint64_t>(box.offset[d]));
+    out.varint(static_cast<uint64_t>(box.shape[d]));
+  }
+}
+
+Box read_box(ByteReader& in, const Dims& shape) {
+  Box box = Box::whole(shape);
+  for (size_t d = 0; d < shape.size(); ++d) {
+    box.offset[d] = static_cast<int64_t>(read_int63(in));
+    box.shape[d] = static_cast<int64_t>(read_int63(in));
+    if (box.offset[d] > shape[d] || box.shape[d] > shape[d] - box.offset[d]) {
+      in.fail("a box lies outside its tensor");
+    }
+  }
+  return box;
+}
+
+uint32_t read_index(ByteReader& in, size_t size, std::string_view what) {
+  const uint64_t index = in.varint();
+  if (index >= size) in.fail(std::string(what) + " is out of range");
+  return static_cast<uint32_t>(index);
+}
+
+int read_int(ByteReader& in, std::string_view what) {
+  const uint64_t value = in.varint();
+  if (value > static_cast<uint64_t>(std::numeric_limits<int>::max())) {
+    in.fail(std::string(what) + " is out of range");
+  }
+  return static_cast<int>(value);
+}
+
+}  // namespace tilestone::wire

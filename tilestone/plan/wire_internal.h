@@ -1,0 +1,52 @@
+// Pieces of the encodings of plans and reports: keys that share their beginnings, dims, boxes.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/base/dtype.h"
+#include "tilestone/geometry/box.h"
+#include "tilestone/state/state_dict.h"
+
+namespace tilestone::wire {
+
+// Keys in a row, each as the number of bytes that it has in common with the one before (at most
+// 255, which bounds how much a few bytes can expand to) and the rest.
+class KeyWriter {
+ public:
+  void write(ByteWriter& out, std::string_view key);
+
+ private:
+  std::string last_;
+};
+
+class KeyReader {
+ public:
+  const std::string& read(ByteReader& in);
+
+ private:
+  std::string last_;
+};
+
+// A path costs a byte an element where its elements are parts of the key.
+void write_path(ByteWriter& out, std::string_view key, const Path& path);
+Path read_path(ByteReader& in, std::string_view key);
+
+void write_dtype(ByteWriter& out, DType dtype);
+DType read_dtype(ByteReader& in);
+
+// A tensor's shape; at most kMaxDims dims, none negative, no more than 2^63 - 1 elements.
+inline constexpr uint64_t kMaxDims = 1024;
+void write_shape(ByteWriter& out, const Dims& shape);
+Dims read_shape(ByteReader& in);
+
+// A box of a tensor of `shape`; the reader refuses one that does not lie inside it.
+void write_box(ByteWriter& out, const Box& box);
+Box read_box(ByteReader& in, const Dims& shape);
+
+// An index below `size`.
+uint32_t read_index(ByteReader& in, size_t size, std::string_view what);
+int read_int(ByteReader& in, std::string_view what);  // 0 to INT_MAX
+
+}  // namespace tilestone::wire
