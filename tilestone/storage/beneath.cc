@@ -93,16 +93,14 @@ UniqueFd walk_beneath(int root, const std::string& name, int flags, unsigned mod
       continue;
     }
     if (todo.empty()) {
-      return UniqueFd(
-          openat(walk.here(), part.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, mode));
+      return UniqueFd(openat(walk.here(), part.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, mode));
     }
     if (!walk.enter(part)) return {};
   }
   return UniqueFd(openat(walk.here(), ".", flags | O_CLOEXEC, mode));
 }
 
-UniqueFd open_beneath(System& system, int root, const std::string& name, int flags,
-                      unsigned mode) {
+UniqueFd open_beneath(System& system, int root, const std::string& name, int flags, unsigned mode) {
   const std::string path = name.empty() ? "." : name;
   int fd = -1;
   // EAGAIN: something was renamed while the kernel walked the path.

@@ -87,8 +87,7 @@ std::unique_ptr<WritableFile> posix_writer(std::shared_ptr<PosixContext> context
 
 class PosixReadable : public ReadableFile {
  public:
-  PosixReadable(std::shared_ptr<PosixContext> context, std::string name, UniqueFd fd,
-                uint64_t size)
+  PosixReadable(std::shared_ptr<PosixContext> context, std::string name, UniqueFd fd, uint64_t size)
       : context_(std::move(context)), name_(std::move(name)), fd_(std::move(fd)), size_(size) {}
   uint64_t size() const override { return size_; }
   const std::string& name() const override { return name_; }

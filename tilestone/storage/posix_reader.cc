@@ -173,9 +173,9 @@ class ReadWorker {
     const bool targeted = place(piece) != nullptr || piece.size() == 0;
     const bool resident = piece.size() == 0 || in_page_cache(piece);
     const bool direct = !resident && wants_direct(piece);
-    const bool straight =
-        targeted && piece.begin % kAlignment == 0 && piece.end % kAlignment == 0 &&
-        reinterpret_cast<uintptr_t>(place(piece)) % kAlignment == 0;
+    const bool straight = targeted && piece.begin % kAlignment == 0 &&
+                          piece.end % kAlignment == 0 &&
+                          reinterpret_cast<uintptr_t>(place(piece)) % kAlignment == 0;
     const bool bounced = direct && !straight && fits_buffer(piece);
     Buffer buffer;
     if (!targeted || bounced) {
@@ -223,7 +223,8 @@ class ReadWorker {
     uint64_t cached = 0;
     const uint64_t begin = align_down(piece.begin);
     const uint64_t size = align_up(piece.end, kAlignment) - begin;
-    return context_.system().cached_bytes(file(piece).fd(), begin, piece.end - begin, cached) == 0 &&
+    return context_.system().cached_bytes(file(piece).fd(), begin, piece.end - begin, cached) ==
+               0 &&
            cached >= size;
   }
 
@@ -313,10 +314,10 @@ class ReadWorker {
   // Reads what the slot lacks through the page cache.
   void read_now(Slot& slot) {
     while (slot.done < slot.needed) {
-      const ssize_t n = context_.system().pread(
-          file(slot.piece).fd(), slot.data + slot.done,
-          std::min<uint64_t>(slot.needed - slot.done, IoQueue::kMaxRequest),
-          slot.offset + slot.done);
+      const ssize_t n =
+          context_.system().pread(file(slot.piece).fd(), slot.data + slot.done,
+                                  std::min<uint64_t>(slot.needed - slot.done, IoQueue::kMaxRequest),
+                                  slot.offset + slot.done);
       if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
       if (n < 0) fail_read(slot, errno);
       if (n == 0) fail_beyond_end(batch_.op(slot.piece.op), slot.offset + slot.done);

@@ -313,7 +313,7 @@ bool PosixContext::make_direct(int fd) {
 
 void PosixContext::note_no_direct(int error) {
   log_once(LogLevel::kWarning, "direct I/O is not to be had in " + root_ + ": " +
-                                std::strerror(error) + "; the page cache is used");
+                                   std::strerror(error) + "; the page cache is used");
 }
 
 UniqueFd PosixContext::try_open_root() const {

@@ -1,9 +1,9 @@
 // How a file is written:
 //
 // Small files: plain calls through the page cache. Large ones: each appended buffer is handed to
-// the queue as it is, so `queue_depth` buffers are under way, past the page cache. The bytes behind
-// the last multiple of the alignment, and everything appended after them, are written through the
-// page cache, once no direct write is under way.
+// DirectWrites as it is, so `queue_depth` buffers are under way, past the page cache. The bytes
+// behind the last multiple of the alignment, and everything appended after them, are written
+// through the page cache, once no direct write is under way.
 //
 // Crash argument: a file means nothing to anybody until its sync has returned. sync waits for all
 // writes, cuts off what was reserved too much, and calls fsync, which covers the bytes in the page
@@ -15,6 +15,7 @@
 #include <exception>
 
 #include "tilestone/base/error.h"
+#include "tilestone/storage/direct_writes_internal.h"
 #include "tilestone/storage/posix_internal.h"
 
 namespace tilestone {
@@ -30,9 +31,6 @@ class PosixWriter : public WritableFile {
         name_(std::move(name)),
         fd_(std::move(fd)),
         expected_size_(expected_size) {}
-
-  // Buffers must not go back to their pool while the kernel reads them.
-  ~PosixWriter() override { abandon(); }
 
   void append(Buffer buffer) override {
     guarded([&] {
@@ -82,7 +80,7 @@ class PosixWriter : public WritableFile {
   void close() override {
     guarded([&] {
       finish_all();
-      if (queue_ != nullptr) context_->give_back(std::move(queue_));
+      writes_.reset();
       // EINTR: Linux has closed the descriptor all the same.
       if (context_->system().close(fd_.release()) != 0 && errno != EINTR) {
         fail_errno("cannot close a file", name_, errno);
@@ -94,13 +92,6 @@ class PosixWriter : public WritableFile {
   const std::string& name() const override { return name_; }
 
  private:
-  struct Slot {
-    Buffer buffer;
-    uint64_t offset = 0;  // in the file
-    uint64_t size = 0;    // bytes to write, a multiple of kAlignment
-    uint64_t done = 0;    // bytes written
-  };
-
   // Runs one step of the file's life. The first failure is kept and thrown again by every later
   // step: what the file holds is not known any more.
   template <typename Step>
@@ -111,20 +102,9 @@ class PosixWriter : public WritableFile {
       step();
     } catch (...) {
       failure_ = std::current_exception();
-      abandon();
+      writes_.reset();
       throw;
     }
-  }
-
-  // Waits for what is under way, whatever becomes of it.
-  void abandon() {
-    for (; under_way_ > 0; --under_way_) slots_[queue_->wait().tag] = Slot();
-  }
-
-  [[noreturn]] void fail_write(uint64_t size, uint64_t offset, int error) const {
-    fail_errno(
-        "cannot write " + std::to_string(size) + " bytes at offset " + std::to_string(offset),
-        name_, error);
   }
 
   // Decides, with the first bytes, how the file is written.
@@ -149,75 +129,20 @@ class PosixWriter : public WritableFile {
 
   // Hands the first `size` bytes of the buffer to the queue.
   void start(Buffer buffer, uint64_t size) {
-    if (queue_ == nullptr) {
-      queue_ = context_->take_queue();
-      slots_.resize(context_->options().queue_depth);
+    if (writes_ == nullptr) {
+      writes_ = std::make_unique<DirectWrites>(context_, name_, fd_.get());
     }
-    while (under_way_ == slots_.size()) finish_one();
-    if (!direct_) {  // the one that finished was refused
-      write_cached({buffer.data(), size});
-      return;
-    }
-    const auto free =
-        std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.buffer; });
-    *free = {std::move(buffer), size_, size, 0};
+    writes_->start(std::move(buffer), size_, size);
     size_ += size;
-    submit(static_cast<size_t>(free - slots_.begin()));
-  }
-
-  void submit(size_t index) {
-    const Slot& slot = slots_[index];
-    queue_->submit({IoRequest::Kind::kWrite, fd_.get(), slot.buffer.data() + slot.done,
-                    std::min<uint64_t>(slot.size - slot.done, IoQueue::kMaxRequest),
-                    slot.offset + slot.done, index});
-    ++under_way_;
-  }
-
-  // Waits for one result; a slot that is not done yet goes back to the queue.
-  void finish_one() {
-    const IoResult result = queue_->wait();
-    --under_way_;
-    Slot& slot = slots_[result.tag];
-    const int error = result.result < 0 ? static_cast<int>(-result.result) : 0;
-    const bool again = error == EINTR || error == EAGAIN;
-    if (result.result > 0) {
-      // After a short write on from the last aligned byte: a few are written twice.
-      slot.done += static_cast<uint64_t>(result.result);
-      if (slot.done < slot.size) slot.done = slot.done / kAlignment * kAlignment;
-    }
-    if (slot.done < slot.size && (again || result.result > 0)) {
-      submit(result.tag);
-      return;
-    }
-    Slot finished = std::move(slot);
-    slot = Slot();
-    if (finished.done == finished.size) return;
-    if (error == EINVAL) {
-      refused(finished);
-    } else {
-      fail_write(finished.size - finished.done, finished.offset + finished.done,
-                 error == 0 ? EIO : error);
-    }
-  }
-
-  // The file system took O_DIRECT but not this write: this one and all later ones go through the
-  // page cache. Others that are under way end as they may.
-  void refused(const Slot& slot) {
-    context_->note_no_direct(EINVAL);
-    stop_direct();
-    write_at({slot.buffer.data() + slot.done, slot.size - slot.done}, slot.offset + slot.done);
   }
 
   void finish_all() {
-    while (under_way_ > 0) finish_one();
+    if (writes_ != nullptr) writes_->finish();
   }
 
   void leave_direct() {
     finish_all();
-    stop_direct();
-  }
-
-  void stop_direct() {
+    writes_.reset();
     direct_ = false;
     if (context_->system().set_direct(fd_.get(), false) != 0) {
       fail_errno("cannot turn direct I/O off", name_, errno);
@@ -225,19 +150,8 @@ class PosixWriter : public WritableFile {
   }
 
   void write_cached(ByteView bytes) {
-    write_at(bytes, size_);
+    write_at(context_->system(), fd_.get(), name_, bytes, size_);
     size_ += bytes.size();
-  }
-
-  void write_at(ByteView bytes, uint64_t offset) {
-    while (!bytes.empty()) {
-      const ssize_t n = context_->system().pwrite(
-          fd_.get(), bytes.data(), std::min(bytes.size(), IoQueue::kMaxRequest), offset);
-      if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-      if (n <= 0) fail_write(bytes.size(), offset, n < 0 ? errno : EIO);
-      bytes = bytes.subspan(static_cast<size_t>(n));
-      offset += static_cast<uint64_t>(n);
-    }
   }
 
   std::shared_ptr<PosixContext> context_;
@@ -248,9 +162,7 @@ class PosixWriter : public WritableFile {
   uint64_t reserved_ = 0;  // bytes of room taken beforehand
   bool chosen_ = false;
   bool direct_ = false;
-  std::unique_ptr<IoQueue> queue_;
-  std::vector<Slot> slots_;
-  size_t under_way_ = 0;
+  std::unique_ptr<DirectWrites> writes_;  // after fd_: waits for its writes when it goes
   std::exception_ptr failure_;
 };
 

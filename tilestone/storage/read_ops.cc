@@ -20,9 +20,8 @@ void check_read_op(const ReadOp& op, const ReadOptions& options, bool own) {
   if (op.offset > size || op.size > size - op.offset) fail_beyond_end(op, size);
   if (op.target != nullptr || op.size == 0) return;
   if (options.buffers == nullptr || op.size > options.buffers->buffer_bytes()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "a read of " + std::to_string(op.size) +
-                    " bytes has no target and fits no pooled buffer")
+    throw Error(ErrorCode::kInvalidArgument, "a read of " + std::to_string(op.size) +
+                                                 " bytes has no target and fits no pooled buffer")
         .with_file(op.file->name());
   }
 }

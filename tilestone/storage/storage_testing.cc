@@ -90,9 +90,9 @@ using Names = std::vector<std::string>;
 
 TEST_P(StorageConformance, FilesOfEverySizeComeBackAsWritten) {
   const auto pool = BufferPool::create(16 * kMiB, 8 * kMiB);
-  for (const size_t size : {size_t{0}, size_t{1}, size_t{511}, size_t{512}, size_t{4095},
-                            size_t{4096}, size_t{4097}, kMiB, 8 * kMiB - 1, 8 * kMiB, 8 * kMiB + 1,
-                            17 * kMiB + 4096}) {
+  for (const size_t size :
+       {size_t{0}, size_t{1}, size_t{511}, size_t{512}, size_t{4095}, size_t{4096}, size_t{4097},
+        kMiB, 8 * kMiB - 1, 8 * kMiB, 8 * kMiB + 1, 17 * kMiB + 4096}) {
     SCOPED_TRACE(size);
     const std::string name = "size-" + std::to_string(size);
     const Bytes bytes = pattern_bytes(size, size);
@@ -180,8 +180,7 @@ TEST_P(StorageConformance, ABatchOverThreadsCallsDoneOnceForEachOp) {
     if (op.target != nullptr) {
       EXPECT_EQ(got.data(), op.target);
     }
-    EXPECT_TRUE(
-        std::equal(got.begin(), got.end(), bytes.begin() + static_cast<long>(op.offset)));
+    EXPECT_TRUE(std::equal(got.begin(), got.end(), bytes.begin() + static_cast<long>(op.offset)));
   });
   for (const auto& count : calls) EXPECT_EQ(count.load(), 1);
 }
@@ -327,10 +326,9 @@ TEST_P(StorageConformance, ListGivesFilesOfTheWholeSubtreeSorted) {
 
 TEST_P(StorageConformance, UnsafeNamesAreRefusedByEveryCall) {
   put_file(storage(), "good", {});
-  for (const std::string& name :
-       {std::string(), std::string("/etc/passwd"), std::string("../x"), std::string("a/../b"),
-        std::string("."), std::string("a/."), std::string("a//b"), std::string("a/"),
-        std::string("a\0b", 3)}) {
+  for (const std::string& name : {std::string(), std::string("/etc/passwd"), std::string("../x"),
+                                  std::string("a/../b"), std::string("."), std::string("a/."),
+                                  std::string("a//b"), std::string("a/"), std::string("a\0b", 3)}) {
     SCOPED_TRACE("\"" + name + "\"");
     const auto refused = [](const std::function<void()>& call) {
       expect_error(call, ErrorCode::kUnsafe, "unsafe file name");
@@ -350,7 +348,8 @@ TEST_P(StorageConformance, UnsafeNamesAreRefusedByEveryCall) {
 }
 
 TEST_P(StorageConformance, UnusualNamesAreKeptByteForByte) {
-  const Names names = {"\x01\x7f", " ", "-rf", "A", "a", "caf\xc3\xa9", "cafe\xcc\x81", "...", "a\\b"};
+  const Names names = {"\x01\x7f",     " ",   "-rf", "A", "a", "caf\xc3\xa9",
+                       "cafe\xcc\x81", "...", "a\\b"};
   for (const std::string& name : names) put_file(storage(), name, as_bytes(name));
   EXPECT_EQ(storage().list().size(), names.size());
   for (const std::string& name : names) {

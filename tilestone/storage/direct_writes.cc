@@ -1,0 +1,132 @@
+#include "tilestone/storage/direct_writes_internal.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "tilestone/base/error.h"
+
+namespace tilestone {
+namespace {
+
+constexpr uint64_t kAlignment = BufferPool::kAlignment;
+
+[[noreturn]] void fail_write(const std::string& name, uint64_t size, uint64_t offset, int error) {
+  fail_errno("cannot write " + std::to_string(size) + " bytes at offset " + std::to_string(offset),
+             name, error);
+}
+
+}  // namespace
+
+void write_at(System& system, int fd, const std::string& name, ByteView bytes, uint64_t offset) {
+  while (!bytes.empty()) {
+    const ssize_t n =
+        system.pwrite(fd, bytes.data(), std::min(bytes.size(), IoQueue::kMaxRequest), offset);
+    if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (n <= 0) fail_write(name, bytes.size(), offset, n < 0 ? errno : EIO);
+    bytes = bytes.subspan(static_cast<size_t>(n));
+    offset += static_cast<uint64_t>(n);
+  }
+}
+
+DirectWrites::DirectWrites(std::shared_ptr<PosixContext> context, std::string name, int fd)
+    : context_(std::move(context)),
+      name_(std::move(name)),
+      fd_(fd),
+      queue_(context_->take_queue()),
+      slots_(context_->options().queue_depth),
+      reaper_([this] { reap(); }) {}
+
+DirectWrites::~DirectWrites() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  reaper_.join();
+  if (failure_ == nullptr) context_->give_back(std::move(queue_));
+}
+
+void DirectWrites::start(Buffer buffer, uint64_t offset, uint64_t size) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return under_way_ < slots_.size(); });
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+  const auto free =
+      std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.buffer; });
+  *free = {std::move(buffer), offset, size, 0};
+  submit(static_cast<size_t>(free - slots_.begin()));
+  changed_.notify_all();
+}
+
+void DirectWrites::finish() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return under_way_ == 0; });
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+}
+
+// A queue that cannot be waited for ends the process, as an exception does that leaves a thread:
+// the kernel may go on reading buffers that nobody can keep.
+void DirectWrites::reap() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stop_ || under_way_ > 0; });
+    if (under_way_ == 0) return;
+    lock.unlock();
+    const IoResult result = queue_->wait();
+    lock.lock();
+    try {
+      handle(result);
+    } catch (...) {
+      slots_[result.tag] = Slot();
+      if (failure_ == nullptr) failure_ = std::current_exception();
+    }
+    changed_.notify_all();
+  }
+}
+
+void DirectWrites::submit(size_t index) {
+  const Slot& slot = slots_[index];
+  queue_->submit({IoRequest::Kind::kWrite, fd_, slot.buffer.data() + slot.done,
+                  std::min<uint64_t>(slot.size - slot.done, IoQueue::kMaxRequest),
+                  slot.offset + slot.done, index});
+  ++under_way_;
+}
+
+// A slot that lacks bytes goes back to the queue.
+void DirectWrites::handle(const IoResult& result) {
+  --under_way_;
+  Slot& slot = slots_[result.tag];
+  int error = result.result < 0 ? static_cast<int>(-result.result) : 0;
+  const bool again = error == EINTR || error == EAGAIN;
+  if (result.result > 0) {
+    // After a short write, on from the last aligned byte: a few are written twice. One that is
+    // shorter than that would go on for ever.
+    const uint64_t before = slot.done;
+    slot.done += static_cast<uint64_t>(result.result);
+    if (slot.done < slot.size) slot.done = slot.done / kAlignment * kAlignment;
+    if (slot.done == before) error = EINVAL;
+  }
+  if (slot.done < slot.size && (again || error == 0) && result.result != 0 && failure_ == nullptr) {
+    submit(result.tag);
+    return;
+  }
+  const Slot ended = std::move(slot);
+  slot = Slot();
+  finished(ended, error);
+}
+
+void DirectWrites::finished(const Slot& slot, int error) {
+  if (slot.done == slot.size || failure_ != nullptr) return;
+  if (error != EINVAL) {
+    fail_write(name_, slot.size - slot.done, slot.offset + slot.done, error == 0 ? EIO : error);
+  }
+  // The file system took O_DIRECT but not this write: this one and all later ones go through the
+  // page cache. Others that are under way end as they may.
+  context_->note_no_direct(EINVAL);
+  if (context_->system().set_direct(fd_, false) != 0) {
+    fail_errno("cannot turn direct I/O off", name_, errno);
+  }
+  write_at(context_->system(), fd_, name_, {slot.buffer.data() + slot.done, slot.size - slot.done},
+           slot.offset + slot.done);
+}
+
+}  // namespace tilestone
