@@ -1,0 +1,68 @@
+// Agreement: one step of a save or load that all ranks take together and that ends the same way on
+// every rank.
+//
+// A round:
+//  1. every rank runs its local step; an exception becomes an Error with the rank's number;
+//  2. {status, payload} of each rank is gathered to the coordinator (rank 0);
+//  3. when all went well the coordinator's step turns the payloads into one answer for each rank;
+//     else the lowest failed rank's own error is the outcome, or one that names the ranks that
+//     are missing;
+//  4. {status, answer} goes to each rank, which returns the answer or throws the same Error.
+//
+// Time: of what is left at the start of a round a local step may use 8 tenths, the gathering ends
+// at 9, and the last tenth is for telling the others. A rank that hears nothing from the
+// coordinator throws an error that names the coordinator and the phase. Every rank takes part in
+// both collectives of a round whatever happens to it, so the group stays in step.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilestone/base/deadline.h"
+#include "tilestone/base/error.h"
+#include "tilestone/comm/communicator.h"
+
+namespace tilestone::engine {
+
+class Rounds {
+ public:
+  // `work` ("save", "load") and the phases' names stand in the messages.
+  Rounds(Communicator comm, std::string work, Deadline deadline);
+
+  using LocalStep = std::function<Bytes(Deadline)>;
+  // payloads[r] is rank r's; the result's [r] is for rank r, or the result is empty: nothing for
+  // anybody. Runs on the coordinator alone.
+  using CoordinatorStep = std::function<std::vector<Bytes>(std::vector<Bytes> payloads)>;
+
+  // `phase` completes "rank 3 failed while ...": "writing".
+  Bytes run(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate);
+
+  // The last round: what it decides stands, so that a rank that died before it could be told is
+  // no failure of the others.
+  Bytes run_last(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate);
+
+ private:
+  struct Outcome {
+    std::optional<Error> error;
+    Bytes answer;
+  };
+  Bytes finish(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate,
+               bool last);
+  Outcome local_outcome(const LocalStep& local, Deadline deadline);
+  std::optional<Error> gather(std::string_view phase, const Outcome& mine, Deadline deadline,
+                              std::vector<Bytes>& payloads);
+  Outcome decide(const CoordinatorStep& coordinate, std::optional<Error> failure,
+                 std::vector<Bytes> payloads, std::vector<Bytes>& messages);
+  void tell(std::string_view phase, std::vector<Bytes> messages, const Outcome& own, bool last);
+  Outcome hear(std::string_view phase, const std::optional<Error>& unsent);
+
+  Communicator comm_;
+  std::string work_;
+  Deadline deadline_;
+  std::optional<Error> untold_;  // coordinator: a rank that could not be told; fails what follows
+};
+
+}  // namespace tilestone::engine

@@ -1,0 +1,116 @@
+#include "tilestone/engine/checkpoint.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/checkpoint_internal.h"
+#include "tilestone/engine/resources_internal.h"
+#include "tilestone/plan/load_plan.h"
+
+namespace tilestone {
+namespace {
+
+[[noreturn]] void fail_not_found(const Metadata& metadata, const std::string& key,
+                                 const std::string& what) {
+  std::string hint;
+  for (const std::string& other : similar_keys(metadata, key)) {
+    hint += (hint.empty() ? "similar keys: " : ", ") + other;
+  }
+  throw Error(ErrorCode::kNotFound, what).with_key(key).with_hint(hint);
+}
+
+const StoredTensor& find_tensor(const Metadata& metadata, const std::string& key) {
+  const StoredTensor* found = metadata.find_tensor(key);
+  if (found == nullptr) fail_not_found(metadata, key, "no tensor of this key in the checkpoint");
+  return *found;
+}
+
+}  // namespace
+
+Checkpoint::State::State(std::shared_ptr<Storage> storage_in, engine::Opened opened_in,
+                         const OpenOptions& options)
+    : storage(std::move(storage_in)),
+      opened(std::move(opened_in)),
+      buffers(engine::make_pool(options.buffer_bytes, engine::thread_count(options.threads))),
+      verify_checksums(options.verify_checksums),
+      threads(engine::thread_count(options.threads)) {}
+
+Checkpoint Checkpoint::open(const Location& location, const OpenOptions& options) {
+  const auto format = engine::find_format(location.storage(), options.format);
+  engine::Opened opened =
+      engine::open_description(engine::read_description(location.storage(), *format), format);
+  return Checkpoint(std::make_shared<const State>(location.shared(), std::move(opened), options));
+}
+
+const Metadata& Checkpoint::metadata() const { return state_->opened.metadata; }
+const Format& Checkpoint::format() const { return *state_->opened.format; }
+const std::optional<Manifest>& Checkpoint::manifest() const { return state_->opened.manifest; }
+
+std::vector<std::string> Checkpoint::keys() const {
+  std::vector<std::string> keys;
+  for (const StoredTensor& tensor : metadata().tensors) keys.push_back(tensor.key);
+  for (const StoredObject& object : metadata().objects) keys.push_back(object.key);
+  std::sort(keys.begin(), keys.end());
+  return keys;
+}
+
+TensorView Checkpoint::read(const std::string& key, const std::optional<Box>& box) const {
+  const StoredTensor& tensor = find_tensor(metadata(), key);
+  if (box) check_bounds(*box, tensor.shape);
+  TensorView target = TensorView::allocate(tensor.dtype, box ? box->shape : tensor.shape);
+  read_into(key, box, target);
+  return target;
+}
+
+void Checkpoint::read_into(const std::string& key, const std::optional<Box>& box,
+                           const TensorView& target) const {
+  const StoredTensor& tensor = find_tensor(metadata(), key);
+  const Box wanted = box ? *box : Box::whole(tensor.shape);
+  check_bounds(wanted, tensor.shape);
+  if (target.shape != wanted.shape || target.dtype != tensor.dtype || !target.has_data()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "target is " + std::string(to_string(target.dtype)) + " of shape " +
+                    to_string(target.shape) + ", expected memory for " +
+                    std::string(to_string(tensor.dtype)) + " of shape " + to_string(wanted.shape))
+        .with_key(key);
+  }
+  TensorItem item;
+  item.key = key;
+  item.dtype = tensor.dtype;
+  item.global_shape = tensor.shape;
+  item.pieces.push_back({wanted, target});
+  std::vector<engine::Transfer> transfers;
+  for (const ChunkRead& read : plan_load({&item, 1}, metadata()).reads) {
+    Box in_chunk = read.box, in_target = read.box;
+    for (size_t d = 0; d < wanted.rank(); ++d) {
+      in_chunk.offset[d] -= tensor.chunks[read.chunk].box.offset[d];
+      in_target.offset[d] -= wanted.offset[d];
+    }
+    transfers.push_back({read.tensor, read.chunk, std::move(in_chunk), target.narrow(in_target)});
+  }
+  engine::ProgressMeter silent({}, "read", 0);
+  engine::read_transfers(state_->context(), transfers, silent);
+}
+
+Value Checkpoint::read_object(const std::string& key) const {
+  const Bytes item = read_object_bytes(key);
+  try {
+    return format().parse_object(item);
+  } catch (...) {
+    throw current_error().with_key(key).with_file(
+        metadata().files[metadata().find_object(key)->at.file]);
+  }
+}
+
+Bytes Checkpoint::read_object_bytes(const std::string& key) const {
+  const StoredObject* found = metadata().find_object(key);
+  if (found == nullptr) fail_not_found(metadata(), key, "no object of this key in the checkpoint");
+  return std::move(engine::read_objects(state_->context(), {&found, 1}).front());
+}
+
+VerifyReport Checkpoint::verify(const ProgressFn& progress) const {
+  return engine::verify_checkpoint(state_->context(), state_->opened, progress);
+}
+
+}  // namespace tilestone

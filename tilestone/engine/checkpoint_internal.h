@@ -1,0 +1,33 @@
+// What an open checkpoint consists of.
+#pragma once
+
+#include <memory>
+
+#include "tilestone/base/thread_pool.h"
+#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/opening_internal.h"
+#include "tilestone/engine/reader_internal.h"
+
+namespace tilestone {
+
+struct Checkpoint::State {
+  std::shared_ptr<Storage> storage;
+  engine::Opened opened;
+  std::shared_ptr<BufferPool> buffers;
+  bool verify_checksums = true;
+  mutable ThreadPool threads;
+
+  State(std::shared_ptr<Storage> storage_in, engine::Opened opened_in, const OpenOptions& options);
+  engine::ReadContext context() const {
+    return {*storage, *opened.format,   opened.metadata,  buffers,
+            threads,  verify_checksums, Deadline::never()};
+  }
+};
+
+namespace engine {
+
+VerifyReport verify_checkpoint(const ReadContext& context, const Opened& opened,
+                               const ProgressFn& progress);
+
+}  // namespace engine
+}  // namespace tilestone

@@ -1,0 +1,111 @@
+#include <random>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/engine/cleanup_internal.h"
+#include "tilestone/format/manifest.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr size_t kSaveIdLength = 36;
+constexpr std::string_view kTemporarySuffix = ".tmp";
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_hex(char c) { return is_digit(c) || (c >= 'a' && c <= 'f'); }
+
+bool is_save_id(std::string_view text) {
+  if (text.size() != kSaveIdLength) return false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool dash = i == 8 || i == 13 || i == 18 || i == 23;
+    if (dash ? text[i] != '-' : !is_hex(text[i])) return false;
+  }
+  return true;
+}
+
+// The runs of decimal digits in `text` that fit an int, in order.
+std::vector<int> numbers_in(std::string_view text) {
+  constexpr size_t kMaxDigits = 9;
+  std::vector<int> numbers;
+  for (size_t i = 0; i < text.size();) {
+    size_t end = i;
+    while (end < text.size() && is_digit(text[end])) ++end;
+    if (end > i && end - i <= kMaxDigits) {
+      numbers.push_back(std::stoi(std::string(text.substr(i, end - i))));
+    }
+    i = end > i ? end : end + 1;
+  }
+  return numbers;
+}
+
+// The naming scheme belongs to the format, which can only make names: so the parts are guessed
+// from the name, and the format must make the very same name of them.
+bool is_data_file(const Format& format, std::string_view name) {
+  for (size_t at = 0; at + kSaveIdLength <= name.size(); ++at) {
+    const std::string_view save_id = name.substr(at, kSaveIdLength);
+    if (!is_save_id(save_id)) continue;
+    std::vector<int> numbers = numbers_in(name.substr(0, at));
+    for (int number : numbers_in(name.substr(at + kSaveIdLength))) numbers.push_back(number);
+    for (size_t i = 0; i + 1 < numbers.size(); ++i) {
+      if (format.data_file_name(save_id, numbers[i], numbers[i + 1]) == name) return true;
+    }
+  }
+  return false;
+}
+
+bool is_in_own_directory(std::string_view name) {
+  const std::string prefix = std::string(kOwnDirectory) + "/";
+  if (!name.starts_with(prefix)) return false;
+  const std::string_view base = name.substr(prefix.size());
+  const std::string_view save_id = base.substr(0, kSaveIdLength);
+  return is_save_id(save_id) &&
+         (name == manifest_name(save_id) ||
+          (base.substr(kSaveIdLength).starts_with('.') && base.ends_with(kTemporarySuffix)));
+}
+
+}  // namespace
+
+std::string temporary_name(std::string_view save_id, std::string_view what) {
+  std::string name(kOwnDirectory);
+  name.append("/").append(save_id).append(".").append(what).append(kTemporarySuffix);
+  return name;
+}
+
+std::string random_save_id() {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  constexpr std::string_view kTemplate = "xxxxxxxx-xxxx-4xxx-yxxx-xxxxxxxxxxxx";
+  std::random_device random;
+  std::string id(kTemplate);
+  for (char& c : id) {
+    const unsigned digit = random() & 15u;
+    if (c == 'x') c = kHex[digit];
+    if (c == 'y') c = kHex[8 + (digit & 3u)];
+  }
+  return id;
+}
+
+bool is_own_name(const Format& format, std::string_view name) {
+  return is_in_own_directory(name) || is_data_file(format, name);
+}
+
+std::vector<std::string> leftovers(const Format& format, std::span<const std::string> names,
+                                   const std::set<std::string>& referenced) {
+  std::vector<std::string> found;
+  for (const std::string& name : names) {
+    if (!referenced.contains(name) && is_own_name(format, name)) found.push_back(name);
+  }
+  return found;
+}
+
+void remove_files(Storage& storage, std::span<const std::string> names) {
+  for (const std::string& name : names) {
+    try {
+      storage.remove(name);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kNotFound) continue;
+      log(LogLevel::kWarning, std::string("a file that is not needed stays: ") + error.what());
+    }
+  }
+}
+
+}  // namespace tilestone::engine

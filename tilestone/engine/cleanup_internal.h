@@ -1,0 +1,36 @@
+// Which files of a location are left over from saves that failed or were replaced.
+#pragma once
+
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilestone/format/format.h"
+
+namespace tilestone::engine {
+
+inline constexpr std::string_view kOwnDirectory = ".tilestone";
+inline constexpr std::string_view kLockName = ".tilestone/lock";
+// What marks a rank-local checkpoint's metadata files as replaced: see commit.cc.
+inline constexpr std::string_view kReplacedName = ".tilestone/replaced";
+
+// The name of the temporary file through which a save publishes `what` ("manifest").
+std::string temporary_name(std::string_view save_id, std::string_view what);
+
+// A random UUID, version 4, as text.
+std::string random_save_id();
+
+// True when a save of Tilestone makes files of this name: a data file, manifest or temporary file
+// of some save id. Nothing else is ever removed as a leftover.
+bool is_own_name(const Format& format, std::string_view name);
+
+// Those of `names` that are own names and not referenced: what a location can do without.
+std::vector<std::string> leftovers(const Format& format, std::span<const std::string> names,
+                                   const std::set<std::string>& referenced);
+
+// Removes files; a failure is told in the log, and the others are removed all the same.
+void remove_files(Storage& storage, std::span<const std::string> names);
+
+}  // namespace tilestone::engine

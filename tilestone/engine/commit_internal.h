@@ -1,0 +1,58 @@
+// The commit of a save, as the coordinator makes it. The protocol stands in commit.cc.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/deadline.h"
+#include "tilestone/engine/opening_internal.h"
+#include "tilestone/format/format.h"
+#include "tilestone/plan/report.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+
+// begin, prepare, publish, clean: in this order, by one thread. Holds the location's lock from
+// begin() until it goes.
+class Commit {
+ public:
+  Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format, bool overwrite);
+
+  // Step 1. Error(kAlreadyExists) when a checkpoint stands there and overwriting was not asked
+  // for, or another save is under way.
+  void begin();
+  const std::string& save_id() const { return save_id_; }
+
+  // Step 3: checks the reports (by rank) and makes everything durable but the metadata file.
+  void prepare(std::vector<RankReport> reports, Deadline deadline);
+  // Step 4. The checkpoint exists from within this call on.
+  void publish(Deadline deadline);
+  // Step 5. Failures are told in the log.
+  void clean();
+  // Instead of publish(): removes what prepare() made. Failures are told in the log.
+  void abandon();
+
+ private:
+  void refuse_existing() const;
+  void lock();
+  void look_at_old();
+  void remove_leftovers(const std::set<std::string>& referenced);
+  void mark_replaced(Deadline deadline);
+  void remove_rank_local();
+
+  std::shared_ptr<Storage> storage_;
+  std::shared_ptr<const Format> format_;
+  const bool overwrite_;
+  std::string save_id_;
+  std::unique_ptr<StorageLock> lock_;
+
+  std::set<std::string> old_files_;       // of the checkpoint that stands there: data, manifest
+  std::set<std::string> old_rank_local_;  // its metadata files, when it is a rank-local one
+  std::set<std::string> new_files_;
+  Bytes metadata_;
+};
+
+}  // namespace tilestone::engine

@@ -1,0 +1,176 @@
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/engine/cleanup_internal.h"
+#include "tilestone/engine/opening_internal.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr uint64_t kAnySize = UINT64_MAX;  // memory follows the size of a file that is there
+
+std::vector<std::shared_ptr<const Format>> known_formats() { return {torch_dist_format()}; }
+
+std::shared_ptr<const Format> format_named(std::string_view name,
+                                           const std::shared_ptr<const Format>& wanted) {
+  if (wanted != nullptr) return wanted;
+  for (auto& format : known_formats()) {
+    if (format->name() == name) return format;
+  }
+  throw Error(ErrorCode::kUnsupported, "unknown format \"" + std::string(name) + "\"");
+}
+
+// The rank-local metadata files that stand beside the format's own metadata.
+std::vector<std::string> rank_local_files(Storage& storage, const Format& format) {
+  FileImage others;
+  for (std::string& name : storage.list()) {
+    if (name != format.metadata_name()) others.emplace(std::move(name), Bytes());
+  }
+  const auto without = memory_storage(std::move(others));
+  if (!format.detect(*without)) return {};
+  return format.metadata_files(*without);
+}
+
+// True when a save has replaced the rank-local checkpoint that stands beside its metadata, and was
+// interrupted before it removed that checkpoint's metadata files.
+bool is_replaced(Storage& storage, const Format& format, const Bytes& metadata) {
+  const Replaced replaced =
+      Replaced::decode(read_file(storage, std::string(kReplacedName), kAnySize));
+  const auto alone = memory_storage({{format.metadata_name(), metadata}});
+  if (format.read_metadata(*alone).save_id != replaced.save_id) return false;
+  for (const std::string& name : rank_local_files(storage, format)) {
+    const auto found = replaced.files.find(name);
+    if (found == replaced.files.end()) return false;
+    if (xxh3_64(read_file(storage, name, kAnySize)) != found->second) return false;
+  }
+  return true;
+}
+
+FileImage read_metadata_files(Storage& storage, const Format& format) {
+  FileImage files;
+  const std::string name = format.metadata_name();
+  if (storage.stat(std::string(kReplacedName)) && storage.stat(name)) {
+    Bytes metadata = read_file(storage, name, kAnySize);
+    if (is_replaced(storage, format, metadata)) {
+      files.emplace(name, std::move(metadata));
+      return files;
+    }
+  }
+  for (std::string& each : format.metadata_files(storage)) {
+    Bytes bytes = read_file(storage, each, kAnySize);
+    files.emplace(std::move(each), std::move(bytes));
+  }
+  return files;
+}
+
+void check_metadata_bytes(const Manifest& manifest, const std::string& name, const Bytes& bytes) {
+  if (manifest.metadata_size == bytes.size() && manifest.metadata_xxh3 == xxh3_64(bytes)) return;
+  throw Error(ErrorCode::kCorrupt, "the metadata is not what its save wrote: expected " +
+                                       std::to_string(manifest.metadata_size) + " bytes of XXH3 " +
+                                       std::to_string(manifest.metadata_xxh3) + ", found " +
+                                       std::to_string(bytes.size()) + " bytes of XXH3 " +
+                                       std::to_string(xxh3_64(bytes)))
+      .with_file(name);
+}
+
+}  // namespace
+
+std::shared_ptr<const Format> find_format(Storage& storage,
+                                          const std::shared_ptr<const Format>& wanted) {
+  if (wanted != nullptr) return wanted;
+  for (auto& format : known_formats()) {
+    if (format->detect(storage)) return format;
+  }
+  throw Error(ErrorCode::kNotFound, "no checkpoint at " + storage.describe());
+}
+
+bool any_checkpoint(Storage& storage, const Format& also) {
+  if (also.detect(storage)) return true;
+  for (const auto& format : known_formats()) {
+    if (format->detect(storage)) return true;
+  }
+  return false;
+}
+
+Description read_description(Storage& storage, const Format& format) {
+  Description description{std::string(format.name()), read_metadata_files(storage, format)};
+  const std::string save_id = format.read_metadata(*memory_storage(description.files)).save_id;
+  if (save_id.empty()) return description;
+  const std::string name = manifest_name(save_id);
+  try {
+    check_file_name(name);
+    if (storage.stat(name)) description.files.emplace(name, read_file(storage, name, kAnySize));
+  } catch (const Error& error) {
+    // A save id that can't be part of a file's name is another writer's.
+    if (error.code() != ErrorCode::kUnsafe) throw;
+  }
+  return description;
+}
+
+Opened open_description(Description description, const std::shared_ptr<const Format>& wanted) {
+  Opened opened;
+  opened.format = format_named(description.format, wanted);
+  const auto files = memory_storage(std::move(description.files));
+  opened.metadata = opened.format->read_metadata(*files);
+  if (opened.metadata.save_id.empty()) return opened;
+  const auto names = files->list(kOwnDirectory.data());
+  if (names.empty()) return opened;
+  opened.manifest = read_manifest(*files, opened.metadata.save_id);
+  if (!opened.manifest) return opened;
+  const std::string name = opened.format->metadata_name();
+  check_metadata_bytes(*opened.manifest, name, read_file(*files, name, kAnySize));
+  attach_checksums(opened.metadata, *opened.manifest);
+  return opened;
+}
+
+Bytes Description::encode() const {
+  ByteWriter writer;
+  writer.string(format);
+  writer.varint(files.size());
+  for (const auto& [name, bytes] : files) {
+    writer.string(name);
+    writer.blob(bytes);
+  }
+  return std::move(writer).take();
+}
+
+Description Description::decode(ByteView bytes) {
+  ByteReader reader(bytes, "description of a checkpoint");
+  Description description;
+  description.format = reader.string();
+  for (uint64_t count = reader.count(2); count > 0; --count) {
+    std::string name(reader.string());
+    const ByteView content = reader.blob();
+    description.files.emplace(std::move(name), Bytes(content.begin(), content.end()));
+  }
+  reader.expect_end();
+  return description;
+}
+
+Bytes Replaced::encode() const {
+  ByteWriter writer;
+  writer.string(save_id);
+  writer.varint(files.size());
+  for (const auto& [name, hash] : files) {
+    writer.string(name);
+    writer.u64(hash);
+  }
+  return std::move(writer).take();
+}
+
+Replaced Replaced::decode(ByteView bytes) {
+  ByteReader reader(bytes, std::string(kReplacedName));
+  Replaced replaced;
+  replaced.save_id = reader.string();
+  for (uint64_t count = reader.count(9); count > 0; --count) {
+    std::string name(reader.string());
+    replaced.files.emplace(std::move(name), reader.u64());
+  }
+  reader.expect_end();
+  return replaced;
+}
+
+}  // namespace tilestone::engine

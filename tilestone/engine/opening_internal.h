@@ -1,0 +1,50 @@
+// Finding a checkpoint and reading what describes it: the format's metadata and our manifest.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "tilestone/format/format.h"
+#include "tilestone/format/manifest.h"
+#include "tilestone/storage/memory_storage.h"
+
+namespace tilestone::engine {
+
+// `wanted` itself, or the first known format that finds its own checkpoint in the storage.
+// Error(kNotFound) when nobody does.
+std::shared_ptr<const Format> find_format(Storage& storage,
+                                          const std::shared_ptr<const Format>& wanted);
+// True when a checkpoint of any known format, or of `also`, stands there.
+bool any_checkpoint(Storage& storage, const Format& also);
+
+// The files that describe a checkpoint. One rank reads them; the others get the bytes.
+struct Description {
+  std::string format;
+  FileImage files;  // metadata files, and the manifest where there is one
+
+  Bytes encode() const;
+  static Description decode(ByteView bytes);
+};
+
+Description read_description(Storage& storage, const Format& format);
+
+struct Opened {
+  std::shared_ptr<const Format> format;
+  Metadata metadata;  // with the manifest's checksums
+  std::optional<Manifest> manifest;
+};
+
+// Error(kCorrupt) when manifest and metadata contradict one another.
+Opened open_description(Description description, const std::shared_ptr<const Format>& wanted);
+
+// The metadata files of a rank-local checkpoint that the save `save_id` replaces, by content.
+struct Replaced {
+  std::string save_id;
+  std::map<std::string, uint64_t> files;  // name -> XXH3
+
+  Bytes encode() const;
+  static Replaced decode(ByteView bytes);
+};
+
+}  // namespace tilestone::engine

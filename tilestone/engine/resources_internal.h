@@ -1,0 +1,36 @@
+// What a save, a load or an open checkpoint works with: threads, buffers, time.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+
+#include "tilestone/base/buffer_pool.h"
+#include "tilestone/base/checked.h"
+#include "tilestone/base/deadline.h"
+
+namespace tilestone::engine {
+
+// The option `threads`; 0: as many as the machine has, at most 8.
+inline size_t thread_count(int option) {
+  if (option > 0) return static_cast<size_t>(option);
+  return std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 8);
+}
+
+inline Deadline deadline_after(double timeout) {
+  return timeout > 0 ? Deadline::after(std::chrono::duration<double>(timeout)) : Deadline::never();
+}
+
+// A pool of `total` bytes for `streams` files or threads at once. A storage keeps up to a queue's
+// depth (8) of a stream's buffers under way while the stream fills the next, so each stream gets
+// twice that number, and the buffers are made smaller where the memory would not do.
+inline std::shared_ptr<BufferPool> make_pool(uint64_t total, size_t streams) {
+  constexpr uint64_t kPerStream = 16;
+  constexpr uint64_t kSmallest = 64u << 10;
+  const uint64_t share = total / (kPerStream * std::max<size_t>(streams, 1));
+  const uint64_t buffer =
+      std::clamp<uint64_t>(share & ~(kSmallest - 1), kSmallest, BufferPool::kDefaultBuffer);
+  return BufferPool::create(std::max(total, buffer), buffer);
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,179 @@
+#include "tilestone/engine/save.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/agreement_internal.h"
+#include "tilestone/engine/cleanup_internal.h"
+#include "tilestone/engine/commit_internal.h"
+#include "tilestone/engine/resources_internal.h"
+#include "tilestone/engine/writer_internal.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+
+namespace tilestone {
+namespace engine {
+namespace {
+
+// What a rank learns when the planning is agreed.
+struct Orders {
+  std::string save_id;
+  bool by_rule = false;
+  Assignment assignment;  // by exchange
+
+  Bytes encode() const {
+    ByteWriter writer;
+    writer.string(save_id);
+    writer.u8(by_rule ? 1 : 0);
+    if (!by_rule) writer.raw(assignment.encode());
+    return std::move(writer).take();
+  }
+  static Orders decode(ByteView bytes) {
+    ByteReader reader(bytes, "orders of a save");
+    Orders orders;
+    orders.save_id = reader.string();
+    orders.by_rule = reader.u8() != 0;
+    if (!orders.by_rule) orders.assignment = Assignment::decode(reader.raw(reader.remaining()));
+    reader.expect_end();
+    return orders;
+  }
+};
+
+// One rank's part in one save.
+class Saving {
+ public:
+  Saving(const Location& location, const SaveOptions& options)
+      : location_(location),
+        options_(options),
+        format_(options.format ? options.format : torch_dist_format()),
+        rounds_(options.comm, "save", deadline_after(options.timeout)),
+        commit_(location.shared(), format_, options.overwrite) {}
+
+  SaveResult run(const StateDict& state) {
+    plan(state);
+    try {
+      write();
+    } catch (...) {
+      // No report of this rank will be taken any more, so the save can't be published.
+      discard();
+      throw;
+    }
+    publish();
+    SaveResult result{orders_.save_id, 0, report_.chunks.size() + report_.objects.size()};
+    for (const ReportedFile& file : report_.files) result.bytes_written += file.size;
+    return result;
+  }
+
+ private:
+  bool by_rule() const { return options_.agreement == SaveOptions::Agreement::kRule; }
+
+  void plan(const StateDict& state) {
+    const Bytes answer = rounds_.run(
+        "planning", [&](Deadline) { return plan_locally(state); },
+        [&](std::vector<Bytes> plans) {
+          commit_.begin();
+          return by_rule() ? orders_by_rule() : orders_by_exchange(std::move(plans));
+        });
+    orders_ = Orders::decode(answer);
+  }
+
+  Bytes plan_locally(const StateDict& state) {
+    items_ = format_->to_items(drop_nonpersistent(build_factories(state)));
+    for (const TensorItem& item : items_.tensors) {
+      for (const Piece& piece : item.pieces) {
+        if (piece.data.has_data()) continue;
+        throw Error(ErrorCode::kInvalidArgument, "a tensor without data can't be saved")
+            .with_key(item.key);
+      }
+    }
+    local_ = make_local_plan(items_);
+    return by_rule() ? Bytes() : local_.encode();
+  }
+
+  std::vector<Bytes> orders_by_rule() const {
+    const Orders orders{commit_.save_id(), true, {}};
+    return std::vector<Bytes>(static_cast<size_t>(options_.comm.size()), orders.encode());
+  }
+
+  std::vector<Bytes> orders_by_exchange(std::vector<Bytes> plans) const {
+    SavePlanner planner(options_.comm.size());
+    for (size_t rank = 0; rank < plans.size(); ++rank) {
+      planner.add(static_cast<int>(rank), LocalSavePlan::decode(plans[rank]));
+      plans[rank] = Bytes();
+    }
+    std::vector<Bytes> orders;
+    for (Assignment& assignment : planner.finish()) {
+      orders.push_back(Orders{commit_.save_id(), false, std::move(assignment)}.encode());
+    }
+    return orders;
+  }
+
+  void write() {
+    rounds_.run(
+        "writing",
+        [&](Deadline deadline) {
+          if (by_rule()) orders_.assignment = plan_save_by_rule(local_, options_.comm.rank());
+          WriteTask task{&items_,
+                         &local_,
+                         orders_.assignment,
+                         by_rule(),
+                         options_.comm.rank(),
+                         options_.comm.size(),
+                         orders_.save_id};
+          report_ = write_items(location_.storage(), *format_, task, options_, deadline);
+          deadline_ = deadline;
+          return report_.encode();
+        },
+        [&](std::vector<Bytes> payloads) {
+          std::vector<RankReport> reports;
+          for (Bytes& payload : payloads) {
+            reports.push_back(RankReport::decode(payload));
+            payload = Bytes();
+          }
+          commit_.prepare(std::move(reports), deadline_);
+          return std::vector<Bytes>();
+        });
+  }
+
+  void publish() {
+    rounds_.run_last(
+        "preparing to publish",
+        [&](Deadline deadline) {
+          deadline_ = deadline;
+          return Bytes();
+        },
+        [&](std::vector<Bytes>) {
+          commit_.publish(deadline_);
+          return std::vector<Bytes>();
+        });
+    if (options_.comm.is_coordinator()) commit_.clean();
+  }
+
+  void discard() {
+    std::vector<std::string> names;
+    for (const ReportedFile& file : report_.files) names.push_back(file.name);
+    remove_files(location_.storage(), names);
+    if (options_.comm.is_coordinator()) commit_.abandon();
+  }
+
+  const Location& location_;
+  const SaveOptions& options_;
+  const std::shared_ptr<const Format> format_;
+  Rounds rounds_;
+  Commit commit_;  // used on the coordinator
+  Items items_;
+  LocalSavePlan local_;
+  Orders orders_;
+  RankReport report_;
+  Deadline deadline_ = Deadline::never();  // of the local step of the round under way
+};
+
+}  // namespace
+}  // namespace engine
+
+SaveResult save(const StateDict& state, const Location& location, const SaveOptions& options) {
+  return engine::Saving(location, options).run(state);
+}
+
+}  // namespace tilestone

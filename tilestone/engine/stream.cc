@@ -1,0 +1,109 @@
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/engine/stream_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+void check_segment(uint64_t expected, uint64_t found) {
+  if (expected == found) return;
+  throw Error(ErrorCode::kInternal, "a segment of an item has " + std::to_string(found) +
+                                        " bytes, its recipe says " + std::to_string(expected));
+}
+
+}  // namespace
+
+ItemChecksums FileStream::write(const ItemRecipe& recipe) {
+  zeros(recipe.padding);
+  ItemChecksums sums{recipe.payload_offset, 0, 0};
+  for (const Segment& segment : recipe.segments) {
+    switch (segment.kind) {
+      case Segment::Kind::kLiteral:
+        check_segment(segment.size, segment.literal.size());
+        sums.item_crc32 = literal(segment.literal, sums.item_crc32);
+        break;
+      case Segment::Kind::kTensor:
+        sums.payload_crc32 = tensor(segment.tensor, segment.size);
+        sums.item_crc32 = crc32_combine(sums.item_crc32, sums.payload_crc32, segment.size);
+        break;
+      case Segment::Kind::kComputed: {
+        const Bytes computed = segment.compute(sums.payload_crc32);
+        check_segment(segment.size, computed.size());
+        sums.item_crc32 = literal(computed, sums.item_crc32);
+        break;
+      }
+    }
+  }
+  context_.progress->add(recipe.length);
+  return sums;
+}
+
+void FileStream::finish() {
+  if (buffer_ && buffer_.size() > 0) file_.append(std::move(buffer_));
+  buffer_ = Buffer();
+}
+
+MutableByteView FileStream::room(uint64_t wanted) {
+  if (!buffer_) {
+    buffer_ = context_.buffers->acquire(context_.deadline);
+    buffer_.set_size(0);
+  }
+  const size_t left = buffer_.capacity() - buffer_.size();
+  return buffer_.space().subspan(buffer_.size(), std::min<uint64_t>(left, wanted));
+}
+
+void FileStream::advance(size_t bytes) {
+  buffer_.set_size(buffer_.size() + bytes);
+  position_ += bytes;
+  if (buffer_.size() == buffer_.capacity()) {
+    file_.append(std::move(buffer_));
+    buffer_ = Buffer();
+  }
+}
+
+void FileStream::zeros(uint64_t count) {
+  while (count > 0) {
+    const MutableByteView out = room(count);
+    std::memset(out.data(), 0, out.size());
+    advance(out.size());
+    count -= out.size();
+  }
+}
+
+uint32_t FileStream::literal(ByteView bytes, uint32_t seed) {
+  while (!bytes.empty()) {
+    const MutableByteView out = room(bytes.size());
+    seed = copy_crc32(out, bytes.first(out.size()), seed);
+    bytes = bytes.subspan(out.size());
+    advance(out.size());
+  }
+  return seed;
+}
+
+uint32_t FileStream::tensor(const TensorView& tensor, uint64_t size) {
+  check_segment(size, tensor.bytes());
+  uint32_t crc = 0;
+  for (uint64_t begin = 0; begin < size;) {
+    const MutableByteView out = room(size - begin);
+    crc = pack(tensor, begin, out, crc);
+    begin += out.size();
+    advance(out.size());
+  }
+  return crc;
+}
+
+uint32_t FileStream::pack(const TensorView& tensor, uint64_t begin, MutableByteView out,
+                          uint32_t seed) {
+  if (tensor.device == nullptr) return pack_range_crc32(tensor.strided_view(), begin, out, seed);
+  {
+    std::lock_guard lock(context_.device);
+    tensor.device->to_host(begin, out);
+  }
+  return crc32(out, seed);
+}
+
+}  // namespace tilestone::engine

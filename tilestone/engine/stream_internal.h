@@ -1,0 +1,47 @@
+// Bytes on their way into a file: packed into pooled buffers, each handed over when it is full.
+#pragma once
+
+#include <mutex>
+
+#include "tilestone/base/buffer_pool.h"
+#include "tilestone/base/deadline.h"
+#include "tilestone/engine/progress_internal.h"
+#include "tilestone/format/format.h"
+#include "tilestone/state/metadata.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+
+// What the streams of one rank share.
+struct StreamContext {
+  std::shared_ptr<BufferPool> buffers;
+  ProgressMeter* progress = nullptr;
+  std::mutex device;  // device memory is read by one thread at a time
+  Deadline deadline = Deadline::never();
+};
+
+// Used by one thread. Borrows the file and the context.
+class FileStream {
+ public:
+  FileStream(WritableFile& file, StreamContext& context) : file_(file), context_(context) {}
+
+  uint64_t position() const { return position_; }  // bytes written so far
+  // Writes the item's padding and segments; the checksums of what went into the buffers.
+  ItemChecksums write(const ItemRecipe& recipe);
+  void finish();  // hands over the last, partly filled buffer
+
+ private:
+  MutableByteView room(uint64_t wanted);  // at least one byte, at most `wanted`
+  void advance(size_t bytes);
+  void zeros(uint64_t count);
+  uint32_t literal(ByteView bytes, uint32_t seed);
+  uint32_t tensor(const TensorView& tensor, uint64_t size);
+  uint32_t pack(const TensorView& tensor, uint64_t begin, MutableByteView out, uint32_t seed);
+
+  WritableFile& file_;
+  StreamContext& context_;
+  Buffer buffer_;
+  uint64_t position_ = 0;
+};
+
+}  // namespace tilestone::engine

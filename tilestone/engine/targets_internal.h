@@ -1,0 +1,12 @@
+// Memory for what a load is to fill.
+#pragma once
+
+#include "tilestone/state/state_dict.h"
+
+namespace tilestone::engine {
+
+// The tree with fresh memory for every tensor that has none; a sharded tensor's pieces become
+// views of its new local tensor.
+StateDict with_memory(const StateDict& wanted);
+
+}  // namespace tilestone::engine

@@ -1,0 +1,225 @@
+// Every byte of every data file belongs to an item or to a gap. Items are checked against their
+// checksums and their inner structure, gaps must be zero. The metadata file has been checked
+// against the manifest, and the manifest against itself, when the checkpoint was opened.
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <utility>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/engine/checkpoint_internal.h"
+#include "tilestone/engine/cleanup_internal.h"
+#include "tilestone/engine/items_internal.h"
+#include "tilestone/engine/payloads_internal.h"
+#include "tilestone/engine/verify_plan_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr size_t kBatchOps = 4096;
+constexpr uint64_t kDecodedLimit = uint64_t{1}
+                                   << 36;  // bytes; the length of an item bounds it more
+
+class Verifier {
+ public:
+  Verifier(const ReadContext& context, const Opened& opened) : context_(context), opened_(opened) {}
+
+  VerifyReport run(const ProgressFn& fn) {
+    open_files();
+    plan_ = plan_verify(context_, sizes_, written_sizes());
+    damages_ = std::move(plan_.damages);
+    check_manifest_is_there();
+    ProgressMeter progress(fn, "verify", plan_.bytes);
+    progress_ = &progress;
+    for (size_t begin = 0; begin < plan_.ops.size(); begin += kBatchOps) {
+      read_batch(begin, std::min(kBatchOps, plan_.ops.size() - begin));
+    }
+    context_.threads.parallel_for(plan_.alone.size(),
+                                  [&](size_t i) { check_alone(plan_.alone[i]); });
+    check_large();
+    progress.finish();
+    return report(progress.seconds());
+  }
+
+ private:
+  // A file that is missing or no file is damage; one that the system won't read is an error.
+  void open_files() {
+    for (const std::string& name : context_.metadata.files) {
+      int64_t size = -1;
+      try {
+        files_.push_back(context_.storage.open(name));
+        size = static_cast<int64_t>(files_.back()->size());
+      } catch (const Error& error) {
+        if (error.code() == ErrorCode::kIo) throw;
+        files_.push_back(nullptr);
+        if (error.code() != ErrorCode::kNotFound) damage(name, 0, 0, "", error.message());
+      }
+      sizes_.push_back(size);
+    }
+  }
+
+  std::map<std::string, uint64_t> written_sizes() const {
+    std::map<std::string, uint64_t> sizes;
+    if (!opened_.manifest) return sizes;
+    for (const RankReport& rank : opened_.manifest->reports) {
+      for (const ReportedFile& file : rank.files) sizes.emplace(file.name, file.size);
+    }
+    return sizes;
+  }
+
+  // Data files of our names without the manifest of their save: it is gone, or the save id in the
+  // metadata is damaged.
+  void check_manifest_is_there() {
+    if (opened_.manifest) return;
+    const auto ours =
+        std::find_if(context_.metadata.files.begin(), context_.metadata.files.end(),
+                     [&](const std::string& name) { return is_own_name(context_.format, name); });
+    if (ours == context_.metadata.files.end()) return;
+    damage(context_.format.metadata_name(), 0, 0, "",
+           "Tilestone wrote this checkpoint, but there is no manifest of the save \"" +
+               opened_.metadata.save_id + "\" that the metadata names");
+  }
+
+  void damage(const std::string& file, uint64_t offset, uint64_t size, std::string key,
+              std::string problem) {
+    std::lock_guard lock(mutex_);
+    damages_.push_back({file, offset, size, std::move(key), std::move(problem)});
+  }
+  void damage(const VerifyItem& item, uint64_t within, uint64_t size, std::string problem) {
+    damage(context_.metadata.files[item.at->file], item.at->offset + within, size, *item.key,
+           std::move(problem));
+  }
+
+  void read_batch(size_t begin, size_t count) {
+    std::vector<ReadOp> reads;
+    for (size_t i = begin; i < begin + count; ++i) {
+      const VerifyOp& op = plan_.ops[i];
+      const uint64_t first = plan_.pieces[op.first].begin;
+      const uint64_t end = plan_.pieces[op.first + op.count - 1].end;
+      reads.push_back({files_[op.file].get(), first, end - first, nullptr});
+    }
+    const ReadOptions options{&context_.threads, context_.buffers, context_.deadline};
+    context_.storage.read(reads, options, [&](size_t i, ByteView bytes) {
+      const VerifyOp& op = plan_.ops[begin + i];
+      const uint64_t first = plan_.pieces[op.first].begin;
+      for (size_t p = op.first; p < op.first + op.count; ++p) {
+        VerifyPiece& piece = plan_.pieces[p];
+        check_piece(op.file, piece, bytes.subspan(piece.begin - first, piece.end - piece.begin));
+      }
+      progress_->add(bytes.size());
+    });
+  }
+
+  void check_piece(uint32_t file, VerifyPiece& piece, ByteView bytes) {
+    if (piece.item == VerifyPiece::kGap) {
+      const auto found =
+          std::find_if(bytes.begin(), bytes.end(), [](std::byte b) { return b != std::byte{0}; });
+      if (found == bytes.end()) return;
+      damage(context_.metadata.files[file],
+             piece.begin + static_cast<uint64_t>(found - bytes.begin()),
+             static_cast<uint64_t>(bytes.end() - found), "",
+             "bytes that belong to no item are not zero");
+    } else if (piece.whole) {
+      check_item(plan_.items[piece.item], bytes);
+    } else if (piece.summed) {
+      piece.crc = crc32(bytes);
+    }
+  }
+
+  void check_item(const VerifyItem& item, ByteView bytes) {
+    const ItemLocation& at = *item.at;
+    if (at.checksums && crc32(bytes) != at.checksums->item_crc32) {
+      return damage(item, 0, at.length, sum_problem(at.checksums->item_crc32, crc32(bytes)));
+    }
+    if (at.codec == Codec::kNone) return check_structure(item, bytes);
+    try {
+      const Bytes decoded = context_.format.decode(at.codec, bytes, kDecodedLimit);
+      check_structure(item, decoded);
+    } catch (const Error& error) {
+      damage(item, 0, at.length, error.message());
+    }
+  }
+
+  void check_structure(const VerifyItem& item, ByteView bytes) {
+    const bool decoded = item.at->codec != Codec::kNone;
+    try {
+      if (const auto fault = context_.format.verify_item(bytes)) {
+        const uint64_t within = decoded ? 0 : std::min(fault->offset, item.at->length);
+        return damage(item, within, item.at->length - within, fault->problem);
+      }
+      if (!item.is_tensor) {
+        context_.format.parse_object(bytes);
+      } else if (!payload_in(context_, item.chunk, bytes).record_crc32) {
+        std::lock_guard lock(mutex_);
+        ++unchecked_;
+      }
+    } catch (const Error& error) {
+      damage(item, 0, item.at->length, error.message());
+    }
+  }
+
+  void check_alone(uint32_t index) {
+    const VerifyItem& item = plan_.items[index];
+    ReadContext raw = context_;
+    raw.verify_checksums = false;
+    ItemLocation at = *item.at;
+    at.codec = Codec::kNone;
+    check_item(item, read_item(raw, at, *item.key, at.length));
+    progress_->add(at.length);
+  }
+
+  // Items larger than a buffer: their pieces stand in order.
+  void check_large() {
+    std::map<uint32_t, uint32_t> sums;
+    for (const VerifyPiece& piece : plan_.pieces) {
+      if (!piece.summed) continue;
+      uint32_t& sum = sums[piece.item];
+      sum = crc32_combine(sum, piece.crc, piece.end - piece.begin);
+    }
+    for (const auto& [index, expected] : plan_.expected) {
+      const VerifyItem& item = plan_.items[index];
+      if (sums[index] != expected) {
+        damage(item, 0, item.at->length, sum_problem(expected, sums[index]));
+      }
+    }
+  }
+
+  static std::string sum_problem(uint32_t expected, uint32_t found) {
+    return "expected CRC-32 " + std::to_string(expected) + ", found " + std::to_string(found);
+  }
+
+  VerifyReport report(double seconds) {
+    std::sort(damages_.begin(), damages_.end(), [](const Damage& a, const Damage& b) {
+      return std::tie(a.file, a.offset, a.key) < std::tie(b.file, b.offset, b.key);
+    });
+    VerifyReport report;
+    report.files = plan_.files;
+    report.items = plan_.items.size();
+    report.bytes = plan_.bytes;
+    report.items_without_checksum = plan_.unchecked + unchecked_;
+    report.damages = std::move(damages_);
+    report.seconds = seconds;
+    return report;
+  }
+
+  const ReadContext& context_;
+  const Opened& opened_;
+  std::vector<std::unique_ptr<ReadableFile>> files_;
+  std::vector<int64_t> sizes_;
+  VerifyPlan plan_;
+  ProgressMeter* progress_ = nullptr;
+  std::mutex mutex_;
+  std::vector<Damage> damages_;
+  uint64_t unchecked_ = 0;
+};
+
+}  // namespace
+
+VerifyReport verify_checkpoint(const ReadContext& context, const Opened& opened,
+                               const ProgressFn& progress) {
+  return Verifier(context, opened).run(progress);
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,175 @@
+#include "tilestone/engine/verify_plan_internal.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "tilestone/base/checked.h"
+#include "tilestone/base/error.h"
+
+namespace tilestone::engine {
+namespace {
+
+class Planner {
+ public:
+  Planner(const ReadContext& context, const std::vector<int64_t>& sizes,
+          const std::map<std::string, uint64_t>& written)
+      : context_(context), sizes_(sizes), written_(written) {}
+
+  VerifyPlan run() {
+    list_items();
+    for (uint32_t file = 0; file < sizes_.size(); ++file) plan_file(file);
+    return std::move(plan_);
+  }
+
+ private:
+  uint64_t buffer() const { return context_.buffers->buffer_bytes(); }
+  const std::string& name(uint32_t file) const { return context_.metadata.files[file]; }
+
+  void damage(uint32_t file, uint64_t offset, uint64_t size, std::string key, std::string problem) {
+    plan_.damages.push_back({name(file), offset, size, std::move(key), std::move(problem)});
+  }
+
+  void list_items() {
+    const Metadata& metadata = context_.metadata;
+    for (uint32_t t = 0; t < metadata.tensors.size(); ++t) {
+      const StoredTensor& tensor = metadata.tensors[t];
+      for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
+        plan_.items.push_back({&tensor.key, &tensor.chunks[c].at, true, {t, c}});
+      }
+    }
+    for (const StoredObject& object : metadata.objects) {
+      plan_.items.push_back({&object.key, &object.at, false, {}});
+    }
+    by_file_.resize(metadata.files.size());
+    for (uint32_t i = 0; i < plan_.items.size(); ++i) {
+      by_file_[plan_.items[i].at->file].push_back(i);
+    }
+  }
+
+  void plan_file(uint32_t file) {
+    if (sizes_[file] < 0) {
+      damage(file, 0, 0, "", "the file is missing");
+      return;
+    }
+    ++plan_.files;
+    const auto size = static_cast<uint64_t>(sizes_[file]);
+    const auto expected = written_.find(name(file));
+    if (expected != written_.end() && expected->second != size) {
+      damage(file, std::min(size, expected->second),
+             std::max(size, expected->second) - std::min(size, expected->second), "",
+             "the file has " + std::to_string(size) + " bytes, its save wrote " +
+                 std::to_string(expected->second));
+    }
+    std::vector<uint32_t>& items = by_file_[file];
+    std::sort(items.begin(), items.end(), [&](uint32_t a, uint32_t b) {
+      return plan_.items[a].at->offset < plan_.items[b].at->offset;
+    });
+    open_ = std::nullopt;
+    uint64_t end = 0;
+    for (uint32_t index : items) {
+      const VerifyItem& item = plan_.items[index];
+      const auto item_end = try_add(item.at->offset, item.at->length);
+      if (!item_end || *item_end > size) {
+        damage(file, std::min(item.at->offset, size), 0, *item.key,
+               "an item of " + std::to_string(item.at->length) + " bytes at offset " +
+                   std::to_string(item.at->offset) + " reaches beyond the file's " +
+                   std::to_string(size) + " bytes");
+        continue;
+      }
+      if (item.at->offset < end) {
+        damage(file, item.at->offset, std::min(end, *item_end) - item.at->offset, *item.key,
+               "the item overlaps the one before it");
+        plan_.alone.push_back(index);
+        end = std::max(end, *item_end);
+        open_ = std::nullopt;
+        continue;
+      }
+      add_gap(file, end, item.at->offset);
+      add_item(file, index);
+      end = *item_end;
+    }
+    add_gap(file, end, size);
+  }
+
+  void add_gap(uint32_t file, uint64_t begin, uint64_t end) {
+    for (; begin < end; begin += std::min(buffer(), end - begin)) {
+      add_piece(file, {VerifyPiece::kGap, begin, begin + std::min(buffer(), end - begin)});
+    }
+  }
+
+  void add_item(uint32_t file, uint32_t index) {
+    const VerifyItem& item = plan_.items[index];
+    const ItemLocation& at = *item.at;
+    if (at.length <= buffer()) {
+      add_piece(file, {index, at.offset, at.offset + at.length, true});
+    } else if (at.checksums && at.codec == Codec::kNone) {
+      plan_.expected[index] = at.checksums->item_crc32;
+      add_large(file, index, 0, at.length, true);
+    } else if (at.codec == Codec::kNone && item.is_tensor) {
+      add_foreign_tensor(file, index);
+    } else {
+      plan_.alone.push_back(index);
+      open_ = std::nullopt;
+    }
+  }
+
+  // A tensor of another writer: its record has the checksum; what surrounds it is parsed.
+  void add_foreign_tensor(uint32_t file, uint32_t index) {
+    const VerifyItem& item = plan_.items[index];
+    try {
+      const StoredPayload payload = find_payloads(context_, {&item.chunk, 1}).front();
+      const uint64_t record_end = payload.record_offset + payload.record_size;
+      add_large(file, index, 0, payload.record_offset, false);
+      add_large(file, index, payload.record_offset, record_end, true);
+      add_large(file, index, record_end, item.at->length, false);
+      if (payload.record_crc32) {
+        plan_.expected[index] = *payload.record_crc32;
+      } else {
+        ++plan_.unchecked;
+      }
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kIo) throw;
+      damage(file, item.at->offset, item.at->length, *item.key, error.message());
+    }
+  }
+
+  // Bytes [begin, end) of the item, a buffer at a time.
+  void add_large(uint32_t file, uint32_t index, uint64_t begin, uint64_t end, bool summed) {
+    const uint64_t start = plan_.items[index].at->offset;
+    for (; begin < end; begin += std::min(buffer(), end - begin)) {
+      add_piece(file, {index, start + begin, start + begin + std::min(buffer(), end - begin), false,
+                       summed});
+    }
+  }
+
+  // Joins the operation under way when it follows on and fits.
+  void add_piece(uint32_t file, VerifyPiece piece) {
+    plan_.bytes += piece.end - piece.begin;
+    VerifyOp* last = open_ ? &plan_.ops[*open_] : nullptr;
+    if (last != nullptr && plan_.pieces.back().end == piece.begin &&
+        piece.end - plan_.pieces[last->first].begin <= buffer()) {
+      ++last->count;
+    } else {
+      open_ = plan_.ops.size();
+      plan_.ops.push_back({file, plan_.pieces.size(), 1});
+    }
+    plan_.pieces.push_back(piece);
+  }
+
+  const ReadContext& context_;
+  const std::vector<int64_t>& sizes_;
+  const std::map<std::string, uint64_t>& written_;
+  std::vector<std::vector<uint32_t>> by_file_;  // items
+  std::optional<size_t> open_;                  // the operation that pieces may join
+  VerifyPlan plan_;
+};
+
+}  // namespace
+
+VerifyPlan plan_verify(const ReadContext& context, const std::vector<int64_t>& sizes,
+                       const std::map<std::string, uint64_t>& written) {
+  return Planner(context, sizes, written).run();
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,56 @@
+// What verify reads: every byte of every data file once, as items and the gaps between them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/payloads_internal.h"
+
+namespace tilestone::engine {
+
+struct VerifyItem {
+  const std::string* key = nullptr;
+  const ItemLocation* at = nullptr;
+  bool is_tensor = false;
+  ChunkRef chunk;  // of a tensor
+};
+
+// A stretch of a file: a gap, a whole item, or a piece of an item that is larger than a buffer.
+struct VerifyPiece {
+  static constexpr uint32_t kGap = ~uint32_t{0};
+  uint32_t item = kGap;  // index into VerifyPlan::items
+  uint64_t begin = 0;    // in the file
+  uint64_t end = 0;
+  bool whole = true;    // the item is all here
+  bool summed = false;  // counts for the checksum of a large item
+  uint32_t crc = 0;     // found
+};
+
+// pieces[first, first + count) are read at once.
+struct VerifyOp {
+  uint32_t file = 0;
+  size_t first = 0;
+  size_t count = 0;
+};
+
+struct VerifyPlan {
+  std::vector<VerifyItem> items;
+  std::vector<VerifyPiece> pieces;
+  std::vector<VerifyOp> ops;
+  std::vector<uint32_t> alone;            // items that are read into memory of their own
+  std::map<uint32_t, uint32_t> expected;  // large items: the checksum of their summed pieces
+  std::vector<Damage> damages;            // seen in sizes and places alone
+  uint64_t files = 0;
+  uint64_t bytes = 0;
+  uint64_t unchecked = 0;  // large items without a checksum
+};
+
+// `sizes`: of the files, by index into Metadata::files; negative: not there. `written`: sizes that
+// the manifest gives, by name.
+VerifyPlan plan_verify(const ReadContext& context, const std::vector<int64_t>& sizes,
+                       const std::map<std::string, uint64_t>& written);
+
+}  // namespace tilestone::engine
