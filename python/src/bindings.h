@@ -1,0 +1,131 @@
+// What the files of the binding share. Each file binds one area; module.cc is the table of
+// contents. Nothing here holds the GIL while the library works: every call that reads, writes or
+// waits releases it (without_gil), and callbacks take it back.
+#pragma once
+
+#include <Python.h>
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "python/src/casters.h"
+#include "tilestone/tilestone.h"
+
+namespace tilestone::python {
+
+namespace nb = nanobind;
+
+void bind_errors(nb::module_& m);
+void bind_log(nb::module_& m);
+void bind_geometry(nb::module_& m);
+void bind_tensor(nb::module_& m);
+void bind_value(nb::module_& m);
+void bind_entities(nb::module_& m);
+void bind_comm(nb::module_& m);
+void bind_engine(nb::module_& m);
+void bind_checkpoint(nb::module_& m);
+void bind_cli(nb::module_& m);
+
+// ---- Python objects inside the library ----
+
+// A strong reference that any thread may copy and drop: copies share a count of their own, the
+// last one takes the GIL.
+std::shared_ptr<const void> keep_alive(nb::handle object);
+// The object that keep_alive made `owner` of; an invalid handle for any other owner.
+nb::handle kept_object(const std::shared_ptr<const void>& owner);
+
+// A node that stands for a Python object on its way through the library: an empty tensor that
+// owns it. Used where the library only hands a node back (LocalNonpersistent, merged factories).
+StateNode object_node(nb::handle object);
+
+// ---- The GIL ----
+
+// Without the GIL while it lives. Long work's messages reach Python's logging meanwhile, short
+// work's (kShort: no thread is started for them) at its end.
+class WithoutGil {
+ public:
+  enum Length { kLong, kShort };
+  explicit WithoutGil(Length length);
+  ~WithoutGil();
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+template <typename Work>
+auto without_gil(Work&& work, WithoutGil::Length length = WithoutGil::kLong) {
+  WithoutGil released(length);
+  return std::forward<Work>(work)();
+}
+
+// Runs a Python callback from a thread of the library. What it raises becomes an Error that says
+// whose callback it was; a CheckpointError stays what it is.
+template <typename Work>
+auto with_gil(const std::string& what, Work&& work);
+
+// The Python exception in flight as an Error; call with the GIL held.
+Error error_of(const nb::python_error& raised, const std::string& what);
+
+template <typename Work>
+auto with_gil(const std::string& what, Work&& work) {
+  nb::gil_scoped_acquire held;
+  try {
+    return std::forward<Work>(work)();
+  } catch (const nb::python_error& raised) {
+    throw error_of(raised, what);
+  } catch (const std::bad_cast&) {
+    throw Error(ErrorCode::kInvalidArgument, what + " returned an object of another type");
+  }
+}
+
+// ---- Trees ----
+
+// The Python side of one call: an object of tilestone._bridge.Bridge, whose methods the binding
+// calls. Any thread may copy it; calling needs the GIL.
+class Bridge {
+ public:
+  explicit Bridge(nb::handle object)
+      : object_(keep_alive(object)), for_load_(nb::cast<bool>(object.attr("for_load"))) {}
+
+  bool for_load() const { return for_load_; }
+  template <typename... Args>
+  nb::object call(const char* method, Args&&... args) const {
+    return kept_object(object_).attr(method)(std::forward<Args>(args)...);
+  }
+
+ private:
+  std::shared_ptr<const void> object_;
+  bool for_load_;
+};
+
+Bytes to_bytes_owned(const nb::bytes& bytes);
+
+// Throws Error(kInvalidArgument) naming the path of what can't be saved.
+StateNode to_node(nb::handle object, const Bridge& bridge, const Path& path = {});
+StateDict to_state(nb::handle mapping, const Bridge& bridge);
+// `original` is the object that the node came from (or none): its keys, container types and kinds
+// of array are kept.
+nb::object from_node(const StateNode& node, nb::handle original, const Bridge& bridge);
+
+// A leaf: a Value, pickled where it is none.
+Value to_value(nb::handle object, const Bridge& bridge);
+nb::object from_value(const Value& value, nb::handle original, const Bridge& bridge);
+
+// An array over the view's memory, or the object that the view was made from.
+nb::object from_tensor(const TensorView& view, nb::handle original, const Bridge& bridge);
+
+DType dtype_named(std::string_view name);  // Error(kInvalidArgument) for an unknown name
+
+// A Python object as a communicator: None (a group of one), a Communicator, or an object with
+// rank, size, describe, gather, scatter, broadcast and all_to_all.
+Communicator to_communicator(nb::handle object);
+
+// progress(phase, bytes_done, bytes_total, seconds), or None.
+ProgressFn to_progress(nb::handle callback);
+
+}  // namespace tilestone::python

@@ -1,0 +1,56 @@
+// Dims as a Python tuple of ints; any sequence of ints is taken.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include "tilestone/geometry/dims.h"
+
+namespace nanobind::detail {
+
+template <>
+struct type_caster<tilestone::Dims> {
+  NB_TYPE_CASTER(tilestone::Dims, io_name("collections.abc.Sequence[int]", "tuple[int, ...]"))
+
+  bool from_python(handle src, uint32_t, cleanup_list*) noexcept {
+    if (!PySequence_Check(src.ptr()) || PyUnicode_Check(src.ptr()) || PyBytes_Check(src.ptr())) {
+      return false;
+    }
+    object items = steal(PySequence_Fast(src.ptr(), ""));
+    if (!items.is_valid()) return give_up();
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
+    value = tilestone::Dims();
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      object index = steal(PyNumber_Index(PySequence_Fast_GET_ITEM(items.ptr(), i)));
+      if (!index.is_valid()) return give_up();
+      const long long number = PyLong_AsLongLong(index.ptr());
+      if (number == -1 && PyErr_Occurred()) return give_up();
+      value.push_back(number);
+    }
+    return true;
+  }
+
+  static handle from_cpp(const tilestone::Dims& dims, rv_policy, cleanup_list*) noexcept {
+    PyObject* out = PyTuple_New(static_cast<Py_ssize_t>(dims.size()));
+    if (out == nullptr) return {};
+    for (size_t i = 0; i < dims.size(); ++i) {
+      PyTuple_SET_ITEM(out, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(dims[i]));
+    }
+    return out;
+  }
+
+ private:
+  static bool give_up() noexcept {
+    PyErr_Clear();
+    return false;
+  }
+};
+
+}  // namespace nanobind::detail

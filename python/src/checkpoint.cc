@@ -1,0 +1,176 @@
+// A checkpoint opened for reading.
+#include "python/src/bindings.h"
+
+namespace tilestone::python {
+namespace {
+
+using nb::literals::operator""_a;
+
+void bind_reports(nb::module_& m) {
+  nb::class_<Damage>(m, "Damage", "A damaged place of a checkpoint.")
+      .def_ro("file", &Damage::file)
+      .def_ro("offset", &Damage::offset, "In the file, bytes.")
+      .def_ro("size", &Damage::size, "Bytes of the range that is known to hold the damage.")
+      .def_ro("key", &Damage::key, "Empty for bytes outside items.")
+      .def_ro("problem", &Damage::problem)
+      .def("__repr__", [](const Damage& d) {
+        return "Damage(file='" + d.file + "', offset=" + std::to_string(d.offset) + ", key='" +
+               d.key + "', problem='" + d.problem + "')";
+      });
+  nb::class_<VerifyReport>(m, "VerifyReport", "What verify checked and found.")
+      .def_ro("files", &VerifyReport::files)
+      .def_ro("items", &VerifyReport::items)
+      .def_ro("bytes", &VerifyReport::bytes, "Bytes that were checked.")
+      .def_ro("items_without_checksum", &VerifyReport::items_without_checksum,
+              "Items whose writer recorded no checksum.")
+      .def_ro("damages", &VerifyReport::damages, "By file and offset; empty for a sound one.")
+      .def_ro("seconds", &VerifyReport::seconds)
+      .def_prop_ro("ok", &VerifyReport::ok, "True when nothing is damaged.");
+}
+
+const StoredTensor& tensor_of(const Checkpoint& checkpoint, const std::string& key) {
+  if (const StoredTensor* tensor = checkpoint.metadata().find_tensor(key)) return *tensor;
+  throw Error(ErrorCode::kNotFound, "the checkpoint holds no tensor of this key").with_key(key);
+}
+
+void bind_keys(nb::class_<Checkpoint>& bound) {
+  bound.def("keys", &Checkpoint::keys)
+      .def("tensor_keys",
+           [](const Checkpoint& c) {
+             std::vector<std::string> keys;
+             for (const StoredTensor& t : c.metadata().tensors) keys.push_back(t.key);
+             return keys;
+           })
+      .def("object_keys",
+           [](const Checkpoint& c) {
+             std::vector<std::string> keys;
+             for (const StoredObject& o : c.metadata().objects) keys.push_back(o.key);
+             return keys;
+           })
+      .def(
+          "is_tensor",
+          [](const Checkpoint& c, const std::string& key) {
+            return c.metadata().find_tensor(key) != nullptr;
+          },
+          "key"_a)
+      .def(
+          "is_object",
+          [](const Checkpoint& c, const std::string& key) {
+            return c.metadata().find_object(key) != nullptr;
+          },
+          "key"_a)
+      .def(
+          "similar",
+          [](const Checkpoint& c, const std::string& key) {
+            return similar_keys(c.metadata(), key);
+          },
+          "key"_a, "Keys that resemble `key`.")
+      .def(
+          "path_of",
+          [](const Checkpoint& c, const std::string& key) {
+            if (const StoredTensor* t = c.metadata().find_tensor(key)) return t->path;
+            const StoredObject* o = c.metadata().find_object(key);
+            return o == nullptr ? Path() : o->path;
+          },
+          "key"_a, "Where the writer's tree had the key; empty when that is not recorded.");
+}
+
+void bind_tensors(nb::class_<Checkpoint>& bound) {
+  bound
+      .def(
+          "dtype",
+          [](const Checkpoint& c, const std::string& key) {
+            return to_string(tensor_of(c, key).dtype);
+          },
+          "key"_a)
+      .def(
+          "shape",
+          [](const Checkpoint& c, const std::string& key) { return tensor_of(c, key).shape; },
+          "key"_a)
+      .def(
+          "boxes",
+          [](const Checkpoint& c, const std::string& key) {
+            std::vector<Box> boxes;
+            for (const StoredChunk& chunk : tensor_of(c, key).chunks) boxes.push_back(chunk.box);
+            return boxes;
+          },
+          "key"_a)
+      .def(
+          "files_of",
+          [](const Checkpoint& c, const std::string& key) {
+            std::vector<std::string> files;
+            for (const StoredChunk& chunk : tensor_of(c, key).chunks) {
+              files.push_back(c.metadata().files.at(chunk.at.file));
+            }
+            return files;
+          },
+          "key"_a)
+      .def(
+          "read",
+          [](const Checkpoint& c, const std::string& key, const std::optional<Box>& box) {
+            return without_gil([&] { return c.read(key, box); }, WithoutGil::kShort);
+          },
+          "key"_a, "box"_a.none())
+      .def(
+          "read_into",
+          [](const Checkpoint& c, const std::string& key, const std::optional<Box>& box,
+             const TensorView& target) {
+            without_gil([&] { c.read_into(key, box, target); }, WithoutGil::kShort);
+          },
+          "key"_a, "box"_a.none(), "target"_a);
+}
+
+}  // namespace
+
+void bind_checkpoint(nb::module_& m) {
+  bind_reports(m);
+  nb::class_<Checkpoint> bound(m, "Checkpoint");
+  bound.def_static(
+      "open",
+      [](const std::string& path, bool verify_checksums, uint64_t buffer_bytes, int threads) {
+        OpenOptions options;
+        options.verify_checksums = verify_checksums;
+        options.buffer_bytes = buffer_bytes;
+        options.threads = threads;
+        return without_gil([&] { return Checkpoint::open(Location(path), options); });
+      },
+      "path"_a, "verify_checksums"_a, "buffer_bytes"_a, "threads"_a);
+  bind_keys(bound);
+  bind_tensors(bound);
+  bound
+      .def(
+          "read_object",
+          [](const Checkpoint& c, const std::string& key, nb::handle bridge) {
+            const Value value = without_gil([&] { return c.read_object(key); }, WithoutGil::kShort);
+            return from_value(value, nb::none(), Bridge(bridge));
+          },
+          "key"_a, "bridge"_a)
+      .def(
+          "read_object_bytes",
+          [](const Checkpoint& c, const std::string& key) {
+            const Bytes bytes =
+                without_gil([&] { return c.read_object_bytes(key); }, WithoutGil::kShort);
+            return nb::bytes(bytes.data(), bytes.size());
+          },
+          "key"_a)
+      .def(
+          "verify",
+          [](const Checkpoint& c, nb::handle progress) {
+            const ProgressFn callback = to_progress(progress);
+            return without_gil([&] { return c.verify(callback); });
+          },
+          "progress"_a.none())
+      .def_prop_ro("files", [](const Checkpoint& c) { return c.metadata().files; })
+      .def_prop_ro("writer", [](const Checkpoint& c) { return c.metadata().writer; })
+      .def_prop_ro("save_id", [](const Checkpoint& c) { return c.metadata().save_id; })
+      .def_prop_ro("rank_local", [](const Checkpoint& c) { return c.metadata().rank_local; })
+      .def_prop_ro("format", [](const Checkpoint& c) { return c.format().name(); })
+      .def_prop_ro("world_size",
+                   [](const Checkpoint& c) -> std::optional<int> {
+                     if (!c.manifest()) return std::nullopt;
+                     return c.manifest()->world_size;
+                   })
+      .def_prop_ro("tensor_bytes", [](const Checkpoint& c) { return c.metadata().tensor_bytes(); });
+}
+
+}  // namespace tilestone::python

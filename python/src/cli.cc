@@ -1,0 +1,19 @@
+// The command line, for the console script of the Python package.
+#include "python/src/bindings.h"
+#include "tilestone/cli/run.h"
+
+namespace tilestone::python {
+
+void bind_cli(nb::module_& m) {
+  m.def(
+      "cli",
+      [](const std::vector<std::string>& words) {
+        std::vector<const char*> argv;
+        for (const std::string& word : words) argv.push_back(word.c_str());
+        nb::gil_scoped_release released;
+        return cli::run(static_cast<int>(argv.size()), argv.data());
+      },
+      nb::arg("argv"), "Runs one command (argv[0] is the program's name); its exit code.");
+}
+
+}  // namespace tilestone::python

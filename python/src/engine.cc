@@ -1,0 +1,78 @@
+// save and load.
+#include "python/src/bindings.h"
+
+namespace tilestone::python {
+namespace {
+
+using nb::literals::operator""_a;
+
+SaveOptions::Agreement agreement_named(const std::string& name) {
+  if (name == "exchange") return SaveOptions::Agreement::kExchange;
+  if (name == "rule") return SaveOptions::Agreement::kRule;
+  throw Error(ErrorCode::kInvalidArgument,
+              "agreement is \"exchange\" or \"rule\", not \"" + name + "\"");
+}
+
+SaveResult save_state(nb::handle state, const std::string& path, nb::handle bridge_object,
+                      nb::handle comm, bool overwrite, const std::string& agreement, double timeout,
+                      int threads, uint64_t buffer_bytes, int files_per_rank, nb::handle progress) {
+  SaveOptions options;
+  options.comm = to_communicator(comm);
+  options.overwrite = overwrite;
+  options.agreement = agreement_named(agreement);
+  options.timeout = timeout;
+  options.threads = threads;
+  options.buffer_bytes = buffer_bytes;
+  options.files_per_rank = files_per_rank;
+  options.progress = to_progress(progress);
+  const StateDict tree = to_state(state, Bridge(bridge_object));
+  return without_gil([&] { return save(tree, Location(path), options); });
+}
+
+nb::object load_state(nb::handle wanted, const std::string& path, nb::handle bridge_object,
+                      nb::handle comm, bool cast, bool verify_checksums, double timeout,
+                      int threads, uint64_t buffer_bytes, nb::handle progress) {
+  LoadOptions options;
+  options.comm = to_communicator(comm);
+  options.cast = cast;
+  options.verify_checksums = verify_checksums;
+  options.timeout = timeout;
+  options.threads = threads;
+  options.buffer_bytes = buffer_bytes;
+  options.progress = to_progress(progress);
+  const Bridge bridge(bridge_object);
+  const StateDict tree = to_state(wanted, bridge);
+  const StateDict loaded = without_gil([&] { return load(tree, Location(path), options); });
+  return from_node(loaded, wanted, bridge);
+}
+
+}  // namespace
+
+ProgressFn to_progress(nb::handle callback) {
+  if (callback.is_none()) return nullptr;
+  return [kept = keep_alive(callback)](const Progress& progress) {
+    nb::gil_scoped_acquire held;
+    kept_object(kept)(progress.phase, progress.bytes_done, progress.bytes_total, progress.seconds);
+  };
+}
+
+void bind_engine(nb::module_& m) {
+  nb::class_<SaveResult>(m, "SaveResult", "What a save did.")
+      .def_ro("save_id", &SaveResult::save_id, "The attempt's unique name.")
+      .def_ro("bytes_written", &SaveResult::bytes_written, "By this rank.")
+      .def_ro("items_written", &SaveResult::items_written, "By this rank.")
+      .def("__repr__", [](const SaveResult& result) {
+        return "SaveResult(save_id='" + result.save_id +
+               "', bytes_written=" + std::to_string(result.bytes_written) +
+               ", items_written=" + std::to_string(result.items_written) + ")";
+      });
+  m.def("save", &save_state, "state"_a, "path"_a, "bridge"_a, "comm"_a.none(), "overwrite"_a,
+        "agreement"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a, "files_per_rank"_a,
+        "progress"_a.none());
+  m.def("load", &load_state, "wanted"_a, "path"_a, "bridge"_a, "comm"_a.none(), "cast"_a,
+        "verify_checksums"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a, "progress"_a.none());
+  m.attr("DEFAULT_TIMEOUT") = kDefaultTimeout;
+  m.attr("DEFAULT_BUFFER_BYTES") = static_cast<uint64_t>(BufferPool::kDefaultTotal);
+}
+
+}  // namespace tilestone::python

@@ -1,0 +1,207 @@
+// Boxes, meshes and placements.
+#include <nanobind/operators.h>
+
+#include "python/src/bindings.h"
+
+namespace tilestone::python {
+namespace {
+
+using nb::literals::operator""_a;
+
+void bind_box(nb::module_& m) {
+  nb::class_<Box>(m, "Box",
+                  "A half-open n-dimensional range of a tensor's elements: `offset` and `shape`, "
+                  "both in elements.")
+      .def(
+          "__init__",
+          [](Box* self, Dims offset, Dims shape) {
+            if (offset.size() != shape.size()) {
+              throw Error(ErrorCode::kInvalidArgument,
+                          "a box's offset and shape have as many dims as one another, not " +
+                              to_string(offset) + " and " + to_string(shape));
+            }
+            new (self) Box{std::move(offset), std::move(shape)};
+          },
+          "offset"_a, "shape"_a)
+      .def_prop_ro(
+          "offset", [](const Box& box) { return box.offset; }, "First element, per dim.")
+      .def_prop_ro(
+          "shape", [](const Box& box) { return box.shape; }, "Extent, per dim.")
+      .def_prop_ro("numel", &Box::numel, "Number of elements.")
+      .def_prop_ro(
+          "slices",
+          [](const Box& box) {
+            nb::list out;
+            for (size_t i = 0; i < box.rank(); ++i) {
+              out.append(nb::steal(
+                  PySlice_New(nb::int_(box.offset[i]).ptr(), nb::int_(box.end(i)).ptr(), nullptr)));
+            }
+            return nb::tuple(out);
+          },
+          nb::sig("def slices(self) -> tuple[slice, ...]"),
+          "The box as an index: array[box.slices].")
+      .def(
+          "__eq__",
+          [](const Box& a, nb::handle other) {
+            return nb::isinstance<Box>(other) && a == nb::cast<const Box&>(other);
+          },
+          "other"_a, nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__hash__", [](const Box& box) { return static_cast<Py_ssize_t>(hash_of(box) >> 1); })
+      .def("__repr__", [](const Box& box) { return "Box(" + to_string(box) + ")"; })
+      .def("__getstate__", [](const Box& box) { return std::make_pair(box.offset, box.shape); })
+      .def("__setstate__", [](Box& box, std::pair<Dims, Dims> state) {
+        new (&box) Box{std::move(state.first), std::move(state.second)};
+      });
+}
+
+template <typename P>
+void equal_and_printed(nb::class_<P>& bound) {
+  bound
+      .def(
+          "__eq__",
+          [](const P& a, nb::handle other) {
+            return nb::isinstance<P>(other) && a == nb::cast<const P&>(other);
+          },
+          "other"_a, nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__hash__",
+           [](const P& p) {
+             return static_cast<Py_ssize_t>(std::hash<std::string>()(to_string(Placement(p))) >> 1);
+           })
+      .def("__repr__", [](const P& p) { return to_string(Placement(p)); });
+}
+
+void bind_placements(nb::module_& m) {
+  nb::class_<Shard> shard(m, "Shard",
+                          "Split along tensor dim `dim` with torch.chunk's sizes: chunks of "
+                          "ceil(n / ranks), the last ones shorter or empty.");
+  shard.def(
+           "__init__", [](Shard* self, int64_t dim) { new (self) Shard{dim}; }, "dim"_a)
+      .def_ro("dim", &Shard::dim);
+  equal_and_printed(shard);
+  nb::class_<StridedShard> strided(
+      m, "StridedShard",
+      "torch's _StridedShard: `dim` is first cut into `split` parts by mesh dims further right, "
+      "and each part into this mesh dim's shards (FSDP2 over TP).");
+  strided
+      .def(
+          "__init__",
+          [](StridedShard* self, int64_t dim, int64_t split) {
+            new (self) StridedShard{dim, split};
+          },
+          "dim"_a, "split"_a)
+      .def_ro("dim", &StridedShard::dim)
+      .def_ro("split", &StridedShard::split);
+  equal_and_printed(strided);
+  nb::class_<Replicate> replicate(m, "Replicate", "The same on every rank of the mesh dim.");
+  replicate.def(nb::init<>());
+  equal_and_printed(replicate);
+  nb::class_<Partial> partial(m, "Partial",
+                              "A sum that is still to be made; refused when it is saved.");
+  partial.def(nb::init<>());
+  equal_and_printed(partial);
+}
+
+void bind_mesh(nb::module_& m) {
+  nb::class_<Mesh>(m, "Mesh", "Ranks in a named n-dimensional grid, as torch's DeviceMesh.")
+      .def(
+          "__init__",
+          [](Mesh* self, Dims shape, std::optional<std::vector<int>> ranks,
+             std::vector<std::string> names) {
+            if (ranks) {
+              new (self) Mesh(std::move(shape), std::move(*ranks), std::move(names));
+            } else {
+              new (self) Mesh(Mesh::grid(std::move(shape), std::move(names)));
+            }
+          },
+          "shape"_a, "ranks"_a = nb::none(), "names"_a = std::vector<std::string>(),
+          "`ranks` holds the global ranks in C order; without it they are 0, 1, 2 ...\n"
+          "Raises InvalidArgumentError on a rank or name that occurs twice, or a wrong count.")
+      .def_prop_ro("shape", [](const Mesh& mesh) { return mesh.shape(); })
+      .def_prop_ro("ranks", [](const Mesh& mesh) { return mesh.ranks(); })
+      .def_prop_ro("names", [](const Mesh& mesh) { return mesh.names(); })
+      .def("coordinate", &Mesh::coordinate, "rank"_a,
+           "Where a global rank sits in the mesh; None for a rank outside it.")
+      .def("rank_at", &Mesh::rank_at, "coordinate"_a)
+      .def("__repr__", [](const Mesh& mesh) { return "Mesh(" + to_string(mesh.shape()) + ")"; });
+}
+
+void bind_boxes_of_placements(nb::module_& m) {
+  nb::class_<LocalBoxes>(m, "LocalBoxes", "What one rank holds of a tensor.")
+      .def_prop_ro(
+          "local_shape", [](const LocalBoxes& l) { return l.local_shape; },
+          "Shape of the local tensor.")
+      .def_prop_ro(
+          "boxes", [](const LocalBoxes& l) { return l.boxes; }, "Its boxes in the global tensor.")
+      .def_prop_ro(
+          "locals", [](const LocalBoxes& l) { return l.locals; },
+          "locals[i] is the box of the local tensor that holds boxes[i].");
+  m.def(
+      "local_boxes",
+      [](const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
+         const std::vector<Placement>& placements) {
+        return local_boxes(global_shape, mesh, coordinate, placements);
+      },
+      "global_shape"_a, "mesh"_a, "coordinate"_a, "placements"_a,
+      "The boxes that the rank at `coordinate` of the mesh holds of a tensor of `global_shape` "
+      "(elements); an empty shard gives one empty box.\n"
+      "Raises InvalidArgumentError on Partial, a dim out of range or a wrong number of "
+      "placements. Sizes follow torch.chunk, as torch's DTensor does.");
+  m.def(
+      "replica_id",
+      [](const Mesh& mesh, const Dims& coordinate, const std::vector<Placement>& placements) {
+        return replica_id(mesh, coordinate, placements);
+      },
+      "mesh"_a, "coordinate"_a, "placements"_a,
+      "The coordinate along the Replicate dims only; all zeros for the main replica.");
+  m.def(
+      "replica_holders",
+      [](const Mesh& mesh, const Dims& coordinate, const std::vector<Placement>& placements) {
+        return replica_holders(mesh, coordinate, placements);
+      },
+      "mesh"_a, "coordinate"_a, "placements"_a,
+      "Global ranks that hold the same boxes, ascending, this one included.");
+  m.def(
+      "flat_range_to_boxes",
+      [](const Dims& shape, int64_t begin, int64_t end) {
+        return flat_range_to_boxes(shape, {begin, end});
+      },
+      "shape"_a, "begin"_a, "end"_a,
+      "The elements [begin, end) of a flattened tensor of `shape` as at most 2n - 1 disjoint "
+      "boxes in flat order.");
+}
+
+void bind_merging(nb::module_& m) {
+  nb::class_<MergedSharding>(m, "MergedSharding",
+                             "How the checkpoint's tensor is laid over a parameter's rank.")
+      .def_prop_ro("global_shape", [](const MergedSharding& s) { return s.global_shape; })
+      .def_prop_ro("strides", [](const MergedSharding& s) { return s.strides; })
+      .def_prop_ro("held", [](const MergedSharding& s) { return s.held; })
+      .def_prop_ro("replica_id", [](const MergedSharding& s) { return s.replica_id; });
+  m.def(
+      "merge_shardings",
+      [](const Dims& local_shape, const Dims& global_shape, const Mesh& mesh,
+         const std::vector<Placement>& placements, const Dims& coordinate,
+         const Mesh& checkpoint_mesh, const std::vector<Placement>& checkpoint_placements,
+         const Dims& checkpoint_coordinate) {
+        return merge_shardings(local_shape, global_shape, Sharding{mesh, placements}, coordinate,
+                               Sharding{checkpoint_mesh, checkpoint_placements},
+                               checkpoint_coordinate);
+      },
+      "local_shape"_a, "global_shape"_a, "mesh"_a, "placements"_a, "coordinate"_a,
+      "checkpoint_mesh"_a, "checkpoint_placements"_a, "checkpoint_coordinate"_a,
+      "Merges a parameter's mesh and placements with those that the checkpoint gives it (expert "
+      "weights under expert parallelism inside FSDP2). Shapes in elements.\n"
+      "Raises InvalidArgumentError where the two contradict one another.");
+}
+
+}  // namespace
+
+void bind_geometry(nb::module_& m) {
+  bind_box(m);
+  bind_placements(m);
+  bind_mesh(m);
+  bind_boxes_of_placements(m);
+  bind_merging(m);
+}
+
+}  // namespace tilestone::python

@@ -1,0 +1,18 @@
+// Table of contents of tilestone._core.
+#include "python/src/bindings.h"
+
+NB_MODULE(_core, m) {
+  using namespace tilestone::python;
+  m.doc() = "The engine of tilestone; use the package `tilestone`.";
+  m.attr("__version__") = tilestone::kVersion;
+  bind_errors(m);
+  bind_log(m);
+  bind_geometry(m);
+  bind_tensor(m);
+  bind_value(m);
+  bind_entities(m);
+  bind_comm(m);
+  bind_engine(m);
+  bind_checkpoint(m);
+  bind_cli(m);
+}

@@ -1,0 +1,219 @@
+// Tensors of Python as views of their memory, and views as arrays.
+#include <nanobind/ndarray.h>
+
+#include "python/src/bindings.h"
+
+namespace tilestone::python {
+namespace {
+
+using nb::literals::operator""_a;
+
+struct DropReference {
+  void operator()(const void* object) const {
+    if (!Py_IsInitialized()) return;
+    nb::gil_scoped_acquire held;
+    Py_DECREF(static_cast<PyObject*>(const_cast<void*>(object)));
+  }
+};
+
+// Memory behind a Python object with device, to_host(begin, out), from_host(begin, data) and
+// narrow(offset, shape); see tilestone._torch_bridge.DeviceTensor.
+class PythonDeviceMemory : public DeviceMemory {
+ public:
+  explicit PythonDeviceMemory(nb::handle object)
+      : object_(keep_alive(object)), device_(nb::cast<std::string>(object.attr("device"))) {}
+
+  std::string device() const override { return device_; }
+
+  void to_host(uint64_t begin, MutableByteView out) override {
+    with_gil("copying from " + device_, [&] {
+      kept_object(object_).attr("to_host")(begin, memory(out.data(), out.size(), PyBUF_WRITE));
+    });
+  }
+
+  void from_host(uint64_t begin, ByteView in) override {
+    with_gil("copying to " + device_, [&] {
+      kept_object(object_).attr("from_host")(
+          begin, memory(const_cast<std::byte*>(in.data()), in.size(), PyBUF_READ));
+    });
+  }
+
+  std::shared_ptr<DeviceMemory> narrow(const Box& box) override {
+    return with_gil("taking a part of a tensor on " + device_,
+                    [&]() -> std::shared_ptr<DeviceMemory> {
+                      nb::object part = kept_object(object_).attr("narrow")(box.offset, box.shape);
+                      return std::make_shared<PythonDeviceMemory>(part);
+                    });
+  }
+
+ private:
+  static nb::object memory(std::byte* data, size_t size, int flags) {
+    return nb::steal(PyMemoryView_FromMemory(reinterpret_cast<char*>(data),
+                                             static_cast<Py_ssize_t>(size), flags));
+  }
+
+  std::shared_ptr<const void> object_;
+  std::string device_;
+};
+
+std::optional<DType> dtype_of(const nb::dlpack::dtype& dtype) {
+  using Code = nb::dlpack::dtype_code;
+  if (dtype.lanes != 1) return std::nullopt;
+  const std::string bits = std::to_string(dtype.bits);
+  switch (static_cast<Code>(dtype.code)) {
+    case Code::Bool:
+      return DType::kBool;
+    case Code::Int:
+      return parse_dtype("int" + bits);
+    case Code::UInt:
+      return parse_dtype("uint" + bits);
+    case Code::Float:
+      return parse_dtype("float" + bits);
+    case Code::Complex:
+      return parse_dtype("complex" + bits);
+    case Code::Bfloat:
+      return dtype.bits == 16 ? std::optional(DType::kBFloat16) : std::nullopt;
+    case Code::Float8_E4M3FN:
+      return DType::kFloat8E4M3FN;
+    case Code::Float8_E4M3FNUZ:
+      return DType::kFloat8E4M3FNUZ;
+    case Code::Float8_E5M2:
+      return DType::kFloat8E5M2;
+    case Code::Float8_E5M2FNUZ:
+      return DType::kFloat8E5M2FNUZ;
+    case Code::Float8_E8M0FNU:
+      return DType::kFloat8E8M0FNU;
+    default:
+      return std::nullopt;
+  }
+}
+
+template <typename Array>
+TensorView view_of(const Array& array, nb::handle owner) {
+  if (array.device_type() != nb::device::cpu::value) {
+    throw Error(ErrorCode::kUnsupported,
+                "an array that speaks DLPack must be in the CPU's memory (only torch's tensors may "
+                "be on a device)");
+  }
+  const std::optional<DType> dtype = dtype_of(array.dtype());
+  if (!dtype) {
+    throw Error(ErrorCode::kUnsupported,
+                "an array's DLPack element type (code " + std::to_string(array.dtype().code) +
+                    ", " + std::to_string(array.dtype().bits) + " bits) is none of Tilestone's");
+  }
+  TensorView view = TensorView::without_data(*dtype, {});
+  view.data = static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(array.data())));
+  for (size_t i = 0; i < array.ndim(); ++i) {
+    view.shape.push_back(static_cast<int64_t>(array.shape(i)));
+    view.strides.push_back(array.stride(i));
+  }
+  view.owner = keep_alive(owner);
+  return view;
+}
+
+nb::object from_dlpack(nb::handle object, bool writable) {
+  nb::ndarray<> array;
+  if (nb::try_cast(object, array)) return nb::cast(view_of(array, object));
+  if (writable) return nb::none();
+  nb::ndarray<nb::ro> readable;
+  if (nb::try_cast(object, readable)) return nb::cast(view_of(readable, object));
+  return nb::none();
+}
+
+TensorView strided(uintptr_t data, std::string_view dtype, Dims shape, Dims strides,
+                   uintptr_t begin, uint64_t bytes, nb::handle owner) {
+  return TensorView::strided(reinterpret_cast<void*>(data), dtype_named(dtype), std::move(shape),
+                             std::move(strides), reinterpret_cast<const void*>(begin), bytes,
+                             keep_alive(owner));
+}
+
+TensorView on_device(std::string_view dtype, Dims shape, nb::handle memory, nb::handle owner) {
+  TensorView view = TensorView::without_data(dtype_named(dtype), std::move(shape));
+  view.device = std::make_shared<PythonDeviceMemory>(memory);
+  view.owner = keep_alive(owner);
+  return view;
+}
+
+// The view's memory as a writable uint8 array that keeps it alive.
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> bytes_of(const TensorView& view) {
+  if (view.device || (!view.has_data())) {
+    throw Error(ErrorCode::kInvalidArgument, "a view without host memory has no bytes");
+  }
+  if (!view.strided_view().is_contiguous()) {
+    throw Error(ErrorCode::kInvalidArgument, "only a contiguous view's bytes can be had");
+  }
+  auto* owner = new std::shared_ptr<const void>(view.owner);
+  nb::capsule capsule(
+      owner, [](void* p) noexcept { delete static_cast<std::shared_ptr<const void>*>(p); });
+  const size_t size = view.bytes();
+  return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(view.data, {size}, capsule);
+}
+
+}  // namespace
+
+std::shared_ptr<const void> keep_alive(nb::handle object) {
+  Py_INCREF(object.ptr());
+  return std::shared_ptr<const void>(static_cast<const void*>(object.ptr()), DropReference{});
+}
+
+nb::handle kept_object(const std::shared_ptr<const void>& owner) {
+  if (!owner || std::get_deleter<DropReference>(owner) == nullptr) return {};
+  return static_cast<PyObject*>(const_cast<void*>(owner.get()));
+}
+
+StateNode object_node(nb::handle object) {
+  TensorView token = TensorView::without_data(DType::kUInt8, {0});
+  token.owner = keep_alive(object);
+  return token;
+}
+
+DType dtype_named(std::string_view name) {
+  if (auto dtype = parse_dtype(name)) return *dtype;
+  throw Error(ErrorCode::kInvalidArgument,
+              "\"" + std::string(name) + "\" is no element type of a checkpoint");
+}
+
+nb::object from_tensor(const TensorView& view, nb::handle original, const Bridge& bridge) {
+  if (nb::handle kept = kept_object(view.owner)) return nb::borrow(kept);
+  return bridge.call("make_array", view, original);
+}
+
+void bind_tensor(nb::module_& m) {
+  nb::class_<TensorView>(m, "TensorView", "A borrowed view of a tensor's memory.")
+      .def_static("strided", &strided, "data"_a, "dtype"_a, "shape"_a, "strides"_a, "begin"_a,
+                  "bytes"_a, "owner"_a,
+                  "Memory at address `data` inside [begin, begin + bytes); strides in elements.")
+      .def_static("on_device", &on_device, "dtype"_a, "shape"_a, "memory"_a, "owner"_a,
+                  "Memory that is copied to and from piece by piece.")
+      .def_static(
+          "without_data",
+          [](std::string_view dtype, Dims shape) {
+            return TensorView::without_data(dtype_named(dtype), std::move(shape));
+          },
+          "dtype"_a, "shape"_a, "A tensor that a load allocates.")
+      .def_static("from_dlpack", &from_dlpack, "array"_a, "writable"_a,
+                  nb::sig("def from_dlpack(array: object, writable: bool) -> TensorView | None"),
+                  "An array that speaks DLPack; None for one that doesn't, or is read-only.")
+      .def_prop_ro("dtype", [](const TensorView& v) { return to_string(v.dtype); })
+      .def_prop_ro("shape", [](const TensorView& v) { return v.shape; })
+      .def_prop_ro("nbytes", &TensorView::bytes)
+      .def_prop_ro(
+          "owner", [](const TensorView& v) { return nb::borrow(kept_object(v.owner)); },
+          nb::sig("def owner(self) -> object"))
+      .def_prop_ro("bytes", &bytes_of,
+                   nb::sig("def bytes(self) -> numpy.typing.NDArray[numpy.uint8]"),
+                   "The memory of a contiguous view as uint8, shared with it.");
+  m.def(
+      "itemsize", [](std::string_view name) { return itemsize(dtype_named(name)); }, "dtype"_a,
+      "Bytes an element.");
+  m.def(
+      "dtypes",
+      [] {
+        std::vector<std::string> names;
+        for (DType dtype : all_dtypes()) names.emplace_back(to_string(dtype));
+        return names;
+      },
+      "Names of all element types.");
+}
+
+}  // namespace tilestone::python

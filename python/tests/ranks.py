@@ -1,0 +1,141 @@
+"""Worlds of real torch ranks (gloo), kept alive over many tests.
+
+Each rank is a process that waits for work: a function of a test module and its arguments. The
+function runs on every rank as function(rank, world, *args).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import tempfile
+import traceback
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+_PRELOAD = ["torch", "torch.distributed.checkpoint", "torch.distributed.tensor"]
+
+
+def _context() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    return context
+
+
+@dataclasses.dataclass
+class Raised:
+    """An exception of a rank."""
+
+    kind: str
+    bases: list[str]
+    text: str
+    attributes: dict[str, Any]
+    trace: str
+
+
+def _told(error: BaseException) -> Raised:
+    names = ("code", "message", "key", "file", "rank", "hint", "errno")
+    attributes = {name: getattr(error, name) for name in names if hasattr(error, name)}
+    bases = [kind.__name__ for kind in type(error).__mro__]
+    return Raised(type(error).__name__, bases, str(error), attributes, traceback.format_exc())
+
+
+def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    while (work := pipe.recv()) is not None:
+        function, args = work
+        try:
+            result: Any = function(rank, world, *args)
+        except Exception as error:
+            result = _told(error)
+        pipe.send(result)
+    dist.destroy_process_group()
+
+
+class World:
+    """`size` ranks. Not usable any more after a rank was lost or hung."""
+
+    def __init__(self, size: int) -> None:
+        os.environ.update(USE_LIBUV="0", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+        self.size = size
+        self.alive = True
+        self._folder = tempfile.TemporaryDirectory()
+        context = _context()
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(size):
+            here, there = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, size, f"{self._folder.name}/store", there), daemon=True
+            )
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def collect(self, function: Any, *args: Any, timeout: float = 120) -> list[Any]:
+        """Each rank's result, or what it raised; "lost" for a rank that died."""
+        for pipe in self._pipes:
+            pipe.send((function, args))
+        results: dict[int, Any] = {}
+        while len(results) < self.size:
+            waiting = {self._pipes[r]: r for r in range(self.size) if r not in results}
+            ready = wait(list(waiting), timeout)
+            if not ready:
+                self.close()
+                raise AssertionError(
+                    f"ranks {sorted(waiting.values())} hang; the others: {results}"
+                )
+            for pipe in ready:
+                rank = waiting[pipe]  # type: ignore[index]
+                try:
+                    results[rank] = self._pipes[rank].recv()
+                except EOFError:
+                    results[rank] = "lost"
+                    self.alive = False
+        return [results[rank] for rank in range(self.size)]
+
+    def run(self, function: Any, *args: Any, timeout: float = 120) -> list[Any]:
+        """Each rank's result; fails when a rank raised."""
+        results = self.collect(function, *args, timeout=timeout)
+        for rank, result in enumerate(results):
+            assert not isinstance(result, Raised), f"rank {rank}: {result.trace}"
+        return results
+
+    def close(self) -> None:
+        """Ends the ranks: gently, and then not."""
+        self.alive = False
+        for pipe in self._pipes:
+            try:
+                pipe.send(None)
+            except OSError:
+                pass
+        for process in self._processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+
+
+class Worlds:
+    """Worlds by size, started when they are first needed."""
+
+    def __init__(self) -> None:
+        self._worlds: dict[int, World] = {}
+
+    def __getitem__(self, size: int) -> World:
+        world = self._worlds.get(size)
+        if world is None or not world.alive:
+            world = self._worlds[size] = World(size)
+        return world
+
+    def close(self) -> None:
+        for world in self._worlds.values():
+            if world.alive:
+                world.close()

@@ -1,0 +1,189 @@
+"""save and load."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tilestone import _core
+from tilestone._bridge import Bridge
+from tilestone._errors import InvalidArgumentError
+from tilestone._progress import ProgressCallback, reporting
+
+_solo = _core.solo()
+
+
+def _group_of_torch(group: Any) -> Any:
+    """The process group given, or torch's default one where it is initialised, or None."""
+    if group is not None or "torch" not in sys.modules:
+        return group
+    from tilestone import _torch_bridge
+
+    return _torch_bridge.default_group()
+
+
+def _communicator(group: Any, comm: Any) -> Any:
+    if comm is not None and group is not None:
+        raise InvalidArgumentError("group and comm both say who takes part; give one of them")
+    if comm is not None:
+        return comm
+    group = _group_of_torch(group)
+    if group is None:
+        return _solo
+    from tilestone._torch_comm import TorchCommunicator
+
+    return TorchCommunicator(group)
+
+
+def _is_stateful(item: Any) -> bool:
+    """torch's Stateful protocol; modules, optimizers and dataloaders follow it."""
+    return (
+        not isinstance(item, type)
+        and callable(getattr(item, "state_dict", None))
+        and callable(getattr(item, "load_state_dict", None))
+    )
+
+
+def _unpacked(state: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """The state with the state dicts of its Stateful values in their places."""
+    if not isinstance(state, Mapping):
+        raise InvalidArgumentError(f"a state is a dict, not {type(state).__name__}")
+    if not any(_is_stateful(value) for value in state.values()):
+        return state
+    return {k: v.state_dict() if _is_stateful(v) else v for k, v in state.items()}
+
+
+def _give_back(state: Mapping[Any, Any], loaded: dict[Any, Any]) -> dict[Any, Any]:
+    """Loads the Stateful values and puts them back in their places."""
+    for key, value in state.items():
+        if _is_stateful(value):
+            value.load_state_dict(loaded[key])
+            loaded[key] = value
+    return loaded
+
+
+def save(
+    state: Mapping[Any, Any],
+    path: str | os.PathLike[str],
+    *,
+    group: Any = None,
+    comm: Any = None,
+    overwrite: bool = False,
+    agreement: str = "exchange",
+    timeout: float | None = _core.DEFAULT_TIMEOUT,
+    threads: int = 0,
+    buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
+    files_per_rank: int = 1,
+    progress: bool | ProgressCallback = False,
+) -> _core.SaveResult:
+    """Saves the state that all ranks hold together. Every rank calls.
+
+    On return the checkpoint is complete and durable, and stock PyTorch can load it. When anything
+    fails on any rank, every rank raises the same error and what stood at `path` still stands.
+
+    Args:
+        state: a nested dict. `ShardedTensor` and `ShardedObject` have keys of their own; anything
+            else gets its dotted path as key: a DTensor is sharded by its placements, any other
+            array (torch, numpy, DLPack) is the same on every rank and written once, another leaf
+            is one object. Objects that are no plain data are pickled. Values at the top with
+            state_dict() and load_state_dict() (modules, optimizers) are asked for their state
+            dict, as torch's Stateful protocol says.
+        path: the checkpoint's directory, on a file system that all ranks see.
+        group: the torch process group that saves; by default torch.distributed's default group
+            where it is initialised.
+        comm: a communicator instead of a group: `tilestone.solo()`, `tilestone.mpi_world()`, or
+            any object with rank, size, describe, gather, scatter, broadcast and all_to_all.
+        overwrite: replace a valid checkpoint that stands at `path`; it stays valid until the new
+            one is durable.
+        agreement: how ranks agree who writes what. "exchange": they tell rank 0, right for every
+            state. "rule": each rank alone; needs replicas that are known from placements or
+            `holders`.
+        timeout: seconds for the whole save; None for no limit.
+        threads: that work on this rank; 0: as many as the machine has, at most 8.
+        buffer_bytes: pooled memory of this rank, bytes.
+        files_per_rank: data files that each rank writes.
+        progress: True for a bar on a terminal, or a function that gets `Progress`.
+
+    Raises:
+        AlreadyExistsError: a checkpoint stands at `path`, and overwrite is False.
+        InvalidArgumentError, MismatchError, CoverageError: what the ranks hold is no state.
+        StorageError, TimeoutError, RankFailedError: it could not be written.
+    """
+    comm = _communicator(group, comm)
+    bridge = Bridge(group=group, ranks=comm.size)
+    with reporting(progress, "save", comm.rank) as sink:
+        return _core.save(
+            _unpacked(state),
+            os.fspath(path),
+            bridge,
+            comm,
+            overwrite,
+            agreement,
+            timeout or 0.0,
+            threads,
+            buffer_bytes,
+            files_per_rank,
+            sink,
+        )
+
+
+def load(
+    wanted: Mapping[Any, Any],
+    path: str | os.PathLike[str],
+    *,
+    group: Any = None,
+    comm: Any = None,
+    cast: bool = False,
+    allow: Collection[str] = (),
+    verify_checksums: bool = True,
+    timeout: float | None = _core.DEFAULT_TIMEOUT,
+    threads: int = 0,
+    buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
+    progress: bool | ProgressCallback = False,
+) -> dict[Any, Any]:
+    """Loads what `wanted` asks for, however the checkpoint was sharded. Every rank calls.
+
+    Args:
+        wanted: a state dict as `save` takes it. Arrays in it are filled in place, those without
+            memory (torch's meta device; read-only numpy arrays) are allocated; other leaves say
+            only that their key is wanted.
+        path: the checkpoint's directory.
+        group, comm: as for `save`.
+        cast: convert from the stored dtype where it differs from the wanted one.
+        allow: names ("argparse.Namespace") of classes of which objects may be made. An object of
+            another class comes back as `Opaque`: pickles are never run.
+        verify_checksums: check every item that is read whole.
+        timeout: seconds for the whole load; None for no limit.
+        threads, buffer_bytes, progress: as for `save`.
+
+    Returns:
+        A new dict of wanted's structure with the loaded values: the same array objects where
+        they were filled in place, a ShardedTensor's local array in its place, Stateful values
+        after their load_state_dict() was called.
+
+    Raises:
+        NotFoundError: no checkpoint, or a key that it doesn't hold (the hint names similar ones).
+        MismatchError: dtype or global shape differ from the stored ones.
+        CoverageError: the checkpoint lacks elements that are wanted.
+        CorruptError, UnsafeError: the files are damaged, or no well-meaning writer's.
+        StorageError, TimeoutError, RankFailedError: it could not be read.
+    """
+    comm = _communicator(group, comm)
+    bridge = Bridge(True, frozenset(allow), group=group, ranks=comm.size)
+    template = _unpacked(wanted)
+    with reporting(progress, "load", comm.rank) as sink:
+        loaded = _core.load(
+            template,
+            os.fspath(path),
+            bridge,
+            comm,
+            cast,
+            verify_checksums,
+            timeout or 0.0,
+            threads,
+            buffer_bytes,
+            sink,
+        )
+    return _give_back(wanted, loaded)

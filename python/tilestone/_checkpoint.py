@@ -1,0 +1,272 @@
+"""Reading a checkpoint without a template, without ranks and without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+
+from tilestone import _bridge, _core
+from tilestone._dtypes import DType
+from tilestone._entities import to_box
+from tilestone._errors import InvalidArgumentError
+from tilestone._progress import ProgressCallback, reporting
+
+BoxLike = _core.Box | Sequence[tuple[int, int] | slice]
+
+
+class StoredTensor:
+    """A tensor of an open checkpoint. Nothing is read until `read` is called.
+
+    Attributes:
+        key: its name in the checkpoint.
+        shape: of the whole tensor, in elements.
+        dtype: a DType, equal to its name.
+    """
+
+    __slots__ = ("_checkpoint", "dtype", "key", "shape")
+
+    def __init__(self, checkpoint: Checkpoint, key: str) -> None:
+        self._checkpoint = checkpoint
+        self.key = key
+        self.shape: tuple[int, ...] = checkpoint._core.shape(key)
+        self.dtype = DType(checkpoint._core.dtype(key))
+
+    @property
+    def boxes(self) -> list[_core.Box]:
+        """Where the stored chunks lie; they may overlap in rank-local checkpoints."""
+        return self._checkpoint._core.boxes(self.key)
+
+    @property
+    def files(self) -> list[str]:
+        """The file of each of the boxes."""
+        return self._checkpoint._core.files_of(self.key)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        count = 1
+        for n in self.shape:
+            count *= n
+        return count * self.dtype.itemsize
+
+    def read(self, box: BoxLike | None = None, **options: Any) -> Any:
+        """As `Checkpoint.read`."""
+        return self._checkpoint.read(self.key, box, **options)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A box by basic slicing with step 1: tensor[:128, 64:]; fewer bytes are read."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if len(parts) > len(self.shape) or not all(isinstance(part, slice) for part in parts):
+            raise InvalidArgumentError(f"{self.key}: only slices index a stored tensor: {index!r}")
+        ends = []
+        for part, n in zip(parts + (slice(None),) * (len(self.shape) - len(parts)), self.shape,
+                           strict=True):  # fmt: skip
+            start, stop, step = part.indices(n)
+            if step != 1:
+                raise InvalidArgumentError(f"{self.key}: a slice's step is 1, not {step}")
+            ends.append((start, max(start, stop)))
+        return self.read(ends)
+
+    def __repr__(self) -> str:
+        return f"StoredTensor({self.key!r}, dtype={str(self.dtype)!r}, shape={self.shape})"
+
+
+class Checkpoint:
+    """An open checkpoint; made by `tilestone.open`. A context manager; safe to use from threads.
+
+    Attributes:
+        path: its directory.
+        framework: "numpy" or "torch": what `read` gives.
+    """
+
+    def __init__(self, core: _core.Checkpoint, path: str, framework: str) -> None:
+        """Used by `tilestone.open`."""
+        self._open: _core.Checkpoint | None = core
+        self.path = path
+        self.framework = framework
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the files. Arrays that were read stay valid."""
+        self._open = None
+
+    @property
+    def _core(self) -> _core.Checkpoint:
+        if self._open is None:
+            raise InvalidArgumentError(f"the checkpoint {self.path} is closed")
+        return self._open
+
+    def keys(self) -> list[str]:
+        """All keys, of tensors and objects, sorted."""
+        return self._core.keys()
+
+    def tensors(self) -> list[str]:
+        """The keys of tensors, sorted."""
+        return self._core.tensor_keys()
+
+    def objects(self) -> list[str]:
+        """The keys of objects, sorted."""
+        return self._core.object_keys()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self.tensors()) + len(self.objects())
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and (self._core.is_tensor(key) or self._core.is_object(key))
+
+    def __getitem__(self, key: str) -> Any:
+        """A `StoredTensor`, or the object itself.
+
+        Raises:
+            NotFoundError (a KeyError): no such key; the hint names similar ones.
+        """
+        if self._core.is_tensor(key):
+            return StoredTensor(self, key)
+        return self.object(key)
+
+    def read(
+        self,
+        key: str,
+        box: BoxLike | None = None,
+        *,
+        framework: str | None = None,
+        out: Any = None,
+    ) -> Any:
+        """A whole tensor, or one box of it.
+
+        Args:
+            key: the tensor's.
+            box: a Box, or (start, stop) for each dim, in elements; None for the whole tensor.
+            framework: "numpy" or "torch"; by default what `open` was told.
+            out: an array of the box's shape and the stored dtype that is filled and returned
+                instead of a new one.
+
+        Raises:
+            NotFoundError: no such tensor; the hint names similar keys.
+            InvalidArgumentError: the box lies outside the tensor.
+            CorruptError: a checksum or the file's structure is wrong.
+        """
+        part = None if box is None else to_box(box)
+        if out is not None:
+            self._core.read_into(key, part, _bridge.view(out, for_load=False))
+            return out
+        loaded = self._core.read(key, part)
+        return self._bridge(framework).make_array(loaded, None)
+
+    def object(
+        self, key: str, *, allow: Collection[str] = (), framework: str | None = None
+    ) -> Any:
+        """An object's value.
+
+        Args:
+            key: the object's.
+            allow: names ("argparse.Namespace") of classes of which objects may be made; one of
+                another class comes back as `Opaque`.
+            framework: of tensors inside the object.
+        """
+        return self._core.read_object(key, self._bridge(framework, allow))
+
+    def object_bytes(self, key: str) -> bytes:
+        """The stored bytes of an object (a torch.save archive)."""
+        return self._core.read_object_bytes(key)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """(key, what ckpt[key] gives), in the order of keys."""
+        return ((key, self[key]) for key in self.keys())
+
+    def verify(self, progress: bool | ProgressCallback = False) -> _core.VerifyReport:
+        """Reads every byte and checks every checksum, structure and size.
+
+        Damage is reported in `damages`, not raised.
+        """
+        with reporting(progress, "verify") as sink:
+            return self._core.verify(sink)
+
+    @property
+    def files(self) -> list[str]:
+        """The data files, relative to the checkpoint."""
+        return self._core.files
+
+    @property
+    def writer(self) -> str:
+        """Who wrote it, as far as its files tell."""
+        return self._core.writer
+
+    @property
+    def format(self) -> str:
+        """ "torch_dist"."""
+        return self._core.format
+
+    @property
+    def save_id(self) -> str:
+        """The writer's unique name of the save; empty when it recorded none."""
+        return self._core.save_id
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks that saved it, where the commit manifest says so."""
+        return self._core.world_size
+
+    @property
+    def rank_local(self) -> bool:
+        """Whether each rank wrote metadata of its own (torch's use_collectives=False)."""
+        return self._core.rank_local
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, each counted whole and once."""
+        return self._core.tensor_bytes
+
+    def path_of(self, key: str) -> tuple[str | int, ...]:
+        """Where the writer's tree had the key; empty when that is not recorded."""
+        return tuple(self._core.path_of(key))
+
+    def _bridge(self, framework: str | None, allow: Collection[str] = ()) -> _bridge.Bridge:
+        return _bridge.Bridge(allow=frozenset(allow), framework=framework or self.framework)
+
+    def __repr__(self) -> str:
+        if self._open is None:
+            return f"Checkpoint({self.path!r}, closed)"
+        return f"Checkpoint({self.path!r}, {len(self)} keys)"
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    framework: str = "numpy",
+    verify_checksums: bool = True,
+    buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
+    threads: int = 0,
+) -> Checkpoint:
+    """Opens a checkpoint for reading, by whomever it was written.
+
+    No template, no ranks and no torch are needed; no pickle is ever run.
+
+    Args:
+        path: the checkpoint's directory.
+        framework: "numpy" or "torch": the arrays that `read` gives.
+        verify_checksums: check every item that is read whole.
+        buffer_bytes: pooled memory, bytes.
+        threads: that read; 0: as many as the machine has, at most 8.
+
+    Raises:
+        NotFoundError: no checkpoint is there.
+        CorruptError, UnsafeError: its metadata is damaged, or no well-meaning writer's.
+    """
+    if framework not in ("numpy", "torch"):
+        raise InvalidArgumentError(f'framework is "numpy" or "torch", not {framework!r}')
+    text = os.fspath(path)
+    core = _core.Checkpoint.open(text, verify_checksums, buffer_bytes, threads)
+    return Checkpoint(core, text, framework)
+
+

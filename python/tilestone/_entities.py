@@ -1,0 +1,340 @@
+"""The wrapped entities of a state dict.
+
+Their meaning follows Megatron-Core's dist_checkpointing entities of the same names: a
+`ShardedTensor` is this rank's part of a global tensor under a key of its own, wherever in the
+tree it stands. `tilestone.load` gives back the local tensor in its place.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilestone import _core
+from tilestone._errors import InvalidArgumentError
+
+ReplicaId = int | Sequence[int]
+
+
+def _replica(replica_id: ReplicaId) -> tuple[int, ...]:
+    return (replica_id,) if isinstance(replica_id, int) else tuple(replica_id)
+
+
+class ShardedTensor:
+    """This rank's part of a global tensor.
+
+    Made by one of `from_rank_offsets`, `from_rank_offsets_flat`, `from_placements` and
+    `from_box`. Arguments that can't be meant are refused there, with InvalidArgumentError naming
+    key, argument and value.
+
+    Attributes:
+        data: the local array (torch tensor, numpy array, or anything with __dlpack__); saves
+            read it, loads fill it in place. A tensor on torch's meta device has a dtype and a
+            shape only: a load allocates it.
+        allow_shape_mismatch: on load, a global shape other than the stored one is no error;
+            elements beyond the stored tensor become zero.
+    """
+
+    __slots__ = ("_make", "allow_shape_mismatch", "data", "holders", "__weakref__")
+
+    def __init__(
+        self,
+        make: Callable[[_core.TensorView], _core.ShardedTensor],
+        data: Any,
+        allow_shape_mismatch: bool = False,
+        holders: Sequence[int] | None = None,
+    ) -> None:
+        """Used by the from_... methods."""
+        self._make = make
+        self.data = data
+        self.allow_shape_mismatch = allow_shape_mismatch
+        self.holders = None if holders is None else tuple(holders)
+        self._entity()
+
+    @classmethod
+    def from_rank_offsets(
+        cls,
+        key: str,
+        data: Any,
+        *rank_offsets: tuple[int, int, int],
+        replica_id: ReplicaId = 0,
+        prepend_axis_num: int = 0,
+        allow_shape_mismatch: bool = False,
+        holders: Sequence[int] | None = None,
+    ) -> ShardedTensor:
+        """A cell of a regular grid.
+
+        Args:
+            key: the tensor's name in the checkpoint.
+            data: the local array; every rank's has the same shape.
+            rank_offsets: (axis, rank, fragments): along `axis` (which counts prepended axes)
+                `data` is cell `rank` of `fragments`. The global shape is the local one times
+                the fragments.
+            replica_id: which copy of the same cell this is; all zeros: the main one.
+            prepend_axis_num: axes that the global tensor has before those of `data`.
+            holders: global ranks that hold the same cell, this one included, where the caller
+                knows them; saves by rule then balance them without a word between ranks.
+        """
+        make = functools.partial(
+            _with_data,
+            _core.ShardedTensor.from_rank_offsets,
+            key,
+            offsets=[tuple(offset) for offset in rank_offsets],
+            replica_id=_replica(replica_id),
+            prepend_axis_num=prepend_axis_num,
+        )
+        return cls(make, data, allow_shape_mismatch, holders)
+
+    @classmethod
+    def from_rank_offsets_flat(
+        cls,
+        key: str,
+        data: Any,
+        local_shape: Sequence[int],
+        *rank_offsets: tuple[int, int, int],
+        flattened_range: slice | tuple[int, int],
+        replica_id: ReplicaId = 0,
+        prepend_axis_num: int = 0,
+        allow_shape_mismatch: bool = False,
+        holders: Sequence[int] | None = None,
+    ) -> ShardedTensor:
+        """A slice of the flattened cell of a regular grid (a distributed optimizer's shard).
+
+        Args:
+            data: 1-D, the elements [begin, end) of the flattened local tensor.
+            local_shape: shape of that local tensor.
+            flattened_range: slice(begin, end) or (begin, end), in elements.
+        """
+        if isinstance(flattened_range, slice):
+            begin, end = flattened_range.start, flattened_range.stop
+        else:
+            begin, end = flattened_range
+        make = functools.partial(
+            _with_data,
+            _core.ShardedTensor.from_rank_offsets_flat,
+            key,
+            local_shape=tuple(local_shape),
+            begin=begin,
+            end=end,
+            offsets=[tuple(offset) for offset in rank_offsets],
+            replica_id=_replica(replica_id),
+            prepend_axis_num=prepend_axis_num,
+        )
+        return cls(make, data, allow_shape_mismatch, holders)
+
+    @classmethod
+    def from_placements(
+        cls,
+        key: str,
+        data: Any,
+        global_shape: Sequence[int],
+        mesh: _core.Mesh,
+        placements: Sequence[_core.Shard | _core.StridedShard | _core.Replicate | _core.Partial],
+        rank: int,
+        *,
+        allow_shape_mismatch: bool = False,
+    ) -> ShardedTensor:
+        """The local tensor of `rank` under a mesh and placements, as a torch DTensor's.
+
+        Box, replica id and holders follow from the arguments; a rank outside the mesh holds
+        nothing. `Partial` is refused.
+        """
+        make = functools.partial(
+            _with_data,
+            _core.ShardedTensor.from_placements,
+            key,
+            global_shape=tuple(global_shape),
+            mesh=mesh,
+            placements=list(placements),
+            rank=rank,
+        )
+        return cls(make, data, allow_shape_mismatch)
+
+    @classmethod
+    def from_box(
+        cls,
+        key: str,
+        data: Any,
+        global_shape: Sequence[int],
+        box: _core.Box | Sequence[tuple[int, int]],
+        *,
+        replica_id: ReplicaId = 0,
+        prepend_axis_num: int = 0,
+        allow_shape_mismatch: bool = False,
+        holders: Sequence[int] | None = None,
+    ) -> ShardedTensor:
+        """Any box of a tensor of `global_shape`: an irregular grid.
+
+        Args:
+            box: a Box, or (start, stop) for each dim. Its shape is that of `data`, after
+                prepend_axis_num leading dims of size 1.
+        """
+        make = functools.partial(
+            _with_data,
+            _core.ShardedTensor.from_box,
+            key,
+            global_shape=tuple(global_shape),
+            box=to_box(box),
+            replica_id=_replica(replica_id),
+            prepend_axis_num=prepend_axis_num,
+        )
+        return cls(make, data, allow_shape_mismatch, holders)
+
+    @property
+    def key(self) -> str:
+        """The tensor's name in the checkpoint."""
+        return self._entity().key
+
+    @property
+    def global_shape(self) -> tuple[int, ...]:
+        """Elements of the whole tensor, per dim."""
+        return self._entity().global_shape
+
+    @property
+    def boxes(self) -> list[_core.Box]:
+        """What this rank holds: one box, or those of a flat range or strided placement."""
+        return self._entity().boxes
+
+    @property
+    def replica_id(self) -> tuple[int, ...]:
+        """Which copy this is; all zeros: the main one."""
+        return self._entity().replica_id
+
+    @property
+    def is_regular_grid(self) -> bool:
+        """Whether each offset is a multiple of the local size."""
+        return self._entity().is_regular_grid
+
+    def _entity(self, for_load: bool = False) -> _core.ShardedTensor:
+        from tilestone import _bridge
+
+        entity = self._make(_bridge.view(self.data, for_load))
+        entity.allow_shape_mismatch = self.allow_shape_mismatch
+        if self.holders is not None:
+            entity.holders = list(self.holders)
+        return entity
+
+    def __repr__(self) -> str:
+        return f"ShardedTensor({self.key!r}, global_shape={self.global_shape}, boxes={self.boxes})"
+
+
+def _with_data(
+    function: Callable[..., _core.ShardedTensor], key: str, view: _core.TensorView, **rest: Any
+) -> _core.ShardedTensor:
+    return function(key, view, **rest)
+
+
+def to_box(box: _core.Box | Sequence[tuple[int, int] | slice]) -> _core.Box:
+    """A Box from (start, stop) pairs or slices with both ends."""
+    if isinstance(box, _core.Box):
+        return box
+    ends = [(b.start, b.stop) if isinstance(b, slice) else tuple(b) for b in box]
+    for end in ends:
+        if len(end) != 2 or not all(hasattr(number, "__index__") for number in end):
+            raise InvalidArgumentError(f"a box is (start, stop) for each dim, not {box!r}")
+    return _core.Box([start for start, _ in ends], [stop - start for start, stop in ends])
+
+
+class ShardedObject:
+    """Opaque data at a place in a grid of objects; it can't be resharded.
+
+    Args:
+        key: the grid's name.
+        data: any object; one that is no plain data is pickled.
+        global_shape: of the grid, in objects.
+        global_offset: this object's place in it.
+        replica_id: which copy this is; all zeros: the main one.
+
+    Raises:
+        InvalidArgumentError: the place lies outside the grid.
+    """
+
+    __slots__ = ("data", "global_offset", "global_shape", "key", "replica_id", "__weakref__")
+
+    def __init__(
+        self,
+        key: str,
+        data: Any,
+        global_shape: Sequence[int],
+        global_offset: Sequence[int],
+        replica_id: ReplicaId = 0,
+    ) -> None:
+        self.key = key
+        self.data = data
+        self.global_shape = tuple(global_shape)
+        self.global_offset = tuple(global_offset)
+        self.replica_id = _replica(replica_id)
+        self._entity(None)
+
+    @property
+    def unique_key(self) -> str:
+        """ "key/shard_OFFSET_SHAPE": its key in the checkpoint."""
+        return self._entity(None).unique_key
+
+    def _entity(self, bridge: Any) -> _core.ShardedObject:
+        from tilestone import _bridge
+
+        data = None if bridge is None else self.data
+        return _core.ShardedObject.make(
+            self.key,
+            data,
+            self.global_shape,
+            self.global_offset,
+            self.replica_id,
+            bridge or _bridge.Bridge(),
+        )
+
+
+class ShardedTensorFactory:
+    """Stands for a subtree that is built before a save and merged after a load.
+
+    Args:
+        key, data, replica_id, flattened_range: what `build_fn` is called with.
+        build_fn: build_fn(key, data, replica_id, flattened_range) returns a tree of entities.
+            It must be pure: saves and loads call it with their own arguments.
+        merge_fn: merge_fn(loaded_tree) returns what stands in the factory's place after a load.
+    """
+
+    __slots__ = ("build_fn", "data", "flattened_range", "key", "merge_fn", "replica_id")
+
+    def __init__(
+        self,
+        key: str,
+        data: Any,
+        build_fn: Callable[[str, Any, tuple[int, ...], tuple[int, int] | None], Any],
+        merge_fn: Callable[[Any], Any],
+        replica_id: ReplicaId = 0,
+        flattened_range: slice | tuple[int, int] | None = None,
+    ) -> None:
+        if isinstance(flattened_range, slice):
+            flattened_range = (flattened_range.start, flattened_range.stop)
+        self.key = key
+        self.data = data
+        self.build_fn = build_fn
+        self.merge_fn = merge_fn
+        self.replica_id = _replica(replica_id)
+        self.flattened_range = flattened_range
+
+    def _entity(self, bridge: Any) -> _core.ShardedTensorFactory:
+        from tilestone import _bridge
+
+        return _core.ShardedTensorFactory.make(
+            self.key,
+            _bridge.view(self.data, bridge.for_load),
+            self.data,
+            self.build_fn,
+            self.merge_fn,
+            self.replica_id,
+            self.flattened_range,
+            bridge,
+        )
+
+
+class LocalNonpersistent:
+    """A value that is not saved; a load gives back the template's own."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value

@@ -1,0 +1,272 @@
+"""torch's tensors, DTensors, Stateful objects and process groups.
+
+Imported only when torch is already loaded, or when the caller asks for torch tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from tilestone import _core
+from tilestone._errors import InvalidArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from tilestone._bridge import Bridge
+
+
+@functools.cache
+def _dtypes() -> dict[str, torch.dtype]:
+    return {name: getattr(torch, name) for name in _core.dtypes() if hasattr(torch, name)}
+
+
+@functools.cache
+def _names() -> dict[torch.dtype, str]:
+    return {dtype: name for name, dtype in _dtypes().items()}
+
+
+def is_dtype(item: Any) -> bool:
+    """Whether it is a torch.dtype that a checkpoint can hold."""
+    return isinstance(item, torch.dtype) and item in _names()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch.bfloat16 -> "bfloat16".
+
+    Raises:
+        InvalidArgumentError: a dtype that no checkpoint holds (quantised ones, for example).
+    """
+    name = _names().get(dtype)
+    if name is None:
+        raise InvalidArgumentError(f"{dtype} is no element type of a checkpoint")
+    return name
+
+
+def is_tensor(item: Any) -> bool:
+    """Whether it is a torch tensor (a parameter too)."""
+    return isinstance(item, torch.Tensor)
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Without the lazy conjugate and negative bits, which memory doesn't show."""
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.resolve_conj().resolve_neg()
+    return tensor
+
+
+def view(
+    tensor: torch.Tensor, for_load: bool, owner: Any = None, staged: bool = False
+) -> _core.TensorView:
+    """A view of a strided tensor's memory, wherever it is.
+
+    A CPU tensor is read and filled in place, one on a device is copied piece by piece, one on
+    the meta device has no memory: a load allocates it.
+
+    Args:
+        tensor: any strided tensor; a parameter, a view, non-contiguous, 0-d or empty.
+        owner: the object that a load gives back for it; the tensor itself by default.
+        staged: copy piece by piece even where the CPU could address the memory.
+
+    Raises:
+        InvalidArgumentError: a sparse or nested tensor, or one that can't be filled.
+    """
+    plain = tensor.detach()
+    if plain.layout != torch.strided or plain.is_quantized or plain.is_nested:
+        raise InvalidArgumentError(
+            f"only dense tensors can be saved and loaded, not one of layout {plain.layout}"
+        )
+    name = dtype_name(plain.dtype)
+    shape = tuple(plain.shape)
+    if plain.is_meta:
+        if not for_load:
+            raise InvalidArgumentError("a tensor on the meta device has no data to save")
+        return _core.TensorView.without_data(name, shape)
+    if for_load and (plain.is_conj() or plain.is_neg()):
+        raise InvalidArgumentError("a lazily conjugated or negated tensor can't be filled in place")
+    plain = _resolved(plain)
+    owner = tensor if owner is None else owner
+    if staged or plain.device.type != "cpu":
+        return _core.TensorView.on_device(name, shape, DeviceTensor(plain), owner)
+    if for_load and any(n > 1 and s == 0 for n, s in zip(shape, plain.stride(), strict=True)):
+        raise InvalidArgumentError("an expanded tensor can't be filled in place")
+    storage = plain.untyped_storage()
+    if plain.data_ptr() != tensor.data_ptr():  # a resolved copy: keep its memory too
+        owner = (owner, plain)
+    return _core.TensorView.strided(
+        plain.data_ptr(),
+        name,
+        shape,
+        plain.stride(),
+        storage.data_ptr(),
+        storage.nbytes(),
+        owner,
+    )
+
+
+def host_view(tensor: torch.Tensor) -> _core.TensorView:
+    """A view of a tensor inside a leaf, copied to the host where it is on a device."""
+    plain = tensor.detach()
+    return view(plain.cpu() if not plain.is_meta else plain, False)
+
+
+def tensor(loaded: _core.TensorView) -> torch.Tensor:
+    """A tensor over the memory of a contiguous view."""
+    dtype = _dtypes()[loaded.dtype]
+    if loaded.nbytes == 0:
+        return torch.empty(loaded.shape, dtype=dtype)
+    return torch.from_numpy(loaded.bytes).view(dtype).reshape(loaded.shape)
+
+
+class DeviceTensor:
+    """Memory that is copied to and from the host by byte ranges of its C-contiguous copy.
+
+    The engine calls it from any thread, one call at a time. Every range becomes at most 2n - 1
+    boxes, so no more than one range is on the way at any time, whatever the strides are.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._bits = _as_integers(tensor)
+        self._itemsize = self._bits.element_size()
+        self.device = str(tensor.device)
+
+    def to_host(self, begin: int, out: memoryview) -> None:
+        """Fills `out` with the bytes from `begin` on."""
+        self._walk(begin, torch.frombuffer(out, dtype=torch.uint8), True)
+
+    def from_host(self, begin: int, data: memoryview) -> None:
+        """Writes `data` to the bytes from `begin` on."""
+        self._walk(begin, torch.frombuffer(bytearray(data), dtype=torch.uint8), False)
+
+    def narrow(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> DeviceTensor:
+        """The part of the tensor that a box in its own coordinates names."""
+        index = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+        return DeviceTensor(self._tensor[index])
+
+    def _walk(self, begin: int, host: torch.Tensor, to_host: bool) -> None:
+        size = self._itemsize
+        end = begin + host.numel()
+        first, last = begin // size, -(-end // size)
+        at = first * size  # byte of the flattened tensor where the next box begins
+        for box in _core.flat_range_to_boxes(tuple(self._bits.shape), first, last):
+            part = self._bits[box.slices] if box.shape else self._bits
+            low, high = max(begin - at, 0), min(end - at, box.numel * size)
+            target = host[at + low - begin : at + high - begin]
+            if to_host:
+                flat = part.contiguous().reshape(-1).view(torch.uint8)
+                target.copy_(flat[low:high])
+            elif high - low == box.numel * size:
+                aligned = target.clone().view(self._bits.dtype)
+                part.copy_(aligned.reshape(part.shape))
+            else:
+                whole = part.contiguous().reshape(-1).view(torch.uint8).clone()
+                whole[low:high] = target.to(whole.device)
+                part.copy_(whole.view(self._bits.dtype).reshape(part.shape))
+            at += box.numel * size
+
+
+def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers, which every device can copy and slice."""
+    if tensor.element_size() == 16:
+        tensor = torch.view_as_real(tensor)
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(integers[tensor.element_size()])
+
+
+# ---- torch.distributed ----
+
+
+def _dtensor_type() -> Any:
+    if not dist.is_available():
+        return ()
+    from torch.distributed.tensor import DTensor
+
+    return DTensor
+
+
+def is_distributed(item: Any) -> bool:
+    """Whether it is a DTensor, or one of torch's older ShardedTensors."""
+    if not isinstance(item, torch.Tensor):
+        return False
+    if type(item) is torch.Tensor or type(item) is torch.nn.Parameter:
+        return False
+    return isinstance(item, _dtensor_type()) or type(item).__name__ == "ShardedTensor"
+
+
+def distributed_entity(item: Any, path: str, bridge: Bridge) -> _core.ShardedTensor:
+    """A DTensor as the sharded tensor that its mesh and placements make it.
+
+    Raises:
+        InvalidArgumentError: a Partial placement, with the key.
+        UnsupportedError: a placement or a kind of tensor that Tilestone doesn't know.
+    """
+    if not isinstance(item, _dtensor_type()):
+        raise UnsupportedError(
+            f"{path}: torch's older ShardedTensor is not supported; use DTensor or "
+            "tilestone.ShardedTensor",
+            key=path,
+        )
+    local = item._local_tensor
+    if hasattr(local, "wait"):
+        local = local.wait()
+    spec = item._spec
+    entity = _core.ShardedTensor.from_placements(
+        path,
+        view(local, bridge.for_load, owner=None if local.is_meta else item),
+        tuple(spec.shape),
+        mesh(spec.mesh),
+        [placement(p, path) for p in spec.placements],
+        dist.get_rank(),
+    )
+    entity.holders = _holders(entity.holders, bridge)
+    return entity
+
+
+def _holders(holders: list[int], bridge: Bridge) -> list[int]:
+    """Global ranks as ranks of the group that saves; none where that can't be told."""
+    if bridge.group is None:
+        return holders if bridge.ranks == dist.get_world_size() else []
+    members = dist.get_process_group_ranks(bridge.group)
+    return sorted(members.index(rank) for rank in holders if rank in members)
+
+
+@functools.lru_cache(maxsize=64)
+def mesh(device_mesh: Any) -> _core.Mesh:
+    """A torch DeviceMesh as a Mesh of global ranks."""
+    names = device_mesh.mesh_dim_names or ()
+    ranks = device_mesh.mesh
+    return _core.Mesh(tuple(ranks.shape), [int(r) for r in ranks.flatten()], list(names))
+
+
+def placement(
+    given: Any, key: str = ""
+) -> _core.Shard | _core.StridedShard | _core.Replicate | _core.Partial:
+    """A torch placement as Tilestone's."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    if isinstance(given, _StridedShard):
+        return _core.StridedShard(given.dim, given.split_factor)
+    if given.is_partial():
+        return _core.Partial()
+    if given.is_replicate():
+        return _core.Replicate()
+    if given.is_shard():
+        return _core.Shard(given.dim)
+    raise UnsupportedError(f"{key}: placement {given} is not supported", key=key)
+
+
+def default_group() -> Any:
+    """torch.distributed's default group when it is initialised, else None."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.group.WORLD
+    return None
+
+
+def is_stateful(item: Any) -> bool:
+    """Whether it has state_dict() and load_state_dict(), as torch's Stateful protocol says."""
+    return callable(getattr(item, "state_dict", None)) and callable(
+        getattr(item, "load_state_dict", None)
+    )
