@@ -16,8 +16,9 @@
 // each can matter in at most two nodes of each level of the recursion into points below m and
 // points from m on. In the last dim one merging pass over the lists, sorted by low end, does.
 //
-// Coordinates are replaced by their ranks among the low ends of their dim. Dims in which all boxes
-// meet are left out, so a tensor split along one dim costs one sort.
+// Dims in which all boxes meet are left out, so a tensor split along one dim costs one sort. The
+// boxes are renumbered by their low ends in the last dim searched: lists of ascending numbers are
+// then sorted for that last pass, and are read from memory front to back.
 
 namespace tilestone {
 namespace {
@@ -26,74 +27,63 @@ using Pair = std::pair<size_t, size_t>;
 using Ids = std::vector<uint32_t>;
 
 struct Interval {
-  uint32_t low = 0;
-  uint32_t high = 0;  // exclusive
+  int64_t low = 0;
+  int64_t high = 0;  // exclusive
+};
+using Axis = std::vector<Interval>;  // all boxes' intervals in one dim
+
+struct Extent {
+  size_t dim = 0;
+  double crowd = 0;  // about how many boxes lie side by side along it
 };
 
-// The boxes' intervals in one dim, coordinates replaced by ranks among the low ends.
-struct Axis {
-  std::vector<Interval> intervals;
-  size_t distinct = 0;  // low ends
-};
-
-Axis make_axis(std::span<const Box> boxes, std::span<const size_t> ids, size_t dim) {
-  std::vector<int64_t> lows(ids.size());
-  for (size_t i = 0; i < ids.size(); ++i) lows[i] = boxes[ids[i]].offset[dim];
-  std::sort(lows.begin(), lows.end());
-  lows.erase(std::unique(lows.begin(), lows.end()), lows.end());
-  const auto rank_of = [&](int64_t value) {
-    return static_cast<uint32_t>(std::lower_bound(lows.begin(), lows.end(), value) - lows.begin());
-  };
-  Axis axis;
-  axis.distinct = lows.size();
-  axis.intervals.resize(ids.size());
-  for (size_t i = 0; i < ids.size(); ++i) {
-    axis.intervals[i] = {rank_of(boxes[ids[i]].offset[dim]), rank_of(boxes[ids[i]].end(dim))};
-  }
-  return axis;
-}
-
-// Dims in which some two boxes don't meet. The one with the most low ends comes first: the
-// search ends with it, in one pass.
-std::vector<Axis> make_axes(std::span<const Box> boxes, std::span<const size_t> ids) {
-  std::vector<Axis> axes;
+// Dims in which some two boxes don't meet. The most crowded one comes first: the search ends with
+// it, in one pass.
+std::vector<size_t> dims_to_search(std::span<const Box> boxes, std::span<const size_t> ids) {
+  std::vector<Extent> extents;
   for (size_t d = 0; d < boxes[ids.front()].rank(); ++d) {
-    int64_t last_low = 0;
-    int64_t first_high = INT64_MAX;
+    Interval all{INT64_MAX, 0};
+    Interval common{0, INT64_MAX};
+    double sum = 0;
     for (size_t id : ids) {
-      last_low = std::max(last_low, boxes[id].offset[d]);
-      first_high = std::min(first_high, boxes[id].end(d));
+      const int64_t low = boxes[id].offset[d];
+      const int64_t high = boxes[id].end(d);
+      all = {std::min(all.low, low), std::max(all.high, high)};
+      common = {std::max(common.low, low), std::min(common.high, high)};
+      sum += static_cast<double>(high - low);
     }
-    if (last_low >= first_high) axes.push_back(make_axis(boxes, ids, d));
+    if (common.low < common.high) continue;
+    extents.push_back({d, static_cast<double>(all.high - all.low) / sum});
   }
-  std::stable_sort(axes.begin(), axes.end(),
-                   [](const Axis& a, const Axis& b) { return a.distinct > b.distinct; });
-  return axes;
+  std::stable_sort(extents.begin(), extents.end(),
+                   [](const Extent& a, const Extent& b) { return a.crowd > b.crowd; });
+  std::vector<size_t> dims;
+  for (const Extent& extent : extents) dims.push_back(extent.dim);
+  return dims;
 }
 
 class OverlapSearch {
  public:
+  // Each axis has the same boxes, sorted by low end on the first.
   explicit OverlapSearch(std::vector<Axis> axes) : axes_(std::move(axes)) {}
 
   // Positions of two boxes that overlap.
   std::optional<Pair> run() {
-    Ids all(axes_.front().intervals.size());
+    Ids all(axes_.front().size());
     std::iota(all.begin(), all.end(), 0u);
-    std::sort(all.begin(), all.end(),
-              [&](uint32_t a, uint32_t b) { return interval(0, a).low < interval(0, b).low; });
     search(all, all, axes_.size() - 1);
     return found_;
   }
 
  private:
-  // Up to this many pairs are compared one by one.
-  static constexpr size_t kSmall = 512;
+  // Lists with up to this many pairs are compared without further cuts.
+  static constexpr size_t kSmall = 1 << 18;
 
-  const Interval& interval(size_t axis, uint32_t id) const { return axes_[axis].intervals[id]; }
+  const Interval& interval(size_t axis, uint32_t id) const { return axes_[axis][id]; }
 
-  // Whether the two meet in the axes [0, axis].
-  bool meet(uint32_t a, uint32_t b, size_t axis) const {
-    for (size_t i = 0; i <= axis; ++i) {
+  // Whether the two meet in the axes [1, axis].
+  bool meet_above(uint32_t a, uint32_t b, size_t axis) const {
+    for (size_t i = 1; i <= axis; ++i) {
       const Interval& x = interval(i, a);
       const Interval& y = interval(i, b);
       if (x.low >= y.high || y.low >= x.high) return false;
@@ -101,14 +91,27 @@ class OverlapSearch {
     return true;
   }
 
-  void compare_all(const Ids& intervals, const Ids& points, size_t axis) {
-    for (uint32_t a : intervals) {
-      for (uint32_t b : points) {
-        if (a != b && meet(a, b, axis)) {
-          found_ = Pair{a, b};
-          return;
-        }
+  // Compares the pairs of the two lists that meet on axis 0.
+  void compare_all(const Ids& some, const Ids& others, size_t axis) {
+    size_t i = 0;
+    size_t j = 0;
+    while (i < some.size() && j < others.size() && !found_) {
+      if (interval(0, some[i]).low <= interval(0, others[j]).low) {
+        compare(some[i++], std::span(others).subspan(j), axis);
+      } else {
+        compare(others[j++], std::span(some).subspan(i), axis);
       }
+    }
+  }
+
+  // Compares one box to those that begin inside it on axis 0; `others` begin no earlier.
+  void compare(uint32_t one, std::span<const uint32_t> others, size_t axis) {
+    const int64_t high = interval(0, one).high;
+    for (uint32_t other : others) {
+      if (interval(0, other).low >= high) return;
+      if (other == one || !meet_above(one, other, axis)) continue;
+      found_ = Pair{one, other};
+      return;
     }
   }
 
@@ -134,33 +137,89 @@ class OverlapSearch {
     if (intervals.size() * points.size() <= kSmall) return compare_all(intervals, points, axis);
     if (axis == 0) return sweep(intervals, points);
 
-    const auto [lowest, highest] = point_range(points, axis);
+    const Interval range = point_range(points, axis);
+    const bool divisible = range.low < range.high;
+    Points halves;
+    if (divisible) halves = halve(points, axis, range.low);
     Ids spanning;
-    Ids rest;
-    for (uint32_t id : intervals) {
-      const Interval& x = interval(axis, id);
-      if (x.high <= lowest || x.low > highest) continue;
-      (x.low <= lowest && x.high > highest ? spanning : rest).push_back(id);
-    }
+    Ids low;
+    Ids high;
+    distribute(intervals, axis, range, halves.middle, spanning, low, high);
     search(spanning, points, axis - 1);
     search(points, spanning, axis - 1);
-    if (lowest == highest || rest.empty()) return;
-
-    const uint32_t middle = median_above(points, axis, lowest);
-    const auto keep = [](const Ids& ids, auto&& wanted) {
-      Ids kept;
-      std::copy_if(ids.begin(), ids.end(), std::back_inserter(kept), wanted);
-      return kept;
-    };
-    search(keep(rest, [&](uint32_t id) { return interval(axis, id).low < middle; }),
-           keep(points, [&](uint32_t id) { return interval(axis, id).low < middle; }), axis);
-    search(keep(rest, [&](uint32_t id) { return interval(axis, id).high > middle; }),
-           keep(points, [&](uint32_t id) { return interval(axis, id).low >= middle; }), axis);
+    if (!divisible) return;
+    search(low, halves.low, axis);
+    search(high, halves.high, axis);
   }
 
-  std::pair<uint32_t, uint32_t> point_range(const Ids& points, size_t axis) const {
-    uint32_t lowest = UINT32_MAX;
-    uint32_t highest = 0;
+  struct Points {
+    Ids low;   // below the middle
+    Ids high;  // from the middle on
+    int64_t middle = 0;
+  };
+
+  // Sorts out which intervals span all points and which reach below or from the middle on. The
+  // lists are filled by storing always and then counting, or not: which way a box goes can't be
+  // predicted, and a wrong guess costs more than a store.
+  void distribute(const Ids& intervals, size_t axis, const Interval& range, int64_t middle,
+                  Ids& spanning, Ids& low, Ids& high) const {
+    for (Ids* list : {&spanning, &low, &high}) list->resize(intervals.size());
+    size_t spanning_count = 0;
+    size_t low_count = 0;
+    size_t high_count = 0;
+    for (uint32_t id : intervals) {
+      const Interval x = interval(axis, id);
+      const bool spans = x.low <= range.low && x.high > range.high;
+      spanning[spanning_count] = id;
+      spanning_count += spans;
+      low[low_count] = id;
+      low_count += !spans && x.low < middle && x.high > range.low;
+      high[high_count] = id;
+      high_count += !spans && x.low <= range.high && x.high > middle;
+    }
+    spanning.resize(spanning_count);
+    low.resize(low_count);
+    high.resize(high_count);
+  }
+
+  Points split(const Ids& points, size_t axis, int64_t middle) const {
+    Points halves{Ids(points.size()), Ids(points.size()), middle};
+    size_t low_count = 0;
+    size_t high_count = 0;
+    for (uint32_t id : points) {
+      const bool below = interval(axis, id).low < middle;
+      halves.low[low_count] = id;
+      low_count += below;
+      halves.high[high_count] = id;
+      high_count += !below;
+    }
+    halves.low.resize(low_count);
+    halves.high.resize(high_count);
+    return halves;
+  }
+
+  // About as many points in each half, as far as equal points allow; none is empty. Cuts at the
+  // median of a sample, or where that misleads, of all.
+  Points halve(const Ids& points, size_t axis, int64_t lowest) const {
+    constexpr size_t kSample = 127;
+    if (points.size() > 8 * kSample) {
+      Points halves = split(points, axis, median(points, points.size() / kSample, axis));
+      if (std::min(halves.low.size(), halves.high.size()) >= points.size() / 8) return halves;
+    }
+    const int64_t middle = median(points, 1, axis);
+    if (middle > lowest) return split(points, axis, middle);
+    int64_t above = INT64_MAX;  // most points are the lowest one; the next is the best cut
+    for (uint32_t id : points) {
+      const int64_t low = interval(axis, id).low;
+      if (low > lowest) above = std::min(above, low);
+    }
+    return split(points, axis, above);
+  }
+
+  // The lowest and the highest point.
+  Interval point_range(const Ids& points, size_t axis) const {
+    int64_t lowest = INT64_MAX;
+    int64_t highest = 0;
     for (uint32_t id : points) {
       lowest = std::min(lowest, interval(axis, id).low);
       highest = std::max(highest, interval(axis, id).low);
@@ -168,19 +227,14 @@ class OverlapSearch {
     return {lowest, highest};
   }
 
-  // A median of the points, or where that is the lowest one the next point above it.
-  uint32_t median_above(const Ids& points, size_t axis, uint32_t lowest) const {
-    std::vector<uint32_t> lows(points.size());
-    std::transform(points.begin(), points.end(), lows.begin(),
-                   [&](uint32_t id) { return interval(axis, id).low; });
+  // The median of every step-th point.
+  int64_t median(const Ids& points, size_t step, size_t axis) const {
+    std::vector<int64_t> lows;
+    lows.reserve(points.size() / step + 1);
+    for (size_t i = 0; i < points.size(); i += step) lows.push_back(interval(axis, points[i]).low);
     const auto middle = lows.begin() + static_cast<std::ptrdiff_t>(lows.size() / 2);
     std::nth_element(lows.begin(), middle, lows.end());
-    if (*middle > lowest) return *middle;
-    uint32_t above = UINT32_MAX;
-    for (uint32_t low : lows) {
-      if (low > lowest) above = std::min(above, low);
-    }
-    return above;
+    return *middle;
   }
 
   std::vector<Axis> axes_;
@@ -199,8 +253,17 @@ std::optional<Pair> find_overlap(std::span<const Box> boxes) {
     if (!boxes[i].empty()) ids.push_back(i);
   }
   if (ids.size() < 2) return std::nullopt;
-  std::vector<Axis> axes = make_axes(boxes, ids);
-  if (axes.empty()) return Pair{ids[0], ids[1]};  // all meet in every dim
+  const std::vector<size_t> dims = dims_to_search(boxes, ids);
+  if (dims.empty()) return Pair{ids[0], ids[1]};  // all meet in every dim
+  std::sort(ids.begin(), ids.end(), [&](size_t a, size_t b) {
+    return boxes[a].offset[dims.front()] < boxes[b].offset[dims.front()];
+  });
+  std::vector<Axis> axes;
+  for (size_t d : dims) {
+    Axis& axis = axes.emplace_back();
+    axis.reserve(ids.size());
+    for (size_t id : ids) axis.push_back({boxes[id].offset[d], boxes[id].end(d)});
+  }
   const auto found = OverlapSearch(std::move(axes)).run();
   if (!found) return std::nullopt;
   return std::minmax(ids[found->first], ids[found->second]);

@@ -116,7 +116,7 @@ TEST(Coverage, AgreesWithAPainterOnManyOverlappingBoxesAndSlabs) {
 TEST(Coverage, TheSearchForOverlapsIsRightBeyondTheSizeItComparesOneByOne) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     std::mt19937_64 random(seed);
-    auto boxes = random_tiling(Dims{40, 30, 20}, 600, random);
+    auto boxes = random_tiling(Dims{60, 50, 40}, 3000, random);
     ASSERT_FALSE(find_overlap(boxes)) << "seed " << seed;
     Box intruder = boxes[random() % boxes.size()];
     const size_t d = random() % 3;
@@ -224,14 +224,14 @@ TEST(CoverageAtScale, IrregularTiling) {
   std::mt19937_64 random(3);
   const Dims shape{1 << 20, 1 << 20};
   expect_tiling_hole_and_overlap_found(
-      shape, random_tiling(shape, static_cast<size_t>(kManyBoxes), random));
+      shape, random_tiling(shape, static_cast<size_t>(kManyBoxes) / 2, random));
 }
 
 TEST(CoverageAtScale, IrregularTilingInThreeDims) {
   std::mt19937_64 random(4);
   const Dims shape{1 << 14, 1 << 14, 1 << 14};
   expect_tiling_hole_and_overlap_found(
-      shape, random_tiling(shape, static_cast<size_t>(kManyBoxes) / 4, random));
+      shape, random_tiling(shape, static_cast<size_t>(kManyBoxes) / 8, random));
 }
 
 TEST(CoverageAtScale, RodsThatCrossWithoutMeeting) {
