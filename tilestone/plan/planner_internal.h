@@ -55,7 +55,7 @@ class Tensor {
   bool equals(uint32_t index, const Box& box) const;
   void grow();
   bool is_grid() const;
-  const int64_t* coords(uint32_t index) const { return &coords_[index * 2 * shape_.size()]; }
+  const int64_t* coords(uint32_t index) const { return coords_.data() + index * 2 * shape_.size(); }
 
   std::string key_;
   DType dtype_;
