@@ -312,8 +312,9 @@ bool PosixContext::make_direct(int fd) {
 }
 
 void PosixContext::note_no_direct(int error) {
-  log_once(LogLevel::kWarning, "direct I/O is not to be had in " + root_ + ": " +
-                                   std::strerror(error) + "; the page cache is used");
+  log_once(LogLevel::kWarning,
+           std::string("direct I/O is not to be had on a file system in use: ") +
+               std::strerror(error) + "; the page cache is used there");
 }
 
 UniqueFd PosixContext::try_open_root() const {

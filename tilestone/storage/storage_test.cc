@@ -1,7 +1,11 @@
 // The conformance suite over every kind of storage.
 #include "tilestone/storage/storage.h"
 
+#include <cerrno>
+
+#include "tilestone/storage/fault_storage.h"
 #include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
@@ -17,6 +21,69 @@ StorageCase posix_case(const std::string& name, PosixOptions options, const std:
 
 StorageCase memory_case() {
   return {"memory", [] { return TestedStorage{memory_storage(), nullptr}; }};
+}
+
+StorageCase fault_case() {
+  return {"fault_memory",
+          [] { return TestedStorage{FaultDisk::create(memory_storage())->storage(), nullptr}; }};
+}
+
+// A kernel and file system that know none of the newer calls.
+class OldSystem : public System {
+ public:
+  int reserve(int, uint64_t) override { return refuse(EOPNOTSUPP); }
+  int set_direct(int, bool direct) override { return direct ? refuse(EINVAL) : 0; }
+  int open_beneath(int, const char*, int, unsigned) override { return refuse(ENOSYS); }
+  int rename_exclusive(int, const char*, int, const char*) override { return refuse(ENOSYS); }
+  int cached_bytes(int, uint64_t, uint64_t, uint64_t&) override { return refuse(ENOSYS); }
+  std::unique_ptr<IoQueue> uring_queue(unsigned, int& error) override {
+    error = EPERM;
+    return nullptr;
+  }
+
+ private:
+  static int refuse(int error) {
+    errno = error;
+    return -1;
+  }
+};
+
+// Calls that do less than they were asked for, or ask to be made again.
+class HaltingSystem : public System {
+ public:
+  ssize_t pread(int fd, void* data, size_t size, uint64_t offset) override {
+    if (halt()) return -1;
+    return System::pread(fd, data, shorten(size), offset);
+  }
+  ssize_t pwrite(int fd, const void* data, size_t size, uint64_t offset) override {
+    if (halt()) return -1;
+    return System::pwrite(fd, data, shorten(size), offset);
+  }
+  std::unique_ptr<IoQueue> uring_queue(unsigned, int& error) override {
+    error = EPERM;  // the queue over threads makes the calls above
+    return nullptr;
+  }
+
+ private:
+  bool halt() {
+    const unsigned turn = turn_.fetch_add(1) % 5;
+    if (turn > 1) return false;
+    errno = turn == 0 ? EINTR : EAGAIN;
+    return true;
+  }
+  size_t shorten(size_t size) {
+    if (size < 4096) return (size + 1) / 2;
+    return (size / 3 + 4095) / 4096 * 4096;
+  }
+  std::atomic<unsigned> turn_ = 0;
+};
+
+StorageCase posix_case(const std::string& name, std::shared_ptr<System> system,
+                       PosixOptions options) {
+  return {name, [options, system] {
+            auto directory = std::make_shared<TempDirectory>();
+            return TestedStorage{posix_storage(directory->path(), options, system), directory};
+          }};
 }
 
 using Calls = PosixOptions::Calls;
@@ -36,7 +103,12 @@ INSTANTIATE_TEST_SUITE_P(
         posix_case("posix_plain_buffered", {Calls::kPlain, Cache::kBuffered, Cache::kBuffered, 1},
                    kDisk),
         posix_case("posix_tmpfs", {Calls::kAuto, Cache::kDirect, Cache::kDirect, 8}, kTmpfs),
-        memory_case()),
+        posix_case("posix_old_system", std::make_shared<OldSystem>(), {}),
+        posix_case("posix_halting_direct", std::make_shared<HaltingSystem>(),
+                   {Calls::kPlain, Cache::kDirect, Cache::kDirect, 3}),
+        posix_case("posix_halting_buffered", std::make_shared<HaltingSystem>(),
+                   {Calls::kPlain, Cache::kBuffered, Cache::kBuffered, 3}),
+        memory_case(), fault_case()),
     storage_case_name);
 
 }  // namespace

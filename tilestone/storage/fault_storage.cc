@@ -1,0 +1,325 @@
+#include "tilestone/storage/fault_storage.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "tilestone/base/error.h"
+#include "tilestone/storage/fault_journal_internal.h"
+
+namespace tilestone {
+
+std::string_view to_string(StorageOp op) {
+  static constexpr std::string_view kNames[] = {
+      "create", "append", "sync",   "close",          "open",           "read", "stat",
+      "list",   "rename", "remove", "make_directory", "sync_directory", "lock"};
+  return kNames[static_cast<size_t>(op)];
+}
+
+std::string_view to_string(Survival survival) {
+  static constexpr std::string_view kNames[] = {
+      "all",       "no_unsynced_data",    "zeroed_data",      "torn_512",
+      "torn_4096", "no_unsynced_entries", "nothing_unsynced", "random"};
+  return kNames[static_cast<size_t>(survival)];
+}
+
+bool changes_storage(StorageOp op) {
+  return op != StorageOp::kOpen && op != StorageOp::kRead && op != StorageOp::kStat &&
+         op != StorageOp::kList;
+}
+
+struct FaultDisk::State {
+  std::shared_ptr<Storage> inner;
+  std::shared_ptr<MemoryStorage> memory;  // inner, if it is one
+  FaultHook hook;
+  std::atomic<uint64_t> calls = 0;
+  std::atomic<bool> crashed = false;
+  mutable std::mutex mutex;
+  std::unique_ptr<FaultJournal> journal;                                  // with memory
+  std::set<int> dead;                                                     // clients
+  std::multimap<int, std::weak_ptr<std::unique_ptr<StorageLock>>> locks;  // by client
+
+  [[noreturn]] void fail_dead(std::string_view name) const {
+    throw Error(ErrorCode::kIo, crashed ? "the machine is dead (simulated crash)"
+                                        : "the process is dead (simulated kill)")
+        .with_file(name);
+  }
+
+  // With mutex held.
+  void expect_alive(const StorageCall& call) const {
+    if (crashed || dead.contains(call.client)) fail_dead(call.name);
+  }
+  FaultAction decide(StorageCall call);
+  void conclude(const StorageCall& call, const FaultAction& action);
+  // Runs `work`, or not, as the hook says.
+  template <typename Work>
+  void perform(const StorageCall& call, const Work& work);
+};
+
+// Counts the call and asks the hook; throws when there is nobody any more who could make it.
+FaultAction FaultDisk::State::decide(StorageCall call) {
+  {
+    std::lock_guard lock(mutex);
+    expect_alive(call);
+  }
+  call.index = calls.fetch_add(1);
+  const FaultAction action = hook ? hook(call) : FaultAction::pass();
+  if (action.delay.count() > 0) std::this_thread::sleep_for(action.delay);
+  return action;
+}
+
+// What comes of a call after its work.
+void FaultDisk::State::conclude(const StorageCall& call, const FaultAction& action) {
+  using Then = FaultAction::Then;
+  if (action.then == Then::kGoOn) return;
+  if (action.then == Then::kFail) {
+    throw Error(ErrorCode::kIo, "cannot " + std::string(to_string(call.op)) +
+                                    " (injected): " + std::strerror(action.error))
+        .with_file(call.name)
+        .with_errno(action.error);
+  }
+  std::lock_guard lock(mutex);
+  if (action.then == Then::kCrash) {
+    crashed = true;
+  } else {
+    dead.insert(call.client);
+    const auto [begin, end] = locks.equal_range(call.client);
+    for (auto it = begin; it != end; ++it) {
+      if (const auto held = it->second.lock()) held->reset();
+    }
+    locks.erase(begin, end);
+  }
+  fail_dead(call.name);
+}
+
+template <typename Work>
+void FaultDisk::State::perform(const StorageCall& call, const Work& work) {
+  const FaultAction action = decide(call);
+  const bool looks_only = !changes_storage(call.op) || call.op == StorageOp::kLock;
+  const bool done = action.kind == FaultAction::Kind::kDo ||
+                    (action.then == FaultAction::Then::kGoOn && looks_only);
+  if (done) {
+    try {
+      std::lock_guard lock(mutex);
+      expect_alive(call);  // it may have died while this call was delayed
+      work();
+    } catch (...) {
+      if (action.then != FaultAction::Then::kFail) conclude(call, action);
+      throw;
+    }
+  }
+  conclude(call, action);
+}
+
+class FaultWritable : public WritableFile {
+ public:
+  // inner null: a file whose creation was dropped; it is nowhere.
+  FaultWritable(std::shared_ptr<FaultDisk> disk, int client, std::string name,
+                std::unique_ptr<WritableFile> inner, std::shared_ptr<MemoryFile> file)
+      : disk_(std::move(disk)),
+        client_(client),
+        name_(std::move(name)),
+        inner_(std::move(inner)),
+        file_(std::move(file)) {}
+
+  void append(Buffer buffer) override { append(buffer.view()); }
+
+  void append(ByteView bytes) override {
+    FaultDisk::State& state = *disk_->state_;
+    const StorageCall call{
+        0, client_, StorageOp::kAppend, name_, "", size_, static_cast<uint64_t>(bytes.size())};
+    const FaultAction action = state.decide(call);
+    if (inner_ != nullptr) {
+      std::lock_guard lock(state.mutex);
+      state.expect_alive(call);
+      if (action.kind == FaultAction::Kind::kDo) {
+        inner_->append(bytes);
+      } else if (action.kind == FaultAction::Kind::kTear) {
+        inner_->append(bytes.first(std::min<uint64_t>(action.keep, bytes.size())));
+      } else if (action.then == FaultAction::Then::kGoOn) {
+        inner_->append(Bytes(bytes.size()));
+      }
+    }
+    state.conclude(call, action);
+    size_ += bytes.size();
+  }
+
+  void sync(Deadline deadline) override {
+    call(StorageOp::kSync, [&](FaultDisk::State& state) {
+      inner_->sync(deadline);
+      if (file_ != nullptr) state.journal->synced(file_);
+    });
+  }
+
+  void close() override {
+    call(StorageOp::kClose, [&](FaultDisk::State&) { inner_->close(); });
+  }
+
+  uint64_t size() const override { return size_; }
+  const std::string& name() const override { return name_; }
+
+ private:
+  template <typename Work>
+  void call(StorageOp op, const Work& work) {
+    FaultDisk::State& state = *disk_->state_;
+    state.perform({0, client_, op, name_, "", 0, 0}, [&] {
+      if (inner_ != nullptr) work(state);
+    });
+  }
+
+  std::shared_ptr<FaultDisk> disk_;
+  int client_;
+  std::string name_;
+  std::unique_ptr<WritableFile> inner_;
+  std::shared_ptr<MemoryFile> file_;  // over memory
+  uint64_t size_ = 0;
+};
+
+// A lock that its holder's simulated death takes away.
+class FaultLock : public StorageLock {
+ public:
+  explicit FaultLock(std::shared_ptr<std::unique_ptr<StorageLock>> inner)
+      : inner_(std::move(inner)) {}
+
+ private:
+  std::shared_ptr<std::unique_ptr<StorageLock>> inner_;
+};
+
+class FaultStorage : public Storage {
+ public:
+  FaultStorage(std::shared_ptr<FaultDisk> disk, int client)
+      : disk_(std::move(disk)), state_(*disk_->state_), client_(client) {}
+
+  uint32_t capabilities() const override {
+    const auto directories = static_cast<uint32_t>(StorageCapability::kDirectories);
+    return state_.inner->capabilities() | (state_.memory != nullptr ? directories : 0);
+  }
+  std::string describe() const override { return state_.inner->describe(); }
+
+  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {
+    std::unique_ptr<WritableFile> inner;
+    std::shared_ptr<MemoryFile> file;
+    state_.perform(call(StorageOp::kCreate, name), [&] {
+      inner = state_.inner->create(name, expected_size);
+      if (state_.memory == nullptr) return;
+      file = state_.memory->find(name);
+      state_.journal->created(name, file);
+    });
+    return std::make_unique<FaultWritable>(disk_, client_, name, std::move(inner), std::move(file));
+  }
+
+  std::unique_ptr<ReadableFile> open(const std::string& name) override {
+    std::unique_ptr<ReadableFile> file;
+    state_.perform(call(StorageOp::kOpen, name), [&] { file = state_.inner->open(name); });
+    return file;
+  }
+
+  void read(std::span<const ReadOp> ops, const ReadOptions& options,
+            const ReadDone& done) override {
+    for (const ReadOp& op : ops) {
+      const std::string_view name = op.file == nullptr ? "" : std::string_view(op.file->name());
+      state_.perform({0, client_, StorageOp::kRead, name, "", op.offset, op.size}, [] {});
+    }
+    state_.inner->read(ops, options, done);
+  }
+
+  std::optional<FileInfo> stat(const std::string& name) override {
+    std::optional<FileInfo> info;
+    state_.perform(call(StorageOp::kStat, name), [&] { info = state_.inner->stat(name); });
+    return info;
+  }
+
+  std::vector<std::string> list(const std::string& prefix) override {
+    std::vector<std::string> names;
+    state_.perform(call(StorageOp::kList, prefix), [&] { names = state_.inner->list(prefix); });
+    return names;
+  }
+
+  void rename(const std::string& from, const std::string& to, bool replace) override {
+    state_.perform({0, client_, StorageOp::kRename, from, to, 0, 0}, [&] {
+      state_.inner->rename(from, to, replace);
+      if (state_.journal) state_.journal->renamed(from, to, state_.memory->find(to));
+    });
+  }
+
+  void remove(const std::string& name) override {
+    state_.perform(call(StorageOp::kRemove, name), [&] {
+      state_.inner->remove(name);
+      if (state_.journal) state_.journal->removed(name);
+    });
+  }
+
+  void make_directory(const std::string& name) override {
+    state_.perform(call(StorageOp::kMakeDirectory, name), [&] {
+      state_.inner->make_directory(name);
+      if (state_.journal) state_.journal->made_directory(name);
+    });
+  }
+
+  void sync_directory(const std::string& name) override {
+    state_.perform(call(StorageOp::kSyncDirectory, name), [&] {
+      state_.inner->sync_directory(name);
+      if (state_.journal) state_.journal->synced_directory(name);
+    });
+  }
+
+  std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
+    auto held = std::make_shared<std::unique_ptr<StorageLock>>();
+    state_.perform(call(StorageOp::kLock, name), [&] {
+      const bool existed = state_.memory == nullptr || state_.memory->find(name) != nullptr;
+      *held = state_.inner->try_lock(name);
+      if (!existed) state_.journal->created(name, state_.memory->find(name));
+      if (*held != nullptr) state_.locks.emplace(client_, held);
+    });
+    if (*held == nullptr) return nullptr;
+    return std::make_unique<FaultLock>(std::move(held));
+  }
+
+ private:
+  StorageCall call(StorageOp op, const std::string& name) const {
+    return {0, client_, op, name, "", 0, 0};
+  }
+
+  std::shared_ptr<FaultDisk> disk_;
+  FaultDisk::State& state_;
+  int client_;
+};
+
+FaultDisk::FaultDisk(std::shared_ptr<Storage> inner, FaultHook hook)
+    : state_(std::make_unique<State>()) {
+  state_->inner = std::move(inner);
+  state_->hook = std::move(hook);
+  state_->memory = std::dynamic_pointer_cast<MemoryStorage>(state_->inner);
+  if (state_->memory != nullptr) {
+    state_->journal = std::make_unique<FaultJournal>(*state_->memory);
+  }
+}
+
+FaultDisk::~FaultDisk() = default;
+
+std::shared_ptr<FaultDisk> FaultDisk::create(std::shared_ptr<Storage> inner, FaultHook hook) {
+  return std::shared_ptr<FaultDisk>(new FaultDisk(std::move(inner), std::move(hook)));
+}
+
+std::shared_ptr<Storage> FaultDisk::storage(int client) {
+  return std::make_shared<FaultStorage>(shared_from_this(), client);
+}
+
+uint64_t FaultDisk::calls() const { return state_->calls; }
+
+bool FaultDisk::crashed() const { return state_->crashed; }
+
+FileImage FaultDisk::surviving_image(Survival survival, uint64_t seed) const {
+  if (state_->journal == nullptr) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "a power loss is simulated over memory only, not over " + state_->inner->describe());
+  }
+  std::lock_guard lock(state_->mutex);
+  return state_->journal->surviving_image(survival, seed);
+}
+
+}  // namespace tilestone

@@ -1,0 +1,493 @@
+// What only the POSIX storage has: a file system with links and devices, and a system that fails.
+#include "tilestone/storage/posix_storage.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <mutex>
+
+#include "tilestone/base/thread_pool.h"
+#include "tilestone/storage/direct_writes_internal.h"
+#include "tilestone/storage/posix_internal.h"
+#include "tilestone/storage/storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+namespace fs = std::filesystem;
+using Calls = PosixOptions::Calls;
+using Cache = PosixOptions::Cache;
+using Names = std::vector<std::string>;
+
+constexpr size_t kMiB = size_t{1} << 20;
+const Deadline kNever = Deadline::never();
+
+// The real system, but for a disk of `room` bytes and failures that a test asks for. The queue is
+// the one over threads, so that its calls come through here.
+class FailingSystem : public System {
+ public:
+  std::atomic<uint64_t> room = UINT64_MAX;  // bytes of a file that fit
+  std::atomic<int> read_error = 0, write_error = 0, direct_write_error = 0;
+  std::atomic<int> sync_error = 0, close_error = 0, reserve_error = EOPNOTSUPP;
+  std::atomic<int> syncs = 0, direct_writes = 0;
+  bool openat2_missing = false;
+
+  ssize_t pread(int fd, void* data, size_t size, uint64_t offset) override {
+    if (read_error != 0) return refuse(read_error);
+    return System::pread(fd, data, size, offset);
+  }
+  ssize_t pwrite(int fd, const void* data, size_t size, uint64_t offset) override {
+    const bool direct = (::fcntl(fd, F_GETFL) & O_DIRECT) != 0;
+    direct_writes += direct;
+    if (write_error != 0) return refuse(write_error);
+    if (direct && direct_write_error != 0) return refuse(direct_write_error);
+    if (offset >= room) return refuse(ENOSPC);
+    return System::pwrite(fd, data, std::min<uint64_t>(size, room - offset), offset);
+  }
+  int fsync(int fd) override {
+    ++syncs;
+    return sync_error != 0 ? refuse(sync_error) : System::fsync(fd);
+  }
+  int close(int fd) override {
+    System::close(fd);
+    return close_error != 0 ? refuse(close_error) : 0;
+  }
+  int reserve(int fd, uint64_t size) override {
+    return reserve_error != 0 ? refuse(reserve_error) : System::reserve(fd, size);
+  }
+  int open_beneath(int directory, const char* name, int flags, unsigned mode) override {
+    if (openat2_missing) return refuse(ENOSYS);
+    return System::open_beneath(directory, name, flags, mode);
+  }
+  std::unique_ptr<IoQueue> uring_queue(unsigned, int& error) override {
+    error = ENOSYS;
+    return nullptr;
+  }
+
+ private:
+  static int refuse(int error) {
+    errno = error;
+    return -1;
+  }
+};
+
+struct Failing {
+  explicit Failing(PosixOptions options = {})
+      : system(std::make_shared<FailingSystem>()),
+        storage(posix_storage(directory.path(), options, system)) {}
+  TempDirectory directory;
+  std::shared_ptr<FailingSystem> system;
+  std::shared_ptr<Storage> storage;
+};
+
+void append_buffers(WritableFile& file, BufferPool& pool, size_t count, size_t size) {
+  for (size_t i = 0; i < count; ++i) {
+    Buffer buffer = pool.acquire();
+    std::fill_n(buffer.data(), size, static_cast<std::byte>(i + 1));
+    buffer.set_size(size);
+    file.append(std::move(buffer));
+  }
+}
+
+// Runs `call`, which must fail with this errno and file name.
+void expect_errno(const std::function<void()>& call, int error, const std::string& name,
+                  const std::string& text) {
+  try {
+    call();
+    ADD_FAILURE() << "no error";
+  } catch (const Error& caught) {
+    EXPECT_EQ(caught.code(), ErrorCode::kIo) << caught.what();
+    EXPECT_EQ(caught.sys_errno(), error) << caught.what();
+    EXPECT_EQ(caught.file(), name);
+    EXPECT_NE(caught.message().find(text), std::string::npos) << caught.what();
+  }
+}
+
+TEST(PosixStorage, ADirectWriteThatDoesNotFitSaysHowMuchAndWhere) {
+  Failing disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 4});
+  disk.system->room = 0;
+  const auto pool = BufferPool::create(4 * kMiB, kMiB);
+  const auto file = disk.storage->create("full");
+  expect_errno(
+      [&] {
+        append_buffers(*file, *pool, 1, kMiB);
+        file->sync(kNever);
+      },
+      ENOSPC, "full", "cannot write 1048576 bytes at offset 0: No space left on device");
+  // It stays failed, and nothing is kept of the pool.
+  expect_errno([&] { file->sync(kNever); }, ENOSPC, "full", "No space left");
+  expect_errno([&] { file->close(); }, ENOSPC, "full", "No space left");
+  EXPECT_EQ(disk.system->syncs, 0);
+  for (size_t i = 0; i < pool->buffers(); ++i) EXPECT_TRUE(pool->try_acquire());
+}
+
+TEST(PosixStorage, ADiskThatFillsUpInTheMiddleOfAFileIsToldAtTheRightOffset) {
+  for (const Cache cache : {Cache::kDirect, Cache::kBuffered}) {
+    Failing disk({Calls::kPlain, cache, Cache::kAuto, 2});
+    disk.system->room = 2 * kMiB + 8192;
+    const auto pool = BufferPool::create(4 * kMiB, kMiB);
+    const auto file = disk.storage->create("full");
+    expect_errno(
+        [&] {
+          append_buffers(*file, *pool, 3, kMiB);
+          file->sync(kNever);
+        },
+        ENOSPC, "full", "cannot write 1040384 bytes at offset 2105344");
+  }
+}
+
+TEST(PosixStorage, AFullDiskIsFoundOutBeforeALargeFileIsWritten) {
+  Failing disk({Calls::kPlain, Cache::kAuto, Cache::kAuto, 2});
+  disk.system->reserve_error = ENOSPC;
+  const auto pool = BufferPool::create(2 * kMiB, kMiB);
+  const auto file = disk.storage->create("f", 100 * kMiB);
+  expect_errno([&] { append_buffers(*file, *pool, 1, kMiB); }, ENOSPC, "f",
+               "cannot reserve 104857600 bytes");
+}
+
+TEST(PosixStorage, RoomThatWasReservedTooMuchIsGivenBack) {
+  const TempDirectory directory;
+  const auto storage = posix_storage(directory.path());
+  const auto pool = BufferPool::create(2 * kMiB, kMiB);
+  const auto file = storage->create("f", 64 * kMiB);
+  append_buffers(*file, *pool, 2, kMiB);
+  file->sync(kNever);
+  struct stat info;
+  ASSERT_EQ(::stat((directory.path() + "/f").c_str(), &info), 0);
+  EXPECT_EQ(info.st_size, static_cast<off_t>(2 * kMiB));
+  EXPECT_LE(info.st_blocks * 512, static_cast<off_t>(3 * kMiB));
+}
+
+TEST(PosixStorage, AFailedSyncIsNeverTriedAgain) {
+  Failing disk;
+  disk.system->sync_error = EIO;
+  const auto file = disk.storage->create("f");
+  file->append(as_bytes("abc"));
+  expect_errno([&] { file->sync(kNever); }, EIO, "f", "cannot sync a file: Input/output error");
+  disk.system->sync_error = 0;  // a second one would succeed, over lost data
+  expect_errno([&] { file->sync(kNever); }, EIO, "f", "cannot sync a file");
+  EXPECT_EQ(disk.system->syncs, 1);
+}
+
+TEST(PosixStorage, AFailedCloseOrDirectorySyncIsAnError) {
+  Failing disk;
+  disk.system->close_error = EIO;
+  const auto file = disk.storage->create("f");
+  expect_errno([&] { file->close(); }, EIO, "f", "cannot close a file");
+  disk.system->sync_error = EDQUOT;
+  expect_errno([&] { disk.storage->sync_directory(""); }, EDQUOT, "", "cannot sync a directory");
+}
+
+TEST(PosixStorage, AReadErrorNamesRangeAndFileAndEndsTheBatch) {
+  Failing disk({Calls::kPlain, Cache::kAuto, Cache::kBuffered, 2});
+  put_file(*disk.storage, "f", pattern_bytes(4 * kMiB));
+  const auto file = disk.storage->open("f");
+  disk.system->read_error = EIO;
+  std::vector<ReadOp> ops;
+  const auto pool = BufferPool::create(4 * kMiB, kMiB);
+  for (uint64_t i = 0; i < 8; ++i) ops.push_back({file.get(), i * 4096, 4096, nullptr});
+  ThreadPool threads(2);
+  ReadOptions options;
+  options.buffers = pool;
+  options.threads = &threads;
+  expect_errno(
+      [&] { disk.storage->read(ops, options, [](size_t, ByteView) { ADD_FAILURE() << "done"; }); },
+      EIO, "f", "cannot read 4096 bytes at offset ");
+  for (size_t i = 0; i < pool->buffers(); ++i) EXPECT_TRUE(pool->try_acquire());
+}
+
+TEST(PosixStorage, AFileThatShrankWhileOpenIsCorrupt) {
+  for (const Cache cache : {Cache::kDirect, Cache::kBuffered}) {
+    const TempDirectory directory;
+    const auto storage = posix_storage(directory.path(), {.read_cache = cache});
+    put_file(*storage, "f", pattern_bytes(3 * kMiB));
+    const auto file = storage->open("f");
+    ASSERT_EQ(::truncate((directory.path() + "/f").c_str(), kMiB + 5), 0);
+    Bytes target(3 * kMiB);
+    const ReadOp op{file.get(), 0, target.size(), target.data()};
+    ReadOptions options;
+    options.buffers = BufferPool::create(8 * kMiB, 4 * kMiB);
+    expect_error([&] { storage->read({&op, 1}, options, [](size_t, ByteView) {}); },
+                 ErrorCode::kCorrupt, "beyond the file's end (1048581 bytes)");
+  }
+}
+
+TEST(PosixStorage, WritesThatTheFileSystemRefusesToDoDirectlyGoThroughThePageCache) {
+  Failing disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 4});
+  disk.system->direct_write_error = EINVAL;
+  const auto pool = BufferPool::create(8 * kMiB, kMiB);
+  const auto file = disk.storage->create("f");
+  append_buffers(*file, *pool, 12, kMiB);
+  file->sync(kNever);
+  file->close();
+  const Bytes bytes = read_file(*disk.storage, "f", 12 * kMiB);
+  ASSERT_EQ(bytes.size(), 12 * kMiB);
+  for (size_t i = 0; i < bytes.size(); i += 4096) {
+    ASSERT_EQ(bytes[i], static_cast<std::byte>(i / kMiB + 1));
+  }
+}
+
+TEST(PosixStorage, LargeFilesAreWrittenDirectlyAndSmallOnesThroughThePageCache) {
+  Failing disk({Calls::kPlain, Cache::kAuto, Cache::kAuto, 4});
+  const auto pool = BufferPool::create(8 * kMiB, kMiB);
+  put_file(*disk.storage, "small", pattern_bytes(10'000));
+  EXPECT_EQ(disk.system->direct_writes, 0);
+  const auto file = disk.storage->create("large", 4 * kMiB);
+  append_buffers(*file, *pool, 4, kMiB);
+  file->sync(kNever);
+  EXPECT_EQ(disk.system->direct_writes, 4);
+}
+
+TEST(PosixStorage, IoUringAskedForByNameMustBeThere) {
+  const TempDirectory directory;
+  expect_error(
+      [&] {
+        posix_storage(directory.path(), {.calls = Calls::kUring},
+                      std::make_shared<FailingSystem>());
+      },
+      ErrorCode::kUnsupported, "io_uring");
+}
+
+TEST(PosixStorage, ManyFilesShareAPoolSmallerThanTheirQueues) {
+  const TempDirectory directory;
+  const auto storage = posix_storage(directory.path(), {.write_cache = Cache::kDirect});
+  const auto pool = BufferPool::create(3 * kMiB, kMiB);
+  ThreadPool threads(4);
+  threads.parallel_for(6, [&](size_t i) {
+    const auto file = storage->create("f" + std::to_string(i));
+    append_buffers(*file, *pool, 10, kMiB);
+    file->sync(kNever);
+    file->close();
+  });
+  EXPECT_EQ(storage->list().size(), 6u);
+}
+
+class PosixNames : public testing::TestWithParam<bool> {
+ protected:
+  PosixNames() {
+    disk_.system->openat2_missing = GetParam();
+    fs::create_directory(root() + "/sub");
+    put_file(*disk_.storage, "sub/file", as_bytes("inside"));
+    put_file(*posix_storage(outside_.path()), "secret", as_bytes("outside"));
+  }
+  std::string root() const { return disk_.directory.path(); }
+  Storage& storage() { return *disk_.storage; }
+
+  Failing disk_;
+  TempDirectory outside_;
+};
+
+TEST_P(PosixNames, LinksInsideAreFollowed) {
+  fs::create_symlink("sub/file", root() + "/link");
+  fs::create_symlink("sub", root() + "/dirlink");
+  fs::create_symlink("../sub/../link", root() + "/sub/chain");
+  for (const char* name : {"link", "dirlink/file", "sub/chain", "dirlink/chain"}) {
+    EXPECT_EQ(as_text(read_file(storage(), name, 100)), "inside") << name;
+    EXPECT_EQ(storage().stat(name)->size, 6u) << name;
+  }
+  put_file(storage(), "dirlink/new", as_bytes("x"));
+  storage().rename("dirlink/new", "sub/renamed", false);
+  EXPECT_TRUE(fs::exists(root() + "/sub/renamed"));
+}
+
+TEST_P(PosixNames, LinksOutsideAreRefused) {
+  fs::create_symlink(outside_.path() + "/secret", root() + "/absolute");
+  fs::create_symlink("../" + fs::path(outside_.path()).filename().string() + "/secret",
+                     root() + "/relative");
+  fs::create_symlink(outside_.path(), root() + "/dir");
+  fs::create_symlink("loop", root() + "/loop");
+  const auto refused = [](const std::function<void()>& call) {
+    expect_error(call, ErrorCode::kUnsafe, "symbolic link");
+  };
+  for (const char* name : {"absolute", "relative", "dir/secret", "loop"}) {
+    SCOPED_TRACE(name);
+    refused([&] { storage().open(name); });
+    refused([&] { storage().stat(name); });
+    refused([&] { storage().try_lock(name); });
+  }
+  refused([&] { storage().create("dir/new"); });
+  refused([&] { storage().remove("dir/secret"); });
+  refused([&] { storage().rename("dir/secret", "mine", true); });
+  refused([&] { storage().rename("sub/file", "dir/file", true); });
+  refused([&] { storage().make_directory("dir/new"); });
+  refused([&] { storage().sync_directory("dir"); });
+  expect_error([&] { storage().create("absolute"); }, ErrorCode::kAlreadyExists);
+  const auto other = posix_storage(outside_.path());
+  EXPECT_EQ(other->list(), Names{"secret"});
+  EXPECT_EQ(as_text(read_file(*other, "secret", 100)), "outside");
+}
+
+TEST_P(PosixNames, DanglingLinksAreNotThere) {
+  fs::create_symlink("sub/absent", root() + "/dangling");
+  EXPECT_FALSE(storage().stat("dangling").has_value());
+  expect_error([&] { storage().open("dangling"); }, ErrorCode::kNotFound, "dangling");
+  expect_error([&] { storage().create("dangling"); }, ErrorCode::kAlreadyExists, "dangling");
+}
+
+TEST_P(PosixNames, FifosAndDirectoriesAreRefusedWithoutWaiting) {
+  ASSERT_EQ(::mkfifo((root() + "/fifo").c_str(), 0666), 0);
+  EXPECT_FALSE(storage().stat("fifo")->regular);
+  for (const char* name : {"fifo", "sub"}) {
+    expect_error([&] { storage().open(name); }, ErrorCode::kUnsafe, "not a regular file");
+  }
+  expect_error([&] { storage().try_lock("fifo"); }, ErrorCode::kUnsafe, "not a regular file");
+  expect_error([&] { storage().create("fifo"); }, ErrorCode::kAlreadyExists, "fifo");
+}
+
+TEST_P(PosixNames, AFileInPlaceOfADirectoryIsNoDirectory) {
+  EXPECT_FALSE(storage().stat("sub/file/x").has_value());
+  expect_error([&] { storage().open("sub/file/x"); }, ErrorCode::kNotFound, "sub/file/x");
+  expect_error([&] { storage().create("sub/file/x"); }, ErrorCode::kIo, "sub/file/x");
+}
+
+INSTANTIATE_TEST_SUITE_P(Resolvers, PosixNames, testing::Bool(),
+                         [](const testing::TestParamInfo<bool>& info) {
+                           return std::string(info.param ? "walked" : "openat2");
+                         });
+
+TEST(PosixStorage, TheRootAndItsParentsAreMade) {
+  const TempDirectory directory;
+  const auto storage = posix_storage(directory.path() + "/a/b//c/");
+  EXPECT_EQ(storage->list(), Names{});
+  EXPECT_FALSE(storage->stat("f").has_value());
+  expect_error([&] { storage->create("f"); }, ErrorCode::kNotFound, "f");
+  storage->make_directory("");
+  put_file(*storage, "f", as_bytes("abc"));
+  EXPECT_TRUE(fs::exists(directory.path() + "/a/b/c/f"));
+}
+
+TEST(PosixStorage, ADirectoryRemovedUnderWayIsNotFound) {
+  const TempDirectory directory;
+  const auto storage = posix_storage(directory.path() + "/root");
+  storage->make_directory("sub");
+  fs::remove_all(directory.path() + "/root");
+  expect_error([&] { storage->create("sub/f"); }, ErrorCode::kNotFound, "sub/f");
+  expect_error([&] { storage->sync_directory("sub"); }, ErrorCode::kNotFound, "sub");
+}
+
+TEST(PosixStorage, TwoStoragesOfOneDirectoryShareTheirLocks) {
+  const TempDirectory directory;
+  const auto one = posix_storage(directory.path()), two = posix_storage(directory.path());
+  auto lock = one->try_lock("lock");
+  ASSERT_NE(lock, nullptr);
+  EXPECT_EQ(two->try_lock("lock"), nullptr);
+  lock.reset();
+  EXPECT_NE(two->try_lock("lock"), nullptr);
+}
+
+// A real file system of its own, 4 MiB large, where the test may mount one.
+class SmallMount {
+ public:
+  SmallMount() : mounted_(mount("tmpfs", path(), "tmpfs", 0, "size=4m") == 0) {}
+  ~SmallMount() {
+    if (mounted_) umount2(path(), MNT_DETACH);
+  }
+  explicit operator bool() const { return mounted_; }
+  const char* path() const { return directory_.path().c_str(); }
+  bool make_read_only() const {
+    return mount(nullptr, path(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr) == 0;
+  }
+
+ private:
+  TempDirectory directory_;
+  bool mounted_;
+};
+
+// Without the right to mount, /dev/full stands for the full disk: the kernel's own ENOSPC.
+TEST(PosixStorage, ARealFullDiskIsToldAndOldFilesStay) {
+  const SmallMount disk;
+  if (!disk) {
+    std::byte byte{1};
+    const UniqueFd full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+    System system;
+    expect_errno([&] { write_at(system, full.get(), "full", {&byte, 1}, 0); }, ENOSPC, "full",
+                 "cannot write 1 bytes at offset 0: No space left on device");
+    return;
+  }
+  const auto pool = BufferPool::create(4 * kMiB, kMiB);
+  for (const Cache cache : {Cache::kAuto, Cache::kDirect, Cache::kBuffered}) {
+    const auto storage = posix_storage(disk.path(), {.write_cache = cache});
+    if (!storage->stat("old")) put_file(*storage, "old", as_bytes("old"));
+    for (const uint64_t expected : {uint64_t{0}, uint64_t{8 * kMiB}}) {
+      const auto file = storage->create("big", expected);
+      try {
+        append_buffers(*file, *pool, 8, kMiB);
+        file->sync(kNever);
+        ADD_FAILURE() << "8 MiB fit on 4";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.sys_errno(), ENOSPC) << error.what();
+        EXPECT_EQ(error.file(), "big");
+      }
+      storage->remove("big");
+    }
+    const Bytes large(8 * kMiB, std::byte{1});
+    expect_errno([&] { publish_file(*storage, "old", "t", large, true, kNever); }, ENOSPC, "t",
+                 "No space left on device");
+    EXPECT_EQ(storage->list(), Names{"old"});
+    EXPECT_EQ(as_text(read_file(*storage, "old", 9)), "old");
+  }
+}
+
+// Without the right to mount, the mode of a directory makes it read-only.
+TEST(PosixStorage, AReadOnlyDirectoryCanBeReadAndNotWritten) {
+  const SmallMount disk;
+  const TempDirectory directory;
+  const std::string root = disk ? disk.path() : directory.path();
+  const auto storage = posix_storage(root);
+  put_file(*storage, "f", as_bytes("abc"));
+  if (disk) {
+    ASSERT_TRUE(disk.make_read_only());
+  } else {
+    ASSERT_EQ(::chmod(root.c_str(), 0555), 0);
+  }
+  const int error = disk ? EROFS : EACCES;
+  EXPECT_EQ(as_text(read_file(*storage, "f", 9)), "abc");
+  EXPECT_EQ(storage->list(), Names{"f"});
+  expect_errno([&] { storage->create("g"); }, error, "g", "cannot create a file");
+  expect_errno([&] { storage->remove("f"); }, error, "f", "cannot remove a file");
+  expect_errno([&] { storage->make_directory("d"); }, error, "d", "cannot make a directory");
+  expect_errno([&] { storage->rename("f", "g", false); }, error, "f", "cannot rename");
+}
+
+// The pieces of a choice, in batches that overlap like real ones.
+struct Trial {
+  ReadChoice choice;
+  double now = 0;
+  // Reads `bytes` one piece after the other; returns the share that was read directly.
+  double read(uint64_t bytes, double direct_rate, double cached_rate) {
+    constexpr uint64_t kPiece = 8 * kMiB;
+    uint64_t direct_bytes = 0;
+    choice.begin(bytes);
+    for (uint64_t at = 0; at < bytes; at += kPiece) {
+      const bool direct = choice.pick_direct();
+      choice.started(direct, now);
+      now += static_cast<double>(kPiece) / (direct ? direct_rate : cached_rate);
+      choice.finished(kPiece, direct, now);
+      direct_bytes += direct ? kPiece : 0;
+    }
+    return static_cast<double>(direct_bytes) / static_cast<double>(bytes);
+  }
+};
+
+TEST(ReadChoice, SmallBatchesAreReadDirectly) {
+  Trial trial;
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(trial.read(512 * kMiB, 1e9, 5e9), 1);
+}
+
+TEST(ReadChoice, ALargeBatchFindsOutWhetherThePageCacheIsFaster) {
+  Trial slower, faster;
+  EXPECT_GE(slower.read(2048 * kMiB, 2e9, 1e9), 0.9);
+  EXPECT_EQ(slower.read(2048 * kMiB, 2e9, 1e9), 1);
+  EXPECT_LE(faster.read(2048 * kMiB, 1e9, 2e9), 0.1);
+  EXPECT_EQ(faster.read(2048 * kMiB, 1e9, 2e9), 0);
+}
+
+}  // namespace
+}  // namespace tilestone
