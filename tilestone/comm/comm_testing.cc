@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cctype>
+#include <cstring>
 #include <optional>
 #include <random>
 #include <string>
@@ -25,9 +27,9 @@ using SizeOf = std::function<size_t(int from, int to)>;
 Bytes message(uint64_t operation, int from, int to, size_t size) {
   uint64_t state = operation * 1000003 + static_cast<uint64_t>(from * 1009 + to) + 1;
   Bytes out(size);
-  for (std::byte& b : out) {
+  for (size_t offset = 0; offset < size; offset += sizeof state) {
     state = state * 6364136223846793005u + 1442695040888963407u;
-    b = static_cast<std::byte>(state >> 56);
+    std::memcpy(out.data() + offset, &state, std::min(sizeof state, size - offset));
   }
   return out;
 }
@@ -38,8 +40,10 @@ std::string describe(const Bytes& bytes) {
 }
 
 void expect_bytes(const Bytes& found, const Bytes& expected, const std::string& what) {
-  EXPECT_TRUE(found == expected) << what << ": found " << describe(found) << ", expected "
-                                 << describe(expected);
+  const bool same =
+      found.size() == expected.size() &&
+      (found.empty() || std::memcmp(found.data(), expected.data(), found.size()) == 0);
+  EXPECT_TRUE(same) << what << ": found " << describe(found) << ", expected " << describe(expected);
 }
 
 void expect_all_bytes(const std::vector<Bytes>& found, const std::vector<Bytes>& expected,
@@ -55,6 +59,10 @@ void expect_all_bytes(const std::vector<Bytes>& found, const std::vector<Bytes>&
 enum class Kind { kGather, kScatter, kBroadcast, kAllToAll, kAllGather, kBarrier };
 constexpr Kind kKinds[] = {Kind::kGather,   Kind::kScatter,   Kind::kBroadcast,
                            Kind::kAllToAll, Kind::kAllGather, Kind::kBarrier};
+
+bool has_root(Kind kind) {
+  return kind == Kind::kGather || kind == Kind::kScatter || kind == Kind::kBroadcast;
+}
 
 class Step {
  public:
@@ -220,7 +228,7 @@ void check_missing_in(const Communicator& comm, Kind kind, int root, int absent,
     Step(comm, kind, root, number, same_size, Deadline::after(kShort)).error();
   }
   rendezvous();
-  Step(comm, kind, root, number + 1, uneven).run();
+  Step(comm, kind, root, number + 1000, uneven).run();
 }
 
 template <typename Call>
@@ -243,9 +251,8 @@ void check_every_operation(const Communicator& comm) {
   uint64_t number = 0;
   for (const SizeOf& size_of : sizes) {
     for (Kind kind : kKinds) {
-      for (int root = 0; root < comm.size(); ++root) {
-        Step(comm, kind, root, ++number, size_of).run();
-      }
+      const int roots = has_root(kind) ? comm.size() : 1;
+      for (int root = 0; root < roots; ++root) Step(comm, kind, root, ++number, size_of).run();
     }
   }
 }
@@ -259,10 +266,9 @@ void check_random_operations(const Communicator& comm, uint64_t seed, int count)
 void check_missing_caller(const Communicator& comm, int absent, const Rendezvous& rendezvous) {
   uint64_t number = 0;
   for (Kind kind : kKinds) {
-    for (int root : {absent, (absent + 1) % comm.size()}) {
-      check_missing_in(comm, kind, root, absent, number, rendezvous);
-      number += 2;
-    }
+    check_missing_in(comm, kind, absent, absent, number++, rendezvous);
+    if (!has_root(kind)) continue;
+    check_missing_in(comm, kind, (absent + 1) % comm.size(), absent, number++, rendezvous);
   }
   check_random_operations(comm, 20, 20);
 }

@@ -37,7 +37,7 @@ using comm_internal::MpiTransfer;
 using std::chrono::microseconds;
 
 constexpr uint64_t kMostTags = uint64_t{1} << 30;
-constexpr int kYieldingPolls = 2000;
+constexpr int kYieldingPolls = 100;
 constexpr microseconds kShortestSleep{10};
 constexpr microseconds kLongestSleep{500};
 
