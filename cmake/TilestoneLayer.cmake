@@ -21,7 +21,7 @@ function(tilestone_layer name)
   endif()
 
   if(NOT arg_TEST_TIMEOUT)
-    set(arg_TEST_TIMEOUT 300)
+    set(arg_TEST_TIMEOUT 300) # seconds; sanitized builds have three times as long
   endif()
 
   file(GLOB sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} *.cc)
@@ -173,6 +173,9 @@ endfunction()
 function(_tilestone_test_properties test timeout threads target)
   if(NOT timeout)
     set(timeout 300)
+  endif()
+  if(TILESTONE_SANITIZE)
+    math(EXPR timeout "${timeout} * 3")
   endif()
   set_tests_properties(${test} PROPERTIES TIMEOUT ${timeout})
   if(threads)
