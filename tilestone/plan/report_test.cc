@@ -1,0 +1,283 @@
+#include "tilestone/plan/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+
+namespace tilestone {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+ReportedItem at(uint32_t file, uint64_t offset, uint64_t length) {
+  return {file, offset, length, {length / 2, 0x12345678, 0x9abcdef0}};
+}
+
+RankReport::Tensor tensor(std::string key, Dims shape, Path path = {}) {
+  return {std::move(key), std::move(path), DType::kFloat32, std::move(shape)};
+}
+
+// A report of `rank` with one file, and one chunk of each tensor: rows [2 * rank, 2 * rank + 2).
+RankReport report_of(int rank, int world, std::vector<std::string> keys = {"w"}) {
+  RankReport report;
+  report.rank = rank;
+  report.world_size = world;
+  report.save_id = "s1";
+  report.files = {{"__" + std::to_string(rank) + "_0.distcp", 4096}};
+  for (uint32_t t = 0; t < keys.size(); ++t) {
+    report.tensors.push_back(tensor(keys[t], {2 * world, 3}, {keys[t]}));
+    report.chunks.push_back({t, {{2 * rank, 0}, {2, 3}}, at(0, 100 * t, 100)});
+  }
+  return report;
+}
+
+template <typename Body>
+Error error_of(Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error(ErrorCode::kInternal, "no error");
+}
+
+Error merge_error(const std::vector<RankReport>& reports) {
+  return error_of([&] { merge_reports(reports); });
+}
+
+// ---- Merging ----
+
+TEST(MergeReports, MakesTheMetadataWhateverTheirOrder) {
+  std::vector<RankReport> reports = {report_of(0, 3, {"w", "b"}), report_of(1, 3, {"b", "w"}),
+                                     report_of(2, 3, {"w", "b"})};
+  reports[1].objects.push_back({"rng", {"rng"}, at(0, 300, 7)});
+  const Metadata metadata = merge_reports(reports);
+  EXPECT_EQ(metadata.save_id, "s1");
+  EXPECT_THAT(metadata.writer, HasSubstr("Tilestone "));
+  EXPECT_THAT(metadata.files, ElementsAre("__0_0.distcp", "__1_0.distcp", "__2_0.distcp"));
+  ASSERT_EQ(metadata.tensors.size(), 2u);
+  const StoredTensor* w = metadata.find_tensor("w");
+  ASSERT_NE(w, nullptr);
+  EXPECT_EQ(w->path, Path{"w"});
+  ASSERT_EQ(w->chunks.size(), 3u);
+  EXPECT_EQ(to_string(w->chunks[1].box), "[2:4, 0:3]");
+  EXPECT_EQ(w->chunks[1].at.file, 1u);
+  EXPECT_EQ(w->chunks[1].at.offset, 100u);
+  EXPECT_EQ(w->chunks[1].at.checksums, at(0, 0, 100).checksums);
+  ASSERT_NE(metadata.find_object("rng"), nullptr);
+  EXPECT_EQ(metadata.find_object("rng")->at.length, 7u);
+
+  std::reverse(reports.begin(), reports.end());
+  const Metadata again = merge_reports(reports);
+  EXPECT_EQ(again.files, metadata.files);
+  for (size_t t = 0; t < metadata.tensors.size(); ++t) {
+    ASSERT_EQ(again.tensors[t].chunks.size(), metadata.tensors[t].chunks.size());
+    for (size_t c = 0; c < metadata.tensors[t].chunks.size(); ++c) {
+      EXPECT_EQ(again.tensors[t].chunks[c].box, metadata.tensors[t].chunks[c].box);
+      EXPECT_EQ(again.tensors[t].chunks[c].at.file, metadata.tensors[t].chunks[c].at.file);
+    }
+  }
+}
+
+TEST(MergeReports, TensorsWithoutElementsKeepOneEmptyChunk) {
+  std::vector<RankReport> reports = {report_of(0, 3), report_of(1, 3), report_of(2, 3)};
+  for (int rank : {1, 2}) {
+    RankReport& report = reports[static_cast<size_t>(rank)];
+    report.tensors.push_back(tensor("none", {0, 4}));
+    report.chunks.push_back({1, {{0, 0}, {0, 4}}, at(0, 200, 50)});
+  }
+  reports[0].chunks.push_back({0, {{0, 0}, {0, 3}}, at(0, 100, 50)});  // an empty shard
+  const Metadata metadata = merge_reports(reports);
+  ASSERT_EQ(metadata.find_tensor("none")->chunks.size(), 1u);
+  EXPECT_EQ(metadata.find_tensor("none")->chunks[0].at.file, 1u);
+  EXPECT_EQ(metadata.find_tensor("w")->chunks.size(), 3u);
+
+  reports[1].chunks.pop_back();
+  reports[2].chunks.pop_back();
+  EXPECT_TRUE(merge_reports(reports).find_tensor("none")->chunks.empty());
+}
+
+TEST(MergeReports, ReportsOfOtherSavesAndMissingRanksAreRefused) {
+  const RankReport zero = report_of(0, 2);
+  const RankReport one = report_of(1, 2);
+  Error error = merge_error({});
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(error.message(), "there are no rank reports");
+
+  error = merge_error({zero});
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(error.rank(), 1);
+  EXPECT_EQ(error.message(), "the report of rank 1 of 2 is missing");
+
+  EXPECT_EQ(merge_error({zero, zero}).message(), "rank 0 has two reports");
+  EXPECT_EQ(merge_error({zero, one, one}).message(), "rank 1 has two reports");
+
+  RankReport other = one;
+  other.save_id = "s2";
+  EXPECT_EQ(merge_error({zero, other}).message(),
+            "the report of rank 1 is of save s2, that of rank 0 of save s1");
+  EXPECT_EQ(merge_error({zero, report_of(1, 3)}).message(),
+            "the report of rank 1 tells of 3 ranks, that of rank 0 of 2");
+  other = one;
+  other.rank = 2;
+  EXPECT_EQ(merge_error({zero, other}).message(), "rank 2 is outside a world of 2 ranks");
+}
+
+TEST(MergeReports, FilesBelongToOneRankAndItemsToTheirFile) {
+  std::vector<RankReport> reports = {report_of(0, 2), report_of(1, 2)};
+  reports[1].files[0].name = reports[0].files[0].name;
+  Error error = merge_error(reports);
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(error.file(), "__0_0.distcp");
+  EXPECT_EQ(error.message(), "rank 0 and rank 1 report one file");
+
+  reports = {report_of(0, 2), report_of(1, 2)};
+  reports[1].files[0].size = 99;
+  error = merge_error(reports);
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(error.key(), "w");
+  EXPECT_EQ(error.file(), "__1_0.distcp");
+  EXPECT_EQ(error.rank(), 1);
+  EXPECT_EQ(error.message(),
+            "an item of 100 bytes at offset 0 does not lie in its file of 99 bytes");
+}
+
+TEST(MergeReports, DisagreementsNameKeyAndRanks) {
+  std::vector<RankReport> reports = {report_of(0, 2), report_of(1, 2)};
+  reports[1].tensors[0].dtype = DType::kBFloat16;
+  Error error = merge_error(reports);
+  EXPECT_EQ(error.code(), ErrorCode::kMismatch);
+  EXPECT_EQ(error.key(), "w");
+  EXPECT_EQ(
+      error.message(),
+      "two ranks disagree on a tensor: rank 0 has float32 [4, 3], rank 1 has bfloat16 [4, 3]");
+
+  reports = {report_of(0, 2), report_of(1, 2)};
+  reports[1].objects.push_back({"w", {}, at(0, 0, 10)});
+  error = merge_error(reports);
+  EXPECT_EQ(error.code(), ErrorCode::kMismatch);
+  EXPECT_EQ(error.key(), "w");
+  EXPECT_EQ(error.message(), "rank 1 has a key that is also that of a tensor");
+
+  reports = {report_of(0, 2), report_of(1, 2)};
+  reports[0].objects.push_back({"o", {}, at(0, 0, 10)});
+  reports[1].tensors.push_back(tensor("o", {0}));
+  EXPECT_EQ(merge_error(reports).message(), "rank 1 has a key that is also that of an object");
+}
+
+TEST(MergeReports, WhatIsWrittenTwiceOrByNobodyNamesKeyBoxAndRanks) {
+  std::vector<RankReport> reports = {report_of(0, 3), report_of(1, 3), report_of(2, 3)};
+  reports[2].chunks[0].box = {{1, 1}, {2, 1}};
+  Error error = merge_error(reports);
+  EXPECT_EQ(error.code(), ErrorCode::kCoverage);
+  EXPECT_EQ(error.key(), "w");
+  EXPECT_THAT(error.message(), HasSubstr("rank 2 wrote box [1:3, 1:2]"));
+  EXPECT_THAT(error.message(), HasSubstr("are written twice"));
+
+  reports[2].chunks.clear();
+  error = merge_error(reports);
+  EXPECT_EQ(error.code(), ErrorCode::kCoverage);
+  EXPECT_EQ(error.key(), "w");
+  EXPECT_EQ(error.message(), "no rank wrote box [4:6, 0:3] of a tensor of shape [6, 3]");
+
+  reports[2].chunks.push_back({0, {{4, 0}, {3, 3}}, at(0, 0, 100)});
+  EXPECT_EQ(merge_error(reports).message(),
+            "rank 2 wrote box [4:7, 0:3] outside a tensor of shape [6, 3]");
+
+  reports = {report_of(0, 2), report_of(1, 2)};
+  for (RankReport& report : reports) report.objects.push_back({"o", {}, at(0, 0, 10)});
+  error = merge_error(reports);
+  EXPECT_EQ(error.code(), ErrorCode::kCoverage);
+  EXPECT_EQ(error.key(), "o");
+  EXPECT_EQ(error.message(), "an object is written twice, by rank 0 and by rank 1");
+}
+
+// ---- Encoding ----
+
+RankReport sample_report() {
+  RankReport report = report_of(1, 4, {"model.layers.0.weight", "model.layers.1.weight"});
+  report.files.push_back({"empty.distcp", 0});
+  report.tensors[0].path = {"model", "layers", int64_t{0}, "weight"};
+  report.tensors[1].path = {"another", int64_t{-7}};
+  report.tensors.push_back(tensor("", {}, {""}));
+  report.tensors.push_back(tensor("model.layers.-5.x", {0, 3}, {"model.layers", int64_t{-5}, "x"}));
+  report.tensors.push_back(tensor("no.path", {int64_t{1} << 62}));
+  report.chunks.push_back({2, {{}, {}}, at(0, 4000, 96)});
+  report.objects.push_back({"rng", {"rng"}, at(0, 300, 7)});
+  return report;
+}
+
+TEST(ReportEncoding, ComesBack) {
+  const RankReport report = sample_report();
+  const RankReport back = RankReport::decode(report.encode());
+  EXPECT_EQ(back.rank, 1);
+  EXPECT_EQ(back.world_size, 4);
+  EXPECT_EQ(back.save_id, "s1");
+  ASSERT_EQ(back.files.size(), 2u);
+  EXPECT_EQ(back.files[0].name, "__1_0.distcp");
+  EXPECT_EQ(back.files[0].size, 4096u);
+  ASSERT_EQ(back.tensors.size(), report.tensors.size());
+  for (size_t i = 0; i < report.tensors.size(); ++i) {
+    EXPECT_EQ(back.tensors[i].key, report.tensors[i].key);
+    EXPECT_EQ(back.tensors[i].path, report.tensors[i].path) << report.tensors[i].key;
+    EXPECT_EQ(back.tensors[i].dtype, report.tensors[i].dtype);
+    EXPECT_EQ(back.tensors[i].global_shape, report.tensors[i].global_shape);
+  }
+  ASSERT_EQ(back.chunks.size(), report.chunks.size());
+  for (size_t i = 0; i < report.chunks.size(); ++i) {
+    EXPECT_EQ(back.chunks[i].tensor, report.chunks[i].tensor);
+    EXPECT_EQ(back.chunks[i].box, report.chunks[i].box);
+    EXPECT_EQ(back.chunks[i].at.offset, report.chunks[i].at.offset);
+    EXPECT_EQ(back.chunks[i].at.length, report.chunks[i].at.length);
+    EXPECT_EQ(back.chunks[i].at.checksums, report.chunks[i].at.checksums);
+  }
+  ASSERT_EQ(back.objects.size(), 1u);
+  EXPECT_EQ(back.objects[0].key, "rng");
+  EXPECT_EQ(back.objects[0].at.length, 7u);
+  EXPECT_EQ(back.encode(), report.encode());
+}
+
+TEST(ReportEncoding, EveryChangedOrMissingByteIsFound) {
+  const Bytes good = sample_report().encode();
+  for (size_t size = 0; size < good.size(); ++size) {
+    EXPECT_EQ(error_of([&] { RankReport::decode(ByteView(good).first(size)); }).code(),
+              ErrorCode::kCorrupt);
+  }
+  for (size_t i = 0; i < good.size(); ++i) {
+    Bytes bad = good;
+    bad[i] ^= std::byte{1};
+    EXPECT_EQ(error_of([&] { RankReport::decode(bad); }).code(), ErrorCode::kCorrupt) << i;
+  }
+}
+
+// Bytes whose checksum is right, made by someone who means harm.
+TEST(ReportEncoding, HostileBytesAreCorruptAndNothingWorse) {
+  const Bytes good = sample_report().encode();
+  constexpr uint64_t kSeed = 5;
+  std::mt19937_64 random(kSeed);
+  for (int round = 0; round < 50'000; ++round) {
+    Bytes body(good.begin(), good.end() - 8);
+    if (round % 3 == 0) body.resize(1 + random() % body.size());
+    for (uint64_t changes = 1 + random() % 6; changes > 0; --changes) {
+      body[random() % body.size()] = static_cast<std::byte>(random());
+    }
+    body[0] = std::byte{1};
+    ByteWriter out;
+    out.raw(body);
+    out.u64(xxh3_64(body));
+    try {
+      RankReport::decode(out.bytes());
+    } catch (const Error& error) {
+      ASSERT_EQ(error.code(), ErrorCode::kCorrupt) << "seed " << kSeed << " round " << round;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilestone
