@@ -134,15 +134,15 @@ bool advance(Dims& at, const Dims& sizes) {
   return false;
 }
 
-// One empty box, which lies at the end of each dim of which nothing is held.
+// One empty box of the local tensor's shape. It begins where the first run of each dim does, at the
+// dim's end where nothing is held, and so lies inside the tensor.
 LocalBoxes nothing(const Dims& global_shape, const std::vector<Runs>& runs,
                    const Dims& local_shape) {
-  Box box{Dims(local_shape.size(), 0), Dims(local_shape.size(), 0)};
+  Box box = Box::whole(local_shape);
   for (size_t d = 0; d < box.rank(); ++d) {
     box.offset[d] = runs[d].empty() ? global_shape[d] : runs[d].front().begin;
-    box.shape[d] = runs[d].empty() ? 0 : runs[d].front().size();
   }
-  return {local_shape, {box}, {Box{Dims(box.rank(), 0), box.shape}}};
+  return {local_shape, {box}, {Box::whole(local_shape)}};
 }
 
 // The product of the runs of all dims, last dim fastest.

@@ -47,7 +47,8 @@ struct LocalBoxes {
   std::vector<Box> locals;
 };
 
-// The boxes at `coordinate` of the mesh. An empty shard gives one empty box. Throws
+// The boxes at `coordinate` of the mesh. An empty shard gives one empty box of the local shape,
+// which begins at the end of a dim of which nothing is held, as torch describes it. Throws
 // Error(kInvalidArgument) on Partial, a dim out of range, or placements.size() != mesh.dims().
 LocalBoxes local_boxes(const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
                        std::span<const Placement> placements);

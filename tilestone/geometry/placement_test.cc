@@ -39,6 +39,12 @@ TEST(Placement, AZeroSizedDimCanBeSharded) {
   EXPECT_THAT(on_line({0, 4}, 2, 1, Shard{0}).boxes, ElementsAre(Box{{0, 0}, {0, 4}}));
 }
 
+TEST(Placement, AnEmptyBoxHasTheLocalShapeThoughItsRowsLieApart) {
+  const LocalBoxes held = on_line({8, 0}, 2, 1, StridedShard{0, 2});
+  EXPECT_THAT(held.boxes, ElementsAre(Box{{2, 0}, {4, 0}}));
+  EXPECT_THAT(held.locals, ElementsAre(Box{{0, 0}, {4, 0}}));
+}
+
 TEST(Placement, NegativeDimsCountFromTheEnd) {
   EXPECT_THAT(on_line({4, 6}, 2, 1, Shard{-1}).boxes, ElementsAre(Box{{0, 3}, {4, 3}}));
 }

@@ -1,0 +1,207 @@
+"""Boxes of placements against torch's own DTensor: what each rank of a mesh really holds.
+
+No rank but this process runs: torch's "fake" process group lets it be any rank of any world, and
+DTensors are cut from a tensor that every rank has (`src_data_rank=None`), so nothing is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import random
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor  # noqa: E402
+from torch.distributed.tensor._utils import (  # noqa: E402
+    _compute_local_shape_and_global_offset,
+    compute_local_shape_and_global_offset,
+)
+from torch.distributed.tensor.placement_types import _StridedShard  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+
+import tilestone  # noqa: E402
+
+
+@contextlib.contextmanager
+def being_rank(rank: int, world: int) -> Iterator[None]:
+    """This process as `rank` of a world of which nobody else is there."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def ours(placement: object) -> object:
+    """A torch placement as Tilestone's."""
+    if isinstance(placement, _StridedShard):
+        return tilestone.StridedShard(placement.dim, placement.split_factor)
+    if isinstance(placement, Shard):
+        return tilestone.Shard(placement.dim)
+    assert isinstance(placement, Replicate)
+    return tilestone.Replicate()
+
+
+def numbered(shape: tuple[int, ...]) -> torch.Tensor:
+    """Every element its own number, so that a local tensor says which elements it holds."""
+    return torch.arange(math.prod(shape)).reshape(shape)
+
+
+def assembled(whole: torch.Tensor, held: tilestone.LocalBoxes) -> torch.Tensor:
+    """The local tensor that Tilestone's boxes describe."""
+    local = torch.full(held.local_shape, -1, dtype=whole.dtype)
+    for box, place in zip(held.boxes, held.locals, strict=True):
+        local[place.slices] = whole[box.slices]
+    return local
+
+
+def split_by_torch(
+    whole: torch.Tensor, mesh: tuple[int, ...], at: tuple[int, ...], placements: list
+) -> torch.Tensor:
+    """What the rank at a coordinate holds: torch's own splits, mesh dim by mesh dim."""
+    local = whole
+    for size, index, placement in zip(mesh, at, placements, strict=True):
+        if isinstance(placement, Replicate):
+            continue
+        pieces, _ = placement._split_tensor(local, size, with_padding=False)
+        local = pieces[index]
+    return local
+
+
+def random_shape(rng: random.Random) -> tuple[int, ...]:
+    return tuple(rng.choice((0, 1, 2, 3, 4, 5, 7, 8, 12, 13)) for _ in range(rng.randint(0, 3)))
+
+
+def random_placements(rng: random.Random, dims: int, rank: int) -> list:
+    placements = []
+    for _ in range(dims):
+        kind = rng.choice(("replicate", "shard", "shard", "strided")) if rank else "replicate"
+        if kind == "replicate":
+            placements.append(Replicate())
+        elif kind == "shard":
+            placements.append(Shard(rng.randrange(rank)))
+        else:
+            placements.append(_StridedShard(rng.randrange(rank), split_factor=rng.randint(1, 6)))
+    return placements
+
+
+def check(
+    whole: torch.Tensor,
+    held: tilestone.LocalBoxes,
+    local: torch.Tensor,
+    described: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
+    """`held` is what the local tensor holds, and begins where torch says that it begins."""
+    assert tuple(held.local_shape) == tuple(local.shape) == tuple(described[0])
+    assert torch.equal(assembled(whole, held), local)
+    assert tuple(held.boxes[0].offset) == tuple(described[1])
+    if len(held.boxes) == 1:
+        assert tuple(held.boxes[0].shape) == tuple(local.shape)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_boxes_equal_torchs_splits_on_every_rank_of_random_meshes(seed: int) -> None:
+    rng = random.Random(seed)
+    several = empty = 0
+    for case in range(200):
+        shape = random_shape(rng)
+        mesh = tuple(rng.randint(1, 4) for _ in range(rng.randint(1, 3)))
+        placements = random_placements(rng, len(mesh), len(shape))
+        whole = numbered(shape)
+        grid = tilestone.Mesh(mesh)
+        for at in itertools.product(*map(range, mesh)):
+            held = tilestone.local_boxes(shape, grid, at, [ours(p) for p in placements])
+            try:
+                check(
+                    whole,
+                    held,
+                    split_by_torch(whole, mesh, at, placements),
+                    _compute_local_shape_and_global_offset(shape, mesh, at, placements),
+                )
+            except AssertionError as error:
+                case_text = f"{seed=} {case=} {shape=} {mesh=} {at=} {placements=}"
+                raise AssertionError(case_text) from error
+            several += len(held.boxes) > 1
+            empty += 0 in held.local_shape
+    assert several >= 10 and empty >= 10  # both kinds are really among the cases
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_boxes_equal_real_dtensors_over_meshes_of_any_rank_order(seed: int) -> None:
+    rng = random.Random(seed)
+    mesh = tuple(rng.randint(1, 4) for _ in range(rng.randint(1, 3)))
+    world = math.prod(mesh)
+    ranks = rng.sample(range(world), world)
+    names = ["pp", "dp", "tp"][: len(mesh)]
+    rank = rng.randrange(world)
+    with being_rank(rank, world):
+        theirs = DeviceMesh("cpu", torch.tensor(ranks).reshape(mesh), mesh_dim_names=tuple(names))
+        grid = tilestone.Mesh(mesh, ranks, names)
+        assert tuple(grid.coordinate(rank)) == tuple(theirs.get_coordinate())
+        for _ in range(10):
+            shape = random_shape(rng)
+            placements = random_placements(rng, len(mesh), len(shape))
+            whole = numbered(shape)
+            local = distribute_tensor(whole, theirs, placements, src_data_rank=None).to_local()
+            held = tilestone.local_boxes(
+                shape, grid, grid.coordinate(rank), [ours(p) for p in placements]
+            )
+            described = compute_local_shape_and_global_offset(shape, theirs, placements)
+            check(whole, held, local, described)
+
+
+def fsdp_over_tp(
+    whole: torch.Tensor, names: tuple[str, ...], mesh: DeviceMesh, tp: object
+) -> DTensor:
+    """A tensor-parallel parameter after fully_shard over the mesh's other dims."""
+    module = torch.nn.Module()
+    sharded = distribute_tensor(whole.float(), mesh["tp"], [tp], src_data_rank=None)
+    module.weight = torch.nn.Parameter(sharded)
+    fully_shard(module, mesh=mesh[names[:-1]])
+    return module.weight
+
+
+@pytest.mark.parametrize("names", [("dp", "tp"), ("replicate", "dp", "tp")], ids=["fsdp", "hsdp"])
+@pytest.mark.parametrize("seed", range(30))
+def test_boxes_equal_what_fsdp2_over_tensor_parallelism_holds(
+    seed: int, names: tuple[str, ...]
+) -> None:
+    rng = random.Random(seed)
+    sizes = tuple(rng.randint(1 if name == "replicate" else 2, 4) for name in names)
+    world = math.prod(sizes)
+    shape = (rng.randint(1, 30), rng.randint(1, 12))
+    whole = numbered(shape)
+    rank = rng.randrange(world)
+    with being_rank(rank, world):
+        mesh = DeviceMesh("cpu", torch.arange(world).reshape(sizes), mesh_dim_names=names)
+        for tp in (Shard(0), Shard(1), Replicate()):
+            weight = fsdp_over_tp(whole, names, mesh, tp)
+            if tp == Shard(0):
+                assert any(isinstance(p, _StridedShard) for p in weight.placements)
+            grid = tilestone.Mesh(sizes, list(range(world)), list(names))
+            held = tilestone.local_boxes(
+                shape, grid, grid.coordinate(rank), [ours(p) for p in weight.placements]
+            )
+            local = weight.to_local().detach().long()
+            assert torch.equal(assembled(whole, held), local), (shape, sizes, rank, tp)
+
+
+def test_a_lone_strided_shard_is_several_boxes_where_torch_describes_one() -> None:
+    """stock DCP would describe this rank's rows 0, 1, 4, 5 as rows 0 to 3."""
+    held = tilestone.local_boxes((8, 2), tilestone.Mesh((2,)), (0,), [tilestone.StridedShard(0, 2)])
+    assert [(tuple(b.offset), tuple(b.shape)) for b in held.boxes] == [
+        ((0, 0), (2, 2)),
+        ((4, 0), (2, 2)),
+    ]
+    described = _compute_local_shape_and_global_offset(
+        (8, 2), (2,), (0,), [_StridedShard(0, split_factor=2)]
+    )
+    assert tuple(map(tuple, described)) == ((4, 2), (0, 0))
