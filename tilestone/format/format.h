@@ -65,7 +65,7 @@ struct StoredPayload {
   std::optional<uint32_t> record_crc32;
 };
 
-// One problem that verify found, or null.
+// One problem that verify found.
 struct ItemFault {
   uint64_t offset = 0;  // from the item's start, bytes
   std::string problem;
@@ -103,16 +103,20 @@ class Format {
   // data file: a storage that holds only metadata_files() is enough.
   virtual Metadata read_metadata(Storage& storage) const = 0;
 
+  // What to read of an item to know its structure: the whole of an object, of a small item and of
+  // one with a codec.
   virtual std::vector<ProbeRange> probe(const ItemLocation& at, bool tensor) const = 0;
-  // `probed[i]` are the bytes of the i-th range of probe(). `at` labels errors. Everything is
-  // checked against the item's length; kCorrupt / kUnsafe / kUnsupported name the offset.
+  // `probed[i]` are the bytes of the i-th range of probe(); of an item with a codec, the one view
+  // is of the decoded bytes. Everything is checked against the item's length; kCorrupt, kUnsafe
+  // and kUnsupported (also where the structure lies outside the bytes probed) name the offset.
   virtual StoredPayload parse_tensor(const ItemLocation& at,
                                      std::span<const ByteView> probed) const = 0;
   // A whole item (after decoding) as a value.
   virtual Value parse_object(ByteView item) const = 0;
   // Undoes at.codec; max_size bounds the result (bytes), beyond it kCorrupt.
   virtual Bytes decode(Codec codec, ByteView item, uint64_t max_size) const = 0;
-  // Checks a whole item (after decoding): structure and every checksum in it.
+  // Checks a whole item (after decoding): structure and every checksum in it. Damage is returned,
+  // never thrown.
   virtual std::optional<ItemFault> verify_item(ByteView item) const = 0;
 };
 

@@ -33,8 +33,8 @@ std::string manifest_name(std::string_view save_id);  // ".tilestone/SAVE_ID.man
 // The manifest of metadata.save_id; nullopt when there is none (another writer's checkpoint).
 std::optional<Manifest> read_manifest(Storage& storage, std::string_view save_id);
 
-// Adds the manifest's checksums to the locations in `metadata`. Error(kCorrupt) when the two
-// contradict one another.
+// Adds the manifest's checksums to the locations in `metadata`, and its writer. Error(kCorrupt)
+// when the two contradict one another.
 void attach_checksums(Metadata& metadata, const Manifest& manifest);
 
 }  // namespace tilestone

@@ -1,0 +1,218 @@
+#include "tilestone/format/manifest.h"
+
+#include <algorithm>
+#include <limits>
+#include <unordered_map>
+#include <utility>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+
+namespace tilestone {
+namespace {
+
+// Bytes of docs/formats/manifest.md.
+constexpr std::string_view kMagic = "TILEMAN\n";
+constexpr uint32_t kFormatVersion = 1;
+constexpr uint64_t kChecksumSize = 8;
+constexpr size_t kLongestSaveId = 200;
+constexpr uint64_t kMaxManifestSize = uint64_t{1} << 36;
+
+[[noreturn]] void corrupt(const std::string& problem) {
+  throw Error(ErrorCode::kCorrupt, "manifest: " + problem);
+}
+
+int to_int(uint64_t value, const ByteReader& reader) {
+  if (value > static_cast<uint64_t>(std::numeric_limits<int>::max())) {
+    reader.fail("a world size beyond every machine");
+  }
+  return static_cast<int>(value);
+}
+
+Manifest decode_body(ByteReader& reader) {
+  Manifest manifest;
+  manifest.save_id = reader.string();
+  manifest.world_size = to_int(reader.varint(), reader);
+  manifest.format = reader.string();
+  manifest.writer = reader.string();
+  manifest.metadata_size = reader.u64();
+  manifest.metadata_xxh3 = reader.u64();
+  const uint64_t count = reader.count();
+  if (count != static_cast<uint64_t>(manifest.world_size)) {
+    reader.fail("found " + std::to_string(count) + " reports, expected one for each of " +
+                std::to_string(manifest.world_size) + " ranks");
+  }
+  manifest.reports.reserve(count);
+  for (uint64_t rank = 0; rank < count; ++rank) {
+    manifest.reports.push_back(RankReport::decode(reader.blob()));
+    const RankReport& report = manifest.reports.back();
+    if (static_cast<uint64_t>(report.rank) != rank || report.world_size != manifest.world_size ||
+        report.save_id != manifest.save_id) {
+      reader.fail("report " + std::to_string(rank) + " is of another rank or save");
+    }
+  }
+  reader.expect_end();
+  return manifest;
+}
+
+// What the manifest says of one item.
+struct Entry {
+  const ReportedItem* item = nullptr;
+  const std::string* key = nullptr;
+  const Box* box = nullptr;  // null: an object
+};
+
+// The manifest's items by the metadata's file index and the offset in the file.
+class ItemIndex {
+ public:
+  ItemIndex(const Metadata& metadata, const Manifest& manifest) {
+    for (uint32_t i = 0; i < metadata.files.size(); ++i) files_.emplace(metadata.files[i], i);
+    by_file_.resize(metadata.files.size());
+    for (const RankReport& report : manifest.reports) add(report);
+    for (auto& entries : by_file_) {
+      std::sort(entries.begin(), entries.end(),
+                [](const Entry& a, const Entry& b) { return a.item->offset < b.item->offset; });
+    }
+  }
+
+  const Entry* find(const ItemLocation& at) const {
+    const std::vector<Entry>& entries = by_file_[at.file];
+    const auto found = std::lower_bound(
+        entries.begin(), entries.end(), at.offset,
+        [](const Entry& entry, uint64_t offset) { return entry.item->offset < offset; });
+    return found != entries.end() && found->item->offset == at.offset ? &*found : nullptr;
+  }
+
+ private:
+  void add(const RankReport& report) {
+    for (const RankReport::Chunk& chunk : report.chunks) {
+      add(report, {&chunk.at, &report.tensors[chunk.tensor].key, &chunk.box});
+    }
+    for (const RankReport::Object& object : report.objects) {
+      add(report, {&object.at, &object.key, nullptr});
+    }
+  }
+  void add(const RankReport& report, const Entry& entry) {
+    const std::string& name = report.files[entry.item->file].name;
+    const auto file = files_.find(name);
+    if (file == files_.end()) {
+      throw Error(ErrorCode::kCorrupt, "manifest: it names a file that the metadata does not")
+          .with_key(*entry.key)
+          .with_file(name);
+    }
+    by_file_[file->second].push_back(entry);
+  }
+
+  std::unordered_map<std::string_view, uint32_t> files_;
+  std::vector<std::vector<Entry>> by_file_;
+};
+
+void attach(const Metadata& metadata, const ItemIndex& index, const std::string& key,
+            const Box* box, ItemLocation& at) {
+  const Entry* entry = index.find(at);
+  const bool same = entry != nullptr && *entry->key == key && entry->item->length == at.length &&
+                    (entry->box != nullptr) == (box != nullptr) &&
+                    (box == nullptr || *entry->box == *box);
+  if (!same) {
+    throw Error(ErrorCode::kCorrupt, "manifest: it contradicts the metadata about the item at " +
+                                         std::to_string(at.offset) + " of " +
+                                         std::to_string(at.length) + " bytes")
+        .with_key(key)
+        .with_file(metadata.files[at.file]);
+  }
+  at.checksums = entry->item->checksums;
+}
+
+size_t items_of(const Metadata& metadata) {
+  size_t items = metadata.objects.size();
+  for (const StoredTensor& tensor : metadata.tensors) items += tensor.chunks.size();
+  return items;
+}
+
+size_t items_of(const Manifest& manifest) {
+  size_t items = 0;
+  for (const RankReport& report : manifest.reports) {
+    items += report.chunks.size() + report.objects.size();
+  }
+  return items;
+}
+
+}  // namespace
+
+Bytes Manifest::encode() const {
+  ByteWriter out;
+  out.raw(as_bytes(kMagic));
+  out.u32(kFormatVersion);
+  out.string(save_id);
+  out.varint(static_cast<uint64_t>(world_size));
+  out.string(format);
+  out.string(writer);
+  out.u64(metadata_size);
+  out.u64(metadata_xxh3);
+  out.varint(reports.size());
+  for (const RankReport& report : reports) out.blob(report.encode());
+  out.u64(xxh3_64(out.bytes()));
+  return std::move(out).take();
+}
+
+Manifest Manifest::decode(ByteView bytes, const std::string& file) {
+  try {
+    if (bytes.size() < kMagic.size() + sizeof(uint32_t) + kChecksumSize) {
+      corrupt("it has only " + std::to_string(bytes.size()) + " bytes");
+    }
+    if (as_text(bytes.first(kMagic.size())) != kMagic) corrupt("it does not start as one");
+    const ByteView body = bytes.first(bytes.size() - kChecksumSize);
+    ByteReader checksum(bytes.last(kChecksumSize), "manifest checksum");
+    if (checksum.u64() != xxh3_64(body)) corrupt("its checksum does not match its bytes");
+    ByteReader reader(body, "manifest");
+    reader.raw(kMagic.size());
+    const uint32_t version = reader.u32();
+    if (version != kFormatVersion) {
+      throw Error(ErrorCode::kUnsupported,
+                  "manifest: version " + std::to_string(version) + " is newer than version " +
+                      std::to_string(kFormatVersion) + " that is known here");
+    }
+    return decode_body(reader);
+  } catch (Error& error) {
+    error.with_file(file);
+    throw;
+  }
+}
+
+std::string manifest_name(std::string_view save_id) {
+  return ".tilestone/" + std::string(save_id) + ".manifest";
+}
+
+std::optional<Manifest> read_manifest(Storage& storage, std::string_view save_id) {
+  // A save id from another writer's metadata is any text; one that is no file name has no manifest.
+  if (save_id.empty() || save_id.size() > kLongestSaveId ||
+      save_id.find('/') != std::string_view::npos || save_id.find('\0') != std::string_view::npos) {
+    return std::nullopt;
+  }
+  const std::string name = manifest_name(save_id);
+  if (!storage.stat(name)) return std::nullopt;
+  Manifest manifest = Manifest::decode(read_file(storage, name, kMaxManifestSize), name);
+  if (manifest.save_id != save_id) {
+    throw Error(ErrorCode::kCorrupt, "manifest: it is of save " + manifest.save_id).with_file(name);
+  }
+  return manifest;
+}
+
+void attach_checksums(Metadata& metadata, const Manifest& manifest) {
+  const ItemIndex index(metadata, manifest);
+  for (StoredTensor& tensor : metadata.tensors) {
+    for (StoredChunk& chunk : tensor.chunks) {
+      attach(metadata, index, tensor.key, &chunk.box, chunk.at);
+    }
+  }
+  for (StoredObject& object : metadata.objects) {
+    attach(metadata, index, object.key, nullptr, object.at);
+  }
+  if (items_of(metadata) != items_of(manifest)) {
+    corrupt("it has " + std::to_string(items_of(manifest)) + " items, the metadata " +
+            std::to_string(items_of(metadata)));
+  }
+  metadata.writer = manifest.writer;
+}
+
+}  // namespace tilestone

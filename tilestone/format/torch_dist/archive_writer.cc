@@ -1,0 +1,179 @@
+#include "tilestone/format/torch_dist/archive_writer_internal.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/checked.h"
+#include "tilestone/base/error.h"
+#include "tilestone/format/torch_dist/pickle_writer_internal.h"
+#include "tilestone/format/torch_dist/value_reader_internal.h"
+#include "tilestone/format/torch_dist/zip_writer_internal.h"
+
+namespace tilestone::torch_dist {
+namespace {
+
+// The records that every archive has, under the folder name that torch.save gives a stream.
+void add_fixed_records(ZipWriter& archive, ByteView pickle) {
+  archive.add("archive/data.pkl", pickle);
+  archive.add("archive/byteorder", as_bytes("little"));
+  archive.add("archive/version", as_bytes("3\n"));
+}
+
+uint64_t up_to(uint64_t offset, uint64_t alignment) { return align_up(offset, alignment) - offset; }
+
+Bytes packed(const TensorView& tensor) {
+  Bytes bytes(tensor.bytes());
+  pack_range(tensor.strided_view(), 0, bytes);
+  return bytes;
+}
+
+// One value as a pickle of protocol 2; its tensors' elements are collected as records.
+class ValueWriter {
+ public:
+  Bytes write(const Value& value) {
+    put(value, 0);
+    return std::move(out_).finish();
+  }
+  const std::vector<Bytes>& records() const { return records_; }
+
+ private:
+  void put(const Value& value, uint32_t depth) {
+    if (depth > kMaxDepth) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "a value nests deeper than " + std::to_string(kMaxDepth));
+    }
+    switch (value.kind()) {
+      case Value::Kind::kNull:
+        return out_.none();
+      case Value::Kind::kBool:
+        return out_.boolean(value.as_bool());
+      case Value::Kind::kInt:
+        return out_.integer(value.as_int());
+      case Value::Kind::kBigInt:
+        return out_.big_integer(value.as_big_int().bytes);
+      case Value::Kind::kFloat:
+        return out_.floating(value.as_float());
+      case Value::Kind::kString:
+        return out_.string(value.as_string());
+      case Value::Kind::kBytes:
+        return out_.bytes(value.as_bytes());
+      case Value::Kind::kList:
+        return put_list(value.items(), depth);
+      case Value::Kind::kTuple:
+        return put_tuple(value.items(), depth);
+      case Value::Kind::kDict:
+        return put_dict(value.as_dict(), depth);
+      case Value::Kind::kTensor:
+        return put_tensor(value.as_tensor());
+      case Value::Kind::kDType:
+        return out_.global("torch", to_string(value.as_dtype()));
+      case Value::Kind::kOpaque:
+        return put_opaque(value.as_opaque(), depth);
+      case Value::Kind::kPickled:
+        throw Error(ErrorCode::kInvalidArgument,
+                    "an object pickled by Python can't stand inside another value");
+    }
+  }
+
+  void put_all(const Value::List& items, uint32_t depth) {
+    for (const Value& item : items) put(item, depth + 1);
+  }
+  void put_tuple(const Value::List& items, uint32_t depth) {
+    if (items.empty()) return out_.op(op::kEmptyTuple);
+    out_.op(op::kMark);
+    put_all(items, depth);
+    out_.op(op::kTuple);
+  }
+  void append(const Value::List& items, uint32_t depth) {
+    if (items.empty()) return;
+    out_.op(op::kMark);
+    put_all(items, depth);
+    out_.op(op::kAppends);
+  }
+  void put_list(const Value::List& items, uint32_t depth) {
+    out_.op(op::kEmptyList);
+    append(items, depth);
+  }
+  void set_items(const Value::Dict& items, uint32_t depth) {
+    if (items.empty()) return;
+    out_.op(op::kMark);
+    for (const auto& [key, value] : items) {
+      put(key, depth + 1);
+      put(value, depth + 1);
+    }
+    out_.op(op::kSetItems);
+  }
+  void put_dict(const Value::Dict& items, uint32_t depth) {
+    out_.op(op::kEmptyDict);
+    set_items(items, depth);
+  }
+  void put_tensor(const TensorView& tensor) {
+    write_tensor_node(out_, tensor.dtype, tensor.shape, std::to_string(records_.size()));
+    records_.push_back(packed(tensor));
+  }
+  void put_opaque(const Opaque& opaque, uint32_t depth) {
+    out_.global(opaque.module, opaque.name);
+    if (opaque.kind == Opaque::Kind::kGlobal) return;
+    put_tuple(opaque.args, depth);
+    out_.op(opaque.kind == Opaque::Kind::kCall ? op::kReduce : op::kNewObj);
+    append(opaque.appended, depth);
+    set_items(opaque.entries, depth);
+    if (!opaque.has_state) return;
+    put(opaque.state, depth + 1);
+    out_.op(op::kBuild);
+  }
+
+  PickleWriter out_{2};
+  std::vector<Bytes> records_;
+};
+
+}  // namespace
+
+ItemRecipe encode_tensor_item(const Piece& piece, uint64_t file_offset) {
+  const DType dtype = piece.data.dtype;
+  PickleWriter pickle(2);
+  write_tensor_node(pickle, dtype, piece.box.shape, "0");
+  auto archive = std::make_shared<ZipWriter>();
+  add_fixed_records(*archive, std::move(pickle).finish());
+
+  const uint64_t size = piece.data.bytes();
+  ItemRecipe recipe;
+  recipe.payload_offset = archive->begin_last("archive/data/0", size);
+  const uint64_t alignment = size >= kPageAlignedFrom ? kPage : ZipWriter::kAlignment;
+  recipe.padding = up_to(file_offset + recipe.payload_offset, alignment);
+
+  Segment head;
+  head.literal = archive->take_head();
+  head.size = head.literal.size();
+  Segment tensor;
+  tensor.kind = Segment::Kind::kTensor;
+  tensor.size = size;
+  tensor.tensor = piece.data;
+  Segment tail;
+  tail.kind = Segment::Kind::kComputed;
+  tail.size = archive->tail_size();
+  tail.compute = [archive](uint32_t crc) { return archive->tail(crc); };
+  recipe.length = head.size + tensor.size + tail.size;
+  recipe.segments = {std::move(head), std::move(tensor), std::move(tail)};
+  return recipe;
+}
+
+Bytes write_archive(const Value& value) {
+  ZipWriter archive;
+  if (value.kind() == Value::Kind::kPickled) {
+    const Pickled& pickled = value.as_pickled();
+    if (pickled.archive) return pickled.bytes;
+    add_fixed_records(archive, pickled.bytes);
+    return std::move(archive).finish();
+  }
+  ValueWriter writer;
+  add_fixed_records(archive, writer.write(value));
+  for (size_t i = 0; i < writer.records().size(); ++i) {
+    archive.add("archive/data/" + std::to_string(i), writer.records()[i]);
+  }
+  return std::move(archive).finish();
+}
+
+}  // namespace tilestone::torch_dist
