@@ -1,0 +1,223 @@
+"""Bytes between real torch ranks over gloo."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from typing import Any
+
+import pytest
+import ranks
+import torch.distributed as dist
+
+from tilestone._torch_comm import TorchCommunicator
+
+PLENTY = 60.0  # seconds; for what must come
+MIB = 1 << 20
+
+
+def message(number: int, sender: int, receiver: int, size: int) -> bytes:
+    return random.Random(f"{number} {sender} {receiver}").randbytes(size)
+
+
+def check_operation(comm: TorchCommunicator, kind: str, root: int, number: int, size_of: Any):
+    """One operation, its result compared with what the others must have sent."""
+
+    def sent(sender: int, receiver: int) -> bytes:
+        return message(number, sender, receiver, size_of(sender, receiver))
+
+    me, everybody = comm.rank, range(comm.size)
+    what = f"{kind} {number}, root {root}, rank {me} of {comm.size}"
+    if kind == "gather":
+        expected = [sent(r, root) for r in everybody] if me == root else []
+        assert comm.gather(sent(me, root), root, PLENTY) == expected, what
+    elif kind == "scatter":
+        parts = [sent(root, r) for r in everybody] if me == root else []
+        assert comm.scatter(parts, root, PLENTY) == sent(root, me), what
+    elif kind == "broadcast":
+        mine = sent(root, 0) if me == root else b""
+        assert comm.broadcast(mine, root, PLENTY) == sent(root, 0), what
+    else:
+        found = comm.all_to_all([sent(me, r) for r in everybody], PLENTY)
+        assert found == [sent(r, me) for r in everybody], what
+
+
+KINDS = ["gather", "scatter", "broadcast", "all_to_all"]
+
+
+def every_operation(rank: int, world: int) -> None:
+    sizes = [
+        lambda sender, receiver: 0,
+        lambda sender, receiver: 1,
+        lambda sender, receiver: MIB,
+        lambda sender, receiver: sender * 777 + receiver % 3 * 5000,
+    ]
+    for piece_bytes in (1 << 30, 100_000):
+        comm = TorchCommunicator(piece_bytes=piece_bytes)
+        assert (comm.rank, comm.size) == (rank, world)
+        assert comm.describe() == "torch.distributed (gloo)"
+        number = 0
+        for size_of in sizes:
+            for kind in KINDS:
+                for root in range(1 if kind == "all_to_all" else world):
+                    check_operation(comm, kind, root, number, size_of)
+                    number += 1
+
+
+def random_operations(comm: TorchCommunicator, seed: int, count: int) -> None:
+    draw = random.Random(seed)
+    for number in range(count):
+        kind, root = draw.choice(KINDS), draw.randrange(comm.size)
+        a, b = (draw.randrange(draw.choice([1, 2, 100, 70_000])) for _ in range(2))
+        check_operation(comm, kind, root, number, lambda s, r, a=a, b=b: s * a + r * b)
+
+
+def many_operations(rank: int, world: int) -> None:
+    random_operations(TorchCommunicator(), 1, 200)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_operation_and_size_and_root(worlds: ranks.Worlds, size: int) -> None:
+    worlds[size].run(every_operation)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_200_random_operations(worlds: ranks.Worlds, size: int) -> None:
+    worlds[size].run(many_operations)
+
+
+def two_groups_in_turn(rank: int, world: int) -> None:
+    """Ranks 0, 1, 2, 3 as a grid: everybody is in a row and in a column."""
+    groups = [dist.new_group(members) for members in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    row = TorchCommunicator(groups[rank // 2])
+    column = TorchCommunicator(groups[2 + rank % 2])
+    assert (row.rank, column.rank) == (rank % 2, rank // 2)
+    for seed in range(10):
+        random_operations(row, seed, 3)
+        random_operations(column, seed, 3)
+    random_operations(TorchCommunicator(), 5, 10)
+
+
+def test_ranks_of_two_groups_use_both_in_turn(worlds: ranks.Worlds) -> None:
+    worlds[4].run(two_groups_in_turn)
+
+
+def group_of_the_last_two(rank: int, world: int) -> str:
+    group = dist.new_group([world - 1, world - 2])
+    if rank >= world - 2:
+        random_operations(TorchCommunicator(group), 6, 20)
+        return "inside"
+    with pytest.raises(ValueError, match="not in the process group"):
+        TorchCommunicator(group)
+    return "outside"
+
+
+def test_ranks_outside_the_group_take_no_part(worlds: ranks.Worlds) -> None:
+    assert worlds[3].run(group_of_the_last_two) == ["outside", "inside", "inside"]
+
+
+def call(comm: TorchCommunicator, kind: str, root: int, timeout: float) -> None:
+    if kind == "all_to_all":
+        comm.all_to_all([b"x"] * comm.size, timeout)
+    elif kind == "scatter":
+        comm.scatter([b"x"] * comm.size, root, timeout)
+    else:
+        getattr(comm, kind)(b"x", root, timeout)
+
+
+def one_comes_late(rank: int, world: int, kind: str, root: int, late: int) -> tuple[str, list[int]]:
+    """The error of the call; the store tells the late rank when the others have theirs."""
+    comm = TorchCommunicator()
+    key = f"test/{kind}/{root}/{late}"
+    store = dist.distributed_c10d._get_default_store()
+    if rank == late:
+        while store.add(key, 0) < world - 1:
+            time.sleep(0.01)
+    with pytest.raises(TimeoutError) as caught:
+        call(comm, kind, root, 0.3 if rank != late else PLENTY)
+    if rank != late:
+        store.add(key, 1)
+    random_operations(comm, 7, 5)  # the group goes on in step
+    return str(caught.value), caught.value.ranks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_missing_rank_is_named_on_every_rank_and_the_group_goes_on(
+    worlds: ranks.Worlds, kind: str
+) -> None:
+    for root, late in [(0, 0), (0, 2), (1, 0)]:
+        results = worlds[3].run(one_comes_late, kind, root, late)
+        for text, missing in results:
+            assert text.startswith(f"{kind}: the deadline passed while waiting for rank"), text
+            assert late in missing, text  # on a busy machine others may be late as well
+
+
+def bad_call_of_rank_0(rank: int, world: int) -> str:
+    comm = TorchCommunicator()
+    with pytest.raises((ValueError, ConnectionError)) as caught:
+        comm.scatter([b""] * (world + 1) if rank == 0 else [], 0, PLENTY)
+    random_operations(comm, 8, 5)
+    return str(caught.value)
+
+
+def test_refused_call_reaches_every_rank(worlds: ranks.Worlds) -> None:
+    refused = "scatter: found 4 parts, expected one for each of 3 ranks"
+    told = f"scatter: rank 0 refused: {refused}"
+    assert worlds[3].run(bad_call_of_rank_0) == [refused, told, told]
+
+
+def bad_root(rank: int, world: int) -> None:
+    comm = TorchCommunicator()
+    with pytest.raises((ValueError, ConnectionError), match="root is 9, expected a rank from 0"):
+        comm.gather(b"", 9, PLENTY)
+    random_operations(comm, 9, 3)
+
+
+def test_bad_root_is_refused(worlds: ranks.Worlds) -> None:
+    worlds[2].run(bad_root)
+
+
+def keys_in_the_store(rank: int, world: int) -> list[int]:
+    """How many there are after some operations and after many."""
+    comm = TorchCommunicator()
+    store = dist.distributed_c10d._get_default_store()
+    counts = []
+    for count in (2, 50):
+        for _ in range(count):
+            comm.broadcast(b"x", 0, PLENTY)
+        dist.barrier()
+        counts.append(store.num_keys())
+        dist.barrier()
+    return counts
+
+
+def test_store_does_not_grow(worlds: ranks.Worlds) -> None:
+    few, many = worlds[2].run(keys_in_the_store)[0]
+    assert many <= few + 3
+
+
+def last_rank_dies(rank: int, world: int) -> tuple[list[int], float]:
+    comm = TorchCommunicator()
+    comm.all_to_all([b"x"] * world, PLENTY)
+    if rank == world - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    with pytest.raises((TimeoutError, ConnectionError)) as caught:
+        comm.all_to_all([b"x"] * world, 2.0)
+    return caught.value.ranks, time.monotonic() - begin
+
+
+def test_killed_rank_is_named_by_the_others() -> None:
+    world = ranks.World(3)
+    try:
+        *survivors, dead = world.collect(last_rank_dies)
+        assert dead == "lost"
+        for result in survivors:
+            assert not isinstance(result, ranks.Raised), result
+            missing, seconds = result
+            assert missing == [2]
+            assert seconds < 30
+    finally:
+        world.close()
