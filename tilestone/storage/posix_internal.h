@@ -16,7 +16,7 @@ namespace tilestone {
 
 // Files from this size on, and ranges from kDirectRead on, are worth direct I/O.
 inline constexpr uint64_t kDirectWrite = 1u << 20;  // bytes
-inline constexpr uint64_t kDirectRead = 256u << 10;
+inline constexpr uint64_t kDirectRead = 16u << 10;
 
 // A storage over other system calls than the real ones.
 std::shared_ptr<Storage> posix_storage(const std::string& root, const PosixOptions& options,
@@ -24,12 +24,13 @@ std::shared_ptr<Storage> posix_storage(const std::string& root, const PosixOptio
 
 // Which way of reading uncached ranges is faster differs between machines by up to a third either
 // way. A large read tries both, once in the life of a storage: the first kWindow bytes go directly,
-// the next through the page cache, the rest the faster way. Only the speed depends on the choice.
+// the next through the page cache (until it is late), the rest the faster way. Only the speed
+// depends on the choice.
 // Thread-safe. Times are in seconds since any fixed moment.
 class ReadChoice {
  public:
-  static constexpr uint64_t kWindow = 128u << 20;  // bytes of one trial
-  static constexpr uint64_t kWorthTrying = 1u << 30;
+  static constexpr uint64_t kWindow = 64u << 20;  // bytes of one trial
+  static constexpr uint64_t kWorthTrying = uint64_t{2} << 30;
   static constexpr double kClearly = 1.15;  // how much faster the page cache must be
 
   // A batch of `bytes` begins; a trial will start with it where that is worth it.

@@ -43,8 +43,9 @@ void ReadChoice::finished(uint64_t bytes, bool direct, double now) {
   }
   if (phase_ != Phase::kCached || direct) return;
   bytes_ += bytes;
-  if (bytes_ < kWindow || now <= since_) return;
-  cached_is_faster_ = static_cast<double>(bytes_) / (now - since_) > kClearly * direct_rate_;
+  const bool late = (now - since_) * direct_rate_ * kClearly >= static_cast<double>(kWindow);
+  if (bytes_ < kWindow && !late) return;
+  cached_is_faster_ = !late;
   phase_ = Phase::kDone;
 }
 
