@@ -183,6 +183,71 @@ LocalBoxes product(const Dims& global_shape, const std::vector<Runs>& runs) {
   return result;
 }
 
+// A placement that splits: over mesh dim `mesh_dim`, tensor dim `dim`.
+struct Split {
+  size_t mesh_dim = 0;
+  size_t dim = 0;
+  int64_t split = 1;
+  bool strided = false;
+};
+
+// The splits, outer to inner. Checks all arguments.
+std::vector<Split> splits_of(const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
+                             std::span<const Placement> placements) {
+  numel(global_shape);  // throws on a negative dim
+  check_coordinate(mesh, coordinate, placements);
+  std::vector<Split> splits;
+  for (size_t m = 0; m < placements.size(); ++m) {
+    const auto split = split_of(placements[m], global_shape.size());
+    if (!split) continue;
+    const bool strided = std::holds_alternative<StridedShard>(placements[m]);
+    splits.push_back({m, split->dim, split->split, strided});
+  }
+  return splits;
+}
+
+LocalBoxes apply(const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
+                 std::span<const Split> splits) {
+  std::vector<Runs> runs(global_shape.size());
+  for (size_t d = 0; d < runs.size(); ++d) {
+    if (global_shape[d] > 0) runs[d].push_back({0, global_shape[d]});
+  }
+  for (const Split& s : splits) {
+    runs[s.dim] =
+        shard_runs(runs[s.dim], s.split, mesh.shape()[s.mesh_dim], coordinate[s.mesh_dim]);
+  }
+  return product(global_shape, runs);
+}
+
+bool fits(const LocalBoxes& held, const Dims& local_shape) {
+  return held.local_shape == local_shape ||
+         (numel(held.local_shape) == 0 && numel(local_shape) == 0);
+}
+
+// The order in which FSDP2 over tensor parallelism splits: each StridedShard after the splits of
+// its tensor dim further right, as a plain Shard. nullopt where nothing is strided or a
+// StridedShard's split does not count those parts.
+std::optional<std::vector<Split>> inner_splits_first(const Mesh& mesh,
+                                                     std::span<const Split> splits, size_t rank) {
+  bool any = false;
+  std::vector<Split> order;
+  Dims parts(rank, 1);  // into which the splits further right cut each tensor dim
+  for (size_t i = splits.size(); i-- > 0;) {
+    Split split = splits[i];
+    if (split.strided) {
+      if (split.split != parts[split.dim]) return std::nullopt;
+      split.split = 1;
+      any = true;
+      order.push_back(split);
+    } else {
+      order.insert(order.begin(), split);
+    }
+    parts[split.dim] *= mesh.shape()[split.mesh_dim];
+  }
+  if (!any) return std::nullopt;
+  return order;
+}
+
 }  // namespace
 
 std::string to_string(const Placement& placement) {
@@ -198,19 +263,34 @@ std::string to_string(const Placement& placement) {
 
 LocalBoxes local_boxes(const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
                        std::span<const Placement> placements) {
-  numel(global_shape);  // throws on a negative dim
-  check_coordinate(mesh, coordinate, placements);
-  std::vector<Runs> runs(global_shape.size());
-  for (size_t d = 0; d < runs.size(); ++d) {
-    if (global_shape[d] > 0) runs[d].push_back({0, global_shape[d]});
+  const std::vector<Split> splits = splits_of(global_shape, mesh, coordinate, placements);
+  return apply(global_shape, mesh, coordinate, splits);
+}
+
+LocalBoxes held_boxes(const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
+                      std::span<const Placement> placements, const Dims& local_shape) {
+  const std::vector<Split> splits = splits_of(global_shape, mesh, coordinate, placements);
+  LocalBoxes held = apply(global_shape, mesh, coordinate, splits);
+  const bool held_fits = fits(held, local_shape);
+  const auto inner_first = inner_splits_first(mesh, splits, global_shape.size());
+  if (inner_first) {
+    LocalBoxes other = apply(global_shape, mesh, coordinate, *inner_first);
+    const bool other_fits = fits(other, local_shape);
+    if (held_fits && other_fits && numel(local_shape) > 0 && other.boxes != held.boxes) {
+      throw Error(ErrorCode::kUnsupported, "a local tensor of shape " + to_string(local_shape) +
+                                               " with a StridedShard over an uneven split may be " +
+                                               to_string(held.boxes.front()) + " or " +
+                                               to_string(other.boxes.front()) +
+                                               " of a tensor of shape " + to_string(global_shape))
+          .with_hint("make the dim a multiple of the mesh dims that split it, or redistribute");
+    }
+    if (!held_fits && other_fits) return other;
   }
-  for (size_t m = 0; m < placements.size(); ++m) {
-    const auto split = split_of(placements[m], global_shape.size());
-    if (!split) continue;
-    Runs& held = runs[split->dim];
-    held = shard_runs(held, split->split, mesh.shape()[m], coordinate[m]);
+  if (!held_fits) {
+    fail("the local tensor has shape " + to_string(local_shape) + ", but the placements of a " +
+         to_string(global_shape) + " tensor give " + to_string(held.local_shape));
   }
-  return product(global_shape, runs);
+  return held;
 }
 
 Dims replica_id(const Mesh& mesh, const Dims& coordinate, std::span<const Placement> placements) {

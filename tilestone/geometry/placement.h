@@ -53,6 +53,15 @@ struct LocalBoxes {
 LocalBoxes local_boxes(const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
                        std::span<const Placement> placements);
 
+// The same for a rank whose local tensor really has `local_shape`, which must be what the
+// placements give. One case needs it: FSDP2 over tensor parallelism cuts a dim inner mesh dims
+// first and then says so with a StridedShard, but where a split is uneven torch's outer-to-inner
+// reading of the placements (local_boxes) is not what that gave. The reading that gives the local
+// shape is taken. Throws Error(kUnsupported) where both readings give it but other elements,
+// Error(kInvalidArgument) where none does, and as local_boxes does.
+LocalBoxes held_boxes(const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
+                      std::span<const Placement> placements, const Dims& local_shape);
+
 // The coordinate along the Replicate dims only, outer to inner: all zeros for the main replica.
 Dims replica_id(const Mesh& mesh, const Dims& coordinate, std::span<const Placement> placements);
 
@@ -85,9 +94,8 @@ struct MergedSharding {
 // fragments *= size; the tensor's dim is fragments times the parameter's, and the parameter's boxes
 // are shifted by rank times it. A mesh dim that both name counts once: the parameter already
 // spans it. If all are Replicate, the parameter's sharding stays as it is.
-// Throws Error(kInvalidArgument) when param_local_shape is not what its sharding gives, when
-// mesh dims of one name differ in size, coordinate or sharded tensor dim, on StridedShard or
-// Partial in the checkpoint's placements, and as local_boxes does.
+// Throws Error(kInvalidArgument) when mesh dims of one name differ in size, coordinate or sharded
+// tensor dim, on StridedShard or Partial in the checkpoint's placements, and as held_boxes does.
 MergedSharding merge_shardings(const Dims& param_local_shape, const Dims& param_global_shape,
                                const Sharding& param, const Dims& param_coordinate,
                                const Sharding& checkpoint, const Dims& checkpoint_coordinate);

@@ -93,11 +93,8 @@ MergedSharding merge_shardings(const Dims& param_local_shape, const Dims& param_
   const size_t rank = param_global_shape.size();
   MergedSharding merged;
   merged.global_shape = param_global_shape;
-  merged.held = local_boxes(param_global_shape, param.mesh, param_coordinate, param.placements);
-  if (merged.held.local_shape != param_local_shape) {
-    fail("the parameter's local shape is " + to_string(param_local_shape) +
-         " but its placements give " + to_string(merged.held.local_shape));
-  }
+  merged.held = held_boxes(param_global_shape, param.mesh, param_coordinate, param.placements,
+                           param_local_shape);
 
   const Side own{param, param_coordinate};
   const Side rules{checkpoint, checkpoint_coordinate};

@@ -145,7 +145,7 @@ TEST(PlacementMerge, ContradictionsAreRefused) {
   const Sharding ep{Mesh::grid({2}, {"ep"}), {Shard{1}}};
   const Sharding wide{Mesh::grid({4}, {"ep"}), {Shard{0}}};
   const Placements rules{Replicate{}, Shard{0}};
-  expect_refused({4, 4}, edp, {0}, rules, {0, 0}, "local shape is [4, 4] but");
+  expect_refused({4, 4}, edp, {0}, rules, {0, 0}, "the local tensor has shape [4, 4]");
   expect_refused({2, 4}, edp, {0}, rules, {1, 0}, "'edp' differs in size or coordinate");
   expect_refused({1, 4}, wide, {0}, rules, {0, 0}, "'ep' differs in size or coordinate");
   expect_refused({4, 2}, ep, {0}, rules, {0, 0}, "the parameter is Shard(1) but the checkpoint is");

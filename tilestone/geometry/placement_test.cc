@@ -89,6 +89,55 @@ TEST(Placement, ASplitBeyondTheDimIsAsManyPiecesAsElements) {
   EXPECT_EQ(on_line({3}, 2, 1, StridedShard{0, INT64_MAX}).local_shape, Dims{0});
 }
 
+TEST(Placement, UnevenFsdpOverTensorParallelismHoldsWhatItsLocalShapeSays) {
+  // 9 rows: tensor parallelism cuts 5 + 4, FSDP2 over 4 ranks 2 + 2 + 1 + 0 and 1 + 1 + 1 + 1. The
+  // last FSDP rank's row 8 is tensor-parallel rank 1's; read outer to inner it would be rank 0's.
+  const Mesh mesh = Mesh::grid({4, 2}, {"dp", "tp"});
+  const Placements placements{StridedShard{0, 2}, Shard{0}};
+  EXPECT_THAT(local_boxes({9, 2}, mesh, {3, 0}, placements).boxes,
+              ElementsAre(Box{{8, 0}, {1, 2}}));
+  EXPECT_THAT(held_boxes({9, 2}, mesh, {3, 0}, placements, {0, 2}).boxes,
+              ElementsAre(Box{{9, 0}, {0, 2}}));
+  EXPECT_THAT(held_boxes({9, 2}, mesh, {3, 1}, placements, {1, 2}).boxes,
+              ElementsAre(Box{{8, 0}, {1, 2}}));
+  EXPECT_THAT(held_boxes({9, 2}, mesh, {3, 0}, placements, {1, 2}).boxes,
+              ElementsAre(Box{{8, 0}, {1, 2}}));
+}
+
+TEST(Placement, AnEmptyLocalTensorOfAnyShapeFitsWhereNothingIsHeld) {
+  const Mesh mesh = Mesh::grid({4, 3}, {"dp", "tp"});
+  const Placements placements{Shard{0}, Shard{1}};
+  EXPECT_THAT(held_boxes({24, 4}, mesh, {0, 2}, placements, {0, 0}).boxes,
+              ElementsAre(Box{{0, 4}, {6, 0}}));
+  EXPECT_THROW(held_boxes({24, 4}, mesh, {0, 1}, placements, {0, 0}), Error);
+}
+
+TEST(Placement, ALocalShapeThatFitsNoReadingOrTwoDifferentOnesIsRefused) {
+  const auto refusal = [](const Dims& shape, const Mesh& mesh, const Dims& at, const Dims& local) {
+    try {
+      held_boxes(shape, mesh, at, Placements{StridedShard{0, mesh.shape()[1]}, Shard{0}}, local);
+    } catch (const Error& e) {
+      return e.code();
+    }
+    return ErrorCode{};
+  };
+  EXPECT_EQ(refusal({9}, Mesh::grid({4, 2}), {0, 1}, {7}), ErrorCode::kInvalidArgument);
+  // 27 rows over tp 4 are 7 + 7 + 7 + 6. The last of 3 FSDP ranks has one row of each of the first
+  // three, 6, 13 and 20; read outer to inner, chunks of [6, 13, 20, 25, 26] and so row 26.
+  EXPECT_EQ(refusal({27}, Mesh::grid({3, 4}), {2, 2}, {1}), ErrorCode::kUnsupported);
+}
+
+TEST(Placement, BothReadingsOfStridedShardsAgreeOnEvenSplits) {
+  // Hybrid FSDP over two tensor-parallel dims, one StridedShard over another.
+  const Mesh mesh = Mesh::grid({2, 3, 2, 2});
+  const Placements placements{StridedShard{0, 4}, Replicate{}, StridedShard{0, 2}, Shard{0}};
+  for (int rank : mesh.ranks()) {
+    const Dims at = *mesh.coordinate(rank);
+    EXPECT_EQ(held_boxes({16}, mesh, at, placements, {2}).boxes,
+              local_boxes({16}, mesh, at, placements).boxes);
+  }
+}
+
 void expect_refused(const Dims& shape, const Mesh& mesh, const Dims& at, const Placements& all,
                     const std::string& problem) {
   try {
