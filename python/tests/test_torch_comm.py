@@ -198,21 +198,28 @@ def test_store_does_not_grow(worlds: ranks.Worlds) -> None:
     assert many <= few + 3
 
 
-def last_rank_dies(rank: int, world: int) -> tuple[list[int], float]:
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def last_rank_dies(rank: int, world: int, when: str) -> tuple[list[int], float]:
     comm = TorchCommunicator()
     comm.all_to_all([b"x"] * world, PLENTY)
+    if rank == world - 1 and when == "before the call":
+        die()
     if rank == world - 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        comm._exchange = die  # type: ignore[assignment]  # all have agreed to go on by then
     begin = time.monotonic()
     with pytest.raises((TimeoutError, ConnectionError)) as caught:
         comm.all_to_all([b"x"] * world, 2.0)
     return caught.value.ranks, time.monotonic() - begin
 
 
-def test_killed_rank_is_named_by_the_others() -> None:
+@pytest.mark.parametrize("when", ["before the call", "before the transfer"])
+def test_killed_rank_is_named_by_the_others(when: str) -> None:
     world = ranks.World(3)
     try:
-        *survivors, dead = world.collect(last_rank_dies)
+        *survivors, dead = world.collect(last_rank_dies, when)
         assert dead == "lost"
         for result in survivors:
             assert not isinstance(result, ranks.Raised), result

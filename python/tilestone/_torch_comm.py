@@ -87,7 +87,7 @@ def _transfer_device(group: dist.ProcessGroup) -> torch.device:
     """Where the group's backend wants its tensors: the CPU if it can, else the current device."""
     config = str(dist.get_backend_config(group))  # "cpu:gloo,cuda:nccl"
     kinds = [part.split(":")[0] for part in config.split(",")]
-    if "cpu" in kinds and dist.get_backend(group) != "nccl":
+    if "cpu" in kinds:
         return torch.device("cpu")
     kind = next((kind for kind in kinds if kind != "cpu"), "cuda")
     return torch.device(kind, torch.accelerator.current_device_index())
@@ -144,7 +144,10 @@ class TorchCommunicator:
 
     def describe(self) -> str:
         """The name of this kind of communicator, for messages."""
-        return f"torch.distributed ({dist.get_backend(self._group)})"
+        backend: str = dist.get_backend(self._group)
+        if backend == "undefined":  # one for each kind of device
+            backend = str(dist.get_backend_config(self._group))
+        return f"torch.distributed ({backend})"
 
     def gather(self, mine: bytes, root: int, timeout_s: float | None = None) -> list[bytes]:
         """At `root`: every rank's bytes, by rank. Elsewhere: an empty list."""
