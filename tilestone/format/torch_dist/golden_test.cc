@@ -22,7 +22,8 @@ const fs::path kGolden = TILESTONE_GOLDEN_DIR;
 
 Bytes content(const fs::path& path) {
   std::ifstream stream(path, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  const std::string text((std::istreambuf_iterator<char>(stream)),
+                         std::istreambuf_iterator<char>());
   return to_bytes(text);
 }
 
@@ -186,11 +187,12 @@ TEST_P(TorchGolden, ObjectsHaveTheirExpectedValues) {
 
 TEST_P(TorchGolden, PathsAreThoseOfTheTree) {
   const Opened checkpoint(GetParam());
+  const bool recorded = !GetParam().name.starts_with("torch-1.13");  // planner_data is None there
   for (const StoredTensor& tensor : checkpoint.metadata.tensors) {
-    EXPECT_EQ(dotted(tensor.path), tensor.key);
+    EXPECT_EQ(dotted(tensor.path), recorded ? tensor.key : "");
   }
   for (const StoredObject& object : checkpoint.metadata.objects) {
-    EXPECT_EQ(dotted(object.path), object.key);
+    EXPECT_EQ(dotted(object.path), recorded ? object.key : "");
   }
 }
 
@@ -213,9 +215,12 @@ std::string describe_opaque(const Value& value) {
 
 std::string describe(const Value& value) {
   switch (value.kind()) {
-    case Value::Kind::kList: return "list(" + joined(value.items()) + ")";
-    case Value::Kind::kTuple: return "tuple(" + joined(value.items()) + ")";
-    case Value::Kind::kOpaque: return describe_opaque(value);
+    case Value::Kind::kList:
+      return "list(" + joined(value.items()) + ")";
+    case Value::Kind::kTuple:
+      return "tuple(" + joined(value.items()) + ")";
+    case Value::Kind::kOpaque:
+      return describe_opaque(value);
     case Value::Kind::kDict: {
       std::string text;
       for (const auto& [key, item] : value.as_dict()) {
@@ -230,7 +235,8 @@ std::string describe(const Value& value) {
       return "tensor " + std::string(to_string(tensor.dtype)) + " " + to_string(tensor.shape) +
              " crc32=" + std::to_string(crc32(bytes));
     }
-    default: return to_string(value);
+    default:
+      return to_string(value);
   }
 }
 

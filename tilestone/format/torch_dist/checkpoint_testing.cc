@@ -1,0 +1,95 @@
+#include "tilestone/format/torch_dist/checkpoint_testing.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/geometry/strided_copy.h"
+
+namespace tilestone::torch_dist {
+
+Bytes render(const ItemRecipe& recipe) {
+  Bytes out(recipe.padding);
+  uint32_t crc = 0;
+  for (const Segment& segment : recipe.segments) {
+    Bytes bytes;
+    switch (segment.kind) {
+      case Segment::Kind::kLiteral:
+        bytes = segment.literal;
+        break;
+      case Segment::Kind::kTensor:
+        bytes.resize(segment.size);
+        pack_range(segment.tensor.strided_view(), 0, bytes);
+        crc = crc32(bytes);
+        break;
+      case Segment::Kind::kComputed:
+        bytes = segment.compute(crc);
+        break;
+    }
+    if (bytes.size() != segment.size) throw std::logic_error("a segment of another size than told");
+    out.insert(out.end(), bytes.begin(), bytes.end());
+  }
+  if (out.size() != recipe.padding + recipe.length) throw std::logic_error("another length");
+  return out;
+}
+
+namespace {
+
+class CheckpointWriter {
+ public:
+  CheckpointWriter(const Format& format, const std::string& save_id) : format_(format) {
+    metadata_.files = {format.data_file_name(save_id, 0, 0)};
+    metadata_.save_id = save_id;
+  }
+
+  void add(const TensorItem& item) {
+    auto tensor = std::find_if(metadata_.tensors.begin(), metadata_.tensors.end(),
+                               [&](const StoredTensor& known) { return known.key == item.key; });
+    if (tensor == metadata_.tensors.end()) {
+      tensor = metadata_.tensors.insert(tensor,
+                                        {item.key, item.path, item.dtype, item.global_shape, {}});
+    }
+    for (const Piece& piece : item.pieces) {
+      tensor->chunks.push_back(
+          {piece.box, append(format_.encode_tensor(item.key, piece, data_.size()))});
+    }
+  }
+  void add(const ObjectItem& item) {
+    const ItemLocation at = append(format_.encode_object(item.key, item.value, data_.size()));
+    metadata_.objects.push_back({item.key, item.path, at});
+  }
+
+  FileImage finish() && {
+    metadata_.index();
+    FileImage files;
+    files.emplace(format_.metadata_name(), format_.encode_metadata(metadata_));
+    files.emplace(metadata_.files[0], std::move(data_));
+    return files;
+  }
+
+ private:
+  ItemLocation append(const ItemRecipe& recipe) {
+    const Bytes bytes = render(recipe);
+    const ItemLocation at{0, Codec::kNone, data_.size() + recipe.padding, recipe.length, {}};
+    data_.insert(data_.end(), bytes.begin(), bytes.end());
+    return at;
+  }
+
+  const Format& format_;
+  Metadata metadata_;
+  Bytes data_;
+};
+
+}  // namespace
+
+FileImage write_checkpoint(const Format& format, const StateDict& state,
+                           const std::string& save_id) {
+  CheckpointWriter writer(format, save_id);
+  const Items items = format.to_items(state);
+  for (const ObjectItem& item : items.objects) writer.add(item);
+  for (const TensorItem& item : items.tensors) writer.add(item);
+  return std::move(writer).finish();
+}
+
+}  // namespace tilestone::torch_dist

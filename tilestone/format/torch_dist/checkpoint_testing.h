@@ -1,0 +1,19 @@
+// Writes a whole checkpoint with a format's own functions into memory, as one rank would.
+#pragma once
+
+#include <string>
+
+#include "tilestone/format/format.h"
+#include "tilestone/state/state_dict.h"
+#include "tilestone/storage/memory_storage.h"
+
+namespace tilestone::torch_dist {
+
+// The item's bytes, padding included.
+Bytes render(const ItemRecipe& recipe);
+
+// The files of a checkpoint of `state`.
+FileImage write_checkpoint(const Format& format, const StateDict& state,
+                           const std::string& save_id);
+
+}  // namespace tilestone::torch_dist
