@@ -1,0 +1,12 @@
+// Any bytes as a pickle: nodes, then a value and its text.
+#include "tilestone/base/error.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  try {
+    const auto* bytes = reinterpret_cast<const std::byte*>(data);
+    to_string(tilestone::read_pickle({bytes, size}));
+  } catch (const tilestone::Error&) {
+  }
+  return 0;
+}

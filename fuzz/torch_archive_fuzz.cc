@@ -1,0 +1,13 @@
+// Any bytes as an item: an object, and checked.
+#include "tilestone/base/error.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const tilestone::ByteView item(reinterpret_cast<const std::byte*>(data), size);
+  tilestone::torch_dist_format()->verify_item(item);
+  try {
+    to_string(tilestone::read_torch_archive(item));
+  } catch (const tilestone::Error&) {
+  }
+  return 0;
+}
