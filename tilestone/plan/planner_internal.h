@@ -52,6 +52,11 @@ class Tensor {
   uint32_t empty_chunk = 0;
 
  private:
+  // An entry of the hash table; the hash spares most looks at boxes, which are far in memory.
+  struct Slot {
+    uint32_t hash = 0;
+    uint32_t index = kNone;
+  };
   bool equals(uint32_t index, const Box& box) const;
   void grow();
   bool is_grid() const;
@@ -64,7 +69,7 @@ class Tensor {
   bool has_elements_;
   std::vector<Chunk> chunks_;
   std::vector<int64_t> coords_;  // each chunk's offset, then its shape
-  std::vector<uint32_t> slots_;  // open addressing; a power of two, at most three quarters full
+  std::vector<Slot> slots_;      // open addressing; a power of two, at most three quarters full
 };
 
 }  // namespace tilestone::planner

@@ -12,10 +12,10 @@ uint64_t mix(uint64_t hash, int64_t value) {
   return hash ^ hash >> 29;
 }
 
-uint64_t hash_of_coords(const int64_t* offset, const int64_t* shape, size_t dims) {
+uint32_t short_hash(const Box& box) {
   uint64_t hash = 0x2545f4914f6cdd1du;
-  for (size_t d = 0; d < dims; ++d) hash = mix(mix(hash, offset[d]), shape[d]);
-  return hash;
+  for (size_t d = 0; d < box.rank(); ++d) hash = mix(mix(hash, box.offset[d]), box.shape[d]);
+  return static_cast<uint32_t>(hash >> 32);
 }
 
 }  // namespace
@@ -46,13 +46,13 @@ bool Tensor::equals(uint32_t index, const Box& box) const {
 }
 
 void Tensor::grow() {
-  const size_t dims = shape_.size();
-  std::vector<uint32_t> slots(std::max<size_t>(4, slots_.size() * 2), kNone);
+  std::vector<Slot> slots(std::max<size_t>(4, slots_.size() * 2));
   const size_t mask = slots.size() - 1;
-  for (uint32_t i = 0; i < chunks_.size(); ++i) {
-    size_t at = hash_of_coords(coords(i), coords(i) + dims, dims) & mask;
-    while (slots[at] != kNone) at = (at + 1) & mask;
-    slots[at] = i;
+  for (const Slot& slot : slots_) {
+    if (slot.index == kNone) continue;
+    size_t at = slot.hash & mask;
+    while (slots[at].index != kNone) at = (at + 1) & mask;
+    slots[at] = slot;
   }
   slots_ = std::move(slots);
 }
@@ -60,12 +60,13 @@ void Tensor::grow() {
 uint32_t Tensor::find_or_add(const Box& box) {
   if (chunks_.size() * 4 >= slots_.size() * 3) grow();
   const size_t mask = slots_.size() - 1;
-  size_t at = hash_of_coords(box.offset.data(), box.shape.data(), box.rank()) & mask;
-  for (; slots_[at] != kNone; at = (at + 1) & mask) {
-    if (equals(slots_[at], box)) return slots_[at];
+  const uint32_t hash = short_hash(box);
+  size_t at = hash & mask;
+  for (; slots_[at].index != kNone; at = (at + 1) & mask) {
+    if (slots_[at].hash == hash && equals(slots_[at].index, box)) return slots_[at].index;
   }
   const auto index = static_cast<uint32_t>(chunks_.size());
-  slots_[at] = index;
+  slots_[at] = {hash, index};
   chunks_.emplace_back();
   coords_.insert(coords_.end(), box.offset.begin(), box.offset.end());
   coords_.insert(coords_.end(), box.shape.begin(), box.shape.end());
