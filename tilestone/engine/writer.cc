@@ -124,7 +124,9 @@ class RankWriter {
     }
     for (const TensorItem& item : task_.items->tensors) {
       const bool without_elements = numel(item.global_shape) == 0;
-      const bool unsure = task_.report_held && item.holders.empty();
+      // Of ranks that are known to hold the same, the first one speaks for all.
+      const bool speaks = item.holders.empty() || item.holders.front() == task_.rank;
+      const bool unsure = task_.report_held && speaks;
       if (!item.pieces.empty() && (without_elements || unsure)) describe(item);
     }
     report_.objects.resize(task_.assignment.objects.size());

@@ -1,0 +1,321 @@
+#include "tilestone/engine/save.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tilestone/comm/solo.h"
+#include "tilestone/comm/threads.h"
+#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/cleanup_internal.h"
+#include "tilestone/engine/engine_testing.h"
+
+namespace tilestone {
+namespace {
+
+using testing::AllOf;
+using testing::Each;
+using testing::HasSubstr;
+
+SaveOptions saving(const Communicator& comm) {
+  SaveOptions options;
+  options.comm = comm;
+  options.buffer_bytes = 1u << 20;
+  options.timeout = 60;
+  return options;
+}
+
+LoadOptions loading(const Communicator& comm) {
+  LoadOptions options;
+  options.comm = comm;
+  options.buffer_bytes = 1u << 20;
+  options.timeout = 60;
+  options.threads = 2;
+  return options;
+}
+
+std::vector<std::string> names_with(Storage& storage, const std::string& part) {
+  std::vector<std::string> found;
+  for (std::string& name : storage.list()) {
+    if (name.find(part) != std::string::npos) found.push_back(std::move(name));
+  }
+  return found;
+}
+
+void save_rows(const Location& location, int ranks, int64_t first, bool overwrite = false) {
+  run_ranks(ranks, [&](Communicator comm) {
+    SaveOptions options = saving(comm);
+    options.overwrite = overwrite;
+    save(row_state(comm, first), location, options);
+  });
+}
+
+TEST(Save, WhatFourRanksSaveThreeLoad) {
+  const Location location(memory_storage());
+  save_rows(location, 4, 100);
+  expect_rows(location, 100, 4);
+  run_ranks(3, [&](Communicator comm) {
+    StateDict wanted;
+    const int64_t begin = comm.rank() * 3, count = comm.rank() == 2 ? 2 : 3;
+    wanted["w"] =
+        ShardedTensor::from_box("w", TensorView::without_data(DType::kFloat32, {4, count}), {4, 8},
+                                {{0, begin}, {4, count}});
+    wanted["step"] = nullptr;
+    const StateDict loaded = load(wanted, location, loading(comm));
+    const TensorView all = counting(DType::kFloat32, {4, 8}, 100);
+    EXPECT_EQ(elements(loaded.find("w")->get_if<ShardedTensor>()->data),
+              elements(all.narrow({{0, begin}, {4, count}})));
+    EXPECT_EQ(*loaded.find("step")->get_if<Value>(), Value(int64_t{100}));
+  });
+}
+
+TEST(Save, TensorsWithDataAreFilledInPlace) {
+  const Location location(memory_storage());
+  save_rows(location, 1, 7);
+  StateDict wanted;
+  const TensorView mine = TensorView::allocate(DType::kInt64, {3});
+  wanted["p"] = mine;
+  load(wanted, location);
+  EXPECT_EQ(elements(mine), elements(counting(DType::kInt64, {3}, 7)));
+}
+
+TEST(Save, ReplicatedTensorsAreWrittenOnceAndCountedInTheResult) {
+  const Location location(memory_storage());
+  std::vector<SaveResult> results(3);
+  run_ranks(3, [&](Communicator comm) {
+    results[static_cast<size_t>(comm.rank())] = save(row_state(comm, 1), location, saving(comm));
+  });
+  uint64_t items = 0, bytes = 0, stored = 0;
+  for (const SaveResult& result : results) {
+    EXPECT_EQ(result.save_id, results[0].save_id);
+    items += result.items_written;
+    bytes += result.bytes_written;
+  }
+  EXPECT_EQ(items, 5u);  // three rows, p, step
+  for (const std::string& name : names_with(location.storage(), ".distcp")) {
+    stored += location.storage().stat(name)->size;
+  }
+  EXPECT_EQ(bytes, stored);
+}
+
+TEST(Save, AStandingCheckpointIsNotReplacedUnlessAskedFor) {
+  const Location location(memory_storage());
+  save_rows(location, 2, 1);
+  const auto texts =
+      failures(2, [&](Communicator comm) { save(row_state(comm, 2), location, saving(comm)); });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("a checkpoint stands at memory"),
+                                HasSubstr("ask to overwrite it"))));
+  expect_rows(location, 1, 2);
+  save_rows(location, 3, 2, true);
+  expect_rows(location, 2, 3);
+}
+
+TEST(Save, OverwritingRemovesTheOldFilesAndNothingElse) {
+  const auto storage = memory_storage({{"notes.txt", to_bytes("mine")},
+                                       {"__0_0.distcp", to_bytes("not of this checkpoint")},
+                                       {".tilestone/other", to_bytes("unknown")}});
+  const Location location(storage);
+  save_rows(location, 3, 1);
+  const auto old = names_with(*storage, "-");
+  ASSERT_EQ(old.size(), 4u);
+  save_rows(location, 2, 2, true);
+  for (const std::string& name : old) EXPECT_FALSE(storage->stat(name)) << name;
+  EXPECT_EQ(names_with(*storage, ".distcp").size(), 3u);
+  EXPECT_EQ(names_with(*storage, ".manifest").size(), 1u);
+  EXPECT_TRUE(storage->stat("notes.txt"));
+  EXPECT_TRUE(storage->stat("__0_0.distcp"));
+  EXPECT_TRUE(storage->stat(".tilestone/other"));
+  expect_rows(location, 2, 2);
+}
+
+TEST(Save, FilesOfFailedAttemptsAreRemovedByTheNextSave) {
+  const auto storage = memory_storage();
+  const std::string dead = engine::random_save_id();
+  for (const std::string& name : {dead + "__0_0.distcp", dead + "__17_2.distcp",
+                                  engine::temporary_name(dead, "metadata"), manifest_name(dead)}) {
+    storage->make_directory(".tilestone");
+    storage->create(name)->close();
+  }
+  save_rows(Location(storage), 2, 1);
+  EXPECT_TRUE(names_with(*storage, dead).empty());
+  expect_rows(Location(storage), 1, 2);
+}
+
+TEST(Save, TwoSaversAtOnceOneGetsAClearError) {
+  const Location location(memory_storage());
+  bool second_was_refused = false;
+  SaveOptions first;
+  first.progress = [&](const Progress&) {
+    if (second_was_refused) return;
+    try {
+      save(row_state(solo(), 2), location);
+    } catch (const Error& error) {
+      second_was_refused = true;
+      EXPECT_EQ(error.code(), ErrorCode::kAlreadyExists);
+      EXPECT_THAT(error.what(), HasSubstr("another save to memory is under way"));
+    }
+  };
+  save(row_state(solo(), 1), location, first);
+  EXPECT_TRUE(second_was_refused);
+  expect_rows(location, 1, 1);
+}
+
+TEST(Save, WeightsChangedBetweenSavesAreSavedAsTheyAreThen) {
+  const TensorView weights = counting(DType::kFloat32, {64}, 0);
+  StateDict state;
+  state["w"] = weights;
+  const Location first(memory_storage()), second(memory_storage());
+  save(state, first);
+  const Bytes before = elements(weights);
+  weights.data[5] = std::byte{77};
+  save(state, second);
+  EXPECT_EQ(elements(Checkpoint::open(first).read("w")), before);
+  EXPECT_EQ(elements(Checkpoint::open(second).read("w")), elements(weights));
+}
+
+TEST(Save, SaveLoadChangeSaveLoadKeepsBothStates) {
+  const Location a(memory_storage()), b(memory_storage());
+  save_rows(a, 2, 5);
+  run_ranks(2, [&](Communicator comm) {
+    StateDict state = load(row_template(comm), a, loading(comm));
+    TensorView& w = state.find("w")->get_if<ShardedTensor>()->data;
+    EXPECT_EQ(elements(w), elements(counting(DType::kFloat32, {1, 8}, 5 + 8 * comm.rank())));
+    const TensorView next = counting(DType::kFloat32, {1, 8}, 9 + 8 * comm.rank());
+    strided_copy(w.strided_view(), next.strided_view());
+    const TensorView plain = counting(DType::kInt64, {3}, 9);
+    strided_copy(state.find("p")->get_if<TensorView>()->strided_view(), plain.strided_view());
+    state["step"] = int64_t{9};
+    save(state, b, saving(comm));
+  });
+  expect_rows(a, 5, 2);
+  expect_rows(b, 9, 2);
+}
+
+TEST(Save, OverTheCheckpointThatOneReadsFrom) {
+  const std::filesystem::path root =
+      std::filesystem::path(testing::TempDir()) / "tilestone_save_over";
+  std::filesystem::remove_all(root);
+  const Location location(root);
+  save_rows(location, 2, 1);
+  const Checkpoint reading = Checkpoint::open(location);
+  run_ranks(2, [&](Communicator comm) {
+    StateDict state = load(row_template(comm), location, loading(comm));
+    SaveOptions options = saving(comm);
+    options.overwrite = true;
+    save(state, location, options);
+  });
+  expect_rows(location, 1, 2);
+  try {  // the old files are gone: an error, never other bytes
+    EXPECT_EQ(elements(reading.read("p")), elements(counting(DType::kInt64, {3}, 1)));
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotFound);
+  }
+  std::filesystem::remove_all(root);
+}
+
+TEST(Save, SeveralFilesARankShareTheBytes) {
+  const Location location(memory_storage());
+  StateDict state;
+  for (int i = 0; i < 12; ++i) state[std::to_string(i)] = counting(DType::kFloat32, {1000}, i);
+  state["note"] = "text";
+  SaveOptions options;
+  options.files_per_rank = 4;
+  save(state, location, options);
+  const auto files = names_with(location.storage(), ".distcp");
+  ASSERT_EQ(files.size(), 4u);
+  for (const std::string& name : files) {
+    EXPECT_GT(location.storage().stat(name)->size, 12000u) << name;
+  }
+  EXPECT_EQ(elements(Checkpoint::open(location).read("7")),
+            elements(counting(DType::kFloat32, {1000}, 7)));
+}
+
+TEST(Save, ByRuleATensorThatNobodyWritesIsNoticed) {
+  const Location location(memory_storage());
+  const auto texts = failures(2, [&](Communicator comm) {
+    StateDict state;
+    // Both say that they hold copy 1; nobody holds copy 0.
+    state["w"] = ShardedTensor::from_rank_offsets("w", counting(DType::kFloat32, {4}), {}, {1});
+    SaveOptions options = saving(comm);
+    options.agreement = SaveOptions::Agreement::kRule;
+    save(state, location, options);
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("key w")));
+  EXPECT_TRUE(names_with(location.storage(), ".distcp").empty());
+  EXPECT_THROW(Checkpoint::open(location), Error);
+}
+
+TEST(Save, ProgressEndsWithAllBytesAndAnExceptionEndsTheSave) {
+  const Location location(memory_storage());
+  std::vector<uint64_t> done;
+  SaveOptions options;
+  options.progress = [&](const Progress& p) {
+    EXPECT_EQ(p.phase, "write");
+    done.push_back(p.bytes_done);
+  };
+  save(row_state(solo(), 1), location, options);
+  ASSERT_FALSE(done.empty());
+  EXPECT_GE(done.back(), 8u * 4 + 3 * 8);
+  options.overwrite = true;
+  options.progress = [](const Progress&) {
+    throw Error(ErrorCode::kInvalidArgument, "stopped by the user");
+  };
+  EXPECT_THROW(save(row_state(solo(), 2), location, options), Error);
+  expect_rows(location, 1, 1);
+}
+
+TEST(Save, MemoryAboveTheTensorsIsTheBufferPool) {
+  const Location location(memory_storage());
+  StateDict state;
+  state["w"] = counting(DType::kFloat32, {1 << 20});
+  SaveOptions options;
+  options.buffer_bytes = 1u << 20;  // a quarter of the tensor
+  save(state, location, options);
+  LoadOptions load_options;
+  load_options.buffer_bytes = 1u << 20;
+  StateDict wanted;
+  wanted["w"] = TensorView::without_data(DType::kFloat32, {1 << 20});
+  const StateDict loaded = load(wanted, location, load_options);
+  EXPECT_EQ(elements(*loaded.find("w")->get_if<TensorView>()),
+            elements(*state.find("w")->get_if<TensorView>()));
+}
+
+TEST(Load, WhatIsNotThereIsNamedOnEveryRank) {
+  const Location location(memory_storage());
+  EXPECT_THAT(
+      failures(2, [&](Communicator comm) { load(row_template(comm), location, loading(comm)); }),
+      Each(HasSubstr("no checkpoint at memory")));
+  save_rows(location, 2, 1);
+  const auto texts = failures(3, [&](Communicator comm) {
+    StateDict wanted;
+    if (comm.rank() == 1) wanted["stepp"] = nullptr;
+    load(wanted, location, loading(comm));
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("an object that is not in the checkpoint"),
+                                HasSubstr("key stepp"), HasSubstr("rank 1"),
+                                HasSubstr("similar keys: step"))));
+}
+
+TEST(Load, DamageIsFoundAndNamedOnEveryRank) {
+  const auto storage = memory_storage();
+  save_rows(Location(storage), 2, 1);
+  FileImage image = memory_image(*storage);
+  const StoredChunk chunk =
+      Checkpoint::open(Location(storage)).metadata().find_tensor("w")->chunks[1];
+  const std::string file = Checkpoint::open(Location(storage)).metadata().files[chunk.at.file];
+  image[file][chunk.at.offset + chunk.at.checksums->payload_offset + 3] ^= std::byte{1};
+  const Location damaged(memory_storage(image));
+  const auto texts =
+      failures(2, [&](Communicator comm) { load(row_template(comm), damaged, loading(comm)); });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("is damaged: expected CRC-32"), HasSubstr("key w"),
+                                HasSubstr(file), HasSubstr("rank 1"))));
+  run_ranks(2, [&](Communicator comm) {
+    LoadOptions options = loading(comm);
+    options.verify_checksums = false;
+    load(row_template(comm), damaged, options);
+  });
+}
+
+}  // namespace
+}  // namespace tilestone

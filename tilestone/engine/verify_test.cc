@@ -1,0 +1,125 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tilestone/comm/threads.h"
+#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/engine_testing.h"
+
+namespace tilestone {
+namespace {
+
+using testing::HasSubstr;
+
+FileImage small_checkpoint() {
+  const auto storage = memory_storage();
+  run_ranks(2, [&](Communicator comm) {
+    SaveOptions options;
+    options.comm = comm;
+    options.buffer_bytes = 1u << 20;
+    save(row_state(comm, 1), Location(storage), options);
+  });
+  return memory_image(*storage);
+}
+
+// Everything that is wrong with a checkpoint, "" when nothing is.
+std::string problems(const FileImage& image, uint64_t buffer_bytes = 1u << 20) {
+  try {
+    OpenOptions options;
+    options.threads = 1;
+    options.buffer_bytes = buffer_bytes;
+    const VerifyReport report = Checkpoint::open(Location(memory_storage(image)), options).verify();
+    std::string text;
+    for (const Damage& damage : report.damages) {
+      text += damage.file + " at " + std::to_string(damage.offset) + " key " + damage.key + ": " +
+              damage.problem + "\n";
+    }
+    return text;
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+std::string data_file(const FileImage& image) {
+  for (const auto& [name, bytes] : image) {
+    if (name.ends_with("__0_0.distcp")) return name;
+  }
+  return "";
+}
+
+TEST(Verify, AFlippedByteAnywhereIsFound) {
+  FileImage image = small_checkpoint();
+  ASSERT_EQ(problems(image), "");
+  size_t flips = 0;
+  for (auto& [name, bytes] : image) {
+    for (std::byte& byte : bytes) {
+      byte ^= std::byte{0x10};
+      EXPECT_NE(problems(image), "") << name << " byte " << &byte - bytes.data();
+      byte ^= std::byte{0x10};
+      ++flips;
+    }
+  }
+  std::printf("[          ] %zu flipped bytes, every one found\n", flips);
+  EXPECT_GT(flips, 1000u);
+}
+
+TEST(Verify, TruncationAndBytesAppendedAreFound) {
+  const FileImage image = small_checkpoint();
+  for (const auto& [name, bytes] : image) {
+    if (name == ".tilestone/lock") continue;
+    for (size_t keep = 0; keep < bytes.size(); keep += 1 + bytes.size() / 97) {
+      FileImage cut = image;
+      cut[name].resize(keep);
+      EXPECT_NE(problems(cut), "") << name << " cut to " << keep;
+    }
+    FileImage longer = image;
+    longer[name].push_back(std::byte{0});
+    EXPECT_NE(problems(longer), "") << name;
+  }
+}
+
+TEST(Verify, MissingAndSwappedFilesAreFound) {
+  const FileImage image = small_checkpoint();
+  std::vector<std::string> data;
+  for (const auto& [name, bytes] : image) {
+    if (name == ".tilestone/lock") continue;
+    FileImage without = image;
+    without.erase(name);
+    EXPECT_NE(problems(without), "") << name;
+    if (name.ends_with(".distcp")) data.push_back(name);
+  }
+  ASSERT_EQ(data.size(), 2u);
+  FileImage swapped = image;
+  std::swap(swapped[data[0]], swapped[data[1]]);
+  EXPECT_NE(problems(swapped), "");
+}
+
+TEST(Verify, AMissingManifestOfOursIsTold) {
+  FileImage image = small_checkpoint();
+  std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
+  EXPECT_THAT(problems(image), HasSubstr("there is no manifest of the save"));
+}
+
+TEST(Verify, NamesKeyFileAndOffset) {
+  FileImage image = small_checkpoint();
+  const Checkpoint checkpoint = Checkpoint::open(Location(memory_storage(image)));
+  const StoredChunk chunk = checkpoint.metadata().find_tensor("p")->chunks[0];
+  const std::string file = checkpoint.metadata().files[chunk.at.file];
+  image[file][chunk.at.offset + chunk.at.checksums->payload_offset] ^= std::byte{1};
+  const std::string text = problems(image);
+  EXPECT_THAT(text, HasSubstr(file + " at " + std::to_string(chunk.at.offset) + " key p"));
+  EXPECT_THAT(text, HasSubstr("expected CRC-32"));
+}
+
+TEST(Verify, ItemsLargerThanABufferAreCheckedInPieces) {
+  const auto storage = memory_storage();
+  StateDict state;
+  state["w"] = counting(DType::kFloat32, {100'000});
+  save(state, Location(storage));
+  FileImage image = memory_image(*storage);
+  EXPECT_EQ(problems(image, 64u << 10), "");
+  image[data_file(image)][300'000] ^= std::byte{1};
+  EXPECT_THAT(problems(image, 64u << 10), HasSubstr("key w: expected CRC-32"));
+}
+
+}  // namespace
+}  // namespace tilestone
