@@ -147,6 +147,17 @@ void bind_boxes_of_placements(nb::module_& m) {
       "Raises InvalidArgumentError on Partial, a dim out of range or a wrong number of "
       "placements. Sizes follow torch.chunk, as torch's DTensor does.");
   m.def(
+      "held_boxes",
+      [](const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
+         const std::vector<Placement>& placements, const Dims& local_shape) {
+        return held_boxes(global_shape, mesh, coordinate, placements, local_shape);
+      },
+      "global_shape"_a, "mesh"_a, "coordinate"_a, "placements"_a, "local_shape"_a,
+      "local_boxes for a rank whose local tensor really has `local_shape`: where FSDP2 over "
+      "tensor parallelism splits unevenly, the reading of the placements that gives that shape "
+      "(torch's own description is then not what the rank holds).\n"
+      "Raises UnsupportedError where two readings fit, InvalidArgumentError where none does.");
+  m.def(
       "replica_id",
       [](const Mesh& mesh, const Dims& coordinate, const std::vector<Placement>& placements) {
         return replica_id(mesh, coordinate, placements);

@@ -215,13 +215,14 @@ ShardedTensor ShardedTensor::from_placements(std::string key, TensorView local,
     tensor.box = {Dims(global_shape.size(), 0), Dims(global_shape.size(), 0)};
     return tensor;
   }
-  const LocalBoxes held =
-      naming(tensor.key, [&] { return local_boxes(global_shape, mesh, *coordinate, placements); });
-  if (tensor.data.shape != held.local_shape) {
-    refuse(tensor.key, "local has shape " + to_string(tensor.data.shape) + ", but rank " +
-                           std::to_string(rank) + " holds " + to_string(held.local_shape) +
-                           " of global shape " + to_string(global_shape));
-  }
+  // By the shape that the rank really holds: see held_boxes for the case where that matters.
+  const LocalBoxes held = naming(tensor.key, [&] {
+    try {
+      return held_boxes(global_shape, mesh, *coordinate, placements, tensor.data.shape);
+    } catch (Error& error) {
+      throw error.with_rank(rank);
+    }
+  });
   tensor.replica_id = tilestone::replica_id(mesh, *coordinate, placements);
   tensor.box = bounding(held.boxes);
   if (!has_elements(global_shape)) {

@@ -169,7 +169,7 @@ TEST(ShardedTensor, PlacementsGiveBoxReplicaAndHolders) {
   EXPECT_EQ(refusal([&] {
               ShardedTensor::from_placements("w", data({2, 4}), {5, 4}, mesh, placements, 5);
             }),
-            "local has shape [2, 4], but rank 5 holds [1, 4] of global shape [5, 4]");
+            "the local tensor has shape [2, 4], but the placements of a [5, 4] tensor give [1, 4]");
 }
 
 TEST(ShardedTensor, PartialPlacementsAreRefusedWithTheKey) {
