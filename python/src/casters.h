@@ -11,7 +11,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include "tilestone/geometry/dims.h"
+#include "tilestone/tilestone.h"
 
 namespace nanobind::detail {
 
