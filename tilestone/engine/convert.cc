@@ -174,16 +174,21 @@ void store_reals(DType dtype, const Line& line, const double* in) {
 }
 
 // Rounds to odd where 53 bits don't do: the sticky bit keeps a later rounding from seeing a tie.
-double to_double(uint64_t magnitude) {
+double rounded_to_odd(uint64_t magnitude) {
   const int lost = std::max(0, 64 - std::countl_zero(magnitude) - 53);
   const uint64_t kept = magnitude >> lost;
   const bool inexact = (kept << lost) != magnitude;
   return std::ldexp(static_cast<double>(kept | uint64_t{inexact}), lost);
 }
 
-double to_double(int64_t value, bool is_unsigned) {
-  if (is_unsigned || value >= 0) return to_double(static_cast<uint64_t>(value));
-  return -to_double(uint64_t{0} - static_cast<uint64_t>(value));
+// As a double that stands for the integer on its way to `to`.
+double to_double(int64_t value, bool is_unsigned, DType to) {
+  if (to == DType::kFloat64) {  // the final rounding, by the machine
+    return is_unsigned ? static_cast<double>(static_cast<uint64_t>(value))
+                       : static_cast<double>(value);
+  }
+  if (is_unsigned || value >= 0) return rounded_to_odd(static_cast<uint64_t>(value));
+  return -rounded_to_odd(uint64_t{0} - static_cast<uint64_t>(value));
 }
 
 // Truncated and saturated to the target's range; the result's bits.
@@ -211,7 +216,7 @@ void convert_line(const Line& target, DType to, const Line& source, DType from) 
     load_integers(from, source, integers);
     if (target_class == Class::kInteger) return store_integers(to, target, integers);
     const bool is_unsigned = from == DType::kUInt64;
-    for (size_t i = 0; i < source.count; ++i) reals[i] = to_double(integers[i], is_unsigned);
+    for (size_t i = 0; i < source.count; ++i) reals[i] = to_double(integers[i], is_unsigned, to);
   } else {
     load_reals(from, source, reals);
     if (target_class == Class::kInteger) {

@@ -1,0 +1,136 @@
+// mpi_roundtrip DIR: the ranks of an MPI job save a state as rows and load it as columns, as slices
+// of the flattened tensor, and whole; then rank-dependent failures must reach every rank. Prints
+// nothing but what is wrong; exits 0 when nothing is.
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tilestone/tilestone.h"
+
+namespace {
+
+using namespace tilestone;
+
+constexpr int64_t kRows = 29;  // no multiple of any number of ranks
+constexpr int64_t kColumns = 301;
+
+struct Slice {
+  int64_t begin, count;
+};
+
+Slice slice_of(int64_t total, const Communicator& comm) {
+  const int64_t begin = total * comm.rank() / comm.size();
+  return {begin, total * (comm.rank() + 1) / comm.size() - begin};
+}
+
+float element(int64_t row, int64_t column, int64_t first) {
+  return static_cast<float>(first + row * kColumns + column);
+}
+
+ShardedTensor box_tensor(const Box& box, int64_t first, bool fill) {
+  TensorView data = TensorView::allocate(DType::kFloat32, box.shape);
+  auto* at = reinterpret_cast<float*>(data.data);
+  for (int64_t i = 0; fill && i < box.shape[0]; ++i) {
+    for (int64_t j = 0; j < box.shape[1]; ++j) {
+      *at++ = element(box.offset[0] + i, box.offset[1] + j, first);
+    }
+  }
+  return ShardedTensor::from_box("w", data, {kRows, kColumns}, box);
+}
+
+StateDict rows(const Communicator& comm, int64_t first) {
+  const Slice mine = slice_of(kRows, comm);
+  StateDict state;
+  state["w"] = box_tensor({{mine.begin, 0}, {mine.count, kColumns}}, first, true);
+  state["bias"] = TensorView::allocate(DType::kBFloat16, {5});
+  state["step"] = first;
+  return state;
+}
+
+void expect(bool ok, const std::string& what, const Communicator& comm) {
+  if (ok) return;
+  std::fprintf(stderr, "rank %d of %d: %s\n", comm.rank(), comm.size(), what.c_str());
+  std::exit(1);
+}
+
+void expect_boxes(const Communicator& comm, const Location& location, const Box& box,
+                  int64_t first) {
+  StateDict wanted;
+  wanted["w"] = box_tensor(box, first, false);
+  wanted["step"] = nullptr;
+  LoadOptions options;
+  options.comm = comm;
+  options.threads = 1;
+  const StateDict loaded = load(wanted, location, options);
+  const TensorView& data = loaded.find("w")->get_if<ShardedTensor>()->data;
+  const TensorView truth = box_tensor(box, first, true).data;
+  expect(std::memcmp(data.data, truth.data, truth.bytes()) == 0, "wrong elements", comm);
+  expect(*loaded.find("step")->get_if<Value>() == Value(first), "wrong step", comm);
+}
+
+void expect_flat(const Communicator& comm, const Location& location, int64_t first) {
+  const Slice mine = slice_of(kRows * kColumns, comm);
+  StateDict wanted;
+  wanted["w"] = ShardedTensor::from_rank_offsets_flat(
+      "w", TensorView::without_data(DType::kFloat32, {mine.count}), {kRows, kColumns},
+      {mine.begin, mine.begin + mine.count}, {});
+  LoadOptions options;
+  options.comm = comm;
+  options.threads = 1;
+  const StateDict loaded = load(wanted, location, options);
+  const TensorView& data = loaded.find("w")->get_if<ShardedTensor>()->data;
+  const auto* at = reinterpret_cast<const float*>(data.data);
+  for (int64_t i = 0; i < mine.count; ++i) {
+    expect(at[i] == static_cast<float>(first + mine.begin + i), "wrong flat elements", comm);
+  }
+}
+
+// The last rank's state is bad: every rank must say so.
+void expect_failure_everywhere(const Communicator& comm, const Location& location) {
+  StateDict state = rows(comm, 0);
+  if (comm.rank() == comm.size() - 1) {
+    state["hollow"] = TensorView::without_data(DType::kFloat32, {2});
+  }
+  SaveOptions options;
+  options.comm = comm;
+  options.overwrite = true;
+  std::string text;
+  try {
+    save(state, location, options);
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  expect(text.find("hollow") != std::string::npos, "the failure is not told: " + text, comm);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Communicator comm = mpi_world();
+  if (argc != 2) {
+    if (comm.is_coordinator()) std::fprintf(stderr, "usage: mpi_roundtrip DIR\n");
+    return 2;
+  }
+  try {
+    if (comm.is_coordinator()) std::filesystem::remove_all(argv[1]);
+    comm.barrier(Deadline::after(std::chrono::seconds(60)));
+    const Location location{std::string(argv[1])};
+    SaveOptions options;
+    options.comm = comm;
+    save(rows(comm, 1000), location, options);
+    options.overwrite = true;
+    save(rows(comm, 7), location, options);
+    const Slice columns = slice_of(kColumns, comm);
+    expect_boxes(comm, location, {{0, columns.begin}, {kRows, columns.count}}, 7);
+    expect_boxes(comm, location, {{0, 0}, {kRows, kColumns}}, 7);
+    expect_flat(comm, location, 7);
+    expect_failure_everywhere(comm, location);
+    expect_boxes(comm, location, {{0, 0}, {kRows, kColumns}}, 7);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %d: %s\n", comm.rank(), error.what());
+    return 1;
+  }
+  return 0;
+}

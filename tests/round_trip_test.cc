@@ -1,0 +1,125 @@
+// Random states of N ranks, loaded by M ranks that hold them otherwise: shapes, dtypes, regular and
+// irregular boxes, flat ranges, placements, prepended axes, empty shards, replicas, 0-d tensors;
+// both ways of agreeing; memory and a real directory.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <random>
+
+#include "tests/random_layout.h"
+#include "tilestone/comm/threads.h"
+#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/load.h"
+#include "tilestone/engine/save.h"
+#include "tilestone/storage/memory_storage.h"
+
+namespace tilestone {
+namespace {
+
+using tests::Fill;
+using tests::Random;
+using tests::Reference;
+
+constexpr int kTrips = 2200;
+constexpr int kDirectoryEvery = 25;  // trips over a real directory
+
+struct Trip {
+  uint64_t seed;
+  std::vector<Reference> tensors;
+  SaveOptions save;
+  LoadOptions load;
+  int savers = 1;
+  int loaders = 1;
+};
+
+Trip make_trip(uint64_t seed) {
+  Random random(seed);
+  Trip trip{seed, {}, {}, {}};
+  const size_t count = 1 + random() % 4;
+  for (size_t i = 0; i < count; ++i) {
+    trip.tensors.push_back(tests::random_tensor("key/" + std::to_string(i) + " ü", random));
+  }
+  trip.savers = static_cast<int>(1 + random() % 5);
+  trip.loaders = static_cast<int>(1 + random() % 5);
+  const bool by_rule = random() % 2 == 0;
+  trip.save.agreement = by_rule ? SaveOptions::Agreement::kRule : SaveOptions::Agreement::kExchange;
+  trip.save.files_per_rank = static_cast<int>(1 + random() % 2);
+  trip.save.buffer_bytes = trip.load.buffer_bytes = 1u << 20;
+  trip.save.timeout = trip.load.timeout = 120;
+  trip.load.threads = static_cast<int>(1 + random() % 2);
+  return trip;
+}
+
+// What one rank holds of every tensor; ranks agree on the layouts by the seed.
+StateDict state_of(const Trip& trip, uint64_t seed, int rank, int world, Fill fill) {
+  StateDict state;
+  for (size_t i = 0; i < trip.tensors.size(); ++i) {
+    Random random(seed + i);
+    const auto kind = tests::random_kind(random);
+    size_t part = 0;
+    for (ShardedTensor& tensor :
+         tests::random_layout(trip.tensors[i], kind, random, rank, world, fill)) {
+      state[std::to_string(i) + "." + std::to_string(part++)] = std::move(tensor);
+    }
+  }
+  state["seed"] = static_cast<int64_t>(seed);
+  return state;
+}
+
+void expect_loaded(const Trip& trip, const StateDict& loaded) {
+  for (const auto& [key, node] : loaded.entries()) {
+    const auto* tensor = node.get_if<ShardedTensor>();
+    if (tensor == nullptr) continue;
+    for (const Reference& reference : trip.tensors) {
+      if (reference.key != tensor->key) continue;
+      for (const Piece& piece : tensor->pieces) {
+        ASSERT_EQ(tests::bytes_of(piece.data), tests::bytes_of(reference.all.narrow(piece.box)))
+            << tensor->key << " " << to_string(piece.box);
+      }
+    }
+  }
+}
+
+void run_trip(const Trip& trip, const Location& location) {
+  run_ranks(trip.savers, [&](Communicator comm) {
+    SaveOptions options = trip.save;
+    options.comm = comm;
+    save(state_of(trip, trip.seed * 100, comm.rank(), comm.size(), Fill::kData), location, options);
+  });
+  run_ranks(trip.loaders, [&](Communicator comm) {
+    LoadOptions options = trip.load;
+    options.comm = comm;
+    const Fill fill = trip.seed % 2 == 0 ? Fill::kMemory : Fill::kNone;
+    StateDict wanted = state_of(trip, trip.seed * 100 + 50, comm.rank(), comm.size(), fill);
+    wanted["seed"] = nullptr;
+    const StateDict loaded = load(wanted, location, options);
+    expect_loaded(trip, loaded);
+    EXPECT_EQ(*loaded.find("seed")->get_if<Value>(), Value(static_cast<int64_t>(trip.seed * 100)));
+  });
+  if (trip.seed % 10 == 0) {
+    const VerifyReport report = Checkpoint::open(location).verify();
+    EXPECT_TRUE(report.ok()) << report.damages.front().problem;
+    EXPECT_EQ(report.items_without_checksum, 0u);
+  }
+}
+
+TEST(RoundTrip, RandomStatesOfNRanksLoadedByM) {
+  const std::filesystem::path root =
+      std::filesystem::path(testing::TempDir()) / "tilestone_round_trip";
+  for (uint64_t seed = 1; seed <= kTrips && !testing::Test::HasFailure(); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const bool real = seed % kDirectoryEvery == 0;
+    if (real) std::filesystem::remove_all(root);
+    const Location location = real ? Location(root) : Location(memory_storage());
+    try {
+      run_trip(make_trip(seed), location);
+    } catch (const Error& error) {
+      ADD_FAILURE() << error.what();
+    }
+  }
+  std::filesystem::remove_all(root);
+  std::printf("[          ] %d round trips\n", kTrips);
+}
+
+}  // namespace
+}  // namespace tilestone
