@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,31 +23,31 @@ inline constexpr uint64_t kDirectRead = 16u << 10;
 std::shared_ptr<Storage> posix_storage(const std::string& root, const PosixOptions& options,
                                        std::shared_ptr<System> system);
 
-// Which way of reading uncached ranges is faster differs between machines by up to a third either
-// way. A large read tries both, once in the life of a storage: the first kWindow bytes go directly,
-// the next through the page cache (until it is late), the rest the faster way. Only the speed
-// depends on the choice.
-// Thread-safe. Times are in seconds since any fixed moment.
+// Which way of reading uncached ranges is faster differs between machines: direct reads win by up
+// to a factor of ten, or lose by a third. A large read tries both: the first kWindow bytes go
+// directly, the next through the page cache, and so on through the cache for as long as each window
+// is clearly faster than the direct one was. The first that is late ends that for the life of the
+// storage. Only the speed depends on the choice. Thread-safe. Times are in seconds since any fixed
+// moment.
 class ReadChoice {
  public:
-  static constexpr uint64_t kWindow = 64u << 20;  // bytes of one trial
+  static constexpr uint64_t kWindow = 64u << 20;  // bytes
   static constexpr uint64_t kWorthTrying = uint64_t{2} << 30;
   static constexpr double kClearly = 1.15;  // how much faster the page cache must be
 
-  // A batch of `bytes` begins; a trial will start with it where that is worth it.
+  // A batch of `bytes` begins.
   void begin(uint64_t bytes);
   bool pick_direct();  // for the next uncached piece
   void started(bool direct, double now);
   void finished(uint64_t bytes, bool direct, double now);
 
  private:
-  enum class Phase : uint8_t { kUntried, kArmed, kDirect, kDraining, kCached, kDone };
+  enum class Phase : uint8_t { kUntried, kDirect, kDraining, kCached, kDone };
   std::mutex mutex_;
   Phase phase_ = Phase::kUntried;
-  bool cached_is_faster_ = false;
-  uint64_t bytes_ = 0;  // finished in this phase
-  double since_ = 0;    // when this phase began
-  double direct_rate_ = 0;
+  uint64_t bytes_ = 0;           // finished in this window
+  std::optional<double> since_;  // when the window began; with its first piece, where not known
+  double direct_rate_ = 0;       // bytes a second
   uint64_t direct_under_way_ = 0;
 };
 

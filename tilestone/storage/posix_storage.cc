@@ -88,6 +88,12 @@ class PosixStorage : public Storage {
     if (!fd && (errno == ENXIO || errno == ENODEV)) refuse_irregular(name);
     if (!fd) fail_errno("cannot open a file", name, errno == ENOTDIR ? ENOENT : errno);
     const uint64_t size = expect_regular(fd.get(), name);
+    if (context_->options().read_cache != PosixOptions::Cache::kBuffered) {
+      // No reading ahead: callers know what they need, and pages that are only on their way count
+      // as cached, which would draw the following ranges into the page cache too. An advice, so
+      // its failure is none.
+      ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
+    }
     return std::make_unique<PosixReadable>(context_, name, std::move(fd), size);
   }
 

@@ -4,34 +4,35 @@ namespace tilestone {
 
 void ReadChoice::begin(uint64_t bytes) {
   std::lock_guard lock(mutex_);
-  if (phase_ == Phase::kDone || direct_under_way_ > 0) return;
-  // A trial that an earlier batch was too short for starts again.
-  phase_ = bytes >= kWorthTrying ? Phase::kArmed : Phase::kUntried;
+  if (phase_ == Phase::kDone) return;
+  if (phase_ != Phase::kCached) {
+    if (direct_under_way_ > 0) return;
+    // A trial that an earlier batch was too short for starts again.
+    phase_ = bytes >= kWorthTrying ? Phase::kDirect : Phase::kUntried;
+  }
+  bytes_ = 0;
+  since_.reset();
 }
 
 bool ReadChoice::pick_direct() {
   std::lock_guard lock(mutex_);
-  const bool trying_cache = phase_ == Phase::kDraining || phase_ == Phase::kCached;
-  return !(trying_cache || cached_is_faster_);
+  return phase_ != Phase::kDraining && phase_ != Phase::kCached;
 }
 
 void ReadChoice::started(bool direct, double now) {
   std::lock_guard lock(mutex_);
-  if (!direct) return;
-  ++direct_under_way_;
-  if (phase_ != Phase::kArmed) return;
-  phase_ = Phase::kDirect;
-  bytes_ = 0;
-  since_ = now;
+  if (direct) ++direct_under_way_;
+  if (!since_.has_value()) since_ = now;
 }
 
 void ReadChoice::finished(uint64_t bytes, bool direct, double now) {
   std::lock_guard lock(mutex_);
   if (direct) --direct_under_way_;
+  const double time = now - since_.value_or(now);
   if (phase_ == Phase::kDirect && direct) {
     bytes_ += bytes;
-    if (bytes_ < kWindow || now <= since_) return;
-    direct_rate_ = static_cast<double>(bytes_) / (now - since_);
+    if (bytes_ < kWindow || time <= 0) return;
+    direct_rate_ = static_cast<double>(bytes_) / time;
     phase_ = Phase::kDraining;
   }
   // The cache is timed once no direct read shares the disk with it any more.
@@ -43,10 +44,12 @@ void ReadChoice::finished(uint64_t bytes, bool direct, double now) {
   }
   if (phase_ != Phase::kCached || direct) return;
   bytes_ += bytes;
-  const bool late = (now - since_) * direct_rate_ * kClearly >= static_cast<double>(kWindow);
-  if (bytes_ < kWindow && !late) return;
-  cached_is_faster_ = !late;
-  phase_ = Phase::kDone;
+  if (time * direct_rate_ * kClearly >= static_cast<double>(kWindow)) {
+    phase_ = Phase::kDone;  // late
+  } else if (bytes_ >= kWindow) {
+    bytes_ = 0;
+    since_ = now;
+  }
 }
 
 }  // namespace tilestone
