@@ -1,0 +1,131 @@
+#include "tilestone/format/manifest.h"
+
+#include <gtest/gtest.h>
+
+#include "tilestone/base/error.h"
+#include "tilestone/storage/memory_storage.h"
+
+namespace tilestone {
+namespace {
+
+// Two ranks, each with a chunk of one tensor; rank 0 with an object too.
+Manifest example() {
+  Manifest manifest;
+  manifest.save_id = "a1";
+  manifest.world_size = 2;
+  manifest.format = "torch_dist";
+  manifest.writer = "Tilestone 0.1.0";
+  manifest.metadata_size = 320;
+  manifest.metadata_xxh3 = 77;
+  for (int rank = 0; rank < 2; ++rank) {
+    RankReport report;
+    report.rank = rank;
+    report.world_size = 2;
+    report.save_id = "a1";
+    report.files = {{"a1__" + std::to_string(rank) + "_0.distcp", 4096}};
+    report.tensors = {{"w", {std::string("w")}, DType::kFloat32, {4, 4}}};
+    report.chunks = {{0, {{2 * rank, 0}, {2, 4}}, {0, 64, 900, {448, 1u + rank, 3u + rank}}}};
+    if (rank == 0) report.objects = {{"lr", {std::string("lr")}, {0, 1024, 500, {0, 0, 9}}}};
+    manifest.reports.push_back(std::move(report));
+  }
+  return manifest;
+}
+
+Metadata metadata_of(const Manifest& manifest) { return merge_reports(manifest.reports); }
+
+void forget_checksums(Metadata& metadata) {
+  for (StoredTensor& tensor : metadata.tensors) {
+    for (StoredChunk& chunk : tensor.chunks) chunk.at.checksums.reset();
+  }
+  for (StoredObject& object : metadata.objects) object.at.checksums.reset();
+}
+
+TEST(Manifest, WhatIsWrittenReadsBack) {
+  const Bytes bytes = example().encode();
+  EXPECT_EQ(example().encode(), bytes);
+  const Manifest found = Manifest::decode(bytes, "m");
+  EXPECT_EQ(found.encode(), bytes);
+  EXPECT_EQ(found.save_id, "a1");
+  EXPECT_EQ(found.writer, "Tilestone 0.1.0");
+  EXPECT_EQ(found.metadata_size, 320u);
+  EXPECT_EQ(found.reports.size(), 2u);
+}
+
+TEST(Manifest, EveryFlippedBitAndTruncationIsFound) {
+  const Bytes whole = example().encode();
+  for (size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+    Bytes damaged = whole;
+    damaged[bit / 8] ^= static_cast<std::byte>(1u << (bit % 8));
+    EXPECT_THROW(Manifest::decode(damaged, "m"), Error) << bit;
+  }
+  for (size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_THROW(Manifest::decode(ByteView(whole).first(size), "m"), Error) << size;
+  }
+}
+
+TEST(Manifest, ErrorsNameTheFile) {
+  try {
+    Manifest::decode(Bytes(100), "x.manifest");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
+    EXPECT_EQ(error.file(), "x.manifest");
+  }
+}
+
+TEST(Manifest, ReportsOfAnotherSaveOrRankAreRefused) {
+  const auto check = [](void (*change)(Manifest&)) {
+    Manifest manifest = example();
+    change(manifest);
+    EXPECT_THROW(Manifest::decode(manifest.encode(), "m"), Error);
+  };
+  check([](Manifest& m) { m.reports[1].save_id = "b2"; });
+  check([](Manifest& m) { std::swap(m.reports[0], m.reports[1]); });
+  check([](Manifest& m) { m.reports[1].world_size = 3; });
+  check([](Manifest& m) { m.reports.pop_back(); });
+  check([](Manifest& m) { m.world_size = 3; });
+}
+
+TEST(Manifest, OnlyTheManifestOfTheSaveIdIsTaken) {
+  const Bytes bytes = example().encode();
+  const auto storage = memory_storage({{".tilestone/a1.manifest", bytes}});
+  EXPECT_TRUE(read_manifest(*storage, "a1"));
+  EXPECT_FALSE(read_manifest(*storage, "b2"));
+  EXPECT_FALSE(read_manifest(*storage, ""));
+  EXPECT_FALSE(read_manifest(*storage, "../a1"));
+  EXPECT_FALSE(read_manifest(*storage, std::string(100'000, 'a')));
+  const auto renamed = memory_storage({{".tilestone/b2.manifest", bytes}});
+  EXPECT_THROW(read_manifest(*renamed, "b2"), Error);
+}
+
+TEST(Manifest, ChecksumsComeToTheirItems) {
+  Metadata metadata = metadata_of(example());
+  forget_checksums(metadata);
+  attach_checksums(metadata, example());
+  EXPECT_EQ(metadata.tensors[0].chunks[1].at.checksums, (ItemChecksums{448, 2, 4}));
+  EXPECT_EQ(metadata.objects[0].at.checksums, (ItemChecksums{0, 0, 9}));
+  EXPECT_EQ(metadata.writer, "Tilestone 0.1.0");
+}
+
+TEST(Manifest, ContradictionsWithTheMetadataAreRefused) {
+  const auto check = [](void (*change)(Metadata&)) {
+    Metadata metadata = metadata_of(example());
+    change(metadata);
+    try {
+      attach_checksums(metadata, example());
+      ADD_FAILURE() << "not refused";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
+    }
+  };
+  check([](Metadata& m) { m.tensors[0].chunks[0].at.offset += 64; });
+  check([](Metadata& m) { m.tensors[0].chunks[0].at.length += 1; });
+  check([](Metadata& m) { m.tensors[0].chunks[0].box.shape[1] = 3; });
+  check([](Metadata& m) { m.tensors[0].key = "v"; });
+  check([](Metadata& m) { m.files[0] = "other"; });
+  check([](Metadata& m) { m.objects.clear(); });
+  check([](Metadata& m) { m.objects[0].at = m.tensors[0].chunks[0].at; });
+}
+
+}  // namespace
+}  // namespace tilestone

@@ -1,0 +1,181 @@
+// Pickles as values, and pickles that no well-meaning writer makes.
+#include <gtest/gtest.h>
+
+#include "tilestone/base/error.h"
+#include "tilestone/format/torch_dist/pickle_reader_internal.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/format/torch_dist/value_reader_internal.h"
+
+namespace tilestone {
+namespace {
+
+using namespace std::string_literals;
+
+Value read(const std::string& opcodes) { return read_pickle(as_bytes("\x80\x02"s + opcodes)); }
+
+std::string repr(const std::string& opcodes) { return to_string(read(opcodes)); }
+
+// The error that reading gives; kInternal when there is none.
+ErrorCode refusal(const std::string& opcodes) {
+  try {
+    read(opcodes);
+  } catch (const Error& error) {
+    EXPECT_NE(error.message().find("pickle"), std::string::npos) << error.what();
+    return error.code();
+  }
+  return ErrorCode::kInternal;
+}
+
+std::string repeated(const std::string& text, size_t count) {
+  std::string all;
+  for (size_t i = 0; i < count; ++i) all += text;
+  return all;
+}
+
+TEST(Pickle, PlainKindsAreRead) {
+  EXPECT_EQ(repr("N."), "None");
+  EXPECT_EQ(repr("\x88."), "True");
+  EXPECT_EQ(repr("J\xff\xff\xff\xff."), "-1");
+  EXPECT_EQ(repr("K\x07."), "7");
+  EXPECT_EQ(repr("G\x3f\xf8\0\0\0\0\0\0."s), "1.5");
+  EXPECT_EQ(repr("X\x02\0\0\0hi."s), "'hi'");
+  EXPECT_EQ(repr("C\x02\x01\xff."s), "b'\\x01\\xff'");
+  EXPECT_EQ(repr("(K\x01]K\x02\x61}X\x01\0\0\0aNst."s), "(1, [2], {'a': None})");
+}
+
+TEST(Pickle, IntsOfAnyLengthAreRead) {
+  EXPECT_EQ(repr("\x8a\x00."s), "0");
+  EXPECT_EQ(repr("\x8a\x01\xff."s), "-1");
+  EXPECT_EQ(repr("\x8a\x09\0\0\0\0\0\0\0\0\x40."s), "1180591620717411303424");
+  EXPECT_EQ(repr("\x8a\x08\0\0\0\0\0\0\0\x80."s), "-9223372036854775808");
+  // More bytes than the number needs.
+  EXPECT_EQ(read("\x8a\x0a\x05\0\0\0\0\0\0\0\0\0."s).as_int(), 5);
+  EXPECT_EQ(read("\x8a\x0a\xfb\xff\xff\xff\xff\xff\xff\xff\xff\xff."s).as_int(), -5);
+}
+
+TEST(Pickle, KnownCallsBecomePlainValues) {
+  EXPECT_EQ(repr("ctorch\nSize\nK\x02K\x03\x86\x85R."), "(2, 3)");
+  EXPECT_EQ(repr("c_codecs\nencode\nX\x03\0\0\0\x01\xc3\xbfX\x06\0\0\0latin1\x86R."s),
+            "b'\\x01\\xff'");
+  EXPECT_EQ(read("ctorch\nbfloat16\n.").as_dtype(), DType::kBFloat16);
+  EXPECT_EQ(repr("ccollections\nOrderedDict\n)R(X\x01\0\0\0aK\x01u."s), "{'a': 1}");
+  EXPECT_EQ(repr("c__builtin__\nbytes\n)R."), "b''");
+}
+
+TEST(Pickle, UnknownCallsAreToldAndNeverMade) {
+  const Value value = read("cposix\nsystem\nX\x02\0\0\0ls\x85R."s);
+  const Opaque& call = value.as_opaque();
+  EXPECT_EQ(call.kind, Opaque::Kind::kCall);
+  EXPECT_EQ(call.module, "posix");
+  EXPECT_EQ(call.name, "system");
+  EXPECT_EQ(call.args, Value::List{Value("ls")});
+}
+
+TEST(Pickle, ObjectsKeepStateItemsAndEntries) {
+  const Value value = read("cm\nC\n)\x81K\x05\x61X\x01\0\0\0kNs}X\x01\0\0\0xK\x01sb."s);
+  const Opaque& object = value.as_opaque();
+  EXPECT_EQ(object.kind, Opaque::Kind::kNew);
+  EXPECT_EQ(object.appended, Value::List{Value(5)});
+  ASSERT_EQ(object.entries.size(), 1u);
+  EXPECT_TRUE(object.has_state);
+  EXPECT_EQ(to_string(object.state), "{'x': 1}");
+}
+
+TEST(Pickle, BothNamesOfPathlibAreOne) {
+  const std::string args = "X\x01\0\0\0a\x85R."s;
+  EXPECT_EQ(read("cpathlib\nPosixPath\n" + args), read("cpathlib._local\nPosixPath\n" + args));
+}
+
+TEST(Pickle, SharedContainersAreReadOnce) {
+  EXPECT_EQ(repr("]q\0K\x07\x61h\0h\0\x87."s), "([7], [7], [7])");
+}
+
+TEST(Pickle, TruncationAtEveryLengthIsRefused) {
+  const std::string whole =
+      "\x80\x02}(X\x01\0\0\0aK\x01X\x01\0\0\0b]q\0(K\x02M\x03\0Neccollections\nOrderedDict\n)R0u."s;
+  for (size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_THROW(read_pickle(as_bytes(whole.substr(0, size))), Error) << size;
+  }
+}
+
+TEST(Pickle, ItemsOfWhatIsNoContainerAreUnsafe) {
+  EXPECT_EQ(refusal("K\x01K\x02K\x03s."), ErrorCode::kUnsafe);   // SETITEM on an int
+  EXPECT_EQ(refusal("](K\x02K\x03u."), ErrorCode::kUnsafe);      // SETITEMS on a list
+  EXPECT_EQ(refusal("}K\x02\x61."), ErrorCode::kUnsafe);         // APPEND to a dict
+  EXPECT_EQ(refusal(")(K\x02\x65."), ErrorCode::kUnsafe);        // APPENDS to a tuple
+  EXPECT_EQ(refusal("](K\x02\x90."), ErrorCode::kUnsafe);        // ADDITEMS to a list
+  EXPECT_EQ(refusal("}}b."), ErrorCode::kUnsafe);                // BUILD on a dict
+  EXPECT_EQ(refusal("cm\nC\n)\x81}b}b."), ErrorCode::kUnsafe);   // BUILD twice
+  EXPECT_EQ(refusal("ctorch\nSize\nN}b."), ErrorCode::kUnsafe);  // BUILD on None
+}
+
+TEST(Pickle, CallsOfWhatIsNoNameAreUnsafe) {
+  EXPECT_EQ(refusal("K\x01)R."), ErrorCode::kUnsafe);
+  EXPECT_EQ(refusal("cm\nf\n)R)R."), ErrorCode::kUnsafe);
+  EXPECT_EQ(refusal("cm\nf\nNR."), ErrorCode::kUnsafe);
+  EXPECT_EQ(refusal("K\x01X\x01\0\0\0a\x93."s), ErrorCode::kUnsafe);
+}
+
+TEST(Pickle, DisorderedStacksAreCorrupt) {
+  EXPECT_EQ(refusal("."), ErrorCode::kCorrupt);
+  EXPECT_EQ(refusal("NN."), ErrorCode::kCorrupt);
+  EXPECT_EQ(refusal("N(."), ErrorCode::kCorrupt);
+  EXPECT_EQ(refusal("t."), ErrorCode::kCorrupt);
+  EXPECT_EQ(refusal("N(\x85."), ErrorCode::kCorrupt);  // a tuple of what a mark protects
+  EXPECT_EQ(refusal("N.N"), ErrorCode::kCorrupt);      // bytes after the end
+  EXPECT_EQ(refusal("}(K\x01u."), ErrorCode::kCorrupt);
+  EXPECT_EQ(refusal("h\0."s), ErrorCode::kCorrupt);
+  EXPECT_EQ(refusal("Nr\xff\xff\xff\x7f."), ErrorCode::kCorrupt);  // a memo of 2^31 entries
+  EXPECT_EQ(refusal("X\xff\xff\xff\xff."), ErrorCode::kCorrupt);
+  EXPECT_EQ(refusal("X\x01\0\0\0\xff."s), ErrorCode::kCorrupt);  // not UTF-8
+}
+
+TEST(Pickle, OpcodesOutsideTheListAreUnsupported) {
+  for (const char* opcode : {"I1\n", "S'a'\n", "i", "o", "P1\n", "\x82\x01", "U\x01\x61"}) {
+    EXPECT_EQ(refusal(std::string(opcode) + "."), ErrorCode::kUnsupported) << opcode;
+  }
+  EXPECT_THROW(read_pickle(as_bytes("\x80\x06N.")), Error);
+}
+
+TEST(Pickle, AContainerThatHoldsItselfIsUnsafe) {
+  EXPECT_EQ(refusal("]q\0h\0\x61."s), ErrorCode::kUnsafe);
+  EXPECT_EQ(refusal("]q\0h\0\x85\x61."s), ErrorCode::kUnsafe);
+  EXPECT_EQ(refusal("cm\nC\n)\x81q\0h\0b."s), ErrorCode::kUnsafe);
+}
+
+TEST(Pickle, DepthIsBounded) {
+  const auto nested = [](size_t depth) {
+    return repeated("]", depth) + repeated("\x61", depth - 1) + ".";
+  };
+  EXPECT_EQ(refusal(nested(torch_dist::kMaxDepth + 2)), ErrorCode::kUnsafe);
+  EXPECT_EQ(refusal(nested(1'000'000)), ErrorCode::kUnsafe);
+  EXPECT_EQ(read(nested(torch_dist::kMaxDepth)).items().size(), 1u);
+}
+
+TEST(Pickle, SharingCanNotUnfoldWithoutBound) {
+  // Each list holds the one before ten times: ten to the sixtieth elements.
+  std::string bomb = "(]q\0"s;
+  for (int i = 0; i < 60; ++i) {
+    bomb += "](" + repeated("h"s + static_cast<char>(i), 10) + "eq" + static_cast<char>(i + 1);
+  }
+  EXPECT_EQ(refusal(bomb + "t."), ErrorCode::kUnsafe);
+  // A long string, many times.
+  const std::string text = "X\0\0\x10\0"s + std::string(1u << 20, 'a') + "q\0"s;
+  EXPECT_EQ(refusal("](" + text + repeated("h\0"s, 100'000) + "e."), ErrorCode::kUnsafe);
+}
+
+TEST(Pickle, NodesStayInProportionToTheInput) {
+  const std::string flood = "\x80\x02(" + repeated("]", 100'000) + "t.";
+  EXPECT_LE(torch_dist::Pickle::parse(as_bytes(flood)).node_count(), flood.size());
+}
+
+TEST(Pickle, LazilyConjugatedTensorsAreNotTakenForTheirStorage) {
+  const std::string tensor =
+      "ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nComplexFloatStorage\n"
+      "X\x01\0\0\0"
+      "0X\x03\0\0\0cpuK\x01tQK\0))\x89}}X\x04\0\0\0conj\x88stR."s;
+  EXPECT_EQ(refusal(tensor), ErrorCode::kUnsupported);
+}
+
+}  // namespace
+}  // namespace tilestone
