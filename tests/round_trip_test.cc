@@ -7,6 +7,7 @@
 #include <random>
 
 #include "tests/random_layout.h"
+#include "tilestone/base/error.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/load.h"

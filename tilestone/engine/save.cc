@@ -1,8 +1,11 @@
 #include "tilestone/engine/save.h"
 
 #include <algorithm>
-#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/agreement_internal.h"
@@ -16,17 +19,37 @@ namespace tilestone {
 namespace engine {
 namespace {
 
+Bytes encode_keys(const std::vector<std::string>& keys) {
+  ByteWriter writer;
+  writer.varint(keys.size());
+  for (const std::string& key : keys) writer.string(key);
+  return std::move(writer).take();
+}
+
+std::vector<std::string> decode_keys(ByteView bytes) {
+  ByteReader reader(bytes, "keys of empty tensors");
+  std::vector<std::string> keys;
+  for (uint64_t count = reader.count(); count > 0; --count) keys.emplace_back(reader.string());
+  reader.expect_end();
+  return keys;
+}
+
 // What a rank learns when the planning is agreed.
 struct Orders {
   std::string save_id;
   bool by_rule = false;
-  Assignment assignment;  // by exchange
+  Assignment assignment;             // by exchange
+  std::vector<std::string> empties;  // by rule: the tensors without elements that this rank writes
 
   Bytes encode() const {
     ByteWriter writer;
     writer.string(save_id);
     writer.u8(by_rule ? 1 : 0);
-    if (!by_rule) writer.raw(assignment.encode());
+    if (by_rule) {
+      writer.raw(encode_keys(empties));
+    } else {
+      writer.raw(assignment.encode());
+    }
     return std::move(writer).take();
   }
   static Orders decode(ByteView bytes) {
@@ -34,8 +57,12 @@ struct Orders {
     Orders orders;
     orders.save_id = reader.string();
     orders.by_rule = reader.u8() != 0;
-    if (!orders.by_rule) orders.assignment = Assignment::decode(reader.raw(reader.remaining()));
-    reader.expect_end();
+    const ByteView rest = reader.raw(reader.remaining());
+    if (orders.by_rule) {
+      orders.empties = decode_keys(rest);
+    } else {
+      orders.assignment = Assignment::decode(rest);
+    }
     return orders;
   }
 };
@@ -73,7 +100,7 @@ class Saving {
         "planning", [&](Deadline) { return plan_locally(state); },
         [&](std::vector<Bytes> plans) {
           commit_.begin();
-          return by_rule() ? orders_by_rule() : orders_by_exchange(std::move(plans));
+          return by_rule() ? orders_by_rule(plans) : orders_by_exchange(std::move(plans));
         });
     orders_ = Orders::decode(answer);
   }
@@ -88,12 +115,43 @@ class Saving {
       }
     }
     local_ = make_local_plan(items_);
-    return by_rule() ? Bytes() : local_.encode();
+    return by_rule() ? encode_keys(empty_keys()) : local_.encode();
   }
 
-  std::vector<Bytes> orders_by_rule() const {
-    const Orders orders{commit_.save_id(), true, {}};
-    return std::vector<Bytes>(static_cast<size_t>(options_.comm.size()), orders.encode());
+  // A tensor without elements is stored as one empty chunk. No rule tells who else has it, so these
+  // keys (few, or none) go to the coordinator, and the lowest rank that has one writes it.
+  std::vector<std::string> empty_keys() const {
+    std::set<std::string> keys;
+    for (const PlanChunk& chunk : local_.chunks) {
+      const PlanTensor& tensor = local_.tensors[chunk.tensor];
+      if (numel(tensor.global_shape) == 0) keys.insert(tensor.key);
+    }
+    return {keys.begin(), keys.end()};
+  }
+
+  std::vector<Bytes> orders_by_rule(const std::vector<Bytes>& empties) const {
+    std::set<std::string> given;
+    std::vector<Bytes> encoded;
+    for (const Bytes& keys : empties) {
+      Orders orders{commit_.save_id(), true, {}, {}};
+      for (std::string& key : decode_keys(keys)) {
+        if (given.insert(key).second) orders.empties.push_back(std::move(key));
+      }
+      encoded.push_back(orders.encode());
+    }
+    return encoded;
+  }
+
+  // What the rule gives this rank, with the empty tensors as the coordinator dealt them.
+  Assignment assignment_by_rule() const {
+    Assignment mine = plan_save_by_rule(local_, options_.comm.rank());
+    std::erase_if(mine.chunks, [&](uint32_t i) { return local_.chunks[i].box.empty(); });
+    std::set<std::string_view> wanted(orders_.empties.begin(), orders_.empties.end());
+    for (uint32_t i = 0; i < local_.chunks.size() && !wanted.empty(); ++i) {
+      if (wanted.erase(local_.tensors[local_.chunks[i].tensor].key) > 0) mine.chunks.push_back(i);
+    }
+    std::sort(mine.chunks.begin(), mine.chunks.end());
+    return mine;
   }
 
   std::vector<Bytes> orders_by_exchange(std::vector<Bytes> plans) const {
@@ -104,7 +162,7 @@ class Saving {
     }
     std::vector<Bytes> orders;
     for (Assignment& assignment : planner.finish()) {
-      orders.push_back(Orders{commit_.save_id(), false, std::move(assignment)}.encode());
+      orders.push_back(Orders{commit_.save_id(), false, std::move(assignment), {}}.encode());
     }
     return orders;
   }
@@ -113,7 +171,7 @@ class Saving {
     rounds_.run(
         "writing",
         [&](Deadline deadline) {
-          if (by_rule()) orders_.assignment = plan_save_by_rule(local_, options_.comm.rank());
+          if (by_rule()) orders_.assignment = assignment_by_rule();
           WriteTask task{&items_,
                          &local_,
                          orders_.assignment,
