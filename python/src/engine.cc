@@ -13,6 +13,25 @@ SaveOptions::Agreement agreement_named(const std::string& name) {
               "agreement is \"exchange\" or \"rule\", not \"" + name + "\"");
 }
 
+// The tree of a state. What goes wrong here is this rank's failure, which the others must hear of:
+// it becomes a tree that fails with the same error once the engine takes it up.
+StateDict tree_of(nb::handle state, const Bridge& bridge) {
+  auto failed = [](const Error& error) {
+    ShardedTensorFactory factory;
+    factory.build = [error](auto&&...) -> StateNode { throw error; };
+    StateDict tree;
+    tree[""] = std::move(factory);
+    return tree;
+  };
+  try {
+    return to_state(bridge.call("unpack", state), bridge);
+  } catch (const Error& error) {
+    return failed(error);
+  } catch (const nb::python_error& raised) {
+    return failed(error_of(raised, "making the state dict"));
+  }
+}
+
 SaveResult save_state(nb::handle state, const std::string& path, nb::handle bridge_object,
                       nb::handle comm, bool overwrite, const std::string& agreement, double timeout,
                       int threads, uint64_t buffer_bytes, int files_per_rank, nb::handle progress) {
@@ -25,7 +44,7 @@ SaveResult save_state(nb::handle state, const std::string& path, nb::handle brid
   options.buffer_bytes = buffer_bytes;
   options.files_per_rank = files_per_rank;
   options.progress = to_progress(progress);
-  const StateDict tree = to_state(state, Bridge(bridge_object));
+  const StateDict tree = tree_of(state, Bridge(bridge_object));
   return without_gil([&] { return save(tree, Location(path), options); });
 }
 
@@ -41,9 +60,9 @@ nb::object load_state(nb::handle wanted, const std::string& path, nb::handle bri
   options.buffer_bytes = buffer_bytes;
   options.progress = to_progress(progress);
   const Bridge bridge(bridge_object);
-  const StateDict tree = to_state(wanted, bridge);
+  const StateDict tree = tree_of(wanted, bridge);
   const StateDict loaded = without_gil([&] { return load(tree, Location(path), options); });
-  return from_node(loaded, wanted, bridge);
+  return from_node(loaded, bridge.call("unpacked"), bridge);
 }
 
 }  // namespace

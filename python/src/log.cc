@@ -114,7 +114,7 @@ WithoutGil::~WithoutGil() {
   }
 }
 
-void bind_log(nb::module_&) {
+void bind_log(nb::module_& m) {
   set_log_sink([](LogLevel level, std::string_view text) {
     {
       std::lock_guard lock(queue().mutex);
@@ -122,6 +122,22 @@ void bind_log(nb::module_&) {
     }
     queue().changed.notify_all();
   });
+  m.def(
+      "log",
+      [](const std::string& level, const std::string& message) {
+        static constexpr std::pair<const char*, LogLevel> kLevels[] = {
+            {"debug", LogLevel::kDebug},
+            {"info", LogLevel::kInfo},
+            {"warning", LogLevel::kWarning},
+            {"error", LogLevel::kError}};
+        for (const auto& [name, value] : kLevels) {
+          if (level == name) {
+            return without_gil([&, v = value] { log(v, message); }, WithoutGil::kShort);
+          }
+        }
+        throw Error(ErrorCode::kInvalidArgument, "\"" + level + "\" is no level of a message");
+      },
+      nb::arg("level"), nb::arg("message"), "Logs a message as the engine does.");
 }
 
 }  // namespace tilestone::python

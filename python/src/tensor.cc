@@ -200,7 +200,7 @@ void bind_tensor(nb::module_& m) {
       .def_prop_ro(
           "owner", [](const TensorView& v) { return nb::borrow(kept_object(v.owner)); },
           nb::sig("def owner(self) -> object"))
-      .def_prop_ro("bytes", &bytes_of,
+      .def_prop_ro("bytes", &bytes_of, nb::rv_policy::reference,
                    nb::sig("def bytes(self) -> numpy.typing.NDArray[numpy.uint8]"),
                    "The memory of a contiguous view as uint8, shared with it.");
   m.def(

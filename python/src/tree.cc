@@ -30,21 +30,18 @@ bool is_plain(nb::handle object) {
          PyBytes_Check(o) || PyTuple_CheckExact(o);
 }
 
-bool holds_tensor(nb::handle object, const Bridge& bridge, size_t depth) {
-  if (is_plain(object) || depth > kDepthLimit) return false;
-  if (PyList_CheckExact(object.ptr())) {
-    for (nb::handle item : nb::borrow<nb::list>(object)) {
-      if (holds_tensor(item, bridge, depth + 1)) return true;
+// As torch flattens: a list is taken apart when a dict or a tensor is in it, or in a list in it.
+bool is_descended(nb::handle list, const Bridge& bridge, size_t depth) {
+  if (depth > kDepthLimit) return false;
+  for (nb::handle item : nb::borrow<nb::list>(list)) {
+    if (is_plain(item)) continue;
+    if (PyList_CheckExact(item.ptr())) {
+      if (is_descended(item, bridge, depth + 1)) return true;
+    } else if (is_mapping(item) || nb::cast<bool>(bridge.call("is_entity", item))) {
+      return true;
     }
-    return false;
   }
-  if (PyDict_Check(object.ptr())) {
-    for (auto [key, item] : nb::borrow<nb::dict>(object)) {
-      if (holds_tensor(item, bridge, depth + 1)) return true;
-    }
-    return false;
-  }
-  return nb::cast<bool>(bridge.call("is_entity", object));
+  return false;
 }
 
 StateDict to_dict(nb::handle mapping, const Bridge& bridge, const Path& path) {
@@ -145,7 +142,7 @@ nb::object from_list(const StateList& list, nb::handle original, const Bridge& b
 StateNode to_node(nb::handle object, const Bridge& bridge, const Path& path) {
   if (PyDict_Check(object.ptr())) return to_dict(object, bridge, path);
   if (PyList_CheckExact(object.ptr())) {
-    if (path.size() <= kDepthLimit && holds_tensor(object, bridge, 0)) {
+    if (path.size() <= kDepthLimit && is_descended(object, bridge, path.size())) {
       return to_list(object, bridge, path);
     }
     return to_value(object, bridge);

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from tilestone import _core
-from tilestone._bridge import Bridge
+from tilestone._bridge import Bridge, is_stateful
 from tilestone._errors import InvalidArgumentError
 from tilestone._progress import ProgressCallback, reporting
 
@@ -37,28 +37,10 @@ def _communicator(group: Any, comm: Any) -> Any:
     return TorchCommunicator(group)
 
 
-def _is_stateful(item: Any) -> bool:
-    """torch's Stateful protocol; modules, optimizers and dataloaders follow it."""
-    return (
-        not isinstance(item, type)
-        and callable(getattr(item, "state_dict", None))
-        and callable(getattr(item, "load_state_dict", None))
-    )
-
-
-def _unpacked(state: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """The state with the state dicts of its Stateful values in their places."""
-    if not isinstance(state, Mapping):
-        raise InvalidArgumentError(f"a state is a dict, not {type(state).__name__}")
-    if not any(_is_stateful(value) for value in state.values()):
-        return state
-    return {k: v.state_dict() if _is_stateful(v) else v for k, v in state.items()}
-
-
 def _give_back(state: Mapping[Any, Any], loaded: dict[Any, Any]) -> dict[Any, Any]:
     """Loads the Stateful values and puts them back in their places."""
     for key, value in state.items():
-        if _is_stateful(value):
+        if is_stateful(value):
             value.load_state_dict(loaded[key])
             loaded[key] = value
     return loaded
@@ -115,7 +97,7 @@ def save(
     bridge = Bridge(group=group, ranks=comm.size)
     with reporting(progress, "save", comm.rank) as sink:
         return _core.save(
-            _unpacked(state),
+            state,
             os.fspath(path),
             bridge,
             comm,
@@ -172,10 +154,9 @@ def load(
     """
     comm = _communicator(group, comm)
     bridge = Bridge(True, frozenset(allow), group=group, ranks=comm.size)
-    template = _unpacked(wanted)
     with reporting(progress, "load", comm.rank) as sink:
         loaded = _core.load(
-            template,
+            wanted,
             os.fspath(path),
             bridge,
             comm,

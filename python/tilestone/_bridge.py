@@ -45,12 +45,15 @@ def numpy_view(array: numpy.ndarray[Any, Any], for_load: bool) -> _core.TensorVi
     size = array.dtype.itemsize
     whole = all(stride % size == 0 for stride in array.strides)
     if for_load and not (array.flags.writeable and array.dtype.isnative and whole):
-        return _core.TensorView.without_data(name, array.shape)
+        array = numpy.zeros(array.shape, array.dtype.newbyteorder("="))
     if not (array.dtype.isnative and whole):
         array = numpy.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
-    begin, end = numpy.lib.array_utils.byte_bounds(array)
+    data: int = array.__array_interface__["data"][0]
+    if array.flags.c_contiguous or array.size == 0:
+        begin, end = data, data + array.nbytes
+    else:
+        begin, end = numpy.lib.array_utils.byte_bounds(array)
     strides = [stride // size for stride in array.strides]
-    data = array.__array_interface__["data"][0]
     return _core.TensorView.strided(data, name, array.shape, strides, begin, end - begin, array)
 
 
@@ -61,7 +64,7 @@ def _dlpack_view(array: Any, for_load: bool) -> _core.TensorView | None:
     readable = _core.TensorView.from_dlpack(array, writable=False)
     if readable is None:
         return None
-    return _core.TensorView.without_data(readable.dtype, readable.shape)
+    return numpy_view(numpy.zeros(readable.shape, DType(readable.dtype).numpy), for_load)
 
 
 def find_view(array: Any, for_load: bool) -> _core.TensorView | None:
@@ -94,6 +97,15 @@ def view(array: Any, for_load: bool) -> _core.TensorView:
     return found
 
 
+def is_stateful(item: Any) -> bool:
+    """torch's Stateful protocol; modules, optimizers and dataloaders follow it."""
+    return (
+        not isinstance(item, type)
+        and callable(getattr(item, "state_dict", None))
+        and callable(getattr(item, "load_state_dict", None))
+    )
+
+
 class Bridge:
     """One call's view of Python's objects; the binding calls its methods.
 
@@ -118,15 +130,26 @@ class Bridge:
         self.framework = framework
         self.group = group
         self.ranks = ranks
+        self._unpacked: Mapping[Any, Any] = {}
+
+    def unpack(self, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """The state with the state dicts of its Stateful values in their places."""
+        if not isinstance(state, Mapping):
+            raise InvalidArgumentError(f"a state is a dict, not {type(state).__name__}")
+        self._unpacked = state
+        if any(is_stateful(value) for value in state.values()):
+            self._unpacked = {k: v.state_dict() if is_stateful(v) else v for k, v in state.items()}
+        return self._unpacked
+
+    def unpacked(self) -> Mapping[Any, Any]:
+        """What unpack made."""
+        return self._unpacked
 
     def is_entity(self, item: Any) -> bool:
         """Whether the object is an array or a wrapped entity."""
-        if isinstance(item, (*_ENTITIES, numpy.ndarray)) or hasattr(type(item), "__dlpack__"):
-            return not isinstance(item, numpy.generic)
-        return isinstance(item, Mapping) and any(
-            self.is_entity(v) or isinstance(v, list) and any(map(self.is_entity, v))
-            for v in item.values()
-        )
+        if isinstance(item, numpy.generic):
+            return False
+        return isinstance(item, (*_ENTITIES, numpy.ndarray)) or hasattr(type(item), "__dlpack__")
 
     def describe(self, item: Any, path: str) -> Any:
         """A view or entity of the engine; None for an object that is neither."""

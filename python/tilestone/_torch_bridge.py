@@ -83,7 +83,7 @@ def view(
     if plain.is_meta:
         if not for_load:
             raise InvalidArgumentError("a tensor on the meta device has no data to save")
-        return _core.TensorView.without_data(name, shape)
+        plain = tensor = torch.empty(shape, dtype=plain.dtype)
     if for_load and (plain.is_conj() or plain.is_neg()):
         raise InvalidArgumentError("a lazily conjugated or negated tensor can't be filled in place")
     plain = _resolved(plain)
@@ -264,9 +264,3 @@ def default_group() -> Any:
         return dist.group.WORLD
     return None
 
-
-def is_stateful(item: Any) -> bool:
-    """Whether it has state_dict() and load_state_dict(), as torch's Stateful protocol says."""
-    return callable(getattr(item, "state_dict", None)) and callable(
-        getattr(item, "load_state_dict", None)
-    )

@@ -1,0 +1,148 @@
+"""Trains a small GPT, saves it with Tilestone, and goes on from there on other meshes.
+
+    demo.py FOLDER
+
+Everything goes to FOLDER, which is emptied first. Exits with 1 when a comparison fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+HERE = Path(__file__).resolve().parent
+SAVE_AT = 30
+LAST = 50
+
+
+@dataclasses.dataclass
+class Comparison:
+    """One row of the table."""
+
+    what: str
+    count: int
+    unit: str
+    differing: int
+    delta: float
+
+
+def say(text: str) -> None:
+    print(f"\n--- {text}", flush=True)
+
+
+def train(folder: Path, name: str, mesh: str, last: int, *words: str) -> dict[str, Any]:
+    """Runs train.py on as many processes as the mesh has ranks; what rank 0 reports."""
+    world = 1
+    for word in mesh.split("x"):
+        world *= int(word)
+    report = folder / f"{name}.report"
+    command = [sys.executable, str(HERE / "train.py"), mesh, str(last), *words, "--report", report]
+    shared = {"WORLD_SIZE": str(world), "STORE": str(folder / f"{name}.store")}
+    fixed = {"OMP_NUM_THREADS": "1", "USE_LIBUV": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    started = time.perf_counter()
+    processes = [
+        subprocess.Popen(command, env={**os.environ, **fixed, **shared, "RANK": str(rank)})
+        for rank in range(world)
+    ]
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        sys.exit(f"demo: {name}: ranks ended with {codes}")
+    print(f"    {world} ranks, {time.perf_counter() - started:.1f} s")
+    return torch.load(report)
+
+
+def compare(what: str, a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> Comparison:
+    """Whole tensors by key."""
+    if a.keys() != b.keys():
+        sys.exit(f"demo: {what}: the keys differ: {sorted(a.keys() ^ b.keys())[:5]}")
+    differing, delta = 0, 0.0
+    for key in a:
+        differing += not torch.equal(a[key], b[key])
+        if a[key].numel():
+            delta = max(delta, float((a[key].double() - b[key].double()).abs().max()))
+    return Comparison(what, len(a), "tensors", differing, delta)
+
+
+def compare_losses(what: str, a: dict[int, float], b: dict[int, float]) -> Comparison:
+    """Losses of the steps that both made."""
+    steps = sorted(a.keys() & b.keys())
+    deltas = [abs(a[step] - b[step]) for step in steps]
+    return Comparison(what, len(steps), "losses", sum(d != 0 for d in deltas), max(deltas))
+
+
+def stock_load(path: Path, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What stock PyTorch's dcp.load reads from a checkpoint."""
+    state = {key: torch.zeros_like(tensor) for key, tensor in like.items()}
+    dcp.load(state, checkpoint_id=path, no_dist=True)
+    return state
+
+
+def read_without_torch(ours: Path, stock: Path) -> Comparison:
+    """Tilestone's reading of a stock checkpoint, in a process without torch."""
+    command = [sys.executable, str(HERE / "read_without_torch.py"), str(ours), str(stock)]
+    told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    print(f"    written by {told['writers'][0]} and by {told['writers'][1]}")
+    return Comparison("stock-written, read by Tilestone without torch", told["tensors"], "tensors",
+                      told["differing"], told["delta"])  # fmt: skip
+
+
+def table(rows: list[Comparison]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    out = Table(title="Comparisons, bit for bit")
+    for name, side in (("what", "left"), ("compared", "right"), ("differ", "right"),
+                       ("max delta", "right"), ("", "left")):  # fmt: skip
+        out.add_column(name, justify=side)  # type: ignore[arg-type]
+    for row in rows:
+        verdict = "equal" if row.differing == 0 else "DIFFERENT"
+        counted = f"{row.count} {row.unit}"
+        out.add_row(row.what, counted, str(row.differing), str(row.delta), verdict)
+    Console(width=110).print(out)
+
+
+def main(folder: Path) -> int:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    ours, stock = folder / f"step-{SAVE_AT}", folder / f"stock-{SAVE_AT}"
+    rows = []
+
+    say(f"training on 2 x 2 ranks (FSDP2 x TP), saving at step {SAVE_AT}, going on to {LAST}")
+    saving = ["--save", str(ours), "--save-stock", str(stock), "--at", str(SAVE_AT)]
+    whole = train(folder, "uninterrupted", "2x2", LAST, *saving)
+    print(f"    tilestone.save took {whole['save_seconds'] * 1000:.0f} ms on rank 0")
+
+    for mesh, name in (("2x2", "2 x 2 ranks"), ("3", "3 ranks"), ("1", "1 rank")):
+        last = LAST if mesh == "2x2" else SAVE_AT + 10
+        say(f"from the checkpoint, on {name}" + ("" if "x" in mesh else " (FSDP2 alone)"))
+        again = train(folder, f"on-{mesh}", mesh, last, "--load", str(ours))
+        rows.append(compare(f"loaded on {name} / saved", again["loaded"], whole["saved"]))
+        if mesh == "2x2":
+            rows.append(compare(f"step {LAST} / uninterrupted", again["final"], whole["final"]))
+            rows.append(
+                compare_losses("losses / uninterrupted", again["losses"], whole["losses"])
+            )
+
+    say("stock PyTorch reads ours; Tilestone reads a stock one")
+    rows.append(compare("stock dcp.load / saved", stock_load(ours, whole["saved"]), whole["saved"]))
+    rows.append(read_without_torch(ours, stock))
+
+    print()
+    table(rows)
+    say(f"tilestone ls {ours}")
+    subprocess.run([sys.executable, "-m", "tilestone", "ls", str(ours)], check=True)
+    return 1 if any(row.differing for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,253 @@
+"""The package itself: stubs, types, log, progress, the GIL, the command, errors as Python's."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import pathlib
+import pickle
+import subprocess
+import sys
+import threading
+import time
+
+import numpy
+import pytest
+
+import tilestone
+from tilestone import _core, _errors, _progress
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+
+def test_mypy_passes_on_the_package() -> None:
+    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "python/tilestone"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    for name in tilestone.__all__:
+        value = getattr(tilestone, name)
+        if callable(value):
+            assert value.__doc__, name
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        (tilestone.InvalidArgumentError, ValueError),
+        (tilestone.NotFoundError, FileNotFoundError),
+        (tilestone.NotFoundError, KeyError),
+        (tilestone.AlreadyExistsError, FileExistsError),
+        (tilestone.MismatchError, ValueError),
+        (tilestone.CoverageError, ValueError),
+        (tilestone.UnsupportedError, NotImplementedError),
+        (tilestone.StorageError, OSError),
+        (tilestone.TimeoutError, builtins.TimeoutError),
+        (tilestone.RankFailedError, ConnectionError),
+        (tilestone.InternalError, RuntimeError),
+    ],
+)
+def test_an_error_is_also_what_python_calls_it(kind: type, builtin: type) -> None:
+    assert issubclass(kind, builtin) and issubclass(kind, tilestone.CheckpointError)
+
+
+def test_errors_carry_their_context_and_survive_pickling() -> None:
+    error = _errors.make_error("io", "write failed, file a", "write failed", "k", "a", 3, "h", 28)
+    for same in (error, pickle.loads(pickle.dumps(error))):
+        assert isinstance(same, tilestone.StorageError)
+        assert (same.code, same.message, same.key, same.file) == ("io", "write failed", "k", "a")
+        assert (same.rank, same.hint, same.errno) == (3, "h", 28)
+        assert str(same) == "write failed, file a"
+
+
+def test_progress_callbacks_see_all_bytes(ckpt: str) -> None:
+    array = numpy.zeros(1 << 20)
+    for run in (
+        lambda seen: tilestone.save({"x": array}, ckpt, progress=seen.append),
+        lambda seen: tilestone.load({"x": array}, ckpt, progress=seen.append),
+        lambda seen: tilestone.open(ckpt).verify(progress=seen.append),
+    ):
+        seen: list[tilestone.Progress] = []
+        run(seen)
+        assert isinstance(seen[-1], tilestone.Progress)
+        assert seen[-1].bytes_done == seen[-1].bytes_total >= array.nbytes
+        assert [p.bytes_done for p in seen] == sorted(p.bytes_done for p in seen)
+
+
+def test_an_exception_of_a_progress_callback_ends_the_save(ckpt: str) -> None:
+    def stop(_: tilestone.Progress) -> None:
+        raise KeyError("stop here")
+
+    with pytest.raises(Exception, match="stop here"):
+        tilestone.save({"x": numpy.zeros(1 << 20)}, ckpt, progress=stop)
+    assert not pathlib.Path(ckpt, ".metadata").exists()
+
+
+def test_a_bar_is_shown_on_a_terminal_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ckpt: str
+) -> None:
+    tilestone.save({"x": numpy.zeros(9)}, ckpt, progress=True)
+    captured = capsys.readouterr()
+    assert captured.err == "" and captured.out == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with _progress.reporting(True, "save") as sink:
+        assert sink is not None
+        sink("write", 5, 10, 0.1)
+        sink("write", 10, 10, 0.2)
+    assert "save: write" in capsys.readouterr().err
+    with _progress.reporting(True, "save", rank=1) as sink:
+        assert sink is None
+
+
+def test_messages_of_the_engine_reach_pythons_logging(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "tilestone")
+
+    def fall_silent(comm: tilestone.Communicator) -> None:
+        _core.log("warning", f"rank {comm.rank} speaks")
+
+    tilestone.run_ranks(4, fall_silent)
+    said = {record.message for record in caplog.records if record.name == "tilestone"}
+    assert {f"rank {rank} speaks" for rank in range(4)} <= said
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_messages_from_many_threads_do_not_deadlock_with_the_gil() -> None:
+    def speak(comm: tilestone.Communicator) -> None:
+        for number in range(200):
+            _core.log("debug", f"{comm.rank} {number}")
+            comm.broadcast(b"x", 0)
+
+    logger = logging.getLogger("tilestone")
+    before = logger.level
+    logger.setLevel(logging.DEBUG)
+    seen: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        tilestone.run_ranks(4, speak)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    assert len(seen) == 800
+
+
+def test_the_gil_is_free_while_a_save_and_a_load_run(ckpt: str) -> None:
+    array = numpy.ones(32 << 20, numpy.uint8)
+    inside = threading.Event()
+    done = threading.Event()
+    ticks = {"save": 0, "load": 0}
+    phase = "save"
+
+    def tick() -> None:
+        while not done.is_set():
+            if inside.is_set():
+                ticks[phase] += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    for phase in ("save", "load"):
+        inside.set()
+        if phase == "save":
+            _call_only_the_engine(lambda: tilestone.save({"x": array}, ckpt))
+        else:
+            _call_only_the_engine(lambda: tilestone.load({"x": array}, ckpt))
+        inside.clear()
+    done.set()
+    thread.join()
+    assert min(ticks.values()) > 10, ticks
+
+
+def _call_only_the_engine(call) -> None:
+    """Nobody can take the GIL from Python code meanwhile: only a call that gives it up lets go."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        call()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_the_command_is_installed_with_its_exit_codes(ckpt: str) -> None:
+    tilestone.save({"weight": numpy.zeros((4, 2), numpy.float32), "step": 3}, ckpt)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "tilestone", *words]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    listed = run("ls", ckpt)
+    assert listed.returncode == 0 and "weight" in listed.stdout and "float32" in listed.stdout
+    assert run("verify", ckpt).returncode == 0
+    assert run("nonsense").returncode == 2
+    assert run("ls", ckpt + "/nothing").returncode == 3
+    for file in pathlib.Path(ckpt).glob("*.distcp"):
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    assert run("verify", ckpt).returncode == 1
+
+
+def test_damage_is_found_and_named(ckpt: str) -> None:
+    array = numpy.arange(4096, dtype=numpy.float32)
+    tilestone.save({"weight": array}, ckpt)
+    (file,) = pathlib.Path(ckpt).glob("*.distcp")
+    data = bytearray(file.read_bytes())
+    place = bytes(data).index(array.tobytes()) + 777
+    data[place] ^= 4
+    file.write_bytes(data)
+    with tilestone.open(ckpt) as opened:
+        report = opened.verify()
+        assert not report.ok
+        (damage,) = report.damages
+        assert (damage.file, damage.key) == (file.name, "weight")
+        assert damage.offset <= place < damage.offset + damage.size
+        with pytest.raises(tilestone.CorruptError) as raised:
+            opened.read("weight")
+        assert raised.value.key == "weight" and raised.value.file == file.name
+    with pytest.raises(tilestone.CorruptError):
+        tilestone.load({"weight": array}, ckpt)
+    tilestone.load({"weight": array}, ckpt, verify_checksums=False)
+
+
+class PythonComm:
+    """A group of one in Python that fails when it is told to."""
+
+    rank, size = 0, 2
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def describe(self) -> str:
+        return "a test's communicator"
+
+    def gather(self, *_: object) -> list[bytes]:
+        raise self.error
+
+    scatter = broadcast = all_to_all = gather
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (builtins.TimeoutError("too late"), tilestone.TimeoutError),
+        (ConnectionError("gone"), tilestone.RankFailedError),
+        (ValueError("odd"), tilestone.CheckpointError),
+    ],
+)
+def test_what_a_python_communicator_raises_becomes_a_typed_error(
+    given: BaseException, kind: type, ckpt: str
+) -> None:
+    given.ranks = [1]  # type: ignore[attr-defined]
+    with pytest.raises(kind, match=str(given)) as raised:
+        tilestone.save({"x": 1}, ckpt, comm=PythonComm(given), timeout=5)
+    assert raised.value.rank in (1, 0)
+
+
+def test_an_object_that_is_no_communicator_is_refused(ckpt: str) -> None:
+    with pytest.raises(tilestone.InvalidArgumentError, match="group and comm"):
+        tilestone.save({}, ckpt, comm=tilestone.solo(), group=object())
+    with pytest.raises((tilestone.InvalidArgumentError, AttributeError)):
+        tilestone.save({}, ckpt, comm=object())

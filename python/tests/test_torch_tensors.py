@@ -1,0 +1,220 @@
+"""torch tensors: every dtype, any strides, parameters, devices, Stateful objects."""
+
+from __future__ import annotations
+
+import argparse
+import zlib
+
+import numpy
+import pytest
+import torch
+
+import tilestone
+from tilestone import _torch_bridge
+
+DTYPES = [name for name in tilestone.dtypes() if hasattr(torch, name)]
+
+
+def random_tensor(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    """Random bits; any of them is a value of the dtype, but for bool."""
+    dtype = getattr(torch, name)
+    generator = torch.Generator().manual_seed(seed)
+    if name == "bool":
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    count = int(numpy.prod(shape)) * dtype.itemsize
+    bits = torch.randint(0, 256, (count,), dtype=torch.uint8, generator=generator)
+    return bits.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+
+
+def crc(tensor: torch.Tensor) -> int:
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return zlib.crc32(bytes(plain.contiguous().reshape(-1).view(torch.uint8).numpy()))
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and crc(a) == crc(b)
+
+
+def test_every_dtype_of_a_checkpoint_is_one_of_torch() -> None:
+    assert DTYPES == tilestone.dtypes()
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("shape", [(6, 4), (), (0, 3), (2, 3, 2, 3, 2)])
+def test_tensors_of_every_dtype_come_back_bit_for_bit(
+    name: str, shape: tuple[int, ...], ckpt: str
+) -> None:
+    tensor = random_tensor(name, shape)
+    tilestone.save({"x": tensor}, ckpt)
+    wanted = torch.empty(shape, dtype=tensor.dtype)
+    loaded = tilestone.load({"x": wanted}, ckpt)["x"]
+    assert loaded is wanted
+    assert same_bits(loaded, tensor)
+    with tilestone.open(ckpt, framework="torch") as opened:
+        assert same_bits(opened.read("x"), tensor)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t.t(),
+        lambda t: t[::2, 1::3],
+        lambda t: t[:1].expand(5, 8),
+        lambda t: t[3],
+        lambda t: t.flatten()[5:].as_strided((3, 4), (1, 7)),
+        lambda t: torch.complex(t, -t).conj(),
+        lambda t: torch.complex(t, -t).conj().imag,
+        lambda t: torch.nn.Parameter(t),
+        lambda t: (t.clone().requires_grad_() * 2)[1:],
+    ],
+    ids=[
+        "transposed", "steps", "expanded", "row", "as_strided", "conj", "neg", "parameter", "graph",
+    ],
+)  # fmt: skip
+def test_views_are_saved_as_they_look(view, ckpt: str) -> None:
+    tensor = view(torch.arange(48, dtype=torch.float32).reshape(6, 8))
+    tilestone.save({"x": tensor}, ckpt)
+    with tilestone.open(ckpt, framework="torch") as opened:
+        assert torch.equal(opened.read("x"), tensor.detach())
+
+
+def test_views_and_parameters_are_filled_in_place(ckpt: str) -> None:
+    tensor = torch.randn(4, 6)
+    tilestone.save({"x": tensor}, ckpt)
+    base = torch.zeros(12, 4)
+    tilestone.load({"x": base[::2].t()}, ckpt)
+    assert torch.equal(base[::2].t(), tensor) and not base[1::2].any()
+    parameter = torch.nn.Parameter(torch.zeros(4, 6))
+    assert tilestone.load({"x": parameter}, ckpt)["x"] is parameter
+    assert torch.equal(parameter, tensor) and parameter.requires_grad
+
+
+def test_a_template_on_the_meta_device_is_allocated(ckpt: str) -> None:
+    tensor = torch.randn(5, 3).bfloat16()
+    tilestone.save({"x": tensor}, ckpt)
+    loaded = tilestone.load({"x": torch.empty(5, 3, dtype=torch.bfloat16, device="meta")}, ckpt)
+    assert loaded["x"].device.type == "cpu" and torch.equal(loaded["x"], tensor)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (torch.eye(3).to_sparse(), "dense"),
+        (torch.empty(3, device="meta"), "meta"),
+        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "dense"),
+    ],
+    ids=["sparse", "meta", "quantised"],
+)
+def test_tensors_without_plain_memory_are_refused_with_their_key(
+    tensor: torch.Tensor, said: str, ckpt: str
+) -> None:
+    with pytest.raises(tilestone.InvalidArgumentError, match=said) as raised:
+        tilestone.save({"a": {"b": tensor}}, ckpt)
+    assert raised.value.key == "a.b"
+
+
+def test_an_expanded_tensor_is_no_target(ckpt: str) -> None:
+    tilestone.save({"x": torch.ones(4, 3)}, ckpt)
+    with pytest.raises(tilestone.InvalidArgumentError, match="expanded"):
+        tilestone.load({"x": torch.zeros(1, 3).expand(4, 3)}, ckpt)
+
+
+class OnDevice(tilestone.ShardedTensor):
+    """A sharded tensor whose memory is taken for a device's: copied piece by piece."""
+
+    def _entity(self, for_load: bool = False):
+        return self._make(_torch_bridge.view(self.data, for_load, staged=True))
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_device_tensors_are_staged_piece_by_piece(name: str, ckpt: str) -> None:
+    whole = random_tensor(name, (6, 8, 5), seed=3)
+    views = {"plain": whole[:, :, 1:].contiguous(), "strided": whole[::2].transpose(0, 2)}
+    state = {key: OnDevice.from_rank_offsets(key, view) for key, view in views.items()}
+    tilestone.save(state, ckpt)
+    with tilestone.open(ckpt, framework="torch") as opened:
+        for key, view in views.items():
+            assert same_bits(opened.read(key), view)
+    targets = {
+        "plain": torch.empty_like(views["plain"]),
+        "strided": torch.empty(5, 8, 6, dtype=whole.dtype)[:, :, ::2],
+    }
+    wanted = {key: OnDevice.from_rank_offsets(key, target) for key, target in targets.items()}
+    loaded = tilestone.load(wanted, ckpt)
+    for key, view in views.items():
+        assert loaded[key] is targets[key]
+        assert same_bits(targets[key], view)
+
+
+@pytest.mark.parametrize("name", ["uint8", "bfloat16", "complex128"])
+def test_device_memory_copies_any_byte_range(name: str) -> None:
+    tensor = random_tensor(name, (3, 4, 5))[:, ::2]
+    memory = _torch_bridge.DeviceTensor(tensor)
+    wanted = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    generator = numpy.random.default_rng(0)
+    target = torch.zeros_like(tensor)
+    back = _torch_bridge.DeviceTensor(target)
+    for _ in range(50):
+        begin, end = sorted(generator.integers(0, len(wanted) + 1, 2).tolist())
+        if begin == end:
+            continue
+        out = bytearray(end - begin)
+        memory.to_host(begin, memoryview(out))
+        assert bytes(out) == wanted[begin:end]
+        back.from_host(begin, memoryview(bytes(out)))
+    back.from_host(0, memoryview(wanted))
+    assert same_bits(target, tensor)
+    part = memory.narrow((1, 0, 2), (2, 1, 3))
+    out = bytearray(6 * tensor.element_size())
+    part.to_host(0, memoryview(out))
+    assert bytes(out) == bytes(tensor[1:, :1, 2:].contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def test_flat_ranges_of_device_tensors_are_staged(ckpt: str) -> None:
+    data = torch.arange(17, dtype=torch.int64)
+    flat = OnDevice.from_rank_offsets_flat("w", data, (4, 5), flattened_range=(2, 19))
+    rest = [
+        tilestone.ShardedTensor.from_rank_offsets_flat("w", piece, (4, 5), flattened_range=where)
+        for piece, where in ((torch.tensor([-1, -2]), (0, 2)), (torch.tensor([-3]), (19, 20)))
+    ]
+    tilestone.save({"a": flat, "b": rest[0], "c": rest[1]}, ckpt)
+    with tilestone.open(ckpt) as opened:
+        assert opened.read("w").reshape(-1).tolist() == [-1, -2, *range(17), -3]
+
+
+def test_dtypes_tensors_and_objects_inside_leaves(ckpt: str) -> None:
+    value = (torch.bfloat16, {"t": torch.arange(3), "n": numpy.arange(2)}, argparse.Namespace(a=1))
+    state = {"x": value[:2], "y": [torch.float8_e4m3fn], "z": value[2]}
+    tilestone.save(state, ckpt)
+    template = {"x": (None, {"t": torch.zeros(1), "n": numpy.zeros(1)}), "y": None, "z": None}
+    loaded = tilestone.load(template, ckpt, allow=["argparse.Namespace"])
+    dtype, inner = loaded["x"]
+    assert dtype is torch.bfloat16 and loaded["y"] == [torch.float8_e4m3fn]
+    assert isinstance(inner["t"], torch.Tensor) and inner["t"].tolist() == [0, 1, 2]
+    assert isinstance(inner["n"], numpy.ndarray) and inner["n"].tolist() == [0, 1]
+    assert loaded["z"] == value[2]
+
+
+def model() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+
+
+def test_stateful_objects_give_and_take_their_state(ckpt: str) -> None:
+    torch.manual_seed(0)
+    trained = model()
+    optimizer = torch.optim.AdamW(trained.parameters())
+    trained(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+    tilestone.save({"model": trained, "optimizer": optimizer, "step": 1}, ckpt)
+
+    fresh = model()
+    other = torch.optim.AdamW(fresh.parameters())
+    fresh(torch.randn(8, 4)).sum().backward()
+    other.step()
+    loaded = tilestone.load({"model": fresh, "optimizer": other, "step": 0}, ckpt)
+    assert loaded["model"] is fresh and loaded["optimizer"] is other and loaded["step"] == 1
+    for key, tensor in trained.state_dict().items():
+        assert torch.equal(fresh.state_dict()[key], tensor)
+    for index, state in optimizer.state_dict()["state"].items():
+        for name, tensor in state.items():
+            assert torch.equal(other.state_dict()["state"][index][name], tensor)
