@@ -48,9 +48,11 @@ SaveResult save_state(nb::handle state, const std::string& path, nb::handle brid
   return without_gil([&] { return save(tree, Location(path), options); });
 }
 
-nb::object load_state(nb::handle wanted, const std::string& path, nb::handle bridge_object,
-                      nb::handle comm, bool cast, bool verify_checksums, double timeout,
-                      int threads, uint64_t buffer_bytes, nb::handle progress) {
+nb::typed<nb::dict, nb::any, nb::any> load_state(nb::handle wanted, const std::string& path,
+                                                 nb::handle bridge_object, nb::handle comm,
+                                                 bool cast, bool verify_checksums, double timeout,
+                                                 int threads, uint64_t buffer_bytes,
+                                                 nb::handle progress) {
   LoadOptions options;
   options.comm = to_communicator(comm);
   options.cast = cast;
@@ -62,7 +64,8 @@ nb::object load_state(nb::handle wanted, const std::string& path, nb::handle bri
   const Bridge bridge(bridge_object);
   const StateDict tree = tree_of(wanted, bridge);
   const StateDict loaded = without_gil([&] { return load(tree, Location(path), options); });
-  return from_node(loaded, bridge.call("unpacked"), bridge);
+  const nb::object out = from_node(loaded, bridge.call("unpacked"), bridge);
+  return nb::borrow<nb::typed<nb::dict, nb::any, nb::any>>(out);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 NB_MODULE(_core, m) {
   using namespace tilestone::python;
   m.doc() = "The engine of tilestone; use the package `tilestone`.";
-  m.attr("__version__") = tilestone::kVersion;
+  m.attr("VERSION") = tilestone::kVersion;
   bind_errors(m);
   bind_log(m);
   bind_geometry(m);

@@ -105,6 +105,7 @@ class World:
         results = self.collect(function, *args, timeout=timeout)
         for rank, result in enumerate(results):
             assert not isinstance(result, Raised), f"rank {rank}: {result.trace}"
+            assert result != "lost", f"rank {rank} died"
         return results
 
     def close(self) -> None:

@@ -28,7 +28,6 @@ from tilestone._core import (
     Shard,
     StridedShard,
     VerifyReport,
-    __version__,
     dtypes,
     flat_range_to_boxes,
     held_boxes,
@@ -40,6 +39,7 @@ from tilestone._core import (
     run_ranks,
     solo,
 )
+from tilestone._core import VERSION as __version__
 from tilestone._dtypes import DType
 from tilestone._entities import (
     LocalNonpersistent,

@@ -12,9 +12,6 @@ from tilestone._bridge import Bridge, is_stateful
 from tilestone._errors import InvalidArgumentError
 from tilestone._progress import ProgressCallback, reporting
 
-_solo = _core.solo()
-
-
 def _group_of_torch(group: Any) -> Any:
     """The process group given, or torch's default one where it is initialised, or None."""
     if group is not None or "torch" not in sys.modules:
@@ -31,7 +28,7 @@ def _communicator(group: Any, comm: Any) -> Any:
         return comm
     group = _group_of_torch(group)
     if group is None:
-        return _solo
+        return _core.solo()
     from tilestone._torch_comm import TorchCommunicator
 
     return TorchCommunicator(group)
@@ -80,8 +77,8 @@ def save(
         overwrite: replace a valid checkpoint that stands at `path`; it stays valid until the new
             one is durable.
         agreement: how ranks agree who writes what. "exchange": they tell rank 0, right for every
-            state. "rule": each rank alone; needs replicas that are known from placements or
-            `holders`.
+            state. "rule": each rank alone, without a word; replicas are known from placements or
+            `holders`, and arrays that are not wrapped must be on every rank.
         timeout: seconds for the whole save; None for no limit.
         threads: that work on this rank; 0: as many as the machine has, at most 8.
         buffer_bytes: pooled memory of this rank, bytes.
@@ -94,7 +91,7 @@ def save(
         StorageError, TimeoutError, RankFailedError: it could not be written.
     """
     comm = _communicator(group, comm)
-    bridge = Bridge(group=group, ranks=comm.size)
+    bridge = Bridge(group=group, ranks=comm.size, by_rule=agreement == "rule")
     with reporting(progress, "save", comm.rank) as sink:
         return _core.save(
             state,

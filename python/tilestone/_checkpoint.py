@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 
 from tilestone import _bridge, _core
@@ -13,7 +13,7 @@ from tilestone._entities import to_box
 from tilestone._errors import InvalidArgumentError
 from tilestone._progress import ProgressCallback, reporting
 
-BoxLike = _core.Box | Sequence[tuple[int, int] | slice]
+BoxLike: TypeAlias = _core.Box | Sequence[tuple[int, int] | slice]
 
 
 class StoredTensor:
@@ -30,18 +30,18 @@ class StoredTensor:
     def __init__(self, checkpoint: Checkpoint, key: str) -> None:
         self._checkpoint = checkpoint
         self.key = key
-        self.shape: tuple[int, ...] = checkpoint._core.shape(key)
-        self.dtype = DType(checkpoint._core.dtype(key))
+        self.shape: tuple[int, ...] = checkpoint._handle.shape(key)
+        self.dtype = DType(checkpoint._handle.dtype(key))
 
     @property
     def boxes(self) -> list[_core.Box]:
         """Where the stored chunks lie; they may overlap in rank-local checkpoints."""
-        return self._checkpoint._core.boxes(self.key)
+        return self._checkpoint._handle.boxes(self.key)
 
     @property
     def files(self) -> list[str]:
         """The file of each of the boxes."""
-        return self._checkpoint._core.files_of(self.key)
+        return self._checkpoint._handle.files_of(self.key)
 
     @property
     def nbytes(self) -> int:
@@ -98,22 +98,22 @@ class Checkpoint:
         self._open = None
 
     @property
-    def _core(self) -> _core.Checkpoint:
+    def _handle(self) -> _core.Checkpoint:
         if self._open is None:
             raise InvalidArgumentError(f"the checkpoint {self.path} is closed")
         return self._open
 
     def keys(self) -> list[str]:
         """All keys, of tensors and objects, sorted."""
-        return self._core.keys()
+        return self._handle.keys()
 
     def tensors(self) -> list[str]:
         """The keys of tensors, sorted."""
-        return self._core.tensor_keys()
+        return self._handle.tensor_keys()
 
     def objects(self) -> list[str]:
         """The keys of objects, sorted."""
-        return self._core.object_keys()
+        return self._handle.object_keys()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -122,7 +122,7 @@ class Checkpoint:
         return len(self.tensors()) + len(self.objects())
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and (self._core.is_tensor(key) or self._core.is_object(key))
+        return isinstance(key, str) and (self._handle.is_tensor(key) or self._handle.is_object(key))
 
     def __getitem__(self, key: str) -> Any:
         """A `StoredTensor`, or the object itself.
@@ -130,7 +130,7 @@ class Checkpoint:
         Raises:
             NotFoundError (a KeyError): no such key; the hint names similar ones.
         """
-        if self._core.is_tensor(key):
+        if self._handle.is_tensor(key):
             return StoredTensor(self, key)
         return self.object(key)
 
@@ -158,9 +158,9 @@ class Checkpoint:
         """
         part = None if box is None else to_box(box)
         if out is not None:
-            self._core.read_into(key, part, _bridge.view(out, for_load=False))
+            self._handle.read_into(key, part, _bridge.view(out, for_load=False))
             return out
-        loaded = self._core.read(key, part)
+        loaded = self._handle.read(key, part)
         return self._bridge(framework).make_array(loaded, None)
 
     def object(
@@ -174,11 +174,11 @@ class Checkpoint:
                 another class comes back as `Opaque`.
             framework: of tensors inside the object.
         """
-        return self._core.read_object(key, self._bridge(framework, allow))
+        return self._handle.read_object(key, self._bridge(framework, allow))
 
     def object_bytes(self, key: str) -> bytes:
         """The stored bytes of an object (a torch.save archive)."""
-        return self._core.read_object_bytes(key)
+        return self._handle.read_object_bytes(key)
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """(key, what ckpt[key] gives), in the order of keys."""
@@ -190,46 +190,46 @@ class Checkpoint:
         Damage is reported in `damages`, not raised.
         """
         with reporting(progress, "verify") as sink:
-            return self._core.verify(sink)
+            return self._handle.verify(sink)
 
     @property
     def files(self) -> list[str]:
         """The data files, relative to the checkpoint."""
-        return self._core.files
+        return self._handle.files
 
     @property
     def writer(self) -> str:
         """Who wrote it, as far as its files tell."""
-        return self._core.writer
+        return self._handle.writer
 
     @property
     def format(self) -> str:
         """ "torch_dist"."""
-        return self._core.format
+        return self._handle.format
 
     @property
     def save_id(self) -> str:
         """The writer's unique name of the save; empty when it recorded none."""
-        return self._core.save_id
+        return self._handle.save_id
 
     @property
     def world_size(self) -> int | None:
         """Ranks that saved it, where the commit manifest says so."""
-        return self._core.world_size
+        return self._handle.world_size
 
     @property
     def rank_local(self) -> bool:
         """Whether each rank wrote metadata of its own (torch's use_collectives=False)."""
-        return self._core.rank_local
+        return self._handle.rank_local
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors, each counted whole and once."""
-        return self._core.tensor_bytes
+        return self._handle.tensor_bytes
 
     def path_of(self, key: str) -> tuple[str | int, ...]:
         """Where the writer's tree had the key; empty when that is not recorded."""
-        return tuple(self._core.path_of(key))
+        return tuple(self._handle.path_of(key))
 
     def _bridge(self, framework: str | None, allow: Collection[str] = ()) -> _bridge.Bridge:
         return _bridge.Bridge(allow=frozenset(allow), framework=framework or self.framework)

@@ -129,7 +129,7 @@ class DeviceTensor:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
-        self._bits = _as_integers(tensor)
+        self._bits = as_integers(tensor)
         self._itemsize = self._bits.element_size()
         self.device = str(tensor.device)
 
@@ -168,7 +168,7 @@ class DeviceTensor:
             at += box.numel * size
 
 
-def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as integers, which every device can copy and slice."""
     if tensor.element_size() == 16:
         tensor = torch.view_as_real(tensor)
@@ -248,7 +248,7 @@ def placement(
     from torch.distributed.tensor.placement_types import _StridedShard
 
     if isinstance(given, _StridedShard):
-        return _core.StridedShard(given.dim, given.split_factor)
+        return _core.StridedShard(given.dim, int(given.split_factor))
     if given.is_partial():
         return _core.Partial()
     if given.is_replicate():

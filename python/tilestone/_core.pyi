@@ -1,0 +1,475 @@
+"""The engine of tilestone; use the package `tilestone`."""
+
+from collections.abc import Callable, Sequence
+
+import numpy
+import numpy.typing
+
+
+VERSION: str = '0.1.0'
+
+def log(level: str, message: str) -> None:
+    """Logs a message as the engine does."""
+
+class Box:
+    """
+    A half-open n-dimensional range of a tensor's elements: `offset` and `shape`, both in elements.
+    """
+
+    def __init__(self, offset: Sequence[int], shape: Sequence[int]) -> None: ...
+
+    @property
+    def offset(self) -> tuple[int, ...]:
+        """First element, per dim."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extent, per dim."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The box as an index: array[box.slices]."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+    def __getstate__(self) -> tuple[tuple[int, ...], tuple[int, ...]]: ...
+
+    def __setstate__(self, arg: tuple[Sequence[int], Sequence[int]], /) -> None: ...
+
+class Shard:
+    """
+    Split along tensor dim `dim` with torch.chunk's sizes: chunks of ceil(n / ranks), the last ones shorter or empty.
+    """
+
+    def __init__(self, dim: int) -> None: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+class StridedShard:
+    """
+    torch's _StridedShard: `dim` is first cut into `split` parts by mesh dims further right, and each part into this mesh dim's shards (FSDP2 over TP).
+    """
+
+    def __init__(self, dim: int, split: int) -> None: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def split(self) -> int: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+class Replicate:
+    """The same on every rank of the mesh dim."""
+
+    def __init__(self) -> None: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+class Partial:
+    """A sum that is still to be made; refused when it is saved."""
+
+    def __init__(self) -> None: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+class Mesh:
+    """Ranks in a named n-dimensional grid, as torch's DeviceMesh."""
+
+    def __init__(self, shape: Sequence[int], ranks: Sequence[int] | None = None, names: Sequence[str] = []) -> None:
+        """
+        `ranks` holds the global ranks in C order; without it they are 0, 1, 2 ...
+        Raises InvalidArgumentError on a rank or name that occurs twice, or a wrong count.
+        """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def ranks(self) -> list[int]: ...
+
+    @property
+    def names(self) -> list[str]: ...
+
+    def coordinate(self, rank: int) -> tuple[int, ...] | None:
+        """Where a global rank sits in the mesh; None for a rank outside it."""
+
+    def rank_at(self, coordinate: Sequence[int]) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+class LocalBoxes:
+    """What one rank holds of a tensor."""
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of the local tensor."""
+
+    @property
+    def boxes(self) -> list[Box]:
+        """Its boxes in the global tensor."""
+
+    @property
+    def locals(self) -> list[Box]:
+        """locals[i] is the box of the local tensor that holds boxes[i]."""
+
+def local_boxes(global_shape: Sequence[int], mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial]) -> LocalBoxes:
+    """
+    The boxes that the rank at `coordinate` of the mesh holds of a tensor of `global_shape` (elements); an empty shard gives one empty box.
+    Raises InvalidArgumentError on Partial, a dim out of range or a wrong number of placements. Sizes follow torch.chunk, as torch's DTensor does.
+    """
+
+def held_boxes(global_shape: Sequence[int], mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial], local_shape: Sequence[int]) -> LocalBoxes:
+    """
+    local_boxes for a rank whose local tensor really has `local_shape`: where FSDP2 over tensor parallelism splits unevenly, the reading of the placements that gives that shape (torch's own description is then not what the rank holds).
+    Raises UnsupportedError where two readings fit, InvalidArgumentError where none does.
+    """
+
+def replica_id(mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial]) -> tuple[int, ...]:
+    """
+    The coordinate along the Replicate dims only; all zeros for the main replica.
+    """
+
+def replica_holders(mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial]) -> list[int]:
+    """Global ranks that hold the same boxes, ascending, this one included."""
+
+def flat_range_to_boxes(shape: Sequence[int], begin: int, end: int) -> list[Box]:
+    """
+    The elements [begin, end) of a flattened tensor of `shape` as at most 2n - 1 disjoint boxes in flat order.
+    """
+
+class MergedSharding:
+    """How the checkpoint's tensor is laid over a parameter's rank."""
+
+    @property
+    def global_shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+
+    @property
+    def held(self) -> LocalBoxes: ...
+
+    @property
+    def replica_id(self) -> tuple[int, ...]: ...
+
+def merge_shardings(local_shape: Sequence[int], global_shape: Sequence[int], mesh: Mesh, placements: Sequence[Shard | StridedShard | Replicate | Partial], coordinate: Sequence[int], checkpoint_mesh: Mesh, checkpoint_placements: Sequence[Shard | StridedShard | Replicate | Partial], checkpoint_coordinate: Sequence[int]) -> MergedSharding:
+    """
+    Merges a parameter's mesh and placements with those that the checkpoint gives it (expert weights under expert parallelism inside FSDP2). Shapes in elements.
+    Raises InvalidArgumentError where the two contradict one another.
+    """
+
+class TensorView:
+    """A borrowed view of a tensor's memory."""
+
+    @staticmethod
+    def strided(data: int, dtype: str, shape: Sequence[int], strides: Sequence[int], begin: int, bytes: int, owner: object) -> TensorView:
+        """
+        Memory at address `data` inside [begin, begin + bytes); strides in elements.
+        """
+
+    @staticmethod
+    def on_device(dtype: str, shape: Sequence[int], memory: object, owner: object) -> TensorView:
+        """Memory that is copied to and from piece by piece."""
+
+    @staticmethod
+    def without_data(dtype: str, shape: Sequence[int]) -> TensorView:
+        """A tensor that a load allocates."""
+
+    @staticmethod
+    def from_dlpack(array: object, writable: bool) -> TensorView | None:
+        """
+        An array that speaks DLPack; None for one that doesn't, or is read-only.
+        """
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def owner(self) -> object: ...
+
+    @property
+    def bytes(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """The memory of a contiguous view as uint8, shared with it."""
+
+def itemsize(dtype: str) -> int:
+    """Bytes an element."""
+
+def dtypes() -> list[str]:
+    """Names of all element types."""
+
+def value_text(object: object, bridge: object, limit: int = 4096) -> str:
+    """
+    How the command line shows an object: Python's repr where Python has one.
+    """
+
+class ShardedTensor:
+    @staticmethod
+    def from_rank_offsets(key: str, data: TensorView, offsets: Sequence[tuple[int, int, int]], replica_id: Sequence[int], prepend_axis_num: int) -> ShardedTensor: ...
+
+    @staticmethod
+    def from_rank_offsets_flat(key: str, data: TensorView, local_shape: Sequence[int], begin: int, end: int, offsets: Sequence[tuple[int, int, int]], replica_id: Sequence[int], prepend_axis_num: int) -> ShardedTensor: ...
+
+    @staticmethod
+    def from_placements(key: str, local: TensorView, global_shape: Sequence[int], mesh: Mesh, placements: Sequence[Shard | StridedShard | Replicate | Partial], rank: int) -> ShardedTensor: ...
+
+    @staticmethod
+    def from_box(key: str, data: TensorView, global_shape: Sequence[int], box: Box, replica_id: Sequence[int], prepend_axis_num: int) -> ShardedTensor: ...
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def local_shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def global_shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def box(self) -> Box: ...
+
+    @property
+    def boxes(self) -> list[Box]: ...
+
+    @property
+    def replica_id(self) -> tuple[int, ...]: ...
+
+    @property
+    def holders(self) -> list[int]: ...
+
+    @holders.setter
+    def holders(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def allow_shape_mismatch(self) -> bool: ...
+
+    @allow_shape_mismatch.setter
+    def allow_shape_mismatch(self, arg: bool, /) -> None: ...
+
+    @property
+    def is_regular_grid(self) -> bool: ...
+
+class ShardedObject:
+    @staticmethod
+    def make(key: str, data: object | None, global_shape: Sequence[int], global_offset: Sequence[int], replica_id: Sequence[int], bridge: object) -> ShardedObject: ...
+
+    @property
+    def unique_key(self) -> str: ...
+
+class ShardedTensorFactory:
+    @staticmethod
+    def make(key: str, data: TensorView, original: object, build: object, merge: object, replica_id: Sequence[int], flattened_range: tuple[int, int] | None, bridge: object) -> ShardedTensorFactory: ...
+
+class LocalNonpersistent:
+    @staticmethod
+    def make(value: object | None) -> LocalNonpersistent: ...
+
+class Communicator:
+    """One rank's end of a group. Timeouts are seconds."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def describe(self) -> str: ...
+
+    def __repr__(self) -> str: ...
+
+    def gather(self, mine: bytes, root: int, timeout: float | None = None) -> list[bytes]:
+        """At root every rank's bytes, by rank; elsewhere an empty list."""
+
+    def scatter(self, parts: Sequence[bytes], root: int, timeout: float | None = None) -> bytes: ...
+
+    def broadcast(self, mine: bytes, root: int, timeout: float | None = None) -> bytes: ...
+
+    def all_to_all(self, to: Sequence[bytes], timeout: float | None = None) -> list[bytes]: ...
+
+def solo() -> Communicator:
+    """A group of one rank."""
+
+def mpi_world() -> Communicator:
+    """
+    A duplicate of MPI_COMM_WORLD. Raises UnsupportedError in a build without MPI.
+    """
+
+def run_ranks(n: int, body: Callable[[Communicator], object]) -> None:
+    """
+    Runs body(comm) on n threads of this process, one a rank, and returns when all have ended. The first error (lowest rank) is raised; ranks that wait for one that raised get RankFailedError.
+    """
+
+class SaveResult:
+    """What a save did."""
+
+    @property
+    def save_id(self) -> str:
+        """The attempt's unique name."""
+
+    @property
+    def bytes_written(self) -> int:
+        """By this rank."""
+
+    @property
+    def items_written(self) -> int:
+        """By this rank."""
+
+    def __repr__(self) -> str: ...
+
+def save(state: object, path: str, bridge: object, comm: object | None, overwrite: bool, agreement: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, progress: object | None) -> SaveResult: ...
+
+def load(wanted: object, path: str, bridge: object, comm: object | None, cast: bool, verify_checksums: bool, timeout: float, threads: int, buffer_bytes: int, progress: object | None) -> dict: ...
+
+DEFAULT_TIMEOUT: float = 1800.0
+
+DEFAULT_BUFFER_BYTES: int = 268435456
+
+class Damage:
+    """A damaged place of a checkpoint."""
+
+    @property
+    def file(self) -> str: ...
+
+    @property
+    def offset(self) -> int:
+        """In the file, bytes."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the range that is known to hold the damage."""
+
+    @property
+    def key(self) -> str:
+        """Empty for bytes outside items."""
+
+    @property
+    def problem(self) -> str: ...
+
+    def __repr__(self) -> str: ...
+
+class VerifyReport:
+    """What verify checked and found."""
+
+    @property
+    def files(self) -> int: ...
+
+    @property
+    def items(self) -> int: ...
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that were checked."""
+
+    @property
+    def items_without_checksum(self) -> int:
+        """Items whose writer recorded no checksum."""
+
+    @property
+    def damages(self) -> list[Damage]:
+        """By file and offset; empty for a sound one."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing is damaged."""
+
+class Checkpoint:
+    @staticmethod
+    def open(path: str, verify_checksums: bool, buffer_bytes: int, threads: int) -> Checkpoint: ...
+
+    def keys(self) -> list[str]: ...
+
+    def tensor_keys(self) -> list[str]: ...
+
+    def object_keys(self) -> list[str]: ...
+
+    def is_tensor(self, key: str) -> bool: ...
+
+    def is_object(self, key: str) -> bool: ...
+
+    def similar(self, key: str) -> list[str]:
+        """Keys that resemble `key`."""
+
+    def path_of(self, key: str) -> list[str | int]:
+        """Where the writer's tree had the key; empty when that is not recorded."""
+
+    def dtype(self, key: str) -> str: ...
+
+    def shape(self, key: str) -> tuple[int, ...]: ...
+
+    def boxes(self, key: str) -> list[Box]: ...
+
+    def files_of(self, key: str) -> list[str]: ...
+
+    def read(self, key: str, box: Box | None) -> TensorView: ...
+
+    def read_into(self, key: str, box: Box | None, target: TensorView) -> None: ...
+
+    def read_object(self, key: str, bridge: object) -> object: ...
+
+    def read_object_bytes(self, key: str) -> bytes: ...
+
+    def verify(self, progress: object | None) -> VerifyReport: ...
+
+    @property
+    def files(self) -> list[str]: ...
+
+    @property
+    def writer(self) -> str: ...
+
+    @property
+    def save_id(self) -> str: ...
+
+    @property
+    def rank_local(self) -> bool: ...
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def world_size(self) -> int | None: ...
+
+    @property
+    def tensor_bytes(self) -> int: ...
+
+def cli(argv: Sequence[str]) -> int:
+    """Runs one command (argv[0] is the program's name); its exit code."""
