@@ -3,6 +3,7 @@
 // previous checkpoint or the new one, whole, and a later save must succeed.
 #include <gtest/gtest.h>
 
+#include "tilestone/base/log.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
@@ -14,6 +15,12 @@ namespace {
 constexpr int64_t kOld = 100;  // what the standing checkpoint counts from
 constexpr int64_t kNew = 500;
 constexpr int64_t kLater = 900;
+
+// Crashes are told in the log; here they are the point.
+struct Quiet {
+  LogLevel before = set_log_level(LogLevel::kOff);
+  ~Quiet() { set_log_level(before); }
+};
 
 struct Scenario {
   const char* name;
@@ -85,6 +92,7 @@ void judge(const Scenario& scenario, const FaultDisk& disk, Survival survival, u
 }
 
 uint64_t crash_everywhere(const Scenario& scenario, uint64_t seeds) {
+  const Quiet quiet;
   SCOPED_TRACE(scenario.name);
   const uint64_t calls = save_on(scenario, {})->calls();
   uint64_t points = 0;

@@ -32,7 +32,8 @@ Checkpoint::State::State(std::shared_ptr<Storage> storage_in, engine::Opened ope
                          const OpenOptions& options)
     : storage(std::move(storage_in)),
       opened(std::move(opened_in)),
-      buffers(engine::make_pool(options.buffer_bytes, engine::thread_count(options.threads))),
+      buffers(engine::make_pool(options.buffer_bytes, engine::thread_count(options.threads),
+                                opened.metadata.tensor_bytes())),
       verify_checksums(options.verify_checksums),
       threads(engine::thread_count(options.threads)) {}
 

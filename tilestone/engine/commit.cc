@@ -33,7 +33,8 @@
 // side are ambiguous to a reader. They can't be switched in one rename, so before 4 a small file
 // (kReplacedName) says: the save with this id replaces rank-local files of these names and
 // contents. A reader that finds both kinds takes the metadata file if, and only if, it is of that
-// id and every rank-local file is among those. Step 5 removes them first, then the note.
+// id and every rank-local file is among those. Step 5 removes them first, then the note; step 1 of
+// a later save does so where 5 was interrupted.
 #include "tilestone/engine/commit_internal.h"
 
 #include <utility>
@@ -65,6 +66,7 @@ void Commit::begin() {
   lock();
   refuse_existing();  // it may have appeared before the lock was ours
   storage_->sync_directory("");
+  finish_replacement();
   look_at_old();
   save_id_ = random_save_id();
 }
@@ -82,6 +84,16 @@ void Commit::lock() {
               "another save to " + storage_->describe() + " is under way")
       .with_file(kLockName)
       .with_hint("wait for it, or save elsewhere");
+}
+
+// An earlier save that replaced a rank-local checkpoint was interrupted in its step 5. It is ended
+// here, since the note speaks of that save only.
+void Commit::finish_replacement() {
+  const auto replaced = find_replaced(*storage_, *format_);
+  if (!replaced) return;
+  for (const auto& [name, hash] : replaced->files) old_rank_local_.insert(name);
+  remove_rank_local();
+  old_rank_local_.clear();
 }
 
 // What the standing checkpoint consists of. When that can't be read, nothing is removed before the

@@ -38,6 +38,7 @@ class Commit {
  private:
   void refuse_existing() const;
   void lock();
+  void finish_replacement();
   void look_at_old();
   void remove_leftovers(const std::set<std::string>& referenced);
   void mark_replaced(Deadline deadline);

@@ -60,17 +60,26 @@ class Loading {
     const StateDict built = with_memory(build_factories(wanted));
     const StateDict persistent = drop_nonpersistent(built);
     Items items = opened_.format->to_items(persistent);
-    const ReadContext context{location_.storage(),
-                              *opened_.format,
-                              opened_.metadata,
-                              make_pool(options_.buffer_bytes, threads_.size()),
-                              threads_,
-                              options_.verify_checksums,
-                              deadline};
+    const ReadContext context{
+        location_.storage(),
+        *opened_.format,
+        opened_.metadata,
+        make_pool(options_.buffer_bytes, threads_.size(), wanted_bytes(items)),
+        threads_,
+        options_.verify_checksums,
+        deadline};
     load_objects(context, items);
     load_tensors(context, items);
     StateDict loaded = opened_.format->from_items(persistent, items);
     return merge_factories(restore_nonpersistent(std::move(loaded), built), wanted);
+  }
+
+  static uint64_t wanted_bytes(const Items& items) {
+    uint64_t bytes = 0;
+    for (const TensorItem& item : items.tensors) {
+      for (const Piece& piece : item.pieces) bytes += piece.data.bytes();
+    }
+    return bytes;
   }
 
   void load_objects(const ReadContext& context, Items& items) const {

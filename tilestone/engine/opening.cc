@@ -34,30 +34,25 @@ std::vector<std::string> rank_local_files(Storage& storage, const Format& format
   return format.metadata_files(*without);
 }
 
-// True when a save has replaced the rank-local checkpoint that stands beside its metadata, and was
-// interrupted before it removed that checkpoint's metadata files.
-bool is_replaced(Storage& storage, const Format& format, const Bytes& metadata) {
-  const Replaced replaced =
-      Replaced::decode(read_file(storage, std::string(kReplacedName), kAnySize));
+// The note, if it speaks of the save that wrote `metadata` and of every rank-local file there.
+std::optional<Replaced> check_note(Storage& storage, const Format& format, const Bytes& metadata) {
+  Replaced replaced = Replaced::decode(read_file(storage, std::string(kReplacedName), kAnySize));
   const auto alone = memory_storage({{format.metadata_name(), metadata}});
-  if (format.read_metadata(*alone).save_id != replaced.save_id) return false;
+  if (format.read_metadata(*alone).save_id != replaced.save_id) return std::nullopt;
   for (const std::string& name : rank_local_files(storage, format)) {
     const auto found = replaced.files.find(name);
-    if (found == replaced.files.end()) return false;
-    if (xxh3_64(read_file(storage, name, kAnySize)) != found->second) return false;
+    if (found == replaced.files.end()) return std::nullopt;
+    if (xxh3_64(read_file(storage, name, kAnySize)) != found->second) return std::nullopt;
   }
-  return true;
+  return replaced;
 }
 
 FileImage read_metadata_files(Storage& storage, const Format& format) {
   FileImage files;
-  const std::string name = format.metadata_name();
-  if (storage.stat(std::string(kReplacedName)) && storage.stat(name)) {
-    Bytes metadata = read_file(storage, name, kAnySize);
-    if (is_replaced(storage, format, metadata)) {
-      files.emplace(name, std::move(metadata));
-      return files;
-    }
+  if (find_replaced(storage, format)) {
+    const std::string name = format.metadata_name();
+    files.emplace(name, read_file(storage, name, kAnySize));
+    return files;
   }
   for (std::string& each : format.metadata_files(storage)) {
     Bytes bytes = read_file(storage, each, kAnySize);
@@ -93,6 +88,12 @@ bool any_checkpoint(Storage& storage, const Format& also) {
     if (format->detect(storage)) return true;
   }
   return false;
+}
+
+std::optional<Replaced> find_replaced(Storage& storage, const Format& format) {
+  const std::string name = format.metadata_name();
+  if (!storage.stat(std::string(kReplacedName)) || !storage.stat(name)) return std::nullopt;
+  return check_note(storage, format, read_file(storage, name, kAnySize));
 }
 
 Description read_description(Storage& storage, const Format& format) {

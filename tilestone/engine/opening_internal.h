@@ -47,4 +47,8 @@ struct Replaced {
   static Replaced decode(ByteView bytes);
 };
 
+// What the metadata file that stands there has replaced, when that save was interrupted before it
+// removed the rank-local files; nullopt when nothing is left to do.
+std::optional<Replaced> find_replaced(Storage& storage, const Format& format);
+
 }  // namespace tilestone::engine

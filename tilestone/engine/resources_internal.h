@@ -21,15 +21,18 @@ inline Deadline deadline_after(double timeout) {
   return timeout > 0 ? Deadline::after(std::chrono::duration<double>(timeout)) : Deadline::never();
 }
 
-// A pool of `total` bytes for `streams` files or threads at once. A storage keeps up to a queue's
-// depth (8) of a stream's buffers under way while the stream fills the next, so each stream gets
-// twice that number, and the buffers are made smaller where the memory would not do.
-inline std::shared_ptr<BufferPool> make_pool(uint64_t total, size_t streams) {
+// A pool of `total` bytes for `streams` files or threads at once, which have `work` bytes to move
+// between them. A storage keeps up to a queue's depth (8) of a stream's buffers under way while the
+// stream fills the next, so each stream gets twice that number, and the buffers are made smaller
+// where the memory would not do; or where the work is small, for fresh memory is dear.
+inline std::shared_ptr<BufferPool> make_pool(uint64_t total, size_t streams, uint64_t work) {
   constexpr uint64_t kPerStream = 16;
   constexpr uint64_t kSmallest = 64u << 10;
-  const uint64_t share = total / (kPerStream * std::max<size_t>(streams, 1));
+  const uint64_t many = std::max<size_t>(streams, 1);
+  const uint64_t share = total / (kPerStream * many) & ~(kSmallest - 1);
+  const uint64_t needed = align_up(work / many + 1, kSmallest);
   const uint64_t buffer =
-      std::clamp<uint64_t>(share & ~(kSmallest - 1), kSmallest, BufferPool::kDefaultBuffer);
+      std::clamp<uint64_t>(std::min(share, needed), kSmallest, BufferPool::kDefaultBuffer);
   return BufferPool::create(std::max(total, buffer), buffer);
 }
 

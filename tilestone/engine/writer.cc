@@ -52,7 +52,7 @@ class RankWriter {
         refs_(pieces_of(*task.items, *task.plan)),
         shares_(deal(static_cast<size_t>(std::max(1, options.files_per_rank)))),
         progress_(options.progress, "write", total_bytes()) {
-    context_.buffers = make_pool(options.buffer_bytes, shares_.size());
+    context_.buffers = make_pool(options.buffer_bytes, shares_.size(), total_bytes());
     context_.progress = &progress_;
     context_.deadline = deadline;
   }

@@ -1,0 +1,156 @@
+// The checkpoints of stock PyTorch and Megatron-Core in tests/golden, read and verified by the
+// engine, and overwritten by it.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/log.h"
+#include "tilestone/comm/threads.h"
+#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/storage/fault_storage.h"
+
+namespace tilestone {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+const fs::path kGolden = TILESTONE_GOLDEN_DIR;
+
+// Those in torch_dist without flattened ranges.
+std::vector<fs::path> goldens() {
+  std::vector<fs::path> found;
+  for (const fs::directory_entry& version : fs::directory_iterator(kGolden)) {
+    if (!version.is_directory()) continue;
+    for (const fs::directory_entry& entry : fs::directory_iterator(version.path())) {
+      const std::string name = entry.path().filename().string();
+      const bool other = name.starts_with("zarr") || name.starts_with("flat");
+      if (entry.is_directory() && !other) found.push_back(entry.path());
+    }
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+FileImage image_of(const fs::path& folder) {
+  FileImage image;
+  for (const fs::directory_entry& file : fs::directory_iterator(folder)) {
+    std::ifstream in(file.path(), std::ios::binary);
+    const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    image[file.path().filename().string()] = to_bytes(text);
+  }
+  return image;
+}
+
+uint32_t sum_of(const TensorView& tensor) { return crc32(elements(tensor)); }
+
+void expect_golden(const fs::path& folder, const Location& location, uint64_t buffer_bytes) {
+  OpenOptions options;
+  options.threads = 1;
+  options.buffer_bytes = buffer_bytes;
+  const Checkpoint checkpoint = Checkpoint::open(location, options);
+  const Json expected = Json::parse(std::ifstream(folder.string() + ".expected.json"));
+  size_t tensors = 0;
+  for (const auto& [key, tensor] : expected["tensors"].items()) {
+    SCOPED_TRACE(key);
+    const TensorView whole = checkpoint.read(key);
+    EXPECT_EQ(sum_of(whole), tensor["crc32"].get<uint32_t>());
+    EXPECT_EQ(to_string(whole.dtype), tensor["dtype"].get<std::string>());
+    Box part = Box::whole(whole.shape);
+    for (size_t d = 0; d < part.rank(); ++d) {
+      part.offset[d] = part.shape[d] / 3;
+      part.shape[d] = (part.shape[d] + 1) / 2;
+    }
+    EXPECT_EQ(elements(checkpoint.read(key, part)), elements(whole.narrow(part)));
+    ++tensors;
+  }
+  EXPECT_GT(tensors, 3u);
+  for (const StoredObject& object : checkpoint.metadata().objects) {
+    EXPECT_NO_THROW(checkpoint.read_object(object.key)) << object.key;
+  }
+}
+
+TEST(Golden, EveryTensorIsWhatItsWriterSays) {
+  for (const fs::path& folder : goldens()) {
+    SCOPED_TRACE(folder.string());
+    expect_golden(folder, Location(folder), 1u << 20);
+    expect_golden(folder, Location(memory_storage(image_of(folder))), 64u << 10);
+  }
+}
+
+TEST(Golden, EveryCheckpointVerifies) {
+  for (const fs::path& folder : goldens()) {
+    const VerifyReport report = Checkpoint::open(Location(folder)).verify();
+    EXPECT_TRUE(report.ok()) << folder << ": " << report.damages.front().file << " "
+                             << report.damages.front().problem;
+    EXPECT_GT(report.items, 3u);
+  }
+}
+
+void save_over(const Communicator& comm, const std::shared_ptr<Storage>& storage) {
+  SaveOptions options;
+  options.comm = comm;
+  options.overwrite = true;
+  options.buffer_bytes = 1u << 20;
+  save(row_state(comm, 1), Location(storage), options);
+}
+
+// Either the golden or the new checkpoint, whole.
+void expect_one_or_the_other(const fs::path& folder, const Location& location) {
+  if (Checkpoint::open(location).metadata().find_object("step") != nullptr &&
+      Checkpoint::open(location).metadata().find_tensor("w") != nullptr) {
+    expect_rows(location, 1, 2);
+  } else {
+    expect_golden(folder, location, 1u << 20);
+  }
+}
+
+void overwrite_with_crashes(const fs::path& folder) {
+  const LogLevel before = set_log_level(LogLevel::kOff);
+  const FileImage image = image_of(folder);
+  for (uint64_t k = 0, calls = 1; k < calls; ++k) {
+    SCOPED_TRACE("call " + std::to_string(k));
+    const auto disk = FaultDisk::create(memory_storage(image), [&](const StorageCall& call) {
+      return call.index == k ? FaultAction::crash() : FaultAction::pass();
+    });
+    run_ranks_collect(2, [&](Communicator comm) { save_over(comm, disk->storage(comm.rank())); });
+    calls = disk->crashed() ? k + 2 : 0;
+    for (Survival survival : {Survival::kAll, Survival::kNothingUnsynced}) {
+      const auto storage = memory_storage(disk->surviving_image(survival));
+      expect_one_or_the_other(folder, Location(storage));
+      run_ranks(2, [&](Communicator comm) { save_over(comm, storage); });
+      expect_rows(Location(storage), 1, 2);
+    }
+    if (testing::Test::HasFailure()) break;
+  }
+  set_log_level(before);
+}
+
+TEST(Golden, OverwritingAStockCheckpointLeavesItOrTheNewOne) {
+  overwrite_with_crashes(kGolden / "torch-2.14.1" / "dcp-w4");
+}
+
+TEST(Golden, OverwritingARankLocalCheckpointLeavesItOrTheNewOne) {
+  overwrite_with_crashes(kGolden / "torch-2.14.1" / "dcp-w4-ranklocal");
+}
+
+TEST(Golden, OverwritingRemovesTheStockFiles) {
+  for (const char* name : {"dcp-w4", "dcp-w4-ranklocal"}) {
+    const FileImage before = image_of(kGolden / "torch-2.14.1" / name);
+    const auto storage = memory_storage(before);
+    run_ranks(2, [&](Communicator comm) { save_over(comm, storage); });
+    expect_rows(Location(storage), 1, 2);
+    for (const auto& [file, bytes] : before) {
+      if (file == ".metadata" || bytes.empty()) continue;  // replaced; not named by the metadata
+      EXPECT_FALSE(storage->stat(file)) << file;
+    }
+    EXPECT_FALSE(storage->stat(".tilestone/replaced"));
+  }
+}
+
+}  // namespace
+}  // namespace tilestone
