@@ -42,7 +42,8 @@ class WritableFile {
   virtual ~WritableFile() = default;
 
   // Appends the buffer's view(); takes the buffer and may return before its bytes are written, so
-  // that several are under way. A failure of an earlier append may surface here.
+  // that several are under way. A failure of an earlier append may surface here. Buffers go back
+  // to their pool as they are written, whatever the caller does meanwhile.
   // Under direct I/O every append but the last should be a multiple of BufferPool::kAlignment
   // bytes; the bytes after one that is not go through the page cache.
   virtual void append(Buffer buffer) = 0;
@@ -70,7 +71,8 @@ struct ReadOp {
   uint64_t offset = 0;
   uint64_t size = 0;            // bytes
   std::byte* target = nullptr;  // where the bytes go, `size` bytes, any alignment; or null: into
-                                // pooled memory (size <= the pool's buffer_bytes)
+                                // pooled memory (size <= the pool's buffer_bytes; direct I/O
+                                // wants 2 * BufferPool::kAlignment less, or an aligned offset)
 };
 
 struct ReadOptions {

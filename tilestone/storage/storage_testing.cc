@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <random>
@@ -29,11 +30,15 @@ TempDirectory::~TempDirectory() {
 Bytes pattern_bytes(size_t size, uint64_t seed) {
   Bytes bytes(size);
   uint64_t state = seed * 0x9E3779B97F4A7C15u + 1;
-  for (size_t i = 0; i < size; ++i) {
-    if (i % 8 == 0) state = state * 6364136223846793005u + 1442695040888963407u;
-    bytes[i] = static_cast<std::byte>(state >> (8 * (i % 8)));
+  for (size_t i = 0; i < size; i += 8) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    std::memcpy(bytes.data() + i, &state, std::min<size_t>(8, size - i));
   }
   return bytes;
+}
+
+bool same_bytes(ByteView a, ByteView b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
 }
 
 void put_file(Storage& storage, const std::string& name, ByteView bytes) {
@@ -63,7 +68,7 @@ void append_buffers(WritableFile& file, BufferPool& pool, ByteView bytes, size_t
   while (!bytes.empty()) {
     Buffer buffer = pool.acquire();
     const size_t size = std::min({piece, bytes.size(), buffer.capacity()});
-    std::copy_n(bytes.begin(), size, buffer.data());
+    std::memcpy(buffer.data(), bytes.data(), size);
     buffer.set_size(size);
     file.append(std::move(buffer));
     bytes = bytes.subspan(size);
@@ -106,7 +111,7 @@ TEST_P(StorageConformance, FilesOfEverySizeComeBackAsWritten) {
       ASSERT_TRUE(storage().stat(name).has_value());
       EXPECT_EQ(storage().stat(name)->size, size);
       EXPECT_TRUE(storage().stat(name)->regular);
-      EXPECT_TRUE(read_file(storage(), name, size) == bytes);
+      EXPECT_TRUE(same_bytes(read_file(storage(), name, size), bytes));
       storage().remove(name);
     }
   }
@@ -130,7 +135,7 @@ TEST_P(StorageConformance, ManyAppendsOfAnySizeFollowOneAnother) {
   }
   file->sync(Deadline::never());
   file->close();
-  EXPECT_TRUE(read_file(storage(), "many", bytes.size()) == bytes);
+  EXPECT_TRUE(same_bytes(read_file(storage(), "many", bytes.size()), bytes));
 }
 
 TEST_P(StorageConformance, ReadsAnyRangeIntoAnyMemory) {
@@ -143,11 +148,11 @@ TEST_P(StorageConformance, ReadsAnyRangeIntoAnyMemory) {
   for (int round = 0; round < 200; ++round) {
     uint64_t offset = random() % (bytes.size() + 1);
     if (round % 3 == 0) offset = offset / 4096 * 4096;
-    const uint64_t limit = round % 2 == 0 ? 10'000 : bytes.size();
+    const uint64_t limit = round % 4 != 0 ? 10'000 : bytes.size();
     const uint64_t size = std::min<uint64_t>(random() % limit, bytes.size() - offset);
     SCOPED_TRACE("offset " + std::to_string(offset) + " size " + std::to_string(size));
     const Bytes got = read_range(storage(), *file, offset, size, round % 5 == 0 ? nullptr : pool);
-    ASSERT_TRUE(std::equal(got.begin(), got.end(), bytes.begin() + static_cast<long>(offset)));
+    ASSERT_TRUE(same_bytes(got, ByteView(bytes).subspan(offset, size)));
   }
 }
 
@@ -180,7 +185,7 @@ TEST_P(StorageConformance, ABatchOverThreadsCallsDoneOnceForEachOp) {
     if (op.target != nullptr) {
       EXPECT_EQ(got.data(), op.target);
     }
-    EXPECT_TRUE(std::equal(got.begin(), got.end(), bytes.begin() + static_cast<long>(op.offset)));
+    EXPECT_TRUE(same_bytes(got, ByteView(bytes).subspan(op.offset, op.size)));
   });
   for (const auto& count : calls) EXPECT_EQ(count.load(), 1);
 }
@@ -402,7 +407,7 @@ TEST_P(StorageConformance, OfManyThreadsThatCreateOrPublishOneNameOneWins) {
       });
       const Bytes own = pattern_bytes(300'000, static_cast<uint64_t>(i));
       put_file(storage(), mine, own);
-      EXPECT_TRUE(read_file(storage(), mine, own.size()) == own);
+      EXPECT_TRUE(same_bytes(read_file(storage(), mine, own.size()), own));
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -31,6 +31,9 @@ class TempDirectory {
 // `size` bytes that differ from offset to offset and from seed to seed.
 Bytes pattern_bytes(size_t size, uint64_t seed = 0);
 
+// Fast under sanitizers too.
+bool same_bytes(ByteView a, ByteView b);
+
 // Writes a whole file, durably.
 void put_file(Storage& storage, const std::string& name, ByteView bytes);
 
