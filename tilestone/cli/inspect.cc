@@ -59,7 +59,8 @@ Json location_json(const Metadata& metadata, const ItemLocation& at) {
 
 std::string commit_text(const Checkpoint& checkpoint) {
   if (const auto& manifest = checkpoint.manifest()) {
-    return fmt::format("manifest of {} ranks, checksums of whole items", manifest->world_size);
+    return fmt::format("manifest of {}, checksums of whole items",
+                       counted(static_cast<uint64_t>(manifest->world_size), "rank"));
   }
   return checkpoint.metadata().rank_local ? "none (each rank wrote its own metadata)" : "none";
 }
@@ -130,10 +131,10 @@ int inspect_tensor(const Metadata& metadata, const StoredTensor& tensor, bool js
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
     return kOk;
   }
-  fmt::print("{}  {} {}  {} in {} shards\n", printable(tensor.key), to_string(tensor.dtype),
+  fmt::print("{}  {} {}  {} in {}\n", printable(tensor.key), to_string(tensor.dtype),
              shape_text(tensor.shape),
              human_bytes(static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype)),
-             grouped(tensor.chunks.size()));
+             counted(tensor.chunks.size(), "shard"));
   print_picture(tensor);
   Table table({"", "BOX", "FILE", "OFFSET", "LENGTH", "CRC-32"}, "lllrrl");
   for (size_t i = 0; i < tensor.chunks.size(); ++i) {

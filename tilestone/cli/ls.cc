@@ -108,8 +108,8 @@ int ls(const LsOptions& options) {
                tensor ? std::to_string(row.shards) : "", human_bytes(row.bytes)});
   }
   table.print();
-  fmt::print("{} tensors in {} shards, {}; {} objects, {}\n", grouped(sum.tensors),
-             grouped(sum.shards), human_bytes(sum.tensor_bytes), grouped(sum.objects),
+  fmt::print("{} in {}, {}; {}, {}\n", counted(sum.tensors, "tensor"), counted(sum.shards, "shard"),
+             human_bytes(sum.tensor_bytes), counted(sum.objects, "object"),
              human_bytes(sum.object_bytes));
   return kOk;
 }

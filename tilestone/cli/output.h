@@ -13,6 +13,8 @@ namespace tilestone::cli {
 std::string human_bytes(uint64_t bytes);
 // "12,345"
 std::string grouped(uint64_t number);
+// "1 tensor", "2,000 tensors".
+std::string counted(uint64_t number, std::string_view noun);
 // Control characters as \xNN, so that a key can't steer the terminal; all else unchanged.
 std::string printable(std::string_view text);
 // "float32", "[4, 8]".

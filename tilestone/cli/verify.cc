@@ -44,10 +44,10 @@ void print_text(const VerifyReport& report) {
                printable(damage.problem));
   }
   const double rate = report.seconds > 0 ? static_cast<double>(report.bytes) / report.seconds : 0;
-  fmt::print("{}: {} items in {} files, {} in {:.2f} s ({}/s)\n",
+  fmt::print("{}: {} in {}, {} in {:.2f} s ({}/s)\n",
              report.ok() ? "ok" : fmt::format("{} damaged", grouped(report.damages.size())),
-             grouped(report.items), grouped(report.files), human_bytes(report.bytes),
-             report.seconds, human_bytes(static_cast<uint64_t>(rate)));
+             counted(report.items, "item"), counted(report.files, "file"),
+             human_bytes(report.bytes), report.seconds, human_bytes(static_cast<uint64_t>(rate)));
   if (report.items_without_checksum > 0) {
     fmt::print(
         "{} items carry no checksum from their writer: their structure was checked, their "

@@ -1,0 +1,168 @@
+// The commands as a user runs them: words in, text and exit code out.
+#include "tilestone/cli/run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tilestone/tilestone.h"
+
+namespace tilestone::cli {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+struct Ran {
+  int code = 0;
+  std::string out;
+  std::string err;
+};
+
+Ran tilestone_command(std::vector<std::string> words) {
+  std::vector<const char*> argv{"tilestone"};
+  for (const std::string& word : words) argv.push_back(word.c_str());
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  Ran ran;
+  ran.code = run(static_cast<int>(argv.size()), argv.data());
+  ran.out = testing::internal::GetCapturedStdout();
+  ran.err = testing::internal::GetCapturedStderr();
+  return ran;
+}
+
+class Cli : public testing::Test {
+ protected:
+  // "w": [4, 6] float32 0 ... 23 from two ranks by rows; "step": 7.
+  void SetUp() override {
+    folder_ = std::filesystem::path(testing::TempDir()) /
+              testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::filesystem::remove_all(folder_);
+    path_ = (folder_ / "checkpoint").string();
+    std::filesystem::create_directories(folder_);
+    run_ranks(2, [&](Communicator comm) {
+      std::vector<float> mine(12);
+      for (size_t i = 0; i < mine.size(); ++i) {
+        mine[i] = static_cast<float>(12 * static_cast<size_t>(comm.rank()) + i);
+      }
+      StateDict state;
+      state["w"] = ShardedTensor::from_rank_offsets(
+          "w", TensorView::contiguous(mine.data(), DType::kFloat32, {2, 6}),
+          {{0, comm.rank(), comm.size()}});
+      state["step"] = 7;
+      save(state, path_, {.comm = comm});
+    });
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string data_file() const {
+    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+      if (entry.path().extension() == ".distcp") return entry.path().string();
+    }
+    return "";
+  }
+
+  std::filesystem::path folder_;
+  std::string path_;
+};
+
+TEST_F(Cli, LsShowsKeysShapesShardsAndTotals) {
+  const Ran ran = tilestone_command({"ls", path_});
+  EXPECT_EQ(ran.code, kOk);
+  EXPECT_THAT(ran.out, HasSubstr("\nw     float32  [4, 6]       2   96 B\n"));
+  EXPECT_THAT(ran.out, HasSubstr("\n1 tensor in 2 shards, 96 B; 1 object, "));
+}
+
+TEST_F(Cli, LsFiltersByPatternAndPrintsJson) {
+  const Ran ran = tilestone_command({"ls", path_, "w*", "--json"});
+  EXPECT_EQ(ran.code, kOk);
+  const json out = json::parse(ran.out);
+  ASSERT_EQ(out["tensors"].size(), 1u);
+  EXPECT_EQ(out["tensors"][0]["shape"], (std::vector<int>{4, 6}));
+  EXPECT_TRUE(out["objects"].empty());
+  EXPECT_EQ(out["total"]["tensor_bytes"], 96);
+}
+
+TEST_F(Cli, InspectTellsTheWriterAndDrawsAKey) {
+  const Ran whole = tilestone_command({"inspect", path_});
+  EXPECT_EQ(whole.code, kOk);
+  EXPECT_THAT(whole.out, HasSubstr("Tilestone " + std::string(kVersion)));
+  EXPECT_THAT(whole.out, HasSubstr("manifest of 2 ranks"));
+  const Ran key = tilestone_command({"inspect", path_, "w"});
+  EXPECT_EQ(key.code, kOk);
+  EXPECT_THAT(key.out, HasSubstr("|AAAAAA|\n  |AAAAAA|\n  |BBBBBB|\n  |BBBBBB|"));
+  const json chunks = json::parse(tilestone_command({"inspect", path_, "w", "--json"}).out);
+  EXPECT_EQ(chunks["chunks"][1]["offset"], (std::vector<int>{2, 0}));
+}
+
+TEST_F(Cli, CatPrintsASliceAnObjectAndWritesNpy) {
+  EXPECT_EQ(tilestone_command({"cat", path_, "w", "--slice", "1:3,4:"}).out,
+            "[[10, 11],\n [16, 17]]\nfloat32 [2, 2]\n");
+  EXPECT_EQ(tilestone_command({"cat", path_, "step"}).out, "7\n");
+  const json values = json::parse(tilestone_command({"cat", path_, "w", "--json"}).out);
+  EXPECT_EQ(values["values"][3][5], 23);
+  const std::string npy = (folder_ / "w.npy").string();
+  EXPECT_EQ(tilestone_command({"cat", path_, "w", "--npy", npy}).code, kOk);
+  EXPECT_EQ(std::filesystem::file_size(npy) % 64, 96u % 64);
+}
+
+TEST_F(Cli, VerifyFindsAFlippedByteAndNamesKeyFileAndOffset) {
+  EXPECT_EQ(tilestone_command({"verify", path_}).code, kOk);
+  const std::string file = data_file();
+  std::fstream damaged(file, std::ios::binary | std::ios::in | std::ios::out);
+  damaged.seekg(0, std::ios::end);
+  std::string bytes(static_cast<size_t>(damaged.tellg()), '\0');
+  damaged.seekg(0);
+  damaged.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  // An element of rank 0's or rank 1's shard: 5.0f or 17.0f.
+  const float wanted = file.find("__0_0") != std::string::npos ? 5.0f : 17.0f;
+  char pattern[sizeof wanted];
+  std::memcpy(pattern, &wanted, sizeof wanted);
+  const size_t place = bytes.rfind(std::string(pattern, sizeof pattern));
+  ASSERT_NE(place, std::string::npos);
+  damaged.seekp(static_cast<std::streamoff>(place));
+  damaged.put(static_cast<char>(bytes[place] ^ 1));
+  damaged.close();
+  const Ran ran = tilestone_command({"verify", path_});
+  EXPECT_EQ(ran.code, kDamaged);
+  EXPECT_THAT(ran.out, HasSubstr(std::filesystem::path(file).filename().string()));
+  EXPECT_THAT(ran.out, HasSubstr("key w"));
+  EXPECT_FALSE(json::parse(tilestone_command({"verify", path_, "--json"}).out)["ok"]);
+}
+
+TEST_F(Cli, ExitCodesTellUsageFromAbsence) {
+  EXPECT_EQ(tilestone_command({"ls"}).code, kUsage);
+  EXPECT_EQ(tilestone_command({"frobnicate"}).code, kUsage);
+  EXPECT_EQ(tilestone_command({"cat", path_, "w", "--slice", "x"}).code, kUsage);
+  EXPECT_EQ(tilestone_command({"--help"}).code, kOk);
+  const Ran absent = tilestone_command({"ls", path_ + "-not-here"});
+  EXPECT_EQ(absent.code, kIoFailed);
+  EXPECT_THAT(absent.err, HasSubstr("no checkpoint at"));
+  const Ran key = tilestone_command({"cat", path_, "ww"});
+  EXPECT_EQ(key.code, kIoFailed);
+  EXPECT_THAT(key.err, HasSubstr("similar keys: w"));
+}
+
+TEST_F(Cli, ANameThatLeavesTheDirectoryIsUnsafe) {
+  // The metadata names its data files; one that points outside is refused.
+  const std::string metadata = path_ + "/.metadata";
+  std::ifstream in(metadata, std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(in)), {});
+  in.close();
+  const std::string name = std::filesystem::path(data_file()).filename().string();
+  const size_t place = bytes.find(name);
+  ASSERT_NE(place, std::string::npos);
+  bytes.replace(place, 3, "../");
+  std::ofstream(metadata, std::ios::binary)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  EXPECT_EQ(tilestone_command({"ls", path_}).code, kUnsafe);
+}
+
+}  // namespace
+}  // namespace tilestone::cli
