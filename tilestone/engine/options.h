@@ -1,6 +1,5 @@
-// Options of save, load and Checkpoint. Each has a default that is right for most; a Python
-// keyword and, where it says so, an environment variable of the same meaning exist (argument over
-// environment over default; all are listed in docs/environment.md).
+// Options of save, load and Checkpoint. Each has a default that is right for most, and a Python
+// keyword of the same name. No environment variable changes what they mean.
 #pragma once
 
 #include <cstdint>
