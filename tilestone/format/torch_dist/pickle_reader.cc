@@ -27,7 +27,7 @@ class PickleMachine {
     // Address space, not memory: what is never touched costs nothing.
     pickle_.nodes_.reserve(bytes.size() / 8 + 16);
     pickle_.children_.reserve(bytes.size() / 8 + 16);
-    memo_.reserve(bytes.size() / 16 + 16);
+    memo_.reserve(bytes.size() / 8 + 16);
     pickle_.nodes_.resize(kFirstFree);
     pickle_.nodes_[kNoneNode].kind = NodeKind::kNone;
     pickle_.nodes_[kFalseNode].kind = NodeKind::kBool;
@@ -166,13 +166,32 @@ class PickleMachine {
     push_tuple(stack_.size() - count);
   }
 
+  // torch.Size((...)) is read as the tuple. A metadata file is half made of them, so the usual
+  // opcodes TUPLE1 [MEMOIZE] REDUCE are taken in one step that makes no nodes. The tuple of
+  // arguments, which nothing but the call can mean, then has no memo.
+  bool fuse_size() {
+    const size_t depth = stack_.size();
+    if (depth < floor() + 2 || !is_size_class(stack_[depth - 2])) return false;
+    const bool memoized = end_ - at_ >= 2 && at_[0] == op::kMemoize && at_[1] == op::kReduce;
+    if (!memoized && (at_ == end_ || at_[0] != op::kReduce)) return false;
+    if (!pickle_.is(stack_[depth - 1], NodeKind::kTuple)) return false;
+    if (memoized) memo_.push_back(kNoNode);
+    at_ += memoized ? 2 : 1;
+    stack_[depth - 2] = stack_[depth - 1];
+    stack_.pop_back();
+    return true;
+  }
+  bool is_size_class(NodeId id) const {
+    return pickle_.is(id, NodeKind::kGlobal) && pickle_.nodes_[id].c != 0;
+  }
+
   // ---- Filling containers ----
 
   // Moves the stack's entries from `first` on to the end of a container. Room doubles when the
   // children that follow in the arena are somebody else's, so the whole is linear.
   void extend(NodeId id, size_t first) {
     Node& target = node(id);
-    std::vector<NodeId>& children = pickle_.children_;
+    LargeVector<NodeId>& children = pickle_.children_;
     const size_t count = stack_.size() - first;
     if (count == 0) return;
     const size_t needed = target.a + count;
@@ -255,7 +274,11 @@ class PickleMachine {
     };
     const NodeId module = named(line());
     const NodeId name = named(line());
+    push_global(module, name);
+  }
+  void push_global(NodeId module, NodeId name) {
     push_node({NodeKind::kGlobal, false, module, name, 0});
+    if (pickle_.is_global(stack_.back(), "torch", "Size")) node(stack_.back()).c = 1;
   }
   void push_stack_global() {
     const NodeId name = pop();
@@ -263,7 +286,7 @@ class PickleMachine {
     if (!pickle_.is(name, NodeKind::kString) || !pickle_.is(module, NodeKind::kString)) {
       unsafe("a global whose name is no string");
     }
-    push_node({NodeKind::kGlobal, false, module, name, 0});
+    push_global(module, name);
   }
   void push_object(NodeKind kind) {
     const NodeId args = pop();
@@ -271,6 +294,10 @@ class PickleMachine {
     if (!pickle_.is(args, NodeKind::kTuple)) unsafe("a call whose arguments are no tuple");
     if (!pickle_.is(callable, NodeKind::kGlobal)) {
       unsafe("a call of what is no class or function by name");
+    }
+    if (kind == NodeKind::kCall && is_size_class(callable)) {
+      const auto parts = pickle_.items(args);
+      if (parts.size() == 1 && pickle_.is(parts[0], NodeKind::kTuple)) return push(parts[0]);
     }
     push_node({kind, false, callable, args, kNoNode});
   }
@@ -313,7 +340,7 @@ class PickleMachine {
   Pickle pickle_;
   std::vector<NodeId> stack_;
   std::vector<size_t> marks_;
-  std::vector<NodeId> memo_;
+  LargeVector<NodeId> memo_;
 };
 
 // One opcode; false after STOP.
@@ -326,7 +353,7 @@ bool PickleMachine::step() {
       marks_.push_back(stack_.size());
       break;
     case op::kMemoize:
-      put(memo_.size());
+      memo_.push_back(top());
       break;
     case op::kBinGet:
       get(u8());
@@ -380,7 +407,7 @@ bool PickleMachine::step() {
       push_tuple(pop_mark());
       break;
     case op::kTuple1:
-      push_short_tuple(1);
+      if (!fuse_size()) push_short_tuple(1);
       break;
     case op::kTuple2:
       push_short_tuple(2);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tilestone/base/bytes.h"
+#include "tilestone/format/torch_dist/large_vector_internal.h"
 
 namespace tilestone::torch_dist {
 
@@ -53,7 +54,7 @@ class Pickle {
 
   // Borrows the bytes. Throws Error(kCorrupt) on bytes that are no pickle, kUnsafe on what no
   // pickler writes (items set on what is no container, a call of what is no name), kUnsupported on
-  // opcodes outside protocols 2 to 5; each names the offset.
+  // opcodes outside protocols 2 to 5; each names the offset. torch.Size((...)) is the tuple.
   static Pickle parse(ByteView bytes);
 
   NodeId root() const { return root_; }
@@ -97,7 +98,7 @@ class Pickle {
   // 16 bytes.   a          b            c
   //  text       length     offset
   //  container  count      first child  room for so many children
-  //  global     module     name
+  //  global     module     name         1: torch.Size
   //  object     callable   args         state
   //  number                the 8 bytes in (c, b)
   struct Node {
@@ -109,8 +110,8 @@ class Pickle {
     uint64_t wide() const { return static_cast<uint64_t>(c) << 32 | b; }
   };
   ByteView bytes_;
-  std::vector<Node> nodes_;
-  std::vector<NodeId> children_;
+  LargeVector<Node> nodes_;
+  LargeVector<NodeId> children_;
   std::unordered_map<NodeId, ObjectItems> object_items_;  // rare
   NodeId root_ = kNoNode;
 };

@@ -47,14 +47,6 @@ std::string_view kind_name(NodeKind kind) {
               std::string(what) + " is " + describe(pickle, id) + ", not " + std::string(expected));
 }
 
-// The tuple inside torch.Size((...)).
-NodeId unwrap_size(const Pickle& pickle, NodeId id) {
-  if (!pickle.is(id, NodeKind::kCall)) return id;
-  if (!pickle.is_global(pickle.callable(id), "torch", "Size")) return id;
-  const auto args = pickle.items(pickle.args(id));
-  return args.size() == 1 ? args[0] : id;
-}
-
 }  // namespace
 
 std::string describe(const Pickle& pickle, NodeId id) {
@@ -72,7 +64,6 @@ std::string describe(const Pickle& pickle, NodeId id) {
 
 Dims read_dims(const Pickle& pickle, NodeId id, std::string_view what) {
   if (id == kNoNode) wrong(pickle, id, what, "a shape");
-  id = unwrap_size(pickle, id);
   if (!pickle.is(id, NodeKind::kTuple) && !pickle.is(id, NodeKind::kList)) {
     wrong(pickle, id, what, "a tuple of ints");
   }

@@ -16,8 +16,7 @@ namespace tilestone::torch_dist {
 // messages, cut after 200 bytes.
 std::string describe(const Pickle& pickle, NodeId id);
 
-// The elements of a tuple or list of ints >= 0, or of torch.Size of one. Error(kCorrupt) naming
-// `what` otherwise.
+// The elements of a tuple or list of ints >= 0. Error(kCorrupt) naming `what` otherwise.
 Dims read_dims(const Pickle& pickle, NodeId id, std::string_view what);
 // An int >= 0, not a bool. Error(kCorrupt) naming `what`.
 int64_t read_count(const Pickle& pickle, NodeId id, std::string_view what);

@@ -20,7 +20,7 @@ using Nodes = std::span<const NodeId>;
 }
 
 // What a call is read as; everything that is not listed stays a call.
-enum class Meaning { kNone, kTensor, kSize, kEncode, kNoBytes, kOrderedDict };
+enum class Meaning { kNone, kEncode, kNoBytes, kOrderedDict };
 
 Meaning meaning_of(const Pickle& pickle, NodeId id, size_t arguments) {
   const NodeId function = pickle.callable(id);
@@ -29,7 +29,6 @@ Meaning meaning_of(const Pickle& pickle, NodeId id, size_t arguments) {
   };
   if (is("collections", "OrderedDict") && arguments == 0) return Meaning::kOrderedDict;
   if (!pickle.is(id, NodeKind::kCall)) return Meaning::kNone;
-  if (is("torch", "Size") && arguments == 1) return Meaning::kSize;
   if (is("_codecs", "encode") && arguments == 2) return Meaning::kEncode;
   if (is("builtins", "bytes") && arguments == 0) return Meaning::kNoBytes;
   return Meaning::kNone;
@@ -279,10 +278,7 @@ class ValueReader {
   Value build_object(NodeId id) const {
     const Nodes args = pickle_.items(pickle_.args(id));
     const ObjectItems* items = pickle_.object_items(id);
-    const bool has_state = pickle_.state(id) != kNoNode;
     switch (meaning_of(pickle_, id, args.size())) {
-      case Meaning::kSize:
-        return has_state || items ? build_opaque(id) : value_of(args[0]);
       case Meaning::kNoBytes:
         return Bytes();
       case Meaning::kEncode:
