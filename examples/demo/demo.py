@@ -137,10 +137,10 @@ def main(folder: Path) -> int:
     rows.append(compare("stock dcp.load / saved", stock_load(ours, whole["saved"]), whole["saved"]))
     rows.append(read_without_torch(ours, stock))
 
-    print()
-    table(rows)
     say(f"tilestone ls {ours}")
     subprocess.run([sys.executable, "-m", "tilestone", "ls", str(ours)], check=True)
+    print()
+    table(rows)
     return 1 if any(row.differing for row in rows) else 0
 
 

@@ -1,6 +1,7 @@
 """The engine of tilestone; use the package `tilestone`."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy
 import numpy.typing
@@ -355,7 +356,7 @@ class SaveResult:
 
 def save(state: object, path: str, bridge: object, comm: object | None, overwrite: bool, agreement: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, progress: object | None) -> SaveResult: ...
 
-def load(wanted: object, path: str, bridge: object, comm: object | None, cast: bool, verify_checksums: bool, timeout: float, threads: int, buffer_bytes: int, progress: object | None) -> dict: ...
+def load(wanted: object, path: str, bridge: object, comm: object | None, cast: bool, verify_checksums: bool, timeout: float, threads: int, buffer_bytes: int, progress: object | None) -> dict[Any, Any]: ...
 
 DEFAULT_TIMEOUT: float = 1800.0
 
