@@ -1,0 +1,95 @@
+// What a save and a load take above the tensors themselves: the buffer pool. Measured as the
+// kernel counts it, in a real directory.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "tilestone/engine/load.h"
+#include "tilestone/engine/save.h"
+
+namespace tilestone {
+namespace {
+
+constexpr uint64_t kPool = 32u << 20;   // bytes
+constexpr uint64_t kRest = 16u << 20;   // threads, lists, the allocator's own; bytes
+constexpr int64_t kTensor = 256 << 20;  // bytes
+
+// A field of /proc/self/status, in bytes.
+uint64_t status(const std::string& field) {
+  std::ifstream file("/proc/self/status");
+  for (std::string name; file >> name;) {
+    uint64_t kib = 0;
+    if (name == field + ":" && file >> kib) return kib << 10;
+    std::getline(file, name);
+  }
+  ADD_FAILURE() << "no " << field << " in /proc/self/status";
+  return 0;
+}
+
+// The most memory beyond what was resident before that `work` makes resident, bytes.
+template <typename Work>
+uint64_t peak_of(const Work& work) {
+  std::ofstream("/proc/self/clear_refs") << "5";  // the peak starts anew
+  const uint64_t before = status("VmRSS");
+  work();
+  return status("VmHWM") - before;
+}
+
+class MemoryUse : public testing::Test {
+ protected:
+  MemoryUse() : root_(std::filesystem::path(testing::TempDir()) / "tilestone_memory_use") {
+    std::filesystem::remove_all(root_);
+    std::memset(tensor_.data, 7, tensor_.bytes());
+  }
+  ~MemoryUse() override { std::filesystem::remove_all(root_); }
+
+  StateDict state() const {
+    StateDict state;
+    state["w"] = tensor_;
+    return state;
+  }
+
+  const std::filesystem::path root_;
+  const TensorView tensor_ = TensorView::allocate(DType::kUInt8, {64, kTensor / 64});
+};
+
+TEST_F(MemoryUse, OfASaveAndALoadIsTheBufferPool) {
+  SaveOptions saving;
+  saving.buffer_bytes = kPool;
+  saving.threads = 2;
+  const uint64_t saved = peak_of([&] { save(state(), root_, saving); });
+  EXPECT_LE(saved, kPool + kRest);
+  std::memset(tensor_.data, 1, tensor_.bytes());
+  LoadOptions loading;
+  loading.buffer_bytes = kPool;
+  loading.threads = 2;
+  const uint64_t loaded = peak_of([&] { load(state(), root_, loading); });
+  EXPECT_LE(loaded, kPool + kRest);
+  EXPECT_EQ(tensor_.data[0], std::byte{7});
+  EXPECT_EQ(tensor_.data[kTensor - 1], std::byte{7});
+  std::printf("[          ] above 256 MiB of tensor: save %.1f MiB, load %.1f MiB\n",
+              static_cast<double>(saved) / (1 << 20), static_cast<double>(loaded) / (1 << 20));
+}
+
+// A column of a strided tensor: nothing goes straight, all through buffers.
+TEST_F(MemoryUse, OfAReshardedLoadIsTheBufferPool) {
+  SaveOptions saving;
+  saving.buffer_bytes = kPool;
+  save(state(), root_, saving);
+  const Dims half{64, kTensor / 128};
+  StateDict wanted;
+  TensorView target = TensorView::allocate(DType::kUInt8, half);
+  std::memset(target.data, 1, target.bytes());
+  wanted["w"] = ShardedTensor::from_box("w", target, tensor_.shape, {{0, 1000}, half});
+  LoadOptions loading;
+  loading.buffer_bytes = kPool;
+  loading.threads = 2;
+  EXPECT_LE(peak_of([&] { load(wanted, root_, loading); }), kPool + kRest);
+  EXPECT_EQ(target.data[kTensor / 2 - 1], std::byte{7});
+}
+
+}  // namespace
+}  // namespace tilestone
