@@ -203,7 +203,13 @@ StoredPayload payload_in(const ReadContext& context, ChunkRef chunk, ByteView it
   for (const ProbeRange& range : context.format.probe(at, true)) {
     probed.push_back(item.subspan(range.offset, range.size));
   }
-  return agreed(context, chunk, context.format.parse_tensor(at, probed), item.size());
+  try {
+    return agreed(context, chunk, context.format.parse_tensor(at, probed), item.size());
+  } catch (...) {
+    throw current_error()
+        .with_key(tensor_of(context, chunk).key)
+        .with_file(context.metadata.files[at.file]);
+  }
 }
 
 }  // namespace tilestone::engine

@@ -5,6 +5,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/state/folded_memory_internal.h"
 
 namespace tilestone {
 namespace {
@@ -103,7 +104,9 @@ TensorView fold(const TensorView& data, const Dims& shape) {
   TensorView folded = data;
   folded.shape = shape;
   folded.strides = contiguous_strides(shape);
-  if (data.device == nullptr) {
+  if (data.device != nullptr) {
+    folded.device = state_internal::fold_memory(data.device, shape, itemsize(data.dtype));
+  } else {
     for (int64_t& stride : folded.strides) stride *= data.strides[0];
   }
   return folded;
