@@ -1,0 +1,228 @@
+// kills SAVER DIR ROUNDS SEED [MPIRUN]: starts the saver, kills it with SIGKILL at a random moment
+// of its saves, and judges what is left; ROUNDS times. Without MPIRUN the saver is one process of
+// three ranks. With it, it is a job of three processes of which one is killed: the others must end
+// with an error that names it.
+//
+// After a kill each location must hold, whole, the last generation that was acknowledged or the
+// one that was under way, and a later save must succeed and leave no leftovers.
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <random>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "kill_content.h"
+
+extern char** environ;
+
+namespace tilestone::kills {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr double kTimeout = 5;  // seconds, of each save of an MPI job
+
+// The lines that a rank told, and what they say.
+struct Told {
+  pid_t pid = 0;
+  int64_t begun = -1;
+  int64_t done = -1;
+  std::string failure;
+};
+
+Told read_log(const std::string& name) {
+  std::ifstream file(name);
+  std::stringstream all;
+  all << file.rdbuf();
+  std::string text = all.str();
+  text.resize(text.rfind('\n') + 1);  // npos + 1 is 0: no whole line
+  std::stringstream lines(text);
+  Told told;
+  for (std::string word; lines >> word;) {
+    if (word == "pid") lines >> told.pid;
+    if (word == "begin") lines >> told.begun;
+    if (word == "done") lines >> told.done;
+    if (word == "failed") std::getline(lines, told.failure);
+  }
+  return told;
+}
+
+pid_t start(std::vector<std::string> arguments) {
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  pid_t pid = 0;
+  if (::posix_spawnp(&pid, argv[0], nullptr, nullptr, argv.data(), environ) != 0) {
+    throw std::runtime_error("can't start " + arguments[0]);
+  }
+  return pid;
+}
+
+template <typename Condition>
+void wait_until(const char* what, const Condition& condition) {
+  for (int i = 0; i < 60000; ++i) {
+    if (condition()) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  throw std::runtime_error(std::string("waited for a minute: ") + what);
+}
+
+// What was found over all rounds.
+struct Counts {
+  int acknowledged = 0;
+  int under_way = 0;
+  int survivors = 0;  // ranks that named the killed one
+};
+
+class Judge {
+ public:
+  Judge(std::string saver, Places places, std::string mpirun, uint64_t seed)
+      : saver_(std::move(saver)),
+        places_(std::move(places)),
+        mpirun_(std::move(mpirun)),
+        random_(seed) {
+    std::filesystem::remove_all(places_.root);
+    std::filesystem::create_directories(places_.root / "steps");
+  }
+  ~Judge() { std::filesystem::remove_all(places_.root); }
+
+  void round() {
+    for (int rank = 0; rank < kRanks; ++rank) std::filesystem::remove(places_.log(rank));
+    const pid_t job = start(command());
+    try {
+      strike(job);
+    } catch (...) {
+      end(job);
+      throw;
+    }
+    end(job);
+    judge();
+  }
+  const Counts& counts() const { return counts_; }
+
+ private:
+  std::vector<std::string> command() const {
+    std::vector<std::string> words;
+    if (!mpirun_.empty()) {
+      words = {mpirun_, "--enable-recovery",   "--oversubscribe", "--allow-run-as-root",
+               "-n",    std::to_string(kRanks)};
+    }
+    for (std::string word :
+         {saver_, std::string(mpirun_.empty() ? "threads" : "mpi"), places_.root.string(),
+          std::to_string(next_), std::to_string(kTimeout)}) {
+      words.push_back(std::move(word));
+    }
+    return words;
+  }
+
+  // Kills in the middle of some save, the first one included.
+  void strike(pid_t job) {
+    wait_until("no rank begins",
+               [&] { return told(0).begun >= 0 && told(1).begun >= 0 && told(2).begun >= 0; });
+    std::this_thread::sleep_for(std::chrono::microseconds(random_() % 120000));
+    if (mpirun_.empty()) {
+      ::kill(job, SIGKILL);
+      return;
+    }
+    const int victim = static_cast<int>(random_() % kRanks);
+    ::kill(told(victim).pid, SIGKILL);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (rank == victim) continue;
+      wait_until("a survivor does not end", [&] { return !told(rank).failure.empty(); });
+      const std::string name = "rank " + std::to_string(victim);
+      if (told(rank).failure.find(name) == std::string::npos) {
+        throw std::runtime_error("rank " + std::to_string(rank) + " does not name " + name + ":" +
+                                 told(rank).failure);
+      }
+      ++counts_.survivors;
+    }
+  }
+
+  static void end(pid_t job) {
+    ::kill(job, SIGTERM);  // mpirun ends what is left of its job
+    int status = 0;
+    ::waitpid(job, &status, 0);
+  }
+
+  Told told(int rank) const { return read_log(places_.log(rank)); }
+
+  void judge() {
+    int64_t begun = -1;
+    std::map<std::string, int64_t> done = standing_;  // by location
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const Told log = told(rank);
+      begun = std::max(begun, log.begun);
+      // What one rank was told stands; so does the generation before, at its other location.
+      for (int64_t g : {log.done - 1, log.done}) {
+        if (g < next_) continue;
+        int64_t& known = done.try_emplace(places_.location(g), -1).first->second;
+        known = std::max(known, g);
+      }
+    }
+    done.try_emplace(places_.location(begun), -1);
+    done.try_emplace(places_.latest(), -1);
+    for (const auto& [location, generation] : done) judge_location(location, generation, begun);
+    std::filesystem::remove_all(places_.root / "steps");
+    standing_ = {{places_.latest(), begun + 1}};
+    next_ = begun + 2;
+  }
+
+  void judge_location(const std::string& location, int64_t acknowledged, int64_t begun) {
+    const int64_t found = whole_generation(location);
+    const bool under_way = found == begun && places_.location(begun) == location;
+    if (found != acknowledged && !under_way) {
+      throw std::runtime_error(location + " holds generation " + std::to_string(found) +
+                               ", acknowledged was " + std::to_string(acknowledged) +
+                               ", under way " + std::to_string(begun));
+    }
+    if (places_.location(begun) == location) {
+      ++(found == acknowledged ? counts_.acknowledged : counts_.under_way);
+    }
+    save_and_expect_no_leftovers(location, begun + 1);
+  }
+
+  const std::string saver_;
+  const Places places_;
+  const std::string mpirun_;
+  std::mt19937_64 random_;
+  std::map<std::string, int64_t> standing_;  // what stands before the round, by location
+  int64_t next_ = 0;                         // generation
+  Counts counts_;
+};
+
+}  // namespace
+}  // namespace tilestone::kills
+
+int main(int argc, char** argv) {
+  using namespace tilestone::kills;
+  if (argc != 5 && argc != 6) {
+    std::fprintf(stderr, "usage: kills SAVER DIR ROUNDS SEED [MPIRUN]\n");
+    return 2;
+  }
+  const uint64_t seed = std::stoull(argv[4]);
+  int round = 0;
+  try {
+    Judge judge(argv[1], {argv[2]}, argc == 6 ? argv[5] : "", seed);
+    for (; round < std::stoi(argv[3]); ++round) judge.round();
+    const Counts& counts = judge.counts();
+    std::printf(
+        "%d kills: %d found what was acknowledged before, %d what was under way; %d "
+        "surviving ranks named the killed one\n",
+        round, counts.acknowledged, counts.under_way, counts.survivors);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "kill %d, seed %llu: %s\n", round, static_cast<unsigned long long>(seed),
+                 error.what());
+    return 1;
+  }
+}
