@@ -62,7 +62,7 @@ StateDict to_dict(nb::handle mapping, const Bridge& bridge, const Path& path) {
                   "two keys of one dict are the same when they are written as text")
           .with_key(dotted(below));
     }
-    out.entries().emplace_back(below.back(), to_node(pair[1], bridge, below));
+    out.at(below.back()) = to_node(pair[1], bridge, below);
   }
   return out;
 }
