@@ -123,8 +123,9 @@ int64_t find_checkpoint(const std::shared_ptr<Storage>& storage) {
     const int64_t first = checkpoint.read_object("step").as_int();
     const VerifyReport report = checkpoint.verify();
     EXPECT_TRUE(report.ok()) << report.damages.front().problem;
-    const auto rows = static_cast<int>(checkpoint.metadata().find_tensor("w")->shape[0]);
-    expect_rows(Location(storage), first, rows);
+    const TensorView rows = checkpoint.read("w");
+    EXPECT_EQ(elements(rows), elements(counting(DType::kFloat32, rows.shape, first)));
+    EXPECT_EQ(elements(checkpoint.read("p")), elements(counting(DType::kInt64, {3}, first)));
     return first;
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
