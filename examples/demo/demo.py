@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,15 @@ def train(folder: Path, name: str, mesh: str, last: int, *words: str) -> dict[st
         subprocess.Popen(command, env={**os.environ, **fixed, **shared, "RANK": str(rank)})
         for rank in range(world)
     ]
-    codes = [process.wait() for process in processes]
+    while any(process.poll() is None for process in processes):
+        if any(process.poll() for process in processes):  # the others would wait for it
+            for process in processes:
+                process.kill()
+        time.sleep(0.05)
+    codes = [process.returncode for process in processes]
     if any(codes):
         sys.exit(f"demo: {name}: ranks ended with {codes}")
-    print(f"    {world} ranks, {time.perf_counter() - started:.1f} s")
+    print(f"    {world} rank{'s' if world > 1 else ''}, {time.perf_counter() - started:.1f} s")
     return torch.load(report)
 
 
@@ -83,6 +89,7 @@ def compare_losses(what: str, a: dict[int, float], b: dict[int, float]) -> Compa
 def stock_load(path: Path, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What stock PyTorch's dcp.load reads from a checkpoint."""
     state = {key: torch.zeros_like(tensor) for key, tensor in like.items()}
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     dcp.load(state, checkpoint_id=path, no_dist=True)
     return state
 
@@ -137,7 +144,7 @@ def main(folder: Path) -> int:
     rows.append(compare("stock dcp.load / saved", stock_load(ours, whole["saved"]), whole["saved"]))
     rows.append(read_without_torch(ours, stock))
 
-    say(f"tilestone ls {ours}")
+    say(f"tilestone ls {ours.name}")
     subprocess.run([sys.executable, "-m", "tilestone", "ls", str(ours)], check=True)
     print()
     table(rows)
@@ -145,4 +152,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]).resolve()))

@@ -10,6 +10,7 @@ the end.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import time
 from typing import Any
@@ -129,6 +130,8 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.set_num_threads(1)
+    # full_tensor() of a tensor under FSDP2 x TP takes two gathers, and torch says so each time.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = f"file://{os.environ['STORE']}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
