@@ -99,9 +99,10 @@ std::optional<Error> Rounds::gather(std::string_view phase, const Outcome& mine,
   } catch (...) {
     const Error error = current_error();
     if (!comm_.is_coordinator()) return error;
-    const std::string who =
-        error.rank() < 0 ? "not all ranks" : "rank " + std::to_string(error.rank());
-    return with_phase(error, work_ + ": " + who + " did not report after " + std::string(phase));
+    const std::string what =
+        error.rank() < 0 ? "not every rank reported after "
+                         : "rank " + std::to_string(error.rank()) + " did not report after ";
+    return with_phase(error, work_ + ": " + what + std::string(phase));
   }
 }
 

@@ -37,9 +37,18 @@ StridedView source_view(const StoredPayload& payload, const Part& part, ByteView
   return {const_cast<std::byte*>(bytes.data()) + at, box.shape, payload.strides, size};
 }
 
+// A copy keeps the bits; a conversion to the same type would not (signalling NaNs).
+void to_host(const TensorView& target, const StridedView& source, DType stored) {
+  if (target.dtype == stored) {
+    strided_copy(target.strided_view(), source);
+  } else {
+    convert(target.strided_view(), target.dtype, source, stored);
+  }
+}
+
 void to_device(const TensorView& target, const StridedView& source, DType stored) {
   const TensorView staged = TensorView::allocate(target.dtype, source.shape);
-  convert(staged.strided_view(), target.dtype, source, stored);
+  to_host(staged, source, stored);
   target.device->from_host(0, {staged.data, staged.bytes()});
 }
 
@@ -60,10 +69,8 @@ void deliver(const StoredPayload& payload, const Part& part, ByteView bytes,
   source.strides = drop_leading(source.strides, target.shape.size());
   if (target.device != nullptr) {
     to_device(target, source, payload.dtype);
-  } else if (target.dtype == payload.dtype) {
-    strided_copy(target.strided_view(), source);
   } else {
-    convert(target.strided_view(), target.dtype, source, payload.dtype);
+    to_host(target, source, payload.dtype);
   }
 }
 

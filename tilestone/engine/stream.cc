@@ -38,7 +38,6 @@ ItemChecksums FileStream::write(const ItemRecipe& recipe) {
       }
     }
   }
-  context_.progress->add(recipe.length);
   return sums;
 }
 
@@ -91,6 +90,7 @@ uint32_t FileStream::tensor(const TensorView& tensor, uint64_t size) {
     const MutableByteView out = room(size - begin);
     crc = pack(tensor, begin, out, crc);
     begin += out.size();
+    context_.progress->add(out.size());
     advance(out.size());
   }
   return crc;

@@ -55,14 +55,22 @@ constexpr ClassName kClasses[] = {
   throw Error(ErrorCode::kCorrupt, "checkpoint metadata: " + problem);
 }
 
+// A call of a function that no writer puts there is an attempt to have it called; an object of an
+// unknown class may be a newer writer's.
+ErrorCode refusal_of(const Pickle& pickle, NodeId id) {
+  const bool call = id != kNoNode && pickle.kind(id) == NodeKind::kCall;
+  return call ? ErrorCode::kUnsafe : ErrorCode::kUnsupported;
+}
+
 class MetadataReader {
  public:
   explicit MetadataReader(const Pickle& pickle) : pickle_(pickle) {}
 
   Metadata read() {
     if (class_of(pickle_.root()) != Class::kMetadata) {
-      throw Error(ErrorCode::kUnsupported, "the pickle holds " + describe(pickle_, pickle_.root()) +
-                                               ", not a checkpoint's Metadata");
+      throw Error(refusal_of(pickle_, pickle_.root()), "the pickle holds " +
+                                                           describe(pickle_, pickle_.root()) +
+                                                           ", not a checkpoint's Metadata");
     }
     const auto [tensors, planner, storage, storage_meta, version, megatron] =
         FieldReader<6>({"state_dict_metadata", "planner_data", "storage_data", "storage_meta",
@@ -143,7 +151,7 @@ class MetadataReader {
       entry = {false, static_cast<uint32_t>(metadata_.objects.size()), false};
       metadata_.objects.push_back({std::string(key), {}, {}});
     } else {
-      throw Error(ErrorCode::kUnsupported,
+      throw Error(refusal_of(pickle_, id),
                   "the entry is " + describe(pickle_, id) + ", neither tensor nor bytes");
     }
     if (!entries_.emplace(key, entry).second) corrupt("a key stands twice");
@@ -271,7 +279,7 @@ class MetadataReader {
 
   ItemLocation read_info(NodeId id) {
     if (class_of(id) != Class::kStorageInfo) {
-      throw Error(ErrorCode::kUnsupported, "storage_data holds " + describe(pickle_, id) +
+      throw Error(refusal_of(pickle_, id), "storage_data holds " + describe(pickle_, id) +
                                                ", not a file system writer's _StorageInfo");
     }
     const auto [path, offset, length, transforms] =

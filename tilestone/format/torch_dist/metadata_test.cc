@@ -157,7 +157,7 @@ TEST(TorchMetadata, AnotherPickleIsNoMetadata) {
   EXPECT_EQ(refusal(to_bytes("\x80\x02"
                              "cos\nsystem\nX\x02" +
                              std::string(3, '\0') + "ls\x85R.")),
-            ErrorCode::kUnsupported);
+            ErrorCode::kUnsafe);
 }
 
 TEST(TorchMetadata, AnEmptyChunkAtAFullOnesOffsetTakesNothingFromIt) {
