@@ -101,7 +101,7 @@ class RankWriter {
 
   uint64_t total_bytes() const {
     uint64_t bytes = 0;
-    for (const FileShare& share : shares_) bytes += share.bytes;
+    for (uint32_t chunk : task_.assignment.chunks) bytes += piece(chunk).data.bytes();
     return bytes;
   }
 
