@@ -28,13 +28,17 @@ from tilestone._opaque import Opaque, make
 _ENTITIES = (ShardedTensor, ShardedObject, ShardedTensorFactory, LocalNonpersistent)
 
 
+_torch_module: Any = None  # tilestone._torch_bridge, from the first call with torch loaded on
+
+
 def _torch() -> Any:
     """The module tilestone._torch_bridge, or None while torch is not loaded."""
-    if "torch" not in sys.modules:
-        return None
-    from tilestone import _torch_bridge
+    global _torch_module
+    if _torch_module is None and "torch" in sys.modules:
+        from tilestone import _torch_bridge
 
-    return _torch_bridge
+        _torch_module = _torch_bridge
+    return _torch_module
 
 
 def numpy_view(array: numpy.ndarray[Any, Any], for_load: bool) -> _core.TensorView | None:
