@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from contestants import Contestant, Tensors
-from limits import DirectWrite, Read, drop_caches
+from limits import DirectWrite, Read, drop_caches, warm_caches
 
 CONTROL = "tilestone (again)"  # the A/A control: the same code as another contestant
 
@@ -75,16 +75,17 @@ def _loads(
     root: Path,
     order: random.Random,
 ) -> None:
-    loads: list[tuple[str, Callable[[], None]]] = []
+    loads: list[tuple[str, Path, Callable[[], None]]] = []
     for entry in contestants:
         path = root / _folder(entry.saved_by or entry.name)
-        loads.append((entry.name, lambda e=entry, p=path: e.load(targets, p)))
+        loads.append((entry.name, path, lambda e=entry, p=path: e.load(targets, p)))
     for read in reads:
-        loads.append((read.name, lambda r=read: r.run(limit_path)))
+        loads.append((read.name, limit_path, lambda r=read: r.run(limit_path)))
     order.shuffle(loads)
-    for name, work in loads:
+    for name, path, work in loads:
         drop_caches()
         case.add("cold load", name, timed(work))
+        warm_caches(path)
         case.add("warm load", name, timed(work))
 
 

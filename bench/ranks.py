@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 
 from contestants import Contestant, Dcp, Safetensors, Tensors, Tilestone, TorchCheckpointing
 from contestants import TorchSave
-from limits import DirectWrite, Read, drop_caches
+from limits import DirectWrite, Read, drop_caches, warm_caches
 from measure import CONTROL, Case
 
 Job = Callable[[Case, Path, int, int, float], None]
@@ -49,12 +49,12 @@ def _cold() -> None:
     dist.barrier()
 
 
-def _io_bytes() -> int:
-    """Bytes this process has asked the system to read so far."""
+def _disk_bytes() -> int:
+    """Bytes that this process has had fetched from the disk so far."""
     for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
-        if line.startswith("rchar:"):
+        if line.startswith("read_bytes:"):
             return int(line.split()[1])
-    raise RuntimeError("/proc/self/io has no rchar")
+    raise RuntimeError("/proc/self/io has no read_bytes")
 
 
 def _sum(value: int) -> int:
@@ -90,10 +90,12 @@ def _measure(case: Case, who: list[Contestant], saved: Tensors, wanted: Tensors,
 def _one(case: Case, entry: Contestant, saved: Tensors, wanted: Tensors, path: Path) -> None:
     case.add("save", entry.name, _timed(lambda: entry.save(saved, path)))
     _cold()
-    before = _io_bytes()
+    before = _disk_bytes()
     case.add("cold load", entry.name, _timed(lambda: entry.load(wanted, path)))
-    read = _sum(_io_bytes() - before)
-    case.facts[f"bytes read ÷ bytes wanted, {entry.name}"] = round(read / case.bytes, 3)
+    read = _sum(_disk_bytes() - before)
+    case.facts[f"cold load, bytes from the disk ÷ bytes wanted, {entry.name}"] = round(read / case.bytes, 3)
+    if dist.get_rank() == 0:
+        warm_caches(path)
     case.add("warm load", entry.name, _timed(lambda: entry.load(wanted, path)))
 
 

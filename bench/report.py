@@ -87,12 +87,13 @@ def write(cases: list[Case], machine: dict[str, object], json_path: Path, md_pat
         "",
         "Written by `make bench`. Every contestant runs in the same process over the same tensors,",
         "interleaved, in a new random order each round; a save counts until every byte is durable,",
-        "and \"cold\" means that the page cache was emptied. Machines differ: read the ratios.",
+        "\"cold\" means that the page cache was emptied, \"warm\" that all files were read into it.",
+        "Machines differ: read the ratios.",
         "",
         f"Machine: {machine['cores']} cores, {machine['memory_gib']} GiB, {platform.system()} "
         f"{platform.release()}, Python {platform.python_version()}, torch {machine['torch']}; "
         f"memcpy {machine['memcpy_gb_s']:.1f} GB/s. {machine['rounds']} rounds, "
-        f"seed {machine['seed']}.",
+        f"seed {machine['seed']}, {machine['scale']:g} of the full size.",
         "",
         summary(cases),
         *[table(case) for case in cases],
