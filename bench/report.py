@@ -14,8 +14,7 @@ SUBJECT = "tilestone"
 
 
 def control_spread(times: dict[str, list[float]]) -> float:
-    """How far two contestants with the same code lie apart: the larger of the ratio of their
-    medians and the largest ratio within a round, less 1."""
+    """How far the medians of two contestants with the same code lie apart, as a ratio less 1."""
     if CONTROL not in times or SUBJECT not in times:
         return 0.0
     a, b = times[SUBJECT], times[CONTROL]
