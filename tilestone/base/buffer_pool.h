@@ -1,5 +1,6 @@
-// A bounded set of page-aligned buffers of one size, allocated and touched once and then reused:
-// fresh memory is bound by page faults (0.3 to 1.5 GB/s), reused memory by the memory bus.
+// A bounded set of page-aligned buffers of one size, allocated once and then reused: fresh memory
+// is bound by page faults (0.3 to 1.5 GB/s), reused memory by the memory bus. Buffers of 2 MiB and
+// more ask for huge pages.
 #pragma once
 
 #include <cstddef>

@@ -11,8 +11,7 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kDetour = 1u << 20;      // bytes
-constexpr uint64_t kStraight = 128u << 10;  // bytes; smaller reads are merged instead
+constexpr uint64_t kDetour = 1u << 20;  // bytes
 
 // Dims of a prepended axis have size 1, so the leading ones of `dims` can go.
 Dims drop_leading(const Dims& dims, size_t keep) {
@@ -76,9 +75,7 @@ void deliver(const StoredPayload& payload, const Part& part, ByteView bytes,
 
 bool fits_straight(const StoredPayload& payload, const Part& part, const Transfer& transfer) {
   const TensorView& target = transfer.target;
-  if (part.size < kStraight || target.device != nullptr || target.dtype != payload.dtype) {
-    return false;
-  }
+  if (target.device != nullptr || target.dtype != payload.dtype) return false;
   if (!transfer.box.contains(part.box)) return false;
   const uint64_t size = itemsize(payload.dtype);
   const StridedView stored{nullptr, part.box.shape, payload.strides, size};

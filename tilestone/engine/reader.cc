@@ -30,6 +30,11 @@ namespace {
 constexpr size_t kBatchParts = 16384;
 constexpr size_t kBatchFiles = 128;  // open at once
 constexpr uint64_t kJoinGap = 3072;  // bytes between small reads that are done as one
+// Parts from kStraight bytes on are read into their targets, without their neighbours; smaller
+// ones, down to kStraightAlone, where they have no near neighbours.
+constexpr uint64_t kStraight = 128u << 10;
+constexpr uint64_t kStraightAlone = 2u << 10;
+constexpr uint64_t kStraightMost = 256u << 20;  // of one part; progress is told part by part
 
 // The transfers of one chunk: order[begin, end).
 struct Group {
@@ -139,28 +144,41 @@ class TransferReader {
         limit = std::min(limit, part_limit(transfer(i), group.payload.dtype, buffer));
       }
       const bool alone = group.end - group.begin == 1;
+      if (alone) limit = straight_limit(group, group.begin, limit);
       split(group.payload, Box::whole(group.payload.shape), limit,
             [&](Part part) { add(g, alone ? group.begin : Slice::kAll, std::move(part)); });
       return;
     }
     for (size_t i = group.begin; i < group.end; ++i) {
-      split(group.payload, transfer(i).box, part_limit(transfer(i), group.payload.dtype, buffer),
+      const uint64_t limit = part_limit(transfer(i), group.payload.dtype, buffer);
+      split(group.payload, transfer(i).box, straight_limit(group, i, limit),
             [&](Part part) { add(g, i, std::move(part)); });
     }
   }
 
+  // A transfer that can be read straight into its target needs no buffer.
+  uint64_t straight_limit(const Group& group, size_t place, uint64_t limit) const {
+    const Transfer& t = transfer(place);
+    if (t.target.bytes() <= limit) return limit;
+    const Part all{t.box, group.payload.offset, t.target.bytes()};
+    return fits_straight(group.payload, all, t) ? std::max(limit, kStraightMost) : limit;
+  }
+
   void add(size_t g, size_t place, Part part) {
-    const Group& group = groups_[g];
     Slice slice{g, place, false, std::move(part), 0, 0};
     slice.begin = location(g).offset + slice.part.offset;
-    slice.straight =
-        place != Slice::kAll && fits_straight(group.payload, slice.part, transfer(place));
+    slice.straight = slice.part.size >= kStraight && fits(slice);
     slices_.push_back(std::move(slice));
     open_files_.insert(location(g).file);
     if (slices_.size() >= kBatchParts || open_files_.size() >= kBatchFiles) run_batch();
   }
 
-  std::vector<Op> make_ops() const {
+  bool fits(const Slice& slice) const {
+    return slice.transfer != Slice::kAll &&
+           fits_straight(groups_[slice.group].payload, slice.part, transfer(slice.transfer));
+  }
+
+  std::vector<Op> make_ops() {
     const uint64_t buffer = context_.buffers->buffer_bytes();
     std::vector<Op> ops;
     for (size_t i = 0; i < slices_.size(); ++i) {
@@ -169,16 +187,22 @@ class TransferReader {
       const uint64_t end = slice.begin + slice.part.size;
       if (!slice.straight && !ops.empty()) {
         Op& last = ops.back();
-        if (last.target == nullptr && last.file == file && slice.begin >= last.begin &&
+        const bool open = !slices_[last.first].straight;
+        if (open && last.file == file && slice.begin >= last.begin &&
             slice.begin <= last.end + kJoinGap && std::max(end, last.end) - last.begin <= buffer) {
           last.end = std::max(last.end, end);
           ++last.count;
           continue;
         }
       }
-      Op op{file, slice.begin, end, i, 1, nullptr};
+      ops.push_back({file, slice.begin, end, i, 1, nullptr});
+    }
+    for (Op& op : ops) {
+      Slice& slice = slices_[op.first];
+      if (op.count == 1 && slice.part.size >= kStraightAlone && !slice.straight) {
+        slice.straight = fits(slice);
+      }
       if (slice.straight) op.target = straight_target(slice);
-      ops.push_back(op);
     }
     return ops;
   }
@@ -199,6 +223,8 @@ class TransferReader {
       auto& file = files[op.file];
       if (!file) file = open(op);
       reads.push_back({file.get(), op.begin, op.end - op.begin, op.target});
+      Slice& first = slices_[op.first];
+      if (op.target != nullptr && groups_[first.group].checked) reads.back().crc32 = &first.crc;
     }
     const ReadOptions options{&context_.threads, context_.buffers, context_.deadline};
     context_.storage.read(reads, options, [&](size_t i, ByteView bytes) {
@@ -223,7 +249,7 @@ class TransferReader {
 
   void take(Slice& slice, ByteView bytes) {
     const Group& group = groups_[slice.group];
-    if (group.checked) slice.crc = crc32(bytes);
+    if (group.checked && !slice.straight) slice.crc = crc32(bytes);
     if (slice.transfer != Slice::kAll) {
       if (!slice.straight) put(group, slice, bytes, transfer(slice.transfer));
     } else {

@@ -2,12 +2,17 @@
 #include <cstring>
 #include <utility>
 
+#include "tilestone/base/checked.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/stream_internal.h"
 
 namespace tilestone::engine {
 namespace {
+
+constexpr uint64_t kAlignment = BufferPool::kAlignment;
+constexpr uint64_t kKeptFrom = 4u << 20;   // bytes; below, one more write costs more than a copy
+constexpr uint64_t kKeptBlock = 8u << 20;  // bytes of one write
 
 void check_segment(uint64_t expected, uint64_t found) {
   if (expected == found) return;
@@ -85,15 +90,44 @@ uint32_t FileStream::literal(ByteView bytes, uint32_t seed) {
 
 uint32_t FileStream::tensor(const TensorView& tensor, uint64_t size) {
   check_segment(size, tensor.bytes());
-  uint32_t crc = 0;
-  for (uint64_t begin = 0; begin < size;) {
-    const MutableByteView out = room(size - begin);
-    crc = pack(tensor, begin, out, crc);
+  if (!can_keep(tensor, size)) return packed(tensor, 0, size, 0);
+  const uint64_t begin = align_up(position_, kAlignment) - position_;
+  const uint64_t middle = (size - begin) / kAlignment * kAlignment;
+  uint32_t crc = packed(tensor, 0, begin, 0);
+  crc = kept({tensor.data + begin, middle}, crc);
+  return packed(tensor, begin + middle, size, crc);
+}
+
+bool FileStream::can_keep(const TensorView& tensor, uint64_t size) const {
+  if (size < kKeptFrom || tensor.device != nullptr) return false;
+  const auto address = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(tensor.data));
+  return (address - position_) % kAlignment == 0 && tensor.strided_view().is_contiguous();
+}
+
+// Bytes [begin, end) of the tensor, by way of the buffers.
+uint32_t FileStream::packed(const TensorView& tensor, uint64_t begin, uint64_t end, uint32_t seed) {
+  while (begin < end) {
+    const MutableByteView out = room(end - begin);
+    seed = pack(tensor, begin, out, seed);
     begin += out.size();
     context_.progress->add(out.size());
     advance(out.size());
   }
-  return crc;
+  return seed;
+}
+
+// Each block is checksummed while it is being written.
+uint32_t FileStream::kept(ByteView bytes, uint32_t seed) {
+  finish();
+  while (!bytes.empty()) {
+    const ByteView block = bytes.first(std::min<uint64_t>(bytes.size(), kKeptBlock));
+    file_.append_kept(block);
+    seed = crc32(block, seed);
+    position_ += block.size();
+    context_.progress->add(block.size());
+    bytes = bytes.subspan(block.size());
+  }
+  return seed;
 }
 
 uint32_t FileStream::pack(const TensorView& tensor, uint64_t begin, MutableByteView out,

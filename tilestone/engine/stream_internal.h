@@ -1,4 +1,7 @@
-// Bytes on their way into a file: packed into pooled buffers, each handed over when it is full.
+// Bytes on their way into a file: packed into pooled buffers, each handed over when it is full;
+// or, of large contiguous tensors in host memory that lie in memory as they will lie in the file
+// (see Format::encode_tensor), written from where they are. Such memory must not change before the
+// file is synced or gone.
 #pragma once
 
 #include <mutex>
@@ -26,7 +29,7 @@ class FileStream {
   FileStream(WritableFile& file, StreamContext& context) : file_(file), context_(context) {}
 
   uint64_t position() const { return position_; }  // bytes written so far
-  // Writes the item's padding and segments; the checksums of what went into the buffers.
+  // Writes the item's padding and segments; the checksums of what was handed over.
   ItemChecksums write(const ItemRecipe& recipe);
   void finish();  // hands over the last, partly filled buffer
 
@@ -36,6 +39,9 @@ class FileStream {
   void zeros(uint64_t count);
   uint32_t literal(ByteView bytes, uint32_t seed);
   uint32_t tensor(const TensorView& tensor, uint64_t size);
+  bool can_keep(const TensorView& tensor, uint64_t size) const;
+  uint32_t packed(const TensorView& tensor, uint64_t begin, uint64_t end, uint32_t seed);
+  uint32_t kept(ByteView bytes, uint32_t seed);
   uint32_t pack(const TensorView& tensor, uint64_t begin, MutableByteView out, uint32_t seed);
 
   WritableFile& file_;

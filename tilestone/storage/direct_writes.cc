@@ -47,12 +47,21 @@ DirectWrites::~DirectWrites() {
 }
 
 void DirectWrites::start(Buffer buffer, uint64_t offset, uint64_t size) {
+  const std::byte* const data = buffer.data();
+  start({std::move(buffer), data, offset, size, 0});
+}
+
+void DirectWrites::start(ByteView kept, uint64_t offset) {
+  start({Buffer(), kept.data(), offset, kept.size(), 0});
+}
+
+void DirectWrites::start(Slot slot) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return under_way_ < slots_.size(); });
   if (failure_ != nullptr) std::rethrow_exception(failure_);
-  const auto free =
-      std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.buffer; });
-  *free = {std::move(buffer), offset, size, 0};
+  const auto free = std::find_if(slots_.begin(), slots_.end(),
+                                 [](const Slot& other) { return other.data == nullptr; });
+  *free = std::move(slot);
   submit(static_cast<size_t>(free - slots_.begin()));
   changed_.notify_all();
 }
@@ -85,7 +94,8 @@ void DirectWrites::reap() {
 
 void DirectWrites::submit(size_t index) {
   const Slot& slot = slots_[index];
-  queue_->submit({IoRequest::Kind::kWrite, fd_, slot.buffer.data() + slot.done,
+  // The kernel only reads what is written.
+  queue_->submit({IoRequest::Kind::kWrite, fd_, const_cast<std::byte*>(slot.data) + slot.done,
                   std::min<uint64_t>(slot.size - slot.done, IoQueue::kMaxRequest),
                   slot.offset + slot.done, index});
   ++under_way_;
@@ -125,7 +135,7 @@ void DirectWrites::finished(const Slot& slot, int error) {
   if (context_->system().set_direct(fd_, false) != 0) {
     fail_errno("cannot turn direct I/O off", name_, errno);
   }
-  write_at(context_->system(), fd_, name_, {slot.buffer.data() + slot.done, slot.size - slot.done},
+  write_at(context_->system(), fd_, name_, {slot.data + slot.done, slot.size - slot.done},
            slot.offset + slot.done);
 }
 

@@ -28,17 +28,21 @@ class DirectWrites {
   // Writes the first `size` bytes (a multiple of the alignment) of the buffer at `offset` of the
   // file; waits while queue_depth writes are under way. Throws what an earlier write failed with.
   void start(Buffer buffer, uint64_t offset, uint64_t size);
+  // The same for aligned memory that outlives the write.
+  void start(ByteView kept, uint64_t offset);
   // Waits for all writes; throws what one of them failed with.
   void finish();
 
  private:
   struct Slot {
-    Buffer buffer;
-    uint64_t offset = 0;  // in the file
-    uint64_t size = 0;    // bytes to write
-    uint64_t done = 0;    // bytes written
+    Buffer buffer;                    // none for kept memory
+    const std::byte* data = nullptr;  // null: a free slot
+    uint64_t offset = 0;              // in the file
+    uint64_t size = 0;                // bytes to write
+    uint64_t done = 0;                // bytes written
   };
 
+  void start(Slot slot);
   void reap();  // the thread
   void submit(size_t index);
   void handle(const IoResult& result);

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "tilestone/base/checked.h"
+#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/storage/memory_internal.h"
@@ -78,6 +79,7 @@ void copy_out(const ReadOp& op, std::byte* target) {
   const auto& file = static_cast<const MemoryReadable&>(*op.file).file();
   std::lock_guard lock(file.mutex);
   if (op.size > 0) std::memcpy(target, file.data.data() + op.offset, op.size);
+  if (op.crc32 != nullptr) *op.crc32 = crc32({target, op.size});
 }
 
 }  // namespace

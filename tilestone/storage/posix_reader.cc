@@ -1,9 +1,12 @@
 // How a batch of ops is read:
 //
-// Each op is cut into pieces of at most kPiece bytes of the file, cut points aligned. The workers
+// Each op is cut into pieces of at most kPiece bytes of the file, cut points aligned; where file
+// range and memory are aligned alike, what is before the first and behind the last aligned byte are
+// pieces of their own. The workers
 // take pieces from a common counter; each has a queue of its own with `queue_depth` pieces under
 // way. What becomes of a piece:
-//   - in the page cache: copied from there by a plain call, at once;
+//   - in the page cache: copied from there by a plain call, at once (a small piece by a call that
+//     gives up where it would have to wait, a large one once all of it is known to be there);
 //   - small: through the page cache, by the queue;
 //   - else directly: straight into the target where file range and memory are aligned alike,
 //     otherwise as an aligned range that includes it, through a pooled buffer.
@@ -21,6 +24,7 @@
 #include <optional>
 
 #include "tilestone/base/checked.h"
+#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/storage/posix_internal.h"
@@ -30,7 +34,10 @@ namespace tilestone {
 namespace {
 
 constexpr uint64_t kAlignment = BufferPool::kAlignment;
-constexpr uint64_t kMaxPiece = 8u << 20;  // bytes
+constexpr uint64_t kMaxPiece = 8u << 20;     // bytes
+constexpr uint64_t kSmallPiece = 64u << 10;  // bytes
+constexpr uint64_t kMinSplit = 8u << 20;     // bytes; smaller ops are not worth three pieces
+constexpr uint64_t kCrcBlock = 256u << 10;   // bytes that stay in cache from reading to checksum
 
 constexpr uint64_t align_down(uint64_t value) { return value / kAlignment * kAlignment; }
 
@@ -40,6 +47,7 @@ double seconds() {
 
 struct Piece {
   size_t op = 0;
+  uint64_t number = 0;          // among the op's
   uint64_t begin = 0, end = 0;  // of the file
   uint64_t size() const { return end - begin; }
 };
@@ -57,12 +65,15 @@ class ReadBatch {
     uint64_t bytes = 0;
     first_piece_.reserve(ops.size() + 1);
     first_piece_.push_back(0);
+    bool checksums = false;
     for (size_t i = 0; i < ops.size(); ++i) {
       const uint64_t pieces = pieces_of(ops[i]);
       remaining_[i].store(pieces, std::memory_order_relaxed);
       first_piece_.push_back(first_piece_.back() + pieces);
       bytes += ops[i].size;
+      checksums = checksums || ops[i].crc32 != nullptr;
     }
+    if (checksums) crcs_.resize(first_piece_.back());
     context.read_choice().begin(bytes);
   }
 
@@ -78,27 +89,65 @@ class ReadBatch {
     if (number >= pieces()) return std::nullopt;
     const auto after = std::upper_bound(first_piece_.begin(), first_piece_.end(), number);
     const auto index = static_cast<size_t>(after - first_piece_.begin()) - 1;
-    const ReadOp& op = ops_[index];
-    const uint64_t op_end = op.offset + op.size;
-    if (op.target == nullptr) return Piece{index, op.offset, op_end};
-    const uint64_t grid = align_down(op.offset) + (number - first_piece_[index]) * piece_;
-    return Piece{index, std::max(grid, op.offset), std::min(grid + piece_, op_end)};
+    return piece(index, number - first_piece_[index]);
   }
 
-  // A piece of the op is at its place; `bytes` is the whole op's if it has no target.
-  void finished(size_t index, ByteView bytes) {
-    if (remaining_[index].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  bool wants_crc(const Piece& piece) const { return ops_[piece.op].crc32 != nullptr; }
+
+  // The piece is at its place; `bytes` is the whole op's if it has no target.
+  void finished(const Piece& piece, ByteView bytes, uint32_t crc) {
+    const ReadOp& op = ops_[piece.op];
+    if (op.crc32 != nullptr) crcs_[first_piece_[piece.op] + piece.number] = crc;
+    if (remaining_[piece.op].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
     if (stopped_.load(std::memory_order_relaxed)) return;
-    const ReadOp& op = ops_[index];
-    done_(index, op.target != nullptr ? ByteView(op.target, op.size) : bytes);
+    if (op.crc32 != nullptr) *op.crc32 = combined_crc(piece.op);
+    done_(piece.op, op.target != nullptr ? ByteView(op.target, op.size) : bytes);
   }
 
   void stop() { stopped_.store(true, std::memory_order_relaxed); }
 
  private:
+  // An op's aligned middle, and whether what is around it is read by itself.
+  struct Layout {
+    uint64_t begin = 0;  // of the first piece on the grid
+    uint64_t end = 0;
+    bool head = false;
+    bool tail = false;
+  };
+
+  Layout layout(const ReadOp& op) const {
+    const uint64_t end = op.offset + op.size;
+    const uint64_t first = align_up(op.offset, kAlignment);
+    const auto address = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(op.target));
+    const bool alike = (address - op.offset) % kAlignment == 0;
+    if (!alike || op.size < kMinSplit) return {align_down(op.offset), end, false, false};
+    return {first, align_down(end), first > op.offset, align_down(end) < end};
+  }
+
   uint64_t pieces_of(const ReadOp& op) const {
     if (op.target == nullptr || op.size == 0) return 1;
-    return (op.offset + op.size - align_down(op.offset) + piece_ - 1) / piece_;
+    const Layout at = layout(op);
+    return (at.end - at.begin + piece_ - 1) / piece_ + at.head + at.tail;
+  }
+
+  Piece piece(size_t index, uint64_t number) const {
+    const ReadOp& op = ops_[index];
+    const uint64_t op_end = op.offset + op.size;
+    if (op.target == nullptr || op.size == 0) return {index, number, op.offset, op_end};
+    const Layout at = layout(op);
+    if (at.head && number == 0) return {index, number, op.offset, at.begin};
+    const uint64_t grid = at.begin + (number - at.head) * piece_;
+    if (grid >= at.end) return {index, number, at.end, op_end};
+    return {index, number, std::max(grid, op.offset), std::min(grid + piece_, at.end)};
+  }
+
+  uint32_t combined_crc(size_t index) const {
+    uint32_t crc = 0;
+    const uint64_t count = first_piece_[index + 1] - first_piece_[index];
+    for (uint64_t number = 0; number < count; ++number) {
+      crc = crc32_combine(crc, crcs_[first_piece_[index] + number], piece(index, number).size());
+    }
+    return crc;
   }
 
   PosixContext& context_;
@@ -108,6 +157,7 @@ class ReadBatch {
   uint64_t piece_;
   std::vector<uint64_t> first_piece_;  // of each op, and the end
   std::vector<std::atomic<uint64_t>> remaining_;
+  std::vector<uint32_t> crcs_;  // of each piece, where any is wanted
   std::atomic<uint64_t> next_ = 0;
   std::atomic<bool> stopped_ = false;
 };
@@ -142,6 +192,7 @@ class ReadWorker {
     int fd = -1;
     std::byte* data = nullptr;
     uint64_t offset = 0, size = 0, needed = 0, done = 0;
+    std::optional<uint32_t> crc;  // of the piece, if it is known before the piece is complete
   };
 
   const PosixReadable& file(const Piece& piece) const {
@@ -171,16 +222,16 @@ class ReadWorker {
   // False where the piece must wait for a buffer that this worker has under way itself.
   bool start(const Piece& piece) {
     const bool targeted = place(piece) != nullptr || piece.size() == 0;
+    Buffer buffer;
+    if (!targeted && !get_buffer(buffer)) return false;
+    if (copied_from_cache(piece, buffer)) return true;
     const bool resident = piece.size() == 0 || in_page_cache(piece);
     const bool direct = !resident && wants_direct(piece);
     const bool straight = targeted && piece.begin % kAlignment == 0 &&
                           piece.end % kAlignment == 0 &&
                           reinterpret_cast<uintptr_t>(place(piece)) % kAlignment == 0;
     const bool bounced = direct && !straight && fits_buffer(piece);
-    Buffer buffer;
-    if (!targeted || bounced) {
-      if (!get_buffer(buffer)) return false;
-    }
+    if (bounced && !buffer && !get_buffer(buffer)) return false;
     if (direct && straight) {
       start_direct(piece, Buffer(), place(piece), piece.begin, piece.end);
     } else if (bounced) {
@@ -217,9 +268,25 @@ class ReadWorker {
     return file(piece).direct_fd() >= 0;
   }
 
+  // Done where all of a small piece is in the page cache. The call neither waits nor starts I/O.
+  bool copied_from_cache(const Piece& piece, const Buffer& buffer) {
+    if (piece.size() == 0 || piece.size() >= kSmallPiece || bypasses_cache()) return false;
+    std::byte* const data = buffer ? buffer.data() : place(piece);
+    const ssize_t n =
+        context_.system().read_cached(file(piece).fd(), data, piece.size(), piece.begin);
+    if (n < 0 || static_cast<uint64_t>(n) < piece.size()) return false;
+    const ByteView bytes(data, piece.size());
+    batch_.finished(piece, bytes, batch_.wants_crc(piece) ? crc32(bytes) : 0);
+    return true;
+  }
+
   // kDirect asks for the disk, whatever is cached.
+  bool bypasses_cache() const {
+    return context_.options().read_cache == PosixOptions::Cache::kDirect;
+  }
+
   bool in_page_cache(const Piece& piece) {
-    if (context_.options().read_cache == PosixOptions::Cache::kDirect) return false;
+    if (bypasses_cache() || piece.size() < kSmallPiece) return false;
     uint64_t cached = 0;
     const uint64_t begin = align_down(piece.begin);
     const uint64_t size = align_up(piece.end, kAlignment) - begin;
@@ -313,25 +380,41 @@ class ReadWorker {
 
   // Reads what the slot lacks through the page cache.
   void read_now(Slot& slot) {
+    const bool whole = slot.done == 0 && slot.offset == slot.piece.begin;
+    const bool checked = whole && batch_.wants_crc(slot.piece);
+    const uint64_t most = checked ? kCrcBlock : IoQueue::kMaxRequest;
+    uint32_t crc = 0;
     while (slot.done < slot.needed) {
-      const ssize_t n =
-          context_.system().pread(file(slot.piece).fd(), slot.data + slot.done,
-                                  std::min<uint64_t>(slot.needed - slot.done, IoQueue::kMaxRequest),
-                                  slot.offset + slot.done);
+      std::byte* const data = slot.data + slot.done;
+      const ssize_t n = context_.system().pread(file(slot.piece).fd(), data,
+                                                std::min<uint64_t>(slot.needed - slot.done, most),
+                                                slot.offset + slot.done);
       if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
       if (n < 0) fail_read(slot, errno);
       if (n == 0) fail_beyond_end(batch_.op(slot.piece.op), slot.offset + slot.done);
+      if (checked) crc = crc32({data, static_cast<size_t>(n)}, crc);
       slot.done += static_cast<uint64_t>(n);
     }
+    if (checked) slot.crc = crc;
   }
 
   // The slot's bytes are there: to the target with them, and on to `done`.
   void complete(Slot& slot) {
     const Buffer buffer = std::move(slot.buffer);  // goes back to the pool after done()
+    const uint64_t size = slot.piece.size();
     std::byte* const bytes = slot.data + (slot.piece.begin - slot.offset);
     std::byte* const target = place(slot.piece);
-    if (buffer && target != nullptr) std::memcpy(target, bytes, slot.piece.size());
-    batch_.finished(slot.piece.op, {bytes, slot.piece.size()});
+    const bool bounced = buffer && target != nullptr;
+    const bool wanted = batch_.wants_crc(slot.piece) && !slot.crc;
+    uint32_t crc = slot.crc.value_or(0);
+    if (bounced && wanted) {
+      crc = copy_crc32({target, size}, {bytes, size});
+    } else if (bounced) {
+      std::memcpy(target, bytes, size);
+    } else if (wanted) {
+      crc = crc32({bytes, size});
+    }
+    batch_.finished(slot.piece, {bytes, size}, crc);
   }
 
   void drain() {

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <mutex>
 
+#include "tilestone/base/checksum.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/storage/direct_writes_internal.h"
 #include "tilestone/storage/posix_internal.h"
@@ -42,6 +43,10 @@ class FailingSystem : public System {
   ssize_t pread(int fd, void* data, size_t size, uint64_t offset) override {
     if (read_error != 0) return refuse(read_error);
     return System::pread(fd, data, size, offset);
+  }
+  ssize_t read_cached(int fd, void* data, size_t size, uint64_t offset) override {
+    if (read_error != 0) return refuse(read_error);
+    return System::read_cached(fd, data, size, offset);
   }
   ssize_t pwrite(int fd, const void* data, size_t size, uint64_t offset) override {
     const bool direct = (::fcntl(fd, F_GETFL) & O_DIRECT) != 0;
@@ -163,6 +168,71 @@ TEST(PosixStorage, RoomThatWasReservedTooMuchIsGivenBack) {
   ASSERT_EQ(::stat((directory.path() + "/f").c_str(), &info), 0);
   EXPECT_EQ(info.st_size, static_cast<off_t>(2 * kMiB));
   EXPECT_LE(info.st_blocks * 512, static_cast<off_t>(3 * kMiB));
+}
+
+// Memory that begins `phase` bytes behind a multiple of the alignment.
+struct Placed {
+  Placed(size_t size, size_t phase) : owner(size + 2 * BufferPool::kAlignment) {
+    const auto address = reinterpret_cast<uintptr_t>(owner.data());
+    const size_t up = (BufferPool::kAlignment - address % BufferPool::kAlignment + phase);
+    view = MutableByteView(owner).subspan(up, size);
+  }
+  Bytes owner;
+  MutableByteView view;
+};
+
+TEST(PosixStorage, KeptMemoryIsWrittenDirectlyWhereItIsAligned) {
+  Failing disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 2});
+  const auto pool = BufferPool::create(4 * kMiB, kMiB);
+  const Bytes bytes = pattern_bytes(3 * kMiB);
+  Placed kept(2 * kMiB, 0);
+  std::copy_n(bytes.begin(), 2 * kMiB, kept.view.begin());
+  const auto file = disk.storage->create("f", 3 * kMiB);
+  file->append_kept(kept.view);
+  EXPECT_EQ(file->size(), 2 * kMiB);
+  file->append(ByteView(bytes).subspan(2 * kMiB));
+  file->sync(kNever);
+  EXPECT_EQ(disk.system->direct_writes, 1);
+  EXPECT_TRUE(same_bytes(read_file(*disk.storage, "f", 4 * kMiB), bytes));
+}
+
+TEST(PosixStorage, AFailedWriteOfKeptMemoryIsTold) {
+  Failing disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 2});
+  disk.system->room = kMiB;
+  Placed kept(2 * kMiB, 0);
+  const auto file = disk.storage->create("f");
+  expect_errno(
+      [&] {
+        file->append_kept(kept.view);
+        file->sync(kNever);
+      },
+      ENOSPC, "f", "cannot write 1048576 bytes at offset 1048576");
+}
+
+TEST(PosixStorage, LargeReadsGoStraightWhereFileAndMemoryAreAlignedAlike) {
+  const uint64_t size = 20 * kMiB;
+  const Bytes bytes = pattern_bytes(size);
+  const TempDirectory directory;
+  const auto storage =
+      posix_storage(directory.path(), {Calls::kAuto, Cache::kAuto, Cache::kDirect});
+  put_file(*storage, "f", bytes);
+  const auto file = storage->open("f");
+  const auto pool = BufferPool::create(4 * kMiB, kMiB);
+  for (const uint64_t offset : {0, 64, 4032}) {
+    for (const size_t phase : {0, 64, 100, 4032}) {
+      for (const uint64_t rest : {0, 1, 4096, 5000}) {
+        SCOPED_TRACE(std::to_string(offset) + " " + std::to_string(phase) + " " +
+                     std::to_string(rest));
+        Placed target(size - offset - rest, phase);
+        uint32_t crc = 1;
+        const ReadOp op{file.get(), offset, target.view.size(), target.view.data(), &crc};
+        storage->read({&op, 1}, {nullptr, pool}, [](size_t, ByteView) {});
+        const ByteView expected = ByteView(bytes).subspan(offset, target.view.size());
+        EXPECT_TRUE(same_bytes(target.view, expected));
+        EXPECT_EQ(crc, crc32(expected));
+      }
+    }
+  }
 }
 
 TEST(PosixStorage, AFailedSyncIsNeverTriedAgain) {

@@ -1,7 +1,8 @@
 // How a file is written:
 //
-// Small files: plain calls through the page cache. Large ones: each appended buffer is handed to
-// DirectWrites as it is, so `queue_depth` buffers are under way, past the page cache. The bytes
+// Small files: plain calls through the page cache. Large ones: each appended buffer, and aligned
+// memory that the caller keeps, is handed to DirectWrites as it is, so `queue_depth` of them are
+// under way, past the page cache. The bytes
 // behind the last multiple of the alignment, and everything appended after them, are written
 // through the page cache, once no direct write is under way.
 //
@@ -59,6 +60,22 @@ class PosixWriter : public WritableFile {
       if (!chosen_) choose(0);
       if (direct_) leave_direct();
       write_cached(bytes);
+    });
+  }
+
+  void append_kept(ByteView bytes) override {
+    guarded([&] {
+      if (bytes.empty()) return;
+      if (!chosen_) choose(std::max<uint64_t>(expected_size_, bytes.size()));
+      const bool aligned = reinterpret_cast<uintptr_t>(bytes.data()) % kAlignment == 0 &&
+                           bytes.size() % kAlignment == 0 && size_ % kAlignment == 0;
+      if (direct_ && aligned) {
+        writes().start(bytes, size_);
+        size_ += bytes.size();
+      } else {
+        if (direct_) leave_direct();
+        write_cached(bytes);
+      }
     });
   }
 
@@ -129,11 +146,15 @@ class PosixWriter : public WritableFile {
 
   // Hands the first `size` bytes of the buffer to the queue.
   void start(Buffer buffer, uint64_t size) {
+    writes().start(std::move(buffer), size_, size);
+    size_ += size;
+  }
+
+  DirectWrites& writes() {
     if (writes_ == nullptr) {
       writes_ = std::make_unique<DirectWrites>(context_, name_, fd_.get());
     }
-    writes_->start(std::move(buffer), size_, size);
-    size_ += size;
+    return *writes_;
   }
 
   void finish_all() {

@@ -49,6 +49,10 @@ class WritableFile {
   virtual void append(Buffer buffer) = 0;
   // The same for a few bytes that the caller keeps; returns once they are handed over.
   virtual void append(ByteView bytes) = 0;
+  // The same for memory that the caller keeps, and does not change until sync() has returned or
+  // the file is destroyed: under direct I/O it is written from where it lies, if its address, its
+  // size and the file's size so far are multiples of BufferPool::kAlignment. Copied otherwise.
+  virtual void append_kept(ByteView bytes) { append(bytes); }
   // Returns when every appended byte and the file's length are durable. Never tried again after a
   // failure: the file is then worthless (a second fsync may succeed over lost data).
   virtual void sync(Deadline deadline) = 0;
@@ -73,6 +77,8 @@ struct ReadOp {
   std::byte* target = nullptr;  // where the bytes go, `size` bytes, any alignment; or null: into
                                 // pooled memory (size <= the pool's buffer_bytes; direct I/O
                                 // wants 2 * BufferPool::kAlignment less, or an aligned offset)
+  uint32_t* crc32 = nullptr;    // where the CRC-32 of the bytes goes before `done`, if wanted:
+                                // taken piece by piece as they come, while they are in cache
 };
 
 struct ReadOptions {

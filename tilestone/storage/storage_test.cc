@@ -36,6 +36,7 @@ class OldSystem : public System {
   int open_beneath(int, const char*, int, unsigned) override { return refuse(ENOSYS); }
   int rename_exclusive(int, const char*, int, const char*) override { return refuse(ENOSYS); }
   int cached_bytes(int, uint64_t, uint64_t, uint64_t&) override { return refuse(ENOSYS); }
+  ssize_t read_cached(int, void*, size_t, uint64_t) override { return refuse(EOPNOTSUPP); }
   std::unique_ptr<IoQueue> uring_queue(unsigned, int& error) override {
     error = EPERM;
     return nullptr;
@@ -54,6 +55,10 @@ class HaltingSystem : public System {
   ssize_t pread(int fd, void* data, size_t size, uint64_t offset) override {
     if (halt()) return -1;
     return System::pread(fd, data, shorten(size), offset);
+  }
+  ssize_t read_cached(int fd, void* data, size_t size, uint64_t offset) override {
+    if (halt()) return -1;
+    return System::read_cached(fd, data, shorten(size), offset);
   }
   ssize_t pwrite(int fd, const void* data, size_t size, uint64_t offset) override {
     if (halt()) return -1;

@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "tilestone/base/checksum.h"
 #include "tilestone/base/thread_pool.h"
 
 namespace tilestone {
@@ -153,6 +154,51 @@ TEST_P(StorageConformance, ReadsAnyRangeIntoAnyMemory) {
     SCOPED_TRACE("offset " + std::to_string(offset) + " size " + std::to_string(size));
     const Bytes got = read_range(storage(), *file, offset, size, round % 5 == 0 ? nullptr : pool);
     ASSERT_TRUE(same_bytes(got, ByteView(bytes).subspan(offset, size)));
+  }
+}
+
+TEST_P(StorageConformance, KeptMemoryOfAnySizeFollowsWhatWasAppended) {
+  const auto pool = BufferPool::create(16 * kMiB, kBuffer);
+  const Bytes bytes = pattern_bytes(5 * kMiB);
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 10; ++round) {
+    const std::string name = "kept-" + std::to_string(round);
+    const auto file = storage().create(name, bytes.size());
+    for (ByteView rest = bytes; !rest.empty();) {
+      const size_t most = std::min<size_t>(rest.size(), random() % 3 == 0 ? 5000 : 2 * kMiB);
+      size_t size = 1 + random() % most;
+      if (random() % 2 == 0 && size > 4096) size = size / 4096 * 4096;
+      if (random() % 2 == 0) {
+        file->append_kept(rest.first(size));
+      } else {
+        append_buffers(*file, *pool, rest.first(size), kBuffer);
+      }
+      rest = rest.subspan(size);
+    }
+    file->sync(Deadline::never());
+    file->close();
+    EXPECT_TRUE(same_bytes(read_file(storage(), name, bytes.size()), bytes));
+  }
+}
+
+TEST_P(StorageConformance, ReadsGiveTheirChecksums) {
+  const auto pool = BufferPool::create(16 * kMiB, kBuffer);
+  const Bytes bytes = pattern_bytes(19 * kMiB);
+  put_file(storage(), "f", bytes);
+  const auto file = storage().open("f");
+  std::mt19937_64 random(5);
+  Bytes target(bytes.size());
+  ThreadPool threads(2);
+  for (int round = 0; round < 20; ++round) {
+    const bool pooled = round % 3 == 0;
+    const uint64_t most = pooled ? kBuffer / 2 : round % 3 == 1 ? bytes.size() : 60'000;
+    const uint64_t size = random() % most;
+    const uint64_t offset = random() % (bytes.size() - size);
+    uint32_t crc = 1, seen = 0;
+    const ReadOp op{file.get(), offset, size, pooled ? nullptr : target.data() + offset, &crc};
+    storage().read({&op, 1}, {&threads, pool}, [&](size_t, ByteView) { seen = crc; });
+    EXPECT_EQ(crc, crc32(ByteView(bytes).subspan(offset, size)));
+    EXPECT_EQ(seen, crc);
   }
 }
 

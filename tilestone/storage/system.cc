@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -47,6 +48,11 @@ int count_resident(int fd, uint64_t offset, uint64_t size, uint64_t& bytes) {
 
 ssize_t System::pread(int fd, void* data, size_t size, uint64_t offset) {
   return ::pread(fd, data, size, static_cast<off_t>(offset));
+}
+
+ssize_t System::read_cached(int fd, void* data, size_t size, uint64_t offset) {
+  const iovec range{data, size};
+  return ::preadv2(fd, &range, 1, static_cast<off_t>(offset), RWF_NOWAIT);
 }
 
 ssize_t System::pwrite(int fd, const void* data, size_t size, uint64_t offset) {

@@ -19,6 +19,8 @@ class System {
   virtual ~System() = default;
 
   virtual ssize_t pread(int fd, void* data, size_t size, uint64_t offset);
+  // preadv2 with RWF_NOWAIT: only what is in the page cache; EAGAIN where that is nothing.
+  virtual ssize_t read_cached(int fd, void* data, size_t size, uint64_t offset);
   virtual ssize_t pwrite(int fd, const void* data, size_t size, uint64_t offset);
   virtual int fsync(int fd);
   virtual int ftruncate(int fd, uint64_t size);

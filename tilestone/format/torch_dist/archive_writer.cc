@@ -23,6 +23,20 @@ void add_fixed_records(ZipWriter& archive, ByteView pickle) {
 
 uint64_t up_to(uint64_t offset, uint64_t alignment) { return align_up(offset, alignment) - offset; }
 
+// A large tensor goes to the same place within a page as it has in memory, so that direct I/O can
+// write it from there, and read it to where an allocator puts it the next time; but never to less
+// than the alignment that every payload has.
+uint64_t payload_padding(const TensorView& tensor, uint64_t offset) {
+  const uint64_t size = tensor.bytes();
+  if (size < kPageAlignedFrom) return up_to(offset, ZipWriter::kAlignment);
+  uint64_t place = 0;
+  if (size >= kPlacedFrom && tensor.device == nullptr) {
+    place = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(tensor.data)) % kPage;
+    place -= place % ZipWriter::kAlignment;
+  }
+  return (place - offset) % kPage;
+}
+
 Bytes packed(const TensorView& tensor) {
   Bytes bytes(tensor.bytes());
   pack_range(tensor.strided_view(), 0, bytes);
@@ -141,8 +155,7 @@ ItemRecipe encode_tensor_item(const Piece& piece, uint64_t file_offset) {
   const uint64_t size = piece.data.bytes();
   ItemRecipe recipe;
   recipe.payload_offset = archive->begin_last("archive/data/0", size);
-  const uint64_t alignment = size >= kPageAlignedFrom ? kPage : ZipWriter::kAlignment;
-  recipe.padding = up_to(file_offset + recipe.payload_offset, alignment);
+  recipe.padding = payload_padding(piece.data, file_offset + recipe.payload_offset);
 
   Segment head;
   head.literal = archive->take_head();
