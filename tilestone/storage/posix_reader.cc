@@ -55,8 +55,9 @@ struct Piece {
 // The ops with their pieces, shared by the workers.
 class ReadBatch {
  public:
+  // done null: the ops are only brought into the page cache.
   ReadBatch(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
-            const ReadDone& done)
+            const ReadDone* done)
       : context_(context), ops_(ops), options_(options), done_(done), remaining_(ops.size()) {
     piece_ = kMaxPiece;
     if (options.buffers != nullptr) {
@@ -92,16 +93,20 @@ class ReadBatch {
     return piece(index, number - first_piece_[index]);
   }
 
-  bool wants_crc(const Piece& piece) const { return ops_[piece.op].crc32 != nullptr; }
+  bool prefetches() const { return done_ == nullptr; }
+  bool wants_crc(const Piece& piece) const {
+    return !prefetches() && ops_[piece.op].crc32 != nullptr;
+  }
 
   // The piece is at its place; `bytes` is the whole op's if it has no target.
   void finished(const Piece& piece, ByteView bytes, uint32_t crc) {
+    if (prefetches()) return;
     const ReadOp& op = ops_[piece.op];
     if (op.crc32 != nullptr) crcs_[first_piece_[piece.op] + piece.number] = crc;
     if (remaining_[piece.op].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
     if (stopped_.load(std::memory_order_relaxed)) return;
     if (op.crc32 != nullptr) *op.crc32 = combined_crc(piece.op);
-    done_(piece.op, op.target != nullptr ? ByteView(op.target, op.size) : bytes);
+    (*done_)(piece.op, op.target != nullptr ? ByteView(op.target, op.size) : bytes);
   }
 
   void stop() { stopped_.store(true, std::memory_order_relaxed); }
@@ -153,7 +158,7 @@ class ReadBatch {
   PosixContext& context_;
   std::span<const ReadOp> ops_;
   const ReadOptions& options_;
-  const ReadDone& done_;
+  const ReadDone* done_;
   uint64_t piece_;
   std::vector<uint64_t> first_piece_;  // of each op, and the end
   std::vector<std::atomic<uint64_t>> remaining_;
@@ -202,7 +207,8 @@ class ReadWorker {
   // Where the piece's bytes are to go: in the target, or in the buffer of an op that has none.
   std::byte* place(const Piece& piece) const {
     const ReadOp& op = batch_.op(piece.op);
-    return op.target == nullptr ? nullptr : op.target + (piece.begin - op.offset);
+    const bool nowhere = op.target == nullptr || batch_.prefetches();
+    return nowhere ? nullptr : op.target + (piece.begin - op.offset);
   }
 
   // Starts pieces until the queue is full. True while there may be more to start.
@@ -221,6 +227,7 @@ class ReadWorker {
 
   // False where the piece must wait for a buffer that this worker has under way itself.
   bool start(const Piece& piece) {
+    if (batch_.prefetches()) return start_prefetch(piece);
     const bool targeted = place(piece) != nullptr || piece.size() == 0;
     Buffer buffer;
     if (!targeted && !get_buffer(buffer)) return false;
@@ -241,6 +248,14 @@ class ReadWorker {
     } else {
       start_cached(piece, std::move(buffer), resident);
     }
+    return true;
+  }
+
+  bool start_prefetch(const Piece& piece) {
+    if (piece.size() == 0 || is_cached(piece)) return true;
+    Buffer buffer;
+    if (!get_buffer(buffer)) return false;
+    start_cached(piece, std::move(buffer), false);
     return true;
   }
 
@@ -286,7 +301,10 @@ class ReadWorker {
   }
 
   bool in_page_cache(const Piece& piece) {
-    if (bypasses_cache() || piece.size() < kSmallPiece) return false;
+    return !bypasses_cache() && piece.size() >= kSmallPiece && is_cached(piece);
+  }
+
+  bool is_cached(const Piece& piece) {
     uint64_t cached = 0;
     const uint64_t begin = align_down(piece.begin);
     const uint64_t size = align_up(piece.end, kAlignment) - begin;
@@ -455,7 +473,7 @@ int PosixReadable::direct_fd() const {
 }
 
 void posix_read(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
-                const ReadDone& done) {
+                const ReadDone* done) {
   if (ops.empty()) return;
   ReadBatch batch(context, ops, options, done);
   const auto work = [&](size_t) { ReadWorker(batch).run(); };

@@ -67,7 +67,9 @@ class PosixStorage : public Storage {
       : context_(std::make_shared<PosixContext>(root, options, std::move(system))) {}
 
   uint32_t capabilities() const override {
-    return static_cast<uint32_t>(StorageCapability::kAtomicRename) |
+    const bool cache = context_->options().read_cache != PosixOptions::Cache::kDirect;
+    return (cache ? static_cast<uint32_t>(StorageCapability::kSharedCache) : 0u) |
+           static_cast<uint32_t>(StorageCapability::kAtomicRename) |
            static_cast<uint32_t>(StorageCapability::kExclusiveRename) |
            static_cast<uint32_t>(StorageCapability::kDirectories) |
            static_cast<uint32_t>(StorageCapability::kDirectIo) |
@@ -99,11 +101,17 @@ class PosixStorage : public Storage {
 
   void read(std::span<const ReadOp> ops, const ReadOptions& options,
             const ReadDone& done) override {
-    for (const ReadOp& op : ops) {
-      const auto* file = dynamic_cast<const PosixReadable*>(op.file);
-      check_read_op(op, options, file != nullptr && &file->context() == context_.get());
+    for (const ReadOp& op : ops) check(op, options);
+    posix_read(*context_, ops, options, &done);
+  }
+
+  void prefetch(std::span<const ReadOp> ops, const ReadOptions& options) override {
+    if (!can(StorageCapability::kSharedCache)) return;
+    for (ReadOp op : ops) {
+      op.target = nullptr;
+      check(op, options);
     }
-    posix_read(*context_, ops, options, done);
+    posix_read(*context_, ops, options, nullptr);
   }
 
   std::optional<FileInfo> stat(const std::string& name) override {
@@ -153,6 +161,11 @@ class PosixStorage : public Storage {
   }
 
  private:
+  void check(const ReadOp& op, const ReadOptions& options) const {
+    const auto* file = dynamic_cast<const PosixReadable*>(op.file);
+    check_read_op(op, options, file != nullptr && &file->context() == context_.get());
+  }
+
   UniqueFd open_at_root(const std::string& name, int flags, unsigned mode = 0) {
     const UniqueFd root = context_->try_open_root();
     if (!root) return {};

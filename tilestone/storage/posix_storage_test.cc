@@ -235,6 +235,34 @@ TEST(PosixStorage, LargeReadsGoStraightWhereFileAndMemoryAreAlignedAlike) {
   }
 }
 
+TEST(PosixStorage, WhatIsPrefetchedIsReadFromThePageCache) {
+  const TempDirectory directory;
+  const auto storage = posix_storage(directory.path());
+  const Bytes bytes = pattern_bytes(6 * kMiB);
+  put_file(*storage, "f", bytes);
+  const int fd = ::open((directory.path() + "/f").c_str(), O_RDONLY);
+  ASSERT_EQ(::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+  System system;
+  const auto cached = [&](uint64_t offset, uint64_t size) {
+    uint64_t count = 0;
+    EXPECT_EQ(system.cached_bytes(fd, offset, size, count), 0);
+    return count;
+  };
+  ASSERT_EQ(cached(0, bytes.size()), 0u);
+  const auto file = storage->open("f");
+  const auto pool = BufferPool::create(4 * kMiB, kMiB);
+  const std::vector<ReadOp> ops = {{file.get(), kMiB, kMiB}, {file.get(), 4 * kMiB, kMiB}};
+  ASSERT_TRUE(storage->can(StorageCapability::kSharedCache));
+  storage->prefetch(ops, {nullptr, pool});
+  EXPECT_EQ(cached(kMiB, kMiB), kMiB);
+  EXPECT_EQ(cached(4 * kMiB, kMiB), kMiB);
+  EXPECT_LE(cached(0, bytes.size()), 3 * kMiB);
+  const ReadOp large{file.get(), 0, 2 * kMiB};
+  expect_error([&] { storage->prefetch({&large, 1}, {nullptr, pool}); },
+               ErrorCode::kInvalidArgument, "fits no pooled buffer");
+  ::close(fd);
+}
+
 TEST(PosixStorage, AFailedSyncIsNeverTriedAgain) {
   Failing disk;
   disk.system->sync_error = EIO;

@@ -63,6 +63,8 @@ void check_directory_name(std::string_view name) {
   if (!name.empty()) check_file_name(name);
 }
 
+void Storage::prefetch(std::span<const ReadOp>, const ReadOptions&) {}
+
 Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size) {
   const auto file = storage.open(name);
   if (file->size() > max_size) {

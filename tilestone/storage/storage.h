@@ -33,6 +33,7 @@ enum class StorageCapability : uint32_t {
   kDirectories = 1u << 2,      // directory entries have a durability of their own
   kDirectIo = 1u << 3,         // reads and writes can bypass the page cache
   kLocks = 1u << 4,            // try_lock excludes other processes
+  kSharedCache = 1u << 5,      // what a process prefetches, others on its host read from memory
 };
 
 // A new file that is appended to and made durable once. Destroying it without close() leaves what
@@ -124,6 +125,11 @@ class Storage {
   // failure (also one thrown by done) ends the batch and is rethrown once nothing is under way.
   virtual void read(std::span<const ReadOp> ops, const ReadOptions& options,
                     const ReadDone& done) = 0;
+
+  // Brings the ops' ranges into memory that all processes of the host share, as far as they are
+  // not there; targets are ignored, every op must fit a pooled buffer. Errors as read's. Does
+  // nothing without kSharedCache.
+  virtual void prefetch(std::span<const ReadOp> ops, const ReadOptions& options);
 
   virtual std::optional<FileInfo> stat(const std::string& name) = 0;  // nullopt: not there
   // Files (not directories) whose name starts with prefix, whole subtree, sorted.
