@@ -1,10 +1,13 @@
 #include "tilestone/engine/load.h"
 
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/host.h"
 #include "tilestone/engine/agreement_internal.h"
+#include "tilestone/engine/exchange_internal.h"
 #include "tilestone/engine/opening_internal.h"
 #include "tilestone/engine/reader_internal.h"
 #include "tilestone/engine/resources_internal.h"
@@ -30,7 +33,6 @@ class Loading {
     rounds_.run_last(
         "loading",
         [&](Deadline deadline) {
-          open(deadline);
           loaded = load_rank(wanted, deadline);
           return Bytes();
         },
@@ -41,13 +43,39 @@ class Loading {
  private:
   // One rank looks: ranks that look for themselves may see different things.
   void describe() {
-    rounds_.run(
-        "opening", [](Deadline) { return Bytes(); },
-        [&](std::vector<Bytes>) {
+    const Bytes answer = rounds_.run(
+        "opening", [&](Deadline) { return own_place(); },
+        [&](const std::vector<Bytes>& places) {
+          const Bytes two_phases = {std::byte{agree_on_two_phases(places)}};
           const auto format = find_format(location_.storage(), options_.format);
           description_ = read_description(location_.storage(), *format).encode();
-          return std::vector<Bytes>();
+          return std::vector<Bytes>(places.size(), two_phases);
         });
+    two_phases_ = answer.front() != std::byte{0};
+  }
+
+  // What the coordinator must know of a rank: how it wants to read, and its host.
+  Bytes own_place() const {
+    ByteWriter writer;
+    writer.u8(static_cast<uint8_t>(options_.two_phase));
+    writer.string(host_identity());
+    return std::move(writer).take();
+  }
+
+  static bool agree_on_two_phases(const std::vector<Bytes>& places) {
+    std::vector<std::string> hosts;
+    std::optional<LoadOptions::TwoPhase> agreed;
+    for (size_t rank = 0; rank < places.size(); ++rank) {
+      ByteReader reader(places[rank], "place of rank " + std::to_string(rank));
+      const auto mode = static_cast<LoadOptions::TwoPhase>(reader.u8());
+      hosts.emplace_back(reader.string());
+      if (agreed.value_or(mode) != mode) {
+        throw Error(ErrorCode::kMismatch, "the ranks don't agree on two_phase")
+            .with_rank(static_cast<int>(rank));
+      }
+      agreed = mode;
+    }
+    return reads_in_two_phases(*agreed, hosts);
   }
 
   void open(Deadline deadline) {
@@ -57,21 +85,38 @@ class Loading {
   }
 
   StateDict load_rank(const StateDict& wanted, Deadline deadline) {
-    const StateDict built = with_memory(build_factories(wanted));
-    const StateDict persistent = drop_nonpersistent(built);
-    Items items = opened_.format->to_items(persistent);
-    const ReadContext context{
-        location_.storage(),
-        *opened_.format,
-        opened_.metadata,
-        make_pool(options_.buffer_bytes, threads_.size(), wanted_bytes(items)),
-        threads_,
-        options_.verify_checksums,
-        deadline};
-    load_objects(context, items);
-    load_tensors(context, items);
+    StateDict built, persistent;
+    Items items;
+    const auto prepare = [&] {
+      open(deadline);
+      built = with_memory(build_factories(wanted));
+      persistent = drop_nonpersistent(built);
+      items = opened_.format->to_items(persistent);
+      make_context(items, deadline);
+      load_objects(*context_, items);
+      return plan_tensors(items);
+    };
+    const std::vector<Transfer> left = two_phases_ ? exchange(prepare, deadline) : prepare();
+    read_transfers(*context_, left, *progress_);
+    progress_->finish();
     StateDict loaded = opened_.format->from_items(persistent, items);
     return merge_factories(restore_nonpersistent(std::move(loaded), built), wanted);
+  }
+
+  template <typename Prepare>
+  std::vector<Transfer> exchange(const Prepare& prepare, Deadline deadline) {
+    const uint64_t message_bytes = memory_shares(options_.buffer_bytes, true).messages;
+    return exchange_transfers(options_.comm, deadline, message_bytes, [&] {
+      std::vector<Transfer> transfers = prepare();
+      return Wanted{&*context_, std::move(transfers), &*progress_};
+    });
+  }
+
+  void make_context(const Items& items, Deadline deadline) {
+    const uint64_t pool = memory_shares(options_.buffer_bytes, two_phases_).pool;
+    context_.emplace(ReadContext{location_.storage(), *opened_.format, opened_.metadata,
+                                 make_pool(pool, threads_.size(), wanted_bytes(items)), threads_,
+                                 options_.verify_checksums, deadline});
   }
 
   static uint64_t wanted_bytes(const Items& items) {
@@ -102,7 +147,8 @@ class Loading {
     }
   }
 
-  void load_tensors(const ReadContext& context, const Items& items) const {
+  // What is to be read of the stored chunks; zeros are filled in.
+  std::vector<Transfer> plan_tensors(const Items& items) {
     LoadPlanOptions plan_options;
     plan_options.cast = options_.cast;
     LoadPlan plan = plan_load(items.tensors, opened_.metadata, plan_options);
@@ -118,9 +164,8 @@ class Loading {
       const Piece& piece = items.tensors[fill.item].pieces[fill.piece];
       fill_zero(narrow_to(piece.data, relative(fill.box, piece.box)));
     }
-    ProgressMeter progress(options_.progress, "read", stored_bytes(opened_.metadata, transfers));
-    read_transfers(context, transfers, progress);
-    progress.finish();
+    progress_.emplace(options_.progress, "read", stored_bytes(opened_.metadata, transfers));
+    return transfers;
   }
 
   static Box relative(const Box& box, const Box& origin) {
@@ -146,6 +191,9 @@ class Loading {
   ThreadPool threads_;
   Bytes description_;
   Opened opened_;
+  bool two_phases_ = false;
+  std::optional<ReadContext> context_;
+  std::optional<ProgressMeter> progress_;
 };
 
 }  // namespace

@@ -51,11 +51,21 @@ struct SaveResult {
 };
 
 struct LoadOptions {
+  // Two-phase reading: what several ranks want, and what would take a rank many short reads, is
+  // read once by one rank and sent to those that want it. All ranks of a load say the same.
+  enum class TwoPhase {
+    kAuto,    // where the ranks run on more than one host; those of one host share its page cache
+    kAlways,  // in every group of more than one rank
+    kNever,   // each rank reads for itself
+  };
   Communicator comm = {};
   std::shared_ptr<const Format> format = nullptr;  // default: found from the files
   bool cast = false;                               // convert from the stored dtype
-  bool verify_checksums = true;                    // of every item that is read whole
+  // Of every item that is read whole, by one rank or, in two-phase reading, by several together.
+  bool verify_checksums = true;
+  TwoPhase two_phase = TwoPhase::kAuto;
   double timeout = kDefaultTimeout;
+  // Memory of this rank, bytes: the pool's, and in two-phase reading the messages'.
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;
   int threads = 0;
   ProgressFn progress = nullptr;

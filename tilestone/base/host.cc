@@ -1,0 +1,18 @@
+#include "tilestone/base/host.h"
+
+#include <unistd.h>
+
+#include <climits>
+#include <fstream>
+
+namespace tilestone {
+
+std::string host_identity() {
+  std::string boot_id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot_id);
+  char name[HOST_NAME_MAX + 1] = "";
+  gethostname(name, sizeof name - 1);
+  return boot_id + " " + name;
+}
+
+}  // namespace tilestone

@@ -1,0 +1,189 @@
+// The costs that are compared, in bytes that could be read in the same time:
+//     apart    = sum over what is asked of (bytes + kReadCost * reads)
+//     together = bytes + kReadCost * reads of the merged boxes, + asked bytes / kSendShare
+// A read is charged what a disk or a file server could stream instead of beginning a new one; a
+// network is taken to be kSendShare times as fast as a rank's share of the storage.
+#include "tilestone/plan/exchange_plan.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "tilestone/base/checked.h"
+#include "tilestone/geometry/coverage.h"
+
+namespace tilestone {
+namespace {
+
+constexpr uint64_t kLargestStripe = 8u << 20;   // bytes
+constexpr uint64_t kSmallestStripe = 1u << 20;  // bytes
+constexpr uint64_t kStripesPerRank = 4;
+constexpr uint64_t kReadCost = 64u << 10;  // bytes
+constexpr uint64_t kSendShare = 4;
+constexpr uint64_t kSpareShare = 32;  // bytes read twice may be this fraction of those needed
+constexpr uint64_t kPage = 4096;      // bytes: rows nearer than this are read as one
+
+// SplitMix64's finisher: neighbouring numbers give unrelated ones.
+uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// What reading takes.
+struct Reading {
+  uint64_t bytes = 0;
+  uint64_t reads = 0;
+
+  Reading& operator+=(const Reading& other) {
+    bytes += other.bytes;
+    reads += other.reads;
+    return *this;
+  }
+  uint64_t cost() const { return bytes + kReadCost * reads; }
+};
+
+// A box of a C-contiguous chunk: dims are joined from the innermost on while their indices follow
+// one another or are near.
+Reading reading_of(const Dims& shape, uint64_t itemsize, const Box& box) {
+  Reading reading{itemsize, 1};
+  uint64_t step = itemsize;  // bytes between two indices of the dim
+  bool joined = true;
+  for (size_t d = shape.size(); d-- > 0;) {
+    const auto count = static_cast<uint64_t>(box.shape[d]);
+    joined = joined && (count == 1 || step <= reading.bytes || step <= kPage);
+    if (joined) {
+      reading.bytes += (count - 1) * step;
+    } else {
+      reading.reads *= count;
+    }
+    step *= static_cast<uint64_t>(shape[d]);
+  }
+  reading.bytes *= reading.reads;
+  return reading;
+}
+
+Box bounding_box(std::span<const Box> boxes) {
+  Box bounds = boxes.front();
+  for (const Box& box : boxes) {
+    for (size_t d = 0; d < bounds.rank(); ++d) {
+      const int64_t end = std::max(bounds.end(d), box.end(d));
+      bounds.offset[d] = std::min(bounds.offset[d], box.offset[d]);
+      bounds.shape[d] = end - bounds.offset[d];
+    }
+  }
+  return bounds;
+}
+
+// `box` without what is in `others`.
+std::vector<Box> rest_of(const Box& box, std::span<const Box> others) {
+  std::vector<Box> rest = {box};
+  for (const Box& other : others) {
+    std::vector<Box> next;
+    for (const Box& part : rest) {
+      for (Box& left : subtract(part, other)) next.push_back(std::move(left));
+    }
+    rest = std::move(next);
+    if (rest.empty()) break;
+  }
+  return rest;
+}
+
+}  // namespace
+
+StripeOwners::StripeOwners(const Metadata& metadata, int world)
+    : ends_(metadata.files.size(), 0), world_(static_cast<uint64_t>(world)) {
+  uint64_t total = 0;
+  for (const StoredTensor& tensor : metadata.tensors) {
+    for (const StoredChunk& chunk : tensor.chunks) {
+      const uint64_t end =
+          try_add(chunk.at.offset, chunk.at.length).value_or(std::numeric_limits<uint64_t>::max());
+      ends_[chunk.at.file] = std::max(ends_[chunk.at.file], end);
+    }
+  }
+  for (const uint64_t end : ends_) total = try_add(total, end).value_or(total);
+  stripe_bytes_ = std::clamp(total / (world_ * kStripesPerRank), kSmallestStripe, kLargestStripe);
+  uint64_t stripes = 0;
+  for (const uint64_t end : ends_) {
+    firsts_.push_back(stripes);
+    stripes += end / stripe_bytes_ + 1;
+  }
+}
+
+int StripeOwners::owner(uint32_t file, uint64_t offset) const {
+  const uint64_t stripe = firsts_[file] + offset / stripe_bytes_;
+  return static_cast<int>((stripe % world_ + mix(stripe / world_) % world_) % world_);
+}
+
+void for_each_tile(const Dims& shape, uint64_t itemsize, uint64_t max_bytes, const Box& box,
+                   const std::function<void(const Tile&)>& visit) {
+  if (box.empty()) return;
+  checked_mul(static_cast<uint64_t>(numel(shape)), itemsize, "bytes of a chunk");
+  if (shape.empty()) return visit({box, 0});
+  std::vector<uint64_t> steps(shape.size(), itemsize);  // bytes between two indices of a dim
+  for (size_t d = shape.size() - 1; d-- > 0;) {
+    steps[d] = steps[d + 1] * static_cast<uint64_t>(shape[d + 1]);
+  }
+  size_t cut = 0;  // the dim that is cut in groups of indices; those before it, index by index
+  while (steps[cut] > max_bytes && cut + 1 < shape.size()) ++cut;
+  const auto group = static_cast<int64_t>(std::min<uint64_t>(
+      std::max<uint64_t>(max_bytes / steps[cut], 1), static_cast<uint64_t>(shape[cut])));
+
+  Tile tile{Box::whole(shape), 0};
+  for (size_t d = 0; d <= cut; ++d) {
+    tile.box.offset[d] = box.offset[d];
+    tile.box.shape[d] = 1;
+  }
+  int64_t& at = tile.box.offset[cut];
+  at = at / group * group;
+  const int64_t first = at;
+  while (true) {
+    tile.box.shape[cut] = std::min(group, shape[cut] - at);
+    tile.offset = 0;
+    for (size_t d = 0; d <= cut; ++d) {
+      tile.offset += static_cast<uint64_t>(tile.box.offset[d]) * steps[d];
+    }
+    visit(tile);
+    at += group;
+    if (at < box.end(cut)) continue;
+    at = first;
+    size_t d = cut;
+    while (d > 0 && ++tile.box.offset[d - 1] == box.end(d - 1)) {
+      tile.box.offset[d - 1] = box.offset[d - 1];
+      --d;
+    }
+    if (d == 0) return;
+  }
+}
+
+std::vector<Box> merged_boxes(std::span<const Box> boxes) {
+  if (boxes.empty()) return {};
+  const Box bounds = bounding_box(boxes);
+  if (!find_uncovered(bounds, boxes)) return {bounds};
+  std::vector<Box> distinct(boxes.begin(), boxes.end());
+  std::sort(distinct.begin(), distinct.end(), [](const Box& a, const Box& b) {
+    return a.numel() != b.numel() ? a.numel() > b.numel() : a < b;
+  });
+  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+  std::vector<Box> merged;
+  for (size_t i = 0; i < distinct.size(); ++i) {
+    for (Box& rest : rest_of(distinct[i], std::span(distinct).first(i))) {
+      merged.push_back(std::move(rest));
+    }
+  }
+  return merged;
+}
+
+bool worth_exchanging(const Dims& shape, uint64_t itemsize, std::span<const Box> asked) {
+  Reading apart, together;
+  uint64_t wanted = 0;
+  for (const Box& box : asked) {
+    apart += reading_of(shape, itemsize, box);
+    wanted += static_cast<uint64_t>(box.numel()) * itemsize;
+  }
+  if (asked.size() == 1) return false;
+  for (const Box& box : merged_boxes(asked)) together += reading_of(shape, itemsize, box);
+  if (apart.bytes > together.bytes + together.bytes / kSpareShare) return true;
+  return apart.cost() > together.cost() + wanted / kSendShare;
+}
+
+}  // namespace tilestone

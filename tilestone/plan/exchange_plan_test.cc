@@ -1,0 +1,202 @@
+#include "tilestone/plan/exchange_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "tilestone/geometry/coverage.h"
+
+namespace tilestone {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+
+constexpr uint64_t kMiB = 1u << 20;
+
+// `files` files that hold one chunk of `bytes` each.
+Metadata files_of(size_t files, uint64_t bytes) {
+  Metadata metadata;
+  StoredTensor tensor{"t", {}, DType::kUInt8, {1}, {}};
+  for (size_t file = 0; file < files; ++file) {
+    metadata.files.push_back(std::to_string(file));
+    tensor.chunks.push_back({Box::whole({1}), {static_cast<uint32_t>(file), {}, 0, bytes, {}}});
+  }
+  metadata.tensors.push_back(tensor);
+  metadata.index();
+  return metadata;
+}
+
+std::vector<Tile> tiles(const Dims& shape, uint64_t itemsize, uint64_t max, const Box& box) {
+  std::vector<Tile> out;
+  for_each_tile(shape, itemsize, max, box, [&](const Tile& tile) { out.push_back(tile); });
+  return out;
+}
+
+// ---- owners ----
+
+TEST(StripeOwners, GiveEachRankTheSameOfALargeFile) {
+  const StripeOwners owners(files_of(1, 800 * kMiB), 4);
+  ASSERT_EQ(owners.stripe_bytes(), 8 * kMiB);
+  std::vector<int> stripes(4, 0);
+  for (uint64_t stripe = 0; stripe < 100; ++stripe) {
+    ++stripes[static_cast<size_t>(owners.owner(0, stripe * 8 * kMiB + 5))];
+  }
+  EXPECT_THAT(stripes, Each(25));
+}
+
+TEST(StripeOwners, GiveEachRankSomethingOfManySmallFiles) {
+  const StripeOwners owners(files_of(64, 100'000), 8);
+  std::vector<int> files(8, 0);
+  for (uint32_t file = 0; file < 64; ++file) ++files[static_cast<size_t>(owners.owner(file, 0))];
+  EXPECT_THAT(files, Each(8));
+}
+
+TEST(StripeOwners, WhatRecursAtRegularDistancesHasManyOwners) {
+  const StripeOwners owners(files_of(1, 8000 * kMiB), 4);
+  std::vector<int> stripes(4, 0);
+  for (uint64_t stripe = 0; stripe < 1000; stripe += 4) {
+    ++stripes[static_cast<size_t>(owners.owner(0, stripe * 8 * kMiB))];
+  }
+  EXPECT_THAT(stripes, Each(testing::Gt(40)));  // of 250
+}
+
+TEST(StripeOwners, OfAHostileOffsetAreRanksToo) {
+  Metadata metadata = files_of(2, 100);
+  metadata.tensors[0].chunks[0].at.offset = UINT64_MAX - 3;
+  const StripeOwners owners(metadata, 3);
+  EXPECT_LT(owners.owner(0, UINT64_MAX), 3);
+  EXPECT_GE(owners.owner(1, UINT64_MAX), 0);
+}
+
+// ---- tiles ----
+
+TEST(Tiles, AreRowsThatFit) {
+  const std::vector<Tile> all = tiles({5, 10}, 4, 80, Box::whole({5, 10}));
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_EQ(all[0].box, (Box{{0, 0}, {2, 10}}));
+  EXPECT_EQ(all[1].offset, 80u);
+  EXPECT_EQ(all[2].box, (Box{{4, 0}, {1, 10}}));
+}
+
+TEST(Tiles, OfARowThatDoesNotFitAreCutAlongTheNextDim) {
+  const std::vector<Tile> all = tiles({2, 10}, 4, 24, Box::whole({2, 10}));
+  ASSERT_EQ(all.size(), 4u);
+  EXPECT_EQ(all[1].box, (Box{{0, 6}, {1, 4}}));
+  EXPECT_EQ(all[1].offset, 24u);
+  EXPECT_EQ(all[2].box, (Box{{1, 0}, {1, 6}}));
+}
+
+TEST(Tiles, OfAScalarIsOne) {
+  const std::vector<Tile> all = tiles({}, 8, 1, Box::whole({}));
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].box, Box::whole({}));
+}
+
+TEST(Tiles, OfAnyBoxAreThoseOfTheChunkThatMeetIt) {
+  std::mt19937_64 random(1);
+  const auto draw = [&](int64_t n) {
+    return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
+  };
+  for (int round = 0; round < 300; ++round) {
+    Dims shape(1 + random() % 4, 1);
+    Box box = Box::whole(shape);
+    for (size_t d = 0; d < shape.size(); ++d) {
+      shape[d] = 1 + draw(6);
+      box.offset[d] = draw(shape[d]);
+      box.shape[d] = 1 + draw(shape[d] - box.offset[d]);
+    }
+    const uint64_t max = 1 + random() % 100;
+    std::vector<Box> boxes, meeting, found;
+    for (const Tile& tile : tiles(shape, 2, max, Box::whole(shape))) {
+      boxes.push_back(tile.box);
+      EXPECT_LE(static_cast<uint64_t>(tile.box.numel()) * 2, std::max<uint64_t>(max, 2));
+      if (intersects(tile.box, box)) meeting.push_back(tile.box);
+    }
+    EXPECT_FALSE(check_tiling(shape, boxes));
+    for (const Tile& tile : tiles(shape, 2, max, box)) found.push_back(tile.box);
+    ASSERT_EQ(found, meeting) << to_string(shape) << " " << to_string(box) << " " << max;
+  }
+}
+
+// ---- what is merged ----
+
+TEST(MergedBoxes, ThatCoverTheirBoundsAreOne) {
+  const std::vector<Box> columns = {{{2, 0}, {4, 3}}, {{2, 5}, {4, 5}}, {{2, 2}, {4, 3}}};
+  EXPECT_THAT(merged_boxes(columns), ElementsAre(Box{{2, 0}, {4, 10}}));
+}
+
+TEST(MergedBoxes, AreDisjointAndHoldTheSameElements) {
+  std::mt19937_64 random(2);
+  for (int round = 0; round < 200; ++round) {
+    const Dims shape = {7, 5, 3};
+    std::vector<Box> boxes;
+    for (size_t i = 0; i < 1 + random() % 6; ++i) {
+      Box box = Box::whole(shape);
+      for (size_t d = 0; d < 3; ++d) {
+        box.offset[d] = static_cast<int64_t>(random() % static_cast<uint64_t>(shape[d]));
+        box.shape[d] =
+            1 + static_cast<int64_t>(random() % static_cast<uint64_t>(shape[d] - box.offset[d]));
+      }
+      boxes.push_back(box);
+    }
+    const std::vector<Box> merged = merged_boxes(boxes);
+    EXPECT_FALSE(find_overlap(merged));
+    for (const Box& box : boxes) EXPECT_FALSE(find_uncovered(box, merged));
+    for (const Box& box : merged) EXPECT_FALSE(find_uncovered(box, boxes));
+  }
+}
+
+// ---- verdicts ----
+
+std::vector<Box> columns_of(const Dims& shape, int64_t ranks) {
+  std::vector<Box> boxes;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    boxes.push_back({{0, shape[1] / ranks * rank}, {shape[0], shape[1] / ranks}});
+  }
+  return boxes;
+}
+
+TEST(Verdict, OneRanksContiguousBoxIsReadByItself) {
+  EXPECT_FALSE(worth_exchanging({1024, 1024}, 4, std::vector<Box>{{{0, 0}, {512, 1024}}}));
+}
+
+TEST(Verdict, RowsOfTwoRanksAreReadByThemselves) {
+  EXPECT_FALSE(worth_exchanging({1024, 1024}, 4,
+                                std::vector<Box>{{{0, 0}, {512, 1024}}, {{512, 0}, {512, 1024}}}));
+}
+
+TEST(Verdict, WhatTwoRanksWantIsReadOnce) {
+  const Box whole = Box::whole({1024, 1024});
+  EXPECT_TRUE(worth_exchanging({1024, 1024}, 4, std::vector<Box>{whole, whole}));
+}
+
+TEST(Verdict, AFewCommonRowsDontCount) {
+  const std::vector<Box> halo = {{{0, 0}, {520, 1024}}, {{510, 0}, {514, 1024}}};
+  EXPECT_FALSE(worth_exchanging({1024, 1024}, 4, halo));
+  const std::vector<Box> much = {{{0, 0}, {600, 1024}}, {{500, 0}, {524, 1024}}};
+  EXPECT_TRUE(worth_exchanging({1024, 1024}, 4, much));
+}
+
+TEST(Verdict, ShortColumnsAreReadTogether) {
+  for (const int64_t ranks : {2, 4, 8}) {
+    EXPECT_TRUE(worth_exchanging({256, 8192}, 4, columns_of({256, 8192}, ranks))) << ranks;
+  }
+}
+
+// Each rank would read all rows, which lie nearer to one another than a page.
+TEST(Verdict, ColumnsOfNarrowRowsAreReadTogether) {
+  EXPECT_TRUE(worth_exchanging({8192, 256}, 4, columns_of({8192, 256}, 4)));
+}
+
+TEST(Verdict, LongRunsAreReadApart) {
+  EXPECT_FALSE(worth_exchanging({4, 1 << 20}, 4, columns_of({4, 1 << 20}, 2)));
+}
+
+TEST(Verdict, FragmentsOfOneRankGainNothing) {
+  EXPECT_FALSE(worth_exchanging({256, 8192}, 4, std::vector<Box>{{{0, 0}, {256, 1024}}}));
+}
+
+}  // namespace
+}  // namespace tilestone
