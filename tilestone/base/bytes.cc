@@ -74,7 +74,8 @@ double ByteReader::f64() { return load<double>(raw(sizeof(double))); }
 uint64_t ByteReader::varint() {
   uint64_t value = 0;
   for (int shift = 0; shift < 64; shift += 7) {
-    const uint8_t byte = u8();
+    if (offset_ == bytes_.size()) fail("expected a varint to go on, found the end");
+    const auto byte = std::to_integer<uint8_t>(bytes_[offset_++]);
     if (shift == 63 && byte > 1) fail("a varint exceeds 64 bits");
     value |= uint64_t{byte & 0x7fu} << shift;
     if (byte < 0x80) {

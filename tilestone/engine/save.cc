@@ -157,7 +157,7 @@ class Saving {
   std::vector<Bytes> orders_by_exchange(std::vector<Bytes> plans) const {
     SavePlanner planner(options_.comm.size());
     for (size_t rank = 0; rank < plans.size(); ++rank) {
-      planner.add(static_cast<int>(rank), LocalSavePlan::decode(plans[rank]));
+      planner.add_encoded(static_cast<int>(rank), plans[rank]);
       plans[rank] = Bytes();
     }
     std::vector<Bytes> orders;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tilestone/geometry/coverage_internal.h"
+
 // Finding a hole. Boxes that don't overlap one another cover a cell if and only if their volumes
 // sum up to its own; otherwise the search halves the cell and goes where volume is lacking.
 //
@@ -259,6 +261,9 @@ std::optional<TilingFault> check_tiling(const Dims& shape, std::span<const Box> 
   for (size_t i = 0; i < boxes.size(); ++i) {
     if (!in_bounds(boxes[i], shape)) return TilingFault{Kind::kOutOfBounds, i, 0, boxes[i]};
   }
+  if (volume == 0) return std::nullopt;
+  const auto tiled = tile_by_corners(shape, boxes);
+  if (tiled && *tiled) return std::nullopt;
   if (const auto pair = find_overlap(boxes)) {
     const Box& first = boxes[pair->first];
     return TilingFault{Kind::kOverlap, pair->first, pair->second,

@@ -26,8 +26,9 @@ struct TilingFault {
   Box where;          // kOutOfBounds: the box; kOverlap: the common part; kUncovered: a hole
 };
 
-// nullopt when every element of the tensor lies in exactly one box. Empty boxes are ignored but
-// for their bounds. A volume count settles covered, non-overlapping boxes without a second search.
+// nullopt when every element of the tensor lies in exactly one box, which is found in linear time
+// where the boxes are cut in at most four dims; what is wrong takes a search, as above. Empty boxes
+// are ignored but for their bounds.
 std::optional<TilingFault> check_tiling(const Dims& shape, std::span<const Box> boxes);
 
 }  // namespace tilestone

@@ -100,6 +100,29 @@ TEST(Coverage, AgreesWithAPainterOnTilingsWithBoxesTakenAwayAddedAndMoved) {
   }
 }
 
+// More dims than corners are counted in.
+TEST(Coverage, AgreesWithAPainterOnTilingsOfFiveAndSixDims) {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    std::mt19937_64 random(seed);
+    Dims shape;
+    const size_t rank = 5 + random() % 2;
+    for (size_t d = 0; d < rank; ++d) shape.push_back(1 + static_cast<int64_t>(random() % 4));
+    auto boxes = random_tiling(shape, 1 + random() % 60, random);
+    for (uint64_t n = random() % 2; n > 0 && !boxes.empty(); --n) boxes.pop_back();
+    for (uint64_t n = random() % 2; n > 0; --n) boxes.push_back(random_box(shape, random));
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", shape " + to_string(shape));
+    ASSERT_NO_FATAL_FAILURE(expect_agrees_with_painter(shape, random_box(shape, random), boxes));
+  }
+}
+
+TEST(Coverage, WrongTilingsOfTheRightVolumeAreFound) {
+  const std::vector<Box> twice{Box{{0}, {2}}, Box{{0}, {2}}};
+  EXPECT_EQ(check_tiling(Dims{4}, twice)->kind, Kind::kOverlap);
+  // The element in the middle is held twice, one in a corner by nobody.
+  const std::vector<Box> shifted{Box{{0, 0}, {2, 2}}, Box{{1, 1}, {2, 2}}, Box{{0, 2}, {1, 1}}};
+  EXPECT_EQ(check_tiling(Dims{3, 3}, shifted)->kind, Kind::kOverlap);
+}
+
 TEST(Coverage, AgreesWithAPainterOnManyOverlappingBoxesAndSlabs) {
   for (uint64_t seed = 0; seed < 2000; ++seed) {
     std::mt19937_64 random(seed);

@@ -5,6 +5,7 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/coverage.h"
+#include "tilestone/plan/plan_sink_internal.h"
 #include "tilestone/plan/save_plan.h"
 #include "tilestone/plan/wire_internal.h"
 
@@ -192,39 +193,56 @@ Bytes LocalSavePlan::encode() const {
   return std::move(out).take();
 }
 
-LocalSavePlan LocalSavePlan::decode(ByteView bytes) {
+void decode_plan(ByteView bytes, PlanSink& sink) {
   ByteReader in(bytes, "local save plan");
   if (in.u8() != kPlanVersion) in.fail("an unknown version");
-  LocalSavePlan plan;
   wire::KeyReader keys;
-  plan.tensors.resize(in.count(4));
-  for (PlanTensor& tensor : plan.tensors) {
+  std::vector<Dims> shapes(in.count(4));
+  PlanTensor tensor;
+  for (Dims& shape : shapes) {
     tensor.key = keys.read(in);
     tensor.dtype = wire::read_dtype(in);
-    tensor.global_shape = wire::read_shape(in);
+    shape = wire::read_shape(in);
+    tensor.global_shape = shape;
+    sink.tensor(tensor);
   }
-  plan.holder_sets.resize(in.count(4));
+  const uint64_t sets = in.count(4);
   uint64_t budget = kMostRanks;
-  for (auto& set : plan.holder_sets) set = read_ranks(in, budget);
-  plan.chunks.resize(in.count(2));
-  for (PlanChunk& chunk : plan.chunks) {
-    chunk.tensor = wire::read_index(in, plan.tensors.size(), "a chunk's tensor");
+  for (uint64_t i = 0; i < sets; ++i) sink.holder_set(read_ranks(in, budget));
+  PlanChunk chunk;
+  for (uint64_t count = in.count(2); count > 0; --count) {
+    chunk.tensor = wire::read_index(in, shapes.size(), "a chunk's tensor");
     const uint64_t word = in.varint();
-    if (word / 2 > plan.holder_sets.size()) in.fail("a chunk's holders are out of range");
+    if (word / 2 > sets) in.fail("a chunk's holders are out of range");
     chunk.holders = word < 2 ? PlanChunk::kUnknown : static_cast<uint32_t>(word / 2 - 1);
     chunk.main_replica = word % 2 == 1;
-    chunk.box = wire::read_box(in, plan.tensors[chunk.tensor].global_shape);
+    wire::read_box(in, shapes[chunk.tensor], chunk.box);
+    sink.chunk(chunk);
   }
-  plan.objects.resize(in.count(3));
-  for (PlanObject& object : plan.objects) {
+  PlanObject object;
+  for (uint64_t count = in.count(3); count > 0; --count) {
     object.key = keys.read(in);
     const uint8_t flags = in.u8();
     if (flags > 3) in.fail("an object has unknown flags");
     object.common = (flags & 2) != 0;
     object.main_replica = (flags & 1) != 0;
+    sink.object(object);
   }
   in.expect_end();
-  return plan;
+}
+
+LocalSavePlan LocalSavePlan::decode(ByteView bytes) {
+  struct Collect : PlanSink {
+    void tensor(const PlanTensor& tensor) override { plan.tensors.push_back(tensor); }
+    void holder_set(std::vector<int> ranks) override {
+      plan.holder_sets.push_back(std::move(ranks));
+    }
+    void chunk(const PlanChunk& chunk) override { plan.chunks.push_back(chunk); }
+    void object(const PlanObject& object) override { plan.objects.push_back(object); }
+    LocalSavePlan plan;
+  } collect;
+  decode_plan(bytes, collect);
+  return std::move(collect.plan);
 }
 
 Bytes Assignment::encode() const {

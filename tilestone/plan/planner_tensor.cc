@@ -1,116 +1,80 @@
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
+#include "tilestone/base/radix_sort.h"
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/plan/planner_internal.h"
 
 namespace tilestone::planner {
 namespace {
 
-uint64_t mix(uint64_t hash, int64_t value) {
-  hash = (hash ^ static_cast<uint64_t>(value)) * 0x9fb21c651e98df25u;
-  return hash ^ hash >> 29;
-}
-
-uint32_t short_hash(const Box& box) {
-  uint64_t hash = 0x2545f4914f6cdd1du;
-  for (size_t d = 0; d < box.rank(); ++d) hash = mix(mix(hash, box.offset[d]), box.shape[d]);
-  return static_cast<uint32_t>(hash >> 32);
+// Within one box by rank; boxes that share their first element by the last.
+bool box_and_rank_before(const Listing& a, const Listing& b) {
+  return std::tie(a.last, a.rank) < std::tie(b.last, b.rank);
 }
 
 }  // namespace
 
-Box Tensor::box(uint32_t index) const {
-  const size_t dims = shape_.size();
-  const std::span<const int64_t> all(coords_);
-  return {Dims(all.subspan(index * 2 * dims, dims)),
-          Dims(all.subspan((index * 2 + 1) * dims, dims))};
+Tensor::Tensor(std::string key, DType dtype, Dims shape, uint32_t rank)
+    : key_(std::move(key)), dtype_(dtype), shape_(std::move(shape)), first_rank_(rank) {
+  elements_ = static_cast<uint64_t>(numel(shape_));
+  if (elements_ > 0) strides_ = contiguous_strides(shape_);
 }
 
-bool Tensor::box_before(uint32_t a, uint32_t b) const {
-  const size_t size = 2 * shape_.size();
-  return std::lexicographical_compare(coords(a), coords(a) + size, coords(b), coords(b) + size);
-}
-
-uint64_t Tensor::bytes(uint32_t index) const {
-  uint64_t bytes = itemsize(dtype_);
-  const size_t dims = shape_.size();
-  for (size_t d = 0; d < dims; ++d) bytes *= static_cast<uint64_t>(coords(index)[dims + d]);
-  return bytes;
-}
-
-bool Tensor::equals(uint32_t index, const Box& box) const {
-  const size_t dims = shape_.size();
-  return std::equal(box.offset.begin(), box.offset.end(), coords(index)) &&
-         std::equal(box.shape.begin(), box.shape.end(), coords(index) + dims);
-}
-
-void Tensor::grow() {
-  std::vector<Slot> slots(std::max<size_t>(4, slots_.size() * 2));
-  const size_t mask = slots.size() - 1;
-  for (const Slot& slot : slots_) {
-    if (slot.index == kNone) continue;
-    size_t at = slot.hash & mask;
-    while (slots[at].index != kNone) at = (at + 1) & mask;
-    slots[at] = slot;
+Box Tensor::box(const Listing& listing) const {
+  Box box = Box::whole(shape_);
+  uint64_t first = listing.first;
+  uint64_t last = listing.last;
+  for (size_t d = shape_.size(); d-- > 0;) {
+    const auto size = static_cast<uint64_t>(shape_[d]);
+    box.offset[d] = static_cast<int64_t>(first % size);
+    box.shape[d] = static_cast<int64_t>(last % size) - box.offset[d] + 1;
+    first /= size;
+    last /= size;
   }
-  slots_ = std::move(slots);
+  return box;
 }
 
-uint32_t Tensor::find_or_add(const Box& box) {
-  if (chunks_.size() * 4 >= slots_.size() * 3) grow();
-  const size_t mask = slots_.size() - 1;
-  const uint32_t hash = short_hash(box);
-  size_t at = hash & mask;
-  for (; slots_[at].index != kNone; at = (at + 1) & mask) {
-    if (slots_[at].hash == hash && equals(slots_[at].index, box)) return slots_[at].index;
+void Tensor::add(const Box& box, uint32_t rank, uint32_t index, uint32_t holders) {
+  uint64_t first = 0;
+  uint64_t last = 0;
+  for (size_t d = 0; d < shape_.size(); ++d) {
+    first += static_cast<uint64_t>(box.offset[d] * strides_[d]);
+    last += static_cast<uint64_t>((box.end(d) - 1) * strides_[d]);
   }
-  const auto index = static_cast<uint32_t>(chunks_.size());
-  slots_[at] = {hash, index};
-  chunks_.emplace_back();
-  coords_.insert(coords_.end(), box.offset.begin(), box.offset.end());
-  coords_.insert(coords_.end(), box.shape.begin(), box.shape.end());
-  return index;
+  listings_.push_back({first, last, rank, index, holders});
 }
 
-// Distinct boxes are a regular or uneven grid, and so a tiling, if in each dim their intervals
-// tile the dim and the numbers of intervals multiply to the number of boxes.
-bool Tensor::is_grid() const {
-  const size_t dims = shape_.size();
-  std::vector<std::pair<int64_t, int64_t>> cuts(chunks_.size());
-  size_t cells = 1;
-  for (size_t d = 0; d < dims; ++d) {
-    cuts.resize(chunks_.size());
-    for (uint32_t i = 0; i < chunks_.size(); ++i) cuts[i] = {coords(i)[d], coords(i)[dims + d]};
-    std::sort(cuts.begin(), cuts.end());
-    cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-    int64_t end = 0;
-    for (const auto& [offset, size] : cuts) {
-      if (offset != end) return false;
-      end += size;
+void Tensor::sort(std::vector<Listing>& scratch) {
+  radix_sort(listings_, scratch, elements_, [](const Listing& listing) { return listing.first; });
+  for (auto begin = listings_.begin(); begin != listings_.end();) {
+    auto end = begin + 1;
+    bool sorted = true;
+    for (; end != listings_.end() && end->first == begin->first; ++end) {
+      sorted = sorted && !box_and_rank_before(*end, *(end - 1));
     }
-    if (end != shape_[d] || chunks_.size() % cuts.size() != 0) return false;
-    cells *= cuts.size();
-    if (cells > chunks_.size()) return false;
+    if (!sorted) std::sort(begin, end, box_and_rank_before);
+    begin = end;
   }
-  return cells == chunks_.size();
 }
 
-void Tensor::check_tiling() const {
-  if (!has_elements_) return;
-  if (!chunks_.empty() && is_grid()) return;
-  std::vector<Box> boxes;
-  boxes.reserve(chunks_.size());
-  for (uint32_t i = 0; i < chunks_.size(); ++i) boxes.push_back(box(i));
-  const auto fault = tilestone::check_tiling(shape_, boxes);
+std::span<const Listing> Tensor::group(size_t begin) const {
+  size_t end = begin + 1;
+  while (end < listings_.size() && listings_[end].same_box(listings_[begin])) ++end;
+  return std::span(listings_).subspan(begin, end - begin);
+}
+
+void check_tiling(const Tensor& tensor, const Chunks& chunks) {
+  const auto fault = tilestone::check_tiling(tensor.shape(), chunks.boxes);
   if (!fault) return;
   const auto held = [&](size_t i) {
-    return "rank " + std::to_string(chunks_[i].first_rank) + " holds box " + to_string(boxes[i]);
+    return "rank " + std::to_string(chunks.ranks[i]) + " holds box " + to_string(chunks.boxes[i]);
   };
   std::string problem;
   switch (fault->kind) {
     case TilingFault::Kind::kOutOfBounds:
-      problem = held(fault->first) + " outside a tensor of shape " + to_string(shape_);
+      problem = held(fault->first) + " outside a tensor of shape " + to_string(tensor.shape());
       break;
     case TilingFault::Kind::kOverlap:
       problem =
@@ -118,10 +82,10 @@ void Tensor::check_tiling() const {
       break;
     case TilingFault::Kind::kUncovered:
       problem = "no rank holds box " + to_string(fault->where) + " of a tensor of shape " +
-                to_string(shape_);
+                to_string(tensor.shape());
       break;
   }
-  throw Error(ErrorCode::kCoverage, problem).with_key(key_);
+  throw Error(ErrorCode::kCoverage, problem).with_key(tensor.key());
 }
 
 }  // namespace tilestone::planner

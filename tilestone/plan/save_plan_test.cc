@@ -188,6 +188,57 @@ TEST(SavePlanner, TheOrderOfAddingDoesNotMatter) {
   EXPECT_EQ(backwards.finish(), plan_save(plans));
 }
 
+TEST(SavePlanner, APlansEncodingIsAsGoodAsThePlan) {
+  std::vector<LocalSavePlan> plans;
+  for (int rank = 0; rank < 4; ++rank) {
+    const std::vector<int> pair = rank < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3};
+    plans.push_back(plan_of({item("a", {8, 3}, {{{rank / 2 * 4, 0}, {4, 3}}}, pair),
+                             item("b", {7}, {{{0}, {7}}}), item("c", {4}, {{{rank}, {1}}}),
+                             item("none", {0}, {{{0}, {0}}}), item("scalar", {}, {{{}, {}}})},
+                            {object("o", true), object("own" + std::to_string(rank))}));
+  }
+  SavePlanner planner(4);
+  for (int rank = 0; rank < 4; ++rank)
+    planner.add_encoded(rank, plans[static_cast<size_t>(rank)].encode());
+  EXPECT_EQ(planner.finish(), plan_save(plans));
+
+  const Bytes good = plans[0].encode();
+  SavePlanner other(1);
+  EXPECT_EQ(error_of([&] { other.add_encoded(0, ByteView(good).first(good.size() - 1)); }).code(),
+            ErrorCode::kCorrupt);
+}
+
+// Two replicas list the same three boxes in different orders; one box is a part of a row, so that
+// boxes with one first element and different last ones, and equal ones, stand side by side.
+TEST(SavePlanner, BoxesAreToldApartByOffsetAndShape) {
+  const std::vector<Box> boxes = {{{0, 0}, {1, 2}}, {{0, 2}, {1, 3}}, {{1, 0}, {3, 5}}};
+  const std::vector<Box> turned = {boxes[2], boxes[0], boxes[1]};
+  const std::vector<LocalSavePlan> plans = {plan_of({item("w", {4, 5}, boxes)}),
+                                            plan_of({item("w", {4, 5}, turned)})};
+  std::vector<Box> written;
+  const auto assignments = plan_save(plans);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    for (uint32_t i : assignments[rank].chunks) written.push_back(plans[rank].chunks[i].box);
+  }
+  std::sort(written.begin(), written.end());
+  EXPECT_EQ(written, boxes);
+
+  const Error error = planning_error({plan_of({item("w", {4, 5}, {{{0, 0}, {4, 5}}})}),
+                                      plan_of({item("w", {4, 5}, {{{0, 0}, {4, 4}}})})});
+  EXPECT_EQ(error.code(), ErrorCode::kCoverage);
+  EXPECT_THAT(error.message(), HasSubstr("rank 0 holds box [0:4, 0:5]"));
+  EXPECT_THAT(error.message(), HasSubstr("rank 1 holds box [0:4, 0:4]"));
+}
+
+TEST(SavePlanner, ABoxOutsideItsTensorNamesRankAndBox) {
+  LocalSavePlan plan = plan_of({item("w", {4}, {{{0}, {4}}})});
+  plan.chunks[0].box = {{2}, {3}};
+  const Error error = planning_error({plan});
+  EXPECT_EQ(error.code(), ErrorCode::kCoverage);
+  EXPECT_EQ(error.key(), "w");
+  EXPECT_EQ(error.message(), "rank 0 holds box [2:5] outside a tensor of shape [4]");
+}
+
 TEST(SavePlanner, DisagreementsNameKeyAndBothRanks) {
   TensorItem half = item("w", {4}, {{{0}, {4}}});
   half.dtype = DType::kFloat16;

@@ -1,34 +1,41 @@
-// Assigning by exchange, in steps: every rank's plan is folded into the distinct chunks of each
-// tensor (add); the whole is checked; the chunks that name their holders are shared out as each
-// holder does by rule; those that one rank lists go to it; the others, largest first, go to their
-// least-loaded lister. The rank's own lists of chunks then say which of them it owns.
+// Assigning by exchange, in steps: every rank's listings of boxes are appended to their tensor's
+// (add), which touches memory once and looks nothing up. Then, tensor by tensor: the listings are
+// sorted by box, so that those of one box, a chunk, stand together; the chunks are checked; those
+// that one rank lists go to it. The chunks that name their holders are shared out as each holder
+// does by rule; the others, largest first, go to their least-loaded lister.
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <tuple>
+#include <optional>
+#include <unordered_map>
 
+#include "tilestone/base/radix_sort.h"
 #include "tilestone/plan/balance_internal.h"
+#include "tilestone/plan/plan_sink_internal.h"
 #include "tilestone/plan/planner_internal.h"
 
 namespace tilestone {
 
-using planner::Chunk;
+using planner::Chunks;
 using planner::kNone;
+using planner::Listing;
 using planner::Tensor;
 
 namespace {
-
-// One of a rank's chunks: which of the distinct ones it is. Empty boxes have no chunk.
-struct Listing {
-  uint32_t tensor = kNone;
-  uint32_t chunk = kNone;
-};
 
 struct Object {
   bool common = false;
   uint32_t first_rank = kNone;
   uint32_t writer = kNone;  // the lowest rank for common ones, else the main replica
   uint32_t index = 0;       // in the writer's plan
+};
+
+// A chunk that several ranks list, with what it is sorted by.
+struct Waiting {
+  uint64_t bytes = 0;
+  uint32_t tensor = 0;
+  uint32_t holders = PlanChunk::kUnknown;  // where they are just those that list it
+  size_t begin = 0;                        // of its group in the tensor's listings
 };
 
 std::string rank_text(uint32_t rank) { return "rank " + std::to_string(rank); }
@@ -41,36 +48,56 @@ bool has_dims_of(const Box& box, const Dims& shape) {
   return box.offset.size() == shape.size() && box.shape.size() == shape.size();
 }
 
+bool is_inside(const Box& box, const Dims& shape) {
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (box.offset[d] < 0 || box.offset[d] > shape[d]) return false;
+    if (box.shape[d] < 0 || box.shape[d] > shape[d] - box.offset[d]) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-struct SavePlanner::State {
-  explicit State(int world) : listings(static_cast<size_t>(world)), added(listings.size(), false) {}
+struct SavePlanner::State final : PlanSink {
+  explicit State(int world) : added(static_cast<size_t>(world), false), assignments(added.size()) {}
 
-  void add_tensors(uint32_t rank, const LocalSavePlan& plan);
-  void add_sets(const LocalSavePlan& plan);
-  void add_chunks(uint32_t rank, const LocalSavePlan& plan);
-  void add_chunk(uint32_t rank, const PlanChunk& listed, uint32_t index, Listing& listing);
-  void add_objects(uint32_t rank, const LocalSavePlan& plan);
+  // Of the rank that is being added.
+  void tensor(const PlanTensor& tensor) override;
+  void holder_set(std::vector<int> ranks) override;
+  void chunk(const PlanChunk& listed) override;
+  void object(const PlanObject& listed) override;
   void note(ErrorCode code, std::string problem, const std::string& key);
 
-  void validate() const;
-  bool is_by_rule(const Chunk& chunk) const;
+  void check_all_added() const;
+  void take_tensor(uint32_t id);
+  bool is_by_rule(std::span<const Listing> group) const;
+  void check_objects() const;
+  void sort_waiting();
   void assign_by_rule();
-  void assign_single();
   void assign_shared();
-  std::vector<Assignment> result() const;
+  void assign_empty();
+  void assign_objects();
+  void give(const Listing& listing, uint64_t bytes);
 
   std::vector<Tensor> tensors;
   std::unordered_map<std::string, uint32_t> tensor_ids;
-  std::vector<std::vector<Listing>> listings;  // by rank, in the order of its chunks
   std::vector<bool> added;
   std::map<std::vector<int>, uint32_t> set_ids;
   std::vector<const std::vector<int>*> sets;  // keys of set_ids
   std::unordered_map<std::string, Object> objects;
   std::optional<Error> first_problem;
+
+  // Of finish().
+  std::vector<Assignment> assignments;
   std::vector<uint64_t> load;  // bytes, by rank
+  std::vector<Waiting> waiting;
+  std::vector<Listing> scratch;
 
   // Of the rank that is being added, by its own indices; and, as a guess, of the one before.
+  uint32_t rank = 0;
+  size_t tensor_index = 0;
+  uint32_t chunk_index = 0;
+  uint32_t object_index = 0;
   std::vector<uint32_t> local_tensors;
   std::vector<uint32_t> local_sets;
 };
@@ -79,55 +106,54 @@ void SavePlanner::State::note(ErrorCode code, std::string problem, const std::st
   if (!first_problem) first_problem = Error(code, std::move(problem)).with_key(key);
 }
 
-void SavePlanner::State::add_tensors(uint32_t rank, const LocalSavePlan& plan) {
-  local_tensors.resize(plan.tensors.size(), kNone);
-  for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    const PlanTensor& tensor = plan.tensors[i];
-    uint32_t& id = local_tensors[i];  // most ranks list the tensors that the rank before listed
-    if (id == kNone || tensors[id].key() != tensor.key) {
-      const auto next = static_cast<uint32_t>(tensors.size());
-      const auto [known, is_new] = tensor_ids.emplace(tensor.key, next);
-      id = known->second;
-      if (is_new) tensors.emplace_back(tensor.key, tensor.dtype, tensor.global_shape, rank);
-      const auto object = objects.find(tensor.key);
-      if (is_new && object != objects.end()) {
-        note(ErrorCode::kMismatch,
-             rank_text(rank) + " has a tensor under the key of an object of " +
-                 rank_text(object->second.first_rank),
-             tensor.key);
-      }
-    }
-    const Tensor& other = tensors[id];
-    if (other.dtype() != tensor.dtype || other.shape() != tensor.global_shape) {
+void SavePlanner::State::tensor(const PlanTensor& tensor) {
+  if (tensor_index == local_tensors.size()) local_tensors.push_back(kNone);
+  uint32_t& id = local_tensors[tensor_index++];  // most ranks list what the rank before listed
+  if (id == kNone || tensors[id].key() != tensor.key) {
+    const auto next = static_cast<uint32_t>(tensors.size());
+    const auto [known, is_new] = tensor_ids.emplace(tensor.key, next);
+    id = known->second;
+    if (is_new) tensors.emplace_back(tensor.key, tensor.dtype, tensor.global_shape, rank);
+    const auto object = objects.find(tensor.key);
+    if (is_new && object != objects.end()) {
       note(ErrorCode::kMismatch,
-           "two ranks disagree on a tensor: " + rank_text(other.first_rank()) + " has " +
-               described(other.dtype(), other.shape()) + ", " + rank_text(rank) + " has " +
-               described(tensor.dtype, tensor.global_shape),
+           rank_text(rank) + " has a tensor under the key of an object of " +
+               rank_text(object->second.first_rank),
            tensor.key);
     }
   }
-}
-
-void SavePlanner::State::add_sets(const LocalSavePlan& plan) {
-  local_sets.clear();
-  for (const std::vector<int>& set : plan.holder_sets) {
-    const auto next = static_cast<uint32_t>(sets.size());
-    const auto [known, is_new] = set_ids.emplace(set, next);
-    if (is_new) sets.push_back(&known->first);
-    local_sets.push_back(known->second);
+  const Tensor& other = tensors[id];
+  if (other.dtype() != tensor.dtype || other.shape() != tensor.global_shape) {
+    note(ErrorCode::kMismatch,
+         "two ranks disagree on a tensor: " + rank_text(other.first_rank()) + " has " +
+             described(other.dtype(), other.shape()) + ", " + rank_text(rank) + " has " +
+             described(tensor.dtype, tensor.global_shape),
+         tensor.key);
   }
 }
 
-void SavePlanner::State::add_chunk(uint32_t rank, const PlanChunk& listed, uint32_t index,
-                                   Listing& listing) {
-  listing.tensor = local_tensors.at(listed.tensor);
-  Tensor& tensor = tensors[listing.tensor];
+void SavePlanner::State::holder_set(std::vector<int> ranks) {
+  const auto next = static_cast<uint32_t>(sets.size());
+  const auto [known, is_new] = set_ids.emplace(std::move(ranks), next);
+  if (is_new) sets.push_back(&known->first);
+  local_sets.push_back(known->second);
+}
+
+void SavePlanner::State::chunk(const PlanChunk& listed) {
+  constexpr size_t kAhead = 8;  // tensors
+  const uint32_t index = chunk_index++;
+  if (listed.tensor + kAhead < tensor_index) {
+    tensors[local_tensors[listed.tensor + kAhead]].prefetch();
+  }
+  Tensor& tensor = tensors[local_tensors.at(listed.tensor)];
+  const auto held = [&] { return rank_text(rank) + " holds box " + to_string(listed.box); };
   if (!has_dims_of(listed.box, tensor.shape())) {
-    note(ErrorCode::kMismatch,
-         rank_text(rank) + " holds box " + to_string(listed.box) + " of a tensor of shape " +
-             to_string(tensor.shape()),
-         tensor.key());
-    return;
+    return note(ErrorCode::kMismatch, held() + " of a tensor of shape " + to_string(tensor.shape()),
+                tensor.key());
+  }
+  if (!is_inside(listed.box, tensor.shape())) {
+    return note(ErrorCode::kCoverage,
+                held() + " outside a tensor of shape " + to_string(tensor.shape()), tensor.key());
   }
   if (listed.box.empty()) {
     if (tensor.has_elements() || tensor.empty_rank <= rank) return;
@@ -135,212 +161,168 @@ void SavePlanner::State::add_chunk(uint32_t rank, const PlanChunk& listed, uint3
     tensor.empty_chunk = index;
     return;
   }
-  listing.chunk = tensor.find_or_add(listed.box);
-  Chunk& chunk = tensor.chunk(listing.chunk);
   uint32_t holders = PlanChunk::kUnknown;
   if (listed.holders != PlanChunk::kUnknown) {
-    holders = local_sets.at(listed.holders);
-    const std::vector<int>& set = *sets[holders];
-    const bool inside = std::binary_search(set.begin(), set.end(), static_cast<int>(rank));
-    if (!inside) holders = PlanChunk::kUnknown;
+    const uint32_t id = local_sets.at(listed.holders);
+    const std::vector<int>& set = *sets[id];
+    if (std::binary_search(set.begin(), set.end(), static_cast<int>(rank))) holders = id;
   }
-  if (chunk.listers == 0) {
-    chunk.first_rank = rank;
-    chunk.holders = holders;
-  } else if (chunk.holders != holders) {
-    chunk.holders = PlanChunk::kUnknown;
-  }
-  if (chunk.last_rank == rank) {
-    note(ErrorCode::kInvalidArgument,
-         rank_text(rank) + " lists box " + to_string(listed.box) + " twice", tensor.key());
-  }
-  chunk.last_rank = rank;
-  ++chunk.listers;
+  tensor.add(listed.box, rank, index, holders);
 }
 
-void SavePlanner::State::add_chunks(uint32_t rank, const LocalSavePlan& plan) {
-  std::vector<Listing>& mine = listings[rank];
-  mine.resize(plan.chunks.size());
-  for (uint32_t i = 0; i < plan.chunks.size(); ++i) add_chunk(rank, plan.chunks[i], i, mine[i]);
-}
-
-void SavePlanner::State::add_objects(uint32_t rank, const LocalSavePlan& plan) {
-  for (uint32_t i = 0; i < plan.objects.size(); ++i) {
-    const PlanObject& listed = plan.objects[i];
-    const auto [known, is_new] = objects.try_emplace(listed.key);
-    Object& object = known->second;
-    if (is_new) {
-      object.common = listed.common;
-      object.first_rank = rank;
-      const auto tensor = tensor_ids.find(listed.key);
-      if (tensor != tensor_ids.end()) {
-        note(ErrorCode::kMismatch,
-             rank_text(rank) + " has an object under the key of a tensor of " +
-                 rank_text(tensors[tensor->second].first_rank()),
-             listed.key);
-      }
-    } else if (object.common != listed.common) {
+void SavePlanner::State::object(const PlanObject& listed) {
+  const uint32_t index = object_index++;
+  const auto [known, is_new] = objects.try_emplace(listed.key);
+  Object& object = known->second;
+  if (is_new) {
+    object.common = listed.common;
+    object.first_rank = rank;
+    const auto tensor = tensor_ids.find(listed.key);
+    if (tensor != tensor_ids.end()) {
       note(ErrorCode::kMismatch,
-           rank_text(object.first_rank) + " and " + rank_text(rank) +
-               " disagree on whether an object is common to all ranks",
+           rank_text(rank) + " has an object under the key of a tensor of " +
+               rank_text(tensors[tensor->second].first_rank()),
            listed.key);
     }
-    if (object.common ? object.writer != kNone && object.writer <= rank : !listed.main_replica) {
-      continue;
-    }
-    if (!object.common && object.writer != kNone) {
-      note(ErrorCode::kInvalidArgument,
-           "an object has two main replicas, on " + rank_text(object.writer) + " and on " +
-               rank_text(rank),
-           listed.key);
-    }
-    object.writer = rank;
-    object.index = i;
+  } else if (object.common != listed.common) {
+    note(ErrorCode::kMismatch,
+         rank_text(object.first_rank) + " and " + rank_text(rank) +
+             " disagree on whether an object is common to all ranks",
+         listed.key);
   }
+  if (object.common ? object.writer != kNone && object.writer <= rank : !listed.main_replica) {
+    return;
+  }
+  if (!object.common && object.writer != kNone) {
+    note(ErrorCode::kInvalidArgument,
+         "an object has two main replicas, on " + rank_text(object.writer) + " and on " +
+             rank_text(rank),
+         listed.key);
+  }
+  object.writer = rank;
+  object.index = index;
 }
 
-void SavePlanner::State::validate() const {
-  for (size_t rank = 0; rank < added.size(); ++rank) {
-    if (added[rank]) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                "the plan of rank " + std::to_string(rank) + " is missing")
-        .with_rank(static_cast<int>(rank));
+void SavePlanner::State::check_all_added() const {
+  const auto missing = std::find(added.begin(), added.end(), false);
+  if (missing == added.end()) return;
+  const auto first = static_cast<int>(missing - added.begin());
+  throw Error(ErrorCode::kInvalidArgument,
+              "the plan of rank " + std::to_string(first) + " is missing")
+      .with_rank(first);
+}
+
+void SavePlanner::State::give(const Listing& listing, uint64_t bytes) {
+  load[listing.rank] += bytes;
+  assignments[listing.rank].chunks.push_back(listing.index);
+}
+
+// The ranks that list it are just those that all of them name.
+bool SavePlanner::State::is_by_rule(std::span<const Listing> group) const {
+  const uint32_t holders = group.front().holders;
+  return holders != PlanChunk::kUnknown && group.size() == sets[holders]->size() &&
+         std::all_of(group.begin(), group.end(),
+                     [&](const Listing& listing) { return listing.holders == holders; });
+}
+
+// Checks a tensor, gives away the chunks that one rank lists and puts the others in `waiting`.
+void SavePlanner::State::take_tensor(uint32_t id) {
+  Tensor& tensor = tensors[id];
+  tensor.sort(scratch);
+  const std::span<const Listing> all = tensor.listings();
+  Chunks chunks;
+  chunks.boxes.reserve(all.size());
+  chunks.ranks.reserve(all.size());
+  for (size_t begin = 0; begin < all.size();) {
+    const std::span<const Listing> group = tensor.group(begin);
+    chunks.boxes.push_back(tensor.box(group.front()));
+    chunks.ranks.push_back(group.front().rank);
+    const Box& box = chunks.boxes.back();
+    const auto twice =
+        std::adjacent_find(group.begin(), group.end(),
+                           [](const Listing& a, const Listing& b) { return a.rank == b.rank; });
+    if (twice != group.end()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  rank_text(twice->rank) + " lists box " + to_string(box) + " twice")
+          .with_key(tensor.key());
+    }
+    const uint64_t bytes = static_cast<uint64_t>(box.numel()) * itemsize(tensor.dtype());
+    if (group.size() == 1) {
+      give(group.front(), bytes);
+    } else {
+      const bool by_rule = is_by_rule(group);
+      waiting.push_back({bytes, id, by_rule ? group.front().holders : PlanChunk::kUnknown, begin});
+    }
+    begin += group.size();
   }
-  if (first_problem) throw *first_problem;
-  for (const Tensor& tensor : tensors) tensor.check_tiling();
+  if (tensor.has_elements()) check_tiling(tensor, chunks);
+}
+
+void SavePlanner::State::check_objects() const {
   const std::pair<const std::string, Object>* orphan = nullptr;
   for (const auto& entry : objects) {
     if (entry.second.writer != kNone) continue;
     if (orphan == nullptr || entry.first < orphan->first) orphan = &entry;
   }
-  if (orphan != nullptr) {
-    throw Error(ErrorCode::kInvalidArgument, "an object has no main replica; " +
-                                                 rank_text(orphan->second.first_rank) +
-                                                 " holds another one")
-        .with_key(orphan->first);
-  }
+  if (orphan == nullptr) return;
+  throw Error(ErrorCode::kInvalidArgument, "an object has no main replica; " +
+                                               rank_text(orphan->second.first_rank) +
+                                               " holds another one")
+      .with_key(orphan->first);
 }
 
-namespace {
-
-// A chunk that waits for its owner, with what it is sorted by.
-struct Waiting {
-  uint64_t bytes = 0;
-  uint32_t group = 0;  // its set of holders, or its place among the lists of listers
-  uint32_t key_order = 0;
-  uint32_t tensor = 0;
-  uint32_t chunk = 0;
-};
-
 // Larger first, then by key and box.
-void sort_waiting(std::vector<Waiting>& waiting, std::vector<Tensor>& tensors) {
+void SavePlanner::State::sort_waiting() {
   std::vector<uint32_t> order(tensors.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(),
             [&](uint32_t a, uint32_t b) { return tensors[a].key() < tensors[b].key(); });
   std::vector<uint32_t> place(order.size());
   for (uint32_t i = 0; i < order.size(); ++i) place[order[i]] = i;
-  for (Waiting& w : waiting) w.key_order = place[w.tensor];
   std::sort(waiting.begin(), waiting.end(), [&](const Waiting& a, const Waiting& b) {
     if (a.bytes != b.bytes) return a.bytes > b.bytes;
-    if (a.key_order != b.key_order) return a.key_order < b.key_order;
-    return tensors[a.tensor].box_before(a.chunk, b.chunk);
+    if (a.tensor != b.tensor) return place[a.tensor] < place[b.tensor];
+    return a.begin < b.begin;
   });
 }
 
-}  // namespace
-
-// The ranks that list it are just those that it names.
-bool SavePlanner::State::is_by_rule(const Chunk& chunk) const {
-  return chunk.holders != PlanChunk::kUnknown && chunk.listers == sets[chunk.holders]->size();
-}
-
 void SavePlanner::State::assign_by_rule() {
-  std::vector<Waiting> waiting;
-  for (uint32_t t = 0; t < tensors.size(); ++t) {
-    for (uint32_t c = 0; c < tensors[t].size(); ++c) {
-      const Chunk& chunk = tensors[t].chunk(c);
-      if (chunk.listers < 2 || !is_by_rule(chunk)) continue;
-      waiting.push_back({tensors[t].bytes(c), chunk.holders, 0, t, c});
-    }
-  }
-  sort_waiting(waiting, tensors);
   std::vector<std::optional<HolderBalance>> balances(sets.size());
   for (const Waiting& w : waiting) {
-    auto& balance = balances[w.group];
-    if (!balance) balance.emplace(*sets[w.group]);
-    const int owner = balance->give(w.bytes);
-    tensors[w.tensor].chunk(w.chunk).last_rank = static_cast<uint32_t>(owner);
-    load[static_cast<size_t>(owner)] += w.bytes;
-  }
-}
-
-void SavePlanner::State::assign_single() {
-  for (Tensor& tensor : tensors) {
-    for (uint32_t c = 0; c < tensor.size(); ++c) {
-      const Chunk& chunk = tensor.chunk(c);
-      if (chunk.listers == 1) load[chunk.first_rank] += tensor.bytes(c);
-    }
+    if (w.holders == PlanChunk::kUnknown) continue;
+    auto& balance = balances[w.holders];
+    if (!balance) balance.emplace(*sets[w.holders]);
+    const auto owner = static_cast<uint32_t>(balance->give(w.bytes));
+    const std::span<const Listing> group = tensors[w.tensor].group(w.begin);
+    const auto listing = std::lower_bound(
+        group.begin(), group.end(), owner,
+        [](const Listing& candidate, uint32_t wanted) { return candidate.rank < wanted; });
+    give(*listing, w.bytes);
   }
 }
 
 void SavePlanner::State::assign_shared() {
-  std::vector<Waiting> waiting;
-  std::vector<size_t> begins = {0};  // of each waiting chunk's listers
-  for (uint32_t t = 0; t < tensors.size(); ++t) {
-    for (uint32_t c = 0; c < tensors[t].size(); ++c) {
-      Chunk& chunk = tensors[t].chunk(c);
-      if (chunk.listers < 2 || is_by_rule(chunk)) continue;
-      const auto group = static_cast<uint32_t>(waiting.size());
-      waiting.push_back({tensors[t].bytes(c), group, 0, t, c});
-      begins.push_back(begins.back() + chunk.listers);
-      chunk.last_rank = group;
-    }
-  }
-  std::vector<uint32_t> listers(begins.back());
-  std::vector<size_t> ends(begins.begin(), begins.end() - 1);
-  for (uint32_t rank = 0; rank < listings.size(); ++rank) {
-    for (const Listing& listing : listings[rank]) {
-      if (listing.chunk == kNone) continue;
-      const Chunk& chunk = tensors[listing.tensor].chunk(listing.chunk);
-      if (chunk.listers < 2 || is_by_rule(chunk)) continue;
-      listers[ends[chunk.last_rank]++] = rank;
-    }
-  }
-  sort_waiting(waiting, tensors);
   for (const Waiting& w : waiting) {
-    const auto first = listers.begin() + static_cast<ptrdiff_t>(begins[w.group]);
-    const auto last = listers.begin() + static_cast<ptrdiff_t>(begins[w.group + 1]);
-    const uint32_t owner =
-        *std::min_element(first, last, [&](uint32_t a, uint32_t b) { return load[a] < load[b]; });
-    load[owner] += w.bytes;
-    tensors[w.tensor].chunk(w.chunk).last_rank = owner;
+    if (w.holders != PlanChunk::kUnknown) continue;
+    const std::span<const Listing> group = tensors[w.tensor].group(w.begin);
+    give(*std::min_element(
+             group.begin(), group.end(),
+             [&](const Listing& a, const Listing& b) { return load[a.rank] < load[b.rank]; }),
+         w.bytes);
   }
 }
 
-std::vector<Assignment> SavePlanner::State::result() const {
-  std::vector<Assignment> assignments(listings.size());
-  for (uint32_t rank = 0; rank < listings.size(); ++rank) {
-    const std::vector<Listing>& mine = listings[rank];
-    for (uint32_t i = 0; i < mine.size(); ++i) {
-      if (mine[i].chunk == kNone) continue;
-      const Chunk& chunk = tensors[mine[i].tensor].chunk(mine[i].chunk);
-      if (chunk.last_rank == rank) assignments[rank].chunks.push_back(i);
-    }
-  }
+void SavePlanner::State::assign_empty() {
   for (const Tensor& tensor : tensors) {
     if (tensor.empty_rank == kNone) continue;
-    std::vector<uint32_t>& chunks = assignments[tensor.empty_rank].chunks;
-    chunks.insert(std::lower_bound(chunks.begin(), chunks.end(), tensor.empty_chunk),
-                  tensor.empty_chunk);
+    assignments[tensor.empty_rank].chunks.push_back(tensor.empty_chunk);
   }
+}
+
+void SavePlanner::State::assign_objects() {
   for (const auto& [key, object] : objects) {
     assignments[object.writer].objects.push_back(object.index);
   }
-  for (Assignment& assignment : assignments) {
-    std::sort(assignment.objects.begin(), assignment.objects.end());
-  }
-  return assignments;
 }
 
 SavePlanner::SavePlanner(int world_size) {
@@ -353,32 +335,57 @@ SavePlanner::SavePlanner(int world_size) {
 
 SavePlanner::~SavePlanner() = default;
 
-void SavePlanner::add(int rank, const LocalSavePlan& plan) {
+void SavePlanner::begin(int rank) {
   State& state = *state_;
   if (rank < 0 || static_cast<size_t>(rank) >= state.added.size()) {
     throw Error(ErrorCode::kInvalidArgument, "rank " + std::to_string(rank) +
                                                  " is outside a world of " +
                                                  std::to_string(state.added.size()) + " ranks");
   }
-  const auto r = static_cast<uint32_t>(rank);
-  if (state.added[r]) {
+  state.rank = static_cast<uint32_t>(rank);
+  if (state.added[state.rank]) {
     throw Error(ErrorCode::kInvalidArgument,
                 "the plan of rank " + std::to_string(rank) + " is added twice");
   }
-  state.added[r] = true;
-  state.add_tensors(r, plan);
-  state.add_sets(plan);
-  state.add_chunks(r, plan);
-  state.add_objects(r, plan);
+  state.added[state.rank] = true;
+  state.tensor_index = 0;
+  state.chunk_index = 0;
+  state.object_index = 0;
+  state.local_sets.clear();
+}
+
+void SavePlanner::add(int rank, const LocalSavePlan& plan) {
+  begin(rank);
+  for (const PlanTensor& tensor : plan.tensors) state_->tensor(tensor);
+  for (const std::vector<int>& set : plan.holder_sets) state_->holder_set(set);
+  for (const PlanChunk& chunk : plan.chunks) state_->chunk(chunk);
+  for (const PlanObject& object : plan.objects) state_->object(object);
+}
+
+void SavePlanner::add_encoded(int rank, ByteView bytes) {
+  begin(rank);
+  decode_plan(bytes, *state_);
 }
 
 std::vector<Assignment> SavePlanner::finish() {
-  state_->validate();
-  state_->load.assign(state_->listings.size(), 0);
-  state_->assign_by_rule();
-  state_->assign_single();
-  state_->assign_shared();
-  return state_->result();
+  State& state = *state_;
+  state.check_all_added();
+  if (state.first_problem) throw *state.first_problem;
+  state.load.assign(state.added.size(), 0);
+  for (uint32_t id = 0; id < state.tensors.size(); ++id) state.take_tensor(id);
+  state.check_objects();
+  state.sort_waiting();
+  state.assign_by_rule();
+  state.assign_shared();
+  state.assign_empty();
+  state.assign_objects();
+  std::vector<uint32_t> indices;
+  for (Assignment& mine : state.assignments) {
+    for (std::vector<uint32_t>* list : {&mine.chunks, &mine.objects}) {
+      radix_sort(*list, indices, UINT32_MAX, [](uint32_t index) { return uint64_t{index}; });
+    }
+  }
+  return std::move(state.assignments);
 }
 
 std::vector<Assignment> plan_save(std::span<const LocalSavePlan> plans) {

@@ -162,7 +162,13 @@ void write_box(ByteWriter& out, const Box& box) {
 }
 
 Box read_box(ByteReader& in, const Dims& shape) {
-  Box box = Box::whole(shape);
+  Box box;
+  read_box(in, shape, box);
+  return box;
+}
+
+void read_box(ByteReader& in, const Dims& shape, Box& box) {
+  if (box.rank() != shape.size()) box = Box::whole(shape);
   for (size_t d = 0; d < shape.size(); ++d) {
     box.offset[d] = static_cast<int64_t>(read_int63(in));
     box.shape[d] = static_cast<int64_t>(read_int63(in));
@@ -170,7 +176,6 @@ Box read_box(ByteReader& in, const Dims& shape) {
       in.fail("a box lies outside its tensor");
     }
   }
-  return box;
 }
 
 uint32_t read_index(ByteReader& in, size_t size, std::string_view what) {

@@ -44,6 +44,7 @@ Dims read_shape(ByteReader& in);
 // A box of a tensor of `shape`; the reader refuses one that does not lie inside it.
 void write_box(ByteWriter& out, const Box& box);
 Box read_box(ByteReader& in, const Dims& shape);
+void read_box(ByteReader& in, const Dims& shape, Box& box);  // the same, into a box that is there
 
 // An index below `size`.
 uint32_t read_index(ByteReader& in, size_t size, std::string_view what);

@@ -1,0 +1,37 @@
+// Sorting by an unsigned key in passes over its digits: linear time, where std::sort's comparisons
+// mispredict.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace tilestone {
+
+// Sorts by key(item), a uint64 of at most `largest`; items with equal keys keep their order.
+// `scratch` is memory to work in, which a caller that sorts often can reuse.
+template <typename T, typename Key>
+void radix_sort(std::vector<T>& items, std::vector<T>& scratch, uint64_t largest, const Key& key) {
+  constexpr int kDigit = 11;  // bits: the counters of a pass fit the first-level cache
+  constexpr size_t kFew = 128;
+  const auto before = [&](const T& a, const T& b) { return key(a) < key(b); };
+  if (std::is_sorted(items.begin(), items.end(), before)) return;
+  if (items.size() <= kFew) return std::stable_sort(items.begin(), items.end(), before);
+  scratch.resize(items.size());
+  const int width = static_cast<int>(std::bit_width(largest));
+  for (int shift = 0; shift < width; shift += kDigit) {
+    std::array<size_t, size_t{1} << kDigit> places = {};
+    const auto digit = [&](const T& item) { return key(item) >> shift & (places.size() - 1); };
+    for (const T& item : items) ++places[digit(item)];
+    size_t begin = 0;
+    for (size_t& place : places) begin += std::exchange(place, begin);
+    for (const T& item : items) scratch[places[digit(item)]++] = item;
+    items.swap(scratch);
+  }
+}
+
+}  // namespace tilestone

@@ -1,0 +1,87 @@
+#include <algorithm>
+#include <vector>
+
+#include "tilestone/base/radix_sort.h"
+#include "tilestone/geometry/coverage_internal.h"
+
+// Take the function that counts the boxes on each element, and its difference along every dim in
+// turn. Of one box's indicator that is +1 or -1 at each of its 2^d corners (the end exclusive; -1
+// for an odd number of ends) and 0 elsewhere. A function that is 0 far out can be summed up from
+// its differences again, so two such functions are equal if and only if their differences are: the
+// boxes tile the tensor if and only if their corners, with signs, sum up to the tensor's own.
+//
+// Corners become numbers (their place in a tensor larger by one in each dim), are sorted in linear
+// time, and cancel. Dims that every box spans cancel by themselves and are left out.
+
+namespace tilestone {
+namespace {
+
+constexpr size_t kMostDims = 4;  // 16 corners a box
+
+struct Axis {
+  size_t dim = 0;
+  uint64_t stride = 0;
+};
+
+// The dims that some box does not span, with strides; nullopt when there are too many dims, or
+// places for 63 bits.
+std::optional<std::vector<Axis>> axes_of(const Dims& shape, std::span<const Box> boxes) {
+  std::vector<Axis> axes;
+  uint64_t stride = 1;
+  for (size_t d = shape.size(); d-- > 0;) {
+    const auto spans = [&](const Box& box) {
+      return box.offset[d] == 0 && box.shape[d] == shape[d];
+    };
+    if (std::all_of(boxes.begin(), boxes.end(), spans)) continue;
+    axes.push_back({d, stride});
+    const uint64_t places = static_cast<uint64_t>(shape[d]) + 1;
+    if (axes.size() > kMostDims || stride > (uint64_t{1} << 62) / places) return std::nullopt;
+    stride *= places;
+  }
+  return axes;
+}
+
+// Appends the box's corners as place * 2 + sign, the sign turned by `flip`.
+void add_corners(const Box& box, std::span<const Axis> axes, uint64_t flip,
+                 std::vector<uint64_t>& corners) {
+  const size_t first = corners.size();
+  corners.push_back(flip);
+  for (const Axis& axis : axes) {
+    const uint64_t low = static_cast<uint64_t>(box.offset[axis.dim]) * axis.stride * 2;
+    const uint64_t high = static_cast<uint64_t>(box.end(axis.dim)) * axis.stride * 2;
+    const size_t count = corners.size();
+    for (size_t i = first; i < count; ++i) {
+      corners.push_back((corners[i] + high) ^ 1);
+      corners[i] += low;
+    }
+  }
+}
+
+bool cancel(std::span<const uint64_t> sorted) {
+  for (size_t i = 0; i < sorted.size();) {
+    const uint64_t place = sorted[i] >> 1;
+    int64_t sum = 0;
+    for (; i < sorted.size() && sorted[i] >> 1 == place; ++i) sum += (sorted[i] & 1) != 0 ? -1 : 1;
+    if (sum != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<bool> tile_by_corners(const Dims& shape, std::span<const Box> boxes) {
+  const auto axes = axes_of(shape, boxes);
+  if (!axes) return std::nullopt;
+  std::vector<uint64_t> corners;
+  std::vector<uint64_t> scratch;
+  corners.reserve((boxes.size() + 1) << axes->size());
+  for (const Box& box : boxes) {
+    if (!box.empty()) add_corners(box, *axes, 0, corners);
+  }
+  add_corners(Box::whole(shape), *axes, 1, corners);
+  const uint64_t largest = corners.back() >> 1;  // the end of all
+  radix_sort(corners, scratch, largest, [](uint64_t corner) { return corner >> 1; });
+  return cancel(corners);
+}
+
+}  // namespace tilestone
