@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -20,7 +21,18 @@ struct InspectOptions {
   std::string path;
   std::string key;
   bool json = false;
+  bool all = false;
 };
+
+// A table for people ends here: a large job has thousands of files, and shards of one key.
+constexpr size_t kMostRows = 40;
+
+size_t rows_shown(size_t rows, bool all) { return all ? rows : std::min(rows, kMostRows); }
+
+void print_left_out(size_t rows, size_t shown, std::string_view noun) {
+  if (shown == rows) return;
+  fmt::print("and {} more; --all lists them\n", counted(rows - shown, noun));
+}
 
 struct FileUse {
   uint64_t items = 0;
@@ -96,11 +108,13 @@ int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {
     fmt::print("  {:<16} {}\n", dtype, human_bytes(bytes));
   }
   fmt::print("\n");
+  const size_t shown = rows_shown(uses.size(), options.all);
   Table table({"FILE", "ITEMS", "ITEM BYTES"}, "lrr");
-  for (size_t i = 0; i < uses.size(); ++i) {
+  for (size_t i = 0; i < shown; ++i) {
     table.add({printable(metadata.files[i]), grouped(uses[i].items), human_bytes(uses[i].bytes)});
   }
   table.print();
+  print_left_out(uses.size(), shown, "file");
   return kOk;
 }
 
@@ -118,8 +132,9 @@ void print_picture(const StoredTensor& tensor) {
   fmt::print("  +{}+\n", edge);
 }
 
-int inspect_tensor(const Metadata& metadata, const StoredTensor& tensor, bool json) {
-  if (json) {
+int inspect_tensor(const Metadata& metadata, const StoredTensor& tensor,
+                   const InspectOptions& options) {
+  if (options.json) {
     Json out = {
         {"key", tensor.key}, {"dtype", to_string(tensor.dtype)}, {"shape", tensor.shape.span()}};
     out["chunks"] = Json::array();
@@ -136,8 +151,9 @@ int inspect_tensor(const Metadata& metadata, const StoredTensor& tensor, bool js
              human_bytes(static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype)),
              counted(tensor.chunks.size(), "shard"));
   print_picture(tensor);
+  const size_t shown = rows_shown(tensor.chunks.size(), options.all);
   Table table({"", "BOX", "FILE", "OFFSET", "LENGTH", "CRC-32"}, "lllrrl");
-  for (size_t i = 0; i < tensor.chunks.size(); ++i) {
+  for (size_t i = 0; i < shown; ++i) {
     const StoredChunk& chunk = tensor.chunks[i];
     table.add({std::string(1, chunk_letter(i)), to_string(chunk.box),
                printable(metadata.files[chunk.at.file]), std::to_string(chunk.at.offset),
@@ -145,6 +161,7 @@ int inspect_tensor(const Metadata& metadata, const StoredTensor& tensor, bool js
                chunk.at.checksums ? fmt::format("{:08x}", chunk.at.checksums->item_crc32) : "-"});
   }
   table.print();
+  print_left_out(tensor.chunks.size(), shown, "shard");
   return kOk;
 }
 
@@ -169,7 +186,7 @@ int inspect(const InspectOptions& options) {
   const Metadata& metadata = checkpoint.metadata();
   if (options.key.empty()) return inspect_whole(checkpoint, options);
   if (const StoredTensor* tensor = metadata.find_tensor(options.key)) {
-    return inspect_tensor(metadata, *tensor, options.json);
+    return inspect_tensor(metadata, *tensor, options);
   }
   if (const StoredObject* object = metadata.find_object(options.key)) {
     return inspect_object(checkpoint, *object, options.json);
@@ -184,7 +201,8 @@ Command add_inspect(CLI::App& app) {
   auto options = std::make_shared<InspectOptions>();
   app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
   app.add_option("key", options->key, "A key: its chunks, drawn and listed");
-  app.add_flag("--json", options->json, "Print JSON");
+  app.add_flag("--json", options->json, "Print JSON, of everything");
+  app.add_flag("--all", options->all, "List all files or shards, however many");
   return [options] { return inspect(*options); };
 }
 

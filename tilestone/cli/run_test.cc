@@ -101,6 +101,32 @@ TEST_F(Cli, InspectTellsTheWriterAndDrawsAKey) {
   EXPECT_EQ(chunks["chunks"][1]["offset"], (std::vector<int>{2, 0}));
 }
 
+TEST_F(Cli, InspectOfALargeJobListsFortyFilesAndShardsUnlessAskedForAll) {
+  constexpr int kRanks = 50;
+  const std::string many = (folder_ / "many").string();
+  run_ranks(kRanks, [&](Communicator comm) {
+    float mine = 1;
+    StateDict state;
+    state["w"] = ShardedTensor::from_rank_offsets(
+        "w", TensorView::contiguous(&mine, DType::kFloat32, {1}), {{0, comm.rank(), kRanks}});
+    save(state, many, {.comm = comm, .threads = 1});
+  });
+  const auto lines_with = [](const std::string& text, const std::string& word) {
+    size_t count = 0;
+    for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1))
+      ++count;
+    return count;
+  };
+  const std::string files = tilestone_command({"inspect", many}).out;
+  EXPECT_EQ(lines_with(files, ".distcp"), 40u);
+  EXPECT_THAT(files, HasSubstr("\nand 10 files more; --all lists them\n"));
+  EXPECT_EQ(lines_with(tilestone_command({"inspect", many, "--all"}).out, ".distcp"), 50u);
+  const std::string shards = tilestone_command({"inspect", many, "w"}).out;
+  EXPECT_EQ(lines_with(shards, ".distcp"), 40u);
+  EXPECT_THAT(shards, HasSubstr("\nand 10 shards more; --all lists them\n"));
+  EXPECT_EQ(lines_with(tilestone_command({"inspect", many, "w", "--all"}).out, ".distcp"), 50u);
+}
+
 TEST_F(Cli, CatPrintsASliceAnObjectAndWritesNpy) {
   EXPECT_EQ(tilestone_command({"cat", path_, "w", "--slice", "1:3,4:"}).out,
             "[[10, 11],\n [16, 17]]\nfloat32 [2, 2]\n");
