@@ -23,6 +23,8 @@ MESHES = {
     3: [([0, 1, 2], (3,)), ([0, 2], (2,)), ([2, 1, 0], (3, 1))],
     4: [([0, 1, 2, 3], (4,)), ([0, 1, 2, 3], (2, 2)), ([3, 1, 2, 0], (2, 2)), ([1, 2, 3], (3,)),
         ([0, 1, 2, 3], (2, 1, 2))],
+    8: [(list(range(8)), (8,)), (list(range(8)), (2, 4)), (list(range(8)), (2, 2, 2)),
+        ([7, 5, 3, 1], (2, 2)), ([6, 4, 0], (3,))],
 }  # fmt: skip
 DTYPES = ["float32", "bfloat16", "float64", "int64", "uint8", "bool", "float8_e4m3fn", "complex64"]
 _meshes: dict[tuple, DeviceMesh] = {}
@@ -153,6 +155,13 @@ def test_four_random_states_come_back_on_other_ranks_through_either_side(
     writers: int, readers: int, sides: tuple[str, str], worlds: ranks.Worlds, tmp_path: pathlib.Path
 ) -> None:
     round_trips(worlds, writers, readers, sides, tmp_path)
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(8, 8), (8, 3), (2, 8)])
+def test_random_states_come_back_on_and_from_eight_ranks(
+    writers: int, readers: int, worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    round_trips(worlds, writers, readers, ("tilestone", "tilestone"), tmp_path)
 
 
 def save_in_subgroup(rank: int, world: int, path: str) -> str:

@@ -1,0 +1,154 @@
+// A tensor past every 32-bit limit, saved and loaded in boxes within the pool's memory. Takes its
+// size on disk and a while, so `make soak` runs it and not `make test`.
+//
+//   large_tensor GIB FOLDER
+//
+// The tensor's memory is never touched but for marked bytes, so it costs pages only where those
+// are.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/load.h"
+#include "tilestone/engine/save.h"
+
+namespace {
+
+using namespace tilestone;
+
+constexpr int64_t kRow = 1 << 20;          // bytes
+constexpr uint64_t kPool = 256u << 20;     // bytes
+constexpr uint64_t kAllowed = 272u << 20;  // the pool, and 16 MiB for threads and lists
+constexpr int64_t kBlock = 256;            // rows of a box
+
+// A field of /proc/self/status, in bytes.
+uint64_t status(const std::string& field) {
+  std::ifstream file("/proc/self/status");
+  for (std::string name; file >> name;) {
+    uint64_t kib = 0;
+    if (name == field + ":" && file >> kib) return kib << 10;
+    std::getline(file, name);
+  }
+  throw Error(ErrorCode::kInternal, "no " + field + " in /proc/self/status");
+}
+
+template <typename Work>
+void within_memory(const char* what, const Work& work) {
+  std::ofstream("/proc/self/clear_refs") << "5";  // the peak starts anew
+  const uint64_t before = status("VmRSS");
+  work();
+  const uint64_t peak = status("VmHWM") - before;
+  std::printf("%s: peak %.1f MiB above the tensors\n", what, static_cast<double>(peak) / (1 << 20));
+  if (peak > kAllowed) throw Error(ErrorCode::kInternal, std::string(what) + " took more memory");
+}
+
+// Where bytes are marked: the ends, and both sides of 2^31, 2^32 and every GiB.
+std::vector<int64_t> marked_places(int64_t bytes) {
+  std::vector<int64_t> places = {0, bytes - 1};
+  for (int64_t at = 1 << 30; at < bytes; at += 1 << 30) {
+    places.push_back(at - 1);
+    places.push_back(at);
+  }
+  return places;
+}
+
+std::byte mark_of(int64_t place) { return static_cast<std::byte>(1 + place % 251); }
+
+std::byte expected_at(int64_t place, const std::vector<int64_t>& places) {
+  for (const int64_t marked : places) {
+    if (marked == place) return mark_of(place);
+  }
+  return std::byte{0};
+}
+
+// Compares a box of the tensor: the marked bytes one by one, all others to zero.
+void expect_box(const TensorView& loaded, const Box& box, const std::vector<int64_t>& places) {
+  uint64_t marks = 0;
+  for (int64_t i = 0; i < numel(box.shape); ++i) {
+    if (loaded.data[i] == std::byte{0}) continue;
+    const int64_t place =
+        (box.offset[0] + i / box.shape[1]) * kRow + box.offset[1] + i % box.shape[1];
+    if (loaded.data[i] != expected_at(place, places)) {
+      throw Error(ErrorCode::kInternal, "the byte at " + std::to_string(place) + " is another one");
+    }
+    ++marks;
+  }
+  uint64_t wanted = 0;
+  for (const int64_t place : places) {
+    const Box at{{place / kRow, place % kRow}, {1, 1}};
+    wanted += box.contains(at) ? 1 : 0;
+  }
+  if (marks != wanted)
+    throw Error(ErrorCode::kInternal, "a marked byte is lost in " + to_string(box));
+}
+
+void run(int64_t gib, const std::string& folder) {
+  const int64_t bytes = gib << 30;
+  const Dims shape{bytes / kRow, kRow};
+  void* memory = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw Error(ErrorCode::kIo, "mmap of the tensor failed");
+  madvise(memory, static_cast<size_t>(bytes), MADV_NOHUGEPAGE);  // reading then takes no page
+  const TensorView tensor = TensorView::contiguous(memory, DType::kUInt8, shape);
+  const std::vector<int64_t> places = marked_places(bytes);
+  for (const int64_t place : places) tensor.data[place] = mark_of(place);
+  StateDict state;
+  state["large"] = tensor;
+  state["behind"] = 7;
+  SaveOptions saving;
+  saving.buffer_bytes = kPool;
+  within_memory("save", [&] { save(state, folder, saving); });
+  munmap(memory, static_cast<size_t>(bytes));
+
+  LoadOptions loading;
+  loading.buffer_bytes = kPool;
+  const Dims block{kBlock, kRow};
+  const TensorView rows = TensorView::allocate(DType::kUInt8, block);
+  std::fill_n(rows.data, rows.bytes(), std::byte{9});
+  within_memory("load of boxes of whole rows", [&] {
+    for (int64_t row = 0; row < shape[0]; row += kBlock) {
+      StateDict wanted;
+      wanted["large"] = ShardedTensor::from_box("large", rows, shape, {{row, 0}, block});
+      load(wanted, folder, loading);
+      expect_box(rows, {{row, 0}, block}, places);
+    }
+  });
+  const Dims column{shape[0], 4096};
+  const TensorView columns = TensorView::allocate(DType::kUInt8, column);
+  for (const int64_t at : {int64_t{0}, kRow / 2, kRow - 4096}) {
+    std::fill_n(columns.data, columns.bytes(), std::byte{9});
+    within_memory("load of a box of columns", [&] {
+      StateDict wanted;
+      wanted["large"] = ShardedTensor::from_box("large", columns, shape, {{0, at}, column});
+      load(wanted, folder, loading);
+    });
+    expect_box(columns, {{0, at}, column}, places);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int64_t gib = argc == 3 ? std::atoll(argv[1]) : 0;
+  if (gib < 1) {
+    std::fprintf(stderr, "usage: large_tensor GIB FOLDER\n");
+    return 2;
+  }
+  int code = 0;
+  try {
+    run(gib, argv[2]);
+    std::printf("%lld GiB: every byte is what was saved\n", static_cast<long long>(gib));
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    code = 1;
+  }
+  std::filesystem::remove_all(argv[2]);
+  return code;
+}
