@@ -1,93 +1,129 @@
-"""What is saved and loaded: one function a case."""
+"""What is measured: one function a case."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
+import metadata
+import planning
+import programs
 import ranks
-from contestants import (
-    Contestant,
-    Dcp,
-    Safetensors,
-    SafetensorsMapped,
-    TensorStore,
-    Tensors,
-    Tilestone,
-    TorchCheckpointing,
-    TorchMapped,
-    TorchMmap,
-    TorchSave,
-)
-from measure import CONTROL, Case, run_case
-
-
-def everybody() -> list[Contestant]:
-    return [
-        Tilestone(),
-        Tilestone(CONTROL),
-        Dcp(1),
-        Dcp(os.cpu_count() or 1),
-        TorchSave(),
-        TorchMmap(),
-        TorchMapped(),
-        Safetensors(),
-        SafetensorsMapped(),
-        TensorStore(),
-        TorchCheckpointing(),
-    ]
+import scaling
+from contestants import Contestant, Cpp, CppNoChecksum, TensorStore, Tensors, Tilestone, everybody
+from measure import CONTROL, Case, Plan, Table, run_case
 
 
 def _copies(tensors: Tensors) -> Tensors:
     return {key: torch.zeros_like(tensor) for key, tensor in tensors.items()}
 
 
-def large(root: Path, rounds: int, seed: int, scale: float) -> Case:
-    """2 GiB in large tensors from 1 rank."""
-    rows = max(1, int(4096 * scale))
+def _contest(case: Case, plan: Plan, tensors: Tensors, others: list[Contestant]) -> Case:
+    """Tilestone from Python, twice, and from C++, beside others, over the same tensors."""
+    case.bytes = sum(t.nbytes for t in tensors.values())
+    cpp = [Cpp(tensors, plan.root), CppNoChecksum(tensors, plan.root)]
+    try:
+        run_case(case, [Tilestone(CONTROL), *cpp, *others], tensors, _copies(tensors), plan)
+        if wrong := cpp[0].different():
+            raise RuntimeError(f"the C++ contestant loaded {wrong} tensors that are not as saved")
+    finally:
+        for process in cpp:
+            process.close()
+    return case
+
+
+def large(case: Case, plan: Plan) -> Case:
+    rows = max(1, int(4096 * plan.scale))
     tensors = {f"w{i}": torch.randn(rows, 4096 * 8) for i in range(4)}
-    case = Case("large, 1 rank", large.__doc__ or "", sum(t.nbytes for t in tensors.values()))
-    return run_case(case, everybody(), tensors, _copies(tensors), root, rounds, seed)
+    return _contest(case, plan, tensors, everybody())
 
 
-def small(root: Path, rounds: int, seed: int, scale: float) -> Case:
-    """20,000 tensors of 4 KiB from 1 rank."""
-    count = max(1, int(20_000 * scale))
+def small(case: Case, plan: Plan) -> Case:
+    count = max(1, int(20_000 * plan.scale))
     tensors = {f"layer{i // 10}.p{i % 10}": torch.randn(1024) for i in range(count)}
-    case = Case("20,000 × 4 KiB", small.__doc__ or "", sum(t.nbytes for t in tensors.values()))
-    who = [c for c in everybody() if not isinstance(c, TensorStore)]  # one directory a tensor
-    return run_case(case, who, tensors, _copies(tensors), root, rounds, seed)
+    others = [c for c in everybody() if not isinstance(c, TensorStore)]  # one directory a tensor
+    return _contest(case, plan, tensors, others)
 
 
-def large_four(root: Path, rounds: int, seed: int, scale: float) -> Case:
-    """4 ranks of 0.5 GiB each, tensors sharded by rows."""
-    return ranks.same_layout("large, 4 ranks", large_four.__doc__ or "", root, rounds, seed, scale)
+def memory(case: Case, plan: Plan) -> Case:
+    mib = max(16, int(1024 * min(1.0, plan.scale)))
+    table = Table(
+        f"peak memory above {mib} MiB of tensors, MiB",
+        "One save and one load, each in a fresh process: the kernel's VmHWM less what was resident "
+        "before the call. Pages of files count while they are mapped; page cache that no process "
+        "maps does not.", ["who", "save", "load"])
+    for entry in [*everybody(), Cpp]:
+        path = plan.root / "memory" / "checkpoint"
+        row = [entry.name]
+        for phase in ("save", "load"):
+            try:
+                found = programs.python("memory.py", entry.name, phase, str(mib), path)
+            except RuntimeError as error:
+                case.fail(phase, entry.name, error)
+                row.append("failed")
+                continue
+            own = entry.saved_by is None or phase == "load"
+            row.append(f"{found['peak_bytes'] / 2**20:.0f}" if own else "-")
+            case.figures[f"peak {phase}, {entry.name}, MiB"] = found["peak_bytes"] / 2**20
+        table.rows.append(row)
+        shutil.rmtree(path.parent, ignore_errors=True)
+    case.tables.append(table)
+    return case
 
 
-def gpt(root: Path, rounds: int, seed: int, scale: float) -> Case:
-    """A GPT's parameters and AdamW state, about 1.5 GB, FSDP2 × TP layout on 2 × 2 ranks."""
-    return ranks.gpt("GPT, 2 × 2 ranks", gpt.__doc__ or "", root, rounds, seed, scale)
+def checksums(case: Case, plan: Plan) -> Case:
+    mib = max(64, int(2048 * min(1.0, plan.scale)))
+    table = Table(
+        "packing tensors into a save's buffers, with and without the CRC-32",
+        f"{mib} MiB, 8 MiB at a time, 256 MiB of buffers in turn; medians of 7. The save itself with "
+        "and without is in the case of large tensors: `tilestone, C++` beside the same process with "
+        "a CRC-32 that does nothing.",
+        ["threads", "without s", "with s", "with ÷ without", "GB/s with"])
+    for line in programs.json_lines(programs.BIN / "checksum_cost", str(mib)):
+        ratio = line["with_crc_seconds"] / line["seconds"]
+        table.rows.append([str(line["threads"]), f"{line['seconds']:.3f}",
+                           f"{line['with_crc_seconds']:.3f}", f"{ratio:.3f}",
+                           f"{line['bytes'] / line['with_crc_seconds'] / 1e9:.1f}"])
+        case.figures[f"pack with ÷ without CRC, {line['threads']} threads"] = ratio
+    case.tables.append(table)
+    return case
 
 
-def reshard_four(root: Path, rounds: int, seed: int, scale: float) -> Case:
-    """1 GiB saved by rows on 4 ranks, loaded by columns on 4."""
-    return ranks.reshard("row to column, 4 ranks", reshard_four.__doc__ or "", 4, root, rounds,
-                         seed, scale)
+@dataclass
+class Entry:
+    title: str
+    what: str
+    run: Callable[[Case, Plan], Case]
+    share: float  # of the time for all, about
 
-
-def reshard_eight(root: Path, rounds: int, seed: int, scale: float) -> Case:
-    """1 GiB saved by rows on 8 ranks, loaded by columns on 8."""
-    return ranks.reshard("row to column, 8 ranks", reshard_eight.__doc__ or "", 8, root, rounds,
-                         seed, scale)
+    def new_case(self) -> Case:
+        return Case(self.title, self.what)
 
 
 ALL = {
-    "large": large,
-    "small": small,
-    "large4": large_four,
-    "gpt": gpt,
-    "reshard4": reshard_four,
-    "reshard8": reshard_eight,
+    "large": Entry("large, 1 rank", "2 GiB in large tensors from 1 rank.", large, 6),
+    "small": Entry("20,000 × 4 KiB", "20,000 tensors of 4 KiB from 1 rank.", small, 3),
+    "large4": Entry("large, 4 ranks", "4 ranks of 0.5 GiB each, tensors sharded by rows.",
+                    ranks.same_layout, 4),
+    "gpt": Entry("GPT, 2 × 2 ranks", "A GPT's parameters and AdamW state, about 1.5 GB, FSDP2 × TP "
+                 "layout on 2 × 2 ranks.", ranks.gpt, 4),
+    "reshard4": Entry("row to column, 4 ranks",
+                      "1 GiB saved by rows on 4 ranks, loaded by columns on 4.",
+                      lambda case, plan: ranks.reshard(case, plan, 4), 1.5),
+    "reshard8": Entry("row to column, 8 ranks",
+                      "1 GiB saved by rows on 8 ranks, loaded by columns on 8.",
+                      lambda case, plan: ranks.reshard(case, plan, 8), 1.5),
+    "memory": Entry("peak memory", "Each contestant in processes of its own.", memory, 2),
+    "checksums": Entry("checksums", "What they cost.", checksums, 0.5),
+    "metadata": Entry("metadata", "`.metadata` of 1,024 ranks × 500 tensors.", metadata.metadata,
+                      1),
+    "planning": Entry("planning", "Save planning for jobs of up to 16,384 ranks.",
+                      planning.planning, 2),
+    "growth": Entry("planning, growth", "What grows with ranks and tensors, and how.",
+                    planning.growth, 1),
+    "scaling": Entry("scaling", "Saves and loads against bytes, tensors and ranks.",
+                     scaling.scaling, 1.5),
 }

@@ -10,34 +10,49 @@ copied: what a reader that never writes to its weights would pay.
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 Tensors = dict[str, torch.Tensor]
+PROGRAMS = Path(__file__).resolve().parent.parent / "build" / "release"
 
 
-class Contestant(Protocol):
-    """One way to save and load."""
+class Contestant:
+    """One way to save and load. Either returns None, or the seconds that it has measured itself."""
 
     name: str
-    saved_by: str | None  # loads what the contestant of this name saved; None: saves itself
+    saved_by: str | None = None  # loads what the contestant of this name saved; None: saves itself
+    loads = True
 
-    def save(self, tensors: Tensors, path: Path) -> None: ...
+    def save(self, tensors: Tensors, path: Path) -> float | None:
+        raise NotImplementedError
 
-    def load(self, tensors: Tensors, path: Path) -> None: ...
+    def load(self, tensors: Tensors, path: Path) -> float | None:
+        raise NotImplementedError
+
+
+def _sync(path: str | Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def sync_tree(path: Path) -> None:
     """fsync every file and directory under `path`."""
     for root, _, files in os.walk(path):
         for name in [*files, "."]:
-            fd = os.open(os.path.join(root, name), os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            _sync(os.path.join(root, name))
+
+
+def sync_file(file: Path) -> None:
+    """fsync one file and its directory, in which other ranks may be at work."""
+    _sync(file)
+    _sync(file.parent)
 
 
 def _rank() -> int:
@@ -48,9 +63,7 @@ def _alone() -> bool:
     return not torch.distributed.is_initialized()
 
 
-class Tilestone:
-    saved_by = None
-
+class Tilestone(Contestant):
     def __init__(self, name: str = "tilestone", **options: object) -> None:
         self.name = name
         self._options = options
@@ -66,9 +79,70 @@ class Tilestone:
         tilestone.load(tensors, str(path))
 
 
-class Dcp:
-    saved_by = None
+class Cpp(Contestant):
+    """The C++ interface, in a process of its own with the same tensors, which times the call alone.
 
+    The tensors come to it through a checkpoint that Tilestone saves once.
+    """
+
+    name = "tilestone, C++"
+
+    def __init__(self, tensors: Tensors, root: Path) -> None:
+        seed = root / "cpp-tensors"
+        Tilestone().save(tensors, seed)
+        self._start(seed, {})
+        shutil.rmtree(seed)
+
+    def _start(self, seed: Path, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [PROGRAMS / "bin" / "save_load", seed], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env={**os.environ, **environment})
+        self._expect("ready")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _expect(self, wanted: str) -> None:
+        answer = self._process.stdout.readline().strip()
+        if answer != wanted:
+            raise RuntimeError(f"save_load: expected {wanted!r}, got {answer!r}")
+
+    def _ask(self, command: str) -> float:
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline().strip()
+        if not answer or answer.startswith("error"):
+            raise RuntimeError(f"save_load: {answer or 'it ended'}")
+        return float(answer)
+
+    def save(self, tensors: Tensors, path: Path) -> float:
+        return self._ask(f"save {path}")
+
+    def load(self, tensors: Tensors, path: Path) -> float:
+        return self._ask(f"load {path}")
+
+    def different(self) -> int:
+        """How many tensors the last load did not fill with what was saved."""
+        return int(self._ask("same"))
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class CppNoChecksum(Cpp):
+    """The same with a CRC-32 that does nothing: what checksums cost a save. Can't be loaded."""
+
+    name = "tilestone, C++, no checksums"
+    loads = False
+
+    def _start(self, seed: Path, environment: dict[str, str]) -> None:
+        preload = PROGRAMS / "bench" / "libno_checksum.so"
+        super()._start(seed, {**environment, "LD_PRELOAD": str(preload)})
+
+
+class Dcp(Contestant):
     def __init__(self, threads: int) -> None:
         self.name = f"dcp, {threads} thread{'s' if threads > 1 else ''}"
         self._threads = threads
@@ -87,14 +161,14 @@ class Dcp:
         dcp.load(tensors, storage_reader=dcp.FileSystemReader(str(path)), no_dist=_alone())
 
 
-class TorchSave:
+class TorchSave(Contestant):
     name = "torch.save"
-    saved_by: str | None = None
 
     def save(self, tensors: Tensors, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        torch.save(_local(tensors), path / f"{_rank()}.pt")
-        sync_tree(path)
+        file = path / f"{_rank()}.pt"
+        torch.save(_local(tensors), file)
+        sync_file(file)
 
     def load(self, tensors: Tensors, path: Path) -> None:
         _copy(torch.load(path / f"{_rank()}.pt", weights_only=True), tensors)
@@ -116,16 +190,16 @@ class TorchMapped(TorchSave):
         _touch(torch.load(path / f"{_rank()}.pt", weights_only=True, mmap=True))
 
 
-class Safetensors:
+class Safetensors(Contestant):
     name = "safetensors"
-    saved_by: str | None = None
 
     def save(self, tensors: Tensors, path: Path) -> None:
         from safetensors.torch import save_file
 
         path.mkdir(parents=True, exist_ok=True)
-        save_file(_local(tensors), path / f"{_rank()}.safetensors")
-        sync_tree(path)
+        file = path / f"{_rank()}.safetensors"
+        save_file(_local(tensors), file)
+        sync_file(file)
 
     def load(self, tensors: Tensors, path: Path) -> None:
         from safetensors.torch import load_file
@@ -143,9 +217,8 @@ class SafetensorsMapped(Safetensors):
         _touch(load_file(path / f"{_rank()}.safetensors"))
 
 
-class TorchCheckpointing:
+class TorchCheckpointing(Contestant):
     name = "torch-checkpointing"
-    saved_by = None
 
     def _manager(self):
         from torch_checkpointing import CheckpointManager
@@ -171,11 +244,10 @@ class TorchCheckpointing:
         manager.close()
 
 
-class TensorStore:
+class TensorStore(Contestant):
     """zarr2, one array a tensor, uncompressed, all of them under way at once."""
 
     name = "tensorstore zarr2"
-    saved_by = None
 
     def _spec(self, path: Path, key: str) -> dict:
         return {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path / key)}}
@@ -207,6 +279,22 @@ class TensorStore:
         reads = [(future.result().read(), tensor) for future, tensor in opened]
         for read, tensor in reads:
             tensor.copy_(torch.from_numpy(read.result()))
+
+
+def everybody() -> list[Contestant]:
+    """One of each that needs nothing but tensors and a path."""
+    return [
+        Tilestone(),
+        Dcp(1),
+        Dcp(os.cpu_count() or 1),
+        TorchSave(),
+        TorchMmap(),
+        TorchMapped(),
+        Safetensors(),
+        SafetensorsMapped(),
+        TensorStore(),
+        TorchCheckpointing(),
+    ]
 
 
 def _chunk_of_about(shape: tuple[int, ...], itemsize: int, target: int) -> tuple[int, ...]:

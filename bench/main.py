@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import tempfile
+import time
+import traceback
 from pathlib import Path
 
 import torch
@@ -13,6 +16,7 @@ import torch
 import cases
 import report
 from limits import memcpy_seconds
+from measure import Case, Plan
 
 TREE = Path(__file__).resolve().parent.parent
 
@@ -22,12 +26,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("cases", nargs="*", metavar="CASE",
                         help=f"which to run (default: all): {', '.join(cases.ALL)}")
     parser.add_argument("--rounds", type=int, default=3, help="times each contestant runs")
+    parser.add_argument("--minutes", type=float, default=25,
+                        help="time for all; rounds that would pass it are left out, and named")
     parser.add_argument("--scale", type=float, default=1.0, help="size of the data, 1: full")
     parser.add_argument("--seed", type=int, default=1, help="of the order of contestants")
     parser.add_argument("--dir", type=Path, default=TREE / "build" / "bench",
                         help="where checkpoints are written (about 25 GB)")
     parser.add_argument("--json", type=Path, default=TREE / "build" / "bench.json")
     parser.add_argument("--table", type=Path, default=TREE / "docs" / "benchmarks.md")
+    parser.add_argument("--only-report", type=Path, metavar="JSON",
+                        help="measure nothing; write the table of an earlier run again")
     chosen = parser.parse_args()
     unknown = set(chosen.cases) - set(cases.ALL)
     if unknown:
@@ -35,12 +43,14 @@ def arguments() -> argparse.Namespace:
     return chosen
 
 
-def machine(options: argparse.Namespace) -> dict[str, object]:
+def machine(options: argparse.Namespace) -> dict:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     size = 1 << 30
     return {
         "cores": os.cpu_count(),
         "memory_gib": round(memory / 2**30),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
         "torch": torch.__version__,
         "memcpy_gb_s": size / memcpy_seconds(size) / 1e9,
         "rounds": options.rounds,
@@ -49,25 +59,50 @@ def machine(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    options = arguments()
+def run_case(entry: cases.Entry, options: argparse.Namespace, minutes: float) -> Case:
+    """One case in a folder of its own, within its time; what breaks it is a failure in the table."""
+    case = entry.new_case()
+    root = Path(tempfile.mkdtemp(dir=options.dir))
+    plan = Plan(root, options.rounds, options.seed, options.scale,
+                time.monotonic() + 60 * minutes)
+    try:
+        return entry.run(case, plan)
+    except Exception as error:  # the other cases go on; the report names it
+        traceback.print_exc()
+        case.fail("the whole case", "all", error)
+        return case
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def measure(options: argparse.Namespace) -> tuple[dict[str, Case], dict]:
     if os.geteuid() != 0:
         raise SystemExit("bench: emptying the page cache for cold loads needs root")
     options.dir.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
     facts = machine(options)
-    done = []
-    root = Path(tempfile.mkdtemp(dir=options.dir))
-    try:
-        for name in options.cases or cases.ALL:
-            print(f"bench: {name}", flush=True)
-            case = cases.ALL[name](root, options.rounds, options.seed, options.scale)
-            print(report.table(case), flush=True)
-            done.append(case)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    report.write(done, facts, options.json, options.table)
+    names = options.cases or list(cases.ALL)
+    done: dict[str, Case] = {}
+    for i, name in enumerate(names):
+        left = options.minutes - (time.monotonic() - begin) / 60
+        shares = [cases.ALL[later].share for later in names[i:]]
+        mine = max(0.0, left) * shares[0] / sum(shares)
+        print(f"bench: {name} ({i + 1} of {len(names)}), about {mine:.1f} minutes", flush=True)
+        done[name] = run_case(cases.ALL[name], options, mine)
+        print(report.table(done[name]), flush=True)
+        facts["minutes"] = (time.monotonic() - begin) / 60
+        report.save(done, facts, options.json)  # a run that is cut off leaves what it has
+    return done, facts
+
+
+def main() -> None:
+    options = arguments()
+    done, facts = report.load(options.only_report) if options.only_report else measure(options)
+    report.render(done, facts, options.table)
+    print(report.targets_table(done))
     print(report.summary(done))
-    print(f"bench: wrote {options.json} and {options.table}")
+    print(report.failures(done))
+    print(f"bench: wrote {options.table}")
 
 
 if __name__ == "__main__":

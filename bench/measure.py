@@ -16,54 +16,124 @@ CONTROL = "tilestone (again)"  # the A/A control: the same code as another conte
 
 
 @dataclass
+class Table:
+    """Figures that are no contest of times: a row each."""
+
+    title: str
+    note: str
+    header: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+
+
+@dataclass
 class Case:
     """Times in seconds: phase -> contestant -> one a round."""
 
     name: str
     what: str
-    bytes: int
+    bytes: int = 0
     times: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    facts: dict[str, float | str] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)  # what the targets' table reads
+    tables: list[Table] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # who, in what, and the error
+    rounds_left_out: int = 0  # for lack of time
 
     def add(self, phase: str, who: str, seconds: float) -> None:
         self.times.setdefault(phase, {}).setdefault(who, []).append(seconds)
 
+    def fail(self, phase: str, who: str, error: BaseException | str) -> None:
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+        self.failures.append(f"{who}, {phase}: {lines[0][:300]}")
+        print(f"bench: {self.name}: FAILED: {self.failures[-1]}", flush=True)
 
-def timed(work: Callable[[], None]) -> float:
+    def failed(self, who: str) -> bool:
+        return any(failure.startswith(f"{who}, ") for failure in self.failures)
+
+    def drop(self, who: str) -> None:
+        """Forgets a contestant's times: it failed, and what it did before can't be trusted."""
+        for times in self.times.values():
+            times.pop(who, None)
+
+
+@dataclass
+class Plan:
+    """How a case is run."""
+
+    root: Path  # where checkpoints are written
+    rounds: int
+    seed: int
+    scale: float
+    deadline: float  # time.monotonic(); no further round begins that would pass it
+
+
+class Rounds:
+    """Counts rounds, and says when there is no time for another one."""
+
+    def __init__(self, case: Case, plan: Plan) -> None:
+        self._case = case
+        self._plan = plan
+        self._done = 0
+        self._begin = time.monotonic()
+
+    def another(self) -> bool:
+        if self._done > 0:
+            mean = (time.monotonic() - self._begin) / self._done
+            if self._done >= self._plan.rounds:
+                return False
+            if time.monotonic() + mean > self._plan.deadline:
+                self._case.rounds_left_out = self._plan.rounds - self._done
+                return False
+        self._done += 1
+        print(f"bench: {self._case.name}: round {self._done} of {self._plan.rounds}", flush=True)
+        return True
+
+
+def timed(work: Callable[[], float | None]) -> float:
+    """Seconds of `work`, or those that it has measured itself, in another process."""
     begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
+    own = work()
+    return time.perf_counter() - begin if own is None else own
 
 
 def run_case(
-    case: Case,
-    contestants: list[Contestant],
-    tensors: Tensors,
-    targets: Tensors,
-    root: Path,
-    rounds: int,
-    seed: int,
+    case: Case, contestants: list[Contestant], tensors: Tensors, targets: Tensors, plan: Plan
 ) -> Case:
-    """Save, cold load and warm load of every contestant and the limits, `rounds` times."""
-    order = random.Random(seed)
+    """Save, cold load and warm load of every contestant and the limits, in each round."""
+    order = random.Random(plan.seed)
     limit = DirectWrite(case.bytes)
     reads = [Read(8, True), Read(2, False), Read(4, False), Read(1, False)]
-    for _ in range(rounds):
-        savers = [entry for entry in contestants if entry.saved_by is None]
-        entries: list[Contestant | DirectWrite] = [*savers, limit]
-        order.shuffle(entries)
-        for entry in entries:
-            path = root / _folder(entry.name)
-            shutil.rmtree(path, ignore_errors=True)
-            drop_caches()
-            if isinstance(entry, DirectWrite):
-                case.add("save", entry.name, timed(lambda: limit.run(path)))
-            else:
-                case.add("save", entry.name, timed(lambda: entry.save(tensors, path)))
-        _loads(case, contestants, reads, root / _folder(limit.name), targets, root, order)
-    for entry in [*contestants, limit]:
-        shutil.rmtree(root / _folder(entry.name), ignore_errors=True)
+    rounds = Rounds(case, plan)
+    while rounds.another():
+        _saves(case, contestants, limit, tensors, plan.root, order)
+        _loads(case, contestants, reads, plan.root / folder(limit.name), targets, plan.root, order)
+    for name in [limit.name, *(entry.name for entry in contestants)]:
+        shutil.rmtree(plan.root / folder(name), ignore_errors=True)
     return case
+
+
+def _saves(
+    case: Case,
+    contestants: list[Contestant],
+    limit: DirectWrite,
+    tensors: Tensors,
+    root: Path,
+    order: random.Random,
+) -> None:
+    savers: list[tuple[str, Callable[[Path], float | None]]] = [(limit.name, limit.run)]
+    for entry in contestants:
+        if entry.saved_by is None and not case.failed(entry.name):
+            savers.append((entry.name, lambda path, e=entry: e.save(tensors, path)))
+    order.shuffle(savers)
+    for name, save in savers:
+        path = root / folder(name)
+        shutil.rmtree(path, ignore_errors=True)
+        drop_caches()
+        try:
+            case.add("save", name, timed(lambda: save(path)))
+        except Exception as error:  # a peer's failure is a result; the others go on
+            case.drop(name)
+            case.fail("save", name, error)
 
 
 def _loads(
@@ -75,19 +145,25 @@ def _loads(
     root: Path,
     order: random.Random,
 ) -> None:
-    loads: list[tuple[str, Path, Callable[[], None]]] = []
+    loads: list[tuple[str, Path, Callable[[], float | None]]] = []
     for entry in contestants:
-        path = root / _folder(entry.saved_by or entry.name)
+        if not entry.loads or case.failed(entry.name) or case.failed(entry.saved_by or ""):
+            continue
+        path = root / folder(entry.saved_by or entry.name)
         loads.append((entry.name, path, lambda e=entry, p=path: e.load(targets, p)))
     for read in reads:
         loads.append((read.name, limit_path, lambda r=read: r.run(limit_path)))
     order.shuffle(loads)
     for name, path, work in loads:
-        drop_caches()
-        case.add("cold load", name, timed(work))
-        warm_caches(path)
-        case.add("warm load", name, timed(work))
+        try:
+            drop_caches()
+            case.add("cold load", name, timed(work))
+            warm_caches(path)
+            case.add("warm load", name, timed(work))
+        except Exception as error:  # as above
+            case.drop(name)
+            case.fail("load", name, error)
 
 
-def _folder(name: str) -> str:
+def folder(name: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in name)

@@ -1,15 +1,18 @@
-// Processor time and memory of save planning for large dense jobs, in one process: TP x DP x PP
-// with parameters replicated over DP and, for each, the flat range of a distributed optimizer.
+// Processor time and memory of save planning for large jobs, in one process: parameters replicated
+// over DP and, for each, the flat range of a distributed optimizer. Dense: TP x DP x PP. MoE: three
+// of four parameters are experts, stacked in 3-D tensors that EP cuts (inside DP) and TP cuts too.
+// Prints a JSON object a line.
 //
-//   plan_scale                     all cases
-//   plan_scale exchange TP DP PP TENSORS
-//   plan_scale rule TP DP PP TENSORS
-#include <sys/resource.h>
+//   plan_scale                     the cases of DESIGN's targets
+//   plan_scale growth              exchange over a range of ranks and tensors
+//   plan_scale exchange TP DP PP TENSORS [EP]
+//   plan_scale rule TP DP PP TENSORS [EP]
 #include <time.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -26,7 +29,14 @@ struct Job {
   int dp = 1;
   int pp = 1;
   int tensors = 2;  // of each rank: half parameters, half optimizer state
+  int ep = 1;       // divides dp; more than 1: MoE
   int world() const { return tp * dp * pp; }
+};
+
+struct Place {
+  Place(const Job& job, int rank)
+      : tp(rank % job.tp), dp(rank / job.tp % job.dp), pp(rank / job.tp / job.dp) {}
+  int tp, dp, pp;
 };
 
 // Seconds of this thread's own work, which other programs on the machine don't lengthen.
@@ -43,10 +53,13 @@ class Stopwatch {
   double start_ = now();
 };
 
+// Of this program alone; getrusage would count the process that started it.
 double peak_gib() {
-  rusage usage = {};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_maxrss) / (1 << 20);
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::stod(line.substr(6)) / (1 << 20);
+  }
+  return 0;
 }
 
 TensorItem item_of(const ShardedTensor& tensor) {
@@ -60,30 +73,64 @@ TensorItem item_of(const ShardedTensor& tensor) {
   return item;
 }
 
-// Ranks are counted tp first, then dp, then pp. Every fourth parameter is a vector (a norm or a
-// bias); the others are matrices that TP cuts by rows or columns.
-LocalSavePlan plan_of(const Job& job, int rank, bool declare_holders) {
-  const int tp = rank % job.tp;
-  const int dp = rank / job.tp % job.dp;
-  const int pp = rank / job.tp / job.dp;
-  std::vector<int> holders;
-  for (int other = 0; declare_holders && other < job.dp; ++other) {
-    holders.push_back((pp * job.dp + other) * job.tp + tp);
+// One parameter's local shape, the grid that it is a cell of, and the ranks along DP that share it:
+// every step-th one from first on.
+struct Parameter {
+  std::string name;
+  Dims local;
+  std::vector<RankOffset> grid;
+  int first = 0;
+  int step = 1;
+};
+
+constexpr int kExperts = 4;  // of each tensor, on each rank
+
+// Every fourth parameter is a vector (a norm or a bias); the others are matrices that TP cuts by
+// rows or columns, or such matrices of several experts.
+Parameter parameter_of(const Job& job, const Place& at, int t) {
+  Parameter p;
+  p.name = "decoder.layers." + std::to_string(at.pp) + "." + std::to_string(t);
+  if (t % 4 == 0) {
+    p.local = {1032};
+    p.grid = {{0, at.tp, job.tp}};
+  } else if (job.ep == 1) {
+    p.local = {1032 + t, 4104};
+    p.grid = {{t % 2, at.tp, job.tp}};
+  } else {
+    p.local = {kExperts, 1032 + t, 520};
+    p.grid = {{0, at.dp % job.ep, job.ep}, {1 + t % 2, at.tp, job.tp}};
+    p.first = at.dp % job.ep;
+    p.step = job.ep;
   }
+  return p;
+}
+
+// Ranks are counted tp first, then dp (of which ep is the inner part), then pp.
+std::vector<int> holders_of(const Job& job, const Place& at, const Parameter& p) {
+  std::vector<int> holders;
+  for (int dp = p.first; dp < job.dp; dp += p.step) {
+    holders.push_back((at.pp * job.dp + dp) * job.tp + at.tp);
+  }
+  return holders;
+}
+
+LocalSavePlan plan_of(const Job& job, int rank, bool declare_holders) {
+  const Place at(job, rank);
   Items items;
   for (int t = 0; t < job.tensors / 2; ++t) {
-    const std::string name = "decoder.layers." + std::to_string(pp) + "." + std::to_string(t);
-    const Dims local = t % 4 == 0 ? Dims{1032} : Dims{1032 + t, 4104};
-    const RankOffset grid[] = {{t % 4 == 0 ? 0 : t % 2, tp, job.tp}};
+    const Parameter p = parameter_of(job, at, t);
+    const int replica = at.dp / p.step;
+    const int replicas = job.dp / p.step;
     ShardedTensor weight = ShardedTensor::from_rank_offsets(
-        name + ".weight", TensorView::without_data(DType::kBFloat16, local), grid, {dp});
-    if (declare_holders) weight.declare_replicas(holders);
+        p.name + ".weight", TensorView::without_data(DType::kBFloat16, p.local), p.grid, {replica});
+    if (declare_holders) weight.declare_replicas(holders_of(job, at, p));
     items.tensors.push_back(item_of(weight));
-    const int64_t elements = numel(local);
-    const FlatRange range{elements * dp / job.dp, elements * (dp + 1) / job.dp};
+    const int64_t elements = numel(p.local);
+    const FlatRange range{elements * replica / replicas, elements * (replica + 1) / replicas};
     ShardedTensor state = ShardedTensor::from_rank_offsets_flat(
-        "optimizer.exp_avg." + name,
-        TensorView::without_data(DType::kFloat32, {range.end - range.begin}), local, range, grid);
+        "optimizer.exp_avg." + p.name,
+        TensorView::without_data(DType::kFloat32, {range.end - range.begin}), p.local, range,
+        p.grid);
     if (declare_holders) state.declare_replicas({rank});
     items.tensors.push_back(item_of(state));
   }
@@ -91,39 +138,49 @@ LocalSavePlan plan_of(const Job& job, int rank, bool declare_holders) {
 }
 
 void print_job(const char* how, const Job& job) {
-  std::printf("%-8s %6d ranks (TP %d, DP %d, PP %d) x %4d tensors: ", how, job.world(), job.tp,
-              job.dp, job.pp, job.tensors);
+  std::printf(
+      "{\"how\": \"%s\", \"ranks\": %d, \"tp\": %d, \"dp\": %d, \"pp\": %d, \"ep\": %d, "
+      "\"tensors\": %d, ",
+      how, job.world(), job.tp, job.dp, job.pp, job.ep, job.tensors);
 }
+
+struct Seconds {
+  double local = 0;  // the ranks' own part, of all together: their plans made and encoded
+  double add = 0;    // with decoding
+  double finish = 0;
+  double coordinator() const { return add + finish; }
+};
 
 void exchange(const Job& job) {
   SavePlanner planner(job.world());
-  double decoding = 0;
-  double planning = 0;
+  Seconds seconds;
   uint64_t listed = 0;
   uint64_t encoded = 0;
   for (int rank = 0; rank < job.world(); ++rank) {
-    const Bytes bytes = plan_of(job, rank, false).encode();
-    const Stopwatch decode;
-    const LocalSavePlan plan = LocalSavePlan::decode(bytes);
-    decoding += decode.seconds();
-    const Stopwatch add;
-    planner.add(rank, plan);
-    planning += add.seconds();
+    const Stopwatch local;
+    const LocalSavePlan plan = plan_of(job, rank, false);
+    const Bytes bytes = plan.encode();
+    seconds.local += local.seconds();
     listed += plan.chunks.size();
+    const Stopwatch add;
+    planner.add_encoded(rank, bytes);
+    seconds.add += add.seconds();
     encoded += bytes.size();
   }
   const Stopwatch finish;
   const std::vector<Assignment> assignments = planner.finish();
-  const double finishing = finish.seconds();
+  seconds.finish = finish.seconds();
   uint64_t written = 0;
   for (const Assignment& mine : assignments) written += mine.chunks.size();
   print_job("exchange", job);
   std::printf(
-      "%.2f s (decode %.2f, add %.2f, finish %.2f), peak %.2f GiB; %llu chunks listed, %llu "
-      "distinct, %.1f MB exchanged\n",
-      decoding + planning + finishing, decoding, planning, finishing, peak_gib(),
+      "\"seconds\": %.3f, \"add\": %.3f, \"finish\": %.3f, "
+      "\"local_seconds\": %.6f, \"peak_gib\": %.3f, \"listed\": %llu, \"distinct\": %llu, "
+      "\"exchanged_mb\": %.1f}\n",
+      seconds.coordinator(), seconds.add, seconds.finish, seconds.local / job.world(), peak_gib(),
       static_cast<unsigned long long>(listed), static_cast<unsigned long long>(written),
       static_cast<double>(encoded) / 1e6);
+  std::fflush(stdout);
 }
 
 void rule(const Job& job) {
@@ -139,12 +196,19 @@ void rule(const Job& job) {
   }
   std::sort(seconds.begin(), seconds.end());
   print_job("rule", job);
-  std::printf("one rank %.0f us (median of %d), writes %zu of %zu chunks\n",
-              seconds[kRounds / 2] * 1e6, kRounds, written, plan.chunks.size());
+  std::printf("\"seconds\": %.6f, \"peak_gib\": %.3f, \"listed\": %zu, \"written\": %zu}\n",
+              seconds[kRounds / 2], peak_gib(), plan.chunks.size(), written);
+  std::fflush(stdout);
+}
+
+void growth() {
+  for (const int dp : {1, 4, 16, 64, 128}) exchange({8, dp, 8, 200});
+  for (const int tensors : {50, 100, 200, 400, 800}) exchange({8, 16, 8, tensors});
+  for (const int dp : {8, 32, 128}) exchange({2, dp, 16, 200, 8});
 }
 
 int usage() {
-  std::fprintf(stderr, "usage: plan_scale [exchange|rule TP DP PP TENSORS]\n");
+  std::fprintf(stderr, "usage: plan_scale [growth | exchange|rule TP DP PP TENSORS [EP]]\n");
   return 2;
 }
 
@@ -154,13 +218,21 @@ int run(int argc, char** argv) {
     rule({8, 16, 8, 1000});
     rule({8, 128, 16, 1000});
     exchange({8, 16, 8, 500});
+    exchange({2, 64, 8, 500, 16});
     exchange({8, 128, 16, 1000});
+    exchange({2, 512, 16, 1000, 64});
     return 0;
   }
-  if (argc != 6) return usage();
-  const Job job{std::atoi(argv[2]), std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5])};
-  if (job.tp < 1 || job.dp < 1 || job.pp < 1 || job.tensors < 2) return usage();
   const std::string how = argv[1];
+  if (argc == 2 && how == "growth") {
+    growth();
+    return 0;
+  }
+  if (argc != 6 && argc != 7) return usage();
+  const Job job{std::atoi(argv[2]), std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5]),
+                argc == 7 ? std::atoi(argv[6]) : 1};
+  if (job.tp < 1 || job.dp < 1 || job.pp < 1 || job.tensors < 2) return usage();
+  if (job.ep < 1 || job.dp % job.ep != 0) return usage();
   if (how != "exchange" && how != "rule") return usage();
   how == "rule" ? rule(job) : exchange(job);
   return 0;

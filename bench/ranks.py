@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -17,9 +22,12 @@ import torch.multiprocessing as mp
 from contestants import Contestant, Dcp, Safetensors, Tensors, Tilestone, TorchCheckpointing
 from contestants import TorchSave
 from limits import DirectWrite, Read, drop_caches, warm_caches
-from measure import CONTROL, Case
+from measure import CONTROL, Case, Plan, Rounds, Table, folder
 
-Job = Callable[[Case, Path, int, int, float], None]
+Job = Callable[[Case, Plan], None]
+
+# A contestant that fails on some ranks leaves the others waiting: for no longer than this, seconds.
+TIMEOUT = 180
 
 
 def _contestants() -> list[Contestant]:
@@ -27,26 +35,53 @@ def _contestants() -> list[Contestant]:
             TorchCheckpointing()]
 
 
-def _timed(work: Callable[[], None]) -> float:
-    """Seconds from the first rank's start to the last rank's end."""
-    dist.barrier()
-    begin = time.perf_counter()
-    work()
-    dist.barrier()
-    return time.perf_counter() - begin
+class _World:
+    """This rank among the others. The harness talks in a group of its own, so that what a failed
+    contestant left undone in the default group does not meet it."""
 
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * TIMEOUT))
 
-def _clear(path: Path) -> None:
-    if dist.get_rank() == 0:
-        shutil.rmtree(path, ignore_errors=True)
-    dist.barrier()
+    def barrier(self) -> None:
+        dist.barrier(self._group)
 
+    def sum(self, value: int) -> int:
+        total = torch.tensor([value], dtype=torch.int64)
+        dist.all_reduce(total, group=self._group)
+        return int(total.item())
 
-def _cold() -> None:
-    dist.barrier()
-    if dist.get_rank() == 0:
-        drop_caches()
-    dist.barrier()
+    def decided(self, by_rank_0: Callable[[], bool]) -> bool:
+        return self.sum(int(self.rank == 0 and by_rank_0())) > 0
+
+    def timed(self, work: Callable[[], float | None]) -> float:
+        """Seconds from the first rank's start to the last rank's end; the first rank's error."""
+        error = ""
+        self.barrier()
+        begin = time.perf_counter()
+        try:
+            work()
+        except Exception as failure:  # told to all ranks below
+            error = f"rank {self.rank}: {type(failure).__name__}: {failure}"
+        self.barrier()
+        seconds = time.perf_counter() - begin
+        errors: list[str] = [""] * dist.get_world_size()
+        dist.all_gather_object(errors, error, group=self._group)
+        for found in errors:
+            if found:
+                raise RuntimeError(found)
+        return seconds
+
+    def clear(self, path: Path) -> None:
+        if self.rank == 0:
+            shutil.rmtree(path, ignore_errors=True)
+        self.barrier()
+
+    def cold(self) -> None:
+        self.barrier()
+        if self.rank == 0:
+            drop_caches()
+        self.barrier()
 
 
 def _disk_bytes() -> int:
@@ -57,70 +92,126 @@ def _disk_bytes() -> int:
     raise RuntimeError("/proc/self/io has no read_bytes")
 
 
-def _sum(value: int) -> int:
-    total = torch.tensor([value], dtype=torch.int64)
-    dist.all_reduce(total)
-    return int(total.item())
+class _Opens:
+    """Counts the files under `path` that this process opens, with strace."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._log = tempfile.NamedTemporaryFile(mode="r", encoding="utf-8", errors="replace")
+
+    def __enter__(self) -> _Opens:
+        self._strace = subprocess.Popen(
+            ["strace", "-f", "-y", "-e", "trace=open,openat,openat2", "-o", self._log.name,
+             "-p", str(os.getpid())], stderr=subprocess.DEVNULL)
+        while "TracerPid:\t0\n" in Path("/proc/self/status").read_text(encoding="ascii"):
+            if self._strace.poll() is not None:
+                raise RuntimeError("strace could not attach")
+            time.sleep(0.01)
+        time.sleep(0.2)  # the other threads
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._strace.send_signal(signal.SIGINT)
+        self._strace.wait()
+        # Each line ends in the descriptor and the path that it stands for, of a file or a directory.
+        opened = re.compile(r"= \d+<" + re.escape(str(self._path)) + r"/[^>]*>\s*$")
+        self.count = sum(1 for line in self._log if opened.search(line))
+        self._log.close()
 
 
-def _measure(case: Case, who: list[Contestant], saved: Tensors, wanted: Tensors, root: Path,
-             rounds: int, seed: int) -> None:
-    order = random.Random(seed)
-    rank = dist.get_rank()
+def _measure(case: Case, plan: Plan, who: list[Contestant], saved: Tensors, wanted: Tensors,
+             count_reads: bool = False) -> None:
+    order = random.Random(plan.seed)
+    world = _World()
     limit = DirectWrite(case.bytes)
-    for _ in range(rounds):
+    rounds = Rounds(case, plan)
+    while world.decided(rounds.another):
         entries: list[Contestant | DirectWrite] = [*who, limit]
         order.shuffle(entries)
         for entry in entries:
-            path = root / "".join(c if c.isalnum() else "-" for c in entry.name)
-            _clear(path)
-            _cold()
+            path = plan.root / folder(entry.name)
+            world.clear(path)
+            world.cold()
             if isinstance(entry, DirectWrite):
-                work = (lambda: limit.run(path)) if rank == 0 else (lambda: None)
-                case.add("save", limit.name, _timed(work))
-                for read in (Read(8, True), Read(4, False)):
-                    _cold()
-                    work = (lambda r=read: r.run(path)) if rank == 0 else (lambda: None)
-                    case.add("cold load", read.name, _timed(work))
-            else:
-                _one(case, entry, saved, wanted, path)
-            _clear(path)
+                _limits(case, world, entry, path)
+            elif not case.failed(entry.name):
+                _one(case, world, entry, saved, wanted, path)
+            world.clear(path)
+    if count_reads:
+        _count_reads(case, plan, world, who, saved, wanted)
 
 
-def _one(case: Case, entry: Contestant, saved: Tensors, wanted: Tensors, path: Path) -> None:
-    case.add("save", entry.name, _timed(lambda: entry.save(saved, path)))
-    _cold()
-    before = _disk_bytes()
-    case.add("cold load", entry.name, _timed(lambda: entry.load(wanted, path)))
-    read = _sum(_disk_bytes() - before)
-    case.facts[f"cold load, bytes from the disk ÷ bytes wanted, {entry.name}"] = round(read / case.bytes, 3)
-    if dist.get_rank() == 0:
-        warm_caches(path)
-    case.add("warm load", entry.name, _timed(lambda: entry.load(wanted, path)))
+def _limits(case: Case, world: _World, limit: DirectWrite, path: Path) -> None:
+    """Rank 0 alone, with as many requests at once as a disk needs."""
+    alone = world.rank == 0
+    case.add("save", limit.name, world.timed(lambda: limit.run(path) if alone else None))
+    for read in (Read(8, True), Read(4, False)):
+        world.cold()
+        work = (lambda r=read: r.run(path)) if alone else (lambda: None)
+        case.add("cold load", read.name, world.timed(work))
 
 
-def _entry(rank: int, world: int, rendezvous: str, job: Job, case: Case, root: Path, rounds: int,
-           seed: int, scale: float, results) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank,
-                            world_size=world)
+def _one(case: Case, world: _World, entry: Contestant, saved: Tensors, wanted: Tensors,
+         path: Path) -> None:
+    phase = "save"
     try:
-        job(case, root, rounds, seed, scale)
-        if rank == 0:
-            results.put(case)
-    finally:
-        dist.barrier()
-        dist.destroy_process_group()
+        case.add(phase, entry.name, world.timed(lambda: entry.save(saved, path)))
+        phase = "load"
+        world.cold()
+        case.add("cold load", entry.name, world.timed(lambda: entry.load(wanted, path)))
+        if world.rank == 0:
+            warm_caches(path)
+        case.add("warm load", entry.name, world.timed(lambda: entry.load(wanted, path)))
+    except RuntimeError as error:  # of all ranks at once: see _World.timed
+        case.drop(entry.name)
+        case.fail(phase, entry.name, error)
 
 
-def _run(job: Job, world: int, case: Case, root: Path, rounds: int, seed: int,
-         scale: float) -> Case:
+def _count_reads(case: Case, plan: Plan, world: _World, who: list[Contestant], saved: Tensors,
+                 wanted: Tensors) -> None:
+    """Bytes from the disk and files opened by a cold load, all ranks together; not timed."""
+    table = Table("reads of one cold load, all ranks together",
+                  "Files opened are counted by strace, in a load of its own.",
+                  ["who", "bytes from the disk ÷ bytes wanted", "files opened"])
+    for entry in who:
+        if case.failed(entry.name) or entry.name == CONTROL:
+            continue
+        path = plan.root / folder(entry.name)
+        world.clear(path)
+        world.timed(lambda e=entry, p=path: e.save(saved, p))
+        world.cold()
+        before = _disk_bytes()
+        world.timed(lambda e=entry, p=path: e.load(wanted, p))
+        ratio = world.sum(_disk_bytes() - before) / case.bytes
+        with _Opens(path.resolve()) as opens:
+            world.timed(lambda e=entry, p=path: e.load(wanted, p))
+        opened = world.sum(opens.count)
+        table.rows.append([entry.name, f"{ratio:.3f}", str(opened)])
+        case.figures[f"bytes read ÷ wanted, {entry.name}"] = ratio
+        world.clear(path)
+    case.tables.append(table)
+
+
+def _entry(rank: int, world: int, rendezvous: str, job: Job, case: Case, plan: Plan,
+           results) -> None:
+    torch.set_num_threads(1)
+    if rank > 0:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank,
+                            world_size=world, timeout=timedelta(seconds=TIMEOUT))
+    job(case, plan)
+    if rank == 0:
+        results.put(case)
+    dist.destroy_process_group()
+
+
+def _run(job: Job, world: int, case: Case, plan: Plan) -> Case:
     os.environ.setdefault("USE_LIBUV", "0")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     results = mp.get_context("spawn").SimpleQueue()
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (world, f"{folder}/store", job, case, root, rounds, seed, scale, results)
-        mp.spawn(_entry, arguments, nprocs=world, join=True)
+    with tempfile.TemporaryDirectory() as rendezvous:
+        mp.spawn(_entry, (world, f"{rendezvous}/store", job, case, plan, results), nprocs=world,
+                 join=True)
     return results.get()
 
 
@@ -136,32 +227,31 @@ def _sharded(mesh, dim: int, rows: int, columns: int, count: int) -> Tensors:
     }
 
 
-def _same_layout_job(case: Case, root: Path, rounds: int, seed: int, scale: float) -> None:
+def _same_layout_job(case: Case, plan: Plan) -> None:
     mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-    rows = max(4, int(4096 * scale) // 4 * 4)
+    rows = max(4, int(4096 * plan.scale) // 4 * 4)
     saved = _sharded(mesh, 0, rows, 4096 * 8, 4)
     wanted = _sharded(mesh, 0, rows, 4096 * 8, 4)
     case.bytes = 4 * rows * 4096 * 8 * 4
-    _measure(case, _contestants(), saved, wanted, root, rounds, seed)
+    _measure(case, plan, _contestants(), saved, wanted)
 
 
-def same_layout(name: str, what: str, root: Path, rounds: int, seed: int, scale: float) -> Case:
-    return _run(_same_layout_job, 4, Case(name, what, 0), root, rounds, seed, scale)
+def same_layout(case: Case, plan: Plan) -> Case:
+    return _run(_same_layout_job, 4, case, plan)
 
 
-def _reshard_job(case: Case, root: Path, rounds: int, seed: int, scale: float) -> None:
+def _reshard_job(case: Case, plan: Plan) -> None:
     mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-    rows = max(64, int(8192 * scale) // 64 * 64)
+    rows = max(64, int(8192 * plan.scale) // 64 * 64)
     saved = _sharded(mesh, 0, rows, 8192, 4)
     wanted = _sharded(mesh, 1, rows, 8192, 4)
     case.bytes = 4 * rows * 8192 * 4
     who = [Tilestone(), Tilestone(CONTROL), Dcp(1)]  # the others don't reshard on a CPU
-    _measure(case, who, saved, wanted, root, rounds, seed)
+    _measure(case, plan, who, saved, wanted, count_reads=True)
 
 
-def reshard(name: str, what: str, world: int, root: Path, rounds: int, seed: int,
-            scale: float) -> Case:
-    return _run(_reshard_job, world, Case(name, what, 0), root, rounds, seed, scale)
+def reshard(case: Case, plan: Plan, world: int) -> Case:
+    return _run(_reshard_job, world, case, plan)
 
 
 def _gpt_shapes(layers: int, width: int, vocabulary: int) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -201,12 +291,12 @@ def _gpt_state(mesh, scale: float) -> Tensors:
     return state
 
 
-def _gpt_job(case: Case, root: Path, rounds: int, seed: int, scale: float) -> None:
+def _gpt_job(case: Case, plan: Plan) -> None:
     mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    saved, wanted = _gpt_state(mesh, scale), _gpt_state(mesh, scale)
+    saved, wanted = _gpt_state(mesh, plan.scale), _gpt_state(mesh, plan.scale)
     case.bytes = sum(t.numel() * t.element_size() for t in saved.values())
-    _measure(case, _contestants(), saved, wanted, root, rounds, seed)
+    _measure(case, plan, _contestants(), saved, wanted)
 
 
-def gpt(name: str, what: str, root: Path, rounds: int, seed: int, scale: float) -> Case:
-    return _run(_gpt_job, 4, Case(name, what, 0), root, rounds, seed, scale)
+def gpt(case: Case, plan: Plan) -> Case:
+    return _run(_gpt_job, 4, case, plan)

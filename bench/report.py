@@ -1,101 +1,154 @@
-"""The table: medians, ratios against Tilestone, and the spread of the A/A control."""
+"""The tables: targets and ratios first, then what each case took."""
 
 from __future__ import annotations
 
 import json
-import platform
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from measure import CONTROL, Case
+from measure import CONTROL, Case, Table
+from targets import SUBJECT, all_targets, best_limit, control_spread
 
-SUBJECT = "tilestone"
-
-
-def control_spread(times: dict[str, list[float]]) -> float:
-    """How far the medians of two contestants with the same code lie apart, as a ratio less 1."""
-    if CONTROL not in times or SUBJECT not in times:
-        return 0.0
-    a, b = times[SUBJECT], times[CONTROL]
-    whole = max(median(a) / median(b), median(b) / median(a))
-    return whole - 1
+INTRODUCTION = """\
+Written by `make bench`. Contestants of one case run over the same tensors, interleaved, in a new
+random order each round; a save counts until every byte is durable, "cold" means that the page cache
+was emptied, "warm" that all files were read into it. Every save here is synchronous: the time that
+a trainer is blocked is the save's time. Each case has a control, the same code as a second
+contestant: no ratio is quoted that is nearer to 1 than the control's spread. Machines differ: read
+the ratios.
+"""
 
 
 def table(case: Case) -> str:
     lines = [f"### {case.name}", "", case.what, ""]
+    if case.rounds_left_out:
+        lines += [f"{case.rounds_left_out} rounds were left out for lack of time.", ""]
     for phase, times in case.times.items():
-        if SUBJECT not in times:
-            continue
-        subject = median(times[SUBJECT])
-        spread = control_spread(times)
-        lines += [
-            f"**{phase}** (control: the same code twice differs by {spread:.0%}; "
-            "ratios closer to 1 than that say nothing)",
-            "",
-            "| who | ratio to tilestone | median s | min s | max s | GB/s |",
-            "|---|---|---|---|---|---|",
-        ]
-        for who in sorted(times, key=lambda name: median(times[name])):
-            mid = median(times[who])
-            ratio = mid / subject
-            said = f"{ratio:.2f}" if who == SUBJECT or abs(ratio - 1) > spread else "≈ 1"
-            lines.append(
-                f"| {who} | {said} | {mid:.3f} | {min(times[who]):.3f} | {max(times[who]):.3f} "
-                f"| {case.bytes / mid / 1e9:.2f} |"
-            )
+        lines += _phase_table(case, phase, times)
+    for failure in case.failures:
+        lines += [f"- **failed**: {failure}"]
+    if case.failures:
         lines.append("")
-    for name, value in case.facts.items():
-        lines.append(f"- {name}: {value}")
+    for extra in case.tables:
+        lines += _extra_table(extra)
+    return "\n".join(lines)
+
+
+def _phase_table(case: Case, phase: str, times: dict[str, list[float]]) -> list[str]:
+    if SUBJECT not in times:
+        return []
+    subject = median(times[SUBJECT])
+    spread = control_spread(times)
+    lines = [
+        f"**{phase}** (control: the same code twice differs by {spread:.0%})",
+        "",
+        "| who | ratio to tilestone | median s | min s | max s | GB/s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for who in sorted(times, key=lambda name: median(times[name])):
+        mid = median(times[who])
+        lines.append(
+            f"| {who} | {_said(mid / subject, spread, who)} | {mid:.3f} | {min(times[who]):.3f} "
+            f"| {max(times[who]):.3f} | {case.bytes / mid / 1e9:.2f} |"
+        )
+    return [*lines, ""]
+
+
+def _said(ratio: float, spread: float, who: str = "") -> str:
+    return f"{ratio:.2f}" if who == SUBJECT or max(ratio, 1 / ratio) - 1 > spread else "≈ 1"
+
+
+def _extra_table(extra: Table) -> list[str]:
+    rows = ["| " + " | ".join(row) + " |" for row in [extra.header, ["---"] * len(extra.header)]]
+    rows += ["| " + " | ".join(row) + " |" for row in extra.rows]
+    return [f"**{extra.title}**", "", extra.note, "", *rows, ""]
+
+
+def targets_table(cases: dict[str, Case]) -> str:
+    lines = [
+        "## Targets",
+        "",
+        "\"DCP\" and other names: their time ÷ Tilestone's. Spread: of the case's control.",
+        "",
+        "| what | target | measured | spread | |",
+        "|---|---|---|---|---|",
+    ]
+    for target in all_targets():
+        sign = "≤" if target.at_most else "≥"
+        goal = f"{sign} {target.goal:g} {target.unit}"
+        found = target.measure(cases)
+        if found is None:
+            lines.append(f"| {target.what} | {goal} | - | - | not measured in this run |")
+            continue
+        spread = f"{found.spread:.0%}" if found.spread else "-"
+        lines.append(f"| {target.what} | {goal} | {found.value:.3g} {target.unit} | {spread} "
+                     f"| {target.verdict(found)} |")
     return "\n".join([*lines, ""])
 
 
-def best_limit(times: dict[str, list[float]]) -> float:
-    limits = [median(t) for name, t in times.items() if name.startswith("limit:")]
-    return min(limits) if limits else float("nan")
-
-
-def summary(cases: list[Case]) -> str:
+def summary(cases: dict[str, Case]) -> str:
     lines = [
-        "| case | phase | of the limit | peers' time ÷ tilestone's |",
-        "|---|---|---|---|",
+        "## Ratios",
+        "",
+        "| case | phase | of the limit | others' time ÷ tilestone's | spread |",
+        "|---|---|---|---|---|",
     ]
-    for case in cases:
+    for case in cases.values():
         for phase, times in case.times.items():
             if SUBJECT not in times:
                 continue
             subject = median(times[SUBJECT])
-            peers = {
-                name: median(t) / subject
-                for name, t in times.items()
+            spread = control_spread(times)
+            others = [
+                f"{name} {_said(median(t) / subject, spread)}"
+                for name, t in sorted(times.items())
                 if name not in (SUBJECT, CONTROL) and not name.startswith("limit:")
-            }
-            said = ", ".join(f"{name} {ratio:.2f}" for name, ratio in sorted(peers.items()))
+            ]
+            others += [f"{failure.split(',')[0]} failed" for failure in case.failures]
             limit = best_limit(times)
-            of_limit = f"{limit / subject:.2f}" if limit == limit else "-"
-            lines.append(f"| {case.name} | {phase} | {of_limit} | {said} |")
+            of_limit = f"{limit / subject:.2f}" if limit is not None else "-"
+            lines.append(f"| {case.name} | {phase} | {of_limit} | {', '.join(others)} "
+                         f"| {spread:.0%} |")
     return "\n".join([*lines, ""])
 
 
-def write(cases: list[Case], machine: dict[str, object], json_path: Path, md_path: Path) -> None:
-    data = {"machine": machine, "cases": [asdict(case) for case in cases]}
-    json_path.parent.mkdir(parents=True, exist_ok=True)
-    json_path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+def failures(cases: dict[str, Case]) -> str:
+    lines = [f"- {case.name}: {failure}" for case in cases.values() for failure in case.failures]
+    return "\n".join(["## Failures", "", *lines, ""]) if lines else ""
+
+
+def save(cases: dict[str, Case], machine: dict, path: Path) -> None:
+    data = {"machine": machine, "cases": {name: asdict(case) for name, case in cases.items()}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> tuple[dict[str, Case], dict]:
+    data = json.loads(path.read_text(encoding="utf-8"))
+    cases = {}
+    for name, fields in data["cases"].items():
+        tables = [Table(**extra) for extra in fields.pop("tables")]
+        cases[name] = Case(**fields, tables=tables)
+    return cases, data["machine"]
+
+
+def render(cases: dict[str, Case], machine: dict, path: Path) -> None:
     text = [
         "# Benchmarks",
         "",
-        "Written by `make bench`. Every contestant runs in the same process over the same tensors,",
-        "interleaved, in a new random order each round; a save counts until every byte is durable,",
-        "\"cold\" means that the page cache was emptied, \"warm\" that all files were read into it.",
-        "Machines differ: read the ratios.",
+        INTRODUCTION,
+        f"Machine: {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}, "
+        f"Python {machine['python']}, torch {machine['torch']}; memcpy "
+        f"{machine['memcpy_gb_s']:.1f} GB/s. {machine['rounds']} rounds, seed {machine['seed']}, "
+        f"{machine['scale']:g} of the full size, {machine.get('minutes', 0):.0f} minutes.",
         "",
-        f"Machine: {machine['cores']} cores, {machine['memory_gib']} GiB, {platform.system()} "
-        f"{platform.release()}, Python {platform.python_version()}, torch {machine['torch']}; "
-        f"memcpy {machine['memcpy_gb_s']:.1f} GB/s. {machine['rounds']} rounds, "
-        f"seed {machine['seed']}, {machine['scale']:g} of the full size.",
-        "",
+        targets_table(cases),
         summary(cases),
-        *[table(case) for case in cases],
+        failures(cases),
+        "## Cases",
+        "",
+        *[table(case) for case in cases.values()],
     ]
-    md_path.parent.mkdir(parents=True, exist_ok=True)
-    md_path.write_text("\n".join(text), encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")

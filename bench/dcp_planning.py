@@ -1,0 +1,99 @@
+"""Stock DCP's planning steps for a job of many ranks, in this process and without ranks.
+
+    dcp_planning.py TP DP PP TENSORS
+
+Half the tensors of a rank are parameters, cut by TP and the same on all of DP; the other half is
+optimizer state, cut by TP and DP. Every rank's plan is made as `create_local_plan` makes it (item
+by item; that one rank's own call agrees is checked), then `create_global_plan` is timed over all.
+Prints JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+ROWS, COLUMNS = 8192, 1024
+
+
+def _names(tp: int, dp: int, pp: int, tensors: int, rank: int):
+    """Name, shape, offset and size of each tensor of a rank; tp counts first, then dp, then pp."""
+    t, d, p = rank % tp, rank // tp % dp, rank // tp // dp
+    for i in range(tensors // 2):
+        name = f"decoder.layers.{p}.{i}"
+        rows = ROWS // tp
+        yield f"{name}.weight", (t * rows, 0), (rows, COLUMNS)
+        part = rows // dp
+        yield f"optimizer.exp_avg.{name}", ((d * tp + t) * part, 0), (part, COLUMNS)
+
+
+def _plan(tp: int, dp: int, pp: int, tensors: int, rank: int) -> SavePlan:
+    size = torch.Size((ROWS, COLUMNS))
+    items = []
+    for name, offset, shape in _names(tp, dp, pp, tensors, rank):
+        chunk = ChunkStorageMetadata(offsets=torch.Size(offset), sizes=torch.Size(shape))
+        data = TensorWriteData(chunk=chunk, size=size,
+                               properties=TensorProperties(dtype=torch.float32))
+        index = MetadataIndex(name, torch.Size(offset))
+        items.append(WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data))
+    return SavePlan(items)
+
+
+def _local(tp: int, dp: int, pp: int, tensors: int) -> tuple[SavePlan, float]:
+    """Rank 0's own plan by create_local_plan, over DTensors of a process group that is not there."""
+    dist.init_process_group("fake", rank=0, world_size=tp * dp * pp, store=FakeStore())
+    mesh = dist.init_device_mesh("cpu", (pp, dp, tp), mesh_dim_names=("pp", "dp", "tp"))
+    both = mesh["dp", "tp"]
+    state = {}
+    for name, _, shape in _names(tp, dp, pp, tensors, 0):
+        local = torch.empty(shape, device="meta")
+        by_dp = Shard(0) if name.startswith("optimizer") else Replicate()
+        placements = [by_dp, Shard(0)]
+        state[name] = DTensor.from_local(local, both, placements, run_check=False,
+                                         shape=torch.Size((ROWS, COLUMNS)), stride=(COLUMNS, 1))
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(state, is_coordinator=True)
+    begin = time.process_time()
+    plan = planner.create_local_plan()
+    seconds = time.process_time() - begin
+    dist.destroy_process_group()
+    return plan, seconds
+
+
+def main() -> None:
+    tp, dp, pp, tensors = map(int, sys.argv[1:])
+    ranks = tp * dp * pp
+    own, local_seconds = _local(tp, dp, pp, tensors)
+    pickled = [pickle.dumps(_plan(tp, dp, pp, tensors, rank)) for rank in range(ranks)]
+    if [item.index for item in own.items] != [
+        item.index for item in pickle.loads(pickled[0]).items
+    ]:
+        raise SystemExit("dcp_planning: the plan made here is not what create_local_plan makes")
+    begin = time.process_time()
+    plans = [pickle.loads(data) for data in pickled]
+    unpickle_seconds = time.process_time() - begin
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    planner.set_up_planner({}, is_coordinator=True)
+    begin = time.process_time()
+    planner.create_global_plan(plans)
+    global_seconds = time.process_time() - begin
+    print(json.dumps({"ranks": ranks, "local_seconds": local_seconds,
+                      "unpickle_seconds": unpickle_seconds, "global_seconds": global_seconds}))
+
+
+if __name__ == "__main__":
+    main()

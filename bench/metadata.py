@@ -1,0 +1,106 @@
+"""`.metadata` of a large job: read, written, and opened by the command line.
+
+The file is pickled by torch's own classes, in this process; the data files that it names are there
+with their sizes, and hold nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import time
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+import programs
+from measure import Case, Plan, Table
+
+ROWS, COLUMNS = 4, 1024  # of a shard
+
+
+def make(ranks: int, tensors: int) -> tuple[Metadata, int]:
+    """Each tensor in rows over the ranks, a file a rank, as DCP's writer lays them out."""
+    item = ROWS * COLUMNS * 4 + 1024  # bytes, with the archive around the tensor
+    state: dict = {}
+    storage: dict = {}
+    properties = TensorProperties(dtype=torch.float32)
+    for t in range(tensors):
+        fqn = f"model.decoder.layers.{t // 10}.mlp.linear_{t % 10}.weight"
+        offsets = [torch.Size((rank * ROWS, 0)) for rank in range(ranks)]
+        sizes = torch.Size((ROWS, COLUMNS))
+        state[fqn] = TensorStorageMetadata(
+            properties=properties, size=torch.Size((ranks * ROWS, COLUMNS)),
+            chunks=[ChunkStorageMetadata(offsets=o, sizes=sizes) for o in offsets])
+        for rank, offset in enumerate(offsets):
+            storage[MetadataIndex(fqn, offset, rank)] = _StorageInfo(
+                f"__{rank}_0.distcp", t * item, item)
+    state["step"] = BytesStorageMetadata()
+    storage[MetadataIndex("step")] = _StorageInfo("__0_0.distcp", tensors * item, 512)
+    planner = {fqn: (fqn,) for fqn in state}
+    return Metadata(state, planner, storage), (tensors + 1) * item
+
+
+def _timed(work) -> tuple[float, object]:
+    gc.collect()
+    begin = time.process_time()
+    result = work()
+    return time.process_time() - begin, result
+
+
+def _row(what: str, ours: float, theirs: float) -> list[str]:
+    return [what, f"{ours:.3f}", f"{theirs:.2f}", f"{theirs / ours:.1f}"]
+
+
+def metadata(case: Case, plan: Plan) -> Case:
+    ranks = max(16, int(1024 * min(1.0, plan.scale)))
+    folder = plan.root / "metadata"
+    folder.mkdir(parents=True)
+    made, file_bytes = make(ranks, 500)
+    for rank in range(ranks):
+        with (folder / f"__{rank}_0.distcp").open("wb") as file:
+            file.truncate(file_bytes)
+    file = folder / ".metadata"
+    dump, data = _timed(lambda: pickle.dumps(made))
+    file.write_bytes(data)
+    del made
+    load, loaded = _timed(lambda: pickle.loads(data))
+    written = plan.root / "metadata-written"
+    ours = programs.json_lines(programs.BIN / "metadata_scale", file, written)[0]
+    again = pickle.loads(written.read_bytes())
+    if again.state_dict_metadata != loaded.state_dict_metadata:
+        raise RuntimeError("the metadata that Tilestone wrote is not what it read")
+    del again, loaded
+    case.figures["parse, pickle ÷ tilestone"] = load / ours["parse_seconds"]
+    case.tables.append(Table(
+        f"`.metadata` of {len(data) / 1e6:.0f} MB: {ours['tensors']} tensors in "
+        f"{ours['shards']:,} shards",
+        "In memory, processor time. What Tilestone writes, torch unpickles to what it read.",
+        ["what", "tilestone s", "pickle s", "pickle ÷ tilestone"],
+        [_row("read", ours["parse_seconds"], load), _row("written", ours["write_seconds"], dump)]))
+    case.tables.append(_command_line(folder, len(data)))
+    return case
+
+
+def _command_line(folder: Path, size: int) -> Table:
+    table = Table("the command line on it", "Wall time and peak memory of the whole process.",
+                  ["command", "s", "peak MiB", "peak ÷ file", "lines printed"])
+    key = "model.decoder.layers.7.mlp.linear_3.weight"
+    for words in (["ls"], ["ls", "--json"], ["inspect"], ["inspect", "--json"], ["inspect", key],
+                  ["inspect", key, "--json"]):
+        command = [words[0], folder, *words[1:]]
+        found = programs.run(programs.BIN / "tilestone", *command)
+        table.rows.append([
+            f"tilestone {' '.join([words[0], 'DIR', *words[1:]])}", f"{found.seconds:.2f}",
+            f"{found.peak_bytes / 2**20:.0f}", f"{found.peak_bytes / size:.1f}",
+            f"{found.output.count(chr(10)):,}"])
+    return table

@@ -1,0 +1,107 @@
+"""Save planning: Tilestone's in C++ (plan_scale) beside stock DCP's Python steps."""
+
+from __future__ import annotations
+
+import programs
+from measure import Case, Plan, Table
+
+PLAN_SCALE = programs.BIN / "plan_scale"
+COLUMNS = ["layout", "ranks", "tensors", "chunks a rank", "CPU s", "decoded and added", "finished",
+           "ns a chunk", "peak GiB"]
+
+
+def _layout(line: dict) -> str:
+    expert = f", EP {line['ep']}" if line["ep"] > 1 else ""
+    return f"TP {line['tp']}, DP {line['dp']}, PP {line['pp']}{expert}"
+
+
+def _row(line: dict) -> list[str]:
+    return [
+        _layout(line), f"{line['ranks']:,}", f"{line['tensors']:,}",
+        f"{line['listed'] / line['ranks']:,.0f}", f"{line['seconds']:.2f}",
+        f"{line['add']:.2f}", f"{line['finish']:.2f}",
+        f"{line['seconds'] / line['listed'] * 1e9:.0f}", f"{line['peak_gib']:.2f}",
+    ]
+
+
+def _exchange(*numbers: int) -> dict:
+    return programs.json_lines(PLAN_SCALE, "exchange", *map(str, numbers))[0]
+
+
+def _of_size(plan: Plan, ranks: int) -> int:
+    """Data-parallel size of a smaller world, for a run of a part of the full size."""
+    return max(1, int(ranks * min(1.0, plan.scale)))
+
+
+def planning(case: Case, plan: Plan) -> Case:
+    large = Table("by exchange: the coordinator's processor time, on one core",
+                  "DP-replicated parameters in bf16 and the flat ranges of a distributed optimizer.",
+                  COLUMNS)
+    for numbers in ((8, 16, 8, 500), (2, 64, 8, 500, 16), (8, 128, 16, 1000),
+                    (2, 512, 16, 1000, 64)):
+        tp, dp, pp, tensors, *ep = numbers
+        dp = max(ep[0] if ep else 1, _of_size(plan, dp))
+        line = _exchange(tp, dp, pp, tensors, *ep)
+        large.rows.append(_row(line))
+        kind = "MoE" if ep else "dense"
+        case.figures[f"plan {kind} {tp * numbers[1] * pp} x {tensors}, s"] = line["seconds"]
+        case.figures[f"plan {kind} {tp * numbers[1] * pp} x {tensors}, GiB"] = line["peak_gib"]
+    case.tables.append(large)
+    case.tables.append(_rule(case))
+    case.tables.append(_dcp(case, plan))
+    return case
+
+
+def _rule(case: Case) -> Table:
+    table = Table("by rule: one rank's processor time", "Nothing is exchanged.",
+                  ["layout", "ranks", "tensors", "chunks a rank", "CPU ms", "peak GiB"])
+    for numbers in ((4, 4, 4, 1000), (8, 16, 8, 1000), (8, 128, 16, 1000)):
+        line = programs.json_lines(PLAN_SCALE, "rule", *map(str, numbers))[0]
+        table.rows.append([_layout(line), f"{line['ranks']:,}", f"{line['tensors']:,}",
+                           f"{line['listed']:,}", f"{line['seconds'] * 1e3:.2f}",
+                           f"{line['peak_gib']:.3f}"])
+        case.figures[f"rule {line['ranks']}, s"] = line["seconds"]
+    return table
+
+
+def _dcp(case: Case, plan: Plan) -> Table:
+    """The same number of shards; DCP's are one box a tensor and rank, fewer than ours."""
+    dp = _of_size(plan, 16)
+    found = programs.python("dcp_planning.py", "8", str(dp), "8", "500")
+    ours = _exchange(8, dp, 8, 500)
+    case.figures["plan, dcp ÷ tilestone"] = found["global_seconds"] / ours["seconds"]
+    return Table(
+        "beside stock DCP's planning steps",
+        f"{found['ranks']:,} ranks x 500 tensors, without ranks: plans made in one process. DCP: "
+        "`create_global_plan` on all plans (its coordinator's step; unpickling them is told beside "
+        "it and not part of the ratio) and `create_local_plan` of one rank. DCP gets one box a "
+        "tensor and rank, as it knows no flat ranges; Tilestone plans the flat ranges' boxes, and "
+        "its time has decoding in it. Processor time.",
+        ["step", "dcp s", "tilestone s", "dcp ÷ tilestone"],
+        [
+            ["coordinator: all plans into assignments", f"{found['global_seconds']:.2f}",
+             f"{ours['seconds']:.3f}", f"{found['global_seconds'] / ours['seconds']:.0f}"],
+            ["coordinator: unpickling the plans", f"{found['unpickle_seconds']:.2f}",
+             "in the above", "-"],
+            ["a rank: its own plan, encoded", f"{found['local_seconds']:.4f}",
+             f"{ours['local_seconds']:.5f}",
+             f"{found['local_seconds'] / ours['local_seconds']:.0f}"],
+        ],
+    )
+
+
+def growth(case: Case, plan: Plan) -> Case:
+    table = Table(
+        "planning by exchange, cost against size",
+        "CPU time for each listed chunk: flat, or growing as the logarithm, is what it should be.",
+        COLUMNS)
+    if plan.scale < 0.5:
+        sizes = [(8, dp, 8, 100) for dp in (1, 4)]
+    else:
+        sizes = [(8, dp, 8, 200) for dp in (1, 4, 16, 64, 256)]
+        sizes += [(8, 16, 8, tensors) for tensors in (50, 800)]
+        sizes += [(2, dp, 16, 200, 8) for dp in (8, 32, 128, 512)]
+    for numbers in sizes:
+        table.rows.append(_row(_exchange(*numbers)))
+    case.tables.append(table)
+    return case
