@@ -82,6 +82,45 @@ TEST(Golden, EveryTensorIsWhatItsWriterSays) {
   }
 }
 
+// Every rank wants each tensor whole, and a slab of its last dim.
+StateDict wanted_of(const Metadata& metadata, const Communicator& comm) {
+  StateDict wanted;
+  for (const StoredTensor& tensor : metadata.tensors) {
+    Box slab = Box::whole(tensor.shape);
+    if (!tensor.shape.empty()) {
+      const size_t d = tensor.shape.size() - 1;
+      slab.offset[d] = tensor.shape[d] * comm.rank() / comm.size();
+      slab.shape[d] = tensor.shape[d] * (comm.rank() + 1) / comm.size() - slab.offset[d];
+    }
+    for (const Box& box : {Box::whole(tensor.shape), slab}) {
+      wanted[std::to_string(wanted.size())] = ShardedTensor::from_box(
+          tensor.key, TensorView::without_data(tensor.dtype, box.shape), tensor.shape, box);
+    }
+  }
+  return wanted;
+}
+
+TEST(Golden, EveryTensorIsTheSameWhenRanksReadForOneAnother) {
+  for (const fs::path& folder : goldens()) {
+    SCOPED_TRACE(folder.string());
+    const Location location(memory_storage(image_of(folder)));
+    const Checkpoint checkpoint = Checkpoint::open(location);
+    run_ranks(3, [&](Communicator comm) {
+      LoadOptions options;
+      options.comm = comm;
+      options.threads = 1;
+      options.buffer_bytes = 1u << 20;
+      options.two_phase = LoadOptions::TwoPhase::kAlways;
+      const StateDict loaded = load(wanted_of(checkpoint.metadata(), comm), location, options);
+      for (const auto& [name, node] : loaded.entries()) {
+        const auto* tensor = node.get_if<ShardedTensor>();
+        EXPECT_EQ(elements(tensor->data), elements(checkpoint.read(tensor->key, tensor->box)))
+            << tensor->key << " " << to_string(tensor->box);
+      }
+    });
+  }
+}
+
 TEST(Golden, EveryCheckpointVerifies) {
   for (const fs::path& folder : goldens()) {
     const VerifyReport report = Checkpoint::open(Location(folder)).verify();

@@ -55,14 +55,15 @@ void expect(bool ok, const std::string& what, const Communicator& comm) {
   std::exit(1);
 }
 
-void expect_boxes(const Communicator& comm, const Location& location, const Box& box,
-                  int64_t first) {
+void expect_boxes(const Communicator& comm, const Location& location, const Box& box, int64_t first,
+                  LoadOptions::TwoPhase mode = LoadOptions::TwoPhase::kNever) {
   StateDict wanted;
   wanted["w"] = box_tensor(box, first, false);
   wanted["step"] = nullptr;
   LoadOptions options;
   options.comm = comm;
   options.threads = 1;
+  options.two_phase = mode;
   const StateDict loaded = load(wanted, location, options);
   const TensorView& data = loaded.find("w")->get_if<ShardedTensor>()->data;
   const TensorView truth = box_tensor(box, first, true).data;
@@ -123,8 +124,10 @@ int main(int argc, char** argv) {
     options.overwrite = true;
     save(rows(comm, 7), location, options);
     const Slice columns = slice_of(kColumns, comm);
-    expect_boxes(comm, location, {{0, columns.begin}, {kRows, columns.count}}, 7);
-    expect_boxes(comm, location, {{0, 0}, {kRows, kColumns}}, 7);
+    for (const auto mode : {LoadOptions::TwoPhase::kNever, LoadOptions::TwoPhase::kAlways}) {
+      expect_boxes(comm, location, {{0, columns.begin}, {kRows, columns.count}}, 7, mode);
+      expect_boxes(comm, location, {{0, 0}, {kRows, kColumns}}, 7, mode);
+    }
     expect_flat(comm, location, 7);
     expect_failure_everywhere(comm, location);
     expect_boxes(comm, location, {{0, 0}, {kRows, kColumns}}, 7);

@@ -1,6 +1,6 @@
 // Random states of N ranks, loaded by M ranks that hold them otherwise: shapes, dtypes, regular and
 // irregular boxes, flat ranges, placements, prepended axes, empty shards, replicas, 0-d tensors;
-// both ways of agreeing; memory and a real directory.
+// both ways of agreeing; every rank for itself and in two phases; memory and a real directory.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -48,6 +48,7 @@ Trip make_trip(uint64_t seed) {
   trip.save.buffer_bytes = trip.load.buffer_bytes = 1u << 20;
   trip.save.timeout = trip.load.timeout = 120;
   trip.load.threads = static_cast<int>(1 + random() % 2);
+  if (random() % 2 == 0) trip.load.two_phase = LoadOptions::TwoPhase::kAlways;
   return trip;
 }
 

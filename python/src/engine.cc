@@ -13,6 +13,14 @@ SaveOptions::Agreement agreement_named(const std::string& name) {
               "agreement is \"exchange\" or \"rule\", not \"" + name + "\"");
 }
 
+LoadOptions::TwoPhase two_phase_named(const std::string& name) {
+  if (name == "auto") return LoadOptions::TwoPhase::kAuto;
+  if (name == "always") return LoadOptions::TwoPhase::kAlways;
+  if (name == "never") return LoadOptions::TwoPhase::kNever;
+  throw Error(ErrorCode::kInvalidArgument,
+              "two_phase is \"auto\", \"always\" or \"never\", not \"" + name + "\"");
+}
+
 // The tree of a state. What goes wrong here is this rank's failure, which the others must hear of:
 // it becomes a tree that fails with the same error once the engine takes it up.
 StateDict tree_of(nb::handle state, const Bridge& bridge) {
@@ -50,13 +58,15 @@ SaveResult save_state(nb::handle state, const std::string& path, nb::handle brid
 
 nb::typed<nb::dict, nb::any, nb::any> load_state(nb::handle wanted, const std::string& path,
                                                  nb::handle bridge_object, nb::handle comm,
-                                                 bool cast, bool verify_checksums, double timeout,
+                                                 bool cast, bool verify_checksums,
+                                                 const std::string& two_phase, double timeout,
                                                  int threads, uint64_t buffer_bytes,
                                                  nb::handle progress) {
   LoadOptions options;
   options.comm = to_communicator(comm);
   options.cast = cast;
   options.verify_checksums = verify_checksums;
+  options.two_phase = two_phase_named(two_phase);
   options.timeout = timeout;
   options.threads = threads;
   options.buffer_bytes = buffer_bytes;
@@ -92,7 +102,8 @@ void bind_engine(nb::module_& m) {
         "agreement"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a, "files_per_rank"_a,
         "progress"_a.none());
   m.def("load", &load_state, "wanted"_a, "path"_a, "bridge"_a, "comm"_a.none(), "cast"_a,
-        "verify_checksums"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a, "progress"_a.none());
+        "verify_checksums"_a, "two_phase"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a,
+        "progress"_a.none());
   m.attr("DEFAULT_TIMEOUT") = kDefaultTimeout;
   m.attr("DEFAULT_BUFFER_BYTES") = static_cast<uint64_t>(BufferPool::kDefaultTotal);
 }

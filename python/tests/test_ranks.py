@@ -204,3 +204,32 @@ def test_replicas_are_written_once_and_by_all_ranks_in_turn(
     worlds: ranks.Worlds, ckpt: str
 ) -> None:
     assert worlds[4].run(save_replicas, ckpt) == [2, 2, 2, 2]
+
+
+def load_columns_and_replicas(rank: int, world: int, path: str) -> bool:
+    mesh = mesh_of([0, 1, 2, 3], (4,))
+    whole = torch.arange(512 * 2048, dtype=torch.float32).reshape(512, 2048)
+    tilestone.save({"w": distribute_tensor(whole, mesh, [Shard(0)])}, path)
+    wanted = {"w": distribute_tensor(torch.zeros_like(whole), mesh, [Shard(1)])}
+    tilestone.load(wanted, path, two_phase="always")
+    own = wanted["w"].to_local()
+    replica = {"w": torch.zeros_like(whole)}
+    tilestone.load(replica, path, two_phase="always", buffer_bytes=1 << 20)
+    return torch.equal(own, whole.chunk(4, dim=1)[rank]) and torch.equal(replica["w"], whole)
+
+
+def test_rows_are_loaded_as_columns_and_as_replicas_in_two_phases(
+    worlds: ranks.Worlds, ckpt: str
+) -> None:
+    assert worlds[4].run(load_columns_and_replicas, ckpt) == [True] * 4
+
+
+def two_phase_of_another_name(rank: int, world: int, path: str) -> str:
+    with pytest.raises(tilestone.InvalidArgumentError) as raised:
+        tilestone.load({"x": torch.zeros(1)}, path, two_phase="sometimes")
+    return str(raised.value)
+
+
+def test_two_phase_has_three_names(worlds: ranks.Worlds, ckpt: str) -> None:
+    texts = worlds[2].run(two_phase_of_another_name, ckpt)
+    assert all('"auto", "always" or "never", not "sometimes"' in text for text in texts)

@@ -117,6 +117,7 @@ def load(
     cast: bool = False,
     allow: Collection[str] = (),
     verify_checksums: bool = True,
+    two_phase: str = "auto",
     timeout: float | None = _core.DEFAULT_TIMEOUT,
     threads: int = 0,
     buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
@@ -133,7 +134,11 @@ def load(
         cast: convert from the stored dtype where it differs from the wanted one.
         allow: names ("argparse.Namespace") of classes of which objects may be made. An object of
             another class comes back as `Opaque`: pickles are never run.
-        verify_checksums: check every item that is read whole.
+        verify_checksums: check every item that is read whole, by one rank or by several together.
+        two_phase: whether what several ranks want, and what would take a rank many short reads,
+            is read once by one rank and sent to those that want it: "auto" where the ranks run on
+            more than one host (those of one host share its page cache), "always", or "never". The
+            same on every rank, else MismatchError.
         timeout: seconds for the whole load; None for no limit.
         threads, buffer_bytes, progress: as for `save`.
 
@@ -159,6 +164,7 @@ def load(
             comm,
             cast,
             verify_checksums,
+            two_phase,
             timeout or 0.0,
             threads,
             buffer_bytes,

@@ -328,7 +328,8 @@ TEST(TwoPhase, RandomBoxesAreTheSameAsWithoutIt) {
       const StateDict loaded = load(wanted, Location(storage), loading(comm, TwoPhase::kAlways));
       for (const auto& [key, node] : loaded.entries()) {
         const auto* tensor = node.get_if<ShardedTensor>();
-        ASSERT_EQ(elements(tensor->data), elements(all.narrow(tensor->box))) << key;
+        ASSERT_EQ(elements(tensor->data), elements(all.narrow(tensor->box)))
+            << to_string(tensor->box);
       }
     });
   }
