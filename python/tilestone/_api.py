@@ -136,9 +136,9 @@ def load(
             another class comes back as `Opaque`: pickles are never run.
         verify_checksums: check every item that is read whole, by one rank or by several together.
         two_phase: whether what several ranks want, and what would take a rank many short reads,
-            is read once by one rank and sent to those that want it: "auto" where the ranks run on
-            more than one host (those of one host share its page cache), "always", or "never". The
-            same on every rank, else MismatchError.
+            is read once by one rank for all: "auto" by way of the page cache where all ranks run
+            on one host and by messages elsewhere, "always" by messages, or "never". The same on
+            every rank, else MismatchError.
         timeout: seconds for the whole load; None for no limit.
         threads, buffer_bytes, progress: as for `save`.
 

@@ -1,6 +1,7 @@
 #include "tilestone/engine/exchange_internal.h"
 
 #include <algorithm>
+#include <future>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -15,8 +16,8 @@ namespace {
 
 class Exchange {
  public:
-  Exchange(const Communicator& comm, Deadline deadline, uint64_t message_bytes)
-      : comm_(comm), deadline_(deadline), message_bytes_(message_bytes) {}
+  Exchange(const Communicator& comm, ReadFor way, Deadline deadline, uint64_t message_bytes)
+      : comm_(comm), way_(way), deadline_(deadline), message_bytes_(message_bytes) {}
 
   std::vector<Transfer> run(const std::function<Wanted()>& prepare) {
     std::vector<Bytes> received = swap([&] {
@@ -27,8 +28,11 @@ class Exchange {
     bool more = any_more(received);
     attempt([&] { asker_->take_verdicts(received); });
     while (more) {
-      received = swap([&] { return owner_->next_round(); });
+      received = swap([&] { return next_round(); });
       more = any_more(received);
+      if (more && way_ == ReadFor::kPageCache && !failure_) {
+        ahead_ = std::async(std::launch::async, [this] { return owner_->next_round(); });
+      }
       attempt([&] { take_round(received); });
     }
     if (failure_) throw *failure_;
@@ -42,11 +46,13 @@ class Exchange {
     owners_.emplace(context.metadata, comm_.size());
     asker_.emplace(std::move(wanted), *owners_, comm_.size());
     owner_.emplace(
-        context, *owners_, comm_.rank(), comm_.size(), message_bytes_,
+        context, *owners_, comm_.rank(), comm_.size(), way_, message_bytes_,
         [this](uint32_t request, const StoredPayload& payload, const Part& part, ByteView bytes) {
           asker_->put(comm_.rank(), request, payload, part, bytes);
         });
   }
+
+  std::vector<Bytes> next_round() { return ahead_.valid() ? ahead_.get() : owner_->next_round(); }
 
   // One step: make this rank's messages, exchange them, and throw what any rank failed with (the
   // lowest rank's, so that all throw the same). A rank that is late itself stops here: the others
@@ -79,7 +85,11 @@ class Exchange {
       round.push_back(decode_round(received[from], static_cast<int>(from)));
       owner_->take_checks(round.back().checks);
     }
-    asker_->take(round);
+    if (way_ == ReadFor::kPageCache) {
+      asker_->read_announced(round);
+    } else {
+      asker_->take(round);
+    }
   }
 
   // What goes wrong here is told to the others in the next step.
@@ -94,32 +104,37 @@ class Exchange {
   }
 
   const Communicator& comm_;
+  const ReadFor way_;
   const Deadline deadline_;
   const uint64_t message_bytes_;
   std::optional<StripeOwners> owners_;
   std::optional<Asker> asker_;
   std::optional<TileOwner> owner_;
   std::optional<Error> failure_;
+  std::future<std::vector<Bytes>> ahead_;  // the owner's next round; waited for before it goes
 };
 
 }  // namespace
 
-bool reads_in_two_phases(LoadOptions::TwoPhase mode, std::span<const std::string> hosts) {
-  if (hosts.size() < 2 || mode == LoadOptions::TwoPhase::kNever) return false;
-  if (mode == LoadOptions::TwoPhase::kAlways) return true;
-  return std::any_of(hosts.begin(), hosts.end(),
-                     [&](const std::string& host) { return host != hosts.front(); });
+ReadFor reading_of_ranks(LoadOptions::TwoPhase mode, std::span<const std::string> hosts,
+                         bool shared_cache) {
+  if (hosts.size() < 2 || mode == LoadOptions::TwoPhase::kNever) return ReadFor::kOneself;
+  if (mode == LoadOptions::TwoPhase::kAlways) return ReadFor::kMessages;
+  const bool one_host = std::all_of(hosts.begin(), hosts.end(),
+                                    [&](const std::string& host) { return host == hosts.front(); });
+  if (!one_host) return ReadFor::kMessages;
+  return shared_cache ? ReadFor::kPageCache : ReadFor::kOneself;
 }
 
-MemoryShares memory_shares(uint64_t buffer_bytes, bool two_phases) {
-  if (!two_phases) return {buffer_bytes, 0};
+MemoryShares memory_shares(uint64_t buffer_bytes, ReadFor way) {
+  if (way != ReadFor::kMessages) return {buffer_bytes, 0};
   return {buffer_bytes / 2, buffer_bytes / 8};
 }
 
-std::vector<Transfer> exchange_transfers(const Communicator& comm, Deadline deadline,
+std::vector<Transfer> exchange_transfers(const Communicator& comm, ReadFor way, Deadline deadline,
                                          uint64_t message_bytes,
                                          const std::function<Wanted()>& prepare) {
-  return Exchange(comm, deadline, message_bytes).run(prepare);
+  return Exchange(comm, way, deadline, message_bytes).run(prepare);
 }
 
 }  // namespace tilestone::engine

@@ -19,6 +19,7 @@ Asker::Asker(Wanted wanted, const StripeOwners& owners, int world)
     : wanted_(std::move(wanted)), asked_(static_cast<size_t>(world)) {
   const Metadata& metadata = wanted_.context->metadata;
   whole_.assign(wanted_.transfers.size(), true);
+  awaited_.assign(wanted_.transfers.size(), 0);
   for (size_t i = 0; i < wanted_.transfers.size(); ++i) {
     const Transfer& t = wanted_.transfers[i];
     const StoredTensor& tensor = metadata.tensors[t.tensor];
@@ -55,7 +56,9 @@ void Asker::take_verdicts(const std::vector<Bytes>& messages) {
       if (!served[i]) continue;
       asked[i].served = true;
       whole_[asked[i].transfer] = false;
-      promised_ += static_cast<uint64_t>(asked[i].request.box.numel());
+      const auto elements = static_cast<uint64_t>(asked[i].request.box.numel());
+      promised_ += elements;
+      awaited_[asked[i].transfer] += elements;
     }
   }
 }
@@ -109,6 +112,24 @@ void Asker::take(const std::vector<RoundMessage>& round) {
   });
 }
 
+void Asker::read_announced(const std::vector<RoundMessage>& round) {
+  std::vector<Transfer> ready;
+  for (size_t from = 0; from < round.size(); ++from) {
+    const auto owner = static_cast<int>(from);
+    for (const Slot& slot : round[from].slots) {
+      const size_t transfer = find(owner, slot.request).transfer;
+      const auto elements = static_cast<uint64_t>(slot.box.numel());
+      uint64_t& awaited = awaited_[transfer];
+      if (elements == 0 || elements > awaited) fail(owner, "more was read than was asked for");
+      awaited -= elements;
+      delivered_ += elements;
+      if (awaited == 0) ready.push_back(wanted_.transfers[transfer]);
+    }
+  }
+  by_transfers_ = true;
+  read_transfers(*wanted_.context, ready, *wanted_.progress);
+}
+
 void Asker::put(int owner, uint32_t request, const StoredPayload& payload, const Part& part,
                 ByteView bytes) {
   const Asked& asked = find(owner, request);
@@ -135,6 +156,7 @@ std::vector<Transfer> Asker::rest() const {
   for (size_t i = 0; i < whole_.size(); ++i) {
     if (whole_[i]) rest.push_back(wanted_.transfers[i]);
   }
+  if (by_transfers_) return rest;
   for (const std::vector<Asked>& asked : asked_) {
     for (const Asked& one : asked) {
       if (!one.served && !whole_[one.transfer]) rest.push_back(cut_out(one));

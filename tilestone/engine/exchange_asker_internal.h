@@ -24,6 +24,8 @@ class Asker {
   void take_verdicts(const std::vector<Bytes>& messages);
   // Delivers what a round brought; checks are the owner's business.
   void take(const std::vector<RoundMessage>& round);
+  // By the page cache: reads the transfers of which a round brought the last served element.
+  void read_announced(const std::vector<RoundMessage>& round);
   // An element's way from an owner that asks itself. Any thread.
   void put(int owner, uint32_t request, const StoredPayload& payload, const Part& part,
            ByteView bytes);
@@ -44,6 +46,8 @@ class Asker {
   Wanted wanted_;
   std::vector<std::vector<Asked>> asked_;  // by owner
   std::vector<bool> whole_;                // transfers of which nothing is served
+  std::vector<uint64_t> awaited_;          // elements that are served, of each transfer
+  bool by_transfers_ = false;              // what is served is read as whole transfers
   uint64_t promised_ = 0;                  // elements
   std::atomic<uint64_t> delivered_ = 0;    // elements
   std::mutex device_;

@@ -19,7 +19,8 @@ constexpr uint64_t kLeastPair = 64u << 10;   // bytes of a message that are alwa
 constexpr uint64_t kLargestPart = 1u << 20;  // bytes: a detour on the way to a device's memory
 constexpr uint64_t kJoinGap = 3072;          // bytes between parts that are read as one
 constexpr size_t kRoundParts = 16384;
-constexpr size_t kSlotDescription = 48;  // bytes, about
+constexpr size_t kSlotDescription = 48;       // bytes, about
+constexpr uint64_t kCachedRound = 32u << 20;  // bytes that one owner brings into the page cache
 
 [[noreturn]] void fail_request(int rank, const char* problem) {
   throw Error(ErrorCode::kInternal, std::string("two-phase reading: ") + problem).with_rank(rank);
@@ -49,12 +50,14 @@ struct TileOwner::Op {
 };
 
 TileOwner::TileOwner(const ReadContext& context, const StripeOwners& owners, int rank, int world,
-                     uint64_t message_bytes, OwnPut own)
+                     ReadFor way, uint64_t message_bytes, OwnPut own)
     : context_(context),
       owners_(owners),
       rank_(rank),
       world_(static_cast<size_t>(world)),
-      pair_bytes_(std::max(message_bytes / world_, kLeastPair)),
+      way_(way),
+      pair_bytes_(std::max((way == ReadFor::kPageCache ? kCachedRound : message_bytes) / world_,
+                           kLeastPair)),
       part_bytes_(std::min({pair_bytes_, kLargestPart, uint64_t{context.buffers->buffer_bytes()}})),
       own_(std::move(own)) {}
 
@@ -161,10 +164,10 @@ void TileOwner::cut_next() {
     std::stable_sort(parts_.begin(), parts_.end(),
                      [](const Part& a, const Part& b) { return a.offset < b.offset; });
   }
-  served.checked = context_.verify_checksums && served.payload.record_crc32 &&
-                   fills_record(served.payload) && is_c_order(served.payload) &&
-                   boxes.size() == 1 && boxes.front() == served.tile.box;
-  crc_ = 0;
+  served.checked = way_ == ReadFor::kMessages && context_.verify_checksums &&
+                   served.payload.record_crc32 && fills_record(served.payload) &&
+                   is_c_order(served.payload) && boxes.size() == 1 &&
+                   boxes.front() == served.tile.box;
 }
 
 // False when the round has no room for the part.
@@ -211,18 +214,22 @@ std::vector<Bytes> TileOwner::next_round() {
   Round round = plan_round();
   std::vector<RoundMessage> messages(world_);
   for (const Packed& packed : round.packed) {
-    if (packed.rank == rank_) continue;
+    if (!sends_to(packed.rank)) continue;
     messages[static_cast<size_t>(packed.rank)].slots.push_back(packed.slot);
   }
   round.elements.resize(world_);
-  for (size_t rank = 0; rank < world_; ++rank) {
-    if (static_cast<int>(rank) == rank_) continue;
+  for (size_t rank = 0; rank < world_ && way_ == ReadFor::kMessages; ++rank) {
+    if (!sends_to(static_cast<int>(rank))) continue;
     round.elements[rank].reserve(round.filled[rank] +
                                  (messages[rank].slots.size() + 2) * kSlotDescription);
     round.elements[rank].resize(round.filled[rank]);
   }
-  read(round);
-  add_checks(round, messages);
+  if (way_ == ReadFor::kPageCache) {
+    prefetch(round);
+  } else {
+    read(round);
+    add_checks(round, messages);
+  }
   std::vector<Bytes> out;
   for (size_t rank = 0; rank < world_; ++rank) {
     out.push_back(encode_round(std::move(round.elements[rank]), messages[rank], more()));
@@ -251,15 +258,31 @@ std::vector<TileOwner::Op> TileOwner::make_ops(const Round& round) const {
   return ops;
 }
 
-void TileOwner::read(Round& round) {
-  const std::vector<Op> ops = make_ops(round);
-  if (ops.empty()) return;
+std::vector<ReadOp> TileOwner::reads_of(const Round& round, const std::vector<Op>& ops) {
+  if (ops.empty()) return {};
   files_.erase(files_.begin(), files_.lower_bound(ops.front().file));  // served in this order
   std::vector<ReadOp> reads;
   reads.reserve(ops.size());
   for (const Op& op : ops) {
     reads.push_back({open(round.loaded[op.first]), op.begin, op.end - op.begin, nullptr});
   }
+  return reads;
+}
+
+// The calling thread alone: the others are reading what earlier rounds brought.
+void TileOwner::prefetch(const Round& round) {
+  const std::vector<ReadOp> reads = reads_of(round, make_ops(round));
+  const ReadOptions options{nullptr, context_.buffers, context_.deadline};
+  try {
+    context_.storage.prefetch(reads, options);
+  } catch (...) {
+    fail_read(round);
+  }
+}
+
+void TileOwner::read(Round& round) {
+  const std::vector<Op> ops = make_ops(round);
+  const std::vector<ReadOp> reads = reads_of(round, ops);
   const ReadOptions options{&context_.threads, context_.buffers, context_.deadline};
   try {
     context_.storage.read(reads, options, [&](size_t i, ByteView bytes) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tilestone/engine/exchange_internal.h"
 #include "tilestone/engine/exchange_wire_internal.h"
 #include "tilestone/engine/parts_internal.h"
 #include "tilestone/engine/reader_internal.h"
@@ -25,12 +26,12 @@ class TileOwner {
                                     const Part& part, ByteView bytes)>;
 
   TileOwner(const ReadContext& context, const StripeOwners& owners, int rank, int world,
-            uint64_t message_bytes, OwnPut own);
+            ReadFor way, uint64_t message_bytes, OwnPut own);
 
   // requests[r]: what rank r asks for. Returns the verdicts, one message for each rank.
   std::vector<Bytes> decide(const std::vector<Bytes>& requests);
   bool more() const { return next_ < served_.size(); }
-  // Reads one round and returns its messages, one for each rank.
+  // Reads one round, or brings it into the page cache, and returns its messages, one for each rank.
   std::vector<Bytes> next_round();
 
   void take_checks(std::span<const TileCheck> checks);
@@ -81,7 +82,10 @@ class TileOwner {
   bool schedule(Round& round, const Part& part);
   Round plan_round();
   std::vector<Op> make_ops(const Round& round) const;
+  std::vector<ReadOp> reads_of(const Round& round, const std::vector<Op>& ops);
   void read(Round& round);
+  void prefetch(const Round& round);
+  bool sends_to(int rank) const { return way_ == ReadFor::kPageCache || rank != rank_; }
   void take(Round& round, Loaded& loaded, ByteView bytes);
   void add_checks(const Round& round, std::vector<RoundMessage>& messages);
   const ReadableFile* open(const Loaded& loaded);
@@ -91,6 +95,7 @@ class TileOwner {
   const StripeOwners& owners_;
   const int rank_;
   const size_t world_;
+  const ReadFor way_;
   const uint64_t pair_bytes_;  // of one message
   const uint64_t part_bytes_;
   const OwnPut own_;
@@ -98,7 +103,7 @@ class TileOwner {
   size_t next_ = 0;             // of served_
   std::vector<Part> parts_;     // of served_[next_], cut when it is reached
   size_t next_part_ = 0;
-  uint32_t crc_ = 0;  // of the parts of the tile under way that were read
+  uint32_t crc_ = 0;  // of the checked tile that is being read, so far
   std::map<uint32_t, std::unique_ptr<ReadableFile>> files_;
   std::map<std::pair<uint32_t, uint32_t>, std::vector<TileCheck>> checks_;  // by tensor and chunk
 };

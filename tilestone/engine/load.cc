@@ -46,12 +46,12 @@ class Loading {
     const Bytes answer = rounds_.run(
         "opening", [&](Deadline) { return own_place(); },
         [&](const std::vector<Bytes>& places) {
-          const Bytes two_phases = {std::byte{agree_on_two_phases(places)}};
+          const Bytes way = {std::byte{static_cast<uint8_t>(agree_on_reading(places))}};
           const auto format = find_format(location_.storage(), options_.format);
           description_ = read_description(location_.storage(), *format).encode();
-          return std::vector<Bytes>(places.size(), two_phases);
+          return std::vector<Bytes>(places.size(), way);
         });
-    two_phases_ = answer.front() != std::byte{0};
+    way_ = static_cast<ReadFor>(answer.front());
   }
 
   // What the coordinator must know of a rank: how it wants to read, and its host.
@@ -62,7 +62,7 @@ class Loading {
     return std::move(writer).take();
   }
 
-  static bool agree_on_two_phases(const std::vector<Bytes>& places) {
+  ReadFor agree_on_reading(const std::vector<Bytes>& places) const {
     std::vector<std::string> hosts;
     std::optional<LoadOptions::TwoPhase> agreed;
     for (size_t rank = 0; rank < places.size(); ++rank) {
@@ -75,7 +75,8 @@ class Loading {
       }
       agreed = mode;
     }
-    return reads_in_two_phases(*agreed, hosts);
+    return reading_of_ranks(*agreed, hosts,
+                            location_.storage().can(StorageCapability::kSharedCache));
   }
 
   void open(Deadline deadline) {
@@ -96,7 +97,8 @@ class Loading {
       load_objects(*context_, items);
       return plan_tensors(items);
     };
-    const std::vector<Transfer> left = two_phases_ ? exchange(prepare, deadline) : prepare();
+    const bool alone = way_ == ReadFor::kOneself;
+    const std::vector<Transfer> left = alone ? prepare() : exchange(prepare, deadline);
     read_transfers(*context_, left, *progress_);
     progress_->finish();
     StateDict loaded = opened_.format->from_items(persistent, items);
@@ -105,15 +107,15 @@ class Loading {
 
   template <typename Prepare>
   std::vector<Transfer> exchange(const Prepare& prepare, Deadline deadline) {
-    const uint64_t message_bytes = memory_shares(options_.buffer_bytes, true).messages;
-    return exchange_transfers(options_.comm, deadline, message_bytes, [&] {
+    const uint64_t message_bytes = memory_shares(options_.buffer_bytes, way_).messages;
+    return exchange_transfers(options_.comm, way_, deadline, message_bytes, [&] {
       std::vector<Transfer> transfers = prepare();
       return Wanted{&*context_, std::move(transfers), &*progress_};
     });
   }
 
   void make_context(const Items& items, Deadline deadline) {
-    const uint64_t pool = memory_shares(options_.buffer_bytes, two_phases_).pool;
+    const uint64_t pool = memory_shares(options_.buffer_bytes, way_).pool;
     context_.emplace(ReadContext{location_.storage(), *opened_.format, opened_.metadata,
                                  make_pool(pool, threads_.size(), wanted_bytes(items)), threads_,
                                  options_.verify_checksums, deadline});
@@ -191,7 +193,7 @@ class Loading {
   ThreadPool threads_;
   Bytes description_;
   Opened opened_;
-  bool two_phases_ = false;
+  ReadFor way_ = ReadFor::kOneself;
   std::optional<ReadContext> context_;
   std::optional<ProgressMeter> progress_;
 };

@@ -52,10 +52,10 @@ struct SaveResult {
 
 struct LoadOptions {
   // Two-phase reading: what several ranks want, and what would take a rank many short reads, is
-  // read once by one rank and sent to those that want it. All ranks of a load say the same.
+  // read once by one rank for all. All ranks of a load say the same.
   enum class TwoPhase {
-    kAuto,    // where the ranks run on more than one host; those of one host share its page cache
-    kAlways,  // in every group of more than one rank
+    kAuto,    // on one host by way of its page cache, on several hosts by messages
+    kAlways,  // by messages, in every group of more than one rank
     kNever,   // each rank reads for itself
   };
   Communicator comm = {};
