@@ -26,13 +26,17 @@ Box Tensor::box(const Listing& listing) const {
   Box box = Box::whole(shape_);
   uint64_t first = listing.first;
   uint64_t last = listing.last;
-  for (size_t d = shape_.size(); d-- > 0;) {
+  const auto set = [&](size_t d, uint64_t begin, uint64_t end) {
+    box.offset[d] = static_cast<int64_t>(begin);
+    box.shape[d] = static_cast<int64_t>(end - begin) + 1;
+  };
+  for (size_t d = shape_.size(); d-- > 1;) {
     const auto size = static_cast<uint64_t>(shape_[d]);
-    box.offset[d] = static_cast<int64_t>(first % size);
-    box.shape[d] = static_cast<int64_t>(last % size) - box.offset[d] + 1;
+    set(d, first % size, last % size);
     first /= size;
     last /= size;
   }
+  if (!shape_.empty()) set(0, first, last);
   return box;
 }
 

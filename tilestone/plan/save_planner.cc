@@ -4,12 +4,12 @@
 // that one rank lists go to it. The chunks that name their holders are shared out as each holder
 // does by rule; the others, largest first, go to their least-loaded lister.
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <unordered_map>
 
-#include "tilestone/base/radix_sort.h"
 #include "tilestone/plan/balance_internal.h"
 #include "tilestone/plan/plan_sink_internal.h"
 #include "tilestone/plan/planner_internal.h"
@@ -59,7 +59,11 @@ bool is_inside(const Box& box, const Dims& shape) {
 }  // namespace
 
 struct SavePlanner::State final : PlanSink {
-  explicit State(int world) : added(static_cast<size_t>(world), false), assignments(added.size()) {}
+  explicit State(int world)
+      : added(static_cast<size_t>(world), false),
+        owned_begin(added.size(), 0),
+        owned_words(added.size(), 0),
+        assignments(added.size()) {}
 
   // Of the rank that is being added.
   void tensor(const PlanTensor& tensor) override;
@@ -78,6 +82,9 @@ struct SavePlanner::State final : PlanSink {
   void assign_empty();
   void assign_objects();
   void give(const Listing& listing, uint64_t bytes);
+  void make_room_for_owned();
+  void set_owned(uint32_t owner, uint32_t index);
+  std::vector<uint32_t> chunks_of(uint32_t owner) const;
 
   std::vector<Tensor> tensors;
   std::unordered_map<std::string, uint32_t> tensor_ids;
@@ -87,8 +94,12 @@ struct SavePlanner::State final : PlanSink {
   std::unordered_map<std::string, Object> objects;
   std::optional<Error> first_problem;
 
-  // Of finish().
+  // Of finish(). Owned chunks are bits, so that all ranks' fit a cache: 64 a word, by rank.
+  std::vector<uint64_t> owned;
+  std::vector<size_t> owned_begin;    // of each rank, in words
+  std::vector<uint32_t> owned_words;  // likewise, how many
   std::vector<Assignment> assignments;
+  Chunks chunks;
   std::vector<uint64_t> load;  // bytes, by rank
   std::vector<Waiting> waiting;
   std::vector<Listing> scratch;
@@ -142,6 +153,7 @@ void SavePlanner::State::holder_set(std::vector<int> ranks) {
 void SavePlanner::State::chunk(const PlanChunk& listed) {
   constexpr size_t kAhead = 8;  // tensors
   const uint32_t index = chunk_index++;
+  owned_words[rank] = index / 64 + 1;
   if (listed.tensor + kAhead < tensor_index) {
     tensors[local_tensors[listed.tensor + kAhead]].prefetch();
   }
@@ -214,7 +226,35 @@ void SavePlanner::State::check_all_added() const {
 
 void SavePlanner::State::give(const Listing& listing, uint64_t bytes) {
   load[listing.rank] += bytes;
-  assignments[listing.rank].chunks.push_back(listing.index);
+  set_owned(listing.rank, listing.index);
+}
+
+void SavePlanner::State::make_room_for_owned() {
+  size_t words = 0;
+  for (size_t r = 0; r < owned_begin.size(); ++r) {
+    owned_begin[r] = words;
+    words += owned_words[r];
+  }
+  owned.assign(words, 0);
+}
+
+void SavePlanner::State::set_owned(uint32_t owner, uint32_t index) {
+  owned[owned_begin[owner] + index / 64] |= uint64_t{1} << index % 64;
+}
+
+std::vector<uint32_t> SavePlanner::State::chunks_of(uint32_t owner) const {
+  std::vector<uint32_t> mine;
+  const uint64_t* words = owned.data() + owned_begin[owner];
+  const uint32_t count = owned_words[owner];
+  size_t total = 0;
+  for (uint32_t w = 0; w < count; ++w) total += static_cast<size_t>(std::popcount(words[w]));
+  mine.reserve(total);
+  for (uint32_t w = 0; w < count; ++w) {
+    for (uint64_t left = words[w]; left != 0; left &= left - 1) {
+      mine.push_back(w * 64 + static_cast<uint32_t>(std::countr_zero(left)));
+    }
+  }
+  return mine;
 }
 
 // The ranks that list it are just those that all of them name.
@@ -230,9 +270,8 @@ void SavePlanner::State::take_tensor(uint32_t id) {
   Tensor& tensor = tensors[id];
   tensor.sort(scratch);
   const std::span<const Listing> all = tensor.listings();
-  Chunks chunks;
-  chunks.boxes.reserve(all.size());
-  chunks.ranks.reserve(all.size());
+  chunks.boxes.clear();
+  chunks.ranks.clear();
   for (size_t begin = 0; begin < all.size();) {
     const std::span<const Listing> group = tensor.group(begin);
     chunks.boxes.push_back(tensor.box(group.front()));
@@ -315,7 +354,7 @@ void SavePlanner::State::assign_shared() {
 void SavePlanner::State::assign_empty() {
   for (const Tensor& tensor : tensors) {
     if (tensor.empty_rank == kNone) continue;
-    assignments[tensor.empty_rank].chunks.push_back(tensor.empty_chunk);
+    set_owned(tensor.empty_rank, tensor.empty_chunk);
   }
 }
 
@@ -372,6 +411,7 @@ std::vector<Assignment> SavePlanner::finish() {
   state.check_all_added();
   if (state.first_problem) throw *state.first_problem;
   state.load.assign(state.added.size(), 0);
+  state.make_room_for_owned();
   for (uint32_t id = 0; id < state.tensors.size(); ++id) state.take_tensor(id);
   state.check_objects();
   state.sort_waiting();
@@ -379,11 +419,10 @@ std::vector<Assignment> SavePlanner::finish() {
   state.assign_shared();
   state.assign_empty();
   state.assign_objects();
-  std::vector<uint32_t> indices;
-  for (Assignment& mine : state.assignments) {
-    for (std::vector<uint32_t>* list : {&mine.chunks, &mine.objects}) {
-      radix_sort(*list, indices, UINT32_MAX, [](uint32_t index) { return uint64_t{index}; });
-    }
+  for (uint32_t r = 0; r < state.assignments.size(); ++r) {
+    Assignment& mine = state.assignments[r];
+    mine.chunks = state.chunks_of(r);
+    std::sort(mine.objects.begin(), mine.objects.end());
   }
   return std::move(state.assignments);
 }
