@@ -20,7 +20,7 @@ constexpr uint64_t kLargestPart = 1u << 20;  // bytes: a detour on the way to a 
 constexpr uint64_t kJoinGap = 3072;          // bytes between parts that are read as one
 constexpr size_t kRoundParts = 16384;
 constexpr size_t kSlotDescription = 48;       // bytes, about
-constexpr uint64_t kCachedRound = 32u << 20;  // bytes that one owner brings into the page cache
+constexpr uint64_t kCachedRound = 8u << 20;  // bytes that one owner brings into the page cache
 
 [[noreturn]] void fail_request(int rank, const char* problem) {
   throw Error(ErrorCode::kInternal, std::string("two-phase reading: ") + problem).with_rank(rank);
