@@ -19,7 +19,7 @@ constexpr uint64_t kLeastPair = 64u << 10;   // bytes of a message that are alwa
 constexpr uint64_t kLargestPart = 1u << 20;  // bytes: a detour on the way to a device's memory
 constexpr uint64_t kJoinGap = 3072;          // bytes between parts that are read as one
 constexpr size_t kRoundParts = 16384;
-constexpr size_t kSlotDescription = 48;       // bytes, about
+constexpr size_t kSlotDescription = 48;      // bytes, about
 constexpr uint64_t kCachedRound = 8u << 20;  // bytes that one owner brings into the page cache
 
 [[noreturn]] void fail_request(int rank, const char* problem) {
