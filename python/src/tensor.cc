@@ -1,7 +1,6 @@
 // Tensors of Python as views of their memory, and views as arrays.
-#include <nanobind/ndarray.h>
-
 #include "python/src/bindings.h"
+#include "python/src/dlpack.h"
 
 namespace tilestone::python {
 namespace {
@@ -56,38 +55,6 @@ class PythonDeviceMemory : public DeviceMemory {
   std::string device_;
 };
 
-std::optional<DType> dtype_of(const nb::dlpack::dtype& dtype) {
-  using Code = nb::dlpack::dtype_code;
-  if (dtype.lanes != 1) return std::nullopt;
-  const std::string bits = std::to_string(dtype.bits);
-  switch (static_cast<Code>(dtype.code)) {
-    case Code::Bool:
-      return DType::kBool;
-    case Code::Int:
-      return parse_dtype("int" + bits);
-    case Code::UInt:
-      return parse_dtype("uint" + bits);
-    case Code::Float:
-      return parse_dtype("float" + bits);
-    case Code::Complex:
-      return parse_dtype("complex" + bits);
-    case Code::Bfloat:
-      return dtype.bits == 16 ? std::optional(DType::kBFloat16) : std::nullopt;
-    case Code::Float8_E4M3FN:
-      return DType::kFloat8E4M3FN;
-    case Code::Float8_E4M3FNUZ:
-      return DType::kFloat8E4M3FNUZ;
-    case Code::Float8_E5M2:
-      return DType::kFloat8E5M2;
-    case Code::Float8_E5M2FNUZ:
-      return DType::kFloat8E5M2FNUZ;
-    case Code::Float8_E8M0FNU:
-      return DType::kFloat8E8M0FNU;
-    default:
-      return std::nullopt;
-  }
-}
-
 template <typename Array>
 TensorView view_of(const Array& array, nb::handle owner) {
   if (array.device_type() != nb::device::cpu::value) {
@@ -95,7 +62,7 @@ TensorView view_of(const Array& array, nb::handle owner) {
                 "an array that speaks DLPack must be in the CPU's memory (only torch's tensors may "
                 "be on a device)");
   }
-  const std::optional<DType> dtype = dtype_of(array.dtype());
+  const std::optional<DType> dtype = to_dtype(array.dtype());
   if (!dtype) {
     throw Error(ErrorCode::kUnsupported,
                 "an array's DLPack element type (code " + std::to_string(array.dtype().code) +

@@ -220,3 +220,49 @@ def test_stateful_objects_give_and_take_their_state(ckpt: str) -> None:
     for index, state in optimizer.state_dict()["state"].items():
         for name, tensor in state.items():
             assert torch.equal(other.state_dict()["state"][index][name], tensor)
+
+
+def test_plain_tensors_are_described_without_python(
+    monkeypatch: pytest.MonkeyPatch, ckpt: str
+) -> None:
+    state = {name: random_tensor(name, (4, 6)) for name in DTYPES if "complex" not in name}
+    state = {name: tensor for name, tensor in state.items() if "float4" not in name}
+    state["strided"] = torch.arange(24.0).reshape(4, 6).t()[::2]
+    state["parameter"] = torch.nn.Parameter(torch.ones(3))
+    state["graph"] = (torch.ones(3, requires_grad=True) * 2)[1:]
+    state["empty"] = torch.empty(0, 3)
+    state["scalar"] = torch.tensor(7)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("Python was asked for a plain tensor")
+
+    monkeypatch.setattr(_torch_bridge, "view", refuse)
+    monkeypatch.setattr(_torch_bridge, "is_distributed", refuse)
+    tilestone.save({"nested": [state]}, ckpt)
+    wanted = {name: torch.zeros_like(tensor.detach()) for name, tensor in state.items()}
+    loaded = tilestone.load({"nested": [wanted]}, ckpt)["nested"][0]
+    for name, tensor in state.items():
+        assert loaded[name] is wanted[name]
+        assert same_bits(loaded[name], tensor), name
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_a_tensor_whose_storage_was_taken_away_is_refused_with_its_key(
+    first: int, ckpt: str
+) -> None:
+    tensor = torch.ones(8)[first:]
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(tilestone.InvalidArgumentError) as raised:
+        tilestone.save({"a": {"b": tensor}}, ckpt)
+    assert raised.value.key == "a.b"
+    saved = torch.ones(8 - first)
+    tilestone.save({"a": {"b": saved}}, ckpt)
+    with pytest.raises(tilestone.InvalidArgumentError):
+        tilestone.load({"a": {"b": tensor}}, ckpt)
+
+
+def test_views_of_shrunken_storages_are_refused(ckpt: str) -> None:
+    tensor = torch.ones(1024)
+    tensor.untyped_storage().resize_(64)
+    with pytest.raises(tilestone.InvalidArgumentError, match="allocation of 64 bytes"):
+        tilestone.save({"x": tensor}, ckpt)

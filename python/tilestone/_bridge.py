@@ -170,18 +170,15 @@ class Bridge:
         if torch is not None and torch.is_distributed(item):
             return torch.distributed_entity(item, path, self)
         try:
-            found = find_view(item, self.for_load)
+            return find_view(item, self.for_load)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(
                 f"{error.message} (key {path})", message=error.message, key=path, hint=error.hint
             ) from None
-        return self._everywhere(found, path) if self.by_rule and found is not None else found
 
-    def _everywhere(self, found: _core.TensorView, path: str) -> _core.ShardedTensor:
-        whole = _core.Box([0] * len(found.shape), found.shape)
-        entity = _core.ShardedTensor.from_box(path, found, found.shape, whole, (), 0)
-        entity.holders = list(range(self.ranks))
-        return entity
+    def everywhere(self) -> int:
+        """How many ranks are taken to hold each plain array; 0 where that is not known."""
+        return self.ranks if self.by_rule else 0
 
     def describe_in_value(self, item: Any) -> Any:
         """A view in host memory, a dtype's name, or None: an object inside a leaf."""
