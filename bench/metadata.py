@@ -36,12 +36,13 @@ def make(ranks: int, tensors: int) -> tuple[Metadata, int]:
     properties = TensorProperties(dtype=torch.float32)
     for t in range(tensors):
         fqn = f"model.decoder.layers.{t // 10}.mlp.linear_{t % 10}.weight"
-        offsets = [torch.Size((rank * ROWS, 0)) for rank in range(ranks)]
-        sizes = torch.Size((ROWS, COLUMNS))
+        # Each place an object of its own, as after a gather: pickle writes a shared one once.
+        offsets = [[torch.Size((rank * ROWS, 0)) for rank in range(ranks)] for _ in range(2)]
         state[fqn] = TensorStorageMetadata(
             properties=properties, size=torch.Size((ranks * ROWS, COLUMNS)),
-            chunks=[ChunkStorageMetadata(offsets=o, sizes=sizes) for o in offsets])
-        for rank, offset in enumerate(offsets):
+            chunks=[ChunkStorageMetadata(offsets=offset, sizes=torch.Size((ROWS, COLUMNS)))
+                    for offset in offsets[0]])
+        for rank, offset in enumerate(offsets[1]):
             storage[MetadataIndex(fqn, offset, rank)] = _StorageInfo(
                 f"__{rank}_0.distcp", t * item, item)
     state["step"] = BytesStorageMetadata()

@@ -166,7 +166,7 @@ def all_targets() -> list[Target]:
         _at_most("planning 16,384 × 1,000 by exchange: memory", 4,
                  _figure("planning", "plan dense 16384 x 1000, GiB"), "GiB"),
         _at_most("planning by rule: a rank's time at 16,384 ranks ÷ at 64", 1.2, _rule_grows, "×"),
-        _at_least("reading a 90 MB `.metadata`: pickle.load", 20,
+        _at_least("reading `.metadata` of 512,000 shards: pickle.load", 20,
                   _figure("metadata", "parse, pickle ÷ tilestone")),
         _at_most("peak memory of a save above the tensors", 256,
                  _figure("memory", "peak save, tilestone, MiB"), "MiB"),
