@@ -102,6 +102,8 @@ void check_payload(const StoredPayload& payload, uint64_t limit) {
 bool fills_record(const StoredPayload& payload) {
   if (payload.offset != payload.record_offset) return false;
   const uint64_t size = itemsize(payload.dtype);
+  const StridedView whole{nullptr, payload.shape, payload.strides, size};
+  if (whole.is_contiguous()) return whole.bytes() == payload.record_size;
   const std::vector<Axis> axes = ordered_axes(payload, payload.shape);
   const std::vector<uint64_t> spans = inner_spans(axes, size);
   for (size_t i = 0; i < axes.size(); ++i) {
@@ -114,6 +116,10 @@ void split(const StoredPayload& payload, const Box& box, uint64_t max_bytes,
            const std::function<void(Part)>& emit) {
   if (box.empty()) return;
   const uint64_t size = itemsize(payload.dtype);
+  const StridedView whole{nullptr, payload.shape, payload.strides, size};
+  if (box.shape == payload.shape && whole.bytes() <= max_bytes && whole.is_contiguous()) {
+    return emit({box, payload.offset, whole.bytes()});
+  }
   const std::vector<Axis> axes = ordered_axes(payload, box.shape);
   const std::vector<uint64_t> spans = inner_spans(axes, size);
   const Cut cut = find_cut(axes, spans, max_bytes);

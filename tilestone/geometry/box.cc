@@ -68,11 +68,13 @@ void check_bounds(const Box& box, const Dims& global_shape) {
     fail("the number of dims differs");
   }
   for (size_t d = 0; d < box.rank(); ++d) {
-    const std::string dim = "dim " + std::to_string(d);
-    if (box.offset[d] < 0) fail(dim + " has a negative offset");
-    if (box.shape[d] < 0) fail(dim + " has a negative size");
+    const auto fail_dim = [&](const char* problem) {
+      fail("dim " + std::to_string(d) + " " + problem);
+    };
+    if (box.offset[d] < 0) fail_dim("has a negative offset");
+    if (box.shape[d] < 0) fail_dim("has a negative size");
     const auto end = try_add(box.offset[d], box.shape[d]);
-    if (!end || *end > global_shape[d]) fail(dim + " ends beyond the tensor");
+    if (!end || *end > global_shape[d]) fail_dim("ends beyond the tensor");
   }
 }
 

@@ -203,11 +203,19 @@ class TensorReads {
   std::optional<BoxIndex> index_;
 };
 
+// The usual case, which needs no search: the one piece is the whole tensor, stored as one chunk.
+bool is_one_chunk(const TensorItem& item, const StoredTensor& stored) {
+  if (item.pieces.size() != 1 || stored.chunks.size() != 1) return false;
+  const Box& box = item.pieces[0].box;
+  return box == stored.chunks[0].box && box == Box::whole(stored.shape) &&
+         item.global_shape == stored.shape && !box.empty();
+}
+
 void sort_by_place(std::vector<ChunkRead>& reads, const Metadata& metadata) {
   const auto place = [&](const ChunkRead& read) -> const ItemLocation& {
     return metadata.tensors[read.tensor].chunks[read.chunk].at;
   };
-  std::sort(reads.begin(), reads.end(), [&](const ChunkRead& a, const ChunkRead& b) {
+  const auto before = [&](const ChunkRead& a, const ChunkRead& b) {
     const ItemLocation& x = place(a);
     const ItemLocation& y = place(b);
     if (x.file != y.file) return x.file < y.file;
@@ -215,7 +223,11 @@ void sort_by_place(std::vector<ChunkRead>& reads, const Metadata& metadata) {
     if (a.item != b.item) return a.item < b.item;
     if (a.piece != b.piece) return a.piece < b.piece;
     return a.box < b.box;
-  });
+  };
+  // A state of the same order as the one that was saved needs no sorting.
+  if (!std::is_sorted(reads.begin(), reads.end(), before)) {
+    std::sort(reads.begin(), reads.end(), before);
+  }
 }
 
 }  // namespace
@@ -227,9 +239,12 @@ LoadPlan plan_load(std::span<const TensorItem> wanted, const Metadata& metadata,
     if (file < preferred.size()) preferred[file] = true;
   }
   LoadPlan plan;
+  plan.reads.reserve(wanted.size());
+  size_t next = 0;  // keys mostly follow one another as they do in the metadata
   for (uint32_t i = 0; i < wanted.size(); ++i) {
     const TensorItem& item = wanted[i];
-    const StoredTensor* stored = metadata.find_tensor(item.key);
+    const bool follows = next < metadata.tensors.size() && metadata.tensors[next].key == item.key;
+    const StoredTensor* stored = follows ? &metadata.tensors[next] : metadata.find_tensor(item.key);
     if (stored == nullptr) {
       throw Error(ErrorCode::kNotFound, "the tensor is not in the checkpoint")
           .with_key(item.key)
@@ -237,6 +252,11 @@ LoadPlan plan_load(std::span<const TensorItem> wanted, const Metadata& metadata,
     }
     check_match(item, *stored, options);
     const auto tensor = static_cast<uint32_t>(stored - metadata.tensors.data());
+    next = tensor + size_t{1};
+    if (is_one_chunk(item, *stored)) {
+      plan.reads.push_back({i, 0, tensor, 0, item.pieces[0].box});
+      continue;
+    }
     TensorReads reads(i, item, tensor, *stored, preferred);
     for (uint32_t p = 0; p < item.pieces.size(); ++p) reads.add(p, plan);
   }

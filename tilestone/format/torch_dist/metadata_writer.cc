@@ -1,9 +1,8 @@
 #include "tilestone/format/torch_dist/metadata_writer_internal.h"
 
-#include <array>
+#include <map>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "tilestone/base/error.h"
@@ -13,6 +12,22 @@ namespace tilestone::torch_dist {
 namespace {
 
 constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
+
+// Written once, and then named by its memo index.
+struct Memo {
+  static constexpr uint32_t kUnset = ~uint32_t{0};
+  uint32_t index = kUnset;
+};
+struct Field : Memo {
+  explicit Field(std::string_view text) : name(text) {}
+  std::string_view name;
+};
+struct Global : Memo {
+  explicit Global(std::string_view text, std::string_view in = kMetadataModule)
+      : module(in), name(text) {}
+  std::string_view module;
+  std::string_view name;
+};
 
 // Python's own picklers fill containers in steps of this size; readers need no more stack.
 constexpr size_t kBatch = 1000;
@@ -24,10 +39,11 @@ class MetadataWriter {
     for (const StoredTensor& tensor : metadata.tensors) chunks += tensor.chunks.size();
     out_.reserve(128 * (chunks + metadata.tensors.size() + metadata.objects.size()) + 4096);
     files_.resize(metadata.files.size());
+    keys_.resize(metadata.tensors.size() + metadata.objects.size());
   }
 
   Bytes write() {
-    object(kMetadataModule, "Metadata");
+    object(metadata_class_);
     out_.op(op::kEmptyDict);
     out_.op(op::kMark);
     out_.string("state_dict_metadata");
@@ -48,32 +64,32 @@ class MetadataWriter {
  private:
   // ---- What is written once and then named by its memo index ----
 
-  void field(std::string_view name) {
-    repeated(names_, name, [&] { out_.string(name); });
+  template <typename Write>
+  void once(Memo& memo, const Write& write) {
+    if (memo.index != Memo::kUnset) return out_.get(memo.index);
+    write();
+    memo.index = out_.memoize();
   }
-  void global(std::string_view module, std::string_view name) {
-    repeated(globals_, name, [&] { out_.global(module, name); });
+  void field(Field& field) {
+    once(field, [&] { out_.string(field.name); });
   }
-  void key(const std::string& key) {
-    repeated(keys_, key, [&] { out_.string(key); });
+  void global(Global& global) {
+    once(global, [&] { out_.global(global.module, global.name); });
+  }
+  // Tensors come before objects in the order of keys.
+  void key(size_t item) {
+    const size_t tensors = metadata_.tensors.size();
+    once(keys_[item], [&] {
+      out_.string(item < tensors ? metadata_.tensors[item].key
+                                 : metadata_.objects[item - tensors].key);
+    });
   }
   void file(uint32_t index) {
-    if (files_[index]) return out_.get(*files_[index]);
-    out_.string(metadata_.files[index]);
-    files_[index] = out_.memoize();
+    once(files_[index], [&] { out_.string(metadata_.files[index]); });
   }
 
-  using Memo = std::unordered_map<std::string_view, uint32_t>;
-  template <typename Write>
-  void repeated(Memo& memo, std::string_view name, const Write& write) {
-    const auto known = memo.find(name);
-    if (known != memo.end()) return out_.get(known->second);
-    write();
-    memo.emplace(name, out_.memoize());
-  }
-
-  void object(std::string_view module, std::string_view name) {
-    global(module, name);
+  void object(Global& type) {
+    global(type);
     out_.op(op::kEmptyTuple);
     out_.op(op::kNewObj);
   }
@@ -86,7 +102,7 @@ class MetadataWriter {
     out_.op(op::kBuild);
   }
   void size(const Dims& dims) {
-    global("torch", "Size");
+    global(size_class_);
     out_.int_tuple(dims);
     out_.op(op::kTuple1);
     out_.op(op::kReduce);
@@ -108,52 +124,52 @@ class MetadataWriter {
     const size_t tensors = metadata_.tensors.size();
     out_.op(op::kEmptyDict);
     batches(tensors + metadata_.objects.size(), op::kSetItems, [&](size_t i) {
+      key(i);
       if (i < tensors) {
-        key(metadata_.tensors[i].key);
         put_tensor(metadata_.tensors[i]);
       } else {
-        key(metadata_.objects[i - tensors].key);
-        object(kMetadataModule, "BytesStorageMetadata");
+        object(bytes_class_);
       }
     });
   }
 
   void put_tensor(const StoredTensor& tensor) {
-    object(kMetadataModule, "TensorStorageMetadata");
+    object(tensor_class_);
     begin_fields();
-    field("properties");
+    field(properties_);
     put_properties(tensor.dtype);
-    field("size");
+    field(size_);
     size(tensor.shape);
-    field("chunks");
+    field(chunks_);
     out_.op(op::kEmptyList);
     batches(tensor.chunks.size(), op::kAppends, [&](size_t i) { put_chunk(tensor.chunks[i].box); });
     end_fields();
   }
 
   void put_chunk(const Box& box) {
-    object(kMetadataModule, "ChunkStorageMetadata");
+    object(chunk_class_);
     begin_fields();
-    field("offsets");
+    field(offsets_);
     size(box.offset);
-    field("sizes");
+    field(sizes_);
     size(box.shape);
     end_fields();
   }
 
   // dtype, layout, requires_grad, memory format, pin_memory
   void put_properties(DType dtype) {
-    object(kMetadataModule, "TensorProperties");
+    object(properties_class_);
     out_.op(op::kMark);
-    global("torch", to_string(dtype));
-    repeated(names_, "<layout>", [&] {
+    const auto type = dtypes_.try_emplace(dtype, to_string(dtype), "torch").first;
+    global(type->second);
+    once(layout_, [&] {
       out_.global("torch.serialization", "_get_layout");
       out_.string("torch.strided");
       out_.op(op::kTuple1);
       out_.op(op::kReduce);
     });
     out_.boolean(false);
-    repeated(names_, "<memory format>", [&] {
+    once(memory_format_, [&] {
       out_.global(kMetadataModule, "_MEM_FORMAT_ENCODING");
       out_.integer(0);
       out_.op(op::kTuple1);
@@ -168,15 +184,19 @@ class MetadataWriter {
 
   void put_paths() {
     const size_t tensors = metadata_.tensors.size();
-    std::vector<std::pair<const std::string*, const Path*>> paths;
-    paths.reserve(tensors + metadata_.objects.size());
-    for (const StoredTensor& tensor : metadata_.tensors) add_path(paths, tensor.key, tensor.path);
-    for (const StoredObject& object : metadata_.objects) add_path(paths, object.key, object.path);
+    const auto path_of = [&](size_t item) -> const Path& {
+      return item < tensors ? metadata_.tensors[item].path : metadata_.objects[item - tensors].path;
+    };
+    // A key that is not its path is a top-level entry of the tree that stock readers rebuild.
+    std::vector<size_t> items;
+    for (size_t item = 0; item < keys_.size(); ++item) {
+      if (!path_of(item).empty()) items.push_back(item);
+    }
     out_.op(op::kEmptyDict);
-    batches(paths.size(), op::kSetItems, [&](size_t i) {
-      key(*paths[i].first);
+    batches(items.size(), op::kSetItems, [&](size_t i) {
+      key(items[i]);
       out_.op(op::kMark);
-      for (const PathElement& element : *paths[i].second) {
+      for (const PathElement& element : path_of(items[i])) {
         if (const auto* index = std::get_if<int64_t>(&element)) {
           out_.integer(*index);
         } else {
@@ -187,61 +207,57 @@ class MetadataWriter {
     });
   }
 
-  // A key that is not its path is a top-level entry of the tree that stock readers rebuild.
-  static void add_path(std::vector<std::pair<const std::string*, const Path*>>& paths,
-                       const std::string& key, const Path& path) {
-    if (!path.empty()) paths.emplace_back(&key, &path);
-  }
-
   // ---- storage_data ----
 
   void put_locations() {
     out_.op(op::kEmptyDict);
-    for (const StoredTensor& tensor : metadata_.tensors) {
+    const size_t tensors = metadata_.tensors.size();
+    for (size_t item = 0; item < tensors; ++item) {
+      const StoredTensor& tensor = metadata_.tensors[item];
       batches(tensor.chunks.size(), op::kSetItems, [&](size_t i) {
-        put_index(tensor.key, i, &tensor.chunks[i].box.offset);
+        put_index(item, i, &tensor.chunks[i].box.offset);
         put_info(tensor.key, tensor.chunks[i].at);
       });
     }
     batches(metadata_.objects.size(), op::kSetItems, [&](size_t i) {
-      put_index(metadata_.objects[i].key, std::nullopt, nullptr);
+      put_index(tensors + i, std::nullopt, nullptr);
       put_info(metadata_.objects[i].key, metadata_.objects[i].at);
     });
   }
 
-  void put_index(const std::string& name, std::optional<size_t> chunk, const Dims* offset) {
-    object(kMetadataModule, "MetadataIndex");
+  void put_index(size_t item, std::optional<size_t> chunk, const Dims* offset) {
+    object(index_class_);
     begin_fields();
-    field("fqn");
-    key(name);
-    field("index");
+    field(fqn_);
+    key(item);
+    field(index_);
     if (chunk) {
       out_.integer(static_cast<int64_t>(*chunk));
     } else {
       out_.none();
     }
     if (offset != nullptr) {
-      field("offset");
+      field(offset_);
       size(*offset);
     }
     end_fields();
   }
 
   void put_info(const std::string& name, const ItemLocation& at) {
-    object("torch.distributed.checkpoint.filesystem", "_StorageInfo");
+    object(info_class_);
     begin_fields();
-    field("relative_path");
+    field(relative_path_);
     if (at.file >= files_.size()) {
       throw Error(ErrorCode::kInternal, "an item in a file that the metadata has no name of")
           .with_key(name);
     }
     file(at.file);
-    field("offset");
+    field(offset_);
     out_.integer(static_cast<int64_t>(at.offset));
-    field("length");
+    field(length_);
     out_.integer(static_cast<int64_t>(at.length));
     if (at.codec == Codec::kZstd) {
-      field("transform_descriptors");
+      field(transform_descriptors_);
       out_.op(op::kEmptyList);
       out_.string("stream.zstd/1");
       out_.op(op::kAppend);
@@ -253,25 +269,52 @@ class MetadataWriter {
 
   // checkpoint_id stays None: the same bytes wherever a checkpoint lies, or is moved to.
   void put_storage_meta() {
-    object(kMetadataModule, "StorageMeta");
+    object(storage_meta_class_);
     begin_fields();
-    field("checkpoint_id");
+    field(checkpoint_id_);
     out_.none();
-    field("save_id");
+    field(save_id_);
     out_.string(metadata_.save_id);
-    field("load_id");
+    field(load_id_);
     out_.none();
-    field("modules");
+    field(modules_);
     out_.op(op::kEmptyList);
     end_fields();
   }
 
   const Metadata& metadata_;
   PickleWriter out_{4};
-  Memo names_;
-  Memo globals_;
-  Memo keys_;
-  std::vector<std::optional<uint32_t>> files_;
+  std::vector<Memo> files_;
+  std::vector<Memo> keys_;  // of tensors, then objects
+  std::map<DType, Global> dtypes_;
+  Memo layout_;
+  Memo memory_format_;
+
+  Global metadata_class_{"Metadata"};
+  Global tensor_class_{"TensorStorageMetadata"};
+  Global properties_class_{"TensorProperties"};
+  Global chunk_class_{"ChunkStorageMetadata"};
+  Global bytes_class_{"BytesStorageMetadata"};
+  Global index_class_{"MetadataIndex"};
+  Global storage_meta_class_{"StorageMeta"};
+  Global info_class_{"_StorageInfo", "torch.distributed.checkpoint.filesystem"};
+  Global size_class_{"Size", "torch"};
+
+  Field properties_{"properties"};
+  Field size_{"size"};
+  Field chunks_{"chunks"};
+  Field offsets_{"offsets"};
+  Field sizes_{"sizes"};
+  Field fqn_{"fqn"};
+  Field index_{"index"};
+  Field offset_{"offset"};
+  Field relative_path_{"relative_path"};
+  Field length_{"length"};
+  Field transform_descriptors_{"transform_descriptors"};
+  Field checkpoint_id_{"checkpoint_id"};
+  Field save_id_{"save_id"};
+  Field load_id_{"load_id"};
+  Field modules_{"modules"};
 };
 
 }  // namespace
