@@ -1,6 +1,7 @@
-// mpi_roundtrip DIR: the ranks of an MPI job save a state as rows and load it as columns, as slices
-// of the flattened tensor, and whole; then rank-dependent failures must reach every rank. Prints
-// nothing but what is wrong; exits 0 when nothing is.
+// mpi_roundtrip DIR: the ranks of an MPI job save a state as rows and load it as columns and whole
+// (each rank for itself, and in two phases) and as slices of the flattened tensor; then failures
+// that depend on the rank must reach every rank. Prints nothing but what is wrong; exits 0 when
+// nothing is.
 #include <cstdio>
 #include <cstring>
 #include <filesystem>

@@ -241,6 +241,10 @@ std::shared_ptr<Storage> save_replicas() {
 TEST(TwoPhase, ReplicatedTensorsAreReadOnce) {
   const auto storage = save_replicas();
   constexpr int kRanks = 4;
+  std::vector<Bytes> expected;
+  for (int i = 0; i < kTensors; ++i) {
+    expected.push_back(elements(counting(DType::kFloat32, shape_of(i), i)));
+  }
   Traffic together, apart;
   for (const TwoPhase mode : {TwoPhase::kAlways, TwoPhase::kNever}) {
     const Location location = counting_reads(storage, mode == TwoPhase::kAlways ? together : apart);
@@ -248,7 +252,7 @@ TEST(TwoPhase, ReplicatedTensorsAreReadOnce) {
       const StateDict loaded = load(replicas(false), location, loading(comm, mode));
       for (int i = 0; i < kTensors; ++i) {
         const auto* data = loaded.find("t" + std::to_string(i))->get_if<TensorView>();
-        ASSERT_EQ(elements(*data), elements(counting(DType::kFloat32, shape_of(i), i))) << i;
+        ASSERT_EQ(elements(*data), expected[static_cast<size_t>(i)]) << i;
       }
     });
   }
@@ -318,7 +322,7 @@ TEST(TwoPhase, RandomBoxesAreTheSameAsWithoutIt) {
   const auto storage = save_rows(3);
   const TensorView all = counting(DType::kFloat32, {kRows, kColumns});
   std::mt19937_64 random(7);
-  for (int trip = 0; trip < 25; ++trip) {
+  for (int trip = 0; trip < 12; ++trip) {
     SCOPED_TRACE(trip);
     const int ranks = 2 + static_cast<int>(random() % 4);
     const std::vector<std::vector<Box>> boxes = random_boxes(random, ranks);
