@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +13,7 @@
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/storage/fault_storage.h"
 #include "tilestone/storage/posix_storage.h"
 
@@ -154,7 +156,82 @@ TEST(Incident, TensorsWithoutDimsEverywhere) {
   });
 }
 
+TEST(Incident, RowsLoadedAsColumnsReadWhatIsWantedAndNoMore) {
+  const auto inner = memory_storage();
+  const Dims shape{32, 16384};
+  run_ranks(4, [&](Communicator comm) {
+    StateDict state;
+    state["w"] = ShardedTensor::from_rank_offsets(
+        "w", counting(DType::kFloat32, {8, 16384}, comm.rank() * 8 * 16384),
+        {{0, comm.rank(), comm.size()}});
+    save(state, Location(inner), saving(comm));
+  });
+  std::atomic<uint64_t> bytes_read = 0;
+  const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
+    const bool data = call.op == StorageOp::kRead && call.name.ends_with(".distcp");
+    if (data) bytes_read += call.size;
+    return FaultAction::pass();
+  });
+  const TensorView whole = counting(DType::kFloat32, shape);
+  run_ranks(4, [&](Communicator comm) {
+    StateDict wanted;
+    wanted["w"] =
+        ShardedTensor::from_rank_offsets("w", TensorView::without_data(DType::kFloat32, {32, 4096}),
+                                         {{1, comm.rank(), comm.size()}});
+    const StateDict loaded = load(wanted, Location(disk->storage(comm.rank())), loading(comm));
+    EXPECT_EQ(elements(loaded.find("w")->get_if<ShardedTensor>()->data),
+              elements(whole.narrow({{0, 4096 * comm.rank()}, {32, 4096}})));
+  });
+  EXPECT_GE(bytes_read, whole.bytes());
+  EXPECT_LE(bytes_read, whole.bytes() + whole.bytes() / 20);
+}
+
+TEST(Incident, ATensorsSizeIsTheMetadatasAndAHoleAtItsEndIsNamed) {
+  Metadata metadata;
+  metadata.files = {"a.distcp"};
+  StoredTensor tensor;
+  tensor.key = "t";
+  tensor.dtype = DType::kFloat32;
+  tensor.shape = {8};
+  tensor.chunks.push_back({{{0}, {6}}, {.file = 0, .offset = 0, .length = 500}});
+  metadata.tensors.push_back(tensor);
+  metadata.index();
+  const auto format = torch_dist_format();
+  const Location location(
+      memory_storage({{format->metadata_name(), format->encode_metadata(metadata)}}));
+  const Checkpoint checkpoint = Checkpoint::open(location);
+  EXPECT_EQ(checkpoint.metadata().find_tensor("t")->shape, Dims{8});
+  try {
+    checkpoint.read("t");
+    FAIL() << "the last two elements are stored nowhere";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kCoverage);
+    EXPECT_THAT(error.what(), HasSubstr("[6:8]"));
+    EXPECT_EQ(error.key(), "t");
+  }
+}
+
 // ---- Folders ----
+
+TEST(Incident, RanksThatSeeDifferentFoldersDoWhatOneOfThemSees) {
+  const auto whole = memory_storage();
+  save_rows(Location(whole), 2, 1);
+  FileImage image = memory_image(*whole);
+  image.erase(".metadata");  // as a network file system shows it to a rank that looks too early
+  const auto late = memory_storage(image);
+  const auto load_from = [&](const std::shared_ptr<Storage>& first,
+                             const std::shared_ptr<Storage>& second) {
+    return failures(2, [&](Communicator comm) {
+      load(row_template(comm), Location(comm.rank() == 0 ? first : second), loading(comm));
+    });
+  };
+  EXPECT_THAT(load_from(whole, late), Each(std::string()));
+  EXPECT_THAT(load_from(late, whole), Each(HasSubstr("no checkpoint at")));
+  const auto texts = failures(2, [&](Communicator comm) {
+    save(row_state(comm, 2), Location(comm.rank() == 0 ? whole : late), saving(comm));
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("a checkpoint stands at")));
+}
 
 TEST(Incident, AFailedSaveLeavesNoCachedState) {
   const auto disk_image = memory_storage();

@@ -8,6 +8,7 @@
 #include "tilestone/comm/solo.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/gc.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/format/torch_dist/torch_dist.h"

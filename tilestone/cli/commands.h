@@ -16,5 +16,6 @@ Command add_ls(CLI::App& app);
 Command add_inspect(CLI::App& app);
 Command add_verify(CLI::App& app);
 Command add_cat(CLI::App& app);
+Command add_gc(CLI::App& app);
 
 }  // namespace tilestone::cli

@@ -52,6 +52,7 @@ int run(int argc, const char* const* argv) {
   add("inspect", "Where a checkpoint came from, its files, and how a key is sharded", add_inspect);
   add("verify", "Read every byte and check every checksum", add_verify);
   add("cat", "Print the values of a tensor, a slice of one, or an object", add_cat);
+  add("gc", "List, or remove, the files that failed saves have left", add_gc);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

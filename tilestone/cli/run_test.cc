@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/cli/cli_testing.h"
 #include "tilestone/tilestone.h"
 
 namespace tilestone::cli {
@@ -18,24 +19,6 @@ namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
-
-struct Ran {
-  int code = 0;
-  std::string out;
-  std::string err;
-};
-
-Ran tilestone_command(std::vector<std::string> words) {
-  std::vector<const char*> argv{"tilestone"};
-  for (const std::string& word : words) argv.push_back(word.c_str());
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  Ran ran;
-  ran.code = run(static_cast<int>(argv.size()), argv.data());
-  ran.out = testing::internal::GetCapturedStdout();
-  ran.err = testing::internal::GetCapturedStderr();
-  return ran;
-}
 
 class Cli : public testing::Test {
  protected:
@@ -160,6 +143,40 @@ TEST_F(Cli, VerifyFindsAFlippedByteAndNamesKeyFileAndOffset) {
   EXPECT_THAT(ran.out, HasSubstr(std::filesystem::path(file).filename().string()));
   EXPECT_THAT(ran.out, HasSubstr("key w"));
   EXPECT_FALSE(json::parse(tilestone_command({"verify", path_, "--json"}).out)["ok"]);
+}
+
+TEST_F(Cli, GcListsLeftoversAndRemovesThemOnlyWhenTold) {
+  const std::string dead = "01234567-89ab-4cde-8f01-23456789abcd__0_0.distcp";
+  std::ofstream(path_ + "/" + dead) << "half";
+  std::ofstream(path_ + "/notes.txt") << "mine";
+  const Ran dry = tilestone_command({"gc", path_});
+  EXPECT_EQ(dry.code, kOk);
+  EXPECT_THAT(dry.out, HasSubstr("\n" + dead + "   4 B  data file of the save 01234567-"));
+  EXPECT_THAT(dry.out, HasSubstr("the checkpoint that stands here is of the save "));
+  EXPECT_THAT(dry.out, HasSubstr("\n1 leftover, 4 B: not removed; --delete removes them\n"));
+  const json listed = json::parse(tilestone_command({"gc", path_, "--json"}).out);
+  EXPECT_EQ(listed["files"][0]["name"], dead);
+  EXPECT_EQ(listed["bytes"], 4);
+  EXPECT_FALSE(listed["removed"]);
+  EXPECT_TRUE(std::filesystem::exists(path_ + "/" + dead));
+  const Ran removed = tilestone_command({"gc", path_, "--delete"});
+  EXPECT_EQ(removed.code, kOk);
+  EXPECT_THAT(removed.out, HasSubstr("1 leftover, 4 B: removed\n"));
+  EXPECT_FALSE(std::filesystem::exists(path_ + "/" + dead));
+  EXPECT_TRUE(std::filesystem::exists(path_ + "/notes.txt"));
+  EXPECT_EQ(tilestone_command({"gc", path_}).out, "no leftovers\n");
+  EXPECT_EQ(tilestone_command({"verify", path_}).code, kOk);
+}
+
+TEST_F(Cli, GcRefusesWhileASaveIsUnderWayAndWhereNothingIs) {
+  EXPECT_EQ(tilestone_command({"gc", path_ + "-not-here"}).code, kIoFailed);
+  const auto lock = posix_storage(path_)->try_lock(".tilestone/lock");
+  ASSERT_NE(lock, nullptr);
+  for (const char* word : {"--json", "--delete"}) {
+    const Ran ran = tilestone_command({"gc", path_, word});
+    EXPECT_EQ(ran.code, kUsage);
+    EXPECT_THAT(ran.err, HasSubstr("a save to " + path_ + " is under way"));
+  }
 }
 
 TEST_F(Cli, ExitCodesTellUsageFromAbsence) {

@@ -31,15 +31,16 @@ void print_json(const VerifyReport& report) {
                               {"offset", damage.offset},
                               {"size", damage.size},
                               {"key", damage.key},
-                              {"problem", damage.problem}});
+                              {"problem", damage.problem},
+                              {"unsafe", damage.unsafe}});
   }
   fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 void print_text(const VerifyReport& report) {
   for (const Damage& damage : report.damages) {
-    fmt::print("DAMAGED  {}  bytes {} to {}  {}{}\n", printable(damage.file), damage.offset,
-               damage.offset + damage.size,
+    fmt::print("{}  {}  bytes {} to {}  {}{}\n", damage.unsafe ? "UNSAFE" : "DAMAGED",
+               printable(damage.file), damage.offset, damage.offset + damage.size,
                damage.key.empty() ? "" : fmt::format("key {}: ", printable(damage.key)),
                printable(damage.problem));
   }
@@ -66,6 +67,7 @@ int verify(const VerifyOptions& options) {
   } else {
     print_text(report);
   }
+  if (report.any_unsafe()) return kUnsafe;
   return report.ok() ? kOk : kDamaged;
 }
 

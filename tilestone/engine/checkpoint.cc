@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint_internal.h"
+#include "tilestone/engine/items_internal.h"
 #include "tilestone/engine/resources_internal.h"
 #include "tilestone/plan/load_plan.h"
 
@@ -24,6 +26,32 @@ const StoredTensor& find_tensor(const Metadata& metadata, const std::string& key
   const StoredTensor* found = metadata.find_tensor(key);
   if (found == nullptr) fail_not_found(metadata, key, "no tensor of this key in the checkpoint");
   return *found;
+}
+
+LoadPlan plan_read(const Metadata& metadata, const StoredTensor& tensor, const Box& wanted) {
+  check_bounds(wanted, tensor.shape);
+  TensorItem item;
+  item.key = tensor.key;
+  item.dtype = tensor.dtype;
+  item.global_shape = tensor.shape;
+  item.pieces.push_back({wanted, TensorView::without_data(tensor.dtype, wanted.shape)});
+  return plan_load({&item, 1}, metadata);
+}
+
+void run(const engine::ReadContext& context, const LoadPlan& plan, const Box& wanted,
+         const TensorView& target) {
+  std::vector<engine::Transfer> transfers;
+  for (const ChunkRead& read : plan.reads) {
+    const StoredTensor& tensor = context.metadata.tensors[read.tensor];
+    Box in_chunk = read.box, in_target = read.box;
+    for (size_t d = 0; d < wanted.rank(); ++d) {
+      in_chunk.offset[d] -= tensor.chunks[read.chunk].box.offset[d];
+      in_target.offset[d] -= wanted.offset[d];
+    }
+    transfers.push_back({read.tensor, read.chunk, std::move(in_chunk), target.narrow(in_target)});
+  }
+  engine::ProgressMeter silent({}, "read", 0);
+  engine::read_transfers(context, transfers, silent);
 }
 
 }  // namespace
@@ -58,9 +86,16 @@ std::vector<std::string> Checkpoint::keys() const {
 
 TensorView Checkpoint::read(const std::string& key, const std::optional<Box>& box) const {
   const StoredTensor& tensor = find_tensor(metadata(), key);
-  if (box) check_bounds(*box, tensor.shape);
-  TensorView target = TensorView::allocate(tensor.dtype, box ? box->shape : tensor.shape);
-  read_into(key, box, target);
+  const Box wanted = box ? *box : Box::whole(tensor.shape);
+  const LoadPlan plan = plan_read(metadata(), tensor, wanted);
+  std::vector<uint32_t> chunks;
+  for (const ChunkRead& read : plan.reads) chunks.push_back(read.chunk);
+  const uint64_t bytes = checked_mul(static_cast<uint64_t>(numel(wanted.shape)),
+                                     itemsize(tensor.dtype), "bytes of a tensor");
+  const engine::ReadContext context = state_->context();
+  engine::expect_stored(context, bytes, tensor, chunks);
+  const TensorView target = TensorView::allocate(tensor.dtype, wanted.shape);
+  run(context, plan, wanted, target);
   return target;
 }
 
@@ -68,7 +103,6 @@ void Checkpoint::read_into(const std::string& key, const std::optional<Box>& box
                            const TensorView& target) const {
   const StoredTensor& tensor = find_tensor(metadata(), key);
   const Box wanted = box ? *box : Box::whole(tensor.shape);
-  check_bounds(wanted, tensor.shape);
   if (target.shape != wanted.shape || target.dtype != tensor.dtype || !target.has_data()) {
     throw Error(ErrorCode::kInvalidArgument,
                 "target is " + std::string(to_string(target.dtype)) + " of shape " +
@@ -76,22 +110,7 @@ void Checkpoint::read_into(const std::string& key, const std::optional<Box>& box
                     std::string(to_string(tensor.dtype)) + " of shape " + to_string(wanted.shape))
         .with_key(key);
   }
-  TensorItem item;
-  item.key = key;
-  item.dtype = tensor.dtype;
-  item.global_shape = tensor.shape;
-  item.pieces.push_back({wanted, target});
-  std::vector<engine::Transfer> transfers;
-  for (const ChunkRead& read : plan_load({&item, 1}, metadata()).reads) {
-    Box in_chunk = read.box, in_target = read.box;
-    for (size_t d = 0; d < wanted.rank(); ++d) {
-      in_chunk.offset[d] -= tensor.chunks[read.chunk].box.offset[d];
-      in_target.offset[d] -= wanted.offset[d];
-    }
-    transfers.push_back({read.tensor, read.chunk, std::move(in_chunk), target.narrow(in_target)});
-  }
-  engine::ProgressMeter silent({}, "read", 0);
-  engine::read_transfers(state_->context(), transfers, silent);
+  run(state_->context(), plan_read(metadata(), tensor, wanted), wanted, target);
 }
 
 Value Checkpoint::read_object(const std::string& key) const {

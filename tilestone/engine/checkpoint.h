@@ -21,6 +21,7 @@ struct Damage {
   uint64_t size = 0;    // bytes of the range that is known to hold the damage
   std::string key;      // "" for bytes outside items
   std::string problem;
+  bool unsafe = false;  // no well-meaning writer's, rather than broken: refused as kUnsafe
 };
 
 struct VerifyReport {
@@ -31,6 +32,7 @@ struct VerifyReport {
   std::vector<Damage> damages;          // ordered by file and offset
   double seconds = 0;
   bool ok() const { return damages.empty(); }
+  bool any_unsafe() const;
 };
 
 // Thread-safe; cheap to copy (copies share one open checkpoint).
@@ -45,7 +47,8 @@ class Checkpoint {
   std::vector<std::string> keys() const;  // of tensors and objects, sorted
 
   // A whole tensor, or one box of it, in fresh contiguous memory (or in `target`, of the box's
-  // shape and the stored dtype). Error(kNotFound) with similar keys in the hint.
+  // shape and the stored dtype). Error(kNotFound) with similar keys in the hint; kCorrupt, before
+  // memory is taken, when the files are too small for what the metadata promises.
   TensorView read(const std::string& key, const std::optional<Box>& box = std::nullopt) const;
   void read_into(const std::string& key, const std::optional<Box>& box,
                  const TensorView& target) const;

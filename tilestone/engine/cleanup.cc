@@ -40,27 +40,32 @@ std::vector<int> numbers_in(std::string_view text) {
 
 // The naming scheme belongs to the format, which can only make names: so the parts are guessed
 // from the name, and the format must make the very same name of them.
-bool is_data_file(const Format& format, std::string_view name) {
+std::optional<OwnName> parse_data_file(const Format& format, std::string_view name) {
   for (size_t at = 0; at + kSaveIdLength <= name.size(); ++at) {
     const std::string_view save_id = name.substr(at, kSaveIdLength);
     if (!is_save_id(save_id)) continue;
     std::vector<int> numbers = numbers_in(name.substr(0, at));
     for (int number : numbers_in(name.substr(at + kSaveIdLength))) numbers.push_back(number);
     for (size_t i = 0; i + 1 < numbers.size(); ++i) {
-      if (format.data_file_name(save_id, numbers[i], numbers[i + 1]) == name) return true;
+      if (format.data_file_name(save_id, numbers[i], numbers[i + 1]) == name) {
+        return OwnName{"data file", std::string(save_id)};
+      }
     }
   }
-  return false;
+  return std::nullopt;
 }
 
-bool is_in_own_directory(std::string_view name) {
+std::optional<OwnName> parse_in_own_directory(std::string_view name) {
   const std::string prefix = std::string(kOwnDirectory) + "/";
-  if (!name.starts_with(prefix)) return false;
+  if (!name.starts_with(prefix)) return std::nullopt;
   const std::string_view base = name.substr(prefix.size());
-  const std::string_view save_id = base.substr(0, kSaveIdLength);
-  return is_save_id(save_id) &&
-         (name == manifest_name(save_id) ||
-          (base.substr(kSaveIdLength).starts_with('.') && base.ends_with(kTemporarySuffix)));
+  const std::string save_id(base.substr(0, kSaveIdLength));
+  if (!is_save_id(save_id)) return std::nullopt;
+  if (name == manifest_name(save_id)) return OwnName{"manifest", save_id};
+  if (!base.substr(kSaveIdLength).starts_with('.') || !base.ends_with(kTemporarySuffix)) {
+    return std::nullopt;
+  }
+  return OwnName{"temporary file", save_id};
 }
 
 }  // namespace
@@ -84,8 +89,13 @@ std::string random_save_id() {
   return id;
 }
 
+std::optional<OwnName> parse_own_name(const Format& format, std::string_view name) {
+  if (auto own = parse_in_own_directory(name)) return own;
+  return parse_data_file(format, name);
+}
+
 bool is_own_name(const Format& format, std::string_view name) {
-  return is_in_own_directory(name) || is_data_file(format, name);
+  return parse_own_name(format, name).has_value();
 }
 
 std::vector<std::string> leftovers(const Format& format, std::span<const std::string> names,

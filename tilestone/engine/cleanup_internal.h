@@ -1,6 +1,7 @@
 // Which files of a location are left over from saves that failed or were replaced.
 #pragma once
 
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -22,8 +23,13 @@ std::string temporary_name(std::string_view save_id, std::string_view what);
 // A random UUID, version 4, as text.
 std::string random_save_id();
 
-// True when a save of Tilestone makes files of this name: a data file, manifest or temporary file
-// of some save id. Nothing else is ever removed as a leftover.
+// What a save of Tilestone makes under a name.
+struct OwnName {
+  std::string_view kind;  // "data file", "manifest", "temporary file"
+  std::string save_id;
+};
+// nullopt when no save makes files of this name. Nothing else is ever removed as a leftover.
+std::optional<OwnName> parse_own_name(const Format& format, std::string_view name);
 bool is_own_name(const Format& format, std::string_view name);
 
 // Those of `names` that are own names and not referenced: what a location can do without.

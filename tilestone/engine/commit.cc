@@ -100,18 +100,9 @@ void Commit::finish_replacement() {
 // new checkpoint stands.
 void Commit::look_at_old() {
   try {
-    if (any_checkpoint(*storage_, *format_)) {
-      const auto format = find_format(*storage_, format_->detect(*storage_) ? format_ : nullptr);
-      Description description = read_description(*storage_, *format);
-      std::set<std::string> described;
-      for (const auto& [name, bytes] : description.files) described.insert(name);
-      const Metadata old = format->read_metadata(*memory_storage(std::move(description.files)));
-      if (old.rank_local) old_rank_local_ = described;
-      old_files_.insert(old.files.begin(), old.files.end());
-      for (const std::string& name : described) {
-        if (in_own_directory(name)) old_files_.insert(name);
-      }
-    }
+    Standing old = read_standing(*storage_, format_);
+    old_rank_local_ = std::move(old.rank_local);
+    old_files_ = std::move(old.files);
   } catch (const Error& error) {
     log(LogLevel::kWarning, std::string("the checkpoint that is to be replaced can't be read, so "
                                         "files of it may stay: ") +

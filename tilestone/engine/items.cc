@@ -10,9 +10,13 @@
 namespace tilestone::engine {
 namespace {
 
-// How much larger an object may become when it is decoded.
-constexpr uint64_t kExpansion = 1024;
+constexpr uint64_t kObjectExpansion = 1024;
+constexpr uint64_t kLargerStorage = 64;
 constexpr uint64_t kRoom = 16u << 20;  // bytes
+
+constexpr uint64_t kUnasked = 64u << 20;  // bytes
+constexpr uint64_t kViewExpansion = 1024;
+constexpr uint64_t kCodecExpansion = 65536;
 
 void check_place(const ItemLocation& at, uint64_t file_size) {
   const auto end = try_add(at.offset, at.length);
@@ -85,15 +89,51 @@ std::vector<Bytes> read_objects(const ReadContext& context,
   context.threads.parallel_for(objects.size(), [&](size_t i) {
     const ItemLocation& at = objects[i]->at;
     try {
-      const uint64_t limit = checked_add(checked_mul(at.length, kExpansion, "bytes of an object"),
-                                         kRoom, "bytes of an object");
-      items[i] = unwrap(context, at, std::move(items[i]), limit);
+      items[i] = unwrap(context, at, std::move(items[i]), decoded_limit(at));
       verify_object(context, at, items[i]);
     } catch (...) {
       throw current_error().with_key(objects[i]->key).with_file(context.metadata.files[at.file]);
     }
   });
   return items;
+}
+
+uint64_t decoded_limit(const ItemLocation& object) {
+  return checked_add(checked_mul(object.length, kObjectExpansion, "bytes of an object"), kRoom,
+                     "bytes of an object");
+}
+
+uint64_t decoded_limit(const StoredTensor& tensor, const StoredChunk& chunk) {
+  const uint64_t elements = checked_mul(static_cast<uint64_t>(numel(chunk.box.shape)),
+                                        itemsize(tensor.dtype), "bytes of a chunk");
+  return checked_add(checked_mul(elements, kLargerStorage, "bytes of a chunk"), kRoom,
+                     "bytes of a chunk");
+}
+
+void expect_stored(const ReadContext& context, uint64_t bytes, const StoredTensor& tensor,
+                   std::span<const uint32_t> chunks) {
+  if (bytes <= kUnasked) return;
+  std::map<uint32_t, uint64_t> sizes;
+  uint64_t plausible = 0;
+  for (const uint32_t index : chunks) {
+    const ItemLocation& at = tensor.chunks[index].at;
+    const std::string& name = context.metadata.files[at.file];
+    try {
+      auto [size, is_new] = sizes.try_emplace(at.file, 0);
+      if (is_new) size->second = context.storage.open(name)->size();
+      check_place(at, size->second);
+    } catch (...) {
+      throw current_error().with_key(tensor.key).with_file(name);
+    }
+    const uint64_t factor = at.codec == Codec::kNone ? kViewExpansion : kCodecExpansion;
+    const auto more = try_mul(at.length, factor);
+    plausible = try_add(plausible, more.value_or(UINT64_MAX)).value_or(UINT64_MAX);
+  }
+  if (bytes <= plausible) return;
+  throw Error(ErrorCode::kCorrupt, "the metadata promises " + std::to_string(bytes) +
+                                       " bytes of elements, the items that should hold them are "
+                                       "too small for that")
+      .with_key(tensor.key);
 }
 
 }  // namespace tilestone::engine

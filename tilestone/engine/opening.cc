@@ -127,6 +127,24 @@ Opened open_description(Description description, const std::shared_ptr<const For
   return opened;
 }
 
+Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wanted) {
+  Standing standing;
+  if (!any_checkpoint(storage, *wanted)) return standing;
+  const auto format = find_format(storage, wanted->detect(storage) ? wanted : nullptr);
+  Description description = read_description(storage, *format);
+  std::set<std::string> described;
+  for (const auto& [name, bytes] : description.files) described.insert(name);
+  const Metadata metadata = format->read_metadata(*memory_storage(std::move(description.files)));
+  standing.found = true;
+  standing.save_id = metadata.save_id;
+  if (metadata.rank_local) standing.rank_local = described;
+  standing.files.insert(metadata.files.begin(), metadata.files.end());
+  for (const std::string& name : described) {
+    if (name.starts_with(std::string(kOwnDirectory) + "/")) standing.files.insert(name);
+  }
+  return standing;
+}
+
 Bytes Description::encode() const {
   ByteWriter writer;
   writer.string(format);

@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <string_view>
 
 #include "tilestone/format/format.h"
@@ -37,6 +39,16 @@ struct Opened {
 
 // Error(kCorrupt) when manifest and metadata contradict one another.
 Opened open_description(Description description, const std::shared_ptr<const Format>& wanted);
+
+// What the checkpoint that stands at a location consists of.
+struct Standing {
+  bool found = false;
+  std::string save_id;               // "": another writer's
+  std::set<std::string> files;       // its data files, manifest
+  std::set<std::string> rank_local;  // its metadata files, when it is a rank-local one
+};
+// Not found: no error. Errors: those of reading one that is there.
+Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& format);
 
 // The metadata files of a rank-local checkpoint that the save `save_id` replaces, by content.
 struct Replaced {

@@ -288,7 +288,8 @@ class TransferReader {
   // A chunk that is compressed as a whole.
   void read_decoded(size_t g) {
     Group& group = groups_[g];
-    const Bytes item = read_item(context_, location(g), tensor(g).key, decoded_limit(g));
+    const Bytes item =
+        read_item(context_, location(g), tensor(g).key, decoded_limit(tensor(g), chunk(g)));
     group.payload = payload_in(context_, group.chunk, item);
     if (context_.verify_checksums && group.whole && group.payload.record_crc32) {
       const ByteView record =
@@ -302,16 +303,6 @@ class TransferReader {
       });
       progress_.add(static_cast<uint64_t>(transfer(i).box.numel()) * itemsize(group.payload.dtype));
     }
-  }
-
-  // Room for the elements, a storage somewhat larger than they are, and what surrounds them.
-  uint64_t decoded_limit(size_t g) const {
-    constexpr uint64_t kLargerStorage = 64;
-    constexpr uint64_t kSurroundings = 16u << 20;
-    const uint64_t elements = checked_mul(static_cast<uint64_t>(numel(chunk(g).box.shape)),
-                                          itemsize(tensor(g).dtype), "bytes of a chunk");
-    return checked_add(checked_mul(elements, kLargerStorage, "bytes of a chunk"), kSurroundings,
-                       "bytes of a chunk");
   }
 
   [[noreturn]] void fail(size_t g, const std::string& problem) const {

@@ -4,6 +4,7 @@
 // been checked against the manifest, and the manifest against itself, when the checkpoint was
 // opened.
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -21,9 +22,6 @@ namespace tilestone::engine {
 namespace {
 
 constexpr size_t kBatchOps = 4096;
-constexpr uint64_t kDecodedLimit = uint64_t{1}
-                                   << 36;  // bytes; the length of an item bounds it more
-
 class Verifier {
  public:
   Verifier(const ReadContext& context, const Opened& opened) : context_(context), opened_(opened) {}
@@ -31,7 +29,7 @@ class Verifier {
   VerifyReport run(const ProgressFn& fn) {
     open_files();
     plan_ = plan_verify(context_, sizes_, written_sizes());
-    damages_ = std::move(plan_.damages);
+    std::move(plan_.damages.begin(), plan_.damages.end(), std::back_inserter(damages_));
     check_manifest_is_there();
     ProgressMeter progress(fn, "verify", plan_.bytes);
     progress_ = &progress;
@@ -49,14 +47,17 @@ class Verifier {
   // A file that is missing or no file is damage; one that the system won't read is an error.
   void open_files() {
     for (const std::string& name : context_.metadata.files) {
-      int64_t size = -1;
+      int64_t size = kMissing;
       try {
         files_.push_back(context_.storage.open(name));
         size = static_cast<int64_t>(files_.back()->size());
       } catch (const Error& error) {
         if (error.code() == ErrorCode::kIo) throw;
         files_.push_back(nullptr);
-        if (error.code() != ErrorCode::kNotFound) damage(name, 0, 0, "", error.message());
+        if (error.code() != ErrorCode::kNotFound) {
+          damage(name, 0, 0, "", error);
+          size = kRefused;
+        }
       }
       sizes_.push_back(size);
     }
@@ -85,9 +86,17 @@ class Verifier {
   }
 
   void damage(const std::string& file, uint64_t offset, uint64_t size, std::string key,
-              std::string problem) {
+              std::string problem, bool unsafe = false) {
     std::lock_guard lock(mutex_);
-    damages_.push_back({file, offset, size, std::move(key), std::move(problem)});
+    damages_.push_back({file, offset, size, std::move(key), std::move(problem), unsafe});
+  }
+  void damage(const std::string& file, uint64_t offset, uint64_t size, std::string key,
+              const Error& error) {
+    damage(file, offset, size, std::move(key), error.message(), error.code() == ErrorCode::kUnsafe);
+  }
+  void damage(const VerifyItem& item, const Error& error) {
+    damage(context_.metadata.files[item.at->file], item.at->offset, item.at->length, *item.key,
+           error);
   }
   void damage(const VerifyItem& item, uint64_t within, uint64_t size, std::string problem) {
     damage(context_.metadata.files[item.at->file], item.at->offset + within, size, *item.key,
@@ -138,11 +147,17 @@ class Verifier {
     }
     if (at.codec == Codec::kNone) return check_structure(item, bytes);
     try {
-      const Bytes decoded = context_.format.decode(at.codec, bytes, kDecodedLimit);
+      const Bytes decoded = context_.format.decode(at.codec, bytes, limit_of(item));
       check_structure(item, decoded);
     } catch (const Error& error) {
-      damage(item, 0, at.length, error.message());
+      damage(item, error);
     }
+  }
+
+  uint64_t limit_of(const VerifyItem& item) const {
+    if (!item.is_tensor) return decoded_limit(*item.at);
+    const StoredTensor& tensor = context_.metadata.tensors[item.chunk.tensor];
+    return decoded_limit(tensor, tensor.chunks[item.chunk.chunk]);
   }
 
   void check_structure(const VerifyItem& item, ByteView bytes) {
@@ -159,7 +174,7 @@ class Verifier {
         ++unchecked_;
       }
     } catch (const Error& error) {
-      damage(item, 0, item.at->length, error.message());
+      damage(item, error);
     }
   }
 
@@ -226,3 +241,11 @@ VerifyReport verify_checkpoint(const ReadContext& context, const Opened& opened,
 }
 
 }  // namespace tilestone::engine
+
+namespace tilestone {
+
+bool VerifyReport::any_unsafe() const {
+  return std::any_of(damages.begin(), damages.end(), [](const Damage& d) { return d.unsafe; });
+}
+
+}  // namespace tilestone

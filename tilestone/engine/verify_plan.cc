@@ -26,8 +26,9 @@ class Planner {
   uint64_t buffer() const { return context_.buffers->buffer_bytes(); }
   const std::string& name(uint32_t file) const { return context_.metadata.files[file]; }
 
-  void damage(uint32_t file, uint64_t offset, uint64_t size, std::string key, std::string problem) {
-    plan_.damages.push_back({name(file), offset, size, std::move(key), std::move(problem)});
+  void damage(uint32_t file, uint64_t offset, uint64_t size, std::string key, std::string problem,
+              bool unsafe = false) {
+    plan_.damages.push_back({name(file), offset, size, std::move(key), std::move(problem), unsafe});
   }
 
   void list_items() {
@@ -48,7 +49,8 @@ class Planner {
   }
 
   void plan_file(uint32_t file) {
-    if (sizes_[file] < 0) {
+    if (sizes_[file] == kRefused) return;
+    if (sizes_[file] == kMissing) {
       damage(file, 0, 0, "", "the file is missing");
       return;
     }
@@ -130,7 +132,8 @@ class Planner {
       }
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kIo) throw;
-      damage(file, item.at->offset, item.at->length, *item.key, error.message());
+      damage(file, item.at->offset, item.at->length, *item.key, error.message(),
+             error.code() == ErrorCode::kUnsafe);
     }
   }
 

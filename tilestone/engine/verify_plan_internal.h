@@ -48,8 +48,12 @@ struct VerifyPlan {
   uint64_t unchecked = 0;  // large items without a checksum
 };
 
-// `sizes`: of the files, by index into Metadata::files; negative: not there. `written`: sizes that
-// the manifest gives, by name.
+// In the place of a file's size: it is not there, or (told by the caller) is not to be opened.
+inline constexpr int64_t kMissing = -1;
+inline constexpr int64_t kRefused = -2;
+
+// `sizes`: of the files, by index into Metadata::files. `written`: sizes that the manifest gives,
+// by name.
 VerifyPlan plan_verify(const ReadContext& context, const std::vector<int64_t>& sizes,
                        const std::map<std::string, uint64_t>& written);
 

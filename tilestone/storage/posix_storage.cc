@@ -142,7 +142,7 @@ class PosixStorage : public Storage {
     check_directory_name(name);
     const UniqueFd fd = open_at_root(name, O_RDONLY | O_DIRECTORY);
     if (!fd || context_->system().fsync(fd.get()) != 0) {
-      fail_errno("cannot sync a directory", name, errno);
+      fail_errno("cannot sync a directory", name_or_root(name), errno);
     }
   }
 
@@ -164,6 +164,10 @@ class PosixStorage : public Storage {
   void check(const ReadOp& op, const ReadOptions& options) const {
     const auto* file = dynamic_cast<const PosixReadable*>(op.file);
     check_read_op(op, options, file != nullptr && &file->context() == context_.get());
+  }
+
+  const std::string& name_or_root(const std::string& name) const {
+    return name.empty() ? context_->root() : name;
   }
 
   UniqueFd open_at_root(const std::string& name, int flags, unsigned mode = 0) {
@@ -206,7 +210,7 @@ void PosixStorage::list_directory(const std::string& directory, const std::strin
                                   std::vector<std::string>& directories) {
   UniqueFd fd = open_at_root(directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (!fd && (errno == ENOENT || errno == ENOTDIR)) return;
-  if (!fd) fail_errno("cannot list a directory", directory, errno);
+  if (!fd) fail_errno("cannot list a directory", name_or_root(directory), errno);
   const std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(fd.get()), ::closedir);
   if (stream == nullptr) fail_errno("cannot list a directory", directory, errno);
   fd.release();

@@ -1,0 +1,175 @@
+#include "tilestone/engine/gc.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "tilestone/comm/solo.h"
+#include "tilestone/comm/threads.h"
+#include "tilestone/engine/cleanup_internal.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/manifest.h"
+#include "tilestone/storage/fault_storage.h"
+#include "tilestone/storage/storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::UnorderedElementsAreArray;
+
+constexpr char kDead[] = "01234567-89ab-4cde-8f01-23456789abcd";
+
+// Files that a save with the id kDead made before it was killed, by name and size.
+FileImage dead_files() {
+  FileImage image;
+  const std::string id = kDead;
+  image[id + "__0_0.distcp"] = pattern_bytes(700);
+  image[id + "__17_2.distcp"] = pattern_bytes(30);
+  image[manifest_name(id)] = pattern_bytes(20);
+  image[engine::temporary_name(id, "metadata")] = pattern_bytes(4);
+  return image;
+}
+
+std::vector<std::string> names_of(const std::vector<Leftover>& files) {
+  std::vector<std::string> names;
+  for (const Leftover& file : files) names.push_back(file.name);
+  return names;
+}
+
+FileImage with_dead_files(FileImage image) {
+  image.merge(dead_files());
+  return image;
+}
+
+FileImage saved() {
+  const auto storage = memory_storage();
+  run_ranks(2, [&](Communicator comm) {
+    SaveOptions options;
+    options.comm = comm;
+    save(row_state(comm, 1), Location(storage), options);
+  });
+  return memory_image(*storage);
+}
+
+FileImage foreign_files() {
+  return {{"notes.txt", to_bytes("mine")},
+          {"__0_0.distcp", to_bytes("of stock torch")},
+          {"sub/" + std::string(kDead) + "__0_0.distcp", to_bytes("elsewhere")},
+          {".tilestone/other", to_bytes("unknown")}};
+}
+
+std::vector<std::string> dead_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, bytes] : dead_files()) names.push_back(name);
+  return names;
+}
+
+TEST(Gc, FindsWhatAFailedSaveLeftAndChangesNothing) {
+  FileImage image = with_dead_files(saved());
+  image.merge(foreign_files());
+  const auto storage = memory_storage(image);
+  const auto found = find_leftovers(Location(storage));
+  EXPECT_THAT(names_of(found), UnorderedElementsAreArray(dead_names()));
+  EXPECT_EQ(memory_image(*storage), image);
+}
+
+TEST(Gc, RemovesThatAndNothingElse) {
+  FileImage image = saved();
+  image.merge(foreign_files());
+  const auto storage = memory_storage(with_dead_files(image));
+  EXPECT_THAT(names_of(remove_leftovers(Location(storage))),
+              UnorderedElementsAreArray(dead_names()));
+  EXPECT_EQ(memory_image(*storage), image);
+  EXPECT_THAT(find_leftovers(Location(storage)), IsEmpty());
+  expect_rows(Location(storage), 1, 2);
+}
+
+TEST(Gc, SaysWhatEachFileIsWhyItIsLeftOverAndItsSize) {
+  const auto alone = find_leftovers(Location(memory_storage(dead_files())));
+  ASSERT_EQ(alone.size(), 4u);
+  EXPECT_EQ(alone[0].what, std::string("manifest of the save ") + kDead);
+  EXPECT_EQ(alone[1].what, std::string("temporary file of the save ") + kDead);
+  EXPECT_EQ(alone[2].what, std::string("data file of the save ") + kDead);
+  EXPECT_EQ(alone[2].size, 700u);
+  EXPECT_EQ(alone[2].why, "no checkpoint stands here: the save was not published");
+  const auto beside = find_leftovers(Location(memory_storage(with_dead_files(saved()))));
+  EXPECT_THAT(beside[0].why, HasSubstr("the checkpoint that stands here is of the save "));
+}
+
+TEST(Gc, ASoundCheckpointHasNoLeftoversAndGetsNoLockFile) {
+  FileImage image = saved();
+  image.erase(".tilestone/lock");
+  const auto storage = memory_storage(image);
+  EXPECT_THAT(remove_leftovers(Location(storage)), IsEmpty());
+  EXPECT_EQ(memory_image(*storage), image);
+}
+
+TEST(Gc, WhileASaveIsUnderWayNothingIsListedOrRemoved) {
+  const auto storage = memory_storage(dead_files());
+  int refused = 0;
+  SaveOptions options;
+  options.progress = [&](const Progress&) {
+    const FileImage before = memory_image(*storage);
+    for (const auto call : {&find_leftovers, &remove_leftovers}) {
+      expect_error([&] { call(Location(storage), nullptr); }, ErrorCode::kAlreadyExists,
+                   "a save to memory is under way");
+      ++refused;
+    }
+    EXPECT_EQ(memory_image(*storage), before);
+  };
+  save(row_state(solo(), 1), Location(storage), options);
+  EXPECT_GE(refused, 2);
+  expect_rows(Location(storage), 1, 1);
+}
+
+TEST(Gc, BesideACheckpointThatCantBeReadNothingIsRemoved) {
+  FileImage image = with_dead_files(saved());
+  image[".metadata"].resize(40);
+  const auto storage = memory_storage(image);
+  expect_error([&] { remove_leftovers(Location(storage)); }, ErrorCode::kCorrupt, ".metadata");
+  EXPECT_EQ(memory_image(*storage), image);
+}
+
+TEST(Gc, AFileThatCantBeRemovedIsNamedOnceTheOthersAreGone) {
+  const auto inner = memory_storage(with_dead_files(saved()));
+  const std::string stuck = std::string(kDead) + "__0_0.distcp";
+  const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
+    const bool hit = call.op == StorageOp::kRemove && call.name == stuck;
+    return hit ? FaultAction::fail(EACCES) : FaultAction::pass();
+  });
+  try {
+    remove_leftovers(Location(disk->storage()));
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kIo);
+    EXPECT_EQ(error.sys_errno(), EACCES);
+    EXPECT_EQ(error.file(), stuck);
+  }
+  EXPECT_THAT(names_of(find_leftovers(Location(inner))), ElementsAre(stuck));
+}
+
+TEST(Gc, AnEmptyOrMissingPlaceIsNotFound) {
+  const TempDirectory folder;
+  expect_error([&] { find_leftovers(Location(folder.path())); }, ErrorCode::kNotFound, "no file");
+  expect_error([&] { remove_leftovers(Location(folder.path() + "/typo")); }, ErrorCode::kNotFound,
+               "no file");
+}
+
+TEST(Gc, NamesLikeOursThatAreNoFilesStay) {
+  const TempDirectory folder;
+  const std::string fifo = folder.path() + "/" + kDead + "__0_0.distcp";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  EXPECT_THAT(remove_leftovers(Location(folder.path())), IsEmpty());
+  EXPECT_EQ(::access(fifo.c_str(), F_OK), 0);
+}
+
+}  // namespace
+}  // namespace tilestone
