@@ -8,7 +8,17 @@ from collections.abc import Iterator
 import pytest
 import ranks
 
+KILLS = pytest.StashKey[list[str]]()
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=6, help="torch ranks to kill")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in terminalreporter.config.stash.get(KILLS, []):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

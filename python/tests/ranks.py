@@ -80,8 +80,20 @@ class World:
 
     def collect(self, function: Any, *args: Any, timeout: float = 120) -> list[Any]:
         """Each rank's result, or what it raised; "lost" for a rank that died."""
+        self.begin(function, *args)
+        return self.finish(timeout=timeout)
+
+    def begin(self, function: Any, *args: Any) -> None:
+        """Gives every rank its work and returns; finish() must follow."""
         for pipe in self._pipes:
             pipe.send((function, args))
+
+    def kill(self, rank: int) -> None:
+        """SIGKILL to one rank."""
+        self._processes[rank].kill()
+
+    def finish(self, timeout: float = 120) -> list[Any]:
+        """What collect() returns, of the work begun last."""
         results: dict[int, Any] = {}
         while len(results) < self.size:
             waiting = {self._pipes[r]: r for r in range(self.size) if r not in results}
