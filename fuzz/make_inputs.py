@@ -1,0 +1,362 @@
+"""make_inputs.py: writes fuzz/corpus/checkpoint and the hostile files of fuzz/regressions anew.
+
+Run with the environment's Python once the package is installed. What fuzzing found lies in
+fuzz/regressions too, under names of its own (crash-*, timeout-*, oom-*), and stays.
+"""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import pickle
+import struct
+import tempfile
+import zlib
+
+import numpy
+
+FUZZ = pathlib.Path(__file__).resolve().parent
+GOLDEN = FUZZ.parent / "tests" / "golden"
+
+Files = dict[str, bytes]
+
+
+def files_of(folder: pathlib.Path) -> Files:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def packed(files: Files) -> bytes:
+    """The archive that checkpoint_fuzz.cc reads."""
+    out = b""
+    for name, content in files.items():
+        encoded = name.encode()
+        out += struct.pack("<B", len(encoded)) + encoded
+        out += struct.pack("<I", len(content)) + content
+    return out
+
+
+def put(kind: str, target: str, name: str, content: bytes) -> None:
+    path = FUZZ / kind / target / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+# ---- Small real checkpoints ----
+
+
+def ours() -> dict[str, Files]:
+    """Checkpoints that Tilestone writes: of one rank, of two, and one beside leftovers."""
+    import tilestone
+
+    def save_two(path: str) -> None:
+        def rank(comm: tilestone.Communicator) -> None:
+            mine = numpy.arange(4, dtype="float32") + comm.rank
+            w = tilestone.ShardedTensor.from_rank_offsets("w", mine, (0, comm.rank, comm.size))
+            state = {"w": w, "plain": numpy.arange(3), "scalar": numpy.float64(3), "step": 7}
+            tilestone.save(state, path, comm=comm)
+
+        tilestone.run_ranks(2, rank)
+
+    found: dict[str, Files] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        tilestone.save({"w": numpy.arange(6.0)}, folder / "one", comm=tilestone.solo())
+        nested = {"a": {"b": [1, "two", None, 2**70]}, "empty": numpy.zeros((0, 3))}
+        tilestone.save(nested, folder / "nested", comm=tilestone.solo())
+        save_two(str(folder / "two"))
+        for kind in ("one", "nested", "two"):
+            found[f"tilestone_{kind}"] = files_of(folder / kind)
+    dead = "01234567-89ab-4cde-8f01-23456789abcd"
+    left = {f"{dead}__0_0.distcp": b"half", f".tilestone/{dead}.metadata.tmp": b"\x80"}
+    found["tilestone_leftovers"] = found["tilestone_one"] | left
+    found["tilestone_no_manifest"] = {
+        path: content
+        for path, content in found["tilestone_one"].items()
+        if not path.endswith(".manifest")
+    }
+    return found
+
+
+def stock() -> dict[str, Files]:
+    """Small ones of the PyTorch that is installed."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        state = {"w": torch.arange(4, dtype=torch.bfloat16), "n": {"t": torch.tensor(1.5)}, "s": 3}
+        dcp.save(state, checkpoint_id=folder / "stock", no_dist=True)
+        return {f"torch-{torch.__version__.split('+')[0]}": files_of(folder / "stock")}
+
+
+GOLDENS = (
+    "torch-1.13.1/dcp-w1-single",
+    "torch-2.6.0/dcp-w1",
+    "torch-2.14.1/dcp-w1-ranklocal",
+    "megatron-core-0.9.0/mc-w1",
+    "megatron-core-0.19.2/hint-w1",
+)
+
+
+def make_corpus() -> None:
+    checkpoints = ours() | stock()
+    for name in GOLDENS:
+        checkpoints[name.replace("/", "_")] = files_of(GOLDEN / name)
+    for name, files in checkpoints.items():
+        put("corpus", "checkpoint", name, packed(files))
+
+
+# ---- Hostile pickles ----
+
+RUN = b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R."
+EVAL = b"\x80\x02cbuiltins\neval\nX\x05\x00\x00\x001 + 1\x85R."
+
+
+def pickles() -> Files:
+    deep = 20_000
+    doubling = b"\x80\x02)" + b"2\x86" * 60 + b"."
+    return {
+        "runs_a_program": RUN,
+        "evaluates_text": EVAL,
+        "object_that_runs_a_program": b"\x80\x02cposix\nsystem\n)\x81}b.",
+        "stack_global_by_parts": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R.",
+        "getattr_chain": b"\x80\x02cbuiltins\ngetattr\ncposix\nsystem\nX\x01\x00\x00\x00a\x86R.",
+        # CVE-2026-24747: an item set on what is no dict.
+        "item_set_on_a_list": b"\x80\x02]K\x01K\x02s.",
+        "item_set_on_an_int": b"\x80\x02K\x05K\x01K\x02s.",
+        "items_set_on_a_tuple": b"\x80\x02)(K\x01K\x02u.",
+        "append_to_a_dict": b"\x80\x02}K\x01a.",
+        "state_of_an_int": b"\x80\x02K\x01}b.",
+        "deep_lists": b"\x80\x02" + b"]" * deep + b"a" * (deep - 1) + b".",
+        "deep_tuples": b"\x80\x02)" + b"\x85" * deep + b".",
+        "doubling_tuples": doubling,
+        "flood_of_memos": b"\x80\x02N" + b"".join(
+            b"r" + struct.pack("<I", i * 4096) for i in range(5000)
+        ) + b".",
+        "memo_far_out": b"\x80\x02Nr\xff\xff\xff\xffj\xff\xff\xff\xff.",
+        "memo_unset": b"\x80\x02h\x07.",
+        "stack_empty": b"\x80\x02R.",
+        "marks_without_end": b"\x80\x02" + b"(" * 50_000,
+        "stop_of_nothing": b"\x80\x02.",
+        "long_of_minus_bytes": b"\x80\x02\x8b\xff\xff\xff\xff.",
+        "text_of_2_63": b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f.",
+        "bytes_of_2_64": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\xff.",
+        "frame_that_lies": b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xffN.",
+        "protocol_255": b"\x80\xffN.",
+        "contains_itself": b"\x80\x02]q\x00h\x00a.",
+    }
+
+
+# ---- Hostile zip archives ----
+
+
+def local(name: bytes, data: bytes, method: int = 0, crc: int | None = None) -> bytes:
+    crc = zlib.crc32(data) if crc is None else crc
+    sizes = struct.pack("<III", crc, len(data), len(data))
+    return b"PK\x03\x04" + struct.pack("<HHHHH", 20, 0, method, 0, 0) + sizes + struct.pack(
+        "<HH", len(name), 0
+    ) + name + data
+
+
+def central(name: bytes, data: bytes, at: int, method: int = 0, size: int | None = None) -> bytes:
+    size = len(data) if size is None else size
+    return b"PK\x01\x02" + struct.pack(
+        "<HHHHHHIIIHHHHHII",
+        20, 20, 0, method, 0, 0, zlib.crc32(data), size, size, len(name), 0, 0, 0, 0, 0, at,
+    ) + name  # fmt: skip
+
+
+def end(count: int, size: int, at: int, comment: bytes = b"") -> bytes:
+    return b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, count, count, size, at, len(comment))
+
+
+def archive(records: list[tuple[bytes, bytes]], more: bytes = b"") -> bytes:
+    """A stored archive of these records, and bytes behind it."""
+    body, directory = b"", b""
+    for name, data in records:
+        directory += central(name, data, len(body))
+        body += local(name, data)
+    return body + directory + end(len(records), len(directory), len(body)) + more
+
+
+def zips() -> Files:
+    one = [(b"archive/data.pkl", b"N."), (b"archive/data/0", bytes(64))]
+    body = local(b"a/x", b"1234") + local(b"a/y", b"5678")
+    overlapping = central(b"a/x", b"1234", 0, size=40) + central(b"a/y", b"5678", 37)
+    twice = central(b"a/x", b"1234", 0) + central(b"a/y", b"1234", 0)
+    lying = central(b"a/z", b"1234", 0)
+    deflated = zlib.compress(bytes(1000))[2:-4]
+    packed_body = local(b"a/x", deflated, 8)
+    return {
+        "overlapping_records": body + overlapping + end(2, len(overlapping), len(body)),
+        "one_record_under_two_names": body + twice + end(2, len(twice), len(body)),
+        "two_records_of_one_name": archive([one[0], one[0]]),
+        "other_name_in_the_local_header": body + lying + end(1, len(lying), len(body)),
+        "deflated": packed_body
+        + central(b"a/x", deflated, 0, 8)
+        + end(1, 49, len(packed_body)),
+        "wrong_crc": local(b"a/x", b"1234", crc=1) + central(b"a/x", b"1234", 0) + end(1, 49, 37),
+        "bytes_behind_the_end": archive(one, b"more"),
+        "two_ends": archive(one) + archive(one),
+        "count_of_65535": archive(one)[:-12] + b"\xff\xff\xff\xff" + archive(one)[-8:],
+        "directory_behind_the_end": archive(one)[:-6] + b"\xff\xff\xff\x7f\x00\x00",
+        "directory_of_minus_bytes": archive(one)[:-10] + b"\xff\xff\xff\xff" + archive(one)[-6:],
+        "names_that_climb": archive([(b"../../etc/passwd", b"x"), (b"/abs", b"y")]),
+        "nul_in_a_name": archive([(b"archive/data.pkl\x00.txt", b"N.")]),
+        "nothing_but_an_end": end(0, 0, 0),
+    }
+
+
+# ---- Hostile tensors ----
+
+
+class Global(str):
+    """module\\nname, written as a global."""
+
+
+class Storage(tuple):
+    """Written as torch writes a storage: a persistent id."""
+
+
+class TensorPickler(pickle._Pickler):  # type: ignore[name-defined]
+    """Writes globals and storages by name, so that nothing real is needed to make the bytes."""
+
+    dispatch = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+
+    def save_by_name(self, obj: Global) -> None:
+        self.write(b"c" + obj.encode() + b"\n")
+
+    dispatch[Global] = save_by_name
+
+    def persistent_id(self, obj: object) -> object:
+        return tuple(obj) if isinstance(obj, Storage) else None
+
+
+def rebuilt(elements: int, offset: int, size: tuple, stride: tuple, dtype: str = "Float") -> bytes:
+    """A tensor as torch.save pickles it."""
+    storage = Storage(("storage", Global(f"torch\n{dtype}Storage"), "0", "cpu", elements))
+    hooks = Call(Global("collections\nOrderedDict"), ())
+    out = io.BytesIO()
+    pickler = TensorPickler(out, 2)
+    pickler.dispatch[Call] = save_call
+    pickler.dump(
+        Call(
+            Global("torch._utils\n_rebuild_tensor_v2"),
+            (storage, offset, size, stride, False, hooks),
+        )
+    )
+    return out.getvalue()
+
+
+class Call:
+    """function(*args) when it is unpickled."""
+
+    def __init__(self, function: Global, args: tuple) -> None:
+        self.function, self.args = function, args
+
+
+def save_call(pickler: TensorPickler, obj: Call) -> None:
+    pickler.save(obj.function)
+    pickler.save(obj.args)
+    pickler.write(b"R")
+
+
+def item(content: bytes, record: bytes = bytes(16)) -> bytes:
+    names = (b"archive/data.pkl", b"archive/data/0", b"archive/version")
+    return archive(list(zip(names, (content, record, b"3\n"), strict=True)))
+
+
+def tensors() -> Files:
+    return {
+        "runs_a_program": item(RUN),
+        # CVE-2026-24747: the storage says another size than its record has.
+        "storage_larger_than_its_record": item(rebuilt(1 << 20, 0, (1 << 20,), (1,))),
+        "storage_smaller_than_its_record": item(rebuilt(1, 0, (1,), (1,)), bytes(4096)),
+        "storage_of_minus_elements": item(rebuilt(-4, 0, (4,), (1,))),
+        "storage_of_2_62_elements": item(rebuilt(1 << 62, 0, (1 << 62,), (1,))),
+        "offset_beyond_the_storage": item(rebuilt(4, 5, (1,), (1,))),
+        "offset_of_minus_one": item(rebuilt(4, -1, (4,), (1,))),
+        "strides_leave_the_storage": item(rebuilt(4, 0, (2, 2), (1 << 40, 1))),
+        "stride_of_minus_one": item(rebuilt(4, 3, (4,), (-1,))),
+        "stride_of_nothing": item(rebuilt(4, 0, (1 << 50,), (0,))),
+        "shape_product_wraps": item(rebuilt(4, 0, (1 << 32, 1 << 32), (0, 0))),
+        "shape_of_minus_two": item(rebuilt(4, 0, (-2, -2), (1, 1))),
+        "more_strides_than_dims": item(rebuilt(4, 0, (4,), (1, 1, 1))),
+        "a_thousand_dims": item(rebuilt(4, 0, (1,) * 1000, (1,) * 1000)),
+    }
+
+
+# ---- Hostile metadata ----
+
+
+def replaced(content: bytes, changes: list[tuple[bytes, bytes]]) -> bytes:
+    for old, new in changes:
+        assert old in content and len(old) == len(new), old
+        content = content.replace(old, new)
+    return content
+
+
+def metadatas(good: Files) -> tuple[Files, Files]:
+    """Hostile `.metadata`, alone and in a checkpoint, made from a sound one of stock PyTorch."""
+    metadata = good[".metadata"]
+    data = next(name for name in good if name.endswith(".distcp")).encode()
+    assert data == b"__0_0.distcp"
+    hostile = {
+        "runs_a_program": RUN,
+        "name_that_climbs": replaced(metadata, [(data, b"../../passwd")]),
+        "absolute_name": replaced(metadata, [(data, b"/etc/passwd1")]),
+        "nul_in_a_name": replaced(metadata, [(data, b"__0_0\x00distcp")]),
+        "class_of_a_stranger": replaced(metadata, [(b"_StorageInfo", b"_StorageFoo!")]),
+        "other_module": replaced(metadata, [(b"checkpoint.metadata", b"checkpoint.metadatb")]),
+        "key_of_another": replaced(metadata, [(b"n.t", b"w.t")]),
+        "cut": metadata[:-1],
+        "empty": b"",
+    }
+    lengths = {f"byte_{i}_set": metadata[:i] + b"\xff" + metadata[i + 1 :]
+               for i in range(20, len(metadata), 97)}  # fmt: skip
+    checkpoints = {name: packed(good | {".metadata": bad}) for name, bad in hostile.items()}
+    checkpoints |= {
+        "data_file_missing": packed({".metadata": metadata}),
+        "data_file_empty": packed(good | {data.decode(): b""}),
+        "data_file_of_zeros": packed(good | {data.decode(): bytes(len(good[data.decode()]))}),
+        "metadata_alone_in_a_folder": packed({"sub/.metadata": metadata}),
+        "two_modes": packed(good | {"__0.metadata": metadata}),
+        "note_that_lies": packed(good | {".tilestone/replaced": b"\x00\xff\xff\xff\xff\x0f"}),
+        "archive_that_lies": b"\x09.metadata\xff\xff\xff\xff",
+    }
+    return hostile | lengths, checkpoints
+
+
+def manifests() -> Files:
+    good = (FUZZ / "corpus" / "manifest" / "two_ranks").read_bytes()
+    most = b"\xff" * 9 + b"\x01"
+    return {
+        "save_id_of_2_64_bytes": good[:12] + most,
+        "world_of_2_64_ranks": good[:15] + most + good[16:],
+        "reports_of_2_64_bytes": good[:0x33] + most,
+        "version_2": good[:8] + b"\x02" + good[9:],
+        "nothing": b"",
+    }
+
+
+def make_regressions() -> None:
+    (sound,) = stock().values()
+    metadata, checkpoints = metadatas(sound)
+    targets = {
+        "pickle": pickles(),
+        "zip": zips(),
+        "torch_archive": zips() | tensors(),
+        "tensor_item": tensors(),
+        "torch_metadata": metadata,
+        "manifest": manifests(),
+        "checkpoint": checkpoints,
+    }
+    for target, files in targets.items():
+        for name, content in files.items():
+            put("regressions", target, name, content)
+
+
+if __name__ == "__main__":
+    make_corpus()
+    make_regressions()
