@@ -6,11 +6,13 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "golden.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/log.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/gc.h"
 #include "tilestone/storage/fault_storage.h"
 
 namespace tilestone {
@@ -18,33 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
-
-const fs::path kGolden = TILESTONE_GOLDEN_DIR;
-
-// Those in torch_dist without flattened ranges.
-std::vector<fs::path> goldens() {
-  std::vector<fs::path> found;
-  for (const fs::directory_entry& version : fs::directory_iterator(kGolden)) {
-    if (!version.is_directory()) continue;
-    for (const fs::directory_entry& entry : fs::directory_iterator(version.path())) {
-      const std::string name = entry.path().filename().string();
-      const bool other = name.starts_with("zarr") || name.starts_with("flat");
-      if (entry.is_directory() && !other) found.push_back(entry.path());
-    }
-  }
-  std::sort(found.begin(), found.end());
-  return found;
-}
-
-FileImage image_of(const fs::path& folder) {
-  FileImage image;
-  for (const fs::directory_entry& file : fs::directory_iterator(folder)) {
-    std::ifstream in(file.path(), std::ios::binary);
-    const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-    image[file.path().filename().string()] = to_bytes(text);
-  }
-  return image;
-}
 
 uint32_t sum_of(const TensorView& tensor) { return crc32(elements(tensor)); }
 
@@ -170,16 +145,49 @@ void overwrite_with_crashes(const fs::path& folder) {
 }
 
 TEST(Golden, OverwritingAStockCheckpointLeavesItOrTheNewOne) {
-  overwrite_with_crashes(kGolden / "torch-2.14.1" / "dcp-w4");
+  overwrite_with_crashes(golden("torch-2.14.1/dcp-w4"));
 }
 
 TEST(Golden, OverwritingARankLocalCheckpointLeavesItOrTheNewOne) {
-  overwrite_with_crashes(kGolden / "torch-2.14.1" / "dcp-w4-ranklocal");
+  overwrite_with_crashes(golden("torch-2.14.1/dcp-w4-ranklocal"));
+}
+
+// Crashes at each call of a cleaning: the checkpoint that was found before is found after.
+TEST(Golden, CleaningAfterAnInterruptedReplacementKeepsTheNewCheckpoint) {
+  const LogLevel before = set_log_level(LogLevel::kOff);
+  const fs::path folder = golden("torch-2.14.1/dcp-w4-ranklocal");
+  const auto dead = FaultDisk::create(memory_storage(image_of(folder)), [](const StorageCall& c) {
+    const bool commit = c.op == StorageOp::kRename && c.to == ".metadata";
+    return commit ? FaultAction::crash_after() : FaultAction::pass();
+  });
+  run_ranks_collect(2, [&](Communicator comm) { save_over(comm, dead->storage(comm.rank())); });
+  const FileImage image = dead->surviving_image(Survival::kAll);
+  ASSERT_GE(find_leftovers(Location(memory_storage(image))).size(), 5u);  // four ranks, the note
+  for (uint64_t k = 0, calls = 1; k < calls; ++k) {
+    SCOPED_TRACE("call " + std::to_string(k));
+    const auto disk = FaultDisk::create(memory_storage(image), [&](const StorageCall& call) {
+      return call.index == k ? FaultAction::crash() : FaultAction::pass();
+    });
+    try {
+      remove_leftovers(Location(disk->storage()));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kIo) << error.what();
+    }
+    calls = disk->crashed() ? k + 2 : 0;
+    for (Survival survival : kAllSurvivals) {
+      const auto storage = memory_storage(disk->surviving_image(survival, k));
+      expect_rows(Location(storage), 1, 2);
+      remove_leftovers(Location(storage));
+      EXPECT_TRUE(find_leftovers(Location(storage)).empty());
+      expect_rows(Location(storage), 1, 2);
+    }
+  }
+  set_log_level(before);
 }
 
 TEST(Golden, OverwritingRemovesTheStockFiles) {
   for (const char* name : {"dcp-w4", "dcp-w4-ranklocal"}) {
-    const FileImage before = image_of(kGolden / "torch-2.14.1" / name);
+    const FileImage before = image_of(golden("torch-2.14.1") / name);
     const auto storage = memory_storage(before);
     run_ranks(2, [&](Communicator comm) { save_over(comm, storage); });
     expect_rows(Location(storage), 1, 2);

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -477,24 +476,6 @@ TEST(PosixStorage, TwoStoragesOfOneDirectoryShareTheirLocks) {
   lock.reset();
   EXPECT_NE(two->try_lock("lock"), nullptr);
 }
-
-// A real file system of its own, 4 MiB large, where the test may mount one.
-class SmallMount {
- public:
-  SmallMount() : mounted_(mount("tmpfs", path(), "tmpfs", 0, "size=4m") == 0) {}
-  ~SmallMount() {
-    if (mounted_) umount2(path(), MNT_DETACH);
-  }
-  explicit operator bool() const { return mounted_; }
-  const char* path() const { return directory_.path().c_str(); }
-  bool make_read_only() const {
-    return mount(nullptr, path(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr) == 0;
-  }
-
- private:
-  TempDirectory directory_;
-  bool mounted_;
-};
 
 // Without the right to mount, /dev/full stands for the full disk: the kernel's own ENOSPC.
 TEST(PosixStorage, ARealFullDiskIsToldAndOldFilesStay) {

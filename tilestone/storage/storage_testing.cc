@@ -1,6 +1,7 @@
 #include "tilestone/storage/storage_testing.h"
 
 #include <stdlib.h>
+#include <sys/mount.h>
 
 #include <algorithm>
 #include <atomic>
@@ -26,6 +27,16 @@ TempDirectory::TempDirectory(const std::string& parent) {
 TempDirectory::~TempDirectory() {
   std::error_code ignored;
   std::filesystem::remove_all(path_, ignored);
+}
+
+SmallMount::SmallMount() : mounted_(::mount("tmpfs", path(), "tmpfs", 0, "size=4m") == 0) {}
+
+SmallMount::~SmallMount() {
+  if (mounted_) ::umount2(path(), MNT_DETACH);
+}
+
+bool SmallMount::make_read_only() const {
+  return ::mount(nullptr, path(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr) == 0;
 }
 
 Bytes pattern_bytes(size_t size, uint64_t seed) {

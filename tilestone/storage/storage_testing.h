@@ -28,6 +28,22 @@ class TempDirectory {
   std::string path_;
 };
 
+// A real file system of its own, 4 MiB large, where the test may mount one; false where not.
+class SmallMount {
+ public:
+  SmallMount();
+  ~SmallMount();
+  SmallMount(const SmallMount&) = delete;
+  SmallMount& operator=(const SmallMount&) = delete;
+  explicit operator bool() const { return mounted_; }
+  const char* path() const { return directory_.path().c_str(); }
+  bool make_read_only() const;
+
+ private:
+  TempDirectory directory_;
+  bool mounted_;
+};
+
 // `size` bytes that differ from offset to offset and from seed to seed.
 Bytes pattern_bytes(size_t size, uint64_t seed = 0);
 

@@ -1,0 +1,18 @@
+// The checkpoints in tests/golden.
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+#include "tilestone/storage/memory_storage.h"
+
+namespace tilestone {
+
+// tests/golden/NAME ("torch-2.14.1/dcp-w4").
+std::filesystem::path golden(const std::string& name);
+// Those in torch_dist without flattened ranges, sorted.
+std::vector<std::filesystem::path> goldens();
+// A folder's files.
+FileImage image_of(const std::filesystem::path& folder);
+
+}  // namespace tilestone

@@ -1,0 +1,224 @@
+// What a parser may allocate for n bytes of input: at most `factor` * n + `room`, whatever the
+// bytes say. Tried with floods of each opcode, with the fuzz targets' corpora and with hostile
+// files; the most that any of them takes is printed.
+#include <gtest/gtest.h>
+#include <zstd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+
+#include "allocation_count.h"
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/engine/checkpoint.h"
+#include "tilestone/format/manifest.h"
+#include "tilestone/format/torch_dist/metadata_reader_internal.h"
+#include "tilestone/format/torch_dist/pickle_reader_internal.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/format/torch_dist/zip_reader_internal.h"
+#include "tilestone/storage/memory_storage.h"
+
+namespace tilestone {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kRoom = 32u << 10;  // bytes
+
+struct Input {
+  std::string name;
+  Bytes bytes;
+};
+
+void add_files(const fs::path& folder, std::vector<Input>& inputs) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    std::ifstream in(entry.path(), std::ios::binary);
+    const std::string text((std::istreambuf_iterator<char>(in)), {});
+    inputs.push_back({entry.path().filename().string(), to_bytes(text)});
+  }
+}
+
+// The corpus of a fuzz target and its hostile files.
+std::vector<Input> files_of(const std::string& target) {
+  std::vector<Input> inputs;
+  const fs::path root = TILESTONE_FUZZ_DIR;
+  add_files(root / "corpus" / target, inputs);
+  add_files(root / "regressions" / target, inputs);
+  EXPECT_GT(inputs.size(), 5u);
+  return inputs;
+}
+
+std::string repeated(const std::string& text, size_t bytes) {
+  std::string out;
+  while (out.size() < bytes) out += text;
+  return out;
+}
+
+// Measures one parser.
+class Meter {
+ public:
+  Meter(const char* parser, double factor, std::function<void(ByteView)> parse)
+      : parser_(parser), factor_(factor), parse_(std::move(parse)) {}
+  ~Meter() {
+    std::printf("[          ] %s: %zu inputs, at most %.1f bytes a byte (%s), allowed %.0f\n",
+                parser_, tried_, most_, worst_.c_str(), factor_);
+  }
+
+  void feed(const std::string& name, ByteView bytes) {
+    ++tried_;
+    const uint64_t before = allocated_bytes();
+    reset_peak();
+    try {
+      parse_(bytes);
+    } catch (const Error&) {
+    }
+    const uint64_t used = peak_bytes() - before;
+    if (used <= kRoom) return;
+    const auto size = static_cast<double>(std::max<size_t>(1, bytes.size()));
+    const double multiple = static_cast<double>(used - kRoom) / size;
+    EXPECT_LE(multiple, factor_) << parser_ << ": " << name << " of " << bytes.size()
+                                 << " bytes takes " << used;
+    if (multiple <= most_) return;
+    most_ = multiple;
+    worst_ = name;
+  }
+  void feed(const std::vector<Input>& inputs) {
+    for (const Input& input : inputs) feed(input.name, input.bytes);
+  }
+  // Each opcode again and again, alone and with what gives it something to work on.
+  void feed_floods(const std::string& end);
+
+ private:
+  const char* const parser_;
+  const double factor_;
+  const std::function<void(ByteView)> parse_;
+  size_t tried_ = 0;
+  double most_ = 0;
+  std::string worst_ = "none";
+};
+
+void Meter::feed_floods(const std::string& end) {
+  constexpr size_t kSize = 8000;
+  using std::literals::operator""s;
+  const std::string starts[] = {
+      "\x80\x04"s,  "\x80\x04N"s,    "\x80\x04]"s,  "\x80\x04}"s,
+      "\x80\x04)"s, "\x80\x04]q\0"s, "\x80\x04}("s, "\x80\x04"s + repeated("N", kSize / 2)};
+  const std::string operands[] = {""s, "N"s, "NN"s, "("s, "(N"s, "2"s, "h\0"s, "]"s, "K\1"s};
+  for (int op = 0; op < 256; ++op) {
+    const std::string opcode(1, static_cast<char>(op));
+    for (const std::string& start : starts) {
+      for (const std::string& operand : operands) {
+        for (const std::string& argument : {""s, "\0"s, "\1\0\0\0"s, "a\nb\n"s}) {
+          const std::string flood = start + repeated(operand + opcode + argument, kSize) + end;
+          feed("flood of opcode " + std::to_string(op), to_bytes(flood));
+        }
+      }
+    }
+  }
+}
+
+TEST(MemoryMultiple, OfThePickleMachine) {
+  Meter meter("pickle", torch_dist::Pickle::kMemoryFactor,
+              [](ByteView bytes) { torch_dist::Pickle::parse(bytes); });
+  meter.feed(files_of("pickle"));
+  meter.feed_floods("");
+}
+
+TEST(MemoryMultiple, OfValues) {
+  Meter meter("value", 256, [](ByteView bytes) { read_pickle(bytes); });
+  meter.feed(files_of("pickle"));
+  meter.feed_floods(".");
+}
+
+TEST(MemoryMultiple, OfZipDirectories) {
+  Meter meter("zip", 4, [](ByteView bytes) {
+    torch_dist::ZipDirectory::parse(torch_dist::ItemBytes(bytes));
+  });
+  meter.feed(files_of("zip"));
+}
+
+TEST(MemoryMultiple, OfTensorItemsAndArchives) {
+  Meter items("tensor item", 64, [](ByteView item) {
+    const ItemLocation at{.length = item.size()};
+    std::vector<ByteView> probed;
+    for (const ProbeRange& range : torch_dist_format()->probe(at, true)) {
+      probed.push_back(item.subspan(range.offset, range.size));
+    }
+    torch_dist_format()->parse_tensor(at, probed);
+  });
+  items.feed(files_of("tensor_item"));
+  Meter archives("archive", 256, [](ByteView item) { read_torch_archive(item); });
+  archives.feed(files_of("torch_archive"));
+}
+
+TEST(MemoryMultiple, OfMetadata) {
+  Meter meter("metadata", 128, [](ByteView bytes) {
+    Metadata metadata = torch_dist::parse_metadata(bytes);
+    metadata.index();
+  });
+  meter.feed(files_of("torch_metadata"));
+}
+
+TEST(MemoryMultiple, OfManifests) {
+  Meter meter("manifest", 64, [](ByteView bytes) {
+    ByteWriter sealed;
+    sealed.raw(bytes);
+    sealed.u64(xxh3_64(bytes));
+    Manifest::decode(sealed.bytes(), "manifest");
+  });
+  for (const Input& input : files_of("manifest")) {
+    meter.feed(input.name, input.bytes);
+    for (size_t at = 0; at < input.bytes.size(); ++at) {  // any byte may be a count
+      Bytes changed = input.bytes;
+      changed[at] = std::byte{0xff};
+      meter.feed(input.name + " at " + std::to_string(at), changed);
+    }
+  }
+}
+
+TEST(MemoryMultiple, OfCompressedItemsIsWhatTheReaderAllows) {
+  const Bytes zeros(64u << 20);
+  Bytes bomb(ZSTD_compressBound(zeros.size()));
+  bomb.resize(ZSTD_compress(bomb.data(), bomb.size(), zeros.data(), zeros.size(), 3));
+  constexpr uint64_t kAllowed = 1u << 20;
+  const uint64_t before = allocated_bytes();
+  reset_peak();
+  EXPECT_THROW(torch_dist_format()->decode(Codec::kZstd, bomb, kAllowed), Error);
+  constexpr uint64_t kWindow = 8u << 20;  // zstd's own, of this level; 128 MiB at most
+  // Old and new room of a growing buffer.
+  EXPECT_LE(peak_bytes() - before, 3 * kAllowed + kWindow);
+}
+
+TEST(MemoryMultiple, OfATensorThatOnlyTheMetadataPromises) {
+  // The metadata of a sound checkpoint, with a chunk and a tensor of 2^40 elements.
+  const auto format = torch_dist_format();
+  Metadata metadata;
+  metadata.files = {"data.distcp"};
+  StoredTensor tensor;
+  tensor.key = "w";
+  tensor.dtype = DType::kUInt8;
+  tensor.shape = {int64_t{1} << 40};
+  tensor.chunks.push_back({Box::whole(tensor.shape), {.file = 0, .offset = 0, .length = 100}});
+  metadata.tensors.push_back(tensor);
+  metadata.index();
+  const auto storage = memory_storage(
+      {{format->metadata_name(), format->encode_metadata(metadata)}, {"data.distcp", Bytes(100)}});
+  const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+  const uint64_t before = allocated_bytes();
+  reset_peak();
+  try {
+    checkpoint.read("w");
+    ADD_FAILURE() << "2^40 elements in 100 bytes";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kCorrupt) << error.what();
+    EXPECT_EQ(error.key(), "w");
+  }
+  EXPECT_LE(peak_bytes() - before, 1u << 20);
+  EXPECT_FALSE(checkpoint.verify().ok());
+}
+
+}  // namespace
+}  // namespace tilestone
