@@ -120,8 +120,9 @@ void Commit::remove_leftovers(const std::set<std::string>& referenced) {
   }
 }
 
-void Commit::prepare(std::vector<RankReport> reports, Deadline deadline) {
-  Metadata metadata = merge_reports(reports);
+void Commit::prepare(std::vector<RankReport> reports, std::span<const Bytes> encoded,
+                     Deadline deadline) {
+  Metadata metadata = merge_reports(std::move(reports));
   metadata.save_id = save_id_;
   metadata.writer = std::string("Tilestone ") + kVersion;
   metadata_ = format_->encode_metadata(metadata);
@@ -129,16 +130,15 @@ void Commit::prepare(std::vector<RankReport> reports, Deadline deadline) {
 
   Manifest manifest;
   manifest.save_id = save_id_;
-  manifest.world_size = static_cast<int>(reports.size());
+  manifest.world_size = static_cast<int>(encoded.size());
   manifest.format = format_->name();
   manifest.writer = metadata.writer;
   manifest.metadata_size = metadata_.size();
   manifest.metadata_xxh3 = xxh3_64(metadata_);
-  manifest.reports = std::move(reports);
   const std::string name = manifest_name(save_id_);
   new_files_.insert(name);
-  publish_file(*storage_, name, temporary_name(save_id_, "manifest"), manifest.encode(), false,
-               deadline);
+  publish_file(*storage_, name, temporary_name(save_id_, "manifest"), manifest.encode(encoded),
+               false, deadline);
   if (!old_rank_local_.empty()) mark_replaced(deadline);
 }
 

@@ -26,8 +26,9 @@ class Commit {
   void begin();
   const std::string& save_id() const { return save_id_; }
 
-  // Step 3: checks the reports (by rank) and makes everything durable but the metadata file.
-  void prepare(std::vector<RankReport> reports, Deadline deadline);
+  // Step 3: checks the reports and makes everything durable but the metadata file. Both are by
+  // rank; encoded[i] is what reports[i].encode() gives.
+  void prepare(std::vector<RankReport> reports, std::span<const Bytes> encoded, Deadline deadline);
   // Step 4. The checkpoint exists from within this call on.
   void publish(Deadline deadline);
   // Step 5. Failures are told in the log.

@@ -73,14 +73,18 @@ void deliver(const StoredPayload& payload, const Part& part, ByteView bytes,
   }
 }
 
-bool fits_straight(const StoredPayload& payload, const Part& part, const Transfer& transfer) {
+std::byte* plain_target(const StoredPayload& payload, const Part& part, const Transfer& transfer) {
   const TensorView& target = transfer.target;
-  if (target.device != nullptr || target.dtype != payload.dtype) return false;
-  if (!transfer.box.contains(part.box)) return false;
+  if (target.device != nullptr || target.dtype != payload.dtype) return nullptr;
+  if (!transfer.box.contains(part.box)) return nullptr;
   const uint64_t size = itemsize(payload.dtype);
   const StridedView stored{nullptr, part.box.shape, payload.strides, size};
-  if (!stored.is_contiguous() || part.size != stored.bytes()) return false;
-  return narrow_to(target, relative(part.box, transfer.box.offset)).strided_view().is_contiguous();
+  if (!stored.is_contiguous() || part.size != stored.bytes()) return nullptr;
+  const StridedView wanted =
+      part.box == transfer.box
+          ? target.strided_view()
+          : narrow_to(target, relative(part.box, transfer.box.offset)).strided_view();
+  return wanted.is_contiguous() ? wanted.data : nullptr;
 }
 
 uint64_t part_limit(const Transfer& transfer, DType stored, uint64_t buffer_bytes) {

@@ -14,8 +14,9 @@ namespace tilestone::engine {
 void deliver(const StoredPayload& payload, const Part& part, ByteView bytes,
              const Transfer& transfer);
 
-// True when the bytes of `part` can be read straight into the transfer's target.
-bool fits_straight(const StoredPayload& payload, const Part& part, const Transfer& transfer);
+// Where the bytes of `part` lie as they are, in one piece, in the transfer's target; null where
+// they have to be spread, converted or handed to a device.
+std::byte* plain_target(const StoredPayload& payload, const Part& part, const Transfer& transfer);
 
 // The most bytes that one part may have on its way to this target: what does not go to plain host
 // memory takes a detour through memory of its own.

@@ -48,7 +48,7 @@ class Loading {
         [&](const std::vector<Bytes>& places) {
           const Bytes way = {std::byte{static_cast<uint8_t>(agree_on_reading(places))}};
           const auto format = find_format(location_.storage(), options_.format);
-          description_ = read_description(location_.storage(), *format).encode();
+          description_ = read_description(location_.storage(), *format);
           return std::vector<Bytes>(places.size(), way);
         });
     way_ = static_cast<ReadFor>(answer.front());
@@ -80,19 +80,25 @@ class Loading {
   }
 
   void open(Deadline deadline) {
-    description_ = options_.comm.broadcast(description_, 0, deadline);
-    opened_ = open_description(Description::decode(description_), options_.format);
-    description_ = Bytes();
+    if (options_.comm.size() > 1) {
+      const bool tells = options_.comm.is_coordinator();
+      const Bytes told =
+          options_.comm.broadcast(tells ? description_.encode() : Bytes(), 0, deadline);
+      if (!tells) description_ = Description::decode(told);
+    }
+    opened_ = open_description(std::move(description_), options_.format);
   }
 
   StateDict load_rank(const StateDict& wanted, Deadline deadline) {
+    bool plain = false;
     StateDict built, persistent;
     Items items;
     const auto prepare = [&] {
       open(deadline);
-      built = with_memory(build_factories(wanted));
-      persistent = drop_nonpersistent(built);
-      items = opened_.format->to_items(persistent);
+      plain = is_plain(wanted);
+      built = with_memory(plain ? wanted : build_factories(wanted));
+      if (!plain) persistent = drop_nonpersistent(built);
+      items = opened_.format->to_items(plain ? built : persistent);
       make_context(items, deadline);
       load_objects(*context_, items);
       return plan_tensors(items);
@@ -101,6 +107,7 @@ class Loading {
     const std::vector<Transfer> left = alone ? prepare() : exchange(prepare, deadline);
     read_transfers(*context_, left, *progress_);
     progress_->finish();
+    if (plain) return opened_.format->from_items(built, items);
     StateDict loaded = opened_.format->from_items(persistent, items);
     return merge_factories(restore_nonpersistent(std::move(loaded), built), wanted);
   }
@@ -191,7 +198,7 @@ class Loading {
   const LoadOptions& options_;
   Rounds rounds_;
   ThreadPool threads_;
-  Bytes description_;
+  Description description_;
   Opened opened_;
   ReadFor way_ = ReadFor::kOneself;
   std::optional<ReadContext> context_;

@@ -97,8 +97,9 @@ std::optional<Replaced> find_replaced(Storage& storage, const Format& format) {
 }
 
 Description read_description(Storage& storage, const Format& format) {
-  Description description{std::string(format.name()), read_metadata_files(storage, format)};
-  const std::string save_id = format.read_metadata(*memory_storage(description.files)).save_id;
+  Description description{std::string(format.name()), read_metadata_files(storage, format), {}};
+  description.metadata = format.read_metadata(*memory_storage(description.files));
+  const std::string save_id = description.metadata->save_id;
   if (save_id.empty()) return description;
   const std::string name = manifest_name(save_id);
   try {
@@ -114,15 +115,22 @@ Description read_description(Storage& storage, const Format& format) {
 Opened open_description(Description description, const std::shared_ptr<const Format>& wanted) {
   Opened opened;
   opened.format = format_named(description.format, wanted);
-  const auto files = memory_storage(std::move(description.files));
-  opened.metadata = opened.format->read_metadata(*files);
-  if (opened.metadata.save_id.empty()) return opened;
-  const auto names = files->list(kOwnDirectory.data());
-  if (names.empty()) return opened;
-  opened.manifest = read_manifest(*files, opened.metadata.save_id);
+  if (!description.metadata) {
+    description.metadata = opened.format->read_metadata(*memory_storage(description.files));
+  }
+  opened.metadata = std::move(*description.metadata);
+  auto manifest = description.files.extract(manifest_name(opened.metadata.save_id));
+  if (opened.metadata.save_id.empty() || manifest.empty()) return opened;
+  const auto alone = memory_storage({{manifest.key(), std::move(manifest.mapped())}});
+  opened.manifest = read_manifest(*alone, opened.metadata.save_id);
   if (!opened.manifest) return opened;
   const std::string name = opened.format->metadata_name();
-  check_metadata_bytes(*opened.manifest, name, read_file(*files, name, kAnySize));
+  const auto metadata = description.files.find(name);
+  if (metadata == description.files.end()) {
+    throw Error(ErrorCode::kCorrupt, "there is a manifest of a save without its metadata file")
+        .with_file(name);
+  }
+  check_metadata_bytes(*opened.manifest, name, metadata->second);
   attach_checksums(opened.metadata, *opened.manifest);
   return opened;
 }
@@ -131,10 +139,10 @@ Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wa
   Standing standing;
   if (!any_checkpoint(storage, *wanted)) return standing;
   const auto format = find_format(storage, wanted->detect(storage) ? wanted : nullptr);
-  Description description = read_description(storage, *format);
+  const Description description = read_description(storage, *format);
   std::set<std::string> described;
   for (const auto& [name, bytes] : description.files) described.insert(name);
-  const Metadata metadata = format->read_metadata(*memory_storage(std::move(description.files)));
+  const Metadata& metadata = *description.metadata;
   standing.found = true;
   standing.save_id = metadata.save_id;
   if (metadata.rank_local) standing.rank_local = described;

@@ -23,7 +23,8 @@ bool any_checkpoint(Storage& storage, const Format& also);
 // The files that describe a checkpoint. One rank reads them; the others get the bytes.
 struct Description {
   std::string format;
-  FileImage files;  // metadata files, and the manifest where there is one
+  FileImage files;                   // metadata files, and the manifest where there is one
+  std::optional<Metadata> metadata;  // of `files`, where this rank has parsed them; not encoded
 
   Bytes encode() const;
   static Description decode(ByteView bytes);

@@ -8,6 +8,7 @@
 #include "tilestone/engine/reader_internal.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -51,7 +52,8 @@ struct Slice {
   static constexpr size_t kAll = ~size_t{0};
   size_t group = 0;
   size_t transfer = kAll;
-  bool straight = false;
+  bool straight = false;        // read to `target` by an operation of its own
+  std::byte* target = nullptr;  // where the bytes go as they are; null: deliver() spreads them
   Part part;
   uint64_t begin = 0;  // in the file
   uint32_t crc = 0;
@@ -103,7 +105,10 @@ class TransferReader {
     for (size_t i = 0; i < transfers_.size(); ++i) {
       if (!transfers_[i].box.empty()) order_.push_back(i);
     }
-    std::sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return key(a) < key(b); });
+    const auto before = [&](size_t a, size_t b) { return key(a) < key(b); };
+    if (!std::is_sorted(order_.begin(), order_.end(), before)) {
+      std::sort(order_.begin(), order_.end(), before);
+    }
     std::vector<ChunkRef> chunks;
     for (size_t place = 0; place < order_.size(); ++place) {
       const Transfer& t = transfer(place);
@@ -161,21 +166,20 @@ class TransferReader {
     const Transfer& t = transfer(place);
     if (t.target.bytes() <= limit) return limit;
     const Part all{t.box, group.payload.offset, t.target.bytes()};
-    return fits_straight(group.payload, all, t) ? std::max(limit, kStraightMost) : limit;
+    return plain_target(group.payload, all, t) != nullptr ? std::max(limit, kStraightMost) : limit;
   }
 
   void add(size_t g, size_t place, Part part) {
-    Slice slice{g, place, false, std::move(part), 0, 0};
+    const Group& group = groups_[g];
+    Slice slice{g, place, false, nullptr, std::move(part), 0, 0};
     slice.begin = location(g).offset + slice.part.offset;
-    slice.straight = slice.part.size >= kStraight && fits(slice);
+    if (place != Slice::kAll) {
+      slice.target = plain_target(group.payload, slice.part, transfer(place));
+    }
+    slice.straight = slice.target != nullptr && slice.part.size >= kStraight;
     slices_.push_back(std::move(slice));
     open_files_.insert(location(g).file);
     if (slices_.size() >= kBatchParts || open_files_.size() >= kBatchFiles) run_batch();
-  }
-
-  bool fits(const Slice& slice) const {
-    return slice.transfer != Slice::kAll &&
-           fits_straight(groups_[slice.group].payload, slice.part, transfer(slice.transfer));
   }
 
   std::vector<Op> make_ops() {
@@ -199,19 +203,11 @@ class TransferReader {
     }
     for (Op& op : ops) {
       Slice& slice = slices_[op.first];
-      if (op.count == 1 && slice.part.size >= kStraightAlone && !slice.straight) {
-        slice.straight = fits(slice);
-      }
-      if (slice.straight) op.target = straight_target(slice);
+      const bool alone = op.count == 1 && slice.part.size >= kStraightAlone;
+      if (alone) slice.straight = slice.target != nullptr;
+      if (slice.straight) op.target = slice.target;
     }
     return ops;
-  }
-
-  std::byte* straight_target(const Slice& slice) const {
-    const Transfer& t = transfer(slice.transfer);
-    Box box = slice.part.box;
-    for (size_t d = 0; d < box.rank(); ++d) box.offset[d] -= t.box.offset[d];
-    return narrow_to(t.target, box).data;
   }
 
   void run_batch() {
@@ -249,13 +245,25 @@ class TransferReader {
 
   void take(Slice& slice, ByteView bytes) {
     const Group& group = groups_[slice.group];
-    if (group.checked && !slice.straight) slice.crc = crc32(bytes);
+    if (slice.target != nullptr && !slice.straight) {
+      copy(slice, bytes);
+    } else if (group.checked && !slice.straight) {
+      slice.crc = crc32(bytes);
+    }
     if (slice.transfer != Slice::kAll) {
-      if (!slice.straight) put(group, slice, bytes, transfer(slice.transfer));
+      if (slice.target == nullptr) put(group, slice, bytes, transfer(slice.transfer));
     } else {
       for (size_t i = group.begin; i < group.end; ++i) put(group, slice, bytes, transfer(i));
     }
     progress_.add(static_cast<uint64_t>(slice.part.box.numel()) * itemsize(group.payload.dtype));
+  }
+
+  void copy(Slice& slice, ByteView bytes) const {
+    if (groups_[slice.group].checked) {
+      slice.crc = copy_crc32({slice.target, bytes.size()}, bytes);
+    } else {
+      std::memcpy(slice.target, bytes.data(), bytes.size());
+    }
   }
 
   void put(const Group& group, const Slice& slice, ByteView bytes, const Transfer& t) {
@@ -298,7 +306,7 @@ class TransferReader {
     }
     for (size_t i = group.begin; i < group.end; ++i) {
       split(group.payload, transfer(i).box, UINT64_MAX, [&](Part part) {
-        Slice slice{g, i, false, std::move(part), 0, 0};
+        Slice slice{g, i, false, nullptr, std::move(part), 0, 0};
         put(group, slice, ByteView(item).subspan(slice.part.offset, slice.part.size), transfer(i));
       });
       progress_.add(static_cast<uint64_t>(transfer(i).box.numel()) * itemsize(group.payload.dtype));

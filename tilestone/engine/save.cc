@@ -87,12 +87,11 @@ class Saving {
       throw;
     }
     publish();
-    SaveResult result{orders_.save_id, 0, report_.chunks.size() + report_.objects.size()};
-    for (const ReportedFile& file : report_.files) result.bytes_written += file.size;
-    return result;
+    return result_;
   }
 
  private:
+  bool is_alone() const { return options_.comm.size() == 1; }
   bool by_rule() const { return options_.agreement == SaveOptions::Agreement::kRule; }
 
   void plan(const StateDict& state) {
@@ -106,7 +105,8 @@ class Saving {
   }
 
   Bytes plan_locally(const StateDict& state) {
-    items_ = format_->to_items(drop_nonpersistent(build_factories(state)));
+    items_ = is_plain(state) ? format_->to_items(state)
+                             : format_->to_items(drop_nonpersistent(build_factories(state)));
     for (const TensorItem& item : items_.tensors) {
       for (const Piece& piece : item.pieces) {
         if (piece.data.has_data()) continue;
@@ -115,7 +115,8 @@ class Saving {
       }
     }
     local_ = make_local_plan(items_);
-    return by_rule() ? encode_keys(empty_keys()) : local_.encode();
+    if (by_rule()) return encode_keys(empty_keys());
+    return is_alone() ? Bytes() : local_.encode();
   }
 
   // A tensor without elements is stored as one empty chunk. No rule tells who else has it, so these
@@ -155,6 +156,9 @@ class Saving {
   }
 
   std::vector<Bytes> orders_by_exchange(std::vector<Bytes> plans) const {
+    if (is_alone()) {
+      return {Orders{commit_.save_id(), false, plan_save_alone(local_), {}}.encode()};
+    }
     SavePlanner planner(options_.comm.size());
     for (size_t rank = 0; rank < plans.size(); ++rank) {
       planner.add_encoded(static_cast<int>(rank), plans[rank]);
@@ -180,18 +184,28 @@ class Saving {
                          options_.comm.size(),
                          orders_.save_id};
           report_ = write_items(location_.storage(), *format_, task, options_, deadline);
+          note_result();
           deadline_ = deadline;
           return report_.encode();
         },
-        [&](std::vector<Bytes> payloads) {
+        [&](const std::vector<Bytes>& payloads) {
+          const auto own = static_cast<size_t>(options_.comm.rank());
           std::vector<RankReport> reports;
-          for (Bytes& payload : payloads) {
-            reports.push_back(RankReport::decode(payload));
-            payload = Bytes();
+          for (size_t rank = 0; rank < payloads.size(); ++rank) {
+            reports.push_back(rank == own ? std::move(report_)
+                                          : RankReport::decode(payloads[rank]));
           }
-          commit_.prepare(std::move(reports), deadline_);
+          commit_.prepare(std::move(reports), payloads, deadline_);
           return std::vector<Bytes>();
         });
+  }
+
+  void note_result() {
+    result_ = {orders_.save_id, 0, report_.chunks.size() + report_.objects.size()};
+    for (const ReportedFile& file : report_.files) {
+      result_.bytes_written += file.size;
+      written_.push_back(file.name);
+    }
   }
 
   void publish() {
@@ -209,9 +223,7 @@ class Saving {
   }
 
   void discard() {
-    std::vector<std::string> names;
-    for (const ReportedFile& file : report_.files) names.push_back(file.name);
-    remove_files(location_.storage(), names);
+    remove_files(location_.storage(), written_);
     if (options_.comm.is_coordinator()) commit_.abandon();
   }
 
@@ -223,7 +235,9 @@ class Saving {
   Items items_;
   LocalSavePlan local_;
   Orders orders_;
-  RankReport report_;
+  RankReport report_;  // until the coordinator takes its own
+  SaveResult result_;
+  std::vector<std::string> written_;       // files of this rank
   Deadline deadline_ = Deadline::never();  // of the local step of the round under way
 };
 

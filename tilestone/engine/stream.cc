@@ -26,21 +26,12 @@ ItemChecksums FileStream::write(const ItemRecipe& recipe) {
   zeros(recipe.padding);
   ItemChecksums sums{recipe.payload_offset, 0, 0};
   for (const Segment& segment : recipe.segments) {
-    switch (segment.kind) {
-      case Segment::Kind::kLiteral:
-        check_segment(segment.size, segment.literal.size());
-        sums.item_crc32 = literal(segment.literal, sums.item_crc32);
-        break;
-      case Segment::Kind::kTensor:
-        sums.payload_crc32 = tensor(segment.tensor, segment.size);
-        sums.item_crc32 = crc32_combine(sums.item_crc32, sums.payload_crc32, segment.size);
-        break;
-      case Segment::Kind::kComputed: {
-        const Bytes computed = segment.compute(sums.payload_crc32);
-        check_segment(segment.size, computed.size());
-        sums.item_crc32 = literal(computed, sums.item_crc32);
-        break;
-      }
+    if (segment.literal != nullptr) {
+      check_segment(segment.size, segment.literal->bytes.size());
+      sums.item_crc32 = literal(with_crc32(*segment.literal, sums.payload_crc32), sums.item_crc32);
+    } else {
+      sums.payload_crc32 = tensor(*segment.tensor, segment.size);
+      sums.item_crc32 = crc32_combine(sums.item_crc32, sums.payload_crc32, segment.size);
     }
   }
   return sums;
@@ -76,6 +67,13 @@ void FileStream::zeros(uint64_t count) {
     advance(out.size());
     count -= out.size();
   }
+}
+
+ByteView FileStream::with_crc32(const Literal& literal, uint32_t crc) {
+  if (literal.crc32_at.empty()) return literal.bytes;
+  patched_ = literal.bytes;
+  for (uint64_t at : literal.crc32_at) std::memcpy(patched_.data() + at, &crc, sizeof(crc));
+  return patched_;
 }
 
 uint32_t FileStream::literal(ByteView bytes, uint32_t seed) {

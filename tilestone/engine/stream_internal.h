@@ -1,6 +1,6 @@
 // Bytes on their way into a file: packed into pooled buffers, each handed over when it is full;
 // or, of large contiguous tensors in host memory that lie in memory as they will lie in the file
-// (see Format::encode_tensor), written from where they are. Such memory must not change before the
+// (see ItemEncoder::tensor), written from where they are. Such memory must not change before the
 // file is synced or gone.
 #pragma once
 
@@ -37,6 +37,8 @@ class FileStream {
   MutableByteView room(uint64_t wanted);  // at least one byte, at most `wanted`
   void advance(size_t bytes);
   void zeros(uint64_t count);
+  // The literal's bytes with the checksum put in; valid until the next call.
+  ByteView with_crc32(const Literal& literal, uint32_t crc);
   uint32_t literal(ByteView bytes, uint32_t seed);
   uint32_t tensor(const TensorView& tensor, uint64_t size);
   bool can_keep(const TensorView& tensor, uint64_t size) const;
@@ -47,6 +49,7 @@ class FileStream {
   WritableFile& file_;
   StreamContext& context_;
   Buffer buffer_;
+  Bytes patched_;
   uint64_t position_ = 0;
 };
 

@@ -66,10 +66,9 @@ void visit(StateNode& node) {
 
 }  // namespace
 
-StateDict with_memory(const StateDict& wanted) {
-  StateDict tree = wanted;
-  for (auto& [key, child] : tree.entries()) visit(child);
-  return tree;
+StateDict with_memory(StateDict wanted) {
+  for (auto& [key, child] : wanted) visit(child);
+  return wanted;
 }
 
 }  // namespace tilestone::engine

@@ -7,6 +7,6 @@ namespace tilestone::engine {
 
 // The tree with fresh memory for every tensor that has none; a sharded tensor's pieces become
 // views of its new local tensor.
-StateDict with_memory(const StateDict& wanted);
+StateDict with_memory(StateDict wanted);
 
 }  // namespace tilestone::engine

@@ -159,16 +159,17 @@ class RankWriter {
     const FileShare& share = shares_[index];
     const auto file = storage_.create(report_.files[index].name, share.bytes);
     FileStream stream(*file, context_);
+    const auto encoder = format_.encoder();
     for (uint32_t i : share.objects) {
       const ObjectItem& object = task_.items->objects[task_.assignment.objects[i]];
       write_item(index, stream, report_.objects[i].at, object.key,
-                 [&](uint64_t at) { return format_.encode_object(object.key, object.value, at); });
+                 [&](uint64_t at) { return encoder->object(object.key, object.value, at); });
     }
     for (uint32_t i : share.chunks) {
       const uint32_t chunk = task_.assignment.chunks[i];
       const std::string& key = task_.items->tensors[refs_[chunk].item].key;
       write_item(index, stream, report_.chunks[i].at, key,
-                 [&](uint64_t at) { return format_.encode_tensor(key, piece(chunk), at); });
+                 [&](uint64_t at) { return encoder->tensor(key, piece(chunk), at); });
     }
     stream.finish();
     file->sync(context_.deadline);

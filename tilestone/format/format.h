@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -21,26 +20,35 @@ namespace tilestone {
 
 // ---- Saving ----
 
+// Bytes around a tensor's, known beforehand but for the tensor's checksum.
+struct Literal {
+  Bytes bytes;
+  std::vector<uint64_t> crc32_at;  // where its CRC-32 goes, little-endian; zeros in `bytes`
+};
+
 // A piece of an item, in file order. Its size in bytes is known before anything is written.
 struct Segment {
-  enum class Kind {
-    kLiteral,   // `literal`
-    kTensor,    // the C-contiguous bytes of `tensor`; the engine takes their CRC-32
-    kComputed,  // compute(crc of the item's tensor segment), exactly `size` bytes
-  };
-  Kind kind = Kind::kLiteral;
   uint64_t size = 0;
-  Bytes literal;
-  TensorView tensor;
-  std::function<Bytes(uint32_t tensor_crc32)> compute;
+  std::shared_ptr<const Literal> literal;  // items that are alike share it; null: a tensor's bytes
+  const TensorView* tensor = nullptr;      // its C-contiguous bytes; borrowed from the piece
 };
 
 // One item at a given place in a file.
 struct ItemRecipe {
   uint64_t padding = 0;  // zero bytes before the item, so that its payload is aligned in the file
   uint64_t length = 0;   // bytes of the item (sum of the segments)
-  uint64_t payload_offset = 0;  // of the tensor segment, from the item's start
-  std::vector<Segment> segments;
+  uint64_t payload_offset = 0;    // of the tensor segment, from the item's start
+  std::vector<Segment> segments;  // one tensor at most; its CRC-32 only behind it
+};
+
+// Makes the recipes of one file's items, one after the other; used by one thread.
+class ItemEncoder {
+ public:
+  virtual ~ItemEncoder() = default;
+  // The bytes of one chunk or object that will stand at `file_offset` or, after padding, little
+  // beyond it.
+  virtual ItemRecipe tensor(const std::string& key, const Piece& piece, uint64_t file_offset) = 0;
+  virtual ItemRecipe object(const std::string& key, const Value& value, uint64_t file_offset) = 0;
 };
 
 // ---- Loading ----
@@ -84,12 +92,7 @@ class Format {
 
   // Name of a rank's n-th data file of a save.
   virtual std::string data_file_name(std::string_view save_id, int rank, int index) const = 0;
-  // The bytes of one chunk or object that will stand at `file_offset` or, after padding, little
-  // beyond it.
-  virtual ItemRecipe encode_tensor(const std::string& key, const Piece& piece,
-                                   uint64_t file_offset) const = 0;
-  virtual ItemRecipe encode_object(const std::string& key, const Value& value,
-                                   uint64_t file_offset) const = 0;
+  virtual std::unique_ptr<ItemEncoder> encoder() const = 0;
   // The checkpoint's own metadata file: its name and bytes. Deterministic.
   virtual std::string metadata_name() const = 0;
   virtual Bytes encode_metadata(const Metadata& metadata) const = 0;

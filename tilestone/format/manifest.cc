@@ -69,17 +69,26 @@ class ItemIndex {
     for (uint32_t i = 0; i < metadata.files.size(); ++i) files_.emplace(metadata.files[i], i);
     by_file_.resize(metadata.files.size());
     for (const RankReport& report : manifest.reports) add(report);
+    const auto before = [](const Entry& a, const Entry& b) {
+      return a.item->offset < b.item->offset;
+    };
     for (auto& entries : by_file_) {
-      std::sort(entries.begin(), entries.end(),
-                [](const Entry& a, const Entry& b) { return a.item->offset < b.item->offset; });
+      if (!std::is_sorted(entries.begin(), entries.end(), before)) {
+        std::sort(entries.begin(), entries.end(), before);
+      }
     }
   }
 
-  const Entry* find(const ItemLocation& at) const {
+  const Entry* find(const ItemLocation& at) {
     const std::vector<Entry>& entries = by_file_[at.file];
-    const auto found = std::lower_bound(
-        entries.begin(), entries.end(), at.offset,
-        [](const Entry& entry, uint64_t offset) { return entry.item->offset < offset; });
+    // Neighbours in the metadata are mostly neighbours in the file.
+    auto found = entries.begin() + static_cast<ptrdiff_t>(std::min(next_, entries.size()));
+    if (found == entries.end() || found->item->offset != at.offset) {
+      found = std::lower_bound(
+          entries.begin(), entries.end(), at.offset,
+          [](const Entry& entry, uint64_t offset) { return entry.item->offset < offset; });
+    }
+    next_ = static_cast<size_t>(found - entries.begin()) + 1;
     return found != entries.end() && found->item->offset == at.offset ? &*found : nullptr;
   }
 
@@ -105,10 +114,11 @@ class ItemIndex {
 
   std::unordered_map<std::string_view, uint32_t> files_;
   std::vector<std::vector<Entry>> by_file_;
+  size_t next_ = 0;  // after the last one found
 };
 
-void attach(const Metadata& metadata, const ItemIndex& index, const std::string& key,
-            const Box* box, ItemLocation& at) {
+void attach(const Metadata& metadata, ItemIndex& index, const std::string& key, const Box* box,
+            ItemLocation& at) {
   const Entry* entry = index.find(at);
   const bool same = entry != nullptr && *entry->key == key && entry->item->length == at.length &&
                     (entry->box != nullptr) == (box != nullptr) &&
@@ -140,6 +150,12 @@ size_t items_of(const Manifest& manifest) {
 }  // namespace
 
 Bytes Manifest::encode() const {
+  std::vector<Bytes> encoded;
+  for (const RankReport& report : reports) encoded.push_back(report.encode());
+  return encode(encoded);
+}
+
+Bytes Manifest::encode(std::span<const Bytes> encoded_reports) const {
   ByteWriter out;
   out.raw(as_bytes(kMagic));
   out.u32(kFormatVersion);
@@ -149,8 +165,8 @@ Bytes Manifest::encode() const {
   out.string(writer);
   out.u64(metadata_size);
   out.u64(metadata_xxh3);
-  out.varint(reports.size());
-  for (const RankReport& report : reports) out.blob(report.encode());
+  out.varint(encoded_reports.size());
+  for (const Bytes& report : encoded_reports) out.blob(report);
   out.u64(xxh3_64(out.bytes()));
   return std::move(out).take();
 }
@@ -199,7 +215,7 @@ std::optional<Manifest> read_manifest(Storage& storage, std::string_view save_id
 }
 
 void attach_checksums(Metadata& metadata, const Manifest& manifest) {
-  const ItemIndex index(metadata, manifest);
+  ItemIndex index(metadata, manifest);
   for (StoredTensor& tensor : metadata.tensors) {
     for (StoredChunk& chunk : tensor.chunks) {
       attach(metadata, index, tensor.key, &chunk.box, chunk.at);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,9 @@ struct Manifest {
   std::vector<RankReport> reports;  // by rank
 
   Bytes encode() const;
+  // The same for reports that are at hand as RankReport::encode() gave them, by rank; `reports` is
+  // not looked at.
+  Bytes encode(std::span<const Bytes> encoded_reports) const;
   static Manifest decode(ByteView bytes, const std::string& file);  // Error(kCorrupt)
 };
 

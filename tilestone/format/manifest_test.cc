@@ -51,6 +51,14 @@ TEST(Manifest, WhatIsWrittenReadsBack) {
   EXPECT_EQ(found.reports.size(), 2u);
 }
 
+TEST(Manifest, ReportsThatAreEncodedAlreadyAreTakenAsTheyAre) {
+  Manifest manifest = example();
+  const Bytes bytes = manifest.encode();
+  const std::vector<Bytes> encoded = {manifest.reports[0].encode(), manifest.reports[1].encode()};
+  manifest.reports.clear();
+  EXPECT_EQ(manifest.encode(encoded), bytes);
+}
+
 TEST(Manifest, EveryFlippedBitAndTruncationIsFound) {
   const Bytes whole = example().encode();
   for (size_t bit = 0; bit < 8 * whole.size(); ++bit) {

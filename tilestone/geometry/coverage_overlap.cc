@@ -247,6 +247,7 @@ std::optional<Pair> find_overlap(std::span<const Box> boxes) {
   if (boxes.size() > UINT32_MAX) {
     throw Error(ErrorCode::kUnsupported, "more than 2^32 boxes of one tensor");
   }
+  if (boxes.size() < 2) return std::nullopt;
   std::vector<size_t> ids;
   ids.reserve(boxes.size());
   for (size_t i = 0; i < boxes.size(); ++i) {

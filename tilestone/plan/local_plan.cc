@@ -15,9 +15,12 @@ namespace {
 class LocalPlanner {
  public:
   LocalSavePlan plan(const Items& items) {
+    tensors_.reserve(items.tensors.size());
+    plan_.tensors.reserve(items.tensors.size());
+    plan_.chunks.reserve(items.tensors.size());
     for (const TensorItem& item : items.tensors) add(item);
     for (const ObjectItem& item : items.objects) add(item);
-    for (size_t t = 0; t < boxes_.size(); ++t) check_overlap(plan_.tensors[t], boxes_[t]);
+    check_overlaps();
     return std::move(plan_);
   }
 
@@ -36,7 +39,7 @@ class LocalPlanner {
         throw;
       }
       plan_.chunks.push_back({tensor, holders, main, piece.box});
-      if (!piece.box.empty()) boxes_[tensor].push_back(piece.box);
+      if (!piece.box.empty()) ++boxes_[tensor];
     }
   }
 
@@ -56,7 +59,7 @@ class LocalPlanner {
     const auto [known, is_new] = tensors_.emplace(item.key, next);
     if (is_new) {
       plan_.tensors.push_back({item.key, item.dtype, item.global_shape});
-      boxes_.emplace_back();
+      boxes_.push_back(0);
       return next;
     }
     const PlanTensor& tensor = plan_.tensors[known->second];
@@ -77,8 +80,16 @@ class LocalPlanner {
     return known->second;
   }
 
+  void check_overlaps() const {
+    std::map<uint32_t, std::vector<Box>> several;  // of tensors with more than one box
+    for (const PlanChunk& chunk : plan_.chunks) {
+      if (boxes_[chunk.tensor] < 2 || chunk.box.empty()) continue;
+      several[chunk.tensor].push_back(chunk.box);
+    }
+    for (const auto& [tensor, boxes] : several) check_overlap(plan_.tensors[tensor], boxes);
+  }
+
   static void check_overlap(const PlanTensor& tensor, const std::vector<Box>& boxes) {
-    if (boxes.size() < 2) return;
     if (const auto pair = find_overlap(boxes)) {
       throw Error(ErrorCode::kInvalidArgument, "this rank holds overlapping boxes " +
                                                    to_string(boxes[pair->first]) + " and " +
@@ -88,7 +99,7 @@ class LocalPlanner {
   }
 
   LocalSavePlan plan_;
-  std::vector<std::vector<Box>> boxes_;  // by tensor, without the empty ones
+  std::vector<uint32_t> boxes_;  // how many with elements, by tensor
   std::unordered_map<std::string_view, uint32_t> tensors_;
   std::unordered_map<std::string_view, uint32_t> objects_;
   std::map<std::vector<int>, uint32_t> sets_;

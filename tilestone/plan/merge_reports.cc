@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <unordered_map>
+#include <utility>
 
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/coverage.h"
@@ -13,13 +15,13 @@ namespace {
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
 // The reports by rank, once they are found to be all of one save.
-std::vector<const RankReport*> by_rank(std::span<const RankReport> reports) {
+std::vector<RankReport*> by_rank(std::span<RankReport> reports) {
   if (reports.empty()) throw Error(ErrorCode::kInvalidArgument, "there are no rank reports");
   const RankReport& first = reports.front();
   const auto refuse = [](const RankReport& report, const std::string& problem) {
     throw Error(ErrorCode::kInvalidArgument, problem).with_rank(report.rank);
   };
-  std::vector<const RankReport*> sorted(reports.size(), nullptr);
+  std::vector<RankReport*> sorted(reports.size(), nullptr);
   for (const RankReport& report : reports) {
     if (report.save_id != first.save_id) {
       refuse(report, "the report of " + rank_text(report.rank) + " is of save " + report.save_id +
@@ -35,7 +37,7 @@ std::vector<const RankReport*> by_rank(std::span<const RankReport> reports) {
                          std::to_string(report.world_size) + " ranks");
     }
   }
-  for (const RankReport& report : reports) {
+  for (RankReport& report : reports) {
     const auto rank = static_cast<size_t>(report.rank);
     if (rank >= sorted.size()) continue;  // then another one is missing
     if (sorted[rank] != nullptr) refuse(report, rank_text(report.rank) + " has two reports");
@@ -53,17 +55,18 @@ std::vector<const RankReport*> by_rank(std::span<const RankReport> reports) {
 
 class Merger {
  public:
-  Metadata merge(std::span<const RankReport* const> reports) {
+  Metadata merge(std::span<RankReport* const> reports) {
     metadata_.save_id = reports.front()->save_id;
     metadata_.writer = "Tilestone " + std::string(kVersion);
-    for (const RankReport* report : reports) add(*report);
+    for (RankReport* report : reports) add(*report);
     for (size_t t = 0; t < metadata_.tensors.size(); ++t) finish(t);
     metadata_.index();
     return std::move(metadata_);
   }
 
  private:
-  void add(const RankReport& report) {
+  // Takes keys, paths and boxes out of the report.
+  void add(RankReport& report) {
     first_file_ = static_cast<uint32_t>(metadata_.files.size());
     for (const ReportedFile& file : report.files) {
       const auto [other, is_new] = writers_.emplace(file.name, report.rank);
@@ -75,16 +78,18 @@ class Merger {
       metadata_.files.push_back(file.name);
     }
     std::vector<uint32_t> tensors;
-    for (const RankReport::Tensor& tensor : report.tensors) {
+    tensors.reserve(report.tensors.size());
+    tensors_.reserve(tensors_.size() + report.tensors.size());
+    for (RankReport::Tensor& tensor : report.tensors) {
       tensors.push_back(tensor_of(report, tensor));
     }
-    for (const RankReport::Chunk& chunk : report.chunks) {
+    for (RankReport::Chunk& chunk : report.chunks) {
       const uint32_t t = tensors.at(chunk.tensor);
       metadata_.tensors[t].chunks.push_back(
-          {chunk.box, location(report, chunk.at, metadata_.tensors[t].key)});
+          {std::move(chunk.box), location(report, chunk.at, metadata_.tensors[t].key)});
       ranks_[t].push_back(report.rank);
     }
-    for (const RankReport::Object& object : report.objects) add(report, object);
+    for (RankReport::Object& object : report.objects) add(report, object);
   }
 
   ItemLocation location(const RankReport& report, const ReportedItem& item,
@@ -103,12 +108,16 @@ class Merger {
     return {first_file_ + item.file, Codec::kNone, item.offset, item.length, item.checksums};
   }
 
-  uint32_t tensor_of(const RankReport& report, const RankReport::Tensor& tensor) {
+  uint32_t tensor_of(const RankReport& report, RankReport::Tensor& tensor) {
     const auto next = static_cast<uint32_t>(metadata_.tensors.size());
     const auto [known, is_new] = tensors_.emplace(tensor.key, next);
     if (is_new) {
       refuse_as_both(tensor.key, objects_, "an object", report.rank);
-      metadata_.tensors.push_back({tensor.key, tensor.path, tensor.dtype, tensor.global_shape, {}});
+      metadata_.tensors.push_back({std::move(tensor.key),
+                                   std::move(tensor.path),
+                                   tensor.dtype,
+                                   std::move(tensor.global_shape),
+                                   {}});
       ranks_.emplace_back();
       first_ranks_.push_back(report.rank);
       return next;
@@ -122,11 +131,11 @@ class Merger {
                       std::string(to_string(tensor.dtype)) + " " + to_string(tensor.global_shape))
           .with_key(tensor.key);
     }
-    if (stored.path.empty()) stored.path = tensor.path;
+    if (stored.path.empty()) stored.path = std::move(tensor.path);
     return known->second;
   }
 
-  void add(const RankReport& report, const RankReport::Object& object) {
+  void add(const RankReport& report, RankReport::Object& object) {
     const auto [other, is_new] = objects_.emplace(object.key, static_cast<uint32_t>(report.rank));
     if (!is_new) {
       throw Error(ErrorCode::kCoverage, "an object is written twice, by " +
@@ -135,7 +144,8 @@ class Merger {
           .with_key(object.key);
     }
     refuse_as_both(object.key, tensors_, "a tensor", report.rank);
-    metadata_.objects.push_back({object.key, object.path, location(report, object.at, object.key)});
+    const ItemLocation at = location(report, object.at, object.key);
+    metadata_.objects.push_back({std::move(object.key), std::move(object.path), at});
   }
 
   static void refuse_as_both(const std::string& key,
@@ -150,6 +160,9 @@ class Merger {
   void finish(size_t t) {
     StoredTensor& tensor = metadata_.tensors[t];
     const std::vector<int>& ranks = ranks_[t];
+    const bool whole =
+        tensor.chunks.size() == 1 && tensor.chunks[0].box == Box::whole(tensor.shape);
+    if (whole) return;  // the usual case; one empty chunk of a tensor without elements too
     std::vector<uint32_t> order(tensor.chunks.size());
     std::iota(order.begin(), order.end(), 0);
     if (numel(tensor.shape) == 0) {
@@ -206,8 +219,6 @@ class Merger {
 
 }  // namespace
 
-Metadata merge_reports(std::span<const RankReport> reports) {
-  return Merger().merge(by_rank(reports));
-}
+Metadata merge_reports(std::vector<RankReport> reports) { return Merger().merge(by_rank(reports)); }
 
 }  // namespace tilestone

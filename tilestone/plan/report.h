@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -63,6 +62,6 @@ struct RankReport {
 //                     item outside its file;
 //  kMismatch - ranks disagree on a key's dtype or shape, or on tensor versus object;
 //  kCoverage - an element written by nobody or twice, an object written twice.
-Metadata merge_reports(std::span<const RankReport> reports);
+Metadata merge_reports(std::vector<RankReport> reports);
 
 }  // namespace tilestone

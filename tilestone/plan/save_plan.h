@@ -100,6 +100,9 @@ class SavePlanner {
 // All of the above in one call: plans[r] is rank r's.
 std::vector<Assignment> plan_save(std::span<const LocalSavePlan> plans);
 
+// What a rank without others writes: all that it holds. Errors as SavePlanner::finish().
+Assignment plan_save_alone(const LocalSavePlan& plan);
+
 // What `rank` writes, by rule: chunks with known holders balanced among them, others by the main
 // replica, common objects by rank 0, other objects by their main replica. Costs nothing that
 // grows with the world's size. Validation over ranks is left to the commit (it sees all reports).

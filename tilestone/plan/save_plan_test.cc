@@ -315,6 +315,36 @@ TEST(SavePlanner, MissingAndDoubleRanksAndMainReplicasAreRefused) {
   EXPECT_EQ(error.message(), "rank 0 lists box [0:4] twice");
 }
 
+// ---- Alone ----
+
+TEST(PlanAlone, GivesWhatAWorldOfOneIsGivenByExchange) {
+  const Box whole = Box::whole({4});
+  const std::vector<LocalSavePlan> plans = {
+      plan_of({}),
+      plan_of({item("a", {4}, {whole}), item("b", {}, {{{}, {}}})}, {object("o", true)}),
+      plan_of({item("a", {4}, {whole}, {0, 1}, {1})}, {object("o", true, {1})}),
+      plan_of({item("a", {4}, {{{2}, {2}}, {{0}, {2}}})}),
+      plan_of({item("a", {0, 3}, {{{0, 0}, {0, 3}}}), item("b", {4}, {whole})}),
+      plan_of({item("a", {4}, {{{0}, {0}}, whole})}),
+  };
+  for (size_t i = 0; i < plans.size(); ++i) {
+    EXPECT_EQ(plan_save_alone(plans[i]), plan_save({&plans[i], 1}).front()) << i;
+  }
+}
+
+TEST(PlanAlone, RefusesWhatAWorldOfOneIsRefused) {
+  const std::vector<LocalSavePlan> plans = {
+      plan_of({item("a", {4}, {{{0}, {2}}})}),
+      plan_of({item("a", {4}, {}), item("b", {4}, {Box::whole({4})})}),
+      plan_of({}, {object("o", false, {1})}),
+  };
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const Error alone = error_of([&] { plan_save_alone(plans[i]); });
+    EXPECT_EQ(alone.code(), planning_error({plans[i]}).code()) << i;
+    EXPECT_EQ(std::string(alone.what()), planning_error({plans[i]}).what()) << i;
+  }
+}
+
 // ---- By rule ----
 
 TEST(ByRule, UnknownHoldersLeaveItToTheMainReplica) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "tilestone/base/error.h"
 #include "tilestone/plan/balance_internal.h"
@@ -40,7 +41,30 @@ bool writes_empty(const LocalSavePlan& plan, const PlanChunk& chunk, int rank) {
   return plan.holder_sets[chunk.holders].front() == rank;
 }
 
+// Each chunk is a whole tensor with elements, each object has its main replica here.
+bool is_simple(const LocalSavePlan& plan) {
+  std::vector<bool> listed(plan.tensors.size(), false);
+  for (const PlanChunk& chunk : plan.chunks) {
+    if (chunk.box.empty() || listed[chunk.tensor]) return false;
+    if (chunk.box != Box::whole(plan.tensors[chunk.tensor].global_shape)) return false;
+    listed[chunk.tensor] = true;
+  }
+  if (std::find(listed.begin(), listed.end(), false) != listed.end()) return false;
+  return std::all_of(plan.objects.begin(), plan.objects.end(),
+                     [](const PlanObject& object) { return object.common || object.main_replica; });
+}
+
 }  // namespace
+
+Assignment plan_save_alone(const LocalSavePlan& plan) {
+  if (!is_simple(plan)) return plan_save({&plan, 1}).front();
+  Assignment all;
+  all.chunks.resize(plan.chunks.size());
+  std::iota(all.chunks.begin(), all.chunks.end(), 0);
+  all.objects.resize(plan.objects.size());
+  std::iota(all.objects.begin(), all.objects.end(), 0);
+  return all;
+}
 
 Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank) {
   Assignment mine;

@@ -110,6 +110,24 @@ bool holds(const StateNode& node, size_t& depth) {
   return false;
 }
 
+bool is_plain(const StateDict& state, size_t& depth);
+
+bool is_plain(const StateNode& node, size_t& depth) {
+  if (is_a<TensorView>(node) || is_a<Value>(node)) return true;
+  const Level level(depth);
+  if (is_a<ShardedTensorFactory>(node) || is_a<LocalNonpersistent>(node)) return false;
+  if (const auto* dict = node.get_if<StateDict>()) return is_plain(*dict, depth);
+  const auto* list = node.get_if<StateList>();
+  return list == nullptr || std::all_of(list->begin(), list->end(), [&](const StateNode& element) {
+           return is_plain(element, depth);
+         });
+}
+
+bool is_plain(const StateDict& state, size_t& depth) {
+  return std::all_of(state.begin(), state.end(),
+                     [&](const auto& entry) { return is_plain(entry.second, depth); });
+}
+
 [[noreturn]] void mismatch(const Path& path, const std::string& problem) {
   throw Error(ErrorCode::kMismatch,
               "the loaded state does not have the template's structure: " + problem)
@@ -341,6 +359,11 @@ class Restorer {
 };
 
 }  // namespace
+
+bool is_plain(const StateDict& state) {
+  size_t depth = 0;
+  return is_plain(state, depth);
+}
 
 StateDict build_factories(const StateDict& state) {
   size_t depth = 0;

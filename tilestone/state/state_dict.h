@@ -115,6 +115,8 @@ inline auto StateDict::end() const { return entries_.end(); }
 // The functions below throw Error(kInvalidArgument) on a tree that is nested deeper than this.
 inline constexpr size_t kMaxStateDepth = 1000;
 
+// No factory and no LocalNonpersistent stands in it: none of the functions below would change it.
+bool is_plain(const StateDict& state);
 // Replaces every factory by what it builds, which must hold no factories. Throws what a factory
 // throws (kInternal around a foreign exception), with the factory's key.
 StateDict build_factories(const StateDict& state);

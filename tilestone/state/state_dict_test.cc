@@ -73,6 +73,23 @@ StateDict sample() {
   return state;
 }
 
+TEST(StateDict, IsPlainUntilAFactoryOrALocalValueStandsInIt) {
+  StateDict inner;
+  inner["x"] = 5;
+  StateDict state;
+  state["inner"] = inner;
+  state["list"] = StateList{7, StateList{"text"}, inner};
+  EXPECT_TRUE(is_plain(state));
+  EXPECT_TRUE(is_plain({}));
+  StateDict other = state;
+  other["list"] = StateList{7, StateList{local(1)}};
+  EXPECT_FALSE(is_plain(other));
+  inner["f"] = adder("f");
+  other = state;
+  other["inner"] = inner;
+  EXPECT_FALSE(is_plain(other));
+}
+
 TEST(StateDict, KeepsOrderAndTellsTextFromIntKeys) {
   StateDict dict;
   dict["b"] = 1;

@@ -44,7 +44,7 @@ TEST(Archive, EveryDtypeReadsBack) {
     SCOPED_TRACE(to_string(dtype));
     const TensorView tensor = counted(dtype, {3, 5});
     const Piece piece{Box::whole(tensor.shape), tensor};
-    const Bytes item = render(format->encode_tensor("k", piece, 0));
+    const Bytes item = render(format->encoder()->tensor("k", piece, 0));
     const StoredPayload payload = parse(*format, item);
     EXPECT_EQ(payload.dtype, dtype);
     EXPECT_EQ(payload.shape, tensor.shape);
@@ -58,14 +58,15 @@ TEST(Archive, EveryDtypeReadsBack) {
 
 TEST(Archive, PayloadsAreAlignedInTheFile) {
   const auto format = torch_dist_format();
+  const auto encoder = format->encoder();
   std::mt19937_64 random(7);
   for (int i = 0; i < 200; ++i) {
     const int64_t sizes[] = {static_cast<int64_t>(random() % 100), 70'000, 2'000'000};
     const int64_t elements = sizes[random() % 3];
     const uint64_t file_offset = random() % 100'000;
     const TensorView tensor = counted(DType::kUInt8, {elements});
-    const ItemRecipe recipe =
-        format->encode_tensor("k", {Box::whole(tensor.shape), tensor}, file_offset);
+    const Piece piece{Box::whole(tensor.shape), tensor};
+    const ItemRecipe recipe = encoder->tensor("k", piece, file_offset);
     const uint64_t payload = file_offset + recipe.padding + recipe.payload_offset;
     const auto address = reinterpret_cast<uintptr_t>(tensor.data);
     const uint64_t place = elements < 1 << 20 ? 0 : address % 4096 / 64 * 64;
@@ -73,6 +74,24 @@ TEST(Archive, PayloadsAreAlignedInTheFile) {
     EXPECT_EQ(recipe.payload_offset % 64, 0u);
     EXPECT_LT(recipe.length, static_cast<uint64_t>(elements) + 1024);
     EXPECT_EQ(render(recipe).size(), recipe.padding + recipe.length);
+  }
+}
+
+TEST(Archive, OneEncoderGivesTheBytesOfAFreshOne) {
+  const auto format = torch_dist_format();
+  const auto encoder = format->encoder();
+  const Dims shapes[] = {{3, 5}, {15}, {5, 3}, {}, {0, 3}, {3, 5}};
+  std::mt19937_64 random(8);
+  uint64_t offset = 0;
+  for (int i = 0; i < 300; ++i) {
+    const DType dtype = all_dtypes()[random() % all_dtypes().size()];
+    const TensorView tensor = counted(dtype, shapes[random() % std::size(shapes)]);
+    for (uint64_t b = 0; b < tensor.bytes(); ++b) tensor.data[b] ^= static_cast<std::byte>(i);
+    const Piece piece{Box::whole(tensor.shape), tensor};
+    const Bytes item = render(encoder->tensor("k", piece, offset));
+    EXPECT_EQ(item, render(format->encoder()->tensor("k", piece, offset)));
+    EXPECT_FALSE(format->verify_item(ByteView(item).subspan(-offset % 64)));
+    offset += item.size();
   }
 }
 
@@ -85,11 +104,12 @@ TEST(Archive, TensorsOfMoreThan4GiBUseZip64) {
   tensor.shape = {5, 1 << 27};
   tensor.strides = contiguous_strides(tensor.shape);
   const auto format = torch_dist_format();
-  const ItemRecipe recipe = format->encode_tensor("k", {Box::whole(tensor.shape), tensor}, 0);
+  const Piece piece{Box::whole(tensor.shape), tensor};
+  const ItemRecipe recipe = format->encoder()->tensor("k", piece, 0);
   const uint64_t size = uint64_t{5} << 30;
   EXPECT_EQ(recipe.segments.at(1).size, size);
-  const Bytes head = recipe.segments.at(0).literal;
-  const Bytes tail = recipe.segments.at(2).compute(0x12345678);
+  const Bytes head = recipe.segments.at(0).literal->bytes;
+  const Bytes tail = with_crc32(*recipe.segments.at(2).literal, 0x12345678);
   ASSERT_EQ(tail.size(), recipe.segments.at(2).size);
 
   const ItemLocation at{.length = recipe.length};

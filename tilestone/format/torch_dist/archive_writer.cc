@@ -21,6 +21,8 @@ void add_fixed_records(ZipWriter& archive, ByteView pickle) {
   archive.add("archive/version", as_bytes("3\n"));
 }
 
+constexpr size_t kMostKinds = 4096;  // whose bytes are kept, about 1 KiB each
+
 uint64_t up_to(uint64_t offset, uint64_t alignment) { return align_up(offset, alignment) - offset; }
 
 // A large tensor goes to the same place within a page as it has in memory, so that direct I/O can
@@ -145,32 +147,37 @@ class ValueWriter {
 
 }  // namespace
 
-ItemRecipe encode_tensor_item(const Piece& piece, uint64_t file_offset) {
-  const DType dtype = piece.data.dtype;
-  PickleWriter pickle(2);
-  write_tensor_node(pickle, dtype, piece.box.shape, "0");
-  auto archive = std::make_shared<ZipWriter>();
-  add_fixed_records(*archive, std::move(pickle).finish());
-
+ItemRecipe TensorArchives::recipe(const Piece& piece, uint64_t file_offset) {
   const uint64_t size = piece.data.bytes();
+  const Kind kind{piece.data.dtype, piece.box.shape};
+  auto known = known_.find(kind);
+  if (known == known_.end()) {
+    if (known_.size() == kMostKinds) known_.clear();
+    known = known_.emplace(kind, make(kind, size)).first;
+  }
+  const auto& [head, tail] = known->second;
   ItemRecipe recipe;
-  recipe.payload_offset = archive->begin_last("archive/data/0", size);
+  recipe.payload_offset = head->bytes.size();
   recipe.padding = payload_padding(piece.data, file_offset + recipe.payload_offset);
-
-  Segment head;
-  head.literal = archive->take_head();
-  head.size = head.literal.size();
-  Segment tensor;
-  tensor.kind = Segment::Kind::kTensor;
-  tensor.size = size;
-  tensor.tensor = piece.data;
-  Segment tail;
-  tail.kind = Segment::Kind::kComputed;
-  tail.size = archive->tail_size();
-  tail.compute = [archive](uint32_t crc) { return archive->tail(crc); };
-  recipe.length = head.size + tensor.size + tail.size;
-  recipe.segments = {std::move(head), std::move(tensor), std::move(tail)};
+  recipe.length = head->bytes.size() + size + tail->bytes.size();
+  recipe.segments.reserve(3);
+  recipe.segments.push_back({head->bytes.size(), head, nullptr});
+  recipe.segments.push_back({size, nullptr, &piece.data});
+  recipe.segments.push_back({tail->bytes.size(), tail, nullptr});
   return recipe;
+}
+
+TensorArchives::Archive TensorArchives::make(const Kind& kind, uint64_t size) {
+  PickleWriter pickle(2);
+  write_tensor_node(pickle, kind.dtype, kind.shape, "0");
+  ZipWriter archive;
+  add_fixed_records(archive, std::move(pickle).finish());
+  archive.begin_last("archive/data/0", size);
+  ZipWriter::Tail tail = archive.tail();
+  Literal head{archive.take_head(), {}};
+  return {
+      std::make_shared<const Literal>(std::move(head)),
+      std::make_shared<const Literal>(Literal{std::move(tail.bytes), std::move(tail.crc32_at)})};
 }
 
 Bytes write_archive(const Value& value) {

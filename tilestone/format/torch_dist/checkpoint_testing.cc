@@ -1,6 +1,7 @@
 #include "tilestone/format/torch_dist/checkpoint_testing.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 
@@ -9,23 +10,23 @@
 
 namespace tilestone::torch_dist {
 
+Bytes with_crc32(const Literal& literal, uint32_t crc) {
+  Bytes bytes = literal.bytes;
+  for (uint64_t at : literal.crc32_at) std::memcpy(bytes.data() + at, &crc, sizeof(crc));
+  return bytes;
+}
+
 Bytes render(const ItemRecipe& recipe) {
   Bytes out(recipe.padding);
   uint32_t crc = 0;
   for (const Segment& segment : recipe.segments) {
     Bytes bytes;
-    switch (segment.kind) {
-      case Segment::Kind::kLiteral:
-        bytes = segment.literal;
-        break;
-      case Segment::Kind::kTensor:
-        bytes.resize(segment.size);
-        pack_range(segment.tensor.strided_view(), 0, bytes);
-        crc = crc32(bytes);
-        break;
-      case Segment::Kind::kComputed:
-        bytes = segment.compute(crc);
-        break;
+    if (segment.literal == nullptr) {
+      bytes.resize(segment.size);
+      pack_range(segment.tensor->strided_view(), 0, bytes);
+      crc = crc32(bytes);
+    } else {
+      bytes = with_crc32(*segment.literal, crc);
     }
     if (bytes.size() != segment.size) throw std::logic_error("a segment of another size than told");
     out.insert(out.end(), bytes.begin(), bytes.end());
@@ -52,11 +53,11 @@ class CheckpointWriter {
     }
     for (const Piece& piece : item.pieces) {
       tensor->chunks.push_back(
-          {piece.box, append(format_.encode_tensor(item.key, piece, data_.size()))});
+          {piece.box, append(encoder_->tensor(item.key, piece, data_.size()))});
     }
   }
   void add(const ObjectItem& item) {
-    const ItemLocation at = append(format_.encode_object(item.key, item.value, data_.size()));
+    const ItemLocation at = append(encoder_->object(item.key, item.value, data_.size()));
     metadata_.objects.push_back({item.key, item.path, at});
   }
 
@@ -77,6 +78,7 @@ class CheckpointWriter {
   }
 
   const Format& format_;
+  const std::unique_ptr<ItemEncoder> encoder_ = format_.encoder();
   Metadata metadata_;
   Bytes data_;
 };

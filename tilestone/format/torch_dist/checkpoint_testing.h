@@ -10,6 +10,7 @@
 namespace tilestone::torch_dist {
 
 // The item's bytes, padding included.
+Bytes with_crc32(const Literal& literal, uint32_t crc);  // the literal with it put in
 Bytes render(const ItemRecipe& recipe);
 
 // The files of a checkpoint of `state`.

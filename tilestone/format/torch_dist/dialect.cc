@@ -65,6 +65,8 @@ std::string key_text(const Value& key) {
 class Flattener {
  public:
   Items run(const StateDict& state) {
+    owners_.reserve(state.size());
+    items_.tensors.reserve(state.size());
     visit(state);
     return std::move(items_);
   }
@@ -186,8 +188,10 @@ class Unflattener {
  private:
   StateDict rebuild(const StateDict& dict) {
     StateDict tree;
+    auto& entries = tree.entries();
+    entries.reserve(dict.size());
     for (const auto& [key, node] : dict.entries()) {
-      at(key_text(key), [&] { tree.at(key) = rebuild_node(node); });
+      at(key_text(key), [&] { entries.emplace_back(key, rebuild_node(node)); });
     }
     return tree;
   }

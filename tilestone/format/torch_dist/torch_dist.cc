@@ -77,6 +77,37 @@ Metadata read_rank_local(Storage& storage) {
   return merge_rank_local(std::move(ranks));
 }
 
+class Encoder final : public ItemEncoder {
+ public:
+  ItemRecipe tensor(const std::string& key, const Piece& piece, uint64_t file_offset) override {
+    if (piece.data.bytes() !=
+        static_cast<uint64_t>(piece.box.numel()) * itemsize(piece.data.dtype)) {
+      throw Error(ErrorCode::kInternal, "a piece whose data is not of its box's size")
+          .with_key(key);
+    }
+    return archives_.recipe(piece, file_offset);
+  }
+
+  ItemRecipe object(const std::string& key, const Value& value, uint64_t file_offset) override {
+    Literal literal;
+    try {
+      literal.bytes = write_archive(value);
+    } catch (Error& error) {
+      error.with_key(key);
+      throw;
+    }
+    ItemRecipe recipe;
+    recipe.padding = -file_offset % ZipWriter::kAlignment;
+    recipe.length = literal.bytes.size();
+    recipe.segments.push_back(
+        {recipe.length, std::make_shared<const Literal>(std::move(literal)), nullptr});
+    return recipe;
+  }
+
+ private:
+  TensorArchives archives_;
+};
+
 class TorchDistFormat final : public Format {
  public:
   std::string_view name() const override { return "torch_dist"; }
@@ -93,32 +124,7 @@ class TorchDistFormat final : public Format {
            ".distcp";
   }
 
-  ItemRecipe encode_tensor(const std::string& key, const Piece& piece,
-                           uint64_t file_offset) const override {
-    if (piece.data.bytes() !=
-        static_cast<uint64_t>(piece.box.numel()) * itemsize(piece.data.dtype)) {
-      throw Error(ErrorCode::kInternal, "a piece whose data is not of its box's size")
-          .with_key(key);
-    }
-    return encode_tensor_item(piece, file_offset);
-  }
-
-  ItemRecipe encode_object(const std::string& key, const Value& value,
-                           uint64_t file_offset) const override {
-    ItemRecipe recipe;
-    Segment segment;
-    try {
-      segment.literal = write_archive(value);
-    } catch (Error& error) {
-      error.with_key(key);
-      throw;
-    }
-    segment.size = segment.literal.size();
-    recipe.padding = -file_offset % ZipWriter::kAlignment;
-    recipe.length = segment.size;
-    recipe.segments.push_back(std::move(segment));
-    return recipe;
-  }
+  std::unique_ptr<ItemEncoder> encoder() const override { return std::make_unique<Encoder>(); }
 
   std::string metadata_name() const override { return kMetadataName; }
   Bytes encode_metadata(const Metadata& metadata) const override {

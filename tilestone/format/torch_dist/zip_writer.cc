@@ -87,21 +87,22 @@ uint64_t ZipWriter::begin_last(std::string name, uint64_t size) {
   return begin;
 }
 
-Bytes ZipWriter::tail(uint32_t crc32_of_last) const {
-  std::vector<Record> records = records_;
-  Record& last = records.back();
-  Bytes tail;
+ZipWriter::Tail ZipWriter::tail() const {
+  const Record& last = records_.back();
+  Tail tail;
   if (last.deferred) {
-    last.crc32 = crc32_of_last;
-    LittleEndian out(tail);
-    out.u32(kDescriptor).u32(last.crc32);
+    LittleEndian out(tail.bytes);
+    out.u32(kDescriptor);
+    tail.crc32_at.push_back(tail.bytes.size());
+    out.u32(last.crc32);
     if (is_wide(last.size)) {
       out.u64(last.size).u64(last.size);
     } else {
       out.u32(last.size).u32(last.size);
     }
   }
-  append_directory(tail, records, end_ + tail.size());
+  const uint64_t at = append_directory(tail.bytes, records_, end_ + tail.bytes.size());
+  if (last.deferred) tail.crc32_at.push_back(at);
   return tail;
 }
 
@@ -111,8 +112,10 @@ Bytes ZipWriter::finish() && {
 }
 
 // Central directory, zip64 end where a number needs it, end.
-void ZipWriter::append_directory(Bytes& bytes, std::span<const Record> records, uint64_t offset) {
+uint64_t ZipWriter::append_directory(Bytes& bytes, std::span<const Record> records,
+                                     uint64_t offset) {
   const uint64_t begin = bytes.size();
+  uint64_t last_crc32_at = 0;
   LittleEndian out(bytes);
   for (const Record& record : records) {
     const bool wide = is_wide(record.size);
@@ -121,6 +124,7 @@ void ZipWriter::append_directory(Bytes& bytes, std::span<const Record> records, 
     const uint64_t flags = kFlagUtf8 | (record.deferred ? kFlagDescriptor : 0);
     const uint64_t version = body > 0 ? kVersion64 : kVersion;
     out.u32(kCentralHeader).u16(version).u16(version).u16(flags).u16(kStored).u32(0);
+    last_crc32_at = bytes.size();
     out.u32(record.crc32).u32(narrow(record.size)).u32(narrow(record.size));
     out.u16(record.name.size()).u16(body > 0 ? kExtraHeader + body : 0).u16(0);
     out.u16(0).u16(0).u32(0).u32(narrow(record.header_offset)).raw(as_bytes(record.name));
@@ -137,6 +141,7 @@ void ZipWriter::append_directory(Bytes& bytes, std::span<const Record> records, 
   }
   const uint64_t count = std::min<uint64_t>(records.size(), kMax16);
   out.u32(kEnd).u16(0).u16(0).u16(count).u16(count).u32(narrow(size)).u32(narrow(offset)).u16(0);
+  return last_crc32_at;
 }
 
 }  // namespace tilestone::torch_dist

@@ -23,9 +23,12 @@ class ZipWriter {
 
   // Everything before the last record's data; for an archive without one, see finish().
   Bytes take_head() { return std::move(head_); }
-  // Everything after the last record's data.
-  Bytes tail(uint32_t crc32_of_last) const;
-  uint64_t tail_size() const { return tail(0).size(); }
+  // Everything after the last record's data: zeros where its checksum goes, at `crc32_at`.
+  struct Tail {
+    Bytes bytes;
+    std::vector<uint64_t> crc32_at;
+  };
+  Tail tail() const;
   // A whole archive of records that were all add()ed.
   Bytes finish() &&;
 
@@ -38,7 +41,8 @@ class ZipWriter {
     bool deferred = false;  // checksum and sizes follow the data
   };
   uint64_t add_header(Record record);
-  static void append_directory(Bytes& out, std::span<const Record> records, uint64_t offset);
+  // Returns where in `out` the checksum of the last record stands.
+  static uint64_t append_directory(Bytes& out, std::span<const Record> records, uint64_t offset);
 
   Bytes head_;
   std::vector<Record> records_;
