@@ -13,6 +13,7 @@ void bind_reports(nb::module_& m) {
       .def_ro("size", &Damage::size, "Bytes of the range that is known to hold the damage.")
       .def_ro("key", &Damage::key, "Empty for bytes outside items.")
       .def_ro("problem", &Damage::problem)
+      .def_ro("unsafe", &Damage::unsafe, "No well-meaning writer's content, rather than broken.")
       .def("__repr__", [](const Damage& d) {
         return "Damage(file='" + d.file + "', offset=" + std::to_string(d.offset) + ", key='" +
                d.key + "', problem='" + d.problem + "')";
@@ -26,6 +27,24 @@ void bind_reports(nb::module_& m) {
       .def_ro("damages", &VerifyReport::damages, "By file and offset; empty for a sound one.")
       .def_ro("seconds", &VerifyReport::seconds)
       .def_prop_ro("ok", &VerifyReport::ok, "True when nothing is damaged.");
+}
+
+void bind_leftovers(nb::module_& m) {
+  nb::class_<Leftover>(m, "Leftover", "A file that no checkpoint at its location needs.")
+      .def_ro("name", &Leftover::name, "In the location.")
+      .def_ro("size", &Leftover::size, "Bytes.")
+      .def_ro("what", &Leftover::what)
+      .def_ro("why", &Leftover::why, "Why it is not needed.")
+      .def("__repr__", [](const Leftover& file) {
+        return "Leftover(name='" + file.name + "', size=" + std::to_string(file.size) + ", what='" +
+               file.what + "', why='" + file.why + "')";
+      });
+  m.def(
+      "leftovers",
+      [](const std::string& path, bool remove) {
+        return without_gil([&] { return remove ? remove_leftovers(path) : find_leftovers(path); });
+      },
+      "path"_a, "remove"_a);
 }
 
 const StoredTensor& tensor_of(const Checkpoint& checkpoint, const std::string& key) {
@@ -124,6 +143,7 @@ void bind_tensors(nb::class_<Checkpoint>& bound) {
 
 void bind_checkpoint(nb::module_& m) {
   bind_reports(m);
+  bind_leftovers(m);
   nb::class_<Checkpoint> bound(m, "Checkpoint");
   bound.def_static(
       "open",

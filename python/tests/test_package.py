@@ -62,6 +62,23 @@ def test_errors_carry_their_context_and_survive_pickling() -> None:
         assert str(same) == "write failed, file a"
 
 
+def test_gc_tells_what_a_failed_save_left_and_removes_it_when_told(ckpt: str) -> None:
+    tilestone.save({"x": numpy.arange(5)}, ckpt)
+    name = "01234567-89ab-4cde-8f01-23456789abcd__0_0.distcp"
+    pathlib.Path(ckpt, name).write_bytes(b"half")
+    pathlib.Path(ckpt, "notes.txt").write_text("mine")
+    for delete in (False, True):
+        (left,) = tilestone.gc(ckpt, delete=delete)
+        assert (left.name, left.size) == (name, 4)
+        assert left.what == f"data file of the save {name[:36]}"
+        assert "is of the save " in left.why
+        assert pathlib.Path(ckpt, name).exists() != delete
+    assert tilestone.gc(ckpt) == []
+    assert pathlib.Path(ckpt, "notes.txt").exists() and tilestone.open(ckpt).verify().ok
+    with pytest.raises(tilestone.NotFoundError):
+        tilestone.gc(ckpt + "-not-here")
+
+
 def test_progress_callbacks_see_all_bytes(ckpt: str) -> None:
     array = numpy.zeros(1 << 20)
     for run in (

@@ -14,11 +14,12 @@ torch is not needed, and not imported unless the caller has done so.
 """
 
 from tilestone._api import load, save
-from tilestone._checkpoint import Checkpoint, StoredTensor, open
+from tilestone._checkpoint import Checkpoint, StoredTensor, gc, open
 from tilestone._core import (
     Box,
     Communicator,
     Damage,
+    Leftover,
     LocalBoxes,
     MergedSharding,
     Mesh,
@@ -77,6 +78,7 @@ __all__ = [
     "Damage",
     "InternalError",
     "InvalidArgumentError",
+    "Leftover",
     "LocalBoxes",
     "LocalNonpersistent",
     "MergedSharding",
@@ -103,8 +105,9 @@ __all__ = [
     "__version__",
     "dtypes",
     "flat_range_to_boxes",
-    "load",
+    "gc",
     "held_boxes",
+    "load",
     "local_boxes",
     "merge_shardings",
     "mpi_world",

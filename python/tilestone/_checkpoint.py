@@ -270,3 +270,25 @@ def open(
     return Checkpoint(core, text, framework)
 
 
+def gc(path: str | os.PathLike[str], *, delete: bool = False) -> list[_core.Leftover]:
+    """The files that failed or interrupted saves have left at a location.
+
+    Such a file has a name that only Tilestone gives (it holds the id of its save), and the
+    checkpoint that stands there, if one does, does not need it. The next save to the location
+    removes them too.
+
+    Args:
+        path: the directory that was saved to.
+        delete: remove them; nothing else is touched, and no save can begin there meanwhile.
+
+    Returns:
+        Each with its name, size in bytes, what it is and why it is not needed.
+
+    Raises:
+        NotFoundError: there is no file at all.
+        AlreadyExistsError: a save is under way there.
+        CorruptError, UnsafeError: a checkpoint stands there and can't be read, so that what it
+            needs is not known.
+        StorageError: a file could not be removed; the others are gone.
+    """
+    return _core.leftovers(os.fspath(path), delete)

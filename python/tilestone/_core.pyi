@@ -383,6 +383,10 @@ class Damage:
     @property
     def problem(self) -> str: ...
 
+    @property
+    def unsafe(self) -> bool:
+        """No well-meaning writer's content, rather than broken."""
+
     def __repr__(self) -> str: ...
 
 class VerifyReport:
@@ -412,6 +416,28 @@ class VerifyReport:
     @property
     def ok(self) -> bool:
         """True when nothing is damaged."""
+
+class Leftover:
+    """A file that no checkpoint at its location needs."""
+
+    @property
+    def name(self) -> str:
+        """In the location."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    @property
+    def what(self) -> str: ...
+
+    @property
+    def why(self) -> str:
+        """Why it is not needed."""
+
+    def __repr__(self) -> str: ...
+
+def leftovers(path: str, remove: bool) -> list[Leftover]: ...
 
 class Checkpoint:
     @staticmethod

@@ -279,7 +279,8 @@ TEST(PosixStorage, AFailedCloseOrDirectorySyncIsAnError) {
   const auto file = disk.storage->create("f");
   expect_errno([&] { file->close(); }, EIO, "f", "cannot close a file");
   disk.system->sync_error = EDQUOT;
-  expect_errno([&] { disk.storage->sync_directory(""); }, EDQUOT, "", "cannot sync a directory");
+  expect_errno([&] { disk.storage->sync_directory(""); }, EDQUOT, disk.directory.path(),
+               "cannot sync a directory");
 }
 
 TEST(PosixStorage, AReadErrorNamesRangeAndFileAndEndsTheBatch) {
