@@ -49,6 +49,9 @@ function(tilestone_layer name)
   _tilestone_objects(tilestone_${name} "${sources}" "${links}")
   if(TILESTONE_TESTS)
     _tilestone_objects(tilestone_${name}_testing "${helpers}" "${links};GTest::gmock")
+    if(helpers)
+      _tilestone_test_code(tilestone_${name}_testing)
+    endif()
     if(tests)
       tilestone_test(
         ${name}_test
@@ -71,6 +74,7 @@ function(tilestone_test name)
   _tilestone_link_layers(${name} TESTING ${arg_LAYERS})
   target_link_libraries(${name} PRIVATE GTest::gmock GTest::gtest_main ${arg_LINK})
   tilestone_warnings(${name})
+  _tilestone_test_code(${name})
   add_test(NAME ${name} COMMAND ${name})
   _tilestone_test_properties(${name} "${arg_TIMEOUT}" "${arg_THREADS}" ${name})
 endfunction()
@@ -133,6 +137,13 @@ function(_tilestone_closure out)
   endforeach()
   list(REMOVE_DUPLICATES all)
   set(${out} ${all} PARENT_SCOPE)
+endfunction()
+
+# The tests' own code is not searched for undefined behaviour: that would double its compile time.
+function(_tilestone_test_code target)
+  if(TILESTONE_SANITIZE MATCHES "undefined")
+    target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
+  endif()
 endfunction()
 
 # An object library, or an interface one where there is no source (CMake knows no empty ones).
