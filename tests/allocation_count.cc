@@ -1,4 +1,4 @@
-#include "allocation_count.h"
+#include "tests/allocation_count.h"
 
 #include <malloc.h>
 

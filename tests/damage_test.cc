@@ -9,7 +9,7 @@
 #include <functional>
 #include <map>
 
-#include "golden.h"
+#include "tests/golden.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/log.h"
 #include "tilestone/comm/threads.h"

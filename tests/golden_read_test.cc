@@ -6,7 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "golden.h"
+#include "tests/golden.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/log.h"
 #include "tilestone/comm/threads.h"

@@ -11,10 +11,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
+#include "tests/peak_memory.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"
@@ -28,23 +28,9 @@ constexpr uint64_t kPool = 256u << 20;     // bytes
 constexpr uint64_t kAllowed = 272u << 20;  // the pool, and 16 MiB for threads and lists
 constexpr int64_t kBlock = 256;            // rows of a box
 
-// A field of /proc/self/status, in bytes.
-uint64_t status(const std::string& field) {
-  std::ifstream file("/proc/self/status");
-  for (std::string name; file >> name;) {
-    uint64_t kib = 0;
-    if (name == field + ":" && file >> kib) return kib << 10;
-    std::getline(file, name);
-  }
-  throw Error(ErrorCode::kInternal, "no " + field + " in /proc/self/status");
-}
-
 template <typename Work>
 void within_memory(const char* what, const Work& work) {
-  std::ofstream("/proc/self/clear_refs") << "5";  // the peak starts anew
-  const uint64_t before = status("VmRSS");
-  work();
-  const uint64_t peak = status("VmHWM") - before;
+  const uint64_t peak = peak_of(work);
   std::printf("%s: peak %.1f MiB above the tensors\n", what, static_cast<double>(peak) / (1 << 20));
   if (peak > kAllowed) throw Error(ErrorCode::kInternal, std::string(what) + " took more memory");
 }

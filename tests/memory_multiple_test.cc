@@ -10,7 +10,7 @@
 #include <functional>
 #include <iterator>
 
-#include "allocation_count.h"
+#include "tests/allocation_count.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint.h"

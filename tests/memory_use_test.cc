@@ -4,9 +4,9 @@
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string>
 
+#include "tests/peak_memory.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"
 
@@ -16,27 +16,6 @@ namespace {
 constexpr uint64_t kPool = 32u << 20;   // bytes
 constexpr uint64_t kRest = 16u << 20;   // threads, lists, the allocator's own; bytes
 constexpr int64_t kTensor = 256 << 20;  // bytes
-
-// A field of /proc/self/status, in bytes.
-uint64_t status(const std::string& field) {
-  std::ifstream file("/proc/self/status");
-  for (std::string name; file >> name;) {
-    uint64_t kib = 0;
-    if (name == field + ":" && file >> kib) return kib << 10;
-    std::getline(file, name);
-  }
-  ADD_FAILURE() << "no " << field << " in /proc/self/status";
-  return 0;
-}
-
-// The most memory beyond what was resident before that `work` makes resident, bytes.
-template <typename Work>
-uint64_t peak_of(const Work& work) {
-  std::ofstream("/proc/self/clear_refs") << "5";  // the peak starts anew
-  const uint64_t before = status("VmRSS");
-  work();
-  return status("VmHWM") - before;
-}
 
 class MemoryUse : public testing::Test {
  protected:

@@ -61,7 +61,8 @@ struct LoadOptions {
   Communicator comm = {};
   std::shared_ptr<const Format> format = nullptr;  // default: found from the files
   bool cast = false;                               // convert from the stored dtype
-  // Of every item that is read whole, by one rank or, in two-phase reading, by several together.
+  // Of every item that a rank reads whole; in two-phase reading by messages also of those that
+  // several ranks together read whole.
   bool verify_checksums = true;
   TwoPhase two_phase = TwoPhase::kAuto;
   double timeout = kDefaultTimeout;

@@ -3,13 +3,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <functional>
+#include <thread>
 
 #include "tilestone/comm/solo.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/cleanup_internal.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/storage/fault_storage.h"
+#include "tilestone/storage/storage_testing.h"
 
 namespace tilestone {
 namespace {
@@ -97,6 +103,55 @@ TEST(Save, ReplicatedTensorsAreWrittenOnceAndCountedInTheResult) {
     stored += location.storage().stat(name)->size;
   }
   EXPECT_EQ(bytes, stored);
+}
+
+// The sizes of what is appended to data files.
+std::shared_ptr<FaultDisk> noting_appends(const std::shared_ptr<Storage>& inner,
+                                          const std::function<void(uint64_t)>& note) {
+  return FaultDisk::create(inner, [note](const StorageCall& call) {
+    if (call.op == StorageOp::kAppend && call.name.ends_with(".distcp")) note(call.size);
+    return FaultAction::pass();
+  });
+}
+
+constexpr uint64_t kMiB = 1u << 20;  // the pool of saving(): no buffer is larger
+
+TEST(Save, LargeContiguousTensorsAreWrittenFromWhereTheyLie) {
+  const TensorView tensor = counting(DType::kFloat32, {3, 1 << 19});  // 6 MiB
+  const TensorView columns = tensor.narrow({{0, 0}, {3, (1 << 19) - 8}});
+  for (const bool contiguous : {true, false}) {
+    const auto storage = memory_storage();
+    uint64_t largest = 0;
+    const auto disk =
+        noting_appends(storage, [&](uint64_t size) { largest = std::max(largest, size); });
+    StateDict state;
+    state["t"] = contiguous ? tensor : columns;
+    save(state, Location(disk->storage()), saving(solo()));
+    if (contiguous) {
+      EXPECT_GT(largest, 5 * kMiB);
+    } else {
+      EXPECT_LE(largest, kMiB);
+    }
+    const Checkpoint saved = Checkpoint::open(Location(storage));
+    EXPECT_TRUE(saved.verify().ok());
+    EXPECT_EQ(elements(saved.read("t")), elements(contiguous ? tensor : columns));
+  }
+}
+
+TEST(Save, TheDeadlineIsKeptInTheMiddleOfALargeTensor) {
+  int blocks = 0;
+  const auto disk = noting_appends(memory_storage(), [&](uint64_t size) {
+    if (size < kMiB) return;
+    ++blocks;
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  });
+  StateDict state;
+  state["t"] = counting(DType::kUInt8, {64 << 20});
+  SaveOptions options = saving(solo());
+  options.timeout = 0.6;
+  expect_error([&] { save(state, Location(disk->storage()), options); }, ErrorCode::kTimeout,
+               "while writing");
+  EXPECT_LT(blocks, 4);  // of eight
 }
 
 TEST(Save, AStandingCheckpointIsNotReplacedUnlessAskedFor) {

@@ -118,6 +118,9 @@ uint32_t FileStream::packed(const TensorView& tensor, uint64_t begin, uint64_t e
 uint32_t FileStream::kept(ByteView bytes, uint32_t seed) {
   finish();
   while (!bytes.empty()) {
+    if (context_.deadline.expired()) {
+      throw Error(ErrorCode::kTimeout, "the deadline passed while writing").with_file(file_.name());
+    }
     const ByteView block = bytes.first(std::min<uint64_t>(bytes.size(), kKeptBlock));
     file_.append_kept(block);
     seed = crc32(block, seed);

@@ -1,5 +1,7 @@
 #include "tilestone/state/tensor_view.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <new>
 #include <utility>
@@ -9,6 +11,8 @@
 
 namespace tilestone {
 namespace {
+
+constexpr uint64_t kAlignment = 64;  // of memory from allocate(), bytes
 
 // Bytes of a tensor without gaps; refuses negative dims and overflow.
 uint64_t checked_bytes(DType dtype, const Dims& shape) {
@@ -97,9 +101,11 @@ TensorView TensorView::without_data(DType dtype, Dims shape) {
 TensorView TensorView::allocate(DType dtype, Dims shape) {
   const uint64_t bytes = checked_bytes(dtype, shape);
   // calloc gets fresh pages from the kernel already zeroed; nothing is written here.
-  std::shared_ptr<void> memory(std::calloc(bytes > 0 ? bytes : 1, 1), std::free);
+  std::shared_ptr<void> memory(std::calloc(checked_add(bytes, kAlignment, "bytes to allocate"), 1),
+                               std::free);
   if (memory == nullptr) throw std::bad_alloc();
-  void* data = memory.get();
+  const auto address = reinterpret_cast<uintptr_t>(memory.get());
+  void* data = static_cast<std::byte*>(memory.get()) + (kAlignment - address % kAlignment);
   return contiguous(data, dtype, std::move(shape), std::move(memory));
 }
 

@@ -42,7 +42,8 @@ struct TensorView {
   static TensorView strided(void* data, DType dtype, Dims shape, Dims strides, const void* begin,
                             uint64_t bytes, std::shared_ptr<const void> owner = nullptr);
   static TensorView without_data(DType dtype, Dims shape);
-  // Fresh zeroed, contiguous memory that the view owns.
+  // Fresh zeroed, contiguous memory that the view owns, aligned to 64 bytes: payloads in files are
+  // too, so that a large tensor need not be copied on its way to or from one.
   static TensorView allocate(DType dtype, Dims shape);
 
   bool has_data() const { return data != nullptr || device != nullptr || numel(shape) == 0; }

@@ -84,6 +84,7 @@ TEST(TensorView, NarrowMovesToTheBoxAndKeepsStrides) {
 
 TEST(TensorView, AllocateGivesZeroedMemoryThatTheViewOwns) {
   TensorView view = TensorView::allocate(DType::kInt64, {2, 3});
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(view.data) % 64, 0U);
   const TensorView part = view.narrow({{1, 0}, {1, 3}});
   view = TensorView();  // the part keeps the memory
   for (size_t i = 0; i < part.bytes(); ++i) EXPECT_EQ(part.data[i], std::byte{0});
