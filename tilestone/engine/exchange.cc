@@ -1,8 +1,6 @@
 #include "tilestone/engine/exchange_internal.h"
 
 #include <algorithm>
-#include <future>
-#include <memory>
 #include <optional>
 #include <utility>
 
@@ -10,6 +8,7 @@
 #include "tilestone/engine/exchange_asker_internal.h"
 #include "tilestone/engine/exchange_owner_internal.h"
 #include "tilestone/engine/exchange_wire_internal.h"
+#include "tilestone/engine/rounds_ahead_internal.h"
 
 namespace tilestone::engine {
 namespace {
@@ -27,12 +26,10 @@ class Exchange {
     received = swap([&] { return owner_->decide(received); });
     bool more = any_more(received);
     attempt([&] { asker_->take_verdicts(received); });
+    if (way_ == ReadFor::kPageCache && !failure_ && owner_->more()) ahead_.emplace(*owner_);
     while (more) {
       received = swap([&] { return next_round(); });
       more = any_more(received);
-      if (more && way_ == ReadFor::kPageCache && !failure_) {
-        ahead_ = std::async(std::launch::async, [this] { return owner_->next_round(); });
-      }
       attempt([&] { take_round(received); });
     }
     if (failure_) throw *failure_;
@@ -52,7 +49,7 @@ class Exchange {
         });
   }
 
-  std::vector<Bytes> next_round() { return ahead_.valid() ? ahead_.get() : owner_->next_round(); }
+  std::vector<Bytes> next_round() { return ahead_ ? ahead_->take() : owner_->next_round(); }
 
   // One step: make this rank's messages, exchange them, and throw what any rank failed with (the
   // lowest rank's, so that all throw the same). A rank that is late itself stops here: the others
@@ -111,7 +108,7 @@ class Exchange {
   std::optional<Asker> asker_;
   std::optional<TileOwner> owner_;
   std::optional<Error> failure_;
-  std::future<std::vector<Bytes>> ahead_;  // the owner's next round; waited for before it goes
+  std::optional<RoundsAhead> ahead_;
 };
 
 }  // namespace

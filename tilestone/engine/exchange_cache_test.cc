@@ -125,5 +125,86 @@ TEST_F(PageCache, AReadThatFailsAtOneRankFailsAtAll) {
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("key w"), HasSubstr(".distcp"), HasSubstr("rank"))));
 }
 
+// More than an owner brings in ahead of the ranks' reading: 128 MiB, of which an owner has a
+// quarter, 8 MiB a round. A rank's part of a row is 8 KiB here too.
+class ManyRounds : public testing::Test {
+ protected:
+  static constexpr int64_t kLongRows = 4096;
+  static constexpr int64_t kLongColumns = 32768;
+  static constexpr uint64_t kBytes = kLongRows * kLongColumns;
+
+  void SetUp() override {
+    run_ranks(kRanks, [&](Communicator comm) {
+      const Box rows{{kLongRows / kRanks * comm.rank(), 0}, {kLongRows / kRanks, kLongColumns}};
+      const TensorView tensor = TensorView::allocate(DType::kUInt8, rows.shape);
+      for_each_element(rows, [&](int64_t i, std::byte value) { tensor.data[i] = value; });
+      StateDict state;
+      state["w"] = ShardedTensor::from_box("w", tensor, {kLongRows, kLongColumns}, rows);
+      SaveOptions options;
+      options.comm = comm;
+      save(state, Location(storage_), options);
+    });
+  }
+
+  // Calls visit with each element's place in the box and its value, in C order.
+  template <typename Visit>
+  static void for_each_element(const Box& box, const Visit& visit) {
+    int64_t i = 0;
+    for (int64_t row = box.offset[0]; row < box.end(0); ++row) {
+      for (int64_t column = box.offset[1]; column < box.end(1); ++column) {
+        visit(i++, static_cast<std::byte>(row * 31 + (column >> 3)));
+      }
+    }
+  }
+
+  // Returns how many elements of this rank's columns are not what was saved.
+  static int64_t load_columns(const Communicator& comm, const Location& location) {
+    const int64_t width = kLongColumns / kRanks;
+    const Box columns{{0, width * comm.rank()}, {kLongRows, width}};
+    const TensorView found = TensorView::allocate(DType::kUInt8, columns.shape);
+    StateDict wanted;
+    wanted["w"] = ShardedTensor::from_box("w", found, {kLongRows, kLongColumns}, columns);
+    LoadOptions options;
+    options.comm = comm;
+    options.timeout = 120;
+    options.buffer_bytes = 32u << 20;
+    load(wanted, location, options);
+    int64_t wrong = 0;
+    for_each_element(columns, [&](int64_t i, std::byte value) { wrong += found.data[i] != value; });
+    return wrong;
+  }
+
+  TempDirectory directory_;
+  std::shared_ptr<Storage> storage_ = posix_storage(directory_.path());
+};
+
+TEST_F(ManyRounds, EachByteIsBroughtInOnce) {
+  std::atomic<uint64_t> large = 0;
+  const auto disk = FaultDisk::create(storage_, [&](const StorageCall& call) {
+    if (call.op == StorageOp::kRead && call.size >= kLarge && !call.name.starts_with(".")) {
+      large += call.size;
+    }
+    return FaultAction::pass();
+  });
+  const Location location(disk->storage());
+  for (const bool cached : {false, true}) {
+    large = 0;
+    run_ranks(kRanks, [&](Communicator comm) { EXPECT_EQ(load_columns(comm, location), 0); });
+    EXPECT_EQ(large, kBytes) << (cached ? "from the cache" : "from the disk");
+  }
+}
+
+TEST_F(ManyRounds, AFailureAheadOfTheReadingFailsAllRanks) {
+  std::atomic<int> reads = 0;
+  const auto disk = FaultDisk::create(storage_, [&](const StorageCall& call) {
+    const bool brought =
+        call.op == StorageOp::kRead && call.size >= kLarge && !call.name.starts_with(".");
+    return brought && ++reads == 100 ? FaultAction::fail(EIO) : FaultAction::pass();
+  });
+  const Location location(disk->storage());
+  const auto texts = failures(kRanks, [&](Communicator comm) { load_columns(comm, location); });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("key w"), HasSubstr(".distcp"), HasSubstr("rank"))));
+}
+
 }  // namespace
 }  // namespace tilestone

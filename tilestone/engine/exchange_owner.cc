@@ -211,29 +211,44 @@ TileOwner::Round TileOwner::plan_round() {
 }
 
 std::vector<Bytes> TileOwner::next_round() {
+  return way_ == ReadFor::kPageCache ? cache_round() : read_round();
+}
+
+std::vector<Bytes> TileOwner::read_round() {
   Round round = plan_round();
   std::vector<RoundMessage> messages(world_);
   for (const Packed& packed : round.packed) {
-    if (!sends_to(packed.rank)) continue;
+    if (packed.rank == rank_) continue;
     messages[static_cast<size_t>(packed.rank)].slots.push_back(packed.slot);
   }
   round.elements.resize(world_);
-  for (size_t rank = 0; rank < world_ && way_ == ReadFor::kMessages; ++rank) {
-    if (!sends_to(static_cast<int>(rank))) continue;
+  for (size_t rank = 0; rank < world_; ++rank) {
+    if (static_cast<int>(rank) == rank_) continue;
     round.elements[rank].reserve(round.filled[rank] +
                                  (messages[rank].slots.size() + 2) * kSlotDescription);
     round.elements[rank].resize(round.filled[rank]);
   }
-  if (way_ == ReadFor::kPageCache) {
-    prefetch(round);
-  } else {
-    read(round);
-    add_checks(round, messages);
-  }
+  read(round);
+  add_checks(round, messages);
   std::vector<Bytes> out;
   for (size_t rank = 0; rank < world_; ++rank) {
     out.push_back(encode_round(std::move(round.elements[rank]), messages[rank], more()));
   }
+  return out;
+}
+
+// What is there already is no work, and told of at once.
+std::vector<Bytes> TileOwner::cache_round() {
+  std::vector<RoundMessage> messages(world_);
+  for (uint64_t fetched = 0; more() && fetched < kCachedRound / 2;) {
+    const Round round = plan_round();
+    fetched += prefetch(round);
+    for (const Packed& packed : round.packed) {
+      messages[static_cast<size_t>(packed.rank)].slots.push_back(packed.slot);
+    }
+  }
+  std::vector<Bytes> out;
+  for (const RoundMessage& message : messages) out.push_back(encode_round({}, message, more()));
   return out;
 }
 
@@ -269,12 +284,13 @@ std::vector<ReadOp> TileOwner::reads_of(const Round& round, const std::vector<Op
   return reads;
 }
 
-// The calling thread alone: the others are reading what earlier rounds brought.
-void TileOwner::prefetch(const Round& round) {
+// The calling thread alone: the others are reading what earlier rounds brought. Returns how many
+// bytes were not there.
+uint64_t TileOwner::prefetch(const Round& round) {
   const std::vector<ReadOp> reads = reads_of(round, make_ops(round));
   const ReadOptions options{nullptr, context_.buffers, context_.deadline};
   try {
-    context_.storage.prefetch(reads, options);
+    return context_.storage.prefetch(reads, options);
   } catch (...) {
     fail_read(round);
   }

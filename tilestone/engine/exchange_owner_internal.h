@@ -32,6 +32,7 @@ class TileOwner {
   std::vector<Bytes> decide(const std::vector<Bytes>& requests);
   bool more() const { return next_ < served_.size(); }
   // Reads one round, or brings it into the page cache, and returns its messages, one for each rank.
+  // By the page cache any thread may call, if no other is in a call.
   std::vector<Bytes> next_round();
 
   void take_checks(std::span<const TileCheck> checks);
@@ -81,11 +82,12 @@ class TileOwner {
   void cut_next();
   bool schedule(Round& round, const Part& part);
   Round plan_round();
+  std::vector<Bytes> read_round();
+  std::vector<Bytes> cache_round();
   std::vector<Op> make_ops(const Round& round) const;
   std::vector<ReadOp> reads_of(const Round& round, const std::vector<Op>& ops);
   void read(Round& round);
-  void prefetch(const Round& round);
-  bool sends_to(int rank) const { return way_ == ReadFor::kPageCache || rank != rank_; }
+  uint64_t prefetch(const Round& round);
   void take(Round& round, Loaded& loaded, ByteView bytes);
   void add_checks(const Round& round, std::vector<RoundMessage>& messages);
   const ReadableFile* open(const Loaded& loaded);

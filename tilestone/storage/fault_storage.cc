@@ -226,12 +226,12 @@ class FaultStorage : public Storage {
     state_.inner->read(ops, options, done);
   }
 
-  void prefetch(std::span<const ReadOp> ops, const ReadOptions& options) override {
+  uint64_t prefetch(std::span<const ReadOp> ops, const ReadOptions& options) override {
     for (const ReadOp& op : ops) {
       const std::string_view name = op.file == nullptr ? "" : std::string_view(op.file->name());
       state_.perform({0, client_, StorageOp::kRead, name, "", op.offset, op.size}, [] {});
     }
-    state_.inner->prefetch(ops, options);
+    return state_.inner->prefetch(ops, options);
   }
 
   std::optional<FileInfo> stat(const std::string& name) override {

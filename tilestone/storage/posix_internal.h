@@ -111,8 +111,10 @@ class PosixReadable : public ReadableFile {
   mutable std::atomic<bool> direct_refused_ = false;
 };
 
-// done null: prefetch.
 void posix_read(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
-                const ReadDone* done);
+                const ReadDone& done);
+// As Storage::prefetch.
+uint64_t posix_prefetch(PosixContext& context, std::span<const ReadOp> ops,
+                        const ReadOptions& options);
 
 }  // namespace tilestone

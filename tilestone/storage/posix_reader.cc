@@ -109,6 +109,9 @@ class ReadBatch {
     (*done_)(piece.op, op.target != nullptr ? ByteView(op.target, op.size) : bytes);
   }
 
+  void fetches(const Piece& piece) { fetched_ += piece.size(); }
+  uint64_t fetched() const { return fetched_; }
+
   void stop() { stopped_.store(true, std::memory_order_relaxed); }
 
  private:
@@ -164,6 +167,7 @@ class ReadBatch {
   std::vector<std::atomic<uint64_t>> remaining_;
   std::vector<uint32_t> crcs_;  // of each piece, where any is wanted
   std::atomic<uint64_t> next_ = 0;
+  std::atomic<uint64_t> fetched_ = 0;  // bytes that a prefetch did not find
   std::atomic<bool> stopped_ = false;
 };
 
@@ -255,6 +259,7 @@ class ReadWorker {
     if (piece.size() == 0 || is_cached(piece)) return true;
     Buffer buffer;
     if (!get_buffer(buffer)) return false;
+    batch_.fetches(piece);
     start_cached(piece, std::move(buffer), false);
     return true;
   }
@@ -451,6 +456,18 @@ class ReadWorker {
   std::optional<Piece> waiting_;  // for a buffer
 };
 
+void run(ReadBatch& batch) {
+  ThreadPool* const threads = batch.options().threads;
+  const auto work = [&](size_t) { ReadWorker(batch).run(); };
+  const size_t most = threads == nullptr ? 1 : threads->size();
+  const auto workers = static_cast<size_t>(std::min<uint64_t>(most, batch.pieces()));
+  if (workers > 1) {
+    threads->parallel_for(workers, work);
+  } else if (workers == 1) {
+    work(0);
+  }
+}
+
 }  // namespace
 
 // O_DIRECT belongs to the open file, so a second one is needed; under the same name there may be
@@ -473,17 +490,16 @@ int PosixReadable::direct_fd() const {
 }
 
 void posix_read(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
-                const ReadDone* done) {
-  if (ops.empty()) return;
-  ReadBatch batch(context, ops, options, done);
-  const auto work = [&](size_t) { ReadWorker(batch).run(); };
-  const size_t threads = options.threads == nullptr ? 1 : options.threads->size();
-  const auto workers = static_cast<size_t>(std::min<uint64_t>(threads, batch.pieces()));
-  if (workers == 1) {
-    work(0);
-  } else {
-    options.threads->parallel_for(workers, work);
-  }
+                const ReadDone& done) {
+  ReadBatch batch(context, ops, options, &done);
+  run(batch);
+}
+
+uint64_t posix_prefetch(PosixContext& context, std::span<const ReadOp> ops,
+                        const ReadOptions& options) {
+  ReadBatch batch(context, ops, options, nullptr);
+  run(batch);
+  return batch.fetched();
 }
 
 }  // namespace tilestone

@@ -102,16 +102,16 @@ class PosixStorage : public Storage {
   void read(std::span<const ReadOp> ops, const ReadOptions& options,
             const ReadDone& done) override {
     for (const ReadOp& op : ops) check(op, options);
-    posix_read(*context_, ops, options, &done);
+    posix_read(*context_, ops, options, done);
   }
 
-  void prefetch(std::span<const ReadOp> ops, const ReadOptions& options) override {
-    if (!can(StorageCapability::kSharedCache)) return;
+  uint64_t prefetch(std::span<const ReadOp> ops, const ReadOptions& options) override {
+    if (!can(StorageCapability::kSharedCache)) return 0;
     for (ReadOp op : ops) {
       op.target = nullptr;
       check(op, options);
     }
-    posix_read(*context_, ops, options, nullptr);
+    return posix_prefetch(*context_, ops, options);
   }
 
   std::optional<FileInfo> stat(const std::string& name) override {

@@ -252,7 +252,8 @@ TEST(PosixStorage, WhatIsPrefetchedIsReadFromThePageCache) {
   const auto pool = BufferPool::create(4 * kMiB, kMiB);
   const std::vector<ReadOp> ops = {{file.get(), kMiB, kMiB}, {file.get(), 4 * kMiB, kMiB}};
   ASSERT_TRUE(storage->can(StorageCapability::kSharedCache));
-  storage->prefetch(ops, {nullptr, pool});
+  EXPECT_EQ(storage->prefetch(ops, {nullptr, pool}), 2 * kMiB);
+  EXPECT_EQ(storage->prefetch(ops, {nullptr, pool}), 0u);
   EXPECT_EQ(cached(kMiB, kMiB), kMiB);
   EXPECT_EQ(cached(4 * kMiB, kMiB), kMiB);
   EXPECT_LE(cached(0, bytes.size()), 3 * kMiB);

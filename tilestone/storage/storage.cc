@@ -63,7 +63,7 @@ void check_directory_name(std::string_view name) {
   if (!name.empty()) check_file_name(name);
 }
 
-void Storage::prefetch(std::span<const ReadOp>, const ReadOptions&) {}
+uint64_t Storage::prefetch(std::span<const ReadOp>, const ReadOptions&) { return 0; }
 
 Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size) {
   const auto file = storage.open(name);

@@ -127,9 +127,9 @@ class Storage {
                     const ReadDone& done) = 0;
 
   // Brings the ops' ranges into memory that all processes of the host share, as far as they are
-  // not there; targets are ignored, every op must fit a pooled buffer. Errors as read's. Does
-  // nothing without kSharedCache.
-  virtual void prefetch(std::span<const ReadOp> ops, const ReadOptions& options);
+  // not there; targets are ignored, every op must fit a pooled buffer. Returns the bytes of the
+  // ops that were not there as a whole. Errors as read's. Does nothing without kSharedCache.
+  virtual uint64_t prefetch(std::span<const ReadOp> ops, const ReadOptions& options);
 
   virtual std::optional<FileInfo> stat(const std::string& name) = 0;  // nullopt: not there
   // Files (not directories) whose name starts with prefix, whole subtree, sorted.
