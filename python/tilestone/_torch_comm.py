@@ -39,6 +39,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 _PIECE_BYTES = 1 << 30  # of one send, receive or broadcast
 _SHORTEST_POLL = 0.0005  # seconds
 _LONGEST_POLL = 0.05  # seconds
+_POLL_OF_RANK = 0.0002  # seconds: the store answers no more than so many polls of all ranks
+_QUICK_POLL = 0.002  # seconds: of few ranks
 _LEAST_TRANSFER = 1.0  # seconds for a transfer that all ranks have agreed on
 _LONGEST_WAIT = datetime.timedelta(days=1)  # of one wait inside torch
 _NAMED_RANKS = 8
@@ -233,7 +235,8 @@ class TorchCommunicator:
                 return True
             return bool(self._store.check(decided))
 
-        missing = [] if self._poll(done, end) else self._who_is_missing(arrivals, decider)
+        longest = min(_LONGEST_POLL, max(_QUICK_POLL, self.size * _POLL_OF_RANK))
+        missing = [] if self._poll(done, longest, end) else self._who_is_missing(arrivals, decider)
         return self._decide({"by": self.rank, "missing": missing, "refused": ""})
 
     def _verdict_key(self) -> str:
@@ -268,15 +271,15 @@ class TorchCommunicator:
         return [decider]  # all have come, and it has not decided
 
     @staticmethod
-    def _poll(done: Callable[[], bool], end: float) -> bool:
-        """False when the time is over first."""
+    def _poll(done: Callable[[], bool], longest: float, end: float) -> bool:
+        """False when the time is over first. `longest`: of a pause, seconds."""
         pause = _SHORTEST_POLL
         while not done():
             left = end - time.monotonic()
             if left <= 0:
                 return False
             time.sleep(min(pause, left))
-            pause = min(pause * 1.5, _LONGEST_POLL)
+            pause = min(pause * 1.5, longest)
         return True
 
     # Moving the bytes. All ranks are known to be there.

@@ -71,7 +71,7 @@ uint32_t ByteReader::u32() { return load<uint32_t>(raw(sizeof(uint32_t))); }
 uint64_t ByteReader::u64() { return load<uint64_t>(raw(sizeof(uint64_t))); }
 double ByteReader::f64() { return load<double>(raw(sizeof(double))); }
 
-uint64_t ByteReader::varint() {
+uint64_t ByteReader::long_varint() {
   uint64_t value = 0;
   for (int shift = 0; shift < 64; shift += 7) {
     if (offset_ == bytes_.size()) fail("expected a varint to go on, found the end");

@@ -54,7 +54,10 @@ class ByteReader {
   uint64_t u64();
   int64_t i64() { return static_cast<int64_t>(u64()); }
   double f64();
-  uint64_t varint();
+  uint64_t varint() {
+    const bool one_byte = offset_ < bytes_.size() && bytes_[offset_] < std::byte{0x80};
+    return one_byte ? std::to_integer<uint64_t>(bytes_[offset_++]) : long_varint();
+  }
   std::string_view string();    // borrows from the bytes
   ByteView blob();              // likewise
   ByteView raw(uint64_t size);  // likewise
@@ -67,6 +70,8 @@ class ByteReader {
   [[noreturn]] void fail(std::string_view problem) const;
 
  private:
+  uint64_t long_varint();
+
   ByteView bytes_;
   uint64_t offset_ = 0;
   std::string what_;

@@ -7,11 +7,17 @@
 
 namespace tilestone {
 
-// nullopt on overflow.
-std::optional<int64_t> try_add(int64_t a, int64_t b);
-std::optional<int64_t> try_mul(int64_t a, int64_t b);
-std::optional<uint64_t> try_add(uint64_t a, uint64_t b);
-std::optional<uint64_t> try_mul(uint64_t a, uint64_t b);
+// nullopt on overflow. T: int64_t or uint64_t.
+template <typename T>
+std::optional<T> try_add(T a, T b) {
+  T result;
+  return __builtin_add_overflow(a, b, &result) ? std::nullopt : std::optional<T>(result);
+}
+template <typename T>
+std::optional<T> try_mul(T a, T b) {
+  T result;
+  return __builtin_mul_overflow(a, b, &result) ? std::nullopt : std::optional<T>(result);
+}
 
 // Throw Error(kInvalidArgument) on overflow; `what` names the quantity ("bytes of the box").
 int64_t checked_add(int64_t a, int64_t b, std::string_view what);

@@ -107,7 +107,7 @@ class LocalPlanner {
 
 // ---- Encoding ----
 
-constexpr uint8_t kPlanVersion = 1;
+constexpr uint8_t kPlanVersion = 2;
 constexpr uint8_t kAssignmentVersion = 1;
 
 // Ascending ranks as runs of equal steps: (gap to the run's first, step, count).
@@ -150,6 +150,19 @@ std::vector<int> read_ranks(ByteReader& in, uint64_t& budget) {
   return ranks;
 }
 
+Bytes encode_tensors(const std::vector<PlanTensor>& tensors) {
+  ByteWriter out;
+  out.reserve(16 * tensors.size());
+  wire::KeyWriter keys;
+  out.varint(tensors.size());
+  for (const PlanTensor& tensor : tensors) {
+    keys.write(out, tensor.key);
+    wire::write_dtype(out, tensor.dtype);
+    wire::write_shape(out, tensor.global_shape);
+  }
+  return std::move(out).take();
+}
+
 void write_ascending(ByteWriter& out, const std::vector<uint32_t>& indices) {
   out.varint(indices.size());
   uint32_t last = 0;
@@ -180,13 +193,7 @@ Bytes LocalSavePlan::encode() const {
   ByteWriter out;
   out.reserve(32 * (tensors.size() + chunks.size() + objects.size()));
   out.u8(kPlanVersion);
-  wire::KeyWriter keys;
-  out.varint(tensors.size());
-  for (const PlanTensor& tensor : tensors) {
-    keys.write(out, tensor.key);
-    wire::write_dtype(out, tensor.dtype);
-    wire::write_shape(out, tensor.global_shape);
-  }
+  out.blob(encode_tensors(tensors));
   out.varint(holder_sets.size());
   for (const auto& set : holder_sets) write_ranks(out, set);
   out.varint(chunks.size());
@@ -197,6 +204,7 @@ Bytes LocalSavePlan::encode() const {
     wire::write_box(out, chunk.box);
   }
   out.varint(objects.size());
+  wire::KeyWriter keys;
   for (const PlanObject& object : objects) {
     keys.write(out, object.key);
     out.u8(static_cast<uint8_t>((object.common ? 2 : 0) | (object.main_replica ? 1 : 0)));
@@ -204,33 +212,47 @@ Bytes LocalSavePlan::encode() const {
   return std::move(out).take();
 }
 
-void decode_plan(ByteView bytes, PlanSink& sink) {
+void PlanDecoder::decode(ByteView bytes, PlanSink& sink) {
   ByteReader in(bytes, "local save plan");
   if (in.u8() != kPlanVersion) in.fail("an unknown version");
+  const ByteView table = in.blob();
+  const bool same = decoded_ && std::ranges::equal(table, encoded_table_);
+  decoded_ = false;
+  if (!same) decode_table(table);
+  sink.tensor_table(table_, same);
+  decode_parts(in, sink);
+  decoded_ = true;
+}
+
+void PlanDecoder::decode_table(ByteView encoded) {
+  ByteReader in(encoded, "local save plan's tensors");
+  table_.resize(in.count(4));
   wire::KeyReader keys;
-  std::vector<Dims> shapes(in.count(4));
-  PlanTensor tensor;
-  for (Dims& shape : shapes) {
+  for (PlanTensor& tensor : table_) {
     tensor.key = keys.read(in);
     tensor.dtype = wire::read_dtype(in);
-    shape = wire::read_shape(in);
-    tensor.global_shape = shape;
-    sink.tensor(tensor);
+    tensor.global_shape = wire::read_shape(in);
   }
+  in.expect_end();
+  encoded_table_.assign(encoded.begin(), encoded.end());
+}
+
+void PlanDecoder::decode_parts(ByteReader& in, PlanSink& sink) const {
   const uint64_t sets = in.count(4);
   uint64_t budget = kMostRanks;
   for (uint64_t i = 0; i < sets; ++i) sink.holder_set(read_ranks(in, budget));
   PlanChunk chunk;
   for (uint64_t count = in.count(2); count > 0; --count) {
-    chunk.tensor = wire::read_index(in, shapes.size(), "a chunk's tensor");
+    chunk.tensor = wire::read_index(in, table_.size(), "a chunk's tensor");
     const uint64_t word = in.varint();
     if (word / 2 > sets) in.fail("a chunk's holders are out of range");
     chunk.holders = word < 2 ? PlanChunk::kUnknown : static_cast<uint32_t>(word / 2 - 1);
     chunk.main_replica = word % 2 == 1;
-    wire::read_box(in, shapes[chunk.tensor], chunk.box);
+    wire::read_box(in, table_[chunk.tensor].global_shape, chunk.box);
     sink.chunk(chunk);
   }
   PlanObject object;
+  wire::KeyReader keys;
   for (uint64_t count = in.count(3); count > 0; --count) {
     object.key = keys.read(in);
     const uint8_t flags = in.u8();
@@ -244,7 +266,7 @@ void decode_plan(ByteView bytes, PlanSink& sink) {
 
 LocalSavePlan LocalSavePlan::decode(ByteView bytes) {
   struct Collect : PlanSink {
-    void tensor(const PlanTensor& tensor) override { plan.tensors.push_back(tensor); }
+    void tensor_table(const std::vector<PlanTensor>& table, bool) override { plan.tensors = table; }
     void holder_set(std::vector<int> ranks) override {
       plan.holder_sets.push_back(std::move(ranks));
     }
@@ -252,7 +274,7 @@ LocalSavePlan LocalSavePlan::decode(ByteView bytes) {
     void object(const PlanObject& object) override { plan.objects.push_back(object); }
     LocalSavePlan plan;
   } collect;
-  decode_plan(bytes, collect);
+  PlanDecoder().decode(bytes, collect);
   return std::move(collect.plan);
 }
 

@@ -208,6 +208,42 @@ TEST(SavePlanner, APlansEncodingIsAsGoodAsThePlan) {
             ErrorCode::kCorrupt);
 }
 
+// Tensors that are those of the rank before are not decoded again.
+TEST(SavePlanner, RanksWithTheSameAndWithOtherTensorsMayFollowOneAnother) {
+  std::vector<LocalSavePlan> plans;
+  for (const int stage : {0, 0, 1, 0, 1, 1}) {
+    const auto rank = static_cast<int64_t>(plans.size());
+    const std::string own = "stage" + std::to_string(stage);
+    plans.push_back(plan_of({item("all", {6}, {{{rank}, {1}}}), item(own, {3}, {{{0}, {3}}}),
+                             item(own + ".b", {2 + stage}, {{{0}, {2 + stage}}})}));
+  }
+  SavePlanner encoded(6);
+  SavePlanner mixed(6);
+  for (int rank = 0; rank < 6; ++rank) {
+    const LocalSavePlan& plan = plans[static_cast<size_t>(rank)];
+    encoded.add_encoded(rank, plan.encode());
+    if (rank == 2) {
+      mixed.add(rank, plan);
+    } else {
+      mixed.add_encoded(rank, plan.encode());
+    }
+  }
+  const std::vector<Assignment> expected = plan_save(plans);
+  EXPECT_EQ(encoded.finish(), expected);
+  EXPECT_EQ(mixed.finish(), expected);
+}
+
+TEST(SavePlanner, ADisagreementIsFoundThoughRanksWithTheSameTensorsFollow) {
+  SavePlanner planner(3);
+  planner.add_encoded(0, plan_of({item("w", {6}, {{{0}, {2}}})}).encode());
+  for (const int rank : {1, 2}) {
+    planner.add_encoded(rank, plan_of({item("w", {7}, {{{2 * rank}, {2}}})}).encode());
+  }
+  const Error error = error_of([&] { (void)planner.finish(); });
+  EXPECT_EQ(error.code(), ErrorCode::kMismatch);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0 has float32 [6]"), HasSubstr("rank 1 has")));
+}
+
 // Two replicas list the same three boxes in different orders; one box is a part of a row, so that
 // boxes with one first element and different last ones, and equal ones, stand side by side.
 TEST(SavePlanner, BoxesAreToldApartByOffsetAndShape) {

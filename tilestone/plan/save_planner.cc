@@ -66,10 +66,11 @@ struct SavePlanner::State final : PlanSink {
         assignments(added.size()) {}
 
   // Of the rank that is being added.
-  void tensor(const PlanTensor& tensor) override;
+  void tensor_table(const std::vector<PlanTensor>& table, bool same) override;
   void holder_set(std::vector<int> ranks) override;
   void chunk(const PlanChunk& listed) override;
   void object(const PlanObject& listed) override;
+  void tensor(const PlanTensor& tensor);
   void note(ErrorCode code, std::string problem, const std::string& key);
 
   void check_all_added() const;
@@ -104,6 +105,7 @@ struct SavePlanner::State final : PlanSink {
   std::vector<Waiting> waiting;
   std::vector<Listing> scratch;
 
+  PlanDecoder decoder;
   // Of the rank that is being added, by its own indices; and, as a guess, of the one before.
   uint32_t rank = 0;
   size_t tensor_index = 0;
@@ -115,6 +117,15 @@ struct SavePlanner::State final : PlanSink {
 
 void SavePlanner::State::note(ErrorCode code, std::string problem, const std::string& key) {
   if (!first_problem) first_problem = Error(code, std::move(problem)).with_key(key);
+}
+
+// `same` ones are where the rank before has put them.
+void SavePlanner::State::tensor_table(const std::vector<PlanTensor>& table, bool same) {
+  if (same) {
+    tensor_index = table.size();
+    return;
+  }
+  for (const PlanTensor& listed : table) tensor(listed);
 }
 
 void SavePlanner::State::tensor(const PlanTensor& tensor) {
@@ -395,7 +406,8 @@ void SavePlanner::begin(int rank) {
 
 void SavePlanner::add(int rank, const LocalSavePlan& plan) {
   begin(rank);
-  for (const PlanTensor& tensor : plan.tensors) state_->tensor(tensor);
+  state_->decoder = PlanDecoder();
+  state_->tensor_table(plan.tensors, false);
   for (const std::vector<int>& set : plan.holder_sets) state_->holder_set(set);
   for (const PlanChunk& chunk : plan.chunks) state_->chunk(chunk);
   for (const PlanObject& object : plan.objects) state_->object(object);
@@ -403,7 +415,7 @@ void SavePlanner::add(int rank, const LocalSavePlan& plan) {
 
 void SavePlanner::add_encoded(int rank, ByteView bytes) {
   begin(rank);
-  decode_plan(bytes, *state_);
+  state_->decoder.decode(bytes, *state_);
 }
 
 std::vector<Assignment> SavePlanner::finish() {
