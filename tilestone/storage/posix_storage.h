@@ -13,9 +13,9 @@ struct PosixOptions {
   enum class Calls { kAuto, kUring, kPlain };  // kAuto: io_uring if the kernel lets us, else plain
   enum class Cache { kAuto, kDirect, kBuffered };
   Calls calls = Calls::kAuto;
-  // kAuto writes large files directly and small ones through the page cache; reads what is cached
-  // from the cache and the rest directly. kDirect is a wish: where the file system refuses
-  // O_DIRECT (tmpfs) the page cache is used, which is said once in the log.
+  // kAuto writes large files directly and small ones, and all on FUSE, in order through the page
+  // cache; reads what is cached from the cache and the rest directly. kDirect is a wish: where the
+  // file system refuses O_DIRECT (tmpfs) the page cache is used, which is said once in the log.
   Cache write_cache = Cache::kAuto;
   Cache read_cache = Cache::kAuto;
   unsigned queue_depth = 8;  // requests under way for one file or one reading thread

@@ -38,6 +38,8 @@ class FailingSystem : public System {
   std::atomic<int> sync_error = 0, close_error = 0, reserve_error = EOPNOTSUPP;
   std::atomic<int> syncs = 0, direct_writes = 0;
   bool openat2_missing = false;
+  bool fuse = false;
+  std::atomic<int> writes_elsewhere = 0;  // not at the file's end
 
   ssize_t pread(int fd, void* data, size_t size, uint64_t offset) override {
     if (read_error != 0) return refuse(read_error);
@@ -50,6 +52,8 @@ class FailingSystem : public System {
   ssize_t pwrite(int fd, const void* data, size_t size, uint64_t offset) override {
     const bool direct = (::fcntl(fd, F_GETFL) & O_DIRECT) != 0;
     direct_writes += direct;
+    struct stat info;
+    writes_elsewhere += ::fstat(fd, &info) != 0 || static_cast<uint64_t>(info.st_size) != offset;
     if (write_error != 0) return refuse(write_error);
     if (direct && direct_write_error != 0) return refuse(direct_write_error);
     if (offset >= room) return refuse(ENOSPC);
@@ -66,6 +70,7 @@ class FailingSystem : public System {
   int reserve(int fd, uint64_t size) override {
     return reserve_error != 0 ? refuse(reserve_error) : System::reserve(fd, size);
   }
+  bool is_fuse(int) override { return fuse; }
   int open_beneath(int directory, const char* name, int flags, unsigned mode) override {
     if (openat2_missing) return refuse(ENOSYS);
     return System::open_beneath(directory, name, flags, mode);
@@ -261,6 +266,29 @@ TEST(PosixStorage, WhatIsPrefetchedIsReadFromThePageCache) {
   expect_error([&] { storage->prefetch({&large, 1}, {nullptr, pool}); },
                ErrorCode::kInvalidArgument, "fits no pooled buffer");
   ::close(fd);
+}
+
+// File systems over object stores fail where a write does not go on at the end (VeOmni 801).
+TEST(PosixStorage, FilesOfFuseAreWrittenInOrder) {
+  Failing disk;
+  disk.system->fuse = true;
+  disk.system->reserve_error = 0;
+  const auto pool = BufferPool::create(8 * kMiB, kMiB);
+  const Bytes kept = pattern_bytes(4 * kMiB);
+  const auto file = disk.storage->create("f", 32 * kMiB);
+  append_buffers(*file, *pool, 5, kMiB);
+  file->append_kept(kept);
+  file->append(as_bytes("tail"));
+  append_buffers(*file, *pool, 3, kMiB - 5);
+  file->sync(kNever);
+  file->close();
+  EXPECT_EQ(disk.system->writes_elsewhere, 0);
+  EXPECT_EQ(disk.system->direct_writes, 0);
+  const Bytes found = read_file(*disk.storage, "f", 32 * kMiB);
+  ASSERT_EQ(found.size(), 9 * kMiB + 4 + 3 * (kMiB - 5));
+  EXPECT_TRUE(same_bytes(ByteView(found).subspan(5 * kMiB, 4 * kMiB), kept));
+  EXPECT_EQ(found[4 * kMiB], std::byte{5});
+  EXPECT_EQ(found.back(), std::byte{3});
 }
 
 TEST(PosixStorage, AFailedSyncIsNeverTriedAgain) {

@@ -128,8 +128,11 @@ class PosixWriter : public WritableFile {
   void choose(uint64_t size) {
     chosen_ = true;
     const auto cache = context_->options().write_cache;
+    // Many FUSE file systems, those over object stores, take a file's bytes in order only: direct
+    // writes are under way several at a time.
     const bool wanted = cache == PosixOptions::Cache::kDirect ||
-                        (cache == PosixOptions::Cache::kAuto && size >= kDirectWrite);
+                        (cache == PosixOptions::Cache::kAuto && size >= kDirectWrite &&
+                         !context_->system().is_fuse(fd_.get()));
     direct_ = wanted && context_->make_direct(fd_.get());
     if (direct_ && expected_size_ > 0) reserve();
   }

@@ -1,9 +1,11 @@
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <linux/openat2.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -67,6 +69,11 @@ int System::close(int fd) { return ::close(fd); }
 
 int System::reserve(int fd, uint64_t size) {
   return ::fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(size));
+}
+
+bool System::is_fuse(int fd) {
+  struct statfs info;
+  return ::fstatfs(fd, &info) == 0 && info.f_type == FUSE_SUPER_MAGIC;
 }
 
 int System::set_direct(int fd, bool direct) {

@@ -29,6 +29,8 @@ class System {
   virtual int reserve(int fd, uint64_t size);
   // Turns O_DIRECT of an open file on or off.
   virtual int set_direct(int fd, bool direct);
+  // Whether the file's system is a process of its own (FUSE).
+  virtual bool is_fuse(int fd);
   // openat2 with RESOLVE_BENEATH.
   virtual int open_beneath(int directory, const char* name, int flags, unsigned mode);
   // renameat2 with RENAME_NOREPLACE.
