@@ -5,6 +5,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # Nothing is cached outside the tree unless the caller wants it.
 export CCACHE_DIR="${CCACHE_DIR:-$PWD/build/ccache}"
+# Builds of one configuration share objects, whatever folder they are made in.
+export CCACHE_NOHASHDIR=1
+# Precompiled headers are not cached otherwise. No source asks for the time.
+export CCACHE_SLOPPINESS=pch_defines,time_macros
 export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
 export CTEST_PARALLEL_LEVEL="${CTEST_PARALLEL_LEVEL:-$(nproc)}"
 all_started=$SECONDS
@@ -36,8 +40,10 @@ configure_and_build() {
   cmake --build --preset "$preset" --target "$@"
 }
 
-# The Python package, built in build/python and installed into .venv.
+# The Python package, built in build/$1 and installed into .venv. Other arguments go to pip.
 install_python_package() {
+  local name=$1
+  shift
   .venv/bin/python -m pip install --quiet --no-build-isolation --no-deps --force-reinstall \
-    --config-settings=build-dir=build/python .
+    --config-settings="build-dir=build/$name" "$@" .
 }
