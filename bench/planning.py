@@ -44,8 +44,9 @@ def planning(case: Case, plan: Plan) -> Case:
         line = _exchange(tp, dp, pp, tensors, *ep)
         large.rows.append(_row(line))
         kind = "MoE" if ep else "dense"
-        case.figures[f"plan {kind} {tp * numbers[1] * pp} x {tensors}, s"] = line["seconds"]
-        case.figures[f"plan {kind} {tp * numbers[1] * pp} x {tensors}, GiB"] = line["peak_gib"]
+        what = f"plan {kind} {line['ranks']} x {tensors}"
+        case.figures[f"{what}, s"] = line["seconds"]
+        case.figures[f"{what}, GiB"] = line["peak_gib"]
     case.tables.append(large)
     case.tables.append(_rule(case))
     case.tables.append(_dcp(case, plan))
