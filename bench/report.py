@@ -133,6 +133,12 @@ def load(path: Path) -> tuple[dict[str, Case], dict]:
     return cases, data["machine"]
 
 
+def _of_part(machine: dict) -> list[str]:
+    if machine["scale"] == 1:
+        return []
+    return ["", f"Cases and targets are named by the full size; {machine['scale']:g} of it was measured."]
+
+
 def render(cases: dict[str, Case], machine: dict, path: Path) -> None:
     text = [
         "# Benchmarks",
@@ -142,6 +148,7 @@ def render(cases: dict[str, Case], machine: dict, path: Path) -> None:
         f"Python {machine['python']}, torch {machine['torch']}; memcpy "
         f"{machine['memcpy_gb_s']:.1f} GB/s. {machine['rounds']} rounds, seed {machine['seed']}, "
         f"{machine['scale']:g} of the full size, {machine.get('minutes', 0):.0f} minutes.",
+        *_of_part(machine),
         "",
         targets_table(cases),
         summary(cases),

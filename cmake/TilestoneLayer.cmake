@@ -140,9 +140,9 @@ function(_tilestone_closure out)
 endfunction()
 
 # The tests' own code is the larger part of a build. It is not searched for undefined behaviour,
-# which would double its compile time, and is not optimised more than is quick.
+# which would double its compile time, and the dev build does not optimise it more than is quick.
 function(_tilestone_test_flags target)
-  target_compile_options(${target} PRIVATE -O1)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Dev>:-O1>)
   if(TILESTONE_SANITIZE MATCHES "undefined")
     target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
   endif()

@@ -39,8 +39,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 _PIECE_BYTES = 1 << 30  # of one send, receive or broadcast
 _SHORTEST_POLL = 0.0005  # seconds
 _LONGEST_POLL = 0.05  # seconds
-_POLL_OF_RANK = 0.0002  # seconds: the store answers no more than so many polls of all ranks
-_QUICK_POLL = 0.002  # seconds: of few ranks
+_QUICK_POLL = 0.002  # seconds: the longest pause of few ranks
+_PAUSE_OF_RANK = 0.0002  # seconds a rank: all together poll 5,000 times a second at most
 _LEAST_TRANSFER = 1.0  # seconds for a transfer that all ranks have agreed on
 _LONGEST_WAIT = datetime.timedelta(days=1)  # of one wait inside torch
 _NAMED_RANKS = 8
@@ -235,7 +235,7 @@ class TorchCommunicator:
                 return True
             return bool(self._store.check(decided))
 
-        longest = min(_LONGEST_POLL, max(_QUICK_POLL, self.size * _POLL_OF_RANK))
+        longest = min(_LONGEST_POLL, max(_QUICK_POLL, self.size * _PAUSE_OF_RANK))
         missing = [] if self._poll(done, longest, end) else self._who_is_missing(arrivals, decider)
         return self._decide({"by": self.rank, "missing": missing, "refused": ""})
 

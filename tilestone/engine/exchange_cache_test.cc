@@ -27,6 +27,20 @@ constexpr uint64_t kLarge = 64u << 10;                   // bytes of a read that
 Box rows_of(int rank) { return {{kRows / kRanks * rank, 0}, {kRows / kRanks, kColumns}}; }
 Box columns_of(int rank) { return {{0, kColumns / kRanks * rank}, {kRows, kColumns / kRanks}}; }
 
+// This rank's box of a tensor `w` of `shape`, loaded.
+TensorView load_box(const Communicator& comm, const Location& location, DType dtype,
+                    const Dims& shape, const Box& box) {
+  const TensorView found = TensorView::allocate(dtype, box.shape);
+  StateDict wanted;
+  wanted["w"] = ShardedTensor::from_box("w", found, shape, box);
+  LoadOptions options;
+  options.comm = comm;
+  options.timeout = 120;
+  options.buffer_bytes = 32u << 20;
+  load(wanted, location, options);
+  return found;
+}
+
 // What the ranks ask a storage for, of data files.
 struct Traffic {
   std::atomic<uint64_t> large = 0;  // bytes
@@ -60,14 +74,7 @@ class PageCache : public testing::Test {
 
   // Loads this rank's box of the matrix and compares it.
   static void expect_box(const Communicator& comm, const Location& location, const Box& box) {
-    const TensorView found = TensorView::allocate(DType::kFloat32, box.shape);
-    StateDict wanted;
-    wanted["w"] = ShardedTensor::from_box("w", found, {kRows, kColumns}, box);
-    LoadOptions options;
-    options.comm = comm;
-    options.timeout = 120;
-    options.buffer_bytes = 32u << 20;
-    load(wanted, location, options);
+    const TensorView found = load_box(comm, location, DType::kFloat32, {kRows, kColumns}, box);
     const TensorView all = counting(DType::kFloat32, {kRows, kColumns});
     EXPECT_TRUE(same_bytes(elements(found), elements(all.narrow(box))));
   }
@@ -161,14 +168,8 @@ class ManyRounds : public testing::Test {
   static int64_t load_columns(const Communicator& comm, const Location& location) {
     const int64_t width = kLongColumns / kRanks;
     const Box columns{{0, width * comm.rank()}, {kLongRows, width}};
-    const TensorView found = TensorView::allocate(DType::kUInt8, columns.shape);
-    StateDict wanted;
-    wanted["w"] = ShardedTensor::from_box("w", found, {kLongRows, kLongColumns}, columns);
-    LoadOptions options;
-    options.comm = comm;
-    options.timeout = 120;
-    options.buffer_bytes = 32u << 20;
-    load(wanted, location, options);
+    const TensorView found =
+        load_box(comm, location, DType::kUInt8, {kLongRows, kLongColumns}, columns);
     int64_t wrong = 0;
     for_each_element(columns, [&](int64_t i, std::byte value) { wrong += found.data[i] != value; });
     return wrong;

@@ -19,8 +19,9 @@ constexpr uint64_t kLeastPair = 64u << 10;   // bytes of a message that are alwa
 constexpr uint64_t kLargestPart = 1u << 20;  // bytes: a detour on the way to a device's memory
 constexpr uint64_t kJoinGap = 3072;          // bytes between parts that are read as one
 constexpr size_t kRoundParts = 16384;
-constexpr size_t kSlotDescription = 48;      // bytes, about
-constexpr uint64_t kCachedRound = 8u << 20;  // bytes that one owner brings into the page cache
+constexpr size_t kSlotDescription = 48;       // bytes, about
+constexpr uint64_t kCachedRound = 8u << 20;   // bytes that an owner asks the page cache for at once
+constexpr uint64_t kLeastFetched = 4u << 20;  // bytes from the disk that are worth a round
 
 [[noreturn]] void fail_request(int rank, const char* problem) {
   throw Error(ErrorCode::kInternal, std::string("two-phase reading: ") + problem).with_rank(rank);
@@ -237,10 +238,10 @@ std::vector<Bytes> TileOwner::read_round() {
   return out;
 }
 
-// What is there already is no work, and told of at once.
+// As many portions as it takes for something to be brought in: what is there already is no work.
 std::vector<Bytes> TileOwner::cache_round() {
   std::vector<RoundMessage> messages(world_);
-  for (uint64_t fetched = 0; more() && fetched < kCachedRound / 2;) {
+  for (uint64_t fetched = 0; more() && fetched < kLeastFetched;) {
     const Round round = plan_round();
     fetched += prefetch(round);
     for (const Packed& packed : round.packed) {
