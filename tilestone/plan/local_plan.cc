@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <unordered_map>
 
@@ -216,7 +217,8 @@ void PlanDecoder::decode(ByteView bytes, PlanSink& sink) {
   ByteReader in(bytes, "local save plan");
   if (in.u8() != kPlanVersion) in.fail("an unknown version");
   const ByteView table = in.blob();
-  const bool same = decoded_ && std::ranges::equal(table, encoded_table_);
+  const bool same = decoded_ && table.size() == encoded_table_.size() &&
+                    std::memcmp(table.data(), encoded_table_.data(), table.size()) == 0;
   decoded_ = false;
   if (!same) decode_table(table);
   sink.tensor_table(table_, same);

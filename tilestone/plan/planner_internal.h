@@ -20,11 +20,12 @@ struct Listing {
   uint64_t first = 0;
   uint64_t last = 0;  // inclusive
   uint32_t rank = 0;
-  uint32_t index = 0;                      // in the rank's chunks
-  uint32_t holders = PlanChunk::kUnknown;  // index of a set that has the rank in it
+  uint32_t index : 31 = 0;  // in the rank's chunks
+  uint32_t is_run : 1 = 0;  // the box's elements follow one another in the flattened tensor
 
   bool same_box(const Listing& other) const { return first == other.first && last == other.last; }
 };
+inline constexpr uint32_t kMostChunks = uint32_t{1} << 31;  // of a rank
 
 // A tensor and all that was listed of it, at first in the order of adding.
 class Tensor {
@@ -40,10 +41,13 @@ class Tensor {
 
   // Has the place where the next listing goes fetched: it is far in memory, as all tensors' are.
   void prefetch() const { __builtin_prefetch(listings_.data() + listings_.size(), 1); }
-  // A box inside the tensor that is not empty.
-  void add(const Box& box, uint32_t rank, uint32_t index, uint32_t holders);
+  // A box inside the tensor. False where it has no elements: then nothing is kept.
+  bool add(const Box& box, uint32_t rank, uint32_t index);
   // Orders the listings by box, those of one box by rank. `scratch` is memory to work in.
   void sort(std::vector<Listing>& scratch);
+  // After sort(): the boxes are runs, each beginning where the one before ends, from the first
+  // element to the last: they tile the tensor, which saves knowing them.
+  bool is_tiled_by_runs() const;
   std::span<const Listing> listings() const { return listings_; }
   // After sort(): the listings from `begin` on that have the same box.
   std::span<const Listing> group(size_t begin) const;

@@ -23,7 +23,7 @@ Tensor::Tensor(std::string key, DType dtype, Dims shape, uint32_t rank)
 }
 
 Box Tensor::box(const Listing& listing) const {
-  Box box = Box::whole(shape_);
+  Box box{shape_, shape_};
   uint64_t first = listing.first;
   uint64_t last = listing.last;
   const auto set = [&](size_t d, uint64_t begin, uint64_t end) {
@@ -40,14 +40,21 @@ Box Tensor::box(const Listing& listing) const {
   return box;
 }
 
-void Tensor::add(const Box& box, uint32_t rank, uint32_t index, uint32_t holders) {
+bool Tensor::add(const Box& box, uint32_t rank, uint32_t index) {
+  if (elements_ == 0) return false;
   uint64_t first = 0;
-  uint64_t last = 0;
+  uint64_t span = 0;  // from the first element to the last
+  uint64_t elements = 1;
   for (size_t d = 0; d < shape_.size(); ++d) {
-    first += static_cast<uint64_t>(box.offset[d] * strides_[d]);
-    last += static_cast<uint64_t>((box.end(d) - 1) * strides_[d]);
+    const auto size = static_cast<uint64_t>(box.shape[d]);
+    const auto stride = static_cast<uint64_t>(strides_[d]);
+    if (size == 0) return false;
+    first += static_cast<uint64_t>(box.offset[d]) * stride;
+    span += (size - 1) * stride;
+    elements *= size;
   }
-  listings_.push_back({first, last, rank, index, holders});
+  listings_.push_back({first, first + span, rank, index & (kMostChunks - 1), span + 1 == elements});
+  return true;
 }
 
 void Tensor::sort(std::vector<Listing>& scratch) {
@@ -61,6 +68,17 @@ void Tensor::sort(std::vector<Listing>& scratch) {
     if (!sorted) std::sort(begin, end, box_and_rank_before);
     begin = end;
   }
+}
+
+bool Tensor::is_tiled_by_runs() const {
+  uint64_t end = 0;
+  for (size_t i = 0; i < listings_.size(); ++i) {
+    const Listing& listing = listings_[i];
+    if (i > 0 && listing.same_box(listings_[i - 1])) continue;
+    if (!listing.is_run || listing.first != end) return false;
+    end = listing.last + 1;
+  }
+  return end == elements_;
 }
 
 std::span<const Listing> Tensor::group(size_t begin) const {

@@ -44,10 +44,6 @@ std::string described(DType dtype, const Dims& shape) {
   return std::string(to_string(dtype)) + " " + to_string(shape);
 }
 
-bool has_dims_of(const Box& box, const Dims& shape) {
-  return box.offset.size() == shape.size() && box.shape.size() == shape.size();
-}
-
 bool is_inside(const Box& box, const Dims& shape) {
   for (size_t d = 0; d < shape.size(); ++d) {
     if (box.offset[d] < 0 || box.offset[d] > shape[d]) return false;
@@ -61,6 +57,7 @@ bool is_inside(const Box& box, const Dims& shape) {
 struct SavePlanner::State final : PlanSink {
   explicit State(int world)
       : added(static_cast<size_t>(world), false),
+        chunk_holders(added.size()),
         owned_begin(added.size(), 0),
         owned_words(added.size(), 0),
         assignments(added.size()) {}
@@ -71,11 +68,15 @@ struct SavePlanner::State final : PlanSink {
   void chunk(const PlanChunk& listed) override;
   void object(const PlanObject& listed) override;
   void tensor(const PlanTensor& tensor);
+  void check_chunk(const PlanChunk& listed, const std::vector<PlanTensor>& table);
+  void note_holders(uint32_t index, uint32_t set);
   void note(ErrorCode code, std::string problem, const std::string& key);
 
   void check_all_added() const;
   void take_tensor(uint32_t id);
-  bool is_by_rule(std::span<const Listing> group) const;
+  void take_chunk(uint32_t id, size_t begin, std::span<const Listing> group, uint64_t bytes);
+  uint32_t holders_of(const Listing& listing) const;
+  uint32_t common_holders(std::span<const Listing> group) const;
   void check_objects() const;
   void sort_waiting();
   void assign_by_rule();
@@ -92,6 +93,9 @@ struct SavePlanner::State final : PlanSink {
   std::vector<bool> added;
   std::map<std::vector<int>, uint32_t> set_ids;
   std::vector<const std::vector<int>*> sets;  // keys of set_ids
+  // By rank and chunk, an index of `sets`, of one that has the rank in it; empty or shorter where
+  // no chunk (from there on) names its holders.
+  std::vector<std::vector<uint32_t>> chunk_holders;
   std::unordered_map<std::string, Object> objects;
   std::optional<Error> first_problem;
 
@@ -161,36 +165,44 @@ void SavePlanner::State::holder_set(std::vector<int> ranks) {
   local_sets.push_back(known->second);
 }
 
+// Of a plan that nothing was checked of yet.
+void SavePlanner::State::check_chunk(const PlanChunk& listed,
+                                     const std::vector<PlanTensor>& table) {
+  const PlanTensor& tensor = table.at(listed.tensor);
+  const Dims& shape = tensor.global_shape;
+  const auto held = [&] { return rank_text(rank) + " holds box " + to_string(listed.box); };
+  if (listed.box.offset.size() != shape.size() || listed.box.shape.size() != shape.size()) {
+    note(ErrorCode::kMismatch, held() + " of a tensor of shape " + to_string(shape), tensor.key);
+  } else if (!is_inside(listed.box, shape)) {
+    note(ErrorCode::kCoverage, held() + " outside a tensor of shape " + to_string(shape),
+         tensor.key);
+  }
+}
+
+// A box inside the tensor that the rank's table has.
 void SavePlanner::State::chunk(const PlanChunk& listed) {
   constexpr size_t kAhead = 8;  // tensors
   const uint32_t index = chunk_index++;
-  owned_words[rank] = index / 64 + 1;
+  if (first_problem) return;  // it may be that all ranks' tensor is another one; no plan is made
   if (listed.tensor + kAhead < tensor_index) {
     tensors[local_tensors[listed.tensor + kAhead]].prefetch();
   }
-  Tensor& tensor = tensors[local_tensors.at(listed.tensor)];
-  const auto held = [&] { return rank_text(rank) + " holds box " + to_string(listed.box); };
-  if (!has_dims_of(listed.box, tensor.shape())) {
-    return note(ErrorCode::kMismatch, held() + " of a tensor of shape " + to_string(tensor.shape()),
-                tensor.key());
-  }
-  if (!is_inside(listed.box, tensor.shape())) {
-    return note(ErrorCode::kCoverage,
-                held() + " outside a tensor of shape " + to_string(tensor.shape()), tensor.key());
-  }
-  if (listed.box.empty()) {
+  Tensor& tensor = tensors[local_tensors[listed.tensor]];
+  if (!tensor.add(listed.box, rank, index)) {
     if (tensor.has_elements() || tensor.empty_rank <= rank) return;
     tensor.empty_rank = rank;
     tensor.empty_chunk = index;
-    return;
+  } else if (listed.holders != PlanChunk::kUnknown) {
+    note_holders(index, local_sets.at(listed.holders));
   }
-  uint32_t holders = PlanChunk::kUnknown;
-  if (listed.holders != PlanChunk::kUnknown) {
-    const uint32_t id = local_sets.at(listed.holders);
-    const std::vector<int>& set = *sets[id];
-    if (std::binary_search(set.begin(), set.end(), static_cast<int>(rank))) holders = id;
-  }
-  tensor.add(listed.box, rank, index, holders);
+}
+
+void SavePlanner::State::note_holders(uint32_t index, uint32_t set) {
+  const std::vector<int>& ranks = *sets[set];
+  if (!std::binary_search(ranks.begin(), ranks.end(), static_cast<int>(rank))) return;
+  std::vector<uint32_t>& mine = chunk_holders[rank];
+  mine.resize(index + size_t{1}, PlanChunk::kUnknown);
+  mine[index] = set;
 }
 
 void SavePlanner::State::object(const PlanObject& listed) {
@@ -268,44 +280,55 @@ std::vector<uint32_t> SavePlanner::State::chunks_of(uint32_t owner) const {
   return mine;
 }
 
-// The ranks that list it are just those that all of them name.
-bool SavePlanner::State::is_by_rule(std::span<const Listing> group) const {
-  const uint32_t holders = group.front().holders;
-  return holders != PlanChunk::kUnknown && group.size() == sets[holders]->size() &&
-         std::all_of(group.begin(), group.end(),
-                     [&](const Listing& listing) { return listing.holders == holders; });
+uint32_t SavePlanner::State::holders_of(const Listing& listing) const {
+  const std::vector<uint32_t>& of_rank = chunk_holders[listing.rank];
+  return listing.index < of_rank.size() ? of_rank[listing.index] : PlanChunk::kUnknown;
+}
+
+// The set that all who list the chunk name, if it is just these.
+uint32_t SavePlanner::State::common_holders(std::span<const Listing> group) const {
+  const uint32_t holders = holders_of(group.front());
+  const bool by_rule = holders != PlanChunk::kUnknown && group.size() == sets[holders]->size() &&
+                       std::all_of(group.begin(), group.end(), [&](const Listing& listing) {
+                         return holders_of(listing) == holders;
+                       });
+  return by_rule ? holders : PlanChunk::kUnknown;
 }
 
 // Checks a tensor, gives away the chunks that one rank lists and puts the others in `waiting`.
 void SavePlanner::State::take_tensor(uint32_t id) {
   Tensor& tensor = tensors[id];
   tensor.sort(scratch);
-  const std::span<const Listing> all = tensor.listings();
+  const bool runs = tensor.is_tiled_by_runs();
   chunks.boxes.clear();
   chunks.ranks.clear();
-  for (size_t begin = 0; begin < all.size();) {
+  for (size_t begin = 0; begin < tensor.listings().size();) {
     const std::span<const Listing> group = tensor.group(begin);
-    chunks.boxes.push_back(tensor.box(group.front()));
-    chunks.ranks.push_back(group.front().rank);
-    const Box& box = chunks.boxes.back();
-    const auto twice =
-        std::adjacent_find(group.begin(), group.end(),
-                           [](const Listing& a, const Listing& b) { return a.rank == b.rank; });
-    if (twice != group.end()) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  rank_text(twice->rank) + " lists box " + to_string(box) + " twice")
-          .with_key(tensor.key());
+    const Listing& any = group.front();
+    if (!runs) {
+      chunks.boxes.push_back(tensor.box(any));
+      chunks.ranks.push_back(any.rank);
     }
-    const uint64_t bytes = static_cast<uint64_t>(box.numel()) * itemsize(tensor.dtype());
-    if (group.size() == 1) {
-      give(group.front(), bytes);
-    } else {
-      const bool by_rule = is_by_rule(group);
-      waiting.push_back({bytes, id, by_rule ? group.front().holders : PlanChunk::kUnknown, begin});
-    }
+    const uint64_t elements =
+        runs ? any.last - any.first + 1 : static_cast<uint64_t>(chunks.boxes.back().numel());
+    take_chunk(id, begin, group, elements * itemsize(tensor.dtype()));
     begin += group.size();
   }
-  if (tensor.has_elements()) check_tiling(tensor, chunks);
+  if (tensor.has_elements() && !runs) check_tiling(tensor, chunks);
+}
+
+void SavePlanner::State::take_chunk(uint32_t id, size_t begin, std::span<const Listing> group,
+                                    uint64_t bytes) {
+  if (group.size() == 1) return give(group.front(), bytes);
+  const auto twice =
+      std::adjacent_find(group.begin(), group.end(),
+                         [](const Listing& a, const Listing& b) { return a.rank == b.rank; });
+  if (twice != group.end()) {
+    throw Error(ErrorCode::kInvalidArgument, rank_text(twice->rank) + " lists box " +
+                                                 to_string(tensors[id].box(*twice)) + " twice")
+        .with_key(tensors[id].key());
+  }
+  waiting.push_back({bytes, id, common_holders(group), begin});
 }
 
 void SavePlanner::State::check_objects() const {
@@ -404,18 +427,32 @@ void SavePlanner::begin(int rank) {
   state.local_sets.clear();
 }
 
+void SavePlanner::end() {
+  State& state = *state_;
+  if (state.chunk_index > planner::kMostChunks) {
+    throw Error(ErrorCode::kInvalidArgument, "a rank lists more than 2^31 chunks")
+        .with_rank(static_cast<int>(state.rank));
+  }
+  state.owned_words[state.rank] = state.chunk_index / 64 + 1;
+}
+
 void SavePlanner::add(int rank, const LocalSavePlan& plan) {
   begin(rank);
   state_->decoder = PlanDecoder();
   state_->tensor_table(plan.tensors, false);
   for (const std::vector<int>& set : plan.holder_sets) state_->holder_set(set);
-  for (const PlanChunk& chunk : plan.chunks) state_->chunk(chunk);
+  for (const PlanChunk& chunk : plan.chunks) {
+    state_->check_chunk(chunk, plan.tensors);
+    state_->chunk(chunk);
+  }
   for (const PlanObject& object : plan.objects) state_->object(object);
+  end();
 }
 
 void SavePlanner::add_encoded(int rank, ByteView bytes) {
   begin(rank);
   state_->decoder.decode(bytes, *state_);
+  end();
 }
 
 std::vector<Assignment> SavePlanner::finish() {
