@@ -261,20 +261,30 @@ class MetadataReader {
     }
     const auto [fqn, offset, hint] = index_fields_.read(pickle_, state_of(index, "MetadataIndex"));
     const std::string_view key = read_string(pickle_, fqn, "a key in storage_data");
-    const auto entry = entries_.find(key);
+    Entry* const entry = entry_of(fqn, key);
     try {
-      if (entry == entries_.end()) corrupt("storage_data names a key that has no entry");
+      if (entry == nullptr) corrupt("storage_data names a key that has no entry");
       const ItemLocation at = read_info(info);
-      if (!entry->second.tensor) {
-        if (std::exchange(entry->second.located, true)) corrupt("an object is stored twice");
-        metadata_.objects[entry->second.place].at = at;
+      if (!entry->tensor) {
+        if (std::exchange(entry->located, true)) corrupt("an object is stored twice");
+        metadata_.objects[entry->place].at = at;
       } else {
-        locate_chunk(entry->second.place, offset, hint, at);
+        locate_chunk(entry->place, offset, hint, at);
       }
     } catch (Error& error) {
       error.with_key(key);
       throw;
     }
+  }
+
+  // Null for an unknown key. Items of one tensor often follow one another and share their key.
+  Entry* entry_of(NodeId id, std::string_view key) {
+    if (id != last_key_) {
+      const auto known = entries_.find(key);
+      last_entry_ = known != entries_.end() ? &known->second : nullptr;
+      last_key_ = id;
+    }
+    return last_entry_;
   }
 
   ItemLocation read_info(NodeId id) {
@@ -443,6 +453,8 @@ class MetadataReader {
   std::vector<std::vector<bool>> located_;  // by tensor, by chunk
   std::unordered_map<uint32_t, std::vector<uint32_t>> orders_;
   std::unordered_map<std::string_view, uint32_t> files_;
+  NodeId last_key_ = kNoNode;
+  Entry* last_entry_ = nullptr;
   NodeId last_path_ = kNoNode;
   uint32_t last_file_ = 0;
   std::vector<std::pair<NodeId, Class>> seen_classes_;

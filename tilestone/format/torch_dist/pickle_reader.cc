@@ -446,6 +446,11 @@ bool PickleMachine::step() {
       rare(opcode);
       break;
   }
+  // What picklers write behind every second opcode needs no turn of its own.
+  if (at_ != end_ && *at_ == op::kMemoize) {
+    opcode_ = at_++;
+    memo_.push_back(top());
+  }
   return true;
 }
 

@@ -67,8 +67,10 @@ Dims read_dims(const Pickle& pickle, NodeId id, std::string_view what) {
   if (!pickle.is(id, NodeKind::kTuple) && !pickle.is(id, NodeKind::kList)) {
     wrong(pickle, id, what, "a tuple of ints");
   }
-  Dims dims;
-  for (NodeId element : pickle.items(id)) dims.push_back(read_count(pickle, element, what));
+  const auto elements = pickle.items(id);
+  Dims dims(elements.size(), 0);
+  int64_t* at = dims.begin();
+  for (NodeId element : elements) *at++ = read_count(pickle, element, what);
   return dims;
 }
 
