@@ -20,6 +20,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <optional>
 
@@ -179,8 +180,12 @@ class ReadWorker {
 
   void run() {
     try {
-      while (fill() || under_way_ > 0) {
-        if (under_way_ > 0) finish_one();
+      while (fill() || under_way_ > 0 || !asked_.empty()) {
+        if (under_way_ > 0) {
+          finish_one();
+        } else if (!asked_.empty()) {
+          settle();
+        }
       }
     } catch (...) {
       batch_.stop();
@@ -255,12 +260,26 @@ class ReadWorker {
     return true;
   }
 
+  // Asked for at once, so that the disk has work, and waited for in turn.
   bool start_prefetch(const Piece& piece) {
     if (piece.size() == 0 || is_cached(piece)) return true;
-    Buffer buffer;
-    if (!get_buffer(buffer)) return false;
+    if (asked_.size() == slots_.size() && !settle()) return false;
     batch_.fetches(piece);
-    start_cached(piece, std::move(buffer), false);
+    context_.system().will_need(file(piece).fd(), piece.begin, piece.size());
+    asked_.push_back(piece);
+    return true;
+  }
+
+  // Waits for the piece that was asked for first. Where the system can't tell, or fails, the piece
+  // is read into a buffer; false where that is to wait for one.
+  bool settle() {
+    const Piece& piece = asked_.front();
+    if (context_.system().populate(file(piece).fd(), piece.begin, piece.size()) != 0) {
+      Buffer buffer;
+      if (!get_buffer(buffer)) return false;
+      start_cached(piece, std::move(buffer), false);
+    }
+    asked_.pop_front();
     return true;
   }
 
@@ -454,6 +473,7 @@ class ReadWorker {
   std::vector<Slot> slots_;
   size_t under_way_ = 0;
   std::optional<Piece> waiting_;  // for a buffer
+  std::deque<Piece> asked_;       // of a prefetch, not yet waited for
 };
 
 void run(ReadBatch& batch) {

@@ -39,6 +39,8 @@ class FailingSystem : public System {
   std::atomic<int> syncs = 0, direct_writes = 0;
   bool openat2_missing = false;
   bool fuse = false;
+  bool will_need_missing = false;
+  bool populate_missing = false;
   std::atomic<int> writes_elsewhere = 0;  // not at the file's end
 
   ssize_t pread(int fd, void* data, size_t size, uint64_t offset) override {
@@ -71,6 +73,12 @@ class FailingSystem : public System {
     return reserve_error != 0 ? refuse(reserve_error) : System::reserve(fd, size);
   }
   bool is_fuse(int) override { return fuse; }
+  void will_need(int fd, uint64_t offset, uint64_t size) override {
+    if (!will_need_missing) System::will_need(fd, offset, size);
+  }
+  int populate(int fd, uint64_t offset, uint64_t size) override {
+    return populate_missing ? refuse(EINVAL) : System::populate(fd, offset, size);
+  }
   int open_beneath(int directory, const char* name, int flags, unsigned mode) override {
     if (openat2_missing) return refuse(ENOSYS);
     return System::open_beneath(directory, name, flags, mode);
@@ -239,12 +247,11 @@ TEST(PosixStorage, LargeReadsGoStraightWhereFileAndMemoryAreAlignedAlike) {
   }
 }
 
-TEST(PosixStorage, WhatIsPrefetchedIsReadFromThePageCache) {
-  const TempDirectory directory;
-  const auto storage = posix_storage(directory.path());
+void expect_prefetched_into_the_page_cache(Failing& disk) {
+  Storage& storage = *disk.storage;
   const Bytes bytes = pattern_bytes(6 * kMiB);
-  put_file(*storage, "f", bytes);
-  const int fd = ::open((directory.path() + "/f").c_str(), O_RDONLY);
+  put_file(storage, "f", bytes);
+  const int fd = ::open((disk.directory.path() + "/f").c_str(), O_RDONLY);
   ASSERT_EQ(::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
   System system;
   const auto cached = [&](uint64_t offset, uint64_t size) {
@@ -253,19 +260,66 @@ TEST(PosixStorage, WhatIsPrefetchedIsReadFromThePageCache) {
     return count;
   };
   ASSERT_EQ(cached(0, bytes.size()), 0u);
-  const auto file = storage->open("f");
+  const auto file = storage.open("f");
   const auto pool = BufferPool::create(4 * kMiB, kMiB);
   const std::vector<ReadOp> ops = {{file.get(), kMiB, kMiB}, {file.get(), 4 * kMiB, kMiB}};
-  ASSERT_TRUE(storage->can(StorageCapability::kSharedCache));
-  EXPECT_EQ(storage->prefetch(ops, {nullptr, pool}), 2 * kMiB);
-  EXPECT_EQ(storage->prefetch(ops, {nullptr, pool}), 0u);
+  ASSERT_TRUE(storage.can(StorageCapability::kSharedCache));
+  EXPECT_EQ(storage.prefetch(ops, {nullptr, pool}), 2 * kMiB);
+  EXPECT_EQ(storage.prefetch(ops, {nullptr, pool}), 0u);
   EXPECT_EQ(cached(kMiB, kMiB), kMiB);
   EXPECT_EQ(cached(4 * kMiB, kMiB), kMiB);
   EXPECT_LE(cached(0, bytes.size()), 3 * kMiB);
   const ReadOp large{file.get(), 0, 2 * kMiB};
-  expect_error([&] { storage->prefetch({&large, 1}, {nullptr, pool}); },
-               ErrorCode::kInvalidArgument, "fits no pooled buffer");
+  expect_error([&] { storage.prefetch({&large, 1}, {nullptr, pool}); }, ErrorCode::kInvalidArgument,
+               "fits no pooled buffer");
   ::close(fd);
+}
+
+TEST(PosixStorage, WhatIsPrefetchedIsReadFromThePageCache) {
+  Failing disk;
+  expect_prefetched_into_the_page_cache(disk);
+}
+
+TEST(PosixStorage, PrefetchingReadsWhereTheKernelCannotPopulate) {
+  Failing disk;
+  disk.system->will_need_missing = true;
+  disk.system->populate_missing = true;
+  expect_prefetched_into_the_page_cache(disk);
+}
+
+TEST(PosixStorage, PrefetchingMorePiecesThanAreUnderWayAtOnceBringsInAll) {
+  for (const bool missing : {false, true}) {
+    Failing disk;
+    disk.system->populate_missing = missing;
+    put_file(*disk.storage, "f", pattern_bytes(8 * kMiB));
+    const int fd = ::open((disk.directory.path() + "/f").c_str(), O_RDONLY);
+    ASSERT_EQ(::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    const auto file = disk.storage->open("f");
+    std::vector<ReadOp> ops;
+    for (uint64_t at = 0; at < 8 * kMiB; at += kMiB / 4) {
+      ops.push_back({file.get(), at, kMiB / 4});
+    }
+    const auto pool = BufferPool::create(kMiB / 2, kMiB / 4);  // two buffers
+    EXPECT_EQ(disk.storage->prefetch(ops, {nullptr, pool}), 8 * kMiB);
+    uint64_t cached = 0;
+    EXPECT_EQ(System().cached_bytes(fd, 0, 8 * kMiB, cached), 0);
+    EXPECT_EQ(cached, 8 * kMiB);
+    ::close(fd);
+  }
+}
+
+TEST(PosixStorage, APrefetchThatCannotReadNamesTheFile) {
+  Failing disk;
+  put_file(*disk.storage, "f", pattern_bytes(kMiB));
+  const auto file = disk.storage->open("f");
+  const int fd = ::open((disk.directory.path() + "/f").c_str(), O_RDWR);
+  ASSERT_EQ(::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+  ::close(fd);
+  disk.system->populate_missing = true;
+  disk.system->read_error = EIO;
+  const auto pool = BufferPool::create(kMiB, kMiB);
+  const ReadOp op{file.get(), 0, kMiB};
+  expect_errno([&] { disk.storage->prefetch({&op, 1}, {nullptr, pool}); }, EIO, "f", "cannot read");
 }
 
 // File systems over object stores fail where a write does not go on at the end (VeOmni 801).

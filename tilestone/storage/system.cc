@@ -8,6 +8,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -28,6 +29,8 @@ struct CachestatRange {
 struct Cachestat {
   uint64_t cached, dirty, writeback, evicted, recently_evicted;
 };
+
+constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ: Linux 5.14, likewise
 
 uint64_t page_size() { return static_cast<uint64_t>(sysconf(_SC_PAGESIZE)); }
 
@@ -103,6 +106,27 @@ int System::cached_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes
     return 0;
   }
   return count_resident(fd, offset, size, bytes);
+}
+
+// A step is one that the kernel takes whole: it passes over what is beyond a device's usual
+// request.
+void System::will_need(int fd, uint64_t offset, uint64_t size) {
+  constexpr uint64_t kStep = 512u << 10;  // bytes
+  for (uint64_t done = 0; done < size; done += kStep) {
+    ::posix_fadvise(fd, static_cast<off_t>(offset + done),
+                    static_cast<off_t>(std::min(size - done, kStep)), POSIX_FADV_WILLNEED);
+  }
+}
+
+// By way of a mapping: no byte is copied, and a page that can't be read is an error, not a signal.
+int System::populate(int fd, uint64_t offset, uint64_t size) {
+  const uint64_t begin = offset / page_size() * page_size();
+  const uint64_t length = offset + size - begin;
+  void* map = mmap(nullptr, length, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin));
+  if (map == MAP_FAILED) return -1;
+  const int result = madvise(map, length, kPopulateRead);
+  munmap(map, length);
+  return result;
 }
 
 std::unique_ptr<IoQueue> System::uring_queue(unsigned depth, int& error) {

@@ -38,6 +38,10 @@ class System {
                                const char* to);
   // How many bytes of the pages of [offset, offset + size) are in the page cache.
   virtual int cached_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes);
+  // Asks for the pages of [offset, offset + size) to be read into the page cache, without waiting.
+  virtual void will_need(int fd, uint64_t offset, uint64_t size);
+  // Returns once they are there; reads what is not.
+  virtual int populate(int fd, uint64_t offset, uint64_t size);
   // As make_uring_queue.
   virtual std::unique_ptr<IoQueue> uring_queue(unsigned depth, int& error);
 };
