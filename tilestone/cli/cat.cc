@@ -1,11 +1,9 @@
 // tilestone cat: the values of a tensor, of a slice of one, or of an object.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <complex>
 #include <cstring>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "tilestone/cli/commands.h"
@@ -18,15 +16,6 @@ namespace tilestone::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-struct CatOptions {
-  std::string path;
-  std::string key;
-  std::string slice;
-  std::string npy;
-  bool all = false;
-  bool json = false;
-};
 
 constexpr int64_t kSummaryAbove = 1000;  // elements
 constexpr int64_t kEdge = 3;             // elements shown at each end of a summarised dim
@@ -208,24 +197,13 @@ int cat_object(const Checkpoint& checkpoint, const CatOptions& options) {
   return kOk;
 }
 
+}  // namespace
+
 int cat(const CatOptions& options) {
   const Checkpoint checkpoint = Checkpoint::open(options.path);
   const StoredTensor* tensor = checkpoint.metadata().find_tensor(options.key);
   return tensor != nullptr ? cat_tensor(checkpoint, *tensor, options)
                            : cat_object(checkpoint, options);
-}
-
-}  // namespace
-
-Command add_cat(CLI::App& app) {
-  auto options = std::make_shared<CatOptions>();
-  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
-  app.add_option("key", options->key, "The key, as `tilestone ls` shows it")->required();
-  app.add_option("--slice", options->slice, "Part of a tensor: \"0:4,:\", \"7\", \"::\" whole");
-  auto* npy = app.add_option("--npy", options->npy, "Write the tensor to this .npy file");
-  app.add_flag("--all", options->all, "Print every element, however many");
-  app.add_flag("--json", options->json, "Print JSON, every element")->excludes(npy);
-  return [options] { return cat(*options); };
 }
 
 }  // namespace tilestone::cli

@@ -1,21 +1,53 @@
-// The subcommands. add_X declares X's words; the function it returns does the work and returns
-// the exit code. Errors leave as tilestone::Error.
+// The subcommands: what their words say, and what does the work and returns the exit code. Errors
+// leave as tilestone::Error. The words themselves are declared in run.cc, the one file that sees
+// the parser's header, which takes a compiler longer than all of a subcommand.
 #pragma once
 
-#include <functional>
-
-namespace CLI {
-class App;
-}
+#include <string>
+#include <vector>
 
 namespace tilestone::cli {
 
-using Command = std::function<int()>;
+struct LsOptions {
+  std::string path;
+  std::vector<std::string> patterns;
+  bool json = false;
+  bool by_size = false;
+  bool tensors_only = false;
+  bool objects_only = false;
+};
+int ls(const LsOptions& options);
 
-Command add_ls(CLI::App& app);
-Command add_inspect(CLI::App& app);
-Command add_verify(CLI::App& app);
-Command add_cat(CLI::App& app);
-Command add_gc(CLI::App& app);
+struct InspectOptions {
+  std::string path;
+  std::string key;
+  bool json = false;
+  bool all = false;
+};
+int inspect(const InspectOptions& options);
+
+struct VerifyOptions {
+  std::string path;
+  int threads = 0;
+  bool json = false;
+};
+int verify(const VerifyOptions& options);
+
+struct CatOptions {
+  std::string path;
+  std::string key;
+  std::string slice;
+  std::string npy;
+  bool all = false;
+  bool json = false;
+};
+int cat(const CatOptions& options);
+
+struct GcOptions {
+  std::string path;
+  bool remove = false;
+  bool json = false;
+};
+int gc(const GcOptions& options);
 
 }  // namespace tilestone::cli

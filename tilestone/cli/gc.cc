@@ -1,8 +1,6 @@
 // tilestone gc: what failed saves have left, and its removal.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "tilestone/cli/commands.h"
@@ -11,12 +9,6 @@
 
 namespace tilestone::cli {
 namespace {
-
-struct GcOptions {
-  std::string path;
-  bool remove = false;
-  bool json = false;
-};
 
 uint64_t sum_of(const std::vector<Leftover>& files) {
   uint64_t bytes = 0;
@@ -49,6 +41,8 @@ void print_text(const std::vector<Leftover>& files, bool removed) {
              removed ? "removed" : "not removed; --delete removes them");
 }
 
+}  // namespace
+
 int gc(const GcOptions& options) {
   const std::vector<Leftover> files =
       options.remove ? remove_leftovers(options.path) : find_leftovers(options.path);
@@ -58,16 +52,6 @@ int gc(const GcOptions& options) {
     print_text(files, options.remove);
   }
   return kOk;
-}
-
-}  // namespace
-
-Command add_gc(CLI::App& app) {
-  auto options = std::make_shared<GcOptions>();
-  app.add_option("location", options->path, "Directory that was saved to")->required();
-  app.add_flag("--delete", options->remove, "Remove the files; without it they are only listed");
-  app.add_flag("--json", options->json, "Print JSON");
-  return [options] { return gc(*options); };
 }
 
 }  // namespace tilestone::cli

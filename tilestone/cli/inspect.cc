@@ -1,10 +1,8 @@
 // tilestone inspect: where a checkpoint came from, its files, and how one key is sharded.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "tilestone/cli/commands.h"
@@ -16,13 +14,6 @@ namespace tilestone::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-struct InspectOptions {
-  std::string path;
-  std::string key;
-  bool json = false;
-  bool all = false;
-};
 
 // A table for people ends here: a large job has thousands of files, and shards of one key.
 constexpr size_t kMostRows = 40;
@@ -181,6 +172,8 @@ int inspect_object(const Checkpoint& checkpoint, const StoredObject& object, boo
   return kOk;
 }
 
+}  // namespace
+
 int inspect(const InspectOptions& options) {
   const Checkpoint checkpoint = Checkpoint::open(options.path);
   const Metadata& metadata = checkpoint.metadata();
@@ -193,17 +186,6 @@ int inspect(const InspectOptions& options) {
   }
   checkpoint.read_object(options.key);  // throws kNotFound with similar keys
   return kIoFailed;
-}
-
-}  // namespace
-
-Command add_inspect(CLI::App& app) {
-  auto options = std::make_shared<InspectOptions>();
-  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
-  app.add_option("key", options->key, "A key: its chunks, drawn and listed");
-  app.add_flag("--json", options->json, "Print JSON, of everything");
-  app.add_flag("--all", options->all, "List all files or shards, however many");
-  return [options] { return inspect(*options); };
 }
 
 }  // namespace tilestone::cli

@@ -1,9 +1,7 @@
 // tilestone ls: one line a key.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "tilestone/cli/commands.h"
@@ -12,15 +10,6 @@
 
 namespace tilestone::cli {
 namespace {
-
-struct LsOptions {
-  std::string path;
-  std::vector<std::string> patterns;
-  bool json = false;
-  bool by_size = false;
-  bool tensors_only = false;
-  bool objects_only = false;
-};
 
 struct Row {
   const StoredTensor* tensor = nullptr;  // null: an object
@@ -92,6 +81,8 @@ void print_json(const std::vector<Row>& rows, const Totals& sum) {
   fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
+}  // namespace
+
 int ls(const LsOptions& options) {
   const Checkpoint checkpoint = Checkpoint::open(options.path);
   const std::vector<Row> rows = select(checkpoint.metadata(), options);
@@ -112,19 +103,6 @@ int ls(const LsOptions& options) {
              human_bytes(sum.tensor_bytes), counted(sum.objects, "object"),
              human_bytes(sum.object_bytes));
   return kOk;
-}
-
-}  // namespace
-
-Command add_ls(CLI::App& app) {
-  auto options = std::make_shared<LsOptions>();
-  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
-  app.add_option("pattern", options->patterns, "Only keys that match one of these (*, ?, [...])");
-  app.add_flag("--json", options->json, "Print JSON");
-  app.add_flag("--by-size", options->by_size, "Largest first");
-  auto* tensors = app.add_flag("--tensors", options->tensors_only, "Tensors only");
-  app.add_flag("--objects", options->objects_only, "Objects only")->excludes(tensors);
-  return [options] { return ls(*options); };
 }
 
 }  // namespace tilestone::cli

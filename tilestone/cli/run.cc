@@ -4,6 +4,8 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,56 @@
 
 namespace tilestone::cli {
 namespace {
+
+using Command = std::function<int()>;
+
+Command add_ls(CLI::App& app) {
+  auto options = std::make_shared<LsOptions>();
+  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
+  app.add_option("pattern", options->patterns, "Only keys that match one of these (*, ?, [...])");
+  app.add_flag("--json", options->json, "Print JSON");
+  app.add_flag("--by-size", options->by_size, "Largest first");
+  auto* tensors = app.add_flag("--tensors", options->tensors_only, "Tensors only");
+  app.add_flag("--objects", options->objects_only, "Objects only")->excludes(tensors);
+  return [options] { return ls(*options); };
+}
+
+Command add_inspect(CLI::App& app) {
+  auto options = std::make_shared<InspectOptions>();
+  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
+  app.add_option("key", options->key, "A key: its chunks, drawn and listed");
+  app.add_flag("--json", options->json, "Print JSON, of everything");
+  app.add_flag("--all", options->all, "List all files or shards, however many");
+  return [options] { return inspect(*options); };
+}
+
+Command add_verify(CLI::App& app) {
+  auto options = std::make_shared<VerifyOptions>();
+  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
+  app.add_option("--threads", options->threads, "Reading threads (0: as many as the machine has)")
+      ->check(CLI::Range(0, 1024));
+  app.add_flag("--json", options->json, "Print JSON");
+  return [options] { return verify(*options); };
+}
+
+Command add_cat(CLI::App& app) {
+  auto options = std::make_shared<CatOptions>();
+  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
+  app.add_option("key", options->key, "The key, as `tilestone ls` shows it")->required();
+  app.add_option("--slice", options->slice, "Part of a tensor: \"0:4,:\", \"7\", \"::\" whole");
+  auto* npy = app.add_option("--npy", options->npy, "Write the tensor to this .npy file");
+  app.add_flag("--all", options->all, "Print every element, however many");
+  app.add_flag("--json", options->json, "Print JSON, every element")->excludes(npy);
+  return [options] { return cat(*options); };
+}
+
+Command add_gc(CLI::App& app) {
+  auto options = std::make_shared<GcOptions>();
+  app.add_option("location", options->path, "Directory that was saved to")->required();
+  app.add_flag("--delete", options->remove, "Remove the files; without it they are only listed");
+  app.add_flag("--json", options->json, "Print JSON");
+  return [options] { return gc(*options); };
+}
 
 int exit_code(ErrorCode code) {
   switch (code) {

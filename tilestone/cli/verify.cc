@@ -1,8 +1,6 @@
 // tilestone verify: is every byte what its writer wrote?
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "tilestone/cli/commands.h"
@@ -11,12 +9,6 @@
 
 namespace tilestone::cli {
 namespace {
-
-struct VerifyOptions {
-  std::string path;
-  int threads = 0;
-  bool json = false;
-};
 
 void print_json(const VerifyReport& report) {
   nlohmann::ordered_json out = {{"ok", report.ok()},
@@ -57,6 +49,8 @@ void print_text(const VerifyReport& report) {
   }
 }
 
+}  // namespace
+
 int verify(const VerifyOptions& options) {
   OpenOptions open;
   open.threads = options.threads;
@@ -69,17 +63,6 @@ int verify(const VerifyOptions& options) {
   }
   if (report.any_unsafe()) return kUnsafe;
   return report.ok() ? kOk : kDamaged;
-}
-
-}  // namespace
-
-Command add_verify(CLI::App& app) {
-  auto options = std::make_shared<VerifyOptions>();
-  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
-  app.add_option("--threads", options->threads, "Reading threads (0: as many as the machine has)")
-      ->check(CLI::Range(0, 1024));
-  app.add_flag("--json", options->json, "Print JSON");
-  return [options] { return verify(*options); };
 }
 
 }  // namespace tilestone::cli
