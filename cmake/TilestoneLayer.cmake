@@ -4,7 +4,8 @@
 include(CMakeParseArguments)
 
 # tilestone_layer(<name> [DEPS <layer>...] [LINK <target>...] [SOURCES_EXCLUDE <file>...]
-#                 [TEST_LINK <target>...] [TEST_TIMEOUT <seconds>] [THREADS])
+#                 [TEST_LINK <target>...] [TEST_TIMEOUT <seconds>]
+#                 [THREADS | THREADED_TESTS <file>...])
 #
 # Takes the *.cc of the current folder:
 #   *_test.cc     the program <name>_test, one ctest entry of the same name
@@ -12,10 +13,11 @@ include(CMakeParseArguments)
 #                 among their DEPS, directly or not
 #   all others    the object library tilestone_<name>, part of libtilestone
 # DEPS are the layers above that this one includes; what they need in turn is found from there.
-# LINK are the outside libraries. THREADS: the test has threads to race, so it runs under TSan too.
+# LINK are the outside libraries. THREADS: the test has threads to race, so it runs under TSan too;
+# THREADED_TESTS: just these *_test.cc have, and are all that there is of the test under TSan.
 function(tilestone_layer name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "THREADS" "TEST_TIMEOUT"
-                        "DEPS;LINK;SOURCES_EXCLUDE;TEST_LINK")
+                        "DEPS;LINK;SOURCES_EXCLUDE;TEST_LINK;THREADED_TESTS")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "tilestone_layer(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
@@ -28,6 +30,12 @@ function(tilestone_layer name)
   set(tests ${sources})
   set(helpers ${sources})
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
+  if(arg_THREADED_TESTS)
+    set(arg_THREADS TRUE)
+    if(TILESTONE_SANITIZE STREQUAL "thread")
+      set(tests ${arg_THREADED_TESTS})
+    endif()
+  endif()
   list(FILTER helpers INCLUDE REGEX "_testing\\.cc$")
   list(FILTER sources EXCLUDE REGEX "_(test|testing)\\.cc$")
   if(arg_SOURCES_EXCLUDE)
@@ -206,7 +214,8 @@ function(_tilestone_link_layers target testing)
   endforeach()
 endfunction()
 
-# Every test gets a time limit, and those with threads the label that `ctest --preset tsan` picks
+# Every test gets a time limit (those with the longest begin first, so that the machine is busy to
+# the end), and those with threads the label that `ctest --preset tsan` picks
 # and a place in the target `threads_tests`, which builds just them.
 function(_tilestone_test_properties test timeout threads target)
   if(NOT timeout)
@@ -215,7 +224,7 @@ function(_tilestone_test_properties test timeout threads target)
   if(TILESTONE_SANITIZE)
     math(EXPR timeout "${timeout} * 3")
   endif()
-  set_tests_properties(${test} PROPERTIES TIMEOUT ${timeout})
+  set_tests_properties(${test} PROPERTIES TIMEOUT ${timeout} COST ${timeout})
   if(threads)
     set_tests_properties(${test} PROPERTIES LABELS threads)
     if(NOT TARGET threads_tests)

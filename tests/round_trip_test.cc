@@ -21,8 +21,8 @@ using tests::Fill;
 using tests::Random;
 using tests::Reference;
 
-constexpr int kTrips = 2200;
-constexpr int kDirectoryEvery = 25;  // trips over a real directory
+constexpr int kTrips = TILESTONE_ROUND_TRIPS;  // fewer under sanitizers; set by CMake
+constexpr int kDirectoryEvery = 25;            // trips over a real directory
 
 struct Trip {
   uint64_t seed;

@@ -7,6 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export CCACHE_DIR="${CCACHE_DIR:-$PWD/build/ccache}"
 # Builds of one configuration share objects, whatever folder they are made in.
 export CCACHE_NOHASHDIR=1
+# That includes the compiler's name, for which CMake and scikit-build have defaults of their own.
+export CC="${CC:-cc}" CXX="${CXX:-c++}"
 # Precompiled headers are not cached otherwise. No source asks for the time.
 export CCACHE_SLOPPINESS=pch_defines,time_macros
 export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"

@@ -9,7 +9,6 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
-#include "tilestone/base/thread_pool.h"
 
 namespace tilestone {
 namespace {
@@ -140,29 +139,6 @@ TEST(StridedCopy, UnpackingTouchesNoByteBetweenTheElements) {
   unpack_range(view, 3, Bytes(9, std::byte{1}));
   EXPECT_EQ(std::count(memory.begin(), memory.end(), std::byte{1}), 9);
   EXPECT_EQ(std::count(memory.begin(), memory.end(), std::byte{7}), 55);
-}
-
-void expect_threaded_copy(const StridedView& target, const StridedView& source) {
-  ThreadPool pool(4);
-  strided_copy(target, source, &pool);
-  ASSERT_EQ(flattened(target), flattened(source));
-}
-
-TEST(StridedCopy, LargeCopiesOverThreadsEqualPlainOnes) {
-  std::mt19937_64 random(5);
-  Bytes from(9 << 20);
-  for (std::byte& byte : from) byte = static_cast<std::byte>(random());
-  Bytes to(from.size());
-  const auto size = static_cast<int64_t>(from.size());
-  // Contiguous; two long runs; many short runs; a transposition.
-  expect_threaded_copy({to.data(), {size - 5}, {1}, 1}, {from.data() + 5, {size - 5}, {1}, 1});
-  const Dims halves{2, size / 2 - 64};
-  expect_threaded_copy({to.data(), halves, {size / 2, 1}, 1},
-                       {from.data(), halves, {size / 2 - 32, 1}, 1});
-  const Dims runs{size / 64, 48};
-  expect_threaded_copy({to.data(), runs, {48, 1}, 1}, {from.data(), runs, {64, 1}, 1});
-  const Dims square{1024, 1000};
-  expect_threaded_copy({to.data(), square, {1000, 1}, 8}, {from.data(), square, {1, 1024}, 8});
 }
 
 TEST(StridedCopy, LongStridedMemoryIsChecksummedAcrossPieces) {
