@@ -168,15 +168,51 @@ endfunction()
 # program, since objects of libraries are made with other flags.
 function(_tilestone_reuse_test_headers target)
   if(NOT TARGET tilestone_test_headers)
-    set(source ${CMAKE_BINARY_DIR}/test_headers.cc)
-    file(GENERATE OUTPUT ${source} CONTENT "int main() { return 0; }\n")
+    _tilestone_empty_source(source test_headers "int main() { return 0; }\n")
     add_executable(tilestone_test_headers ${source})
     target_link_libraries(tilestone_test_headers PRIVATE GTest::gmock)
     tilestone_warnings(tilestone_test_headers)
     _tilestone_test_flags(tilestone_test_headers)
     target_precompile_headers(tilestone_test_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
   endif()
-  target_precompile_headers(${target} REUSE_FROM tilestone_test_headers)
+  _tilestone_reuse(${target} tilestone_test_headers)
+endfunction()
+
+# The standard library's are a fifth of a source's. Not in builds whose warnings are errors: there a
+# missing #include is to be found.
+function(_tilestone_reuse_standard_headers target)
+  if(NOT TARGET tilestone_standard_headers)
+    _tilestone_empty_source(source standard_headers "")
+    add_library(tilestone_standard_headers OBJECT ${source})
+    tilestone_warnings(tilestone_standard_headers)
+    target_precompile_headers(
+      tilestone_standard_headers
+      PRIVATE
+      <algorithm>
+      <functional>
+      <map>
+      <memory>
+      <mutex>
+      <optional>
+      <set>
+      <span>
+      <string>
+      <tuple>
+      <unordered_map>
+      <variant>
+      <vector>)
+  endif()
+  _tilestone_reuse(${target} tilestone_standard_headers)
+endfunction()
+
+function(_tilestone_empty_source out name content)
+  set(source ${CMAKE_BINARY_DIR}/${name}.cc)
+  file(GENERATE OUTPUT ${source} CONTENT "${content}")
+  set(${out} ${source} PARENT_SCOPE)
+endfunction()
+
+function(_tilestone_reuse target headers)
+  target_precompile_headers(${target} REUSE_FROM ${headers})
   # What ccache asks for, beside CCACHE_SLOPPINESS (tools/steps.sh).
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 endfunction()
@@ -191,6 +227,9 @@ function(_tilestone_objects target sources links)
   target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(${target} PRIVATE ${links})
   tilestone_warnings(${target})
+  if(TILESTONE_LIBRARY_PCH)
+    _tilestone_reuse_standard_headers(${target})
+  endif()
 endfunction()
 
 # Objects don't travel through link interfaces, so the objects of each layer, and the outside

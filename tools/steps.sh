@@ -49,3 +49,9 @@ install_python_package() {
   .venv/bin/python -m pip install --quiet --no-build-isolation --no-deps --force-reinstall \
     --config-settings="build-dir=build/$name" "$@" .
 }
+
+# As the dev build is made, so that most objects come out of the compiler cache.
+install_dev_package() {
+  install_python_package python-dev --config-settings=cmake.build-type=Dev \
+    --config-settings=cmake.args=--preset=dev
+}
