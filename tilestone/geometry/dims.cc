@@ -22,8 +22,6 @@ Dims::Dims(const int64_t* values, size_t count) : size_(count) {
   }
 }
 
-Dims::Dims(size_t count, int64_t value) { resize(count, value); }
-
 void Dims::push_back(int64_t value) {
   if (size_ < kInline) {
     inline_[size_++] = value;

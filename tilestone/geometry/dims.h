@@ -18,7 +18,14 @@ class Dims {
   Dims() = default;
   Dims(std::initializer_list<int64_t> values) : Dims(values.begin(), values.size()) {}
   explicit Dims(std::span<const int64_t> values) : Dims(values.data(), values.size()) {}
-  Dims(size_t count, int64_t value);  // count times value; Dims(2, 3) is [3, 3], Dims{2, 3} [2, 3]
+  // count times value; Dims(2, 3) is [3, 3], Dims{2, 3} [2, 3]
+  Dims(size_t count, int64_t value) {
+    if (count <= kInline && value == 0) {
+      size_ = count;
+    } else {
+      resize(count, value);
+    }
+  }
   Dims(const Dims& other) : size_(other.size_) {
     if (other.size_ > kInline) {
       heap_ = clone(other.heap_, other.size_);

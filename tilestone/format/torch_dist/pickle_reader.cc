@@ -36,8 +36,7 @@ class PickleMachine {
   }
 
   Pickle run() {
-    while (step()) {
-    }
+    execute();
     if (at_ != end_) corrupt("bytes after the end of the pickle");
     if (stack_.size() != 1 || !marks_.empty()) corrupt("the pickle ends with a stack in disorder");
     pickle_.root_ = stack_.back();
@@ -136,7 +135,7 @@ class PickleMachine {
   // ---- Stack ----
 
   NodeId top() {
-    if (stack_.size() <= floor()) corrupt("the stack is empty");
+    if (stack_.size() <= floor_) corrupt("the stack is empty");
     return stack_.back();
   }
   NodeId pop() {
@@ -144,25 +143,35 @@ class PickleMachine {
     stack_.pop_back();
     return id;
   }
-  // What a mark protects can't be popped past it.
-  size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
+  void push_mark() {
+    floor_ = stack_.size();
+    marks_.push_back(floor_);
+  }
   size_t pop_mark() {
     if (marks_.empty()) corrupt("no mark on the stack");
     const size_t mark = marks_.back();
     marks_.pop_back();
+    floor_ = marks_.empty() ? 0 : marks_.back();
     return mark;
+  }
+
+  // Moves the stack's entries from `first` on to the end of the children; where they begin there.
+  uint32_t take_children(size_t first) {
+    LargeVector<NodeId>& children = pickle_.children_;
+    const size_t begin = children.size();
+    const size_t count = stack_.size() - first;
+    if (begin + count > std::numeric_limits<uint32_t>::max()) corrupt("too many elements");
+    for (size_t i = first; i < stack_.size(); ++i) children.push_back(stack_[i]);
+    stack_.resize(first);
+    return static_cast<uint32_t>(begin);
   }
 
   void push_tuple(size_t first) {
     const auto count = static_cast<uint32_t>(stack_.size() - first);
-    const auto begin = static_cast<uint32_t>(pickle_.children_.size());
-    pickle_.children_.insert(pickle_.children_.end(),
-                             stack_.begin() + static_cast<ptrdiff_t>(first), stack_.end());
-    stack_.resize(first);
-    push_node({NodeKind::kTuple, false, count, begin, count});
+    push_node({NodeKind::kTuple, false, count, take_children(first), count});
   }
   void push_short_tuple(size_t count) {
-    if (stack_.size() < floor() + count) corrupt("the stack is too short for a tuple");
+    if (stack_.size() < floor_ + count) corrupt("the stack is too short for a tuple");
     push_tuple(stack_.size() - count);
   }
 
@@ -171,7 +180,7 @@ class PickleMachine {
   // arguments, which nothing but the call can mean, then has no memo.
   bool fuse_size() {
     const size_t depth = stack_.size();
-    if (depth < floor() + 2 || !is_size_class(stack_[depth - 2])) return false;
+    if (depth < floor_ + 2 || !is_size_class(stack_[depth - 2])) return false;
     const bool memoized = end_ - at_ >= 2 && at_[0] == op::kMemoize && at_[1] == op::kReduce;
     if (!memoized && (at_ == end_ || at_[0] != op::kReduce)) return false;
     if (!pickle_.is(stack_[depth - 1], NodeKind::kTuple)) return false;
@@ -192,28 +201,33 @@ class PickleMachine {
   void extend(NodeId id, size_t first) {
     Node& target = node(id);
     LargeVector<NodeId>& children = pickle_.children_;
-    const size_t count = stack_.size() - first;
+    const auto count = static_cast<uint32_t>(stack_.size() - first);
     if (count == 0) return;
-    const size_t needed = target.a + count;
-    if (needed > target.c) {
-      if (target.a != 0 && target.b + target.c == children.size()) {
-        children.resize(target.b + needed);
-        target.c = static_cast<uint32_t>(needed);
-      } else {
-        const size_t room = target.a == 0 ? needed : 2 * needed;
-        const size_t begin = children.size();
-        if (begin + room > std::numeric_limits<uint32_t>::max()) corrupt("too many elements");
-        children.resize(begin + room);
-        std::copy_n(children.begin() + target.b, target.a,
-                    children.begin() + static_cast<ptrdiff_t>(begin));
-        target.b = static_cast<uint32_t>(begin);
-        target.c = static_cast<uint32_t>(room);
-      }
+    const uint64_t needed = uint64_t{target.a} + count;
+    const bool fresh = target.a == 0;
+    if (needed > target.c && (fresh || size_t{target.b} + target.c == children.size())) {
+      // Its room ends the arena and is full, but for what a last doubling left.
+      if (!fresh) children.resize(size_t{target.b} + target.a);
+      const uint32_t begin = take_children(first);
+      if (fresh) target.b = begin;
+      target.c = static_cast<uint32_t>(needed);
+    } else {
+      if (needed > target.c) move_to_larger_room(target, 2 * needed);
+      std::copy(stack_.begin() + static_cast<ptrdiff_t>(first), stack_.end(),
+                children.begin() + target.b + target.a);
+      stack_.resize(first);
     }
-    std::copy(stack_.begin() + static_cast<ptrdiff_t>(first), stack_.end(),
-              children.begin() + target.b + target.a);
     target.a = static_cast<uint32_t>(needed);
-    stack_.resize(first);
+  }
+  void move_to_larger_room(Node& target, uint64_t room) {
+    LargeVector<NodeId>& children = pickle_.children_;
+    const size_t begin = children.size();
+    if (begin + room > std::numeric_limits<uint32_t>::max()) corrupt("too many elements");
+    children.resize(begin + room);
+    std::copy_n(children.begin() + target.b, target.a,
+                children.begin() + static_cast<ptrdiff_t>(begin));
+    target.b = static_cast<uint32_t>(begin);
+    target.c = static_cast<uint32_t>(room);
   }
 
   bool is_object(NodeId id) const {
@@ -229,7 +243,7 @@ class PickleMachine {
     stack_.resize(first);
   }
   NodeId target_below(size_t first) {
-    if (first <= floor()) corrupt("no container below the items");
+    if (first <= floor_) corrupt("no container below the items");
     return stack_[first - 1];
   }
   void append(size_t first) {
@@ -259,7 +273,7 @@ class PickleMachine {
     extend(target, first);
   }
   size_t last(size_t count) {
-    if (stack_.size() < floor() + count) corrupt("the stack is too short");
+    if (stack_.size() < floor_ + count) corrupt("the stack is too short");
     return stack_.size() - count;
   }
 
@@ -330,7 +344,7 @@ class PickleMachine {
     push(memo_[index]);
   }
 
-  bool step();
+  void execute();
   void rare(uint8_t opcode);
 
   const uint8_t* begin_;
@@ -340,118 +354,120 @@ class PickleMachine {
   Pickle pickle_;
   std::vector<NodeId> stack_;
   std::vector<size_t> marks_;
+  size_t floor_ = 0;  // the last mark: what stands below it can't be popped past it
   LargeVector<NodeId> memo_;
 };
 
-// One opcode; false after STOP.
-bool PickleMachine::step() {
-  opcode_ = at_;
-  switch (const uint8_t opcode = u8()) {
-    case op::kStop:
-      return false;
-    case op::kMark:
-      marks_.push_back(stack_.size());
-      break;
-    case op::kMemoize:
+// All opcodes up to STOP, in one loop: a call for each would cost as much as most of them do.
+void PickleMachine::execute() {
+  for (;;) {
+    opcode_ = at_;
+    switch (const uint8_t opcode = u8()) {
+      case op::kStop:
+        return;
+      case op::kMark:
+        push_mark();
+        break;
+      case op::kMemoize:
+        memo_.push_back(top());
+        break;
+      case op::kBinGet:
+        get(u8());
+        break;
+      case op::kLongBinGet:
+        get(little<uint32_t>());
+        break;
+      case op::kBinPut:
+        put(u8());
+        break;
+      case op::kLongBinPut:
+        put(little<uint32_t>());
+        break;
+      case op::kNone:
+        push(kNoneNode);
+        break;
+      case op::kNewTrue:
+        push(kTrueNode);
+        break;
+      case op::kNewFalse:
+        push(kFalseNode);
+        break;
+      case op::kBinInt:
+        push_int(little<int32_t>());
+        break;
+      case op::kBinInt1:
+        push_int(u8());
+        break;
+      case op::kBinInt2:
+        push_int(little<uint16_t>());
+        break;
+      case op::kLong1:
+        push_long(u8());
+        break;
+      case op::kShortBinUnicode:
+        push_text(NodeKind::kString, u8());
+        break;
+      case op::kBinUnicode:
+        push_text(NodeKind::kString, little<uint32_t>());
+        break;
+      case op::kEmptyDict:
+        push_node({NodeKind::kDict, false, 0, 0, 0});
+        break;
+      case op::kEmptyList:
+        push_node({NodeKind::kList, false, 0, 0, 0});
+        break;
+      case op::kEmptyTuple:
+        push(kEmptyTupleNode);
+        break;
+      case op::kTuple:
+        push_tuple(pop_mark());
+        break;
+      case op::kTuple1:
+        if (!fuse_size()) push_short_tuple(1);
+        break;
+      case op::kTuple2:
+        push_short_tuple(2);
+        break;
+      case op::kTuple3:
+        push_short_tuple(3);
+        break;
+      case op::kAppend:
+        append(last(1));
+        break;
+      case op::kAppends:
+        append(pop_mark());
+        break;
+      case op::kSetItem:
+        set_items(last(2));
+        break;
+      case op::kSetItems:
+        set_items(pop_mark());
+        break;
+      case op::kGlobal:
+        push_global_line();
+        break;
+      case op::kStackGlobal:
+        push_stack_global();
+        break;
+      case op::kReduce:
+        push_object(NodeKind::kCall);
+        break;
+      case op::kNewObj:
+        push_object(NodeKind::kNew);
+        break;
+      case op::kBuild:
+        build();
+        break;
+      default:
+        rare(opcode);
+        break;
+    }
+    // What picklers write behind every second opcode needs no turn of its own.
+    if (at_ != end_ && *at_ == op::kMemoize) {
+      opcode_ = at_++;
       memo_.push_back(top());
-      break;
-    case op::kBinGet:
-      get(u8());
-      break;
-    case op::kLongBinGet:
-      get(little<uint32_t>());
-      break;
-    case op::kBinPut:
-      put(u8());
-      break;
-    case op::kLongBinPut:
-      put(little<uint32_t>());
-      break;
-    case op::kNone:
-      push(kNoneNode);
-      break;
-    case op::kNewTrue:
-      push(kTrueNode);
-      break;
-    case op::kNewFalse:
-      push(kFalseNode);
-      break;
-    case op::kBinInt:
-      push_int(little<int32_t>());
-      break;
-    case op::kBinInt1:
-      push_int(u8());
-      break;
-    case op::kBinInt2:
-      push_int(little<uint16_t>());
-      break;
-    case op::kLong1:
-      push_long(u8());
-      break;
-    case op::kShortBinUnicode:
-      push_text(NodeKind::kString, u8());
-      break;
-    case op::kBinUnicode:
-      push_text(NodeKind::kString, little<uint32_t>());
-      break;
-    case op::kEmptyDict:
-      push_node({NodeKind::kDict, false, 0, 0, 0});
-      break;
-    case op::kEmptyList:
-      push_node({NodeKind::kList, false, 0, 0, 0});
-      break;
-    case op::kEmptyTuple:
-      push(kEmptyTupleNode);
-      break;
-    case op::kTuple:
-      push_tuple(pop_mark());
-      break;
-    case op::kTuple1:
-      if (!fuse_size()) push_short_tuple(1);
-      break;
-    case op::kTuple2:
-      push_short_tuple(2);
-      break;
-    case op::kTuple3:
-      push_short_tuple(3);
-      break;
-    case op::kAppend:
-      append(last(1));
-      break;
-    case op::kAppends:
-      append(pop_mark());
-      break;
-    case op::kSetItem:
-      set_items(last(2));
-      break;
-    case op::kSetItems:
-      set_items(pop_mark());
-      break;
-    case op::kGlobal:
-      push_global_line();
-      break;
-    case op::kStackGlobal:
-      push_stack_global();
-      break;
-    case op::kReduce:
-      push_object(NodeKind::kCall);
-      break;
-    case op::kNewObj:
-      push_object(NodeKind::kNew);
-      break;
-    case op::kBuild:
-      build();
-      break;
-    default:
-      rare(opcode);
-      break;
+    }
   }
-  // What picklers write behind every second opcode needs no turn of its own.
-  if (at_ != end_ && *at_ == op::kMemoize) {
-    opcode_ = at_++;
-    memo_.push_back(top());
-  }
-  return true;
 }
 
 void PickleMachine::rare(uint8_t opcode) {
@@ -509,7 +525,7 @@ void PickleMachine::rare(uint8_t opcode) {
       push_object_with_keywords();
       break;
     case op::kPop:
-      if (stack_.size() > floor()) {
+      if (stack_.size() > floor_) {
         stack_.pop_back();
       } else {
         pop_mark();  // as Python has it: POP on top of a mark takes the mark

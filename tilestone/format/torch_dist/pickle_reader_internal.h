@@ -62,6 +62,8 @@ class Pickle {
   size_t node_count() const { return nodes_.size(); }
 
   NodeKind kind(NodeId id) const { return is_small(id) ? NodeKind::kInt : nodes_[id].kind; }
+  // An int from 0 to 2^31 - 1.
+  static bool is_small(NodeId id) { return (id & kSmallFlag) != 0; }
   bool is(NodeId id, NodeKind kind) const { return this->kind(id) == kind; }
   bool boolean(NodeId id) const { return nodes_[id].a != 0; }
   int64_t integer(NodeId id) const {
@@ -93,7 +95,6 @@ class Pickle {
   friend class PickleMachine;
   static constexpr NodeId kSmallFlag = 0x80000000;
   static constexpr NodeId kSmallMask = 0x7fffffff;
-  static bool is_small(NodeId id) { return (id & kSmallFlag) != 0; }
 
   // 16 bytes.   a          b            c
   //  text       length     offset

@@ -74,7 +74,7 @@ Dims read_dims(const Pickle& pickle, NodeId id, std::string_view what) {
   return dims;
 }
 
-int64_t read_count(const Pickle& pickle, NodeId id, std::string_view what) {
+int64_t read_large_count(const Pickle& pickle, NodeId id, std::string_view what) {
   if (id == kNoNode || !pickle.is(id, NodeKind::kInt)) wrong(pickle, id, what, "an int");
   const int64_t value = pickle.integer(id);
   if (value < 0) {

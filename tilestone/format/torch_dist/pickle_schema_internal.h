@@ -19,7 +19,10 @@ std::string describe(const Pickle& pickle, NodeId id);
 // The elements of a tuple or list of ints >= 0. Error(kCorrupt) naming `what` otherwise.
 Dims read_dims(const Pickle& pickle, NodeId id, std::string_view what);
 // An int >= 0, not a bool. Error(kCorrupt) naming `what`.
-int64_t read_count(const Pickle& pickle, NodeId id, std::string_view what);
+int64_t read_large_count(const Pickle& pickle, NodeId id, std::string_view what);
+inline int64_t read_count(const Pickle& pickle, NodeId id, std::string_view what) {
+  return Pickle::is_small(id) ? pickle.integer(id) : read_large_count(pickle, id, what);
+}
 std::string_view read_string(const Pickle& pickle, NodeId id, std::string_view what);
 // torch.float32 and its like; nullopt when the node is no dtype that is known.
 std::optional<DType> read_dtype(const Pickle& pickle, NodeId id);

@@ -90,6 +90,38 @@ TEST(Pickle, SharedContainersAreReadOnce) {
   EXPECT_EQ(repr("]q\0K\x07\x61h\0h\0\x87."s), "([7], [7], [7])");
 }
 
+// Two lists in turn, so that each finds the other's elements behind its own, then each alone, past
+// the room that it was moved to; with tuples among the elements, whose own elements come between.
+TEST(Pickle, ContainersGrowInBatchesOfAnySize) {
+  std::string opcodes = "]q\0]q\1"s;
+  Value::List expected[2];
+  uint8_t next = 0;
+  const auto batch = [&](int list, size_t count, bool tuples) {
+    opcodes += {'h', static_cast<char>(list), '('};
+    for (size_t i = 0; i < count; ++i, ++next) {
+      opcodes += {'K', static_cast<char>(next)};
+      Value value(int64_t{next});
+      if (tuples && next % 3 == 2) {
+        opcodes += '\x85';
+        value = Value::tuple({value});
+      }
+      expected[list].push_back(value);
+    }
+    opcodes += "e0";
+  };
+  for (bool tuples : {false, true}) {
+    for (size_t count : {1, 4, 0, 2, 9}) {
+      batch(0, count, tuples);
+      batch(1, count + 1, tuples);
+    }
+    for (int list : {1, 0}) {
+      for (size_t count : {3, 150, 500}) batch(list, count, tuples);
+    }
+  }
+  EXPECT_EQ(read(opcodes + "\x86."),
+            Value::tuple({Value::list(expected[0]), Value::list(expected[1])}));
+}
+
 TEST(Pickle, TruncationAtEveryLengthIsRefused) {
   const std::string whole =
       "\x80\x02}(X\x01\0\0\0aK\x01X\x01\0\0\0b]q\0(K\x02M\x03\0Neccollections\nOrderedDict\n)R0u."s;
