@@ -134,7 +134,7 @@ class Cpp(Contestant):
 class CppNoChecksum(Cpp):
     """The same with a CRC-32 that does nothing: what checksums cost a save. Can't be loaded."""
 
-    name = "tilestone, C++, no checksums"
+    name = "no checksums"
     loads = False
 
     def _start(self, seed: Path, environment: dict[str, str]) -> None:
