@@ -26,7 +26,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("cases", nargs="*", metavar="CASE",
                         help=f"which to run (default: all): {', '.join(cases.ALL)}")
     parser.add_argument("--rounds", type=int, default=3, help="times each contestant runs")
-    parser.add_argument("--minutes", type=float, default=25,
+    parser.add_argument("--minutes", type=float, default=40,
                         help="time for all; rounds that would pass it are left out, and named")
     parser.add_argument("--scale", type=float, default=1.0, help="size of the data, 1: full")
     parser.add_argument("--seed", type=int, default=1, help="of the order of contestants")

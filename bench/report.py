@@ -15,8 +15,9 @@ Written by `make bench`. Contestants of one case run over the same tensors, inte
 random order each round; a save counts until every byte is durable, "cold" means that the page cache
 was emptied, "warm" that all files were read into it. Every save here is synchronous: the time that
 a trainer is blocked is the save's time. Each case has a control, the same code as a second
-contestant: no ratio is quoted that is nearer to 1 than the control's spread. Machines differ: read
-the ratios.
+contestant: no ratio is quoted that is nearer to 1 than the control's spread (what the two medians
+differ by, or what the two differ by within a round over the root of the rounds, if that is more).
+Machines differ: read the ratios.
 """
 
 
@@ -41,7 +42,7 @@ def _phase_table(case: Case, phase: str, times: dict[str, list[float]]) -> list[
     subject = median(times[SUBJECT])
     spread = control_spread(times)
     lines = [
-        f"**{phase}** (control: the same code twice differs by {spread:.0%})",
+        f"**{phase}** (control's spread: {spread:.0%})",
         "",
         "| who | ratio to tilestone | median s | min s | max s | GB/s |",
         "|---|---|---|---|---|---|",
