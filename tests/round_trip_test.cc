@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <random>
+#include <utility>
 
 #include "tests/random_layout.h"
 #include "tilestone/base/error.h"
@@ -121,6 +122,53 @@ TEST(RoundTrip, RandomStatesOfNRanksLoadedByM) {
   }
   std::filesystem::remove_all(root);
   std::printf("[          ] %d round trips\n", kTrips);
+}
+
+// A key is data: whatever it is made of, it names no file and meets no other key.
+std::vector<std::string> odd_keys() {
+  using namespace std::string_literals;
+  std::vector<std::string> keys = {
+      "",           " ",   ".",    "..", "/", "/etc/passwd", "../../up",        "a/../b",
+      ".metadata",  "a.b", "a..b", "A",  "a", "line\nfeed",  "\x1b[31mred\x07", "nul\0inside"s,
+      "nul\0other"s};
+  keys.push_back("caf\xc3\xa9");       // composed
+  keys.push_back("cafe\xcc\x81");      // decomposed: looks the same, is another key
+  keys.push_back("\xf0\x9f\x99\x82");  // past the Basic Multilingual Plane
+  keys.emplace_back(64 << 10, 'k');
+  keys.emplace_back((64 << 10) + 1, 'k');
+  return keys;
+}
+
+TEST(RoundTrip, KeysOfAnyBytesComeBackAsTheyWere) {
+  const std::vector<std::string> keys = odd_keys();
+  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "tilestone_keys";
+  std::filesystem::remove_all(root);
+  std::vector<int64_t> values(2 * keys.size());
+  const auto row = [&](size_t i) {
+    return TensorView::contiguous(reinterpret_cast<std::byte*>(&values[2 * i]), DType::kInt64, {2});
+  };
+  StateDict state;
+  StateDict wanted;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    values[2 * i] = values[2 * i + 1] = static_cast<int64_t>(i + 1);
+    state[keys[i]] = row(i);
+    state["object " + keys[i]] = static_cast<int64_t>(i);
+    wanted["object " + keys[i]] = nullptr;
+  }
+  save(state, root);
+  const Checkpoint checkpoint = Checkpoint::open(root);
+  EXPECT_TRUE(checkpoint.verify().ok());
+  EXPECT_EQ(checkpoint.metadata().tensors.size(), keys.size());
+  const StateDict objects = load(wanted, root);
+  const std::vector<int64_t> saved = std::exchange(values, std::vector<int64_t>(values.size()));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    SCOPED_TRACE(testing::PrintToString(keys[i].substr(0, 40)));
+    state[keys[i]] = row(i);
+    EXPECT_EQ(*objects.find("object " + keys[i])->get_if<Value>(), Value(static_cast<int64_t>(i)));
+  }
+  load(state, root);
+  EXPECT_EQ(values, saved);
+  std::filesystem::remove_all(root);
 }
 
 }  // namespace

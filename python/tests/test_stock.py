@@ -90,6 +90,29 @@ def test_stock_file_system_reader_reads_the_metadata(ckpt: str) -> None:
     assert metadata.planner_data["nested.list.1.7"] == ("nested", "list", 1, "7")
 
 
+ODD_KEYS = [
+    "", " ", ".", "..", "/", "/etc/passwd", "../../up", "a/../b", ".metadata", "a..b", "A", "a",
+    "caf\u00e9", "cafe\u0301", "\U0001f642", "line\nfeed", "\x1b[31mred\x07", "nul\0inside",
+    "nul\0other", "k" * 65536, "k" * 65536 + "2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("writer", ["stock", "tilestone"])
+def test_keys_of_any_characters_pass_both_ways(writer: str, ckpt: str) -> None:
+    state = {key: torch.full((2,), float(i)) for i, key in enumerate(ODD_KEYS)}
+    targets = {key: torch.zeros(2) for key in ODD_KEYS}
+    if writer == "stock":
+        dcp.save(state, checkpoint_id=ckpt, no_dist=True)
+        tilestone.load(targets, ckpt)
+    else:
+        tilestone.save(state, ckpt)
+        dcp.load(targets, checkpoint_id=ckpt, no_dist=True)
+    assert_same(targets, state)
+    with tilestone.open(ckpt) as opened:
+        assert sorted(opened.keys()) == sorted(ODD_KEYS)
+        assert opened.verify().ok
+
+
 def items_of(ckpt: str) -> dict[str, bytes]:
     metadata = dcp.FileSystemReader(ckpt).read_metadata()
     out = {}

@@ -320,7 +320,7 @@ const ReadableFile* TileOwner::open(const Loaded& loaded) {
   std::unique_ptr<ReadableFile>& file = files_[index];
   if (file) return file.get();
   try {
-    file = context_.storage.open(context_.metadata.files[index]);
+    file = open_data(context_, index);
   } catch (...) {
     throw current_error().with_key(tensor_of(served).key);
   }

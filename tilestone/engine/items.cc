@@ -6,6 +6,8 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/engine/cleanup_internal.h"
+#include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
 namespace {
@@ -50,11 +52,27 @@ void verify_object(const ReadContext& context, const ItemLocation& at, ByteView 
 
 }  // namespace
 
+bool was_replaced(const ReadContext& context) {
+  const std::vector<std::string>& files = context.metadata.files;
+  if (files.empty() || !is_own_name(context.format, files.front())) return false;
+  return !context.storage.stat(manifest_name(context.metadata.save_id));
+}
+
+std::unique_ptr<ReadableFile> open_data(const ReadContext& context, uint32_t file) {
+  try {
+    return context.storage.open(context.metadata.files[file]);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNotFound || !was_replaced(context)) throw;
+    throw Error(error).with_hint(
+        "another save may have replaced the checkpoint since it was opened: open it again");
+  }
+}
+
 Bytes read_item(const ReadContext& context, const ItemLocation& at, const std::string& key,
                 uint64_t max_size) {
   const std::string& name = context.metadata.files[at.file];
   try {
-    const auto file = context.storage.open(name);
+    const auto file = open_data(context, at.file);
     check_place(at, file->size());
     Bytes item(at.length);
     const ReadOp op{file.get(), at.offset, at.length, item.data()};
@@ -75,7 +93,7 @@ std::vector<Bytes> read_objects(const ReadContext& context,
     const ItemLocation& at = objects[i]->at;
     auto& file = files[at.file];
     try {
-      if (!file) file = context.storage.open(context.metadata.files[at.file]);
+      if (!file) file = open_data(context, at.file);
       check_place(at, file->size());
     } catch (...) {
       throw current_error().with_key(objects[i]->key).with_file(context.metadata.files[at.file]);
@@ -120,7 +138,7 @@ void expect_stored(const ReadContext& context, uint64_t bytes, const StoredTenso
     const std::string& name = context.metadata.files[at.file];
     try {
       auto [size, is_new] = sizes.try_emplace(at.file, 0);
-      if (is_new) size->second = context.storage.open(name)->size();
+      if (is_new) size->second = open_data(context, at.file)->size();
       check_place(at, size->second);
     } catch (...) {
       throw current_error().with_key(tensor.key).with_file(name);

@@ -96,20 +96,53 @@ std::optional<Replaced> find_replaced(Storage& storage, const Format& format) {
   return check_note(storage, format, read_file(storage, name, kAnySize));
 }
 
-Description read_description(Storage& storage, const Format& format) {
-  Description description{std::string(format.name()), read_metadata_files(storage, format), {}};
-  description.metadata = format.read_metadata(*memory_storage(description.files));
-  const std::string save_id = description.metadata->save_id;
-  if (save_id.empty()) return description;
-  const std::string name = manifest_name(save_id);
+namespace {
+
+constexpr int kMostOverwrites = 8;  // while one description is read
+
+bool is_file_name(const std::string& name) {
   try {
     check_file_name(name);
-    if (storage.stat(name)) description.files.emplace(name, read_file(storage, name, kAnySize));
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// The metadata as it stands, and its manifest where there is one.
+Description read_once(Storage& storage, const Format& format) {
+  Description description{std::string(format.name()), read_metadata_files(storage, format), {}};
+  description.metadata = format.read_metadata(*memory_storage(description.files));
+  const std::string name = manifest_name(description.metadata->save_id);
+  // A save id that can't be part of a file's name is another writer's.
+  if (description.metadata->save_id.empty() || !is_file_name(name)) return description;
+  try {
+    description.files.emplace(name, read_file(storage, name, kAnySize));
   } catch (const Error& error) {
-    // A save id that can't be part of a file's name is another writer's.
-    if (error.code() != ErrorCode::kUnsafe) throw;
+    if (error.code() != ErrorCode::kNotFound) throw;
   }
   return description;
+}
+
+bool lacks_manifest(const Description& description, const Format& format) {
+  const Metadata& metadata = *description.metadata;
+  return !metadata.files.empty() && is_own_name(format, metadata.files.front()) &&
+         !description.files.contains(manifest_name(metadata.save_id));
+}
+
+}  // namespace
+
+// A save that has replaced a checkpoint removes its manifest: metadata without one may be of the
+// past already, so it is read again until it stays the same.
+Description read_description(Storage& storage, const Format& format) {
+  Description found = read_once(storage, format);
+  for (int i = 0; i < kMostOverwrites && lacks_manifest(found, format); ++i) {
+    Description next = read_once(storage, format);
+    const bool same = next.files == found.files;
+    found = std::move(next);
+    if (same) break;
+  }
+  return found;
 }
 
 Opened open_description(Description description, const std::shared_ptr<const Format>& wanted) {

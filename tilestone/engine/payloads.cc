@@ -116,7 +116,7 @@ std::vector<Run> read_probes(const ReadContext& context, ProbeGroup& group) {
   std::vector<ReadOp> ops;
   for (Run& run : runs) {
     auto& file = files[run.file];
-    if (!file) file = context.storage.open(context.metadata.files[run.file]);
+    if (!file) file = open_data(context, run.file);
     if (run.end > file->size()) {
       throw Error(ErrorCode::kCorrupt, "expected at least " + std::to_string(run.end) +
                                            " bytes, found " + std::to_string(file->size()))

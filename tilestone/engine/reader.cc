@@ -237,7 +237,7 @@ class TransferReader {
 
   std::unique_ptr<ReadableFile> open(const Op& op) const {
     try {
-      return context_.storage.open(context_.metadata.files[op.file]);
+      return open_data(context_, op.file);
     } catch (...) {
       throw current_error().with_key(tensor(slices_[op.first].group).key);
     }

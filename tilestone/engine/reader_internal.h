@@ -28,6 +28,14 @@ struct ReadContext {
   Deadline deadline = Deadline::never();
 };
 
+// Whether the checkpoint's manifest is gone. One that was there when the checkpoint was opened is
+// removed, before anything else, by a save that has replaced it.
+bool was_replaced(const ReadContext& context);
+
+// A data file of the metadata, opened. Error(kNotFound) when it is gone, with a hint where another
+// save may have replaced the checkpoint meanwhile.
+std::unique_ptr<ReadableFile> open_data(const ReadContext& context, uint32_t file);
+
 // A box of a stored chunk that goes to memory.
 struct Transfer {
   uint32_t tensor = 0;  // index into Metadata::tensors

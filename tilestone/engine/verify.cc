@@ -44,15 +44,18 @@ class Verifier {
   }
 
  private:
-  // A file that is missing or no file is damage; one that the system won't read is an error.
+  // A file that is missing or no file is damage; one that the system won't read is an error, and so
+  // is one that a later save has removed.
   void open_files() {
-    for (const std::string& name : context_.metadata.files) {
+    for (uint32_t file = 0; file < context_.metadata.files.size(); ++file) {
+      const std::string& name = context_.metadata.files[file];
       int64_t size = kMissing;
       try {
-        files_.push_back(context_.storage.open(name));
+        files_.push_back(open_data(context_, file));
         size = static_cast<int64_t>(files_.back()->size());
       } catch (const Error& error) {
         if (error.code() == ErrorCode::kIo) throw;
+        if (opened_.manifest && was_replaced(context_)) throw;
         files_.push_back(nullptr);
         if (error.code() != ErrorCode::kNotFound) {
           damage(name, 0, 0, "", error);

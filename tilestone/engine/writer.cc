@@ -14,6 +14,12 @@
 namespace tilestone::engine {
 namespace {
 
+// Bytes that surround a tensor's elements in a file, about. Large ones may begin anywhere in a
+// page.
+constexpr uint64_t kAroundTensor = 2u << 10;
+constexpr uint64_t kAroundLarge = 6u << 10;
+constexpr uint64_t kLarge = 1u << 20;
+
 // A tensor item's piece, as a chunk of the local plan numbers it.
 struct PieceRef {
   uint32_t item = 0;
@@ -105,6 +111,16 @@ class RankWriter {
     return bytes;
   }
 
+  // Of the file, about: what there must be room for.
+  uint64_t expected_bytes(const FileShare& share) const {
+    uint64_t bytes = share.bytes;
+    for (uint32_t i : share.chunks) {
+      const uint64_t of_tensor = piece(task_.assignment.chunks[i]).data.bytes();
+      bytes += of_tensor < kLarge ? kAroundTensor : kAroundLarge;
+    }
+    return bytes;
+  }
+
   // Everything of the report that is known before the bytes are written.
   void describe_items() {
     std::unordered_map<std::string_view, uint32_t> known;
@@ -157,7 +173,7 @@ class RankWriter {
 
   void write_file(size_t index) {
     const FileShare& share = shares_[index];
-    const auto file = storage_.create(report_.files[index].name, share.bytes);
+    const auto file = storage_.create(report_.files[index].name, expected_bytes(share));
     FileStream stream(*file, context_);
     const auto encoder = format_.encoder();
     for (uint32_t i : share.objects) {

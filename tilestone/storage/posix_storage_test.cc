@@ -41,7 +41,8 @@ class FailingSystem : public System {
   bool fuse = false;
   bool will_need_missing = false;
   bool populate_missing = false;
-  std::atomic<int> writes_elsewhere = 0;  // not at the file's end
+  std::atomic<int> writes_elsewhere = 0;    // not at the file's end
+  std::atomic<int> writes_lengthening = 0;  // direct, beyond the file's end
 
   ssize_t pread(int fd, void* data, size_t size, uint64_t offset) override {
     if (read_error != 0) return refuse(read_error);
@@ -55,7 +56,9 @@ class FailingSystem : public System {
     const bool direct = (::fcntl(fd, F_GETFL) & O_DIRECT) != 0;
     direct_writes += direct;
     struct stat info;
-    writes_elsewhere += ::fstat(fd, &info) != 0 || static_cast<uint64_t>(info.st_size) != offset;
+    const uint64_t length = ::fstat(fd, &info) == 0 ? static_cast<uint64_t>(info.st_size) : 0;
+    writes_elsewhere += length != offset;
+    writes_lengthening += direct && offset + size > length;
     if (write_error != 0) return refuse(write_error);
     if (direct && direct_write_error != 0) return refuse(direct_write_error);
     if (offset >= room) return refuse(ENOSPC);
@@ -192,6 +195,24 @@ struct Placed {
   Bytes owner;
   MutableByteView view;
 };
+
+// Else a file system does them one after the other.
+TEST(PosixStorage, NoDirectWriteLengthensAFileThatHasRoomReserved) {
+  Failing disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 2});
+  disk.system->reserve_error = 0;
+  const auto pool = BufferPool::create(4 * kMiB, kMiB);
+  const Bytes bytes = pattern_bytes(3 * kMiB);
+  Placed kept(2 * kMiB, 0);
+  std::copy_n(bytes.begin(), 2 * kMiB, kept.view.begin());
+  const auto file = disk.storage->create("f", 4 * kMiB);  // less than what comes
+  append_buffers(*file, *pool, 40, kMiB);
+  file->append_kept(kept.view);
+  EXPECT_EQ(disk.system->writes_lengthening, 0);
+  file->close();
+  EXPECT_GT(disk.system->direct_writes, 0);
+  EXPECT_EQ(disk.system->writes_lengthening, 0);
+  EXPECT_EQ(disk.storage->stat("f")->size, 42 * kMiB);  // cut without a sync, too
+}
 
 TEST(PosixStorage, KeptMemoryIsWrittenDirectlyWhereItIsAligned) {
   Failing disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 2});

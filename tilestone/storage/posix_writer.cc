@@ -23,6 +23,7 @@ namespace tilestone {
 namespace {
 
 constexpr uint64_t kAlignment = BufferPool::kAlignment;
+constexpr uint64_t kMoreRoom = 16u << 20;  // bytes, when a file becomes larger than expected
 
 class PosixWriter : public WritableFile {
  public:
@@ -70,6 +71,7 @@ class PosixWriter : public WritableFile {
       const bool aligned = reinterpret_cast<uintptr_t>(bytes.data()) % kAlignment == 0 &&
                            bytes.size() % kAlignment == 0 && size_ % kAlignment == 0;
       if (direct_ && aligned) {
+        make_room(size_ + bytes.size());
         writes().start(bytes, size_);
         size_ += bytes.size();
       } else {
@@ -86,10 +88,7 @@ class PosixWriter : public WritableFile {
             .with_file(name_);
       }
       finish_all();
-      if (reserved_ > size_ && context_->system().ftruncate(fd_.get(), size_) != 0) {
-        fail_errno("cannot cut a file to " + std::to_string(size_) + " bytes", name_, errno);
-      }
-      reserved_ = 0;
+      cut();
       if (context_->system().fsync(fd_.get()) != 0) fail_errno("cannot sync a file", name_, errno);
     });
   }
@@ -97,6 +96,7 @@ class PosixWriter : public WritableFile {
   void close() override {
     guarded([&] {
       finish_all();
+      cut();
       writes_.reset();
       // EINTR: Linux has closed the descriptor all the same.
       if (context_->system().close(fd_.release()) != 0 && errno != EINTR) {
@@ -138,7 +138,8 @@ class PosixWriter : public WritableFile {
   }
 
   // Room for the whole file, in few extents; a full disk is found out before anything is written.
-  // Other failures say that this file system can't reserve.
+  // Other failures say that this file system can't reserve. The file's length goes ahead of the
+  // writes with it: ext4 and XFS do writes that lengthen a file one after the other.
   void reserve() {
     if (context_->system().reserve(fd_.get(), expected_size_) == 0) {
       reserved_ = expected_size_;
@@ -147,8 +148,23 @@ class PosixWriter : public WritableFile {
     }
   }
 
+  // More room, where more was reserved than nothing and it ends before `end`. Whether there is
+  // none left, the write itself will tell.
+  void make_room(uint64_t end) {
+    if (reserved_ == 0 || end <= reserved_) return;
+    if (context_->system().reserve(fd_.get(), end + kMoreRoom) == 0) reserved_ = end + kMoreRoom;
+  }
+
+  void cut() {
+    if (reserved_ > size_ && context_->system().ftruncate(fd_.get(), size_) != 0) {
+      fail_errno("cannot cut a file to " + std::to_string(size_) + " bytes", name_, errno);
+    }
+    reserved_ = 0;
+  }
+
   // Hands the first `size` bytes of the buffer to the queue.
   void start(Buffer buffer, uint64_t size) {
+    make_room(size_ + size);
     writes().start(std::move(buffer), size_, size);
     size_ += size;
   }
@@ -183,7 +199,7 @@ class PosixWriter : public WritableFile {
   UniqueFd fd_;
   uint64_t expected_size_;
   uint64_t size_ = 0;      // bytes appended
-  uint64_t reserved_ = 0;  // bytes of room taken beforehand
+  uint64_t reserved_ = 0;  // bytes of room taken beforehand, and the file's length until it is cut
   bool chosen_ = false;
   bool direct_ = false;
   std::unique_ptr<DirectWrites> writes_;  // after fd_: waits for its writes when it goes

@@ -71,7 +71,7 @@ int System::ftruncate(int fd, uint64_t size) { return ::ftruncate(fd, static_cas
 int System::close(int fd) { return ::close(fd); }
 
 int System::reserve(int fd, uint64_t size) {
-  return ::fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(size));
+  return ::fallocate(fd, 0, 0, static_cast<off_t>(size));
 }
 
 bool System::is_fuse(int fd) {

@@ -25,7 +25,7 @@ class System {
   virtual int fsync(int fd);
   virtual int ftruncate(int fd, uint64_t size);
   virtual int close(int fd);
-  // fallocate without a change of the file's length.
+  // fallocate of the first `size` bytes, which become the file's length if it is shorter.
   virtual int reserve(int fd, uint64_t size);
   // Turns O_DIRECT of an open file on or off.
   virtual int set_direct(int fd, bool direct);
