@@ -35,7 +35,8 @@ struct VerifyReport {
   bool any_unsafe() const;
 };
 
-// Thread-safe; cheap to copy (copies share one open checkpoint).
+// Thread-safe; cheap to copy (copies share one open checkpoint). Once a save has replaced the
+// checkpoint, what it read from is gone: Error(kNotFound) with a hint, also from verify.
 class Checkpoint {
  public:
   // Error(kNotFound) when no checkpoint is there; kCorrupt, kUnsafe.

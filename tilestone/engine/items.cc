@@ -54,8 +54,10 @@ void verify_object(const ReadContext& context, const ItemLocation& at, ByteView 
 
 bool was_replaced(const ReadContext& context) {
   const std::vector<std::string>& files = context.metadata.files;
-  if (files.empty() || !is_own_name(context.format, files.front())) return false;
-  return !context.storage.stat(manifest_name(context.metadata.save_id));
+  if (files.empty()) return false;
+  // From a file's name, which is known to be one: the metadata's save id may be anything.
+  const auto own = parse_own_name(context.format, files.front());
+  return own && !context.storage.stat(manifest_name(own->save_id));
 }
 
 std::unique_ptr<ReadableFile> open_data(const ReadContext& context, uint32_t file) {

@@ -10,6 +10,8 @@ namespace tilestone {
 // every rank calls. Tensors that have data are filled in place, others are allocated; values and
 // objects come from the checkpoint. Returns a state dict of wanted's structure. On failure every
 // rank throws the same Error, naming the rank that failed; tensors may then be partly filled.
+// When another save replaces the checkpoint meanwhile: the old state, the new one, or
+// Error(kNotFound) with a hint that says so.
 StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options = {});
 
 }  // namespace tilestone

@@ -11,6 +11,7 @@ namespace tilestone::engine {
 namespace {
 
 constexpr uint64_t kAnySize = UINT64_MAX;  // memory follows the size of a file that is there
+constexpr int kMostOverwrites = 8;         // while one description is read
 
 std::vector<std::shared_ptr<const Format>> known_formats() { return {torch_dist_format()}; }
 
@@ -61,6 +62,36 @@ FileImage read_metadata_files(Storage& storage, const Format& format) {
   return files;
 }
 
+bool is_file_name(const std::string& name) {
+  try {
+    check_file_name(name);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// The metadata as it stands, and its manifest where there is one.
+Description read_once(Storage& storage, const Format& format) {
+  Description description{std::string(format.name()), read_metadata_files(storage, format), {}};
+  description.metadata = format.read_metadata(*memory_storage(description.files));
+  const std::string name = manifest_name(description.metadata->save_id);
+  // A save id that can't be part of a file's name is another writer's.
+  if (description.metadata->save_id.empty() || !is_file_name(name)) return description;
+  try {
+    description.files.emplace(name, read_file(storage, name, kAnySize));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNotFound) throw;
+  }
+  return description;
+}
+
+bool lacks_manifest(const Description& description, const Format& format) {
+  const Metadata& metadata = *description.metadata;
+  return !metadata.files.empty() && is_own_name(format, metadata.files.front()) &&
+         !description.files.contains(manifest_name(metadata.save_id));
+}
+
 void check_metadata_bytes(const Manifest& manifest, const std::string& name, const Bytes& bytes) {
   if (manifest.metadata_size == bytes.size() && manifest.metadata_xxh3 == xxh3_64(bytes)) return;
   throw Error(ErrorCode::kCorrupt, "the metadata is not what its save wrote: expected " +
@@ -95,42 +126,6 @@ std::optional<Replaced> find_replaced(Storage& storage, const Format& format) {
   if (!storage.stat(std::string(kReplacedName)) || !storage.stat(name)) return std::nullopt;
   return check_note(storage, format, read_file(storage, name, kAnySize));
 }
-
-namespace {
-
-constexpr int kMostOverwrites = 8;  // while one description is read
-
-bool is_file_name(const std::string& name) {
-  try {
-    check_file_name(name);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-// The metadata as it stands, and its manifest where there is one.
-Description read_once(Storage& storage, const Format& format) {
-  Description description{std::string(format.name()), read_metadata_files(storage, format), {}};
-  description.metadata = format.read_metadata(*memory_storage(description.files));
-  const std::string name = manifest_name(description.metadata->save_id);
-  // A save id that can't be part of a file's name is another writer's.
-  if (description.metadata->save_id.empty() || !is_file_name(name)) return description;
-  try {
-    description.files.emplace(name, read_file(storage, name, kAnySize));
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kNotFound) throw;
-  }
-  return description;
-}
-
-bool lacks_manifest(const Description& description, const Format& format) {
-  const Metadata& metadata = *description.metadata;
-  return !metadata.files.empty() && is_own_name(format, metadata.files.front()) &&
-         !description.files.contains(manifest_name(metadata.save_id));
-}
-
-}  // namespace
 
 // A save that has replaced a checkpoint removes its manifest: metadata without one may be of the
 // past already, so it is read again until it stays the same.

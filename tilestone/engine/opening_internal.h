@@ -30,6 +30,7 @@ struct Description {
   static Description decode(ByteView bytes);
 };
 
+// Of one moment, though a save may replace the checkpoint meanwhile.
 Description read_description(Storage& storage, const Format& format);
 
 struct Opened {

@@ -28,8 +28,8 @@ struct ReadContext {
   Deadline deadline = Deadline::never();
 };
 
-// Whether the checkpoint's manifest is gone. One that was there when the checkpoint was opened is
-// removed, before anything else, by a save that has replaced it.
+// Whether Tilestone wrote the checkpoint and its manifest is gone. A save that replaces a
+// checkpoint removes its manifest first.
 bool was_replaced(const ReadContext& context);
 
 // A data file of the metadata, opened. Error(kNotFound) when it is gone, with a hint where another

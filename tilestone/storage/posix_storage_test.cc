@@ -1,4 +1,4 @@
-// What only the POSIX storage has: a file system with links and devices, and a system that fails.
+// What only the POSIX storage has: a page cache, direct I/O, locks, and a system that fails.
 #include "tilestone/storage/posix_storage.h"
 
 #include <fcntl.h>
@@ -37,7 +37,7 @@ class FailingSystem : public System {
   std::atomic<int> read_error = 0, write_error = 0, direct_write_error = 0;
   std::atomic<int> sync_error = 0, close_error = 0, reserve_error = EOPNOTSUPP;
   std::atomic<int> syncs = 0, direct_writes = 0;
-  bool openat2_missing = false;
+  bool no_more_room = false;  // a reservation lengthens the file, then fails with ENOSPC
   bool fuse = false;
   bool will_need_missing = false;
   bool populate_missing = false;
@@ -73,7 +73,9 @@ class FailingSystem : public System {
     return close_error != 0 ? refuse(close_error) : 0;
   }
   int reserve(int fd, uint64_t size) override {
-    return reserve_error != 0 ? refuse(reserve_error) : System::reserve(fd, size);
+    if (reserve_error != 0) return refuse(reserve_error);
+    const int result = System::reserve(fd, size);
+    return no_more_room ? refuse(ENOSPC) : result;
   }
   bool is_fuse(int) override { return fuse; }
   void will_need(int fd, uint64_t offset, uint64_t size) override {
@@ -81,10 +83,6 @@ class FailingSystem : public System {
   }
   int populate(int fd, uint64_t offset, uint64_t size) override {
     return populate_missing ? refuse(EINVAL) : System::populate(fd, offset, size);
-  }
-  int open_beneath(int directory, const char* name, int flags, unsigned mode) override {
-    if (openat2_missing) return refuse(ENOSYS);
-    return System::open_beneath(directory, name, flags, mode);
   }
   std::unique_ptr<IoQueue> uring_queue(unsigned, int& error) override {
     error = ENOSYS;
@@ -212,6 +210,18 @@ TEST(PosixStorage, NoDirectWriteLengthensAFileThatHasRoomReserved) {
   EXPECT_GT(disk.system->direct_writes, 0);
   EXPECT_EQ(disk.system->writes_lengthening, 0);
   EXPECT_EQ(disk.storage->stat("f")->size, 42 * kMiB);  // cut without a sync, too
+}
+
+TEST(PosixStorage, WhatAReservationThatFailedHasLengthenedIsCut) {
+  Failing disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 2});
+  disk.system->reserve_error = 0;
+  const auto pool = BufferPool::create(4 * kMiB, kMiB);
+  const auto file = disk.storage->create("f", 2 * kMiB);
+  append_buffers(*file, *pool, 2, kMiB);
+  disk.system->no_more_room = true;
+  append_buffers(*file, *pool, 3, kMiB);
+  file->sync(kNever);
+  EXPECT_EQ(disk.storage->stat("f")->size, 5 * kMiB);
 }
 
 TEST(PosixStorage, KeptMemoryIsWrittenDirectlyWhereItIsAligned) {
@@ -470,87 +480,6 @@ TEST(PosixStorage, ManyFilesShareAPoolSmallerThanTheirQueues) {
   });
   EXPECT_EQ(storage->list().size(), 6u);
 }
-
-// The parameter: whether openat2 is missing.
-class PosixNames : public testing::TestWithParam<bool> {
- protected:
-  PosixNames() {
-    disk_.system->openat2_missing = GetParam();
-    fs::create_directory(root() + "/sub");
-    put_file(*disk_.storage, "sub/file", as_bytes("inside"));
-    put_file(*posix_storage(outside_.path()), "secret", as_bytes("outside"));
-  }
-  std::string root() const { return disk_.directory.path(); }
-  Storage& storage() { return *disk_.storage; }
-
-  Failing disk_;
-  TempDirectory outside_;
-};
-
-TEST_P(PosixNames, LinksInsideAreFollowed) {
-  fs::create_symlink("sub/file", root() + "/link");
-  fs::create_symlink("sub", root() + "/dirlink");
-  fs::create_symlink("../sub/../link", root() + "/sub/chain");
-  for (const char* name : {"link", "dirlink/file", "sub/chain", "dirlink/chain"}) {
-    EXPECT_EQ(as_text(read_file(storage(), name, 100)), "inside") << name;
-    EXPECT_EQ(storage().stat(name)->size, 6u) << name;
-  }
-  put_file(storage(), "dirlink/new", as_bytes("x"));
-  storage().rename("dirlink/new", "sub/renamed", false);
-  EXPECT_TRUE(fs::exists(root() + "/sub/renamed"));
-}
-
-TEST_P(PosixNames, LinksOutsideAreRefused) {
-  fs::create_symlink(outside_.path() + "/secret", root() + "/absolute");
-  fs::create_symlink("../" + fs::path(outside_.path()).filename().string() + "/secret",
-                     root() + "/relative");
-  fs::create_symlink(outside_.path(), root() + "/dir");
-  fs::create_symlink("loop", root() + "/loop");
-  const auto refused = [](const std::function<void()>& call) {
-    expect_error(call, ErrorCode::kUnsafe, "symbolic link");
-  };
-  for (const char* name : {"absolute", "relative", "dir/secret", "loop"}) {
-    SCOPED_TRACE(name);
-    refused([&] { storage().open(name); });
-    refused([&] { storage().stat(name); });
-    refused([&] { storage().try_lock(name); });
-  }
-  refused([&] { storage().create("dir/new"); });
-  refused([&] { storage().remove("dir/secret"); });
-  refused([&] { storage().rename("dir/secret", "mine", true); });
-  refused([&] { storage().rename("sub/file", "dir/file", true); });
-  refused([&] { storage().make_directory("dir/new"); });
-  refused([&] { storage().sync_directory("dir"); });
-  expect_error([&] { storage().create("absolute"); }, ErrorCode::kAlreadyExists);
-  const auto other = posix_storage(outside_.path());
-  EXPECT_EQ(other->list(), Names{"secret"});
-  EXPECT_EQ(as_text(read_file(*other, "secret", 100)), "outside");
-}
-
-TEST_P(PosixNames, DanglingLinksAreNotThere) {
-  fs::create_symlink("sub/absent", root() + "/dangling");
-  EXPECT_FALSE(storage().stat("dangling").has_value());
-  expect_error([&] { storage().open("dangling"); }, ErrorCode::kNotFound, "dangling");
-  expect_error([&] { storage().create("dangling"); }, ErrorCode::kAlreadyExists, "dangling");
-}
-
-TEST_P(PosixNames, FifosAndDirectoriesAreRefusedWithoutWaiting) {
-  ASSERT_EQ(::mkfifo((root() + "/fifo").c_str(), 0666), 0);
-  EXPECT_FALSE(storage().stat("fifo")->regular);
-  for (const char* name : {"fifo", "sub"}) {
-    expect_error([&] { storage().open(name); }, ErrorCode::kUnsafe, "not a regular file");
-  }
-  expect_error([&] { storage().try_lock("fifo"); }, ErrorCode::kUnsafe, "not a regular file");
-  expect_error([&] { storage().create("fifo"); }, ErrorCode::kAlreadyExists, "fifo");
-}
-
-TEST_P(PosixNames, AFileInPlaceOfADirectoryIsNoDirectory) {
-  EXPECT_FALSE(storage().stat("sub/file/x").has_value());
-  expect_error([&] { storage().open("sub/file/x"); }, ErrorCode::kNotFound, "sub/file/x");
-  expect_error([&] { storage().create("sub/file/x"); }, ErrorCode::kIo, "sub/file/x");
-}
-
-INSTANTIATE_TEST_SUITE_P(WithAndWithoutOpenat2, PosixNames, testing::Bool());
 
 TEST(PosixStorage, TheRootAndItsParentsAreMade) {
   const TempDirectory directory;

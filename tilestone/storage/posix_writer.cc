@@ -141,6 +141,7 @@ class PosixWriter : public WritableFile {
   // Other failures say that this file system can't reserve. The file's length goes ahead of the
   // writes with it: ext4 and XFS do writes that lengthen a file one after the other.
   void reserve() {
+    lengthened_ = true;
     if (context_->system().reserve(fd_.get(), expected_size_) == 0) {
       reserved_ = expected_size_;
     } else if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG || errno == EIO) {
@@ -155,10 +156,12 @@ class PosixWriter : public WritableFile {
     if (context_->system().reserve(fd_.get(), end + kMoreRoom) == 0) reserved_ = end + kMoreRoom;
   }
 
+  // To what was written. A reservation that failed may have lengthened the file all the same.
   void cut() {
-    if (reserved_ > size_ && context_->system().ftruncate(fd_.get(), size_) != 0) {
+    if (lengthened_ && context_->system().ftruncate(fd_.get(), size_) != 0) {
       fail_errno("cannot cut a file to " + std::to_string(size_) + " bytes", name_, errno);
     }
+    lengthened_ = false;
     reserved_ = 0;
   }
 
@@ -198,8 +201,9 @@ class PosixWriter : public WritableFile {
   std::string name_;
   UniqueFd fd_;
   uint64_t expected_size_;
-  uint64_t size_ = 0;      // bytes appended
-  uint64_t reserved_ = 0;  // bytes of room taken beforehand, and the file's length until it is cut
+  uint64_t size_ = 0;        // bytes appended
+  uint64_t reserved_ = 0;    // bytes of room taken beforehand
+  bool lengthened_ = false;  // the file's length may be more than size_
   bool chosen_ = false;
   bool direct_ = false;
   std::unique_ptr<DirectWrites> writes_;  // after fd_: waits for its writes when it goes
