@@ -38,7 +38,7 @@ int int_attribute(nb::handle object, const char* name, int otherwise) {
 
 ErrorCode code_named(const std::string& name) {
   for (int i = static_cast<int>(ErrorCode::kInvalidArgument);
-       i <= static_cast<int>(ErrorCode::kInternal); ++i) {
+       i <= static_cast<int>(ErrorCode::kInterrupted); ++i) {
     const auto code = static_cast<ErrorCode>(i);
     if (to_string(code) == name) return code;
   }

@@ -134,6 +134,15 @@ class InternalError(CheckpointError, RuntimeError):
     code = "internal"
 
 
+class InterruptedError(CheckpointError):
+    """The caller of another rank stopped it (Ctrl-C), or code of that caller raised.
+
+    The rank that was stopped raises what stopped it: KeyboardInterrupt, the callback's exception.
+    """
+
+    code = "interrupted"
+
+
 _CLASSES: dict[str, type[CheckpointError]] = {
     kind.code: kind
     for kind in (
@@ -149,6 +158,7 @@ _CLASSES: dict[str, type[CheckpointError]] = {
         TimeoutError,
         RankFailedError,
         InternalError,
+        InterruptedError,
     )
 }
 

@@ -112,7 +112,7 @@ Buffer BufferPool::acquire(Deadline deadline) {
                                 state_->limit, state_->buffer_bytes))
             .with_hint("a larger buffer pool, or a later deadline, may help");
       }
-      state_->given_back.wait_for(lock, deadline.remaining());
+      state_->given_back.wait_for(lock, deadline.wait_time());
     }
   }
   return lend(reserved ? state_->allocate() : data);

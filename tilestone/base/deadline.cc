@@ -10,6 +10,7 @@ using Seconds = std::chrono::duration<double>;
 
 // Past this a time is as good as never, and adding it to now() can't overflow.
 constexpr Seconds kLongest = std::chrono::hours(24 * 365 * 100);
+constexpr nanoseconds kInterruptPoll = std::chrono::milliseconds(50);
 
 }  // namespace
 
@@ -21,14 +22,29 @@ Deadline Deadline::after(std::chrono::duration<double> time) {
   return Deadline(now + std::chrono::duration_cast<Clock::duration>(time));
 }
 
+bool Deadline::expired() const {
+  if (interrupt_ != nullptr) interrupt_->check();
+  return !is_never() && Clock::now() >= when_;
+}
+
 nanoseconds Deadline::remaining() const {
   if (is_never()) return std::chrono::hours(24);
   return std::max(nanoseconds(0), std::chrono::duration_cast<nanoseconds>(when_ - Clock::now()));
 }
 
+nanoseconds Deadline::wait_time() const {
+  return interrupt_ == nullptr ? remaining() : std::min(remaining(), kInterruptPoll);
+}
+
 Deadline Deadline::sooner(double fraction) const {
   if (is_never()) return *this;
-  return after(Seconds(remaining()) * fraction);
+  return after(Seconds(remaining()) * fraction).with_interrupt(interrupt_);
+}
+
+Deadline Deadline::with_interrupt(std::shared_ptr<const Interrupt> interrupt) const {
+  Deadline deadline(when_);
+  deadline.interrupt_ = std::move(interrupt);
+  return deadline;
 }
 
 }  // namespace tilestone

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <stdexcept>
 
 namespace tilestone {
 namespace {
@@ -46,6 +47,26 @@ TEST(Deadline, SoonerIsAPartOfWhatRemains) {
   EXPECT_GT(half.when(), Deadline::Clock::now());
   EXPECT_TRUE(Deadline::never().sooner(0.5).is_never());
   EXPECT_TRUE(Deadline::after(0s).sooner(0.5).expired());
+}
+
+TEST(Deadline, AnInterruptIsThrownByItsFirstReasonAndKeepsWaitsShort) {
+  const auto interrupt = std::make_shared<Interrupt>();
+  const Deadline deadline = Deadline::never().with_interrupt(interrupt);
+  EXPECT_FALSE(deadline.expired());
+  EXPECT_LE(deadline.wait_time(), 50ms);
+  EXPECT_EQ(deadline.remaining(), 24h);
+  interrupt->request(std::make_exception_ptr(std::runtime_error("first")));
+  interrupt->request(std::make_exception_ptr(std::runtime_error("second")));
+  for (const Deadline& each : {deadline, deadline.sooner(0.5)}) {
+    try {
+      static_cast<void>(each.expired());
+      FAIL() << "the interrupt was not thrown";
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "first");
+    }
+  }
+  EXPECT_FALSE(deadline.without_interrupt().expired());
+  EXPECT_EQ(Deadline::after(1h).sooner(0.5).wait_time() > 50ms, true);
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cerrno>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -11,10 +13,10 @@
 namespace tilestone {
 namespace {
 
-constexpr std::array<std::string_view, 13> kNames = {
+constexpr std::array<std::string_view, 14> kNames = {
     "",         "invalid_argument", "not_found", "already_exists", "mismatch",
     "coverage", "corrupt",          "unsafe",    "unsupported",    "io",
-    "timeout",  "rank_failed",      "internal",
+    "timeout",  "rank_failed",      "internal",  "interrupted",
 };
 constexpr uint8_t kEncodingVersion = 1;
 
@@ -134,11 +136,11 @@ Error current_error() {
   } catch (const Error& error) {
     return error;
   } catch (const std::bad_alloc&) {
-    return Error(ErrorCode::kInternal, "out of memory");
+    return Error(ErrorCode::kIo, "out of memory").with_errno(ENOMEM);
   } catch (const std::exception& error) {
-    return Error(ErrorCode::kInternal, error.what());
+    return Error(ErrorCode::kInterrupted, error.what());
   } catch (...) {
-    return Error(ErrorCode::kInternal, "an exception of an unknown type was thrown");
+    return Error(ErrorCode::kInterrupted, "an exception of an unknown type was thrown");
   }
 }
 

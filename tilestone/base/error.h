@@ -29,6 +29,7 @@ enum class ErrorCode : uint8_t {
   kTimeout = 10,         // a deadline passed
   kRankFailed = 11,      // another rank failed or vanished
   kInternal = 12,        // a defect of Tilestone
+  kInterrupted = 13,     // the caller of a rank stopped it (Ctrl-C), or code of the caller threw
 };
 
 // "invalid_argument", "not_found", ...
@@ -75,8 +76,8 @@ class Error : public std::exception {
   std::string message_, key_, file_, hint_, what_;
 };
 
-// The error in flight as an Error: itself, or kInternal around a foreign std::exception
-// (std::bad_alloc, an exception thrown by a user's factory). Call inside a catch block.
+// The error in flight as an Error: itself; kIo with ENOMEM for std::bad_alloc; kInterrupted around
+// an exception of another type, which code of the caller threw. Call inside a catch block.
 Error current_error();
 
 }  // namespace tilestone

@@ -78,14 +78,14 @@ TEST(Error, ForeignBytesAreRefusedAtEveryLength) {
 
 TEST(Error, AnUnknownCodeIsRefused) {
   std::vector<std::byte> bytes = full_error().encode();
-  for (const int code : {0, 13, 255}) {
+  for (const int code : {0, 14, 255}) {
     bytes[1] = static_cast<std::byte>(code);
     EXPECT_EQ(code_of_decoding(bytes), ErrorCode::kCorrupt) << code;
   }
 }
 
 TEST(Error, EveryCodeHasAName) {
-  for (int code = 1; code <= 12; ++code) {
+  for (int code = 1; code <= 13; ++code) {
     EXPECT_THAT(std::string(to_string(static_cast<ErrorCode>(code))), Not("unknown")) << code;
   }
   EXPECT_EQ(to_string(ErrorCode::kInvalidArgument), "invalid_argument");
@@ -105,10 +105,12 @@ TEST(CurrentError, IsTheErrorItselfWithItsContext) {
   EXPECT_STREQ(caught(full_error()).what(), full_error().what());
 }
 
-TEST(CurrentError, WrapsForeignExceptionsAsInternal) {
-  EXPECT_EQ(caught(std::runtime_error("boom")).code(), ErrorCode::kInternal);
+TEST(CurrentError, AnExceptionOfTheCallersCodeIsNoDefectOfTilestone) {
+  EXPECT_EQ(caught(std::runtime_error("boom")).code(), ErrorCode::kInterrupted);
   EXPECT_STREQ(caught(std::runtime_error("boom")).what(), "boom");
-  EXPECT_STREQ(caught(std::bad_alloc()).what(), "out of memory");
+  EXPECT_EQ(caught(std::bad_alloc()).code(), ErrorCode::kIo);
+  EXPECT_EQ(caught(std::bad_alloc()).sys_errno(), ENOMEM);
+  EXPECT_THAT(caught(std::bad_alloc()).what(), HasSubstr("out of memory"));
   EXPECT_THAT(caught(42).what(), HasSubstr("unknown type"));
 }
 
