@@ -166,6 +166,20 @@ TEST(Save, AStandingCheckpointIsNotReplacedUnlessAskedFor) {
   expect_rows(location, 2, 3);
 }
 
+// Another writer, which knows nothing of locks, publishes in the middle of a save.
+TEST(Save, AMetadataFileThatAppearsMeanwhileIsNotReplaced) {
+  const auto storage = memory_storage();
+  const auto disk = FaultDisk::create(storage, [&](const StorageCall& call) {
+    if (call.op == StorageOp::kRename && call.to == ".metadata") {
+      put_file(*storage, ".metadata", as_bytes("another writer's"));
+    }
+    return FaultAction::pass();
+  });
+  expect_error([&] { save(row_state(solo(), 1), Location(disk->storage()), saving(solo())); },
+               ErrorCode::kAlreadyExists, ".metadata");
+  EXPECT_EQ(as_text(read_file(*storage, ".metadata", 100)), "another writer's");
+}
+
 TEST(Save, OverwritingRemovesTheOldFilesAndNothingElse) {
   const auto storage = memory_storage({{"notes.txt", to_bytes("mine")},
                                        {"__0_0.distcp", to_bytes("not of this checkpoint")},
@@ -299,6 +313,23 @@ TEST(Save, ByRuleATensorThatNobodyWritesIsNoticed) {
   EXPECT_THAT(texts, Each(HasSubstr("key w")));
   EXPECT_TRUE(names_with(location.storage(), ".distcp").empty());
   EXPECT_THROW(Checkpoint::open(location), Error);
+}
+
+TEST(Save, ByRuleATensorWithoutElementsIsWrittenOnceByTheLowestRankThatHasIt) {
+  const Location location(memory_storage());
+  std::vector<SaveResult> results(3);
+  run_ranks(3, [&](Communicator comm) {
+    StateDict state;
+    if (comm.rank() > 0) state["e"] = counting(DType::kFloat32, {0, 4});
+    SaveOptions options = saving(comm);
+    options.agreement = SaveOptions::Agreement::kRule;
+    results[comm.rank()] = save(state, location, options);
+  });
+  const Checkpoint checkpoint = Checkpoint::open(location);
+  EXPECT_EQ(checkpoint.read("e").shape, Dims({0, 4}));
+  EXPECT_EQ(results[0].items_written, 0u);
+  EXPECT_EQ(results[1].items_written, 1u);
+  EXPECT_EQ(results[2].items_written, 0u);
 }
 
 TEST(Save, ProgressEndsWithAllBytesAndAnExceptionEndsTheSave) {

@@ -198,6 +198,18 @@ TEST(MergeReports, WhatIsWrittenTwiceOrByNobodyNamesKeyBoxAndRanks) {
   EXPECT_EQ(error.message(), "an object is written twice, by rank 0 and by rank 1");
 }
 
+TEST(MergeReports, ASingleChunkThatDoesNotCoverItsTensorIsRefused) {
+  const Box parts[] = {
+      {{0, 0}, {1, 3}}, {{1, 0}, {1, 3}}, {{0, 0}, {2, 2}}, {{0, 1}, {2, 2}}, {{0, 0}, {0, 3}}};
+  for (const Box& part : parts) {
+    std::vector<RankReport> reports = {report_of(0, 1)};
+    reports[0].chunks[0].box = part;
+    const Error error = merge_error(reports);
+    EXPECT_EQ(error.code(), ErrorCode::kCoverage) << to_string(part);
+    EXPECT_EQ(error.key(), "w") << to_string(part);
+  }
+}
+
 // ---- Encoding ----
 
 RankReport sample_report() {

@@ -41,8 +41,10 @@ class FailingSystem : public System {
   bool fuse = false;
   bool will_need_missing = false;
   bool populate_missing = false;
-  std::atomic<int> writes_elsewhere = 0;    // not at the file's end
-  std::atomic<int> writes_lengthening = 0;  // direct, beyond the file's end
+  std::atomic<int> writes_elsewhere = 0;        // not at the file's end
+  std::atomic<int> writes_lengthening = 0;      // direct, beyond the file's end
+  std::atomic<int> writes_unaligned = 0;        // direct, at another place than a page's begin
+  std::atomic<size_t> most_written = SIZE_MAX;  // bytes that a direct write says it wrote
 
   ssize_t pread(int fd, void* data, size_t size, uint64_t offset) override {
     if (read_error != 0) return refuse(read_error);
@@ -62,7 +64,10 @@ class FailingSystem : public System {
     if (write_error != 0) return refuse(write_error);
     if (direct && direct_write_error != 0) return refuse(direct_write_error);
     if (offset >= room) return refuse(ENOSPC);
-    return System::pwrite(fd, data, std::min<uint64_t>(size, room - offset), offset);
+    writes_unaligned += direct && offset % BufferPool::kAlignment != 0;
+    const ssize_t n = System::pwrite(fd, data, std::min<uint64_t>(size, room - offset), offset);
+    return direct ? std::min(n, static_cast<ssize_t>(std::min<size_t>(most_written, SSIZE_MAX)))
+                  : n;
   }
   int fsync(int fd) override {
     ++syncs;
@@ -222,6 +227,23 @@ TEST(PosixStorage, WhatAReservationThatFailedHasLengthenedIsCut) {
   append_buffers(*file, *pool, 3, kMiB);
   file->sync(kNever);
   EXPECT_EQ(disk.storage->stat("f")->size, 5 * kMiB);
+}
+
+TEST(PosixStorage, AfterAShortDirectWriteTheNextOneIsAligned) {
+  Failing disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 2});
+  const auto pool = BufferPool::create(4 * kMiB, kMiB);
+  disk.system->most_written = 3 * kMiB / 10;  // in the middle of a page
+  const auto file = disk.storage->create("f", 3 * kMiB);
+  append_buffers(*file, *pool, 3, kMiB);
+  file->sync(kNever);
+  file->close();
+  EXPECT_GE(disk.system->direct_writes, 12);
+  EXPECT_EQ(disk.system->writes_unaligned, 0);
+  const Bytes written = read_file(*disk.storage, "f", 4 * kMiB);
+  ASSERT_EQ(written.size(), 3 * kMiB);
+  for (size_t i = 0; i < written.size(); ++i) {
+    ASSERT_EQ(written[i], static_cast<std::byte>(i / kMiB + 1)) << i;
+  }
 }
 
 TEST(PosixStorage, KeptMemoryIsWrittenDirectlyWhereItIsAligned) {
