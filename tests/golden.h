@@ -12,7 +12,9 @@ namespace tilestone {
 std::filesystem::path golden(const std::string& name);
 // Those in torch_dist without flattened ranges, sorted.
 std::vector<std::filesystem::path> goldens();
-// A folder's files.
+// All of them, sorted.
+std::vector<std::filesystem::path> all_goldens();
+// A folder's files, those of its subfolders too.
 FileImage image_of(const std::filesystem::path& folder);
 
 }  // namespace tilestone

@@ -9,11 +9,13 @@
 #include "tests/golden.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/log.h"
+#include "tilestone/comm/solo.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/gc.h"
 #include "tilestone/storage/fault_storage.h"
+#include "tilestone/storage/storage_testing.h"
 
 namespace tilestone {
 namespace {
@@ -146,6 +148,27 @@ void overwrite_with_crashes(const fs::path& folder) {
 
 TEST(Golden, OverwritingAStockCheckpointLeavesItOrTheNewOne) {
   overwrite_with_crashes(golden("torch-2.14.1/dcp-w4"));
+}
+
+// Megatron-Core reads common.pt and metadata.json together with .metadata, or arrays of zarr.
+TEST(Golden, OfMegatronIsNeverSavedInto) {
+  int refused = 0;
+  for (const fs::path& folder : all_goldens()) {
+    if (!fs::exists(folder / "metadata.json")) continue;
+    SCOPED_TRACE(folder.string());
+    const FileImage before = image_of(folder);
+    const auto storage = memory_storage(before);
+    for (const bool overwrite : {false, true}) {
+      SaveOptions options;
+      options.overwrite = overwrite;
+      expect_error([&] { save(row_state(solo(), 1), Location(storage), options); },
+                   overwrite ? ErrorCode::kUnsupported : ErrorCode::kAlreadyExists,
+                   "metadata.json");
+      ++refused;
+    }
+    EXPECT_EQ(memory_image(*storage), before);
+  }
+  EXPECT_GT(refused, 60);
 }
 
 TEST(Golden, OverwritingARankLocalCheckpointLeavesItOrTheNewOne) {

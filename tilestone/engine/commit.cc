@@ -43,6 +43,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
 #include "tilestone/engine/cleanup_internal.h"
+#include "tilestone/format/foreign.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/version.h"
 
@@ -60,6 +61,7 @@ Commit::Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> f
     : storage_(std::move(storage)), format_(std::move(format)), overwrite_(overwrite) {}
 
 void Commit::begin() {
+  refuse_foreign();
   refuse_existing();
   storage_->make_directory("");
   storage_->make_directory(std::string(kOwnDirectory));
@@ -69,6 +71,23 @@ void Commit::begin() {
   finish_replacement();
   look_at_old();
   save_id_ = random_save_id();
+}
+
+// Readers of the other kind would take its files together with ours.
+void Commit::refuse_foreign() const {
+  const auto foreign = find_foreign(storage_->list(), [&](const std::string& name) {
+    return read_file(*storage_, name, UINT64_MAX);
+  });
+  if (!foreign) return;
+  if (!overwrite_) {
+    throw Error(ErrorCode::kAlreadyExists, foreign->kind + " stands at " + storage_->describe())
+        .with_file(foreign->mark)
+        .with_hint("save elsewhere");
+  }
+  throw Error(ErrorCode::kUnsupported, foreign->kind + " stands at " + storage_->describe() +
+                                           ", and its files can't be replaced in one step")
+      .with_file(foreign->mark)
+      .with_hint("save elsewhere, or remove that checkpoint first");
 }
 
 void Commit::refuse_existing() const {

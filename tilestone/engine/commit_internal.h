@@ -22,7 +22,8 @@ class Commit {
   Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format, bool overwrite);
 
   // Step 1. Error(kAlreadyExists) when a checkpoint stands there and overwriting was not asked
-  // for, or another save is under way.
+  // for, or another save is under way; kUnsupported for overwriting one of another kind, which
+  // can't be replaced in one step (format/foreign.h).
   void begin();
   const std::string& save_id() const { return save_id_; }
 
@@ -37,6 +38,7 @@ class Commit {
   void abandon();
 
  private:
+  void refuse_foreign() const;
   void refuse_existing() const;
   void lock();
   void finish_replacement();
