@@ -105,12 +105,20 @@ class Bridge {
 
 Bytes to_bytes_owned(const nb::bytes& bytes);
 
+// What the Stateful objects of a tree claim; see LoadOptions.
+struct Claims {
+  std::vector<Path> complete;
+  std::vector<Path> subtrees;
+};
+
 // Throws Error(kInvalidArgument) naming the path of what can't be saved.
 StateNode to_node(nb::handle object, const Bridge& bridge, const Path& path = {});
-StateDict to_state(nb::handle mapping, const Bridge& bridge);
+StateDict to_state(nb::handle mapping, const Bridge& bridge, Claims* claims = nullptr);
 // `original` is the object that the node came from (or none): its keys, container types and kinds
 // of array are kept.
 nb::object from_node(const StateNode& node, nb::handle original, const Bridge& bridge);
+// A whole loaded tree; the bridge is told which arrays were filled in place.
+nb::object from_state(const StateDict& loaded, nb::handle original, const Bridge& bridge);
 
 // A leaf: a Value, pickled where it is none.
 Value to_value(nb::handle object, const Bridge& bridge);

@@ -1,5 +1,10 @@
 #include "python/src/dlpack.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
 #include "python/src/bindings.h"
 
 namespace tilestone::python {
@@ -74,23 +79,32 @@ nb::object call(nb::handle object) {
 }
 
 constexpr char kIsCpu[] = "is_cpu";
+constexpr char kDtype[] = "dtype";
 constexpr char kIsNeg[] = "is_neg";
 constexpr char kUntypedStorage[] = "untyped_storage";
 constexpr char kDataPtr[] = "data_ptr";
 constexpr char kNbytes[] = "nbytes";
-
-bool is_expanded(const DlpackTensor& tensor) {
-  for (int32_t d = 0; d < tensor.ndim; ++d) {
-    if (tensor.shape[d] > 1 && tensor.strides[d] == 0) return true;
-  }
-  return false;
-}
 
 Dims dims(const int64_t* values, int32_t count) {
   return Dims(std::span(values, static_cast<size_t>(count)));
 }
 
 }  // namespace
+
+bool shares_elements(const Dims& shape, const Dims& strides) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // distance and count of elements
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] == 0) return false;
+    if (shape[d] > 1) dims.emplace_back(std::abs(strides[d]), shape[d]);
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t reach = 0;
+  for (const auto& [distance, count] : dims) {
+    if (distance <= reach) return true;
+    reach += distance * (count - 1);
+  }
+  return false;
+}
 
 std::optional<DType> to_dtype(const nb::dlpack::dtype& dtype) {
   struct Known {
@@ -136,6 +150,8 @@ TorchTensors::TorchTensors() {
   if (!torch.is_valid() || !nb::hasattr(torch, "Tensor") || !nb::hasattr(torch, "nn")) return;
   tensor_ = type_named(torch, "Tensor");
   parameter_ = type_named(torch.attr("nn"), "Parameter");
+  uint8_ = nb::object(torch.attr("uint8")).ptr();
+  int8_ = nb::object(torch.attr("int8")).ptr();
   exchange_ = exchange_of(tensor_);
 }
 
@@ -150,16 +166,21 @@ std::optional<TensorView> TorchTensors::find_view(nb::handle object, bool for_lo
   }
   const std::optional<DType> dtype = to_dtype(tensor.dtype);
   if (tensor.device.device_type != nb::device::cpu::value || !dtype) return std::nullopt;
+  // An integer of fewer than 8 bits looks like one of 8.
+  if (*dtype == DType::kUInt8 && get<kDtype>(object).ptr() != uint8_) return std::nullopt;
+  if (*dtype == DType::kInt8 && get<kDtype>(object).ptr() != int8_) return std::nullopt;
   // Complex tensors may be lazily conjugated; real ones, parts of those, negated.
   if (tensor.dtype.code == static_cast<uint8_t>(Code::Complex)) return std::nullopt;
   if (call<kIsNeg>(object).ptr() != Py_False) return std::nullopt;
-  if (for_load && is_expanded(tensor)) return std::nullopt;
+  const Dims shape = dims(tensor.shape, tensor.ndim);
+  const Dims strides = dims(tensor.strides, tensor.ndim);
+  if (for_load && shares_elements(shape, strides)) return std::nullopt;
   const nb::object storage = call<kUntypedStorage>(object);
   const auto begin = nb::cast<uintptr_t>(call<kDataPtr>(storage));
   const auto bytes = nb::cast<uint64_t>(call<kNbytes>(storage));
   return TensorView::strided(static_cast<std::byte*>(tensor.data) + tensor.byte_offset, *dtype,
-                             dims(tensor.shape, tensor.ndim), dims(tensor.strides, tensor.ndim),
-                             reinterpret_cast<const void*>(begin), bytes, keep_alive(object));
+                             shape, strides, reinterpret_cast<const void*>(begin), bytes,
+                             keep_alive(object));
 }
 
 }  // namespace tilestone::python

@@ -16,6 +16,10 @@ namespace nb = nanobind;
 // nullopt: no element type of a checkpoint.
 std::optional<DType> to_dtype(const nb::dlpack::dtype& dtype);
 
+// Whether several elements may lie in one place, as those of an expanded tensor do; strides in
+// elements or in bytes. False only for what surely has a place for each.
+bool shares_elements(const Dims& shape, const Dims& strides);
+
 struct DlpackExchange;
 
 // torch's plain tensors as views, by C calls alone. Borrows torch's types, which live as long as
@@ -33,6 +37,8 @@ class TorchTensors {
  private:
   PyTypeObject* tensor_ = nullptr;
   PyTypeObject* parameter_ = nullptr;
+  PyObject* uint8_ = nullptr;
+  PyObject* int8_ = nullptr;
   const DlpackExchange* exchange_ = nullptr;
 };
 

@@ -23,7 +23,7 @@ LoadOptions::TwoPhase two_phase_named(const std::string& name) {
 
 // The tree of a state. What goes wrong here is this rank's failure, which the others must hear of:
 // it becomes a tree that fails with the same error once the engine takes it up.
-StateDict tree_of(nb::handle state, const Bridge& bridge) {
+StateDict tree_of(nb::handle state, const Bridge& bridge, Claims* claims = nullptr) {
   auto failed = [](const Error& error) {
     ShardedTensorFactory factory;
     factory.build = [error](auto&&...) -> StateNode { throw error; };
@@ -32,7 +32,7 @@ StateDict tree_of(nb::handle state, const Bridge& bridge) {
     return tree;
   };
   try {
-    return to_state(bridge.call("unpack", state), bridge);
+    return to_state(bridge.call("unpack", state), bridge, claims);
   } catch (const Error& error) {
     return failed(error);
   } catch (const nb::python_error& raised) {
@@ -72,9 +72,12 @@ nb::typed<nb::dict, nb::any, nb::any> load_state(nb::handle wanted, const std::s
   options.buffer_bytes = buffer_bytes;
   options.progress = to_progress(progress);
   const Bridge bridge(bridge_object);
-  const StateDict tree = tree_of(wanted, bridge);
+  Claims claims;
+  const StateDict tree = tree_of(wanted, bridge, &claims);
+  options.complete = std::move(claims.complete);
+  options.subtrees = std::move(claims.subtrees);
   const StateDict loaded = without_gil([&] { return load(tree, Location(path), options); });
-  const nb::object out = from_node(loaded, bridge.call("unpacked"), bridge);
+  const nb::object out = from_state(loaded, bridge.call("unpacked"), bridge);
   return nb::borrow<nb::typed<nb::dict, nb::any, nb::any>>(out);
 }
 

@@ -80,7 +80,14 @@ TensorView view_of(const Array& array, nb::handle owner) {
 
 nb::object from_dlpack(nb::handle object, bool writable) {
   nb::ndarray<> array;
-  if (nb::try_cast(object, array)) return nb::cast(view_of(array, object));
+  if (nb::try_cast(object, array)) {
+    const TensorView view = view_of(array, object);
+    if (writable && shares_elements(view.shape, view.strides)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "an array of which several elements lie in one place can't be filled");
+    }
+    return nb::cast(view);
+  }
   if (writable) return nb::none();
   nb::ndarray<nb::ro> readable;
   if (nb::try_cast(object, readable)) return nb::cast(view_of(readable, object));
@@ -170,6 +177,8 @@ void bind_tensor(nb::module_& m) {
       .def_prop_ro("bytes", &bytes_of, nb::rv_policy::reference,
                    nb::sig("def bytes(self) -> numpy.typing.NDArray[numpy.uint8]"),
                    "The memory of a contiguous view as uint8, shared with it.");
+  m.def("shares_elements", &shares_elements, "shape"_a, "strides"_a,
+        "Whether several elements may lie in one place, as those of an expanded tensor do.");
   m.def(
       "itemsize", [](std::string_view name) { return itemsize(dtype_named(name)); }, "dtype"_a,
       "Bytes an element.");

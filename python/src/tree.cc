@@ -43,9 +43,13 @@ void check_distinct(const StateDict& dict, const Path& path) {
 
 bool is_mapping(nb::handle object) {
   if (PyDict_Check(object.ptr())) return true;
-  if (!PyMapping_Check(object.ptr()) || PySequence_Check(object.ptr())) return false;
+  if (!PyMapping_Check(object.ptr())) return false;
   nb::object mapping = nb::module_::import_("collections.abc").attr("Mapping");
   return PyObject_IsInstance(object.ptr(), mapping.ptr()) == 1;
+}
+
+bool is_plain_dict(nb::handle object) {
+  return PyDict_CheckExact(object.ptr()) || PyODict_CheckExact(object.ptr());
 }
 
 // Objects that are surely no tensor and hold none.
@@ -55,38 +59,47 @@ bool is_plain(nb::handle object) {
          PyBytes_Check(o) || PyTuple_CheckExact(o);
 }
 
+// What `call` gives; Tilestone's own errors get the path as their key where they have none.
+template <typename Call>
+auto keyed(const Path& path, const Call& call) {
+  try {
+    return call();
+  } catch (Error& error) {
+    error.with_key(dotted(path));
+    throw;
+  } catch (const nb::python_error& raised) {
+    nb::object ours = nb::module_::import_("tilestone._errors").attr("CheckpointError");
+    if (!raised.matches(ours)) throw;
+    throw error_of(raised, "the state dict").with_key(dotted(path));
+  }
+}
+
 // Python's objects as nodes.
 class TreeMaker {
  public:
-  explicit TreeMaker(const Bridge& bridge)
-      : bridge_(bridge), everywhere_(nb::cast<int>(bridge.call("everywhere"))) {}
+  // `claims` (may be null) gets what the Stateful objects of the tree claim.
+  TreeMaker(const Bridge& bridge, Claims* claims)
+      : bridge_(bridge), claims_(claims), everywhere_(nb::cast<int>(bridge.call("everywhere"))) {}
 
   StateNode node(nb::handle object, const Path& path) const {
-    if (PyDict_Check(object.ptr())) return dict(object, path);
-    if (PyList_CheckExact(object.ptr())) {
-      if (path.size() <= kDepthLimit && is_descended(object, path.size())) {
-        return list(object, path);
-      }
-      return to_value(object, bridge_);
-    }
-    if (is_plain(object)) return to_value(object, bridge_);
+    if (is_plain_dict(object)) return dict(object, path);
+    if (PyList_CheckExact(object.ptr())) return list_or_leaf(object, path);
+    if (is_plain(object)) return leaf(object, path);
     if (auto view = torch_view(object, path)) return array(*std::move(view), path);
-    if (auto entity = from_described(bridge_.call("describe", object, dotted(path)), path)) {
-      return *std::move(entity);
-    }
-    if (is_mapping(object)) return dict(object, path);
-    return to_value(object, bridge_);
+    const nb::object described =
+        keyed(path, [&] { return bridge_.call("describe", object, dotted(path)); });
+    if (PyTuple_CheckExact(described.ptr())) return stateful(described, path);
+    if (auto entity = from_described(described, path)) return *std::move(entity);
+    if (is_mapping(object)) return dict(checked_container(object, path), path);
+    if (PyList_Check(object.ptr())) return list_or_leaf(object, path);
+    return leaf(object, path);
   }
 
   StateDict dict(nb::handle mapping, const Path& path) const {
-    if (path.size() > kDepthLimit) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "the state dict is nested deeper than " + std::to_string(kDepthLimit) + " levels")
-          .with_key(dotted(path));
-    }
+    check_depth(path);
     StateDict out;
     auto& entries = out.entries();
-    bool distinct = PyDict_CheckExact(mapping.ptr()) || PyODict_CheckExact(mapping.ptr());
+    bool distinct = is_plain_dict(mapping);
     nb::object items = mapping.attr("items")();
     Path below = path;
     below.emplace_back();
@@ -103,16 +116,51 @@ class TreeMaker {
   }
 
  private:
-  // As torch flattens: a list is taken apart when a dict or a tensor is in it, or in a list in it.
-  bool is_descended(nb::handle list, size_t depth) const {
-    if (depth > kDepthLimit) return false;
+  static void check_depth(const Path& path) {
+    if (path.size() <= kDepthLimit) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                "the state dict is nested deeper than " + std::to_string(kDepthLimit) + " levels")
+        .with_key(dotted(path));
+  }
+
+  StateNode leaf(nb::handle object, const Path& path) const {
+    return keyed(path, [&] { return to_value(object, bridge_); });
+  }
+
+  // (state dict, paths below it that are loaded without a template) of a Stateful object.
+  StateNode stateful(nb::handle described, const Path& path) const {
+    if (claims_ != nullptr) {
+      claims_->complete.push_back(path);
+      for (nb::handle below : nb::object(described[1])) {
+        Path& subtree = claims_->subtrees.emplace_back(path);
+        for (nb::handle key : below) subtree.push_back(path_element(key));
+      }
+    }
+    return node(nb::object(described[0]), path);
+  }
+
+  // A container of a class of its own, which can be made again with other contents.
+  nb::handle checked_container(nb::handle container, const Path& path) const {
+    keyed(path, [&] { return bridge_.call("check_container", container); });
+    return container;
+  }
+
+  StateNode list_or_leaf(nb::handle list_object, const Path& path) const {
+    check_depth(path);
+    std::unordered_set<PyObject*> seen;
+    if (!is_descended(list_object, path.size(), seen)) return leaf(list_object, path);
+    if (!PyList_CheckExact(list_object.ptr())) checked_container(list_object, path);
+    return list(list_object, path);
+  }
+
+  // As torch flattens: a list is taken apart when a dict, a tensor or a Stateful object is in it,
+  // or in a list in it. `seen`: lists that were looked at; one may stand in itself.
+  bool is_descended(nb::handle list, size_t depth, std::unordered_set<PyObject*>& seen) const {
+    if (depth > kDepthLimit || !seen.insert(list.ptr()).second) return false;
     for (nb::handle item : nb::borrow<nb::list>(list)) {
       if (is_plain(item)) continue;
-      if (PyList_CheckExact(item.ptr())) {
-        if (is_descended(item, depth + 1)) return true;
-      } else if (is_mapping(item) || nb::cast<bool>(bridge_.call("is_entity", item))) {
-        return true;
-      }
+      if (is_mapping(item) || nb::cast<bool>(bridge_.call("is_entity", item))) return true;
+      if (PyList_Check(item.ptr()) && is_descended(item, depth + 1, seen)) return true;
     }
     return false;
   }
@@ -131,10 +179,9 @@ class TreeMaker {
 
   std::optional<TensorView> torch_view(nb::handle object, const Path& path) const {
     try {
-      return torch_tensors_.find_view(object, bridge_.for_load());
-    } catch (Error& error) {
-      error.with_key(dotted(path));
-      throw;
+      return keyed(path, [&] { return torch_tensors_.find_view(object, bridge_.for_load()); });
+    } catch (const nb::python_error&) {
+      return std::nullopt;  // a wrapper without memory: the bridge says what it is
     }
   }
 
@@ -165,6 +212,7 @@ class TreeMaker {
   }
 
   const Bridge& bridge_;
+  Claims* const claims_;
   const int everywhere_;  // how many ranks hold each plain array; 0: that is not known
   const TorchTensors torch_tensors_;
 };
@@ -191,59 +239,108 @@ nb::object item_of(nb::handle original, nb::handle key) {
   return item == nullptr ? nb::object(nb::none()) : nb::steal(item);
 }
 
-nb::object from_dict(const StateDict& dict, nb::handle original, const Bridge& bridge) {
-  nb::object known =
-      original.is_valid() && is_mapping(original) ? nb::borrow(original) : nb::object(nb::none());
-  nb::object out = bridge.call("new_mapping", known);
-  for (const auto& [element, node] : dict.entries()) {
-    nb::object key = original_key(element, known);
-    out[key] = from_node(node, item_of(known, key), bridge);
+// Nodes as Python's objects. Tensors that were filled in place are noted on the way.
+class TreeReader {
+ public:
+  explicit TreeReader(const Bridge& bridge) : bridge_(bridge) {
+    for (nb::handle id : bridge.call("statefuls")) statefuls_.insert(nb::cast<uintptr_t>(id));
+    copied_back_ = bridge.call("copied_back");
   }
-  return out;
-}
 
-nb::object from_list(const StateList& list, nb::handle original, const Bridge& bridge) {
-  nb::list out;
-  int64_t index = 0;
-  const bool known = original.is_valid() && PyList_Check(original.ptr());
-  for (const StateNode& node : list) {
-    nb::object place = known ? item_of(original, nb::int_(index)) : nb::object(nb::none());
-    out.append(from_node(node, place, bridge));
-    ++index;
+  const nb::list& filled() const { return filled_; }
+
+  nb::object node(const StateNode& node, nb::handle original) {
+    if (!statefuls_.contains(reinterpret_cast<uintptr_t>(original.ptr()))) {
+      return content(node, original);
+    }
+    nb::object loaded = content(node, bridge_.call("state_of", original));
+    bridge_.call("keep_loaded", original, loaded);
+    return nb::borrow(original);
   }
-  return out;
-}
+
+  nb::object dict(const StateDict& dict, nb::handle original) {
+    nb::object known =
+        original.is_valid() && is_mapping(original) ? nb::borrow(original) : nb::object(nb::none());
+    nb::dict out;
+    for (const auto& [element, child] : dict.entries()) {
+      nb::object key = original_key(element, known);
+      out[key] = node(child, item_of(known, key));
+    }
+    return known.is_none() || PyDict_CheckExact(known.ptr()) ? nb::object(out)
+                                                             : bridge_.call("rebuilt", known, out);
+  }
+
+ private:
+  nb::object content(const StateNode& node, nb::handle original) {
+    if (const auto* value = node.get_if<Value>()) return from_value(*value, original, bridge_);
+    if (const auto* view = node.get_if<TensorView>()) return tensor(*view, original);
+    if (const auto* sharded = node.get_if<ShardedTensor>()) {
+      return tensor(sharded->data, bridge_.call("data_of", original));
+    }
+    if (const auto* object = node.get_if<ShardedObject>()) {
+      return from_value(object->data, bridge_.call("data_of", original), bridge_);
+    }
+    if (const auto* kept = node.get_if<LocalNonpersistent>()) {
+      return content(*kept->value, nb::none());
+    }
+    if (const auto* dict_node = node.get_if<StateDict>()) return dict(*dict_node, original);
+    if (const auto* list_node = node.get_if<StateList>()) return list(*list_node, original);
+    throw Error(ErrorCode::kInternal, "a factory is left in a loaded state");
+  }
+
+  // Nodes without bytes stand for objects that were not loaded, see object_node.
+  nb::object tensor(const TensorView& view, nb::handle original) {
+    const nb::handle kept = kept_object(view.owner);
+    if (!kept.is_valid()) return from_tensor(view, original, bridge_);
+    const bool copied = kept.type().is(copied_back_);
+    nb::object array = copied ? kept.attr("finish")() : nb::borrow(kept);
+    if (view.bytes() != 0) filled_.append(array);
+    return array;
+  }
+
+  nb::object list(const StateList& list, nb::handle original) {
+    nb::list out;
+    int64_t index = 0;
+    const bool known = original.is_valid() && PyList_Check(original.ptr());
+    for (const StateNode& child : list) {
+      nb::object place = known ? item_of(original, nb::int_(index)) : nb::object(nb::none());
+      out.append(node(child, place));
+      ++index;
+    }
+    return !known || PyList_CheckExact(original.ptr()) ? nb::object(out)
+                                                       : bridge_.call("rebuilt", original, out);
+  }
+
+  const Bridge& bridge_;
+  std::unordered_set<uintptr_t> statefuls_;
+  nb::object copied_back_;  // tilestone._copied_back.CopiedBack
+  nb::list filled_;
+};
 
 }  // namespace
 
 StateNode to_node(nb::handle object, const Bridge& bridge, const Path& path) {
-  return TreeMaker(bridge).node(object, path);
+  return TreeMaker(bridge, nullptr).node(object, path);
 }
 
-StateDict to_state(nb::handle mapping, const Bridge& bridge) {
+StateDict to_state(nb::handle mapping, const Bridge& bridge, Claims* claims) {
   if (!is_mapping(mapping)) {
     throw Error(ErrorCode::kInvalidArgument,
                 "a state is a dict, not " +
                     nb::cast<std::string>(nb::str(mapping.type().attr("__name__"))));
   }
-  return TreeMaker(bridge).dict(mapping, {});
+  return TreeMaker(bridge, claims).dict(mapping, {});
 }
 
 nb::object from_node(const StateNode& node, nb::handle original, const Bridge& bridge) {
-  if (const auto* value = node.get_if<Value>()) return from_value(*value, original, bridge);
-  if (const auto* view = node.get_if<TensorView>()) return from_tensor(*view, original, bridge);
-  if (const auto* tensor = node.get_if<ShardedTensor>()) {
-    return from_tensor(tensor->data, bridge.call("data_of", original), bridge);
-  }
-  if (const auto* object = node.get_if<ShardedObject>()) {
-    return from_value(object->data, bridge.call("data_of", original), bridge);
-  }
-  if (const auto* kept = node.get_if<LocalNonpersistent>()) {
-    return from_node(*kept->value, nb::none(), bridge);
-  }
-  if (const auto* dict = node.get_if<StateDict>()) return from_dict(*dict, original, bridge);
-  if (const auto* list = node.get_if<StateList>()) return from_list(*list, original, bridge);
-  throw Error(ErrorCode::kInternal, "a factory is left in a loaded state");
+  return TreeReader(bridge).node(node, original);
+}
+
+nb::object from_state(const StateDict& loaded, nb::handle original, const Bridge& bridge) {
+  TreeReader reader(bridge);
+  nb::object out = reader.dict(loaded, original);
+  bridge.call("note_filled", reader.filled());
+  return out;
 }
 
 }  // namespace tilestone::python

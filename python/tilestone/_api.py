@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from tilestone import _core
-from tilestone._bridge import Bridge, is_stateful
+from tilestone._bridge import Bridge
 from tilestone._errors import InvalidArgumentError
 from tilestone._progress import ProgressCallback, reporting
 
@@ -34,15 +34,6 @@ def _communicator(group: Any, comm: Any) -> Any:
     return TorchCommunicator(group)
 
 
-def _give_back(state: Mapping[Any, Any], loaded: dict[Any, Any]) -> dict[Any, Any]:
-    """Loads the Stateful values and puts them back in their places."""
-    for key, value in state.items():
-        if is_stateful(value):
-            value.load_state_dict(loaded[key])
-            loaded[key] = value
-    return loaded
-
-
 def save(
     state: Mapping[Any, Any],
     path: str | os.PathLike[str],
@@ -63,12 +54,15 @@ def save(
     fails on any rank, every rank raises the same error and what stood at `path` still stands.
 
     Args:
-        state: a nested dict. `ShardedTensor` and `ShardedObject` have keys of their own; anything
-            else gets its dotted path as key: a DTensor is sharded by its placements, any other
-            array (torch, numpy, DLPack) is the same on every rank and written once, another leaf
-            is one object. Objects that are no plain data are pickled. Values at the top with
+        state: a nested dict. Mappings of any class are taken apart, and so are lists of any class
+            that hold an array, a Mapping or what is named next. `ShardedTensor` and
+            `ShardedObject` have keys of their own; anything else gets its dotted path as key: a
+            DTensor is sharded by its placements, any other array (torch, numpy, DLPack) is the
+            same on every rank and written once, another leaf is one object. Objects with
             state_dict() and load_state_dict() (modules, optimizers) are asked for their state
-            dict, as torch's Stateful protocol says.
+            dict, as torch's Stateful protocol says, and Megatron-Core's entities mean what they
+            mean there. Objects that are no plain data are pickled. Stock PyTorch reads an array
+            of numpy as a tensor of torch: its template there is torch.from_numpy(array).
         path: the checkpoint's directory, on a file system that all ranks see.
         group: the torch process group that saves; by default torch.distributed's default group
             where it is initialised.
@@ -87,7 +81,10 @@ def save(
 
     Raises:
         AlreadyExistsError: a checkpoint stands at `path`, and overwrite is False.
-        InvalidArgumentError, MismatchError, CoverageError: what the ranks hold is no state.
+        InvalidArgumentError, MismatchError, CoverageError: what the ranks hold is no state, or
+            not all of it can be kept: sharded or device data inside a tuple or another object,
+            an element type or a kind of tensor that no checkpoint holds, a container of which
+            a load could not make another. The error names the key, and nothing is written.
         StorageError, TimeoutError, RankFailedError: it could not be written.
     """
     comm = _communicator(group, comm)
@@ -128,7 +125,11 @@ def load(
     Args:
         wanted: a state dict as `save` takes it. Arrays in it are filled in place, those without
             memory (torch's meta device; read-only numpy arrays) are allocated; other leaves say
-            only that their key is wanted.
+            only that their key is wanted. Of an object with state_dict() and load_state_dict(),
+            what the checkpoint holds below its key must be asked for by its state dict, on one
+            rank at least; a torch optimizer without state gets the state of plain parameters all
+            the same, that of DTensors must be made before. To load a part, want a dict in place
+            of the object: {"model": model.state_dict()}.
         path: the checkpoint's directory.
         group, comm: as for `save`.
         cast: convert from the stored dtype where it differs from the wanted one.
@@ -144,12 +145,14 @@ def load(
 
     Returns:
         A new dict of wanted's structure with the loaded values: the same array objects where
-        they were filled in place, a ShardedTensor's local array in its place, Stateful values
-        after their load_state_dict() was called.
+        they were filled in place (autograd sees them as changed), a ShardedTensor's local array
+        in its place, a DTensor on the meta device as one with memory, Stateful objects after
+        their load_state_dict() was called (with assign=True for a module on the meta device).
 
     Raises:
         NotFoundError: no checkpoint, or a key that it doesn't hold (the hint names similar ones).
-        MismatchError: dtype or global shape differ from the stored ones.
+        MismatchError: dtype or global shape differ from the stored ones, or the checkpoint holds
+            state of a Stateful object for which no rank asks.
         CoverageError: the checkpoint lacks elements that are wanted.
         CorruptError, UnsafeError: the files are damaged, or no well-meaning writer's.
         StorageError, TimeoutError, RankFailedError: it could not be read.
@@ -170,4 +173,5 @@ def load(
             buffer_bytes,
             sink,
         )
-    return _give_back(wanted, loaded)
+    bridge.give_back()
+    return loaded

@@ -5,7 +5,6 @@ torch is never imported here: an object can only be torch's when torch is alread
 
 from __future__ import annotations
 
-import collections
 import io
 import pickle
 import sys
@@ -14,16 +13,18 @@ from typing import Any
 
 import numpy
 
-from tilestone import _core
-from tilestone._dtypes import DType, name_of_numpy, native_type
+from tilestone import _containers, _core, _leaves, _megatron, _numpy
+from tilestone._copied_back import CopiedBack
+from tilestone._dtypes import DType, native_type
 from tilestone._entities import (
     LocalNonpersistent,
     ShardedObject,
     ShardedTensor,
     ShardedTensorFactory,
 )
-from tilestone._errors import InvalidArgumentError
+from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone._opaque import Opaque, make
+from tilestone._stateful import Statefuls, below, is_stateful
 
 _ENTITIES = (ShardedTensor, ShardedObject, ShardedTensorFactory, LocalNonpersistent)
 
@@ -41,40 +42,14 @@ def _torch() -> Any:
     return _torch_module
 
 
-def numpy_view(array: numpy.ndarray[Any, Any], for_load: bool) -> _core.TensorView | None:
-    """A view of an array's memory; None for elements that no checkpoint holds (objects, text)."""
-    name = name_of_numpy(array.dtype)
-    if name is None:
-        return None
-    size = array.dtype.itemsize
-    whole = all(stride % size == 0 for stride in array.strides)
-    if for_load and not (array.flags.writeable and array.dtype.isnative and whole):
-        array = numpy.zeros(array.shape, array.dtype.newbyteorder("="))
-    if not (array.dtype.isnative and whole):
-        array = numpy.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
-    data: int = array.__array_interface__["data"][0]
-    if array.flags.c_contiguous or array.size == 0:
-        begin, end = data, data + array.nbytes
-    else:
-        begin, end = numpy.lib.array_utils.byte_bounds(array)
-    strides = [stride // size for stride in array.strides]
-    return _core.TensorView.strided(data, name, array.shape, strides, begin, end - begin, array)
-
-
-def _dlpack_view(array: Any, for_load: bool) -> _core.TensorView | None:
-    view = _core.TensorView.from_dlpack(array, writable=for_load)
-    if view is not None or not for_load:
-        return view
-    readable = _core.TensorView.from_dlpack(array, writable=False)
-    if readable is None:
-        return None
-    return numpy_view(numpy.zeros(readable.shape, DType(readable.dtype).numpy), for_load)
-
-
 def find_view(array: Any, for_load: bool) -> _core.TensorView | None:
-    """A view of any array's memory, None for what is no array."""
+    """A view of any array's memory, None for what is no array.
+
+    A load's view of memory that can't be filled as it lies is one of fresh memory, whose owner
+    is a `CopiedBack`.
+    """
     if isinstance(array, numpy.ndarray):
-        return numpy_view(array, for_load)
+        return _numpy.view(array, for_load)
     torch = _torch()
     if torch is not None and torch.is_tensor(array):
         found: _core.TensorView = torch.view(array, for_load)
@@ -82,8 +57,49 @@ def find_view(array: Any, for_load: bool) -> _core.TensorView | None:
     if isinstance(array, numpy.generic):
         return None
     if hasattr(type(array), "__dlpack__"):
-        return _dlpack_view(array, for_load)
+        return _numpy.dlpack_view(array, for_load)
     return None
+
+
+def description(array: Any) -> _core.TensorView:
+    """Dtype and shape of any array; one on torch's meta device has no more.
+
+    Raises:
+        InvalidArgumentError: as for `view`.
+    """
+    torch = _torch()
+    if torch is not None and torch.is_tensor(array) and array.is_meta:
+        return _core.TensorView.without_data(torch.dtype_name(array.dtype), tuple(array.shape))
+    return view(array, for_load=False)
+
+
+def view_to_fill(array: Any) -> _core.TensorView:
+    """A view through which exactly this array is filled; `written` must follow.
+
+    Raises:
+        InvalidArgumentError: it is no array, read-only, or has no memory.
+    """
+    torch = _torch()
+    if isinstance(array, numpy.ndarray):
+        writable = array.flags.writeable
+    elif torch is not None and torch.is_tensor(array):
+        writable = not array.is_meta
+    else:
+        writable = hasattr(type(array), "__dlpack__") and _numpy.is_writable(array)
+    if not writable:
+        raise InvalidArgumentError(
+            f"a {type(array).__name__} can't be filled: it is read-only or has no memory"
+            if hasattr(type(array), "__dlpack__")
+            else f"an array is filled, not a {type(array).__name__}"
+        )
+    return view(array, for_load=True)
+
+
+def written(filled: _core.TensorView, array: Any) -> None:
+    """After the view that view_to_fill gave was filled."""
+    if isinstance(filled.owner, CopiedBack):
+        filled.owner.finish()
+    note_written([array])
 
 
 def view(array: Any, for_load: bool) -> _core.TensorView:
@@ -95,19 +111,17 @@ def view(array: Any, for_load: bool) -> _core.TensorView:
     found = find_view(array, for_load)
     if found is None:
         raise InvalidArgumentError(
-            f"the data of a sharded tensor is an array, not {type(array).__name__}"
+            f"an array of numbers is needed, not {type(array).__name__}"
             + (f" of {array.dtype}" if hasattr(array, "dtype") else "")
         )
     return found
 
 
-def is_stateful(item: Any) -> bool:
-    """torch's Stateful protocol; modules, optimizers and dataloaders follow it."""
-    return (
-        not isinstance(item, type)
-        and callable(getattr(item, "state_dict", None))
-        and callable(getattr(item, "load_state_dict", None))
-    )
+def note_written(arrays: list[Any]) -> None:
+    """Tells autograd that memory of arrays was written, as torch's copy_ does."""
+    torch = _torch()
+    if torch is not None:
+        torch.note_written(arrays)
 
 
 class Bridge:
@@ -137,29 +151,38 @@ class Bridge:
         self.group = group
         self.ranks = ranks
         self.by_rule = by_rule
-        self._unpacked: Mapping[Any, Any] = {}
+        self._unpacked: dict[Any, Any] = {}
+        self._statefuls = Statefuls()
 
-    def unpack(self, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """The state with the state dicts of its Stateful values in their places."""
+    def unpack(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
+        """The state as a dict."""
         if not isinstance(state, Mapping):
             raise InvalidArgumentError(f"a state is a dict, not {type(state).__name__}")
-        self._unpacked = state
-        if any(is_stateful(value) for value in state.values()):
-            self._unpacked = {k: v.state_dict() if is_stateful(v) else v for k, v in state.items()}
+        self._unpacked = state if isinstance(state, dict) else dict(state.items())
         return self._unpacked
 
-    def unpacked(self) -> Mapping[Any, Any]:
+    def unpacked(self) -> dict[Any, Any]:
         """What unpack made."""
         return self._unpacked
 
     def is_entity(self, item: Any) -> bool:
-        """Whether the object is an array or a wrapped entity."""
+        """Whether an object in a list is a part of the tree: an array, an entity, a Stateful."""
         if isinstance(item, numpy.generic):
             return False
-        return isinstance(item, (*_ENTITIES, numpy.ndarray)) or hasattr(type(item), "__dlpack__")
+        return (
+            isinstance(item, (*_ENTITIES, numpy.ndarray))
+            or hasattr(type(item), "__dlpack__")
+            or _megatron.kind_of(item) is not None
+            or is_stateful(item)
+        )
 
     def describe(self, item: Any, path: str) -> Any:
-        """A view or entity of the engine; None for an object that is neither."""
+        """A view or entity of the engine; None for an object that is neither.
+
+        Of a Stateful, a tuple: its state dict, and the paths in it of which a load takes all.
+        """
+        if _megatron.kind_of(item) is not None:
+            item = _megatron.entity(item, self.for_load)
         if isinstance(item, ShardedTensor):
             return item._entity(self.for_load)
         if isinstance(item, (ShardedObject, ShardedTensorFactory)):
@@ -170,11 +193,48 @@ class Bridge:
         if torch is not None and torch.is_distributed(item):
             return torch.distributed_entity(item, path, self)
         try:
-            return find_view(item, self.for_load)
-        except InvalidArgumentError as error:
-            raise InvalidArgumentError(
-                f"{error.message} (key {path})", message=error.message, key=path, hint=error.hint
-            ) from None
+            found = find_view(item, self.for_load)
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            text = f"a {type(item).__name__} has no memory that can be read: {error}"
+            raise InvalidArgumentError(text) from error
+        if found is None and is_stateful(item):
+            state = self._statefuls.enter(item)
+            return state, below(item, state) if self.for_load else ()
+        return found
+
+    def check_container(self, container: Any) -> None:
+        """Refuses a container that a load could not give back."""
+        _containers.check(container)
+
+    def rebuilt(self, original: Any, contents: Any) -> Any:
+        """A container of the class of the template's."""
+        return _containers.rebuilt(original, contents)
+
+    def statefuls(self) -> list[int]:
+        """id() of the state's Stateful objects."""
+        return self._statefuls.ids()
+
+    def state_of(self, item: Any) -> Any:
+        """The state dict of a Stateful of the template."""
+        return self._statefuls.state_of(item)
+
+    def keep_loaded(self, item: Any, loaded: Any) -> None:
+        """What was loaded of a Stateful's state dict."""
+        self._statefuls.keep_loaded(item, loaded)
+
+    def copied_back(self) -> type:
+        """The class of the owner of a view of which finish() gives the array."""
+        return CopiedBack
+
+    def note_filled(self, arrays: list[Any]) -> None:
+        """The arrays that a load filled in place."""
+        note_written(arrays)
+
+    def give_back(self) -> None:
+        """Gives the Stateful objects what was loaded for them."""
+        self._statefuls.give_back()
 
     def everywhere(self) -> int:
         """How many ranks are taken to hold each plain array; 0 where that is not known."""
@@ -185,7 +245,11 @@ class Bridge:
         if isinstance(item, DType):
             return str(item)
         torch = _torch()
-        if isinstance(item, _ENTITIES) or (torch is not None and torch.is_distributed(item)):
+        if (
+            isinstance(item, _ENTITIES)
+            or _megatron.kind_of(item) is not None
+            or (torch is not None and torch.is_distributed(item))
+        ):
             raise InvalidArgumentError(
                 f"a {type(item).__name__} stands inside a tuple or an object; sharded entities "
                 "are found in dicts and lists only"
@@ -195,16 +259,17 @@ class Bridge:
                 return torch.dtype_name(item)
             if torch.is_tensor(item):
                 return torch.host_view(item)
-        return numpy_view(item, False) if isinstance(item, numpy.ndarray) else None
+        return _numpy.view(item, False) if isinstance(item, numpy.ndarray) else None
 
     def data_of(self, item: Any) -> Any:
         """The array that stands in a template's place, or None."""
         if isinstance(item, (ShardedTensor, ShardedObject)):
             return item.data
-        return item
+        return _megatron.data_of(item)
 
     def pickle(self, item: Any) -> tuple[bytes, bool]:
         """An object that is no plain data, pickled; whether as a torch.save archive."""
+        _leaves.check(item, _ENTITIES, _torch())
         if "torch" in sys.modules:
             import torch
 
@@ -212,11 +277,6 @@ class Bridge:
             torch.save(item, buffer)
             return buffer.getvalue(), True
         return pickle.dumps(item, protocol=2), False
-
-    def new_mapping(self, original: Any) -> dict[Any, Any]:
-        """An empty dict, ordered where the template's is an OrderedDict."""
-        ordered = isinstance(original, collections.OrderedDict)
-        return collections.OrderedDict() if ordered else {}
 
     def make_array(self, loaded: _core.TensorView, original: Any) -> Any:
         """An array over a view's memory: torch's or numpy's as the template's is."""

@@ -149,16 +149,20 @@ class Checkpoint:
             box: a Box, or (start, stop) for each dim, in elements; None for the whole tensor.
             framework: "numpy" or "torch"; by default what `open` was told.
             out: an array of the box's shape and the stored dtype that is filled and returned
-                instead of a new one.
+                instead of a new one, whatever its strides and byte order. autograd sees a torch
+                tensor as changed.
 
         Raises:
             NotFoundError: no such tensor; the hint names similar keys.
-            InvalidArgumentError: the box lies outside the tensor.
+            InvalidArgumentError: the box lies outside the tensor; `out` is read-only, has no
+                memory, or has several elements in one place (an expanded tensor).
             CorruptError: a checksum or the file's structure is wrong.
         """
         part = None if box is None else to_box(box)
         if out is not None:
-            self._handle.read_into(key, part, _bridge.view(out, for_load=False))
+            target = _bridge.view_to_fill(out)
+            self._handle.read_into(key, part, target)
+            _bridge.written(target, out)
             return out
         loaded = self._handle.read(key, part)
         return self._bridge(framework).make_array(loaded, None)

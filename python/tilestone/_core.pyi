@@ -227,6 +227,11 @@ class TensorView:
     def bytes(self) -> numpy.typing.NDArray[numpy.uint8]:
         """The memory of a contiguous view as uint8, shared with it."""
 
+def shares_elements(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """
+    Whether several elements may lie in one place, as those of an expanded tensor do.
+    """
+
 def itemsize(dtype: str) -> int:
     """Bytes an element."""
 

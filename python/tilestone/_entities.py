@@ -206,10 +206,13 @@ class ShardedTensor:
         """Whether each offset is a multiple of the local size."""
         return self._entity().is_regular_grid
 
-    def _entity(self, for_load: bool = False) -> _core.ShardedTensor:
+    def _entity(self, for_load: bool | None = None) -> _core.ShardedTensor:
+        """For a load, for a save, or (None) only to tell its place."""
         from tilestone import _bridge
 
-        entity = self._make(_bridge.view(self.data, for_load))
+        tells = for_load is None
+        view = _bridge.description(self.data) if tells else _bridge.view(self.data, bool(for_load))
+        entity = self._make(view)
         entity.allow_shape_mismatch = self.allow_shape_mismatch
         if self.holders is not None:
             entity.holders = list(self.holders)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tilestone import _core
+from tilestone._copied_back import CopiedBack
 from tilestone._errors import InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -50,11 +51,60 @@ def is_tensor(item: Any) -> bool:
     return isinstance(item, torch.Tensor)
 
 
-def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """Without the lazy conjugate and negative bits, which memory doesn't show."""
-    if tensor.is_conj() or tensor.is_neg():
-        return tensor.resolve_conj().resolve_neg()
-    return tensor
+def note_written(arrays: list[Any]) -> None:
+    """Bumps the version counters, so that autograd notices what it had saved of the tensors."""
+    written = []
+    for item in arrays:
+        if isinstance(item, torch.Tensor) and not item.is_inference():
+            written.append(item)
+            local = getattr(item, "_local_tensor", None)  # a DTensor's
+            if local is not None:
+                written.append(local)
+    if written:
+        torch.autograd.graph.increment_version(written)
+
+
+def is_data(item: Any) -> bool:
+    """Whether it is a tensor or a storage: memory, of which a pickle holds the bytes."""
+    return isinstance(item, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage))
+
+
+def _group_types() -> tuple[type, ...]:
+    if not dist.is_available():
+        return ()
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return dist.ProcessGroup, DeviceMesh
+
+
+def why_not_in_object(item: Any) -> str | None:
+    """What an object must not hold when it is pickled by one rank for all; None for the rest."""
+    if is_distributed(item) or isinstance(item, _group_types()):
+        return f"a {type(item).__name__}"
+    if is_data(item) and item.device.type != "cpu":
+        return f"a tensor on the device {item.device}"
+    if isinstance(item, torch.Tensor):
+        known = item.dtype in _names()
+        return _why_not_memory(item) or (None if known else f"a tensor of {item.dtype}")
+    return None
+
+
+_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def _why_not_memory(tensor: torch.Tensor) -> str | None:
+    """Why a tensor's elements are not what its memory shows; None where they are."""
+    if torch.nn.parameter.is_lazy(tensor):
+        return "a parameter that is not initialized yet"
+    if tensor.layout != torch.strided:
+        return f"a tensor of layout {tensor.layout}"
+    if tensor.is_quantized or tensor.is_nested:
+        return "a quantized tensor" if tensor.is_quantized else "a nested tensor"
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"a {type(tensor).__name__}, whose elements are not simply its memory"
+    if torch._is_functional_tensor(tensor) or _is_transformed(tensor):
+        return "a tensor inside a function transform (vmap, grad, functionalize)"
+    return None
 
 
 def view(
@@ -63,7 +113,8 @@ def view(
     """A view of a strided tensor's memory, wherever it is.
 
     A CPU tensor is read and filled in place, one on a device is copied piece by piece, one on
-    the meta device has no memory: a load allocates it.
+    the meta device has no memory: a load allocates it. A lazily conjugated or negated tensor is
+    resolved, and after a load copied back into.
 
     Args:
         tensor: any strided tensor; a parameter, a view, non-contiguous, 0-d or empty.
@@ -71,30 +122,36 @@ def view(
         staged: copy piece by piece even where the CPU could address the memory.
 
     Raises:
-        InvalidArgumentError: a sparse or nested tensor, or one that can't be filled.
+        InvalidArgumentError: a tensor whose elements are not its memory (sparse, nested, a wrapper
+            of others), or one that can't be filled.
     """
+    if type(tensor).__name__ == "AsyncCollectiveTensor":
+        tensor = tensor.wait()  # type: ignore[attr-defined]
+    problem = _why_not_memory(tensor)
+    if problem is not None:
+        raise InvalidArgumentError(f"only dense tensors can be saved and loaded, not {problem}")
     plain = tensor.detach()
-    if plain.layout != torch.strided or plain.is_quantized or plain.is_nested:
-        raise InvalidArgumentError(
-            f"only dense tensors can be saved and loaded, not one of layout {plain.layout}"
-        )
     name = dtype_name(plain.dtype)
     shape = tuple(plain.shape)
     if plain.is_meta:
         if not for_load:
             raise InvalidArgumentError("a tensor on the meta device has no data to save")
         plain = tensor = torch.empty(shape, dtype=plain.dtype)
-    if for_load and (plain.is_conj() or plain.is_neg()):
-        raise InvalidArgumentError("a lazily conjugated or negated tensor can't be filled in place")
-    plain = _resolved(plain)
+    lazy = plain.is_conj() or plain.is_neg()
     owner = tensor if owner is None else owner
+    if for_load and _core.shares_elements(shape, plain.stride()):
+        raise InvalidArgumentError(
+            "a tensor of which several elements lie in one place (an expanded one) can't be filled"
+        )
+    if for_load and lazy:
+        target, plain = plain, torch.empty(shape, dtype=plain.dtype, device=plain.device)
+        owner = CopiedBack(plain, owner, lambda _, filled: target.copy_(filled))
+    elif lazy:
+        plain = plain.resolve_conj().resolve_neg()
+        owner = (owner, plain)  # keeps the copy's memory too
     if staged or plain.device.type != "cpu":
         return _core.TensorView.on_device(name, shape, DeviceTensor(plain), owner)
-    if for_load and any(n > 1 and s == 0 for n, s in zip(shape, plain.stride(), strict=True)):
-        raise InvalidArgumentError("an expanded tensor can't be filled in place")
     storage = plain.untyped_storage()
-    if plain.data_ptr() != tensor.data_ptr():  # a resolved copy: keep its memory too
-        owner = (owner, plain)
     return _core.TensorView.strided(
         plain.data_ptr(),
         name,
@@ -108,8 +165,9 @@ def view(
 
 def host_view(tensor: torch.Tensor) -> _core.TensorView:
     """A view of a tensor inside a leaf, copied to the host where it is on a device."""
-    plain = tensor.detach()
-    return view(plain.cpu() if not plain.is_meta else plain, False)
+    if _why_not_memory(tensor) is None and not tensor.is_meta:
+        tensor = tensor.detach().cpu()
+    return view(tensor, False)
 
 
 def tensor(loaded: _core.TensorView) -> torch.Tensor:
@@ -212,10 +270,13 @@ def distributed_entity(item: Any, path: str, bridge: Bridge) -> _core.ShardedTen
     local = item._local_tensor
     if hasattr(local, "wait"):
         local = local.wait()
+    if local.is_meta and bridge.for_load:
+        item = _with_memory(item, local)
+        local = item._local_tensor
     spec = item._spec
     entity = _core.ShardedTensor.from_placements(
         path,
-        view(local, bridge.for_load, owner=None if local.is_meta else item),
+        view(local, bridge.for_load, owner=item),
         tuple(spec.shape),
         mesh(spec.mesh),
         [placement(p, path) for p in spec.placements],
@@ -223,6 +284,22 @@ def distributed_entity(item: Any, path: str, bridge: Bridge) -> _core.ShardedTen
     )
     entity.holders = _holders(entity.holders, bridge)
     return entity
+
+
+def _with_memory(item: Any, local: torch.Tensor) -> Any:
+    """A DTensor on the meta device as a new one of the same mesh and placements, on its device."""
+    kind = item.device_mesh.device_type
+    module = getattr(torch, kind, None)
+    current = None if kind == "cpu" or module is None else module.current_device()
+    device = torch.device(kind) if current is None else torch.device(kind, current)
+    return _dtensor_type().from_local(
+        torch.empty_like(local, device=device),
+        item.device_mesh,
+        item.placements,
+        run_check=False,
+        shape=item.size(),
+        stride=item.stride(),
+    )
 
 
 def _holders(holders: list[int], bridge: Bridge) -> list[int]:

@@ -11,6 +11,7 @@
 #include "tilestone/engine/opening_internal.h"
 #include "tilestone/engine/reader_internal.h"
 #include "tilestone/engine/resources_internal.h"
+#include "tilestone/engine/subtrees_internal.h"
 #include "tilestone/engine/targets_internal.h"
 #include "tilestone/plan/load_plan.h"
 
@@ -34,9 +35,12 @@ class Loading {
         "loading",
         [&](Deadline deadline) {
           loaded = load_rank(wanted, deadline);
-          return Bytes();
+          return std::move(left_out_);
         },
-        [](std::vector<Bytes>) { return std::vector<Bytes>(); });
+        [&](const std::vector<Bytes>& of_ranks) {
+          check_left_out(of_ranks, opened_.metadata);
+          return std::vector<Bytes>();
+        });
     return loaded;
   }
 
@@ -96,9 +100,11 @@ class Loading {
     const auto prepare = [&] {
       open(deadline);
       plain = is_plain(wanted);
-      built = with_memory(plain ? wanted : build_factories(wanted));
+      built = with_memory(with_subtrees(plain ? wanted : build_factories(wanted), options_.subtrees,
+                                        opened_.metadata));
       if (!plain) persistent = drop_nonpersistent(built);
       items = opened_.format->to_items(plain ? built : persistent);
+      left_out_ = left_out(options_.complete, items, opened_.metadata);
       make_context(items, deadline);
       load_objects(*context_, items);
       return plan_tensors(items);
@@ -200,6 +206,7 @@ class Loading {
   ThreadPool threads_;
   Description description_;
   Opened opened_;
+  Bytes left_out_;  // what the coordinator must know at the end
   ReadFor way_ = ReadFor::kOneself;
   std::optional<ReadContext> context_;
   std::optional<ProgressMeter> progress_;

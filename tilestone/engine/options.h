@@ -7,10 +7,12 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/format/format.h"
+#include "tilestone/state/state_dict.h"
 
 namespace tilestone {
 
@@ -65,6 +67,12 @@ struct LoadOptions {
   // several ranks together read whole.
   bool verify_checksums = true;
   TwoPhase two_phase = TwoPhase::kAuto;
+  // Paths below which everything that the checkpoint holds is loaded, into fresh memory, though
+  // `wanted` does not name it: an optimizer without state does not know its state's names yet.
+  std::vector<Path> subtrees = {};
+  // Paths below which nothing may be left out: Error(kMismatch) naming what the checkpoint holds
+  // there and no rank that has this path asks for.
+  std::vector<Path> complete = {};
   double timeout = kDefaultTimeout;
   // Memory of this rank, bytes: the pool's, and in two-phase reading the messages'.
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;

@@ -1,0 +1,243 @@
+"""Containers of any class: taken apart where stock takes them apart, given back as they were."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pathlib
+import types
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import tilestone
+from ranks import Worlds
+
+
+class Frozen(Mapping):
+    """A Mapping without a way to set items."""
+
+    def __init__(self, items: Any) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class Stubborn(Frozen):
+    """One that can't be made from a dict."""
+
+    def __init__(self, items: Any, more: Any) -> None:
+        super().__init__(items)
+
+
+class Settable(Frozen, MutableMapping):
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._items[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._items[key]
+
+    def __copy__(self) -> Settable:
+        return Settable(self._items)
+
+
+class Tensors(list):
+    name = "none"
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+@dataclasses.dataclass
+class Box:
+    x: Any
+
+
+def named(items: Any) -> Tensors:
+    out = Tensors(items)
+    out.name = "kept"
+    return out
+
+
+CONTAINERS = {
+    "UserDict": lambda a, b: collections.UserDict(a=a, b=b),
+    "MappingProxyType": lambda a, b: types.MappingProxyType({"a": a, "b": b}),
+    "Mapping": lambda a, b: Frozen({"a": a, "b": b}),
+    "MutableMapping": lambda a, b: Settable({"a": a, "b": b}),
+    "defaultdict": lambda a, b: collections.defaultdict(list, a=a, b=b),
+    "OrderedDict": lambda a, b: collections.OrderedDict(a=a, b=b),
+    "list": lambda a, b: named([a, b]),
+}
+
+
+def contents(container: Any) -> list[Any]:
+    return list(container.values()) if isinstance(container, Mapping) else list(container)
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+@pytest.mark.parametrize("writer", ["stock", "tilestone"])
+def test_containers_have_stocks_keys_and_come_back_as_they_were(
+    kind: str, writer: str, ckpt: str
+) -> None:
+    make = CONTAINERS[kind]
+    state = {"c": make(torch.arange(3.0), {"deep": torch.ones(2)}), "x": 1}
+    if writer == "stock":
+        dcp.save(state, checkpoint_id=ckpt, no_dist=True)
+    else:
+        tilestone.save(state, ckpt)
+    names = ("0", "1") if kind == "list" else ("a", "b")
+    metadata = dcp.FileSystemReader(ckpt).read_metadata()
+    assert set(metadata.state_dict_metadata) == {f"c.{names[0]}", f"c.{names[1]}.deep", "x"}
+    first = torch.zeros(3)
+    template = make(first, {"deep": torch.zeros(2)})
+    loaded = tilestone.load({"c": template, "x": None}, ckpt)
+    assert type(loaded["c"]) is type(template) and contents(loaded["c"])[0] is first
+    assert first.tolist() == [0.0, 1.0, 2.0]
+    assert contents(loaded["c"])[1]["deep"].tolist() == [1.0, 1.0]
+    if kind == "list":
+        assert loaded["c"].name == "kept"
+    if kind == "defaultdict":
+        assert loaded["c"].default_factory is list
+
+
+def test_a_container_that_cannot_be_made_again_is_refused_with_key_and_class(ckpt: str) -> None:
+    with pytest.raises(tilestone.InvalidArgumentError, match="Stubborn") as raised:
+        tilestone.save({"a": {"b": Stubborn({"x": torch.ones(2)}, 1)}}, ckpt)
+    assert raised.value.key == "a.b"
+    assert not pathlib.Path(ckpt, ".metadata").exists()
+
+
+def _dtensor(world: int, value: float = 0.0) -> DTensor:
+    mesh = init_device_mesh("cpu", (world,))
+    whole = torch.arange(8.0).reshape(4, 2) + value
+    return distribute_tensor(whole, mesh, [Shard(0)])
+
+
+def _reshard_containers(rank: int, world: int, ckpt: str) -> list[Any]:
+    def tree(value: float) -> dict[str, Any]:
+        return {
+            "user": collections.UserDict(w=_dtensor(world, value)),
+            "list": Tensors([_dtensor(world, value + 1)]),
+        }
+
+    tilestone.save(tree(10), ckpt)
+    loaded = tilestone.load(tree(0), ckpt)
+    assert type(loaded["user"]) is collections.UserDict and type(loaded["list"]) is Tensors
+    return [loaded["user"]["w"].full_tensor().tolist(), loaded["list"][0].full_tensor().tolist()]
+
+
+def test_dtensors_in_containers_are_saved_whole(worlds: Worlds, ckpt: str) -> None:
+    whole = (torch.arange(8.0).reshape(4, 2) + 10).tolist()
+    for got in worlds[2].run(_reshard_containers, ckpt):
+        assert got == [whole, (torch.tensor(whole) + 1).tolist()]
+    with tilestone.open(ckpt) as opened:
+        assert opened.read("user.w").tolist() == whole  # not one rank's part
+
+
+def _save_in_objects(rank: int, world: int, ckpt: str) -> list[Any]:
+    mesh = init_device_mesh("cpu", (world,))
+    part = torch.ones(2)
+    holders = {
+        "namedtuple": Pair(_dtensor(world), 1),
+        "tuple": (_dtensor(world),),
+        "dataclass": Box([_dtensor(world)]),
+        "object": types.SimpleNamespace(deep={"x": (1, _dtensor(world))}),
+        "replicated": Box(distribute_tensor(part, mesh, [Replicate()])),
+        "mesh": Box(mesh),
+        "group": Box(torch.distributed.group.WORLD),
+        "entity": Box(tilestone.ShardedTensor.from_rank_offsets("k", part, (0, rank, world))),
+        "device": Box(torch.empty(3, device="meta")),
+        "wrapper": Box(torch.masked.masked_tensor(part, part > 0)),
+        "lambda": Box(lambda: 0),
+        "optimizer in a tuple": (torch.optim.SGD([torch.nn.Parameter(_dtensor(world))]),),
+    }
+    said = []
+    for name, holder in holders.items():
+        try:
+            tilestone.save({"a": {"b": holder}}, ckpt)
+            said.append((name, None, None))
+        except tilestone.CheckpointError as error:
+            said.append((name, type(error).__name__, error.key))
+    return said
+
+
+def test_objects_that_hold_sharded_or_device_data_are_refused_with_their_key(
+    worlds: Worlds, ckpt: str
+) -> None:
+    for said in worlds[2].run(_save_in_objects, ckpt):
+        for name, error, key in said:
+            assert (error, key) == ("InvalidArgumentError", "a.b"), name
+    assert not pathlib.Path(ckpt, ".metadata").exists()
+
+
+def test_a_list_that_contains_itself_is_refused_with_its_key(ckpt: str) -> None:
+    ring: list[Any] = [torch.ones(2)]
+    ring.append(ring)
+    with pytest.raises(tilestone.InvalidArgumentError, match="deeper") as raised:
+        tilestone.save({"ring": ring}, ckpt)
+    assert raised.value.key.startswith("ring.1")
+
+
+NO_MEMORY = {
+    **{
+        name: lambda name=name: torch.empty(4, dtype=getattr(torch, name))
+        for name in ("int4", "uint4", "int1", "uint1", "uint7", "bits8", "bits4x2")
+    },
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
+    "masked": lambda: torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False])),
+    "uninitialized": lambda: torch.nn.LazyLinear(3).weight,
+    "functional": lambda: torch._to_functional_tensor(torch.ones(2)),
+    "meta": lambda: torch.ones(2, device="meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NO_MEMORY)
+@pytest.mark.parametrize("place", ["tree", "tuple", "object"])
+def test_tensors_whose_elements_are_not_their_memory_are_refused(
+    name: str, place: str, ckpt: str
+) -> None:
+    tensor = NO_MEMORY[name]()
+    value = {"tree": tensor, "tuple": (tensor,), "object": Box(tensor)}[place]
+    with pytest.raises(tilestone.CheckpointError) as raised:
+        tilestone.save({"a": {"b": value}}, ckpt)
+    assert raised.value.key == "a.b", raised.value
+    assert not pathlib.Path(ckpt, ".metadata").exists()
+
+
+def test_tensors_inside_a_function_transform_are_refused_with_their_key(ckpt: str) -> None:
+    said: list[str] = []
+
+    def inside(tensor: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(tilestone.InvalidArgumentError) as raised:
+            tilestone.save({"x": tensor}, ckpt)
+        said.append(raised.value.key)
+        return tensor.sum()
+
+    torch.vmap(inside)(torch.ones(3, 2))
+    torch.func.grad(inside)(torch.ones(3))
+    assert said == ["x", "x"]
+
+
+def test_arrays_that_are_more_than_their_elements_are_not_taken_for_plain_ones(ckpt: str) -> None:
+    masked = numpy.ma.masked_array([1.0, 2.0], [True, False])
+    tilestone.save({"x": masked}, ckpt)
+    with tilestone.open(ckpt) as opened:
+        assert opened.tensors() == [] and opened.objects() == ["x"]

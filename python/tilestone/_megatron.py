@@ -1,0 +1,135 @@
+"""Megatron-Core's entities as Tilestone's, without importing Megatron-Core.
+
+They are known by the module and the name of their class, so that any version is understood.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from tilestone import _core
+from tilestone._errors import InvalidArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from tilestone._entities import (
+        LocalNonpersistent,
+        ShardedObject,
+        ShardedTensor,
+        ShardedTensorFactory,
+    )
+
+_MODULE = "dist_checkpointing.mapping"
+_KINDS = (
+    "ShardedTensor",
+    "ShardedObject",
+    "ShardedTensorFactory",
+    "LocalNonpersistentObject",
+    "ShardedBase",
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind(type_: Any) -> str | None:
+    for base in type_.__mro__:
+        if base.__name__ in _KINDS and base.__module__.endswith(_MODULE):
+            return base.__name__
+    return None
+
+
+def kind_of(item: Any) -> str | None:
+    """Which of Megatron-Core's entities an object is; None for any other object."""
+    return _kind(type(item))
+
+
+def _data(item: Any, for_load: bool) -> Any:
+    """The local array; what a load allocates where there is none."""
+    if item.data is not None:
+        return item.data
+    if not for_load:
+        raise InvalidArgumentError("a Megatron-Core ShardedTensor without data", key=item.key)
+    import torch
+
+    if item.flattened_range is None:
+        return torch.empty(tuple(item.local_shape), dtype=item.dtype, device="meta")
+    count = item.flattened_range.stop - item.flattened_range.start
+    return torch.empty(count, dtype=item.dtype, device="meta")
+
+
+def _cells(item: Any) -> list[tuple[int, int, int]]:
+    """(axis, cell, fragments) for every axis of a regular grid."""
+    local = (1,) * item.prepend_axis_num + tuple(item.local_shape)
+    if item.axis_fragmentations is None:
+        raise UnsupportedError("a flat range of an irregular grid", key=item.key)
+    cells = []
+    for axis, fragments in enumerate(item.axis_fragmentations):
+        size = local[axis]
+        if fragments * size != item.global_shape[axis] or (size and item.global_offset[axis] % size):
+            raise UnsupportedError("a flat range of a tensor whose grid does not fit", key=item.key)
+        cells.append((axis, item.global_offset[axis] // size if size else 0, fragments))
+    return cells
+
+
+def _tensor(item: Any, for_load: bool) -> ShardedTensor:
+    from tilestone._entities import ShardedTensor
+
+    options: dict[str, Any] = {
+        "replica_id": item.replica_id,
+        "prepend_axis_num": item.prepend_axis_num,
+        "allow_shape_mismatch": bool(item.allow_shape_mismatch),
+    }
+    data = _data(item, for_load)
+    flat = getattr(item, "flattened_range", None)
+    if flat is not None:
+        return ShardedTensor.from_rank_offsets_flat(
+            item.key, data, item.local_shape, *_cells(item), flattened_range=flat, **options
+        )
+    shape = (1,) * item.prepend_axis_num + tuple(item.local_shape)
+    box = _core.Box(tuple(item.global_offset), shape)
+    return ShardedTensor.from_box(item.key, data, tuple(item.global_shape), box, **options)
+
+
+def _factory(item: Any) -> ShardedTensorFactory:
+    from tilestone._entities import ShardedTensorFactory
+
+    def build(key: str, data: Any, replica_id: Any, flattened_range: Any) -> Any:
+        return item.build_fn(key, data, item.replica_id, item.flattened_range)
+
+    if item.data is None:
+        raise InvalidArgumentError("a Megatron-Core ShardedTensorFactory without data", key=item.key)
+    return ShardedTensorFactory(
+        item.key, item.data, build, item.merge_fn, item.replica_id, item.flattened_range
+    )
+
+
+def entity(
+    item: Any, for_load: bool
+) -> ShardedTensor | ShardedObject | ShardedTensorFactory | LocalNonpersistent:
+    """Tilestone's entity of the same meaning: key, place, replica and data.
+
+    Args:
+        item: an object of which kind_of() is not None.
+        for_load: it is a template; data that is None is allocated.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError: naming the key of what has no such entity.
+    """
+    from tilestone._entities import LocalNonpersistent, ShardedObject
+
+    kind = kind_of(item)
+    if kind == "ShardedTensor":
+        return _tensor(item, for_load)
+    if kind == "ShardedObject":
+        return ShardedObject(
+            item.key, item.data, item.global_shape, item.global_offset, item.replica_id
+        )
+    if kind == "ShardedTensorFactory":
+        return _factory(item)
+    if kind == "LocalNonpersistentObject":
+        return LocalNonpersistent(item.obj)
+    raise UnsupportedError(f"a Megatron-Core {type(item).__name__} that Tilestone doesn't know")
+
+
+def data_of(item: Any) -> Any:
+    """The data of a template's entity; the object itself where it is none."""
+    return item.data if kind_of(item) in ("ShardedTensor", "ShardedObject") else item

@@ -1,0 +1,78 @@
+"""numpy arrays, and those of others that speak DLPack, as views of their memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+from tilestone import _core
+from tilestone._copied_back import CopiedBack
+from tilestone._dtypes import DType, name_of_numpy
+from tilestone._errors import InvalidArgumentError
+
+# Subclasses that are no more than their elements. Others (masked arrays, quantities with a unit)
+# are objects: their elements alone would not give them back.
+_PLAIN = (numpy.ndarray, numpy.memmap, numpy.matrix, numpy.recarray)
+
+
+def view(array: numpy.ndarray[Any, Any], for_load: bool) -> _core.TensorView | None:
+    """A view of an array's memory; None for elements that no checkpoint holds (objects, text).
+
+    A load's view of a read-only array is of a fresh one; one of foreign byte order, or whose
+    elements do not lie at multiples of their size (a field of records), is copied back into.
+
+    Raises:
+        InvalidArgumentError: a load would write several elements to one place.
+    """
+    name = name_of_numpy(array.dtype)
+    if name is None or type(array) not in _PLAIN:
+        return None
+    size = array.dtype.itemsize
+    straight = array.dtype.isnative and all(stride % size == 0 for stride in array.strides)
+    owner: Any = None
+    if for_load and not array.flags.writeable:
+        array = numpy.zeros(array.shape, array.dtype.newbyteorder("="))
+    elif for_load and array.size > 0:
+        if _core.shares_elements((*array.shape, size), (*array.strides, 1)):
+            raise InvalidArgumentError(
+                "an array of which several elements lie in one place can't be filled"
+            )
+        if not straight:
+            target = array
+            array = numpy.zeros(array.shape, array.dtype.newbyteorder("="))
+            owner = CopiedBack(array, target, numpy.copyto)
+    elif not straight:
+        array = numpy.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
+    data: int = array.__array_interface__["data"][0]
+    if array.flags.c_contiguous or array.size == 0:
+        begin, end = data, data + array.nbytes
+    else:
+        begin, end = numpy.lib.array_utils.byte_bounds(array)
+    strides = [stride // size for stride in array.strides]
+    kept = array if owner is None else owner
+    return _core.TensorView.strided(data, name, array.shape, strides, begin, end - begin, kept)
+
+
+def _is_immutable(array: Any) -> bool:
+    # JAX's arrays never change, which DLPack before version 1 can't say.
+    return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
+def is_writable(array: Any) -> bool:
+    """Whether an array that speaks DLPack may be filled."""
+    if _is_immutable(array):
+        return False
+    return _core.TensorView.from_dlpack(array, writable=True) is not None
+
+
+def dlpack_view(array: Any, for_load: bool) -> _core.TensorView | None:
+    """A view of an array that speaks DLPack; a load's of a read-only one is of a fresh array."""
+    readable = for_load and _is_immutable(array)
+    found = None if readable else _core.TensorView.from_dlpack(array, writable=for_load)
+    if found is not None or not for_load:
+        return found
+    found = _core.TensorView.from_dlpack(array, writable=False)
+    if found is None:
+        return None
+    return view(numpy.zeros(found.shape, DType(found.dtype).numpy), for_load)

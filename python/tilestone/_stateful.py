@@ -1,0 +1,137 @@
+"""Objects that give and take their own state: torch's Stateful protocol.
+
+They stand anywhere in a state dict where the tree is taken apart. A save stores what
+state_dict() gives, a load fills it and calls load_state_dict() on the same object.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilestone._errors import InvalidArgumentError
+
+Below = Sequence[tuple[str | int, ...]]
+
+
+def is_stateful(item: Any) -> bool:
+    """torch's Stateful protocol; modules, optimizers and dataloaders follow it."""
+    return (
+        not isinstance(item, type)
+        and callable(getattr(item, "state_dict", None))
+        and callable(getattr(item, "load_state_dict", None))
+    )
+
+
+class Statefuls:
+    """The Stateful objects of one state, in the order of the tree."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, tuple[Any, Any]] = {}  # by id: the object and its state dict
+        self._loaded: list[tuple[Any, Any]] = []
+
+    def enter(self, item: Any) -> Any:
+        """The state dict of an object, asked for once."""
+        if id(item) not in self._states:
+            state = item.state_dict()
+            if is_stateful(state):
+                raise InvalidArgumentError(
+                    f"state_dict() of a {type(item).__name__} gives a {type(state).__name__}, which "
+                    "has a state_dict() too"
+                )
+            self._states[id(item)] = (item, state)
+        return self._states[id(item)][1]
+
+    def ids(self) -> list[int]:
+        """id() of each object, all of which this keeps alive."""
+        return list(self._states)
+
+    def state_of(self, item: Any) -> Any:
+        """The state dict that `enter` gave."""
+        return self._states[id(item)][1]
+
+    def keep_loaded(self, item: Any, loaded: Any) -> None:
+        """Notes what give_back is to give."""
+        self._loaded.append((item, loaded))
+
+    def give_back(self) -> None:
+        """Calls load_state_dict() of each object with what was loaded for it.
+
+        Raises:
+            InvalidArgumentError: an object still has tensors on the meta device then.
+        """
+        for item, loaded in self._loaded:
+            _give(item, self.state_of(item), loaded)
+        self._loaded.clear()
+
+
+def below(item: Any, state: Any) -> Below:
+    """Paths in an object's state dict that are loaded without a template.
+
+    A torch optimizer makes the state of a parameter at its first step. For a parameter that is
+    a plain tensor, and whole on every rank, so is the state: whatever the checkpoint holds of it
+    is loaded. How the state of a DTensor is sharded can't be known before it is made.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(item, torch.optim.Optimizer):
+        return ()
+    try:
+        named = [index for group in state["param_groups"] for index in group["params"]]
+        params = [param for group in item.param_groups for param in group["params"]]
+        known = state["state"]
+    except (KeyError, TypeError):
+        return ()
+    if len(named) != len(params):
+        return ()
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return [
+        ("state", index)
+        for index, param in zip(named, params, strict=True)
+        if type(index) is int and index not in known and type(param) in plain
+    ]
+
+
+def _holds_meta(state: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    waiting = [state]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, torch.Tensor):
+            if item.is_meta:
+                return True
+        elif isinstance(item, Mapping):
+            waiting.extend(item.values())
+        elif isinstance(item, (list, tuple)):
+            waiting.extend(item)
+    return False
+
+
+def _assigning(item: Any, loaded: Any) -> Any:
+    """`loaded` for load_state_dict(assign=True): parameters with memory stay the same objects."""
+    kept = dict(item.named_parameters(remove_duplicate=False))
+    for name, parameter in kept.items():
+        if name in loaded and not parameter.is_meta and not loaded[name].is_meta:
+            if parameter.untyped_storage() is loaded[name].untyped_storage():
+                loaded[name] = parameter
+    return loaded
+
+
+def _give(item: Any, template: Any, loaded: Any) -> None:
+    if not _holds_meta(template):
+        item.load_state_dict(loaded)
+        return
+    assigns = "assign" in inspect.signature(item.load_state_dict).parameters
+    if assigns:
+        item.load_state_dict(_assigning(item, loaded), assign=True)
+    else:
+        item.load_state_dict(loaded)
+    if _holds_meta(item.state_dict()):
+        raise InvalidArgumentError(
+            f"{type(item).__name__} still has tensors on torch's meta device after "
+            "load_state_dict(): what was loaded is lost",
+            hint="give it memory before the load (to_empty), or want a dict in its place",
+        )
