@@ -6,6 +6,7 @@ They are known by the module and the name of their class, so that any version is
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from tilestone import _core
@@ -30,16 +31,17 @@ _KINDS = (
 
 
 @functools.lru_cache(maxsize=4096)
-def _kind(type_: Any) -> str | None:
-    for base in type_.__mro__:
+def _kind(of: Hashable) -> str | None:
+    for base in of.__mro__ if isinstance(of, type) else ():
         if base.__name__ in _KINDS and base.__module__.endswith(_MODULE):
-            return base.__name__
+            return str(base.__name__)
     return None
 
 
 def kind_of(item: Any) -> str | None:
     """Which of Megatron-Core's entities an object is; None for any other object."""
-    return _kind(type(item))
+    kind: Hashable = type(item)
+    return _kind(kind)
 
 
 def _data(item: Any, for_load: bool) -> Any:
