@@ -5,8 +5,6 @@ They are known by the module and the name of their class, so that any version is
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from tilestone import _core
@@ -21,27 +19,21 @@ if TYPE_CHECKING:
     )
 
 _MODULE = "dist_checkpointing.mapping"
-_KINDS = (
+_KINDS = {
     "ShardedTensor",
     "ShardedObject",
     "ShardedTensorFactory",
     "LocalNonpersistentObject",
     "ShardedBase",
-)
-
-
-@functools.lru_cache(maxsize=4096)
-def _kind(of: Hashable) -> str | None:
-    for base in of.__mro__ if isinstance(of, type) else ():
-        if base.__name__ in _KINDS and base.__module__.endswith(_MODULE):
-            return str(base.__name__)
-    return None
+}
 
 
 def kind_of(item: Any) -> str | None:
     """Which of Megatron-Core's entities an object is; None for any other object."""
-    kind: Hashable = type(item)
-    return _kind(kind)
+    for base in type(item).__mro__:
+        if base.__name__ in _KINDS and base.__module__.endswith(_MODULE):
+            return str(base.__name__)
+    return None
 
 
 def _data(item: Any, for_load: bool) -> Any:
