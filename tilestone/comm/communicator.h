@@ -1,11 +1,17 @@
 // Communicator: moves bytes between the ranks of a group, nothing else.
 //
-// Every rank of the group makes the same calls in the same order. Every call takes a deadline;
-// past it, it throws Error(kTimeout) that names the operation and, where this rank can know it,
-// who is missing. A rank that is known to be gone gives Error(kRankFailed) with its number.
-// After an error the group may be used again by ranks that all saw it; messages of an operation
-// that failed are never mistaken for those of a later one.
-// A rank calls from one thread at a time.
+// Every rank of the group makes the same operations in the same order. Every operation takes a
+// deadline; past it, it throws Error(kTimeout) that names the operation and, where this rank can
+// know it, who is missing. A rank that is known to be gone gives Error(kRankFailed) with its
+// number. After an error the group may be used again by ranks that all saw it; messages of an
+// operation that failed are never mistaken for those of a later one.
+//
+// Each rank counts its operations. Inside a Call (call.h) they are numbered on from a number that
+// the ranks agree on at its beginning, so whatever a rank did before makes no difference.
+// Operations outside of calls are numbered on from the last one: ranks that skip or repeat one
+// there are out of step with the others until the next Call.
+//
+// A rank uses a group from one thread at a time; calls of several threads follow one another.
 #pragma once
 
 #include <memory>
@@ -16,6 +22,8 @@
 #include "tilestone/base/deadline.h"
 
 namespace tilestone {
+
+class CallPort;
 
 // What an engine of ranks implements: point-to-point bytes would be enough for all of these, so
 // an implementation is free to use its own collectives. Sizes differ by rank, 0 included; messages
@@ -34,6 +42,9 @@ class CommunicatorImpl {
   virtual Bytes broadcast(ByteView mine, int root, Deadline deadline) = 0;
   // to[r] goes to rank r; the result's [r] came from rank r.
   virtual std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) = 0;
+
+  // Null: ranks can't agree on calls, and stay apart once one has skipped an operation.
+  virtual CallPort* call_port() { return nullptr; }
 };
 
 // A cheap handle on a rank's end of a group; copies share it.
@@ -61,6 +72,7 @@ class Communicator {
   }
   std::vector<Bytes> all_gather(ByteView mine, Deadline deadline) const;
   void barrier(Deadline deadline) const;
+  CallPort* call_port() const { return impl_->call_port(); }
 
  private:
   std::shared_ptr<CommunicatorImpl> impl_;

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "tilestone/comm/call_port.h"
 #include "tilestone/comm/operation_internal.h"
 
 namespace tilestone {
@@ -15,9 +16,8 @@ using comm_internal::check_parts;
 using comm_internal::check_root;
 
 // Where the ranks' messages lie. A message is named by its source and by the number of the
-// operation, which every rank counts for itself: all make the same calls in the same order. What
-// comes late, for an operation that its receiver gave up, has a number that nobody asks for any
-// more and is dropped.
+// operation. What comes late, for an operation that its receiver gave up, has a number that nobody
+// asks for any more and is dropped.
 class Hub {
  public:
   explicit Hub(int size) : boxes_(static_cast<size_t>(size)) {}
@@ -30,9 +30,15 @@ class Hub {
   // False when rank `to` is gone; it doesn't get the message then.
   bool send(int from, int to, uint64_t operation, Bytes message);
 
-  // Waits for one message from each of `sources` (all but `rank` itself), in their order.
+  // Waits for one message from each of `sources` (all but `rank` itself), in their order. `call`:
+  // which the operation is part of, or 0.
   std::vector<Bytes> receive(int rank, const std::vector<int>& sources, uint64_t operation,
-                             std::string_view name, Deadline deadline);
+                             uint64_t call, std::string_view name, Deadline deadline);
+
+  void post(int from, std::vector<Notice> notices);
+  std::vector<Notice> newest(int rank, Deadline deadline);
+  // The call's operations that can't be completed end with `why` on all ranks.
+  void abort(uint64_t call, const Error& why);
 
   // `why`: the error that ended the rank, or empty. The first call counts.
   void leave(int rank, std::string why);
@@ -43,15 +49,19 @@ class Hub {
   struct Mailbox {
     std::condition_variable changed;
     std::map<std::pair<uint64_t, int>, Bytes> messages;  // by operation and source
+    std::map<int, Bytes> notices;                        // by source
     uint64_t current = 0;                                // operation
     bool gone = false;
     std::string why;
   };
 
   Mailbox& box(int rank) { return boxes_[static_cast<size_t>(rank)]; }
+  std::vector<Notice> take_notices(int rank);
+  void wake_all();
 
   std::mutex mutex_;
   std::vector<Mailbox> boxes_;
+  std::map<uint64_t, Error> aborted_;  // by the calls' numbers
 };
 
 void Hub::begin(int rank, uint64_t operation) {
@@ -72,7 +82,7 @@ bool Hub::send(int from, int to, uint64_t operation, Bytes message) {
 }
 
 std::vector<Bytes> Hub::receive(int rank, const std::vector<int>& sources, uint64_t operation,
-                                std::string_view name, Deadline deadline) {
+                                uint64_t call, std::string_view name, Deadline deadline) {
   std::unique_lock lock(mutex_);
   Mailbox& mine = box(rank);
   while (true) {
@@ -83,9 +93,10 @@ std::vector<Bytes> Hub::receive(int rank, const std::vector<int>& sources, uint6
       if (box(source).gone) gone.push_back(source);
     }
     if (missing.empty()) break;
+    if (const auto why = aborted_.find(call); why != aborted_.end()) throw Error(why->second);
     if (!gone.empty()) throw comm_internal::rank_failed(name, gone, box(gone.front()).why);
     if (deadline.expired()) throw comm_internal::timed_out(name, missing);
-    mine.changed.wait_for(lock, deadline.remaining());
+    mine.changed.wait_for(lock, deadline.wait_time());
   }
   std::vector<Bytes> received;
   received.reserve(sources.size());
@@ -101,7 +112,53 @@ void Hub::leave(int rank, std::string why) {
   box(rank).gone = true;
   box(rank).why = std::move(why);
   box(rank).messages.clear();
-  for (Mailbox& other : boxes_) other.changed.notify_all();
+  wake_all();
+}
+
+void Hub::wake_all() {
+  for (Mailbox& each : boxes_) each.changed.notify_all();
+}
+
+void Hub::post(int from, std::vector<Notice> notices) {
+  std::lock_guard lock(mutex_);
+  for (Notice& notice : notices) {
+    Mailbox& target = box(notice.rank);
+    if (target.gone) continue;
+    target.notices.insert_or_assign(from, std::move(notice.bytes));
+    target.changed.notify_one();
+  }
+}
+
+std::vector<Notice> Hub::newest(int rank, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    std::vector<Notice> notices = take_notices(rank);
+    if (!notices.empty() || deadline.expired()) return notices;
+    box(rank).changed.wait_for(lock, deadline.wait_time());
+  }
+}
+
+// Those of ranks that are gone come last: what they said before counts first. Rank 0 hears of all,
+// the others of rank 0.
+std::vector<Notice> Hub::take_notices(int rank) {
+  std::vector<Notice> notices;
+  for (auto& [from, bytes] : std::exchange(box(rank).notices, {})) {
+    notices.push_back({from, std::move(bytes), {}});
+  }
+  const int others = rank == 0 ? size() : 1;
+  for (int other = 0; other < others; ++other) {
+    if (other == rank || !box(other).gone) continue;
+    notices.push_back({other, {}, box(other).why});
+  }
+  return notices;
+}
+
+void Hub::abort(uint64_t call, const Error& why) {
+  constexpr size_t kMostKept = 16;
+  std::lock_guard lock(mutex_);
+  aborted_.emplace(call, why);
+  if (aborted_.size() > kMostKept) aborted_.erase(aborted_.begin());
+  wake_all();
 }
 
 std::string Hub::why(int rank) {
@@ -110,7 +167,7 @@ std::string Hub::why(int rank) {
 }
 
 // One rank's end. The rank is gone when the last Communicator that shares it is.
-class ThreadsEnd final : public CommunicatorImpl {
+class ThreadsEnd final : public CommunicatorImpl, private CallPort {
  public:
   ThreadsEnd(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {
     for (int other = 0; other < size(); ++other) {
@@ -159,7 +216,19 @@ class ThreadsEnd final : public CommunicatorImpl {
     return with_own(std::move(to[rank_]), receive("all_to_all", others_, deadline));
   }
 
+  CallPort* call_port() override { return this; }
+
  private:
+  void post(std::vector<Notice> notices) override { hub_->post(rank_, std::move(notices)); }
+  std::vector<Notice> newest(Deadline deadline) override { return hub_->newest(rank_, deadline); }
+  uint64_t last_operation() const override { return operation_; }
+  void enter(uint64_t first) override { operation_ = call_ = first; }
+  void abort(const Error& why) override {
+    if (call_ != 0) hub_->abort(call_, why);
+  }
+  void leave() override { call_ = 0; }
+  CallMemory& memory() override { return memory_; }
+
   // First of all, so that a call that is refused counts here too, as it does on the other ranks.
   void begin() { hub_->begin(rank_, ++operation_); }
 
@@ -175,7 +244,7 @@ class ThreadsEnd final : public CommunicatorImpl {
 
   std::vector<Bytes> receive(std::string_view name, const std::vector<int>& sources,
                              Deadline deadline) {
-    return hub_->receive(rank_, sources, operation_, name, deadline);
+    return hub_->receive(rank_, sources, operation_, call_, name, deadline);
   }
 
   std::vector<Bytes> with_own(Bytes own, std::vector<Bytes> from_others) {
@@ -187,6 +256,8 @@ class ThreadsEnd final : public CommunicatorImpl {
   int rank_;
   std::vector<int> others_;
   uint64_t operation_ = 0;
+  uint64_t call_ = 0;  // its number; 0 outside of calls
+  CallMemory memory_;
 };
 
 std::vector<std::shared_ptr<ThreadsEnd>> make_ends(int n) {

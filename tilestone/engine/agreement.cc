@@ -10,6 +10,8 @@ namespace {
 constexpr double kLocalShare = 0.8;   // of the time that is left at the start of a round
 constexpr double kGatherShare = 0.9;  // likewise
 
+constexpr std::chrono::seconds kBrief{1};  // for the last words after an interrupt
+
 enum class Status : uint8_t { kOk = 0, kError = 1 };
 
 Bytes encode(const std::optional<Error>& error, ByteView payload) {
@@ -40,6 +42,12 @@ bool blames_rank(ErrorCode code) {
   return code == ErrorCode::kIo || code == ErrorCode::kTimeout || code == ErrorCode::kInternal;
 }
 
+// Whether the round's messages failed. Any other error is a rank's that has ended the call, and is
+// the same on all ranks.
+bool lost_in_round(const Error& error) {
+  return error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kRankFailed;
+}
+
 Error with_phase(const Error& error, const std::string& what) {
   Error wrapped(error.code(), what + ": " + error.message());
   wrapped.with_rank(error.rank()).with_hint(error.hint());
@@ -49,8 +57,11 @@ Error with_phase(const Error& error, const std::string& what) {
 
 }  // namespace
 
-Rounds::Rounds(Communicator comm, std::string work, Deadline deadline)
-    : comm_(std::move(comm)), work_(std::move(work)), deadline_(deadline) {}
+Rounds::Rounds(Communicator comm, std::string work, std::string place, Deadline deadline)
+    : comm_(std::move(comm)),
+      work_(std::move(work)),
+      deadline_(deadline),
+      call_(comm_, work_, std::move(place), deadline_) {}
 
 Bytes Rounds::run(std::string_view phase, const LocalStep& local,
                   const CoordinatorStep& coordinate) {
@@ -74,18 +85,25 @@ Bytes Rounds::finish(std::string_view phase, const LocalStep& local,
     outcome = decide(coordinate, std::move(failure), std::move(payloads), messages);
     tell(phase, std::move(messages), outcome, last);
   } else {
-    outcome = hear(phase, failure);
+    outcome = hear(phase, failure, last);
   }
-  if (outcome.error) throw *outcome.error;
-  return std::move(outcome.answer);
+  if (!outcome.error) return std::move(outcome.answer);
+  if (mine.original) std::rethrow_exception(mine.original);
+  if (outcome.original) std::rethrow_exception(outcome.original);
+  throw *outcome.error;
 }
 
 Rounds::Outcome Rounds::local_outcome(const LocalStep& local, Deadline deadline) {
   if (untold_) return {untold_, {}};
   try {
     return {std::nullopt, local(deadline)};
+  } catch (const Error& error) {
+    end_if_interrupted();
+    Error own = error;
+    return {own.with_rank(comm_.rank()), {}};
   } catch (...) {
-    return {current_error().with_rank(comm_.rank()), {}};
+    end_if_interrupted();
+    return {current_error().with_rank(comm_.rank()), {}, std::current_exception()};
   }
 }
 
@@ -97,8 +115,9 @@ std::optional<Error> Rounds::gather(std::string_view phase, const Outcome& mine,
                             comm_.is_coordinator() ? deadline : deadline_);
     return std::nullopt;
   } catch (...) {
+    end_if_interrupted();
     const Error error = current_error();
-    if (!comm_.is_coordinator()) return error;
+    if (!comm_.is_coordinator() || !lost_in_round(error)) return error;
     const std::string what =
         error.rank() < 0 ? "not every rank reported after "
                          : "rank " + std::to_string(error.rank()) + " did not report after ";
@@ -113,13 +132,19 @@ Rounds::Outcome Rounds::decide(const CoordinatorStep& coordinate, std::optional<
     failure = decode(payloads[rank], static_cast<int>(rank));
   }
   std::vector<Bytes> answers;
+  std::exception_ptr original;
   if (!failure) {
     try {
       answers = coordinate(std::move(payloads));
-    } catch (...) {
-      Error error = current_error();
+    } catch (const Error& raised) {
+      end_if_interrupted();
+      Error error = raised;
       if (blames_rank(error.code())) error.with_rank(comm_.rank());
       failure = std::move(error);
+    } catch (...) {
+      end_if_interrupted();
+      original = std::current_exception();
+      failure = current_error().with_rank(comm_.rank());
     }
   }
   answers.resize(size);
@@ -129,14 +154,17 @@ Rounds::Outcome Rounds::decide(const CoordinatorStep& coordinate, std::optional<
     messages.push_back(own ? Bytes() : encode(failure, answer));
     if (!own) answer = Bytes();
   }
-  return {std::move(failure), std::move(answers.front())};
+  return {std::move(failure), std::move(answers.front()), original};
 }
 
 void Rounds::tell(std::string_view phase, std::vector<Bytes> messages, const Outcome& own,
                   bool last) {
+  // What the last round has decided stands: the others are told of it though an interrupt came.
+  const bool brief = last && interrupted();
   try {
-    comm_.scatter(std::move(messages), 0, deadline_);
+    comm_.scatter(std::move(messages), 0, brief ? Deadline::after(kBrief) : deadline_);
   } catch (...) {
+    if (!last) end_if_interrupted();
     const Error error = with_phase(
         current_error(), work_ + ": a rank could not be told the outcome of " + std::string(phase));
     log(LogLevel::kWarning, error.what());
@@ -144,18 +172,41 @@ void Rounds::tell(std::string_view phase, std::vector<Bytes> messages, const Out
   }
 }
 
-Rounds::Outcome Rounds::hear(std::string_view phase, const std::optional<Error>& unsent) {
+Rounds::Outcome Rounds::hear(std::string_view phase, const std::optional<Error>& unsent,
+                             bool last) {
   Bytes message;
   try {
     message = comm_.scatter({}, 0, deadline_);
   } catch (...) {
+    if (last) static_cast<void>(deadline_.expired());  // throws the interrupt's reason
+    end_if_interrupted();
     const Error error = unsent ? *unsent : current_error();
-    return {with_phase(error, work_ + ": the coordinator (rank 0) gave no answer after " +
-                                  std::string(phase)),
-            {}};
+    if (!lost_in_round(error)) return {error, {}};
+    const Error wrapped = with_phase(
+        error, work_ + ": the coordinator (rank 0) gave no answer after " + std::string(phase));
+    call_.abort(wrapped);
+    return {wrapped, {}};
   }
   std::optional<Error> failure = decode(message, 0);
   return {std::move(failure), std::move(message)};
+}
+
+bool Rounds::interrupted() const {
+  try {
+    static_cast<void>(deadline_.expired());
+    return false;
+  } catch (...) {
+    return true;
+  }
+}
+
+void Rounds::end_if_interrupted() {
+  try {
+    static_cast<void>(deadline_.expired());
+  } catch (...) {
+    call_.abort(current_error().with_rank(comm_.rank()));
+    throw;
+  }
 }
 
 }  // namespace tilestone::engine

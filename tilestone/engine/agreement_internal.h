@@ -1,5 +1,9 @@
-// Agreement: one step of a save or load that all ranks take together and that ends the same way on
-// every rank.
+// Agreement: the steps of a save or load, each of which all ranks take together and which ends the
+// same way on every rank.
+//
+// The constructor begins the call (comm/call.h): it returns when every rank has come to this save
+// or load. What can fail on one rank alone belongs into the local step of the first round, so that
+// the others learn of it at once.
 //
 // A round:
 //  1. every rank runs its local step; an exception becomes an Error with the rank's number;
@@ -9,12 +13,21 @@
 //     are missing;
 //  4. {status, answer} goes to each rank, which returns the answer or throws the same Error.
 //
+// An exception that is no Error (code of the caller threw it) becomes an Error for the other ranks,
+// and this rank rethrows the original once the round has ended.
+//
+// An interrupt of the deadline ends the call at once, wherever this rank stands: the others get
+// kInterrupted with its number in their next message of the call, and this rank rethrows the
+// interrupt's reason. Only when this rank waits to hear the outcome of the last round, which it has
+// agreed to, the others go on without it.
+//
 // Time: of what is left at the start of a round a local step may use 8 tenths, the gathering ends
 // at 9, and the last tenth is for telling the others. A rank that hears nothing from the
 // coordinator throws an error that names the coordinator and the phase. Every rank takes part in
 // both collectives of a round whatever happens to it, so the group stays in step.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <optional>
 #include <string>
@@ -23,14 +36,17 @@
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
+#include "tilestone/comm/call.h"
 #include "tilestone/comm/communicator.h"
 
 namespace tilestone::engine {
 
 class Rounds {
  public:
-  // `work` ("save", "load") and the phases' names stand in the messages.
-  Rounds(Communicator comm, std::string work, Deadline deadline);
+  // `work` ("save", "load") and the phases' names stand in the messages. `place`: the location, the
+  // same text on every rank; "" where this rank can't tell it (its first round says why). Throws
+  // what Call throws.
+  Rounds(Communicator comm, std::string work, std::string place, Deadline deadline);
 
   using LocalStep = std::function<Bytes(Deadline)>;
   // payloads[r] is rank r's; the result's [r] is for rank r, or the result is empty: nothing for
@@ -48,6 +64,7 @@ class Rounds {
   struct Outcome {
     std::optional<Error> error;
     Bytes answer;
+    std::exception_ptr original = nullptr;  // this rank's own, where `error` stands for it
   };
   Bytes finish(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate,
                bool last);
@@ -57,11 +74,16 @@ class Rounds {
   Outcome decide(const CoordinatorStep& coordinate, std::optional<Error> failure,
                  std::vector<Bytes> payloads, std::vector<Bytes>& messages);
   void tell(std::string_view phase, std::vector<Bytes> messages, const Outcome& own, bool last);
-  Outcome hear(std::string_view phase, const std::optional<Error>& unsent);
+  Outcome hear(std::string_view phase, const std::optional<Error>& unsent, bool last);
+
+  bool interrupted() const;
+  // Throws the interrupt's reason, once one was requested, after the others were told.
+  void end_if_interrupted();
 
   Communicator comm_;
   std::string work_;
   Deadline deadline_;
+  Call call_;
   std::optional<Error> untold_;  // coordinator: a rank that could not be told; fails what follows
 };
 

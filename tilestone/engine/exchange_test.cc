@@ -61,6 +61,7 @@ class CountingComm final : public CommunicatorImpl {
   int rank() const override { return comm_.rank(); }
   int size() const override { return comm_.size(); }
   std::string describe() const override { return comm_.describe(); }
+  CallPort* call_port() override { return comm_.call_port(); }
   std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
     return comm_.gather(mine, root, deadline);
   }

@@ -25,7 +25,7 @@ class Loading {
   Loading(const Location& location, const LoadOptions& options)
       : location_(location),
         options_(options),
-        rounds_(options.comm, "load", deadline_after(options.timeout)),
+        rounds_(options.comm, "load", location.describe(), deadline_after(options.timeout)),
         threads_(thread_count(options.threads)) {}
 
   StateDict run(const StateDict& wanted) {

@@ -74,7 +74,7 @@ class Saving {
       : location_(location),
         options_(options),
         format_(options.format ? options.format : torch_dist_format()),
-        rounds_(options.comm, "save", deadline_after(options.timeout)),
+        rounds_(options.comm, "save", location.describe(), deadline_after(options.timeout)),
         commit_(location.shared(), format_, options.overwrite) {}
 
   SaveResult run(const StateDict& state) {

@@ -1,0 +1,310 @@
+#include "tilestone/comm/call.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "tilestone/base/interrupt.h"
+#include "tilestone/comm/comm_testing.h"
+#include "tilestone/comm/threads.h"
+
+namespace tilestone {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::AllOf;
+using testing::HasSubstr;
+
+Deadline plenty() { return Deadline::after(std::chrono::seconds(60)); }
+
+// The error of each rank's body; fails the test when a rank has none.
+std::vector<Error> errors_of(int ranks, const std::function<void(const Communicator&)>& body) {
+  std::vector<Error> errors;
+  for (const std::exception_ptr& raised : run_ranks_collect(ranks, body)) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+      errors.emplace_back(ErrorCode::kInternal, "no error");
+    } catch (...) {
+      errors.push_back(current_error());
+    }
+  }
+  return errors;
+}
+
+double seconds_of(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::string failure_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Call, OperationsAreInStepWhateverRanksDidBefore) {
+  run_ranks(3, [](const Communicator& comm) {
+    for (int i = 0; i < 5 * comm.rank(); ++i) {  // operations that the others don't make
+      failure_of([&] { comm.gather({}, comm.rank(), Deadline::after(milliseconds(0))); });
+    }
+    const Call call(comm, "save", "a", plenty());
+    comm_testing::check_random_operations(comm, 3, 20);
+  });
+}
+
+TEST(Call, RanksAtDifferentPlacesAllLearnWhoIsWhere) {
+  std::barrier<> all(3);
+  const auto errors = errors_of(3, [&](const Communicator& comm) {
+    const std::string text = failure_of(
+        [&] { const Call call(comm, "save", comm.rank() == 1 ? "/typo" : "/good", plenty()); });
+    all.arrive_and_wait();
+    {
+      const Call next(comm, "save", "/good", plenty());
+    }
+    all.arrive_and_wait();
+    throw Error(ErrorCode::kMismatch, text);
+  });
+  for (const Error& error : errors) {
+    EXPECT_THAT(error.message(), AllOf(HasSubstr("the ranks are in different calls"),
+                                       HasSubstr("ranks 0 and 2: save at /good"),
+                                       HasSubstr("rank 1: save at /typo")));
+  }
+}
+
+TEST(Call, WhoNeverComesIsNamedOnEveryRank) {
+  std::barrier<> all(3);
+  run_ranks(3, [&](const Communicator& comm) {
+    if (comm.rank() != 1) {
+      EXPECT_THAT(failure_of([&] {
+                    const Call call(comm, "save", "a", Deadline::after(milliseconds(200)));
+                  }),
+                  HasSubstr("save at a: the deadline passed while waiting for rank 1"));
+    }
+    all.arrive_and_wait();
+    const Call call(comm, "save", "b", plenty());
+  });
+}
+
+TEST(Call, AbortEndsWaitingOperationsOnEveryRankLongBeforeTheDeadline) {
+  for (int aborter : {0, 2}) {
+    std::barrier<> all(3);
+    run_ranks(3, [&](const Communicator& comm) {
+      {
+        Call call(comm, "save", "a", plenty());
+        if (comm.rank() == aborter) {
+          call.abort(Error(ErrorCode::kInterrupted, "stopped"));
+        } else {
+          const auto wait = [&] {
+            EXPECT_THAT(failure_of([&] { comm.all_to_all(std::vector<Bytes>(3), plenty()); }),
+                        AllOf(HasSubstr("stopped"), HasSubstr("rank " + std::to_string(aborter))));
+          };
+          EXPECT_LT(seconds_of(wait), 20);
+        }
+      }
+      all.arrive_and_wait();
+      const Call call(comm, "save", "b", plenty());
+      comm_testing::check_random_operations(comm, 5, 5);
+    });
+  }
+}
+
+TEST(Call, AnInterruptAtTheRendezvousReachesTheOthersAndLeavesTheGroupUsable) {
+  for (int stopped : {0, 1}) {
+    std::barrier<> all(3);
+    run_ranks(3, [&](const Communicator& comm) {
+      const auto interrupt = std::make_shared<Interrupt>();
+      std::jthread stopper;
+      Deadline deadline = plenty();
+      if (comm.rank() == stopped) {
+        deadline = deadline.with_interrupt(interrupt);
+        stopper = std::jthread([interrupt] {
+          std::this_thread::sleep_for(milliseconds(100));
+          interrupt->request(std::make_exception_ptr(std::runtime_error("Ctrl-C")));
+        });
+      }
+      // Rank 2 comes late to a call that rank 1 has left, and not at all to one that rank 0 has.
+      if (comm.rank() == 2) std::this_thread::sleep_for(milliseconds(stopped == 0 ? 0 : 400));
+      if (comm.rank() != 2 || stopped != 0) {
+        const std::string text = failure_of([&] { const Call call(comm, "save", "a", deadline); });
+        EXPECT_THAT(text, HasSubstr("Ctrl-C"));
+        EXPECT_EQ(text == "Ctrl-C", comm.rank() == stopped);  // the original
+      }
+      all.arrive_and_wait();
+      const Call call(comm, "save", "b", plenty());
+      comm_testing::check_random_operations(comm, 6, 5);
+    });
+  }
+}
+
+TEST(Call, CallsOfTwoThreadsOfOneRankFollowOneAnother) {
+  const std::vector<Communicator> group = threads(2);
+  std::atomic<int> inside = 0;
+  const auto use = [&](int rank) {
+    for (int i = 0; i < 50; ++i) {
+      const Call call(group[rank], "save", "a", plenty());
+      EXPECT_LE(++inside, 2);
+      comm_testing::check_random_operations(group[rank], 7, 3);
+      --inside;
+    }
+  };
+  std::vector<std::jthread> users;
+  for (int user = 0; user < 4; ++user) users.emplace_back([&, user] { use(user / 2); });
+}
+
+TEST(Call, ThreadsOfTwoRanksInOtherOrderGetAnErrorAtOnce) {
+  const std::vector<Communicator> group = threads(2);
+  const Communicator other = group[1];
+  std::jthread second([&] {
+    EXPECT_THAT(failure_of([&] { const Call call(other, "save", "b", plenty()); }),
+                HasSubstr("different calls"));
+  });
+  EXPECT_THAT(failure_of([&] { const Call call(group[0], "save", "a", plenty()); }),
+              HasSubstr("different calls"));
+}
+
+TEST(Call, ACallInsideACallOfTheSameThreadIsRefused) {
+  run_ranks(2, [](const Communicator& comm) {
+    const Call call(comm, "save", "a", plenty());
+    EXPECT_THAT(failure_of([&] { const Call inner(comm, "save", "b", plenty()); }),
+                HasSubstr("already"));
+    comm.barrier(plenty());
+  });
+}
+
+TEST(Call, AloneNothingIsAgreed) {
+  const Call call(Communicator(), "save", "a", Deadline::after(milliseconds(-1)));
+}
+
+// ---- Random sequences ----
+
+// In each sequence every rank makes the same calls, but for disturbances: it skips one, makes it
+// twice, or makes it at another place. Then the ranks meet outside of the group, and the next call
+// must work.
+struct Sequence {
+  uint64_t seed;
+  int ranks;
+  int places;  // calls use so many places in turn; 0: each has its own
+};
+
+enum class Way { kMake, kSkip, kTwice, kElsewhere };
+
+Way way_of(const Sequence& sequence, int number, int rank) {
+  std::mt19937_64 random(sequence.seed * 1000003 + static_cast<uint64_t>(number) * 101 +
+                         static_cast<uint64_t>(rank));
+  if (random() % 3 != 0) return Way::kMake;
+  constexpr Way kWays[] = {Way::kSkip, Way::kTwice, Way::kElsewhere};
+  return kWays[random() % 3];
+}
+
+std::string place_of(int number, int places) {
+  return "place " + std::to_string(places > 0 ? number % places : number);
+}
+
+bool make_call(const Communicator& comm, const std::string& place, milliseconds patience) {
+  try {
+    const Call call(comm, "save", place, Deadline::after(patience));
+    const auto all = comm.all_gather(as_bytes(place), Deadline::after(patience));
+    for (const Bytes& other : all) EXPECT_EQ(as_text(other), place);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void disturb(const Sequence& sequence, const Communicator& comm, int number) {
+  constexpr milliseconds kPatience{60};
+  const std::string place = place_of(number, sequence.places);
+  const Way way = way_of(sequence, number, comm.rank());
+  if (way == Way::kElsewhere) {
+    make_call(comm, "typo " + std::to_string(comm.rank()), kPatience);
+  } else if (way != Way::kSkip) {
+    make_call(comm, place, kPatience);
+    if (way == Way::kTwice) make_call(comm, place, kPatience);
+  }
+}
+
+void follow(const Sequence& sequence, const Communicator& comm, std::barrier<>& meeting) {
+  std::mt19937_64 random(sequence.seed * 31 + static_cast<uint64_t>(comm.rank()));
+  for (int number = 0; number < 6; ++number) {
+    if (random() % 4 == 0) std::this_thread::sleep_for(milliseconds(random() % 5));
+    disturb(sequence, comm, number);
+    if (random() % 2 == 0) std::this_thread::sleep_for(milliseconds(random() % 5));
+    if (number % 3 == 1) continue;  // one disturbance upon another
+    meeting.arrive_and_wait();
+    const std::string place =
+        number % 2 == 0 ? "after " + std::to_string(number) : place_of(number + 1, sequence.places);
+    EXPECT_TRUE(make_call(comm, place, milliseconds(60000)))
+        << "seed " << sequence.seed << ", " << sequence.places << " places, call " << number
+        << ", rank " << comm.rank() << " of " << sequence.ranks;
+    meeting.arrive_and_wait();
+  }
+}
+
+// Many groups at once: most of the time they wait.
+void for_each_seed(uint64_t seeds, const std::function<void(uint64_t)>& run) {
+  constexpr uint64_t kAtOnce = 50;
+  std::vector<std::jthread> groups;
+  for (uint64_t group = 0; group < kAtOnce; ++group) {
+    groups.emplace_back([&, group] {
+      for (uint64_t seed = group; seed < seeds && !testing::Test::HasFailure(); seed += kAtOnce) {
+        run(seed);
+      }
+    });
+  }
+}
+
+class RandomCalls : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Places, RandomCalls, testing::Values(0, 1, 2, 3),
+                         testing::PrintToStringParamName());
+
+TEST_P(RandomCalls, TheNextCallThatAllMakeWorks) {
+  for_each_seed(300, [](uint64_t seed) {
+    const Sequence sequence{seed, 2 + static_cast<int>(seed % 3), GetParam()};
+    std::barrier<> meeting(sequence.ranks);
+    run_ranks(sequence.ranks, [&](const Communicator& comm) { follow(sequence, comm, meeting); });
+  });
+}
+
+// Without a meeting, and with all the time in the world: a rank that skips a call or makes one
+// twice is noticed by what it does next. Returns the numbers of the calls that failed.
+std::vector<int> failed_calls(const Communicator& comm, Way way) {
+  constexpr int kCalls = 6, kDisturbed = 2;
+  std::vector<int> failed;
+  const auto make = [&](int number) {
+    if (!make_call(comm, place_of(number, 0), milliseconds(60000))) failed.push_back(number);
+  };
+  for (int number = 0; number < kCalls; ++number) {
+    if (number == kDisturbed && way == Way::kSkip) continue;
+    make(number);
+    if (number == kDisturbed && way == Way::kTwice) make(number);
+  }
+  return failed;
+}
+
+TEST(Call, ASkippedCallCostsOneMoreAndARepeatedOneNone) {
+  for_each_seed(200, [](uint64_t seed) {
+    const int ranks = 2 + static_cast<int>(seed % 3);
+    const int disturber = static_cast<int>(seed / 3) % ranks;
+    const bool skips = seed % 2 == 0;
+    run_ranks(ranks, [&](const Communicator& comm) {
+      const bool own = comm.rank() == disturber;
+      const Way way = !own ? Way::kMake : skips ? Way::kSkip : Way::kTwice;
+      const std::vector<int> failed = failed_calls(comm, way);
+      const std::vector<int> expected = skips ? (own ? std::vector{3} : std::vector{2, 3})
+                                              : (own ? std::vector{2} : std::vector<int>());
+      EXPECT_EQ(failed, expected) << "seed " << seed << ", rank " << comm.rank();
+    });
+  });
+}
+
+}  // namespace
+}  // namespace tilestone

@@ -1,0 +1,187 @@
+// How to know who is behind. Rank r is behind rank q when q has made r's call already and r has
+// not made q's: q went on, r is late or repeats a call. Two pieces of evidence, the stronger first:
+//
+// 1. the calls since the last one that all ranks made. Both began there, so what is in there was
+//    made by one rank and not by the other;
+// 2. all recent calls, where the first says nothing: a call from before is being repeated.
+//
+// A program that uses the same places in turn gives evidence for both sides. Of the first kind: the
+// rank with fewer calls is behind, else those who are fewer. To let one side wait is right even
+// when it is the wrong side, for then the two move towards each other; if both failed, they would
+// stay apart. Of the second kind: nobody is known to be behind. All fail, and there is evidence of
+// the first kind in their next calls.
+#include <algorithm>
+#include <map>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/comm/operation_internal.h"
+#include "tilestone/comm/rendezvous_internal.h"
+
+namespace tilestone::comm_internal {
+namespace {
+
+using Hellos = std::vector<std::optional<Hello>>;
+
+// Whether `by` has `call` among its `newest` last calls.
+bool made(const Hello& by, const Hello& call, uint64_t newest) {
+  const auto count = static_cast<ptrdiff_t>(std::min<uint64_t>(newest, by.recent.size()));
+  const auto end = by.recent.begin() + count;
+  return std::find(by.recent.begin(), end, fingerprint(call.work, call.place)) != end;
+}
+
+class Rendezvous {
+ public:
+  explicit Rendezvous(const Hellos& hellos) : hellos_(hellos) {
+    std::map<Bytes, size_t> views;
+    for (size_t rank = 0; rank < hellos.size(); ++rank) {
+      if (!hellos[rank]) continue;
+      ++here_;
+      const auto [view, fresh] = views.emplace(view_of(*hellos[rank]), views_.size());
+      if (fresh) views_.push_back({&*hellos[rank], {}});
+      views_[view->second].ranks.push_back(rank);
+    }
+  }
+
+  std::vector<Fate> fates() const {
+    std::vector<Fate> fates(hellos_.size(), Fate::kWait);
+    if (all_agree()) {
+      if (complete()) fates.assign(hellos_.size(), anyone_left() ? Fate::kLeft : Fate::kGo);
+      return fates;
+    }
+    bool any = false;
+    for (const View& view : views_) {
+      if (!is_behind(view)) continue;
+      for (size_t rank : view.ranks) fates[rank] = Fate::kBehind;
+      any = true;
+    }
+    if (!any && complete()) fates.assign(hellos_.size(), Fate::kMismatch);
+    return fates;
+  }
+
+ private:
+  // Ranks that say the same. There are few of these, however many ranks there are.
+  struct View {
+    const Hello* hello;
+    std::vector<size_t> ranks;  // ascending
+  };
+
+  static Bytes view_of(Hello hello) {
+    hello.nonce = hello.last_operation = 0;
+    return hello.encode();
+  }
+
+  bool complete() const { return here_ == hellos_.size(); }
+
+  bool anyone_left() const {
+    return std::any_of(hellos_.begin(), hellos_.end(),
+                       [](const auto& hello) { return hello && hello->left; });
+  }
+
+  // Ranks that name no place fit all others, who are compared with one that names its place.
+  bool all_agree() const {
+    const auto named = std::find_if(views_.begin(), views_.end(),
+                                    [](const View& view) { return !view.hello->place.empty(); });
+    const View* const measure = named != views_.end() ? &*named : views_.data();
+    return std::all_of(views_.begin(), views_.end(),
+                       [&](const View& view) { return same_call(*view.hello, *measure->hello); });
+  }
+
+  bool is_behind(const View& view) const {
+    return std::any_of(views_.begin(), views_.end(), [&](const View& other) {
+      return !same_call(*view.hello, *other.hello) && is_behind(view, other);
+    });
+  }
+
+  bool is_behind(const View& view, const View& other) const {
+    const Hello& r = *view.hello;
+    const Hello& q = *other.hello;
+    if (r.agreed == q.agreed) {
+      const bool q_made_it = made(q, r, q.since), r_made_it = made(r, q, r.since);
+      if (q_made_it != r_made_it) return q_made_it;
+      if (q_made_it) return loses_tie(r, q);
+    }
+    return made(q, r, kMaxRecentCalls) && !made(r, q, kMaxRecentCalls);
+  }
+
+  bool loses_tie(const Hello& r, const Hello& q) const {
+    if (r.since != q.since) return r.since < q.since;
+    if (!complete()) return false;
+    const auto [rs, r_lowest] = company(r);
+    const auto [qs, q_lowest] = company(q);
+    return rs != qs ? rs < qs : r_lowest > q_lowest;
+  }
+
+  // How many ranks are in this call, and the lowest of them.
+  std::pair<size_t, size_t> company(const Hello& hello) const {
+    size_t count = 0, lowest = hellos_.size();
+    for (const View& view : views_) {
+      if (!same_call(*view.hello, hello)) continue;
+      count += view.ranks.size();
+      lowest = std::min(lowest, view.ranks.front());
+    }
+    return {count, lowest};
+  }
+
+  const Hellos& hellos_;
+  size_t here_ = 0;
+  std::vector<View> views_;
+};
+
+}  // namespace
+
+uint64_t fingerprint(const std::string& work, const std::string& place) {
+  return xxh3_64(as_bytes(work + '\n' + place));
+}
+
+std::string Hello::name() const { return place.empty() ? work : work + " at " + place; }
+
+bool same_call(const Hello& a, const Hello& b) {
+  const bool places_fit = a.place == b.place || a.place.empty() || b.place.empty();
+  return a.work == b.work && places_fit;
+}
+
+Bytes Hello::encode() const {
+  ByteWriter writer;
+  writer.u64(nonce);
+  writer.u64(last_operation);
+  writer.u64(agreed);
+  writer.u64(since);
+  writer.string(work);
+  writer.string(place);
+  writer.varint(recent.size());
+  for (uint64_t call : recent) writer.u64(call);
+  return std::move(writer).take();
+}
+
+Hello Hello::decode(ByteView bytes) {
+  ByteReader reader(bytes, "hello of a rank");
+  Hello hello;
+  hello.nonce = reader.u64();
+  hello.last_operation = reader.u64();
+  hello.agreed = reader.u64();
+  hello.since = reader.u64();
+  hello.work = reader.string();
+  hello.place = reader.string();
+  for (uint64_t count = reader.count(8); count > 0; --count) hello.recent.push_back(reader.u64());
+  reader.expect_end();
+  return hello;
+}
+
+std::vector<Fate> decide(const Hellos& hellos) { return Rendezvous(hellos).fates(); }
+
+std::string who_is_where(const Hellos& hellos) {
+  std::map<std::string, std::vector<int>> calls;
+  for (int rank = 0; rank < static_cast<int>(hellos.size()); ++rank) {
+    if (hellos[rank]) calls[hellos[rank]->name()].push_back(rank);
+  }
+  std::vector<std::pair<int, std::string>> parts;
+  for (const auto& [name, ranks] : calls) {
+    parts.emplace_back(ranks.front(), rank_list(ranks) + ": " + name);
+  }
+  std::sort(parts.begin(), parts.end());
+  std::string text;
+  for (const auto& part : parts) text += (text.empty() ? "" : "; ") + part.second;
+  return text;
+}
+
+}  // namespace tilestone::comm_internal
