@@ -264,7 +264,9 @@ class TreeReader {
     nb::dict out;
     for (const auto& [element, child] : dict.entries()) {
       nb::object key = original_key(element, known);
+      path_.push_back(element);
       out[key] = node(child, item_of(known, key));
+      path_.pop_back();
     }
     return known.is_none() || PyDict_CheckExact(known.ptr()) ? nb::object(out)
                                                              : bridge_.call("rebuilt", known, out);
@@ -272,7 +274,7 @@ class TreeReader {
 
  private:
   nb::object content(const StateNode& node, nb::handle original) {
-    if (const auto* value = node.get_if<Value>()) return from_value(*value, original, bridge_);
+    if (const auto* value = node.get_if<Value>()) return leaf(*value, original);
     if (const auto* view = node.get_if<TensorView>()) return tensor(*view, original);
     if (const auto* sharded = node.get_if<ShardedTensor>()) {
       return tensor(sharded->data, bridge_.call("data_of", original));
@@ -286,6 +288,13 @@ class TreeReader {
     if (const auto* dict_node = node.get_if<StateDict>()) return dict(*dict_node, original);
     if (const auto* list_node = node.get_if<StateList>()) return list(*list_node, original);
     throw Error(ErrorCode::kInternal, "a factory is left in a loaded state");
+  }
+
+  // Where the template has an array, an object that holds one fills it.
+  nb::object leaf(const Value& value, nb::handle original) {
+    nb::object made = from_value(value, original, bridge_);
+    if (!original.is_valid() || is_plain(original)) return made;
+    return keyed(path_, [&] { return bridge_.call("filled_by", original, made); });
   }
 
   // Nodes without bytes stand for objects that were not loaded, see object_node.
@@ -304,8 +313,9 @@ class TreeReader {
     const bool known = original.is_valid() && PyList_Check(original.ptr());
     for (const StateNode& child : list) {
       nb::object place = known ? item_of(original, nb::int_(index)) : nb::object(nb::none());
+      path_.emplace_back(index++);
       out.append(node(child, place));
-      ++index;
+      path_.pop_back();
     }
     return !known || PyList_CheckExact(original.ptr()) ? nb::object(out)
                                                        : bridge_.call("rebuilt", original, out);
@@ -315,6 +325,7 @@ class TreeReader {
   std::unordered_set<uintptr_t> statefuls_;
   nb::object copied_back_;  // tilestone._copied_back.CopiedBack
   nb::list filled_;
+  Path path_;  // where the node is that is being made
 };
 
 }  // namespace

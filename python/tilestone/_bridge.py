@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from tilestone import _containers, _core, _leaves, _megatron, _numpy
+from tilestone import _containers, _core, _leaves, _megatron, _numpy, _object_arrays
 from tilestone._copied_back import CopiedBack
 from tilestone._dtypes import DType, native_type
 from tilestone._entities import (
@@ -212,6 +212,10 @@ class Bridge:
         """A container of the class of the template's."""
         return _containers.rebuilt(original, contents)
 
+    def filled_by(self, original: Any, made: Any) -> Any:
+        """What a load gives back for a leaf: a template's array, filled by the stored object."""
+        return _object_arrays.filled_by(original, made, _torch())
+
     def statefuls(self) -> list[int]:
         """id() of the state's Stateful objects."""
         return self._statefuls.ids()
@@ -288,8 +292,8 @@ class Bridge:
         if framework == "torch":
             from tilestone import _torch_bridge
 
-            return _torch_bridge.tensor(loaded)
-        return to_numpy(loaded)
+            return _torch_bridge.tensor(loaded, original)
+        return _numpy.array(loaded)
 
     def make_dtype(self, name: str) -> Any:
         """torch's dtype when torch is loaded, a DType otherwise."""
@@ -298,11 +302,3 @@ class Bridge:
     def make_opaque(self, *told: Any) -> Any:
         """The object where its class is allowed, what the pickle says of it otherwise."""
         return make(Opaque(*told), self.allow)
-
-
-def to_numpy(loaded: _core.TensorView) -> numpy.ndarray[Any, Any]:
-    """A numpy array over the memory of a contiguous view."""
-    dtype = DType(loaded.dtype).numpy
-    if loaded.nbytes == 0:
-        return numpy.empty(loaded.shape, dtype)
-    return loaded.bytes.view(dtype).reshape(loaded.shape)

@@ -16,6 +16,24 @@ from tilestone._errors import InvalidArgumentError
 _PLAIN = (numpy.ndarray, numpy.memmap, numpy.matrix, numpy.recarray)
 
 
+def dtype_name(array: numpy.ndarray[Any, Any]) -> str | None:
+    """The name of an array's elements; None where no checkpoint can hold them as a tensor."""
+    return name_of_numpy(array.dtype)
+
+
+def is_plain(array: numpy.ndarray[Any, Any]) -> bool:
+    """Whether an array is stored as a tensor."""
+    return type(array) in _PLAIN and dtype_name(array) is not None
+
+
+def array(loaded: _core.TensorView) -> numpy.ndarray[Any, Any]:
+    """A numpy array over the memory of a contiguous view."""
+    dtype = DType(loaded.dtype).numpy
+    if loaded.nbytes == 0:
+        return numpy.empty(loaded.shape, dtype)
+    return loaded.bytes.view(dtype).reshape(loaded.shape)
+
+
 def view(array: numpy.ndarray[Any, Any], for_load: bool) -> _core.TensorView | None:
     """A view of an array's memory; None for elements that no checkpoint holds (objects, text).
 
@@ -33,7 +51,7 @@ def view(array: numpy.ndarray[Any, Any], for_load: bool) -> _core.TensorView | N
     owner: Any = None
     if for_load and not array.flags.writeable:
         array = numpy.zeros(array.shape, array.dtype.newbyteorder("="))
-    elif for_load and array.size > 0:
+    elif for_load:
         if _core.shares_elements((*array.shape, size), (*array.strides, 1)):
             raise InvalidArgumentError(
                 "an array of which several elements lie in one place can't be filled"

@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 import torch.distributed as dist
 
-from tilestone import _core
+from tilestone import _core, _numpy
 from tilestone._copied_back import CopiedBack
 from tilestone._errors import InvalidArgumentError, UnsupportedError
 
@@ -53,15 +54,16 @@ def is_tensor(item: Any) -> bool:
 
 def note_written(arrays: list[Any]) -> None:
     """Bumps the version counters, so that autograd notices what it had saved of the tensors."""
-    written = []
-    for item in arrays:
-        if isinstance(item, torch.Tensor) and not item.is_inference():
-            written.append(item)
-            local = getattr(item, "_local_tensor", None)  # a DTensor's
-            if local is not None:
-                written.append(local)
-    if written:
+    written = [item for item in arrays if isinstance(item, torch.Tensor)]
+    plain = (torch.Tensor, torch.nn.Parameter)
+    subclasses = [item for item in written if type(item) not in plain]
+    locals_of = (getattr(item, "_local_tensor", None) for item in subclasses)  # DTensors have one
+    written += [item for item in locals_of if isinstance(item, torch.Tensor)]
+    try:
         torch.autograd.graph.increment_version(written)
+    except RuntimeError:  # an inference tensor has no counter
+        tracked = [item for item in written if not item.is_inference()]
+        torch.autograd.graph.increment_version(tracked)
 
 
 def is_data(item: Any) -> bool:
@@ -170,12 +172,27 @@ def host_view(tensor: torch.Tensor) -> _core.TensorView:
     return view(tensor, False)
 
 
-def tensor(loaded: _core.TensorView) -> torch.Tensor:
-    """A tensor over the memory of a contiguous view."""
+def filled_by(target: torch.Tensor, array: Any) -> torch.Tensor:
+    """A tensor after numpy's array of the same dtype and shape was copied into it."""
+    native = numpy.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
+    found = _numpy.view(native, False)
+    assert found is not None
+    source = tensor(found).clone()
+    if target.is_meta:
+        return source
+    target.detach().copy_(source)
+    return target
+
+
+def tensor(loaded: _core.TensorView, like: Any = None) -> torch.Tensor:
+    """A tensor over the memory of a contiguous view; a copy on the device of `like`."""
     dtype = _dtypes()[loaded.dtype]
     if loaded.nbytes == 0:
-        return torch.empty(loaded.shape, dtype=dtype)
-    return torch.from_numpy(loaded.bytes).view(dtype).reshape(loaded.shape)
+        made = torch.empty(loaded.shape, dtype=dtype)
+    else:
+        made = torch.from_numpy(loaded.bytes).view(dtype).reshape(loaded.shape)
+    on_device = is_tensor(like) and like.device.type not in ("cpu", "meta")
+    return made.to(like.device) if on_device else made
 
 
 class DeviceTensor:

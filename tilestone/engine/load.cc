@@ -7,6 +7,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/host.h"
 #include "tilestone/engine/agreement_internal.h"
+#include "tilestone/engine/as_stored_internal.h"
 #include "tilestone/engine/exchange_internal.h"
 #include "tilestone/engine/opening_internal.h"
 #include "tilestone/engine/reader_internal.h"
@@ -100,8 +101,9 @@ class Loading {
     const auto prepare = [&] {
       open(deadline);
       plain = is_plain(wanted);
-      built = with_memory(with_subtrees(plain ? wanted : build_factories(wanted), options_.subtrees,
-                                        opened_.metadata));
+      built = plain ? wanted : build_factories(wanted);
+      built = with_subtrees(std::move(built), options_.subtrees, opened_.metadata);
+      built = with_memory(as_stored(std::move(built), opened_.metadata));
       if (!plain) persistent = drop_nonpersistent(built);
       items = opened_.format->to_items(plain ? built : persistent);
       left_out_ = left_out(options_.complete, items, opened_.metadata);
@@ -190,9 +192,12 @@ class Loading {
   }
 
   [[noreturn]] void fail_not_found(const std::string& key) const {
-    Error error(ErrorCode::kNotFound, opened_.metadata.find_tensor(key) != nullptr
-                                          ? "a tensor of the checkpoint is wanted as an object"
-                                          : "an object that is not in the checkpoint");
+    if (opened_.metadata.find_tensor(key) != nullptr) {
+      throw Error(ErrorCode::kNotFound, "a tensor of the checkpoint is wanted as an object")
+          .with_key(key)
+          .with_hint("want an array of its dtype and shape in its place");
+    }
+    Error error(ErrorCode::kNotFound, "an object that is not in the checkpoint");
     std::string similar;
     for (const std::string& other : similar_keys(opened_.metadata, key)) {
       similar += (similar.empty() ? "similar keys: " : ", ") + other;
