@@ -1,5 +1,6 @@
 // Communicators: the library's own, and Python objects in their place.
 #include "python/src/bindings.h"
+#include "tilestone/comm/call_port.h"
 
 namespace tilestone::python {
 namespace {
@@ -10,40 +11,99 @@ using nb::literals::operator""_a;
 // timeout), broadcast(mine, root, timeout) and all_to_all(to, timeout). Bytes go in as bytes and
 // come back as anything with a buffer; timeouts are seconds, None for no limit. A TimeoutError
 // means the deadline passed, a ConnectionError that a rank is gone; either may name ranks.
-class PythonCommunicator : public CommunicatorImpl {
+//
+// An object that has `call_memory` (a tilestone._core.CallMemory, the same for all objects that
+// stand for one rank of one group) is a CallPort, too: it has post({rank: bytes}), newest(timeout,
+// check), which returns a list of (rank, bytes), last_operation(), enter(call), abort(error) and
+// leave(). Its operations take a further argument `check`: they call check() about every 50 ms
+// while they wait, and end with what it raises. An operation that another rank's abort(error) has
+// ended raises an exception with these bytes as `error`.
+//
+// With an object without `call_memory` calls are not agreed on: its ranks must make the same saves
+// and loads, and one that skips one puts all later ones out of step.
+class PythonCommunicator : public CommunicatorImpl, private CallPort {
  public:
   explicit PythonCommunicator(nb::handle object)
       : object_(keep_alive(object)),
         rank_(nb::cast<int>(object.attr("rank"))),
         size_(nb::cast<int>(object.attr("size"))),
-        name_(nb::cast<std::string>(object.attr("describe")())) {}
+        name_(nb::cast<std::string>(object.attr("describe")())) {
+    nb::object memory = nb::getattr(object, "call_memory", nb::none());
+    if (!memory.is_none()) memory_ = nb::cast<CallMemory*>(memory);
+  }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::string describe() const override { return name_; }
 
   std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
-    return call("gather", [&](nb::handle self) {
-      return many(self.attr("gather")(python_bytes(mine), root, timeout(deadline)));
+    return call("gather", deadline, [&](nb::handle self) {
+      return many(operate(self.attr("gather"), deadline, python_bytes(mine), root));
     });
   }
   Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
-    return call("scatter", [&](nb::handle self) {
-      return one(self.attr("scatter")(python_list(parts), root, timeout(deadline)));
+    return call("scatter", deadline, [&](nb::handle self) {
+      return one(operate(self.attr("scatter"), deadline, python_list(parts), root));
     });
   }
   Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
-    return call("broadcast", [&](nb::handle self) {
-      return one(self.attr("broadcast")(python_bytes(mine), root, timeout(deadline)));
+    return call("broadcast", deadline, [&](nb::handle self) {
+      return one(operate(self.attr("broadcast"), deadline, python_bytes(mine), root));
     });
   }
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
-    return call("all_to_all", [&](nb::handle self) {
-      return many(self.attr("all_to_all")(python_list(to), timeout(deadline)));
+    return call("all_to_all", deadline, [&](nb::handle self) {
+      return many(operate(self.attr("all_to_all"), deadline, python_list(to)));
     });
   }
 
+  CallPort* call_port() override { return memory_ == nullptr ? nullptr : this; }
+
  private:
+  void post(std::vector<Notice> notices) override {
+    call("post", Deadline::never(), [&](nb::handle self) {
+      nb::dict by_rank;
+      for (const Notice& notice : notices) {
+        by_rank[nb::int_(notice.rank)] = python_bytes(notice.bytes);
+      }
+      self.attr("post")(by_rank);
+    });
+  }
+  std::vector<Notice> newest(Deadline deadline) override {
+    return call("newest", deadline, [&](nb::handle self) {
+      std::vector<Notice> notices;
+      for (nb::handle item : operate(self.attr("newest"), deadline)) {
+        notices.push_back({nb::cast<int>(item[0]), one(item[1]), {}});
+      }
+      return notices;
+    });
+  }
+  uint64_t last_operation() const override {
+    nb::gil_scoped_acquire held;
+    return nb::cast<uint64_t>(kept_object(object_).attr("last_operation")());
+  }
+  void enter(uint64_t number) override {
+    nb::gil_scoped_acquire held;
+    kept_object(object_).attr("enter")(number);
+  }
+  void abort(const Error& why) override {
+    const Bytes encoded = why.encode();
+    call("abort", Deadline::never(),
+         [&](nb::handle self) { self.attr("abort")(python_bytes(encoded)); });
+  }
+  void leave() override {
+    nb::gil_scoped_acquire held;
+    kept_object(object_).attr("leave")();
+  }
+  CallMemory& memory() override { return *memory_; }
+
+  template <typename... Args>
+  nb::object operate(const nb::object& method, Deadline deadline, Args&&... args) const {
+    if (memory_ == nullptr) return method(std::forward<Args>(args)..., timeout(deadline));
+    const auto check = nb::cpp_function([deadline] { static_cast<void>(deadline.expired()); });
+    return method(std::forward<Args>(args)..., timeout(deadline), check);
+  }
+
   static nb::object timeout(Deadline deadline) {
     if (deadline.is_never()) return nb::none();
     return nb::float_(std::chrono::duration<double>(deadline.remaining()).count());
@@ -74,17 +134,23 @@ class PythonCommunicator : public CommunicatorImpl {
   }
 
   template <typename Work>
-  std::invoke_result_t<Work, nb::handle> call(const char* operation, Work&& work) {
+  std::invoke_result_t<Work, nb::handle> call(const char* operation, Deadline deadline,
+                                              Work&& work) {
     nb::gil_scoped_acquire held;
     try {
       return work(kept_object(object_));
     } catch (const nb::python_error& raised) {
+      static_cast<void>(deadline.expired());  // throws the interrupt's reason itself
+      // KeyboardInterrupt and its like are the caller's.
+      if (!raised.matches(PyExc_Exception)) throw;
       throw failure(operation, raised);
     }
   }
 
   // TimeoutError and ConnectionError are what the contract names; both may carry `ranks`.
   Error failure(const char* operation, const nb::python_error& raised) const {
+    const nb::object ended = nb::getattr(raised.value(), "error", nb::none());
+    if (nb::isinstance<nb::bytes>(ended)) return Error::decode(one(ended));
     const std::string what = std::string(operation) + " of " + name_;
     nb::object text = nb::steal(PyObject_Str(raised.value().ptr()));
     const std::string message =
@@ -111,6 +177,7 @@ class PythonCommunicator : public CommunicatorImpl {
   int rank_;
   int size_;
   std::string name_;
+  CallMemory* memory_ = nullptr;  // the object's
 };
 
 nb::bytes to_python(const Bytes& bytes) { return nb::bytes(bytes.data(), bytes.size()); }
@@ -195,6 +262,9 @@ Communicator to_communicator(nb::handle object) {
 }
 
 void bind_comm(nb::module_& m) {
+  nb::class_<CallMemory>(m, "CallMemory",
+                         "What a communicator of a rank remembers from one call to the next.")
+      .def(nb::init<>());
   nb::class_<Communicator> bound(m, "Communicator",
                                  "One rank's end of a group. Timeouts are seconds.");
   bound.def_prop_ro("rank", &Communicator::rank)
@@ -207,8 +277,15 @@ void bind_comm(nb::module_& m) {
   bind_calls(bound);
   m.def("solo", &solo, "A group of one rank.");
   m.def(
-      "mpi_world", [] { return without_gil([] { return mpi_world(); }, WithoutGil::kShort); },
-      "A duplicate of MPI_COMM_WORLD. Raises UnsupportedError in a build without MPI.");
+      "mpi_world",
+      [](std::optional<double> timeout) {
+        const Deadline deadline = deadline_of(timeout);
+        return without_gil([&] { return mpi_world(deadline); }, WithoutGil::kShort);
+      },
+      "timeout"_a = nb::none(),
+      "A duplicate of MPI_COMM_WORLD; every rank of the job calls, within `timeout` seconds. "
+      "Raises "
+      "UnsupportedError in a build without MPI.");
   m.def(
       "run_ranks",
       [](int n, nb::callable body) {

@@ -307,6 +307,11 @@ class LocalNonpersistent:
     @staticmethod
     def make(value: object | None) -> LocalNonpersistent: ...
 
+class CallMemory:
+    """What a communicator of a rank remembers from one call to the next."""
+
+    def __init__(self) -> None: ...
+
 class Communicator:
     """One rank's end of a group. Timeouts are seconds."""
 
@@ -332,9 +337,9 @@ class Communicator:
 def solo() -> Communicator:
     """A group of one rank."""
 
-def mpi_world() -> Communicator:
+def mpi_world(timeout: float | None = None) -> Communicator:
     """
-    A duplicate of MPI_COMM_WORLD. Raises UnsupportedError in a build without MPI.
+    A duplicate of MPI_COMM_WORLD; every rank of the job calls, within `timeout` seconds. Raises UnsupportedError in a build without MPI.
     """
 
 def run_ranks(n: int, body: Callable[[Communicator], object]) -> None:

@@ -4,8 +4,9 @@ A wait that times out inside gloo closes the connections of the whole process gr
 the one that the training job goes on with. So no rank enters a transfer before all are known to be
 there. One operation goes like this:
 
-1. Every rank counts its operations; all make the same calls in the same order, so the number is the
-   same everywhere. A rank that comes says so under the number in the store of the process group.
+1. Every rank counts its operations; all make the same operations in the same order from a number
+   on that they have agreed on when the call (a save or load) began. A rank that comes says so under
+   the number in the store of the process group.
 2. One rank (the operation's root, or rank 0) waits until all have come and proposes "go". A rank
    whose deadline passes first, that one or any other, proposes "stop" and names who is missing.
 3. The store keeps the first proposal (compare and set), and that is the verdict for all: either
@@ -14,18 +15,31 @@ there. One operation goes like this:
 4. The transfer uses the group's own sends, receives and broadcasts. Its messages can't be taken for
    another operation's, since all ranks took part in all transfers before it.
 
-Only a rank that dies between verdict and transfer, or a transfer that is slower than the deadline,
-leaves the process group broken; gloo offers nothing else.
+Only a rank that dies or is cut off between verdict and transfer, or a transfer that is slower than
+the deadline, leaves the process group broken; gloo offers nothing else.
+
+A request to the store is a blocking read of a socket without a limit: where the host of the store
+is cut off, it lasts until the link is back or the kernel gives the connection up, many minutes
+later. So all that can block is done by one helper thread for each process group, and the caller
+waits for that thread until its deadline. A helper that is stuck goes on once the link is back.
+
+Calls are agreed on by short notices through the store (see tilestone/comm/call.h): members put
+theirs into a queue that the coordinator (rank 0) reads, and the coordinator's answers stand under
+the members' names. A rank that leaves a call before its end proposes its error as the verdict of
+the operation that the others are in or will come to.
 
 A store's entries of an operation are deleted once all ranks have come to a later one.
 """
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import datetime
 import json
 import math
+import queue
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -36,6 +50,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
+from tilestone import _core
+
 _PIECE_BYTES = 1 << 30  # of one send, receive or broadcast
 _SHORTEST_POLL = 0.0005  # seconds
 _LONGEST_POLL = 0.05  # seconds
@@ -45,6 +61,13 @@ _LEAST_TRANSFER = 1.0  # seconds for a transfer that all ranks have agreed on
 _LONGEST_WAIT = datetime.timedelta(days=1)  # of one wait inside torch
 _NAMED_RANKS = 8
 _NEVER = math.inf
+_CHECK_EVERY = 0.05  # seconds: how often a waiting caller looks whether it shall go on
+_GRACE = 1.5  # seconds after the deadline for the helper's last words
+_LAST_WORDS = 1.0  # seconds for what is said without a deadline
+_LOST_NOTICE = 1.0  # seconds after which a notice that was announced counts as lost
+
+
+Check = Callable[[], None] | None  # of a caller who waits: raises to end the waiting
 
 
 class RanksMissingError(TimeoutError):
@@ -63,26 +86,153 @@ class RanksLostError(ConnectionError):
         self.ranks = list(ranks)
 
 
-@dataclasses.dataclass
+class CallEndedError(ConnectionError):
+    """Another rank has ended the call. `error`: that rank's error, encoded."""
+
+    def __init__(self, message: str, error: bytes) -> None:
+        super().__init__(message)
+        self.error = error
+
+
+class _StuckError(Exception):
+    """A request or a transfer has not ended by its deadline."""
+
+
+class _Task:
+    """Work for a helper thread. `end`: when its waiting ends; may be brought forward."""
+
+    def __init__(self, work: Callable[[_Task], Any], end: float) -> None:
+        self._work = work
+        self.end = end
+        self.over = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = self._work(self)
+        except BaseException as error:
+            self.error = error
+        finally:
+            del self._work  # it holds the process group
+            self.over.set()
+
+
+class _Helper:
+    """A thread that does what can block. One task after the other."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._last: _Task | None = None
+        self._thread = threading.Thread(target=self._serve, name="tilestone-comm", daemon=True)
+        self._thread.start()
+        _helpers.add(self)
+
+    def is_alive(self) -> bool:
+        """False in a forked child."""
+        return self._thread.is_alive()
+
+    def is_busy(self) -> bool:
+        """With a task that its caller no longer waits for."""
+        return self._last is not None and not self._last.over.is_set()
+
+    def do(
+        self,
+        work: Callable[[_Task], Any],
+        end: float,
+        check: Check = None,
+        goes_on: bool = False,
+    ) -> Any:
+        """What `work` returns or raises; _StuckError when it has not ended some time after `end`.
+
+        What `check` raises, or a signal handler, ends the waiting at once. The work then ends, too,
+        unless it `goes_on` until there is other work.
+        """
+        if self._last is not None:
+            self._last.end = min(self._last.end, time.monotonic() + _LAST_WORDS)
+        grace = 0 if self.is_busy() else _GRACE
+        task = self._last = _Task(work, end)
+        self._queue.put(task)
+        try:
+            while not task.over.is_set():
+                if check is not None:
+                    check()
+                left = end + grace - time.monotonic()
+                if not task.over.wait(max(0, min(left, _CHECK_EVERY))) and left <= 0:
+                    raise _StuckError
+        except BaseException:
+            if not goes_on:
+                task.end = 0
+            raise
+        if task.error is not None:
+            raise task.error
+        return task.result
+
+    def stop(self, seconds: float) -> None:
+        if self._last is not None:
+            self._last.end = 0
+        self._queue.put(None)
+        self._thread.join(seconds)
+
+    def _serve(self) -> None:
+        while (task := self._queue.get()) is not None:
+            task.run()
+            del task
+
+
+_helpers: weakref.WeakSet[_Helper] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_helpers() -> None:
+    """A thread that came back from torch while the interpreter goes would abort the process."""
+    for helper in list(_helpers):
+        helper.stop(_LAST_WORDS)
+
+
 class _Shared:
     """What all communicators over one process group have in common."""
 
-    store: PrefixStore
-    operation: int = 0  # number of the last one
-    old_keys: list[str] = dataclasses.field(default_factory=list)  # this rank deletes them
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._store: Any = None
+        self._helper: _Helper | None = None
+        self.operation = 0  # number of the last one, or of the call
+        self.call = 0  # number of the call under way
+        self.ending: str | None = None  # the error, in hex, with which this rank ends the call
+        self.old_keys: list[str] = []  # this rank deletes them
+        self.memory = _core.CallMemory()
+        self.inbox: list[tuple[int, bytes]] = []  # notices that came
+        self.notices_seen = 0  # coordinator
+        self.last_answer = b""  # member
+
+    @property
+    def helper(self) -> _Helper:
+        if self._helper is None or not self._helper.is_alive():
+            self._helper = _Helper()
+            weakref.finalize(self, self._helper.stop, 0)
+        return self._helper
+
+    @property
+    def store(self) -> Any:
+        """For the helper alone: connecting can block."""
+        if self._store is None:
+            # A clone has its own connection: waiting here holds up nobody else in the process.
+            default: Any = _get_default_store()
+            self._store = PrefixStore(f"tilestone/{self._name}", default.clone())
+        return self._store
 
 
 _shared: weakref.WeakKeyDictionary[Any, _Shared] = weakref.WeakKeyDictionary()
+_shared_lock = threading.Lock()
 
 
 def _shared_by(group: dist.ProcessGroup) -> _Shared:
-    shared = _shared.get(group)
-    if shared is None:
-        # A clone has its own connection: waiting here holds up nobody else in the process.
-        store: Any = _get_default_store()
-        shared = _Shared(PrefixStore(f"tilestone/{group.group_name}", store.clone()))
-        _shared[group] = shared
-    return shared
+    with _shared_lock:
+        shared = _shared.get(group)
+        if shared is None:
+            shared = _shared[group] = _Shared(group.group_name)
+        return shared
 
 
 def _transfer_device(group: dist.ProcessGroup) -> torch.device:
@@ -111,13 +261,15 @@ def _end_of(timeout_s: float | None) -> float:
 class TorchCommunicator:
     """This rank's end of a torch.distributed process group.
 
-    Every rank of the group makes the same calls in the same order, from one thread at a time; ranks
-    outside it take no part. Each call takes `timeout_s` in seconds (None: no limit) and may raise
+    Every rank of the group makes the same operations in the same order, from one thread at a time;
+    ranks outside it take no part. Each operation takes `timeout_s` in seconds (None: no limit) and
+    `check`, which is called now and then and ends the waiting by raising, and may raise
 
     * RanksMissingError (a TimeoutError) when a rank did not come in time: the same on every rank,
-      and the group may be used again;
+      and the group may be used again; or when the store can't be reached;
     * RanksLostError (a ConnectionError) when a rank was lost in the transfer, which breaks the
-      process group, or when another rank's call was refused;
+      process group, or when another rank's operation was refused;
+    * CallEndedError (a ConnectionError) when another rank has ended the call;
     * ValueError for a root or a number of parts that can't be meant.
 
     The first two have `ranks`, the numbers in the group of the missing ranks, as far as they are known.
@@ -140,7 +292,7 @@ class TorchCommunicator:
         self._device = _transfer_device(group)
         self._piece_bytes = piece_bytes
         self._shared = _shared_by(group)
-        self._store = self._shared.store
+        self.call_memory = self._shared.memory
         self.rank: int = dist.get_rank(group)
         self.size: int = dist.get_world_size(group)
 
@@ -151,33 +303,192 @@ class TorchCommunicator:
             backend = str(dist.get_backend_config(self._group))
         return f"torch.distributed ({backend})"
 
-    def gather(self, mine: bytes, root: int, timeout_s: float | None = None) -> list[bytes]:
+    def gather(
+        self, mine: bytes, root: int, timeout_s: float | None = None, check: Check = None
+    ) -> list[bytes]:
         """At `root`: every rank's bytes, by rank. Elsewhere: an empty list."""
+        result: list[bytes] = self._operate(self._gather, (mine, root), timeout_s, check)
+        return result
+
+    def scatter(
+        self,
+        parts: Sequence[bytes],
+        root: int,
+        timeout_s: float | None = None,
+        check: Check = None,
+    ) -> bytes:
+        """`parts[r]`, given at `root`, goes to rank r. Elsewhere `parts` is not looked at."""
+        result: bytes = self._operate(self._scatter, (parts, root), timeout_s, check)
+        return result
+
+    def broadcast(
+        self, mine: bytes, root: int, timeout_s: float | None = None, check: Check = None
+    ) -> bytes:
+        """The bytes given at `root`. Elsewhere `mine` is not looked at."""
+        result: bytes = self._operate(self._broadcast, (mine, root), timeout_s, check)
+        return result
+
+    def all_to_all(
+        self, to: Sequence[bytes], timeout_s: float | None = None, check: Check = None
+    ) -> list[bytes]:
+        """`to[r]` goes to rank r; the result's [r] came from rank r."""
+        result: list[bytes] = self._operate(self._all_to_all, (to,), timeout_s, check)
+        return result
+
+    # What agreeing on calls needs (CallPort in tilestone/comm/call_port.h).
+
+    def post(self, notices: dict[int, bytes]) -> None:
+        """The coordinator's answers to other ranks, or a member's notice to the coordinator."""
+
+        def work(task: _Task) -> None:
+            store = self._shared.store
+            if self.rank == 0:
+                keys = [f"answer/{rank}" for rank in notices]
+                if keys:
+                    store.multi_set(keys, list(notices.values()))
+                return
+            for notice in notices.values():
+                number = store.add("notices", 1)
+                store.set(f"notice/{number}", f"{self.rank}\n{notice.hex()}")
+
+        self._do("a notice", work, time.monotonic() + _LAST_WORDS)
+
+    def newest(
+        self, timeout_s: float | None = None, check: Check = None
+    ) -> list[tuple[int, bytes]]:
+        """What other ranks have posted since the last call; waits for the first."""
+
+        shared = self._shared
+
+        def look() -> bool:
+            shared.inbox.extend(self._queued() if self.rank == 0 else self._answers())
+            return bool(shared.inbox)
+
+        # They are taken out here: what a caller who was interrupted did not get, comes next time.
+        end = _end_of(timeout_s)
+        self._do("a notice", lambda task: self._poll(look, self._longest_pause(), task), end, check)
+        found, shared.inbox = shared.inbox, []
+        return found
+
+    def last_operation(self) -> int:
+        """The number of this rank's last operation or call."""
+        return self._shared.operation
+
+    def enter(self, call: int) -> None:
+        """The operations of a call begin; they are numbered on from `call`."""
+        self._shared.ending = None
+        self._shared.operation = self._shared.call = call
+
+    def leave(self) -> None:
+        """This rank makes no more operations of the call."""
+        self._shared.call = 0
+
+    def abort(self, error: bytes) -> None:
+        """Operations of this call end with `error` on every rank."""
+        if self._shared.call == 0:
+            return
+        # An operation that this rank has left with its helper sees it, too.
+        self._shared.ending = error.hex()
+
+        def work(task: _Task) -> None:
+            if self._shared.ending is not None:
+                self._arrive()
+                self._decide(self._own_verdict([]))
+
+        self._do("ending a call", work, time.monotonic() + _LAST_WORDS)
+
+    def _queued(self) -> list[tuple[int, bytes]]:
+        """Coordinator: the members' notices, oldest first."""
+        store, shared = self._shared.store, self._shared
+        last = store.add("notices", 0)
+        keys = [f"notice/{number}" for number in range(shared.notices_seen + 1, last + 1)]
+        if not keys:
+            return []
+        # Announced and written are two requests; a rank may have died between them.
+        end = time.monotonic() + _LOST_NOTICE
+        while not store.check(keys) and time.monotonic() < end:
+            time.sleep(_SHORTEST_POLL)
+        keys = keys if store.check(keys) else [key for key in keys if store.check([key])]
+        shared.notices_seen = last
+        found = []
+        for value in store.multi_get(keys) if keys else []:
+            rank, notice = value.decode().split("\n")
+            found.append((int(rank), bytes.fromhex(notice)))
+        for key in keys:
+            store.delete_key(key)
+        return found
+
+    def _answers(self) -> list[tuple[int, bytes]]:
+        """Member: the coordinator's newest answer, when it is new."""
+        store, shared, key = self._shared.store, self._shared, f"answer/{self.rank}"
+        if not store.check([key]):
+            return []
+        answer = bytes(store.get(key))
+        if answer == shared.last_answer:
+            return []
+        shared.last_answer = answer
+        return [(0, answer)]
+
+    # The helper's work.
+
+    def _do(
+        self,
+        name: str,
+        work: Callable[[_Task], Any],
+        end: float,
+        check: Check = None,
+        goes_on: bool = False,
+    ) -> Any:
+        def guarded(task: _Task) -> Any:
+            if self._device.type != "cpu":  # the current device is a thread's own
+                torch.accelerator.set_device_index(self._device.index)
+            try:
+                return work(task)
+            except (RanksMissingError, RanksLostError, CallEndedError):
+                raise
+            except RuntimeError as error:  # torch's own: the store's server is gone
+                raise RanksLostError(
+                    f"{name}: the store of the process group can't be reached: {error}", []
+                ) from error
+
+        try:
+            return self._shared.helper.do(guarded, end, check, goes_on)
+        except _StuckError:
+            raise RanksMissingError(
+                f"{name}: the deadline passed in a request to the store of the process group or "
+                "in a transfer; is a host cut off?",
+                [],
+            ) from None
+
+    def _operate(
+        self, operation: Any, args: tuple[Any, ...], timeout_s: float | None, check: Check
+    ) -> Any:
+        name = operation.__name__.lstrip("_")
+        end = _end_of(timeout_s)
+        return self._do(name, lambda task: operation(task, *args), end, check, goes_on=True)
+
+    def _gather(self, task: _Task, mine: bytes, root: int) -> list[bytes]:
         self._check_root("gather", root)
-        end = self._begin("gather", root, _end_of(timeout_s))
+        end = self._begin("gather", root, task)
         if self.rank != root:
             self._exchange("gather", {root: mine}, [], end)
             return []
         received = self._exchange("gather", {}, self._others(), end)
         return [received.get(rank, mine) for rank in range(self.size)]
 
-    def scatter(
-        self, parts: Sequence[bytes], root: int, timeout_s: float | None = None
-    ) -> bytes:
-        """`parts[r]`, given at `root`, goes to rank r. Elsewhere `parts` is not looked at."""
+    def _scatter(self, task: _Task, parts: Sequence[bytes], root: int) -> bytes:
         self._check_root("scatter", root)
         if self.rank == root:
             self._check_parts("scatter", parts)
-        end = self._begin("scatter", root, _end_of(timeout_s))
+        end = self._begin("scatter", root, task)
         if self.rank != root:
             return self._exchange("scatter", {}, [root], end)[root]
         self._exchange("scatter", {rank: parts[rank] for rank in self._others()}, [], end)
         return parts[root]
 
-    def broadcast(self, mine: bytes, root: int, timeout_s: float | None = None) -> bytes:
-        """The bytes given at `root`. Elsewhere `mine` is not looked at."""
+    def _broadcast(self, task: _Task, mine: bytes, root: int) -> bytes:
         self._check_root("broadcast", root)
-        end = self._begin("broadcast", root, _end_of(timeout_s))
+        end = self._begin("broadcast", root, task)
         if self.size == 1:
             return mine
         size = self._number(len(mine) if self.rank == root else 0)
@@ -192,27 +503,20 @@ class TorchCommunicator:
                 self._land(piece, moving)
         return bytes(buffer)
 
-    def all_to_all(self, to: Sequence[bytes], timeout_s: float | None = None) -> list[bytes]:
-        """`to[r]` goes to rank r; the result's [r] came from rank r."""
+    def _all_to_all(self, task: _Task, to: Sequence[bytes]) -> list[bytes]:
         self._check_parts("all_to_all", to)
-        end = self._begin("all_to_all", 0, _end_of(timeout_s))
+        end = self._begin("all_to_all", 0, task)
         others = self._others()
         received = self._exchange("all_to_all", {rank: to[rank] for rank in others}, others, end)
         return [received.get(rank, to[self.rank]) for rank in range(self.size)]
 
     # Agreeing that all are there.
 
-    def _begin(self, name: str, decider: int, end: float) -> float:
+    def _begin(self, name: str, decider: int, task: _Task) -> float:
         """Returns when all ranks have come; the end of the transfer's time."""
         if self.size > 1:
-            try:
-                verdict = self._verdict(decider, end)
-            except RuntimeError as error:  # torch's own: the store's server is gone
-                raise RanksLostError(
-                    f"{name}: the store of the process group can't be reached: {error}", []
-                ) from error
-            self._raise_unless_go(name, verdict)
-        return max(end, time.monotonic() + _LEAST_TRANSFER)
+            self._raise_unless_go(name, self._verdict(decider, task))
+        return max(task.end, time.monotonic() + _LEAST_TRANSFER)
 
     def _raise_unless_go(self, name: str, verdict: dict[str, Any]) -> None:
         by: int = verdict["by"]
@@ -223,21 +527,35 @@ class TorchCommunicator:
                 f"{name}: the deadline passed while waiting for {_rank_list(missing)}{finder}",
                 missing,
             )
+        if verdict["error"]:
+            raise CallEndedError(
+                f"{name}: rank {by} has ended the call", bytes.fromhex(verdict["error"])
+            )
         if verdict["refused"]:
             raise RanksLostError(f"{name}: rank {by} refused: {verdict['refused']}", [by])
 
-    def _verdict(self, decider: int, end: float) -> dict[str, Any]:
+    def _verdict(self, decider: int, task: _Task) -> dict[str, Any]:
         arrivals = self._arrive()
         decided = [self._verdict_key()]
+        store = self._shared.store
 
         def done() -> bool:
-            if self.rank == decider and self._store.check(arrivals):
+            if self._shared.ending is not None:
                 return True
-            return bool(self._store.check(decided))
+            if self.rank == decider and store.check(arrivals):
+                return True
+            return bool(store.check(decided))
 
-        longest = min(_LONGEST_POLL, max(_QUICK_POLL, self.size * _PAUSE_OF_RANK))
-        missing = [] if self._poll(done, longest, end) else self._who_is_missing(arrivals, decider)
-        return self._decide({"by": self.rank, "missing": missing, "refused": ""})
+        came = self._poll(done, self._longest_pause(), task)
+        missing = [] if came else self._who_is_missing(arrivals, decider)
+        return self._decide(self._own_verdict(missing))
+
+    def _own_verdict(self, missing: list[int], refused: str = "") -> dict[str, Any]:
+        error = self._shared.ending or ""
+        return {"by": self.rank, "missing": missing, "refused": refused, "error": error}
+
+    def _longest_pause(self) -> float:
+        return min(_LONGEST_POLL, max(_QUICK_POLL, self.size * _PAUSE_OF_RANK))
 
     def _verdict_key(self) -> str:
         return f"{self._shared.operation}/verdict"
@@ -246,18 +564,20 @@ class TorchCommunicator:
         """Counts the operation and tells the store. Returns the keys under which the ranks do."""
         self._shared.operation += 1
         arrivals = [f"{self._shared.operation}/{rank}" for rank in range(self.size)]
-        self._store.set(arrivals[self.rank], "here")
+        self._shared.store.set(arrivals[self.rank], "here")
         return arrivals
 
     def _decide(self, proposal: dict[str, Any]) -> dict[str, Any]:
         """The verdict: this proposal, or the one that came before it."""
         key = self._verdict_key()
-        kept = self._store.compare_set(key, "", json.dumps(proposal))
-        verdict: dict[str, Any] = json.loads(kept)
         shared = self._shared
-        if not verdict["missing"] and not verdict["refused"]:  # all are past earlier operations
-            for old in shared.old_keys:
-                self._store.delete_key(old)
+        kept = shared.store.compare_set(key, "", json.dumps(proposal))
+        verdict: dict[str, Any] = json.loads(kept)
+        if verdict["error"]:
+            shared.ending = None  # all know that the call has ended
+        if not any(verdict[why] for why in ("missing", "refused", "error")):
+            for old in shared.old_keys:  # all are past earlier operations
+                shared.store.delete_key(old)
             shared.old_keys.clear()
         shared.old_keys.append(f"{shared.operation}/{self.rank}")
         if self.rank == 0:
@@ -265,17 +585,18 @@ class TorchCommunicator:
         return verdict
 
     def _who_is_missing(self, arrivals: Sequence[str], decider: int) -> list[int]:
-        missing = [rank for rank, key in enumerate(arrivals) if not self._store.check([key])]
+        store = self._shared.store
+        missing = [rank for rank, key in enumerate(arrivals) if not store.check([key])]
         if missing or self.rank == decider:
             return missing
         return [decider]  # all have come, and it has not decided
 
     @staticmethod
-    def _poll(done: Callable[[], bool], longest: float, end: float) -> bool:
-        """False when the time is over first. `longest`: of a pause, seconds."""
+    def _poll(done: Callable[[], bool], longest: float, task: _Task) -> bool:
+        """False when the task's time is over first. `longest`: of a pause, seconds."""
         pause = _SHORTEST_POLL
         while not done():
-            left = end - time.monotonic()
+            left = task.end - time.monotonic()
             if left <= 0:
                 return False
             time.sleep(min(pause, left))
@@ -390,7 +711,7 @@ class TorchCommunicator:
     def _refuse(self, message: str) -> NoReturn:
         if self.size > 1:
             self._arrive()
-            self._decide({"by": self.rank, "missing": [], "refused": message})
+            self._decide(self._own_verdict([], message))
         raise ValueError(message)
 
     def _others(self) -> list[int]:

@@ -1,7 +1,8 @@
 // How an operation runs:
 //
-// 1. Every rank counts its operations; all make the same calls in the same order, so the number is
-//    the same everywhere. It is the messages' tag, and stands in full in their headers.
+// 1. Every rank counts its operations; all make the same ones in the same order, so the number is
+//    the same everywhere. It is the messages' tag, and stands in full in their headers. A call
+//    (call.h) begins with a number that is new to all ranks.
 // 2. All sends and receives of the operation are posted at once, then polled (first yielding, later
 //    sleeping) until all are complete or the deadline has passed. Nothing blocks inside MPI.
 // 3. Past the deadline the peers of the transfers that are left are the missing ranks. MPI may
@@ -23,13 +24,16 @@
 #include <thread>
 
 #include "tilestone/base/log.h"
+#include "tilestone/comm/call_port.h"
 #include "tilestone/comm/mpi_internal.h"
+#include "tilestone/comm/mpi_notices_internal.h"
 #include "tilestone/comm/mpi_transfer_internal.h"
 #include "tilestone/comm/operation_internal.h"
 
 namespace tilestone {
 namespace {
 
+using comm_internal::MpiNotices;
 using comm_internal::MpiReceive;
 using comm_internal::MpiRoute;
 using comm_internal::MpiSend;
@@ -58,8 +62,40 @@ bool finalized() {
   return flag != 0;
 }
 
+// Communicators whose duplication was given up on. MPI may still write them.
+struct Duplicate {
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Request request = MPI_REQUEST_NULL;
+  bool is_complete() {
+    int flag = 0;
+    return MPI_Test(&request, &flag, MPI_STATUS_IGNORE) == MPI_SUCCESS && flag != 0;
+  }
+};
+class GivenUp {
+ public:
+  void add(std::unique_ptr<Duplicate> duplicate) {
+    const std::lock_guard lock(mutex_);
+    duplicates_.push_back(std::move(duplicate));
+  }
+  bool have_come() {  // the ranks that were missing
+    const std::lock_guard lock(mutex_);
+    return std::all_of(duplicates_.begin(), duplicates_.end(),
+                       [](const auto& duplicate) { return duplicate->is_complete(); });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Duplicate>> duplicates_;
+};
+GivenUp& given_up() {
+  static GivenUp* const list = new GivenUp;  // outlives all
+  return *list;
+}
+
 void finalize_at_exit() {
-  if (!finalized() && communicators_with_missing_ranks == 0) MPI_Finalize();
+  if (!finalized() && communicators_with_missing_ranks == 0 && given_up().have_come()) {
+    MPI_Finalize();
+  }
 }
 
 // Does nothing when MPI is initialised already.
@@ -119,7 +155,7 @@ class MissingRanks {
 
 // What operations of one communicator share.
 struct Channel {
-  Channel(MPI_Comm original, size_t piece_bytes, size_t tree_bytes);
+  Channel(MPI_Comm original, size_t piece_bytes, size_t tree_bytes, Deadline deadline);
   ~Channel();
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
@@ -132,14 +168,35 @@ struct Channel {
   uint64_t tags = kMostTags;
   size_t piece_bytes;
   size_t tree_bytes;
-  uint64_t operation = 0;  // number of the last one
+  uint64_t operation = 0;  // number of the last one, or of the call
+  uint64_t call = 0;       // number of the call under way
   std::vector<std::unique_ptr<MpiTransfer>> abandoned;
   MissingRanks missing;
+  MpiNotices notices;
 };
 
-Channel::Channel(MPI_Comm original, size_t piece, size_t tree)
-    : piece_bytes(piece), tree_bytes(tree) {
-  check_mpi(MPI_Comm_dup(original, &comm), "MPI_Comm_dup");
+// Collective: waits for all ranks.
+MPI_Comm duplicate(MPI_Comm original, Deadline deadline) {
+  auto copy = std::make_unique<Duplicate>();
+  check_mpi(MPI_Comm_idup(original, &copy->comm, &copy->request), "MPI_Comm_idup");
+  Backoff backoff;
+  while (!copy->is_complete()) {
+    if (deadline.expired()) {
+      given_up().add(std::move(copy));
+      throw Error(ErrorCode::kTimeout,
+                  "the deadline passed while a communicator of MPI was duplicated: not all of its "
+                  "ranks made the same call");
+    }
+    backoff.wait();
+  }
+  return copy->comm;
+}
+
+Channel::Channel(MPI_Comm original, size_t piece, size_t tree, Deadline deadline)
+    : comm(duplicate(original, deadline)),
+      piece_bytes(piece),
+      tree_bytes(tree),
+      notices([this](int from) { missing.heard_of(from); }) {
   check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
@@ -147,19 +204,26 @@ Channel::Channel(MPI_Comm original, size_t piece, size_t tree)
   int found = 0;
   check_mpi(MPI_Comm_get_attr(comm, MPI_TAG_UB, &upper_bound, &found), "MPI_Comm_get_attr");
   if (found) tags = std::min(tags, static_cast<uint64_t>(*static_cast<int*>(upper_bound)));
+  notices.open(comm, static_cast<int>(tags), rank, size);  // operations use the tags below
 }
 
 Channel::~Channel() {
   if (!finalized()) progress_abandoned();
-  if (finalized() || !abandoned.empty()) {
+  if (finalized() || !abandoned.empty() || notices.is_busy()) {
     // MPI may touch these for as long as the process lives.
     for (auto& transfer : abandoned) static_cast<void>(transfer.release());
+    notices.release();
     return;
   }
   MPI_Comm_free(&comm);
 }
 
 void Channel::progress_abandoned() {
+  try {
+    notices.progress();
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarning, error.what());
+  }
   std::erase_if(abandoned, [this](std::unique_ptr<MpiTransfer>& transfer) {
     try {
       if (!transfer->complete()) return false;
@@ -253,8 +317,9 @@ void Operation::wait() {
       throw;
     }
     if (pending_.empty()) return;
-    if (deadline_.expired()) break;
     channel_.progress_abandoned();
+    if (channel_.call != 0) channel_.notices.check(channel_.call);
+    if (deadline_.expired()) break;
     backoff.wait();
   }
   std::set<int> peers;
@@ -295,10 +360,10 @@ Bytes opening(ByteView payload, bool tree) {
   return std::move(writer).take();
 }
 
-class Mpi final : public CommunicatorImpl {
+class Mpi final : public CommunicatorImpl, private CallPort {
  public:
-  Mpi(MPI_Comm original, size_t piece_bytes, size_t tree_bytes)
-      : channel_(original, piece_bytes, tree_bytes) {}
+  Mpi(MPI_Comm original, size_t piece_bytes, size_t tree_bytes, Deadline deadline)
+      : channel_(original, piece_bytes, tree_bytes, deadline) {}
 
   int rank() const override { return channel_.rank; }
   int size() const override { return channel_.size; }
@@ -309,7 +374,20 @@ class Mpi final : public CommunicatorImpl {
   Bytes broadcast(ByteView mine, int root, Deadline deadline) override;
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override;
 
+  CallPort* call_port() override { return this; }
+
  private:
+  void post(std::vector<Notice> notices) override { channel_.notices.post(std::move(notices)); }
+  std::vector<Notice> newest(Deadline deadline) override;
+  uint64_t last_operation() const override { return channel_.operation; }
+  void enter(uint64_t call) override { channel_.operation = channel_.call = call; }
+  void abort(const Error& why) override {
+    if (channel_.call != 0) channel_.notices.abort(channel_.call, why);
+  }
+  void leave() override { channel_.call = 0; }
+  void missed(const std::vector<int>& ranks) override { channel_.missing.add(ranks); }
+  CallMemory& memory() override { return memory_; }
+
   template <typename Visit>
   void for_each_other(Visit visit) const {
     for (int other = 0; other < size(); ++other) {
@@ -321,7 +399,18 @@ class Mpi final : public CommunicatorImpl {
   Bytes receive_broadcast(Operation& operation, int root);
 
   Channel channel_;
+  CallMemory memory_;
 };
+
+std::vector<Notice> Mpi::newest(Deadline deadline) {
+  Backoff backoff;
+  while (true) {
+    channel_.progress_abandoned();
+    std::vector<Notice> notices = channel_.notices.take();
+    if (!notices.empty() || deadline.expired()) return notices;
+    backoff.wait();
+  }
+}
 
 std::vector<Bytes> Mpi::gather(ByteView mine, int root, Deadline deadline) {
   Operation operation(channel_, "gather", deadline);
@@ -387,22 +476,23 @@ std::vector<Bytes> Mpi::all_to_all(std::vector<Bytes> to, Deadline deadline) {
 
 }  // namespace
 
-Communicator mpi_world() {
+Communicator mpi_world(Deadline deadline) {
   const MPI_Comm world = MPI_COMM_WORLD;
-  return mpi_communicator(&world);
+  return mpi_communicator(&world, deadline);
 }
 
-Communicator mpi_communicator(const void* handle) {
+Communicator mpi_communicator(const void* handle, Deadline deadline) {
   return comm_internal::mpi_communicator(handle, comm_internal::kPieceBytes,
-                                         comm_internal::kTreeBytes);
+                                         comm_internal::kTreeBytes, deadline);
 }
 
 namespace comm_internal {
 
-Communicator mpi_communicator(const void* handle, size_t piece_bytes, size_t tree_bytes) {
+Communicator mpi_communicator(const void* handle, size_t piece_bytes, size_t tree_bytes,
+                              Deadline deadline) {
   initialize();
   const MPI_Comm original = *static_cast<const MPI_Comm*>(handle);
-  return Communicator(std::make_shared<Mpi>(original, piece_bytes, tree_bytes));
+  return Communicator(std::make_shared<Mpi>(original, piece_bytes, tree_bytes, deadline));
 }
 
 }  // namespace comm_internal

@@ -14,6 +14,7 @@ inline constexpr size_t kTreeBytes = size_t{64} << 10;
 
 // mpi_communicator with other limits, so that tests see pieces without gigabytes of memory. The
 // same on every rank. handle: an MPI_Comm*.
-Communicator mpi_communicator(const void* handle, size_t piece_bytes, size_t tree_bytes);
+Communicator mpi_communicator(const void* handle, size_t piece_bytes, size_t tree_bytes,
+                              Deadline deadline = Deadline::never());
 
 }  // namespace tilestone::comm_internal

@@ -12,7 +12,7 @@ namespace {
 
 }  // namespace
 
-Communicator mpi_world() { refuse(); }
-Communicator mpi_communicator(const void*) { refuse(); }
+Communicator mpi_world(Deadline) { refuse(); }
+Communicator mpi_communicator(const void*, Deadline) { refuse(); }
 
 }  // namespace tilestone

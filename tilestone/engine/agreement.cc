@@ -114,14 +114,15 @@ std::optional<Error> Rounds::gather(std::string_view phase, const Outcome& mine,
     payloads = comm_.gather(encode(mine.error, mine.answer), 0,
                             comm_.is_coordinator() ? deadline : deadline_);
     return std::nullopt;
-  } catch (...) {
+  } catch (const Error& error) {
     end_if_interrupted();
-    const Error error = current_error();
     if (!comm_.is_coordinator() || !lost_in_round(error)) return error;
     const std::string what =
         error.rank() < 0 ? "not every rank reported after "
                          : "rank " + std::to_string(error.rank()) + " did not report after ";
     return with_phase(error, work_ + ": " + what + std::string(phase));
+  } catch (...) {
+    end_call();
   }
 }
 
@@ -163,12 +164,14 @@ void Rounds::tell(std::string_view phase, std::vector<Bytes> messages, const Out
   const bool brief = last && interrupted();
   try {
     comm_.scatter(std::move(messages), 0, brief ? Deadline::after(kBrief) : deadline_);
-  } catch (...) {
+  } catch (const Error& raised) {
     if (!last) end_if_interrupted();
     const Error error = with_phase(
-        current_error(), work_ + ": a rank could not be told the outcome of " + std::string(phase));
+        raised, work_ + ": a rank could not be told the outcome of " + std::string(phase));
     log(LogLevel::kWarning, error.what());
     if (!own.error && !last) untold_ = error;
+  } catch (...) {
+    if (!last) end_call();
   }
 }
 
@@ -177,15 +180,18 @@ Rounds::Outcome Rounds::hear(std::string_view phase, const std::optional<Error>&
   Bytes message;
   try {
     message = comm_.scatter({}, 0, deadline_);
-  } catch (...) {
+  } catch (const Error& raised) {
     if (last) static_cast<void>(deadline_.expired());  // throws the interrupt's reason
     end_if_interrupted();
-    const Error error = unsent ? *unsent : current_error();
+    const Error error = unsent ? *unsent : raised;
     if (!lost_in_round(error)) return {error, {}};
     const Error wrapped = with_phase(
         error, work_ + ": the coordinator (rank 0) gave no answer after " + std::string(phase));
     call_.abort(wrapped);
     return {wrapped, {}};
+  } catch (...) {
+    if (last) throw;
+    end_call();
   }
   std::optional<Error> failure = decode(message, 0);
   return {std::move(failure), std::move(message)};
@@ -204,9 +210,13 @@ void Rounds::end_if_interrupted() {
   try {
     static_cast<void>(deadline_.expired());
   } catch (...) {
-    call_.abort(current_error().with_rank(comm_.rank()));
-    throw;
+    end_call();
   }
+}
+
+void Rounds::end_call() {
+  call_.abort(current_error().with_rank(comm_.rank()));
+  throw;
 }
 
 }  // namespace tilestone::engine

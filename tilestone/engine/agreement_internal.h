@@ -79,6 +79,8 @@ class Rounds {
   bool interrupted() const;
   // Throws the interrupt's reason, once one was requested, after the others were told.
   void end_if_interrupted();
+  // In a catch block: tells the others that this rank leaves for what was thrown, and rethrows it.
+  [[noreturn]] void end_call();
 
   Communicator comm_;
   std::string work_;

@@ -161,7 +161,7 @@ TEST(FailingOwner, ARankThatHangsWhileReadingIsNamed) {
   EXPECT_FALSE(texts[1].empty());
 }
 
-// A rank whose process dies between two messages of the exchange.
+// A rank whose communicator fails between two messages of the exchange.
 class DyingComm final : public CommunicatorImpl {
  public:
   DyingComm(Communicator comm, int lives) : comm_(std::move(comm)), lives_(lives) {}
@@ -197,7 +197,7 @@ class DyingComm final : public CommunicatorImpl {
   bool dead_ = false;
 };
 
-TEST(FailingOwner, ARankThatDiesInAnyStepIsNamed) {
+TEST(FailingOwner, ARankThatLeavesInAnyStepIsNamed) {
   const auto storage = save_common();
   for (int step = 0; step < 6; ++step) {  // requests, verdicts, rounds
     const auto texts = failures(kRanks, [&](Communicator comm) {
@@ -205,7 +205,7 @@ TEST(FailingOwner, ARankThatDiesInAnyStepIsNamed) {
       load(common_template(), Location(storage), loading_together(comm));
     });
     for (int rank : {0, 2}) {
-      EXPECT_THAT(texts[static_cast<size_t>(rank)], AllOf(HasSubstr("rank 1"), HasSubstr("gone")))
+      EXPECT_THAT(texts[static_cast<size_t>(rank)], AllOf(HasSubstr("rank 1"), HasSubstr("killed")))
           << step;
     }
   }

@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
+#include <random>
+#include <string>
 #include <thread>
 
 #include "tilestone/base/error.h"
+#include "tilestone/comm/call.h"
 #include "tilestone/comm/comm_testing.h"
 #include "tilestone/comm/mpi.h"
 #include "tilestone/comm/mpi_internal.h"
@@ -94,6 +97,74 @@ TEST(Mpi, RanksOutsideAGroupTakeNoPart) {
   const Communicator group = split(world, inside ? 0 : 1);
   if (inside) comm_testing::check_random_operations(group, 7, 50);
   world.barrier(Deadline::after(std::chrono::seconds(120)));
+}
+
+// ---- Calls ----
+
+bool make_call(const Communicator& comm, const std::string& place, int patience_ms) {
+  const Deadline deadline = Deadline::after(std::chrono::milliseconds(patience_ms));
+  try {
+    const Call call(comm, "save", place, deadline);
+    const auto all = comm.all_gather(as_bytes(place), deadline);
+    for (const Bytes& other : all) EXPECT_EQ(as_text(other), place);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// As call_test.cc does with threads: a rank skips a call, makes it twice or elsewhere.
+TEST(MpiCalls, TheNextCallThatAllMakeWorks) {
+  const Communicator world = mpi_world();
+  if (world.size() == 1) return;
+  constexpr int kPatience = 40;  // milliseconds
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    std::mt19937_64 random(seed * 101 + static_cast<uint64_t>(world.rank()));
+    const std::string place = "place " + std::to_string(seed % 3);
+    const uint64_t way = random() % 6;
+    if (way == 0) make_call(world, "typo " + std::to_string(world.rank()), kPatience);
+    if (way >= 2) make_call(world, place, kPatience);
+    if (way == 2) make_call(world, place, kPatience);
+    all_ranks();
+    EXPECT_TRUE(make_call(world, place, 60000)) << "seed " << seed << ", rank " << world.rank();
+    all_ranks();
+  }
+}
+
+TEST(MpiCalls, AbortEndsWaitingOperationsLongBeforeTheDeadline) {
+  const Communicator world = mpi_world();
+  if (world.size() == 1) return;
+  const int aborter = world.size() - 1;
+  {
+    Call call(world, "save", "a", Deadline::after(std::chrono::seconds(60)));
+    if (world.rank() == aborter) {
+      call.abort(Error(ErrorCode::kInterrupted, "stopped"));
+    } else {
+      try {
+        world.all_to_all(std::vector<Bytes>(static_cast<size_t>(world.size()), Bytes(100)),
+                         Deadline::after(std::chrono::seconds(60)));
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kInterrupted) << error.what();
+        EXPECT_EQ(error.rank(), aborter);
+      }
+    }
+  }
+  all_ranks();
+  EXPECT_TRUE(make_call(world, "b", 60000));
+}
+
+TEST(MpiCalls, DuplicatingACommunicatorIsBoundedByItsDeadline) {
+  const Communicator world = mpi_world();
+  if (world.size() == 1) return;
+  // MPI's own collectives can't be used to wait meanwhile: all ranks make them in the same order.
+  if (world.rank() == 0) {
+    EXPECT_THROW(mpi_world(Deadline::after(std::chrono::milliseconds(200))), Error);
+  } else {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    EXPECT_NO_THROW(mpi_world(Deadline::after(std::chrono::seconds(60))));
+  }
+  EXPECT_TRUE(make_call(world, "after a late duplicate", 60000));
 }
 
 TEST(Mpi, ACommunicatorMayGoBeforeTheOthersAreDoneWithTheirs) {

@@ -1,0 +1,98 @@
+"""Calls that go wrong on one rank: the next save that all ranks make works, over gloo."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import threading
+import time
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+
+import tilestone
+
+PATIENCE = 0.5  # seconds; for what can't come
+PLENTY = 60.0  # seconds; for what must come
+
+
+def save(path: str, rank: int, world: int, timeout: float) -> str:
+    """The name of what it raised, or nothing."""
+    tensor = tilestone.ShardedTensor.from_rank_offsets("w", torch.ones(2), (0, rank, world))
+    try:
+        tilestone.save({"w": tensor}, path, overwrite=True, timeout=timeout)
+    except tilestone.CheckpointError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def disturbed_calls(rank: int, world: int, folder: str, seed: int) -> None:
+    for number in range(3):
+        mine = random.Random(f"{seed} {number} {rank}")
+        way = mine.choice(["make", "make", "skip", "twice", "elsewhere"])
+        path = f"{folder}/{number % 2}"
+        if way == "elsewhere":
+            save(f"{folder}/typo-{rank}", rank, world, PATIENCE)
+        elif way != "skip":
+            save(path, rank, world, PATIENCE)
+        if way == "twice":
+            save(path, rank, world, PATIENCE)
+        dist.barrier()
+        error = save(path, rank, world, PLENTY)
+        assert not error, f"seed {seed}, call {number}, rank {rank}: {error}"
+        dist.barrier()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_next_save_that_all_make_works(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path, size: int
+) -> None:
+    for seed in range(6):
+        worlds[size].run(disturbed_calls, str(tmp_path / f"{size}-{seed}"), seed)
+
+
+def one_skips(rank: int, world: int, folder: str) -> list[str]:
+    numbers = range(5) if rank != 1 else [0, 1, 3, 4]
+    return [save(f"{folder}/{number}", rank, world, PLENTY) for number in numbers]
+
+
+def test_a_skipped_save_is_noticed_at_once_and_costs_one_more(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    started = time.monotonic()
+    first, skipper = worlds[2].run(one_skips, str(tmp_path))
+    assert time.monotonic() - started < PLENTY / 2
+    assert [bool(error) for error in first] == [False, False, True, True, False]
+    assert [bool(error) for error in skipper] == [False, False, True, False]
+    assert first[2] == skipper[2]
+    for part in (f"rank 0: save at {tmp_path}/2", f"rank 1: save at {tmp_path}/3"):
+        assert part in first[2]
+
+
+def two_threads(rank: int, world: int, folder: str) -> list[str]:
+    errors: list[str] = []
+
+    def work(name: str) -> None:
+        for number in range(3):
+            errors.append(save(f"{folder}/{name}-{number}", rank, world, PLENTY))
+
+    # Ranks may begin in another order, which is an error at once; the group goes on.
+    threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    dist.barrier()
+    assert save(f"{folder}/last", rank, world, PLENTY) == ""
+    return errors
+
+
+def test_two_threads_that_save_on_one_group_leave_it_whole(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    for errors in worlds[2].run(two_threads, str(tmp_path)):
+        assert len(errors) == 6
+        for error in errors:
+            assert not error or "different calls" in error, error
