@@ -3,6 +3,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
+#include "tilestone/comm/call_port.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/comm/mpi.h"
 #include "tilestone/comm/solo.h"

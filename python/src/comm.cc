@@ -1,6 +1,5 @@
 // Communicators: the library's own, and Python objects in their place.
 #include "python/src/bindings.h"
-#include "tilestone/comm/call_port.h"
 
 namespace tilestone::python {
 namespace {
