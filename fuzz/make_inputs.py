@@ -145,6 +145,32 @@ def pickles() -> Files:
         "frame_that_lies": b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xffN.",
         "protocol_255": b"\x80\xffN.",
         "contains_itself": b"\x80\x02]q\x00h\x00a.",
+        # Protocols 0 and 1.
+        "text_runs_a_program": b"cos\nsystem\n(S'true'\ntR.",
+        "instance_runs_a_program": b"(S'true'\nios\nsystem\n.",
+        "class_on_the_stack": b"(cos\nsystem\nU\x04trueo.",
+        "class_of_nothing": b"(o.",
+        "extension_code": b"\x80\x02\x82\x01)R.",
+        "extension_of_four_bytes": b"\x80\x02\x84\xff\xff\xff\xff.",
+        "quotes_that_lie": b"S'a\\'\n.",
+        "escapes_that_lie": b"(S'\\x4'\nV\\u12\nV\\U00110000\nt.",
+        "int_of_many_digits": b"I" + b"9" * 5000 + b"\n.",
+        "long_of_many_digits": b"(" + b"L-" * 3 + b"9" * 4300 + b"L\nt.",
+        "index_of_2_64": b"Np18446744073709551616\n.",
+        "text_that_doubles": b"(" + b"V" + b"\xff" * 5000 + b"\nt.",
+        "flood_of_text": b"(" + b"S''\n" * 5000 + b"t.",
+        "buffer_elsewhere": b"\x80\x05\x97\x98.",
+        # Other ways to say one thing.
+        "attributes_without_end": b"\x80\x02c__builtin__\ngetattr\nq\x00cm\nC\n"
+        + b"q\x01h\x00h\x01X\x01\x00\x00\x00a\x86R" * 20 + b".",
+        "attribute_of_a_dotted_name": b"\x80\x02cbuiltins\ngetattr\ncm\nC\nX\x03\0\0\0a.b\x86R.",
+        "keyword_that_is_an_int": b"\x80\x02cm\nC\n)}K\x01K\x02s\x92.",
+        "partial_of_itself": b"\x80\x02cfunctools\npartial\nq\x00h\x00\x85Rq\x01(h\x01h\x01NNtb)R.",
+        "newobj_of_nothing": b"\x80\x02ccopy_reg\n__newobj__\n)R.",
+        "rest_of_a_tuple": b"\x80\x02(cm\nC\n" + b"K\x01" * 3000 + b"tq\x00("
+        + b"ccopy_reg\n__newobj__\nh\x00R" * 300 + b"t.",
+        "shared_beyond_memory": b"\x80\x02](X\x00\x10\x00\x00" + b"a" * 4096 + b"q\x00"
+        + b"h\x00" * 20_000 + b"e.",
     }
 
 
@@ -270,6 +296,8 @@ def item(content: bytes, record: bytes = bytes(16)) -> bytes:
 def tensors() -> Files:
     return {
         "runs_a_program": item(RUN),
+        "bare_pickle_that_runs_a_program": b"cos\nsystem\n(S'true'\ntR.",
+        "storage_without_a_tensor": item(b"\x80\x02(K\x01K\x02tQ."),
         # CVE-2026-24747: the storage says another size than its record has.
         "storage_larger_than_its_record": item(rebuilt(1 << 20, 0, (1 << 20,), (1,))),
         "storage_smaller_than_its_record": item(rebuilt(1, 0, (1,), (1,)), bytes(4096)),

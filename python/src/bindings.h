@@ -120,8 +120,8 @@ nb::object from_node(const StateNode& node, nb::handle original, const Bridge& b
 // A whole loaded tree; the bridge is told which arrays were filled in place.
 nb::object from_state(const StateDict& loaded, nb::handle original, const Bridge& bridge);
 
-// A leaf: a Value, pickled where it is none.
-Value to_value(nb::handle object, const Bridge& bridge);
+// A leaf: a Value, pickled where it is none. Errors name the path.
+Value to_value(nb::handle object, const Bridge& bridge, const Path& path);
 nb::object from_value(const Value& value, nb::handle original, const Bridge& bridge);
 
 // An array over the view's memory, or the object that the view was made from.

@@ -124,7 +124,7 @@ class TreeMaker {
   }
 
   StateNode leaf(nb::handle object, const Path& path) const {
-    return keyed(path, [&] { return to_value(object, bridge_); });
+    return keyed(path, [&] { return to_value(object, bridge_, path); });
   }
 
   // (state dict, paths below it that are loaded without a template) of a Stateful object.

@@ -1,6 +1,8 @@
 // Leaves: Python objects as Values and back. An object that is no Value is pickled by Python
 // itself; what comes back of it is told as Opaque, and made only where the caller allowed its
 // class (tilestone._opaque).
+#include <unordered_map>
+
 #include "python/src/bindings.h"
 
 namespace tilestone::python {
@@ -44,61 +46,105 @@ std::optional<Value> scalar(nb::handle object) {
   return std::nullopt;
 }
 
-std::optional<Value> try_value(nb::handle object, const Bridge& bridge, int depth);
+// Python's objects as values; nothing for what only a pickle can hold. A container that stands in
+// several places is one value there.
+class ValueMaker {
+ public:
+  explicit ValueMaker(const Bridge& bridge) : bridge_(bridge) {}
 
-std::optional<Value> from_sequence(nb::handle object, const Bridge& bridge, int depth) {
-  nb::object items = nb::steal(PySequence_Fast(object.ptr(), "a list or tuple"));
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
-  Value::List out;
-  out.reserve(static_cast<size_t>(count));
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    auto item = try_value(PySequence_Fast_GET_ITEM(items.ptr(), i), bridge, depth);
-    if (!item) return std::nullopt;
-    out.push_back(std::move(*item));
-  }
-  return PyTuple_Check(object.ptr()) ? Value::tuple(std::move(out)) : Value::list(std::move(out));
-}
-
-std::optional<Value> from_mapping(nb::handle object, const Bridge& bridge, int depth) {
-  Value::Dict out;
-  for (auto [key, item] : nb::borrow<nb::dict>(object)) {
-    auto key_value = scalar(key);
-    auto value = key_value ? try_value(item, bridge, depth) : std::nullopt;
-    if (!value) return std::nullopt;
-    out.emplace_back(std::move(*key_value), std::move(*value));
-  }
-  return Value::dict(std::move(out));
-}
-
-std::optional<Value> from_described(nb::handle object, const Bridge& bridge) {
-  nb::object described = bridge.call("describe_in_value", object);
-  if (nb::isinstance<TensorView>(described)) return Value(nb::cast<TensorView>(described));
-  if (nb::isinstance<nb::str>(described)) {
-    return Value(dtype_named(nb::cast<std::string>(described)));
-  }
-  return std::nullopt;
-}
-
-std::optional<Value> try_value(nb::handle object, const Bridge& bridge, int depth) {
-  if (depth > kDepthLimit) return std::nullopt;
-  PyObject* o = object.ptr();
-  if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) {
-    return from_sequence(object, bridge, depth + 1);
-  }
-  if (PyDict_CheckExact(o)) return from_mapping(object, bridge, depth + 1);
-  if (auto value = scalar(object)) return value;
-  if (PyUnicode_CheckExact(o)) return std::nullopt;
-  return from_described(object, bridge);
-}
-
-// Values come from files: Python's own limit of depth holds for them too.
-struct RecursionGuard {
-  RecursionGuard() {
-    if (Py_EnterRecursiveCall(" while an object of a checkpoint is made") != 0) {
-      throw nb::python_error();
+  std::optional<Value> make(nb::handle object, int depth) {
+    if (depth > kDepthLimit) return std::nullopt;
+    PyObject* o = object.ptr();
+    const bool sequence = PyList_CheckExact(o) || PyTuple_CheckExact(o);
+    if (!sequence && !PyDict_CheckExact(o)) return make_other(object, depth);
+    if (Py_REFCNT(o) > 1) {
+      const auto known = known_.find(o);
+      if (known != known_.end()) return known->second;
     }
+    auto value = sequence ? from_sequence(object, depth + 1) : from_mapping(object, depth + 1);
+    if (value && Py_REFCNT(o) > 1) known_.emplace(o, *value);
+    return value;
   }
-  ~RecursionGuard() { Py_LeaveRecursiveCall(); }
+
+ private:
+  std::optional<Value> make_other(nb::handle object, int depth) {
+    if (auto value = scalar(object)) return value;
+    if (PyUnicode_CheckExact(object.ptr())) return std::nullopt;
+    nb::object described = bridge_.call("describe_in_value", object);
+    if (nb::isinstance<TensorView>(described)) return Value(nb::cast<TensorView>(described));
+    if (PyUnicode_CheckExact(described.ptr())) {
+      return Value(dtype_named(nb::cast<std::string>(described)));
+    }
+    if (described.is_none()) return std::nullopt;
+    return from_opaque(object, depth + 1);  // which it gave back as it is
+  }
+
+  std::optional<Value::List> items(nb::handle sequence, int depth) {
+    nb::object fast = nb::steal(PySequence_Fast(sequence.ptr(), "a list or tuple"));
+    if (!fast.is_valid()) throw nb::python_error();
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
+    Value::List out;
+    out.reserve(static_cast<size_t>(count));
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      auto item = make(PySequence_Fast_GET_ITEM(fast.ptr(), i), depth);
+      if (!item) return std::nullopt;
+      out.push_back(std::move(*item));
+    }
+    return out;
+  }
+  std::optional<Value> from_sequence(nb::handle object, int depth) {
+    auto list = items(object, depth);
+    if (!list) return std::nullopt;
+    return PyTuple_Check(object.ptr()) ? Value::tuple(std::move(*list))
+                                       : Value::list(std::move(*list));
+  }
+
+  std::optional<Value::Dict> entries(nb::handle dict, int depth) {
+    Value::Dict out;
+    for (auto [key, item] : nb::borrow<nb::dict>(dict)) {
+      auto key_value = scalar(key);
+      auto value = key_value ? make(item, depth) : std::nullopt;
+      if (!value) return std::nullopt;
+      out.emplace_back(std::move(*key_value), std::move(*value));
+    }
+    return out;
+  }
+  std::optional<Value> from_mapping(nb::handle object, int depth) {
+    auto dict = entries(object, depth);
+    if (!dict) return std::nullopt;
+    return Value::dict(std::move(*dict));
+  }
+
+  // An object that was loaded and not made, as what it was.
+  std::optional<Value> from_opaque(nb::handle object, int depth) {
+    Opaque opaque;
+    const auto kind = nb::cast<std::string>(object.attr("kind"));
+    if (kind != "global" && kind != "call" && kind != "new") {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the kind of an Opaque is \"global\", \"call\" or \"new\", not \"" + kind + "\"");
+    }
+    opaque.kind = kind == "global" ? Opaque::Kind::kGlobal
+                  : kind == "call" ? Opaque::Kind::kCall
+                                   : Opaque::Kind::kNew;
+    opaque.module = nb::cast<std::string>(object.attr("module"));
+    opaque.name = nb::cast<std::string>(object.attr("name"));
+    opaque.has_state = nb::cast<bool>(object.attr("has_state"));
+    auto args = items(object.attr("args"), depth);
+    auto keywords = entries(object.attr("keywords"), depth);
+    auto state = make(object.attr("state"), depth);
+    auto appended = items(object.attr("appended"), depth);
+    auto set = entries(object.attr("entries"), depth);
+    if (!args || !keywords || !state || !appended || !set) return std::nullopt;
+    opaque.args = std::move(*args);
+    opaque.keywords = std::move(*keywords);
+    opaque.state = std::move(*state);
+    opaque.appended = std::move(*appended);
+    opaque.entries = std::move(*set);
+    return Value(std::move(opaque));
+  }
+
+  const Bridge& bridge_;
+  std::unordered_map<PyObject*, Value> known_;
 };
 
 // What Python has at a list's or tuple's place, where the original still has the same form.
@@ -113,32 +159,8 @@ nb::object element(nb::handle original, Py_ssize_t index) {
 nb::object entry(nb::handle original, nb::handle key) {
   if (!original.is_valid() || !PyDict_Check(original.ptr())) return nb::none();
   PyObject* found = PyDict_GetItemWithError(original.ptr(), key.ptr());
+  if (found == nullptr) PyErr_Clear();
   return found == nullptr ? nb::object(nb::none()) : nb::borrow(found);
-}
-
-nb::list make_list(const Value::List& items, nb::handle original, const Bridge& bridge) {
-  nb::list out;
-  Py_ssize_t index = 0;
-  for (const Value& item : items) out.append(from_value(item, element(original, index++), bridge));
-  return out;
-}
-
-nb::dict make_dict(const Value::Dict& items, nb::handle original, const Bridge& bridge) {
-  nb::dict out;
-  for (const auto& [key, item] : items) {
-    nb::object python_key = from_value(key, nb::none(), bridge);
-    out[python_key] = from_value(item, entry(original, python_key), bridge);
-  }
-  return out;
-}
-
-nb::object make_opaque(const Opaque& opaque, const Bridge& bridge) {
-  static constexpr const char* kKinds[] = {"global", "call", "new"};
-  nb::object state = opaque.has_state ? from_value(opaque.state, nb::none(), bridge) : nb::none();
-  return bridge.call("make_opaque", kKinds[static_cast<int>(opaque.kind)], opaque.module,
-                     opaque.name, nb::tuple(make_list(opaque.args, nb::none(), bridge)), state,
-                     opaque.has_state, make_list(opaque.appended, nb::none(), bridge),
-                     make_dict(opaque.entries, nb::none(), bridge));
 }
 
 nb::object make_int(const BigInt& number) {
@@ -152,6 +174,108 @@ nb::object make_text(const std::string& text) {
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogatepass"));
 }
 
+// Values as Python's objects. What values share is one object. Files nest values no deeper than
+// the reader lets them, so that this may recurse.
+class ObjectMaker {
+ public:
+  explicit ObjectMaker(const Bridge& bridge) : bridge_(bridge) {}
+
+  nb::object make(const Value& value, nb::handle original) {
+    const void* shared = is_made(value) ? value.shared_id() : nullptr;
+    if (shared == nullptr) return make_whole(value, original);
+    const auto known = known_.find(shared);
+    if (known != known_.end()) return known->second;
+    nb::object made = make_whole(value, original);
+    known_.emplace(shared, made);
+    return made;
+  }
+
+ private:
+  static bool is_made(const Value& value) {
+    switch (value.kind()) {
+      case Value::Kind::kList:
+      case Value::Kind::kTuple:
+      case Value::Kind::kDict:
+      case Value::Kind::kOpaque:
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  nb::object make_whole(const Value& value, nb::handle original) {
+    switch (value.kind()) {
+      case Value::Kind::kNull:
+        return nb::none();
+      case Value::Kind::kBool:
+        return nb::bool_(value.as_bool());
+      case Value::Kind::kInt:
+        return nb::int_(value.as_int());
+      case Value::Kind::kBigInt:
+        return make_int(value.as_big_int());
+      case Value::Kind::kFloat:
+        return nb::float_(value.as_float());
+      case Value::Kind::kString:
+        return make_text(value.as_string());
+      case Value::Kind::kBytes:
+        return nb::bytes(value.as_bytes().data(), value.as_bytes().size());
+      case Value::Kind::kList:
+        return make_list(value.items(), original);
+      case Value::Kind::kTuple:
+        return nb::tuple(make_list(value.items(), original));
+      case Value::Kind::kDict:
+        return make_mapping(value, original);
+      case Value::Kind::kTensor:
+        return from_tensor(value.as_tensor(), original, bridge_);
+      case Value::Kind::kDType:
+        return bridge_.call("make_dtype", to_string(value.as_dtype()));
+      case Value::Kind::kOpaque:
+        return make_opaque(value.as_opaque());
+      case Value::Kind::kPickled:
+        return nb::bytes(value.as_pickled().bytes.data(), value.as_pickled().bytes.size());
+    }
+    throw Error(ErrorCode::kInternal, "a value of no known kind");
+  }
+
+  nb::list make_list(const Value::List& items, nb::handle original) {
+    nb::list out;
+    Py_ssize_t index = 0;
+    for (const Value& item : items) out.append(make(item, element(original, index++)));
+    return out;
+  }
+
+  nb::object make_mapping(const Value& value, nb::handle original) {
+    if (!value.is_ordered_dict()) return make_dict(value.as_dict(), original);
+    return bridge_.call("make_ordered_dict", make_dict(value.as_dict(), original),
+                        make(value.attributes(), nb::none()));
+  }
+  nb::dict make_dict(const Value::Dict& items, nb::handle original) {
+    nb::dict out;
+    for (const auto& [key, item] : items) {
+      nb::object python_key = make(key, nb::none());
+      nb::object made = make(item, entry(original, python_key));
+      if (PyDict_SetItem(out.ptr(), python_key.ptr(), made.ptr()) == 0) continue;
+      if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw nb::python_error();
+      PyErr_Clear();
+      throw Error(ErrorCode::kUnsafe,
+                  "a dict of the object has a key that can't be hashed: " + to_string(key, 200));
+    }
+    return out;
+  }
+
+  nb::object make_opaque(const Opaque& opaque) {
+    static constexpr const char* kKinds[] = {"global", "call", "new"};
+    return bridge_.call(
+        "make_opaque", kKinds[static_cast<int>(opaque.kind)], opaque.module, opaque.name,
+        nb::tuple(make_list(opaque.args, nb::none())), make(opaque.state, nb::none()),
+        opaque.has_state, make_list(opaque.appended, nb::none()),
+        make_dict(opaque.entries, nb::none()), make_dict(opaque.keywords, nb::none()));
+  }
+
+  const Bridge& bridge_;
+  std::unordered_map<const void*, nb::object> known_;
+};
+
 }  // namespace
 
 Bytes to_bytes_owned(const nb::bytes& bytes) {
@@ -159,58 +283,41 @@ Bytes to_bytes_owned(const nb::bytes& bytes) {
   return Bytes(data, data + bytes.size());
 }
 
-Value to_value(nb::handle object, const Bridge& bridge) {
+Value to_value(nb::handle object, const Bridge& bridge, const Path& path) {
   // The contents of a template's leaf don't matter: what is stored takes its place.
   if (bridge.for_load()) return Value();
-  if (auto value = try_value(object, bridge, 0)) return *value;
-  auto [bytes, archive] = nb::cast<std::pair<nb::bytes, bool>>(bridge.call("pickle", object));
+  try {
+    if (auto value = ValueMaker(bridge).make(object, 0)) return *value;
+  } catch (Error& error) {
+    if (error.key().empty()) error.with_key(dotted(path));
+    throw;
+  }
+  auto [bytes, archive] =
+      nb::cast<std::pair<nb::bytes, bool>>(bridge.call("pickle", object, dotted(path)));
   return Value(Pickled{to_bytes_owned(bytes), archive});
 }
 
 nb::object from_value(const Value& value, nb::handle original, const Bridge& bridge) {
-  RecursionGuard guard;
-  switch (value.kind()) {
-    case Value::Kind::kNull:
-      return nb::none();
-    case Value::Kind::kBool:
-      return nb::bool_(value.as_bool());
-    case Value::Kind::kInt:
-      return nb::int_(value.as_int());
-    case Value::Kind::kBigInt:
-      return make_int(value.as_big_int());
-    case Value::Kind::kFloat:
-      return nb::float_(value.as_float());
-    case Value::Kind::kString:
-      return make_text(value.as_string());
-    case Value::Kind::kBytes:
-      return nb::bytes(value.as_bytes().data(), value.as_bytes().size());
-    case Value::Kind::kList:
-      return make_list(value.items(), original, bridge);
-    case Value::Kind::kTuple:
-      return nb::tuple(make_list(value.items(), original, bridge));
-    case Value::Kind::kDict:
-      return make_dict(value.as_dict(), original, bridge);
-    case Value::Kind::kTensor:
-      return from_tensor(value.as_tensor(), original, bridge);
-    case Value::Kind::kDType:
-      return bridge.call("make_dtype", to_string(value.as_dtype()));
-    case Value::Kind::kOpaque:
-      return make_opaque(value.as_opaque(), bridge);
-    case Value::Kind::kPickled:
-      return nb::bytes(value.as_pickled().bytes.data(), value.as_pickled().bytes.size());
-  }
-  throw Error(ErrorCode::kInternal, "a value of no known kind");
+  return ObjectMaker(bridge).make(value, original);
 }
 
 void bind_value(nb::module_& m) {
   m.def(
       "value_text",
       [](nb::handle object, nb::handle bridge, size_t limit) {
-        return to_string(to_value(object, Bridge(bridge)), limit);
+        return to_string(to_value(object, Bridge(bridge), {}), limit);
       },
       nb::arg("object"), nb::arg("bridge"), nb::arg("limit") = 4096,
       nb::sig("def value_text(object: object, bridge: object, limit: int = 4096) -> str"),
       "How the command line shows an object: Python's repr where Python has one.");
+  m.def(
+      "pickled_classes",
+      [](const nb::bytes& bytes, bool archive) {
+        return classes_in({static_cast<const std::byte*>(bytes.data()), bytes.size()}, archive);
+      },
+      nb::arg("pickled"), nb::arg("archive"),
+      "The classes whose objects a pickled object would come back with as Opaque.\n\n"
+      "Raises InvalidArgumentError for one that could not be read back.");
 }
 
 }  // namespace tilestone::python

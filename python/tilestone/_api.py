@@ -88,7 +88,7 @@ def save(
         StorageError, TimeoutError, RankFailedError: it could not be written.
     """
     comm = _communicator(group, comm)
-    bridge = Bridge(group=group, ranks=comm.size, by_rule=agreement == "rule")
+    bridge = Bridge(group=group, ranks=comm.size, by_rule=agreement == "rule", rank=comm.rank)
     with reporting(progress, "save", comm.rank) as sink:
         return _core.save(
             state,
@@ -133,8 +133,10 @@ def load(
         path: the checkpoint's directory.
         group, comm: as for `save`.
         cast: convert from the stored dtype where it differs from the wanted one.
-        allow: names ("argparse.Namespace") of classes of which objects may be made. An object of
-            another class comes back as `Opaque`: pickles are never run.
+        allow: names ("argparse.Namespace") of classes of which objects may be made. Objects of
+            plain types (sets, paths, dates, numpy's scalars and the like) come back without it;
+            one of another class comes back as `Opaque`, which `save` writes as the object that
+            it was: pickles are never run.
         verify_checksums: check every item that is read whole, by one rank or by several together.
         two_phase: whether what several ranks want, and what would take a rank many short reads,
             is read once by one rank for all: "auto" by way of the page cache where all ranks run

@@ -5,15 +5,22 @@ torch is never imported here: an object can only be torch's when torch is alread
 
 from __future__ import annotations
 
-import io
-import pickle
+import collections
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy
 
-from tilestone import _containers, _core, _leaves, _megatron, _numpy, _object_arrays
+from tilestone import (
+    _containers,
+    _core,
+    _leaves,
+    _megatron,
+    _numpy,
+    _object_arrays,
+    _pickling,
+)
 from tilestone._copied_back import CopiedBack
 from tilestone._dtypes import DType, native_type
 from tilestone._entities import (
@@ -134,6 +141,7 @@ class Bridge:
         group: the torch process group, where ranks of DTensors must be translated.
         ranks: how many ranks take part.
         by_rule: ranks agree without a word, so that every rank is taken to hold a plain array.
+        rank: which of the ranks this one is; rank 0 logs what all have in common.
     """
 
     def __init__(
@@ -144,6 +152,7 @@ class Bridge:
         group: Any = None,
         ranks: int = 1,
         by_rule: bool = False,
+        rank: int = 0,
     ) -> None:
         self.for_load = for_load
         self.allow = allow
@@ -151,6 +160,7 @@ class Bridge:
         self.group = group
         self.ranks = ranks
         self.by_rule = by_rule
+        self.rank = rank
         self._unpacked: dict[Any, Any] = {}
         self._statefuls = Statefuls()
 
@@ -245,7 +255,12 @@ class Bridge:
         return self.ranks if self.by_rule else 0
 
     def describe_in_value(self, item: Any) -> Any:
-        """A view in host memory, a dtype's name, or None: an object inside a leaf."""
+        """A view in host memory, a dtype's name, an Opaque, or None: an object inside a leaf.
+
+        Where torch is loaded, a numpy array is pickled, so that it comes back as one.
+        """
+        if type(item) is Opaque:
+            return item
         if isinstance(item, DType):
             return str(item)
         torch = _torch()
@@ -263,7 +278,9 @@ class Bridge:
                 return torch.dtype_name(item)
             if torch.is_tensor(item):
                 return torch.host_view(item)
-        return _numpy.view(item, False) if isinstance(item, numpy.ndarray) else None
+        elif type(item) is numpy.ndarray and item.dtype.isnative:
+            return _numpy.view(item, False)
+        return None
 
     def data_of(self, item: Any) -> Any:
         """The array that stands in a template's place, or None."""
@@ -271,16 +288,16 @@ class Bridge:
             return item.data
         return _megatron.data_of(item)
 
-    def pickle(self, item: Any) -> tuple[bytes, bool]:
-        """An object that is no plain data, pickled; whether as a torch.save archive."""
-        _leaves.check(item, _ENTITIES, _torch())
-        if "torch" in sys.modules:
-            import torch
+    def pickle(self, item: Any, key: str) -> tuple[bytes, bool]:
+        """An object that is no plain data, pickled; whether as a torch.save archive.
 
-            buffer = io.BytesIO()
-            torch.save(item, buffer)
-            return buffer.getvalue(), True
-        return pickle.dumps(item, protocol=2), False
+        Raises:
+            InvalidArgumentError: it can't be pickled, or could not be read back.
+        """
+        _leaves.check(item, _ENTITIES, _torch())
+        pickled, archive = _pickling.dumps(item, key)
+        _pickling.check_and_tell(pickled, archive, key, tell=self.rank == 0)
+        return pickled, archive
 
     def make_array(self, loaded: _core.TensorView, original: Any) -> Any:
         """An array over a view's memory: torch's or numpy's as the template's is."""
@@ -299,6 +316,12 @@ class Bridge:
         """torch's dtype when torch is loaded, a DType otherwise."""
         return native_type(name)
 
+    def make_ordered_dict(self, entries: dict[Any, Any], attributes: dict[str, Any] | None) -> Any:
+        """An OrderedDict with the attributes that it had (a module's state dict has "_metadata")."""
+        made = collections.OrderedDict(entries)
+        vars(made).update(attributes or {})
+        return made
+
     def make_opaque(self, *told: Any) -> Any:
-        """The object where its class is allowed, what the pickle says of it otherwise."""
+        """The object where its class is plain or allowed, what the pickle says of it otherwise."""
         return make(Opaque(*told), self.allow)

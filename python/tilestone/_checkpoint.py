@@ -175,7 +175,7 @@ class Checkpoint:
         Args:
             key: the object's.
             allow: names ("argparse.Namespace") of classes of which objects may be made; one of
-                another class comes back as `Opaque`.
+                another class comes back as `Opaque`, but for plain types, as `load` says.
             framework: of tensors inside the object.
         """
         return self._handle.read_object(key, self._bridge(framework, allow))

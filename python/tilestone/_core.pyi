@@ -243,6 +243,13 @@ def value_text(object: object, bridge: object, limit: int = 4096) -> str:
     How the command line shows an object: Python's repr where Python has one.
     """
 
+def pickled_classes(pickled: bytes, archive: bool) -> list[str]:
+    """
+    The classes whose objects a pickled object would come back with as Opaque.
+
+    Raises InvalidArgumentError for one that could not be read back.
+    """
+
 class ShardedTensor:
     @staticmethod
     def from_rank_offsets(key: str, data: TensorView, offsets: Sequence[tuple[int, int, int]], replica_id: Sequence[int], prepend_axis_num: int) -> ShardedTensor: ...

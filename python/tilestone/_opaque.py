@@ -1,32 +1,39 @@
 """Objects of a checkpoint that are no plain data.
 
-A checkpoint's pickles are never run. An object of a class that Tilestone doesn't know comes back
-as `Opaque`: what the pickle says of it, told and not made. `make` turns it into the object when
-the caller has allowed its class by name, and then calls nothing but that class.
+A checkpoint's pickles are never run. An object of a plain, harmless type is made by a closed table
+(tilestone._plain_types). One of any other class comes back as `Opaque`: what the pickle says of
+it, told and not made. `make` turns it into the object when the caller has allowed its class by
+name, and then calls nothing but that class. An `Opaque` that is saved is the object that it was.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import enum
 import importlib
 from collections.abc import Collection
 from typing import Any
 
-from tilestone._errors import UnsafeError
+from tilestone import _plain_types
+from tilestone._errors import UnsafeError, UnsupportedError
 
 
 @dataclasses.dataclass
 class Opaque:
     """An object as its pickle describes it.
 
+    Saved again, by `tilestone.save` alone, it is the object that it was.
+
     Attributes:
         kind: "global" (the class or function itself), "call" (module.name(*args)) or "new"
-            (module.name.__new__(module.name, *args)).
-        module, name: where the class or function is.
+            (module.name.__new__(module.name, *args, **keywords)).
+        module, name: where the class or function is; the name of a class inside a class has dots.
         args: the arguments; further Opaque objects may be among them.
         state: what __setstate__ would get, if has_state.
         appended: list items that would be appended to the object.
         entries: dict items that would be set on it.
+        keywords: keyword arguments, of kind "new".
     """
 
     kind: str
@@ -37,6 +44,14 @@ class Opaque:
     has_state: bool = False
     appended: list[Any] = dataclasses.field(default_factory=list)
     entries: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        """Of what it is made from, so that it can stand in sets and as a key as its object did."""
+        try:
+            return hash((self.kind, self.module, self.name, self.args))
+        except TypeError:
+            return hash((self.kind, self.module, self.name, len(self.args)))
 
     @property
     def full_name(self) -> str:
@@ -52,14 +67,20 @@ class Opaque:
 
         Raises:
             UnsafeError: a class that is not in `allow` is needed.
+            UnsupportedError: an allowed class can't be imported here.
         """
-        return make(self, frozenset(allow), strict=True)
+        return _Maker(frozenset(allow)).make(self)
 
 
 def _find(opaque: Opaque) -> Any:
-    found: Any = importlib.import_module(opaque.module)
-    for part in opaque.name.split("."):
-        found = getattr(found, part)
+    try:
+        found: Any = importlib.import_module(opaque.module)
+        for part in opaque.name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(
+            f"{opaque.full_name} is allowed, but can't be imported here: {error}"
+        ) from error
     return found
 
 
@@ -76,34 +97,91 @@ def _set_state(made: Any, state: Any) -> None:
         setattr(made, name, value)
 
 
-def _build(opaque: Opaque, allow: frozenset[str], strict: bool) -> Any:
-    found = _find(opaque)
-    if opaque.kind == "global":
+def _build(told: Opaque) -> Any:
+    """The object of an allowed class, in the order in which unpickling makes one."""
+    found = _find(told)
+    if told.kind == "global":
         return found
-    args = tuple(make(value, allow, strict) for value in opaque.args)
-    made = found(*args) if opaque.kind == "call" else found.__new__(found, *args)
-    if opaque.has_state:
-        _set_state(made, make(opaque.state, allow, strict))
-    if opaque.appended:
-        made.extend(make(value, allow, strict) for value in opaque.appended)
-    for key, value in opaque.entries.items():
-        made[make(key, allow, strict)] = make(value, allow, strict)
+    if told.kind == "call":
+        made = found(*told.args)
+    else:
+        made = found.__new__(found, *told.args, **told.keywords)
+    if told.appended:
+        if hasattr(made, "extend"):
+            made.extend(told.appended)
+        else:
+            for value in told.appended:
+                made.append(value)
+    for key, value in told.entries.items():
+        made[key] = value
+    if told.has_state:
+        _set_state(made, told.state)
     return made
 
 
-def make(value: Any, allow: frozenset[str], strict: bool = False) -> Any:
-    """`value` with every Opaque of an allowed class in it made; others stay, or raise if strict."""
-    if isinstance(value, Opaque):
-        if value.full_name in allow:
-            return _build(value, allow, strict)
-        if strict:
+def _is_allowed(told: Opaque, allow: frozenset[str]) -> bool:
+    if told.full_name in allow:
+        return True
+    # Some versions of Python pickle an enum's member as the attribute of its class.
+    owner, _, member = told.name.rpartition(".")
+    if told.kind != "global" or f"{told.module}.{owner}" not in allow:
+        return False
+    found = _find(Opaque("global", told.module, owner))
+    return isinstance(found, enum.EnumMeta) and member in found.__members__
+
+
+def make(told: Opaque, allow: frozenset[str]) -> Any:
+    """The object where its class is allowed or plain, else `told` itself.
+
+    Args:
+        told: what it holds is made already.
+    """
+    if _is_allowed(told, allow):
+        return _build(told)
+    return _plain_types.made(told)
+
+
+class _Maker:
+    """Makes every Opaque in a value; what stands in several places is made once."""
+
+    def __init__(self, allow: frozenset[str]) -> None:
+        self._allow = allow
+        self._made: dict[int, Any] = {}
+
+    def make(self, value: Any) -> Any:
+        if not isinstance(value, (Opaque, list, tuple, set, frozenset, dict, collections.deque)):
+            return value
+        if id(value) not in self._made:
+            self._made[id(value)] = self._of(value)
+        return self._made[id(value)]
+
+    def _of(self, value: Any) -> Any:
+        if isinstance(value, Opaque):
+            return self._opaque(value)
+        if type(value) in (list, tuple, set, frozenset):
+            return type(value)(map(self.make, value))
+        if type(value) is collections.deque:
+            return collections.deque(map(self.make, value), value.maxlen)
+        if type(value) not in (dict, collections.OrderedDict, collections.defaultdict):
+            return value
+        items = ((self.make(key), self.make(item)) for key, item in value.items())
+        if type(value) is collections.defaultdict:
+            return collections.defaultdict(value.default_factory, items)
+        return type(value)(items)
+
+    def _opaque(self, value: Opaque) -> Any:
+        inner = dataclasses.replace(
+            value,
+            args=self.make(value.args),
+            state=self.make(value.state),
+            appended=self.make(value.appended),
+            entries=self.make(value.entries),
+            keywords=self.make(value.keywords),
+        )
+        made = make(inner, self._allow)
+        if made is inner:
             raise UnsafeError(
                 f"an object of {value.full_name} is made only when allow names that class",
                 hint=f'pass allow=("{value.full_name}",) if you trust it',
             )
-        return value
-    if type(value) in (list, tuple):
-        return type(value)(make(item, allow, strict) for item in value)
-    if type(value) is dict:
-        return {make(k, allow, strict): make(v, allow, strict) for k, v in value.items()}
-    return value
+        return made

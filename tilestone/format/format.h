@@ -119,7 +119,7 @@ class Format {
   // Undoes at.codec; max_size bounds the result (bytes), beyond it kCorrupt.
   virtual Bytes decode(Codec codec, ByteView item, uint64_t max_size) const = 0;
   // Checks a whole item (after decoding): structure and every checksum in it. Damage is returned,
-  // never thrown.
+  // content that looks like an attack is thrown as kUnsafe.
   virtual std::optional<ItemFault> verify_item(ByteView item) const = 0;
 };
 

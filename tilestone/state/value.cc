@@ -60,14 +60,18 @@ struct Value::Sequence {
 };
 
 struct Value::Mapping {
-  explicit Mapping(Dict dict) : items(std::move(dict)) {}
+  Mapping(Dict dict, bool is_ordered, Value others)
+      : items(std::move(dict)), ordered(is_ordered), attributes(std::move(others)) {}
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
   ~Mapping() {
     const Graveyard grave;
     Graveyard::bury(items);
+    Graveyard::bury(attributes);
   }
   Dict items;
+  bool ordered;
+  Value attributes;
 };
 
 struct Value::TensorBox {
@@ -81,6 +85,7 @@ struct Value::OpaqueBox {
   ~OpaqueBox() {
     const Graveyard grave;
     Graveyard::bury(opaque.args);
+    Graveyard::bury(opaque.keywords);
     Graveyard::bury(opaque.state);
     Graveyard::bury(opaque.appended);
     Graveyard::bury(opaque.entries);
@@ -131,7 +136,15 @@ Value Value::tuple(List items) {
 
 Value Value::dict(Dict items) {
   Value value;
-  value.data_ = std::shared_ptr<const Mapping>(std::make_shared<Mapping>(std::move(items)));
+  value.data_ =
+      std::shared_ptr<const Mapping>(std::make_shared<Mapping>(std::move(items), false, Value()));
+  return value;
+}
+
+Value Value::ordered_dict(Dict items, Value attributes) {
+  Value value;
+  value.data_ = std::shared_ptr<const Mapping>(
+      std::make_shared<Mapping>(std::move(items), true, std::move(attributes)));
   return value;
 }
 
@@ -189,6 +202,13 @@ const Value::List& Value::items() const {
 const Value::Dict& Value::as_dict() const {
   return get_or_throw<std::shared_ptr<const Mapping>>(data_, *this, Kind::kDict)->items;
 }
+bool Value::is_ordered_dict() const {
+  const auto* dict = std::get_if<std::shared_ptr<const Mapping>>(&data_);
+  return dict != nullptr && (*dict)->ordered;
+}
+const Value& Value::attributes() const {
+  return get_or_throw<std::shared_ptr<const Mapping>>(data_, *this, Kind::kDict)->attributes;
+}
 const TensorView& Value::as_tensor() const {
   return get_or_throw<std::shared_ptr<const TensorBox>>(data_, *this, Kind::kTensor)->tensor;
 }
@@ -205,6 +225,18 @@ const Value* Value::find(std::string_view key) const {
     if (text != nullptr && *text == key) return &value;
   }
   return nullptr;
+}
+
+const void* Value::shared_id() const {
+  return std::visit(
+      [](const auto& content) -> const void* {
+        if constexpr (requires { content.use_count(); }) {
+          return content.use_count() > 1 ? content.get() : nullptr;
+        } else {
+          return nullptr;
+        }
+      },
+      data_);
 }
 
 std::string_view to_string(Value::Kind kind) {
@@ -255,8 +287,8 @@ bool push_pairs(Pairs& todo, const Opaque& a, const Opaque& b) {
     return false;
   }
   todo.emplace_back(&a.state, &b.state);
-  return push_pairs(todo, a.args, b.args) && push_pairs(todo, a.appended, b.appended) &&
-         push_pairs(todo, a.entries, b.entries);
+  return push_pairs(todo, a.args, b.args) && push_pairs(todo, a.keywords, b.keywords) &&
+         push_pairs(todo, a.appended, b.appended) && push_pairs(todo, a.entries, b.entries);
 }
 
 // Compares two values but for what they contain, which goes to `todo`.
@@ -282,9 +314,12 @@ bool same_top(const Value& a, const Value& b, Pairs& todo) {
     case Kind::kTuple:
       return &a.items() == &b.items() || push_pairs(todo, a.items(), b.items());
     case Kind::kDict:
-      return &a.as_dict() == &b.as_dict() || push_pairs(todo, a.as_dict(), b.as_dict());
+      if (&a.as_dict() == &b.as_dict()) return true;
+      if (a.is_ordered_dict() != b.is_ordered_dict()) return false;
+      todo.emplace_back(&a.attributes(), &b.attributes());
+      return push_pairs(todo, a.as_dict(), b.as_dict());
     case Kind::kTensor:
-      return same_elements(a.as_tensor(), b.as_tensor());
+      return &a.as_tensor() == &b.as_tensor() || same_elements(a.as_tensor(), b.as_tensor());
     case Kind::kDType:
       return a.as_dtype() == b.as_dtype();
     case Kind::kOpaque:

@@ -74,6 +74,9 @@ class Value {
   static Value list(List items);
   static Value tuple(List items);
   static Value dict(Dict items);
+  // A collections.OrderedDict: a dict whose class is remembered, and the attributes that the object
+  // had (a module's state dict has "_metadata") as a dict; null: none.
+  static Value ordered_dict(Dict items, Value attributes = {});
 
   Kind kind() const;
   bool is_null() const { return kind() == Kind::kNull; }
@@ -87,12 +90,18 @@ class Value {
   const Bytes& as_bytes() const;
   const List& items() const;  // of a list or tuple
   const Dict& as_dict() const;
+  bool is_ordered_dict() const;     // false for every other kind
+  const Value& attributes() const;  // of a dict
   const TensorView& as_tensor() const;
   DType as_dtype() const;
   const Opaque& as_opaque() const;
   const Pickled& as_pickled() const;
   // The entry of a dict under a string key; null when absent. Looks at every entry.
   const Value* find(std::string_view key) const;
+
+  // What this container, opaque object, tensor or bytes is known by where other values may share
+  // it: equal for values that share it, null where this value is its only owner or it is a scalar.
+  const void* shared_id() const;
 
   // Equal kinds and contents; dicts in order, floats by bits (NaN equals itself), tensors by
   // dtype, shape and elements' bytes.
@@ -127,9 +136,10 @@ struct Opaque {
   };
   Kind kind = Kind::kGlobal;
   std::string module;
-  std::string name;
+  std::string name;  // with dots for what stands inside a class ("Outer.Inner")
   Value::List args;
-  Value state;  // what __setstate__ (or __dict__.update) would get; null: none
+  Value::Dict keywords;  // by name; of kNew only
+  Value state;           // what __setstate__ (or __dict__.update) would get; null: none
   bool has_state = false;
   Value::List appended;  // list items added to the object
   Value::Dict entries;   // dict items set on the object

@@ -277,24 +277,31 @@ class Printer {
   }
 
   void open_opaque(const Opaque& opaque) {
-    out_ += opaque.module + "." + opaque.name;
+    if (opaque.module != "builtins") out_ += opaque.module + ".";
+    out_ += opaque.name;
     if (opaque.kind == Opaque::Kind::kGlobal) return;
     out_ += '(';
     Frame frame;
     frame.items = &opaque.args;
     frame.opaque = &opaque;
     frame.close = frame.close_single = ")";
-    if (opaque.has_state) {
-      // Attributes stand as keyword arguments, as argparse.Namespace shows itself.
-      if (opaque.state.kind() == Value::Kind::kDict) {
-        frame.entries = &opaque.state.as_dict();
-        frame.separator = "=";
-      } else {
-        frame.entries = &made_.emplace_back(Value::Dict{{Value("state"), opaque.state}});
-        frame.separator = "=";
-      }
-    }
+    frame.entries = named_parts(opaque);
+    frame.separator = "=";
     todo_.push_back(frame);
+  }
+
+  // Attributes stand as keyword arguments, as argparse.Namespace shows itself.
+  const Value::Dict* named_parts(const Opaque& opaque) {
+    const bool dict = opaque.has_state && opaque.state.kind() == Value::Kind::kDict;
+    if (opaque.keywords.empty() && dict) return &opaque.state.as_dict();
+    if (opaque.keywords.empty() && !opaque.has_state) return nullptr;
+    Value::Dict& parts = made_.emplace_back(opaque.keywords);
+    if (dict) {
+      parts.insert(parts.end(), opaque.state.as_dict().begin(), opaque.state.as_dict().end());
+    } else if (opaque.has_state) {
+      parts.emplace_back(Value("state"), opaque.state);
+    }
+    return &parts;
   }
 
   void step(const Value& value) {
@@ -357,8 +364,9 @@ class Printer {
     if (value.kind() == Value::Kind::kDict) {
       frame.entries = &value.as_dict();
       frame.separator = ": ";
-      out_ += '{';
-      frame.close = frame.close_single = "}";
+      const bool ordered = value.is_ordered_dict();
+      out_ += ordered ? "OrderedDict({" : "{";
+      frame.close = frame.close_single = ordered ? "})" : "}";
     } else {
       const bool tuple = value.kind() == Value::Kind::kTuple;
       frame.items = &value.items();

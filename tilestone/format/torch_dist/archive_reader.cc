@@ -94,12 +94,49 @@ class Archive {
                                        14);
     const auto legacy = item.find(0, std::min<uint64_t>(item.length(), kLegacy.size()));
     if (legacy && as_text(*legacy) == kLegacy) {
+      if (const auto bytes = item.find(0, item.length())) check_legacy(*bytes);
       throw Error(ErrorCode::kUnsupported,
                   "this was saved in the format from before torch 1.6 (no zip archive)")
           .with_hint("load it with torch and save it again");
     }
     const auto start = item.find(0, std::min<uint64_t>(item.length(), kZip.size()));
-    if (start && as_text(*start) != kZip) corrupt("it does not start with a zip header");
+    if (start && as_text(*start) != kZip) refuse_other(item);
+  }
+
+  // Magic number, protocol, system, object: refuses what is unsafe in one of these pickles.
+  static void check_legacy(ByteView bytes) {
+    for (int i = 0; i < 4; ++i) {
+      uint64_t end = 0;
+      try {
+        Pickle::parse_first(bytes, end);
+      } catch (const Error& error) {
+        if (error.code() == ErrorCode::kUnsafe) throw;
+        return;
+      }
+      bytes = bytes.subspan(end);
+    }
+  }
+
+  // torch.load would run a bare pickle that stands where an archive should.
+  [[noreturn]] static void refuse_other(const ItemBytes& item) {
+    const auto bytes = item.find(0, item.length());
+    std::string called;
+    try {
+      uint64_t end = 0;
+      if (bytes) called = first_call(Pickle::parse_first(*bytes, end));
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kUnsafe) throw;
+    }
+    if (called.empty()) corrupt("it does not start with a zip header");
+    throw Error(ErrorCode::kUnsafe,
+                "torch.save archive: in its place is a bare pickle that calls " + called);
+  }
+
+  static std::string first_call(const Pickle& pickle) {
+    for (NodeId id = 0; id < pickle.node_count(); ++id) {
+      if (pickle.is(id, NodeKind::kCall)) return describe(pickle, pickle.callable(id));
+    }
+    return "";
   }
 
   const ItemBytes& item_;
@@ -113,20 +150,41 @@ std::optional<uint32_t> recorded_crc(const Archive& archive, const ZipRecord& re
   return record.crc32;
 }
 
+// The record of a storage, where it lies in the archive; no bytes where it may be absent.
+ByteView stored_bytes(const Archive& archive, std::string_view name, uint64_t size) {
+  const ZipRecord* record = archive.storage(name, size);
+  if (record == nullptr) return {};
+  const auto bytes = archive.bytes(*record);
+  if (!bytes) corrupt("a record lies outside the archive");
+  return *bytes;
+}
+
 // Copies each storage record once, so that tensors that share one share it here too.
 StorageSource copying_storages(const Archive& archive) {
   using Copies = std::unordered_map<std::string, std::shared_ptr<Bytes>>;
   return [&archive, copies = std::make_shared<Copies>()](std::string_view name, uint64_t size) {
     std::shared_ptr<Bytes>& copy = (*copies)[std::string(name)];
-    const ZipRecord* record = archive.storage(name, size);
-    if (copy != nullptr) return copy;
-    copy = std::make_shared<Bytes>();
-    if (record == nullptr) return copy;
-    const auto bytes = archive.bytes(*record);
-    if (!bytes) corrupt("a record lies outside the archive");
-    copy->assign(bytes->begin(), bytes->end());
-    return copy;
+    const ByteView bytes = stored_bytes(archive, name, size);
+    if (copy == nullptr) copy = std::make_shared<Bytes>(bytes.begin(), bytes.end());
+    return StorageBytes{copy->data(), copy->size(), copy};
   };
+}
+
+// Tensors over the archive's own bytes, for a value that is looked at and never kept.
+StorageSource borrowed_storages(const Archive& archive) {
+  return [&archive](std::string_view name, uint64_t size) {
+    const ByteView bytes = stored_bytes(archive, name, size);
+    // NOLINTNEXTLINE: nothing writes through a Value.
+    return StorageBytes{const_cast<std::byte*>(bytes.data()), bytes.size(), nullptr};
+  };
+}
+
+// The archive's pickle; `item` is the whole archive.
+Pickle parse_pickle(const Archive& archive) {
+  archive.check_byte_order();
+  const auto bytes = archive.bytes(archive.pickle());
+  if (!bytes) corrupt("data.pkl lies outside it");
+  return Pickle::parse(*bytes, Pickle::Sizes::kCalls);
 }
 
 // ---- verify ----
@@ -181,6 +239,12 @@ std::optional<StoredPayload> locate_tensor(const ItemBytes& item) {
     throw Error(ErrorCode::kUnsupported, "torch.save archive: a tensor is expected, but it holds " +
                                              describe(pickle, pickle.root()));
   }
+  if (tensor->conjugated || tensor->negated) {
+    throw Error(ErrorCode::kUnsupported,
+                "torch.save archive: the tensor is lazily " +
+                    std::string(tensor->negated ? "negated" : "conjugated"))
+        .with_hint("save tensor.resolve_conj().resolve_neg() instead");
+  }
   StoredPayload payload;
   payload.dtype = tensor->dtype;
   payload.shape = tensor->shape;
@@ -200,10 +264,14 @@ Value read_archive(ByteView bytes) {
   const ItemBytes item(bytes);
   const auto archive = Archive::open(item);
   if (!archive) corrupt("its directory lies outside it");
-  archive->check_byte_order();
-  const auto pickle_bytes = archive->bytes(archive->pickle());
-  if (!pickle_bytes) corrupt("data.pkl lies outside it");
-  return read_value(Pickle::parse(*pickle_bytes), copying_storages(*archive));
+  return read_value(parse_pickle(*archive), copying_storages(*archive));
+}
+
+Value view_archive(ByteView bytes) {
+  const ItemBytes item(bytes);
+  const auto archive = Archive::open(item);
+  if (!archive) corrupt("its directory lies outside it");
+  return read_value(parse_pickle(*archive), borrowed_storages(*archive));
 }
 
 std::optional<ItemFault> check_archive(ByteView bytes) {
@@ -213,8 +281,7 @@ std::optional<ItemFault> check_archive(ByteView bytes) {
   for (size_t i = 0; i < archive->directory().records().size(); ++i) {
     if (auto fault = check_record(*archive, item, i)) return fault;
   }
-  archive->check_byte_order();
-  const Pickle pickle = Pickle::parse(*archive->bytes(archive->pickle()));
+  const Pickle pickle = parse_pickle(*archive);
   for (NodeId id = 0; id < pickle.node_count(); ++id) {
     const auto tensor = read_tensor_node(pickle, id);
     if (tensor) archive->storage(tensor->record, tensor->storage);

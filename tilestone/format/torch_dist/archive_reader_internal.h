@@ -18,6 +18,8 @@ std::optional<StoredPayload> locate_tensor(const ItemBytes& item);
 
 // The whole archive as a value; its tensors own copies of their records.
 Value read_archive(ByteView item);
+// The same with tensors that are views of the item: nothing is copied that the item must outlive.
+Value view_archive(ByteView item);
 
 // Checks every checksum, the structure, and the tensors against their records. A wrong checksum is
 // returned, a broken structure thrown.

@@ -1,14 +1,19 @@
 // torch.save archives: what is written reads back, and hostile ones are refused.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <functional>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/format/torch_dist/checkpoint_testing.h"
 #include "tilestone/format/torch_dist/pickle_writer_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/format/torch_dist/value_check_internal.h"
+#include "tilestone/format/torch_dist/value_reader_internal.h"
 #include "tilestone/format/torch_dist/zip_writer_internal.h"
 
 namespace tilestone::torch_dist {
@@ -156,6 +161,62 @@ TEST(Archive, ValuesReadBack) {
   EXPECT_FALSE(torch_dist_format()->verify_item(archive));
 }
 
+Opaque object_of(Opaque::Kind kind, std::string name) {
+  Opaque object;
+  object.kind = kind;
+  object.module = "m";
+  object.name = std::move(name);
+  return object;
+}
+
+TEST(Archive, OpaqueObjectsAreWrittenAsWhatTheyWere) {
+  Opaque made = object_of(Opaque::Kind::kNew, "Outer.Inner");
+  made.args = {1, Value(object_of(Opaque::Kind::kGlobal, "function"))};
+  made.keywords = {{"k", Value::ordered_dict({{"b", 2}, {"a", 1}}, Value::dict({{"_m", 7}}))}};
+  made.appended = {Value::list({3})};
+  made.entries = {{"e", counted(DType::kInt8, {2})}};
+  made.has_state = true;
+  Opaque call = object_of(Opaque::Kind::kCall, "f");
+  call.args = {Value(made)};
+  for (const Value& value : {Value(made), Value(call), Value::list({Value(call), Value(made)})}) {
+    check_value(value);
+    EXPECT_EQ(read_torch_archive(write_torch_archive(value)), value);
+  }
+  // A module that protocol 2 means for another one.
+  call.module = "commands";
+  EXPECT_EQ(read_torch_archive(write_torch_archive(Value(call))), Value(call));
+}
+
+TEST(Archive, WhatIsSharedIsWrittenOnceAndReadAsOne) {
+  const Value part = Value::list({std::string(1000, 'x')});
+  const Bytes archive = write_torch_archive(Value::tuple({part, Value::tuple({part, part})}));
+  EXPECT_LT(archive.size(), 3000u);
+  const Value value = read_torch_archive(archive);
+  EXPECT_EQ(&value.items()[0].items(), &value.items()[1].items()[1].items());
+}
+
+TEST(Archive, ValuesThatCouldNotBeReadBackAreRefused) {
+  const auto refused = [](const Value& value) {
+    return refusal([&] { check_value(value); }) == ErrorCode::kInvalidArgument;
+  };
+  Value deep = Value::list({});
+  for (uint32_t i = 0; i <= kMaxDepth; ++i) deep = Value::list({deep});
+  EXPECT_TRUE(refused(deep));
+  Value wide = Value::list({1});
+  for (int i = 0; i < 60; ++i) wide = Value::list({wide, wide});
+  EXPECT_TRUE(refused(wide));
+  EXPECT_TRUE(refused("\xff"));
+  EXPECT_TRUE(refused(Value::dict({{Value::list({}), 1}})));
+  EXPECT_TRUE(refused(Value::list({Pickled{to_bytes("\x80\x02N."), false}})));
+  EXPECT_TRUE(refused(Pickled{to_bytes("\x80\x02]q"), false}));
+  const std::string cycle("\x80\x02]q\0h\0a.", 9);
+  EXPECT_TRUE(refused(Pickled{to_bytes(cycle), false}));
+  EXPECT_TRUE(refused(Pickled{to_bytes("\x80\x02K\1Q."), false}));  // a storage without a tensor
+  EXPECT_TRUE(refused(object_of(Opaque::Kind::kCall, "")));
+  EXPECT_TRUE(refused(object_of(Opaque::Kind::kCall, "a\nb")));
+  EXPECT_FALSE(refused(object_of(Opaque::Kind::kCall, "ok")));
+}
+
 TEST(Archive, APickledObjectIsWrittenAsItIs) {
   const Bytes pickle = to_bytes("\x80\x02K\x07.");
   const Bytes wrapped = write_torch_archive(Pickled{pickle, false});
@@ -269,6 +330,53 @@ TEST(Archive, SharedStoragesAreCopiedOnce) {
   EXPECT_EQ(value.items()[0].as_tensor().data, value.items()[9'999].as_tensor().data);
 }
 
+// A tensor whose elements are the conjugates, or the negatives, of those stored.
+Bytes lazy_pickle(std::string_view storage, int64_t count, std::string_view what) {
+  PickleWriter pickle(2);
+  pickle.global("torch._utils", "_rebuild_tensor_v2");
+  pickle.op(op::kMark);
+  pickle.op(op::kMark);
+  pickle.string("storage");
+  pickle.global("torch", storage);
+  pickle.string("0");
+  pickle.string("cpu");
+  pickle.integer(2);
+  pickle.op(op::kTuple);
+  pickle.op(op::kBinPersId);
+  pickle.integer(0);
+  pickle.int_tuple({count});
+  pickle.int_tuple({count > 2 ? 0 : 1});
+  pickle.boolean(false);
+  pickle.none();
+  pickle.op(op::kEmptyDict);
+  pickle.string(what);
+  pickle.boolean(true);
+  pickle.op(op::kSetItem);
+  pickle.op(op::kTuple);
+  pickle.op(op::kReduce);
+  return std::move(pickle).finish();
+}
+
+TEST(Archive, LazilyConjugatedAndNegatedTensorsAreReadAsWhatTheyMean) {
+  const float stored[] = {1, -2, 3, 4};
+  const auto read = [&](std::string_view storage, int64_t count, std::string_view what) {
+    ZipWriter archive;
+    archive.add("x/data.pkl", lazy_pickle(storage, count, what));
+    const size_t size = storage == "FloatStorage" ? 8 : 16;
+    archive.add("x/data/0", ByteView(reinterpret_cast<const std::byte*>(stored), size));
+    const Bytes item = std::move(archive).finish();
+    EXPECT_EQ(refusal([&] { parse(*torch_dist_format(), item); }), ErrorCode::kUnsupported);
+    const Value value = read_torch_archive(item);
+    std::vector<float> numbers(value.as_tensor().bytes() / sizeof(float));
+    std::memcpy(numbers.data(), value.as_tensor().data, value.as_tensor().bytes());
+    return numbers;
+  };
+  EXPECT_EQ(read("ComplexFloatStorage", 2, "conj"), (std::vector<float>{1, 2, 3, -4}));
+  EXPECT_EQ(read("ComplexFloatStorage", 2, "neg"), (std::vector<float>{-1, 2, -3, -4}));
+  EXPECT_EQ(read("FloatStorage", 2, "neg"), (std::vector<float>{-1, 2}));
+  EXPECT_THROW(read("ComplexFloatStorage", 1 << 20, "conj"), Error);  // 8 MiB out of 16 bytes
+}
+
 TEST(Archive, TwoRecordsOfOneNameAreRefused) {
   ZipWriter archive;
   archive.add("a/data.pkl", as_bytes("\x80\x02N."));
@@ -294,6 +402,29 @@ TEST(Archive, DeflatedRecordsAreUnsupportedAndNamed) {
 TEST(Archive, FilesFromBeforeTorch16AreUnsupported) {
   const std::string legacy("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15);
   EXPECT_EQ(refusal([&] { read_torch_archive(as_bytes(legacy)); }), ErrorCode::kUnsupported);
+  const std::string unsafe = legacy + "\x80\x02M\xe9\x03." + "\x80\x02}." + "\x80\x02K\1)R.";
+  EXPECT_EQ(refusal([&] { read_torch_archive(as_bytes(unsafe)); }), ErrorCode::kUnsafe);
+}
+
+// torch.load runs a bare pickle that stands where an archive should.
+TEST(Archive, ABarePickleThatCallsSomethingIsUnsafe) {
+  for (const char* pickle :
+       {"cos\nsystem\n(S'ls'\ntR.", "(S'ls'\nios\nsystem\n.", "(cos\nsystem\nU\2lso.",
+        "\x80\x02"
+        "cos\nsystem\nU\2ls\x85R.more"}) {
+    for (const auto& refuse : std::vector<std::function<void()>>{
+             [&] { read_torch_archive(as_bytes(pickle)); },
+             [&] { torch_dist_format()->verify_item(as_bytes(pickle)); }}) {
+      try {
+        refuse();
+        ADD_FAILURE() << pickle;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kUnsafe) << pickle;
+        EXPECT_NE(error.message().find("os.system"), std::string::npos) << error.message();
+      }
+    }
+  }
+  EXPECT_EQ(refusal([&] { read_torch_archive(as_bytes("\x80\x02K\1.")); }), ErrorCode::kCorrupt);
 }
 
 }  // namespace

@@ -2,12 +2,14 @@
 
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/format/torch_dist/pickle_writer_internal.h"
+#include "tilestone/format/torch_dist/value_check_internal.h"
 #include "tilestone/format/torch_dist/value_reader_internal.h"
 #include "tilestone/format/torch_dist/zip_writer_internal.h"
 
@@ -45,9 +47,12 @@ Bytes packed(const TensorView& tensor) {
   return bytes;
 }
 
-// One value as a pickle of protocol 2; its tensors' elements are collected as records.
+// One value as a pickle; its tensors' elements are collected as records. What several values share
+// is written once, so that stock readers give back one object there.
 class ValueWriter {
  public:
+  explicit ValueWriter(int protocol) : out_(protocol) {}
+
   Bytes write(const Value& value) {
     put(value, 0);
     return std::move(out_).finish();
@@ -56,6 +61,15 @@ class ValueWriter {
 
  private:
   void put(const Value& value, uint32_t depth) {
+    const void* shared = value.shared_id();
+    if (shared == nullptr) return put_whole(value, depth);
+    const auto known = memo_.find(shared);
+    if (known != memo_.end()) return out_.get(known->second);
+    put_whole(value, depth);
+    memo_.emplace(shared, out_.memoize());
+  }
+
+  void put_whole(const Value& value, uint32_t depth) {
     if (depth > kMaxDepth) {
       throw Error(ErrorCode::kInvalidArgument,
                   "a value nests deeper than " + std::to_string(kMaxDepth));
@@ -80,7 +94,7 @@ class ValueWriter {
       case Value::Kind::kTuple:
         return put_tuple(value.items(), depth);
       case Value::Kind::kDict:
-        return put_dict(value.as_dict(), depth);
+        return put_dict(value, depth);
       case Value::Kind::kTensor:
         return put_tensor(value.as_tensor());
       case Value::Kind::kDType:
@@ -121,9 +135,20 @@ class ValueWriter {
     }
     out_.op(op::kSetItems);
   }
-  void put_dict(const Value::Dict& items, uint32_t depth) {
-    out_.op(op::kEmptyDict);
-    set_items(items, depth);
+  void put_dict(const Value& dict, uint32_t depth) {
+    if (dict.is_ordered_dict()) {
+      out_.global("collections", "OrderedDict");
+      out_.op(op::kEmptyTuple);
+      out_.op(op::kReduce);
+    } else {
+      out_.op(op::kEmptyDict);
+    }
+    set_items(dict.as_dict(), depth);
+    if (!dict.attributes().is_null()) put_state(dict.attributes(), depth);
+  }
+  void put_state(const Value& state, uint32_t depth) {
+    put(state, depth + 1);
+    out_.op(op::kBuild);
   }
   void put_tensor(const TensorView& tensor) {
     write_tensor_node(out_, tensor.dtype, tensor.shape, std::to_string(records_.size()));
@@ -133,15 +158,20 @@ class ValueWriter {
     out_.global(opaque.module, opaque.name);
     if (opaque.kind == Opaque::Kind::kGlobal) return;
     put_tuple(opaque.args, depth);
-    out_.op(opaque.kind == Opaque::Kind::kCall ? op::kReduce : op::kNewObj);
+    if (!opaque.keywords.empty()) {
+      out_.op(op::kEmptyDict);
+      set_items(opaque.keywords, depth);
+      out_.op(op::kNewObjEx);
+    } else {
+      out_.op(opaque.kind == Opaque::Kind::kCall ? op::kReduce : op::kNewObj);
+    }
     append(opaque.appended, depth);
     set_items(opaque.entries, depth);
-    if (!opaque.has_state) return;
-    put(opaque.state, depth + 1);
-    out_.op(op::kBuild);
+    if (opaque.has_state) put_state(opaque.state, depth);
   }
 
-  PickleWriter out_{2};
+  PickleWriter out_;
+  std::unordered_map<const void*, uint32_t> memo_;
   std::vector<Bytes> records_;
 };
 
@@ -188,7 +218,7 @@ Bytes write_archive(const Value& value) {
     add_fixed_records(archive, pickled.bytes);
     return std::move(archive).finish();
   }
-  ValueWriter writer;
+  ValueWriter writer(protocol_of(value));
   add_fixed_records(archive, writer.write(value));
   for (size_t i = 0; i < writer.records().size(); ++i) {
     archive.add("archive/data/" + std::to_string(i), writer.records()[i]);

@@ -43,8 +43,7 @@ class TensorArchives {
   std::unordered_map<Kind, Archive, KindHash> known_;
 };
 
-// Error(kInvalidArgument) for a value that can't be pickled: nested deeper than 1,000, or a
-// Pickled inside a container.
+// Error(kInvalidArgument) for a value that can't be pickled; check_value says of which.
 Bytes write_archive(const Value& value);
 
 }  // namespace tilestone::torch_dist

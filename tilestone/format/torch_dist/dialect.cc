@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/format/torch_dist/value_check_internal.h"
 
 namespace tilestone::torch_dist {
 namespace {
@@ -128,6 +129,7 @@ class Flattener {
     if (item.key == dotted(path_)) item.path = path_;
     item.value = object.data;
     item.replica_id = object.replica_id;
+    check(item);
     claim(item.key, Owner::kShardedObject);
     items_.objects.push_back(std::move(item));
   }
@@ -144,8 +146,19 @@ class Flattener {
     item.path = path_;
     item.value = std::move(value);
     item.common = true;
+    check(item);
     claim(item.key, Owner::kPath);
     items_.objects.push_back(std::move(item));
+  }
+
+  // What could not be read back is refused here, before anything is written.
+  static void check(const ObjectItem& item) {
+    try {
+      check_value(item.value);
+    } catch (Error& error) {
+      error.with_key(item.key);
+      throw;
+    }
   }
 
   // Several sharded tensors of one tree may be shards of one key (layers stacked along a prepended

@@ -1,4 +1,4 @@
-// The opcodes of pickle protocols 2 to 5 that data needs.
+// The opcodes of pickle protocols 0 to 5.
 #pragma once
 
 #include <cstdint>
@@ -54,5 +54,28 @@ inline constexpr uint8_t kStackGlobal = 0x93;
 inline constexpr uint8_t kMemoize = 0x94;
 inline constexpr uint8_t kFrame = 0x95;
 inline constexpr uint8_t kByteArray8 = 0x96;
+
+// Of protocols 0 and 1.
+inline constexpr uint8_t kInt = 'I';
+inline constexpr uint8_t kLong = 'L';
+inline constexpr uint8_t kFloat = 'F';
+inline constexpr uint8_t kString = 'S';
+inline constexpr uint8_t kUnicode = 'V';
+inline constexpr uint8_t kBinString = 'T';
+inline constexpr uint8_t kShortBinString = 'U';
+inline constexpr uint8_t kDict = 'd';
+inline constexpr uint8_t kList = 'l';
+inline constexpr uint8_t kGet = 'g';
+inline constexpr uint8_t kPut = 'p';
+inline constexpr uint8_t kInst = 'i';
+inline constexpr uint8_t kObj = 'o';
+inline constexpr uint8_t kPersId = 'P';
+
+// What stands for things outside the pickle.
+inline constexpr uint8_t kExt1 = 0x82;
+inline constexpr uint8_t kExt2 = 0x83;
+inline constexpr uint8_t kExt4 = 0x84;
+inline constexpr uint8_t kNextBuffer = 0x97;
+inline constexpr uint8_t kReadonlyBuffer = 0x98;
 
 }  // namespace tilestone::torch_dist::op

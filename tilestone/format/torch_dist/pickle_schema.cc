@@ -22,6 +22,7 @@ std::string_view kind_name(NodeKind kind) {
     case NodeKind::kByteArray:
       return "bytes";
     case NodeKind::kGlobal:
+    case NodeKind::kAttribute:
       return "a class or function";
     case NodeKind::kTuple:
       return "a tuple";
@@ -54,16 +55,20 @@ std::string describe(const Pickle& pickle, NodeId id) {
   constexpr size_t kMost = 200;
   const NodeKind kind = pickle.kind(id);
   const bool object = kind == NodeKind::kCall || kind == NodeKind::kNew;
-  if (!object && kind != NodeKind::kGlobal) return std::string(kind_name(kind));
+  if (!object && !pickle.is_named(id)) return std::string(kind_name(kind));
   const NodeId global = object ? pickle.callable(id) : id;
   std::string name(pickle.module(global).substr(0, kMost));
   name += '.';
-  name += pickle.name(global).substr(0, kMost);
+  name += pickle.qualified_name(global).substr(0, kMost);
   return object ? "an object of " + name : name;
 }
 
 Dims read_dims(const Pickle& pickle, NodeId id, std::string_view what) {
   if (id == kNoNode) wrong(pickle, id, what, "a shape");
+  if (pickle.is(id, NodeKind::kCall) && pickle.is_global(pickle.callable(id), "torch", "Size")) {
+    const auto args = pickle.items(pickle.args(id));
+    if (args.size() == 1) id = args[0];
+  }
   if (!pickle.is(id, NodeKind::kTuple) && !pickle.is(id, NodeKind::kList)) {
     wrong(pickle, id, what, "a tuple of ints");
   }

@@ -34,6 +34,8 @@ constexpr StorageClass kStorageClasses[] = {
     {"ComplexDoubleStorage", DType::kComplex128},
 };
 
+bool is_integer(DType dtype) { return dtype <= DType::kInt64; }
+
 bool is_storage_module(std::string_view module) {
   return module == "torch" || module == "torch.storage" || module == "torch.cuda";
 }
@@ -72,19 +74,19 @@ StorageNode read_storage(const Pickle& pickle, NodeId id) {
 }
 
 // {"conj": True, "neg": True}: the stored elements are not the tensor's.
-void refuse_lazy(const Pickle& pickle, NodeId metadata) {
+void read_lazy(const Pickle& pickle, NodeId metadata, TensorNode& tensor) {
   if (!pickle.is(metadata, NodeKind::kDict)) return;
   const Nodes items = pickle.items(metadata);
   for (size_t i = 0; i < items.size(); i += 2) {
     const bool set = pickle.is(items[i + 1], NodeKind::kBool) && pickle.boolean(items[i + 1]);
     if (!set || !pickle.is(items[i], NodeKind::kString)) continue;
     const std::string_view name = pickle.text(items[i]);
-    if (name == "conj" || name == "neg") {
-      throw Error(
-          ErrorCode::kUnsupported,
-          "pickled tensor: it is lazily " + std::string(name == "conj" ? "conjugated" : "negated"))
-          .with_hint("save tensor.resolve_conj().resolve_neg() instead");
-    }
+    if (name == "conj") tensor.conjugated = is_complex(tensor.dtype);
+    if (name == "neg") tensor.negated = true;
+  }
+  if (tensor.negated && is_integer(tensor.dtype)) {
+    throw Error(ErrorCode::kUnsupported, "pickled tensor: it is lazily negated, and of ints")
+        .with_hint("save tensor.resolve_neg() instead");
   }
 }
 
@@ -132,7 +134,7 @@ TensorNode read_rebuild(const Pickle& pickle, Nodes args, bool has_dtype) {
   const auto first = static_cast<uint64_t>(read_count(pickle, args[1], "a tensor's offset"));
   check_extent(tensor, first, tensor.storage / itemsize(tensor.dtype));
   tensor.offset = first * itemsize(tensor.dtype);
-  if (args.size() > required) refuse_lazy(pickle, args[required]);
+  if (args.size() > required) read_lazy(pickle, args[required], tensor);
   return tensor;
 }
 
@@ -149,6 +151,10 @@ std::optional<TensorNode> read_call(const Pickle& pickle, NodeId function, Nodes
 }
 
 }  // namespace
+
+bool is_complex(DType dtype) {
+  return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
+}
 
 std::optional<TensorNode> read_tensor_node(const Pickle& pickle, NodeId id) {
   if (!pickle.is(id, NodeKind::kCall)) return std::nullopt;

@@ -18,11 +18,15 @@ struct TensorNode {
   uint64_t offset = 0;      // of element [0, ..., 0] in the storage, bytes
   std::string_view record;  // the storage's record: "TOP/data/" and this
   uint64_t storage = 0;     // bytes of the whole storage
+  bool conjugated = false;  // the elements are the conjugates of the stored ones
+  bool negated = false;     // the stored ones with the other sign
 };
+
+bool is_complex(DType dtype);
 
 // nullopt when the node is no call of torch's tensor-rebuilding functions. Error(kCorrupt) when
 // its arguments contradict one another (shape and strides that reach outside the storage),
-// kUnsupported for what Tilestone has no dtype for, and for lazily conjugated or negated tensors.
+// kUnsupported for what Tilestone has no dtype for, and for lazily negated ints.
 std::optional<TensorNode> read_tensor_node(const Pickle& pickle, NodeId id);
 
 }  // namespace tilestone::torch_dist

@@ -13,6 +13,7 @@
 #include "tilestone/format/torch_dist/metadata_reader_internal.h"
 #include "tilestone/format/torch_dist/metadata_writer_internal.h"
 #include "tilestone/format/torch_dist/pickle_reader_internal.h"
+#include "tilestone/format/torch_dist/value_check_internal.h"
 #include "tilestone/format/torch_dist/value_reader_internal.h"
 #include "tilestone/format/torch_dist/zip_writer_internal.h"
 #include "tilestone/format/torch_dist/zstd_internal.h"
@@ -183,6 +184,7 @@ class TorchDistFormat final : public Format {
     try {
       return check_archive(item);
     } catch (const Error& error) {
+      if (error.code() == ErrorCode::kUnsafe) throw;
       return ItemFault{0, error.message()};
     }
   }
@@ -222,7 +224,12 @@ std::shared_ptr<const Format> torch_dist_format() {
 Value read_torch_archive(ByteView bytes) { return torch_dist::read_archive(bytes); }
 
 Value read_pickle(ByteView bytes) {
-  return torch_dist::read_value(torch_dist::Pickle::parse(bytes), {});
+  using torch_dist::Pickle;
+  return torch_dist::read_value(Pickle::parse(bytes, Pickle::Sizes::kCalls), {});
+}
+
+std::vector<std::string> classes_in(ByteView pickled, bool archive) {
+  return torch_dist::classes_in_pickle(pickled, archive);
 }
 
 Bytes write_torch_archive(const Value& value) { return torch_dist::write_archive(value); }

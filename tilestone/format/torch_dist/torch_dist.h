@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "tilestone/format/format.h"
 
@@ -17,5 +19,10 @@ Value read_torch_archive(ByteView bytes);
 Value read_pickle(ByteView bytes);
 // What torch.load(weights_only=True) reads back as the same plain objects and tensors.
 Bytes write_torch_archive(const Value& value);
+
+// The classes and functions ("argparse.Namespace") whose objects a pickled object would come back
+// with as Opaque, sorted; nothing is copied. `archive` as in Pickled. Error(kInvalidArgument) for
+// one that could not be read back.
+std::vector<std::string> classes_in(ByteView pickled, bool archive);
 
 }  // namespace tilestone

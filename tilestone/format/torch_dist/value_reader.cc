@@ -4,6 +4,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -62,6 +63,22 @@ Bytes from_latin1(std::string_view text) {
   return bytes;
 }
 
+// A lazily conjugated or negated tensor's own elements, in memory of their own.
+TensorView resolved(const TensorNode& node, const TensorView& stored) {
+  TensorView made = TensorView::allocate(stored.dtype, stored.shape);
+  const uint64_t size = stored.bytes();
+  std::byte* bytes = made.data;
+  pack_range(stored.strided_view(), 0, MutableByteView(bytes, size));
+  const bool complex = is_complex(stored.dtype);
+  const uint64_t number = itemsize(stored.dtype) / (complex ? 2 : 1);
+  for (uint64_t at = 0, index = 0; at < size; at += number, ++index) {
+    const bool imaginary = complex && index % 2 == 1;
+    // Little-endian IEEE numbers: the sign is the top bit of the last byte.
+    if (node.negated != (node.conjugated && imaginary)) bytes[at + number - 1] ^= std::byte{0x80};
+  }
+  return made;
+}
+
 class ValueReader {
  public:
   ValueReader(const Pickle& pickle, const StorageSource& storages)
@@ -98,10 +115,6 @@ class ValueReader {
 
   static bool is_small(NodeId id) { return (id & 0x80000000) != 0; }
 
-  bool is_object(NodeId id) const {
-    return pickle_.is(id, NodeKind::kCall) || pickle_.is(id, NodeKind::kNew);
-  }
-
   template <typename Visit>
   void for_each_child(NodeId id, const Visit& visit) const {
     const auto all = [&](Nodes nodes) { std::for_each(nodes.begin(), nodes.end(), visit); };
@@ -121,6 +134,7 @@ class ValueReader {
         all(pickle_.items(pickle_.args(id)));
         if (pickle_.state(id) != kNoNode) visit(pickle_.state(id));
         if (const ObjectItems* items = pickle_.object_items(id)) {
+          if (items->keywords != kNoNode) all(pickle_.items(items->keywords));
           all(items->appended);
           all(items->entries);
         }
@@ -156,21 +170,32 @@ class ValueReader {
     node.finished = true;
   }
 
+  // What a container holds of its own is copied into it once; what it shares is not.
   void measure(NodeId id, Done& node) {
-    node.unfolded = sizeof(Value) + own_bytes(id);
-    const uint64_t limit = kMaxUnfolded + kUnfoldedFactor * pickle_.size();
+    const uint64_t own = own_bytes(id);
+    copied_ += own;
+    node.unfolded = sizeof(Value) + own;
     for_each_child(id, [&](NodeId child) {
+      copied_ += sizeof(Value) + (is_small(child) ? 0 : text_bytes(child));
       node.unfolded += is_small(child) ? sizeof(Value) : done_[child].unfolded;
       if (!is_small(child)) node.depth = std::max(node.depth, done_[child].depth + 1);
-      if (node.unfolded > limit) {
-        unsafe("it unfolds to more than " + std::to_string(limit) + " bytes");
-      }
+      check_size(copied_, kMaxCopied + kCopiedFactor * pickle_.size());
+      check_size(node.unfolded, kMaxUnfolded + kCopiedFactor * pickle_.size());
     });
     if (node.depth > kMaxDepth) {
       unsafe("containers nest deeper than " + std::to_string(kMaxDepth));
     }
   }
+  static void check_size(uint64_t bytes, uint64_t limit) {
+    if (bytes > limit) unsafe("it unfolds to more than " + std::to_string(limit) + " bytes");
+  }
 
+  // Text that every value copies which holds it.
+  uint64_t text_bytes(NodeId id) const {
+    const NodeKind kind = pickle_.kind(id);
+    const bool copied = kind == NodeKind::kString || kind == NodeKind::kLong;
+    return copied ? pickle_.text(id).size() : 0;
+  }
   uint64_t own_bytes(NodeId id) const {
     switch (pickle_.kind(id)) {
       case NodeKind::kString:
@@ -179,7 +204,8 @@ class ValueReader {
       case NodeKind::kLong:
         return pickle_.text(id).size();
       case NodeKind::kGlobal:
-        return pickle_.name(id).size() + pickle_.module(id).size();
+      case NodeKind::kAttribute:
+        return pickle_.qualified_name(id).size() + pickle_.module(id).size();
       case NodeKind::kCall:
       case NodeKind::kNew:
         return own_bytes(pickle_.callable(id));
@@ -225,6 +251,7 @@ class ValueReader {
       case NodeKind::kByteArray:
         return builtin_call("bytearray", {Value(to_bytes(pickle_.text(id)))});
       case NodeKind::kGlobal:
+      case NodeKind::kAttribute:
         return build_global(id);
       case NodeKind::kTuple:
         return Value::tuple(values_of(pickle_.items(id)));
@@ -258,7 +285,7 @@ class ValueReader {
     if (const auto dtype = read_dtype(pickle_, id)) return *dtype;
     Opaque opaque;
     opaque.module = canonical_module(pickle_.module(id));
-    opaque.name = pickle_.name(id);
+    opaque.name = pickle_.qualified_name(id);
     return opaque;
   }
 
@@ -287,9 +314,15 @@ class ValueReader {
           return from_latin1(pickle_.text(args[0]));
         }
         return build_opaque(id);
-      case Meaning::kOrderedDict:
-        if (items != nullptr && !items->appended.empty()) return build_opaque(id);
-        return Value::dict(items == nullptr ? Value::Dict() : entries_of(items->entries));
+      case Meaning::kOrderedDict: {
+        const bool attributes = pickle_.state(id) != kNoNode;
+        if (items != nullptr && (!items->appended.empty() || items->keywords != kNoNode)) {
+          return build_opaque(id);
+        }
+        if (attributes && !pickle_.is(pickle_.state(id), NodeKind::kDict)) return build_opaque(id);
+        return Value::ordered_dict(items == nullptr ? Value::Dict() : entries_of(items->entries),
+                                   attributes ? value_of(pickle_.state(id)) : Value());
+      }
       default:
         return build_opaque(id);
     }
@@ -300,36 +333,47 @@ class ValueReader {
     Opaque opaque;
     opaque.kind = pickle_.is(id, NodeKind::kCall) ? Opaque::Kind::kCall : Opaque::Kind::kNew;
     opaque.module = canonical_module(pickle_.module(global));
-    opaque.name = pickle_.name(global);
+    opaque.name = pickle_.qualified_name(global);
     opaque.args = values_of(pickle_.items(pickle_.args(id)));
     if (pickle_.state(id) != kNoNode) {
       opaque.has_state = true;
       opaque.state = value_of(pickle_.state(id));
     }
     if (const ObjectItems* items = pickle_.object_items(id)) {
+      if (items->keywords != kNoNode) {
+        opaque.keywords = entries_of(pickle_.items(items->keywords));
+      }
       opaque.appended = values_of(items->appended);
       opaque.entries = entries_of(items->entries);
     }
     return opaque;
   }
 
-  Value read_tensor(const TensorNode& tensor) const {
+  Value read_tensor(const TensorNode& tensor) {
     if (!storages_) {
       throw Error(ErrorCode::kUnsupported,
                   "pickle: a tensor in a bare pickle, whose elements are elsewhere");
     }
-    std::shared_ptr<Bytes> storage = storages_(tensor.record, tensor.storage);
+    const StorageBytes storage = storages_(tensor.record, tensor.storage);
     if (numel(tensor.shape) == 0) return TensorView::allocate(tensor.dtype, tensor.shape);
-    std::byte* begin = storage->data();
-    const uint64_t size = storage->size();
-    return TensorView::strided(begin + tensor.offset, tensor.dtype, tensor.shape, tensor.strides,
-                               begin, size, std::move(storage));
+    TensorView view =
+        TensorView::strided(storage.data + tensor.offset, tensor.dtype, tensor.shape,
+                            tensor.strides, storage.data, storage.size, storage.owner);
+    if (!tensor.conjugated && !tensor.negated) return view;
+    // Its elements are copied; never more than twice the bytes that are there.
+    if (resolvable_.insert(std::string(tensor.record)).second) to_resolve_ += 2 * storage.size;
+    if (view.bytes() > to_resolve_) unsafe("lazily conjugated tensors repeat their storage");
+    to_resolve_ -= view.bytes();
+    return resolved(tensor, view);
   }
 
   const Pickle& pickle_;
   const StorageSource& storages_;
   std::vector<Done> done_;
   std::vector<Step> work_;
+  uint64_t copied_ = 0;                         // bytes of all values made so far
+  std::unordered_set<std::string> resolvable_;  // records of lazily conjugated tensors
+  uint64_t to_resolve_ = 0;                     // bytes that may still be copied for these
 };
 
 }  // namespace

@@ -11,19 +11,25 @@
 
 namespace tilestone::torch_dist {
 
-// The bytes of a storage record, in memory of their own; one copy however often it is asked for.
-// Throws where the record is absent or of another size.
-using StorageSource =
-    std::function<std::shared_ptr<Bytes>(std::string_view record, uint64_t expected_size)>;
+// The bytes of a storage record.
+struct StorageBytes {
+  std::byte* data = nullptr;
+  uint64_t size = 0;
+  std::shared_ptr<const void> owner;  // tensors over the bytes share it
+};
+// Throws where the record is absent or of another size. Tensors are views of the bytes.
+using StorageSource = std::function<StorageBytes(std::string_view record, uint64_t expected_size)>;
 
-// A container that stands in several places is shared, not copied. Throws Error(kUnsafe) for
-// containers that hold themselves, nest deeper than kMaxDepth, or would unfold to more than
-// kMaxUnfolded bytes plus kUnfoldedFactor times the pickle's size.
+// The pickle is parsed with Sizes::kCalls. A container that stands in several places is shared, not
+// copied. Throws Error(kUnsafe) for containers that hold themselves, nest deeper than kMaxDepth,
+// need more than kMaxCopied bytes plus kCopiedFactor times the pickle's size, or would unfold to
+// more than kMaxUnfolded bytes (each shared container counted as often as it stands).
 // storages may be empty: then a tensor is Error(kUnsupported).
 Value read_value(const Pickle& pickle, const StorageSource& storages);
 
 inline constexpr uint32_t kMaxDepth = 1000;
-inline constexpr uint64_t kMaxUnfolded = 16u << 20;
-inline constexpr uint64_t kUnfoldedFactor = 64;
+inline constexpr uint64_t kMaxUnfolded = 1u << 30;
+inline constexpr uint64_t kMaxCopied = 16u << 20;
+inline constexpr uint64_t kCopiedFactor = 64;
 
 }  // namespace tilestone::torch_dist

@@ -1,0 +1,412 @@
+"""Objects of plain types: what goes in comes out, through Tilestone, stock PyTorch and both.
+
+Every type stands alone, in containers and inside an object of an allowed class; random trees of
+all of them are saved, loaded, saved again and loaded by stock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import decimal
+import fractions
+import logging
+import math
+import pathlib
+import struct
+import uuid
+from typing import Any
+
+import ml_dtypes
+import numpy
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tilestone
+
+HOUR = datetime.timedelta(hours=1)
+RECORD = numpy.dtype([("a", ">f4"), ("b", "i1", (2,)), ("c", "U3")], align=True)
+
+
+def module_state() -> collections.OrderedDict:
+    return torch.nn.Linear(2, 2).state_dict()  # an OrderedDict with the attribute _metadata
+
+
+VALUES: dict[str, Any] = {
+    "bool": True, "int": -7, "big": -(2**200), "float": -0.0, "text": "lone \ud800 surrogate",
+    "nan": struct.unpack("<d", b"\x07\0\0\0\0\0\xf8\xff")[0], "bytes": b"\x00\xff",
+    "complex": complex(-0.0, float("inf")), "range": range(5, -7, -3), "slice": slice(None, 2, "x"),
+    "bytearray": bytearray(b"\x00\xff"), "no bytearray": bytearray(),
+    "set": {1, "a", (2, None)}, "no set": set(), "frozenset": frozenset({b"x", 2.5}),
+    "ellipsis": ..., "class": float, "keys": ({1: "int", "1": "str", None: 0, (1, 2): 1.5},),
+    "date": datetime.date(2024, 2, 29), "time": datetime.time(1, 2, 3, 4),
+    "datetime": datetime.datetime(2024, 2, 29, 1, 2, tzinfo=datetime.timezone(HOUR, "x")),
+    "utc": datetime.datetime(2024, 2, 29, tzinfo=datetime.timezone.utc),
+    "timedelta": datetime.timedelta(-1, 5, 7), "timezone": datetime.timezone(-HOUR),
+    "decimal": decimal.Decimal("-1.50E+7"), "decimal nan": decimal.Decimal("sNaN12"),
+    "fraction": fractions.Fraction(-22, 7), "uuid": uuid.UUID(int=2**127 + 5),
+    "path": pathlib.Path("a/../b"), "pure": pathlib.PureWindowsPath("c:\\x", "y"),
+    "ordered": (collections.OrderedDict([("b", 1), ("a", [2])]),),
+    "module": (module_state(),), "counter": (collections.Counter("aab"),),
+    "defaultdict": (collections.defaultdict(list, {1: [2], "x": []}),),
+    "defaultdict none": (collections.defaultdict(None, {}),),
+    "deque": collections.deque([1, [2]], 5), "deque of no end": collections.deque("ab"),
+    "size": torch.Size([2, 0, 3]), "device": torch.device("cuda", 1), "cpu": torch.device("cpu"),
+    "dtype": torch.bfloat16, "other dtype": torch.quint8, "layout": torch.strided,
+    "float64": numpy.float64(-0.0), "str_": numpy.str_("ü"), "no str_": numpy.str_(""),
+    "bytes_": numpy.bytes_(b"ab"), "bool_": numpy.bool_(True), "int8": numpy.int8(-3),
+    "complex64": numpy.complex64(1 - 2j), "datetime64": numpy.datetime64("2024-02-29", "ns"),
+    "timedelta64": numpy.timedelta64(5, "h"), "bfloat16": ml_dtypes.bfloat16(1.5),
+    "longdouble": numpy.longdouble("1.25"), "void": numpy.void(b"ab"),
+    "numpy dtype": numpy.dtype(">f4"), "record dtype": RECORD, "unit": numpy.dtype("m8[25us]"),
+    "bfloat16 dtype": numpy.dtype(ml_dtypes.bfloat16), "sub dtype": numpy.dtype(("i2", (3,))),
+    "array": (numpy.arange(6, dtype="i2").reshape(2, 3),), "0-d": (numpy.array(2.5),),
+    "fortran": (numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3)),),
+    "text array": (numpy.array([["a", "bcd"]]),), "no array": (numpy.zeros((0, 3), "f2"),),
+    "records": (numpy.zeros(2, RECORD),), "times": (numpy.array(["2024-02-29"], "M8[D]"),),
+    "bits": (numpy.array([1, 2], ml_dtypes.float8_e4m3fn),),
+    "tensor": (torch.arange(3), torch.randn(2, dtype=torch.complex64).conj()),
+}  # fmt: skip
+
+PLACES = {
+    "alone": lambda value: value,
+    "in a dict": lambda value: {"a": value},
+    "in a list": lambda value: [value, 1],
+    "in a tuple": lambda value: ({"b": [value]}, value),
+    "in an object": lambda value: argparse.Namespace(inner=[value]),
+}
+ALLOW = ("argparse.Namespace",)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in kind and content, down to the last bit."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, argparse.Namespace):
+        return same(vars(a), vars(b))
+    if isinstance(a, (list, tuple, collections.deque)):
+        limits = not isinstance(a, collections.deque) or a.maxlen == b.maxlen
+        return limits and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        extra = same(getattr(a, "__dict__", None), getattr(b, "__dict__", None))
+        factory = getattr(a, "default_factory", 0) is getattr(b, "default_factory", 0)
+        return extra and factory and same(list(a), list(b)) and same([*a.values()], [*b.values()])
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, numpy.ndarray):
+        orders = a.flags.c_contiguous == b.flags.c_contiguous
+        return a.dtype == b.dtype and a.shape == b.shape and orders and a.tobytes() == b.tobytes()
+    if isinstance(a, numpy.generic):
+        return a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    if isinstance(a, float):
+        return struct.pack("<d", a) == struct.pack("<d", b)
+    if isinstance(a, (set, frozenset)):
+        return a == b and sorted(map(repr, a)) == sorted(map(repr, b))
+    return repr(a) == repr(b)
+
+
+def stock_loaded(ckpt: str, state: dict) -> dict:
+    wanted = blank(state)
+    dcp.load(wanted, checkpoint_id=ckpt, no_dist=True)
+    return wanted
+
+
+def blank(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: blank(item) for key, item in value.items()}
+    return None
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", VALUES)
+def test_a_plain_object_comes_back_from_either_side_and_after_two_generations(
+    name: str, place: str, tmp_path: pathlib.Path
+) -> None:
+    state = {"x": PLACES[place](VALUES[name])}
+    ours, theirs, again = (str(tmp_path / part) for part in ("ours", "theirs", "again"))
+    tilestone.save(state, ours)
+    dcp.save(state, checkpoint_id=theirs, no_dist=True)
+    loaded = tilestone.load(blank(state), ours, allow=ALLOW)
+    assert same(loaded, state)
+    assert same(tilestone.load(blank(state), theirs, allow=ALLOW), state)
+    assert same(stock_loaded(ours, state), state)
+    with tilestone.open(ours, framework="torch") as opened:
+        assert same(opened.object(opened.keys()[0], allow=ALLOW), next(iter(leaves(state))))
+    # What is not allowed stays Opaque, and is saved as what it was.
+    tilestone.save(tilestone.load(blank(state), theirs), again)
+    assert same(tilestone.load(blank(state), again, allow=ALLOW), state)
+    assert same(stock_loaded(again, state), state)
+
+
+def test_the_second_of_two_equal_hours_stays_the_second(ckpt: str) -> None:
+    state = {"x": (datetime.time(1, 2, fold=1), datetime.datetime(2024, 10, 27, 2, fold=1))}
+    tilestone.save(state, ckpt)  # protocol 2, which stock uses, would forget it
+    assert same(tilestone.load({"x": None}, ckpt), state) and same(stock_loaded(ckpt, state), state)
+
+
+def test_an_array_of_foreign_byte_order_keeps_it(ckpt: str) -> None:
+    state = {"x": (numpy.arange(6, dtype=">i2").reshape(2, 3),)}
+    tilestone.save(state, ckpt)
+    assert same(tilestone.load({"x": None}, ckpt), state)
+    # Python's own unpickling gives the same numbers in the machine's order.
+    assert stock_loaded(ckpt, state)["x"][0].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def leaves(state: dict) -> Any:
+    for value in state.values():
+        yield from leaves(value) if type(value) is dict else (value,)
+
+
+class Flag(int):
+    pass
+
+
+class Numbers(list):
+    pass
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+class Many:
+    """Appends items, but has no extend()."""
+
+    def __init__(self) -> None:
+        self.items: list = []
+
+    def append(self, item: Any) -> None:
+        self.items.append(item)
+
+    def __reduce__(self) -> tuple:
+        return Many, (), None, iter(self.items)
+
+
+class Keyed:
+    """Made with keyword arguments."""
+
+    def __new__(cls, a: int, *, b: int) -> Keyed:
+        made = super().__new__(cls)
+        made.a, made.b = a, b
+        return made
+
+    def __getnewargs_ex__(self) -> tuple:
+        return (self.a,), {"b": self.b}
+
+
+class Outer:
+    class Inner:
+        def __init__(self, x: Any = 1) -> None:
+            self.x = x
+
+    @classmethod
+    def made(cls, x: Any) -> Any:
+        return cls.Inner(x)
+
+
+class ByMethod:
+    def __reduce__(self) -> tuple:
+        return Outer.made, (7,)
+
+
+def shared() -> argparse.Namespace:
+    part = [argparse.Namespace(text="x" * 2000, numbers=list(range(200)))]
+    return argparse.Namespace(parts=[part] * 3000, last=part)
+
+
+def tupled_deep() -> Any:
+    value: Any = (1,)
+    for _ in range(60):
+        value = [value, value]
+    return (value,)
+
+
+FOREIGN: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "subclass of int": (Flag(3), ("test_object_types.Flag",)),
+    "subclass of list": (Numbers([1, 2]), ("test_object_types.Numbers",)),
+    "namedtuple": (Point(1, [2]), ("test_object_types.Point",)),
+    "append without extend": (Many(), ("test_object_types.Many",)),
+    "keyword arguments": (Keyed(1, b=2), ("test_object_types.Keyed",)),
+    "inner class": (Outer.Inner({1, 2}), ("test_object_types.Outer.Inner",)),
+    "class method": (ByMethod(), ("test_object_types.Outer.made",)),
+    "error": (ValueError("x"), ("builtins.ValueError",)),
+    "user dict": (collections.UserList([1]), ("collections.UserList",)),
+    "widely shared": (shared(), ALLOW),
+}
+FOREIGN["append without extend"][0].append((1, {2}))
+
+
+def told(value: Any) -> Any:
+    """What an object is, for a comparison."""
+    if isinstance(value, Outer.Inner):
+        return "Inner", value.x
+    if isinstance(value, (Many, Keyed, collections.UserList)):
+        return type(value), vars(value)
+    if isinstance(value, argparse.Namespace):
+        return value.parts[2999][0].numbers, value.parts[0] is value.last
+    return type(value), repr(value)
+
+
+@pytest.mark.parametrize("place", ["alone", "in a tuple"])
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_loaded_opaque_is_saved_as_the_object_that_it_was(
+    name: str, place: str, tmp_path: pathlib.Path
+) -> None:
+    value, allow = FOREIGN[name]
+    whole = (value, [value]) if place == "in a tuple" else value
+    want = value if name != "class method" else Outer.Inner(7)
+    first, second, third = (str(tmp_path / part) for part in ("first", "second", "third"))
+    tilestone.save({"x": whole}, first)
+
+    def part(loaded: Any) -> Any:
+        return loaded[1][0] if place == "in a tuple" else loaded
+
+    for source, target in ((first, second), (second, third)):
+        loaded = tilestone.load({"x": None}, source)
+        assert isinstance(part(loaded["x"]), tilestone.Opaque)
+        assert told(part(loaded["x"]).make(allow)) == told(want)
+        # In an object that is no Opaque, and so is pickled.
+        tilestone.save({"x": loaded["x"], "y": argparse.Namespace(o={1: loaded["x"]})}, target)
+    for source in (first, third):
+        assert told(part(tilestone.load({"x": None}, source, allow=allow)["x"])) == told(want)
+        assert told(part(stock_loaded(source, {"x": 0})["x"])) == told(want)
+    assert told(part(stock_loaded(third, {"y": 0})["y"].o[1])) == told(want)
+
+
+def test_a_value_shared_beyond_all_memory_is_one_value(ckpt: str) -> None:
+    with pytest.raises(tilestone.InvalidArgumentError, match="share") as raised:
+        tilestone.save({"x": tupled_deep()}, ckpt)
+    assert raised.value.key == "x"
+    part = [1, "text"]
+    tilestone.save({"x": (part, [part] * 1000)}, ckpt)
+    loaded = tilestone.load({"x": None}, ckpt)["x"]
+    assert loaded[0] is loaded[1][999]
+    theirs = stock_loaded(ckpt, {"x": 0})["x"]
+    assert theirs == loaded and theirs[0] is theirs[1][999]
+
+
+class Unpicklable:
+    def __reduce__(self) -> tuple:
+        raise RuntimeError("no way")
+
+
+def cyclic() -> list:
+    cycle: list = [1]
+    cycle.append(cycle)
+    return cycle
+
+
+def deep() -> Any:
+    value: Any = ()
+    for _ in range(1200):
+        value = (value,)
+    return value
+
+
+REFUSED = {
+    "cycle": lambda: (cyclic(),),
+    "cycle of objects": lambda: (lambda n: (vars(n).update(n=n), n)[1])(argparse.Namespace()),
+    "sub-byte": lambda: argparse.Namespace(t=torch.empty(2, dtype=torch.int4)),
+    "sub-byte in a tuple": lambda: (torch.empty(2, dtype=torch.uint4),),
+    "storage": lambda: argparse.Namespace(s=torch.arange(3).untyped_storage()),
+    "depth": deep,
+    "lambda": lambda: (lambda: 1),
+    "local class": lambda: type("Local", (), {})(),
+    "error": lambda: (Unpicklable(),),
+    "generator": lambda: (x for x in ()),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_could_not_be_read_back_is_refused_by_its_key(name: str, ckpt: str) -> None:
+    with pytest.raises(tilestone.InvalidArgumentError) as raised:
+        tilestone.save({"fine": 1, "a": {"b": REFUSED[name]()}}, ckpt)
+    assert raised.value.key == "a.b"
+    assert not pathlib.Path(ckpt, ".metadata").exists()
+
+
+HOSTILE = {
+    "bytearray of a size": ("call", "builtins", "bytearray", (10**15,)),
+    "set of an iterator": ("call", "builtins", "set", (range(10**15),)),
+    "power of ten": ("call", "fractions", "Fraction", ("1e1000000000",)),
+    "factory": ("call", "collections", "defaultdict", (print,)),
+    "eval": ("call", "builtins", "eval", ("1",)),
+    "getattr": ("call", "builtins", "getattr", ((), "__class__")),
+    "tzinfo": ("call", "datetime", "datetime", (bytes(10), "x")),
+    "huge deque": ("call", "collections", "deque", (range(10**15),)),
+    "object array": ("call", "numpy", "dtype", ("O8", False, True)),
+    "numpy fields": ("call", "numpy", "dtype", ("f8,O", False, True)),
+    "scalar of too little": (
+        "call", "numpy._core.multiarray", "scalar", (numpy.dtype("f8"), b"123"),
+    ),
+    "device": ("call", "torch", "device", ("no such device",)),
+    "layout": ("call", "torch.serialization", "_get_layout", ("torch.load",)),
+    "torch's function": ("global", "torch", "load"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_a_plain_type_would_not_write_stays_opaque(name: str, ckpt: str) -> None:
+    hostile = tilestone.Opaque(*HOSTILE[name])
+    tilestone.save({"x": (hostile,)}, ckpt)
+    (loaded,) = tilestone.load({"x": None}, ckpt)["x"]
+    assert isinstance(loaded, tilestone.Opaque) and loaded.full_name == hostile.full_name
+
+
+def test_a_class_that_comes_back_opaque_is_told_once_with_its_key(
+    ckpt: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class_name = "test_object_types.Flag"
+    from tilestone import _pickling
+
+    _pickling._told.clear()
+    with caplog.at_level(logging.WARNING, "tilestone"):
+        state = {"a": {"b": Flag(1)}, "c": (Flag(2), {3}), "d": {1, 2}}
+        tilestone.save(state, ckpt)
+        tilestone.save(state, ckpt, overwrite=True)
+    told_lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(told_lines) == 1 and told_lines[0].startswith(f"a.b: an object of {class_name} ")
+
+
+TEXT = st.text(st.characters(codec=None, categories=None), max_size=4)
+LEAVES = st.one_of(
+    st.sampled_from(list(VALUES.values())),
+    st.integers(), st.floats(), TEXT, st.binary(max_size=9), st.complex_numbers(), st.booleans(),
+    st.decimals(), st.fractions(), st.datetimes(timezones=st.just(datetime.timezone.utc)),
+    st.timedeltas(), st.uuids(), st.dates(), st.times(),
+)  # fmt: skip
+KEYS = st.one_of(TEXT, st.integers(-3, 3), st.none(), st.tuples(st.integers(), st.booleans()))
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(KEYS, inner, max_size=3),
+        st.dictionaries(KEYS, inner, max_size=3).map(collections.OrderedDict),
+        st.lists(inner, max_size=3).map(collections.deque),
+        inner.map(lambda value: argparse.Namespace(inner=value)),
+        st.sets(KEYS, max_size=3), inner.map(lambda value: [value] * 2),
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(
+    max_examples=60, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+@given(tree=TREES)
+def test_random_trees_come_back_or_are_refused(tree: Any, tmp_path: pathlib.Path) -> None:
+    state = {"x": (tree,)}
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    try:
+        tilestone.save(state, one, overwrite=True)
+    except tilestone.InvalidArgumentError as error:
+        assert error.key == "x"
+        return
+    assert same(tilestone.load({"x": None}, one, allow=ALLOW), state)
+    tilestone.save(tilestone.load({"x": None}, one), two, overwrite=True)
+    assert same(tilestone.load({"x": None}, two, allow=ALLOW), state)
+    assert same(stock_loaded(one, {"x": 0}), state) and same(stock_loaded(two, {"x": 0}), state)

@@ -1,0 +1,144 @@
+"""Objects that are no plain data, pickled so that stock PyTorch and Tilestone read them back.
+
+An ordinary object is pickled as torch.save does. One that holds an `Opaque`, which was loaded and
+not made, is pickled by a pickler that writes the Opaque as the object that it was.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import logging
+import pickle
+import sys
+import types
+from typing import Any
+
+from tilestone import _core, _plain_types
+from tilestone._dtypes import DType
+from tilestone._errors import CheckpointError, InvalidArgumentError
+from tilestone._opaque import Opaque
+
+_log = logging.getLogger("tilestone")
+_told: set[str] = set()  # classes that were logged
+
+
+class _NeedsNamesError(Exception):
+    """Something is met that only _ByName can write."""
+
+
+class _Ordinary(pickle.Pickler):
+    def reducer_override(self, item: Any) -> Any:
+        if type(item) is Opaque or type(item) is DType:
+            raise _NeedsNamesError
+        if isinstance(item, (datetime.time, datetime.datetime)) and item.fold:
+            return item.__reduce_ex__(4)  # which protocol 2 forgets
+        return NotImplemented
+
+
+# Python's own pickler in Python, whose methods may be overridden.
+_PythonPickler: Any = vars(pickle)["_Pickler"]
+
+
+class _ByName(_PythonPickler):  # type: ignore[misc]
+    """Writes classes by their names, so that none of them has to be importable."""
+
+    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
+        if type(obj) is Opaque:
+            self._save_opaque(obj)
+        elif type(obj) is DType:
+            self._save_name("torch", str(obj))
+        else:
+            super().save(obj, save_persistent_id)
+
+    def _save_name(self, module: str, name: str) -> None:
+        self.save(module)
+        self.save(name)
+        self.write(pickle.STACK_GLOBAL)
+
+    def _save_opaque(self, told: Opaque) -> None:
+        known = self.memo.get(id(told))
+        if known is not None:
+            self.write(self.get(known[0]))
+            return
+        if not told.module:
+            raise InvalidArgumentError("a storage outside a tensor can't be saved")
+        self._save_name(told.module, told.name)
+        if told.kind != "global":
+            self.save(tuple(told.args))
+            if told.keywords:
+                self.save(dict(told.keywords))
+                self.write(pickle.NEWOBJ_EX)
+            else:
+                self.write(pickle.REDUCE if told.kind == "call" else pickle.NEWOBJ)
+        self.memoize(told)
+        for item in told.appended:
+            self.save(item)
+            self.write(pickle.APPEND)
+        for key, item in told.entries.items():
+            self.save(key)
+            self.save(item)
+            self.write(pickle.SETITEM)
+        if told.has_state:
+            self.save(told.state)
+            self.write(pickle.BUILD)
+
+
+def _dumped(item: Any, pickler: Any, protocol: int) -> bytes:
+    buffer = io.BytesIO()
+    if "torch" in sys.modules:
+        import torch
+
+        module: Any = types.SimpleNamespace(__name__="pickle", Pickler=pickler)
+        torch.save(item, buffer, pickle_module=module, pickle_protocol=protocol)
+    else:
+        pickler(buffer, protocol).dump(item)
+    return buffer.getvalue()
+
+
+def dumps(item: Any, key: str) -> tuple[bytes, bool]:
+    """The object's pickle; whether it is a torch.save archive (where torch is loaded).
+
+    Raises:
+        InvalidArgumentError: it can't be pickled, naming the key and the cause.
+    """
+    try:
+        try:
+            pickled = _dumped(item, _Ordinary, 2)
+        except _NeedsNamesError:
+            pickled = _dumped(item, _ByName, 4)
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"an object of {_name_of(type(item))} can't be pickled: "
+            f"{type(error).__name__}: {error}",
+            key=key,
+        ) from error
+    return pickled, "torch" in sys.modules
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def check_and_tell(pickled: bytes, archive: bool, key: str, tell: bool) -> None:
+    """Reads the pickle as a load would; tells once of a class that comes back as Opaque.
+
+    Raises:
+        InvalidArgumentError: it could not be read back, naming the key.
+    """
+    try:
+        names = _core.pickled_classes(pickled, archive)
+    except CheckpointError as error:
+        raise InvalidArgumentError(error.message, key=key, hint=error.hint) from error
+    for name in names:
+        if not tell or name in _told or _plain_types.is_plain(name):
+            continue
+        _told.add(name)
+        _log.warning(
+            "%s: an object of %s is saved; it comes back as Opaque where allow does not name "
+            "that class (this is said once for each class)",
+            key,
+            name,
+        )

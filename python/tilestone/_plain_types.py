@@ -1,0 +1,440 @@
+"""Objects of plain, harmless types, made from what a pickle says of them.
+
+A closed table: exact names of classes and functions, each with a function that checks the
+arguments strictly and makes the object itself. Nothing that a file names is imported or called,
+and nothing is allocated that the file's own bytes don't pay for. What a pickle says otherwise
+than these types' own picklers do stays Opaque.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import fractions
+import math
+import pathlib
+import re
+import sys
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy
+
+if TYPE_CHECKING:
+    from tilestone._opaque import Opaque
+
+Maker = Callable[["Opaque"], Any]
+
+_MAKERS: dict[str, Maker] = {}
+_GLOBALS: dict[str, Any] = {
+    f"builtins.{kind.__name__}": kind
+    for kind in (
+        bool, bytearray, bytes, complex, dict, float, frozenset, int, list, object, range, set,
+        slice, str, tuple,
+    )
+} | {
+    "builtins.Ellipsis": ...,
+    "builtins.NotImplemented": NotImplemented,
+    "collections.OrderedDict": collections.OrderedDict,
+    "collections.Counter": collections.Counter,
+    "numpy.ndarray": numpy.ndarray,
+}  # fmt: skip
+
+# What a defaultdict may call for a missing key.
+_FACTORIES = (
+    None, bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple,
+    collections.OrderedDict, collections.Counter,
+)  # fmt: skip
+
+
+class _OtherwiseError(Exception):
+    """The pickle says something that the type's own pickler doesn't."""
+
+
+def _check(holds: bool) -> None:
+    if not holds:
+        raise _OtherwiseError
+
+
+def _all_are(kind: type, values: Any) -> bool:
+    return all(type(value) is kind for value in values)
+
+
+def _bare(told: Opaque, kinds: tuple[str, ...] = ("call",)) -> tuple[Any, ...]:
+    """The arguments of an object that is made by them alone."""
+    _check(told.kind in kinds and not told.keywords and not told.appended and not told.entries)
+    _check(not told.has_state or told.state is None)
+    return told.args
+
+
+def _maker(*names: str) -> Callable[[Maker], Maker]:
+    def register(function: Maker) -> Maker:
+        _MAKERS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+# ---- builtins ----
+
+
+@_maker("builtins.complex")
+def _complex(told: Opaque) -> complex:
+    args = _bare(told, ("call", "new"))
+    _check(len(args) == 2 and _all_are(float, args))
+    return complex(*args)
+
+
+@_maker("builtins.range")
+def _range(told: Opaque) -> range:
+    args = _bare(told)
+    _check(len(args) == 3 and _all_are(int, args))
+    return range(*args)
+
+
+@_maker("builtins.slice")
+def _slice(told: Opaque) -> slice:
+    args = _bare(told)
+    _check(len(args) == 3)
+    return slice(*args)
+
+
+@_maker("builtins.set", "builtins.frozenset")
+def _set(told: Opaque) -> Any:
+    args = _bare(told)
+    _check(not args or (len(args) == 1 and type(args[0]) is list))
+    return set(*args) if told.name == "set" else frozenset(*args)
+
+
+@_maker("builtins.bytearray")
+def _bytearray(told: Opaque) -> bytearray:
+    args = _bare(told)
+    if len(args) == 2:
+        _check(type(args[0]) is str and args[1] in ("latin-1", "latin1"))
+        return bytearray(args[0].encode("latin-1"))
+    _check(not args or (len(args) == 1 and type(args[0]) is bytes))
+    return bytearray(*args)
+
+
+# ---- datetime, numbers, names ----
+
+
+@_maker("datetime.date")
+def _date(told: Opaque) -> datetime.date:
+    args = _bare(told)
+    _check(len(args) == 1 and type(args[0]) is bytes and len(args[0]) == 4)
+    return datetime.date(*args)
+
+
+@_maker("datetime.time", "datetime.datetime")
+def _time(told: Opaque) -> Any:
+    args = _bare(told)
+    size = 6 if told.name == "time" else 10
+    _check(1 <= len(args) <= 2 and type(args[0]) is bytes and len(args[0]) == size)
+    _check(len(args) == 1 or type(args[1]) in (type(None), datetime.timezone))
+    return getattr(datetime, told.name)(*args)
+
+
+@_maker("datetime.timedelta")
+def _timedelta(told: Opaque) -> datetime.timedelta:
+    args = _bare(told)
+    _check(len(args) == 3 and _all_are(int, args))
+    return datetime.timedelta(*args)
+
+
+@_maker("datetime.timezone")
+def _timezone(told: Opaque) -> datetime.timezone:
+    args = _bare(told)
+    _check(1 <= len(args) <= 2 and type(args[0]) is datetime.timedelta)
+    _check(_all_are(str, args[1:]))
+    return datetime.timezone(*args)
+
+
+@_maker("decimal.Decimal")
+def _decimal(told: Opaque) -> decimal.Decimal:
+    args = _bare(told)
+    _check(len(args) == 1 and type(args[0]) is str)
+    return decimal.Decimal(args[0])
+
+
+@_maker("fractions.Fraction")
+def _fraction(told: Opaque) -> fractions.Fraction:
+    args = _bare(told)
+    if len(args) == 1:  # to Python 3.11; never an exponent, which could be any power of ten
+        _check(type(args[0]) is str and re.fullmatch(r"-?[0-9]+(/[0-9]+)?", args[0]) is not None)
+    else:
+        _check(len(args) == 2 and _all_are(int, args))
+    return fractions.Fraction(*args)
+
+
+@_maker("uuid.SafeUUID")
+def _safe_uuid(told: Opaque) -> uuid.SafeUUID:
+    args = _bare(told)
+    _check(len(args) == 1 and type(args[0]) in (int, type(None)))
+    return uuid.SafeUUID(args[0])
+
+
+@_maker("uuid.UUID")
+def _uuid(told: Opaque) -> uuid.UUID:
+    _check(told.kind == "new" and not told.args and not told.keywords and told.has_state)
+    _check(not told.appended and not told.entries and type(told.state) is dict)
+    state = dict(told.state)
+    number, safe = state.pop("int", None), state.pop("is_safe", uuid.SafeUUID.unknown)
+    _check(not state and type(number) is int)
+    return uuid.UUID(int=number, is_safe=uuid.SafeUUID(safe))
+
+
+_PATHS = ("PurePath", "PurePosixPath", "PureWindowsPath", "Path", "PosixPath", "WindowsPath")
+
+
+@_maker(*(f"pathlib.{name}" for name in _PATHS))
+def _path(told: Opaque) -> pathlib.PurePath:
+    args = _bare(told)
+    _check(_all_are(str, args))
+    made: pathlib.PurePath = getattr(pathlib, told.name)(*args)
+    return made
+
+
+# ---- collections ----
+
+
+@_maker("collections.Counter")
+def _counter(told: Opaque) -> collections.Counter[Any]:
+    args = _bare(told)
+    _check(not args or (len(args) == 1 and type(args[0]) is dict))
+    made: collections.Counter[Any] = collections.Counter()
+    dict.update(made, *args)  # the counts as they are, whatever they are
+    return made
+
+
+@_maker("collections.defaultdict")
+def _defaultdict(told: Opaque) -> collections.defaultdict[Any, Any]:
+    _check(told.kind == "call" and not told.keywords and not told.has_state and not told.appended)
+    _check(len(told.args) <= 1 and all(any(f is a for f in _FACTORIES) for a in told.args))
+    return collections.defaultdict(told.args[0] if told.args else None, told.entries)
+
+
+@_maker("collections.deque")
+def _deque(told: Opaque) -> collections.deque[Any]:
+    _check(told.kind == "call" and not told.keywords and not told.has_state and not told.entries)
+    items, limit = [], None
+    if told.args:
+        _check(len(told.args) <= 2 and type(told.args[0]) in (list, tuple))
+        items = list(told.args[0])
+        limit = told.args[1] if len(told.args) == 2 else None
+    _check(type(limit) in (int, type(None)))
+    return collections.deque(items + told.appended, limit)
+
+
+# ---- numpy ----
+
+_SCALARS = {
+    name: kind
+    for module in (numpy, ml_dtypes)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type)
+    and issubclass(kind, numpy.generic)
+    and kind.__module__ == module.__name__
+    and kind not in (numpy.object_, getattr(numpy, "record", None))
+}
+_GLOBALS |= {f"{kind.__module__}.{kind.__name__}": kind for kind in _SCALARS.values()}
+
+_ORDERS = ("<", ">", "|", "=")
+
+
+def _numpy_names(place: str, name: str) -> tuple[str, str]:
+    return f"numpy._core.{place}.{name}", f"numpy.core.{place}.{name}"  # numpy 2, numpy 1
+
+
+@_maker("numpy.dtype")
+def _dtype(told: Opaque) -> numpy.dtype[Any]:
+    """args (code, False, True); state (3 or 4, byte order, (element, shape), names, fields, ...)."""
+    _check(told.kind == "call" and not told.keywords and not told.appended and not told.entries)
+    _check(len(told.args) in (1, 3))
+    base: numpy.dtype[Any] = _base_dtype(told.args[0])
+    if not told.has_state:
+        return base
+    state = told.state
+    _check(type(state) is tuple and len(state) in (8, 9) and state[0] in (3, 4))
+    order, inner, names, fields, size, _, flags = state[1:8]
+    _check(order in _ORDERS)
+    if len(state) == 9:
+        unit: numpy.dtype[Any] = _unit_dtype(told.args[0], state[8]).newbyteorder(order)
+        return unit
+    if inner is not None:
+        _check(type(inner) is tuple and len(inner) == 2 and isinstance(inner[0], numpy.dtype))
+        inner_spec: Any = (inner[0], _shape(inner[1]))
+        return _sized(numpy.dtype(inner_spec), size)
+    if names is not None:
+        return _sized(_record_dtype(names, fields, size, flags), size)
+    swapped: numpy.dtype[Any] = base if base.isbuiltin == 2 else base.newbyteorder(order)
+    return swapped
+
+
+def _base_dtype(code: Any) -> numpy.dtype[Any]:
+    if isinstance(code, type):
+        _check(code in _SCALARS.values())
+    else:
+        _check(type(code) is str and re.fullmatch(r"[biufcSUVmM?][0-9]{0,9}", code) is not None)
+    base: numpy.dtype[Any] = numpy.dtype(code)
+    return base
+
+
+def _sized(dtype: numpy.dtype[Any], size: Any) -> numpy.dtype[Any]:
+    _check(dtype.itemsize == size)
+    return dtype
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    _check(type(shape) is tuple and len(shape) <= 64 and _all_are(int, shape))
+    _check(all(n >= 0 for n in shape))
+    return tuple(shape)
+
+
+def _unit_dtype(code: Any, metadata: Any) -> numpy.dtype[Any]:
+    """datetime64 and timedelta64: (None, (unit, count, 1, 1))."""
+    _check(code in ("M8", "m8") and type(metadata) is tuple and len(metadata) == 2)
+    _check(not metadata[0] and type(metadata[1]) is tuple and len(metadata[1]) == 4)
+    unit, count, divisor, _ = metadata[1]
+    unit = unit.decode("ascii") if type(unit) is bytes else unit
+    _check(type(unit) is str and unit.isalpha() and type(count) is int and divisor == 1)
+    return numpy.dtype(code if unit == "generic" else f"{code}[{count}{unit}]")
+
+
+def _record_dtype(names: Any, fields: Any, size: Any, flags: Any) -> numpy.dtype[Any]:
+    _check(type(names) is tuple and _all_are(str, names) and type(fields) is dict)
+    _check(type(size) is int and type(flags) is int)
+    parts = [fields.get(name) for name in names]
+    _check(len(fields) == len(names))  # more where fields have titles
+    _check(all(type(part) is tuple and len(part) == 2 for part in parts))
+    _check(all(isinstance(part[0], numpy.dtype) and type(part[1]) is int for part in parts))
+    spec: Any = {
+        "names": list(names),
+        "formats": [part[0] for part in parts],
+        "offsets": [part[1] for part in parts],
+        "itemsize": size,
+    }
+    made: numpy.dtype[Any] = numpy.dtype(spec, align=bool(flags & 128))
+    return made
+
+
+def _array(
+    data: Any, dtype: Any, shape: Any, order: Any, kinds: tuple[type, ...] = (bytes,)
+) -> numpy.ndarray[Any, Any]:
+    shape = _shape(shape)
+    _check(isinstance(dtype, numpy.dtype) and not dtype.hasobject and type(data) in kinds)
+    count = math.prod(shape)
+    _check(count * dtype.itemsize == len(data) and (dtype.itemsize > 0 or count <= 1))
+    if not data:
+        return numpy.zeros(shape, dtype, order)
+    made = numpy.ndarray(shape, dtype, data, order=order).copy(order)
+    if dtype.kind == "U":  # code points that no character has would be found at any later use
+        codes = numpy.frombuffer(data, numpy.dtype("u4").newbyteorder(dtype.byteorder))
+        _check(bool((codes <= sys.maxunicode).all()))
+    return made
+
+
+@_maker(*_numpy_names("multiarray", "scalar"))
+def _scalar(told: Opaque) -> Any:
+    args = _bare(told)
+    _check(len(args) == 2)
+    return _array(args[1], args[0], (), "C")[()]
+
+
+@_maker(*_numpy_names("multiarray", "_reconstruct"))
+def _reconstructed(told: Opaque) -> numpy.ndarray[Any, Any]:
+    """args (numpy.ndarray, (0,), b"b"); state (1, shape, dtype, in Fortran's order, bytes)."""
+    _check(told.kind == "call" and not told.keywords and not told.appended and not told.entries)
+    _check(len(told.args) == 3 and told.args[0] is numpy.ndarray)
+    state = told.state
+    _check(type(state) is tuple and len(state) == 5)
+    return _array(state[4], state[2], state[1], "F" if state[3] else "C")
+
+
+@_maker(*_numpy_names("numeric", "_frombuffer"))
+def _from_buffer(told: Opaque) -> numpy.ndarray[Any, Any]:
+    args = _bare(told)
+    _check(len(args) == 4 and args[3] in ("C", "F"))
+    return _array(args[0], args[1], args[2], args[3], (bytes, bytearray))
+
+
+# ---- torch ----
+
+
+def _torch() -> Any:
+    torch = sys.modules.get("torch")
+    _check(torch is not None)
+    return torch
+
+
+@_maker("torch.Size")
+def _size(told: Opaque) -> Any:
+    args = _bare(told)
+    _check(len(args) == 1 and type(args[0]) in (tuple, list) and _all_are(int, args[0]))
+    return _torch().Size(args[0])
+
+
+@_maker("torch.device")
+def _device(told: Opaque) -> Any:
+    args = _bare(told)
+    _check(1 <= len(args) <= 2 and type(args[0]) is str and _all_are(int, args[1:]))
+    try:
+        return _torch().device(*args)
+    except RuntimeError:  # a kind of device that this torch doesn't know
+        raise _OtherwiseError from None
+
+
+@_maker("torch.serialization._get_layout")
+def _layout(told: Opaque) -> Any:
+    args = _bare(told)
+    _check(len(args) == 1 and type(args[0]) is str)
+    torch = _torch()
+    found = getattr(torch, args[0].removeprefix("torch."), None)
+    _check(isinstance(found, torch.layout))
+    return found
+
+
+def _torch_constant(name: str) -> Any:
+    """A dtype that no tensor of a checkpoint has, a memory format, a quantisation scheme."""
+    torch = _torch()
+    found = vars(torch).get(name.removeprefix("torch."))
+    _check(isinstance(found, (torch.dtype, torch.memory_format, torch.qscheme)))
+    return found
+
+
+# ---- The table's use ----
+
+
+def is_plain(full_name: str) -> bool:
+    """Whether objects of the class come back as they were, without being allowed."""
+    if full_name in _MAKERS or full_name in _GLOBALS:
+        return True
+    return full_name.startswith("torch.") and _is_torch_constant(full_name.removeprefix("torch."))
+
+
+def _is_torch_constant(name: str) -> bool:
+    try:
+        _torch_constant(name)
+    except _OtherwiseError:
+        return False
+    return True
+
+
+def made(told: Opaque) -> Any:
+    """The object, or `told` itself where it is none of the plain ones.
+
+    Args:
+        told: what it holds is made already.
+    """
+    try:
+        if told.kind == "global":
+            if told.module == "torch":
+                return _torch_constant(told.name)
+            return _GLOBALS.get(told.full_name, told)
+        maker = _MAKERS.get(told.full_name)
+        return told if maker is None else maker(told)
+    except (_OtherwiseError, TypeError, ValueError, ArithmeticError, NotImplementedError):
+        return told
