@@ -51,6 +51,9 @@ LEAVES = [
     lambda r: (1, ("x", [torch.arange(r.randrange(3))])),
     lambda r: [],
     lambda r: [1, ["two", ()]],
+    lambda r: {1, 2},
+    lambda r: collections.deque([1, "x"], 3),
+    lambda r: numpy.float32(r.random()),
 ]
 
 
