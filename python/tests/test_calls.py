@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import random
+import signal
 import threading
 import time
 
@@ -96,3 +98,38 @@ def test_two_threads_that_save_on_one_group_leave_it_whole(
         assert len(errors) == 6
         for error in errors:
             assert not error or "different calls" in error, error
+
+
+def interrupted_while_waiting(rank: int, world: int, folder: str, stopped: int) -> tuple[str, float]:
+    """Rank `stopped` gets a SIGINT while it waits for a rank that is busy."""
+    busy = (stopped + 1) % world
+
+    def build(key, data, replica_id, flattened_range):  # type: ignore[no-untyped-def]
+        if rank == busy:
+            time.sleep(3)
+        return tilestone.ShardedTensor.from_rank_offsets("w", data, (0, rank, world))
+
+    factory = tilestone.ShardedTensorFactory("w", torch.ones(2), build, lambda tree: tree)
+    if rank == stopped:
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    started = time.monotonic()
+    raised = ""
+    try:
+        tilestone.save({"w": factory}, f"{folder}/{stopped}", timeout=PLENTY)
+    except (KeyboardInterrupt, tilestone.CheckpointError) as error:
+        raised = f"{type(error).__name__}: {error}"
+    seconds = time.monotonic() - started
+    assert save(f"{folder}/{stopped}", rank, world, PLENTY) == ""
+    return raised, seconds
+
+
+@pytest.mark.parametrize("stopped", [0, 1, 2])
+def test_an_interrupt_on_one_rank_reaches_the_others_long_before_their_deadline(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path, stopped: int
+) -> None:
+    results = worlds[3].run(interrupted_while_waiting, str(tmp_path), stopped)
+    for rank, (raised, seconds) in enumerate(results):
+        assert seconds < 20
+        kind = "KeyboardInterrupt" if rank == stopped else "InterruptedError"
+        assert raised.startswith(kind), (rank, raised)
+        assert rank == stopped or f"rank {stopped}" in raised

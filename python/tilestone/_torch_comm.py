@@ -200,6 +200,7 @@ class _Shared:
         self.operation = 0  # number of the last one, or of the call
         self.call = 0  # number of the call under way
         self.ending: str | None = None  # the error, in hex, with which this rank ends the call
+        self.ended: str | None = None  # the error, in hex, with which any rank has ended the call
         self.old_keys: list[str] = []  # this rank deletes them
         self.memory = _core.CallMemory()
         self.inbox: list[tuple[int, bytes]] = []  # notices that came
@@ -376,16 +377,17 @@ class TorchCommunicator:
 
     def enter(self, call: int) -> None:
         """The operations of a call begin; they are numbered on from `call`."""
-        self._shared.ending = None
+        self._shared.ending = self._shared.ended = None
         self._shared.operation = self._shared.call = call
 
     def leave(self) -> None:
         """This rank makes no more operations of the call."""
         self._shared.call = 0
+        self._shared.ended = None
 
     def abort(self, error: bytes) -> None:
         """Operations of this call end with `error` on every rank."""
-        if self._shared.call == 0:
+        if self._shared.call == 0 or self._shared.ended is not None:
             return
         # An operation that this rank has left with its helper sees it, too.
         self._shared.ending = error.hex()
@@ -515,6 +517,10 @@ class TorchCommunicator:
     def _begin(self, name: str, decider: int, task: _Task) -> float:
         """Returns when all ranks have come; the end of the transfer's time."""
         if self.size > 1:
+            if self._shared.ended is not None:
+                raise CallEndedError(
+                    f"{name}: a rank has ended the call", bytes.fromhex(self._shared.ended)
+                )
             self._raise_unless_go(name, self._verdict(decider, task))
         return max(task.end, time.monotonic() + _LEAST_TRANSFER)
 
@@ -574,7 +580,9 @@ class TorchCommunicator:
         kept = shared.store.compare_set(key, "", json.dumps(proposal))
         verdict: dict[str, Any] = json.loads(kept)
         if verdict["error"]:
-            shared.ending = None  # all know that the call has ended
+            shared.ending = None
+            if shared.call != 0:  # all ranks know; none makes a further operation of it
+                shared.ended = verdict["error"]
         if not any(verdict[why] for why in ("missing", "refused", "error")):
             for old in shared.old_keys:  # all are past earlier operations
                 shared.store.delete_key(old)
