@@ -137,6 +137,9 @@ Error current_error() {
     return error;
   } catch (const std::bad_alloc&) {
     return Error(ErrorCode::kIo, "out of memory").with_errno(ENOMEM);
+  } catch (const std::system_error& error) {
+    return Error(ErrorCode::kIo, "the system refused what was asked of it")
+        .with_errno(error.code().value());
   } catch (const std::exception& error) {
     return Error(ErrorCode::kInterrupted, error.what());
   } catch (...) {

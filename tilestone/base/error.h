@@ -76,8 +76,9 @@ class Error : public std::exception {
   std::string message_, key_, file_, hint_, what_;
 };
 
-// The error in flight as an Error: itself; kIo with ENOMEM for std::bad_alloc; kInterrupted around
-// an exception of another type, which code of the caller threw. Call inside a catch block.
+// The error in flight as an Error: itself; kIo with ENOMEM for std::bad_alloc, with its errno for
+// std::system_error (no thread could be started); kInterrupted around an exception of another type,
+// which code of the caller threw. Call inside a catch block.
 Error current_error();
 
 }  // namespace tilestone

@@ -8,6 +8,8 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -117,6 +119,13 @@ ThreadPool::ThreadPool(size_t threads) : state_(std::make_unique<State>()) {
   State* state = state_.get();
   try {
     for (size_t i = 0; i < threads; ++i) state->workers.emplace_back([state] { state->run(); });
+  } catch (const std::system_error& error) {
+    const size_t started = state->workers.size();
+    state->stop();
+    throw Error(ErrorCode::kIo, "only " + std::to_string(started) + " of " +
+                                    std::to_string(threads) + " threads could be started")
+        .with_errno(error.code().value())
+        .with_hint("a smaller number of threads, or a higher limit for this process");
   } catch (...) {
     state->stop();
     throw;

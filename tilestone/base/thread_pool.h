@@ -10,6 +10,7 @@ namespace tilestone {
 class ThreadPool {
  public:
   // threads >= 1. The workers start now and stop in the destructor, after the queue has drained.
+  // Error(kIo) where the system starts no more threads; no worker is left then.
   explicit ThreadPool(size_t threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -7,6 +7,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint_internal.h"
 #include "tilestone/engine/items_internal.h"
+#include "tilestone/engine/options_internal.h"
 #include "tilestone/engine/resources_internal.h"
 #include "tilestone/plan/load_plan.h"
 
@@ -66,6 +67,7 @@ Checkpoint::State::State(std::shared_ptr<Storage> storage_in, engine::Opened ope
       threads(engine::thread_count(options.threads)) {}
 
 Checkpoint Checkpoint::open(const Location& location, const OpenOptions& options) {
+  engine::check_options(options);
   const auto format = engine::find_format(location.storage(), options.format);
   engine::Opened opened =
       engine::open_description(engine::read_description(location.storage(), *format), format);

@@ -5,10 +5,11 @@
 // and the data files: it alone decides which checkpoint stands at a location.
 //
 //  1. The coordinator makes the directories, takes the lock, refuses or accepts what stands there,
-//     removes what failed attempts have left, and gives the save a new id.
+//     and removes what failed attempts have left.
 //  2. Each rank writes its data files, syncs them, syncs their directory, and reports.
-//  3. The coordinator merges the reports (coverage is checked) and publishes the manifest: written
-//     to a temporary file, synced, renamed, directory synced.
+//  3. The coordinator merges the reports (coverage is checked), opens each file that a rank
+//     reported, so that no rank has written to another directory than its own, and publishes the
+//     manifest: written to a temporary file, synced, renamed, directory synced.
 //  4. The coordinator publishes the metadata file in the same way. The rename is the commit.
 //  5. The coordinator removes the files of the checkpoint that was replaced, and leftovers.
 //
@@ -43,6 +44,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
 #include "tilestone/engine/cleanup_internal.h"
+#include "tilestone/engine/presence_internal.h"
 #include "tilestone/format/foreign.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/version.h"
@@ -57,8 +59,11 @@ bool in_own_directory(const std::string& name) {
 }  // namespace
 
 Commit::Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
-               bool overwrite)
-    : storage_(std::move(storage)), format_(std::move(format)), overwrite_(overwrite) {}
+               std::string save_id, bool overwrite)
+    : storage_(std::move(storage)),
+      format_(std::move(format)),
+      save_id_(std::move(save_id)),
+      overwrite_(overwrite) {}
 
 void Commit::begin() {
   refuse_foreign();
@@ -70,7 +75,6 @@ void Commit::begin() {
   storage_->sync_directory("");
   finish_replacement();
   look_at_old();
-  save_id_ = random_save_id();
 }
 
 // Readers of the other kind would take its files together with ours.
@@ -139,8 +143,9 @@ void Commit::remove_leftovers(const std::set<std::string>& referenced) {
   }
 }
 
-void Commit::prepare(std::vector<RankReport> reports, std::span<const Bytes> encoded,
+void Commit::prepare(std::vector<RankReport> reports, std::span<const Bytes> encoded, int threads,
                      Deadline deadline) {
+  expect_files(*storage_, reports, threads, deadline);
   Metadata metadata = merge_reports(std::move(reports));
   metadata.save_id = save_id_;
   metadata.writer = std::string("Tilestone ") + kVersion;

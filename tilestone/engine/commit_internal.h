@@ -19,17 +19,20 @@ namespace tilestone::engine {
 // begin() until it goes.
 class Commit {
  public:
-  Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format, bool overwrite);
+  // save_id: a new random one.
+  Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
+         std::string save_id, bool overwrite);
 
   // Step 1. Error(kAlreadyExists) when a checkpoint stands there and overwriting was not asked
   // for, or another save is under way; kUnsupported for overwriting one of another kind, which
   // can't be replaced in one step (format/foreign.h).
   void begin();
-  const std::string& save_id() const { return save_id_; }
 
-  // Step 3: checks the reports and makes everything durable but the metadata file. Both are by
-  // rank; encoded[i] is what reports[i].encode() gives.
-  void prepare(std::vector<RankReport> reports, std::span<const Bytes> encoded, Deadline deadline);
+  // Step 3: checks the reports, and that every file they name is here; makes everything durable but
+  // the metadata file. Both are by rank; encoded[i] is what reports[i].encode() gives. `threads`:
+  // the save's option.
+  void prepare(std::vector<RankReport> reports, std::span<const Bytes> encoded, int threads,
+               Deadline deadline);
   // Step 4. The checkpoint exists from within this call on.
   void publish(Deadline deadline);
   // Step 5. Failures are told in the log.
@@ -49,8 +52,8 @@ class Commit {
 
   std::shared_ptr<Storage> storage_;
   std::shared_ptr<const Format> format_;
+  const std::string save_id_;
   const bool overwrite_;
-  std::string save_id_;
   std::unique_ptr<StorageLock> lock_;
 
   std::set<std::string> old_files_;       // of the checkpoint that stands there: data, manifest

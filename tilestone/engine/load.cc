@@ -10,88 +10,101 @@
 #include "tilestone/engine/as_stored_internal.h"
 #include "tilestone/engine/exchange_internal.h"
 #include "tilestone/engine/opening_internal.h"
+#include "tilestone/engine/options_internal.h"
 #include "tilestone/engine/reader_internal.h"
 #include "tilestone/engine/resources_internal.h"
 #include "tilestone/engine/subtrees_internal.h"
 #include "tilestone/engine/targets_internal.h"
+#include "tilestone/engine/terms_internal.h"
 #include "tilestone/plan/load_plan.h"
 
 namespace tilestone {
 namespace engine {
 namespace {
 
+// What a rank loads, from where and how; owned by whoever brings it.
+struct Brought {
+  const StateDict* wanted = nullptr;
+  const Location* location = nullptr;
+  const LoadOptions* options = nullptr;
+};
+using Bring = std::function<Brought()>;
+using Take = std::function<void(StateDict)>;
+
 // One rank's part in one load.
 class Loading {
  public:
-  Loading(const Location& location, const LoadOptions& options)
-      : location_(location),
-        options_(options),
-        rounds_(options.comm, "load", location.describe(), deadline_after(options.timeout)),
-        threads_(thread_count(options.threads)) {}
+  Loading(Communicator comm, const std::string& place, Deadline deadline)
+      : comm_(std::move(comm)), rounds_(comm_, "load", place, deadline) {}
 
-  StateDict run(const StateDict& wanted) {
-    describe();
+  // `take` has a round of its own, which every rank of a load has or none.
+  StateDict run(const Bring& bring, const Take& take) {
+    describe(bring);
     StateDict loaded;
-    rounds_.run_last(
-        "loading",
-        [&](Deadline deadline) {
-          loaded = load_rank(wanted, deadline);
-          return std::move(left_out_);
-        },
-        [&](const std::vector<Bytes>& of_ranks) {
-          check_left_out(of_ranks, opened_.metadata);
-          return std::vector<Bytes>();
-        });
-    return loaded;
+    const auto load = [&](Deadline deadline) {
+      loaded = load_rank(*brought_.wanted, deadline);
+      return std::move(left_out_);
+    };
+    const auto check = [&](const std::vector<Bytes>& of_ranks) {
+      check_left_out(of_ranks, opened_.metadata);
+      return std::vector<Bytes>();
+    };
+    if (!take) {
+      rounds_.run_last("loading", load, check);
+      return loaded;
+    }
+    rounds_.run("loading", load, check);
+    const auto take_it = [&](Deadline) {
+      take(std::move(loaded));
+      return Bytes();
+    };
+    const auto nothing = [](const std::vector<Bytes>&) { return std::vector<Bytes>(); };
+    rounds_.run_last("taking what was loaded", take_it, nothing);
+    return {};
   }
 
  private:
+  const LoadOptions& options() const { return *brought_.options; }
+  Storage& storage() const { return brought_.location->storage(); }
+
   // One rank looks: ranks that look for themselves may see different things.
-  void describe() {
+  void describe(const Bring& bring) {
     const Bytes answer = rounds_.run(
-        "opening", [&](Deadline) { return own_place(); },
-        [&](const std::vector<Bytes>& places) {
-          const Bytes way = {std::byte{static_cast<uint8_t>(agree_on_reading(places))}};
-          const auto format = find_format(location_.storage(), options_.format);
-          description_ = read_description(location_.storage(), *format);
-          return std::vector<Bytes>(places.size(), way);
+        "opening",
+        [&](Deadline) {
+          prepare(bring);
+          return with_terms(to_bytes(host_identity()), terms_of(*brought_.location, options()));
+        },
+        [&](std::vector<Bytes> hosts) {
+          agree_on_terms(hosts);
+          const Bytes way = {std::byte{static_cast<uint8_t>(way_of_reading(hosts))}};
+          const auto format = find_format(storage(), options().format);
+          description_ = read_description(storage(), *format);
+          return std::vector<Bytes>(hosts.size(), way);
         });
     way_ = static_cast<ReadFor>(answer.front());
   }
 
-  // What the coordinator must know of a rank: how it wants to read, and its host.
-  Bytes own_place() const {
-    ByteWriter writer;
-    writer.u8(static_cast<uint8_t>(options_.two_phase));
-    writer.string(host_identity());
-    return std::move(writer).take();
+  void prepare(const Bring& bring) {
+    brought_ = bring();
+    check_options(options());
+    threads_.emplace(thread_count(options().threads));
   }
 
-  ReadFor agree_on_reading(const std::vector<Bytes>& places) const {
+  ReadFor way_of_reading(const std::vector<Bytes>& identities) const {
     std::vector<std::string> hosts;
-    std::optional<LoadOptions::TwoPhase> agreed;
-    for (size_t rank = 0; rank < places.size(); ++rank) {
-      ByteReader reader(places[rank], "place of rank " + std::to_string(rank));
-      const auto mode = static_cast<LoadOptions::TwoPhase>(reader.u8());
-      hosts.emplace_back(reader.string());
-      if (agreed.value_or(mode) != mode) {
-        throw Error(ErrorCode::kMismatch, "the ranks don't agree on two_phase")
-            .with_rank(static_cast<int>(rank));
-      }
-      agreed = mode;
-    }
-    return reading_of_ranks(*agreed, hosts,
-                            location_.storage().can(StorageCapability::kSharedCache));
+    for (const Bytes& identity : identities) hosts.emplace_back(as_text(identity));
+    return reading_of_ranks(options().two_phase, hosts,
+                            storage().can(StorageCapability::kSharedCache));
   }
 
   void open(Deadline deadline) {
-    if (options_.comm.size() > 1) {
-      const bool tells = options_.comm.is_coordinator();
-      const Bytes told =
-          options_.comm.broadcast(tells ? description_.encode() : Bytes(), 0, deadline);
+    if (comm_.size() > 1) {
+      const bool tells = comm_.is_coordinator();
+      const Bytes told = comm_.broadcast(tells ? description_.encode() : Bytes(), 0, deadline);
       if (!tells) description_ = Description::decode(told);
     }
-    opened_ = open_description(std::move(description_), options_.format);
+    opened_ = open_description(std::move(description_), options().format);
   }
 
   StateDict load_rank(const StateDict& wanted, Deadline deadline) {
@@ -102,11 +115,11 @@ class Loading {
       open(deadline);
       plain = is_plain(wanted);
       built = plain ? wanted : build_factories(wanted);
-      built = with_subtrees(std::move(built), options_.subtrees, opened_.metadata);
+      built = with_subtrees(std::move(built), options().subtrees, opened_.metadata);
       built = with_memory(as_stored(std::move(built), opened_.metadata));
       if (!plain) persistent = drop_nonpersistent(built);
       items = opened_.format->to_items(plain ? built : persistent);
-      left_out_ = left_out(options_.complete, items, opened_.metadata);
+      left_out_ = left_out(options().complete, items, opened_.metadata);
       make_context(items, deadline);
       load_objects(*context_, items);
       return plan_tensors(items);
@@ -122,18 +135,18 @@ class Loading {
 
   template <typename Prepare>
   std::vector<Transfer> exchange(const Prepare& prepare, Deadline deadline) {
-    const uint64_t message_bytes = memory_shares(options_.buffer_bytes, way_).messages;
-    return exchange_transfers(options_.comm, way_, deadline, message_bytes, [&] {
+    const uint64_t message_bytes = memory_shares(options().buffer_bytes, way_).messages;
+    return exchange_transfers(comm_, way_, deadline, message_bytes, [&] {
       std::vector<Transfer> transfers = prepare();
       return Wanted{&*context_, std::move(transfers), &*progress_};
     });
   }
 
   void make_context(const Items& items, Deadline deadline) {
-    const uint64_t pool = memory_shares(options_.buffer_bytes, way_).pool;
-    context_.emplace(ReadContext{location_.storage(), *opened_.format, opened_.metadata,
-                                 make_pool(pool, threads_.size(), wanted_bytes(items)), threads_,
-                                 options_.verify_checksums, deadline});
+    const uint64_t pool = memory_shares(options().buffer_bytes, way_).pool;
+    context_.emplace(ReadContext{storage(), *opened_.format, opened_.metadata,
+                                 make_pool(pool, threads_->size(), wanted_bytes(items)), *threads_,
+                                 options().verify_checksums, deadline});
   }
 
   static uint64_t wanted_bytes(const Items& items) {
@@ -167,7 +180,7 @@ class Loading {
   // What is to be read of the stored chunks; zeros are filled in.
   std::vector<Transfer> plan_tensors(const Items& items) {
     LoadPlanOptions plan_options;
-    plan_options.cast = options_.cast;
+    plan_options.cast = options().cast;
     LoadPlan plan = plan_load(items.tensors, opened_.metadata, plan_options);
     std::vector<Transfer> transfers;
     transfers.reserve(plan.reads.size());
@@ -181,7 +194,7 @@ class Loading {
       const Piece& piece = items.tensors[fill.item].pieces[fill.piece];
       fill_zero(narrow_to(piece.data, relative(fill.box, piece.box)));
     }
-    progress_.emplace(options_.progress, "read", stored_bytes(opened_.metadata, transfers));
+    progress_.emplace(options().progress, "read", stored_bytes(opened_.metadata, transfers));
     return transfers;
   }
 
@@ -205,10 +218,10 @@ class Loading {
     throw std::move(error).with_key(key).with_hint(similar);
   }
 
-  const Location& location_;
-  const LoadOptions& options_;
+  const Communicator comm_;
   Rounds rounds_;
-  ThreadPool threads_;
+  Brought brought_;
+  std::optional<ThreadPool> threads_;
   Description description_;
   Opened opened_;
   Bytes left_out_;  // what the coordinator must know at the end
@@ -221,7 +234,19 @@ class Loading {
 }  // namespace engine
 
 StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options) {
-  return engine::Loading(location, options).run(wanted);
+  return engine::Loading(options.comm, location.place(),
+                         engine::deadline_of(options.timeout))
+      .run([&] { return engine::Brought{&wanted, &location, &options}; }, {});
+}
+
+void load(const std::function<LoadRequest()>& prepare, const std::function<void(StateDict)>& take,
+          const std::string& place, const Communicator& comm, Deadline deadline) {
+  std::optional<LoadRequest> request;
+  const auto bring = [&] {
+    request.emplace(prepare());
+    return engine::Brought{&request->wanted, &request->location, &request->options};
+  };
+  engine::Loading(comm, place, deadline).run(bring, take);
 }
 
 }  // namespace tilestone

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <functional>
+#include <string>
+
+#include "tilestone/base/deadline.h"
 #include "tilestone/engine/location.h"
 #include "tilestone/engine/options.h"
 #include "tilestone/state/state_dict.h"
@@ -13,5 +17,19 @@ namespace tilestone {
 // When another save replaces the checkpoint meanwhile: the old state, the new one, or
 // Error(kNotFound) with a hint that says so.
 StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options = {});
+
+// What a rank brings to a load.
+struct LoadRequest {
+  StateDict wanted;
+  Location location;
+  LoadOptions options;  // its comm is not looked at
+};
+
+// The same for a rank whose request may fail to be made, or which may fail to take what was loaded:
+// `prepare` runs inside the first round and `take` inside the last one, and what they throw is this
+// rank's failure, which every rank throws. The load ends by `deadline`. All ranks call this function
+// or all the one above. `place`: as for a save.
+void load(const std::function<LoadRequest()>& prepare, const std::function<void(StateDict)>& take,
+          const std::string& place, const Communicator& comm, Deadline deadline);
 
 }  // namespace tilestone

@@ -1,9 +1,11 @@
 // Options of save, load and Checkpoint. Each has a default that is right for most, and a Python
-// keyword of the same name. No environment variable changes what they mean.
+// keyword of the same name. No environment variable changes what they mean. A number outside its
+// limits is Error(kInvalidArgument) with the option's name, on every rank.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -27,7 +29,15 @@ struct Progress {
 using ProgressFn = std::function<void(const Progress&)>;
 
 inline constexpr double kDefaultTimeout = 1800;  // seconds, for the whole of a save or load
+inline constexpr double kNoTimeout = std::numeric_limits<double>::infinity();
+// One buffer of 64 KiB, twice: in two-phase reading messages have a half.
+inline constexpr uint64_t kMinBufferBytes = 128u << 10;
+inline constexpr uint64_t kMaxBufferBytes = uint64_t{1} << 44;
+inline constexpr int kMaxThreads = 1024;
+inline constexpr int kMaxFilesPerRank = 1024;
 
+// Equal on all ranks, else Error(kMismatch) that names the option: format, agreement, overwrite.
+// The others are each rank's own.
 struct SaveOptions {
   enum class Agreement {
     kExchange,  // local plans to the coordinator: right for every state
@@ -39,7 +49,7 @@ struct SaveOptions {
   // A valid checkpoint that stands at the location is replaced (it stays valid until the new one
   // is durable); without this, saving there is Error(kAlreadyExists).
   bool overwrite = false;
-  double timeout = kDefaultTimeout;                   // seconds; 0: none
+  double timeout = kDefaultTimeout;                   // seconds, more than 0; or kNoTimeout
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;  // pooled memory of this rank, bytes
   int threads = 0;                                    // 0: as many as the machine has, at most 8
   int files_per_rank = 1;
@@ -52,9 +62,11 @@ struct SaveResult {
   uint64_t items_written = 0;  // by this rank
 };
 
+// Equal on all ranks, else Error(kMismatch) that names the option: format, two_phase,
+// verify_checksums (ranks read for one another). The others are each rank's own.
 struct LoadOptions {
   // Two-phase reading: what several ranks want, and what would take a rank many short reads, is
-  // read once by one rank for all. All ranks of a load say the same.
+  // read once by one rank for all.
   enum class TwoPhase {
     kAuto,    // on one host by way of its page cache, on several hosts by messages
     kAlways,  // by messages, in every group of more than one rank

@@ -1,4 +1,4 @@
-// What a save, a load or an open checkpoint works with: threads, buffers, time.
+// What a save, a load or an open checkpoint works with: threads and buffers.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,6 @@
 
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/checked.h"
-#include "tilestone/base/deadline.h"
 
 namespace tilestone::engine {
 
@@ -15,10 +14,6 @@ namespace tilestone::engine {
 inline size_t thread_count(int option) {
   if (option > 0) return static_cast<size_t>(option);
   return std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 8);
-}
-
-inline Deadline deadline_after(double timeout) {
-  return timeout > 0 ? Deadline::after(std::chrono::duration<double>(timeout)) : Deadline::never();
 }
 
 // A pool of `total` bytes for `streams` files or threads at once, which have `work` bytes to move

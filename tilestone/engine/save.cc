@@ -1,6 +1,7 @@
 #include "tilestone/engine/save.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -11,13 +12,16 @@
 #include "tilestone/engine/agreement_internal.h"
 #include "tilestone/engine/cleanup_internal.h"
 #include "tilestone/engine/commit_internal.h"
-#include "tilestone/engine/resources_internal.h"
+#include "tilestone/engine/options_internal.h"
+#include "tilestone/engine/terms_internal.h"
 #include "tilestone/engine/writer_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone {
 namespace engine {
 namespace {
+
+constexpr double kCoordinatorShare = 0.8;  // of the time that is left
 
 Bytes encode_keys(const std::vector<std::string>& keys) {
   ByteWriter writer;
@@ -67,18 +71,22 @@ struct Orders {
   }
 };
 
+// What a rank saves, where and how; owned by whoever brings it.
+struct Brought {
+  const StateDict* state = nullptr;
+  const Location* location = nullptr;
+  const SaveOptions* options = nullptr;
+};
+using Bring = std::function<Brought()>;
+
 // One rank's part in one save.
 class Saving {
  public:
-  Saving(const Location& location, const SaveOptions& options)
-      : location_(location),
-        options_(options),
-        format_(options.format ? options.format : torch_dist_format()),
-        rounds_(options.comm, "save", location.describe(), deadline_after(options.timeout)),
-        commit_(location.shared(), format_, options.overwrite) {}
+  Saving(Communicator comm, const std::string& place, Deadline deadline)
+      : comm_(std::move(comm)), deadline_(deadline), rounds_(comm_, "save", place, deadline) {}
 
-  SaveResult run(const StateDict& state) {
-    plan(state);
+  SaveResult run(const Bring& bring) {
+    plan(bring);
     try {
       write();
     } catch (...) {
@@ -91,17 +99,36 @@ class Saving {
   }
 
  private:
-  bool is_alone() const { return options_.comm.size() == 1; }
-  bool by_rule() const { return options_.agreement == SaveOptions::Agreement::kRule; }
+  bool is_alone() const { return comm_.size() == 1; }
+  bool by_rule() const { return options().agreement == SaveOptions::Agreement::kRule; }
+  const SaveOptions& options() const { return *brought_.options; }
+  Storage& storage() const { return brought_.location->storage(); }
 
-  void plan(const StateDict& state) {
+  // Nothing at the location is changed before the ranks have agreed on all that can be agreed on.
+  void plan(const Bring& bring) {
     const Bytes answer = rounds_.run(
-        "planning", [&](Deadline) { return plan_locally(state); },
+        "planning",
+        [&](Deadline) {
+          prepare(bring);
+          return with_terms(plan_locally(*brought_.state),
+                            terms_of(*brought_.location, options()));
+        },
         [&](std::vector<Bytes> plans) {
-          commit_.begin();
-          return by_rule() ? orders_by_rule(plans) : orders_by_exchange(std::move(plans));
+          agree_on_terms(plans);
+          const std::string save_id = random_save_id();
+          std::vector<Bytes> orders = by_rule() ? orders_by_rule(plans, save_id)
+                                                : orders_by_exchange(std::move(plans), save_id);
+          commit_.emplace(brought_.location->shared(), format_, save_id, options().overwrite);
+          commit_->begin();
+          return orders;
         });
     orders_ = Orders::decode(answer);
+  }
+
+  void prepare(const Bring& bring) {
+    brought_ = bring();
+    check_options(options());
+    format_ = options().format ? options().format : torch_dist_format();
   }
 
   Bytes plan_locally(const StateDict& state) {
@@ -130,11 +157,12 @@ class Saving {
     return {keys.begin(), keys.end()};
   }
 
-  std::vector<Bytes> orders_by_rule(const std::vector<Bytes>& empties) const {
+  static std::vector<Bytes> orders_by_rule(const std::vector<Bytes>& empties,
+                                           const std::string& save_id) {
     std::set<std::string> given;
     std::vector<Bytes> encoded;
     for (const Bytes& keys : empties) {
-      Orders orders{commit_.save_id(), true, {}, {}};
+      Orders orders{save_id, true, {}, {}};
       for (std::string& key : decode_keys(keys)) {
         if (given.insert(key).second) orders.empties.push_back(std::move(key));
       }
@@ -145,7 +173,7 @@ class Saving {
 
   // What the rule gives this rank, with the empty tensors as the coordinator dealt them.
   Assignment assignment_by_rule() const {
-    Assignment mine = plan_save_by_rule(local_, options_.comm.rank());
+    Assignment mine = plan_save_by_rule(local_, comm_.rank());
     std::erase_if(mine.chunks, [&](uint32_t i) { return local_.chunks[i].box.empty(); });
     std::set<std::string_view> wanted(orders_.empties.begin(), orders_.empties.end());
     for (uint32_t i = 0; i < local_.chunks.size() && !wanted.empty(); ++i) {
@@ -155,18 +183,17 @@ class Saving {
     return mine;
   }
 
-  std::vector<Bytes> orders_by_exchange(std::vector<Bytes> plans) const {
-    if (is_alone()) {
-      return {Orders{commit_.save_id(), false, plan_save_alone(local_), {}}.encode()};
-    }
-    SavePlanner planner(options_.comm.size());
+  std::vector<Bytes> orders_by_exchange(std::vector<Bytes> plans,
+                                        const std::string& save_id) const {
+    if (is_alone()) return {Orders{save_id, false, plan_save_alone(local_), {}}.encode()};
+    SavePlanner planner(comm_.size());
     for (size_t rank = 0; rank < plans.size(); ++rank) {
       planner.add_encoded(static_cast<int>(rank), plans[rank]);
       plans[rank] = Bytes();
     }
     std::vector<Bytes> orders;
     for (Assignment& assignment : planner.finish()) {
-      orders.push_back(Orders{commit_.save_id(), false, std::move(assignment), {}}.encode());
+      orders.push_back(Orders{save_id, false, std::move(assignment), {}}.encode());
     }
     return orders;
   }
@@ -180,22 +207,21 @@ class Saving {
                          &local_,
                          orders_.assignment,
                          by_rule(),
-                         options_.comm.rank(),
-                         options_.comm.size(),
+                         comm_.rank(),
+                         comm_.size(),
                          orders_.save_id};
-          report_ = write_items(location_.storage(), *format_, task, options_, deadline);
+          report_ = write_items(storage(), *format_, task, options(), deadline);
           note_result();
-          deadline_ = deadline;
           return report_.encode();
         },
         [&](const std::vector<Bytes>& payloads) {
-          const auto own = static_cast<size_t>(options_.comm.rank());
+          const auto own = static_cast<size_t>(comm_.rank());
           std::vector<RankReport> reports;
           for (size_t rank = 0; rank < payloads.size(); ++rank) {
             reports.push_back(rank == own ? std::move(report_)
                                           : RankReport::decode(payloads[rank]));
           }
-          commit_.prepare(std::move(reports), payloads, deadline_);
+          commit_->prepare(std::move(reports), payloads, options().threads, coordinator_deadline());
           return std::vector<Bytes>();
         });
   }
@@ -208,44 +234,55 @@ class Saving {
     }
   }
 
+  // What the coordinator does for all leaves it time to tell them.
+  Deadline coordinator_deadline() const { return deadline_.sooner(kCoordinatorShare); }
+
   void publish() {
     rounds_.run_last(
-        "preparing to publish",
-        [&](Deadline deadline) {
-          deadline_ = deadline;
-          return Bytes();
-        },
+        "preparing to publish", [](Deadline) { return Bytes(); },
         [&](std::vector<Bytes>) {
-          commit_.publish(deadline_);
+          commit_->publish(coordinator_deadline());
           return std::vector<Bytes>();
         });
-    if (options_.comm.is_coordinator()) commit_.clean();
+    if (commit_) commit_->clean();
   }
 
   void discard() {
-    remove_files(location_.storage(), written_);
-    if (options_.comm.is_coordinator()) commit_.abandon();
+    remove_files(storage(), written_);
+    if (commit_) commit_->abandon();
   }
 
-  const Location& location_;
-  const SaveOptions& options_;
-  const std::shared_ptr<const Format> format_;
+  const Communicator comm_;
+  const Deadline deadline_;
   Rounds rounds_;
-  Commit commit_;  // used on the coordinator
+  Brought brought_;
+  std::shared_ptr<const Format> format_;
+  std::optional<Commit> commit_;  // on the coordinator
   Items items_;
   LocalSavePlan local_;
   Orders orders_;
   RankReport report_;  // until the coordinator takes its own
   SaveResult result_;
-  std::vector<std::string> written_;       // files of this rank
-  Deadline deadline_ = Deadline::never();  // of the local step of the round under way
+  std::vector<std::string> written_;  // files of this rank
 };
 
 }  // namespace
 }  // namespace engine
 
 SaveResult save(const StateDict& state, const Location& location, const SaveOptions& options) {
-  return engine::Saving(location, options).run(state);
+  const Deadline deadline = engine::deadline_of(options.timeout);
+  return engine::Saving(options.comm, location.place(), deadline).run([&] {
+    return engine::Brought{&state, &location, &options};
+  });
+}
+
+SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& place,
+                const Communicator& comm, Deadline deadline) {
+  std::optional<SaveRequest> request;
+  return engine::Saving(comm, place, deadline).run([&] {
+    request.emplace(prepare());
+    return engine::Brought{&request->state, &request->location, &request->options};
+  });
 }
 
 }  // namespace tilestone

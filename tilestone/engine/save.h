@@ -1,5 +1,9 @@
 #pragma once
 
+#include <functional>
+#include <string>
+
+#include "tilestone/base/deadline.h"
 #include "tilestone/engine/location.h"
 #include "tilestone/engine/options.h"
 #include "tilestone/state/state_dict.h"
@@ -13,13 +17,28 @@ namespace tilestone {
 //
 // Protocol (crash argument in commit.cc):
 //  1. Each rank: factories, non-persistent dropped, items, local plan. Gathered to the
-//     coordinator, which locks the location, refuses or accepts what stands there, plans, and
-//     scatters each rank its own assignment with the save id.
+//     coordinator, which checks that location and options are the same on all ranks, plans, locks
+//     the location, refuses or accepts what stands there, and scatters each rank its own assignment
+//     with the save id.
 //  2. Each rank writes new data files, makes them and their directory entries durable, and reports.
-//  3. The coordinator merges the reports (coverage is checked here), publishes the manifest, then
-//     the format's metadata by one rename: the checkpoint exists. Everybody is told.
+//  3. The coordinator merges the reports (coverage is checked here), opens every file that a rank
+//     reported, publishes the manifest, then the format's metadata by one rename: the checkpoint
+//     exists. Everybody is told.
 //  4. The coordinator removes the files of the checkpoint that was replaced, and those of earlier
 //     failed attempts.
 SaveResult save(const StateDict& state, const Location& location, const SaveOptions& options = {});
+
+// What a rank brings to a save.
+struct SaveRequest {
+  StateDict state;
+  Location location;
+  SaveOptions options;  // its comm is not looked at
+};
+
+// The same for a rank whose request may fail to be made: `prepare` runs inside the first round, and
+// what it throws is this rank's failure, which every rank throws. The save ends by `deadline`.
+// `place`: the location's place(), by which ranks know that they are in the same call.
+SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& place,
+                const Communicator& comm, Deadline deadline);
 
 }  // namespace tilestone

@@ -116,9 +116,9 @@ TEST(Verify, ItemsLargerThanABufferAreCheckedInPieces) {
   state["w"] = counting(DType::kFloat32, {100'000});
   save(state, Location(storage));
   FileImage image = memory_image(*storage);
-  EXPECT_EQ(problems(image, 64u << 10), "");
+  EXPECT_EQ(problems(image, kMinBufferBytes), "");
   image[data_file(image)][300'000] ^= std::byte{1};
-  EXPECT_THAT(problems(image, 64u << 10), HasSubstr("key w: expected CRC-32"));
+  EXPECT_THAT(problems(image, kMinBufferBytes), HasSubstr("key w: expected CRC-32"));
 }
 
 }  // namespace

@@ -1,0 +1,212 @@
+// Ranks that don't mean the same: other paths, other options, other disks under one path. Nothing
+// is published or removed then, and every rank hears what differs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <functional>
+#include <mutex>
+#include <map>
+
+#include "tilestone/comm/threads.h"
+#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/manifest.h"
+#include "tilestone/storage/fault_storage.h"
+#include "tilestone/storage/storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+using testing::AllOf;
+using testing::Each;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+SaveOptions saving(const Communicator& comm) {
+  SaveOptions options;
+  options.comm = comm;
+  options.buffer_bytes = 1u << 20;
+  options.timeout = 60;
+  return options;
+}
+
+FileImage saved(int ranks, int64_t first) {
+  const auto storage = memory_storage();
+  run_ranks(ranks, [&](Communicator comm) {
+    save(row_state(comm, first), Location(storage), saving(comm));
+  });
+  return memory_image(*storage);
+}
+
+FileImage files_in(const std::string& folder) {
+  const auto storage = posix_storage(folder);
+  FileImage image;
+  for (const std::string& name : storage->list()) {
+    image.emplace(name, read_file(*storage, name, UINT64_MAX));
+  }
+  return image;
+}
+
+TEST(DifferingRanks, PathsThatDifferAreNamedWithTheirRanks) {
+  const TempDirectory folder;
+  const std::string right = folder.path() + "/ckpt", typo = folder.path() + "/ckpt1";
+  run_ranks(3, [&](Communicator comm) { save(row_state(comm, 1), right, saving(comm)); });
+  const FileImage before = files_in(right);
+  for (const int other : {0, 2}) {
+    const auto path_of = [&](const Communicator& comm) {
+      return Location(comm.rank() == other ? typo : right);
+    };
+    auto texts = failures(3, [&](Communicator comm) {
+      SaveOptions options = saving(comm);
+      options.overwrite = true;
+      save(row_state(comm, 2), path_of(comm), options);
+    });
+    const std::string expected =
+        other == 0 ? "the ranks don't agree on path (rank 0: \"" + typo + "\"; ranks 1 and 2: \"" +
+                         right + "\")"
+                   : "the ranks don't agree on path (ranks 0 and 1: \"" + right +
+                         "\"; rank 2: \"" + typo + "\")";
+    EXPECT_THAT(texts, Each(HasSubstr(expected)));
+    texts = failures(3, [&](Communicator comm) {
+      LoadOptions options;
+      options.comm = comm;
+      load(row_template(comm), path_of(comm), options);
+    });
+    EXPECT_THAT(texts, Each(HasSubstr(expected)));
+  }
+  EXPECT_EQ(files_in(right), before);
+  EXPECT_EQ(posix_storage(typo)->list(), std::vector<std::string>());
+}
+
+struct DifferingOption {
+  std::string said;
+  std::function<void(SaveOptions&)> set;
+};
+
+TEST(DifferingRanks, AnOptionOfASaveThatDiffersIsNamedWithItsValues) {
+  const DifferingOption cases[] = {
+      {"overwrite (ranks 0 and 2: False; rank 1: True)",
+       [](SaveOptions& options) { options.overwrite = true; }},
+      {"agreement (ranks 0 and 2: \"exchange\"; rank 1: \"rule\")",
+       [](SaveOptions& options) { options.agreement = SaveOptions::Agreement::kRule; }},
+  };
+  for (const DifferingOption& option : cases) {
+    const auto storage = memory_storage();
+    const auto texts = failures(3, [&](Communicator comm) {
+      SaveOptions options = saving(comm);
+      if (comm.rank() == 1) option.set(options);
+      save(row_state(comm, 1), Location(storage), options);
+    });
+    EXPECT_THAT(texts, Each(AllOf(HasSubstr("the ranks don't agree on " + option.said),
+                                  HasSubstr("(rank 1)"))));
+    EXPECT_THAT(storage->list(), IsEmpty());
+  }
+}
+
+TEST(DifferingRanks, AnOptionOfALoadThatDiffersIsNamedWithItsValues) {
+  const auto storage = memory_storage(saved(6, 1));
+  const auto load_with = [&](const std::function<void(LoadOptions&, int)>& set) {
+    return failures(6, [&](Communicator comm) {
+      LoadOptions options;
+      options.comm = comm;
+      set(options, comm.rank());
+      load(row_template(comm), Location(storage), options);
+    });
+  };
+  EXPECT_THAT(load_with([](LoadOptions& options, int rank) {
+                if (rank == 1) options.two_phase = LoadOptions::TwoPhase::kNever;
+              }),
+              Each(HasSubstr("the ranks don't agree on two_phase (ranks 0, 2, 3, 4 and 1 more: "
+                             "\"auto\"; rank 1: \"never\")")));
+  EXPECT_THAT(load_with([](LoadOptions& options, int rank) { options.verify_checksums = rank > 4; }),
+              Each(HasSubstr("the ranks don't agree on verify_checksums (ranks 0, 1, 2, 3 and 1 "
+                             "more: False; rank 5: True)")));
+  EXPECT_THAT(load_with([](LoadOptions& options, int rank) {
+                options.cast = rank > 0;  // each rank's own, like threads and memory
+                options.threads = 1 + rank;
+                options.buffer_bytes = (1u << 20) * static_cast<uint64_t>(1 + rank);
+              }),
+              Each(std::string()));
+}
+
+// Rank 1 has another disk at the same path: two storages that describe themselves alike.
+TEST(DifferingRanks, AnotherDiskAtTheSamePathIsFoundBeforeAnythingIsPublishedOrRemoved) {
+  const FileImage before = saved(2, 50);
+  const auto shared = memory_storage(before);
+  const auto local = memory_storage({{"notes", to_bytes("mine")}});
+  const auto texts = failures(2, [&](Communicator comm) {
+    SaveOptions options = saving(comm);
+    options.overwrite = true;
+    options.timeout = 3;
+    save(row_state(comm, 1), Location(comm.rank() == 1 ? local : shared), options);
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("that the coordinator (rank 0) does not find in memory"),
+                                HasSubstr("__1_0.distcp"), HasSubstr("(rank 1)"),
+                                HasSubstr("the directory of rank 1 seems to be another one"))));
+  EXPECT_EQ(memory_image(*shared), before);
+  EXPECT_EQ(memory_image(*local), (FileImage{{"notes", to_bytes("mine")}}));
+}
+
+TEST(DifferingRanks, AFileOfAnotherSizeIsFoundBeforeAnythingIsPublished) {
+  const auto storage = memory_storage();
+  // Cut when the coordinator looks for it.
+  std::atomic<bool> cut = false;
+  const auto shrinking = FaultDisk::create(storage, [&](const StorageCall& call) {
+    if (call.op == StorageOp::kOpen && call.name.ends_with("__1_0.distcp") && !cut.exchange(true)) {
+      const std::string name(call.name);
+      storage->remove(name);
+      put_file(*storage, name, to_bytes("short"));
+    }
+    return FaultAction::pass();
+  });
+  const auto texts = failures(2, [&](Communicator comm) {
+    SaveOptions options = saving(comm);
+    options.timeout = 3;
+    save(row_state(comm, 1), Location(shrinking->storage(comm.rank())), options);
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("that has 5 bytes in memory"), HasSubstr("(rank 1)"))));
+  EXPECT_FALSE(storage->stat(".metadata"));
+}
+
+// As a network file system may show the files of another host.
+TEST(DifferingRanks, FilesThatAreSeenLateAreWaitedFor) {
+  constexpr int kRanks = 24;  // more than are looked for by one thread
+  const auto storage = memory_storage();
+  std::mutex mutex;
+  std::map<std::string, int> looks;
+  const auto disk = FaultDisk::create(storage, [&](const StorageCall& call) {
+    const bool data = call.op == StorageOp::kOpen && call.name.ends_with(".distcp");
+    if (!data) return FaultAction::pass();
+    const std::lock_guard lock(mutex);
+    const int look = ++looks[std::string(call.name)];
+    return look < 3 ? FaultAction::fail(ESTALE) : FaultAction::pass();
+  });
+  run_ranks(kRanks, [&](Communicator comm) {
+    save(row_state(comm, 1), Location(disk->storage(comm.rank())), saving(comm));
+  });
+  EXPECT_EQ(looks.size(), static_cast<size_t>(kRanks));
+  expect_rows(Location(storage), 1, kRanks);
+}
+
+// Whatever the ranks disagree on: what failed saves have left is not touched before they agree.
+TEST(DifferingRanks, NothingIsRemovedBeforeTheRanksHaveAgreed) {
+  FileImage before = saved(3, 50);
+  const std::string dead = "01234567-89ab-4cde-8f01-23456789abcd";
+  before[dead + "__0_0.distcp"] = to_bytes("left over");
+  before[manifest_name(dead)] = to_bytes("left over");
+  const auto storage = memory_storage(before);
+  const auto texts = failures(3, [&](Communicator comm) {
+    SaveOptions options = saving(comm);
+    options.overwrite = true;
+    StateDict state = row_state(comm, 1);
+    if (comm.rank() == 2) state["p"] = counting(DType::kInt32, {3});
+    save(state, Location(storage), options);
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("int32"), HasSubstr("key p"))));
+  EXPECT_EQ(memory_image(*storage), before);
+}
+
+}  // namespace
+}  // namespace tilestone

@@ -1,0 +1,167 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <new>
+
+#include "tilestone/comm/threads.h"
+#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/storage/storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+using testing::AllOf;
+using testing::Each;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr int kRanks = 3;
+constexpr int kFailing = 1;
+
+template <typename Options>
+struct BadNumber {
+  std::string said;  // in the message
+  std::function<void(Options&)> set;
+};
+
+// Those that all three kinds of options have.
+template <typename Options>
+std::vector<BadNumber<Options>> common() {
+  return {
+      {"threads is -1; expected 1 to 1024", [](Options& o) { o.threads = -1; }},
+      {"threads is 1025", [](Options& o) { o.threads = 1025; }},
+      {"buffer_bytes is 0; expected 131072 to", [](Options& o) { o.buffer_bytes = 0; }},
+      {"buffer_bytes is 131071", [](Options& o) { o.buffer_bytes = kMinBufferBytes - 1; }},
+      {"buffer_bytes is 18446744073709551615", [](Options& o) { o.buffer_bytes = UINT64_MAX; }},
+  };
+}
+
+template <typename Options>
+std::vector<BadNumber<Options>> with_timeouts() {
+  auto all = common<Options>();
+  const std::string expected = "; expected seconds, more than 0";
+  all.push_back({"timeout is -1" + expected, [](Options& o) { o.timeout = -1; }});
+  all.push_back({"timeout is 0" + expected, [](Options& o) { o.timeout = 0; }});
+  all.push_back({"timeout is nan" + expected, [](Options& o) { o.timeout = NAN; }});
+  all.push_back({"timeout is -inf" + expected, [](Options& o) { o.timeout = -INFINITY; }});
+  return all;
+}
+
+TEST(Options, ABadNumberOnOneRankIsRefusedByNameOnEveryRankOfASave) {
+  auto bad = with_timeouts<SaveOptions>();
+  bad.push_back({"files_per_rank is 0; expected 1 to 1024",
+                 [](SaveOptions& options) { options.files_per_rank = 0; }});
+  bad.push_back({"files_per_rank is -3", [](SaveOptions& options) { options.files_per_rank = -3; }});
+  bad.push_back({"files_per_rank is 2147483647",
+                 [](SaveOptions& options) { options.files_per_rank = 2147483647; }});
+  const auto storage = memory_storage();
+  for (const auto& number : bad) {
+    const auto texts = failures(kRanks, [&](Communicator comm) {
+      SaveOptions options;
+      options.comm = comm;
+      if (comm.rank() == kFailing) number.set(options);
+      save(row_state(comm, 1), Location(storage), options);
+    });
+    EXPECT_THAT(texts, Each(AllOf(HasSubstr(number.said), HasSubstr("rank 1"))));
+  }
+  EXPECT_THAT(storage->list(), IsEmpty());
+}
+
+TEST(Options, ABadNumberOnOneRankIsRefusedByNameOnEveryRankOfALoad) {
+  const auto storage = memory_storage();
+  save(row_state(Communicator(), 1), Location(storage));
+  for (const auto& number : with_timeouts<LoadOptions>()) {
+    const auto texts = failures(kRanks, [&](Communicator comm) {
+      LoadOptions options;
+      options.comm = comm;
+      if (comm.rank() == kFailing) number.set(options);
+      load(StateDict(), Location(storage), options);
+    });
+    EXPECT_THAT(texts, Each(AllOf(HasSubstr(number.said), HasSubstr("rank 1"))));
+  }
+  for (const auto& number : common<OpenOptions>()) {
+    OpenOptions options;
+    number.set(options);
+    expect_error([&] { Checkpoint::open(Location(storage), options); }, ErrorCode::kInvalidArgument,
+                 number.said);
+  }
+}
+
+TEST(Options, TheSmallestNumbersSaveLoadAndVerify) {
+  const TempDirectory folder;
+  run_ranks(kRanks, [&](Communicator comm) {
+    SaveOptions saving;
+    saving.comm = comm;
+    saving.buffer_bytes = kMinBufferBytes;
+    saving.files_per_rank = 5;
+    saving.threads = 1;
+    saving.timeout = kNoTimeout;
+    const auto fill = [&](bool data) {
+      StateDict state;
+      for (int i = 0; i < 12; ++i) {
+        const std::string key = "w" + std::to_string(i);
+        const Dims shape = {1, 70'001};
+        TensorView part = data ? counting(DType::kInt64, shape, comm.rank() * 1000 + i)
+                               : TensorView::without_data(DType::kInt64, shape);
+        state[key] = ShardedTensor::from_rank_offsets(key, std::move(part),
+                                                      {{0, comm.rank(), comm.size()}});
+      }
+      return state;
+    };
+    save(fill(true), folder.path(), saving);
+    for (const auto way : {LoadOptions::TwoPhase::kAuto, LoadOptions::TwoPhase::kAlways}) {
+      LoadOptions loading;
+      loading.comm = comm;
+      loading.buffer_bytes = kMinBufferBytes;
+      loading.threads = 8;
+      loading.two_phase = way;
+      const StateDict loaded = load(fill(false), folder.path(), loading);
+      for (int i = 0; i < 12; ++i) {
+        const auto* tensor = loaded.find("w" + std::to_string(i))->get_if<ShardedTensor>();
+        EXPECT_EQ(elements(tensor->data),
+                  elements(counting(DType::kInt64, {1, 70'001}, comm.rank() * 1000 + i)));
+      }
+    }
+  });
+  OpenOptions open;
+  open.buffer_bytes = kMinBufferBytes;
+  open.threads = 8;
+  EXPECT_TRUE(Checkpoint::open(folder.path(), open).verify().ok());
+}
+
+// What may fail on one rank before it has a state, a location or options at all.
+TEST(Options, ARequestThatCantBeMadeIsHeardOfByEveryRank) {
+  const auto storage = memory_storage();
+  const auto save_texts = failures(kRanks, [&](Communicator comm) {
+    const auto prepare = [&]() -> SaveRequest {
+      if (comm.rank() == kFailing) throw Error(ErrorCode::kInvalidArgument, "no such tree");
+      return {row_state(comm, 1), Location(storage), {}};
+    };
+    save(prepare, comm, Deadline::after(std::chrono::seconds(60)));
+  });
+  EXPECT_THAT(save_texts, Each(AllOf(HasSubstr("no such tree"), HasSubstr("rank 1"))));
+  EXPECT_THAT(storage->list(), IsEmpty());
+
+  const auto request = [&](const Communicator& comm) {
+    return SaveRequest{row_state(comm, 1), Location(storage), {}};
+  };
+  run_ranks(kRanks, [&](Communicator comm) {
+    save([&] { return request(comm); }, comm, Deadline::never());
+  });
+  const auto load_texts = failures(kRanks, [&](Communicator comm) {
+    const auto prepare = [&] { return LoadRequest{row_template(comm), Location(storage), {}}; };
+    const auto take = [&](const StateDict&) {
+      if (comm.rank() == kFailing) throw Error(ErrorCode::kInvalidArgument, "no place for it");
+    };
+    load(prepare, take, comm, Deadline::after(std::chrono::seconds(60)));
+  });
+  EXPECT_THAT(load_texts, Each(AllOf(HasSubstr("no place for it"), HasSubstr("rank 1"))));
+}
+
+}  // namespace
+}  // namespace tilestone
