@@ -111,6 +111,9 @@ struct Claims {
   std::vector<Path> subtrees;
 };
 
+// A path as os.fsencode gives it.
+inline std::string path_of(const nb::bytes& path) { return {path.c_str(), path.size()}; }
+
 // Throws Error(kInvalidArgument) naming the path of what can't be saved.
 StateNode to_node(nb::handle object, const Bridge& bridge, const Path& path = {});
 StateDict to_state(nb::handle mapping, const Bridge& bridge, Claims* claims = nullptr);

@@ -41,8 +41,10 @@ void bind_leftovers(nb::module_& m) {
       });
   m.def(
       "leftovers",
-      [](const std::string& path, bool remove) {
-        return without_gil([&] { return remove ? remove_leftovers(path) : find_leftovers(path); });
+      [](const nb::bytes& path, bool remove) {
+        const Location location(path_of(path));
+        return without_gil(
+            [&] { return remove ? remove_leftovers(location) : find_leftovers(location); });
       },
       "path"_a, "remove"_a);
 }
@@ -147,12 +149,13 @@ void bind_checkpoint(nb::module_& m) {
   nb::class_<Checkpoint> bound(m, "Checkpoint");
   bound.def_static(
       "open",
-      [](const std::string& path, bool verify_checksums, uint64_t buffer_bytes, int threads) {
+      [](const nb::bytes& path, bool verify_checksums, uint64_t buffer_bytes, int threads) {
+        const Location location(path_of(path));
         OpenOptions options;
         options.verify_checksums = verify_checksums;
         options.buffer_bytes = buffer_bytes;
         options.threads = threads;
-        return without_gil([&] { return Checkpoint::open(Location(path), options); });
+        return without_gil([&] { return Checkpoint::open(location, options); });
       },
       "path"_a, "verify_checksums"_a, "buffer_bytes"_a, "threads"_a);
   bind_keys(bound);

@@ -1,4 +1,6 @@
 // save and load.
+#include <optional>
+
 #include "python/src/bindings.h"
 
 namespace tilestone::python {
@@ -21,64 +23,79 @@ LoadOptions::TwoPhase two_phase_named(const std::string& name) {
               "two_phase is \"auto\", \"always\" or \"never\", not \"" + name + "\"");
 }
 
-// The tree of a state. What goes wrong here is this rank's failure, which the others must hear of:
-// it becomes a tree that fails with the same error once the engine takes it up.
-StateDict tree_of(nb::handle state, const Bridge& bridge, Claims* claims = nullptr) {
-  auto failed = [](const Error& error) {
-    ShardedTensorFactory factory;
-    factory.build = [error](auto&&...) -> StateNode { throw error; };
-    StateDict tree;
-    tree[""] = std::move(factory);
-    return tree;
-  };
-  try {
-    return to_state(bridge.call("unpack", state), bridge, claims);
-  } catch (const Error& error) {
-    return failed(error);
-  } catch (const nb::python_error& raised) {
-    return failed(error_of(raised, "making the state dict"));
-  }
+// What a rank brings to a load, and the bridge that made its tree.
+struct BridgedLoad {
+  LoadRequest request;
+  Bridge bridge;
+};
+
+SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge_object,
+                      bool overwrite, const std::string& agreement, double timeout, int threads,
+                      uint64_t buffer_bytes, int files_per_rank, nb::handle progress) {
+  const Bridge bridge(bridge_object);
+  SaveRequest request{to_state(bridge.call("unpack", state), bridge), path_of(path), {}};
+  request.options.overwrite = overwrite;
+  request.options.agreement = agreement_named(agreement);
+  request.options.timeout = timeout;
+  request.options.threads = threads;
+  request.options.buffer_bytes = buffer_bytes;
+  request.options.files_per_rank = files_per_rank;
+  request.options.progress = to_progress(progress);
+  return request;
 }
 
-SaveResult save_state(nb::handle state, const std::string& path, nb::handle bridge_object,
-                      nb::handle comm, bool overwrite, const std::string& agreement, double timeout,
-                      int threads, uint64_t buffer_bytes, int files_per_rank, nb::handle progress) {
-  SaveOptions options;
-  options.comm = to_communicator(comm);
-  options.overwrite = overwrite;
-  options.agreement = agreement_named(agreement);
-  options.timeout = timeout;
-  options.threads = threads;
-  options.buffer_bytes = buffer_bytes;
-  options.files_per_rank = files_per_rank;
-  options.progress = to_progress(progress);
-  const StateDict tree = tree_of(state, Bridge(bridge_object));
-  return without_gil([&] { return save(tree, Location(path), options); });
-}
-
-nb::typed<nb::dict, nb::any, nb::any> load_state(nb::handle wanted, const std::string& path,
-                                                 nb::handle bridge_object, nb::handle comm,
-                                                 bool cast, bool verify_checksums,
-                                                 const std::string& two_phase, double timeout,
-                                                 int threads, uint64_t buffer_bytes,
-                                                 nb::handle progress) {
-  LoadOptions options;
-  options.comm = to_communicator(comm);
-  options.cast = cast;
-  options.verify_checksums = verify_checksums;
-  options.two_phase = two_phase_named(two_phase);
-  options.timeout = timeout;
-  options.threads = threads;
-  options.buffer_bytes = buffer_bytes;
-  options.progress = to_progress(progress);
+BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridge_object, bool cast,
+                      bool verify_checksums, const std::string& two_phase, double timeout,
+                      int threads, uint64_t buffer_bytes, nb::handle progress) {
   const Bridge bridge(bridge_object);
   Claims claims;
-  const StateDict tree = tree_of(wanted, bridge, &claims);
-  options.complete = std::move(claims.complete);
-  options.subtrees = std::move(claims.subtrees);
-  const StateDict loaded = without_gil([&] { return load(tree, Location(path), options); });
-  const nb::object out = from_state(loaded, bridge.call("unpacked"), bridge);
-  return nb::borrow<nb::typed<nb::dict, nb::any, nb::any>>(out);
+  LoadRequest request{to_state(bridge.call("unpack", wanted), bridge, &claims), path_of(path), {}};
+  request.options.complete = std::move(claims.complete);
+  request.options.subtrees = std::move(claims.subtrees);
+  request.options.cast = cast;
+  request.options.verify_checksums = verify_checksums;
+  request.options.two_phase = two_phase_named(two_phase);
+  request.options.timeout = timeout;
+  request.options.threads = threads;
+  request.options.buffer_bytes = buffer_bytes;
+  request.options.progress = to_progress(progress);
+  return {std::move(request), bridge};
+}
+
+Deadline end_after(double seconds) {
+  return Deadline::after(std::chrono::duration<double>(seconds));
+}
+
+// `prepare` gives a request; what it raises is this rank's failure of the first round.
+SaveResult save_state(const nb::callable& prepare, nb::handle comm, double seconds) {
+  const Communicator communicator = to_communicator(comm);
+  const Deadline deadline = end_after(seconds);
+  const auto request = [&] {
+    return with_gil("making the state dict",
+                    [&] { return std::move(nb::cast<SaveRequest&>(prepare())); });
+  };
+  return without_gil([&] { return save(request, communicator, deadline); });
+}
+
+// `take` gets what was loaded, as a dict; what it raises is this rank's failure of the last round.
+void load_state(const nb::callable& prepare, const nb::callable& take, nb::handle comm,
+                double seconds) {
+  const Communicator communicator = to_communicator(comm);
+  const Deadline deadline = end_after(seconds);
+  std::optional<Bridge> bridge;
+  const auto request = [&] {
+    return with_gil("making the state dict", [&] {
+      const nb::object made = prepare();
+      auto& load = nb::cast<BridgedLoad&>(made);
+      bridge.emplace(load.bridge);
+      return std::move(load.request);
+    });
+  };
+  const auto give = [&](const StateDict& loaded) {
+    with_gil("taking what was loaded",
+             [&] { take(from_state(loaded, bridge->call("unpacked"), *bridge)); });
+  };
+  without_gil([&] { load(request, give, communicator, deadline); });
 }
 
 }  // namespace
@@ -101,12 +118,19 @@ void bind_engine(nb::module_& m) {
                "', bytes_written=" + std::to_string(result.bytes_written) +
                ", items_written=" + std::to_string(result.items_written) + ")";
       });
-  m.def("save", &save_state, "state"_a, "path"_a, "bridge"_a, "comm"_a.none(), "overwrite"_a,
-        "agreement"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a, "files_per_rank"_a,
-        "progress"_a.none());
-  m.def("load", &load_state, "wanted"_a, "path"_a, "bridge"_a, "comm"_a.none(), "cast"_a,
-        "verify_checksums"_a, "two_phase"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a,
-        "progress"_a.none());
+  nb::class_<SaveRequest>(m, "SaveRequest", "What a rank brings to a save.")
+      .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "overwrite"_a, "agreement"_a,
+           "timeout"_a, "threads"_a, "buffer_bytes"_a, "files_per_rank"_a, "progress"_a.none());
+  nb::class_<BridgedLoad>(m, "LoadRequest", "What a rank brings to a load.")
+      .def(nb::new_(&make_load), "wanted"_a, "path"_a, "bridge"_a, "cast"_a, "verify_checksums"_a,
+           "two_phase"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a, "progress"_a.none());
+  m.def("save", &save_state, "prepare"_a, "comm"_a.none(), "seconds"_a,
+        nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], comm: object, "
+                "seconds: float) -> SaveResult"));
+  m.def("load", &load_state, "prepare"_a, "take"_a, "comm"_a.none(), "seconds"_a,
+        nb::sig("def load(prepare: collections.abc.Callable[[], LoadRequest], take: "
+                "collections.abc.Callable[[dict[object, object]], object], comm: object, seconds: "
+                "float) -> None"));
   m.attr("DEFAULT_TIMEOUT") = kDefaultTimeout;
   m.attr("DEFAULT_BUFFER_BYTES") = static_cast<uint64_t>(BufferPool::kDefaultTotal);
 }

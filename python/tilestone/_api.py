@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tilestone import _core
+from tilestone import _core, _options
 from tilestone._bridge import Bridge
 from tilestone._errors import InvalidArgumentError
 from tilestone._progress import ProgressCallback, reporting
@@ -22,6 +23,7 @@ def _group_of_torch(group: Any) -> Any:
 
 
 def _communicator(group: Any, comm: Any) -> Any:
+    """Who takes part. A failure here is this rank's alone: there is nobody yet to tell it to."""
     if comm is not None and group is not None:
         raise InvalidArgumentError("group and comm both say who takes part; give one of them")
     if comm is not None:
@@ -31,7 +33,10 @@ def _communicator(group: Any, comm: Any) -> Any:
         return _core.solo()
     from tilestone._torch_comm import TorchCommunicator
 
-    return TorchCommunicator(group)
+    try:
+        return TorchCommunicator(group)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"group {group!r}: {error}") from error
 
 
 def save(
@@ -51,7 +56,11 @@ def save(
     """Saves the state that all ranks hold together. Every rank calls.
 
     On return the checkpoint is complete and durable, and stock PyTorch can load it. When anything
-    fails on any rank, every rank raises the same error and what stood at `path` still stands.
+    fails on any rank, every rank raises the same error and what stood at `path` still stands. That
+    includes bad options, paths and states; only a `group` or `comm` that can't be used, or a rank
+    outside the group, fails on its rank alone, and the others wait for it until the timeout.
+    `path`, `overwrite` and `agreement` are the same on every rank, else MismatchError names what
+    differs.
 
     Args:
         state: a nested dict. Mappings of any class are taken apart, and so are lists of any class
@@ -63,7 +72,8 @@ def save(
             dict, as torch's Stateful protocol says, and Megatron-Core's entities mean what they
             mean there. Objects that are no plain data are pickled. Stock PyTorch reads an array
             of numpy as a tensor of torch: its template there is torch.from_numpy(array).
-        path: the checkpoint's directory, on a file system that all ranks see.
+        path: the checkpoint's directory, on a file system that all ranks see. A leading "~" is
+            the home directory; URLs ("s3://...") are refused.
         group: the torch process group that saves; by default torch.distributed's default group
             where it is initialised.
         comm: a communicator instead of a group: `tilestone.solo()`, `tilestone.mpi_world()`, or
@@ -73,7 +83,7 @@ def save(
         agreement: how ranks agree who writes what. "exchange": they tell rank 0, right for every
             state. "rule": each rank alone, without a word; replicas are known from placements or
             `holders`, and arrays that are not wrapped must be on every rank.
-        timeout: seconds for the whole save; None for no limit.
+        timeout: seconds for the whole save, more than 0; None for no limit.
         threads: that work on this rank; 0: as many as the machine has, at most 8.
         buffer_bytes: pooled memory of this rank, bytes.
         files_per_rank: data files that each rank writes.
@@ -81,6 +91,7 @@ def save(
 
     Raises:
         AlreadyExistsError: a checkpoint stands at `path`, and overwrite is False.
+        UnsupportedError: `path` is a URL.
         InvalidArgumentError, MismatchError, CoverageError: what the ranks hold is no state, or
             not all of it can be kept: sharded or device data inside a tuple or another object,
             an element type or a kind of tensor that no checkpoint holds, a container of which
@@ -88,21 +99,26 @@ def save(
         StorageError, TimeoutError, RankFailedError: it could not be written.
     """
     comm = _communicator(group, comm)
-    bridge = Bridge(group=group, ranks=comm.size, by_rule=agreement == "rule", rank=comm.rank)
-    with reporting(progress, "save", comm.rank) as sink:
-        return _core.save(
-            state,
-            os.fspath(path),
-            bridge,
-            comm,
-            overwrite,
-            agreement,
-            timeout or 0.0,
-            threads,
-            buffer_bytes,
-            files_per_rank,
-            sink,
-        )
+    # What can fail on one rank alone stands in prepare, which runs inside the first round.
+    with contextlib.ExitStack() as until_the_end:
+
+        def prepare() -> _core.SaveRequest:
+            shown = reporting(_options.sink("progress", progress), "save", comm.rank)
+            by_rule = _options.word("agreement", agreement) == "rule"
+            return _core.SaveRequest(
+                state,
+                _options.directory(path),
+                Bridge(group=group, ranks=comm.size, by_rule=by_rule, rank=comm.rank),
+                _options.flag("overwrite", overwrite),
+                agreement,
+                _options.seconds("timeout", timeout),
+                _options.whole("threads", threads),
+                _options.whole("buffer_bytes", buffer_bytes, 64),
+                _options.whole("files_per_rank", files_per_rank),
+                until_the_end.enter_context(shown),
+            )
+
+        return _core.save(prepare, comm, _options.limit_of(timeout))
 
 
 def load(
@@ -130,7 +146,7 @@ def load(
             rank at least; a torch optimizer without state gets the state of plain parameters all
             the same, that of DTensors must be made before. To load a part, want a dict in place
             of the object: {"model": model.state_dict()}.
-        path: the checkpoint's directory.
+        path: the checkpoint's directory, as for `save`.
         group, comm: as for `save`.
         cast: convert from the stored dtype where it differs from the wanted one.
         allow: names ("argparse.Namespace") of classes of which objects may be made. Objects of
@@ -138,11 +154,11 @@ def load(
             one of another class comes back as `Opaque`, which `save` writes as the object that
             it was: pickles are never run.
         verify_checksums: check every item that is read whole, by one rank or by several together.
+            The same on every rank, else MismatchError, like `path` and `two_phase`.
         two_phase: whether what several ranks want, and what would take a rank many short reads,
             is read once by one rank for all: "auto" by way of the page cache where all ranks run
-            on one host and by messages elsewhere, "always" by messages, or "never". The same on
-            every rank, else MismatchError.
-        timeout: seconds for the whole load; None for no limit.
+            on one host and by messages elsewhere, "always" by messages, or "never".
+        timeout: seconds for the whole load, more than 0; None for no limit.
         threads, buffer_bytes, progress: as for `save`.
 
     Returns:
@@ -160,20 +176,33 @@ def load(
         StorageError, TimeoutError, RankFailedError: it could not be read.
     """
     comm = _communicator(group, comm)
-    bridge = Bridge(True, frozenset(allow), group=group, ranks=comm.size)
-    with reporting(progress, "load", comm.rank) as sink:
-        loaded = _core.load(
-            wanted,
-            os.fspath(path),
-            bridge,
-            comm,
-            cast,
-            verify_checksums,
-            two_phase,
-            timeout or 0.0,
-            threads,
-            buffer_bytes,
-            sink,
-        )
-    bridge.give_back()
-    return loaded
+    result: dict[Any, Any] = {}
+    bridge: Bridge | None = None
+    with contextlib.ExitStack() as until_the_end:
+
+        def prepare() -> _core.LoadRequest:
+            nonlocal bridge
+            shown = reporting(_options.sink("progress", progress), "load", comm.rank)
+            allowed = _options.names("allow", allow)
+            bridge = Bridge(True, allowed, group=group, ranks=comm.size)
+            return _core.LoadRequest(
+                wanted,
+                _options.directory(path),
+                bridge,
+                _options.flag("cast", cast),
+                _options.flag("verify_checksums", verify_checksums),
+                _options.word("two_phase", two_phase),
+                _options.seconds("timeout", timeout),
+                _options.whole("threads", threads),
+                _options.whole("buffer_bytes", buffer_bytes, 64),
+                until_the_end.enter_context(shown),
+            )
+
+        def take(loaded: dict[Any, Any]) -> None:
+            nonlocal result
+            assert bridge is not None
+            bridge.give_back()
+            result = loaded
+
+        _core.load(prepare, take, comm, _options.limit_of(timeout))
+    return result

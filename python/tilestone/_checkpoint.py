@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
 
-from tilestone import _bridge, _core
+from tilestone import _bridge, _core, _options
 from tilestone._dtypes import DType
 from tilestone._entities import to_box
 from tilestone._errors import InvalidArgumentError
@@ -236,7 +236,7 @@ class Checkpoint:
         return tuple(self._handle.path_of(key))
 
     def _bridge(self, framework: str | None, allow: Collection[str] = ()) -> _bridge.Bridge:
-        return _bridge.Bridge(allow=frozenset(allow), framework=framework or self.framework)
+        return _bridge.Bridge(allow=_options.names("allow", allow), framework=framework or self.framework)
 
     def __repr__(self) -> str:
         if self._open is None:
@@ -269,9 +269,13 @@ def open(
     """
     if framework not in ("numpy", "torch"):
         raise InvalidArgumentError(f'framework is "numpy" or "torch", not {framework!r}')
-    text = os.fspath(path)
-    core = _core.Checkpoint.open(text, verify_checksums, buffer_bytes, threads)
-    return Checkpoint(core, text, framework)
+    core = _core.Checkpoint.open(
+        _options.directory(path),
+        _options.flag("verify_checksums", verify_checksums),
+        _options.whole("buffer_bytes", buffer_bytes, 64),
+        _options.whole("threads", threads),
+    )
+    return Checkpoint(core, os.fsdecode(path), framework)
 
 
 def gc(path: str | os.PathLike[str], *, delete: bool = False) -> list[_core.Leftover]:
@@ -295,4 +299,4 @@ def gc(path: str | os.PathLike[str], *, delete: bool = False) -> list[_core.Left
             needs is not known.
         StorageError: a file could not be removed; the others are gone.
     """
-    return _core.leftovers(os.fspath(path), delete)
+    return _core.leftovers(_options.directory(path), _options.flag("delete", delete))

@@ -1,7 +1,6 @@
 """The engine of tilestone; use the package `tilestone`."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy
 import numpy.typing
@@ -371,9 +370,19 @@ class SaveResult:
 
     def __repr__(self) -> str: ...
 
-def save(state: object, path: str, bridge: object, comm: object | None, overwrite: bool, agreement: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, progress: object | None) -> SaveResult: ...
+class SaveRequest:
+    """What a rank brings to a save."""
 
-def load(wanted: object, path: str, bridge: object, comm: object | None, cast: bool, verify_checksums: bool, two_phase: str, timeout: float, threads: int, buffer_bytes: int, progress: object | None) -> dict[Any, Any]: ...
+    def __init__(self, state: object, path: bytes, bridge: object, overwrite: bool, agreement: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, progress: object | None) -> None: ...
+
+class LoadRequest:
+    """What a rank brings to a load."""
+
+    def __init__(self, wanted: object, path: bytes, bridge: object, cast: bool, verify_checksums: bool, two_phase: str, timeout: float, threads: int, buffer_bytes: int, progress: object | None) -> None: ...
+
+def save(prepare: Callable[[], SaveRequest], comm: object, seconds: float) -> SaveResult: ...
+
+def load(prepare: Callable[[], LoadRequest], take: Callable[[dict[object, object]], object], comm: object, seconds: float) -> None: ...
 
 DEFAULT_TIMEOUT: float = 1800.0
 
@@ -454,11 +463,11 @@ class Leftover:
 
     def __repr__(self) -> str: ...
 
-def leftovers(path: str, remove: bool) -> list[Leftover]: ...
+def leftovers(path: bytes, remove: bool) -> list[Leftover]: ...
 
 class Checkpoint:
     @staticmethod
-    def open(path: str, verify_checksums: bool, buffer_bytes: int, threads: int) -> Checkpoint: ...
+    def open(path: bytes, verify_checksums: bool, buffer_bytes: int, threads: int) -> Checkpoint: ...
 
     def keys(self) -> list[str]: ...
 

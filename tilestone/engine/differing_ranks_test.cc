@@ -6,8 +6,8 @@
 #include <atomic>
 #include <cerrno>
 #include <functional>
-#include <mutex>
 #include <map>
+#include <mutex>
 
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
@@ -63,11 +63,10 @@ TEST(DifferingRanks, PathsThatDifferAreNamedWithTheirRanks) {
       options.overwrite = true;
       save(row_state(comm, 2), path_of(comm), options);
     });
-    const std::string expected =
-        other == 0 ? "the ranks don't agree on path (rank 0: \"" + typo + "\"; ranks 1 and 2: \"" +
-                         right + "\")"
-                   : "the ranks don't agree on path (ranks 0 and 1: \"" + right +
-                         "\"; rank 2: \"" + typo + "\")";
+    const std::string expected = other == 0 ? "the ranks don't agree on path (rank 0: \"" + typo +
+                                                  "\"; ranks 1 and 2: \"" + right + "\")"
+                                            : "the ranks don't agree on path (ranks 0 and 1: \"" +
+                                                  right + "\"; rank 2: \"" + typo + "\")";
     EXPECT_THAT(texts, Each(HasSubstr(expected)));
     texts = failures(3, [&](Communicator comm) {
       LoadOptions options;
@@ -120,9 +119,10 @@ TEST(DifferingRanks, AnOptionOfALoadThatDiffersIsNamedWithItsValues) {
               }),
               Each(HasSubstr("the ranks don't agree on two_phase (ranks 0, 2, 3, 4 and 1 more: "
                              "\"auto\"; rank 1: \"never\")")));
-  EXPECT_THAT(load_with([](LoadOptions& options, int rank) { options.verify_checksums = rank > 4; }),
-              Each(HasSubstr("the ranks don't agree on verify_checksums (ranks 0, 1, 2, 3 and 1 "
-                             "more: False; rank 5: True)")));
+  EXPECT_THAT(
+      load_with([](LoadOptions& options, int rank) { options.verify_checksums = rank > 4; }),
+      Each(HasSubstr("the ranks don't agree on verify_checksums (ranks 0, 1, 2, 3 and 1 "
+                     "more: False; rank 5: True)")));
   EXPECT_THAT(load_with([](LoadOptions& options, int rank) {
                 options.cast = rank > 0;  // each rank's own, like threads and memory
                 options.threads = 1 + rank;

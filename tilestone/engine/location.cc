@@ -44,9 +44,9 @@ std::string home_of(const std::string& user) {
   passwd entry;
   passwd* found = nullptr;
   for (std::vector<char> text(1u << 12); text.size() <= kMost; text.resize(2 * text.size())) {
-    const int error =
-        user.empty() ? ::getpwuid_r(::geteuid(), &entry, text.data(), text.size(), &found)
-                     : ::getpwnam_r(user.c_str(), &entry, text.data(), text.size(), &found);
+    const int error = user.empty()
+                          ? ::getpwuid_r(::geteuid(), &entry, text.data(), text.size(), &found)
+                          : ::getpwnam_r(user.c_str(), &entry, text.data(), text.size(), &found);
     if (error == ERANGE) continue;
     return found == nullptr || found->pw_dir == nullptr ? std::string() : found->pw_dir;
   }

@@ -104,15 +104,16 @@ TEST(Location, WhatIsNoPathIsRefusedWhenItIsUsed) {
   expect_error([&] { save(one_value(), empty); }, ErrorCode::kInvalidArgument,
                "the path of a checkpoint is empty");
   expect_error([&] { save(one_value(), nul); }, ErrorCode::kInvalidArgument, "NUL");
-  expect_error([&] { save(one_value(), nothing); }, ErrorCode::kInvalidArgument, "without a storage");
+  expect_error([&] { save(one_value(), nothing); }, ErrorCode::kInvalidArgument,
+               "without a storage");
 }
 
 TEST(Location, OneDirectoryHasOneIdentityHoweverItIsWritten) {
   const TempDirectory folder;
   const Within within(folder.path());
   const std::string whole = folder.path() + "/a/b";
-  for (const std::string& path : {std::string("a/b"), std::string("./a//b/"), std::string("a/c/../b"),
-                                  whole, whole + "/", whole + "///."}) {
+  for (const std::string& path : {std::string("a/b"), std::string("./a//b/"),
+                                  std::string("a/c/../b"), whole, whole + "/", whole + "///."}) {
     EXPECT_EQ(Location(path).identity(), whole) << path;
   }
   EXPECT_EQ(Location("/").identity(), "/");

@@ -53,8 +53,8 @@ void check_options(const OpenOptions& options) {
 }
 
 Deadline deadline_of(double timeout) {
-  return Deadline::after(std::chrono::duration<double>(is_timeout(timeout) ? timeout
-                                                                           : kDefaultTimeout));
+  return Deadline::after(
+      std::chrono::duration<double>(is_timeout(timeout) ? timeout : kDefaultTimeout));
 }
 
 }  // namespace tilestone::engine

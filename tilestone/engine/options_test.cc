@@ -56,7 +56,8 @@ TEST(Options, ABadNumberOnOneRankIsRefusedByNameOnEveryRankOfASave) {
   auto bad = with_timeouts<SaveOptions>();
   bad.push_back({"files_per_rank is 0; expected 1 to 1024",
                  [](SaveOptions& options) { options.files_per_rank = 0; }});
-  bad.push_back({"files_per_rank is -3", [](SaveOptions& options) { options.files_per_rank = -3; }});
+  bad.push_back(
+      {"files_per_rank is -3", [](SaveOptions& options) { options.files_per_rank = -3; }});
   bad.push_back({"files_per_rank is 2147483647",
                  [](SaveOptions& options) { options.files_per_rank = 2147483647; }});
   const auto storage = memory_storage();
@@ -108,8 +109,8 @@ TEST(Options, TheSmallestNumbersSaveLoadAndVerify) {
         const Dims shape = {1, 70'001};
         TensorView part = data ? counting(DType::kInt64, shape, comm.rank() * 1000 + i)
                                : TensorView::without_data(DType::kInt64, shape);
-        state[key] = ShardedTensor::from_rank_offsets(key, std::move(part),
-                                                      {{0, comm.rank(), comm.size()}});
+        state[key] =
+            ShardedTensor::from_rank_offsets(key, std::move(part), {{0, comm.rank(), comm.size()}});
       }
       return state;
     };

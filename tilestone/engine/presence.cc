@@ -18,9 +18,9 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-constexpr Seconds kLongestWait{30};     // for files that are not to be seen yet
-constexpr double kShareOfTime = 0.5;    // likewise, of the time to the deadline
-constexpr Seconds kFirstPause{0.02};    // between two looks; each is twice the one before
+constexpr Seconds kLongestWait{30};   // for files that are not to be seen yet
+constexpr double kShareOfTime = 0.5;  // likewise, of the time to the deadline
+constexpr Seconds kFirstPause{0.02};  // between two looks; each is twice the one before
 constexpr Seconds kLongestPause{2};
 
 struct Expected {

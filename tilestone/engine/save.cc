@@ -110,8 +110,7 @@ class Saving {
         "planning",
         [&](Deadline) {
           prepare(bring);
-          return with_terms(plan_locally(*brought_.state),
-                            terms_of(*brought_.location, options()));
+          return with_terms(plan_locally(*brought_.state), terms_of(*brought_.location, options()));
         },
         [&](std::vector<Bytes> plans) {
           agree_on_terms(plans);
@@ -203,13 +202,8 @@ class Saving {
         "writing",
         [&](Deadline deadline) {
           if (by_rule()) orders_.assignment = assignment_by_rule();
-          WriteTask task{&items_,
-                         &local_,
-                         orders_.assignment,
-                         by_rule(),
-                         comm_.rank(),
-                         comm_.size(),
-                         orders_.save_id};
+          WriteTask task{&items_,      &local_,      orders_.assignment, by_rule(),
+                         comm_.rank(), comm_.size(), orders_.save_id};
           report_ = write_items(storage(), *format_, task, options(), deadline);
           note_result();
           return report_.encode();

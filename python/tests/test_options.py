@@ -1,0 +1,185 @@
+"""Options and paths that can't be meant, and ranks whose options differ."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+import time
+
+import numpy
+import pytest
+import ranks
+
+import tilestone
+
+FAILING = 1
+
+# keyword: value, what the message says
+SAVE = [
+    ("threads", -1, "threads is -1; expected 1 to 1024, or 0"),
+    ("threads", 1 << 70, f"threads is {1 << 70}, which is out of range"),
+    ("threads", 1.5, "threads is a whole number, not 1.5"),
+    ("threads", "4", "threads is a whole number, not '4'"),
+    ("files_per_rank", 0, "files_per_rank is 0; expected 1 to 1024"),
+    ("buffer_bytes", 1, "buffer_bytes is 1; expected 131072"),
+    ("buffer_bytes", -1, "buffer_bytes is -1, which is out of range"),
+    ("timeout", -1, "timeout is -1; expected seconds, more than 0"),
+    ("timeout", 0, "timeout is 0; expected seconds, more than 0"),
+    ("timeout", math.nan, "timeout is nan"),
+    ("timeout", "60", "timeout is a number of seconds or None, not '60'"),
+    ("overwrite", "no", "overwrite is True or False, not 'no'"),
+    ("agreement", "ruled", 'agreement is "exchange" or "rule", not "ruled"'),
+    ("agreement", None, "agreement is a text, not None"),
+    ("progress", "x", "progress is True, False or a function, not 'x'"),
+    ("path", 3, "path is text or an os.PathLike, not 3"),
+    ("path", "", "the path of a checkpoint is empty"),
+    ("path", "a\0b", "NUL"),
+    ("path", "s3://bucket/x", 'a URL of the scheme "s3"'),
+    ("path", pathlib.Path("s3://bucket/x"), 'a URL of the scheme "s3"'),
+    ("path", "~no-such-user/x", 'home directory of "~no-such-user" is not known'),
+    ("state", [1], "a state is a dict, not list"),
+]
+LOAD = [
+    *[case for case in SAVE if case[0] in ("threads", "buffer_bytes", "timeout", "path", "state")],
+    ("cast", 1, "cast is True or False, not 1"),
+    ("allow", "a.b", "allow is a collection of names, not 'a.b'; for one name: allow=['a.b']"),
+    ("allow", [b"a.b"], "allow is a collection of names"),
+    ("allow", None, "allow is a collection of names, not None"),
+    ("two_phase", "perhaps", 'two_phase is "auto", "always" or "never", not "perhaps"'),
+]
+
+
+def call_badly(rank: int, world: int, folder: str, which: str) -> list[tuple[str, float]]:
+    """What each bad call raised, and how long it took; correct calls follow each."""
+    cases, good = (SAVE, {"w": numpy.arange(4)}) if which == "save" else (LOAD, {"w": None})
+    function = tilestone.save if which == "save" else tilestone.load
+    told = []
+    for keyword, value, _ in cases:
+        keywords = {"state" if which == "save" else "wanted": good, "path": folder}
+        if rank == FAILING:
+            keywords["wanted" if (keyword, which) == ("state", "load") else keyword] = value
+        started = time.monotonic()
+        try:
+            function(**keywords)
+            told.append(("nothing was raised", 0.0))
+        except tilestone.CheckpointError as error:
+            told.append((str(error), time.monotonic() - started))
+    return told
+
+
+@pytest.mark.parametrize("which", ["save", "load"])
+def test_what_can_not_be_meant_on_one_rank_is_named_on_all_at_once(
+    which: str, worlds: ranks.Worlds, ckpt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tilestone.save({"w": numpy.arange(4)}, ckpt, comm=tilestone.solo())
+    before = sorted(os.listdir(ckpt))
+    results = worlds[2].run(call_badly, ckpt, which)
+    for i, (keyword, _, said) in enumerate(SAVE if which == "save" else LOAD):
+        for told, took in (result[i] for result in results):
+            assert said in told, f"{keyword}: {told}"
+            assert f"rank {FAILING}" in told
+            assert took < 60
+    assert sorted(os.listdir(ckpt)) == before
+
+
+def test_a_url_or_tilde_makes_no_folder_here(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for url in ("s3://bucket/x", pathlib.Path("gs://bucket/x"), "file:///x"):
+        for call in (
+            lambda: tilestone.save({"a": 1}, url),  # noqa: B023
+            lambda: tilestone.load({"a": 1}, url),  # noqa: B023
+            lambda: tilestone.open(url),  # noqa: B023
+            lambda: tilestone.gc(url),  # noqa: B023
+        ):
+            with pytest.raises(tilestone.UnsupportedError, match="a URL of the scheme"):
+                call()
+    tilestone.save({"a": 1}, "~/x")
+    assert os.listdir(tmp_path) == ["home"]
+    assert tilestone.load({"a": None}, pathlib.Path("~/x")) == {"a": 1}
+
+
+def test_numbers_and_names_of_open_and_read_are_checked(ckpt: str) -> None:
+    tilestone.save({"a": 1}, ckpt)
+    for keyword, value, said in [
+        *[case for case in SAVE if case[0] in ("threads", "buffer_bytes", "path")],
+        ("verify_checksums", 0, "verify_checksums is True or False, not 0"),
+    ]:
+        keywords = {"path": ckpt, keyword: value}
+        with pytest.raises(tilestone.CheckpointError) as raised:
+            tilestone.open(**keywords)
+        assert said in str(raised.value)
+    with tilestone.open(ckpt) as opened, pytest.raises(tilestone.InvalidArgumentError) as raised:
+        opened.object("a", allow="a.b")
+    assert "allow is a collection of names" in str(raised.value)
+    with pytest.raises(tilestone.InvalidArgumentError):
+        tilestone.gc(ckpt, delete="no")  # type: ignore[arg-type]
+
+
+def test_no_timeout_and_bytes_for_a_path(ckpt: str) -> None:
+    tilestone.save({"a": 1}, os.fsencode(ckpt), timeout=None)  # type: ignore[arg-type]
+    assert tilestone.load({"a": None}, ckpt, timeout=math.inf) == {"a": 1}
+
+
+def test_who_takes_part_must_be_a_group() -> None:
+    for keywords in ({"group": 5}, {"comm": object()}, {"comm": 3}):
+        with pytest.raises(tilestone.InvalidArgumentError):
+            tilestone.save({"a": 1}, "nowhere", **keywords)  # type: ignore[arg-type]
+    assert not os.path.exists("nowhere")
+
+
+def save_elsewhere(rank: int, world: int, folder: str) -> None:
+    tilestone.save({"w": numpy.arange(4)}, f"{folder}{rank // 2}", overwrite=True, timeout=60)
+
+
+def save_otherwise(rank: int, world: int, folder: str) -> None:
+    tilestone.save({"w": numpy.arange(4)}, folder, overwrite=rank == 1, timeout=60)
+
+
+def load_otherwise(rank: int, world: int, folder: str) -> None:
+    tilestone.load({"w": None}, folder, two_phase="never" if rank == 2 else "auto", timeout=60)
+
+
+def test_what_differs_among_torch_ranks_is_named(worlds: ranks.Worlds, ckpt: str) -> None:
+    tilestone.save({"w": numpy.ones(2)}, ckpt + "0", comm=tilestone.solo())
+    for function, said in (
+        (save_elsewhere, f'path (ranks 0 and 1: "{ckpt}0"; rank 2: "{ckpt}1")'),
+        (save_otherwise, "overwrite (ranks 0 and 2: False; rank 1: True)"),
+        (load_otherwise, 'two_phase (ranks 0 and 1: "auto"; rank 2: "never")'),
+    ):
+        for result in worlds[3].collect(function, ckpt):
+            assert result.kind == "MismatchError", result.text
+            assert f"the ranks don't agree on {said}" in result.text
+    with tilestone.open(ckpt + "0") as opened:
+        assert (opened.read("w") == 1).all()
+    assert not os.path.exists(ckpt + "1")
+
+
+class Refusing:
+    """A Stateful that does not take what was loaded, on one rank."""
+
+    def __init__(self, refuses: bool) -> None:
+        self.refuses = refuses
+
+    def state_dict(self) -> dict[str, object]:
+        return {"v": 1}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        if self.refuses:
+            raise RuntimeError("no room")
+
+
+def load_refusing(rank: int, world: int, folder: str) -> None:
+    tilestone.save({"s": Refusing(False)}, folder, timeout=60)
+    tilestone.load({"s": Refusing(rank == FAILING)}, folder, timeout=60)
+
+
+def test_a_rank_that_can_not_take_what_was_loaded_is_heard_of_by_all(
+    worlds: ranks.Worlds, ckpt: str
+) -> None:
+    for rank, result in enumerate(worlds[3].collect(load_refusing, ckpt)):
+        assert isinstance(result, ranks.Raised), f"rank {rank} does not know"
+        assert "RuntimeError: no room" in result.text or rank == FAILING, result.text

@@ -1,0 +1,87 @@
+"""The types of options. What numbers may be is checked by the engine."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Collection
+from typing import Any
+
+from tilestone import _core
+from tilestone._errors import InvalidArgumentError
+
+
+def directory(path: Any) -> bytes:
+    """A path as the file system takes it."""
+    try:
+        return os.fsencode(path)
+    except TypeError:
+        raise InvalidArgumentError(f"path is text or an os.PathLike, not {path!r}") from None
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"path {path!r} can't be a file's name: {error}") from None
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False; anything else is likelier a mistake than meant as a truth value."""
+    if isinstance(value, bool):
+        return value
+    raise InvalidArgumentError(f"{name} is True or False, not {value!r}")
+
+
+def whole(name: str, value: Any, bits: int = 32) -> int:
+    """A whole number that a signed integer of `bits` bits can hold; an unsigned one of 64."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise InvalidArgumentError(f"{name} is a whole number, not {value!r}")
+    low, high = (0, 1 << 64) if bits == 64 else (-(1 << (bits - 1)), 1 << (bits - 1))
+    if not low <= number < high:
+        raise InvalidArgumentError(f"{name} is {number}, which is out of range")
+    return number
+
+
+def seconds(name: str, value: Any) -> float:
+    """A time; None is no limit."""
+    if value is None:
+        return math.inf
+    if isinstance(value, (bool, str, bytes)) or not hasattr(type(value), "__float__"):
+        raise InvalidArgumentError(f"{name} is a number of seconds or None, not {value!r}")
+    return float(value)
+
+
+def limit_of(timeout: Any) -> float:
+    """How long a call with this timeout lasts at most; the default where it is no timeout.
+
+    A call with a bad option still has its first round, in which all ranks hear of it.
+    """
+    try:
+        limit = seconds("timeout", timeout)
+    except Exception:
+        return _core.DEFAULT_TIMEOUT
+    return limit if limit > 0 else _core.DEFAULT_TIMEOUT
+
+
+def word(name: str, value: Any) -> str:
+    """A text."""
+    if isinstance(value, str):
+        return str(value)
+    raise InvalidArgumentError(f"{name} is a text, not {value!r}")
+
+
+def names(name: str, value: Any) -> frozenset[str]:
+    """A collection of texts; one text is none, though each of its letters is."""
+    is_one = isinstance(value, (str, bytes))
+    if not is_one and isinstance(value, Collection) and all(isinstance(v, str) for v in value):
+        return frozenset(value)
+    hint = f"; for one name: {name}=[{value!r}]" if is_one else ""
+    raise InvalidArgumentError(f"{name} is a collection of names, not {value!r}{hint}")
+
+
+def sink(name: str, value: Any) -> Any:
+    """True, False, or a function."""
+    if isinstance(value, bool) or callable(value):
+        return value
+    raise InvalidArgumentError(f"{name} is True, False or a function, not {value!r}")
