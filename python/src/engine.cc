@@ -67,19 +67,22 @@ Deadline end_after(double seconds) {
 }
 
 // `prepare` gives a request; what it raises is this rank's failure of the first round.
-SaveResult save_state(const nb::callable& prepare, nb::handle comm, double seconds) {
+// `path`: where to, as far as it can be said before that.
+SaveResult save_state(const nb::callable& prepare, const nb::bytes& path, nb::handle comm,
+                      double seconds) {
   const Communicator communicator = to_communicator(comm);
   const Deadline deadline = end_after(seconds);
   const auto request = [&] {
     return with_gil("making the state dict",
                     [&] { return std::move(nb::cast<SaveRequest&>(prepare())); });
   };
-  return without_gil([&] { return save(request, communicator, deadline); });
+  const std::string place = Location(path_of(path)).place();
+  return without_gil([&] { return save(request, place, communicator, deadline); });
 }
 
 // `take` gets what was loaded, as a dict; what it raises is this rank's failure of the last round.
-void load_state(const nb::callable& prepare, const nb::callable& take, nb::handle comm,
-                double seconds) {
+void load_state(const nb::callable& prepare, const nb::callable& take, const nb::bytes& path,
+                nb::handle comm, double seconds) {
   const Communicator communicator = to_communicator(comm);
   const Deadline deadline = end_after(seconds);
   std::optional<Bridge> bridge;
@@ -95,7 +98,8 @@ void load_state(const nb::callable& prepare, const nb::callable& take, nb::handl
     with_gil("taking what was loaded",
              [&] { take(from_state(loaded, bridge->call("unpacked"), *bridge)); });
   };
-  without_gil([&] { load(request, give, communicator, deadline); });
+  const std::string place = Location(path_of(path)).place();
+  without_gil([&] { load(request, give, place, communicator, deadline); });
 }
 
 }  // namespace
@@ -124,13 +128,13 @@ void bind_engine(nb::module_& m) {
   nb::class_<BridgedLoad>(m, "LoadRequest", "What a rank brings to a load.")
       .def(nb::new_(&make_load), "wanted"_a, "path"_a, "bridge"_a, "cast"_a, "verify_checksums"_a,
            "two_phase"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a, "progress"_a.none());
-  m.def("save", &save_state, "prepare"_a, "comm"_a.none(), "seconds"_a,
-        nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], comm: object, "
-                "seconds: float) -> SaveResult"));
-  m.def("load", &load_state, "prepare"_a, "take"_a, "comm"_a.none(), "seconds"_a,
+  m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
+        nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
+                "object, seconds: float) -> SaveResult"));
+  m.def("load", &load_state, "prepare"_a, "take"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def load(prepare: collections.abc.Callable[[], LoadRequest], take: "
-                "collections.abc.Callable[[dict[object, object]], object], comm: object, seconds: "
-                "float) -> None"));
+                "collections.abc.Callable[[dict[object, object]], object], path: bytes, comm: "
+                "object, seconds: float) -> None"));
   m.attr("DEFAULT_TIMEOUT") = kDefaultTimeout;
   m.attr("DEFAULT_BUFFER_BYTES") = static_cast<uint64_t>(BufferPool::kDefaultTotal);
 }

@@ -118,7 +118,7 @@ def save(
                 until_the_end.enter_context(shown),
             )
 
-        return _core.save(prepare, comm, _options.limit_of(timeout))
+        return _core.save(prepare, _options.place(path), comm, _options.limit_of(timeout))
 
 
 def load(
@@ -204,5 +204,5 @@ def load(
             bridge.give_back()
             result = loaded
 
-        _core.load(prepare, take, comm, _options.limit_of(timeout))
+        _core.load(prepare, take, _options.place(path), comm, _options.limit_of(timeout))
     return result

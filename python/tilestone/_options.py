@@ -22,6 +22,14 @@ def directory(path: Any) -> bytes:
         raise InvalidArgumentError(f"path {path!r} can't be a file's name: {error}") from None
 
 
+def place(path: Any) -> bytes:
+    """The same; nothing where it is no path, which the call's first round says."""
+    try:
+        return directory(path)
+    except InvalidArgumentError:
+        return b""
+
+
 def flag(name: str, value: Any) -> bool:
     """True or False; anything else is likelier a mistake than meant as a truth value."""
     if isinstance(value, bool):

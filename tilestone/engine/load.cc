@@ -234,8 +234,7 @@ class Loading {
 }  // namespace engine
 
 StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options) {
-  return engine::Loading(options.comm, location.place(),
-                         engine::deadline_of(options.timeout))
+  return engine::Loading(options.comm, location.place(), engine::deadline_of(options.timeout))
       .run([&] { return engine::Brought{&wanted, &location, &options}; }, {});
 }
 

@@ -27,8 +27,8 @@ struct LoadRequest {
 
 // The same for a rank whose request may fail to be made, or which may fail to take what was loaded:
 // `prepare` runs inside the first round and `take` inside the last one, and what they throw is this
-// rank's failure, which every rank throws. The load ends by `deadline`. All ranks call this function
-// or all the one above. `place`: as for a save.
+// rank's failure, which every rank throws. The load ends by `deadline`. All ranks call this
+// function or all the one above. `place`: as for a save.
 void load(const std::function<LoadRequest()>& prepare, const std::function<void(StateDict)>& take,
           const std::string& place, const Communicator& comm, Deadline deadline);
 

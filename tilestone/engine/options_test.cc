@@ -143,7 +143,7 @@ TEST(Options, ARequestThatCantBeMadeIsHeardOfByEveryRank) {
       if (comm.rank() == kFailing) throw Error(ErrorCode::kInvalidArgument, "no such tree");
       return {row_state(comm, 1), Location(storage), {}};
     };
-    save(prepare, comm, Deadline::after(std::chrono::seconds(60)));
+    save(prepare, "memory", comm, Deadline::after(std::chrono::seconds(60)));
   });
   EXPECT_THAT(save_texts, Each(AllOf(HasSubstr("no such tree"), HasSubstr("rank 1"))));
   EXPECT_THAT(storage->list(), IsEmpty());
@@ -152,14 +152,14 @@ TEST(Options, ARequestThatCantBeMadeIsHeardOfByEveryRank) {
     return SaveRequest{row_state(comm, 1), Location(storage), {}};
   };
   run_ranks(kRanks, [&](Communicator comm) {
-    save([&] { return request(comm); }, comm, Deadline::never());
+    save([&] { return request(comm); }, "memory", comm, Deadline::never());
   });
   const auto load_texts = failures(kRanks, [&](Communicator comm) {
     const auto prepare = [&] { return LoadRequest{row_template(comm), Location(storage), {}}; };
     const auto take = [&](const StateDict&) {
       if (comm.rank() == kFailing) throw Error(ErrorCode::kInvalidArgument, "no place for it");
     };
-    load(prepare, take, comm, Deadline::after(std::chrono::seconds(60)));
+    load(prepare, take, "memory", comm, Deadline::after(std::chrono::seconds(60)));
   });
   EXPECT_THAT(load_texts, Each(AllOf(HasSubstr("no place for it"), HasSubstr("rank 1"))));
 }
