@@ -146,13 +146,13 @@ def load_otherwise(rank: int, world: int, folder: str) -> None:
 def test_what_differs_among_torch_ranks_is_named(worlds: ranks.Worlds, ckpt: str) -> None:
     tilestone.save({"w": numpy.ones(2)}, ckpt + "0", comm=tilestone.solo())
     for function, said in (
-        (save_elsewhere, f'path (ranks 0 and 1: "{ckpt}0"; rank 2: "{ckpt}1")'),
-        (save_otherwise, "overwrite (ranks 0 and 2: False; rank 1: True)"),
-        (load_otherwise, 'two_phase (ranks 0 and 1: "auto"; rank 2: "never")'),
+        (save_elsewhere, f"ranks 0 and 1: save at {ckpt}0; rank 2: save at {ckpt}1"),
+        (save_otherwise, "the ranks don't agree on overwrite (ranks 0 and 2: False; rank 1: True)"),
+        (load_otherwise, 'the ranks don\'t agree on two_phase (ranks 0 and 1: "auto"; rank 2: "never")'),
     ):
         for result in worlds[3].collect(function, ckpt):
             assert result.kind == "MismatchError", result.text
-            assert f"the ranks don't agree on {said}" in result.text
+            assert said in result.text
     with tilestone.open(ckpt + "0") as opened:
         assert (opened.read("w") == 1).all()
     assert not os.path.exists(ckpt + "1")
