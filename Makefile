@@ -2,14 +2,18 @@
 
 MINUTES ?= 5
 ROUNDS ?= 100
+PRESET ?= dev
 
-.PHONY: demo test bench format stubs soak fuzz setup clean
+.PHONY: demo test check bench format stubs soak fuzz setup clean
 
 demo:
 	@tools/demo
 
 test:
 	@tools/test
+
+check:
+	@tools/check "$(LAYER)" $(PRESET)
 
 bench:
 	@tools/bench

@@ -4,8 +4,8 @@
 include(CMakeParseArguments)
 
 # tilestone_layer(<name> [DEPS <layer>...] [LINK <target>...] [SOURCES_EXCLUDE <file>...]
-#                 [TEST_LINK <target>...] [TEST_TIMEOUT <seconds>]
-#                 [THREADS | THREADED_TESTS <file>...])
+#                 [TEST_LINK <target>...] [TEST_TIMEOUT <seconds>] [OPTIMISED_TEST]
+#                 [THREADS [UNTHREADED_TESTS <file>...] | THREADED_TESTS <file>...])
 #
 # Takes the *.cc of the current folder:
 #   *_test.cc     the program <name>_test, one ctest entry of the same name
@@ -13,11 +13,14 @@ include(CMakeParseArguments)
 #                 among their DEPS, directly or not
 #   all others    the object library tilestone_<name>, part of libtilestone
 # DEPS are the layers above that this one includes; what they need in turn is found from there.
-# LINK are the outside libraries. THREADS: the test has threads to race, so it runs under TSan too;
-# THREADED_TESTS: just these *_test.cc have, and are all that there is of the test under TSan.
+# LINK are the outside libraries. THREADS: the test has threads to race, so it runs under TSan too,
+# all but UNTHREADED_TESTS; THREADED_TESTS: just these *_test.cc have, and are all that there is of
+# the test under TSan. OPTIMISED_TEST: its sizes need an optimised build, so it is part of target
+# `all` where TILESTONE_UNIT_TESTS_IN_ALL is off.
 function(tilestone_layer name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "THREADS" "TEST_TIMEOUT"
-                        "DEPS;LINK;SOURCES_EXCLUDE;TEST_LINK;THREADED_TESTS")
+  cmake_parse_arguments(
+    PARSE_ARGV 1 arg "THREADS;OPTIMISED_TEST" "TEST_TIMEOUT"
+    "DEPS;LINK;SOURCES_EXCLUDE;TEST_LINK;THREADED_TESTS;UNTHREADED_TESTS")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "tilestone_layer(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
@@ -35,6 +38,9 @@ function(tilestone_layer name)
     if(TILESTONE_SANITIZE STREQUAL "thread")
       set(tests ${arg_THREADED_TESTS})
     endif()
+  endif()
+  if(arg_UNTHREADED_TESTS AND TILESTONE_SANITIZE STREQUAL "thread")
+    list(REMOVE_ITEM tests ${arg_UNTHREADED_TESTS})
   endif()
   list(FILTER helpers INCLUDE REGEX "_testing\\.cc$")
   list(FILTER sources EXCLUDE REGEX "_(test|testing)\\.cc$")
@@ -68,6 +74,9 @@ function(tilestone_layer name)
         LINK ${arg_TEST_LINK}
         TIMEOUT ${arg_TEST_TIMEOUT}
         THREADS ${arg_THREADS})
+      if(NOT TILESTONE_UNIT_TESTS_IN_ALL AND NOT arg_OPTIMISED_TEST)
+        tilestone_on_demand(${name}_test)
+      endif()
     endif()
   endif()
 endfunction()
@@ -85,6 +94,13 @@ function(tilestone_test name)
   _tilestone_test_code(${name})
   add_test(NAME ${name} COMMAND ${name})
   _tilestone_test_properties(${name} "${arg_TIMEOUT}" "${arg_THREADS}" ${name})
+endfunction()
+
+# tilestone_on_demand(<test>): its program (of the same name) is no part of target `all`, and its
+# label lets `ctest -LE on_demand` leave it out.
+function(tilestone_on_demand test)
+  set_target_properties(${test} PROPERTIES EXCLUDE_FROM_ALL TRUE)
+  set_property(TEST ${test} APPEND PROPERTY LABELS on_demand)
 endfunction()
 
 # tilestone_mpi_test(<name> <program target> <ranks>)
@@ -151,6 +167,7 @@ endfunction()
 # which would double its compile time, and the dev build does not optimise it more than is quick.
 function(_tilestone_test_flags target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Dev>:-O1>)
+  tilestone_test_warnings(${target})
   if(TILESTONE_SANITIZE MATCHES "undefined")
     target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
   endif()

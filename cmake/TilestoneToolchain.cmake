@@ -66,3 +66,16 @@ function(tilestone_warnings target)
             $<$<CXX_COMPILER_ID:GNU>:-Wlogical-op>
             $<$<BOOL:${TILESTONE_WERROR}>:-Werror>)
 endfunction()
+
+# For the code of tests, beside tilestone_warnings(). Sanitized code makes g++ guess wrong from data
+# flow: there the libraries' warnings are not errors, and of the tests' only such guesses are not.
+function(tilestone_test_warnings target)
+  if(TILESTONE_TEST_WERROR AND NOT TILESTONE_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+    foreach(guess IN ITEMS array-bounds dangling-pointer format-overflow format-truncation
+                           free-nonheap-object maybe-uninitialized nonnull stringop-overflow
+                           stringop-overread stringop-truncation uninitialized use-after-free)
+      target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-error=${guess}>)
+    endforeach()
+  endif()
+endfunction()

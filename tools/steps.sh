@@ -3,8 +3,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Nothing is cached outside the tree unless the caller wants it.
-export CCACHE_DIR="${CCACHE_DIR:-$PWD/build/ccache}"
+# Nothing is cached outside the tree unless the caller wants it. `make clean` leaves the cache.
+export CCACHE_DIR="${CCACHE_DIR:-$PWD/.ccache}"
 # Builds of one configuration share objects, whatever folder they are made in.
 export CCACHE_NOHASHDIR=1
 # That includes the compiler's name, for which CMake and scikit-build have defaults of their own.
@@ -15,9 +15,13 @@ export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
 export CTEST_PARALLEL_LEVEL="${CTEST_PARALLEL_LEVEL:-$(nproc)}"
 all_started=$SECONDS
 
+# Processor seconds, user and system, of all commands that have ended so far.
+cpu_seconds() { awk -v ticks="$(getconf CLK_TCK)" '{ printf "%d", ($16 + $17) / ticks }' /proc/$$/stat; }
+
 # step NAME COMMAND...
 step() {
-  local name=$1 started=$SECONDS status=0
+  local name=$1 started=$SECONDS status=0 cpu_started
+  cpu_started=$(cpu_seconds)
   shift
   printf '\n==> %s\n' "$name"
   # A subshell, and not `if`, so that `set -e` holds inside functions that are steps.
@@ -29,10 +33,14 @@ step() {
     printf '\n==> FAILED: %s (exit %d, after %d s)\n' "$name" "$status" "$((SECONDS - started))" >&2
     exit "$status"
   fi
-  printf '==> ok: %s (%d s)\n' "$name" "$((SECONDS - started))"
+  printf '==> ok: %s (%d s, %d CPU s)\n' "$name" "$((SECONDS - started))" \
+    "$(($(cpu_seconds) - cpu_started))"
 }
 
-all_done() { printf '\n==> %s: all steps ok (%d s)\n' "$1" "$((SECONDS - all_started))"; }
+all_done() {
+  printf '\n==> %s: all steps ok (%d s, %d CPU s)\n' "$1" "$((SECONDS - all_started))" \
+    "$(cpu_seconds)"
+}
 
 # configure_and_build PRESET TARGET...
 configure_and_build() {
