@@ -12,17 +12,27 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/per_process.h"
 
 namespace tilestone {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;  // bytes
 
-}  // namespace
+// The buffers of one process.
+struct Buffers {
+  Buffers(size_t bytes, size_t most) : buffer_bytes(bytes), limit(most) {
+    // So that giving a buffer back never allocates, and can't throw in a destructor.
+    free.reserve(limit);
+  }
+  ~Buffers() {
+    for (std::byte* data : free) std::free(data);
+  }
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
 
-struct BufferPool::State {
-  size_t buffer_bytes = 0;
-  size_t limit = 0;  // buffers
+  const size_t buffer_bytes;
+  const size_t limit;  // buffers
   std::mutex mutex;
   std::condition_variable given_back;
   std::vector<std::byte*> free;
@@ -48,7 +58,7 @@ struct BufferPool::State {
   std::byte* allocate() {
     const bool huge = buffer_bytes >= kHugePage;
     void* memory = nullptr;
-    if (posix_memalign(&memory, huge ? kHugePage : kAlignment, buffer_bytes) != 0) {
+    if (posix_memalign(&memory, huge ? kHugePage : BufferPool::kAlignment, buffer_bytes) != 0) {
       {
         const std::lock_guard lock(mutex);
         --allocated;
@@ -59,6 +69,19 @@ struct BufferPool::State {
     if (huge) ::madvise(memory, buffer_bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
     return static_cast<std::byte*>(memory);
   }
+};
+
+}  // namespace
+
+// A child of fork starts with none on loan: those that the parent has lent never come back there.
+struct BufferPool::State {
+  State(size_t bytes, size_t most)
+      : buffer_bytes(bytes),
+        limit(most),
+        buffers([bytes, most] { return std::make_unique<Buffers>(bytes, most); }) {}
+  const size_t buffer_bytes;
+  const size_t limit;
+  const PerProcess<Buffers> buffers;
 };
 
 Buffer::Buffer(Buffer&& other) noexcept
@@ -87,45 +110,42 @@ std::shared_ptr<BufferPool> BufferPool::create(size_t total_bytes, size_t buffer
         fmt::format("a buffer of {} bytes; expected a multiple of {}", buffer_bytes, kAlignment));
   }
   std::shared_ptr<BufferPool> pool(new BufferPool);
-  pool->state_->buffer_bytes = buffer_bytes;
-  pool->state_->limit = std::max<size_t>(1, total_bytes / buffer_bytes);
-  // So that giving a buffer back never allocates, and can't throw in a destructor.
-  pool->state_->free.reserve(pool->state_->limit);
+  pool->state_ =
+      std::make_unique<State>(buffer_bytes, std::max<size_t>(1, total_bytes / buffer_bytes));
   return pool;
 }
 
-BufferPool::BufferPool() : state_(std::make_unique<State>()) {}
-
-BufferPool::~BufferPool() {
-  for (std::byte* data : state_->free) std::free(data);
-}
+BufferPool::BufferPool() = default;
+BufferPool::~BufferPool() = default;
 
 Buffer BufferPool::acquire(Deadline deadline) {
+  Buffers& buffers = *state_->buffers;
   std::byte* data = nullptr;
   bool reserved = false;
   {
-    std::unique_lock lock(state_->mutex);
-    while ((data = state_->take(reserved)) == nullptr && !reserved) {
+    std::unique_lock lock(buffers.mutex);
+    while ((data = buffers.take(reserved)) == nullptr && !reserved) {
       if (deadline.expired()) {
         throw Error(ErrorCode::kTimeout,
                     fmt::format("no buffer became free: all {} of {} bytes are in use",
                                 state_->limit, state_->buffer_bytes))
             .with_hint("a larger buffer pool, or a later deadline, may help");
       }
-      state_->given_back.wait_for(lock, deadline.wait_time());
+      buffers.given_back.wait_for(lock, deadline.wait_time());
     }
   }
-  return lend(reserved ? state_->allocate() : data);
+  return lend(reserved ? buffers.allocate() : data);
 }
 
 Buffer BufferPool::try_acquire() {
+  Buffers& buffers = *state_->buffers;
   std::byte* data = nullptr;
   bool reserved = false;
   {
-    const std::lock_guard lock(state_->mutex);
-    data = state_->take(reserved);
+    const std::lock_guard lock(buffers.mutex);
+    data = buffers.take(reserved);
   }
-  if (reserved) data = state_->allocate();
+  if (reserved) data = buffers.allocate();
   return data == nullptr ? Buffer() : lend(data);
 }
 
@@ -142,16 +162,18 @@ size_t BufferPool::buffer_bytes() const { return state_->buffer_bytes; }
 size_t BufferPool::buffers() const { return state_->limit; }
 
 size_t BufferPool::peak_bytes() const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->allocated * state_->buffer_bytes;
+  Buffers& buffers = *state_->buffers;
+  const std::lock_guard lock(buffers.mutex);
+  return buffers.allocated * buffers.buffer_bytes;
 }
 
 void BufferPool::give_back(std::byte* data) {
+  Buffers& buffers = *state_->buffers;
   {
-    const std::lock_guard lock(state_->mutex);
-    state_->free.push_back(data);
+    const std::lock_guard lock(buffers.mutex);
+    buffers.free.push_back(data);
   }
-  state_->given_back.notify_one();
+  buffers.given_back.notify_one();
 }
 
 }  // namespace tilestone

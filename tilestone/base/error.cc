@@ -80,11 +80,19 @@ Error& Error::with_errno(int value) & {
   return *this;
 }
 
+Error& Error::with_cause(std::exception_ptr cause) & {
+  if (cause_ == nullptr) cause_ = std::move(cause);
+  return *this;
+}
+
 Error&& Error::with_key(std::string_view key) && { return std::move(with_key(key)); }
 Error&& Error::with_file(std::string_view file) && { return std::move(with_file(file)); }
 Error&& Error::with_rank(int rank) && { return std::move(with_rank(rank)); }
 Error&& Error::with_hint(std::string_view hint) && { return std::move(with_hint(hint)); }
 Error&& Error::with_errno(int value) && { return std::move(with_errno(value)); }
+Error&& Error::with_cause(std::exception_ptr cause) && {
+  return std::move(with_cause(std::move(cause)));
+}
 
 void Error::render() {
   std::string line = message_;
@@ -141,9 +149,19 @@ Error current_error() {
     return Error(ErrorCode::kIo, "the system refused what was asked of it")
         .with_errno(error.code().value());
   } catch (const std::exception& error) {
-    return Error(ErrorCode::kInterrupted, error.what());
+    return Error(ErrorCode::kInterrupted, error.what()).with_cause(std::current_exception());
   } catch (...) {
-    return Error(ErrorCode::kInterrupted, "an exception of an unknown type was thrown");
+    return Error(ErrorCode::kInterrupted, "an exception of an unknown type was thrown")
+        .with_cause(std::current_exception());
+  }
+}
+
+void rethrow_cause() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    if (error.cause() != nullptr) std::rethrow_exception(error.cause());
+    throw;
   }
 }
 

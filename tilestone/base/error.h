@@ -51,6 +51,9 @@ class Error : public std::exception {
   Error&& with_rank(int rank) &&;
   Error&& with_hint(std::string_view hint) &&;
   Error&& with_errno(int value) &&;
+  // The exception that this error stands for (see current_error); it does not leave the process.
+  Error& with_cause(std::exception_ptr cause) &;
+  Error&& with_cause(std::exception_ptr cause) &&;
 
   ErrorCode code() const { return code_; }
   const std::string& message() const { return message_; }
@@ -58,7 +61,8 @@ class Error : public std::exception {
   const std::string& file() const { return file_; }
   int rank() const { return rank_; }  // -1: not known
   const std::string& hint() const { return hint_; }
-  int sys_errno() const { return errno_; }  // 0: none
+  int sys_errno() const { return errno_; }                    // 0: none
+  const std::exception_ptr& cause() const { return cause_; }  // null: none
 
   // One line: message, then "key ...", "file ...", "rank ..." and the hint where they are set.
   const char* what() const noexcept override { return what_.c_str(); }
@@ -74,11 +78,16 @@ class Error : public std::exception {
   int rank_ = -1;
   int errno_ = 0;
   std::string message_, key_, file_, hint_, what_;
+  std::exception_ptr cause_;
 };
 
 // The error in flight as an Error: itself; kIo with ENOMEM for std::bad_alloc, with its errno for
-// std::system_error (no thread could be started); kInterrupted around an exception of another type,
-// which code of the caller threw. Call inside a catch block.
+// std::system_error (no thread could be started); kInterrupted with that cause for an exception of
+// another type, which code of the caller threw. Call inside a catch block.
 Error current_error();
+
+// Throws the error in flight again, or the exception that it stands for. Call inside a catch block,
+// where the library is left: the caller gets the exception that its own code threw.
+[[noreturn]] void rethrow_cause();
 
 }  // namespace tilestone

@@ -114,5 +114,19 @@ TEST(CurrentError, AnExceptionOfTheCallersCodeIsNoDefectOfTilestone) {
   EXPECT_THAT(caught(42).what(), HasSubstr("unknown type"));
 }
 
+TEST(CurrentError, TheExceptionItStandsForStaysWithTheErrorAndLeavesTheLibraryAsItself) {
+  try {
+    try {
+      throw caught(42).with_key("k");
+    } catch (...) {
+      rethrow_cause();
+    }
+  } catch (const int thrown) {
+    EXPECT_EQ(thrown, 42);
+  }
+  EXPECT_EQ(caught(full_error()).cause(), nullptr);
+  EXPECT_EQ(Error::decode(caught(42).encode()).cause(), nullptr);
+}
+
 }  // namespace
 }  // namespace tilestone

@@ -1,5 +1,6 @@
 #include "tilestone/base/log.h"
 
+#include <pthread.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -46,7 +47,13 @@ struct Log {
 
 // Never destroyed: a thread may log while the process ends.
 Log& the_log() {
-  static Log* const log = new Log;
+  static Log* const log = [] {
+    auto* made = new Log;
+    // A thread that logs while another one forks must not leave the child with a locked lock.
+    ::pthread_atfork([] { the_log().mutex.lock(); }, [] { the_log().mutex.unlock(); },
+                     [] { the_log().mutex.unlock(); });
+    return made;
+  }();
   return *log;
 }
 

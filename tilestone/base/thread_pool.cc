@@ -14,7 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "tilestone/base/call_scope.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/per_process.h"
 
 namespace tilestone {
 namespace {
@@ -27,6 +29,7 @@ class Batch {
 
   // Takes indices until none is left.
   void work() {
+    const CallScope scope(call_);
     for (;;) {
       const size_t index = take();
       if (index == count_) return;
@@ -66,6 +69,7 @@ class Batch {
 
   const size_t count_;
   const std::function<void(size_t)>* const body_;
+  void* const call_ = CallScope::current();  // of the caller of parallel_for
   std::mutex mutex_;
   std::condition_variable ended_;
   size_t next_ = 0;     // the index to hand out next; count_: none is left
@@ -73,14 +77,30 @@ class Batch {
   std::exception_ptr error_;
 };
 
-}  // namespace
-
-struct ThreadPool::State {
+// The threads and their queue.
+struct Workers {
   std::mutex mutex;
   std::condition_variable work;
   std::deque<std::shared_ptr<Batch>> queue;
   bool stopping = false;
-  std::vector<std::thread> workers;
+  std::vector<std::thread> threads;
+
+  explicit Workers(size_t count) {
+    try {
+      for (size_t i = 0; i < count; ++i) threads.emplace_back([this] { run(); });
+    } catch (const std::system_error& error) {
+      const size_t started = threads.size();
+      stop();
+      throw Error(ErrorCode::kIo, "only " + std::to_string(started) + " of " +
+                                      std::to_string(count) + " threads could be started")
+          .with_errno(error.code().value())
+          .with_hint("a smaller number of threads, or a higher limit for this process");
+    } catch (...) {
+      stop();
+      throw;
+    }
+  }
+  ~Workers() { stop(); }
 
   void run() {
     std::unique_lock lock(mutex);
@@ -109,37 +129,33 @@ struct ThreadPool::State {
       stopping = true;
     }
     work.notify_all();
-    for (std::thread& worker : workers) worker.join();
-    workers.clear();
+    for (std::thread& thread : threads) thread.join();
+    threads.clear();
   }
 };
 
-ThreadPool::ThreadPool(size_t threads) : state_(std::make_unique<State>()) {
+}  // namespace
+
+struct ThreadPool::State {
+  explicit State(size_t count)
+      : size(count), workers([count] { return std::make_unique<Workers>(count); }) {}
+  const size_t size;
+  const PerProcess<Workers> workers;
+};
+
+ThreadPool::ThreadPool(size_t threads) {
   if (threads == 0) throw Error(ErrorCode::kInvalidArgument, "a thread pool of 0 threads");
-  State* state = state_.get();
-  try {
-    for (size_t i = 0; i < threads; ++i) state->workers.emplace_back([state] { state->run(); });
-  } catch (const std::system_error& error) {
-    const size_t started = state->workers.size();
-    state->stop();
-    throw Error(ErrorCode::kIo, "only " + std::to_string(started) + " of " +
-                                    std::to_string(threads) + " threads could be started")
-        .with_errno(error.code().value())
-        .with_hint("a smaller number of threads, or a higher limit for this process");
-  } catch (...) {
-    state->stop();
-    throw;
-  }
+  state_ = std::make_unique<State>(threads);
 }
 
-ThreadPool::~ThreadPool() { state_->stop(); }
+ThreadPool::~ThreadPool() = default;
 
-size_t ThreadPool::size() const { return state_->workers.size(); }
+size_t ThreadPool::size() const { return state_->size; }
 
 void ThreadPool::parallel_for(size_t count, const std::function<void(size_t)>& body) {
   if (count == 0) return;
   const auto batch = std::make_shared<Batch>(count, body);
-  state_->invite(batch, std::min(size(), count - 1));
+  state_->workers->invite(batch, std::min(size(), count - 1));
   batch->work();
   batch->wait();
 }

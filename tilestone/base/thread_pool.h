@@ -1,4 +1,5 @@
-// A fixed set of worker threads. One pool per engine, sized by option.
+// A fixed set of worker threads. One pool per engine, sized by option. A child of fork gets threads
+// of its own.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,8 @@ class ThreadPool {
 
   // Runs body(0) ... body(count - 1), the calling thread helping, and returns when all that were
   // started have ended. After the first exception no further index is started and that exception
-  // is rethrown here. May be called from several threads, and from inside a body.
+  // is rethrown here. May be called from several threads, and from inside a body. The
+  // bodies work for the caller's call (base/call_scope.h).
   void parallel_for(size_t count, const std::function<void(size_t)>& body);
 
  private:

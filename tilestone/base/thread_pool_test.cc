@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "tilestone/base/call_scope.h"
 #include "tilestone/base/error.h"
 
 namespace tilestone {
@@ -30,6 +31,19 @@ TEST(ThreadPool, WorkersAndTheCallerRunAtOnce) {
   ThreadPool pool(3);
   std::latch all_here(4);  // each body waits until all four run, so one thread alone would hang
   pool.parallel_for(4, [&](size_t) { all_here.arrive_and_wait(); });
+}
+
+TEST(ThreadPool, BodiesWorkForTheCallersCall) {
+  ThreadPool pool(3);
+  int call = 0;
+  std::atomic<int> others = 0;
+  {
+    const CallScope scope(&call);
+    pool.parallel_for(50, [&](size_t) { others += CallScope::current() != &call; });
+  }
+  EXPECT_EQ(others, 0);
+  pool.parallel_for(50, [&](size_t) { others += CallScope::current() != nullptr; });
+  EXPECT_EQ(others, 0);
 }
 
 TEST(ThreadPool, NestedCallsEnd) {

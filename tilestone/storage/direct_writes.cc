@@ -10,27 +10,27 @@ namespace {
 
 constexpr uint64_t kAlignment = BufferPool::kAlignment;
 
-[[noreturn]] void fail_write(const std::string& name, uint64_t size, uint64_t offset, int error) {
+[[noreturn]] void fail_write(const std::string& path, uint64_t size, uint64_t offset, int error) {
   fail_errno("cannot write " + std::to_string(size) + " bytes at offset " + std::to_string(offset),
-             name, error);
+             path, error);
 }
 
 }  // namespace
 
-void write_at(System& system, int fd, const std::string& name, ByteView bytes, uint64_t offset) {
+void write_at(System& system, int fd, const std::string& path, ByteView bytes, uint64_t offset) {
   while (!bytes.empty()) {
     const ssize_t n =
         system.pwrite(fd, bytes.data(), std::min(bytes.size(), IoQueue::kMaxRequest), offset);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (n <= 0) fail_write(name, bytes.size(), offset, n < 0 ? errno : EIO);
+    if (n <= 0) fail_write(path, bytes.size(), offset, n < 0 ? errno : EIO);
     bytes = bytes.subspan(static_cast<size_t>(n));
     offset += static_cast<uint64_t>(n);
   }
 }
 
-DirectWrites::DirectWrites(std::shared_ptr<PosixContext> context, std::string name, int fd)
+DirectWrites::DirectWrites(std::shared_ptr<PosixContext> context, std::string path, int fd)
     : context_(std::move(context)),
-      name_(std::move(name)),
+      path_(std::move(path)),
       fd_(fd),
       queue_(context_->take_queue()),
       slots_(context_->options().queue_depth),
@@ -127,15 +127,15 @@ void DirectWrites::handle(const IoResult& result) {
 void DirectWrites::finished(const Slot& slot, int error) {
   if (slot.done == slot.size || failure_ != nullptr) return;
   if (error != EINVAL) {
-    fail_write(name_, slot.size - slot.done, slot.offset + slot.done, error == 0 ? EIO : error);
+    fail_write(path_, slot.size - slot.done, slot.offset + slot.done, error == 0 ? EIO : error);
   }
   // The file system took O_DIRECT but not this write: this one and all later ones go through the
   // page cache. Others that are under way end as they may.
   context_->note_no_direct(EINVAL);
   if (context_->system().set_direct(fd_, false) != 0) {
-    fail_errno("cannot turn direct I/O off", name_, errno);
+    fail_errno("cannot turn direct I/O off", path_, errno);
   }
-  write_at(context_->system(), fd_, name_, {slot.data + slot.done, slot.size - slot.done},
+  write_at(context_->system(), fd_, path_, {slot.data + slot.done, slot.size - slot.done},
            slot.offset + slot.done);
 }
 

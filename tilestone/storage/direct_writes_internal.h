@@ -13,7 +13,7 @@
 namespace tilestone {
 
 // Writes all bytes at the offset of the file, however many calls that takes.
-void write_at(System& system, int fd, const std::string& name, ByteView bytes, uint64_t offset);
+void write_at(System& system, int fd, const std::string& path, ByteView bytes, uint64_t offset);
 
 // A thread waits for results, so that each buffer goes back to its pool when it is written,
 // whatever the file's user does meanwhile: a pool may be smaller than the queue is deep, and
@@ -21,7 +21,7 @@ void write_at(System& system, int fd, const std::string& name, ByteView bytes, u
 class DirectWrites {
  public:
   // fd, open with O_DIRECT, must outlive the object.
-  DirectWrites(std::shared_ptr<PosixContext> context, std::string name, int fd);
+  DirectWrites(std::shared_ptr<PosixContext> context, std::string path, int fd);
   // Waits for what is under way, whatever becomes of it.
   ~DirectWrites();
 
@@ -49,7 +49,7 @@ class DirectWrites {
   void finished(const Slot& slot, int error);
 
   std::shared_ptr<PosixContext> context_;
-  std::string name_;
+  std::string path_;  // of the file, for errors
   int fd_;
   std::unique_ptr<IoQueue> queue_;
 

@@ -19,7 +19,7 @@ namespace {
 
 [[noreturn]] void fail(ErrorCode code, const std::string& name, const std::string& what,
                        int error) {
-  throw Error(code, what + ": " + std::strerror(error)).with_file(name).with_errno(error);
+  throw Error(code, what).with_file(name).with_errno(error);
 }
 
 class MemoryWritable : public WritableFile {

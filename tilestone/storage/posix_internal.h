@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/base/per_process.h"
 #include "tilestone/storage/beneath_internal.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/system_internal.h"
@@ -51,16 +52,19 @@ class ReadChoice {
   uint64_t direct_under_way_ = 0;
 };
 
-// What the files of one storage share. Thread-safe.
+// What the files of one storage share. Thread-safe. A child of fork has queues of its own: the
+// parent's are shared memory between the parent and the kernel.
 class PosixContext {
  public:
   PosixContext(std::string root, const PosixOptions& options, std::shared_ptr<System> system);
 
   const std::string& root() const { return root_; }
+  // How a person would name a file of the storage; the root for "". For errors.
+  std::string path_of(const std::string& name) const;
   const PosixOptions& options() const { return options_; }
   System& system() { return *system_; }
 
-  ReadChoice& read_choice() { return read_choice_; }
+  ReadChoice& read_choice() { return own_->read_choice; }
 
   // A queue for one thread; give it back idle, or destroy it.
   std::unique_ptr<IoQueue> take_queue();
@@ -74,13 +78,17 @@ class PosixContext {
   UniqueFd try_open_root() const;
 
  private:
+  struct Own {
+    ReadChoice read_choice;
+    std::mutex mutex;
+    std::vector<std::unique_ptr<IoQueue>> idle;
+    bool uring = true;  // worth a try
+  };
+
   std::string root_;
   PosixOptions options_;
   std::shared_ptr<System> system_;
-  ReadChoice read_choice_;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<IoQueue>> idle_;
-  bool uring_;  // worth a try
+  PerProcess<Own> own_{[] { return std::make_unique<Own>(); }};
 };
 
 // Appends to `fd`, a new and empty file.

@@ -417,7 +417,7 @@ class ReadWorker {
   [[noreturn]] void fail_read(const Slot& slot, int error) const {
     fail_errno("cannot read " + std::to_string(slot.needed - slot.done) + " bytes at offset " +
                    std::to_string(slot.offset + slot.done),
-               file(slot.piece).name(), error);
+               context_.path_of(file(slot.piece).name()), error);
   }
 
   // Reads what the slot lacks through the page cache.

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <set>
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
@@ -22,11 +24,53 @@ namespace {
 constexpr unsigned kFileMode = 0666;  // less the umask
 constexpr unsigned kDirectoryMode = 0777;
 
-class PosixLock : public StorageLock {
+// The open files that hold locks. A lock of flock lives as long as any copy of its descriptor: a
+// child of fork closes its copies, so that it keeps no lock alive that its parent has lost.
+class LockFiles {
  public:
-  explicit PosixLock(UniqueFd fd) : fd_(std::move(fd)) {}
+  // For the life of the process, and of its children.
+  static LockFiles& instance() {
+    static LockFiles* const files = [] {
+      auto* made = new LockFiles;
+      ::pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                       [] {
+                         for (const int fd : instance().open_) ::close(fd);
+                         instance().open_.clear();
+                         instance().mutex_.unlock();
+                       });
+      return made;
+    }();
+    return *files;
+  }
+  void add(int fd) {
+    std::lock_guard lock(mutex_);
+    open_.insert(fd);
+  }
+  // False where the descriptor was closed at a fork.
+  bool remove(int fd) {
+    std::lock_guard lock(mutex_);
+    return open_.erase(fd) > 0;
+  }
 
  private:
+  std::mutex mutex_;
+  std::set<int> open_;
+};
+
+class PosixLock : public StorageLock {
+ public:
+  explicit PosixLock(UniqueFd fd) : fd_(std::move(fd)) { LockFiles::instance().add(fd_.get()); }
+  ~PosixLock() override {
+    if (process_ != ::getpid() || !LockFiles::instance().remove(fd_.get())) {
+      fd_.release();
+      return;
+    }
+    // A child that was made without fork's handlers may hold a copy still.
+    ::flock(fd_.get(), LOCK_UN);
+  }
+
+ private:
+  const pid_t process_ = ::getpid();
   UniqueFd fd_;
 };
 
@@ -80,7 +124,7 @@ class PosixStorage : public Storage {
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {
     check_file_name(name);
     UniqueFd fd = open_at_root(name, O_RDWR | O_CREAT | O_EXCL | O_NOCTTY, kFileMode);
-    if (!fd) fail_errno("cannot create a file", name, errno);
+    if (!fd) fail_errno("cannot create a file", context_->path_of(name), errno);
     return posix_writer(context_, name, std::move(fd), expected_size);
   }
 
@@ -88,7 +132,8 @@ class PosixStorage : public Storage {
     check_file_name(name);
     UniqueFd fd = open_at_root(name, O_RDONLY | O_NONBLOCK | O_NOCTTY);
     if (!fd && (errno == ENXIO || errno == ENODEV)) refuse_irregular(name);
-    if (!fd) fail_errno("cannot open a file", name, errno == ENOTDIR ? ENOENT : errno);
+    if (!fd)
+      fail_errno("cannot open a file", context_->path_of(name), errno == ENOTDIR ? ENOENT : errno);
     const uint64_t size = expect_regular(fd.get(), name);
     if (context_->options().read_cache != PosixOptions::Cache::kBuffered) {
       // No reading ahead: callers know what they need, and pages that are only on their way count
@@ -123,7 +168,7 @@ class PosixStorage : public Storage {
       return FileInfo{static_cast<uint64_t>(info.st_size), true};
     }
     if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
-    fail_errno("cannot look at a file", name, errno);
+    fail_errno("cannot look at a file", context_->path_of(name), errno);
   }
 
   std::vector<std::string> list(const std::string& prefix) override;
@@ -132,7 +177,7 @@ class PosixStorage : public Storage {
   void remove(const std::string& name) override {
     const Place place = locate(name, "cannot remove a file");
     if (::unlinkat(place.directory.get(), place.last.c_str(), 0) != 0) {
-      fail_errno("cannot remove a file", name, errno);
+      fail_errno("cannot remove a file", context_->path_of(name), errno);
     }
   }
 
@@ -142,14 +187,14 @@ class PosixStorage : public Storage {
     check_directory_name(name);
     const UniqueFd fd = open_at_root(name, O_RDONLY | O_DIRECTORY);
     if (!fd || context_->system().fsync(fd.get()) != 0) {
-      fail_errno("cannot sync a directory", name_or_root(name), errno);
+      fail_errno("cannot sync a directory", context_->path_of(name), errno);
     }
   }
 
   std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
     check_file_name(name);
     UniqueFd fd = open_at_root(name, O_RDWR | O_CREAT | O_NONBLOCK | O_NOCTTY, kFileMode);
-    if (!fd) fail_errno("cannot open a lock", name, errno);
+    if (!fd) fail_errno("cannot open a lock", context_->path_of(name), errno);
     expect_regular(fd.get(), name);
     int result;
     do {
@@ -157,17 +202,13 @@ class PosixStorage : public Storage {
     } while (result != 0 && errno == EINTR);
     if (result == 0) return std::make_unique<PosixLock>(std::move(fd));
     if (errno == EWOULDBLOCK) return nullptr;
-    fail_errno("cannot take a lock", name, errno);
+    fail_errno("cannot take a lock", context_->path_of(name), errno);
   }
 
  private:
   void check(const ReadOp& op, const ReadOptions& options) const {
     const auto* file = dynamic_cast<const PosixReadable*>(op.file);
     check_read_op(op, options, file != nullptr && &file->context() == context_.get());
-  }
-
-  const std::string& name_or_root(const std::string& name) const {
-    return name.empty() ? context_->root() : name;
   }
 
   UniqueFd open_at_root(const std::string& name, int flags, unsigned mode = 0) {
@@ -180,20 +221,21 @@ class PosixStorage : public Storage {
     check_file_name(name);
     const auto [parent, last] = split_name(name);
     UniqueFd directory = open_at_root(std::string(parent), O_PATH | O_DIRECTORY);
-    if (!directory) fail_errno(what, name, errno);
+    if (!directory) fail_errno(what, context_->path_of(name), errno);
     return {std::move(directory), std::string(last)};
   }
 
-  [[noreturn]] static void refuse_irregular(const std::string& name) {
-    throw Error(ErrorCode::kUnsafe, "not a regular file").with_file(name);
+  [[noreturn]] void refuse_irregular(const std::string& name) const {
+    throw Error(ErrorCode::kUnsafe, "not a regular file").with_file(context_->path_of(name));
   }
 
   // The size of an open file, made ready for reading.
-  static uint64_t expect_regular(int fd, const std::string& name) {
+  uint64_t expect_regular(int fd, const std::string& name) const {
     struct stat info;
-    if (::fstat(fd, &info) != 0) fail_errno("cannot look at a file", name, errno);
+    if (::fstat(fd, &info) != 0)
+      fail_errno("cannot look at a file", context_->path_of(name), errno);
     if (!S_ISREG(info.st_mode)) refuse_irregular(name);
-    if (!clear_nonblocking(fd)) fail_errno("cannot open a file", name, errno);
+    if (!clear_nonblocking(fd)) fail_errno("cannot open a file", context_->path_of(name), errno);
     return static_cast<uint64_t>(info.st_size);
   }
 
@@ -210,14 +252,15 @@ void PosixStorage::list_directory(const std::string& directory, const std::strin
                                   std::vector<std::string>& directories) {
   UniqueFd fd = open_at_root(directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (!fd && (errno == ENOENT || errno == ENOTDIR)) return;
-  if (!fd) fail_errno("cannot list a directory", name_or_root(directory), errno);
+  if (!fd) fail_errno("cannot list a directory", context_->path_of(directory), errno);
   const std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(fd.get()), ::closedir);
-  if (stream == nullptr) fail_errno("cannot list a directory", directory, errno);
+  if (stream == nullptr) fail_errno("cannot list a directory", context_->path_of(directory), errno);
   fd.release();
   for (;;) {
     errno = 0;
     const dirent* const entry = ::readdir(stream.get());
-    if (entry == nullptr && errno != 0) fail_errno("cannot list a directory", directory, errno);
+    if (entry == nullptr && errno != 0)
+      fail_errno("cannot list a directory", context_->path_of(directory), errno);
     if (entry == nullptr) return;
     const std::string last = entry->d_name;
     if (last == "." || last == "..") continue;
@@ -263,11 +306,9 @@ void PosixStorage::rename(const std::string& from, const std::string& to, bool r
     }
   }
   if (result != 0 && errno == EXDEV) {
-    throw Error(ErrorCode::kIo, what + ": " + std::strerror(EXDEV))
-        .with_file(from)
-        .with_errno(EXDEV);
+    throw Error(ErrorCode::kIo, what).with_file(context_->path_of(from)).with_errno(EXDEV);
   }
-  if (result != 0) fail_errno(what, errno == EEXIST ? to : from, errno);
+  if (result != 0) fail_errno(what, context_->path_of(errno == EEXIST ? to : from), errno);
 }
 
 void PosixStorage::make_directory(const std::string& name) {
@@ -278,9 +319,9 @@ void PosixStorage::make_directory(const std::string& name) {
     const std::string part = name.substr(0, end);
     const Place place = locate(part, "cannot make a directory");
     if (::mkdirat(place.directory.get(), place.last.c_str(), kDirectoryMode) == 0) continue;
-    if (errno != EEXIST) fail_errno("cannot make a directory", part, errno);
+    if (errno != EEXIST) fail_errno("cannot make a directory", context_->path_of(part), errno);
     if (!open_at_root(part, O_PATH | O_DIRECTORY)) {
-      fail_errno("cannot make a directory", part, errno);
+      fail_errno("cannot make a directory", context_->path_of(part), errno);
     }
   }
 }
@@ -289,10 +330,7 @@ void PosixStorage::make_directory(const std::string& name) {
 
 PosixContext::PosixContext(std::string root, const PosixOptions& options,
                            std::shared_ptr<System> system)
-    : root_(std::move(root)),
-      options_(options),
-      system_(std::move(system)),
-      uring_(options.calls != PosixOptions::Calls::kPlain) {
+    : root_(std::move(root)), options_(options), system_(std::move(system)) {
   if (root_.empty() || root_.find('\0') != std::string::npos || options_.queue_depth == 0) {
     throw Error(ErrorCode::kInvalidArgument,
                 "a storage needs a root directory and a queue depth of at least 1")
@@ -303,29 +341,31 @@ PosixContext::PosixContext(std::string root, const PosixOptions& options,
 }
 
 std::unique_ptr<IoQueue> PosixContext::take_queue() {
-  std::lock_guard lock(mutex_);
-  if (!idle_.empty()) {
-    auto queue = std::move(idle_.back());
-    idle_.pop_back();
+  Own& own = *own_;
+  std::lock_guard lock(own.mutex);
+  if (!own.idle.empty()) {
+    auto queue = std::move(own.idle.back());
+    own.idle.pop_back();
     return queue;
   }
-  if (uring_) {
+  if (own.uring && options_.calls != PosixOptions::Calls::kPlain) {
     int error = 0;
     auto queue = system_->uring_queue(options_.queue_depth, error);
     if (queue != nullptr) return queue;
-    const std::string why = std::string("io_uring is not to be had here: ") + std::strerror(error);
+    const std::string why = "io_uring is not available here";
     if (options_.calls == PosixOptions::Calls::kUring) {
       throw Error(ErrorCode::kUnsupported, why).with_errno(error);
     }
-    log_once(LogLevel::kWarning, why + "; plain calls are used");
-    uring_ = false;
+    log_once(LogLevel::kWarning, why + ": " + std::strerror(error) + "; plain calls are used");
+    own.uring = false;
   }
   return make_thread_queue(*system_, options_.queue_depth);
 }
 
 void PosixContext::give_back(std::unique_ptr<IoQueue> queue) {
-  std::lock_guard lock(mutex_);
-  idle_.push_back(std::move(queue));
+  Own& own = *own_;
+  std::lock_guard lock(own.mutex);
+  own.idle.push_back(std::move(queue));
 }
 
 bool PosixContext::make_direct(int fd) {
@@ -338,6 +378,11 @@ void PosixContext::note_no_direct(int error) {
   log_once(LogLevel::kWarning,
            std::string("direct I/O is not to be had on a file system in use: ") +
                std::strerror(error) + "; the page cache is used there");
+}
+
+std::string PosixContext::path_of(const std::string& name) const {
+  if (name.empty()) return root_;
+  return root_.ends_with('/') ? root_ + name : root_ + "/" + name;
 }
 
 UniqueFd PosixContext::try_open_root() const {

@@ -85,11 +85,11 @@ class PosixWriter : public WritableFile {
     guarded([&] {
       if (deadline.expired()) {
         throw Error(ErrorCode::kTimeout, "the deadline passed before a file was synced")
-            .with_file(name_);
+            .with_file(path());
       }
       finish_all();
       cut();
-      if (context_->system().fsync(fd_.get()) != 0) fail_errno("cannot sync a file", name_, errno);
+      if (context_->system().fsync(fd_.get()) != 0) fail_errno("cannot sync a file", path(), errno);
     });
   }
 
@@ -100,7 +100,7 @@ class PosixWriter : public WritableFile {
       writes_.reset();
       // EINTR: Linux has closed the descriptor all the same.
       if (context_->system().close(fd_.release()) != 0 && errno != EINTR) {
-        fail_errno("cannot close a file", name_, errno);
+        fail_errno("cannot close a file", path(), errno);
       }
     });
   }
@@ -109,12 +109,14 @@ class PosixWriter : public WritableFile {
   const std::string& name() const override { return name_; }
 
  private:
+  std::string path() const { return context_->path_of(name_); }
+
   // Runs one step of the file's life. The first failure is kept and thrown again by every later
   // step: what the file holds is not known any more.
   template <typename Step>
   void guarded(const Step& step) {
     if (failure_ != nullptr) std::rethrow_exception(failure_);
-    if (!fd_) throw Error(ErrorCode::kInvalidArgument, "the file is closed").with_file(name_);
+    if (!fd_) throw Error(ErrorCode::kInvalidArgument, "the file is closed").with_file(path());
     try {
       step();
     } catch (...) {
@@ -145,7 +147,7 @@ class PosixWriter : public WritableFile {
     if (context_->system().reserve(fd_.get(), expected_size_) == 0) {
       reserved_ = expected_size_;
     } else if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG || errno == EIO) {
-      fail_errno("cannot reserve " + std::to_string(expected_size_) + " bytes", name_, errno);
+      fail_errno("cannot reserve " + std::to_string(expected_size_) + " bytes", path(), errno);
     }
   }
 
@@ -159,7 +161,7 @@ class PosixWriter : public WritableFile {
   // To what was written. A reservation that failed may have lengthened the file all the same.
   void cut() {
     if (lengthened_ && context_->system().ftruncate(fd_.get(), size_) != 0) {
-      fail_errno("cannot cut a file to " + std::to_string(size_) + " bytes", name_, errno);
+      fail_errno("cannot cut a file to " + std::to_string(size_) + " bytes", path(), errno);
     }
     lengthened_ = false;
     reserved_ = 0;
@@ -174,7 +176,7 @@ class PosixWriter : public WritableFile {
 
   DirectWrites& writes() {
     if (writes_ == nullptr) {
-      writes_ = std::make_unique<DirectWrites>(context_, name_, fd_.get());
+      writes_ = std::make_unique<DirectWrites>(context_, path(), fd_.get());
     }
     return *writes_;
   }
@@ -188,12 +190,12 @@ class PosixWriter : public WritableFile {
     writes_.reset();
     direct_ = false;
     if (context_->system().set_direct(fd_.get(), false) != 0) {
-      fail_errno("cannot turn direct I/O off", name_, errno);
+      fail_errno("cannot turn direct I/O off", path(), errno);
     }
   }
 
   void write_cached(ByteView bytes) {
-    write_at(context_->system(), fd_.get(), name_, bytes, size_);
+    write_at(context_->system(), fd_.get(), path(), bytes, size_);
     size_ += bytes.size();
   }
 

@@ -135,7 +135,7 @@ std::unique_ptr<IoQueue> System::uring_queue(unsigned depth, int& error) {
 
 void fail_errno(const std::string& what, const std::string& name, int error) {
   ErrorCode code = ErrorCode::kIo;
-  std::string message = what + ": " + std::strerror(error);
+  std::string message = what;  // the errno says the rest
   if (error == ENOENT) code = ErrorCode::kNotFound;
   if (error == EEXIST) code = ErrorCode::kAlreadyExists;
   if (error == EXDEV || error == ELOOP) {

@@ -12,7 +12,7 @@ namespace tilestone {
 namespace {
 
 [[noreturn]] void fail(const char* what, int error) {
-  throw Error(ErrorCode::kIo, std::string(what) + ": " + std::strerror(error)).with_errno(error);
+  throw Error(ErrorCode::kIo, what).with_errno(error);
 }
 
 class UringQueue : public IoQueue {

@@ -1,0 +1,54 @@
+// What belongs to one process: threads, queues to the kernel, locks that another thread may hold.
+// A child of fork has copies of such things that nobody serves.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <utility>
+
+namespace tilestone {
+
+// One T in each process. A child of fork makes a new one when it first asks, and never touches
+// what it has inherited. Thread-safe.
+template <typename T>
+class PerProcess {
+ public:
+  using Make = std::function<std::unique_ptr<T>()>;
+
+  // Makes the T of this process now.
+  explicit PerProcess(Make make) : make_(std::move(make)), slot_(make_slot().release()) {}
+  // An inherited T is left as it is: its threads can't be joined here.
+  ~PerProcess() {
+    Slot* const slot = slot_.load();
+    if (slot->process == ::getpid()) delete slot;
+  }
+  PerProcess(const PerProcess&) = delete;
+  PerProcess& operator=(const PerProcess&) = delete;
+
+  T& get() const {
+    Slot* slot = slot_.load(std::memory_order_acquire);
+    if (slot->process == ::getpid()) return *slot->value;
+    std::unique_ptr<Slot> fresh = make_slot();
+    if (slot_.compare_exchange_strong(slot, fresh.get())) slot = fresh.release();
+    return *slot->value;
+  }
+  T& operator*() const { return get(); }
+  T* operator->() const { return &get(); }
+
+ private:
+  struct Slot {
+    pid_t process;
+    std::unique_ptr<T> value;
+  };
+  std::unique_ptr<Slot> make_slot() const {
+    return std::make_unique<Slot>(Slot{::getpid(), make_()});
+  }
+
+  const Make make_;
+  mutable std::atomic<Slot*> slot_;
+};
+
+}  // namespace tilestone
