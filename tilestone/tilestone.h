@@ -1,8 +1,11 @@
 // The one header of Tilestone's C++ interface.
 #pragma once
 
+#include "tilestone/base/call_scope.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/interrupt.h"
 #include "tilestone/base/log.h"
+#include "tilestone/base/per_process.h"
 #include "tilestone/comm/call_port.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/comm/mpi.h"

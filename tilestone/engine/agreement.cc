@@ -50,7 +50,7 @@ bool lost_in_round(const Error& error) {
 
 Error with_phase(const Error& error, const std::string& what) {
   Error wrapped(error.code(), what + ": " + error.message());
-  wrapped.with_rank(error.rank()).with_hint(error.hint());
+  wrapped.with_rank(error.rank()).with_hint(error.hint()).with_cause(error.cause());
   if (error.sys_errno() != 0) wrapped.with_errno(error.sys_errno());
   return wrapped;
 }
@@ -88,22 +88,17 @@ Bytes Rounds::finish(std::string_view phase, const LocalStep& local,
     outcome = hear(phase, failure, last);
   }
   if (!outcome.error) return std::move(outcome.answer);
-  if (mine.original) std::rethrow_exception(mine.original);
-  if (outcome.original) std::rethrow_exception(outcome.original);
-  throw *outcome.error;
+  // What this rank's own caller threw is not replaced by what the others make of it.
+  throw mine.error && mine.error->cause() ? *mine.error : *outcome.error;
 }
 
 Rounds::Outcome Rounds::local_outcome(const LocalStep& local, Deadline deadline) {
   if (untold_) return {untold_, {}};
   try {
     return {std::nullopt, local(deadline)};
-  } catch (const Error& error) {
-    end_if_interrupted();
-    Error own = error;
-    return {own.with_rank(comm_.rank()), {}};
   } catch (...) {
     end_if_interrupted();
-    return {current_error().with_rank(comm_.rank()), {}, std::current_exception()};
+    return {current_error().with_rank(comm_.rank()), {}};
   }
 }
 
@@ -133,19 +128,14 @@ Rounds::Outcome Rounds::decide(const CoordinatorStep& coordinate, std::optional<
     failure = decode(payloads[rank], static_cast<int>(rank));
   }
   std::vector<Bytes> answers;
-  std::exception_ptr original;
   if (!failure) {
     try {
       answers = coordinate(std::move(payloads));
-    } catch (const Error& raised) {
-      end_if_interrupted();
-      Error error = raised;
-      if (blames_rank(error.code())) error.with_rank(comm_.rank());
-      failure = std::move(error);
     } catch (...) {
       end_if_interrupted();
-      original = std::current_exception();
-      failure = current_error().with_rank(comm_.rank());
+      Error error = current_error();
+      if (blames_rank(error.code()) || error.cause()) error.with_rank(comm_.rank());
+      failure = std::move(error);
     }
   }
   answers.resize(size);
@@ -155,7 +145,7 @@ Rounds::Outcome Rounds::decide(const CoordinatorStep& coordinate, std::optional<
     messages.push_back(own ? Bytes() : encode(failure, answer));
     if (!own) answer = Bytes();
   }
-  return {std::move(failure), std::move(answers.front()), original};
+  return {std::move(failure), std::move(answers.front())};
 }
 
 void Rounds::tell(std::string_view phase, std::vector<Bytes> messages, const Outcome& own,

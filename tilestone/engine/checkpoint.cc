@@ -68,10 +68,19 @@ Checkpoint::State::State(std::shared_ptr<Storage> storage_in, engine::Opened ope
 
 Checkpoint Checkpoint::open(const Location& location, const OpenOptions& options) {
   engine::check_options(options);
+  const Deadline deadline = Deadline::never().with_interrupt(options.interrupt);
   const auto format = engine::find_format(location.storage(), options.format);
-  engine::Opened opened =
-      engine::open_description(engine::read_description(location.storage(), *format), format);
+  engine::Description description = engine::read_description(location.storage(), *format);
+  static_cast<void>(deadline.expired());
+  engine::Opened opened = engine::open_description(std::move(description), format);
+  static_cast<void>(deadline.expired());
   return Checkpoint(std::make_shared<const State>(location.shared(), std::move(opened), options));
+}
+
+Checkpoint Checkpoint::with_interrupt(std::shared_ptr<const Interrupt> interrupt) const {
+  Checkpoint same = *this;
+  same.interrupt_ = std::move(interrupt);
+  return same;
 }
 
 const Metadata& Checkpoint::metadata() const { return state_->opened.metadata; }
@@ -94,7 +103,7 @@ TensorView Checkpoint::read(const std::string& key, const std::optional<Box>& bo
   for (const ChunkRead& read : plan.reads) chunks.push_back(read.chunk);
   const uint64_t bytes = checked_mul(static_cast<uint64_t>(numel(wanted.shape)),
                                      itemsize(tensor.dtype), "bytes of a tensor");
-  const engine::ReadContext context = state_->context();
+  const engine::ReadContext context = state_->context(interrupt_);
   engine::expect_stored(context, bytes, tensor, chunks);
   const TensorView target = TensorView::allocate(tensor.dtype, wanted.shape);
   run(context, plan, wanted, target);
@@ -112,7 +121,7 @@ void Checkpoint::read_into(const std::string& key, const std::optional<Box>& box
                     std::string(to_string(tensor.dtype)) + " of shape " + to_string(wanted.shape))
         .with_key(key);
   }
-  run(state_->context(), plan_read(metadata(), tensor, wanted), wanted, target);
+  run(state_->context(interrupt_), plan_read(metadata(), tensor, wanted), wanted, target);
 }
 
 Value Checkpoint::read_object(const std::string& key) const {
@@ -128,11 +137,15 @@ Value Checkpoint::read_object(const std::string& key) const {
 Bytes Checkpoint::read_object_bytes(const std::string& key) const {
   const StoredObject* found = metadata().find_object(key);
   if (found == nullptr) fail_not_found(metadata(), key, "no object of this key in the checkpoint");
-  return std::move(engine::read_objects(state_->context(), {&found, 1}).front());
+  return std::move(engine::read_objects(state_->context(interrupt_), {&found, 1}).front());
 }
 
 VerifyReport Checkpoint::verify(const ProgressFn& progress) const {
-  return engine::verify_checkpoint(state_->context(), state_->opened, progress);
+  try {
+    return engine::verify_checkpoint(state_->context(interrupt_), state_->opened, progress);
+  } catch (...) {
+    rethrow_cause();
+  }
 }
 
 }  // namespace tilestone

@@ -36,11 +36,17 @@ struct VerifyReport {
 };
 
 // Thread-safe; cheap to copy (copies share one open checkpoint). Once a save has replaced the
-// checkpoint, what it read from is gone: Error(kNotFound) with a hint, also from verify.
+// checkpoint, what it read from is gone: Error(kNotFound) with a hint, also from verify. A child of
+// fork may use one that its parent has opened, at any time: it gets threads, buffers and queues of
+// its own, and neither notices the other.
 class Checkpoint {
  public:
   // Error(kNotFound) when no checkpoint is there; kCorrupt, kUnsafe.
   static Checkpoint open(const Location& location, const OpenOptions& options = {});
+
+  // The same open checkpoint; its reads and verify end soon once `interrupt` was requested, and
+  // throw the request's reason.
+  Checkpoint with_interrupt(std::shared_ptr<const Interrupt> interrupt) const;
 
   const Metadata& metadata() const;
   const Format& format() const;
@@ -65,6 +71,7 @@ class Checkpoint {
   struct State;
   explicit Checkpoint(std::shared_ptr<const State> state) : state_(std::move(state)) {}
   std::shared_ptr<const State> state_;
+  std::shared_ptr<const Interrupt> interrupt_;
 };
 
 }  // namespace tilestone

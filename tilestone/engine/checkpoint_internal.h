@@ -18,9 +18,14 @@ struct Checkpoint::State {
   mutable ThreadPool threads;
 
   State(std::shared_ptr<Storage> storage_in, engine::Opened opened_in, const OpenOptions& options);
-  engine::ReadContext context() const {
-    return {*storage, *opened.format,   opened.metadata,  buffers,
-            threads,  verify_checksums, Deadline::never()};
+  engine::ReadContext context(std::shared_ptr<const Interrupt> interrupt) const {
+    return {*storage,
+            *opened.format,
+            opened.metadata,
+            buffers,
+            threads,
+            verify_checksums,
+            Deadline::never().with_interrupt(std::move(interrupt))};
   }
 };
 

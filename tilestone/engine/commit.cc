@@ -97,7 +97,7 @@ void Commit::refuse_foreign() const {
 void Commit::refuse_existing() const {
   if (overwrite_ || !any_checkpoint(*storage_, *format_)) return;
   throw Error(ErrorCode::kAlreadyExists, "a checkpoint stands at " + storage_->describe())
-      .with_hint("save elsewhere, or ask to overwrite it");
+      .with_hint("save elsewhere, or replace it with overwrite = true");
 }
 
 void Commit::lock() {

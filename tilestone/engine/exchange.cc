@@ -63,7 +63,10 @@ class Exchange {
     }
     std::vector<Bytes> received = comm_.all_to_all(std::move(messages), deadline_);
     for (const Bytes& message : received) {
-      if (const std::optional<Error> failure = failure_in(message)) throw *failure;
+      const std::optional<Error> failure = failure_in(message);
+      // What this rank's own caller threw is not replaced by what the others make of it.
+      if (failure && failure_ && failure_->cause()) throw *failure_;
+      if (failure) throw *failure;
     }
     if (deadline_.expired()) {
       throw Error(ErrorCode::kTimeout, "two-phase reading: the deadline passed");

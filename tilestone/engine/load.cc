@@ -234,8 +234,14 @@ class Loading {
 }  // namespace engine
 
 StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options) {
-  return engine::Loading(options.comm, location.place(), engine::deadline_of(options.timeout))
-      .run([&] { return engine::Brought{&wanted, &location, &options}; }, {});
+  try {
+    const Deadline deadline =
+        engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
+    return engine::Loading(options.comm, location.place(), deadline)
+        .run([&] { return engine::Brought{&wanted, &location, &options}; }, {});
+  } catch (...) {
+    rethrow_cause();
+  }
 }
 
 void load(const std::function<LoadRequest()>& prepare, const std::function<void(StateDict)>& take,
@@ -245,7 +251,11 @@ void load(const std::function<LoadRequest()>& prepare, const std::function<void(
     request.emplace(prepare());
     return engine::Brought{&request->wanted, &request->location, &request->options};
   };
-  engine::Loading(comm, place, deadline).run(bring, take);
+  try {
+    engine::Loading(comm, place, deadline).run(bring, take);
+  } catch (...) {
+    rethrow_cause();
+  }
 }
 
 }  // namespace tilestone

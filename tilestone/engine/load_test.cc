@@ -97,7 +97,7 @@ TEST(Cast, AnotherDtypeIsRefusedOnEveryRankUnlessAskedFor) {
   });
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("float32"), HasSubstr("bfloat16"), HasSubstr("is wanted"),
                                 HasSubstr("key f"), HasSubstr("rank 1"),
-                                HasSubstr("ask for cast to convert the dtype"))));
+                                HasSubstr("cast = true converts the dtype"))));
 }
 
 // ---- shapes ----

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tilestone/base/buffer_pool.h"
+#include "tilestone/base/interrupt.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/format/format.h"
 #include "tilestone/state/state_dict.h"
@@ -19,7 +20,8 @@
 namespace tilestone {
 
 // How far long work is. Called from one thread at a time, at most about ten times a second and
-// once at the end; an exception it throws ends the work and is rethrown.
+// once at the end. An exception that it throws, of any type, ends the work on this rank and comes
+// out of the call as it is; the other ranks get Error(kInterrupted).
 struct Progress {
   std::string_view phase;   // "write", "read", "verify"
   uint64_t bytes_done = 0;  // of this rank
@@ -54,6 +56,10 @@ struct SaveOptions {
   int threads = 0;                                    // 0: as many as the machine has, at most 8
   int files_per_rank = 1;
   ProgressFn progress = nullptr;
+  // Another thread may request it: the save then ends soon, as after any failure, and throws the
+  // request's reason here and Error(kInterrupted) on the other ranks. Once the checkpoint is being
+  // published the request comes too late.
+  std::shared_ptr<const Interrupt> interrupt = nullptr;
 };
 
 struct SaveResult {
@@ -90,6 +96,7 @@ struct LoadOptions {
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;
   int threads = 0;
   ProgressFn progress = nullptr;
+  std::shared_ptr<const Interrupt> interrupt = nullptr;  // as in SaveOptions
 };
 
 struct OpenOptions {
@@ -97,6 +104,7 @@ struct OpenOptions {
   bool verify_checksums = true;
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;
   int threads = 0;
+  std::shared_ptr<const Interrupt> interrupt = nullptr;  // as in SaveOptions, for the opening
 };
 
 }  // namespace tilestone

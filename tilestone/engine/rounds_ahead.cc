@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "tilestone/base/call_scope.h"
+
 namespace tilestone::engine {
 namespace {
 
@@ -9,7 +11,8 @@ constexpr size_t kMostAhead = 3;  // rounds
 
 }  // namespace
 
-RoundsAhead::RoundsAhead(TileOwner& owner) : owner_(owner), thread_([this] { make(); }) {}
+RoundsAhead::RoundsAhead(TileOwner& owner)
+    : owner_(owner), call_(CallScope::current()), thread_([this] { make(); }) {}
 
 RoundsAhead::~RoundsAhead() {
   {
@@ -21,6 +24,7 @@ RoundsAhead::~RoundsAhead() {
 }
 
 void RoundsAhead::make() {
+  const CallScope scope(call_);
   std::exception_ptr failure;
   try {
     while (owner_.more()) {

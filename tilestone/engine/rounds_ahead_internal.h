@@ -38,6 +38,7 @@ class RoundsAhead {
   std::exception_ptr failure_;
   bool ended_ = false;    // no round follows those that are there
   bool stopped_ = false;  // none is wanted
+  void* const call_;      // whom the thread works for
   std::thread thread_;    // the last member: it uses the others
 };
 

@@ -232,12 +232,21 @@ class Saving {
   Deadline coordinator_deadline() const { return deadline_.sooner(kCoordinatorShare); }
 
   void publish() {
-    rounds_.run_last(
-        "preparing to publish", [](Deadline) { return Bytes(); },
-        [&](std::vector<Bytes>) {
-          commit_->publish(coordinator_deadline());
-          return std::vector<Bytes>();
-        });
+    bool tried = false;
+    try {
+      rounds_.run_last(
+          "preparing to publish", [](Deadline) { return Bytes(); },
+          [&](std::vector<Bytes>) {
+            // From here on nobody can take the checkpoint back.
+            tried = true;
+            commit_->publish(coordinator_deadline().without_interrupt());
+            return std::vector<Bytes>();
+          });
+    } catch (...) {
+      // The coordinator alone knows that nothing was published.
+      if (commit_ && !tried) discard();
+      throw;
+    }
     if (commit_) commit_->clean();
   }
 
@@ -264,19 +273,28 @@ class Saving {
 }  // namespace engine
 
 SaveResult save(const StateDict& state, const Location& location, const SaveOptions& options) {
-  const Deadline deadline = engine::deadline_of(options.timeout);
-  return engine::Saving(options.comm, location.place(), deadline).run([&] {
-    return engine::Brought{&state, &location, &options};
-  });
+  try {
+    const Deadline deadline =
+        engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
+    return engine::Saving(options.comm, location.place(), deadline).run([&] {
+      return engine::Brought{&state, &location, &options};
+    });
+  } catch (...) {
+    rethrow_cause();
+  }
 }
 
 SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& place,
                 const Communicator& comm, Deadline deadline) {
   std::optional<SaveRequest> request;
-  return engine::Saving(comm, place, deadline).run([&] {
-    request.emplace(prepare());
-    return engine::Brought{&request->state, &request->location, &request->options};
-  });
+  try {
+    return engine::Saving(comm, place, deadline).run([&] {
+      request.emplace(prepare());
+      return engine::Brought{&request->state, &request->location, &request->options};
+    });
+  } catch (...) {
+    rethrow_cause();
+  }
 }
 
 }  // namespace tilestone

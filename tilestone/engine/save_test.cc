@@ -160,7 +160,7 @@ TEST(Save, AStandingCheckpointIsNotReplacedUnlessAskedFor) {
   const auto texts =
       failures(2, [&](Communicator comm) { save(row_state(comm, 2), location, saving(comm)); });
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("a checkpoint stands at memory"),
-                                HasSubstr("ask to overwrite it"))));
+                                HasSubstr("overwrite = true"))));
   expect_rows(location, 1, 2);
   save_rows(location, 3, 2, true);
   expect_rows(location, 2, 3);

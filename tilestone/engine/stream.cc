@@ -102,9 +102,15 @@ bool FileStream::can_keep(const TensorView& tensor, uint64_t size) const {
   return (address - position_) % kAlignment == 0 && tensor.strided_view().is_contiguous();
 }
 
+void FileStream::check_time() const {
+  if (!context_.deadline.expired()) return;
+  throw Error(ErrorCode::kTimeout, "the deadline passed while writing").with_file(file_.name());
+}
+
 // Bytes [begin, end) of the tensor, by way of the buffers.
 uint32_t FileStream::packed(const TensorView& tensor, uint64_t begin, uint64_t end, uint32_t seed) {
   while (begin < end) {
+    check_time();
     const MutableByteView out = room(end - begin);
     seed = pack(tensor, begin, out, seed);
     begin += out.size();
@@ -118,9 +124,7 @@ uint32_t FileStream::packed(const TensorView& tensor, uint64_t begin, uint64_t e
 uint32_t FileStream::kept(ByteView bytes, uint32_t seed) {
   finish();
   while (!bytes.empty()) {
-    if (context_.deadline.expired()) {
-      throw Error(ErrorCode::kTimeout, "the deadline passed while writing").with_file(file_.name());
-    }
+    check_time();
     const ByteView block = bytes.first(std::min<uint64_t>(bytes.size(), kKeptBlock));
     file_.append_kept(block);
     seed = crc32(block, seed);

@@ -75,11 +75,11 @@ class RankWriter {
     describe_items();
     try {
       write_files();
+      progress_.finish();
     } catch (...) {
       discard();
       throw;
     }
-    progress_.finish();
     return std::move(report_);
   }
 

@@ -38,15 +38,16 @@ void check_match(const TensorItem& item, const StoredTensor& stored,
                                           described(stored.dtype, stored.shape) + ", but " +
                                           described(item.dtype, item.global_shape) + " is wanted")
         .with_key(item.key)
-        .with_hint("ask for cast to convert the dtype");
+        .with_hint("cast = true converts the dtype");
   }
   const bool same_dims = stored.shape.size() == item.global_shape.size();
   if (item.global_shape == stored.shape || (item.allow_shape_mismatch && same_dims)) return;
   throw Error(ErrorCode::kMismatch, "the checkpoint has global shape " + to_string(stored.shape) +
                                         ", but " + to_string(item.global_shape) + " is wanted")
       .with_key(item.key)
-      .with_hint(same_dims ? "allow_shape_mismatch reads the common part and zero-fills the rest"
-                           : "");
+      .with_hint(same_dims
+                     ? "allow_shape_mismatch = true reads the common part and zero-fills the rest"
+                     : "");
 }
 
 // A chunk of the tensor that shares elements with the wanted box.

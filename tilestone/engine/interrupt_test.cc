@@ -1,0 +1,172 @@
+// Work that its caller ends: by an exception of the caller's own code, or by an interrupt.
+#include "tilestone/base/interrupt.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tilestone/comm/solo.h"
+#include "tilestone/comm/threads.h"
+#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/engine_testing.h"
+
+namespace tilestone {
+namespace {
+
+using testing::HasSubstr;
+
+// No std::exception: nothing of the library can know what it is.
+struct Stop {
+  int number = 0;
+};
+
+enum class How { kCallbackThrows, kInterruptIsRequested };
+
+class Ended : public testing::TestWithParam<How> {
+ protected:
+  // Ends the work from its first progress on.
+  ProgressFn ends_at_once() {
+    return [this](const Progress&) {
+      if (GetParam() == How::kCallbackThrows) throw Stop{7};
+      interrupt_->request(std::make_exception_ptr(Stop{7}));
+    };
+  }
+
+  template <typename Work>
+  static void expect_stop(const Work& work) {
+    try {
+      work();
+      FAIL() << "the work was not ended";
+    } catch (const Stop& stop) {
+      EXPECT_EQ(stop.number, 7);
+    }
+  }
+
+  // Enough items that progress is reported long before the last one.
+  static StateDict many_tensors() {
+    StateDict state;
+    for (int i = 0; i < 40; ++i) {
+      state["t" + std::to_string(i)] = counting(DType::kUInt8, {1 << 20}, i);
+    }
+    return state;
+  }
+
+  // Every call counts as slow, so that progress comes with every item.
+  static SaveOptions slow_saving() {
+    SaveOptions options;
+    options.buffer_bytes = 1 << 20;
+    return options;
+  }
+
+  std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();
+};
+
+TEST_P(Ended, ASaveThrowsWhatEndedItAndLeavesNothingBehind) {
+  const auto storage = memory_storage();
+  save(row_state(solo(), 1), Location(storage));
+  const std::vector<std::string> before = storage->list();
+  SaveOptions options = slow_saving();
+  options.overwrite = true;
+  options.interrupt = interrupt_;
+  options.progress = ends_at_once();
+  if (GetParam() == How::kInterruptIsRequested) {
+    ends_at_once()(Progress());  // before the first byte: no moment of a save is too early
+  }
+  expect_stop([&] { save(many_tensors(), Location(storage), options); });
+  EXPECT_EQ(storage->list(), before);
+  expect_rows(Location(storage), 1, 1);
+}
+
+TEST_P(Ended, ALoadThrowsWhatEndedIt) {
+  const Location location(memory_storage());
+  save(row_state(solo(), 1), location);
+  LoadOptions options;
+  options.interrupt = interrupt_;
+  options.progress = ends_at_once();
+  if (GetParam() == How::kInterruptIsRequested) ends_at_once()(Progress());
+  expect_stop([&] { load(row_template(solo()), location, options); });
+}
+
+TEST_P(Ended, ReadsAndVerifyThrowWhatEndedThem) {
+  const Location location(memory_storage());
+  save(row_state(solo(), 1), location);
+  const Checkpoint open = Checkpoint::open(location).with_interrupt(interrupt_);
+  if (GetParam() == How::kInterruptIsRequested) {
+    ends_at_once()(Progress());
+    expect_stop([&] { open.read("w"); });
+  }
+  expect_stop([&] { open.verify(ends_at_once()); });
+}
+
+INSTANTIATE_TEST_SUITE_P(, Ended, testing::Values(How::kCallbackThrows, How::kInterruptIsRequested),
+                         [](const auto& param) {
+                           return param.param == How::kCallbackThrows ? "ByItsCallback"
+                                                                      : "ByAnInterrupt";
+                         });
+
+// Rank 1 of three throws; the code under test runs on each rank.
+void expect_stop_of_rank_one(const std::function<void(Communicator)>& body) {
+  const auto texts = failures(3, [&](Communicator comm) {
+    const int rank = comm.rank();
+    try {
+      body(comm);
+    } catch (const Stop&) {
+      throw Error(ErrorCode::kInvalidArgument, "itself").with_rank(rank);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInterrupted) << error.what();
+      throw;
+    }
+  });
+  EXPECT_EQ(texts[1], "itself (rank 1)");
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(texts[static_cast<size_t>(rank)], HasSubstr("(rank 1)"));
+    EXPECT_THAT(texts[static_cast<size_t>(rank)], HasSubstr("an exception of an unknown type"));
+  }
+}
+
+TEST(CallersException, OfAProgressFunctionEndsTheSaveOnEveryRank) {
+  const Location location(memory_storage());
+  expect_stop_of_rank_one([&](Communicator comm) {
+    SaveOptions options;
+    options.comm = comm;
+    if (comm.rank() == 1) options.progress = [](const Progress&) { throw Stop(); };
+    save(row_state(comm, 1), location, options);
+  });
+  EXPECT_TRUE(location.storage().list(".metadata").empty());
+}
+
+TEST(CallersException, OfAFactoryEndsTheSaveAndTheLoadOnEveryRank) {
+  const Location location(memory_storage());
+  run_ranks(3, [&](Communicator comm) {
+    SaveOptions options;
+    options.comm = comm;
+    save(row_state(comm, 1), location, options);
+  });
+  const auto state_of = [](const Communicator& comm) {
+    StateDict state = row_state(comm, 1);
+    if (comm.rank() == 1) {
+      ShardedTensorFactory factory;
+      factory.key = "built";
+      factory.build = [](auto&&...) -> StateNode { throw Stop(); };
+      state["built"] = std::move(factory);
+    }
+    return state;
+  };
+  expect_stop_of_rank_one([&](Communicator comm) {
+    SaveOptions options;
+    options.comm = comm;
+    options.overwrite = true;
+    save(state_of(comm), location, options);
+  });
+  expect_stop_of_rank_one([&](Communicator comm) {
+    LoadOptions options;
+    options.comm = comm;
+    load(state_of(comm), location, options);
+  });
+}
+
+}  // namespace
+}  // namespace tilestone
