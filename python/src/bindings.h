@@ -1,15 +1,18 @@
 // What the files of the binding share. Each file binds one area; module.cc is the table of
 // contents. Nothing here holds the GIL while the library works: every call that reads, writes or
-// waits releases it (without_gil), and callbacks take it back.
+// waits releases it (without_gil in call.h), and callbacks take it back (with_gil).
 #pragma once
 
 #include <Python.h>
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "python/src/call.h"
 #include "python/src/casters.h"
 #include "tilestone/tilestone.h"
 
@@ -40,46 +43,49 @@ nb::handle kept_object(const std::shared_ptr<const void>& owner);
 // owns it. Used where the library only hands a node back (LocalNonpersistent, merged factories).
 StateNode object_node(nb::handle object);
 
-// ---- The GIL ----
+// ---- Exceptions and messages ----
 
-// Without the GIL while it lives. Long work's messages reach Python's logging meanwhile, short
-// work's (kShort: no thread is started for them) at its end.
-class WithoutGil {
- public:
-  enum Length { kLong, kShort };
-  explicit WithoutGil(Length length);
-  ~WithoutGil();
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
+// Text that may hold paths, which need not be UTF-8: Python's own functions take what comes out as
+// a path again.
+nb::object python_text(std::string_view text);
 
- private:
-  struct State;
-  std::unique_ptr<State> state_;
+// The Python exception in flight as an Error that keeps it as its cause: other ranks get the error,
+// this one's caller gets the exception. A CheckpointError keeps its code. With the GIL held.
+Error error_of(const nb::python_error& raised, const std::string& what);
+// The exception of tilestone._errors that an Error becomes. With the GIL held.
+nb::object exception_of(const Error& error);
+
+struct Message {
+  LogLevel level;
+  std::string text;
 };
 
-template <typename Work>
-auto without_gil(Work&& work, WithoutGil::Length length = WithoutGil::kLong) {
-  WithoutGil released(length);
-  return std::forward<Work>(work)();
-}
+// Hands the messages to Python's logging; what a handler raised first. With the GIL held.
+std::optional<Raised> deliver(const std::vector<Message>& messages);
+// Makes the library drop what Python's logging would drop. With the GIL held.
+void follow_log_level();
 
-// Runs a Python callback from a thread of the library. What it raises becomes an Error that says
-// whose callback it was; a CheckpointError stays what it is.
-template <typename Work>
-auto with_gil(const std::string& what, Work&& work);
-
-// The Python exception in flight as an Error; call with the GIL held.
-Error error_of(const nb::python_error& raised, const std::string& what);
-
+// Runs a Python callback from any thread of the library (see run_in_python). What it raises
+// becomes an Error that says whose callback it was.
 template <typename Work>
 auto with_gil(const std::string& what, Work&& work) {
-  nb::gil_scoped_acquire held;
-  try {
-    return std::forward<Work>(work)();
-  } catch (const nb::python_error& raised) {
-    throw error_of(raised, what);
-  } catch (const std::bad_cast&) {
-    throw Error(ErrorCode::kInvalidArgument, what + " returned an object of another type");
+  const auto translated = [&] {
+    try {
+      return work();
+    } catch (const nb::python_error& raised) {
+      Raised(raised).add_note("in " + what);
+      throw error_of(raised, what);
+    } catch (const std::bad_cast&) {
+      throw Error(ErrorCode::kInvalidArgument, what + " returned an object of another type");
+    }
+  };
+  using Result = std::invoke_result_t<Work&>;
+  if constexpr (std::is_void_v<Result>) {
+    run_in_python(translated);
+  } else {
+    std::optional<Result> result;
+    run_in_python([&] { result.emplace(translated()); });
+    return *std::move(result);
   }
 }
 

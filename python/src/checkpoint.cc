@@ -54,6 +54,26 @@ const StoredTensor& tensor_of(const Checkpoint& checkpoint, const std::string& k
   throw Error(ErrorCode::kNotFound, "the checkpoint holds no tensor of this key").with_key(key);
 }
 
+using Stop = std::shared_ptr<const Interrupt>;
+
+// Reads of more bytes are worth a thread that can be interrupted.
+constexpr uint64_t kLongRead = 8u << 20;
+
+WithoutGil::Length length_of_read(const Checkpoint& checkpoint, const std::string& key,
+                                  const std::optional<Box>& box) {
+  const StoredTensor* tensor = checkpoint.metadata().find_tensor(key);
+  if (tensor == nullptr) return WithoutGil::kShort;
+  const Dims& shape = box ? box->shape : tensor->shape;
+  const auto most = static_cast<int64_t>(kLongRead / itemsize(tensor->dtype));
+  return numel(shape) > most ? WithoutGil::kLong : WithoutGil::kShort;
+}
+
+WithoutGil::Length length_of_object(const Checkpoint& checkpoint, const std::string& key) {
+  const StoredObject* object = checkpoint.metadata().find_object(key);
+  const bool is_long = object != nullptr && object->at.length > kLongRead;
+  return is_long ? WithoutGil::kLong : WithoutGil::kShort;
+}
+
 void bind_keys(nb::class_<Checkpoint>& bound) {
   bound.def("keys", &Checkpoint::keys)
       .def("tensor_keys",
@@ -129,14 +149,18 @@ void bind_tensors(nb::class_<Checkpoint>& bound) {
       .def(
           "read",
           [](const Checkpoint& c, const std::string& key, const std::optional<Box>& box) {
-            return without_gil([&] { return c.read(key, box); }, WithoutGil::kShort);
+            return without_gil(
+                [&](const Stop& stop) { return c.with_interrupt(stop).read(key, box); },
+                length_of_read(c, key, box));
           },
           "key"_a, "box"_a.none())
       .def(
           "read_into",
           [](const Checkpoint& c, const std::string& key, const std::optional<Box>& box,
              const TensorView& target) {
-            without_gil([&] { c.read_into(key, box, target); }, WithoutGil::kShort);
+            without_gil(
+                [&](const Stop& stop) { c.with_interrupt(stop).read_into(key, box, target); },
+                length_of_read(c, key, box));
           },
           "key"_a, "box"_a.none(), "target"_a);
 }
@@ -155,7 +179,10 @@ void bind_checkpoint(nb::module_& m) {
         options.verify_checksums = verify_checksums;
         options.buffer_bytes = buffer_bytes;
         options.threads = threads;
-        return without_gil([&] { return Checkpoint::open(location, options); });
+        return without_gil([&](const Stop& stop) {
+          options.interrupt = stop;
+          return Checkpoint::open(location, options);
+        });
       },
       "path"_a, "verify_checksums"_a, "buffer_bytes"_a, "threads"_a);
   bind_keys(bound);
@@ -164,15 +191,19 @@ void bind_checkpoint(nb::module_& m) {
       .def(
           "read_object",
           [](const Checkpoint& c, const std::string& key, nb::handle bridge) {
-            const Value value = without_gil([&] { return c.read_object(key); }, WithoutGil::kShort);
+            const Entered entered;
+            const Value value = without_gil(
+                [&](const Stop& stop) { return c.with_interrupt(stop).read_object(key); },
+                length_of_object(c, key));
             return from_value(value, nb::none(), Bridge(bridge));
           },
           "key"_a, "bridge"_a)
       .def(
           "read_object_bytes",
           [](const Checkpoint& c, const std::string& key) {
-            const Bytes bytes =
-                without_gil([&] { return c.read_object_bytes(key); }, WithoutGil::kShort);
+            const Bytes bytes = without_gil(
+                [&](const Stop& stop) { return c.with_interrupt(stop).read_object_bytes(key); },
+                length_of_object(c, key));
             return nb::bytes(bytes.data(), bytes.size());
           },
           "key"_a)
@@ -180,7 +211,8 @@ void bind_checkpoint(nb::module_& m) {
           "verify",
           [](const Checkpoint& c, nb::handle progress) {
             const ProgressFn callback = to_progress(progress);
-            return without_gil([&] { return c.verify(callback); });
+            return without_gil(
+                [&](const Stop& stop) { return c.with_interrupt(stop).verify(callback); });
           },
           "progress"_a.none())
       .def_prop_ro("files", [](const Checkpoint& c) { return c.metadata().files; })

@@ -7,13 +7,15 @@ namespace tilestone::python {
 void bind_cli(nb::module_& m) {
   m.def(
       "cli",
-      [](const std::vector<std::string>& words) {
+      [](const std::vector<nb::bytes>& words) {
         std::vector<const char*> argv;
-        for (const std::string& word : words) argv.push_back(word.c_str());
+        for (const nb::bytes& word : words) argv.push_back(word.c_str());
         nb::gil_scoped_release released;
         return cli::run(static_cast<int>(argv.size()), argv.data());
       },
-      nb::arg("argv"), "Runs one command (argv[0] is the program's name); its exit code.");
+      nb::arg("argv"),
+      "Runs one command (argv[0] is the program's name, all as the system has them); its exit "
+      "code.");
 }
 
 }  // namespace tilestone::python

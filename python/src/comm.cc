@@ -5,6 +5,7 @@ namespace tilestone::python {
 namespace {
 
 using nb::literals::operator""_a;
+using Stop = std::shared_ptr<const Interrupt>;
 
 // A Python object with rank, size, describe(), gather(mine, root, timeout), scatter(parts, root,
 // timeout), broadcast(mine, root, timeout) and all_to_all(to, timeout). Bytes go in as bytes and
@@ -78,12 +79,12 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
     });
   }
   uint64_t last_operation() const override {
-    nb::gil_scoped_acquire held;
-    return nb::cast<uint64_t>(kept_object(object_).attr("last_operation")());
+    return with_gil("last_operation", [&] {
+      return nb::cast<uint64_t>(kept_object(object_).attr("last_operation")());
+    });
   }
   void enter(uint64_t number) override {
-    nb::gil_scoped_acquire held;
-    kept_object(object_).attr("enter")(number);
+    with_gil("enter", [&] { kept_object(object_).attr("enter")(number); });
   }
   void abort(const Error& why) override {
     const Bytes encoded = why.encode();
@@ -91,8 +92,7 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
          [&](nb::handle self) { self.attr("abort")(python_bytes(encoded)); });
   }
   void leave() override {
-    nb::gil_scoped_acquire held;
-    kept_object(object_).attr("leave")();
+    with_gil("leave", [&] { kept_object(object_).attr("leave")(); });
   }
   CallMemory& memory() override { return *memory_; }
 
@@ -135,15 +135,17 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
   template <typename Work>
   std::invoke_result_t<Work, nb::handle> call(const char* operation, Deadline deadline,
                                               Work&& work) {
-    nb::gil_scoped_acquire held;
-    try {
-      return work(kept_object(object_));
-    } catch (const nb::python_error& raised) {
-      static_cast<void>(deadline.expired());  // throws the interrupt's reason itself
-      // KeyboardInterrupt and its like are the caller's.
-      if (!raised.matches(PyExc_Exception)) throw;
-      throw failure(operation, raised);
-    }
+    // On the thread that called save or load, as all of Python's code.
+    return with_gil(operation, [&] {
+      try {
+        return work(kept_object(object_));
+      } catch (const nb::python_error& raised) {
+        static_cast<void>(deadline.expired());  // throws the interrupt's reason itself
+        // KeyboardInterrupt and its like are the caller's.
+        if (!raised.matches(PyExc_Exception)) throw;
+        throw failure(operation, raised);
+      }
+    });
   }
 
   // TimeoutError and ConnectionError are what the contract names; both may carry `ranks`.
@@ -208,8 +210,9 @@ void bind_calls(nb::class_<Communicator>& bound) {
           [](const Communicator& comm, nb::bytes mine, int root, std::optional<double> timeout) {
             const Deadline deadline = deadline_of(timeout);
             const ByteView view = view_of(mine);
-            return all_to_python(
-                without_gil([&] { return comm.gather(view, root, deadline); }, WithoutGil::kShort));
+            return all_to_python(without_gil([&](const Stop& stop) {
+              return comm.gather(view, root, deadline.with_interrupt(stop));
+            }));
           },
           "mine"_a, "root"_a, "timeout"_a = nb::none(),
           "At root every rank's bytes, by rank; elsewhere an empty list.")
@@ -219,9 +222,9 @@ void bind_calls(nb::class_<Communicator>& bound) {
              std::optional<double> timeout) {
             auto owned = all_of(parts);
             const Deadline deadline = deadline_of(timeout);
-            return to_python(
-                without_gil([&] { return comm.scatter(std::move(owned), root, deadline); },
-                            WithoutGil::kShort));
+            return to_python(without_gil([&](const Stop& stop) {
+              return comm.scatter(std::move(owned), root, deadline.with_interrupt(stop));
+            }));
           },
           "parts"_a, "root"_a, "timeout"_a = nb::none())
       .def(
@@ -229,8 +232,9 @@ void bind_calls(nb::class_<Communicator>& bound) {
           [](const Communicator& comm, nb::bytes mine, int root, std::optional<double> timeout) {
             const Deadline deadline = deadline_of(timeout);
             const ByteView view = view_of(mine);
-            return to_python(without_gil([&] { return comm.broadcast(view, root, deadline); },
-                                         WithoutGil::kShort));
+            return to_python(without_gil([&](const Stop& stop) {
+              return comm.broadcast(view, root, deadline.with_interrupt(stop));
+            }));
           },
           "mine"_a, "root"_a, "timeout"_a = nb::none())
       .def(
@@ -239,8 +243,9 @@ void bind_calls(nb::class_<Communicator>& bound) {
              std::optional<double> timeout) {
             auto owned = all_of(to);
             const Deadline deadline = deadline_of(timeout);
-            return all_to_python(without_gil(
-                [&] { return comm.all_to_all(std::move(owned), deadline); }, WithoutGil::kShort));
+            return all_to_python(without_gil([&](const Stop& stop) {
+              return comm.all_to_all(std::move(owned), deadline.with_interrupt(stop));
+            }));
           },
           "to"_a, "timeout"_a = nb::none());
 }
@@ -290,7 +295,9 @@ void bind_comm(nb::module_& m) {
       [](int n, nb::callable body) {
         auto kept = keep_alive(body);
         without_gil([&] {
+          void* const call = CallScope::current();  // what ends it ends the calls of the ranks
           run_ranks(n, [&](Communicator comm) {
+            const CallScope scope(call);
             nb::gil_scoped_acquire held;
             kept_object(kept)(comm);
           });

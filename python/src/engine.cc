@@ -7,6 +7,7 @@ namespace tilestone::python {
 namespace {
 
 using nb::literals::operator""_a;
+using Stop = std::shared_ptr<const Interrupt>;
 
 SaveOptions::Agreement agreement_named(const std::string& name) {
   if (name == "exchange") return SaveOptions::Agreement::kExchange;
@@ -70,19 +71,33 @@ Deadline end_after(double seconds) {
 // `path`: where to, as far as it can be said before that.
 SaveResult save_state(const nb::callable& prepare, const nb::bytes& path, nb::handle comm,
                       double seconds) {
+  const Entered entered;
   const Communicator communicator = to_communicator(comm);
   const Deadline deadline = end_after(seconds);
   const auto request = [&] {
     return with_gil("making the state dict",
                     [&] { return std::move(nb::cast<SaveRequest&>(prepare())); });
   };
-  const std::string place = Location(path_of(path)).place();
-  return without_gil([&] { return save(request, place, communicator, deadline); });
+  const Location location(path_of(path));
+  std::optional<SaveResult> result;
+  try {
+    without_gil([&](const Stop& stop) {
+      result = save(request, location.place(), communicator, deadline.with_interrupt(stop));
+    });
+  } catch (const Raised& raised) {
+    if (result) {
+      raised.add_note("it came too late to stop the save: " + location.describe() +
+                      " was published");
+    }
+    throw;
+  }
+  return *std::move(result);
 }
 
 // `take` gets what was loaded, as a dict; what it raises is this rank's failure of the last round.
 void load_state(const nb::callable& prepare, const nb::callable& take, const nb::bytes& path,
                 nb::handle comm, double seconds) {
+  const Entered entered;
   const Communicator communicator = to_communicator(comm);
   const Deadline deadline = end_after(seconds);
   std::optional<Bridge> bridge;
@@ -99,7 +114,9 @@ void load_state(const nb::callable& prepare, const nb::callable& take, const nb:
              [&] { take(from_state(loaded, bridge->call("unpacked"), *bridge)); });
   };
   const std::string place = Location(path_of(path)).place();
-  without_gil([&] { load(request, give, place, communicator, deadline); });
+  without_gil([&](const Stop& stop) {
+    load(request, give, place, communicator, deadline.with_interrupt(stop));
+  });
 }
 
 }  // namespace
@@ -107,8 +124,10 @@ void load_state(const nb::callable& prepare, const nb::callable& take, const nb:
 ProgressFn to_progress(nb::handle callback) {
   if (callback.is_none()) return nullptr;
   return [kept = keep_alive(callback)](const Progress& progress) {
-    nb::gil_scoped_acquire held;
-    kept_object(kept)(progress.phase, progress.bytes_done, progress.bytes_total, progress.seconds);
+    with_gil("the progress function", [&] {
+      kept_object(kept)(progress.phase, progress.bytes_done, progress.bytes_total,
+                        progress.seconds);
+    });
   };
 }
 

@@ -9,9 +9,7 @@ namespace {
 
 void raise(const Error& error) {
   try {
-    nb::object make = nb::module_::import_("tilestone._errors").attr("make_error");
-    nb::object raised = make(to_string(error.code()), error.what(), error.message(), error.key(),
-                             error.file(), error.rank(), error.hint(), error.sys_errno());
+    nb::object raised = exception_of(error);
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.ptr())), raised.ptr());
   } catch (nb::python_error& failed) {
     failed.restore();
@@ -20,7 +18,13 @@ void raise(const Error& error) {
 
 void translate(const std::exception_ptr& thrown, void*) {
   try {
-    std::rethrow_exception(thrown);
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const Error&) {
+      rethrow_cause();
+    }
+  } catch (const Raised& raised) {
+    raised.restore();
   } catch (const Error& error) {
     raise(error);
   }
@@ -47,24 +51,37 @@ ErrorCode code_named(const std::string& name) {
 
 }  // namespace
 
+nb::object python_text(std::string_view text) {
+  PyObject* decoded =
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape");
+  if (decoded == nullptr) throw nb::python_error();
+  return nb::steal(decoded);
+}
+
+nb::object exception_of(const Error& error) {
+  nb::object make = nb::module_::import_("tilestone._errors").attr("make_error");
+  return make(to_string(error.code()), python_text(error.what()), python_text(error.message()),
+              python_text(error.key()), python_text(error.file()), error.rank(),
+              python_text(error.hint()), error.sys_errno());
+}
+
 Error error_of(const nb::python_error& raised, const std::string& what) {
   nb::handle value = raised.value();
+  const Raised kept(raised);
   nb::object ours = nb::module_::import_("tilestone._errors").attr("CheckpointError");
   if (PyObject_IsInstance(value.ptr(), ours.ptr()) != 1) {
-    const std::string type = nb::cast<std::string>(nb::str(value.type().attr("__name__")));
-    nb::object text = nb::steal(PyObject_Str(value.ptr()));
-    if (!text.is_valid()) PyErr_Clear();
-    return Error(ErrorCode::kInvalidArgument,
-                 what + " raised " + type + ": " +
-                     (text.is_valid() ? nb::cast<std::string>(text) : std::string()));
+    return Error(ErrorCode::kInterrupted, what + " raised " + kept.what())
+        .with_cause(std::make_exception_ptr(kept));
   }
   Error error(code_named(text_attribute(value, "code")), text_attribute(value, "message"));
   if (auto key = text_attribute(value, "key"); !key.empty()) error.with_key(key);
   if (auto file = text_attribute(value, "file"); !file.empty()) error.with_file(file);
   if (int rank = int_attribute(value, "rank", -1); rank >= 0) error.with_rank(rank);
   if (auto hint = text_attribute(value, "hint"); !hint.empty()) error.with_hint(hint);
-  if (int number = int_attribute(value, "errno", 0); number != 0) error.with_errno(number);
-  return error;
+  const int number = int_attribute(value, "errno", 0);
+  // What every error of the class has goes without saying.
+  if (number != int_attribute(value, "_usual_errno", 0)) error.with_errno(number);
+  return error.with_cause(std::make_exception_ptr(kept));
 }
 
 void bind_errors(nb::module_&) { nb::register_exception_translator(translate); }

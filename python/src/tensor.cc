@@ -9,9 +9,8 @@ using nb::literals::operator""_a;
 
 struct DropReference {
   void operator()(const void* object) const {
-    if (!Py_IsInitialized()) return;
-    nb::gil_scoped_acquire held;
-    Py_DECREF(static_cast<PyObject*>(const_cast<void*>(object)));
+    const TakenGil held;
+    if (held.valid()) Py_DECREF(static_cast<PyObject*>(const_cast<void*>(object)));
   }
 };
 

@@ -69,8 +69,14 @@ auto keyed(const Path& path, const Call& call) {
     throw;
   } catch (const nb::python_error& raised) {
     nb::object ours = nb::module_::import_("tilestone._errors").attr("CheckpointError");
-    if (!raised.matches(ours)) throw;
-    throw error_of(raised, "the state dict").with_key(dotted(path));
+    if (raised.matches(ours)) {
+      raised.value().attr("add_key")(python_text(dotted(path)));
+      throw error_of(raised, "the state dict");
+    }
+    if (!nb::hasattr(raised.value(), "__notes__")) {
+      Raised(raised).add_note("at the key \"" + dotted(path) + "\" of the state dict");
+    }
+    throw;
   }
 }
 

@@ -256,6 +256,10 @@ def open(
 
     No template, no ranks and no torch are needed; no pickle is ever run.
 
+    Processes that are forked from this one (torch's DataLoader workers) may go on reading from what
+    was opened here: each gets threads, buffers and queues of its own at its first read. Where
+    processes are spawned, open it in each: an open checkpoint can't be pickled.
+
     Args:
         path: the checkpoint's directory.
         framework: "numpy" or "torch": the arrays that `read` gives.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -10,8 +11,10 @@ from tilestone import _core
 
 def main() -> int:
     """Runs the command line; returns its exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to clean up: end at once, as C++ does
-    return _core.cli(["tilestone", *sys.argv[1:]])
+    # Nothing to clean up: Ctrl-C and a reader that has gone end it at once, as the C++ program.
+    for number in (signal.SIGINT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    return _core.cli([b"tilestone", *map(os.fsencode, sys.argv[1:])])
 
 
 if __name__ == "__main__":

@@ -524,5 +524,7 @@ class Checkpoint:
     @property
     def tensor_bytes(self) -> int: ...
 
-def cli(argv: Sequence[str]) -> int:
-    """Runs one command (argv[0] is the program's name); its exit code."""
+def cli(argv: Sequence[bytes]) -> int:
+    """
+    Runs one command (argv[0] is the program's name, all as the system has them); its exit code.
+    """

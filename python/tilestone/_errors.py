@@ -8,6 +8,9 @@ failed save or load every rank raises the same error.
 from __future__ import annotations
 
 import builtins
+import errno as _errno
+import os
+import re
 
 
 class CheckpointError(Exception):
@@ -21,9 +24,12 @@ class CheckpointError(Exception):
         rank: the rank that failed, or -1 where that is not known.
         hint: what to try, or "".
         errno: the operating system's error number, or None.
+
+    Those that are an OSError have its `strerror` and `filename` (or None) too.
     """
 
     code = "internal"
+    _usual_errno: int | None = None
     message: str
     key: str
     file: str
@@ -48,14 +54,28 @@ class CheckpointError(Exception):
         self.file = file
         self.rank = rank
         self.hint = hint
-        self.errno = errno
+        self.errno = self._usual_errno if errno is None else errno
+        if isinstance(self, OSError):
+            # What code that knows only OSError looks at.
+            reason = self.message if self.errno is None else os.strerror(self.errno)
+            for name, value in (("filename", file or None), ("strerror", reason)):
+                setattr(self, name, value)
+
+    def add_key(self, key: str) -> None:
+        """Says which key was concerned, where that is not known yet (called by the binding)."""
+        if not self.key:
+            self.key = key
+            self.text += f" (key {key})"
 
     def __str__(self) -> str:
         return self.text
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword arguments travel as state: errors cross process borders in launchers.
-        return (type(self), (self.text,), dict(self.__dict__, errno=self.errno))
+        state = dict(self.__dict__, errno=self.errno)
+        if isinstance(self, OSError):
+            state |= {"filename": self.filename, "strerror": self.strerror}
+        return (type(self), (self.text,), state)
 
     def __setstate__(self, state: dict[str, object] | None) -> None:
         for name, value in (state or {}).items():
@@ -72,12 +92,14 @@ class NotFoundError(CheckpointError, FileNotFoundError, KeyError):
     """No such checkpoint, key or file."""
 
     code = "not_found"
+    _usual_errno = _errno.ENOENT
 
 
 class AlreadyExistsError(CheckpointError, FileExistsError):
     """A valid checkpoint stands here and `overwrite` was not asked for."""
 
     code = "already_exists"
+    _usual_errno = _errno.EEXIST
 
 
 class MismatchError(CheckpointError, ValueError):
@@ -120,6 +142,7 @@ class TimeoutError(CheckpointError, builtins.TimeoutError):
     """A deadline passed."""
 
     code = "timeout"
+    _usual_errno = _errno.ETIMEDOUT
 
 
 class RankFailedError(CheckpointError, ConnectionError):
@@ -163,11 +186,22 @@ _CLASSES: dict[str, type[CheckpointError]] = {
 }
 
 
+for _kind in (CheckpointError, *_CLASSES.values()):
+    _kind.__module__ = "tilestone"  # where users find it
+
+
+def _as_in_python(text: str) -> str:
+    """Hints of the engine name an option as in C++: `overwrite = true`."""
+    return re.sub(r"\b([a-z_]+) = true\b", r"\1=True", text)
+
+
 def make_error(
     code: str, text: str, message: str, key: str, file: str, rank: int, hint: str, errno: int
 ) -> CheckpointError:
     """The exception for an error of the engine (called by the binding)."""
     kind = _CLASSES.get(code, InternalError)
+    if hint and text.endswith(hint):
+        text, hint = text.removesuffix(hint) + _as_in_python(hint), _as_in_python(hint)
     return kind(
         text, message=message, key=key, file=file, rank=rank, hint=hint, errno=errno or None
     )

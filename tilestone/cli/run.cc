@@ -1,11 +1,11 @@
 #include "tilestone/cli/run.h"
 
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -69,16 +69,49 @@ int exit_code(ErrorCode code) {
   switch (code) {
     case ErrorCode::kInvalidArgument:
     case ErrorCode::kAlreadyExists:
+    case ErrorCode::kUnsupported:
       return kUsage;
+    case ErrorCode::kMismatch:
+    case ErrorCode::kCoverage:
+    case ErrorCode::kCorrupt:
+      return kDamaged;
+    case ErrorCode::kUnsafe:
+      return kUnsafe;
+    // These say nothing of the checkpoint.
     case ErrorCode::kNotFound:
     case ErrorCode::kIo:
     case ErrorCode::kTimeout:
-      return kIoFailed;
-    case ErrorCode::kUnsafe:
-      return kUnsafe;
-    default:
-      return kDamaged;
+    case ErrorCode::kRankFailed:
+    case ErrorCode::kInternal:
+    case ErrorCode::kInterrupted:
+      break;
   }
+  return kIoFailed;
+}
+
+[[noreturn]] void fail_output(int error) {
+  throw Error(ErrorCode::kIo, "cannot write to standard output").with_errno(error);
+}
+
+// A disk that is full may show only when the last buffer is written.
+int with_output_written(const Command& command) {
+  try {
+    const int code = command();
+    if (std::fflush(stdout) != 0) fail_output(errno);
+    if (std::ferror(stdout) != 0) fail_output(EIO);
+    return code;
+  } catch (const std::system_error& error) {  // of fmt
+    fail_output(error.code().value());
+  }
+}
+
+int failed(const Error& error) {
+  // Nobody reads any more (`| head`): that is no news to anybody.
+  if (error.sys_errno() != EPIPE) {
+    std::fflush(stdout);
+    std::fputs(("tilestone: " + std::string(error.what()) + "\n").c_str(), stderr);
+  }
+  return exit_code(error.code());
 }
 
 // CLI11 exits with codes of its own; help and version are 0, everything else is a usage error.
@@ -112,14 +145,11 @@ int run(int argc, const char* const* argv) {
   }
   try {
     for (const auto& [sub, command] : commands) {
-      if (sub->parsed()) return command();
+      if (sub->parsed()) return with_output_written(command);
     }
     return kUsage;
   } catch (...) {
-    const Error error = current_error();
-    std::fflush(stdout);
-    fmt::print(stderr, "tilestone: {}\n", error.what());
-    return exit_code(error.code());
+    return failed(current_error());
   }
 }
 

@@ -1,0 +1,434 @@
+#include "python/src/call.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <set>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "python/src/bindings.h"
+
+namespace tilestone::python {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kSignalPoll{50};
+constexpr milliseconds kExitWait{5000};  // for calls of other threads, at the interpreter's end
+
+// ---- The end of the interpreter ----
+
+class Call;
+
+// Lives as long as the process: threads of the library may ask until its end.
+struct Process {
+  std::mutex mutex;
+  std::set<Call*> calls;
+  std::vector<Message> messages;  // of threads that work for no call
+  std::atomic<int> entered = 0;   // threads inside the binding
+  std::atomic<int> taking = 0;    // threads about to take the GIL
+  std::atomic<bool> ending = false;
+  std::atomic<bool> ended = false;
+  std::atomic<std::thread::id> ending_thread;
+
+  bool is_ending_here() const { return ending_thread.load() == std::this_thread::get_id(); }
+  std::vector<Message> take_messages() {
+    std::lock_guard lock(mutex);
+    return std::exchange(messages, {});
+  }
+};
+
+// A child of fork has no calls, whatever other threads of its parent were doing.
+Process& process() {
+  static const auto* const the_process =
+      new PerProcess<Process>([] { return std::make_unique<Process>(); });
+  return **the_process;
+}
+
+// False where the interpreter is gone for this thread. Between the count and its end the thread
+// that ends the interpreter waits.
+template <typename Take>
+bool take_unless_ended(const Take& take) {
+  Process& p = process();
+  ++p.taking;
+  const bool gone = p.ended && !p.is_ending_here();
+  if (!gone) take();
+  --p.taking;
+  return !gone;
+}
+
+// The GIL is released while it lives.
+class ReleasedGil {
+ public:
+  ReleasedGil() : state_(PyEval_SaveThread()) {}
+  ~ReleasedGil() {
+    // A thread that would go on in an interpreter that is gone stays here until the process ends.
+    while (!take_unless_ended([&] { PyEval_RestoreThread(state_); })) ::pause();
+  }
+  ReleasedGil(const ReleasedGil&) = delete;
+  ReleasedGil& operator=(const ReleasedGil&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+
+// Signals go to threads of Python meanwhile: a new thread takes its mask over.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS, SIGPROF}) {
+      sigdelset(&all, own);
+    }
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+Raised raised_now() { return Raised(nb::python_error()); }
+
+// For this thread.
+bool program_is_ending() { return process().ending && !process().is_ending_here(); }
+
+Raised program_ends() {
+  PyErr_SetNone(PyExc_SystemExit);
+  return raised_now();
+}
+
+// ---- A long call ----
+
+class Call {
+ public:
+  Call() {
+    {
+      std::lock_guard lock(process().mutex);
+      process().calls.insert(this);
+    }
+    if (program_is_ending()) stop(program_ends());
+    if (parent_ != nullptr) inherit_stop();
+  }
+  ~Call() {
+    std::lock_guard lock(process().mutex);
+    process().calls.erase(this);
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  // What the library throws comes out of here; what Python raised goes before it.
+  void run(const CallWork& work) {
+    if (start(work)) {
+      serve();
+      ReleasedGil released;
+      engine_->join();
+    } else {
+      ReleasedGil released;
+      work_here(work);
+    }
+    deliver_messages();
+    if (program_is_ending()) note(program_ends());
+    if (raised_) {
+      if (failure_) raised_->came_during(failure_);
+      throw *raised_;
+    }
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+  bool is_of_this_process() const { return process_ == ::getpid(); }
+
+  // From threads of the library.
+
+  void ask(const std::function<void()>& task) {
+    Request request{&task, false, nullptr};
+    std::unique_lock lock(mutex_);
+    requests_.push_back(&request);
+    changed_.notify_one();
+    answered_.wait(lock, [&] { return request.done; });
+    if (request.failure) std::rethrow_exception(request.failure);
+  }
+  void post(Message message) {
+    {
+      std::lock_guard lock(mutex_);
+      messages_.push_back(std::move(message));
+    }
+    changed_.notify_one();
+  }
+  void stop(const Raised& why) { interrupt_->request(std::make_exception_ptr(why)); }
+
+ private:
+  struct Request {
+    const std::function<void()>* task;
+    bool done;
+    std::exception_ptr failure;
+  };
+
+  // False where the system has no thread left for the work.
+  bool start(const CallWork& work) {
+    const BlockedSignals blocked;
+    try {
+      engine_ = std::make_unique<std::thread>([this, &work] {
+        {
+          const CallScope scope(this);
+          work_here(work);
+        }
+        std::lock_guard lock(mutex_);
+        ended_ = true;
+        changed_.notify_one();
+      });
+      return true;
+    } catch (const std::system_error& error) {
+      post({LogLevel::kWarning, std::string("no thread could be started for a call (") +
+                                    error.what() + "): it can't be interrupted"});
+      return false;
+    }
+  }
+
+  void work_here(const CallWork& work) {
+    try {
+      work(interrupt_);
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+  }
+
+  // Until the work has ended. With the GIL held on entry and return.
+  void serve() {
+    while (true) {
+      std::deque<Request*> requests;
+      bool ended = false;
+      {
+        ReleasedGil released;
+        std::unique_lock lock(mutex_);
+        changed_.wait_for(lock, kSignalPoll,
+                          [&] { return ended_ || !requests_.empty() || !messages_.empty(); });
+        requests = std::exchange(requests_, {});
+        ended = ended_;
+      }
+      if (PyErr_CheckSignals() != 0) note(raised_now());
+      deliver_messages();
+      for (Request* request : requests) answer(*request);
+      if (ended) return;
+    }
+  }
+
+  // In a child that a callback has forked and that came back from it: the work's thread is not
+  // here.
+  [[noreturn]] void leave_to_parent() {
+    throw Error(ErrorCode::kUnsupported,
+                "a callback has forked this process: the call goes on in its parent");
+  }
+
+  void answer(Request& request) {
+    std::exception_ptr failure;
+    try {
+      (*request.task)();
+    } catch (...) {
+      failure = std::current_exception();
+      note_what_ends_the_program(failure);
+    }
+    if (!is_of_this_process()) leave_to_parent();
+    {
+      std::lock_guard lock(mutex_);
+      request.failure = std::move(failure);
+      request.done = true;
+    }
+    answered_.notify_all();
+  }
+
+  // Whatever the library makes of a callback's failure, this one comes out.
+  void note_what_ends_the_program(const std::exception_ptr& failure) {
+    try {
+      try {
+        std::rethrow_exception(failure);
+      } catch (...) {
+        rethrow_cause();
+      }
+    } catch (const Raised& raised) {
+      if (raised.ends_the_program()) note(raised);
+    } catch (...) {
+    }
+  }
+
+  void inherit_stop() {
+    try {
+      parent_->interrupt_->check();
+    } catch (...) {
+      interrupt_->request(std::current_exception());
+    }
+  }
+
+  void note(const Raised& raised) {
+    stop(raised);
+    {
+      std::lock_guard lock(process().mutex);
+      for (Call* call : process().calls) {
+        if (call->parent_ == this) call->stop(raised);
+      }
+    }
+    if (!raised_) raised_ = raised;
+  }
+
+  void deliver_messages() {
+    std::vector<Message> messages = process().take_messages();
+    {
+      std::lock_guard lock(mutex_);
+      for (Message& message : std::exchange(messages_, {})) messages.push_back(std::move(message));
+    }
+    if (const auto raised = deliver(messages)) note(*raised);
+  }
+
+  const pid_t process_ = ::getpid();
+  Call* const parent_ = static_cast<Call*>(CallScope::current());  // of run_ranks, or null
+  std::unique_ptr<std::thread> engine_;
+  const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();
+  std::optional<Raised> raised_;  // of the calling thread
+  std::exception_ptr failure_;    // of the work
+
+  std::mutex mutex_;  // guards all below
+  std::condition_variable changed_, answered_;
+  std::deque<Request*> requests_;
+  std::vector<Message> messages_;
+  bool ended_ = false;
+};
+
+void run_short(const CallWork& work) {
+  std::exception_ptr failure;
+  {
+    ReleasedGil released;
+    try {
+      work(nullptr);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  if (const auto raised = deliver(process().take_messages())) throw *raised;
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace
+
+Raised::Raised(const nb::python_error& raised) : exception_(keep_alive(raised.value())) {
+  text_ = nb::cast<std::string>(raised.type().attr("__name__"));
+  nb::object text = nb::steal(PyObject_Str(raised.value().ptr()));
+  const char* utf8 = text.is_valid() ? PyUnicode_AsUTF8(text.ptr()) : nullptr;
+  if (utf8 == nullptr) PyErr_Clear();
+  if (utf8 != nullptr && *utf8 != '\0') text_ += std::string(": ") + utf8;
+}
+
+nb::object Raised::exception() const { return nb::borrow(kept_object(exception_)); }
+
+bool Raised::ends_the_program() const {
+  return PyErr_GivenExceptionMatches(exception().ptr(), PyExc_Exception) == 0;
+}
+
+void Raised::add_note(const std::string& note) const {
+  const nb::object exception = this->exception();
+  if (!nb::hasattr(exception, "add_note")) return;
+  const nb::object text = python_text(note);
+  const nb::object notes = nb::getattr(exception, "__notes__", nb::none());
+  if (notes.is_none() || PySequence_Contains(notes.ptr(), text.ptr()) != 1) {
+    exception.attr("add_note")(text);
+  }
+}
+
+void Raised::came_during(const std::exception_ptr& failure) const {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    const nb::object exception = this->exception();
+    const nb::object before = nb::steal(PyException_GetContext(exception.ptr()));
+    if (error.cause() != nullptr || before.is_valid()) return;
+    PyException_SetContext(exception.ptr(), exception_of(error).release().ptr());
+  } catch (...) {
+    // What ended the work is this exception itself.
+  }
+}
+
+void Raised::restore() const {
+  nb::object exception = this->exception();
+  PyObject* traceback = PyException_GetTraceback(exception.ptr());
+  PyObject* type = nb::borrow(exception.type()).release().ptr();
+  PyErr_Restore(type, exception.release().ptr(), traceback);
+}
+
+TakenGil::TakenGil() {
+  if (!Py_IsInitialized()) return;
+  valid_ = take_unless_ended([&] { state_ = PyGILState_Ensure(); });
+}
+
+TakenGil::~TakenGil() {
+  if (valid_) PyGILState_Release(state_);
+}
+
+Entered::Entered() {
+  if (program_is_ending()) {
+    PyErr_SetNone(PyExc_SystemExit);
+    throw nb::python_error();
+  }
+  ++process().entered;
+}
+
+Entered::~Entered() { --process().entered; }
+
+void call_library(WithoutGil::Length length, const CallWork& work) {
+  const Entered entered;
+  if (length == WithoutGil::kShort) return run_short(work);
+  follow_log_level();
+  // In a child that a callback has forked it stays: the thread that waits in it is not there.
+  const auto drop = [](Call* call) {
+    if (call->is_of_this_process()) delete call;
+  };
+  const std::unique_ptr<Call, decltype(drop)> call(new Call, drop);
+  call->run(work);
+}
+
+void run_in_python(const std::function<void()>& work) {
+  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) return work();
+  if (auto* call = static_cast<Call*>(CallScope::current())) return call->ask(work);
+  const TakenGil held;
+  if (!held.valid()) throw Error(ErrorCode::kInterrupted, "the interpreter has ended");
+  work();
+}
+
+void post_message(LogLevel level, std::string_view text) {
+  if (auto* call = static_cast<Call*>(CallScope::current())) {
+    return call->post({level, std::string(text)});
+  }
+  std::lock_guard lock(process().mutex);
+  process().messages.push_back({level, std::string(text)});
+}
+
+void end_all_calls() {
+  Process& p = process();
+  p.ending_thread = std::this_thread::get_id();
+  p.ending = true;
+  {
+    const Raised why = program_ends();
+    std::lock_guard lock(p.mutex);
+    for (Call* call : p.calls) call->stop(why);
+  }
+  const auto wait_for_none = [](const std::atomic<int>& count) {
+    const auto end = std::chrono::steady_clock::now() + kExitWait;
+    while (count > 0 && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(milliseconds(2));
+    }
+  };
+  ReleasedGil released;
+  wait_for_none(p.entered);
+  p.ended = true;
+  wait_for_none(p.taking);
+}
+
+}  // namespace tilestone::python

@@ -1,0 +1,124 @@
+"""The command's exit codes: only a checkpoint that is damaged gives 1."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy
+import pytest
+
+import tilestone
+
+OK, DAMAGED, USAGE, IO, UNSAFE = range(5)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("codes") / "c"
+    state = {f"k{i}": numpy.zeros(1) for i in range(5000)} | {"w": numpy.arange(6)}
+    tilestone.save(state, path)
+    return path
+
+
+def command(*words: str | bytes | pathlib.Path, **options: object) -> subprocess.CompletedProcess[bytes]:
+    line = [sys.executable, "-m", "tilestone", *words]
+    return subprocess.run(line, stderr=subprocess.PIPE, timeout=60, **options)  # type: ignore[call-overload]
+
+
+def test_a_reader_that_has_gone_ends_the_command_quietly(path: pathlib.Path) -> None:
+    line = f"'{sys.executable}' -m tilestone ls '{path}' | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == str(128 + signal.SIGPIPE)
+    assert done.stderr == ""
+
+
+def test_a_full_output_is_an_error_of_io(path: pathlib.Path) -> None:
+    with open("/dev/full", "w") as full:
+        for words in (["ls"], ["ls", "--json"], ["verify"], ["inspect"]):
+            done = command(words[0], path, *words[1:], stdout=full)
+            assert done.returncode == IO, words
+            said = done.stderr.decode()
+            assert said.count("No space left on device") == 1 and "standard output" in said
+
+
+def test_paths_that_are_no_utf8_are_paths(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    odd = os.fsencode(tmp_path) + b"/\xff\xfe"
+    done = command("ls", odd, stdout=subprocess.PIPE)
+    assert done.returncode == IO and b"no checkpoint at" in done.stderr
+    os.symlink(path, odd)
+    assert command("verify", odd, stdout=subprocess.PIPE).returncode == OK
+
+
+def test_elements_that_numpy_lacks_are_written_or_refused_but_not_called_damage(
+    tmp_path: pathlib.Path,
+) -> None:
+    torch = pytest.importorskip("torch")
+    names = ["bfloat16", "complex32", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e8m0fnu"]
+    names += [name for name in ("float4_e2m1fn_x2", "uint16", "uint32") if hasattr(torch, name)]
+    state = {
+        name: torch.zeros(4, dtype=torch.uint8).view(getattr(torch, name))
+        for name in names
+    }
+    tilestone.save(state, tmp_path / "c")
+    for name in names:
+        npy = command("cat", tmp_path / "c", name, "--npy", tmp_path / "x.npy")
+        shown = command("cat", tmp_path / "c", name, stdout=subprocess.PIPE)
+        read = subprocess.run(
+            [sys.executable, "-c", f"import tilestone; tilestone.open({str(tmp_path / 'c')!r})[{name!r}]"],
+            timeout=60,
+        )
+        assert npy.returncode in (OK, USAGE) and shown.returncode in (OK, USAGE), name
+        assert read.returncode == 0
+
+
+def test_ctrl_c_ends_the_command_as_the_shell_expects(path: pathlib.Path) -> None:
+    reader, writer = os.pipe()  # nobody reads: the command waits in its output
+    line = [sys.executable, "-m", "tilestone", "ls", path, "--json"]
+    running = subprocess.Popen(line, stdout=writer, stderr=subprocess.PIPE)
+    time.sleep(1)
+    running.send_signal(signal.SIGINT)
+    assert running.wait(10) == -signal.SIGINT  # a shell says 130
+    os.close(reader)
+    os.close(writer)
+
+
+def test_errors_say_the_systems_reason_once_and_the_path_as_it_was_given(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("file").write_text("x")
+    with pytest.raises(OSError) as raised:
+        tilestone.save({"w": numpy.zeros(3)}, "file/below")
+    error = raised.value
+    assert isinstance(error, tilestone.StorageError)
+    assert str(error).count("Not a directory") == 1 and "file" in str(error)
+    assert error.strerror == "Not a directory" and error.filename.startswith("file")
+    tilestone.save({"w": numpy.zeros(3)}, "c")
+    for data in pathlib.Path("c").glob("*.distcp"):
+        data.unlink()
+        data.mkdir()
+    with pytest.raises(tilestone.CheckpointError) as raised:
+        tilestone.open("c").read("w")
+    assert "c/" in str(raised.value)
+    with pytest.raises(FileNotFoundError) as absent:
+        tilestone.open("nowhere")
+    assert absent.value.errno == 2 and "nowhere" in str(absent.value)
+
+
+def test_exceptions_show_as_the_package_has_them_and_hints_name_options_as_in_python(
+    tmp_path: pathlib.Path,
+) -> None:
+    tilestone.save({"w": numpy.zeros(3)}, tmp_path)
+    with pytest.raises(tilestone.AlreadyExistsError, match="overwrite=True") as raised:
+        tilestone.save({"w": numpy.zeros(3)}, tmp_path)
+    assert "overwrite=True" in raised.value.hint
+    assert f"{type(raised.value).__module__}.{type(raised.value).__qualname__}" == (
+        "tilestone.AlreadyExistsError"
+    )
+    with pytest.raises(tilestone.MismatchError, match="cast=True"):
+        tilestone.load({"w": numpy.zeros(3, numpy.float32)}, tmp_path)

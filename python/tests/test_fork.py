@@ -1,0 +1,200 @@
+"""Processes made by fork while the library is in use."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+
+import tilestone
+
+ROWS = 64
+COLUMNS = 1 << 16
+
+
+@pytest.fixture
+def path(tmp_path: pathlib.Path) -> pathlib.Path:
+    data = numpy.arange(ROWS * COLUMNS, dtype=numpy.float32).reshape(ROWS, COLUMNS)
+    tilestone.save({"w": data, "step": 7}, tmp_path / "c")
+    return tmp_path / "c"
+
+
+def in_child(work: Callable[[], Any], seconds: float = 60) -> int:
+    """The exit status of a forked child that runs `work`: 0 when it returned, 99 when it hung."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException as error:
+            print("child:", repr(error), file=sys.stderr)
+        finally:
+            os._exit(status)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return 99
+
+
+def check(opened: tilestone.Checkpoint) -> None:
+    whole = opened.read("w")
+    assert whole[3, 5] == 3 * COLUMNS + 5
+    assert (opened.read("w", [(0, ROWS), (1, 2)])[:, 0] == whole[:, 1]).all()
+    assert opened["step"] == 7
+    assert opened.verify().ok
+
+
+def test_an_open_checkpoint_is_read_in_children_and_on_in_the_parent(path: pathlib.Path) -> None:
+    opened = tilestone.open(path)
+    check(opened)  # threads and queues are there
+    children = [in_child(lambda: check(opened)) for _ in range(2)]
+    assert children == [0, 0]
+    assert in_child(lambda: [check(opened), in_child(lambda: check(opened)) and 1 / 0]) == 0
+    check(opened)
+
+
+def test_children_that_are_made_while_other_threads_read_and_save(path: pathlib.Path) -> None:
+    opened = tilestone.open(path)
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def keep_on(work: Callable[[], object]) -> None:
+        try:
+            while not stop.is_set():
+                work()
+        except BaseException as error:
+            failed.append(error)
+
+    state = {"w": numpy.zeros(1 << 20)}
+    other = path.parent / "other"
+    works: list[Callable[[], object]] = [
+        lambda: opened.read("w"),
+        lambda: tilestone.save(state, other, overwrite=True),
+    ]
+    threads = [threading.Thread(target=keep_on, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+
+    def work(number: int) -> None:
+        check(opened)
+        tilestone.save(state, path.parent / f"child{number}")
+        tilestone.load({"w": numpy.zeros((ROWS, COLUMNS), numpy.float32)}, path)
+
+    try:
+        for i in range(5):
+            assert in_child(lambda number=i: work(number)) == 0  # type: ignore[misc]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    assert not failed and not any(thread.is_alive() for thread in threads)
+
+
+def test_a_child_keeps_no_lock_of_a_save_alive(tmp_path: pathlib.Path) -> None:
+    children: list[int] = []
+
+    def fork(_: object) -> None:
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        children.append(child)
+
+    state = {"w": numpy.zeros(1 << 10)}
+    try:
+        tilestone.save(state, tmp_path, progress=fork)
+        tilestone.save(state, tmp_path, overwrite=True)
+        # A parent that dies in the middle of its save leaves no lock in its child either.
+        if (parent := os.fork()) == 0:
+            read, write = os.pipe()
+
+            def fork_and_die(_: object) -> None:
+                if os.fork() == 0:
+                    os.close(read)
+                    os.write(write, b"x")
+                    time.sleep(2)
+                    os._exit(0)
+                os.read(read, 1)  # the child is there
+                os._exit(0)
+
+            tilestone.save(state, tmp_path, overwrite=True, progress=fork_and_die)
+        os.waitpid(parent, 0)
+        tilestone.save(state, tmp_path, overwrite=True)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def test_a_callback_that_forks_and_comes_back_in_the_child_gets_an_error_there(
+    tmp_path: pathlib.Path,
+) -> None:
+    parent = os.getpid()
+    children: list[int] = []
+    try:
+        tilestone.save(
+            {"w": numpy.zeros(8)}, tmp_path, progress=lambda _: children.append(os.fork())
+        )
+    except tilestone.UnsupportedError as error:
+        os._exit(0 if os.getpid() != parent and "forked" in str(error) else 1)
+    finally:
+        if os.getpid() != parent:
+            os._exit(2)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0]
+    assert tilestone.open(tmp_path).read("w").tolist() == [0] * 8
+
+
+class Rows:
+    """A torch data set over an open checkpoint, as users write it."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self.opened = tilestone.open(path, framework="torch")
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> Any:
+        return self.opened.read("w", [(row, row + 1), (0, 8)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["path"])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("context", "persistent"), [("fork", False), ("fork", True), ("spawn", False)])
+def test_torchs_data_loader_reads_an_open_checkpoint(
+    context: str, persistent: bool, path: pathlib.Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    rows = Rows(path)
+    assert rows[0][0, 1] == 1  # the parent has read before it forks
+    loader = torch.utils.data.DataLoader(
+        rows,
+        batch_size=8,
+        num_workers=2,
+        multiprocessing_context=context,
+        persistent_workers=persistent,
+        timeout=60,
+    )
+    for _ in range(2):
+        seen = torch.cat(list(loader))
+        assert seen.shape == (ROWS, 1, 8)
+        assert (seen[:, 0, 0] == torch.arange(ROWS) * COLUMNS).all()
+        assert rows[1][0, 0] == COLUMNS
