@@ -33,12 +33,10 @@ A store's entries of an operation are deleted once all ranks have come to a late
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import datetime
 import json
 import math
-import queue
 import threading
 import time
 import weakref
@@ -51,6 +49,8 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 from tilestone import _core
+from tilestone._comm_errors import CallEndedError, RanksLostError, RanksMissingError
+from tilestone._helper_thread import LAST_WORDS, Check, Helper, StuckError, Task
 
 _PIECE_BYTES = 1 << 30  # of one send, receive or broadcast
 _SHORTEST_POLL = 0.0005  # seconds
@@ -61,133 +61,7 @@ _LEAST_TRANSFER = 1.0  # seconds for a transfer that all ranks have agreed on
 _LONGEST_WAIT = datetime.timedelta(days=1)  # of one wait inside torch
 _NAMED_RANKS = 8
 _NEVER = math.inf
-_CHECK_EVERY = 0.05  # seconds: how often a waiting caller looks whether it shall go on
-_GRACE = 1.5  # seconds after the deadline for the helper's last words
-_LAST_WORDS = 1.0  # seconds for what is said without a deadline
 _LOST_NOTICE = 1.0  # seconds after which a notice that was announced counts as lost
-
-
-Check = Callable[[], None] | None  # of a caller who waits: raises to end the waiting
-
-
-class RanksMissingError(TimeoutError):
-    """The deadline passed. `ranks`: who was missing, by their numbers in the group."""
-
-    def __init__(self, message: str, ranks: Sequence[int]) -> None:
-        super().__init__(message)
-        self.ranks = list(ranks)
-
-
-class RanksLostError(ConnectionError):
-    """The connection to a rank broke. `ranks`: its number in the group, or nothing if unknown."""
-
-    def __init__(self, message: str, ranks: Sequence[int]) -> None:
-        super().__init__(message)
-        self.ranks = list(ranks)
-
-
-class CallEndedError(ConnectionError):
-    """Another rank has ended the call. `error`: that rank's error, encoded."""
-
-    def __init__(self, message: str, error: bytes) -> None:
-        super().__init__(message)
-        self.error = error
-
-
-class _StuckError(Exception):
-    """A request or a transfer has not ended by its deadline."""
-
-
-class _Task:
-    """Work for a helper thread. `end`: when its waiting ends; may be brought forward."""
-
-    def __init__(self, work: Callable[[_Task], Any], end: float) -> None:
-        self._work = work
-        self.end = end
-        self.over = threading.Event()
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.result = self._work(self)
-        except BaseException as error:
-            self.error = error
-        finally:
-            del self._work  # it holds the process group
-            self.over.set()
-
-
-class _Helper:
-    """A thread that does what can block. One task after the other."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._last: _Task | None = None
-        self._thread = threading.Thread(target=self._serve, name="tilestone-comm", daemon=True)
-        self._thread.start()
-        _helpers.add(self)
-
-    def is_alive(self) -> bool:
-        """False in a forked child."""
-        return self._thread.is_alive()
-
-    def is_busy(self) -> bool:
-        """With a task that its caller no longer waits for."""
-        return self._last is not None and not self._last.over.is_set()
-
-    def do(
-        self,
-        work: Callable[[_Task], Any],
-        end: float,
-        check: Check = None,
-        goes_on: bool = False,
-    ) -> Any:
-        """What `work` returns or raises; _StuckError when it has not ended some time after `end`.
-
-        What `check` raises, or a signal handler, ends the waiting at once. The work then ends, too,
-        unless it `goes_on` until there is other work.
-        """
-        if self._last is not None:
-            self._last.end = min(self._last.end, time.monotonic() + _LAST_WORDS)
-        grace = 0 if self.is_busy() else _GRACE
-        task = self._last = _Task(work, end)
-        self._queue.put(task)
-        try:
-            while not task.over.is_set():
-                if check is not None:
-                    check()
-                left = end + grace - time.monotonic()
-                if not task.over.wait(max(0, min(left, _CHECK_EVERY))) and left <= 0:
-                    raise _StuckError
-        except BaseException:
-            if not goes_on:
-                task.end = 0
-            raise
-        if task.error is not None:
-            raise task.error
-        return task.result
-
-    def stop(self, seconds: float) -> None:
-        if self._last is not None:
-            self._last.end = 0
-        self._queue.put(None)
-        self._thread.join(seconds)
-
-    def _serve(self) -> None:
-        while (task := self._queue.get()) is not None:
-            task.run()
-            del task
-
-
-_helpers: weakref.WeakSet[_Helper] = weakref.WeakSet()
-
-
-@atexit.register
-def _stop_helpers() -> None:
-    """A thread that came back from torch while the interpreter goes would abort the process."""
-    for helper in list(_helpers):
-        helper.stop(_LAST_WORDS)
 
 
 class _Shared:
@@ -196,7 +70,7 @@ class _Shared:
     def __init__(self, name: str) -> None:
         self._name = name
         self._store: Any = None
-        self._helper: _Helper | None = None
+        self._helper: Helper | None = None
         self.operation = 0  # number of the last one, or of the call
         self.call = 0  # number of the call under way
         self.ending: str | None = None  # the error, in hex, with which this rank ends the call
@@ -208,9 +82,9 @@ class _Shared:
         self.last_answer = b""  # member
 
     @property
-    def helper(self) -> _Helper:
+    def helper(self) -> Helper:
         if self._helper is None or not self._helper.is_alive():
-            self._helper = _Helper()
+            self._helper = Helper()
             weakref.finalize(self, self._helper.stop, 0)
         return self._helper
 
@@ -341,7 +215,7 @@ class TorchCommunicator:
     def post(self, notices: dict[int, bytes]) -> None:
         """The coordinator's answers to other ranks, or a member's notice to the coordinator."""
 
-        def work(task: _Task) -> None:
+        def work(task: Task) -> None:
             store = self._shared.store
             if self.rank == 0:
                 keys = [f"answer/{rank}" for rank in notices]
@@ -352,7 +226,7 @@ class TorchCommunicator:
                 number = store.add("notices", 1)
                 store.set(f"notice/{number}", f"{self.rank}\n{notice.hex()}")
 
-        self._do("a notice", work, time.monotonic() + _LAST_WORDS)
+        self._do("a notice", work, time.monotonic() + LAST_WORDS)
 
     def newest(
         self, timeout_s: float | None = None, check: Check = None
@@ -392,12 +266,12 @@ class TorchCommunicator:
         # An operation that this rank has left with its helper sees it, too.
         self._shared.ending = error.hex()
 
-        def work(task: _Task) -> None:
+        def work(task: Task) -> None:
             if self._shared.ending is not None:
                 self._arrive()
                 self._decide(self._own_verdict([]))
 
-        self._do("ending a call", work, time.monotonic() + _LAST_WORDS)
+        self._do("ending a call", work, time.monotonic() + LAST_WORDS)
 
     def _queued(self) -> list[tuple[int, bytes]]:
         """Coordinator: the members' notices, oldest first."""
@@ -436,12 +310,12 @@ class TorchCommunicator:
     def _do(
         self,
         name: str,
-        work: Callable[[_Task], Any],
+        work: Callable[[Task], Any],
         end: float,
         check: Check = None,
         goes_on: bool = False,
     ) -> Any:
-        def guarded(task: _Task) -> Any:
+        def guarded(task: Task) -> Any:
             if self._device.type != "cpu":  # the current device is a thread's own
                 torch.accelerator.set_device_index(self._device.index)
             try:
@@ -455,7 +329,7 @@ class TorchCommunicator:
 
         try:
             return self._shared.helper.do(guarded, end, check, goes_on)
-        except _StuckError:
+        except StuckError:
             raise RanksMissingError(
                 f"{name}: the deadline passed in a request to the store of the process group or "
                 "in a transfer; is a host cut off?",
@@ -469,7 +343,7 @@ class TorchCommunicator:
         end = _end_of(timeout_s)
         return self._do(name, lambda task: operation(task, *args), end, check, goes_on=True)
 
-    def _gather(self, task: _Task, mine: bytes, root: int) -> list[bytes]:
+    def _gather(self, task: Task, mine: bytes, root: int) -> list[bytes]:
         self._check_root("gather", root)
         end = self._begin("gather", root, task)
         if self.rank != root:
@@ -478,7 +352,7 @@ class TorchCommunicator:
         received = self._exchange("gather", {}, self._others(), end)
         return [received.get(rank, mine) for rank in range(self.size)]
 
-    def _scatter(self, task: _Task, parts: Sequence[bytes], root: int) -> bytes:
+    def _scatter(self, task: Task, parts: Sequence[bytes], root: int) -> bytes:
         self._check_root("scatter", root)
         if self.rank == root:
             self._check_parts("scatter", parts)
@@ -488,7 +362,7 @@ class TorchCommunicator:
         self._exchange("scatter", {rank: parts[rank] for rank in self._others()}, [], end)
         return parts[root]
 
-    def _broadcast(self, task: _Task, mine: bytes, root: int) -> bytes:
+    def _broadcast(self, task: Task, mine: bytes, root: int) -> bytes:
         self._check_root("broadcast", root)
         end = self._begin("broadcast", root, task)
         if self.size == 1:
@@ -505,7 +379,7 @@ class TorchCommunicator:
                 self._land(piece, moving)
         return bytes(buffer)
 
-    def _all_to_all(self, task: _Task, to: Sequence[bytes]) -> list[bytes]:
+    def _all_to_all(self, task: Task, to: Sequence[bytes]) -> list[bytes]:
         self._check_parts("all_to_all", to)
         end = self._begin("all_to_all", 0, task)
         others = self._others()
@@ -514,7 +388,7 @@ class TorchCommunicator:
 
     # Agreeing that all are there.
 
-    def _begin(self, name: str, decider: int, task: _Task) -> float:
+    def _begin(self, name: str, decider: int, task: Task) -> float:
         """Returns when all ranks have come; the end of the transfer's time."""
         if self.size > 1:
             if self._shared.ended is not None:
@@ -540,7 +414,7 @@ class TorchCommunicator:
         if verdict["refused"]:
             raise RanksLostError(f"{name}: rank {by} refused: {verdict['refused']}", [by])
 
-    def _verdict(self, decider: int, task: _Task) -> dict[str, Any]:
+    def _verdict(self, decider: int, task: Task) -> dict[str, Any]:
         arrivals = self._arrive()
         decided = [self._verdict_key()]
         store = self._shared.store
@@ -600,7 +474,7 @@ class TorchCommunicator:
         return [decider]  # all have come, and it has not decided
 
     @staticmethod
-    def _poll(done: Callable[[], bool], longest: float, task: _Task) -> bool:
+    def _poll(done: Callable[[], bool], longest: float, task: Task) -> bool:
         """False when the task's time is over first. `longest`: of a pause, seconds."""
         pause = _SHORTEST_POLL
         while not done():

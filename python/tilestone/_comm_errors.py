@@ -1,0 +1,29 @@
+"""What a communicator written in Python raises. Anything else is a defect of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class RanksMissingError(TimeoutError):
+    """The deadline passed. `ranks`: who was missing, by their numbers in the group."""
+
+    def __init__(self, message: str, ranks: Sequence[int]) -> None:
+        super().__init__(message)
+        self.ranks = list(ranks)
+
+
+class RanksLostError(ConnectionError):
+    """The connection to a rank broke. `ranks`: its number in the group, or nothing if unknown."""
+
+    def __init__(self, message: str, ranks: Sequence[int]) -> None:
+        super().__init__(message)
+        self.ranks = list(ranks)
+
+
+class CallEndedError(ConnectionError):
+    """Another rank has ended the call. `error`: that rank's error, encoded."""
+
+    def __init__(self, message: str, error: bytes) -> None:
+        super().__init__(message)
+        self.error = error

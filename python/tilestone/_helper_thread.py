@@ -1,0 +1,113 @@
+"""A thread that does what can block, for callers who wait until their deadline only."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+CHECK_EVERY = 0.05  # seconds: how often a waiting caller looks whether it shall go on
+GRACE = 1.5  # seconds after the deadline for the helper's last words
+LAST_WORDS = 1.0  # seconds for what is said without a deadline
+
+Check = Callable[[], None] | None  # of a caller who waits: raises to end the waiting
+
+
+class StuckError(Exception):
+    """A request or a transfer has not ended by its deadline."""
+
+
+class Task:
+    """Work for a helper thread. `end`: when its waiting ends; may be brought forward."""
+
+    def __init__(self, work: Callable[[Task], Any], end: float) -> None:
+        self._work = work
+        self.end = end
+        self.over = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = self._work(self)
+        except BaseException as error:
+            self.error = error
+        finally:
+            del self._work  # it holds the process group
+            self.over.set()
+
+
+class Helper:
+    """A thread that does what can block. One task after the other."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._last: Task | None = None
+        self._thread = threading.Thread(target=self._serve, name="tilestone-comm", daemon=True)
+        self._thread.start()
+        _helpers.add(self)
+
+    def is_alive(self) -> bool:
+        """False in a forked child."""
+        return self._thread.is_alive()
+
+    def is_busy(self) -> bool:
+        """With a task that its caller no longer waits for."""
+        return self._last is not None and not self._last.over.is_set()
+
+    def do(
+        self,
+        work: Callable[[Task], Any],
+        end: float,
+        check: Check = None,
+        goes_on: bool = False,
+    ) -> Any:
+        """What `work` returns or raises; StuckError when it has not ended some time after `end`.
+
+        What `check` raises, or a signal handler, ends the waiting at once. The work then ends, too,
+        unless it `goes_on` until there is other work.
+        """
+        if self._last is not None:
+            self._last.end = min(self._last.end, time.monotonic() + LAST_WORDS)
+        grace = 0 if self.is_busy() else GRACE
+        task = self._last = Task(work, end)
+        self._queue.put(task)
+        try:
+            while not task.over.is_set():
+                if check is not None:
+                    check()
+                left = end + grace - time.monotonic()
+                if not task.over.wait(max(0, min(left, CHECK_EVERY))) and left <= 0:
+                    raise StuckError
+        except BaseException:
+            if not goes_on:
+                task.end = 0
+            raise
+        if task.error is not None:
+            raise task.error
+        return task.result
+
+    def stop(self, seconds: float) -> None:
+        if self._last is not None:
+            self._last.end = 0
+        self._queue.put(None)
+        self._thread.join(seconds)
+
+    def _serve(self) -> None:
+        while (task := self._queue.get()) is not None:
+            task.run()
+            del task
+
+
+_helpers: weakref.WeakSet[Helper] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_helpers() -> None:
+    """A thread that came back from torch while the interpreter goes would abort the process."""
+    for helper in list(_helpers):
+        helper.stop(LAST_WORDS)
