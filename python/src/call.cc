@@ -31,14 +31,19 @@ class Call;
 struct Process {
   std::mutex mutex;
   std::set<Call*> calls;
-  std::vector<Message> messages;  // of threads that work for no call
-  std::atomic<int> entered = 0;   // threads inside the binding
-  std::atomic<int> taking = 0;    // threads about to take the GIL
+  std::vector<Message> messages;   // of threads that work for no call
+  std::vector<PyObject*> dropped;  // references that are given back with the GIL
+  std::atomic<int> entered = 0;    // threads inside the binding
+  std::atomic<int> taking = 0;     // threads about to take the GIL
   std::atomic<bool> ending = false;
   std::atomic<bool> ended = false;
   std::atomic<std::thread::id> ending_thread;
 
   bool is_ending_here() const { return ending_thread.load() == std::this_thread::get_id(); }
+  std::vector<PyObject*> take_dropped() {
+    std::lock_guard lock(mutex);
+    return std::exchange(dropped, {});
+  }
   std::vector<Message> take_messages() {
     std::lock_guard lock(mutex);
     return std::exchange(messages, {});
@@ -50,6 +55,12 @@ Process& process() {
   static const auto* const the_process =
       new PerProcess<Process>([] { return std::make_unique<Process>(); });
   return **the_process;
+}
+
+// With the GIL held. Of the form that Python calls.
+int give_back_dropped(void* = nullptr) {
+  for (PyObject* object : process().take_dropped()) Py_DECREF(object);
+  return 0;
 }
 
 // False where the interpreter is gone for this thread. Between the count and its end the thread
@@ -377,10 +388,14 @@ Entered::Entered() {
     PyErr_SetNone(PyExc_SystemExit);
     throw nb::python_error();
   }
+  give_back_dropped();
   ++process().entered;
 }
 
-Entered::~Entered() { --process().entered; }
+Entered::~Entered() {
+  give_back_dropped();
+  --process().entered;
+}
 
 void call_library(WithoutGil::Length length, const CallWork& work) {
   const Entered entered;
@@ -400,6 +415,18 @@ void run_in_python(const std::function<void()>& work) {
   const TakenGil held;
   if (!held.valid()) throw Error(ErrorCode::kInterrupted, "the interpreter has ended");
   work();
+}
+
+void drop_reference(PyObject* object) {
+  if (Py_IsInitialized() == 0) return;
+  if (PyGILState_Check() != 0) return Py_DECREF(object);
+  bool first = false;
+  {
+    std::lock_guard lock(process().mutex);
+    first = process().dropped.empty();
+    process().dropped.push_back(object);
+  }
+  if (first) Py_AddPendingCall(give_back_dropped, nullptr);
 }
 
 void post_message(LogLevel level, std::string_view text) {

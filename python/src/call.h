@@ -109,6 +109,10 @@ auto without_gil(Work&& work, WithoutGil::Length length = WithoutGil::kLong) {
 // (kInterrupted) once the interpreter has ended.
 void run_in_python(const std::function<void()>& work);
 
+// Gives a reference back, from any thread, without waiting for the GIL: who holds it may be waiting
+// for this thread. Without it the reference goes soon after, on a thread of Python.
+void drop_reference(PyObject* object);
+
 // A message of the library: to the call that the thread works for, or to the next one that looks.
 void post_message(LogLevel level, std::string_view text);
 

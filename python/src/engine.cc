@@ -67,6 +67,13 @@ Deadline end_after(double seconds) {
   return Deadline::after(std::chrono::duration<double>(seconds));
 }
 
+// An error of Tilestone's own Python code names the rank, as those of the engine do.
+void say_rank(const Raised& raised, const Communicator& comm) {
+  const nb::object exception = raised.exception();
+  if (comm.size() > 1 && nb::hasattr(exception, "add_rank"))
+    exception.attr("add_rank")(comm.rank());
+}
+
 // `prepare` gives a request; what it raises is this rank's failure of the first round.
 // `path`: where to, as far as it can be said before that.
 SaveResult save_state(const nb::callable& prepare, const nb::bytes& path, nb::handle comm,
@@ -85,6 +92,7 @@ SaveResult save_state(const nb::callable& prepare, const nb::bytes& path, nb::ha
       result = save(request, location.place(), communicator, deadline.with_interrupt(stop));
     });
   } catch (const Raised& raised) {
+    say_rank(raised, communicator);
     if (result) {
       raised.add_note("it came too late to stop the save: " + location.describe() +
                       " was published");
@@ -114,9 +122,14 @@ void load_state(const nb::callable& prepare, const nb::callable& take, const nb:
              [&] { take(from_state(loaded, bridge->call("unpacked"), *bridge)); });
   };
   const std::string place = Location(path_of(path)).place();
-  without_gil([&](const Stop& stop) {
-    load(request, give, place, communicator, deadline.with_interrupt(stop));
-  });
+  try {
+    without_gil([&](const Stop& stop) {
+      load(request, give, place, communicator, deadline.with_interrupt(stop));
+    });
+  } catch (const Raised& raised) {
+    say_rank(raised, communicator);
+    throw;
+  }
 }
 
 }  // namespace

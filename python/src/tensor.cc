@@ -9,8 +9,7 @@ using nb::literals::operator""_a;
 
 struct DropReference {
   void operator()(const void* object) const {
-    const TakenGil held;
-    if (held.valid()) Py_DECREF(static_cast<PyObject*>(const_cast<void*>(object)));
+    drop_reference(static_cast<PyObject*>(const_cast<void*>(object)));
   }
 };
 

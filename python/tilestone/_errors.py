@@ -67,6 +67,12 @@ class CheckpointError(Exception):
             self.key = key
             self.text += f" (key {key})"
 
+    def add_rank(self, rank: int) -> None:
+        """Says which rank failed, where that is not known yet (called by the binding)."""
+        if self.rank < 0:
+            self.rank = rank
+            self.text += f" (rank {rank})"
+
     def __str__(self) -> str:
         return self.text
 
