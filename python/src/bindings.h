@@ -119,6 +119,12 @@ struct Claims {
 
 // A path as os.fsencode gives it.
 inline std::string path_of(const nb::bytes& path) { return {path.c_str(), path.size()}; }
+// The location there; whether files are read through any symbolic link that leads out of it.
+inline Location location_of(const nb::bytes& path, bool follow_links) {
+  PosixOptions options;
+  if (follow_links) options.links = PosixOptions::Links::kAll;
+  return {path_of(path), options};
+}
 
 // Throws Error(kInvalidArgument) naming the path of what can't be saved.
 StateNode to_node(nb::handle object, const Bridge& bridge, const Path& path = {});

@@ -41,12 +41,14 @@ void bind_leftovers(nb::module_& m) {
       });
   m.def(
       "leftovers",
-      [](const nb::bytes& path, bool remove) {
+      [](const nb::bytes& path, bool remove, bool force) {
         const Location location(path_of(path));
-        return without_gil(
-            [&] { return remove ? remove_leftovers(location) : find_leftovers(location); });
+        return without_gil([&] {
+          return remove ? remove_leftovers(location, nullptr, force)
+                        : find_leftovers(location, nullptr, force);
+        });
       },
-      "path"_a, "remove"_a);
+      "path"_a, "remove"_a, "force"_a);
 }
 
 const StoredTensor& tensor_of(const Checkpoint& checkpoint, const std::string& key) {
@@ -173,8 +175,9 @@ void bind_checkpoint(nb::module_& m) {
   nb::class_<Checkpoint> bound(m, "Checkpoint");
   bound.def_static(
       "open",
-      [](const nb::bytes& path, bool verify_checksums, uint64_t buffer_bytes, int threads) {
-        const Location location(path_of(path));
+      [](const nb::bytes& path, bool verify_checksums, uint64_t buffer_bytes, int threads,
+         bool follow_links) {
+        const Location location = location_of(path, follow_links);
         OpenOptions options;
         options.verify_checksums = verify_checksums;
         options.buffer_bytes = buffer_bytes;
@@ -184,7 +187,7 @@ void bind_checkpoint(nb::module_& m) {
           return Checkpoint::open(location, options);
         });
       },
-      "path"_a, "verify_checksums"_a, "buffer_bytes"_a, "threads"_a);
+      "path"_a, "verify_checksums"_a, "buffer_bytes"_a, "threads"_a, "follow_links"_a);
   bind_keys(bound);
   bind_tensors(bound);
   bound

@@ -45,12 +45,15 @@ SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge
   return request;
 }
 
-BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridge_object, bool cast,
-                      bool verify_checksums, const std::string& two_phase, double timeout,
-                      int threads, uint64_t buffer_bytes, nb::handle progress) {
+BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridge_object,
+                      bool follow_links, bool cast, bool verify_checksums,
+                      const std::string& two_phase, double timeout, int threads,
+                      uint64_t buffer_bytes, nb::handle progress) {
   const Bridge bridge(bridge_object);
   Claims claims;
-  LoadRequest request{to_state(bridge.call("unpack", wanted), bridge, &claims), path_of(path), {}};
+  LoadRequest request{to_state(bridge.call("unpack", wanted), bridge, &claims),
+                      location_of(path, follow_links),
+                      {}};
   request.options.complete = std::move(claims.complete);
   request.options.subtrees = std::move(claims.subtrees);
   request.options.cast = cast;
@@ -158,8 +161,9 @@ void bind_engine(nb::module_& m) {
       .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "overwrite"_a, "agreement"_a,
            "timeout"_a, "threads"_a, "buffer_bytes"_a, "files_per_rank"_a, "progress"_a.none());
   nb::class_<BridgedLoad>(m, "LoadRequest", "What a rank brings to a load.")
-      .def(nb::new_(&make_load), "wanted"_a, "path"_a, "bridge"_a, "cast"_a, "verify_checksums"_a,
-           "two_phase"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a, "progress"_a.none());
+      .def(nb::new_(&make_load), "wanted"_a, "path"_a, "bridge"_a, "follow_links"_a, "cast"_a,
+           "verify_checksums"_a, "two_phase"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a,
+           "progress"_a.none());
   m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
                 "object, seconds: float) -> SaveResult"));

@@ -134,6 +134,7 @@ def load(
     timeout: float | None = _core.DEFAULT_TIMEOUT,
     threads: int = 0,
     buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
+    follow_links: bool = False,
     progress: bool | ProgressCallback = False,
 ) -> dict[Any, Any]:
     """Loads what `wanted` asks for, however the checkpoint was sharded. Every rank calls.
@@ -159,6 +160,7 @@ def load(
             is read once by one rank for all: "auto" by way of the page cache where all ranks run
             on one host and by messages elsewhere, "always" by messages, or "never".
         timeout: seconds for the whole load, more than 0; None for no limit.
+        follow_links: as for `open`.
         threads, buffer_bytes, progress: as for `save`.
 
     Returns:
@@ -189,6 +191,7 @@ def load(
                 wanted,
                 _options.directory(path),
                 bridge,
+                _options.flag("follow_links", follow_links),
                 _options.flag("cast", cast),
                 _options.flag("verify_checksums", verify_checksums),
                 _options.word("two_phase", two_phase),

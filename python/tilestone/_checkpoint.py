@@ -251,6 +251,7 @@ def open(
     verify_checksums: bool = True,
     buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
     threads: int = 0,
+    follow_links: bool = False,
 ) -> Checkpoint:
     """Opens a checkpoint for reading, by whomever it was written.
 
@@ -266,6 +267,10 @@ def open(
         verify_checksums: check every item that is read whole.
         buffer_bytes: pooled memory, bytes.
         threads: that read; 0: as many as the machine has, at most 8.
+        follow_links: read files through any symbolic link that leads out of the directory. Without
+            it only links into a directory "blobs" beside it or beside one above it are followed,
+            as the Hugging Face hub's cache has them, and others are UnsafeError: a checkpoint of
+            somebody else could name any file that you may read (docs/links.md).
 
     Raises:
         NotFoundError: no checkpoint is there.
@@ -278,11 +283,14 @@ def open(
         _options.flag("verify_checksums", verify_checksums),
         _options.whole("buffer_bytes", buffer_bytes, 64),
         _options.whole("threads", threads),
+        _options.flag("follow_links", follow_links),
     )
     return Checkpoint(core, os.fsdecode(path), framework)
 
 
-def gc(path: str | os.PathLike[str], *, delete: bool = False) -> list[_core.Leftover]:
+def gc(
+    path: str | os.PathLike[str], *, delete: bool = False, force: bool = False
+) -> list[_core.Leftover]:
     """The files that failed or interrupted saves have left at a location.
 
     Such a file has a name that only Tilestone gives (it holds the id of its save), and the
@@ -292,6 +300,9 @@ def gc(path: str | os.PathLike[str], *, delete: bool = False) -> list[_core.Left
     Args:
         path: the directory that was saved to.
         delete: remove them; nothing else is touched, and no save can begin there meanwhile.
+            Without it nothing is changed, nor locked: saves go on beside it.
+        force: take the files of a checkpoint that has only lost its hidden files (`cp dir/*`
+            leaves them behind) for leftovers too.
 
     Returns:
         Each with its name, size in bytes, what it is and why it is not needed.
@@ -300,7 +311,7 @@ def gc(path: str | os.PathLike[str], *, delete: bool = False) -> list[_core.Left
         NotFoundError: there is no file at all.
         AlreadyExistsError: a save is under way there.
         CorruptError, UnsafeError: a checkpoint stands there and can't be read, so that what it
-            needs is not known.
+            needs is not known; or one that has only lost its hidden files, and force is False.
         StorageError: a file could not be removed; the others are gone.
     """
-    return _core.leftovers(_options.directory(path), _options.flag("delete", delete))
+    return _core.leftovers(_options.directory(path), _options.flag("delete", delete), _options.flag("force", force))

@@ -46,6 +46,7 @@ int cat(const CatOptions& options);
 struct GcOptions {
   std::string path;
   bool remove = false;
+  bool force = false;  // also what is left of a checkpoint that has only lost its hidden files
   bool json = false;
 };
 int gc(const GcOptions& options);

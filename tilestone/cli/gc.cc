@@ -44,8 +44,9 @@ void print_text(const std::vector<Leftover>& files, bool removed) {
 }  // namespace
 
 int gc(const GcOptions& options) {
-  const std::vector<Leftover> files =
-      options.remove ? remove_leftovers(options.path) : find_leftovers(options.path);
+  const std::vector<Leftover> files = options.remove
+                                          ? remove_leftovers(options.path, nullptr, options.force)
+                                          : find_leftovers(options.path, nullptr, options.force);
   if (options.json) {
     print_json(files, options.remove);
   } else {

@@ -61,6 +61,8 @@ Command add_gc(CLI::App& app) {
   auto options = std::make_shared<GcOptions>();
   app.add_option("location", options->path, "Directory that was saved to")->required();
   app.add_flag("--delete", options->remove, "Remove the files; without it they are only listed");
+  app.add_flag("--force", options->force,
+               "Also the files of a checkpoint that has only lost its hidden files");
   app.add_flag("--json", options->json, "Print JSON");
   return [options] { return gc(*options); };
 }

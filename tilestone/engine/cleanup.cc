@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <random>
 
 #include "tilestone/base/error.h"
@@ -10,6 +11,8 @@ namespace {
 
 constexpr size_t kSaveIdLength = 36;
 constexpr std::string_view kTemporarySuffix = ".tmp";
+constexpr std::string_view kManifestKind = "manifest";
+constexpr std::string_view kDataKind = "data file";
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_hex(char c) { return is_digit(c) || (c >= 'a' && c <= 'f'); }
@@ -48,7 +51,7 @@ std::optional<OwnName> parse_data_file(const Format& format, std::string_view na
     for (int number : numbers_in(name.substr(at + kSaveIdLength))) numbers.push_back(number);
     for (size_t i = 0; i + 1 < numbers.size(); ++i) {
       if (format.data_file_name(save_id, numbers[i], numbers[i + 1]) == name) {
-        return OwnName{"data file", std::string(save_id)};
+        return OwnName{kDataKind, std::string(save_id)};
       }
     }
   }
@@ -61,11 +64,37 @@ std::optional<OwnName> parse_in_own_directory(std::string_view name) {
   const std::string_view base = name.substr(prefix.size());
   const std::string save_id(base.substr(0, kSaveIdLength));
   if (!is_save_id(save_id)) return std::nullopt;
-  if (name == manifest_name(save_id)) return OwnName{"manifest", save_id};
+  if (name == manifest_name(save_id)) return OwnName{kManifestKind, save_id};
   if (!base.substr(kSaveIdLength).starts_with('.') || !base.ends_with(kTemporarySuffix)) {
     return std::nullopt;
   }
   return OwnName{"temporary file", save_id};
+}
+
+bool has_all_files(Storage& storage, const Manifest& manifest) {
+  for (const RankReport& report : manifest.reports) {
+    for (const ReportedFile& file : report.files) {
+      const auto info = storage.stat(file.name);
+      if (!info || !info->regular || info->size != file.size) return false;
+    }
+  }
+  return true;
+}
+
+bool is_file(Storage& storage, const std::string& name) {
+  const auto info = storage.stat(name);
+  return info && info->regular;
+}
+
+// Whether the manifest of this save is there, whole, and so is all that it names.
+bool is_complete(Storage& storage, const std::string& save_id) {
+  try {
+    const auto manifest = read_manifest(storage, save_id);
+    return manifest && manifest->save_id == save_id && has_all_files(storage, *manifest);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kIo) throw;  // then it is not known
+    return false;
+  }
 }
 
 }  // namespace
@@ -105,6 +134,34 @@ std::vector<std::string> leftovers(const Format& format, std::span<const std::st
     if (!referenced.contains(name) && is_own_name(format, name)) found.push_back(name);
   }
   return found;
+}
+
+std::optional<LostCheckpoint> find_lost(Storage& storage, const Format& format,
+                                        std::span<const std::string> names) {
+  const std::string hint =
+      "copy the checkpoint once more with its hidden files (cp -a FROM/. TO), if it still stands "
+      "elsewhere";
+  const bool locked_once = std::find(names.begin(), names.end(), kLockName) != names.end();
+  for (const std::string& name : names) {
+    const auto own = parse_own_name(format, name);
+    if (own && own->kind == kManifestKind && is_complete(storage, own->save_id)) {
+      return LostCheckpoint{own->save_id,
+                            "the checkpoint of the save " + own->save_id + " has lost only its " +
+                                format.metadata_name() +
+                                ": its manifest and all its data files are in " +
+                                storage.describe(),
+                            hint};
+    }
+    if (own && own->kind == kDataKind && !locked_once && is_file(storage, name)) {
+      return LostCheckpoint{own->save_id,
+                            "data files of the save " + own->save_id + " are in " +
+                                storage.describe() + " without the hidden files (" +
+                                format.metadata_name() + ", " + std::string(kOwnDirectory) +
+                                ") of their checkpoint",
+                            hint};
+    }
+  }
+  return std::nullopt;
 }
 
 void remove_files(Storage& storage, std::span<const std::string> names) {

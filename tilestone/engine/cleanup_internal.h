@@ -36,6 +36,19 @@ bool is_own_name(const Format& format, std::string_view name);
 std::vector<std::string> leftovers(const Format& format, std::span<const std::string> names,
                                    const std::set<std::string>& referenced);
 
+// A save whose files are no leftovers of a failed attempt, as far as can be told, though no
+// checkpoint stands: its metadata file was lost.
+struct LostCheckpoint {
+  std::string save_id;
+  std::string what;  // a sentence
+  std::string hint;  // how to get it back
+};
+// `names`: the files of a location where no checkpoint stands. Found is a save whose manifest is
+// there with every data file that it names, in its size; and data files without the lock's file,
+// which every save makes before them: somebody has copied them without the hidden ones.
+std::optional<LostCheckpoint> find_lost(Storage& storage, const Format& format,
+                                        std::span<const std::string> names);
+
 // Removes files; a failure is told in the log, and the others are removed all the same.
 void remove_files(Storage& storage, std::span<const std::string> names);
 

@@ -68,6 +68,10 @@ Commit::Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> f
 void Commit::begin() {
   refuse_foreign();
   refuse_existing();
+  // Before the lock's file is made, which tells copied data files from those of a failed save.
+  if (!any_checkpoint(*storage_, *format_)) {
+    lost_ = find_lost(*storage_, *format_, storage_->list());
+  }
   storage_->make_directory("");
   storage_->make_directory(std::string(kOwnDirectory));
   lock();
@@ -119,13 +123,17 @@ void Commit::finish_replacement() {
   old_rank_local_.clear();
 }
 
-// What the standing checkpoint consists of. When that can't be read, nothing is removed before the
-// new checkpoint stands.
+// What the standing checkpoint consists of. When that can't be read, or one stands there that has
+// only lost its metadata, nothing is removed before the new checkpoint stands.
 void Commit::look_at_old() {
   try {
     Standing old = read_standing(*storage_, format_);
     old_rank_local_ = std::move(old.rank_local);
     old_files_ = std::move(old.files);
+    if (!old.found && lost_) {
+      log(LogLevel::kWarning, lost_->what + "; they go once the new checkpoint stands");
+      return;
+    }
   } catch (const Error& error) {
     log(LogLevel::kWarning, std::string("the checkpoint that is to be replaced can't be read, so "
                                         "files of it may stay: ") +

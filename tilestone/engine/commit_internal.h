@@ -2,12 +2,14 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "tilestone/base/deadline.h"
+#include "tilestone/engine/cleanup_internal.h"
 #include "tilestone/engine/opening_internal.h"
 #include "tilestone/format/format.h"
 #include "tilestone/plan/report.h"
@@ -59,6 +61,7 @@ class Commit {
   std::set<std::string> old_files_;       // of the checkpoint that stands there: data, manifest
   std::set<std::string> old_rank_local_;  // its metadata files, when it is a rank-local one
   std::set<std::string> new_files_;
+  std::optional<LostCheckpoint> lost_;  // where none stands
   Bytes metadata_;
 };
 

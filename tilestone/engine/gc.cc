@@ -12,28 +12,30 @@ namespace tilestone {
 namespace engine {
 namespace {
 
-// One look at a location, while the lock is held or where nobody has ever locked.
+// One look at a location.
 class Cleaning {
  public:
-  Cleaning(const Location& location, const std::shared_ptr<const Format>& format)
-      : storage_(location.storage()), format_(format ? format : torch_dist_format()) {}
+  Cleaning(const Location& location, const std::shared_ptr<const Format>& format, bool force)
+      : storage_(location.storage()),
+        format_(format ? format : torch_dist_format()),
+        force_(force) {}
 
-  // A save holds the lock from its first file on, and the lock's file stays.
-  void lock(bool make) {
-    const std::string name(kLockName);
-    if (!make && !storage_.stat(name)) return;
-    if (make) storage_.make_directory(std::string(kOwnDirectory));
-    lock_ = storage_.try_lock(name);
-    if (lock_ != nullptr) return;
-    throw Error(ErrorCode::kAlreadyExists, "a save to " + storage_.describe() + " is under way")
-        .with_file(name)
-        .with_hint("wait for it: its files are not left over");
+  // A save holds the lock from its first file on. No save can begin while we hold it.
+  void lock() {
+    storage_.make_directory(std::string(kOwnDirectory));
+    lock_ = storage_.try_lock(std::string(kLockName));
+    if (lock_ == nullptr) fail_under_way();
+  }
+
+  void expect_unlocked() const {
+    if (storage_.is_locked(std::string(kLockName))) fail_under_way();
   }
 
   std::vector<Leftover> find() {
     const std::vector<std::string> names = storage_.list();
     if (names.empty()) throw Error(ErrorCode::kNotFound, "no file at " + storage_.describe());
     standing_ = read_standing(storage_, format_);
+    if (!standing_.found && !force_) refuse_lost(names);
     replaced_ = find_replaced(storage_, *format_);
     std::vector<Leftover> found;
     for (const std::string& name : names) {
@@ -60,6 +62,24 @@ class Cleaning {
   }
 
  private:
+  [[noreturn]] void fail_under_way() const {
+    throw Error(ErrorCode::kAlreadyExists, "a save to " + storage_.describe() + " is under way")
+        .with_file(kLockName)
+        .with_hint("wait for it: its files are not left over");
+  }
+
+  void refuse_lost(const std::vector<std::string>& names) {
+    const auto lost = find_lost(storage_, *format_, names);
+    if (!lost) return;
+    if (lock_ == nullptr) expect_unlocked();
+    if (any_checkpoint(storage_, *format_)) {  // published since the names were listed
+      standing_ = read_standing(storage_, format_);
+      return;
+    }
+    throw Error(ErrorCode::kCorrupt, lost->what + "; they are not taken for leftovers")
+        .with_hint(lost->hint + "; with force these files are removed");
+  }
+
   struct Told {
     std::string what, why;
   };
@@ -96,6 +116,7 @@ class Cleaning {
 
   Storage& storage_;
   const std::shared_ptr<const Format> format_;
+  const bool force_;
   std::unique_ptr<StorageLock> lock_;
   Standing standing_;
   std::optional<Replaced> replaced_;
@@ -106,17 +127,20 @@ class Cleaning {
 }  // namespace engine
 
 std::vector<Leftover> find_leftovers(const Location& location,
-                                     const std::shared_ptr<const Format>& format) {
-  engine::Cleaning cleaning(location, format);
-  cleaning.lock(false);
-  return cleaning.find();
+                                     const std::shared_ptr<const Format>& format, bool force) {
+  engine::Cleaning cleaning(location, format, force);
+  cleaning.expect_unlocked();
+  std::vector<Leftover> found = cleaning.find();
+  cleaning.expect_unlocked();  // or a save has begun, and some of the files are its own
+  return found;
 }
 
 std::vector<Leftover> remove_leftovers(const Location& location,
-                                       const std::shared_ptr<const Format>& format) {
-  if (find_leftovers(location, format).empty()) return {};  // and no lock's file is made
-  engine::Cleaning cleaning(location, format);
-  cleaning.lock(true);
+                                       const std::shared_ptr<const Format>& format, bool force) {
+  // Without leftovers no lock's file is made.
+  if (find_leftovers(location, format, force).empty()) return {};
+  engine::Cleaning cleaning(location, format, force);
+  cleaning.lock();
   // A metadata file that an interrupted save renamed must not vanish again once files go that the
   // one before it names.
   location.storage().sync_directory("");

@@ -6,10 +6,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <thread>
 
 #include "tilestone/comm/solo.h"
 #include "tilestone/comm/threads.h"
+#include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/cleanup_internal.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/manifest.h"
@@ -93,7 +96,9 @@ TEST(Gc, RemovesThatAndNothingElse) {
 }
 
 TEST(Gc, SaysWhatEachFileIsWhyItIsLeftOverAndItsSize) {
-  const auto alone = find_leftovers(Location(memory_storage(dead_files())));
+  FileImage image = dead_files();
+  image[".tilestone/lock"] = {};  // as every save makes it
+  const auto alone = find_leftovers(Location(memory_storage(image)));
   ASSERT_EQ(alone.size(), 4u);
   EXPECT_EQ(alone[0].what, std::string("manifest of the save ") + kDead);
   EXPECT_EQ(alone[1].what, std::string("temporary file of the save ") + kDead);
@@ -119,7 +124,7 @@ TEST(Gc, WhileASaveIsUnderWayNothingIsListedOrRemoved) {
   options.progress = [&](const Progress&) {
     const FileImage before = memory_image(*storage);
     for (const auto call : {&find_leftovers, &remove_leftovers}) {
-      expect_error([&] { call(Location(storage), nullptr); }, ErrorCode::kAlreadyExists,
+      expect_error([&] { call(Location(storage), nullptr, false); }, ErrorCode::kAlreadyExists,
                    "a save to memory is under way");
       ++refused;
     }
@@ -154,6 +159,122 @@ TEST(Gc, AFileThatCantBeRemovedIsNamedOnceTheOthersAreGone) {
     EXPECT_EQ(error.file(), stuck);
   }
   EXPECT_THAT(names_of(find_leftovers(Location(inner))), ElementsAre(stuck));
+}
+
+// Somebody removed the one file that makes it a checkpoint.
+TEST(Gc, ACheckpointThatHasOnlyLostItsMetadataIsNoLeftoverUnlessForced) {
+  FileImage image = saved();
+  image.erase(".metadata");
+  const auto storage = memory_storage(image);
+  for (const auto call : {&find_leftovers, &remove_leftovers}) {
+    expect_error([&] { call(Location(storage), nullptr, false); }, ErrorCode::kCorrupt,
+                 "has lost only its .metadata: its manifest and all its data files are in memory");
+  }
+  expect_error([&] { find_leftovers(Location(storage)); }, ErrorCode::kCorrupt, "cp -a FROM/. TO");
+  expect_error([&] { Checkpoint::open(Location(storage)); }, ErrorCode::kNotFound,
+               "has lost only its .metadata");
+  EXPECT_EQ(memory_image(*storage), image);
+  EXPECT_EQ(find_leftovers(Location(storage), nullptr, true).size(), 3u);
+  EXPECT_EQ(memory_image(*storage), image);
+  EXPECT_EQ(remove_leftovers(Location(storage), nullptr, true).size(), 3u);
+  EXPECT_THAT(storage->list(), ElementsAre(".tilestone/lock"));
+}
+
+// cp dir/* leaves the hidden files behind.
+TEST(Gc, DataFilesWithoutTheHiddenFilesAreNoLeftoversUnlessForced) {
+  FileImage image;
+  for (auto& [name, bytes] : saved()) {
+    if (name.front() != '.') image.emplace(name, bytes);
+  }
+  const auto storage = memory_storage(image);
+  expect_error([&] { remove_leftovers(Location(storage)); }, ErrorCode::kCorrupt,
+               "without the hidden files (.metadata, .tilestone) of their checkpoint");
+  EXPECT_EQ(memory_image(*storage), image);
+  EXPECT_EQ(remove_leftovers(Location(storage), nullptr, true).size(), 2u);
+}
+
+TEST(Gc, WhatAFailedSaveLeftIsALeftoverThoughItsManifestStands) {
+  for (const char* lost : {"__1_0.distcp", "__0_0.distcp"}) {
+    FileImage image = saved();
+    image.erase(".metadata");
+    std::erase_if(image, [&](const auto& file) { return file.first.ends_with(lost); });
+    EXPECT_EQ(find_leftovers(Location(memory_storage(image))).size(), 2u);
+  }
+  FileImage image = saved();
+  image.erase(".metadata");
+  for (auto& [name, bytes] : image) {
+    if (name.ends_with(".distcp")) bytes.pop_back();
+  }
+  EXPECT_EQ(find_leftovers(Location(memory_storage(image))).size(), 3u);
+}
+
+// The new checkpoint may not become durable.
+TEST(Gc, ASaveKeepsWhatHasOnlyLostItsMetadataUntilTheNewOneStands) {
+  for (const bool hidden : {true, false}) {
+    FileImage image = saved();
+    std::erase_if(image, [&](const auto& file) {
+      return file.first == ".metadata" || (!hidden && file.first.front() == '.');
+    });
+    const auto inner = memory_storage(image);
+    bool fails = true;
+    const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
+      const bool hit = fails && call.op == StorageOp::kRename && call.to == ".metadata";
+      return hit ? FaultAction::fail(EIO) : FaultAction::pass();
+    });
+    const auto save_once = [&] { save(row_state(solo(), 9), Location(disk->storage())); };
+    expect_error(save_once, ErrorCode::kIo, "injected");
+    for (const auto& [name, bytes] : image) EXPECT_TRUE(inner->stat(name)) << name;
+    fails = false;
+    save_once();
+    expect_rows(Location(inner), 9, 1);
+    for (const auto& [name, bytes] : image) {
+      if (name.front() == '.') continue;
+      EXPECT_FALSE(inner->stat(name)) << name;
+    }
+  }
+}
+
+TEST(Gc, LookingChangesNothingAndTakesNoLock) {
+  const auto inner = memory_storage(with_dead_files(saved()));
+  const auto disk = FaultDisk::create(inner, [](const StorageCall& call) {
+    EXPECT_FALSE(changes_storage(call.op)) << to_string(call.op) << " " << call.name;
+    return FaultAction::pass();
+  });
+  EXPECT_EQ(find_leftovers(Location(disk->storage())).size(), dead_names().size());
+}
+
+TEST(Gc, SavesBesideAnEndlessLookNeverFail) {
+  const TempDirectory folder;
+  std::atomic<bool> over = false;
+  std::thread looking([&] {
+    while (!over) {
+      try {
+        find_leftovers(Location(folder.path()));
+      } catch (const Error& error) {
+        const bool expected =
+            error.code() == ErrorCode::kNotFound || error.code() == ErrorCode::kAlreadyExists;
+        EXPECT_TRUE(expected) << error.what();
+      }
+    }
+  });
+  SaveOptions options;
+  options.overwrite = true;
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_NO_THROW(save(row_state(solo(), i), Location(folder.path()), options));
+  }
+  over = true;
+  looking.join();
+}
+
+TEST(Gc, ADirectoryThatCanOnlyBeReadIsLookedAt) {
+  const SmallMount mount;
+  if (!mount) return;  // looking makes nothing: pinned without a mount above
+  const auto storage = posix_storage(mount.path());
+  storage->make_directory(".tilestone");
+  for (const auto& [name, bytes] : with_dead_files(saved())) put_file(*storage, name, bytes);
+  ASSERT_TRUE(mount.make_read_only());
+  EXPECT_EQ(find_leftovers(Location(mount.path())).size(), dead_names().size());
+  expect_error([&] { remove_leftovers(Location(mount.path())); }, ErrorCode::kIo, "Read-only");
 }
 
 TEST(Gc, AnEmptyOrMissingPlaceIsNotFound) {

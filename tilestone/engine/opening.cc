@@ -110,7 +110,12 @@ std::shared_ptr<const Format> find_format(Storage& storage,
   for (auto& format : known_formats()) {
     if (format->detect(storage)) return format;
   }
-  throw Error(ErrorCode::kNotFound, "no checkpoint at " + storage.describe());
+  Error error(ErrorCode::kNotFound, "no checkpoint at " + storage.describe());
+  const auto own = storage.list(std::string(kOwnDirectory) + "/");
+  if (const auto lost = find_lost(storage, *torch_dist_format(), own)) {
+    error.with_hint(lost->what + "; " + lost->hint);
+  }
+  throw std::move(error);
 }
 
 bool any_checkpoint(Storage& storage, const Format& also) {

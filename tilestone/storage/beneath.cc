@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <deque>
+#include <string_view>
 #include <vector>
 
 namespace tilestone {
@@ -58,7 +59,39 @@ class Walk {
   std::vector<UniqueFd> path_;
 };
 
+// The path of an open file or directory; empty where the system doesn't tell.
+std::string path_of(int fd) {
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  std::string path(PATH_MAX, '\0');
+  const ssize_t size = ::readlink(link.c_str(), path.data(), path.size());
+  path.resize(size < 0 ? 0 : static_cast<size_t>(size));
+  return path;
+}
+
+// Whether `file` is in a directory "blobs" beside `root` or beside a directory above it.
+bool in_hub(const std::string& root, const std::string& file) {
+  constexpr std::string_view kBlobs = "/blobs/";
+  const size_t last = file.rfind('/');
+  if (last == std::string::npos || last + 1 < kBlobs.size()) return false;
+  const size_t blobs = last + 1 - kBlobs.size();
+  if (file.compare(blobs, kBlobs.size(), kBlobs) != 0) return false;
+  return root.starts_with(file.substr(0, blobs) + "/");
+}
+
 }  // namespace
+
+UniqueFd open_linked(int root, const std::string& name, int flags, bool any) {
+  // Not opened for reading before it is known to be a regular file: opening a device may do things.
+  const UniqueFd found(::openat(root, name.c_str(), O_PATH | O_CLOEXEC));
+  struct stat info;
+  if (!found || ::fstat(found.get(), &info) != 0) return {};
+  if (!S_ISREG(info.st_mode) || (!any && !in_hub(path_of(root), path_of(found.get())))) {
+    errno = EXDEV;
+    return {};
+  }
+  const std::string link = "/proc/self/fd/" + std::to_string(found.get());
+  return UniqueFd(::open(link.c_str(), flags | O_CLOEXEC));
+}
 
 UniqueFd::~UniqueFd() {
   if (fd_ >= 0) ::close(fd_);

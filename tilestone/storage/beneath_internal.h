@@ -37,6 +37,11 @@ UniqueFd open_beneath(System& system, int root, const std::string& name, int fla
 // The same without openat2: component by component, links followed by hand.
 UniqueFd walk_beneath(int root, const std::string& name, int flags, unsigned mode);
 
+// Opens the regular file to which a link `name` leads out of `root`, close-on-exec: any one, or one
+// in a directory "blobs" beside the root or beside a directory above it. An empty UniqueFd and
+// errno on failure: EXDEV where it is no such file.
+UniqueFd open_linked(int root, const std::string& name, int flags, bool any);
+
 // Clears O_NONBLOCK, which kept open() from waiting for a FIFO's other end: io_uring would answer
 // EAGAIN instead of waiting for the disk. False and errno on failure.
 bool clear_nonblocking(int fd);

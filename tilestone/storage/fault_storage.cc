@@ -286,6 +286,12 @@ class FaultStorage : public Storage {
     return std::make_unique<FaultLock>(std::move(held));
   }
 
+  bool is_locked(const std::string& name) override {
+    bool locked = false;
+    state_.perform(call(StorageOp::kStat, name), [&] { locked = state_.inner->is_locked(name); });
+    return locked;
+  }
+
  private:
   StorageCall call(StorageOp op, const std::string& name) const {
     return {0, client_, op, name, "", 0, 0};

@@ -41,6 +41,7 @@ class MemoryStorage : public Storage, public std::enable_shared_from_this<Memory
   void make_directory(const std::string& name) override;
   void sync_directory(const std::string& name) override;
   std::unique_ptr<StorageLock> try_lock(const std::string& name) override;
+  bool is_locked(const std::string& name) override;
 
   Entries entries() const;
   std::set<std::string> directories() const;

@@ -252,6 +252,12 @@ std::unique_ptr<StorageLock> MemoryStorage::try_lock(const std::string& name) {
   return std::make_unique<Lock>(shared_from_this(), name);
 }
 
+bool MemoryStorage::is_locked(const std::string& name) {
+  check_file_name(name);
+  std::lock_guard lock(mutex_);
+  return locks_.contains(name);
+}
+
 MemoryStorage::Entries MemoryStorage::entries() const {
   std::lock_guard lock(mutex_);
   return entries_;

@@ -76,6 +76,9 @@ class PosixContext {
 
   // The root directory, opened anew: it may have been replaced. Empty and errno on failure.
   UniqueFd try_open_root() const;
+  // Opens `name`, which the caller has checked, for reading or with O_PATH; through links as the
+  // options say. Empty and errno on failure.
+  UniqueFd open_to_read(const std::string& name, int flags) const;
 
  private:
   struct Own {
@@ -118,6 +121,10 @@ class PosixReadable : public ReadableFile {
   mutable UniqueFd direct_fd_;
   mutable std::atomic<bool> direct_refused_ = false;
 };
+
+// Locks `fd`, open for writing; null when somebody else holds the lock.
+std::unique_ptr<StorageLock> posix_try_lock(UniqueFd fd, const std::string& name);
+bool posix_is_locked(int fd, const std::string& name);
 
 void posix_read(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
                 const ReadDone& done);

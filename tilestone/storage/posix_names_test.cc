@@ -73,6 +73,7 @@ TEST_P(PosixNames, LinksOutsideAreRefused) {
     refused([&] { storage().open(name); });
     refused([&] { storage().stat(name); });
     refused([&] { storage().try_lock(name); });
+    refused([&] { storage().is_locked(name); });
   }
   refused([&] { storage().create("dir/new"); });
   refused([&] { storage().remove("dir/secret"); });
@@ -84,6 +85,90 @@ TEST_P(PosixNames, LinksOutsideAreRefused) {
   const auto other = posix_storage(outside_.path());
   EXPECT_EQ(other->list(), Names{"secret"});
   EXPECT_EQ(as_text(read_file(*other, "secret", 100)), "outside");
+}
+
+// models/blobs/1234, and models/snapshots/rev with links to it.
+struct Hub {
+  TempDirectory directory;
+  std::string models = directory.path() + "/models";
+  std::string snapshot = models + "/snapshots/rev";
+  Hub() {
+    fs::create_directories(snapshot + "/sub");
+    put_file(*posix_storage(models), "secret", as_bytes("not a blob"));
+    const auto blobs = posix_storage(models + "/blobs");
+    blobs->make_directory("");
+    put_file(*blobs, "1234", as_bytes("a blob"));
+    fs::create_symlink("../../blobs/1234", snapshot + "/file");
+    fs::create_symlink("../../../blobs/1234", snapshot + "/sub/file");
+    fs::create_symlink(models + "/blobs/1234", snapshot + "/absolute");
+  }
+};
+
+TEST_P(PosixNames, FilesOfTheHubsCacheAreReadThroughTheirLinks) {
+  const Hub hub;
+  fs::create_symlink(hub.snapshot, root() + "/link");  // the root itself may be a link
+  for (const std::string& place : {hub.snapshot, root() + "/link", hub.snapshot + "/sub"}) {
+    const auto storage = posix_storage(place, {}, std::make_shared<OldSystem>(GetParam()));
+    EXPECT_EQ(as_text(read_file(*storage, "file", 100)), "a blob");
+    EXPECT_EQ(storage->stat("file")->size, 6u);
+  }
+  const auto storage = posix_storage(hub.snapshot, {}, std::make_shared<OldSystem>(GetParam()));
+  EXPECT_EQ(as_text(read_file(*storage, "sub/file", 100)), "a blob");
+  EXPECT_EQ(as_text(read_file(*storage, "absolute", 100)), "a blob");
+  // What changes names changes the links, not what they lead to.
+  storage->rename("file", "renamed", false);
+  storage->remove("renamed");
+  expect_error([&] { storage->try_lock("absolute"); }, ErrorCode::kUnsafe, "symbolic link");
+  EXPECT_EQ(as_text(read_file(*posix_storage(hub.models), "blobs/1234", 100)), "a blob");
+}
+
+TEST_P(PosixNames, OtherLinksOutsideAreReadThroughWhereAskedAlone) {
+  const Hub hub;
+  fs::create_directory(hub.models + "/blobs/deeper");
+  put_file(*posix_storage(hub.models), "blobs/deeper/file", as_bytes("deeper"));
+  fs::create_directories(hub.directory.path() + "/other/blobs");
+  put_file(*posix_storage(hub.directory.path()), "other/blobs/1", as_bytes("another model's"));
+  ASSERT_EQ(::mkfifo((hub.models + "/blobs/fifo").c_str(), 0666), 0);
+  const std::pair<const char*, const char*> links[] = {
+      {"../../secret", "not a blob"},
+      {"../../blobs/deeper/file", "deeper"},
+      {"../../../other/blobs/1", "another model's"},
+      {"../../blobs/fifo", nullptr},
+      {"../../blobs", nullptr},
+      {"/dev/null", nullptr},
+  };
+  PosixOptions asked;
+  asked.links = PosixOptions::Links::kAll;
+  const auto system = std::make_shared<OldSystem>(GetParam());
+  const auto by_default = posix_storage(hub.snapshot, {}, system);
+  const auto all = posix_storage(hub.snapshot, asked, system);
+  for (const auto& [target, content] : links) {
+    SCOPED_TRACE(target);
+    fs::remove(hub.snapshot + "/link");
+    fs::create_symlink(target, hub.snapshot + "/link");
+    expect_error([&] { by_default->open("link"); }, ErrorCode::kUnsafe, "follow_links=True");
+    expect_error([&] { by_default->stat("link"); }, ErrorCode::kUnsafe, "symbolic link");
+    if (content != nullptr) {
+      EXPECT_EQ(as_text(read_file(*all, "link", 100)), content);
+    } else {
+      expect_error([&] { all->open("link"); }, ErrorCode::kUnsafe, "symbolic link");
+    }
+  }
+  fs::remove(hub.models + "/blobs/1234");
+  EXPECT_FALSE(all->stat("file"));
+  expect_error([&] { by_default->open("file"); }, ErrorCode::kNotFound, "file");
+}
+
+// Direct reads open a file a second time.
+TEST_P(PosixNames, ALargeFileOfTheHubsCacheIsReadDirectly) {
+  const Hub hub;
+  const Bytes bytes = pattern_bytes(3u << 20);
+  put_file(*posix_storage(hub.models), "blobs/large", bytes);
+  fs::create_symlink("../../blobs/large", hub.snapshot + "/large");
+  PosixOptions direct;
+  direct.read_cache = PosixOptions::Cache::kDirect;
+  const auto storage = posix_storage(hub.snapshot, direct, std::make_shared<OldSystem>(GetParam()));
+  EXPECT_TRUE(same_bytes(read_file(*storage, "large", bytes.size()), bytes));
 }
 
 TEST_P(PosixNames, DanglingLinksAreNotThere) {

@@ -493,9 +493,7 @@ void run(ReadBatch& batch) {
 // O_DIRECT belongs to the open file, so a second one is needed; under the same name there may be
 // another file by now.
 UniqueFd PosixReadable::open_direct() const {
-  const UniqueFd root = context_->try_open_root();
-  if (!root) return {};
-  UniqueFd fd = open_beneath(context_->system(), root.get(), name_, O_RDONLY | O_NONBLOCK);
+  UniqueFd fd = context_->open_to_read(name_, O_RDONLY | O_NONBLOCK);
   struct stat mine, other;
   if (!fd || ::fstat(fd_.get(), &mine) != 0 || ::fstat(fd.get(), &other) != 0) return {};
   if (mine.st_dev != other.st_dev || mine.st_ino != other.st_ino) return {};

@@ -2,15 +2,12 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <set>
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
@@ -23,56 +20,6 @@ namespace {
 
 constexpr unsigned kFileMode = 0666;  // less the umask
 constexpr unsigned kDirectoryMode = 0777;
-
-// The open files that hold locks. A lock of flock lives as long as any copy of its descriptor: a
-// child of fork closes its copies, so that it keeps no lock alive that its parent has lost.
-class LockFiles {
- public:
-  // For the life of the process, and of its children.
-  static LockFiles& instance() {
-    static LockFiles* const files = [] {
-      auto* made = new LockFiles;
-      ::pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
-                       [] {
-                         for (const int fd : instance().open_) ::close(fd);
-                         instance().open_.clear();
-                         instance().mutex_.unlock();
-                       });
-      return made;
-    }();
-    return *files;
-  }
-  void add(int fd) {
-    std::lock_guard lock(mutex_);
-    open_.insert(fd);
-  }
-  // False where the descriptor was closed at a fork.
-  bool remove(int fd) {
-    std::lock_guard lock(mutex_);
-    return open_.erase(fd) > 0;
-  }
-
- private:
-  std::mutex mutex_;
-  std::set<int> open_;
-};
-
-class PosixLock : public StorageLock {
- public:
-  explicit PosixLock(UniqueFd fd) : fd_(std::move(fd)) { LockFiles::instance().add(fd_.get()); }
-  ~PosixLock() override {
-    if (process_ != ::getpid() || !LockFiles::instance().remove(fd_.get())) {
-      fd_.release();
-      return;
-    }
-    // A child that was made without fork's handlers may hold a copy still.
-    ::flock(fd_.get(), LOCK_UN);
-  }
-
- private:
-  const pid_t process_ = ::getpid();
-  UniqueFd fd_;
-};
 
 // The directory that holds a name, and the name in it.
 struct Place {
@@ -130,7 +77,8 @@ class PosixStorage : public Storage {
 
   std::unique_ptr<ReadableFile> open(const std::string& name) override {
     check_file_name(name);
-    UniqueFd fd = open_at_root(name, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    UniqueFd fd = context_->open_to_read(name, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    if (!fd && errno == EXDEV) refuse_link(name);
     if (!fd && (errno == ENXIO || errno == ENODEV)) refuse_irregular(name);
     if (!fd)
       fail_errno("cannot open a file", context_->path_of(name), errno == ENOTDIR ? ENOENT : errno);
@@ -161,13 +109,14 @@ class PosixStorage : public Storage {
 
   std::optional<FileInfo> stat(const std::string& name) override {
     check_file_name(name);
-    const UniqueFd fd = open_at_root(name, O_PATH);
+    const UniqueFd fd = context_->open_to_read(name, O_PATH);
     struct stat info;
     if (fd && ::fstat(fd.get(), &info) == 0) {
       if (!S_ISREG(info.st_mode)) return FileInfo{0, false};
       return FileInfo{static_cast<uint64_t>(info.st_size), true};
     }
     if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
+    if (errno == EXDEV) refuse_link(name);
     fail_errno("cannot look at a file", context_->path_of(name), errno);
   }
 
@@ -196,13 +145,16 @@ class PosixStorage : public Storage {
     UniqueFd fd = open_at_root(name, O_RDWR | O_CREAT | O_NONBLOCK | O_NOCTTY, kFileMode);
     if (!fd) fail_errno("cannot open a lock", context_->path_of(name), errno);
     expect_regular(fd.get(), name);
-    int result;
-    do {
-      result = ::flock(fd.get(), LOCK_EX | LOCK_NB);
-    } while (result != 0 && errno == EINTR);
-    if (result == 0) return std::make_unique<PosixLock>(std::move(fd));
-    if (errno == EWOULDBLOCK) return nullptr;
-    fail_errno("cannot take a lock", context_->path_of(name), errno);
+    return posix_try_lock(std::move(fd), context_->path_of(name));
+  }
+
+  bool is_locked(const std::string& name) override {
+    check_file_name(name);
+    const UniqueFd fd = open_at_root(name, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    if (!fd && (errno == ENOENT || errno == ENOTDIR)) return false;
+    if (!fd) fail_errno("cannot look at a lock", context_->path_of(name), errno);
+    expect_regular(fd.get(), name);
+    return posix_is_locked(fd.get(), context_->path_of(name));
   }
 
  private:
@@ -227,6 +179,14 @@ class PosixStorage : public Storage {
 
   [[noreturn]] void refuse_irregular(const std::string& name) const {
     throw Error(ErrorCode::kUnsafe, "not a regular file").with_file(context_->path_of(name));
+  }
+
+  [[noreturn]] void refuse_link(const std::string& name) const {
+    throw Error(ErrorCode::kUnsafe, "a symbolic link leaves the storage's root")
+        .with_file(context_->path_of(name))
+        .with_hint(
+            "follow_links=True (PosixOptions::links) reads through links; only where you "
+            "trust who made them");
   }
 
   // The size of an open file, made ready for reading.
@@ -383,6 +343,14 @@ void PosixContext::note_no_direct(int error) {
 std::string PosixContext::path_of(const std::string& name) const {
   if (name.empty()) return root_;
   return root_.ends_with('/') ? root_ + name : root_ + "/" + name;
+}
+
+UniqueFd PosixContext::open_to_read(const std::string& name, int flags) const {
+  const UniqueFd root = try_open_root();
+  if (!root) return {};
+  UniqueFd fd = open_beneath(*system_, root.get(), name, flags);
+  if (fd || errno != EXDEV) return fd;
+  return open_linked(root.get(), name, flags, options_.links == PosixOptions::Links::kAll);
 }
 
 UniqueFd PosixContext::try_open_root() const {

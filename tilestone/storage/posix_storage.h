@@ -12,6 +12,13 @@ namespace tilestone {
 struct PosixOptions {
   enum class Calls { kAuto, kUring, kPlain };  // kAuto: io_uring if the kernel lets us, else plain
   enum class Cache { kAuto, kDirect, kBuffered };
+  // Which regular files are read through a symbolic link that leads out of the root. (Links that
+  // stay inside are followed; nothing is written, renamed or removed through one that leads out.)
+  enum class Links {
+    kHub,  // those in a directory "blobs" that stands beside the root or beside one of the
+           // directories above it: the layout of the Hugging Face hub's cache
+    kAll,  // all: for a root whose maker is trusted as much as the reader
+  };
   Calls calls = Calls::kAuto;
   // kAuto writes large files directly and small ones, and all on FUSE, in order through the page
   // cache; reads what is cached from the cache and the rest directly. kDirect is a wish: where the
@@ -19,6 +26,7 @@ struct PosixOptions {
   Cache write_cache = Cache::kAuto;
   Cache read_cache = Cache::kAuto;
   unsigned queue_depth = 8;  // requests under way for one file or one reading thread
+  Links links = Links::kHub;
 };
 
 // The directory need not exist yet: make_directory("") makes it.

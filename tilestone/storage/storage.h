@@ -94,7 +94,7 @@ struct ReadOptions {
 // op's index and its bytes (at its target, or in pooled memory that is reused after the call).
 using ReadDone = std::function<void(size_t index, ByteView bytes)>;
 
-// A lock on a name that goes when the object or the process does.
+// A lock on a name that goes when the object or the process does; a forked child has no part in it.
 class StorageLock {
  public:
   virtual ~StorageLock() = default;
@@ -145,6 +145,9 @@ class Storage {
 
   // The lock, or null when somebody else holds it. Makes the file `name`, which stays.
   virtual std::unique_ptr<StorageLock> try_lock(const std::string& name) = 0;
+  // Whether somebody holds it, who may be the caller. Takes, makes and changes nothing, so that
+  // nobody's try_lock fails for it, and a storage that can only be read will do.
+  virtual bool is_locked(const std::string& name) = 0;
 };
 
 // Reads a whole file; kCorrupt when it is larger than max_size bytes.

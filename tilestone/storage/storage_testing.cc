@@ -402,6 +402,7 @@ TEST_P(StorageConformance, UnsafeNamesAreRefusedByEveryCall) {
     refused([&] { storage().rename("good", name, true); });
     refused([&] { storage().remove(name); });
     refused([&] { storage().try_lock(name); });
+    refused([&] { storage().is_locked(name); });
     if (name.empty()) continue;  // the root
     refused([&] { storage().make_directory(name); });
     refused([&] { storage().sync_directory(name); });
@@ -422,9 +423,14 @@ TEST_P(StorageConformance, UnusualNamesAreKeptByteForByte) {
 TEST_P(StorageConformance, ALockIsHeldByOneAtATime) {
   auto lock = storage().try_lock("lock");
   ASSERT_NE(lock, nullptr);
+  EXPECT_TRUE(storage().is_locked("lock"));
   EXPECT_EQ(storage().try_lock("lock"), nullptr);
+  EXPECT_TRUE(storage().is_locked("lock"));
   EXPECT_NE(storage().try_lock("other"), nullptr);
   lock.reset();
+  EXPECT_FALSE(storage().is_locked("lock"));
+  EXPECT_FALSE(storage().is_locked("never/made"));
+  EXPECT_FALSE(storage().stat("never"));
   EXPECT_NE(storage().try_lock("lock"), nullptr);
   EXPECT_TRUE(storage().stat("lock").has_value());
 }

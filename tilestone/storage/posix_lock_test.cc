@@ -1,0 +1,86 @@
+#include <gtest/gtest.h>
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+
+#include "tilestone/storage/posix_storage.h"
+#include "tilestone/storage/storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+// A process that lives until the object goes.
+class Child {
+ public:
+  template <typename Body>
+  explicit Child(const Body& body) : pid_(::fork()) {
+    if (pid_ != 0) return;
+    body();
+    for (;;) ::pause();
+  }
+  ~Child() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+
+ private:
+  pid_t pid_;
+};
+
+TEST(PosixLock, GoesWithItsObjectThoughAForkedChildLives) {
+  const TempDirectory folder;
+  const auto storage = posix_storage(folder.path());
+  auto lock = storage->try_lock("lock");
+  const Child child([] {});
+  EXPECT_TRUE(storage->is_locked("lock"));
+  lock.reset();
+  EXPECT_FALSE(storage->is_locked("lock"));
+  EXPECT_NE(storage->try_lock("lock"), nullptr);
+}
+
+TEST(PosixLock, GoesWithItsProcessThoughAForkedChildLives) {
+  const TempDirectory folder;
+  const auto storage = posix_storage(folder.path());
+  std::array<int, 2> forked{};
+  ASSERT_EQ(::pipe(forked.data()), 0);
+  const pid_t holder = ::fork();
+  if (holder == 0) {
+    const auto lock = storage->try_lock("lock");
+    if (::fork() == 0) {
+      const pid_t self = ::getpid();
+      if (::write(forked[1], &self, sizeof self) != sizeof self) ::_exit(1);
+      for (;;) ::pause();
+    }
+    ::_exit(lock == nullptr ? 1 : 0);  // no destructor runs
+  }
+  pid_t child = 0;
+  ASSERT_EQ(::read(forked[0], &child, sizeof child), static_cast<ssize_t>(sizeof child));
+  int status = -1;
+  ASSERT_EQ(::waitpid(holder, &status, 0), holder);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(::kill(child, 0), 0) << "the child is to be alive";
+  EXPECT_FALSE(storage->is_locked("lock"));
+  EXPECT_NE(storage->try_lock("lock"), nullptr);
+  ::kill(child, SIGKILL);
+}
+
+TEST(PosixLock, AChildThatDropsItsCopyLeavesTheParentsLock) {
+  const TempDirectory folder;
+  const auto storage = posix_storage(folder.path());
+  auto lock = storage->try_lock("lock");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    lock.reset();
+    ::_exit(storage->is_locked("lock") ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(storage->is_locked("lock"));
+}
+
+}  // namespace
+}  // namespace tilestone
