@@ -4,6 +4,8 @@
 NB_MODULE(_core, m) {
   using namespace tilestone::python;
   m.doc() = "The engine of tilestone; use the package `tilestone`.";
+  // Objects that a traceback or a global keeps until the interpreter's end are no leaks.
+  nb::set_leak_warnings(false);
   m.attr("VERSION") = tilestone::kVersion;
   bind_errors(m);
   bind_log(m);

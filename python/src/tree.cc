@@ -13,7 +13,12 @@ constexpr size_t kDepthLimit = 200;
 std::string to_text(nb::handle text) {
   Py_ssize_t size = 0;
   const char* utf8 = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
-  if (utf8 == nullptr) throw nb::python_error();
+  if (utf8 == nullptr) {  // a lone surrogate
+    PyErr_Clear();
+    const nb::object shown = nb::steal(PyObject_ASCII(text.ptr()));
+    throw Error(ErrorCode::kInvalidArgument, "a key of a dict can't be written as UTF-8")
+        .with_key(shown.is_valid() ? nb::cast<std::string>(shown) : std::string());
+  }
   return {utf8, static_cast<size_t>(size)};
 }
 

@@ -27,6 +27,7 @@ SAVE = [
     ("timeout", -1, "timeout is -1; expected seconds, more than 0"),
     ("timeout", 0, "timeout is 0; expected seconds, more than 0"),
     ("timeout", math.nan, "timeout is nan"),
+    ("timeout", 10**400, "timeout can't be a number of seconds"),
     ("timeout", "60", "timeout is a number of seconds or None, not '60'"),
     ("overwrite", "no", "overwrite is True or False, not 'no'"),
     ("agreement", "ruled", 'agreement is "exchange" or "rule", not "ruled"'),

@@ -57,7 +57,10 @@ def seconds(name: str, value: Any) -> float:
         return math.inf
     if isinstance(value, (bool, str, bytes)) or not hasattr(type(value), "__float__"):
         raise InvalidArgumentError(f"{name} is a number of seconds or None, not {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"{name} can't be a number of seconds: {error}") from None
 
 
 def limit_of(timeout: Any) -> float:

@@ -46,7 +46,8 @@ void check_match(const TensorItem& item, const StoredTensor& stored,
                                         ", but " + to_string(item.global_shape) + " is wanted")
       .with_key(item.key)
       .with_hint(same_dims
-                     ? "allow_shape_mismatch = true reads the common part and zero-fills the rest"
+                     ? "a ShardedTensor with allow_shape_mismatch = true reads the common part and "
+                       "zero-fills the rest"
                      : "");
 }
 
