@@ -49,7 +49,7 @@ def test_import_save_load_open_and_the_command_never_import_torch(ckpt: str) -> 
         with tilestone.open(sys.argv[1]) as ckpt:
             assert (ckpt.read("w", box=((1, 3), (0, 2))) == w[1:3, 0:2]).all()
             assert ckpt.verify().ok
-        assert tilestone._core.cli(["tilestone", "ls", sys.argv[1]]) == 0
+        assert tilestone._core.cli([b"tilestone", b"ls", sys.argv[1].encode()]) == 0
         assert "torch" not in sys.modules
         print("done")
         """,
