@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "tilestone/base/log.h"
@@ -89,7 +90,9 @@ Bytes Rounds::finish(std::string_view phase, const LocalStep& local,
   }
   if (!outcome.error) return std::move(outcome.answer);
   // What this rank's own caller threw is not replaced by what the others make of it.
-  throw mine.error && mine.error->cause() ? *mine.error : *outcome.error;
+  const Error& error = mine.error && mine.error->cause() ? *mine.error : *outcome.error;
+  if (error.cause()) std::rethrow_exception(error.cause());
+  throw error;
 }
 
 Rounds::Outcome Rounds::local_outcome(const LocalStep& local, Deadline deadline) {

@@ -14,7 +14,7 @@
 //  4. {status, answer} goes to each rank, which returns the answer or throws the same Error.
 //
 // An exception that is no Error (code of the caller threw it) becomes an Error for the other ranks,
-// and this rank throws the error with that cause once the round has ended.
+// and this rank rethrows the original once the round has ended.
 //
 // An interrupt of the deadline ends the call at once, wherever this rank stands: the others get
 // kInterrupted with its number in their next message of the call, and this rank rethrows the
