@@ -1,0 +1,186 @@
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tilestone/base/checked.h"
+#include "tilestone/base/error.h"
+#include "tilestone/format/zarr/array_metadata_internal.h"
+#include "tilestone/format/zarr/dtype_names_internal.h"
+
+namespace tilestone::zarr {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kMaxDepth = 16;         // of nested JSON; a structured dtype has 3
+constexpr size_t kMaxDims = 64;       // numpy's limit
+constexpr size_t kMaxText = 1 << 20;  // bytes
+
+[[noreturn]] void corrupt(const std::string& problem) {
+  throw Error(ErrorCode::kCorrupt, "array description: " + problem);
+}
+
+[[noreturn]] void unsupported(const std::string& problem) {
+  throw Error(ErrorCode::kUnsupported, "array description: " + problem);
+}
+
+// One object without a name twice; JSON readers differ in which of two they take.
+Json parse_object(ByteView text) {
+  if (text.size() > kMaxText) corrupt("it has " + std::to_string(text.size()) + " bytes");
+  std::set<std::string> names;
+  const auto check = [&](int depth, Json::parse_event_t event, const Json& parsed) {
+    if (depth > kMaxDepth) corrupt("it is nested deeper than " + std::to_string(kMaxDepth));
+    if (event != Json::parse_event_t::key || depth != 1) return true;
+    const auto& name = parsed.get_ref<const std::string&>();
+    if (!names.insert(name).second) corrupt("\"" + name.substr(0, 40) + "\" is there twice");
+    return true;
+  };
+  const std::string_view chars = as_text(text);
+  try {
+    Json json = Json::parse(chars.begin(), chars.end(), check);
+    if (!json.is_object()) corrupt("it is no JSON object");
+    return json;
+  } catch (const Json::exception& error) {
+    const auto* syntax = dynamic_cast<const Json::parse_error*>(&error);
+    corrupt("no JSON" + (syntax == nullptr ? "" : " at byte " + std::to_string(syntax->byte)));
+  }
+}
+
+const Json& field(const Json& json, const char* name) {
+  const auto found = json.find(name);
+  if (found == json.end()) corrupt("\"" + std::string(name) + "\" is missing");
+  return *found;
+}
+
+int64_t whole_number(const Json& json, const std::string& what) {
+  if (!json.is_number_unsigned() || json.get<uint64_t>() > INT64_MAX) {
+    corrupt(what + " is no whole number from 0 to 2^63 - 1");
+  }
+  return static_cast<int64_t>(json.get<uint64_t>());
+}
+
+Dims dims(const Json& json, const char* name) {
+  if (!json.is_array()) corrupt("\"" + std::string(name) + "\" is no list");
+  if (json.size() > kMaxDims) corrupt(std::to_string(json.size()) + " dims");
+  Dims found;
+  for (const Json& extent : json) found.push_back(whole_number(extent, "an extent"));
+  return found;
+}
+
+DType dtype(const Json& json) {
+  if (json.is_array()) unsupported("structured dtypes are not supported");
+  if (!json.is_string()) corrupt("\"dtype\" is no text");
+  return dtype_named(json.get_ref<const std::string&>());
+}
+
+void check_bytes(const Dims& shape, DType dtype, const char* what) {
+  std::optional<int64_t> bytes = static_cast<int64_t>(itemsize(dtype));
+  for (const int64_t extent : shape) {
+    // A dim without elements does not make the others harmless: strides are products of them.
+    if (bytes) bytes = try_mul(*bytes, std::max<int64_t>(extent, 1));
+  }
+  if (!bytes) corrupt(std::string(what) + " of shape " + to_string(shape) + " is too large");
+}
+
+// A dim without elements may have chunks of none: zarr 3 writes them so.
+void read_shapes(const Json& json, ArrayMetadata& array) {
+  array.shape = dims(field(json, "shape"), "shape");
+  array.chunk_shape = dims(field(json, "chunks"), "chunks");
+  if (array.chunk_shape.size() != array.shape.size()) {
+    corrupt("shape " + to_string(array.shape) + " and chunks " + to_string(array.chunk_shape) +
+            " differ in their number of dims");
+  }
+  for (size_t d = 0; d < array.shape.size(); ++d) {
+    int64_t& extent = array.chunk_shape[d];
+    if (extent == 0 && array.shape[d] == 0) extent = 1;
+    if (extent == 0) corrupt("chunks " + to_string(array.chunk_shape) + " hold no element");
+  }
+  check_bytes(array.shape, array.dtype, "a tensor");
+  check_bytes(array.chunk_shape, array.dtype, "a chunk");
+}
+
+void refuse_codecs(const Json& json) {
+  const Json& compressor = field(json, "compressor");
+  if (!compressor.is_null()) {
+    const bool named = compressor.is_object() && compressor.contains("id") &&
+                       compressor["id"].is_string() && compressor["id"].size() < 40;
+    unsupported("chunks are compressed" +
+                (named ? " with " + compressor["id"].get<std::string>() : std::string()));
+  }
+  const Json& filters = field(json, "filters");
+  if (!filters.is_null() && !(filters.is_array() && filters.empty())) {
+    unsupported("chunks are filtered");
+  }
+}
+
+bool is_fortran(const Json& json) {
+  if (json == "F") return true;
+  if (json != "C") corrupt("\"order\" is neither \"C\" nor \"F\"");
+  return false;
+}
+
+char separator(const Json& json) {
+  const auto found = json.find("dimension_separator");
+  if (found == json.end() || *found == ".") return '.';
+  if (*found != "/") corrupt("\"dimension_separator\" is neither \".\" nor \"/\"");
+  return '/';
+}
+
+ArrayMetadata read(const Json& json) {
+  if (const int64_t version = whole_number(field(json, "zarr_format"), "\"zarr_format\"");
+      version != 2) {
+    unsupported("it is of zarr version " + std::to_string(version) + ", only 2 is supported");
+  }
+  ArrayMetadata array;
+  array.dtype = dtype(field(json, "dtype"));
+  read_shapes(json, array);
+  refuse_codecs(json);
+  field(json, "fill_value");  // a chunk that is missing is missing, whatever would stand for it
+  array.fortran = is_fortran(field(json, "order"));
+  array.separator = separator(json);
+  return array;
+}
+
+}  // namespace
+
+uint64_t ArrayMetadata::chunk_bytes() const {
+  return static_cast<uint64_t>(numel(chunk_shape)) * itemsize(dtype);
+}
+
+Dims ArrayMetadata::chunk_strides() const {
+  if (!fortran) return contiguous_strides(chunk_shape);
+  Dims strides(chunk_shape.size(), 1);
+  for (size_t d = 1; d < strides.size(); ++d) strides[d] = strides[d - 1] * chunk_shape[d - 1];
+  return strides;
+}
+
+ArrayMetadata parse_array(ByteView text, const std::string& file) {
+  try {
+    return read(parse_object(text));
+  } catch (Error& error) {
+    error.with_file(file);
+    throw;
+  }
+}
+
+Bytes write_array(const ArrayMetadata& array) {
+  const auto name = name_of(array.dtype);
+  if (!name) {
+    throw Error(ErrorCode::kInternal,
+                "zarr has no name for dtype " + std::string(to_string(array.dtype)));
+  }
+  Json json{{"chunks", std::vector<int64_t>(array.chunk_shape.begin(), array.chunk_shape.end())},
+            {"compressor", nullptr},
+            {"dtype", *name},
+            {"fill_value", nullptr},
+            {"filters", nullptr},
+            {"order", array.fortran ? "F" : "C"},
+            {"shape", std::vector<int64_t>(array.shape.begin(), array.shape.end())},
+            {"zarr_format", 2}};
+  if (array.separator != '.') json["dimension_separator"] = std::string(1, array.separator);
+  return to_bytes(json.dump(4));
+}
+
+}  // namespace tilestone::zarr
