@@ -1,5 +1,6 @@
 // State dicts: Python's containers, tensors and entities as nodes and back.
 #include <numeric>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "python/src/bindings.h"
@@ -93,6 +94,7 @@ class TreeMaker {
       : bridge_(bridge), claims_(claims), everywhere_(nb::cast<int>(bridge.call("everywhere"))) {}
 
   StateNode node(nb::handle object, const Path& path) const {
+    if (PyODict_CheckExact(object.ptr())) tell_attributes(object, path);
     if (is_plain_dict(object)) return dict(object, path);
     if (PyList_CheckExact(object.ptr())) return list_or_leaf(object, path);
     if (is_plain(object)) return leaf(object, path);
@@ -153,7 +155,19 @@ class TreeMaker {
   // A container of a class of its own, which can be made again with other contents.
   nb::handle checked_container(nb::handle container, const Path& path) const {
     keyed(path, [&] { return bridge_.call("check_container", container); });
+    tell_attributes(container, path);
     return container;
+  }
+
+  // What a container has beside its items is not saved.
+  void tell_attributes(nb::handle container, const Path& path) const {
+    PyObject* attributes = PyObject_GenericGetDict(container.ptr(), nullptr);
+    const nb::object kept = nb::steal(attributes);
+    if (attributes == nullptr) PyErr_Clear();
+    const bool some = attributes == nullptr || PyDict_GET_SIZE(attributes) > 0;
+    if (!bridge_.for_load() && (some || !PyODict_CheckExact(container.ptr()))) {
+      bridge_.call("tell_attributes", container, dotted(path));
+    }
   }
 
   StateNode list_or_leaf(nb::handle list_object, const Path& path) const {
@@ -228,20 +242,31 @@ class TreeMaker {
   const TorchTensors torch_tensors_;
 };
 
-// The keys of the original by what they became; nothing where the original is no mapping now.
-nb::object original_key(const PathElement& element, nb::handle original) {
-  if (const auto* number = std::get_if<int64_t>(&element)) return nb::int_(*number);
-  const std::string& text = std::get<std::string>(element);
-  nb::str key(text.data(), text.size());
-  if (!original.is_valid() || !is_mapping(original)) return key;
-  if (PySequence_Contains(original.ptr(), key.ptr()) == 1) return key;
-  for (nb::handle candidate : original) {
-    if (!nb::isinstance<nb::str>(candidate) && nb::str(candidate).equal(key)) {
-      return nb::borrow(candidate);
+// The keys of a template's dict that are neither text nor ints, by the text that they became: a
+// member of an Enum, an object of a subclass of str.
+class OriginalKeys {
+ public:
+  explicit OriginalKeys(nb::handle original) {
+    if (original.is_none()) return;
+    for (nb::handle key : original) {
+      if (PyUnicode_CheckExact(key.ptr())) continue;
+      const PathElement element = path_element(key);
+      if (const auto* text = std::get_if<std::string>(&element)) {
+        keys_.emplace(*text, nb::borrow(key));
+      }
     }
   }
-  return key;
-}
+
+  nb::object of(const PathElement& element) const {
+    if (const auto* number = std::get_if<int64_t>(&element)) return nb::int_(*number);
+    const std::string& text = std::get<std::string>(element);
+    const auto known = keys_.find(text);
+    return known != keys_.end() ? known->second : nb::str(text.data(), text.size());
+  }
+
+ private:
+  std::unordered_map<std::string, nb::object> keys_;
+};
 
 nb::object item_of(nb::handle original, nb::handle key) {
   if (!original.is_valid() || original.is_none()) return nb::none();
@@ -272,9 +297,10 @@ class TreeReader {
   nb::object dict(const StateDict& dict, nb::handle original) {
     nb::object known =
         original.is_valid() && is_mapping(original) ? nb::borrow(original) : nb::object(nb::none());
+    const OriginalKeys keys(known);
     nb::dict out;
     for (const auto& [element, child] : dict.entries()) {
-      nb::object key = original_key(element, known);
+      nb::object key = keys.of(element);
       path_.push_back(element);
       out[key] = node(child, item_of(known, key));
       path_.pop_back();

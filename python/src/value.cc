@@ -72,11 +72,18 @@ class ValueMaker {
     if (PyUnicode_CheckExact(object.ptr())) return std::nullopt;
     nb::object described = bridge_.call("describe_in_value", object);
     if (nb::isinstance<TensorView>(described)) return Value(nb::cast<TensorView>(described));
+    if (PyTuple_CheckExact(described.ptr())) return from_variable(described);
     if (PyUnicode_CheckExact(described.ptr())) {
       return Value(dtype_named(nb::cast<std::string>(described)));
     }
     if (described.is_none()) return std::nullopt;
     return from_opaque(object, depth + 1);  // which it gave back as it is
+  }
+
+  // (view, whether it is a parameter, whether it requires grad)
+  static Value from_variable(nb::handle described) {
+    const Autograd autograd{nb::cast<bool>(described[1]), nb::cast<bool>(described[2])};
+    return Value(nb::cast<TensorView>(described[0]), autograd);
   }
 
   std::optional<Value::List> items(nb::handle sequence, int depth) {
@@ -226,7 +233,7 @@ class ObjectMaker {
       case Value::Kind::kDict:
         return make_mapping(value, original);
       case Value::Kind::kTensor:
-        return from_tensor(value.as_tensor(), original, bridge_);
+        return make_tensor(value, original);
       case Value::Kind::kDType:
         return bridge_.call("make_dtype", to_string(value.as_dtype()));
       case Value::Kind::kOpaque:
@@ -235,6 +242,13 @@ class ObjectMaker {
         return nb::bytes(value.as_pickled().bytes.data(), value.as_pickled().bytes.size());
     }
     throw Error(ErrorCode::kInternal, "a value of no known kind");
+  }
+
+  nb::object make_tensor(const Value& value, nb::handle original) {
+    nb::object made = from_tensor(value.as_tensor(), original, bridge_);
+    const Autograd& autograd = value.autograd();
+    if (autograd == Autograd{}) return made;
+    return bridge_.call("make_variable", made, autograd.parameter, autograd.requires_grad);
   }
 
   nb::list make_list(const Value::List& items, nb::handle original) {

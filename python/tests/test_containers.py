@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
+import logging
 import pathlib
 import types
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -17,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import tilestone
+from tilestone import _containers
 from ranks import Worlds
 
 
@@ -52,6 +55,35 @@ class Settable(Frozen, MutableMapping):
 
     def __copy__(self) -> Settable:
         return Settable(self._items)
+
+
+class Special(torch.Tensor):
+    pass
+
+
+def attributed(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.note = 1
+    return tensor
+
+
+class Attributed(dict):
+    pass
+
+
+class Mirrored(dict):
+    """Each item is an attribute too."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(items)
+        self.__dict__ = self
+
+
+class Name(str):
+    pass
+
+
+class Color(str, enum.Enum):
+    RED = "red"
 
 
 class Tensors(list):
@@ -122,6 +154,54 @@ def test_a_container_that_cannot_be_made_again_is_refused_with_key_and_class(ckp
     assert not pathlib.Path(ckpt, ".metadata").exists()
 
 
+def test_what_a_container_has_beside_its_items_is_logged_once_with_its_key(
+    ckpt: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_containers, "_told", set())
+    attributed = Attributed(x=torch.ones(1))
+    attributed.note = "lost"
+    ordered = collections.OrderedDict(x=torch.ones(1))
+    ordered.note, ordered._metadata = 1, {}
+    state = {
+        "a": {"b": attributed, "again": attributed},
+        "d": collections.defaultdict(int, x=1),
+        "o": ordered,
+        "mirrored": Mirrored(x=1),
+        "model": torch.nn.Linear(2, 2).state_dict(),
+        "no factory": collections.defaultdict(None, x=1),
+        "user": collections.UserDict(x=1),
+    }
+    with caplog.at_level(logging.WARNING, "tilestone"):
+        tilestone.save(state, ckpt)
+        tilestone.load(state, ckpt)
+    said = [record.getMessage().split(";")[0] for record in caplog.records]
+    here = Attributed.__module__
+    assert said == [
+        f"a.b: of a {here}.Attributed the items are saved, not its attribute note",
+        "d: of a collections.defaultdict the items are saved, not its default_factory",
+        "o: of a collections.OrderedDict the items are saved, not its attribute note",
+    ]
+
+
+def test_keys_that_are_no_plain_text_come_back_as_the_templates(ckpt: str) -> None:
+    state = {Color.RED: torch.ones(1), Name("n"): {Color.RED: 1}, 2**70: 2, None: 3, 4: 4, "t": 5}
+    tilestone.save(state, ckpt)
+    loaded = tilestone.load(state, ckpt)
+    assert loaded == state
+    assert [type(key) for key in loaded] == [type(key) for key in state]
+    assert [type(key) for key in loaded[Name("n")]] == [Color]
+
+
+@pytest.mark.parametrize("place", [lambda s: (s,), lambda s: Pair(1, s), lambda s: Box([s])])
+def test_a_stateful_that_a_load_would_not_find_is_refused_with_its_key(
+    place: Any, ckpt: str
+) -> None:
+    with pytest.raises(tilestone.InvalidArgumentError, match="holds a Linear") as raised:
+        tilestone.save({"a": {"b": place(torch.nn.Linear(2, 2))}}, ckpt)
+    assert raised.value.key == "a.b" and "a dict or a list" in raised.value.hint
+    assert not pathlib.Path(ckpt, ".metadata").exists()
+
+
 def _dtensor(world: int, value: float = 0.0) -> DTensor:
     mesh = init_device_mesh("cpu", (world,))
     whole = torch.arange(8.0).reshape(4, 2) + value
@@ -165,6 +245,8 @@ def _save_in_objects(rank: int, world: int, ckpt: str) -> list[Any]:
         "wrapper": Box(torch.masked.masked_tensor(part, part > 0)),
         "lambda": Box(lambda: 0),
         "optimizer in a tuple": (torch.optim.SGD([torch.nn.Parameter(_dtensor(world))]),),
+        "class of tensor": (part.as_subclass(Special),),
+        "tensor with attributes": (attributed(torch.ones(1)),),
     }
     said = []
     for name, holder in holders.items():

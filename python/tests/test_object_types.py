@@ -36,6 +36,11 @@ def module_state() -> collections.OrderedDict:
     return torch.nn.Linear(2, 2).state_dict()  # an OrderedDict with the attribute _metadata
 
 
+def with_attributes(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    parameter.tensor_model_parallel, parameter.dims = True, {"split": [0]}
+    return parameter
+
+
 VALUES: dict[str, Any] = {
     "bool": True, "int": -7, "big": -(2**200), "float": -0.0, "text": "lone \ud800 surrogate",
     "nan": struct.unpack("<d", b"\x07\0\0\0\0\0\xf8\xff")[0], "bytes": b"\x00\xff",
@@ -70,6 +75,11 @@ VALUES: dict[str, Any] = {
     "records": (numpy.zeros(2, RECORD),), "times": (numpy.array(["2024-02-29"], "M8[D]"),),
     "bits": (numpy.array([1, 2], ml_dtypes.float8_e4m3fn),),
     "tensor": (torch.arange(3), torch.randn(2, dtype=torch.complex64).conj()),
+    "parameter": (torch.nn.Parameter(torch.ones(2)), {"x": torch.nn.Parameter(torch.zeros(0))}),
+    "frozen parameter": (torch.nn.Parameter(torch.arange(3), requires_grad=False),),
+    "parameter with attributes": (with_attributes(torch.nn.Parameter(torch.ones(2))),),
+    "requires grad": (torch.ones(2, dtype=torch.bfloat16, requires_grad=True), {1}),
+    "part of a graph": (torch.ones(3, requires_grad=True) * 2,),
 }  # fmt: skip
 
 PLACES = {
@@ -96,7 +106,8 @@ def same(a: Any, b: Any) -> bool:
         factory = getattr(a, "default_factory", 0) is getattr(b, "default_factory", 0)
         return extra and factory and same(list(a), list(b)) and same([*a.values()], [*b.values()])
     if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+        grad = a.requires_grad == b.requires_grad and same(vars(a), vars(b))
+        return grad and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
     if isinstance(a, numpy.ndarray):
         orders = a.flags.c_contiguous == b.flags.c_contiguous
         return a.dtype == b.dtype and a.shape == b.shape and orders and a.tobytes() == b.tobytes()

@@ -243,3 +243,20 @@ def test_a_state_dict_that_is_another_stateful_is_refused(ckpt: str) -> None:
     with pytest.raises(tilestone.InvalidArgumentError) as raised:
         tilestone.save({"a": [{"b": wrapper}]}, ckpt)
     assert raised.value.key == "a.0.b"
+
+
+def test_a_parameter_on_the_meta_device_comes_back_as_a_parameter(ckpt: str) -> None:
+    tilestone.save({"w": torch.ones(2), "frozen": torch.arange(3), "t": torch.ones(1)}, ckpt)
+    with torch.device("meta"):
+        weight = torch.nn.Parameter(torch.empty(2))
+        weight.tensor_model_parallel = True
+        wanted = {
+            "w": weight,
+            "frozen": torch.nn.Parameter(torch.empty(3, dtype=torch.int64), requires_grad=False),
+            "t": torch.empty(1, requires_grad=True),
+        }
+    loaded = tilestone.load(wanted, ckpt)
+    assert type(loaded["w"]) is type(loaded["frozen"]) is torch.nn.Parameter
+    assert type(loaded["t"]) is torch.Tensor and loaded["t"].requires_grad
+    assert loaded["w"].requires_grad and not loaded["frozen"].requires_grad
+    assert loaded["w"].tensor_model_parallel and loaded["w"].tolist() == [1.0, 1.0]

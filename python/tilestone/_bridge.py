@@ -218,6 +218,11 @@ class Bridge:
         """Refuses a container that a load could not give back."""
         _containers.check(container)
 
+    def tell_attributes(self, container: Any, key: str) -> None:
+        """Logs what a save does not keep of a container of a class of its own."""
+        if not self.for_load and self.rank == 0:
+            _containers.tell(container, key)
+
     def rebuilt(self, original: Any, contents: Any) -> Any:
         """A container of the class of the template's."""
         return _containers.rebuilt(original, contents)
@@ -257,7 +262,8 @@ class Bridge:
     def describe_in_value(self, item: Any) -> Any:
         """A view in host memory, a dtype's name, an Opaque, or None: an object inside a leaf.
 
-        Where torch is loaded, a numpy array is pickled, so that it comes back as one.
+        Of a tensor that autograd knows of, (view, whether it is a parameter, whether it requires
+        grad). Where torch is loaded, a numpy array is pickled, so that it comes back as one.
         """
         if type(item) is Opaque:
             return item
@@ -277,7 +283,7 @@ class Bridge:
             if torch.is_dtype(item):
                 return torch.dtype_name(item)
             if torch.is_tensor(item):
-                return torch.host_view(item)
+                return torch.in_value(item)
         elif type(item) is numpy.ndarray and item.dtype.isnative:
             return _numpy.view(item, False)
         return None
@@ -311,6 +317,13 @@ class Bridge:
 
             return _torch_bridge.tensor(loaded, original)
         return _numpy.array(loaded)
+
+    def make_variable(self, made: Any, parameter: bool, requires_grad: bool) -> Any:
+        """A tensor of an object as the parameter, or with the need of grad, that it had."""
+        torch = _torch()
+        if torch is None or not torch.is_tensor(made):
+            return made
+        return torch.variable(made, parameter, requires_grad)
 
     def make_dtype(self, name: str) -> Any:
         """torch's dtype when torch is loaded, a DType otherwise."""

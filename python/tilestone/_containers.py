@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import collections
 import copy
+import logging
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from tilestone._errors import InvalidArgumentError
+
+_log = logging.getLogger("tilestone")
+_told: set[type] = set()  # classes that were logged
 
 
 def _copied(original: Any, contents: Any) -> Any:
@@ -69,4 +73,36 @@ def check(container: Any) -> None:
     rebuilt(
         container,
         dict(container.items()) if isinstance(container, Mapping) else list(container),
+    )
+
+
+def _attributes(container: Any) -> list[str]:
+    """What a dict or list has beside its items; not a module's versions in its state dict."""
+    own = getattr(container, "__dict__", None)
+    if not own or own is container or not isinstance(container, (dict, list)):
+        return []
+    items = container if isinstance(container, dict) else {}
+    return [
+        name
+        for name, value in own.items()
+        if not (name in items and items[name] is value)
+        and not (name == "_metadata" and isinstance(container, collections.OrderedDict))
+    ]
+
+
+def tell(container: Any, key: str) -> None:
+    """Logs, once for each class, what a container has that is in no item and so is not saved."""
+    lost = [f"attribute {name}" for name in _attributes(container)]
+    if isinstance(container, collections.defaultdict) and container.default_factory is not None:
+        lost.append("default_factory")
+    if not lost or type(container) in _told:
+        return
+    _told.add(type(container))
+    _log.warning(
+        "%s: of a %s.%s the items are saved, not its %s; a load gives it those of the container "
+        "that it is given (this is said once for each class)",
+        key,
+        type(container).__module__,
+        type(container).__qualname__,
+        ", ".join(lost),
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from tilestone import _megatron
 from tilestone._errors import InvalidArgumentError
+from tilestone._stateful import is_stateful
 
 
 class _Nowhere:
@@ -32,6 +33,12 @@ class _Looker(pickle.Pickler):
         if isinstance(item, type):
             return NotImplemented
         problem = None
+        if is_stateful(item):
+            raise InvalidArgumentError(
+                f"an object holds a {type(item).__name__}, whose state_dict() is saved and "
+                "load_state_dict() is called only in dicts and lists",
+                hint="put it into a dict or a list, not into a tuple or another object",
+            )
         if isinstance(item, self._entities) or _megatron.kind_of(item) is not None:
             problem = f"a {type(item).__name__}, which describes a part of a whole"
         elif self._torch is not None:

@@ -397,6 +397,22 @@ def _layout(told: Opaque) -> Any:
     return found
 
 
+@_maker("torch._utils._rebuild_parameter_with_state")
+def _parameter(told: Opaque) -> Any:
+    """args (tensor, requires_grad, no hooks, attributes); the tensor is made already."""
+    args = _bare(told)
+    torch = _torch()
+    _check(len(args) == 4 and type(args[0]) is torch.Tensor and type(args[1]) is bool)
+    _check(not args[2] and type(args[3]) is dict and _all_are(str, args[3]))
+    _check(not any(hasattr(torch.nn.Parameter, name) for name in args[3]))
+    try:
+        made = torch.nn.Parameter(args[0], args[1])
+    except RuntimeError:  # numbers that have no derivatives
+        raise _OtherwiseError from None
+    vars(made).update(args[3])
+    return made
+
+
 def _torch_constant(name: str) -> Any:
     """A dtype that no tensor of a checkpoint has, a memory format, a quantisation scheme."""
     torch = _torch()

@@ -86,6 +86,11 @@ def why_not_in_object(item: Any) -> str | None:
     if is_data(item) and item.device.type != "cpu":
         return f"a tensor on the device {item.device}"
     if isinstance(item, torch.Tensor):
+        if type(item) not in (torch.Tensor, torch.nn.Parameter):
+            return f"a {type(item).__name__}, a class of tensor of its own"
+        attributes = [name for name in vars(item) if not name.startswith("_")]
+        if type(item) is torch.Tensor and attributes and not hasattr(item, "_is_buffer"):
+            return f"a tensor with the attribute {attributes[0]}, which no load would give back"
         known = item.dtype in _names()
         return _why_not_memory(item) or (None if known else f"a tensor of {item.dtype}")
     return None
@@ -138,7 +143,8 @@ def view(
     if plain.is_meta:
         if not for_load:
             raise InvalidArgumentError("a tensor on the meta device has no data to save")
-        plain = tensor = torch.empty(shape, dtype=plain.dtype)
+        plain = torch.empty(shape, dtype=plain.dtype)
+        tensor = _as_template(plain, tensor)
     lazy = plain.is_conj() or plain.is_neg()
     owner = tensor if owner is None else owner
     if for_load and _core.shares_elements(shape, plain.stride()):
@@ -170,6 +176,25 @@ def host_view(tensor: torch.Tensor) -> _core.TensorView:
     if _why_not_memory(tensor) is None and not tensor.is_meta:
         tensor = tensor.detach().cpu()
     return view(tensor, False)
+
+
+def in_value(tensor: torch.Tensor) -> Any:
+    """What a value holds of a tensor: a view, or (view, is a parameter, requires grad).
+
+    None for one that only a pickle can describe: of a class or with attributes of its own.
+    """
+    if type(tensor) is torch.Tensor and not tensor.requires_grad and not tensor.__dict__:
+        return host_view(tensor)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.__dict__:
+        return None
+    return host_view(tensor), type(tensor) is torch.nn.Parameter, tensor.requires_grad
+
+
+def variable(made: torch.Tensor, parameter: bool, requires_grad: bool) -> torch.Tensor:
+    """A tensor as the parameter, or with the need of grad, that it was saved as."""
+    if parameter:
+        return torch.nn.Parameter(made, requires_grad)
+    return made.requires_grad_(requires_grad)
 
 
 def filled_by(target: torch.Tensor, array: Any) -> torch.Tensor:
@@ -303,20 +328,30 @@ def distributed_entity(item: Any, path: str, bridge: Bridge) -> _core.ShardedTen
     return entity
 
 
+def _as_template(made: Any, template: Any) -> Any:
+    """A tensor that was made for a template on the meta device, as the parameter that that is."""
+    if isinstance(template, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, template.requires_grad)
+        vars(made).update(vars(template))
+        return made
+    return made.requires_grad_() if template.requires_grad and template.is_leaf else made
+
+
 def _with_memory(item: Any, local: torch.Tensor) -> Any:
     """A DTensor on the meta device as a new one of the same mesh and placements, on its device."""
     kind = item.device_mesh.device_type
     module = getattr(torch, kind, None)
     current = None if kind == "cpu" or module is None else module.current_device()
     device = torch.device(kind) if current is None else torch.device(kind, current)
-    return _dtensor_type().from_local(
-        torch.empty_like(local, device=device),
+    made = _dtensor_type().from_local(
+        torch.empty_like(local, device=device, requires_grad=False),
         item.device_mesh,
         item.placements,
         run_check=False,
         shape=item.size(),
         stride=item.stride(),
     )
+    return _as_template(made, item)
 
 
 def _holders(holders: list[int], bridge: Bridge) -> list[int]:

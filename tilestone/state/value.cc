@@ -76,6 +76,7 @@ struct Value::Mapping {
 
 struct Value::TensorBox {
   TensorView tensor;
+  Autograd autograd;
 };
 
 struct Value::OpaqueBox {
@@ -104,7 +105,9 @@ Value::Value(uint64_t value) {
   data_ = std::move(big);
 }
 
-Value::Value(TensorView tensor) {
+Value::Value(TensorView tensor) : Value(std::move(tensor), Autograd{}) {}
+
+Value::Value(TensorView tensor, Autograd autograd) {
   if (tensor.device != nullptr) {
     throw Error(ErrorCode::kInvalidArgument,
                 "a value can't hold a tensor in the memory of " + tensor.device->device());
@@ -112,7 +115,7 @@ Value::Value(TensorView tensor) {
   if (!tensor.has_data()) {
     throw Error(ErrorCode::kInvalidArgument, "a value can't hold a tensor without data");
   }
-  data_ = std::make_shared<const TensorBox>(TensorBox{std::move(tensor)});
+  data_ = std::make_shared<const TensorBox>(TensorBox{std::move(tensor), autograd});
 }
 
 Value::Value(Opaque opaque) {
@@ -211,6 +214,9 @@ const Value& Value::attributes() const {
 }
 const TensorView& Value::as_tensor() const {
   return get_or_throw<std::shared_ptr<const TensorBox>>(data_, *this, Kind::kTensor)->tensor;
+}
+const Autograd& Value::autograd() const {
+  return get_or_throw<std::shared_ptr<const TensorBox>>(data_, *this, Kind::kTensor)->autograd;
 }
 const Opaque& Value::as_opaque() const {
   return *get_or_throw<std::shared_ptr<const Opaque>>(data_, *this, Kind::kOpaque);
@@ -319,7 +325,8 @@ bool same_top(const Value& a, const Value& b, Pairs& todo) {
       todo.emplace_back(&a.attributes(), &b.attributes());
       return push_pairs(todo, a.as_dict(), b.as_dict());
     case Kind::kTensor:
-      return &a.as_tensor() == &b.as_tensor() || same_elements(a.as_tensor(), b.as_tensor());
+      return &a.as_tensor() == &b.as_tensor() ||
+             (a.autograd() == b.autograd() && same_elements(a.as_tensor(), b.as_tensor()));
     case Kind::kDType:
       return a.as_dtype() == b.as_dtype();
     case Kind::kOpaque:

@@ -35,6 +35,13 @@ struct Pickled {
   friend bool operator==(const Pickled&, const Pickled&) = default;
 };
 
+// What torch's autograd knows of a tensor that stands in an object.
+struct Autograd {
+  bool parameter = false;  // a torch.nn.Parameter
+  bool requires_grad = false;
+  friend bool operator==(const Autograd&, const Autograd&) = default;
+};
+
 class Value {
  public:
   using List = std::vector<Value>;
@@ -68,6 +75,7 @@ class Value {
   Value(BigInt value) : data_(std::move(value)) {}
   Value(Bytes bytes) : data_(std::make_shared<const Bytes>(std::move(bytes))) {}
   Value(TensorView tensor);  // host memory; the value shares the view's owner
+  Value(TensorView tensor, Autograd autograd);
   Value(DType dtype) : data_(dtype) {}
   Value(Pickled pickled) : data_(std::make_shared<const Pickled>(std::move(pickled))) {}
   Value(Opaque opaque);
@@ -93,6 +101,7 @@ class Value {
   bool is_ordered_dict() const;     // false for every other kind
   const Value& attributes() const;  // of a dict
   const TensorView& as_tensor() const;
+  const Autograd& autograd() const;  // of a tensor
   DType as_dtype() const;
   const Opaque& as_opaque() const;
   const Pickled& as_pickled() const;
@@ -104,7 +113,7 @@ class Value {
   const void* shared_id() const;
 
   // Equal kinds and contents; dicts in order, floats by bits (NaN equals itself), tensors by
-  // dtype, shape and elements' bytes.
+  // dtype, shape, elements' bytes and what autograd knows of them.
   friend bool operator==(const Value& a, const Value& b);
 
  private:

@@ -327,7 +327,8 @@ class Printer {
       case Kind::kBytes:
         return append_bytes_repr(out_, value.as_bytes(), limit_);
       case Kind::kTensor:
-        out_ += "tensor " + std::string(to_string(value.as_tensor().dtype)) + " " +
+        out_ += std::string(value.autograd().parameter ? "parameter " : "tensor ") +
+                std::string(to_string(value.as_tensor().dtype)) + " " +
                 to_string(value.as_tensor().shape);
         return;
       case Kind::kDType:

@@ -96,7 +96,7 @@ class ValueWriter {
       case Value::Kind::kDict:
         return put_dict(value, depth);
       case Value::Kind::kTensor:
-        return put_tensor(value.as_tensor());
+        return put_tensor(value.as_tensor(), value.autograd());
       case Value::Kind::kDType:
         return out_.global("torch", to_string(value.as_dtype()));
       case Value::Kind::kOpaque:
@@ -150,8 +150,8 @@ class ValueWriter {
     put(state, depth + 1);
     out_.op(op::kBuild);
   }
-  void put_tensor(const TensorView& tensor) {
-    write_tensor_node(out_, tensor.dtype, tensor.shape, std::to_string(records_.size()));
+  void put_tensor(const TensorView& tensor, Autograd autograd) {
+    write_tensor_node(out_, tensor.dtype, tensor.shape, std::to_string(records_.size()), autograd);
     records_.push_back(packed(tensor));
   }
   void put_opaque(const Opaque& opaque, uint32_t depth) {

@@ -172,7 +172,29 @@ std::string_view storage_class(DType dtype) {
   }
 }
 
-void write_tensor_node(PickleWriter& out, DType dtype, const Dims& shape, std::string_view record) {
+namespace {
+
+// Arguments that all of torch's rebuilding functions have: whether it requires grad, and no hooks.
+void write_grad_and_hooks(PickleWriter& out, bool requires_grad) {
+  out.boolean(requires_grad);
+  out.global("collections", "OrderedDict");
+  out.op(op::kEmptyTuple);
+  out.op(op::kReduce);
+}
+
+}  // namespace
+
+void write_tensor_node(PickleWriter& out, DType dtype, const Dims& shape, std::string_view record,
+                       Autograd autograd) {
+  if (autograd.parameter) {
+    out.global("torch._utils", "_rebuild_parameter");
+    out.op(op::kMark);
+    write_tensor_node(out, dtype, shape, record);
+    write_grad_and_hooks(out, autograd.requires_grad);
+    out.op(op::kTuple);
+    out.op(op::kReduce);
+    return;
+  }
   const std::string_view typed = storage_class(dtype);
   const int64_t elements = numel(shape);
   out.global("torch._utils", typed.empty() ? "_rebuild_tensor_v3" : "_rebuild_tensor_v2");
@@ -192,10 +214,7 @@ void write_tensor_node(PickleWriter& out, DType dtype, const Dims& shape, std::s
   out.integer(0);
   out.int_tuple(shape);
   out.int_tuple(contiguous_strides(shape));
-  out.boolean(false);
-  out.global("collections", "OrderedDict");
-  out.op(op::kEmptyTuple);
-  out.op(op::kReduce);
+  write_grad_and_hooks(out, autograd.requires_grad);
   if (typed.empty()) out.global("torch", to_string(dtype));
   out.op(op::kTuple);
   out.op(op::kReduce);

@@ -8,6 +8,7 @@
 #include "tilestone/base/dtype.h"
 #include "tilestone/format/torch_dist/pickle_opcodes_internal.h"
 #include "tilestone/geometry/dims.h"
+#include "tilestone/state/value.h"
 
 namespace tilestone::torch_dist {
 
@@ -51,6 +52,7 @@ class PickleWriter {
 std::string_view storage_class(DType dtype);
 
 // The call that rebuilds a C-contiguous tensor over the record "data/RECORD".
-void write_tensor_node(PickleWriter& out, DType dtype, const Dims& shape, std::string_view record);
+void write_tensor_node(PickleWriter& out, DType dtype, const Dims& shape, std::string_view record,
+                       Autograd autograd = {});
 
 }  // namespace tilestone::torch_dist

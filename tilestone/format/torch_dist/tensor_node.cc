@@ -90,6 +90,15 @@ void read_lazy(const Pickle& pickle, NodeId metadata, TensorNode& tensor) {
   }
 }
 
+// Only of numbers that have derivatives; torch makes no other tensor require any.
+bool read_requires_grad(const Pickle& pickle, NodeId id, DType dtype) {
+  const bool requires_grad = pickle.is(id, NodeKind::kBool) && pickle.boolean(id);
+  if (requires_grad && (is_integer(dtype) || dtype == DType::kBool)) {
+    corrupt("one of " + std::string(to_string(dtype)) + " requires grad");
+  }
+  return requires_grad;
+}
+
 // Every element of the view lies in the storage.
 void check_extent(const TensorNode& tensor, uint64_t first, uint64_t elements) {
   if (tensor.strides.size() != tensor.shape.size()) corrupt("shape and strides differ in length");
@@ -134,6 +143,7 @@ TensorNode read_rebuild(const Pickle& pickle, Nodes args, bool has_dtype) {
   const auto first = static_cast<uint64_t>(read_count(pickle, args[1], "a tensor's offset"));
   check_extent(tensor, first, tensor.storage / itemsize(tensor.dtype));
   tensor.offset = first * itemsize(tensor.dtype);
+  tensor.autograd.requires_grad = read_requires_grad(pickle, args[4], tensor.dtype);
   if (args.size() > required) read_lazy(pickle, args[required], tensor);
   return tensor;
 }
@@ -150,6 +160,40 @@ std::optional<TensorNode> read_call(const Pickle& pickle, NodeId function, Nodes
   return std::nullopt;
 }
 
+// A tensor, or one with attributes of its own: (function, class, arguments, attributes).
+std::optional<TensorNode> read_unwrapped(const Pickle& pickle, NodeId id) {
+  const NodeId function = pickle.callable(id);
+  const Nodes args = pickle.items(pickle.args(id));
+  if (!pickle.is_global(function, "torch._tensor", "_rebuild_from_type_v2")) {
+    return read_call(pickle, function, args);
+  }
+  if (args.size() != 4 || !pickle.is(args[0], NodeKind::kGlobal) ||
+      !pickle.is(args[2], NodeKind::kTuple)) {
+    return std::nullopt;
+  }
+  const bool parameter = pickle.is_global(args[1], "torch.nn.parameter", "Parameter");
+  if (!parameter && !pickle.is_global(args[1], "torch", "Tensor")) return std::nullopt;
+  auto tensor = read_call(pickle, args[0], pickle.items(args[2]));
+  if (tensor) tensor->autograd.parameter = parameter;
+  return tensor;
+}
+
+// A parameter is a call around a tensor's: (tensor, requires_grad, hooks[, attributes]).
+std::optional<TensorNode> read_parameter(const Pickle& pickle, NodeId id) {
+  const NodeId function = pickle.callable(id);
+  const bool attributes = pickle.is_global(function, kModule, "_rebuild_parameter_with_state");
+  if (!attributes && !pickle.is_global(function, kModule, "_rebuild_parameter")) {
+    return std::nullopt;
+  }
+  const Nodes args = pickle.items(pickle.args(id));
+  if (args.size() < 2 || !pickle.is(args[0], NodeKind::kCall)) return std::nullopt;
+  auto tensor = read_unwrapped(pickle, args[0]);
+  if (!tensor) return std::nullopt;
+  tensor->autograd = {true, read_requires_grad(pickle, args[1], tensor->dtype)};
+  tensor->has_attributes = attributes;
+  return tensor;
+}
+
 }  // namespace
 
 bool is_complex(DType dtype) {
@@ -158,26 +202,9 @@ bool is_complex(DType dtype) {
 
 std::optional<TensorNode> read_tensor_node(const Pickle& pickle, NodeId id) {
   if (!pickle.is(id, NodeKind::kCall)) return std::nullopt;
-  NodeId function = pickle.callable(id);
-  Nodes args = pickle.items(pickle.args(id));
-  // A parameter is a call around a tensor's.
-  const bool parameter = pickle.is_global(function, kModule, "_rebuild_parameter") ||
-                         pickle.is_global(function, kModule, "_rebuild_parameter_with_state");
-  if (parameter && !args.empty() && pickle.is(args[0], NodeKind::kCall)) {
-    function = pickle.callable(args[0]);
-    args = pickle.items(pickle.args(args[0]));
-  }
-  // A tensor with attributes of its own: (function, class, arguments, attributes).
-  const bool with_state = pickle.is_global(function, "torch._tensor", "_rebuild_from_type_v2");
-  if (with_state && args.size() == 4 && pickle.is(args[0], NodeKind::kGlobal) &&
-      pickle.is(args[2], NodeKind::kTuple) &&
-      (pickle.is_global(args[1], "torch", "Tensor") ||
-       pickle.is_global(args[1], "torch.nn.parameter", "Parameter"))) {
-    function = args[0];
-    args = pickle.items(args[2]);
-  }
   try {
-    return read_call(pickle, function, args);
+    if (auto parameter = read_parameter(pickle, id)) return parameter;
+    return read_unwrapped(pickle, id);
   } catch (Error& error) {
     // Checked arithmetic calls an overflow an invalid argument; here a file said it.
     if (error.code() != ErrorCode::kInvalidArgument) throw;

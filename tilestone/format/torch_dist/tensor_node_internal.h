@@ -8,6 +8,7 @@
 #include "tilestone/base/dtype.h"
 #include "tilestone/format/torch_dist/pickle_reader_internal.h"
 #include "tilestone/geometry/dims.h"
+#include "tilestone/state/value.h"
 
 namespace tilestone::torch_dist {
 
@@ -20,6 +21,8 @@ struct TensorNode {
   uint64_t storage = 0;     // bytes of the whole storage
   bool conjugated = false;  // the elements are the conjugates of the stored ones
   bool negated = false;     // the stored ones with the other sign
+  Autograd autograd;
+  bool has_attributes = false;  // a parameter with attributes of its own, which stand elsewhere
 };
 
 bool is_complex(DType dtype);

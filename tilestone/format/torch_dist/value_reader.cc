@@ -149,7 +149,8 @@ class ValueReader {
     Done& node = done_[id];
     if (node.opened) unsafe("a container that holds itself");
     node.opened = true;
-    if (auto tensor = read_tensor_node(pickle_, id)) {
+    const auto tensor = read_tensor_node(pickle_, id);
+    if (tensor && !tensor->has_attributes) {
       node.value = read_tensor(*tensor);
       node.unfolded = sizeof(Value);
       node.finished = true;
@@ -355,16 +356,18 @@ class ValueReader {
                   "pickle: a tensor in a bare pickle, whose elements are elsewhere");
     }
     const StorageBytes storage = storages_(tensor.record, tensor.storage);
-    if (numel(tensor.shape) == 0) return TensorView::allocate(tensor.dtype, tensor.shape);
+    if (numel(tensor.shape) == 0) {
+      return Value(TensorView::allocate(tensor.dtype, tensor.shape), tensor.autograd);
+    }
     TensorView view =
         TensorView::strided(storage.data + tensor.offset, tensor.dtype, tensor.shape,
                             tensor.strides, storage.data, storage.size, storage.owner);
-    if (!tensor.conjugated && !tensor.negated) return view;
+    if (!tensor.conjugated && !tensor.negated) return Value(std::move(view), tensor.autograd);
     // Its elements are copied; never more than twice the bytes that are there.
     if (resolvable_.insert(std::string(tensor.record)).second) to_resolve_ += 2 * storage.size;
     if (view.bytes() > to_resolve_) unsafe("lazily conjugated tensors repeat their storage");
     to_resolve_ -= view.bytes();
-    return resolved(tensor, view);
+    return Value(resolved(tensor, view), tensor.autograd);
   }
 
   const Pickle& pickle_;
