@@ -59,56 +59,86 @@ Bytes surviving_bytes(const MemoryFile& file, uint64_t synced, Survival survival
 
 }  // namespace
 
-FaultJournal::FaultJournal(const MemoryStorage& storage)
-    : made_directories_(storage.directories()), durable_{storage.entries(), storage.directories()} {
-  for (const auto& [name, file] : durable_.files) synced_bytes_[file] = file->size();
+FaultJournal::FaultJournal(const MemoryStorage& storage) {
+  for (const std::string& name : storage.directories()) made_directory(name);
+  for (const auto& [name, file] : storage.entries()) {
+    created(name, file);
+    synced_bytes_[file] = file->size();
+  }
+  durable_ = now_;
+  pending_.clear();
+}
+
+void FaultJournal::apply(Picture& picture, const Change& change) {
+  for (const auto& [entry, target] : change) {
+    if (target.file == nullptr && target.directory == 0) {
+      picture.erase(entry);
+    } else {
+      picture[entry] = target;
+    }
+  }
+}
+
+uint64_t FaultJournal::directory(std::string_view name) const {
+  return name.empty() ? 0 : target(entry(std::string(name))).directory;
+}
+
+FaultJournal::Entry FaultJournal::entry(const std::string& name) const {
+  const auto [above, last] = split_name(name);
+  return {directory(above), std::string(last)};
+}
+
+FaultJournal::Target FaultJournal::target(const Entry& entry) const {
+  const auto found = now_.find(entry);
+  return found == now_.end() ? Target{} : found->second;
+}
+
+void FaultJournal::change(Change change) {
+  apply(now_, change);
+  pending_.push_back(std::move(change));
 }
 
 void FaultJournal::created(const std::string& name, std::shared_ptr<MemoryFile> file) {
-  pending_.push_back({"", name, std::move(file)});
+  change({{entry(name), {std::move(file)}}});
 }
 
-void FaultJournal::renamed(const std::string& from, const std::string& to,
-                           std::shared_ptr<MemoryFile> file) {
-  if (from != to) pending_.push_back({from, to, std::move(file)});
+void FaultJournal::renamed(const std::string& from, const std::string& to) {
+  if (from != to) change({{entry(from), {}}, {entry(to), target(entry(from))}});
 }
 
-void FaultJournal::removed(const std::string& name) { pending_.push_back({name, "", nullptr}); }
+void FaultJournal::exchanged(const std::string& a, const std::string& b) {
+  change({{entry(a), target(entry(b))}, {entry(b), target(entry(a))}});
+}
+
+void FaultJournal::removed(const std::string& name) { change({{entry(name), {}}}); }
 
 void FaultJournal::made_directory(const std::string& name) {
-  if (name.empty() || made_directories_.contains(name)) return;
+  if (name.empty() || directory(name) != 0) return;
   made_directory(std::string(parent_name(name)));
-  made_directories_.insert(name);
-  pending_.push_back({"", name, nullptr});
+  change({{entry(name), {nullptr, ++directories_}}});
 }
 
 void FaultJournal::synced(const std::shared_ptr<MemoryFile>& file) {
   synced_bytes_[file] = file->size();
 }
 
-bool FaultJournal::touches(const Change& change, std::string_view directory) {
-  return (!change.gone.empty() && parent_name(change.gone) == directory) ||
-         (!change.name.empty() && parent_name(change.name) == directory);
-}
-
 // The directory's changes become durable, and with a rename from or to another directory those
 // earlier changes of that one that concern the same names: it can't be done otherwise.
 void FaultJournal::synced_directory(const std::string& name) {
-  std::set<std::string> needed;
+  const uint64_t synced = directory(name);
+  std::set<Entry> needed;
   std::vector<bool> durable(pending_.size());
   for (size_t i = pending_.size(); i-- > 0;) {
-    const Change& change = pending_[i];
-    if (!touches(change, name) && !needed.contains(change.gone) && !needed.contains(change.name)) {
-      continue;
+    for (const Edit& edit : pending_[i]) {
+      durable[i] = durable[i] || edit.entry.first == synced || needed.contains(edit.entry);
     }
-    durable[i] = true;
-    if (!change.gone.empty()) needed.insert(change.gone);
-    if (!change.name.empty()) needed.insert(change.name);
+    if (!durable[i]) continue;
+    for (const Edit& edit : pending_[i]) needed.insert(edit.entry);
   }
   std::vector<Change> left;
   for (size_t i = 0; i < pending_.size(); ++i) {
     if (durable[i]) {
-      durable_.apply(pending_[i]);
+      apply(durable_, pending_[i]);
     } else {
       left.push_back(std::move(pending_[i]));
     }
@@ -116,21 +146,33 @@ void FaultJournal::synced_directory(const std::string& name) {
   pending_ = std::move(left);
 }
 
-void FaultJournal::Picture::apply(const Change& change) {
-  if (!change.gone.empty()) files.erase(change.gone);
-  if (change.name.empty()) return;
-  if (change.file != nullptr) {
-    files[change.name] = change.file;
-  } else {
-    directories.insert(change.name);
+// By name, as far as the root leads to them. A picture that lacks some changes may hold a directory
+// in two places, and even within itself: there it ends.
+std::map<std::string, std::shared_ptr<MemoryFile>> FaultJournal::files_of(const Picture& picture) {
+  struct Visit {
+    uint64_t directory;
+    std::string prefix;
+    std::set<uint64_t> above;
+  };
+  std::map<std::string, std::shared_ptr<MemoryFile>> files;
+  std::vector<Visit> todo = {{0, "", {0}}};
+  while (!todo.empty()) {
+    const Visit visit = std::move(todo.back());
+    todo.pop_back();
+    for (auto at = picture.lower_bound({visit.directory, ""});
+         at != picture.end() && at->first.first == visit.directory; ++at) {
+      const auto& [entry, target] = *at;
+      const std::string name = visit.prefix + entry.second;
+      if (target.file != nullptr) {
+        files.emplace(name, target.file);
+      } else if (!visit.above.contains(target.directory)) {
+        Visit inner{target.directory, name + "/", visit.above};
+        inner.above.insert(target.directory);
+        todo.push_back(std::move(inner));
+      }
+    }
   }
-}
-
-bool FaultJournal::Picture::reachable(const std::string& name) const {
-  for (auto part = parent_name(name); !part.empty(); part = parent_name(part)) {
-    if (!directories.contains(std::string(part))) return false;
-  }
-  return true;
+  return files;
 }
 
 FileImage FaultJournal::surviving_image(Survival survival, uint64_t seed) const {
@@ -138,11 +180,10 @@ FileImage FaultJournal::surviving_image(Survival survival, uint64_t seed) const 
   Picture picture = durable_;
   for (const Change& change : pending_) {
     const bool kept = survival == Survival::kRandom ? random() % 2 == 0 : keeps_names(survival);
-    if (kept) picture.apply(change);
+    if (kept) apply(picture, change);
   }
   FileImage image;
-  for (const auto& [name, file] : picture.files) {
-    if (!picture.reachable(name)) continue;
+  for (const auto& [name, file] : files_of(picture)) {
     const auto synced = synced_bytes_.find(file);
     const uint64_t bytes = synced == synced_bytes_.end() ? 0 : synced->second;
     image.emplace(name, surviving_bytes(*file, bytes, survival, random));

@@ -9,13 +9,27 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/storage/fault_journal_internal.h"
+#include "tilestone/storage/names_internal.h"
 
 namespace tilestone {
 
 std::string_view to_string(StorageOp op) {
-  static constexpr std::string_view kNames[] = {
-      "create", "append", "sync",   "close",          "open",           "read", "stat",
-      "list",   "rename", "remove", "make_directory", "sync_directory", "lock"};
+  static constexpr std::string_view kNames[] = {"create",
+                                                "append",
+                                                "sync",
+                                                "close",
+                                                "open",
+                                                "read",
+                                                "stat",
+                                                "list",
+                                                "rename",
+                                                "remove",
+                                                "make_directory",
+                                                "remove_directory",
+                                                "rename_directory",
+                                                "exchange_directories",
+                                                "sync_directory",
+                                                "lock"};
   return kNames[static_cast<size_t>(op)];
 }
 
@@ -193,9 +207,9 @@ class FaultStorage : public Storage {
   FaultStorage(std::shared_ptr<FaultDisk> disk, int client)
       : disk_(std::move(disk)), state_(*disk_->state_), client_(client) {}
 
-  uint32_t capabilities() const override {
-    const auto directories = static_cast<uint32_t>(StorageCapability::kDirectories);
-    return state_.inner->capabilities() | (state_.memory != nullptr ? directories : 0);
+  bool can(StorageCapability what) override {
+    return state_.inner->can(what) ||
+           (what == StorageCapability::kDirectories && state_.memory != nullptr);
   }
   std::string describe() const override { return state_.inner->describe(); }
 
@@ -246,10 +260,17 @@ class FaultStorage : public Storage {
     return names;
   }
 
+  std::vector<std::string> list_directories(const std::string& prefix) override {
+    std::vector<std::string> names;
+    state_.perform(call(StorageOp::kList, prefix),
+                   [&] { names = state_.inner->list_directories(prefix); });
+    return names;
+  }
+
   void rename(const std::string& from, const std::string& to, bool replace) override {
     state_.perform({0, client_, StorageOp::kRename, from, to, 0, 0}, [&] {
       state_.inner->rename(from, to, replace);
-      if (state_.journal) state_.journal->renamed(from, to, state_.memory->find(to));
+      if (state_.journal) state_.journal->renamed(from, to);
     });
   }
 
@@ -265,6 +286,29 @@ class FaultStorage : public Storage {
       state_.inner->make_directory(name);
       if (state_.journal) state_.journal->made_directory(name);
     });
+  }
+
+  void remove_directory(const std::string& name) override {
+    state_.perform(call(StorageOp::kRemoveDirectory, name), [&] {
+      state_.inner->remove_directory(name);
+      if (state_.journal) state_.journal->removed(name);
+    });
+  }
+
+  void exchange_directories(const std::string& a, const std::string& b) override {
+    state_.perform({0, client_, StorageOp::kExchangeDirectories, a, b, 0, 0}, [&] {
+      state_.inner->exchange_directories(a, b);
+      if (state_.journal) state_.journal->exchanged(a, b);
+    });
+    sync_parents(a, b);
+  }
+
+  void rename_directory(const std::string& from, const std::string& to) override {
+    state_.perform({0, client_, StorageOp::kRenameDirectory, from, to, 0, 0}, [&] {
+      state_.inner->rename_directory(from, to);
+      if (state_.journal) state_.journal->renamed(from, to);
+    });
+    sync_parents(from, to);
   }
 
   void sync_directory(const std::string& name) override {
@@ -293,6 +337,11 @@ class FaultStorage : public Storage {
   }
 
  private:
+  void sync_parents(const std::string& a, const std::string& b) {
+    sync_directory(std::string(parent_name(a)));
+    if (parent_name(a) != parent_name(b)) sync_directory(std::string(parent_name(b)));
+  }
+
   StorageCall call(StorageOp op, const std::string& name) const {
     return {0, client_, op, name, "", 0, 0};
   }

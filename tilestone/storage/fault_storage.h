@@ -10,7 +10,8 @@
 //
 // What a power loss leaves is pessimistic: the bytes of a file are sure from the file's sync on, a
 // name that was created, renamed or removed from the sync of its directory on; a file's sync says
-// nothing of its name. A rename is atomic: never half of it.
+// nothing of its name. A rename is atomic, and so is an exchange of directories: never half of it.
+// What a storage does in steps (exchanging and syncing, removing a tree) is as many calls here.
 #pragma once
 
 #include <chrono>
@@ -37,6 +38,9 @@ enum class StorageOp : uint8_t {
   kRename,
   kRemove,
   kMakeDirectory,
+  kRemoveDirectory,
+  kRenameDirectory,
+  kExchangeDirectories,
   kSyncDirectory,
   kLock,
 };
@@ -50,7 +54,7 @@ struct StorageCall {
   int client = 0;      // whose storage() it came through
   StorageOp op = StorageOp::kStat;
   std::string_view name;  // the file's or directory's; of a rename, the old name
-  std::string_view to;    // of a rename, the new name
+  std::string_view to;    // of a rename, the new name; of an exchange, the other
   uint64_t offset = 0;    // of an append or read, in bytes
   uint64_t size = 0;      // likewise
 };

@@ -300,6 +300,116 @@ TEST(PowerLoss, APublishInPlaceIsFoundOut) {
   EXPECT_GT(count.broken, 0u);
 }
 
+FileImage two_checkpoints() {
+  return {{"ckpt/index", to_bytes("old")},
+          {"ckpt/data", to_bytes("old")},
+          {".new/index", to_bytes("new")},
+          {".new/data", to_bytes("new")}};
+}
+
+TEST(PowerLoss, AnExchangeThatIsNotSyncedIsLostWholeOrNotAtAll) {
+  const auto disk =
+      FaultDisk::create(memory_storage(two_checkpoints()), [](const StorageCall& call) {
+        return call.op == StorageOp::kSyncDirectory ? FaultAction::drop() : FaultAction::pass();
+      });
+  disk->storage()->exchange_directories("ckpt", ".new");
+  std::set<std::string> seen;
+  for (const Survival survival : kAllSurvivals) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      const FileImage image = disk->surviving_image(survival, seed);
+      EXPECT_EQ(image.size(), 4u);
+      EXPECT_EQ(text_of(image, "ckpt/index"), text_of(image, "ckpt/data"));
+      EXPECT_EQ(text_of(image, ".new/index"), text_of(image, ".new/data"));
+      EXPECT_NE(text_of(image, "ckpt/index"), text_of(image, ".new/index"));
+      seen.insert(text_of(image, "ckpt/index"));
+    }
+  }
+  EXPECT_EQ(seen, (std::set<std::string>{"old", "new"}));
+}
+
+// Replaces "ckpt" by ".new" and removes the old one; the images in which "ckpt" is no whole
+// checkpoint, over all crash points.
+uint64_t broken_replacements(bool synced) {
+  const auto replace = [](Storage& storage) {
+    const auto place = storage.child("ckpt")->parent();
+    place->storage->exchange_directories(place->name, ".new");
+    place->storage->remove_tree(".new");
+    place->storage->sync_directory("");
+  };
+  const auto whole = FaultDisk::create(memory_storage(two_checkpoints()));
+  replace(*whole->storage());
+  EXPECT_EQ(whole->surviving_image(Survival::kNothingUnsynced).size(), 2u);
+  uint64_t broken = 0;
+  for (uint64_t index = 0; index < whole->calls(); ++index) {
+    for (const FaultAction& way : {FaultAction::crash(), FaultAction::crash_after()}) {
+      const auto disk =
+          FaultDisk::create(memory_storage(two_checkpoints()), [&](const StorageCall& call) {
+            if (call.index == index) return way;
+            const bool drop = !synced && call.op == StorageOp::kSyncDirectory;
+            return drop ? FaultAction::drop() : FaultAction::pass();
+          });
+      EXPECT_THROW(replace(*disk->storage()), Error);
+      for (const Survival survival : kAllSurvivals) {
+        for (uint64_t seed = 0; seed < 20; ++seed) {
+          const FileImage image = disk->surviving_image(survival, seed);
+          const std::string found = text_of(image, "ckpt/index");
+          broken += found == "(absent)" || found != text_of(image, "ckpt/data");
+        }
+      }
+    }
+  }
+  return broken;
+}
+
+TEST(PowerLoss, ADirectoryThatIsReplacedByExchangeIsWholeAtEveryCrashPoint) {
+  EXPECT_EQ(broken_replacements(true), 0u);
+}
+
+TEST(PowerLoss, AReplacementByExchangeThatIsNotSyncedIsFoundOut) {
+  EXPECT_GT(broken_replacements(false), 0u);
+}
+
+TEST(PowerLoss, ARenamedDirectoryTakesAlongWhatIsInItDurableOrNot) {
+  const auto disk = FaultDisk::create(memory_storage());
+  const auto storage = disk->storage();
+  storage->make_directory("tmp/in");
+  put_file(*storage, "tmp/f", as_bytes("F"));
+  put_file(*storage, "tmp/in/g", as_bytes("G"));
+  storage->sync_directory("tmp");
+  storage->rename_directory("tmp", "final");
+  const auto left = [&] { return names_of(disk->surviving_image(Survival::kNothingUnsynced)); };
+  EXPECT_EQ(left(), Names{"final/f"});
+  storage->sync_directory("final/in");
+  EXPECT_EQ(left(), (Names{"final/f", "final/in/g"}));
+  storage->remove_tree("final");
+  EXPECT_EQ(left(), (Names{"final/f", "final/in/g"}));
+  storage->sync_directory("");
+  EXPECT_EQ(left(), Names{});
+}
+
+TEST(FaultDisk, AFailedRemovalOfATreeNamesTheFile) {
+  const auto disk =
+      FaultDisk::create(memory_storage(two_checkpoints()), [](const StorageCall& call) {
+        return call.name == "ckpt/index" ? FaultAction::fail(EACCES) : FaultAction::pass();
+      });
+  try {
+    disk->storage()->remove_tree("ckpt");
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.file(), "ckpt/index");
+    EXPECT_EQ(error.sys_errno(), EACCES);
+  }
+}
+
+TEST(FaultDisk, TheRootOfAChildIsDurableWhenItWasMade) {
+  const auto disk = FaultDisk::create(memory_storage());
+  const auto child = disk->storage()->child("a/b");
+  child->make_directory("");
+  put_file(*child, "f", as_bytes("F"));
+  child->sync_directory("");
+  EXPECT_EQ(names_of(disk->surviving_image(Survival::kNothingUnsynced)), Names{"a/b/f"});
+}
+
 TEST(FaultDisk, ManyClientsAtOnce) {
   std::atomic<uint64_t> asked = 0;
   const auto disk = FaultDisk::create(memory_storage(), [&](const StorageCall&) {

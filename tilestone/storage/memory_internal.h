@@ -23,22 +23,26 @@ struct MemoryFile {
   }
 };
 
-class MemoryStorage : public Storage, public std::enable_shared_from_this<MemoryStorage> {
+class MemoryStorage : public Storage {
  public:
   using Entries = std::map<std::string, std::shared_ptr<MemoryFile>>;
 
   explicit MemoryStorage(FileImage initial);
 
-  uint32_t capabilities() const override;
+  bool can(StorageCapability what) override;
   std::string describe() const override { return "memory"; }
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override;
   std::unique_ptr<ReadableFile> open(const std::string& name) override;
   void read(std::span<const ReadOp> ops, const ReadOptions& options, const ReadDone& done) override;
   std::optional<FileInfo> stat(const std::string& name) override;
   std::vector<std::string> list(const std::string& prefix) override;
+  std::vector<std::string> list_directories(const std::string& prefix) override;
   void rename(const std::string& from, const std::string& to, bool replace) override;
   void remove(const std::string& name) override;
   void make_directory(const std::string& name) override;
+  void remove_directory(const std::string& name) override;
+  void exchange_directories(const std::string& a, const std::string& b) override;
+  void rename_directory(const std::string& from, const std::string& to) override;
   void sync_directory(const std::string& name) override;
   std::unique_ptr<StorageLock> try_lock(const std::string& name) override;
   bool is_locked(const std::string& name) override;
@@ -49,8 +53,15 @@ class MemoryStorage : public Storage, public std::enable_shared_from_this<Memory
 
  private:
   class Lock;
-  void expect_parent(const std::string& name) const;  // both with mutex_ held
+  // With mutex_ held:
+  void expect_parent(const std::string& name) const;
   void expect_no_directory(const std::string& name) const;
+  void expect_directory(const std::string& name, const std::string& what) const;
+  bool is_empty(const std::string& directory) const;
+  // Takes a directory with all that is in it out, by names relative to it; puts it back in.
+  struct Tree;
+  Tree take(const std::string& directory);
+  void put(const std::string& directory, Tree tree);
 
   mutable std::mutex mutex_;
   Entries entries_;

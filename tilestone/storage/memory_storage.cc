@@ -96,10 +96,9 @@ MemoryStorage::MemoryStorage(FileImage initial) {
   }
 }
 
-uint32_t MemoryStorage::capabilities() const {
-  return static_cast<uint32_t>(StorageCapability::kAtomicRename) |
-         static_cast<uint32_t>(StorageCapability::kExclusiveRename) |
-         static_cast<uint32_t>(StorageCapability::kLocks);
+bool MemoryStorage::can(StorageCapability what) {
+  return what == StorageCapability::kAtomicRename || what == StorageCapability::kExclusiveRename ||
+         what == StorageCapability::kLocks || what == StorageCapability::kExchange;
 }
 
 void MemoryStorage::expect_parent(const std::string& name) const {
@@ -182,6 +181,16 @@ std::vector<std::string> MemoryStorage::list(const std::string& prefix) {
   return names;
 }
 
+std::vector<std::string> MemoryStorage::list_directories(const std::string& prefix) {
+  std::lock_guard lock(mutex_);
+  std::vector<std::string> names;
+  for (auto it = directories_.lower_bound(prefix); it != directories_.end(); ++it) {
+    if (!it->starts_with(prefix)) break;
+    if (it->find('/', prefix.size()) == std::string::npos) names.push_back(*it);
+  }
+  return names;
+}
+
 void MemoryStorage::rename(const std::string& from, const std::string& to, bool replace) {
   check_file_name(from);
   check_file_name(to);
@@ -220,6 +229,80 @@ void MemoryStorage::make_directory(const std::string& name) {
   }
 }
 
+void MemoryStorage::expect_directory(const std::string& name, const std::string& what) const {
+  if (directories_.contains(name)) return;
+  if (entries_.contains(name)) fail(ErrorCode::kIo, name, what, ENOTDIR);
+  fail(ErrorCode::kNotFound, name, what, ENOENT);
+}
+
+bool MemoryStorage::is_empty(const std::string& directory) const {
+  const std::string prefix = directory + "/";
+  const auto file = entries_.lower_bound(prefix);
+  const auto inner = directories_.lower_bound(prefix);
+  return (file == entries_.end() || !file->first.starts_with(prefix)) &&
+         (inner == directories_.end() || !inner->starts_with(prefix));
+}
+
+void MemoryStorage::remove_directory(const std::string& name) {
+  constexpr const char* kWhat = "cannot remove a directory";
+  check_file_name(name);
+  std::lock_guard lock(mutex_);
+  expect_directory(name, kWhat);
+  if (!is_empty(name)) fail(ErrorCode::kIo, name, kWhat, ENOTEMPTY);
+  directories_.erase(name);
+}
+
+struct MemoryStorage::Tree {
+  Entries files;
+  std::vector<std::string> directories;
+};
+
+MemoryStorage::Tree MemoryStorage::take(const std::string& directory) {
+  Tree tree;
+  const std::string prefix = directory + "/";
+  const auto files = entries_.lower_bound(prefix);
+  auto file = files;
+  for (; file != entries_.end() && file->first.starts_with(prefix); ++file) {
+    tree.files.emplace(file->first.substr(prefix.size()), file->second);
+  }
+  entries_.erase(files, file);
+  const auto inner = directories_.lower_bound(prefix);
+  auto last = inner;
+  for (; last != directories_.end() && last->starts_with(prefix); ++last) {
+    tree.directories.push_back(last->substr(prefix.size()));
+  }
+  directories_.erase(inner, last);
+  directories_.erase(directory);
+  return tree;
+}
+
+void MemoryStorage::put(const std::string& directory, Tree tree) {
+  directories_.insert(directory);
+  for (const std::string& name : tree.directories) directories_.insert(directory + "/" + name);
+  for (auto& [name, file] : tree.files) entries_.emplace(directory + "/" + name, std::move(file));
+}
+
+void MemoryStorage::exchange_directories(const std::string& a, const std::string& b) {
+  const std::string what = "cannot exchange the directories \"" + a + "\" and \"" + b + "\"";
+  check_apart(a, b, what);
+  std::lock_guard lock(mutex_);
+  expect_directory(a, what);
+  expect_directory(b, what);
+  Tree first = take(a), second = take(b);
+  put(a, std::move(second));
+  put(b, std::move(first));
+}
+
+void MemoryStorage::rename_directory(const std::string& from, const std::string& to) {
+  const std::string what = "cannot rename the directory \"" + from + "\" to \"" + to + "\"";
+  check_apart(from, to, what);
+  std::lock_guard lock(mutex_);
+  expect_directory(from, what);
+  expect_parent(to);
+  if (entries_.contains(to) || !is_empty(to)) fail(ErrorCode::kAlreadyExists, to, what, EEXIST);
+  put(to, take(from));
+}
+
 void MemoryStorage::sync_directory(const std::string& name) {
   check_directory_name(name);
   std::lock_guard lock(mutex_);
@@ -249,7 +332,7 @@ std::unique_ptr<StorageLock> MemoryStorage::try_lock(const std::string& name) {
   expect_no_directory(name);
   entries_.try_emplace(name, std::make_shared<MemoryFile>());
   if (!locks_.insert(name).second) return nullptr;
-  return std::make_unique<Lock>(shared_from_this(), name);
+  return std::make_unique<Lock>(std::static_pointer_cast<MemoryStorage>(shared_from_this()), name);
 }
 
 bool MemoryStorage::is_locked(const std::string& name) {

@@ -52,19 +52,41 @@ class ReadChoice {
   uint64_t direct_under_way_ = 0;
 };
 
+class PosixContext;
+
+// How a storage's root directory is found, which it is for every call anew: it may be replaced.
+struct PosixRoot {
+  std::string path;                      // for people; opened where the rest is empty
+  std::shared_ptr<PosixContext> within;  // the root is directory `name` of that one's root, and
+  std::string name;                      // found through no link that leads out of it
+  UniqueFd held;                         // the root is this directory, open
+};
+
+// The directory that holds a name, and the name in it.
+struct PosixEntry {
+  UniqueFd directory;
+  std::string last;
+};
+
 // What the files of one storage share. Thread-safe. A child of fork has queues of its own: the
 // parent's are shared memory between the parent and the kernel.
 class PosixContext {
  public:
-  PosixContext(std::string root, const PosixOptions& options, std::shared_ptr<System> system);
+  PosixContext(PosixRoot root, const PosixOptions& options, std::shared_ptr<System> system);
 
-  const std::string& root() const { return root_; }
+  const std::string& root() const { return root_.path; }
+  const PosixRoot& root_found() const { return root_; }
   // How a person would name a file of the storage; the root for "". For errors.
   std::string path_of(const std::string& name) const;
   const PosixOptions& options() const { return options_; }
   System& system() { return *system_; }
+  const std::shared_ptr<System>& shared_system() const { return system_; }
 
   ReadChoice& read_choice() { return own_->read_choice; }
+
+  // Whether the file system can exchange two directories, once that is known.
+  std::optional<bool> can_exchange() const;
+  void note_exchange(bool can);
 
   // A queue for one thread; give it back idle, or destroy it.
   std::unique_ptr<IoQueue> take_queue();
@@ -74,8 +96,15 @@ class PosixContext {
   bool make_direct(int fd);
   void note_no_direct(int error);
 
-  // The root directory, opened anew: it may have been replaced. Empty and errno on failure.
+  // The root directory, opened with O_PATH. Empty and errno on failure.
   UniqueFd try_open_root() const;
+  // Opens `name` ("": the root), checked by the caller, through links that stay beneath the root.
+  // Empty and errno on failure.
+  UniqueFd open_at_root(const std::string& name, int flags, unsigned mode = 0) const;
+  // Where `name` is, or would be made; "what: ..." on failure.
+  PosixEntry locate(const std::string& name, const std::string& what) const;
+  void sync_directory(const std::string& name);
+
   // Opens `name`, which the caller has checked, for reading or with O_PATH; through links as the
   // options say. Empty and errno on failure.
   UniqueFd open_to_read(const std::string& name, int flags) const;
@@ -88,9 +117,10 @@ class PosixContext {
     bool uring = true;  // worth a try
   };
 
-  std::string root_;
+  PosixRoot root_;
   PosixOptions options_;
   std::shared_ptr<System> system_;
+  std::atomic<int> exchange_ = -1;  // 0: can't, 1: can, -1: not known
   PerProcess<Own> own_{[] { return std::make_unique<Own>(); }};
 };
 
@@ -125,6 +155,19 @@ class PosixReadable : public ReadableFile {
 // Locks `fd`, open for writing; null when somebody else holds the lock.
 std::unique_ptr<StorageLock> posix_try_lock(UniqueFd fd, const std::string& name);
 bool posix_is_locked(int fd, const std::string& name);
+
+// As the functions of Storage (posix_directories.cc).
+std::vector<std::string> posix_list(PosixContext& context, const std::string& prefix);
+std::vector<std::string> posix_list_directories(PosixContext& context, const std::string& prefix);
+void posix_make_directory(PosixContext& context, const std::string& name);
+void posix_remove_directory(PosixContext& context, const std::string& name);
+void posix_exchange(PosixContext& context, const std::string& a, const std::string& b);
+void posix_rename_directory(PosixContext& context, const std::string& from, const std::string& to);
+bool posix_can_exchange(PosixContext& context);
+bool posix_is_link(PosixContext& context, const std::string& name);
+// The root's path, absolute and without links; empty where that can't be known. What is not there
+// yet is taken as it is written.
+std::string posix_resolved_root(const PosixContext& context);
 
 void posix_read(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
                 const ReadDone& done);

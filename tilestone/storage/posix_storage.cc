@@ -1,6 +1,5 @@
 #include "tilestone/storage/posix_storage.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,58 +18,22 @@ namespace tilestone {
 namespace {
 
 constexpr unsigned kFileMode = 0666;  // less the umask
-constexpr unsigned kDirectoryMode = 0777;
-
-// The directory that holds a name, and the name in it.
-struct Place {
-  UniqueFd directory;
-  std::string last;
-};
-
-// Makes `path` and its parents, as the user wrote it, and what was made durable.
-void make_root(System& system, const std::string& path) {
-  std::vector<std::string> missing;  // innermost first
-  for (std::string part = path;;) {
-    struct stat info;
-    if (::stat(part.c_str(), &info) == 0) break;
-    if (errno != ENOENT) fail_errno("cannot make a directory", part, errno);
-    missing.push_back(part);
-    const auto parent = parent_name(part);
-    if (parent.empty()) break;
-    part = std::string(parent);
-  }
-  for (auto part = missing.rbegin(); part != missing.rend(); ++part) {
-    if (::mkdir(part->c_str(), kDirectoryMode) != 0 && errno != EEXIST) {
-      fail_errno("cannot make a directory", *part, errno);
-    }
-    const bool top = part->find('/') == std::string::npos;
-    const std::string parent = top ? "." : std::string(parent_name(*part)) + "/";
-    const UniqueFd directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!directory || system.fsync(directory.get()) != 0) {
-      fail_errno("cannot sync a directory", parent, errno);
-    }
-  }
-}
 
 class PosixStorage : public Storage {
  public:
-  PosixStorage(const std::string& root, const PosixOptions& options, std::shared_ptr<System> system)
-      : context_(std::make_shared<PosixContext>(root, options, std::move(system))) {}
+  explicit PosixStorage(std::shared_ptr<PosixContext> context) : context_(std::move(context)) {}
 
-  uint32_t capabilities() const override {
-    const bool cache = context_->options().read_cache != PosixOptions::Cache::kDirect;
-    return (cache ? static_cast<uint32_t>(StorageCapability::kSharedCache) : 0u) |
-           static_cast<uint32_t>(StorageCapability::kAtomicRename) |
-           static_cast<uint32_t>(StorageCapability::kExclusiveRename) |
-           static_cast<uint32_t>(StorageCapability::kDirectories) |
-           static_cast<uint32_t>(StorageCapability::kDirectIo) |
-           static_cast<uint32_t>(StorageCapability::kLocks);
+  bool can(StorageCapability what) override {
+    if (what == StorageCapability::kSharedCache) {
+      return context_->options().read_cache != PosixOptions::Cache::kDirect;
+    }
+    return what != StorageCapability::kExchange || posix_can_exchange(*context_);
   }
   std::string describe() const override { return context_->root(); }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {
     check_file_name(name);
-    UniqueFd fd = open_at_root(name, O_RDWR | O_CREAT | O_EXCL | O_NOCTTY, kFileMode);
+    UniqueFd fd = context_->open_at_root(name, O_RDWR | O_CREAT | O_EXCL | O_NOCTTY, kFileMode);
     if (!fd) fail_errno("cannot create a file", context_->path_of(name), errno);
     return posix_writer(context_, name, std::move(fd), expected_size);
   }
@@ -120,29 +83,40 @@ class PosixStorage : public Storage {
     fail_errno("cannot look at a file", context_->path_of(name), errno);
   }
 
-  std::vector<std::string> list(const std::string& prefix) override;
+  std::vector<std::string> list(const std::string& prefix) override {
+    return posix_list(*context_, prefix);
+  }
+  std::vector<std::string> list_directories(const std::string& prefix) override {
+    return posix_list_directories(*context_, prefix);
+  }
   void rename(const std::string& from, const std::string& to, bool replace) override;
 
   void remove(const std::string& name) override {
-    const Place place = locate(name, "cannot remove a file");
+    const PosixEntry place = context_->locate(name, "cannot remove a file");
     if (::unlinkat(place.directory.get(), place.last.c_str(), 0) != 0) {
       fail_errno("cannot remove a file", context_->path_of(name), errno);
     }
   }
 
-  void make_directory(const std::string& name) override;
-
-  void sync_directory(const std::string& name) override {
-    check_directory_name(name);
-    const UniqueFd fd = open_at_root(name, O_RDONLY | O_DIRECTORY);
-    if (!fd || context_->system().fsync(fd.get()) != 0) {
-      fail_errno("cannot sync a directory", context_->path_of(name), errno);
-    }
+  void make_directory(const std::string& name) override { posix_make_directory(*context_, name); }
+  void remove_directory(const std::string& name) override {
+    posix_remove_directory(*context_, name);
   }
+  void exchange_directories(const std::string& a, const std::string& b) override {
+    posix_exchange(*context_, a, b);
+  }
+  void rename_directory(const std::string& from, const std::string& to) override {
+    posix_rename_directory(*context_, from, to);
+  }
+  void sync_directory(const std::string& name) override { context_->sync_directory(name); }
+
+  std::shared_ptr<Storage> child(const std::string& name) override;
+  std::optional<StoragePlace> parent() override;
+  std::shared_ptr<Storage> held() override;
 
   std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
     check_file_name(name);
-    UniqueFd fd = open_at_root(name, O_RDWR | O_CREAT | O_NONBLOCK | O_NOCTTY, kFileMode);
+    UniqueFd fd = context_->open_at_root(name, O_RDWR | O_CREAT | O_NONBLOCK | O_NOCTTY, kFileMode);
     if (!fd) fail_errno("cannot open a lock", context_->path_of(name), errno);
     expect_regular(fd.get(), name);
     return posix_try_lock(std::move(fd), context_->path_of(name));
@@ -150,7 +124,7 @@ class PosixStorage : public Storage {
 
   bool is_locked(const std::string& name) override {
     check_file_name(name);
-    const UniqueFd fd = open_at_root(name, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    const UniqueFd fd = context_->open_at_root(name, O_RDONLY | O_NONBLOCK | O_NOCTTY);
     if (!fd && (errno == ENOENT || errno == ENOTDIR)) return false;
     if (!fd) fail_errno("cannot look at a lock", context_->path_of(name), errno);
     expect_regular(fd.get(), name);
@@ -161,20 +135,6 @@ class PosixStorage : public Storage {
   void check(const ReadOp& op, const ReadOptions& options) const {
     const auto* file = dynamic_cast<const PosixReadable*>(op.file);
     check_read_op(op, options, file != nullptr && &file->context() == context_.get());
-  }
-
-  UniqueFd open_at_root(const std::string& name, int flags, unsigned mode = 0) {
-    const UniqueFd root = context_->try_open_root();
-    if (!root) return {};
-    return open_beneath(context_->system(), root.get(), name, flags, mode);
-  }
-
-  Place locate(const std::string& name, const std::string& what) {
-    check_file_name(name);
-    const auto [parent, last] = split_name(name);
-    UniqueFd directory = open_at_root(std::string(parent), O_PATH | O_DIRECTORY);
-    if (!directory) fail_errno(what, context_->path_of(name), errno);
-    return {std::move(directory), std::string(last)};
   }
 
   [[noreturn]] void refuse_irregular(const std::string& name) const {
@@ -199,58 +159,18 @@ class PosixStorage : public Storage {
     return static_cast<uint64_t>(info.st_size);
   }
 
-  void list_directory(const std::string& directory, const std::string& prefix,
-                      std::vector<std::string>& files, std::vector<std::string>& directories);
+  std::shared_ptr<Storage> with_root(PosixRoot root) const {
+    return std::make_shared<PosixStorage>(std::make_shared<PosixContext>(
+        std::move(root), context_->options(), context_->shared_system()));
+  }
 
   std::shared_ptr<PosixContext> context_;
 };
 
-// Adds the files and the directories in one directory ("": the root) whose names may start with
-// the prefix. A directory that went meanwhile holds nothing.
-void PosixStorage::list_directory(const std::string& directory, const std::string& prefix,
-                                  std::vector<std::string>& files,
-                                  std::vector<std::string>& directories) {
-  UniqueFd fd = open_at_root(directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!fd && (errno == ENOENT || errno == ENOTDIR)) return;
-  if (!fd) fail_errno("cannot list a directory", context_->path_of(directory), errno);
-  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(fd.get()), ::closedir);
-  if (stream == nullptr) fail_errno("cannot list a directory", context_->path_of(directory), errno);
-  fd.release();
-  for (;;) {
-    errno = 0;
-    const dirent* const entry = ::readdir(stream.get());
-    if (entry == nullptr && errno != 0)
-      fail_errno("cannot list a directory", context_->path_of(directory), errno);
-    if (entry == nullptr) return;
-    const std::string last = entry->d_name;
-    if (last == "." || last == "..") continue;
-    const std::string name = directory.empty() ? last : directory + "/" + last;
-    struct stat info;
-    if (::fstatat(::dirfd(stream.get()), last.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
-    if (!S_ISDIR(info.st_mode)) {
-      if (name.starts_with(prefix)) files.push_back(name);
-    } else if (name.starts_with(prefix) || prefix.starts_with(name + "/")) {
-      directories.push_back(name);
-    }
-  }
-}
-
-std::vector<std::string> PosixStorage::list(const std::string& prefix) {
-  std::vector<std::string> files;
-  std::vector<std::string> directories = {""};
-  while (!directories.empty()) {
-    const std::string directory = std::move(directories.back());
-    directories.pop_back();
-    list_directory(directory, prefix, files, directories);
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
-
 void PosixStorage::rename(const std::string& from, const std::string& to, bool replace) {
   const std::string what = "cannot rename \"" + from + "\" to \"" + to + "\"";
-  const Place old_place = locate(from, what);
-  const Place new_place = locate(to, what);
+  const PosixEntry old_place = context_->locate(from, what);
+  const PosixEntry new_place = context_->locate(to, what);
   const int old_dir = old_place.directory.get(), new_dir = new_place.directory.get();
   const char* const old_last = old_place.last.c_str();
   const char* const new_last = new_place.last.c_str();
@@ -271,32 +191,44 @@ void PosixStorage::rename(const std::string& from, const std::string& to, bool r
   if (result != 0) fail_errno(what, context_->path_of(errno == EEXIST ? to : from), errno);
 }
 
-void PosixStorage::make_directory(const std::string& name) {
-  check_directory_name(name);
-  make_root(context_->system(), context_->root());
-  for (size_t end = 0; end < name.size(); ++end) {
-    end = std::min(name.find('/', end), name.size());
-    const std::string part = name.substr(0, end);
-    const Place place = locate(part, "cannot make a directory");
-    if (::mkdirat(place.directory.get(), place.last.c_str(), kDirectoryMode) == 0) continue;
-    if (errno != EEXIST) fail_errno("cannot make a directory", context_->path_of(part), errno);
-    if (!open_at_root(part, O_PATH | O_DIRECTORY)) {
-      fail_errno("cannot make a directory", context_->path_of(part), errno);
-    }
+std::shared_ptr<Storage> PosixStorage::child(const std::string& name) {
+  check_file_name(name);
+  return with_root({context_->path_of(name), context_, name, {}});
+}
+
+std::optional<StoragePlace> PosixStorage::parent() {
+  const PosixRoot& found = context_->root_found();
+  if (found.within != nullptr && !posix_is_link(*found.within, found.name)) {
+    const auto [above, last] = split_name(found.name);
+    auto inside = std::make_shared<PosixStorage>(found.within);
+    if (above.empty()) return StoragePlace{std::move(inside), std::string(last)};
+    return StoragePlace{inside->child(std::string(above)), std::string(last)};
   }
+  const std::string path = posix_resolved_root(*context_);
+  if (path.size() <= 1) return std::nullopt;
+  const auto [above, last] = split_name(path);
+  return StoragePlace{with_root({above.empty() ? "/" : std::string(above), nullptr, "", {}}),
+                      std::string(last)};
+}
+
+std::shared_ptr<Storage> PosixStorage::held() {
+  UniqueFd root = context_->try_open_root();
+  if (!root) fail_errno("cannot open a directory", context_->root(), errno);
+  return with_root({context_->root(), nullptr, "", std::move(root)});
 }
 
 }  // namespace
 
-PosixContext::PosixContext(std::string root, const PosixOptions& options,
+PosixContext::PosixContext(PosixRoot root, const PosixOptions& options,
                            std::shared_ptr<System> system)
     : root_(std::move(root)), options_(options), system_(std::move(system)) {
-  if (root_.empty() || root_.find('\0') != std::string::npos || options_.queue_depth == 0) {
+  std::string& path = root_.path;
+  if (path.empty() || path.find('\0') != std::string::npos || options_.queue_depth == 0) {
     throw Error(ErrorCode::kInvalidArgument,
                 "a storage needs a root directory and a queue depth of at least 1")
-        .with_file(root_);
+        .with_file(path);
   }
-  while (root_.size() > 1 && root_.back() == '/') root_.pop_back();
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
   if (options.calls == PosixOptions::Calls::kUring) give_back(take_queue());
 }
 
@@ -341,8 +273,8 @@ void PosixContext::note_no_direct(int error) {
 }
 
 std::string PosixContext::path_of(const std::string& name) const {
-  if (name.empty()) return root_;
-  return root_.ends_with('/') ? root_ + name : root_ + "/" + name;
+  if (name.empty()) return root();
+  return root() + (root().ends_with('/') ? "" : "/") + name;
 }
 
 UniqueFd PosixContext::open_to_read(const std::string& name, int flags) const {
@@ -354,12 +286,46 @@ UniqueFd PosixContext::open_to_read(const std::string& name, int flags) const {
 }
 
 UniqueFd PosixContext::try_open_root() const {
-  return UniqueFd(::open(root_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  constexpr int kFlags = O_PATH | O_DIRECTORY | O_CLOEXEC;
+  if (root_.held) return UniqueFd(::openat(root_.held.get(), ".", kFlags));
+  if (root_.within != nullptr) return root_.within->open_at_root(root_.name, kFlags);
+  return UniqueFd(::open(root_.path.c_str(), kFlags));
 }
+
+UniqueFd PosixContext::open_at_root(const std::string& name, int flags, unsigned mode) const {
+  const UniqueFd root = try_open_root();
+  if (!root) return {};
+  return open_beneath(*system_, root.get(), name, flags, mode);
+}
+
+PosixEntry PosixContext::locate(const std::string& name, const std::string& what) const {
+  check_file_name(name);
+  const auto [parent, last] = split_name(name);
+  UniqueFd directory = open_at_root(std::string(parent), O_PATH | O_DIRECTORY);
+  if (!directory) fail_errno(what, path_of(name), errno);
+  return {std::move(directory), std::string(last)};
+}
+
+void PosixContext::sync_directory(const std::string& name) {
+  check_directory_name(name);
+  const UniqueFd fd = open_at_root(name, O_RDONLY | O_DIRECTORY);
+  if (!fd || system_->fsync(fd.get()) != 0) {
+    fail_errno("cannot sync a directory", path_of(name), errno);
+  }
+}
+
+std::optional<bool> PosixContext::can_exchange() const {
+  const int known = exchange_;
+  if (known < 0) return std::nullopt;
+  return known > 0;
+}
+
+void PosixContext::note_exchange(bool can) { exchange_ = can ? 1 : 0; }
 
 std::shared_ptr<Storage> posix_storage(const std::string& root, const PosixOptions& options,
                                        std::shared_ptr<System> system) {
-  return std::make_shared<PosixStorage>(root, options, std::move(system));
+  return std::make_shared<PosixStorage>(
+      std::make_shared<PosixContext>(PosixRoot{root, nullptr, "", {}}, options, std::move(system)));
 }
 
 std::shared_ptr<Storage> posix_storage(const std::string& root, const PosixOptions& options) {

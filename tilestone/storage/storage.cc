@@ -1,9 +1,11 @@
 #include "tilestone/storage/storage.h"
 
 #include <algorithm>
+#include <cerrno>
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
+#include "tilestone/storage/child_storage_internal.h"
 #include "tilestone/storage/names_internal.h"
 
 namespace tilestone {
@@ -63,7 +65,54 @@ void check_directory_name(std::string_view name) {
   if (!name.empty()) check_file_name(name);
 }
 
+void check_apart(const std::string& a, const std::string& b, const std::string& what) {
+  check_file_name(a);
+  check_file_name(b);
+  if ((a + "/").starts_with(b + "/") || (b + "/").starts_with(a + "/")) {
+    throw Error(ErrorCode::kInvalidArgument, what + ": one is within the other").with_file(a);
+  }
+}
+
 uint64_t Storage::prefetch(std::span<const ReadOp>, const ReadOptions&) { return 0; }
+
+namespace {
+
+// Removes what `remove` removes; that it has gone already is what was wanted.
+template <typename Remove>
+void remove_if_there(const Remove& remove) {
+  try {
+    remove();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNotFound) throw;
+  }
+}
+
+}  // namespace
+
+void Storage::remove_tree(const std::string& name) {
+  const auto info = stat(name);
+  if (!info || info->regular) {
+    throw Error(info ? ErrorCode::kIo : ErrorCode::kNotFound, "cannot remove a directory")
+        .with_file(name)
+        .with_errno(info ? ENOTDIR : ENOENT);
+  }
+  for (const std::string& file : list(name + "/")) {
+    remove_if_there([&] { remove(file); });
+  }
+  std::vector<std::string> directories = {name};  // each before those in it
+  for (size_t i = 0; i < directories.size(); ++i) {
+    for (std::string& inner : list_directories(directories[i] + "/")) {
+      directories.push_back(std::move(inner));
+    }
+  }
+  for (auto directory = directories.rbegin(); directory != directories.rend(); ++directory) {
+    remove_if_there([&] { remove_directory(*directory); });
+  }
+}
+
+std::shared_ptr<Storage> Storage::child(const std::string& name) {
+  return child_storage(shared_from_this(), name);
+}
 
 Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size) {
   const auto file = storage.open(name);

@@ -26,14 +26,15 @@ namespace tilestone {
 
 class ThreadPool;
 
-// What a storage can do; a set of bits.
-enum class StorageCapability : uint32_t {
-  kAtomicRename = 1u << 0,     // rename replaces its target in one step
-  kExclusiveRename = 1u << 1,  // rename can refuse to replace
-  kDirectories = 1u << 2,      // directory entries have a durability of their own
-  kDirectIo = 1u << 3,         // reads and writes can bypass the page cache
-  kLocks = 1u << 4,            // try_lock excludes other processes
-  kSharedCache = 1u << 5,      // what a process prefetches, others on its host read from memory
+// What a storage may be able to do.
+enum class StorageCapability : uint8_t {
+  kAtomicRename,     // rename replaces its target in one step
+  kExclusiveRename,  // rename can refuse to replace
+  kDirectories,      // directory entries have a durability of their own
+  kDirectIo,         // reads and writes can bypass the page cache
+  kLocks,            // try_lock excludes other processes
+  kSharedCache,      // what a process prefetches, others on its host read from memory
+  kExchange,         // exchange_directories swaps two directories in one step
 };
 
 // A new file that is appended to and made durable once. Destroying it without close() leaves what
@@ -105,14 +106,24 @@ struct FileInfo {
   bool regular = true;  // false: a directory, FIFO, device, socket
 };
 
-class Storage {
+class Storage;
+
+// Where something stands: under a name of a storage.
+struct StoragePlace {
+  std::shared_ptr<Storage> storage;
+  std::string name;
+};
+
+// Storages are owned by shared pointers: children, and what parent() and held() return, keep alive
+// what they need of the storage they came from.
+class Storage : public std::enable_shared_from_this<Storage> {
  public:
   virtual ~Storage() = default;
 
-  virtual uint32_t capabilities() const = 0;  // StorageCapability bits
-  bool can(StorageCapability what) const {
-    return (capabilities() & static_cast<uint32_t>(what)) != 0;
-  }
+  // Where only trying can tell, the first question tries (kExchange: with two directories of its
+  // own in the root, which go again), and the answer is kept. False where the trial fails for
+  // another reason; the next question then tries again.
+  virtual bool can(StorageCapability what) = 0;
   // How a person would name the root: a path or URL.
   virtual std::string describe() const = 0;
 
@@ -134,11 +145,24 @@ class Storage {
   virtual std::optional<FileInfo> stat(const std::string& name) = 0;  // nullopt: not there
   // Files (not directories) whose name starts with prefix, whole subtree, sorted.
   virtual std::vector<std::string> list(const std::string& prefix = "") = 0;
+  // Directories whose name starts with prefix and has no '/' behind it, sorted: with "a/.b" those
+  // that stand directly in "a". Nothing below them is looked at. Links are no directories.
+  virtual std::vector<std::string> list_directories(const std::string& prefix = "") = 0;
   // Atomic. replace == false: kAlreadyExists when `to` exists, and nothing is changed.
   virtual void rename(const std::string& from, const std::string& to, bool replace) = 0;
   virtual void remove(const std::string& name) = 0;  // kNotFound when not there
   // The directory `name` ("": the root) and its parents; no error when it exists, whoever made it.
+  // The root, and what leads to it, is durable when the call returns.
   virtual void make_directory(const std::string& name) = 0;
+  virtual void remove_directory(const std::string& name) = 0;  // an empty one
+  // Swaps two directories, neither within the other, in one step: after a crash both names stand
+  // for what they stood for before the call, or both for what they stand for after it. Durable
+  // when the call returns. Error(kUnsupported) where the file system can't (see kExchange), or
+  // can't with these two (a mount point): nothing is changed then. A link is Error(kUnsafe).
+  virtual void exchange_directories(const std::string& a, const std::string& b) = 0;
+  // Renames the directory `from` to `to`, in one step and durably as above. kAlreadyExists where
+  // `to` is there and not an empty directory.
+  virtual void rename_directory(const std::string& from, const std::string& to) = 0;
   // Returns when the entries of the directory ("": the root) are durable: names created, renamed
   // and removed before the call.
   virtual void sync_directory(const std::string& name) = 0;
@@ -148,6 +172,22 @@ class Storage {
   // Whether somebody holds it, who may be the caller. Takes, makes and changes nothing, so that
   // nobody's try_lock fails for it, and a storage that can only be read will do.
   virtual bool is_locked(const std::string& name) = 0;
+
+  // Removes the directory `name` with all that is in it, links but not what they lead to. Names
+  // that others remove meanwhile are no failure; what can't be removed is an Error that names it,
+  // and what has not been removed by then stays. Durable from sync_directory on, like remove.
+  void remove_tree(const std::string& name);
+
+  // The directory `name` as a storage of its own, which has this one's options and faults. It need
+  // not be there yet: make_directory("") of the child makes it.
+  virtual std::shared_ptr<Storage> child(const std::string& name);
+  // The storage in which this root is a directory, and its name there, one component: where
+  // siblings of the root can be made. Links are resolved, so that the name is the directory's own.
+  // nullopt where there is none (the topmost directory), or where that can't be known.
+  virtual std::optional<StoragePlace> parent() { return std::nullopt; }
+  // A storage that stays with the directory that is the root now, wherever that is renamed or
+  // exchanged to; kNotFound where there is none. This storage where roots can't be held so.
+  virtual std::shared_ptr<Storage> held() { return shared_from_this(); }
 };
 
 // Reads a whole file; kCorrupt when it is larger than max_size bytes.

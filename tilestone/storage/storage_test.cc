@@ -28,6 +28,16 @@ StorageCase fault_case() {
           [] { return TestedStorage{FaultDisk::create(memory_storage())->storage(), nullptr}; }};
 }
 
+// A directory of another storage.
+StorageCase child_case(StorageCase of) {
+  return {"child_of_" + of.name, [make = of.make] {
+            TestedStorage tested = make();
+            tested.storage = tested.storage->child("a/child");
+            tested.storage->make_directory("");
+            return tested;
+          }};
+}
+
 // A kernel and file system that know none of the newer calls.
 class OldSystem : public System {
  public:
@@ -35,6 +45,7 @@ class OldSystem : public System {
   int set_direct(int, bool direct) override { return direct ? refuse(EINVAL) : 0; }
   int open_beneath(int, const char*, int, unsigned) override { return refuse(ENOSYS); }
   int rename_exclusive(int, const char*, int, const char*) override { return refuse(ENOSYS); }
+  int rename_exchange(int, const char*, int, const char*) override { return refuse(EINVAL); }
   int cached_bytes(int, uint64_t, uint64_t, uint64_t&) override { return refuse(ENOSYS); }
   ssize_t read_cached(int, void*, size_t, uint64_t) override { return refuse(EOPNOTSUPP); }
   int populate(int, uint64_t, uint64_t) override { return refuse(EINVAL); }
@@ -114,7 +125,9 @@ INSTANTIATE_TEST_SUITE_P(
                    {Calls::kPlain, Cache::kDirect, Cache::kDirect, 3}),
         posix_case("posix_halting_buffered", std::make_shared<HaltingSystem>(),
                    {Calls::kPlain, Cache::kBuffered, Cache::kBuffered, 3}),
-        memory_case(), fault_case()),
+        memory_case(), fault_case(), child_case(memory_case()), child_case(fault_case()),
+        child_case(posix_case("posix", {}, kDisk)),
+        child_case(posix_case("posix_old_system", std::make_shared<OldSystem>(), {}))),
     storage_case_name);
 
 }  // namespace

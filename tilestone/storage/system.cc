@@ -98,6 +98,10 @@ int System::rename_exclusive(int from_directory, const char* from, int to_direct
   return ::renameat2(from_directory, from, to_directory, to, RENAME_NOREPLACE);
 }
 
+int System::rename_exchange(int a_directory, const char* a, int b_directory, const char* b) {
+  return ::renameat2(a_directory, a, b_directory, b, RENAME_EXCHANGE);
+}
+
 int System::cached_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes) {
   const CachestatRange range{offset, size};
   Cachestat counts{};

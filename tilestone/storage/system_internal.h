@@ -36,6 +36,8 @@ class System {
   // renameat2 with RENAME_NOREPLACE.
   virtual int rename_exclusive(int from_directory, const char* from, int to_directory,
                                const char* to);
+  // renameat2 with RENAME_EXCHANGE.
+  virtual int rename_exchange(int a_directory, const char* a, int b_directory, const char* b);
   // How many bytes of the pages of [offset, offset + size) are in the page cache.
   virtual int cached_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes);
   // Asks for the pages of [offset, offset + size) to be read into the page cache, without waiting.

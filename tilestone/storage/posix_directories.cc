@@ -1,0 +1,328 @@
+// What the POSIX storage does to whole directories.
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/storage/names_internal.h"
+#include "tilestone/storage/posix_internal.h"
+
+namespace tilestone {
+namespace {
+
+constexpr unsigned kDirectoryMode = 0777;  // less the umask
+
+// Makes `path` and its parents, as the user wrote it, and what was made durable.
+void make_path(System& system, const std::string& path) {
+  std::vector<std::string> missing;  // innermost first
+  for (std::string part = path;;) {
+    struct stat info;
+    if (::stat(part.c_str(), &info) == 0) break;
+    if (errno != ENOENT) fail_errno("cannot make a directory", part, errno);
+    missing.push_back(part);
+    const auto parent = parent_name(part);
+    if (parent.empty()) break;
+    part = std::string(parent);
+  }
+  for (auto part = missing.rbegin(); part != missing.rend(); ++part) {
+    if (::mkdir(part->c_str(), kDirectoryMode) != 0 && errno != EEXIST) {
+      fail_errno("cannot make a directory", *part, errno);
+    }
+    const bool top = part->find('/') == std::string::npos;
+    const std::string parent = top ? "." : std::string(parent_name(*part)) + "/";
+    const UniqueFd directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!directory || system.fsync(directory.get()) != 0) {
+      fail_errno("cannot sync a directory", parent, errno);
+    }
+  }
+}
+
+void make_directories(PosixContext& context, const std::string& name, bool durably);
+
+void make_root(PosixContext& context) {
+  const PosixRoot& root = context.root_found();
+  if (root.within != nullptr) {
+    make_directories(*root.within, root.name, true);
+  } else if (!root.held) {
+    make_path(context.system(), root.path);
+  }
+}
+
+void make_directories(PosixContext& context, const std::string& name, bool durably) {
+  constexpr const char* kWhat = "cannot make a directory";
+  make_root(context);
+  for (size_t end = 0; end < name.size(); ++end) {
+    end = std::min(name.find('/', end), name.size());
+    const std::string part = name.substr(0, end);
+    const PosixEntry entry = context.locate(part, kWhat);
+    if (::mkdirat(entry.directory.get(), entry.last.c_str(), kDirectoryMode) == 0) {
+      if (durably) context.sync_directory(std::string(parent_name(part)));
+      continue;
+    }
+    if (errno != EEXIST) fail_errno(kWhat, context.path_of(part), errno);
+    if (!context.open_at_root(part, O_PATH | O_DIRECTORY)) {
+      fail_errno(kWhat, context.path_of(part), errno);
+    }
+  }
+}
+
+// A walk through the directories that a prefix leads to.
+class Listing {
+ public:
+  Listing(PosixContext& context, const std::string& prefix) : context_(context), prefix_(prefix) {}
+
+  std::vector<std::string> files() {
+    std::vector<std::string> found;
+    std::optional<std::string> first = start();
+    std::vector<std::string> todo;
+    if (first) todo.push_back(*first);
+    while (!todo.empty()) {
+      const std::string directory = std::move(todo.back());
+      todo.pop_back();
+      visit(directory, [&](std::string name, bool is_directory) {
+        (is_directory ? todo : found).push_back(std::move(name));
+      });
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+
+  std::vector<std::string> directories() {
+    std::vector<std::string> found;
+    const std::optional<std::string> first = start();
+    if (!first) return found;
+    visit(*first, [&](std::string name, bool is_directory) {
+      if (is_directory) found.push_back(std::move(name));
+    });
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+
+ private:
+  // The directory in which all names with the prefix are; none where it is not there, or a link.
+  std::optional<std::string> start() const {
+    const std::string directory(parent_name(prefix_));
+    for (size_t begin = 0, end = 0; begin < directory.size(); begin = end + 1) {
+      end = std::min(directory.find('/', begin), directory.size());
+      const std::string component = directory.substr(begin, end - begin);
+      if (component.empty() || component == "." || component == ".." ||
+          component.find('\0') != std::string::npos) {
+        return std::nullopt;
+      }
+      if (!open(directory.substr(0, end), O_PATH)) return std::nullopt;
+    }
+    if (directory.empty() && prefix_.starts_with('/')) return std::nullopt;
+    return directory;
+  }
+
+  // Empty where the name is no directory any more.
+  UniqueFd open(const std::string& directory, int flags) const {
+    UniqueFd fd = context_.open_at_root(directory, flags | O_DIRECTORY | O_NOFOLLOW);
+    if (!fd && errno != ENOENT && errno != ENOTDIR && errno != ELOOP) fail(directory);
+    return fd;
+  }
+
+  [[noreturn]] void fail(const std::string& directory) const {
+    fail_errno("cannot list a directory", context_.path_of(directory), errno);
+  }
+
+  // found(name, whether it is a directory) of each entry of the directory that has the prefix.
+  template <typename Found>
+  void visit(const std::string& directory, const Found& found) const {
+    UniqueFd fd = open(directory, O_RDONLY);
+    if (!fd) return;
+    const std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(fd.get()), ::closedir);
+    if (stream == nullptr) fail(directory);
+    fd.release();
+    for (;;) {
+      errno = 0;
+      const dirent* const entry = ::readdir(stream.get());
+      if (entry == nullptr && errno != 0) fail(directory);
+      if (entry == nullptr) return;
+      const std::string last = entry->d_name;
+      if (last == "." || last == "..") continue;
+      std::string name = directory.empty() ? last : directory + "/" + last;
+      if (!name.starts_with(prefix_)) continue;
+      const std::optional<bool> is_directory = kind(::dirfd(stream.get()), *entry);
+      if (is_directory) found(std::move(name), *is_directory);
+    }
+  }
+
+  // Whether an entry is a directory; nothing where it has gone meanwhile.
+  static std::optional<bool> kind(int directory, const dirent& entry) {
+    if (entry.d_type != DT_UNKNOWN) return entry.d_type == DT_DIR;
+    struct stat info;
+    if (::fstatat(directory, entry.d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) return std::nullopt;
+    return S_ISDIR(info.st_mode);
+  }
+
+  PosixContext& context_;
+  const std::string& prefix_;
+};
+
+constexpr const char* kFreshHint = "save to a directory that is not there yet";
+
+[[noreturn]] void fail_unsupported(PosixContext& context, const std::string& what,
+                                   const std::string& name, int error) {
+  throw Error(ErrorCode::kUnsupported, what + ": the file system can't")
+      .with_file(context.path_of(name))
+      .with_errno(error)
+      .with_hint(kFreshHint);
+}
+
+bool says_unsupported(int error) {
+  return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP || error == EXDEV ||
+         error == EBUSY;  // a mount point
+}
+
+// kNotFound, kUnsafe for a link, kIo for anything else but a directory.
+void expect_directory(PosixContext& context, const PosixEntry& entry, const std::string& name,
+                      const std::string& what) {
+  struct stat info;
+  if (::fstatat(entry.directory.get(), entry.last.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+    fail_errno(what, context.path_of(name), errno);
+  }
+  if (S_ISLNK(info.st_mode)) {
+    throw Error(ErrorCode::kUnsafe, what + ": a symbolic link, not a directory")
+        .with_file(context.path_of(name));
+  }
+  if (!S_ISDIR(info.st_mode)) fail_errno(what, context.path_of(name), ENOTDIR);
+}
+
+void sync_parents(PosixContext& context, const std::string& a, const std::string& b) {
+  context.sync_directory(std::string(parent_name(a)));
+  if (parent_name(a) != parent_name(b)) context.sync_directory(std::string(parent_name(b)));
+}
+
+// The answer of the file system: 0 (it can), an errno that says that it can't, or another one.
+int try_exchange(System& system, int directory) {
+  // A file system that takes the exchange for a plain rename would put "a" in the place of "b".
+  if (::mkdirat(directory, "a", kDirectoryMode) != 0 ||
+      ::mkdirat(directory, "a/in", kDirectoryMode) != 0 ||
+      ::mkdirat(directory, "b", kDirectoryMode) != 0) {
+    return errno;
+  }
+  if (system.rename_exchange(directory, "a/", directory, "b/") != 0) return errno;
+  const bool swapped =
+      ::faccessat(directory, "b/in", F_OK, 0) == 0 && ::faccessat(directory, "a", F_OK, 0) == 0;
+  return swapped ? 0 : EOPNOTSUPP;
+}
+
+}  // namespace
+
+std::vector<std::string> posix_list(PosixContext& context, const std::string& prefix) {
+  return Listing(context, prefix).files();
+}
+
+std::vector<std::string> posix_list_directories(PosixContext& context, const std::string& prefix) {
+  return Listing(context, prefix).directories();
+}
+
+void posix_make_directory(PosixContext& context, const std::string& name) {
+  check_directory_name(name);
+  make_directories(context, name, false);
+}
+
+void posix_remove_directory(PosixContext& context, const std::string& name) {
+  constexpr const char* kWhat = "cannot remove a directory";
+  const PosixEntry entry = context.locate(name, kWhat);
+  if (::unlinkat(entry.directory.get(), entry.last.c_str(), AT_REMOVEDIR) == 0) return;
+  // Both say that it is not empty; the second would read as if it should not be there.
+  fail_errno(kWhat, context.path_of(name), errno == EEXIST ? ENOTEMPTY : errno);
+}
+
+bool posix_can_exchange(PosixContext& context) {
+  if (const auto known = context.can_exchange()) return *known;
+  const UniqueFd root = context.try_open_root();
+  if (!root) return false;
+  char probe[48];
+  std::random_device random;
+  std::snprintf(probe, sizeof probe, ".tilestone-probe-%08x%08x", random(), random());
+  if (::mkdirat(root.get(), probe, kDirectoryMode) != 0) return false;
+  const UniqueFd directory(::openat(root.get(), probe, O_PATH | O_DIRECTORY | O_CLOEXEC));
+  const int error = directory ? try_exchange(context.system(), directory.get()) : errno;
+  if (directory) {
+    for (const char* name : {"a/in", "b/in", "a", "b"}) {
+      ::unlinkat(directory.get(), name, AT_REMOVEDIR);
+    }
+  }
+  if (::unlinkat(root.get(), probe, AT_REMOVEDIR) != 0) {
+    log(LogLevel::kWarning, "an empty directory stays behind: " + context.path_of(probe));
+  }
+  if (error == 0 || says_unsupported(error)) context.note_exchange(error == 0);
+  return error == 0;
+}
+
+void posix_exchange(PosixContext& context, const std::string& a, const std::string& b) {
+  const std::string what = "cannot exchange the directories \"" + a + "\" and \"" + b + "\"";
+  const PosixEntry one = context.locate(a, what), two = context.locate(b, what);
+  check_apart(a, b, what);
+  expect_directory(context, one, a, what);
+  expect_directory(context, two, b, what);
+  posix_can_exchange(context);
+  if (!context.can_exchange().value_or(true)) fail_unsupported(context, what, a, EOPNOTSUPP);
+  // With a slash behind it, a name that is a link or a file by now is refused.
+  if (context.system().rename_exchange(one.directory.get(), (one.last + "/").c_str(),
+                                       two.directory.get(), (two.last + "/").c_str()) != 0) {
+    if (says_unsupported(errno)) fail_unsupported(context, what, a, errno);
+    fail_errno(what, context.path_of(a), errno);
+  }
+  sync_parents(context, a, b);
+}
+
+void posix_rename_directory(PosixContext& context, const std::string& from, const std::string& to) {
+  const std::string what = "cannot rename the directory \"" + from + "\" to \"" + to + "\"";
+  const PosixEntry old_entry = context.locate(from, what), new_entry = context.locate(to, what);
+  check_apart(from, to, what);
+  expect_directory(context, old_entry, from, what);
+  if (::renameat(old_entry.directory.get(), (old_entry.last + "/").c_str(),
+                 new_entry.directory.get(), (new_entry.last + "/").c_str()) != 0) {
+    if (errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR) {
+      fail_errno(what, context.path_of(to), EEXIST);
+    }
+    if (errno == EXDEV || errno == EBUSY) fail_unsupported(context, what, from, errno);
+    fail_errno(what, context.path_of(from), errno);
+  }
+  sync_parents(context, from, to);
+}
+
+bool posix_is_link(PosixContext& context, const std::string& name) {
+  const auto [above, last] = split_name(name);
+  const UniqueFd directory = context.open_at_root(std::string(above), O_PATH | O_DIRECTORY);
+  struct stat info;
+  return directory &&
+         ::fstatat(directory.get(), std::string(last).c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+         S_ISLNK(info.st_mode);
+}
+
+std::string posix_resolved_root(const PosixContext& context) {
+  for (const PosixContext* outer = &context; outer != nullptr;) {
+    if (outer->root_found().held) return {};  // it may be anywhere by now
+    outer = outer->root_found().within.get();
+  }
+  std::string missing;  // with a slash in front
+  for (std::string path = context.root();;) {
+    const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr), ::free);
+    if (real != nullptr) {
+      const std::string found = real.get();
+      return found == "/" && !missing.empty() ? missing : found + missing;
+    }
+    struct stat info;  // a link that leads nowhere can't be resolved
+    if (errno != ENOENT || ::lstat(path.c_str(), &info) == 0) return {};
+    const auto [above, last] = split_name(path);
+    if (last.empty() || last == "." || last == "..") return {};
+    missing = "/" + std::string(last) + missing;
+    if (above.empty() && path.front() == '/') return missing;
+    path = above.empty() ? "." : std::string(above);
+  }
+}
+
+}  // namespace tilestone

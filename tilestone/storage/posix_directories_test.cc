@@ -1,0 +1,252 @@
+// Directories of a real file system: links on the way, systems that can't exchange, what is held.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+
+#include "tilestone/storage/posix_internal.h"
+#include "tilestone/storage/posix_storage.h"
+#include "tilestone/storage/storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+namespace fs = std::filesystem;
+using Names = std::vector<std::string>;
+
+// The real system, which counts what a test asks about and refuses what it is told to.
+class ExchangeSystem : public System {
+ public:
+  std::atomic<int> exchange_error = 0, sync_error = 0;
+  std::atomic<int> exchanges = 0, syncs = 0, opens = 0;
+  bool plain_rename = false;  // takes an exchange for a rename
+
+  int rename_exchange(int a_directory, const char* a, int b_directory, const char* b) override {
+    ++exchanges;
+    if (exchange_error != 0) return refuse(exchange_error);
+    if (plain_rename) return ::renameat(a_directory, a, b_directory, b);
+    return System::rename_exchange(a_directory, a, b_directory, b);
+  }
+  int fsync(int fd) override {
+    ++syncs;
+    return sync_error != 0 ? refuse(sync_error) : System::fsync(fd);
+  }
+  int open_beneath(int directory, const char* name, int flags, unsigned mode) override {
+    ++opens;
+    return System::open_beneath(directory, name, flags, mode);
+  }
+
+ private:
+  static int refuse(int error) {
+    errno = error;
+    return -1;
+  }
+};
+
+class PosixDirectories : public testing::Test {
+ protected:
+  PosixDirectories() {
+    storage_->make_directory("x");
+    storage_->make_directory("y");
+    put_file(*storage_, "x/f", as_bytes("x"));
+    put_file(*storage_, "y/f", as_bytes("y"));
+    put_file(*posix_storage(outside_.path()), "secret", as_bytes("outside"));
+  }
+  const std::string& root() const { return directory_.path(); }
+  Storage& storage() { return *storage_; }
+  std::string text(const std::string& name) {
+    return std::string(as_text(read_file(storage(), name, 100)));
+  }
+
+  TempDirectory directory_, outside_;
+  std::shared_ptr<ExchangeSystem> system_ = std::make_shared<ExchangeSystem>();
+  std::shared_ptr<Storage> storage_ = posix_storage(directory_.path(), {}, system_);
+};
+
+TEST_F(PosixDirectories, WhetherItCanExchangeIsTriedOnce) {
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(storage().can(StorageCapability::kExchange));
+  EXPECT_EQ(system_->exchanges, 1);
+  storage().exchange_directories("x", "y");
+  EXPECT_EQ(system_->exchanges, 2);
+  EXPECT_EQ(text("x/f"), "y");
+}
+
+TEST_F(PosixDirectories, AnExchangeIsDurableWhenItReturns) {
+  storage().make_directory("sub/z");
+  storage().can(StorageCapability::kExchange);
+  system_->syncs = 0;
+  storage().exchange_directories("x", "y");
+  EXPECT_EQ(system_->syncs, 1);
+  storage().exchange_directories("x", "sub/z");
+  EXPECT_EQ(system_->syncs, 3);  // of both directories
+  storage().rename_directory("x", "sub/w");
+  EXPECT_EQ(system_->syncs, 5);
+  system_->sync_error = EIO;
+  expect_error([&] { storage().exchange_directories("y", "sub/w"); }, ErrorCode::kIo, "sync");
+}
+
+TEST_F(PosixDirectories, ASystemThatCannotExchangeSaysSoAndChangesNothing) {
+  for (const int error : {EINVAL, ENOSYS, EOPNOTSUPP, EXDEV}) {
+    SCOPED_TRACE(error);
+    const auto storage = posix_storage(root(), {}, system_);
+    system_->exchange_error = error;
+    EXPECT_FALSE(storage->can(StorageCapability::kExchange));
+    try {
+      storage->exchange_directories("x", "y");
+      ADD_FAILURE();
+    } catch (const Error& caught) {
+      EXPECT_EQ(caught.code(), ErrorCode::kUnsupported);
+      EXPECT_EQ(caught.file(), root() + "/x");
+      EXPECT_FALSE(caught.hint().empty());
+    }
+    EXPECT_EQ(text("x/f"), "x");
+    EXPECT_EQ(storage->list_directories(), (Names{"x", "y"}));
+  }
+}
+
+TEST_F(PosixDirectories, ASystemThatTakesAnExchangeForARenameIsFoundOut) {
+  system_->plain_rename = true;
+  EXPECT_FALSE(storage().can(StorageCapability::kExchange));
+  storage().make_directory("empty");  // which a rename would replace
+  expect_error([&] { storage().exchange_directories("x", "empty"); }, ErrorCode::kUnsupported);
+  EXPECT_EQ(storage().list_directories(), (Names{"empty", "x", "y"}));
+}
+
+TEST_F(PosixDirectories, AMountPointIsNotExchangedThoughOthersAre) {
+  ASSERT_TRUE(storage().can(StorageCapability::kExchange));
+  system_->exchange_error = EBUSY;
+  expect_error([&] { storage().exchange_directories("x", "y"); }, ErrorCode::kUnsupported, "x");
+  system_->exchange_error = 0;
+  storage().exchange_directories("x", "y");
+}
+
+TEST_F(PosixDirectories, ATrialThatFailsForAnotherReasonIsMadeAgain) {
+  system_->exchange_error = EIO;
+  EXPECT_FALSE(storage().can(StorageCapability::kExchange));
+  system_->exchange_error = 0;
+  EXPECT_TRUE(storage().can(StorageCapability::kExchange));
+  EXPECT_FALSE(posix_storage(root() + "/absent")->can(StorageCapability::kExchange));
+}
+
+TEST_F(PosixDirectories, LinksAreNotExchangedRenamedOrListed) {
+  fs::create_directory_symlink("x", root() + "/inside");
+  fs::create_directory_symlink(outside_.path(), root() + "/out");
+  for (const char* link : {"inside", "out"}) {
+    SCOPED_TRACE(link);
+    const auto refused = [](const std::function<void()>& call) {
+      expect_error(call, ErrorCode::kUnsafe, "symbolic link");
+    };
+    refused([&] { storage().exchange_directories(link, "y"); });
+    refused([&] { storage().exchange_directories("y", link); });
+    refused([&] { storage().rename_directory(link, "z"); });
+    expect_error([&] { storage().rename_directory("x", link); }, ErrorCode::kAlreadyExists, link);
+    expect_error([&] { storage().remove_directory(link); }, ErrorCode::kIo, link);
+    EXPECT_EQ(storage().list_directories(std::string(link) + "/"), Names{});
+    EXPECT_EQ(storage().list(std::string(link) + "/"), Names{});
+  }
+  EXPECT_EQ(storage().list_directories(), (Names{"x", "y"}));
+  EXPECT_EQ(text("inside/f"), "x");
+}
+
+TEST_F(PosixDirectories, RemovingATreeRemovesLinksAndNotWhatTheyLeadTo) {
+  fs::create_directory_symlink(outside_.path(), root() + "/x/out");
+  fs::create_directory_symlink("../y", root() + "/x/inside");
+  fs::create_symlink("nowhere", root() + "/x/dangling");
+  ASSERT_EQ(::mkfifo((root() + "/x/fifo").c_str(), 0666), 0);
+  storage().remove_tree("x");
+  EXPECT_FALSE(fs::exists(root() + "/x"));
+  EXPECT_EQ(text("y/f"), "y");
+  EXPECT_TRUE(fs::exists(outside_.path() + "/secret"));
+  fs::create_directory_symlink(outside_.path(), root() + "/out");
+  expect_error([&] { storage().remove_tree("out"); }, ErrorCode::kUnsafe, "symbolic link");
+  fs::create_directory_symlink("y", root() + "/inside");
+  expect_error([&] { storage().remove_tree("inside"); }, ErrorCode::kIo, "inside");
+  EXPECT_EQ(text("y/f"), "y");
+  EXPECT_TRUE(fs::exists(outside_.path() + "/secret"));
+}
+
+TEST_F(PosixDirectories, SiblingsAreFoundWithoutLookingAtTheOthers) {
+  const auto find = [&] {
+    system_->opens = 0;
+    EXPECT_EQ(storage().list_directories(".x.tilestone-"), Names{".x.tilestone-1"});
+    return system_->opens.load();
+  };
+  storage().make_directory(".x.tilestone-1");
+  const int alone = find();
+  for (int i = 0; i < 50; ++i) storage().make_directory("other-" + std::to_string(i) + "/deep");
+  EXPECT_EQ(find(), alone);
+}
+
+TEST_F(PosixDirectories, AChildIsNotReachedThroughALinkThatLeadsOut) {
+  fs::create_directory_symlink(outside_.path(), root() + "/out");
+  const auto child = storage().child("out");
+  const auto refused = [](const std::function<void()>& call) {
+    expect_error(call, ErrorCode::kUnsafe, "symbolic link");
+  };
+  refused([&] { child->stat("secret"); });
+  refused([&] { child->list(); });
+  refused([&] { child->create("new"); });
+  refused([&] { child->make_directory(""); });
+  refused([&] { child->remove("secret"); });
+  EXPECT_TRUE(fs::exists(outside_.path() + "/secret"));
+}
+
+TEST_F(PosixDirectories, TheParentOfAPathIsThatOfTheDirectoryItLeadsTo) {
+  fs::create_directory_symlink(root() + "/x", outside_.path() + "/link");
+  const std::string real = fs::canonical(root()).string();
+  for (const std::string& path :
+       {root() + "/x", root() + "/x/", outside_.path() + "/link", root() + "/y/../x"}) {
+    SCOPED_TRACE(path);
+    const auto place = posix_storage(path)->parent();
+    ASSERT_TRUE(place.has_value());
+    EXPECT_EQ(place->name, "x");
+    EXPECT_EQ(place->storage->describe(), real);
+    EXPECT_TRUE(place->storage->stat("x/f"));
+  }
+  // What a child of a link leads to has its siblings elsewhere.
+  fs::create_directories(root() + "/y/real");
+  fs::create_directory_symlink("y/real", root() + "/inside");
+  const auto place = storage().child("inside")->parent();
+  ASSERT_TRUE(place.has_value());
+  EXPECT_EQ(place->name, "real");
+  EXPECT_EQ(place->storage->describe(), real + "/y");
+}
+
+TEST_F(PosixDirectories, TheParentOfWhatIsNotThereYetIsKnown) {
+  const std::string real = fs::canonical(root()).string();
+  const auto place = posix_storage(root() + "/new/deep")->parent();
+  ASSERT_TRUE(place.has_value());
+  EXPECT_EQ(place->name, "deep");
+  EXPECT_EQ(place->storage->describe(), real + "/new");
+  EXPECT_EQ(posix_storage("/not-there")->parent()->storage->describe(), "/");
+  EXPECT_EQ(posix_storage("not-there")->parent()->storage->describe(), fs::current_path().string());
+  EXPECT_FALSE(posix_storage("/")->parent().has_value());
+  fs::create_directory_symlink("nowhere", root() + "/dangling");
+  EXPECT_FALSE(posix_storage(root() + "/dangling")->parent().has_value());
+}
+
+TEST_F(PosixDirectories, WhoHoldsADirectoryStaysWithItThroughExchangeAndRemoval) {
+  const auto x = storage().child("x");
+  const auto held = x->held();
+  const auto deeper = held->child("in");
+  deeper->make_directory("");
+  put_file(*deeper, "g", as_bytes("in x"));
+  storage().exchange_directories("x", "y");
+  EXPECT_EQ(as_text(read_file(*x, "f", 10)), "y");
+  EXPECT_EQ(as_text(read_file(*held, "f", 10)), "x");
+  EXPECT_EQ(as_text(read_file(*deeper, "g", 10)), "in x");
+  EXPECT_EQ(held->list(), (Names{"f", "in/g"}));
+  EXPECT_FALSE(held->parent().has_value());
+  EXPECT_EQ(deeper->parent()->name, "in");
+  storage().remove_tree("y");
+  EXPECT_EQ(held->list(), Names{});
+  EXPECT_FALSE(held->stat("f"));
+  expect_error([&] { held->open("f"); }, ErrorCode::kNotFound, "f");
+  expect_error([&] { storage().child("absent")->held(); }, ErrorCode::kNotFound, "absent");
+}
+
+}  // namespace
+}  // namespace tilestone

@@ -1,0 +1,192 @@
+// The conformance suite's part on directories: children, exchanging, renaming, removing.
+#include "tilestone/storage/storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+using Names = std::vector<std::string>;
+
+// Three files, in the directory, in one within it, and beside it under a name that begins alike.
+void put_tree(Storage& storage, const std::string& directory) {
+  storage.make_directory(directory + "/in/deep");
+  put_file(storage, directory + "/f", as_bytes(directory));
+  put_file(storage, directory + "/in/g", as_bytes(directory));
+  put_file(storage, directory + "0", as_bytes("beside " + directory));
+}
+
+std::string text_of(Storage& storage, const std::string& name) {
+  return std::string(as_text(read_file(storage, name, 1000)));
+}
+
+TEST_P(StorageConformance, AnExchangeSwapsTwoDirectoriesWithAllThatIsInThem) {
+  put_tree(storage(), "x");
+  storage().make_directory("sub/y");
+  put_file(storage(), "sub/y/h", as_bytes("y"));
+  const auto open = storage().open("x/f");
+  const Names before = storage().list();
+  if (!storage().can(StorageCapability::kExchange)) {
+    expect_error([&] { storage().exchange_directories("x", "sub/y"); }, ErrorCode::kUnsupported,
+                 "cannot exchange");
+    EXPECT_EQ(storage().list(), before);
+    return;
+  }
+  storage().exchange_directories("x", "sub/y");
+  EXPECT_EQ(storage().list(), (Names{"sub/y/f", "sub/y/in/g", "x/h", "x0"}));
+  EXPECT_EQ(text_of(storage(), "sub/y/in/g"), "x");
+  EXPECT_EQ(text_of(storage(), "x/h"), "y");
+  EXPECT_EQ(storage().list_directories("sub/y/in/"), Names{"sub/y/in/deep"});
+  std::byte byte;
+  const ReadOp op{open.get(), 0, 1, &byte};
+  storage().read({&op, 1}, {}, [](size_t, ByteView) {});
+  EXPECT_EQ(byte, std::byte{'x'});
+  storage().exchange_directories("sub/y", "x");
+  EXPECT_EQ(storage().list(), before);
+}
+
+TEST_P(StorageConformance, WhatIsNoPairOfDirectoriesIsNotExchanged) {
+  put_tree(storage(), "x");
+  storage().make_directory("y");
+  const auto exchange = [&](const char* a, const char* b) {
+    return [this, a, b] { storage().exchange_directories(a, b); };
+  };
+  expect_error(exchange("x", "absent"), ErrorCode::kNotFound, "absent");
+  expect_error(exchange("absent", "x"), ErrorCode::kNotFound, "absent");
+  expect_error(exchange("x", "x0"), ErrorCode::kIo, "x0");
+  expect_error(exchange("x/f", "y"), ErrorCode::kIo, "x/f");
+  expect_error(exchange("x", "x"), ErrorCode::kInvalidArgument, "within");
+  expect_error(exchange("x", "x/in"), ErrorCode::kInvalidArgument, "within");
+  expect_error(exchange("x/in", "x"), ErrorCode::kInvalidArgument, "within");
+  expect_error(exchange("x", "../x"), ErrorCode::kUnsafe, "..");
+  EXPECT_EQ(storage().list(), (Names{"x/f", "x/in/g", "x0"}));
+}
+
+TEST_P(StorageConformance, ADirectoryIsRenamedWholeAndReplacesAnEmptyOneOnly) {
+  put_tree(storage(), "x");
+  storage().rename_directory("x", "y");
+  EXPECT_EQ(storage().list(), (Names{"x0", "y/f", "y/in/g"}));
+  EXPECT_FALSE(storage().stat("x"));
+  storage().make_directory("sub/empty");
+  storage().rename_directory("y", "sub/empty");
+  const Names moved = {"sub/empty/f", "sub/empty/in/g", "x0"};
+  EXPECT_EQ(storage().list(), moved);
+  EXPECT_EQ(text_of(storage(), "sub/empty/in/g"), "x");
+  EXPECT_EQ(storage().list_directories("sub/empty/in/"), Names{"sub/empty/in/deep"});
+
+  storage().make_directory("other");
+  const auto rename = [&](const char* from, const char* to) {
+    return [this, from, to] { storage().rename_directory(from, to); };
+  };
+  expect_error(rename("other", "sub"), ErrorCode::kAlreadyExists, "sub");
+  expect_error(rename("other", "x0"), ErrorCode::kAlreadyExists, "x0");
+  expect_error(rename("absent", "new"), ErrorCode::kNotFound, "absent");
+  expect_error(rename("other", "absent/new"), ErrorCode::kNotFound, "absent/new");
+  expect_error(rename("x0", "new"), ErrorCode::kIo, "x0");
+  expect_error(rename("sub", "sub/in"), ErrorCode::kInvalidArgument, "within");
+  EXPECT_EQ(storage().list(), moved);
+}
+
+TEST_P(StorageConformance, ATreeGoesWithAllThatIsInItAndNothingElse) {
+  put_tree(storage(), "x");
+  put_tree(storage(), "x/in/deep/er");
+  storage().make_directory("x/empty/in/empty");
+  put_tree(storage(), "y");
+  storage().remove_tree("x");
+  EXPECT_EQ(storage().list(), (Names{"x0", "y/f", "y/in/g", "y0"}));
+  EXPECT_EQ(storage().list_directories(), Names{"y"});
+  storage().remove_tree("y/in");
+  EXPECT_EQ(storage().list(), (Names{"x0", "y/f", "y0"}));
+  expect_error([&] { storage().remove_tree("x"); }, ErrorCode::kNotFound, "x");
+  expect_error([&] { storage().remove_tree("y/f"); }, ErrorCode::kIo, "y/f");
+  expect_error([&] { storage().remove_tree("../x"); }, ErrorCode::kUnsafe, "..");
+  expect_error([&] { storage().remove_tree(""); }, ErrorCode::kUnsafe, "empty");
+}
+
+TEST_P(StorageConformance, OnlyAnEmptyDirectoryIsRemovedByItself) {
+  put_tree(storage(), "x");
+  expect_error([&] { storage().remove_directory("x"); }, ErrorCode::kIo, "x");
+  expect_error([&] { storage().remove_directory("x/f"); }, ErrorCode::kIo, "x/f");
+  expect_error([&] { storage().remove_directory("absent"); }, ErrorCode::kNotFound, "absent");
+  storage().remove_directory("x/in/deep");
+  EXPECT_EQ(storage().list_directories("x/in/"), Names{});
+  EXPECT_EQ(storage().list(), (Names{"x/f", "x/in/g", "x0"}));
+}
+
+TEST_P(StorageConformance, DirectoriesAreListedInOneLevelByPrefix) {
+  for (const char* name : {".a.tilestone-1/deep", ".a.tilestone-2", "a/.b.tilestone-1/x", "a/.b",
+                           "a/b/c", "a-", "b"}) {
+    storage().make_directory(name);
+  }
+  put_file(storage(), ".a.tilestone-3", {});
+  const auto listed = [&](const std::string& prefix) { return storage().list_directories(prefix); };
+  EXPECT_EQ(listed(""), (Names{".a.tilestone-1", ".a.tilestone-2", "a", "a-", "b"}));
+  EXPECT_EQ(listed(".a.tilestone-"), (Names{".a.tilestone-1", ".a.tilestone-2"}));
+  EXPECT_EQ(listed("a"), (Names{"a", "a-"}));
+  EXPECT_EQ(listed("a/"), (Names{"a/.b", "a/.b.tilestone-1", "a/b"}));
+  EXPECT_EQ(listed("a/.b.tilestone-"), Names{"a/.b.tilestone-1"});
+  EXPECT_EQ(listed("absent/"), Names{});
+  EXPECT_EQ(listed("../"), Names{});
+  EXPECT_EQ(listed("/"), Names{});
+}
+
+TEST_P(StorageConformance, AChildIsADirectoryAsAStorageOfItsOwn) {
+  const auto child = storage().child("c/d");
+  EXPECT_EQ(child->describe(), storage().describe() + "/c/d");
+  EXPECT_FALSE(storage().stat("c"));
+  EXPECT_FALSE(child->stat("f"));
+  EXPECT_EQ(child->list(), Names{});
+  expect_error([&] { child->create("f"); }, ErrorCode::kNotFound, "f");
+  child->make_directory("");
+  put_tree(*child, "x");
+  EXPECT_EQ(child->list(), (Names{"x/f", "x/in/g", "x0"}));
+  EXPECT_EQ(child->list("x/i"), Names{"x/in/g"});
+  EXPECT_EQ(child->list_directories("x/"), Names{"x/in"});
+  EXPECT_EQ(child->open("x/f")->name(), "x/f");
+  EXPECT_EQ(storage().list(), (Names{"c/d/x/f", "c/d/x/in/g", "c/d/x0"}));
+  EXPECT_EQ(text_of(*child->child("x"), "in/g"), "x");
+  publish_file(*child, "p", "p.tmp", as_bytes("published"), false, Deadline::never());
+  EXPECT_EQ(text_of(storage(), "c/d/p"), "published");
+  const auto lock = child->try_lock("lock");
+  EXPECT_TRUE(storage().is_locked("c/d/lock"));
+  EXPECT_EQ(storage().try_lock("c/d/lock"), nullptr);
+  child->remove_tree("x");
+  EXPECT_EQ(storage().list(), (Names{"c/d/lock", "c/d/p", "c/d/x0"}));
+  for (const char* name : {"", "..", "/x", "a/../b"}) {
+    expect_error([&] { storage().child(name); }, ErrorCode::kUnsafe, "unsafe file name");
+  }
+}
+
+TEST_P(StorageConformance, AChildIsFoundByItsNameInItsParent) {
+  const auto child = storage().child("c/d");
+  child->make_directory("");
+  put_file(*child, "f", as_bytes("old"));
+  const auto place = child->parent();
+  ASSERT_TRUE(place.has_value());
+  EXPECT_EQ(place->name, "d");
+  const auto sibling = place->storage->child(".d.new");
+  sibling->make_directory("");
+  put_file(*sibling, "f", as_bytes("new"));
+  EXPECT_EQ(place->storage->list_directories(".d."), Names{".d.new"});
+  EXPECT_EQ(place->storage->can(StorageCapability::kExchange),
+            storage().can(StorageCapability::kExchange));
+  if (!storage().can(StorageCapability::kExchange)) return;
+  place->storage->exchange_directories(place->name, ".d.new");
+  EXPECT_EQ(text_of(*child, "f"), "new");
+  EXPECT_EQ(text_of(*sibling, "f"), "old");
+  place->storage->remove_tree(".d.new");
+  EXPECT_EQ(storage().list(), Names{"c/d/f"});
+  const auto top = storage().child("c")->parent();
+  ASSERT_TRUE(top.has_value());
+  EXPECT_EQ(top->name, "c");
+  EXPECT_EQ(top->storage->describe(), storage().describe());
+}
+
+TEST_P(StorageConformance, AskingWhatItCanLeavesNothingBehind) {
+  put_file(storage(), "f", {});
+  const bool can = storage().can(StorageCapability::kExchange);
+  EXPECT_EQ(storage().can(StorageCapability::kExchange), can);
+  EXPECT_EQ(storage().list(), Names{"f"});
+  EXPECT_EQ(storage().list_directories(), Names{});
+}
+
+}  // namespace
+}  // namespace tilestone
