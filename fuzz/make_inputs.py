@@ -105,6 +105,8 @@ def make_corpus() -> None:
         checkpoints[name.replace("/", "_")] = files_of(GOLDEN / name)
     for name, files in checkpoints.items():
         put("corpus", "checkpoint", name, packed(files))
+    for name, content in zarr_corpus().items():
+        put("corpus", "zarr_array", name, content)
 
 
 # ---- Hostile pickles ----
@@ -368,6 +370,70 @@ def manifests() -> Files:
     }
 
 
+# ---- Descriptions of zarr arrays ----
+
+ARRAY = {
+    "chunks": "[2, 3]",
+    "compressor": "null",
+    "dtype": '"<f4"',
+    "fill_value": "null",
+    "filters": "null",
+    "order": '"C"',
+    "shape": "[4, 7]",
+    "zarr_format": "2",
+}
+
+
+def array(**changed: str) -> bytes:
+    """A sound `.zarray` in which the JSON of some fields is replaced, or fields are added."""
+    fields = ", ".join(f'"{name}": {value}' for name, value in (ARRAY | changed).items())
+    return f"{{{fields}}}".encode()
+
+
+def zarr_corpus() -> Files:
+    stock = GOLDEN / "megatron-core-0.13.1" / "zarr-w2"
+    sound = {f"stock_{key}": (stock / key / ".zarray").read_bytes() for key in ("row", "experts.fc2")}
+    return sound | {
+        "no_dims": array(shape="[]", chunks="[]"),
+        "no_elements": array(shape="[0, 5]", chunks="[0, 5]", filters="[]"),
+        "fortran": array(order='"F"', dtype='"<c16"'),
+        "slashes": array(dimension_separator='"/"', fill_value='"NaN"', dtype='"|b1"'),
+        "float8": array(dtype='"float8_e4m3fn"', later='{"a": [1, {}]}'),
+    }
+
+
+def zarr_arrays() -> Files:
+    return {
+        "nothing": b"",
+        "order_twice": array(order='"C", "order": "F"'),
+        "deep": array(later="[" * 20_000 + "]" * 20_000),
+        "open_lists": b"[" * 100_000,
+        "open_objects": b'{"a":' * 50_000,
+        "shape_of_2_64_elements": array(shape="[4294967296, 4294967296]"),
+        "shape_beyond_an_int64": array(shape="[4, 9223372036854775808]"),
+        "shape_of_minus_one": array(shape="[4, -1]"),
+        "shape_of_many_digits": array(shape=f"[4, {'9' * 5000}]"),
+        "shape_of_nan": array(shape="[4, NaN]"),
+        "shape_of_1e400": array(shape="[4, 1e400]"),
+        "huge_beside_a_dim_without_elements": array(shape="[0, 9223372036854775807]"),
+        "chunks_of_nothing": array(chunks="[0, 3]"),
+        "chunks_of_2_64_elements": array(chunks="[4294967296, 4294967296]"),
+        "a_thousand_dims": array(shape=f"[{', '.join(['1'] * 1000)}]"),
+        "many_numbers": array(later=f"[{'0,' * 20_000}0]"),
+        "many_lists": array(later=f"[{'[],' * 10_000}[]]"),
+        "many_names": array(later="{" + ", ".join(f'"{i}": {{}}' for i in range(5000)) + "}"),
+        "structured_dtype": array(dtype='[["a", "<f4"], ["b", [["c", "<i4", [2, 3]]]]]'),
+        "deep_dtype": array(dtype="[" * 5000 + "]" * 5000),
+        "big_endian": array(dtype='">f8"'),
+        "objects": array(dtype='"|O"', filters='[{"id": "pickle"}]'),
+        "compressed": array(compressor='{"id": "blosc", "cname": "lz4"}'),
+        "compressor_of_a_number": array(compressor='{"id": 7}'),
+        "nul_in_a_name": array(**{"a\\u0000": "1"}),
+        "not_utf_8": array().replace(b"order", b"ord\xffr"),
+        "bytes_behind": array() + b"{}",
+    }
+
+
 def make_regressions() -> None:
     (sound,) = stock().values()
     metadata, checkpoints = metadatas(sound)
@@ -379,6 +445,7 @@ def make_regressions() -> None:
         "torch_metadata": metadata,
         "manifest": manifests(),
         "checkpoint": checkpoints,
+        "zarr_array": zarr_arrays(),
     }
     for target, files in targets.items():
         for name, content in files.items():
