@@ -139,3 +139,34 @@ def test_an_interrupt_on_one_rank_reaches_the_others_long_before_their_deadline(
         kind = "KeyboardInterrupt" if rank == stopped else "InterruptedError"
         assert raised.startswith(kind), (rank, raised)
         assert rank == stopped or f"rank {stopped}" in raised
+
+
+def interrupted_before_the_others_come(
+    rank: int, world: int, folder: str, stopped: int, again: bool
+) -> tuple[str, float]:
+    """Rank `stopped` gets a SIGINT while it is alone in a save; does it come again?"""
+    started = time.monotonic()
+    if rank == stopped:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            save(folder, rank, world, PLENTY)
+    dist.barrier()
+    raised = save(folder, rank, world, PLENTY) if again or rank != stopped else ""
+    seconds = time.monotonic() - started
+    dist.barrier()
+    assert save(folder, rank, world, PLENTY) == ""
+    return raised, seconds
+
+
+@pytest.mark.parametrize(("stopped", "again"), [(0, False), (2, False), (0, True), (2, True)])
+def test_who_is_interrupted_before_the_others_come_fails_them_within_seconds_or_comes_again(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path, stopped: int, again: bool
+) -> None:
+    results = worlds[3].run(interrupted_before_the_others_come, str(tmp_path), stopped, again)
+    for rank, (raised, seconds) in enumerate(results):
+        assert seconds < 20
+        if again or rank == stopped:
+            assert raised == ""
+        else:
+            assert raised.startswith("InterruptedError: "), raised
+            assert f"rank {stopped} left the call and did not come again" in raised

@@ -441,7 +441,7 @@ class TorchCommunicator:
         return f"{self._shared.operation}/verdict"
 
     def _arrive(self) -> list[str]:
-        """Counts the operation and tells the store. Returns the keys under which the ranks do."""
+        """Counts the operation and reports it to the store. Returns the keys of all ranks."""
         self._shared.operation += 1
         arrivals = [f"{self._shared.operation}/{rank}" for rank in range(self.size)]
         self._shared.store.set(arrivals[self.rank], "here")
@@ -577,8 +577,8 @@ class TorchCommunicator:
         if landed.data_ptr() != piece.data_ptr():
             piece.copy_(landed)
 
-    # Arguments. A call that is refused counts here too, as it does on the other ranks, and they
-    # are told.
+    # Arguments. A call that is refused counts here too, as it does on the other ranks, which get
+    # an error.
 
     def _check_root(self, name: str, root: int) -> None:
         if not 0 <= root < self.size:

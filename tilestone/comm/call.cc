@@ -20,15 +20,18 @@ CallMemory::~CallMemory() = default;
 
 namespace {
 
-constexpr double kCoordinatorShare = 0.9;  // of the time: the rest is for telling the others
+constexpr double kCoordinatorShare = 0.9;  // of the time: the rest is for answering the others
 // A contradiction must last that long before it counts: a rank may be about to withdraw.
 constexpr std::chrono::milliseconds kSettle{50};
+constexpr std::chrono::nanoseconds kShortWait = std::chrono::milliseconds(50);
 
 // ---- What is sent ----
 
-enum class Kind : uint8_t { kHello = 1, kWithdrawal = 2, kGo = 3, kRefusal = 4 };
+enum class Kind : uint8_t { kHello = 1, kWithdrawal = 2, kGo = 3, kRefusal = 4, kHere = 5 };
 
-// kHello: a Hello. kWithdrawal and kRefusal: an Error. kGo: the call's number.
+// kHello: a Hello. kWithdrawal: the Hello of who leaves, and an Error. kRefusal: an Error. kGo: the
+// call's number. kHere: nothing; the coordinator, which had left, is back. The nonce is that of the
+// member's hello; in the coordinator's withdrawal, of the last one that it answers or has answered.
 Bytes pack(Kind kind, uint64_t nonce, ByteView content) {
   ByteWriter writer;
   writer.u8(static_cast<uint8_t>(kind));
@@ -41,6 +44,13 @@ Bytes pack_go(uint64_t nonce, uint64_t number) {
   ByteWriter content;
   content.u64(number);
   return pack(Kind::kGo, nonce, content.bytes());
+}
+
+Bytes pack_withdrawal(uint64_t nonce, const Hello& hello, const Error& why) {
+  ByteWriter content;
+  content.blob(hello.encode());
+  content.blob(why.encode());
+  return pack(Kind::kWithdrawal, nonce, content.bytes());
 }
 
 struct Unpacked {
@@ -61,6 +71,14 @@ uint64_t unpack_number(ByteView content) {
   return reader.u64();
 }
 
+Hello unpack_withdrawal(ByteView content, int rank) {
+  ByteReader reader(content, "notice of a call");
+  Hello hello = Hello::decode(reader.blob());
+  hello.left = Error::decode(reader.blob()).with_rank(rank);
+  reader.expect_end();
+  return hello;
+}
+
 uint64_t random_nonce() {
   std::random_device source;
   return (uint64_t{source()} << 32) ^ source();
@@ -79,20 +97,62 @@ Hello make_hello(CallPort& port, const std::string& work, const std::string& pla
   return hello;
 }
 
+// Whoever ran out of time may come later, as somebody who is late.
+bool left_for_good(const Hello& hello) {
+  return hello.left && hello.left->code() != ErrorCode::kTimeout;
+}
+
+Error not_back(const Hello& own, const Hello& away, int rank) {
+  return Error(away.left->code(),
+               own.name() + ": rank " + std::to_string(rank) +
+                   " left the call and did not come again: " + away.left->message())
+      .with_rank(rank)
+      .with_hint("make the call again on every rank");
+}
+
+// The time that those who are here grant a rank that is away.
+class Grace {
+ public:
+  explicit Grace(std::chrono::duration<double> length) : length_(length) {}
+
+  // `away`: whether a rank is away now. Returns until when to wait for notices; waits for a rank
+  // that is away are short ones, after each of which the caller asks over() and its deadline.
+  Deadline next_wait(bool away, const Deadline& deadline) {
+    if (!away) end_.reset();
+    if (!away) return deadline;
+    if (!end_) end_ = Deadline::after(length_);
+    return Deadline::after(std::min({end_->remaining(), deadline.remaining(), kShortWait}));
+  }
+  bool over() const { return end_ && end_->expired(); }
+
+ private:
+  const std::chrono::duration<double> length_;
+  std::optional<Deadline> end_;
+};
+
 // ---- A member ----
 
 class Member {
  public:
   Member(CallPort& port, const Hello& hello, Deadline deadline)
-      : port_(port), hello_(hello), deadline_(deadline) {}
+      : port_(port),
+        hello_(hello),
+        deadline_(deadline),
+        waiting_(port.memory().waiting),
+        grace_(port.memory().grace) {}
 
   // The call's number.
   uint64_t come() {
     try {
       port_.post({{0, pack(Kind::kHello, hello_.nonce, hello_.encode()), {}}});
       while (true) {
-        if (const std::optional<uint64_t> number = answer(deadline_)) return *number;
-        if (deadline_.expired()) throw comm_internal::timed_out(hello_.name(), {0});
+        const Deadline until = grace_.next_wait(coordinator_left(), deadline_);
+        if (const std::optional<uint64_t> number = answer(until)) return *number;
+        const bool late = deadline_.expired();
+        if (coordinator_left() && (late || grace_.over())) {
+          throw not_back(hello_, waiting_.at(0), 0);
+        }
+        if (late) throw comm_internal::timed_out(hello_.name(), {0});
       }
     } catch (...) {
       if (!answered_) withdraw();
@@ -106,7 +166,15 @@ class Member {
     for (const Notice& notice : port_.newest(deadline)) {
       if (notice.lost) throw comm_internal::rank_failed(hello_.name(), {0}, *notice.lost);
       const Unpacked answer = unpack(notice.bytes);
-      if (answer.nonce != hello_.nonce) continue;
+      const bool mine = answer.nonce == hello_.nonce;
+      waiting_.erase(0);
+      if (answer.kind == Kind::kWithdrawal) {
+        const Hello left = unpack_withdrawal(answer.content, 0);
+        waiting_.insert_or_assign(0, left);
+        answered_ = answered_ || mine;
+        if (mine) throw Error(*left.left);
+      }
+      if (!mine || answer.kind == Kind::kHere) continue;
       answered_ = true;
       if (answer.kind == Kind::kRefusal) throw Error::decode(answer.content);
       return unpack_number(answer.content);
@@ -114,11 +182,16 @@ class Member {
     return std::nullopt;
   }
 
+  bool coordinator_left() const {
+    const auto found = waiting_.find(0);
+    return found != waiting_.end() && comm_internal::same_call(found->second, hello_);
+  }
+
   // The coordinator may have let the call begin before it saw this.
   void withdraw() {
     const Error why = current_error();
     try {
-      port_.post({{0, pack(Kind::kWithdrawal, hello_.nonce, why.encode()), {}}});
+      port_.post({{0, pack_withdrawal(hello_.nonce, hello_, why), {}}});
       const std::optional<uint64_t> number = answer(Deadline::after(std::chrono::seconds(0)));
       if (!number) return;
       port_.enter(*number);
@@ -133,6 +206,8 @@ class Member {
   CallPort& port_;
   const Hello& hello_;
   const Deadline deadline_;
+  std::map<int, Hello>& waiting_;
+  Grace grace_;
   bool answered_ = false;
 };
 
@@ -145,15 +220,21 @@ class Coordinator {
         size_(static_cast<size_t>(size)),
         own_(own),
         deadline_(deadline),
-        waiting_(port.memory().waiting) {}
+        memory_(port.memory()),
+        waiting_(memory_.waiting),
+        grace_(memory_.grace) {}
 
   uint64_t come() {
-    std::erase_if(waiting_, [](const auto& entry) { return entry.second.left.has_value(); });
+    std::erase_if(waiting_, [this](const auto& entry) {
+      const Hello& hello = entry.second;
+      return hello.left && !(left_for_good(hello) && comm_internal::same_call(hello, own_));
+    });
+    for (auto& [rank, hello] : waiting_) hello.may_return = hello.left.has_value();
     waiting_.insert_or_assign(0, own_);
     try {
       return wait_for_all();
     } catch (...) {
-      if (waiting_.contains(0)) refuse_for_outside(current_error());
+      if (waiting_.contains(0)) leave(current_error());
       throw;
     }
   }
@@ -165,13 +246,17 @@ class Coordinator {
       const std::vector<Fate> fates = comm_internal::decide(present());
       if (fates.front() == Fate::kGo) return begin();
       if (fates.front() == Fate::kLeft) fail_with_who_left();
+      const bool away = fates.front() == Fate::kAway;
+      const Deadline until = grace_.next_wait(away, deadline_);
       if (fates.front() == Fate::kMismatch) {
         if (!take(Deadline::after(kSettle), false)) fail_all(mismatch());
         continue;
       }
       if (refuse_behind(fates)) continue;
       const bool late = deadline_.expired();
-      if (!take(deadline_, false) && late) fail_all(too_late());
+      if (take(until, false)) continue;
+      if (away && (late || grace_.over())) fail_with_who_is_away();
+      if (late) fail_all(too_late());
     }
   }
 
@@ -188,7 +273,7 @@ class Coordinator {
       }
       const Unpacked said = unpack(notice.bytes);
       if (said.kind == Kind::kHello) {
-        waiting_.insert_or_assign(notice.rank, Hello::decode(said.content));
+        came(notice.rank, said);
       } else if (said.kind == Kind::kWithdrawal) {
         withdrawn(notice.rank, said, first);
       }
@@ -197,17 +282,24 @@ class Coordinator {
     return !notices.empty();
   }
 
-  // Who leaves the call that the coordinator is waiting in has failed it for all. Otherwise the
-  // rank is just not here any more.
+  void came(int rank, const Unpacked& said) {
+    waiting_.insert_or_assign(rank, Hello::decode(said.content));
+    if (memory_.unaware.erase(rank) > 0)
+      port_.post({{rank, pack(Kind::kHere, said.nonce, {}), {}}});
+  }
+
+  // Who leaves the call that the coordinator is waiting in has failed it for all. Who left it
+  // before may be about to come again.
   void withdrawn(int rank, const Unpacked& said, bool first) {
+    Hello hello = unpack_withdrawal(said.content, rank);
     const auto found = waiting_.find(rank);
-    if (found == waiting_.end()) return;
-    // One that withdraws a hello which was never seen is newer than the hello that was.
-    const bool seen = found->second.nonce == said.nonce;
-    if (seen && !first && comm_internal::same_call(found->second, own_)) {
-      found->second.left = Error::decode(said.content).with_rank(rank);
+    const bool seen = found != waiting_.end() && found->second.nonce == said.nonce;
+    hello.may_return = first || !seen;
+    const bool counts = left_for_good(hello) || !hello.may_return;
+    if (counts && comm_internal::same_call(hello, own_)) {
+      waiting_.insert_or_assign(rank, std::move(hello));
     } else {
-      waiting_.erase(found);
+      waiting_.erase(rank);
     }
   }
 
@@ -223,7 +315,9 @@ class Coordinator {
     std::vector<Notice> answers;
     std::map<int, Hello> began = std::exchange(waiting_, {});
     for (const auto& [rank, hello] : began) {
-      if (rank != 0) answers.push_back({rank, pack_go(hello.nonce, number), {}});
+      if (rank == 0) continue;
+      answers.push_back({rank, pack_go(hello.nonce, number), {}});
+      memory_.answered[rank] = hello.nonce;
     }
     port_.post(std::move(answers));
     port_.enter(number);
@@ -243,7 +337,7 @@ class Coordinator {
         left = Error(ErrorCode::kRankFailed, own_.name() + ": a rank left the call");
         left->with_rank(notice.rank);
       } else if (said.kind == Kind::kWithdrawal && said.nonce == began.at(notice.rank).nonce) {
-        left = Error::decode(said.content).with_rank(notice.rank);
+        left = unpack_withdrawal(said.content, notice.rank).left;
       }
     }
     if (!left) return;
@@ -295,25 +389,46 @@ class Coordinator {
     }
   }
 
+  void fail_with_who_is_away() {
+    for (const auto& [rank, hello] : waiting_) {
+      if (hello.may_return) fail_all(not_back(own_, hello, rank));
+    }
+  }
+
   [[noreturn]] void fail_all(const Error& error) {
     refuse_present(error);
     throw error;
   }
 
-  // The error is none that the rendezvous came to: an interrupt, or the port failed.
-  void refuse_for_outside(Error error) {
+  // The error is none that the rendezvous came to: an interrupt, or the port failed. Every rank
+  // gets it, who comes to the same call later too.
+  void leave(Error error) {
+    waiting_.erase(0);
     try {
-      refuse_present(error.with_rank(0));
+      error.with_rank(0);
+      std::vector<Notice> notices;
+      for (int rank = 1; rank < static_cast<int>(size_); ++rank) {
+        const auto found = waiting_.find(rank);
+        if (found != waiting_.end() && !found->second.left) {
+          memory_.answered[rank] = found->second.nonce;
+          waiting_.erase(found);
+        }
+        notices.push_back({rank, pack_withdrawal(memory_.answered[rank], own_, error), {}});
+        memory_.unaware.insert(rank);
+      }
+      port_.post(std::move(notices));
     } catch (...) {
-      waiting_.erase(0);
       log(LogLevel::kWarning,
-          own_.name() + ": the other ranks could not be told: " + current_error().what());
+          own_.name() +
+              ": the other ranks did not get the error of this one: " + current_error().what());
     }
   }
 
   void refuse_present(const Error& error) {
     std::vector<int> ranks;
-    for (const auto& [rank, hello] : waiting_) ranks.push_back(rank);
+    for (const auto& [rank, hello] : waiting_) {
+      if (!hello.left) ranks.push_back(rank);
+    }
     refuse(ranks, error);
   }
 
@@ -323,6 +438,7 @@ class Coordinator {
     for (int rank : ranks) {
       const auto hello = waiting_.extract(rank);
       if (rank == 0) continue;
+      memory_.answered[rank] = hello.mapped().nonce;
       answers.push_back({rank, pack(Kind::kRefusal, hello.mapped().nonce, content), {}});
     }
     port_.post(std::move(answers));
@@ -335,7 +451,9 @@ class Coordinator {
   const size_t size_;
   const Hello& own_;
   const Deadline deadline_;
+  CallMemory& memory_;
   std::map<int, Hello>& waiting_;
+  Grace grace_;
 };
 
 void remember(CallMemory& memory, const Hello& hello, std::optional<uint64_t> agreed) {
@@ -375,11 +493,11 @@ Call::~Call() {
 void Call::abort(const Error& why) noexcept {
   if (port_ == nullptr) return;
   try {
-    Error told = why;
-    port_->abort(told.with_rank(comm_.rank()));
+    Error error = why;
+    port_->abort(error.with_rank(comm_.rank()));
   } catch (...) {
-    log(LogLevel::kWarning,
-        std::string("the other ranks could not be told: ") + current_error().what());
+    log(LogLevel::kWarning, std::string("the other ranks did not get the error of this one: ") +
+                                current_error().what());
   }
 }
 

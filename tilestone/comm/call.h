@@ -16,6 +16,10 @@
 //    by one call so are in step again after at most one more that fails.
 // 4. A rank that leaves early (deadline, interrupt) withdraws its hello and says why. Those who
 //    came to the same call get its error as soon as nobody else is missing.
+// 5. A rank that left, and not by its deadline, before the others came may be about to come again.
+//    Once nobody else is missing they wait five seconds for that, or until their deadline, and then
+//    get an error that names it. The coordinator leaves word for every rank when it goes: who comes
+//    to the same call later waits as long, and goes on waiting when the coordinator is back.
 //
 // Whatever went wrong, the next call that all ranks make works.
 //

@@ -2,6 +2,7 @@
 // on. A communicator without one still works; its ranks must then make the same calls.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -40,8 +42,15 @@ struct CallMemory {
   std::deque<uint64_t> recent;  // fingerprints of the last calls, newest first
   uint64_t since = 0;           // how many of them came after the last call that all ranks made
   uint64_t agreed = 0;          // number of that one
-  // Coordinator: who has come and waits for an answer.
+  // Coordinator: who has come and waits for an answer, and who has left and was not heard of since.
+  // Member: only rank 0, when the coordinator has left a call and was not heard of since.
   std::map<int, comm_internal::Hello> waiting;
+  // Coordinator: the nonces of the hellos that it answered last; and the ranks that have heard
+  // nothing of it since it left a call.
+  std::map<int, uint64_t> answered;
+  std::set<int> unaware;
+  // How long those who have come wait for a rank that has left and may come again.
+  std::chrono::duration<double> grace{5};
 };
 
 // A short message beside the operations. Of those from one rank to another only the newest counts:

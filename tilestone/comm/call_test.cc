@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "tilestone/base/interrupt.h"
+#include "tilestone/comm/call_port.h"
 #include "tilestone/comm/comm_testing.h"
 #include "tilestone/comm/threads.h"
 
@@ -145,6 +146,104 @@ TEST(Call, AnInterruptAtTheRendezvousReachesTheOthersAndLeavesTheGroupUsable) {
   }
 }
 
+// ---- A rank that leaves before the others come ----
+
+// Comes to the call and is interrupted while it waits. The group's other ranks are not there.
+void come_and_leave(const Communicator& comm, const std::string& place) {
+  const auto interrupt = std::make_shared<Interrupt>();
+  std::jthread stopper([interrupt] {
+    std::this_thread::sleep_for(milliseconds(20));
+    interrupt->request(std::make_exception_ptr(std::runtime_error("Ctrl-C")));
+  });
+  EXPECT_EQ(
+      failure_of([&] { const Call call(comm, "save", place, plenty().with_interrupt(interrupt)); }),
+      "Ctrl-C");
+}
+
+void set_grace(const Communicator& comm, double seconds) {
+  comm.call_port()->memory().grace = std::chrono::duration<double>(seconds);
+}
+
+constexpr double kNoEnd = 1000;  // seconds: a grace in which the next thing surely happens
+
+class LeftBefore : public testing::TestWithParam<int> {};  // the rank that leaves
+INSTANTIATE_TEST_SUITE_P(Rank, LeftBefore, testing::Values(0, 1, 2),
+                         testing::PrintToStringParamName());
+
+TEST_P(LeftBefore, FailsWhoComesLaterLongBeforeTheDeadlineEachTimeAndOnlyAtThatCall) {
+  std::barrier<> all(3);
+  run_ranks(3, [&](const Communicator& comm) {
+    const bool leaver = comm.rank() == GetParam();
+    set_grace(comm, 0.3);
+    if (leaver) come_and_leave(comm, "a");
+    all.arrive_and_wait();
+    for (int time = 0; time < 2 && !leaver; ++time) {
+      const std::string who = "rank " + std::to_string(GetParam());
+      const auto come = [&] {
+        EXPECT_THAT(failure_of([&] { const Call call(comm, "save", "a", plenty()); }),
+                    AllOf(HasSubstr("save at a: " + who + " left the call and did not come again"),
+                          HasSubstr("Ctrl-C")));
+      };
+      EXPECT_LT(seconds_of(come), 20);
+    }
+    all.arrive_and_wait();
+    if (leaver) std::this_thread::sleep_for(milliseconds(600));  // others wait longer elsewhere
+    const Call call(comm, "save", "b", plenty());
+    comm_testing::check_random_operations(comm, 8, 5);
+  });
+}
+
+TEST_P(LeftBefore, NamesTheRankAtADeadlineThatComesBeforeTheGraceIsOver) {
+  std::barrier<> all(3);
+  const auto errors = errors_of(3, [&](const Communicator& comm) {
+    set_grace(comm, kNoEnd);
+    if (comm.rank() == GetParam()) come_and_leave(comm, "a");
+    all.arrive_and_wait();
+    std::optional<Error> error;
+    try {
+      if (comm.rank() != GetParam()) {
+        const Call call(comm, "save", "a", Deadline::after(milliseconds(300)));
+      }
+    } catch (const Error& raised) {
+      error = raised;
+    }
+    all.arrive_and_wait();
+    if (error) throw Error(*error);
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    if (rank == GetParam()) continue;
+    EXPECT_EQ(errors[rank].code(), ErrorCode::kInterrupted) << errors[rank].what();
+    EXPECT_EQ(errors[rank].rank(), GetParam()) << errors[rank].what();
+  }
+}
+
+TEST_P(LeftBefore, AndComesAgainIsWaitedFor) {
+  std::barrier<> all(3);
+  run_ranks(3, [&](const Communicator& comm) {
+    set_grace(comm, kNoEnd);
+    const bool leaver = comm.rank() == GetParam();
+    if (leaver) come_and_leave(comm, "a");
+    all.arrive_and_wait();
+    if (leaver) std::this_thread::sleep_for(milliseconds(100));
+    const Call call(comm, "save", "a", plenty());
+    comm_testing::check_random_operations(comm, 9, 5);
+  });
+}
+
+TEST_P(LeftBefore, AndComesAgainEndsTheGraceThoughAnotherRankIsMuchLater) {
+  std::barrier<> all(3);
+  const int late = (GetParam() + 1) % 3;
+  run_ranks(3, [&](const Communicator& comm) {
+    set_grace(comm, 0.3);
+    const bool leaver = comm.rank() == GetParam();
+    if (leaver) come_and_leave(comm, "a");
+    all.arrive_and_wait();
+    if (comm.rank() == late) std::this_thread::sleep_for(milliseconds(900));
+    const Call call(comm, "save", "a", plenty());
+    comm_testing::check_random_operations(comm, 10, 5);
+  });
+}
+
 TEST(Call, CallsOfTwoThreadsOfOneRankFollowOneAnother) {
   const std::vector<Communicator> group = threads(2);
   std::atomic<int> inside = 0;
@@ -195,29 +294,47 @@ struct Sequence {
   int places;  // calls use so many places in turn; 0: each has its own
 };
 
-enum class Way { kMake, kSkip, kTwice, kElsewhere };
+enum class Way { kMake, kSkip, kTwice, kElsewhere, kInterrupted };
 
 Way way_of(const Sequence& sequence, int number, int rank) {
   std::mt19937_64 random(sequence.seed * 1000003 + static_cast<uint64_t>(number) * 101 +
                          static_cast<uint64_t>(rank));
   if (random() % 3 != 0) return Way::kMake;
-  constexpr Way kWays[] = {Way::kSkip, Way::kTwice, Way::kElsewhere};
-  return kWays[random() % 3];
+  constexpr Way kWays[] = {Way::kSkip, Way::kTwice, Way::kElsewhere, Way::kInterrupted};
+  return kWays[random() % 4];
 }
 
 std::string place_of(int number, int places) {
   return "place " + std::to_string(places > 0 ? number % places : number);
 }
 
-bool make_call(const Communicator& comm, const std::string& place, milliseconds patience) {
+bool make_call(const Communicator& comm, const std::string& place, milliseconds patience,
+               std::shared_ptr<const Interrupt> interrupt = nullptr) {
+  const Deadline deadline = Deadline::after(patience).with_interrupt(std::move(interrupt));
   try {
-    const Call call(comm, "save", place, Deadline::after(patience));
-    const auto all = comm.all_gather(as_bytes(place), Deadline::after(patience));
-    for (const Bytes& other : all) EXPECT_EQ(as_text(other), place);
-    return true;
-  } catch (const Error&) {
+    Call call(comm, "save", place, deadline);
+    try {
+      const auto all = comm.all_gather(as_bytes(place), deadline);
+      for (const Bytes& other : all) EXPECT_EQ(as_text(other), place);
+      return true;
+    } catch (...) {
+      call.abort(current_error());
+      throw;
+    }
+  } catch (const std::exception&) {
     return false;
   }
+}
+
+// As whoever presses Ctrl-C, after 0 to 9 ms.
+void make_interrupted_call(const Communicator& comm, const std::string& place, milliseconds wait,
+                           milliseconds patience) {
+  const auto interrupt = std::make_shared<Interrupt>();
+  std::jthread stopper([interrupt, wait] {
+    std::this_thread::sleep_for(wait);
+    interrupt->request(std::make_exception_ptr(std::runtime_error("Ctrl-C")));
+  });
+  make_call(comm, place, patience, interrupt);
 }
 
 void disturb(const Sequence& sequence, const Communicator& comm, int number) {
@@ -226,6 +343,9 @@ void disturb(const Sequence& sequence, const Communicator& comm, int number) {
   const Way way = way_of(sequence, number, comm.rank());
   if (way == Way::kElsewhere) {
     make_call(comm, "typo " + std::to_string(comm.rank()), kPatience);
+  } else if (way == Way::kInterrupted) {
+    make_interrupted_call(comm, place, milliseconds((number * 7 + comm.rank() * 3) % 10),
+                          kPatience);
   } else if (way != Way::kSkip) {
     make_call(comm, place, kPatience);
     if (way == Way::kTwice) make_call(comm, place, kPatience);

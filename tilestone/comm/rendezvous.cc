@@ -35,6 +35,10 @@ class Rendezvous {
     std::map<Bytes, size_t> views;
     for (size_t rank = 0; rank < hellos.size(); ++rank) {
       if (!hellos[rank]) continue;
+      if (hellos[rank]->may_return) {
+        ++away_;
+        continue;
+      }
       ++here_;
       const auto [view, fresh] = views.emplace(view_of(*hellos[rank]), views_.size());
       if (fresh) views_.push_back({&*hellos[rank], {}});
@@ -46,6 +50,7 @@ class Rendezvous {
     std::vector<Fate> fates(hellos_.size(), Fate::kWait);
     if (all_agree()) {
       if (complete()) fates.assign(hellos_.size(), anyone_left() ? Fate::kLeft : Fate::kGo);
+      if (only_others_are_away()) fates.assign(hellos_.size(), Fate::kAway);
       return fates;
     }
     bool any = false;
@@ -71,6 +76,10 @@ class Rendezvous {
   }
 
   bool complete() const { return here_ == hellos_.size(); }
+
+  bool only_others_are_away() const {
+    return here_ > 0 && away_ > 0 && here_ + away_ == hellos_.size();
+  }
 
   bool anyone_left() const {
     return std::any_of(hellos_.begin(), hellos_.end(),
@@ -123,7 +132,7 @@ class Rendezvous {
   }
 
   const Hellos& hellos_;
-  size_t here_ = 0;
+  size_t here_ = 0, away_ = 0;
   std::vector<View> views_;
 };
 
@@ -172,7 +181,7 @@ std::vector<Fate> decide(const Hellos& hellos) { return Rendezvous(hellos).fates
 std::string who_is_where(const Hellos& hellos) {
   std::map<std::string, std::vector<int>> calls;
   for (int rank = 0; rank < static_cast<int>(hellos.size()); ++rank) {
-    if (hellos[rank]) calls[hellos[rank]->name()].push_back(rank);
+    if (hellos[rank] && !hellos[rank]->may_return) calls[hellos[rank]->name()].push_back(rank);
   }
   std::vector<std::pair<int, std::string>> parts;
   for (const auto& [name, ranks] : calls) {

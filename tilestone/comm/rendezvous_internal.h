@@ -26,6 +26,7 @@ struct Hello {
   uint64_t since = 0;            // how many of them came after `agreed`
   // Not sent: the rank came to this call and left it while others were missing.
   std::optional<Error> left;
+  bool may_return = false;  // it left before the coordinator came, which so can't know the order
 
   std::string name() const;  // "save at /checkpoints/5"
   Bytes encode() const;
@@ -40,9 +41,11 @@ enum class Fate {
   kBehind,    // the others have left this rank's call already
   kMismatch,  // all are here and contradict each other, and nobody is known to be behind
   kLeft,      // all have come, and one of them has left
+  kAway,      // all others have come, and those who left earlier are not back
 };
 
-// hellos[r] is rank r's, when it is here. The result's [r] is rank r's fate.
+// hellos[r] is rank r's, when it is here. The result's [r] is rank r's fate. A rank that may return
+// counts as missing, and as evidence of nothing.
 std::vector<Fate> decide(const std::vector<std::optional<Hello>>& hellos);
 
 // Who is in which call: "rank 0: save at /a; ranks 1 and 2: load at /b".

@@ -1,7 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <initializer_list>
+#include <random>
 
 #include "tilestone/comm/rendezvous_internal.h"
 
@@ -84,6 +87,77 @@ TEST(Rendezvous, WhoLeftFailsTheCallOnceAllHaveCome) {
   left.left = Error(ErrorCode::kInterrupted, "stopped");
   EXPECT_EQ(decide({at("a"), left, std::nullopt}), all(3, kWait));
   EXPECT_EQ(decide({at("a"), left, at("a")}), all(3, Fate::kLeft));
+}
+
+Hello away_from(const std::string& place) {
+  Hello away = at(place);
+  away.left = Error(ErrorCode::kInterrupted, "stopped");
+  away.may_return = true;
+  return away;
+}
+
+TEST(Rendezvous, WhoLeftBeforeIsWaitedForByAllOthersAndMayComeAgain) {
+  EXPECT_EQ(decide({at("a"), away_from("a"), std::nullopt}), all(3, kWait));
+  EXPECT_EQ(decide({at("a"), away_from("a"), at("a")}), all(3, Fate::kAway));
+  EXPECT_EQ(decide({at("a"), at("a"), at("a")}), all(3, kGo));
+}
+
+TEST(Rendezvous, WhoLeftBeforeIsNoEvidenceInAContradiction) {
+  EXPECT_EQ(decide({at("a"), away_from("a"), at("b")}), all(3, kWait));
+  EXPECT_EQ(who_is_where({at("a"), away_from("a")}), "rank 0: save at a");
+}
+
+// Ranks that are missing, here in one of a few calls, have left or are away, with random pasts.
+Hellos random_hellos(std::mt19937_64& random) {
+  constexpr const char* kPlaces[] = {"a", "a", "a", "b", ""};
+  const auto place = [&] { return kPlaces[random() % 5]; };
+  Hellos hellos(2 + random() % 4);
+  for (auto& hello : hellos) {
+    const uint64_t what = random() % 12;
+    if (what == 0) continue;
+    hello = what == 1 ? away_from(place()) : at(place());
+    if (what == 2) hello->left = Error(ErrorCode::kInterrupted, "stopped");
+    for (uint64_t count = random() % 3; count > 0; --count) {
+      hello->recent.push_back(fingerprint("save", place()));
+      hello->since += random() % 2;
+    }
+  }
+  return hellos;
+}
+
+size_t count(const Hellos& hellos, const std::function<bool(const Hello&)>& is) {
+  return static_cast<size_t>(std::count_if(hellos.begin(), hellos.end(),
+                                           [&](const auto& hello) { return hello && is(*hello); }));
+}
+
+TEST(Rendezvous, WhateverRanksDoTheyGoTogetherAndNobodyGoesWithoutARankThatLeft) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 20000; ++round) {
+    const Hellos hellos = random_hellos(random);
+    const std::vector<Fate> fates = decide(hellos);
+    const auto has = [&](Fate fate) { return std::count(fates.begin(), fates.end(), fate) > 0; };
+    const size_t away = count(hellos, [](const Hello& hello) { return hello.may_return; });
+    const size_t left = count(hellos, [](const Hello& h) { return h.left && !h.may_return; });
+    const size_t here = count(hellos, [](const Hello& hello) { return !hello.may_return; });
+    for (const Fate fate : {kGo, Fate::kLeft, Fate::kAway, kMismatch}) {
+      EXPECT_TRUE(!has(fate) || fates == all(hellos.size(), fate)) << "round " << round;
+    }
+    const bool all_here = here == hellos.size(), others_here = here + away == hellos.size();
+    EXPECT_TRUE(!has(kGo) || (left == 0 && all_here)) << "round " << round;
+    EXPECT_TRUE(!has(Fate::kLeft) || (left > 0 && all_here)) << "round " << round;
+    EXPECT_TRUE(!has(Fate::kAway) || (away > 0 && others_here)) << "round " << round;
+    if (!has(Fate::kAway) && !has(Fate::kLeft)) continue;
+    Hellos back = hellos;  // those who left come again, to the call that the others are in
+    for (auto& hello : back) {
+      if (hello->left) hello = at("");
+    }
+    EXPECT_EQ(decide(back), all(back.size(), kGo)) << "round " << round;
+    for (size_t rank = 0; rank < hellos.size(); ++rank) {  // without one, they wait
+      Hellos fewer = hellos;
+      fewer[rank].reset();
+      for (Fate fate : decide(fewer)) EXPECT_TRUE(fate == kWait || fate == Fate::kBehind);
+    }
+  }
 }
 
 TEST(Rendezvous, SaysWhoIsInWhichCall) {

@@ -7,7 +7,9 @@
 #include <thread>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/interrupt.h"
 #include "tilestone/comm/call.h"
+#include "tilestone/comm/call_port.h"
 #include "tilestone/comm/comm_testing.h"
 #include "tilestone/comm/mpi.h"
 #include "tilestone/comm/mpi_internal.h"
@@ -152,6 +154,37 @@ TEST(MpiCalls, AbortEndsWaitingOperationsLongBeforeTheDeadline) {
   }
   all_ranks();
   EXPECT_TRUE(make_call(world, "b", 60000));
+}
+
+// The last rank and rank 0 leave in turn; in the second half they come again.
+TEST(MpiCalls, WhoLeavesBeforeTheOthersComeFailsThemSoonOrComesAgain) {
+  const Communicator world = mpi_world();
+  if (world.size() == 1) return;
+  for (const auto& [leaver, again] :
+       {std::pair(0, false), {world.size() - 1, false}, {0, true}, {world.size() - 1, true}}) {
+    world.call_port()->memory().grace = std::chrono::duration<double>(again ? 1000 : 0.3);
+    const std::string place = "left by " + std::to_string(leaver) + (again ? " for now" : "");
+    if (world.rank() == leaver) {
+      const auto stop = std::make_shared<Interrupt>();
+      stop->request(std::make_exception_ptr(Error(ErrorCode::kInterrupted, "Ctrl-C")));
+      const Deadline minute = Deadline::after(std::chrono::seconds(60));
+      EXPECT_THROW(Call(world, "save", place, minute.with_interrupt(stop)), Error);
+    }
+    all_ranks();
+    if (world.rank() == leaver && again) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (again) {
+      EXPECT_TRUE(make_call(world, place, 60000)) << place << ", rank " << world.rank();
+    } else if (world.rank() != leaver) {
+      try {
+        const Call call(world, "save", place, Deadline::after(std::chrono::seconds(60)));
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kInterrupted) << error.what();
+        EXPECT_EQ(error.rank(), leaver) << error.what();
+      }
+    }
+    all_ranks();
+  }
 }
 
 TEST(MpiCalls, DuplicatingACommunicatorIsBoundedByItsDeadline) {
