@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Iterator
 
+import hosts
 import pytest
 import ranks
 
@@ -33,3 +34,14 @@ def worlds() -> Iterator[ranks.Worlds]:
 def ckpt(tmp_path: pathlib.Path) -> str:
     """Where a test's checkpoint goes."""
     return str(tmp_path / "ckpt")
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[hosts.Hosts]:
+    """Two hosts with a fast link."""
+    made = hosts.Hosts()
+    try:
+        made.make()
+        yield made
+    finally:
+        made.remove()
