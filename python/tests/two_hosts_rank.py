@@ -1,5 +1,5 @@
-"""One MPI rank of a job on two hosts: see test_two_hosts.py. It saves rows, loads columns, and prints
-a line of JSON.
+"""One MPI rank of a job on two hosts: see test_two_hosts.py. It saves rows, loads columns and
+prints a line of JSON.
 """
 
 from __future__ import annotations
