@@ -1,5 +1,6 @@
 // A checkpoint opened for reading.
 #include "python/src/bindings.h"
+#include "python/src/writable.h"
 
 namespace tilestone::python {
 namespace {
@@ -160,6 +161,7 @@ void bind_tensors(nb::class_<Checkpoint>& bound) {
           "read_into",
           [](const Checkpoint& c, const std::string& key, const std::optional<Box>& box,
              const TensorView& target) {
+            check_writable(target, key);
             without_gil(
                 [&](const Stop& stop) { c.with_interrupt(stop).read_into(key, box, target); },
                 length_of_read(c, key, box));

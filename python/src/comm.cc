@@ -288,7 +288,7 @@ void bind_comm(nb::module_& m) {
       },
       "timeout"_a = nb::none(),
       "A duplicate of MPI_COMM_WORLD; every rank of the job calls, within `timeout` seconds. "
-      "Raises "
+      "MPI_Init, which it calls when nobody has, waits for all ranks without a limit. Raises "
       "UnsupportedError in a build without MPI.");
   m.def(
       "run_ranks",

@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "python/src/bindings.h"
+#include "python/src/writable.h"
 
 namespace tilestone::python {
 namespace {
@@ -54,6 +55,7 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
   LoadRequest request{to_state(bridge.call("unpack", wanted), bridge, &claims),
                       location_of(path, follow_links),
                       {}};
+  check_writable(request.wanted);
   request.options.complete = std::move(claims.complete);
   request.options.subtrees = std::move(claims.subtrees);
   request.options.cast = cast;

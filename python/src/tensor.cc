@@ -178,6 +178,12 @@ void bind_tensor(nb::module_& m) {
   m.def("shares_elements", &shares_elements, "shape"_a, "strides"_a,
         "Whether several elements may lie in one place, as those of an expanded tensor do.");
   m.def(
+      "is_writable",
+      [](uintptr_t data, uint64_t bytes) {
+        return is_writable_now(reinterpret_cast<const void*>(data), bytes);
+      },
+      "data"_a, "bytes"_a, "Whether memory of this process is mapped for writing.");
+  m.def(
       "itemsize", [](std::string_view name) { return itemsize(dtype_named(name)); }, "dtype"_a,
       "Bytes an element.");
   m.def(

@@ -1,4 +1,5 @@
 // State dicts: Python's containers, tensors and entities as nodes and back.
+#include <algorithm>
 #include <numeric>
 #include <unordered_map>
 #include <unordered_set>
@@ -109,7 +110,7 @@ class TreeMaker {
   }
 
   StateDict dict(nb::handle mapping, const Path& path) const {
-    check_depth(path);
+    const Inside inside(*this, mapping, path);
     StateDict out;
     auto& entries = out.entries();
     bool distinct = is_plain_dict(mapping);
@@ -129,6 +130,28 @@ class TreeMaker {
   }
 
  private:
+  // A container whose items are being made. One that stands in itself has no end: the error names
+  // the first place at which it stands again.
+  class Inside {
+   public:
+    Inside(const TreeMaker& maker, nb::handle container, const Path& path)
+        : above_(maker.containers_) {
+      const auto same = std::find(above_.begin(), above_.end(), container.ptr());
+      if (same != above_.end()) {
+        throw Error(ErrorCode::kInvalidArgument, "a container that holds itself")
+            .with_key(dotted(path));
+      }
+      check_depth(path);
+      above_.push_back(container.ptr());
+    }
+    ~Inside() { above_.pop_back(); }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+
+   private:
+    std::vector<PyObject*>& above_;
+  };
+
   static void check_depth(const Path& path) {
     if (path.size() <= kDepthLimit) return;
     throw Error(ErrorCode::kInvalidArgument,
@@ -191,6 +214,7 @@ class TreeMaker {
   }
 
   StateList list(nb::handle list, const Path& path) const {
+    const Inside inside(*this, list, path);
     StateList out;
     Path below = path;
     below.emplace_back();
@@ -240,6 +264,7 @@ class TreeMaker {
   Claims* const claims_;
   const int everywhere_;  // how many ranks hold each plain array; 0: that is not known
   const TorchTensors torch_tensors_;
+  mutable std::vector<PyObject*> containers_;  // those that the place under way is in
 };
 
 // The keys of a template's dict that are neither text nor ints, by the text that they became: a

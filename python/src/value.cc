@@ -77,7 +77,8 @@ class ValueMaker {
       return Value(dtype_named(nb::cast<std::string>(described)));
     }
     if (described.is_none()) return std::nullopt;
-    return from_opaque(object, depth + 1);  // which it gave back as it is
+    check_opaque(object);  // which it gave back as it is
+    return from_opaque(object, depth + 1);
   }
 
   // (view, whether it is a parameter, whether it requires grad)
@@ -120,6 +121,24 @@ class ValueMaker {
     auto dict = entries(object, depth);
     if (!dict) return std::nullopt;
     return Value::dict(std::move(*dict));
+  }
+
+  static void check_opaque(nb::handle object) {
+    const auto is = [&](const char* name, bool (*check)(nb::handle)) {
+      if (check(object.attr(name))) return;
+      throw Error(ErrorCode::kInvalidArgument,
+                  std::string("the attribute \"") + name + "\" of an Opaque is " +
+                      nb::cast<std::string>(nb::repr(object.attr(name))));
+    };
+    const auto is_text = [](nb::handle h) { return PyUnicode_Check(h.ptr()) != 0; };
+    const auto is_sequence = [](nb::handle h) {
+      return PyTuple_Check(h.ptr()) || PyList_Check(h.ptr());
+    };
+    const auto is_dict = [](nb::handle h) { return PyDict_Check(h.ptr()) != 0; };
+    for (const char* name : {"kind", "module", "name"}) is(name, is_text);
+    for (const char* name : {"args", "appended"}) is(name, is_sequence);
+    for (const char* name : {"keywords", "entries"}) is(name, is_dict);
+    is("has_state", [](nb::handle h) { return PyBool_Check(h.ptr()) != 0; });
   }
 
   // An object that was loaded and not made, as what it was.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import pathlib
+import warnings
 from typing import Any
 
 import numpy
@@ -85,6 +86,70 @@ def _read_only_map(folder: pathlib.Path) -> Any:
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 48, prot=mmap.PROT_READ)
     return numpy.frombuffer(mapped, "f4").reshape(3, 4)
+
+
+def _mapped(folder: pathlib.Path, mode: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A tensor over a map of a file; torch does not know whether it may be written."""
+    path = folder / "mapped"
+    path.write_bytes(bytes(8 << 20))
+    array = numpy.memmap(path, numpy.uint8, mode)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(array).view(dtype)
+
+
+MAPPED = {
+    "start": lambda flat: flat[:12].reshape(3, 4),
+    "end": lambda flat: flat[-12:].reshape(3, 4),
+    "large gaps": lambda flat: flat.as_strided((3, 4), (400_000, 3)),
+    "parameter": lambda flat: torch.nn.Parameter(flat[:12].reshape(3, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", MAPPED)
+def test_a_tensor_on_a_read_only_map_is_refused_with_its_key(
+    kind: str, stored: str, tmp_path: pathlib.Path
+) -> None:
+    out = MAPPED[kind](_mapped(tmp_path, "r"))
+    calls: list[Any] = [
+        lambda: tilestone.open(stored).read("x", out=out),
+        lambda: tilestone.load({"c": torch.zeros(3, 4, dtype=torch.complex64), "x": out}, stored),
+        lambda: tilestone.load(
+            {"a": [tilestone.ShardedTensor.from_box("x", out, (3, 4), ((0, 3), (0, 4)))]}, stored
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(tilestone.InvalidArgumentError, match="read-only") as raised:
+            call()
+        assert raised.value.key == "x"
+    assert not out.any()
+
+
+@pytest.mark.parametrize("kind", MAPPED)
+@pytest.mark.parametrize("mode", ["c", "r+"])
+def test_a_tensor_on_a_writable_map_is_filled(
+    kind: str, mode: str, stored: str, tmp_path: pathlib.Path
+) -> None:
+    out = MAPPED[kind](_mapped(tmp_path, mode))
+    assert tilestone.open(stored).read("x", out=out) is out
+    assert out.tolist() == STORED.tolist()
+    with torch.no_grad():
+        out.zero_()
+    assert tilestone.load({"x": out}, stored)["x"] is out
+    assert out.tolist() == STORED.tolist()
+
+
+def test_a_conjugated_tensor_on_a_read_only_map_is_refused(
+    stored: str, tmp_path: pathlib.Path
+) -> None:
+    out = _mapped(tmp_path, "r", torch.complex64)[:12].reshape(3, 4).conj()
+    for call in (
+        lambda: tilestone.open(stored).read("c", out=out),
+        lambda: tilestone.load({"c": out}, stored),
+    ):
+        with pytest.raises(tilestone.InvalidArgumentError, match="read-only") as raised:
+            call()
+        assert raised.value.key == "c"
 
 
 class ReadOnly:

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tilestone import _core, _options
+from tilestone import _core, _forked, _options
 from tilestone._bridge import Bridge
 from tilestone._errors import InvalidArgumentError
 from tilestone._progress import ProgressCallback, reporting
+
 
 def _group_of_torch(group: Any) -> Any:
     """The process group given, or torch's default one where it is initialised, or None."""
@@ -31,6 +32,7 @@ def _communicator(group: Any, comm: Any) -> Any:
     group = _group_of_torch(group)
     if group is None:
         return _core.solo()
+    _forked.check(group, os.getpid())
     from tilestone._torch_comm import TorchCommunicator
 
     try:
@@ -149,7 +151,8 @@ def load(
             of the object: {"model": model.state_dict()}.
         path: the checkpoint's directory, as for `save`.
         group, comm: as for `save`.
-        cast: convert from the stored dtype where it differs from the wanted one.
+        cast: convert from the stored dtype where it differs from the wanted one, as torch's
+            .to() does (what is too large for float8_e4m3fn becomes its largest number).
         allow: names ("argparse.Namespace") of classes of which objects may be made. Objects of
             plain types (sets, paths, dates, numpy's scalars and the like) come back without it;
             one of another class comes back as `Opaque`, which `save` writes as the object that
@@ -171,6 +174,11 @@ def load(
 
     Raises:
         NotFoundError: no checkpoint, or a key that it doesn't hold (the hint names similar ones).
+        UnsupportedError: a dtype to which cast has no conversion (complex to real), with its key;
+            or a process group that a forked process has inherited.
+        InvalidArgumentError: a template that can't be filled, with its key: one with several
+            elements in one place, or on a read-only map. That torch's memory is an immutable
+            `bytes` object (torch.frombuffer warns of it) can't be found out: it is written.
         MismatchError: dtype or global shape differ from the stored ones, or the checkpoint holds
             state of a Stateful object for which no rank asks.
         CoverageError: the checkpoint lacks elements that are wanted.

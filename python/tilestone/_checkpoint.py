@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from tilestone import _bridge, _core, _options
 from tilestone._dtypes import DType
 from tilestone._entities import to_box
-from tilestone._errors import InvalidArgumentError
+from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone._progress import ProgressCallback, reporting
 
 BoxLike: TypeAlias = _core.Box | Sequence[tuple[int, int] | slice]
@@ -59,13 +59,19 @@ class StoredTensor:
         """A box by basic slicing with step 1: tensor[:128, 64:]; fewer bytes are read."""
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) > len(self.shape) or not all(isinstance(part, slice) for part in parts):
-            raise InvalidArgumentError(f"{self.key}: only slices index a stored tensor: {index!r}")
+            raise InvalidArgumentError(
+                f"only slices, one for each dim of {self.shape}, index a stored tensor: {index!r}",
+                key=self.key,
+            )
         ends = []
         for part, n in zip(parts + (slice(None),) * (len(self.shape) - len(parts)), self.shape,
                            strict=True):  # fmt: skip
-            start, stop, step = part.indices(n)
+            try:
+                start, stop, step = part.indices(n)
+            except (TypeError, ValueError) as error:
+                raise InvalidArgumentError(f"{part}: {error}", key=self.key) from None
             if step != 1:
-                raise InvalidArgumentError(f"{self.key}: a slice's step is 1, not {step}")
+                raise InvalidArgumentError(f"a slice's step is 1, not {step}", key=self.key)
             ends.append((start, max(start, stop)))
         return self.read(ends)
 
@@ -130,7 +136,7 @@ class Checkpoint:
         Raises:
             NotFoundError (a KeyError): no such key; the hint names similar ones.
         """
-        if self._handle.is_tensor(key):
+        if self._handle.is_tensor(_options.word("key", key)):
             return StoredTensor(self, key)
         return self.object(key)
 
@@ -154,18 +160,49 @@ class Checkpoint:
 
         Raises:
             NotFoundError: no such tensor; the hint names similar keys.
-            InvalidArgumentError: the box lies outside the tensor; `out` is read-only, has no
-                memory, or has several elements in one place (an expanded tensor).
+            InvalidArgumentError: the box is none, or lies outside the tensor; `out` is read-only,
+                has no memory, or has several elements in one place (an expanded tensor).
             CorruptError: a checksum or the file's structure is wrong.
+
+        torch does not say that memory must not be written: a tensor over a read-only map is found
+        out and refused, but one over an immutable `bytes` object (torch.frombuffer warns of it) is
+        written like any other. Give numpy.frombuffer(...), which is read-only, or a bytearray.
         """
-        part = None if box is None else to_box(box)
-        if out is not None:
+        key = _options.word("key", key)
+        handle = self._handle
+        bridge = self._bridge(framework)
+        try:
+            part = None if box is None else self._part(key, box)
+            if out is None:
+                return bridge.make_array(handle.read(key, part), None)
             target = _bridge.view_to_fill(out)
-            self._handle.read_into(key, part, target)
+            handle.read_into(key, part, target)
             _bridge.written(target, out)
             return out
-        loaded = self._handle.read(key, part)
-        return self._bridge(framework).make_array(loaded, None)
+        except CheckpointError as error:
+            error.add_key(key)
+            raise
+
+    def _part(self, key: str, box: BoxLike) -> _core.Box | None:
+        """A box that lies in the tensor; nothing where there is no such tensor."""
+        if not self._handle.is_tensor(key):
+            return None
+        shape = self._handle.shape(key)
+        try:
+            part = to_box(box)
+            inside = len(part.offset) == len(shape) and all(
+                0 <= begin and 0 <= n and begin + n <= size
+                for begin, n, size in zip(part.offset, part.shape, shape, strict=True)
+            )
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(
+                f"{error.message}; the tensor has shape {shape}", key=key
+            ) from None
+        if not inside:
+            raise InvalidArgumentError(
+                f"the box {box!r} does not lie in the tensor of shape {shape}", key=key
+            )
+        return part
 
     def object(
         self, key: str, *, allow: Collection[str] = (), framework: str | None = None
@@ -178,11 +215,12 @@ class Checkpoint:
                 another class comes back as `Opaque`, but for plain types, as `load` says.
             framework: of tensors inside the object.
         """
+        key = _options.word("key", key)
         return self._handle.read_object(key, self._bridge(framework, allow))
 
     def object_bytes(self, key: str) -> bytes:
         """The stored bytes of an object (a torch.save archive)."""
-        return self._handle.read_object_bytes(key)
+        return self._handle.read_object_bytes(_options.word("key", key))
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """(key, what ckpt[key] gives), in the order of keys."""
@@ -233,15 +271,23 @@ class Checkpoint:
 
     def path_of(self, key: str) -> tuple[str | int, ...]:
         """Where the writer's tree had the key; empty when that is not recorded."""
-        return tuple(self._handle.path_of(key))
+        return tuple(self._handle.path_of(_options.word("key", key)))
 
     def _bridge(self, framework: str | None, allow: Collection[str] = ()) -> _bridge.Bridge:
-        return _bridge.Bridge(allow=_options.names("allow", allow), framework=framework or self.framework)
+        allowed = _options.names("allow", allow)
+        chosen = self.framework if framework is None else _framework(framework)
+        return _bridge.Bridge(allow=allowed, framework=chosen)
 
     def __repr__(self) -> str:
         if self._open is None:
             return f"Checkpoint({self.path!r}, closed)"
         return f"Checkpoint({self.path!r}, {len(self)} keys)"
+
+
+def _framework(name: str) -> str:
+    if isinstance(name, str) and name in ("numpy", "torch"):
+        return name
+    raise InvalidArgumentError(f'framework is "numpy" or "torch", not {name!r}')
 
 
 def open(
@@ -276,8 +322,7 @@ def open(
         NotFoundError: no checkpoint is there.
         CorruptError, UnsafeError: its metadata is damaged, or no well-meaning writer's.
     """
-    if framework not in ("numpy", "torch"):
-        raise InvalidArgumentError(f'framework is "numpy" or "torch", not {framework!r}')
+    framework = _framework(framework)
     core = _core.Checkpoint.open(
         _options.directory(path),
         _options.flag("verify_checksums", verify_checksums),

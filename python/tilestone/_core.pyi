@@ -231,6 +231,9 @@ def shares_elements(shape: Sequence[int], strides: Sequence[int]) -> bool:
     Whether several elements may lie in one place, as those of an expanded tensor do.
     """
 
+def is_writable(data: int, bytes: int) -> bool:
+    """Whether memory of this process is mapped for writing."""
+
 def itemsize(dtype: str) -> int:
     """Bytes an element."""
 
@@ -345,7 +348,7 @@ def solo() -> Communicator:
 
 def mpi_world(timeout: float | None = None) -> Communicator:
     """
-    A duplicate of MPI_COMM_WORLD; every rank of the job calls, within `timeout` seconds. Raises UnsupportedError in a build without MPI.
+    A duplicate of MPI_COMM_WORLD; every rank of the job calls, within `timeout` seconds. MPI_Init, which it calls when nobody has, waits for all ranks without a limit. Raises UnsupportedError in a build without MPI.
     """
 
 def run_ranks(n: int, body: Callable[[Communicator], object]) -> None:

@@ -8,11 +8,12 @@ tree it stands. `tilestone.load` gives back the local tensor in its place.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilestone import _core
-from tilestone._errors import InvalidArgumentError
+from tilestone._errors import CheckpointError, InvalidArgumentError
 
 ReplicaId = int | Sequence[int]
 
@@ -211,12 +212,21 @@ class ShardedTensor:
         from tilestone import _bridge
 
         tells = for_load is None
-        view = _bridge.description(self.data) if tells else _bridge.view(self.data, bool(for_load))
-        entity = self._make(view)
+        try:
+            view = _bridge.description(self.data) if tells else _bridge.view(self.data, bool(for_load))
+            entity = self._make(view)
+        except CheckpointError as error:
+            error.add_key(self._given_key())
+            raise
         entity.allow_shape_mismatch = self.allow_shape_mismatch
         if self.holders is not None:
             entity.holders = list(self.holders)
         return entity
+
+    def _given_key(self) -> str:
+        # A partial of one of the from_... methods, with a function and the key.
+        args: tuple[Any, ...] = getattr(self._make, "args", ())
+        return str(args[1]) if len(args) > 1 else ""
 
     def __repr__(self) -> str:
         return f"ShardedTensor({self.key!r}, global_shape={self.global_shape}, boxes={self.boxes})"
@@ -229,14 +239,34 @@ def _with_data(
 
 
 def to_box(box: _core.Box | Sequence[tuple[int, int] | slice]) -> _core.Box:
-    """A Box from (start, stop) pairs or slices with both ends."""
+    """A Box from (start, stop) pairs or slices with both ends.
+
+    Raises:
+        InvalidArgumentError: it is something else, names no start or stop, or one that is no
+            whole number of 64 bits, or a stop before its start.
+    """
     if isinstance(box, _core.Box):
         return box
-    ends = [(b.start, b.stop) if isinstance(b, slice) else tuple(b) for b in box]
-    for end in ends:
-        if len(end) != 2 or not all(hasattr(number, "__index__") for number in end):
-            raise InvalidArgumentError(f"a box is (start, stop) for each dim, not {box!r}")
-    return _core.Box([start for start, _ in ends], [stop - start for start, stop in ends])
+    try:
+        pairs = [_ends(part) for part in box]
+        offset, shape = [start for start, _ in pairs], [stop - start for start, stop in pairs]
+    except TypeError:
+        offset, shape = [-1], []
+    if len(offset) != len(shape) or any(not 0 <= n < 1 << 63 for n in offset + shape):
+        raise InvalidArgumentError(f"a box is (start, stop) for each dim, not {box!r}")
+    return _core.Box(offset, shape)
+
+
+def _ends(part: Any) -> tuple[int, int]:
+    """(start, stop) of one dim of a box; TypeError for what is neither a pair nor a slice."""
+    if isinstance(part, (str, bytes)) or (isinstance(part, slice) and part.step not in (None, 1)):
+        raise TypeError
+    ends: tuple[Any, ...] = (
+        (part.start, part.stop) if isinstance(part, slice) else tuple(part)
+    )
+    if len(ends) != 2:
+        raise TypeError
+    return operator.index(ends[0]), operator.index(ends[1])
 
 
 class ShardedObject:

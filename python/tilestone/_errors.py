@@ -48,7 +48,7 @@ class CheckpointError(Exception):
         errno: int | None = None,
     ) -> None:
         super().__init__(text)
-        self.text = text
+        self.text = "" if message is None else text  # the engine's whole wording
         self.message = text if message is None else message
         self.key = key
         self.file = file
@@ -65,23 +65,27 @@ class CheckpointError(Exception):
         """Says which key was concerned, where that is not known yet (called by the binding)."""
         if not self.key:
             self.key = key
-            self.text += f" (key {key})"
+            self.text += f" (key {key})" if self.text and key else ""
 
     def add_rank(self, rank: int) -> None:
         """Says which rank failed, where that is not known yet (called by the binding)."""
         if self.rank < 0:
             self.rank = rank
-            self.text += f" (rank {rank})"
+            self.text += f" (rank {rank})" if self.text else ""
 
     def __str__(self) -> str:
-        return self.text
+        if self.text:
+            return self.text
+        key = f" (key {self.key})" if self.key else ""
+        rank = f" (rank {self.rank})" if self.rank >= 0 else ""
+        return self.message + key + rank + (f"; {self.hint}" if self.hint else "")
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword arguments travel as state: errors cross process borders in launchers.
         state = dict(self.__dict__, errno=self.errno)
         if isinstance(self, OSError):
             state |= {"filename": self.filename, "strerror": self.strerror}
-        return (type(self), (self.text,), state)
+        return (type(self), (str(self),), state)
 
     def __setstate__(self, state: dict[str, object] | None) -> None:
         for name, value in (state or {}).items():

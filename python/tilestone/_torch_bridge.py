@@ -152,6 +152,7 @@ def view(
             "a tensor of which several elements lie in one place (an expanded one) can't be filled"
         )
     if for_load and lazy:
+        _check_writable(plain)
         target, plain = plain, torch.empty(shape, dtype=plain.dtype, device=plain.device)
         owner = CopiedBack(plain, owner, lambda _, filled: target.copy_(filled))
     elif lazy:
@@ -197,6 +198,16 @@ def variable(made: torch.Tensor, parameter: bool, requires_grad: bool) -> torch.
     return made.requires_grad_(requires_grad)
 
 
+def _check_writable(target: torch.Tensor) -> None:
+    """Refuses a tensor on a read-only map, which torch's own copy_ would not survive."""
+    storage = target.untyped_storage()
+    if target.device.type == "cpu" and not _core.is_writable(storage.data_ptr(), storage.nbytes()):
+        raise InvalidArgumentError(
+            "a tensor lies in memory that is mapped read-only and can't be filled",
+            hint="map it for writing, or give a copy: tensor.clone()",
+        )
+
+
 def filled_by(target: torch.Tensor, array: Any) -> torch.Tensor:
     """A tensor after numpy's array of the same dtype and shape was copied into it."""
     native = numpy.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
@@ -205,6 +216,7 @@ def filled_by(target: torch.Tensor, array: Any) -> torch.Tensor:
     source = tensor(found).clone()
     if target.is_meta:
         return source
+    _check_writable(target)
     target.detach().copy_(source)
     return target
 

@@ -37,7 +37,7 @@ import dataclasses
 import datetime
 import json
 import math
-import threading
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -48,7 +48,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
-from tilestone import _core
+from tilestone import _core, _forked
 from tilestone._comm_errors import CallEndedError, RanksLostError, RanksMissingError
 from tilestone._helper_thread import LAST_WORDS, Check, Helper, StuckError, Task
 
@@ -69,6 +69,7 @@ class _Shared:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.process = os.getpid()
         self._store: Any = None
         self._helper: Helper | None = None
         self.operation = 0  # number of the last one, or of the call
@@ -99,15 +100,14 @@ class _Shared:
 
 
 _shared: weakref.WeakKeyDictionary[Any, _Shared] = weakref.WeakKeyDictionary()
-_shared_lock = threading.Lock()
+_shared_lock = _forked.Lock()
 
 
 def _shared_by(group: dist.ProcessGroup) -> _Shared:
     with _shared_lock:
-        shared = _shared.get(group)
-        if shared is None:
-            shared = _shared[group] = _Shared(group.group_name)
-        return shared
+        shared = _shared.get(group) or _shared.setdefault(group, _Shared(group.group_name))
+    _forked.check(group, shared.process)
+    return shared
 
 
 def _transfer_device(group: dist.ProcessGroup) -> torch.device:
@@ -156,8 +156,8 @@ class TorchCommunicator:
     ) -> None:
         """Joins `group` (None: the default group). Not collective.
 
-        Raises ValueError when this rank is outside the group. `piece_bytes`: longer messages go in
-        pieces of this size; the same on every rank.
+        Raises ValueError when this rank is outside the group, UnsupportedError when a forked process
+        has inherited it. `piece_bytes`: longer messages go in pieces; the same on every rank.
         """
         if group is None:
             group = dist.group.WORLD
@@ -327,6 +327,7 @@ class TorchCommunicator:
                     f"{name}: the store of the process group can't be reached: {error}", []
                 ) from error
 
+        _forked.check(self._group, self._shared.process)
         try:
             return self._shared.helper.do(guarded, end, check, goes_on)
         except StuckError:

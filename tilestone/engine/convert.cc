@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/base/convertible.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/mini_float_internal.h"
 
@@ -19,7 +20,7 @@ namespace {
 
 constexpr size_t kLine = 512;  // elements converted at a time
 
-enum class Class { kInteger, kReal, kComplex, kPacked };
+enum class Class { kInteger, kReal, kComplex };
 
 Class class_of(DType dtype) {
   switch (dtype) {
@@ -37,8 +38,6 @@ Class class_of(DType dtype) {
     case DType::kComplex64:
     case DType::kComplex128:
       return Class::kComplex;
-    case DType::kFloat4E2M1FNX2:
-      return Class::kPacked;
     default:
       return Class::kReal;
   }
@@ -246,18 +245,11 @@ void convert_any_line(const Line& target, DType to, const Line& source, DType fr
 
 }  // namespace
 
-void check_convertible(DType from, DType to) {
-  if (from == to) return;
-  const bool packed = class_of(from) == Class::kPacked || class_of(to) == Class::kPacked;
-  const bool loses = class_of(from) == Class::kComplex && class_of(to) != Class::kComplex;
-  if (!packed && !loses) return;
-  throw Error(ErrorCode::kUnsupported, "there is no conversion from " +
-                                           std::string(to_string(from)) + " to " +
-                                           std::string(to_string(to)));
-}
-
 void convert(const StridedView& target, DType to, const StridedView& source, DType from) {
-  check_convertible(from, to);
+  if (!is_convertible(from, to)) {
+    throw Error(ErrorCode::kInternal, "no conversion from " + std::string(to_string(from)) +
+                                          " to " + std::string(to_string(to)));
+  }
   if (target.shape != source.shape) {
     throw Error(ErrorCode::kInternal, "conversion between shapes " + to_string(source.shape) +
                                           " and " + to_string(target.shape));

@@ -25,8 +25,8 @@ double decode(const MiniFloat& type, uint32_t bits) {
   const uint32_t sign_bit = 1u << (type.exponent_bits + type.mantissa_bits);
   const uint32_t magnitude = bits & (sign_bit - 1);
   const double sign = (bits & sign_bit) != 0 ? -1.0 : 1.0;
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  if (type.unsigned_zero && bits == type.nan) return nan;
+  const double nan = std::copysign(std::numeric_limits<double>::quiet_NaN(), sign);
+  if (type.unsigned_zero && bits == type.nan) return std::fabs(nan);
   if (magnitude > type.max_finite) {
     const bool infinite = magnitude == type.overflow && type.overflow != type.nan;
     return infinite ? sign * std::numeric_limits<double>::infinity() : nan;
@@ -69,7 +69,10 @@ uint8_t encode_e8m0(double value) {
   if (std::isnan(value) || std::isinf(value)) return 255;
   int exponent = exponent_of(magnitude);
   if (exponent < -127) return 0;
-  if (magnitude >= 1.5 * power_of_two(exponent)) ++exponent;
+  // torch rounds what float holds as a subnormal number, from 2^-127 on, up to 2^-126.
+  const bool up = exponent == -127 ? magnitude > power_of_two(exponent)
+                                   : magnitude >= 1.5 * power_of_two(exponent);
+  if (up) ++exponent;
   return exponent + 127 > kMax ? 255 : static_cast<uint8_t>(exponent + 127);
 }
 

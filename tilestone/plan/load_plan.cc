@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "tilestone/base/convertible.h"
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/box_index.h"
 #include "tilestone/geometry/coverage.h"
@@ -33,12 +34,14 @@ std::string hint_for(const Metadata& metadata, const std::string& key) {
 
 void check_match(const TensorItem& item, const StoredTensor& stored,
                  const LoadPlanOptions& options) {
-  if (item.dtype != stored.dtype && !options.cast) {
-    throw Error(ErrorCode::kMismatch, "the checkpoint has " +
-                                          described(stored.dtype, stored.shape) + ", but " +
-                                          described(item.dtype, item.global_shape) + " is wanted")
+  const bool convertible = is_convertible(stored.dtype, item.dtype);
+  if (item.dtype != stored.dtype && !(options.cast && convertible)) {
+    const std::string none = convertible ? "" : ", and there is no conversion between the two";
+    throw Error(options.cast ? ErrorCode::kUnsupported : ErrorCode::kMismatch,
+                "the checkpoint has " + described(stored.dtype, stored.shape) + ", but " +
+                    described(item.dtype, item.global_shape) + " is wanted" + none)
         .with_key(item.key)
-        .with_hint("cast = true converts the dtype");
+        .with_hint(convertible ? "cast = true converts the dtype" : "");
   }
   const bool same_dims = stored.shape.size() == item.global_shape.size();
   if (item.global_shape == stored.shape || (item.allow_shape_mismatch && same_dims)) return;

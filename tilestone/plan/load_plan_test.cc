@@ -126,6 +126,23 @@ TEST(LoadPlan, KeysThatAreNotThereComeWithAHint) {
             "the checkpoint has no similar key");
 }
 
+TEST(LoadPlan, DtypesWithoutAConversionAreRefusedByKeyWithOrWithoutCast) {
+  Metadata metadata = metadata_of({stored("w", {4}, {{{{0}, {4}}, 0}})});
+  metadata.tensors[0].dtype = DType::kComplex64;
+  const TensorItem item = wanted("w", {4}, {{{0}, {4}}});
+  Error error = load_error(item, metadata);
+  EXPECT_EQ(error.code(), ErrorCode::kMismatch);
+  EXPECT_EQ(error.hint(), "");
+  try {
+    plan_load({&item, 1}, metadata, {.cast = true});
+    FAIL();
+  } catch (const Error& refused) {
+    EXPECT_EQ(refused.code(), ErrorCode::kUnsupported);
+    EXPECT_EQ(refused.key(), "w");
+    EXPECT_THAT(refused.message(), HasSubstr("no conversion"));
+  }
+}
+
 TEST(LoadPlan, OtherDtypesAndShapesAreRefusedUnlessAskedFor) {
   const Metadata metadata = metadata_of({stored("w", {4}, {{{{0}, {4}}, 0}})});
   TensorItem item = wanted("w", {4}, {{{0}, {4}}});

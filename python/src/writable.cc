@@ -1,0 +1,82 @@
+#include "python/src/writable.h"
+
+namespace tilestone::python {
+namespace {
+
+// The bytes that a view's elements lie in, gaps included.
+struct Extent {
+  const std::byte* begin = nullptr;
+  uint64_t bytes = 0;
+};
+
+Extent extent_of(const TensorView& view) {
+  if (view.data == nullptr || view.device || view.bytes() == 0) return {};
+  int64_t below = 0, above = 0;  // in elements; inside an allocation, as `strided` has checked
+  for (size_t d = 0; d < view.shape.size(); ++d) {
+    const int64_t reach = (view.shape[d] - 1) * view.strides[d];
+    (reach < 0 ? below : above) += reach;
+  }
+  const auto size = static_cast<int64_t>(itemsize(view.dtype));
+  return {view.data + below * size, static_cast<uint64_t>((above - below + 1) * size)};
+}
+
+[[noreturn]] void refuse(const std::string& key) {
+  throw Error(ErrorCode::kInvalidArgument,
+              "an array lies in memory that is mapped read-only and can't be filled")
+      .with_key(key)
+      .with_hint("map it for writing, or give a copy (torch: tensor.clone())");
+}
+
+// Looks at the memory when there is something to look for.
+class Checker {
+ public:
+  void visit(const StateNode& node, const Path& path) {
+    if (const auto* view = node.get_if<TensorView>()) {
+      check(*view, [&] { return dotted(path); });
+    } else if (const auto* tensor = node.get_if<ShardedTensor>()) {
+      check(tensor->data, [&] { return tensor->key; });
+    } else if (const auto* dict = node.get_if<StateDict>()) {
+      visit(*dict, path);
+    } else if (const auto* list = node.get_if<StateList>()) {
+      Path below = path;
+      below.emplace_back(int64_t{0});
+      for (size_t i = 0; i < list->size(); ++i) {
+        below.back() = static_cast<int64_t>(i);
+        visit((*list)[i], below);
+      }
+    }
+  }
+
+  void visit(const StateDict& dict, const Path& path) {
+    Path below = path;
+    below.emplace_back();
+    for (const auto& [key, child] : dict.entries()) {
+      below.back() = key;
+      visit(child, below);
+    }
+  }
+
+ private:
+  template <typename Key>
+  void check(const TensorView& view, const Key& key) {
+    const Extent extent = extent_of(view);
+    if (extent.bytes == 0) return;
+    if (!map_) map_.emplace();
+    if (map_->is_writable(extent.begin, extent.bytes)) return;
+    map_.emplace();  // a list that is read while other threads map memory may lack some
+    if (!map_->is_writable(extent.begin, extent.bytes)) refuse(key());
+  }
+
+  std::optional<MemoryMap> map_;
+};
+
+}  // namespace
+
+void check_writable(const TensorView& target, const std::string& key) {
+  const Extent extent = extent_of(target);
+  if (!is_writable_now(extent.begin, extent.bytes)) refuse(key);
+}
+
+void check_writable(const StateDict& wanted) { Checker().visit(wanted, {}); }
+
+}  // namespace tilestone::python
