@@ -5,9 +5,10 @@ include(CMakeParseArguments)
 
 # tilestone_layer(<name> [DEPS <layer>...] [LINK <target>...] [SOURCES_EXCLUDE <file>...]
 #                 [TEST_LINK <target>...] [TEST_TIMEOUT <seconds>] [OPTIMISED_TEST]
+#                 [WITH_SUBFOLDERS]
 #                 [THREADS [UNTHREADED_TESTS <file>...] | THREADED_TESTS <file>...])
 #
-# Takes the *.cc of the current folder:
+# Takes the *.cc of the current folder (WITH_SUBFOLDERS: and of those below it):
 #   *_test.cc     the program <name>_test, one ctest entry of the same name
 #   *_testing.cc  helpers and conformance suites for tests: of this layer and of all that have it
 #                 among their DEPS, directly or not
@@ -19,7 +20,7 @@ include(CMakeParseArguments)
 # `all` where TILESTONE_UNIT_TESTS_IN_ALL is off.
 function(tilestone_layer name)
   cmake_parse_arguments(
-    PARSE_ARGV 1 arg "THREADS;OPTIMISED_TEST" "TEST_TIMEOUT"
+    PARSE_ARGV 1 arg "THREADS;OPTIMISED_TEST;WITH_SUBFOLDERS" "TEST_TIMEOUT"
     "DEPS;LINK;SOURCES_EXCLUDE;TEST_LINK;THREADED_TESTS;UNTHREADED_TESTS")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "tilestone_layer(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
@@ -29,7 +30,11 @@ function(tilestone_layer name)
     set(arg_TEST_TIMEOUT 300) # seconds; sanitized builds have three times as long
   endif()
 
-  file(GLOB sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} *.cc)
+  set(globbing GLOB)
+  if(arg_WITH_SUBFOLDERS)
+    set(globbing GLOB_RECURSE)
+  endif()
+  file(${globbing} sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} *.cc)
   set(tests ${sources})
   set(helpers ${sources})
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")

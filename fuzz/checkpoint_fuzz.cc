@@ -6,7 +6,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/gc.h"
+#include "tilestone/engine/commit/gc.h"
 #include "tilestone/storage/memory_storage.h"
 
 namespace {

@@ -1,5 +1,6 @@
 // Any bytes as a pickle: nodes, then a value and its text.
 #include "tilestone/base/error.h"
+#include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

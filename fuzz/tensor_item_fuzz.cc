@@ -10,10 +10,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto format = tilestone::torch_dist_format();
   try {
     std::vector<tilestone::ByteView> probed;
-    for (const auto& range : format->probe(at, true)) {
+    for (const auto& range : format->probe(at)) {
       probed.push_back(item.subspan(range.offset, range.size));
     }
-    const tilestone::StoredPayload payload = format->parse_tensor(at, probed);
+    const tilestone::StoredPayload payload = format->parse_tensor({}, {}, at, probed);
     if (payload.record_size > size || payload.record_offset > size - payload.record_size) abort();
   } catch (const tilestone::Error&) {
   }

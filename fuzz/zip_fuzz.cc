@@ -2,7 +2,7 @@
 #include <cstdlib>
 
 #include "tilestone/base/error.h"
-#include "tilestone/format/torch_dist/zip_reader_internal.h"
+#include "tilestone/format/archive/zip_reader_internal.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tilestone::torch_dist;

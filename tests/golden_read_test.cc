@@ -12,8 +12,8 @@
 #include "tilestone/comm/solo.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/gc.h"
 #include "tilestone/storage/fault_storage.h"
 #include "tilestone/storage/storage_testing.h"
 

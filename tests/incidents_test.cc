@@ -198,7 +198,7 @@ TEST(Incident, ATensorsSizeIsTheMetadatasAndAHoleAtItsEndIsNamed) {
   metadata.index();
   const auto format = torch_dist_format();
   const Location location(
-      memory_storage({{format->metadata_name(), format->encode_metadata(metadata)}}));
+      memory_storage({{".metadata", format->encode_index(metadata).front().bytes}}));
   const Checkpoint checkpoint = Checkpoint::open(location);
   EXPECT_EQ(checkpoint.metadata().find_tensor("t")->shape, Dims{8});
   try {

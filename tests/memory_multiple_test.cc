@@ -14,11 +14,12 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint.h"
+#include "tilestone/format/archive/pickle_reader_internal.h"
+#include "tilestone/format/archive/torch_archive.h"
+#include "tilestone/format/archive/zip_reader_internal.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/format/torch_dist/metadata_reader_internal.h"
-#include "tilestone/format/torch_dist/pickle_reader_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
-#include "tilestone/format/torch_dist/zip_reader_internal.h"
 #include "tilestone/storage/memory_storage.h"
 
 namespace tilestone {
@@ -121,8 +122,8 @@ void Meter::feed_floods(const std::string& end) {
 }
 
 TEST(MemoryMultiple, OfThePickleMachine) {
-  Meter meter("pickle", torch_dist::Pickle::kMemoryFactor,
-              [](ByteView bytes) { torch_dist::Pickle::parse(bytes); });
+  Meter meter("pickle", archive::Pickle::kMemoryFactor,
+              [](ByteView bytes) { archive::Pickle::parse(bytes); });
   meter.feed(files_of("pickle"));
   meter.feed_floods("");
 }
@@ -134,9 +135,8 @@ TEST(MemoryMultiple, OfValues) {
 }
 
 TEST(MemoryMultiple, OfZipDirectories) {
-  Meter meter("zip", 4, [](ByteView bytes) {
-    torch_dist::ZipDirectory::parse(torch_dist::ItemBytes(bytes));
-  });
+  Meter meter("zip", 4,
+              [](ByteView bytes) { archive::ZipDirectory::parse(archive::ItemBytes(bytes)); });
   meter.feed(files_of("zip"));
 }
 
@@ -144,10 +144,10 @@ TEST(MemoryMultiple, OfTensorItemsAndArchives) {
   Meter items("tensor item", 64, [](ByteView item) {
     const ItemLocation at{.length = item.size()};
     std::vector<ByteView> probed;
-    for (const ProbeRange& range : torch_dist_format()->probe(at, true)) {
+    for (const ProbeRange& range : torch_dist_format()->probe(at)) {
       probed.push_back(item.subspan(range.offset, range.size));
     }
-    torch_dist_format()->parse_tensor(at, probed);
+    torch_dist_format()->parse_tensor({}, {}, at, probed);
   });
   items.feed(files_of("tensor_item"));
   Meter archives("archive", 256, [](ByteView item) { read_torch_archive(item); });
@@ -205,7 +205,7 @@ TEST(MemoryMultiple, OfATensorThatOnlyTheMetadataPromises) {
   metadata.tensors.push_back(tensor);
   metadata.index();
   const auto storage = memory_storage(
-      {{format->metadata_name(), format->encode_metadata(metadata)}, {"data.distcp", Bytes(100)}});
+      {{".metadata", format->encode_index(metadata).front().bytes}, {"data.distcp", Bytes(100)}});
   const Checkpoint checkpoint = Checkpoint::open(Location(storage));
   const uint64_t before = allocated_bytes();
   reset_peak();

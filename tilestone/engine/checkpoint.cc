@@ -6,9 +6,9 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint_internal.h"
-#include "tilestone/engine/items_internal.h"
-#include "tilestone/engine/options_internal.h"
-#include "tilestone/engine/resources_internal.h"
+#include "tilestone/engine/read/items_internal.h"
+#include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/plan/load_plan.h"
 
 namespace tilestone {
@@ -69,10 +69,10 @@ Checkpoint::State::State(std::shared_ptr<Storage> storage_in, engine::Opened ope
 Checkpoint Checkpoint::open(const Location& location, const OpenOptions& options) {
   engine::check_options(options);
   const Deadline deadline = Deadline::never().with_interrupt(options.interrupt);
-  const auto format = engine::find_format(location.storage(), options.format);
-  engine::Description description = engine::read_description(location.storage(), *format);
+  const DetectedFormat found = engine::find_format(location.storage(), options.format);
+  engine::Description description = engine::read_description(location.storage(), found);
   static_cast<void>(deadline.expired());
-  engine::Opened opened = engine::open_description(std::move(description), format);
+  engine::Opened opened = engine::open_description(std::move(description), found.format);
   static_cast<void>(deadline.expired());
   return Checkpoint(std::make_shared<const State>(location.shared(), std::move(opened), options));
 }
@@ -85,6 +85,7 @@ Checkpoint Checkpoint::with_interrupt(std::shared_ptr<const Interrupt> interrupt
 
 const Metadata& Checkpoint::metadata() const { return state_->opened.metadata; }
 const Format& Checkpoint::format() const { return *state_->opened.format; }
+const Dialect& Checkpoint::dialect() const { return *state_->opened.dialect; }
 const std::optional<Manifest>& Checkpoint::manifest() const { return state_->opened.manifest; }
 
 std::vector<std::string> Checkpoint::keys() const {

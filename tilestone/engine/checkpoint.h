@@ -6,8 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "tilestone/engine/location.h"
-#include "tilestone/engine/options.h"
+#include "tilestone/engine/run/location.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/state/metadata.h"
 #include "tilestone/state/value.h"
@@ -50,6 +51,7 @@ class Checkpoint {
 
   const Metadata& metadata() const;
   const Format& format() const;
+  const Dialect& dialect() const;
   const std::optional<Manifest>& manifest() const;
   std::vector<std::string> keys() const;  // of tensors and objects, sorted
 

@@ -5,8 +5,8 @@
 
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/opening_internal.h"
-#include "tilestone/engine/reader_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/read/reader_internal.h"
 
 namespace tilestone {
 

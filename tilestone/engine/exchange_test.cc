@@ -1,5 +1,5 @@
 // Two-phase reading: the same elements as without it, from fewer bytes and reads.
-#include "tilestone/engine/exchange_internal.h"
+#include "tilestone/engine/exchange/exchange_internal.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "tilestone/engine/gc.h"
+#include "tilestone/engine/commit/gc.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,8 +13,8 @@
 #include "tilestone/comm/solo.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/cleanup_internal.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/storage/fault_storage.h"
 #include "tilestone/storage/storage_testing.h"

@@ -6,16 +6,16 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/host.h"
-#include "tilestone/engine/agreement_internal.h"
-#include "tilestone/engine/as_stored_internal.h"
-#include "tilestone/engine/exchange_internal.h"
-#include "tilestone/engine/opening_internal.h"
-#include "tilestone/engine/options_internal.h"
-#include "tilestone/engine/reader_internal.h"
-#include "tilestone/engine/resources_internal.h"
-#include "tilestone/engine/subtrees_internal.h"
-#include "tilestone/engine/targets_internal.h"
-#include "tilestone/engine/terms_internal.h"
+#include "tilestone/engine/exchange/exchange_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/read/as_stored_internal.h"
+#include "tilestone/engine/read/reader_internal.h"
+#include "tilestone/engine/read/subtrees_internal.h"
+#include "tilestone/engine/read/targets_internal.h"
+#include "tilestone/engine/run/agreement_internal.h"
+#include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/run/resources_internal.h"
+#include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/plan/load_plan.h"
 
 namespace tilestone {
@@ -78,8 +78,7 @@ class Loading {
         [&](std::vector<Bytes> hosts) {
           agree_on_terms(hosts);
           const Bytes way = {std::byte{static_cast<uint8_t>(way_of_reading(hosts))}};
-          const auto format = find_format(storage(), options().format);
-          description_ = read_description(storage(), *format);
+          description_ = read_description(storage(), find_format(storage(), options().format));
           return std::vector<Bytes>(hosts.size(), way);
         });
     way_ = static_cast<ReadFor>(answer.front());
@@ -118,18 +117,19 @@ class Loading {
       built = with_subtrees(std::move(built), options().subtrees, opened_.metadata);
       built = with_memory(as_stored(std::move(built), opened_.metadata));
       if (!plain) persistent = drop_nonpersistent(built);
-      items = opened_.format->to_items(plain ? built : persistent);
+      items = opened_.dialect->wanted_items(plain ? built : persistent, opened_.metadata);
       left_out_ = left_out(options().complete, items, opened_.metadata);
       make_context(items, deadline);
       load_objects(*context_, items);
+      if (!items.common) items.common = opened_.dialect->parse_common(opened_.files);
       return plan_tensors(items);
     };
     const bool alone = way_ == ReadFor::kOneself;
     const std::vector<Transfer> left = alone ? prepare() : exchange(prepare, deadline);
     read_transfers(*context_, left, *progress_);
     progress_->finish();
-    if (plain) return opened_.format->from_items(built, items);
-    StateDict loaded = opened_.format->from_items(persistent, items);
+    if (plain) return opened_.dialect->from_items(built, items);
+    StateDict loaded = opened_.dialect->from_items(persistent, items);
     return merge_factories(restore_nonpersistent(std::move(loaded), built), wanted);
   }
 

@@ -186,7 +186,7 @@ FileImage with_compressed_items(const FileImage& image) {
   }
   for (StoredObject& object : metadata.objects) move_item(object.at);
   metadata.save_id.clear();
-  out[plain.format().metadata_name()] = plain.format().encode_metadata(metadata);
+  out[".metadata"] = plain.format().encode_index(metadata).front().bytes;
   return out;
 }
 

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/agreement_internal.h"
-#include "tilestone/engine/cleanup_internal.h"
-#include "tilestone/engine/commit_internal.h"
-#include "tilestone/engine/options_internal.h"
-#include "tilestone/engine/terms_internal.h"
-#include "tilestone/engine/writer_internal.h"
+#include "tilestone/engine/commit/commit_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/run/agreement_internal.h"
+#include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/engine/write/writer_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone {
@@ -117,7 +117,8 @@ class Saving {
           const std::string save_id = random_save_id();
           std::vector<Bytes> orders = by_rule() ? orders_by_rule(plans, save_id)
                                                 : orders_by_exchange(std::move(plans), save_id);
-          commit_.emplace(brought_.location->shared(), format_, save_id, options().overwrite);
+          commit_.emplace(brought_.location->shared(), format_, dialect_, save_id,
+                          options().overwrite);
           commit_->begin();
           return orders;
         });
@@ -128,11 +129,14 @@ class Saving {
     brought_ = bring();
     check_options(options());
     format_ = options().format ? options().format : torch_dist_format();
+    dialect_ = options().dialect ? options().dialect : pytorch_dialect();
   }
 
   Bytes plan_locally(const StateDict& state) {
-    items_ = is_plain(state) ? format_->to_items(state)
-                             : format_->to_items(drop_nonpersistent(build_factories(state)));
+    items_ = is_plain(state)
+                 ? dialect_->to_items(state, *format_)
+                 : dialect_->to_items(drop_nonpersistent(build_factories(state)), *format_);
+    format_->check(items_);
     for (const TensorItem& item : items_.tensors) {
       for (const Piece& piece : item.pieces) {
         if (piece.data.has_data()) continue;
@@ -215,7 +219,8 @@ class Saving {
             reports.push_back(rank == own ? std::move(report_)
                                           : RankReport::decode(payloads[rank]));
           }
-          commit_->prepare(std::move(reports), payloads, options().threads, coordinator_deadline());
+          commit_->prepare({std::move(reports), payloads, options().threads, &items_},
+                           coordinator_deadline());
           return std::vector<Bytes>();
         });
   }
@@ -260,6 +265,7 @@ class Saving {
   Rounds rounds_;
   Brought brought_;
   std::shared_ptr<const Format> format_;
+  std::shared_ptr<const Dialect> dialect_;
   std::optional<Commit> commit_;  // on the coordinator
   Items items_;
   LocalSavePlan local_;

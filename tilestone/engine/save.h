@@ -4,8 +4,8 @@
 #include <string>
 
 #include "tilestone/base/deadline.h"
-#include "tilestone/engine/location.h"
-#include "tilestone/engine/options.h"
+#include "tilestone/engine/run/location.h"
+#include "tilestone/engine/run/options.h"
 #include "tilestone/state/state_dict.h"
 
 namespace tilestone {

@@ -13,9 +13,9 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint_internal.h"
-#include "tilestone/engine/cleanup_internal.h"
-#include "tilestone/engine/items_internal.h"
-#include "tilestone/engine/payloads_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/read/items_internal.h"
+#include "tilestone/engine/read/payloads_internal.h"
 #include "tilestone/engine/verify_plan_internal.h"
 
 namespace tilestone::engine {
@@ -83,7 +83,7 @@ class Verifier {
         std::find_if(context_.metadata.files.begin(), context_.metadata.files.end(),
                      [&](const std::string& name) { return is_own_name(context_.format, name); });
     if (ours == context_.metadata.files.end()) return;
-    damage(context_.format.metadata_name(), 0, 0, "",
+    damage(opened_.files.contents.rbegin()->first, 0, 0, "",
            "Tilestone wrote this checkpoint, but there is no manifest of the save \"" +
                opened_.metadata.save_id + "\" that the metadata names");
   }
@@ -163,10 +163,16 @@ class Verifier {
     return decoded_limit(tensor, tensor.chunks[item.chunk.chunk]);
   }
 
+  std::optional<ItemFault> verify_structure(const VerifyItem& item, ByteView bytes) const {
+    if (!item.is_tensor) return context_.format.verify_object(bytes);
+    const StoredTensor& tensor = context_.metadata.tensors[item.chunk.tensor];
+    return context_.format.verify_tensor(tensor, tensor.chunks[item.chunk.chunk], bytes);
+  }
+
   void check_structure(const VerifyItem& item, ByteView bytes) {
     const bool decoded = item.at->codec != Codec::kNone;
     try {
-      if (const auto fault = context_.format.verify_item(bytes)) {
+      if (const auto fault = verify_structure(item, bytes)) {
         const uint64_t within = decoded ? 0 : std::min(fault->offset, item.at->length);
         return damage(item, within, item.at->length - within, fault->problem);
       }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/payloads_internal.h"
+#include "tilestone/engine/read/payloads_internal.h"
 
 namespace tilestone::engine {
 

@@ -1,5 +1,6 @@
-// Format: how items become bytes and bytes items. A format plans no transfers and, on the save
-// path, does no I/O: it returns recipes that the engine streams.
+// Format: how items become bytes and bytes items. It works on bytes and names that it is given and
+// does no I/O: on a save it returns recipes that the engine streams, on a load it parses what the
+// engine has read. What a tree's items are is the dialect's matter (format/dialect/dialect.h).
 #pragma once
 
 #include <cstdint>
@@ -11,10 +12,9 @@
 #include <variant>
 #include <vector>
 
-#include "tilestone/plan/report.h"
+#include "tilestone/format/index.h"
 #include "tilestone/state/items.h"
 #include "tilestone/state/metadata.h"
-#include "tilestone/storage/storage.h"
 
 namespace tilestone {
 
@@ -45,10 +45,17 @@ struct ItemRecipe {
 class ItemEncoder {
  public:
   virtual ~ItemEncoder() = default;
-  // The bytes of one chunk or object that will stand at `file_offset` or, after padding, little
-  // beyond it.
-  virtual ItemRecipe tensor(const std::string& key, const Piece& piece, uint64_t file_offset) = 0;
-  virtual ItemRecipe object(const std::string& key, const Value& value, uint64_t file_offset) = 0;
+  // The bytes of one chunk or object that will stand at `file_offset` (bytes) or, after padding,
+  // little beyond it. `piece` is one of the item's; the recipe borrows its data.
+  virtual ItemRecipe tensor(const TensorItem& item, const Piece& piece, uint64_t file_offset) = 0;
+  virtual ItemRecipe object(const ObjectItem& item, uint64_t file_offset) = 0;
+};
+
+// The parts of a data file's name that Format::data_file_name() has put together.
+struct DataFileName {
+  std::string save_id;
+  int rank = 0;
+  int index = 0;
 };
 
 // ---- Loading ----
@@ -83,36 +90,58 @@ class Format {
  public:
   virtual ~Format() = default;
   virtual std::string_view name() const = 0;  // "torch_dist"
+  // What Megatron-Core's `metadata.json` calls it: sharded_backend and its version.
+  virtual int backend_version() const { return 1; }
 
-  // The dialect: a tree (factories built, non-persistent dropped) as items, and loaded items as a
-  // tree of the template's structure. Errors: kInvalidArgument naming the key (two leaves with
-  // one key, a Partial placement).
-  virtual Items to_items(const StateDict& state) const = 0;
-  virtual StateDict from_items(const StateDict& original, const Items& loaded) const = 0;
+  // ---- Saving
 
-  // Name of a rank's n-th data file of a save.
+  // Refuses what the format can't hold, naming the key: Error(kInvalidArgument). Asked on every
+  // rank with that rank's items before anything is written.
+  virtual void check(const Items& items) const = 0;
+  // The cells of a regular grid are files whose names count cells: a tensor's chunks must be cells
+  // of one grid (TensorItem::chunk_shape), which the ranks agree on before they write.
+  virtual bool needs_grid() const { return false; }
+  // The file that a chunk or object has to itself ("KEY/0.1"); nullopt: it goes to one of its
+  // rank's data files.
+  virtual std::optional<std::string> own_file(const TensorItem& item, const Piece& piece) const;
+  virtual std::optional<std::string> own_file(const ObjectItem& item) const;
+  // Files' names are fixed, not made of the save id: a save needs a directory of its own.
+  virtual bool has_fixed_names() const { return false; }
+  // Name of a rank's n-th data file of a save, and what it was made of; nullopt for any other name.
   virtual std::string data_file_name(std::string_view save_id, int rank, int index) const = 0;
+  virtual std::optional<DataFileName> parse_data_file_name(std::string_view name) const = 0;
   virtual std::unique_ptr<ItemEncoder> encoder() const = 0;
-  // The checkpoint's own metadata file: its name and bytes. Deterministic.
-  virtual std::string metadata_name() const = 0;
-  virtual Bytes encode_metadata(const Metadata& metadata) const = 0;
+  // The format's part of the index. Deterministic.
+  virtual Index encode_index(const Metadata& metadata) const = 0;
 
-  // True when the storage holds a checkpoint of this format (its metadata file is there).
-  virtual bool detect(Storage& storage) const = 0;
-  // The files that read_metadata reads (several in a rank-local checkpoint), so that one rank can
-  // read them for all. kNotFound when there is none.
-  virtual std::vector<std::string> metadata_files(Storage& storage) const = 0;
-  // Error(kNotFound) when there is none, kCorrupt or kUnsafe with file and offset. Touches no
-  // data file: a storage that holds only metadata_files() is enough.
-  virtual Metadata read_metadata(Storage& storage) const = 0;
+  // ---- Opening. `names`: of all files of the directory, sorted.
 
-  // What to read of an item to know its structure: the whole of an object, of a small item and of
-  // one with a codec.
-  virtual std::vector<ProbeRange> probe(const ItemLocation& at, bool tensor) const = 0;
-  // `probed[i]` are the bytes of the i-th range of probe(); of an item with a codec, the one view
-  // is of the decoded bytes. Everything is checked against the item's length; kCorrupt, kUnsafe
-  // and kUnsupported (also where the structure lies outside the bytes probed) name the offset.
-  virtual StoredPayload parse_tensor(const ItemLocation& at,
+  // Whether they look like a checkpoint of this format.
+  virtual bool detect(std::span<const std::string> names) const = 0;
+  // Those that have to be read to know the checkpoint. kNotFound when there is none.
+  virtual std::vector<std::string> index_files(std::span<const std::string> names) const = 0;
+  // Those whose size parse_index() asks for, where no index tells it.
+  virtual std::vector<std::string> sized_files(std::span<const std::string> names) const;
+  // The part of index_files() that an in-place save has to remove once its own index is published:
+  // each rank's own metadata in torch's rank-local mode.
+  virtual std::vector<std::string> rank_local_files(std::span<const std::string> names) const;
+  // What the checkpoint holds; the metadata is index()ed. `files.contents` holds index_files() and
+  // `files.sizes` sized_files(). Error(kNotFound) when there is none, kCorrupt, kUnsafe or
+  // kUnsupported with file and offset.
+  virtual Metadata parse_index(const DirectoryFiles& files) const = 0;
+
+  // ---- Loading
+
+  // What to read of a tensor's item to know its structure: the whole of a small item and of one
+  // with a codec; nothing where the metadata tells all.
+  virtual std::vector<ProbeRange> probe(const ItemLocation& at) const = 0;
+  // `probed[i]` are the bytes of the i-th range of probe(at); of an item with a codec, the one view
+  // is of the decoded bytes. `tensor` and `chunk` are what the metadata says of it, for formats
+  // whose items have no header. Everything is checked against the item's length; kCorrupt,
+  // kUnsafe and kUnsupported (also where the structure lies outside the bytes probed) name the
+  // offset.
+  virtual StoredPayload parse_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
+                                     const ItemLocation& at,
                                      std::span<const ByteView> probed) const = 0;
   // A whole item (after decoding) as a value.
   virtual Value parse_object(ByteView item) const = 0;
@@ -120,7 +149,9 @@ class Format {
   virtual Bytes decode(Codec codec, ByteView item, uint64_t max_size) const = 0;
   // Checks a whole item (after decoding): structure and every checksum in it. Damage is returned,
   // content that looks like an attack is thrown as kUnsafe.
-  virtual std::optional<ItemFault> verify_item(ByteView item) const = 0;
+  virtual std::optional<ItemFault> verify_tensor(const StoredTensor& tensor,
+                                                 const StoredChunk& chunk, ByteView item) const = 0;
+  virtual std::optional<ItemFault> verify_object(ByteView item) const = 0;
 };
 
 }  // namespace tilestone

@@ -13,10 +13,10 @@ namespace {
 
 // Bytes of docs/formats/manifest.md.
 constexpr std::string_view kMagic = "TILEMAN\n";
-constexpr uint32_t kFormatVersion = 1;
+constexpr uint32_t kFormatVersion = 2;
 constexpr uint64_t kChecksumSize = 8;
 constexpr size_t kLongestSaveId = 200;
-constexpr uint64_t kMaxManifestSize = uint64_t{1} << 36;
+constexpr uint64_t kSmallestSum = 18;  // bytes of an encoded IndexSum
 
 [[noreturn]] void corrupt(const std::string& problem) {
   throw Error(ErrorCode::kCorrupt, "manifest: " + problem);
@@ -29,14 +29,27 @@ int to_int(uint64_t value, const ByteReader& reader) {
   return static_cast<int>(value);
 }
 
+IndexSum decode_sum(ByteReader& reader) {
+  IndexSum sum;
+  sum.name = reader.string();
+  sum.size = reader.u64();
+  sum.xxh3 = reader.u64();
+  const uint8_t role = reader.u8();
+  if (role > static_cast<uint8_t>(IndexRole::kAfter)) reader.fail("an unknown role of a file");
+  sum.role = static_cast<IndexRole>(role);
+  return sum;
+}
+
 Manifest decode_body(ByteReader& reader) {
   Manifest manifest;
   manifest.save_id = reader.string();
   manifest.world_size = to_int(reader.varint(), reader);
   manifest.format = reader.string();
+  manifest.dialect = reader.string();
   manifest.writer = reader.string();
-  manifest.metadata_size = reader.u64();
-  manifest.metadata_xxh3 = reader.u64();
+  for (uint64_t left = reader.count(kSmallestSum); left > 0; --left) {
+    manifest.index.push_back(decode_sum(reader));
+  }
   const uint64_t count = reader.count();
   if (count != static_cast<uint64_t>(manifest.world_size)) {
     reader.fail("found " + std::to_string(count) + " reports, expected one for each of " +
@@ -162,9 +175,15 @@ Bytes Manifest::encode(std::span<const Bytes> encoded_reports) const {
   out.string(save_id);
   out.varint(static_cast<uint64_t>(world_size));
   out.string(format);
+  out.string(dialect);
   out.string(writer);
-  out.u64(metadata_size);
-  out.u64(metadata_xxh3);
+  out.varint(index.size());
+  for (const IndexSum& sum : index) {
+    out.string(sum.name);
+    out.u64(sum.size);
+    out.u64(sum.xxh3);
+    out.u8(static_cast<uint8_t>(sum.role));
+  }
   out.varint(encoded_reports.size());
   for (const Bytes& report : encoded_reports) out.blob(report);
   out.u64(xxh3_64(out.bytes()));
@@ -199,19 +218,37 @@ std::string manifest_name(std::string_view save_id) {
   return ".tilestone/" + std::string(save_id) + ".manifest";
 }
 
-std::optional<Manifest> read_manifest(Storage& storage, std::string_view save_id) {
-  // A save id from another writer's metadata is any text; one that is no file name has no manifest.
-  if (save_id.empty() || save_id.size() > kLongestSaveId ||
-      save_id.find('/') != std::string_view::npos || save_id.find('\0') != std::string_view::npos) {
-    return std::nullopt;
+bool may_have_manifest(std::string_view save_id) {
+  return !save_id.empty() && save_id.size() <= kLongestSaveId && save_id != "." &&
+         save_id != ".." && save_id.find('/') == std::string_view::npos &&
+         save_id.find('\0') == std::string_view::npos;
+}
+
+std::vector<IndexSum> sums_of(const Index& index) {
+  std::vector<IndexSum> sums;
+  for (const IndexFile& file : index) {
+    sums.push_back({file.name, file.bytes.size(), xxh3_64(file.bytes), file.role});
   }
-  const std::string name = manifest_name(save_id);
-  if (!storage.stat(name)) return std::nullopt;
-  Manifest manifest = Manifest::decode(read_file(storage, name, kMaxManifestSize), name);
-  if (manifest.save_id != save_id) {
-    throw Error(ErrorCode::kCorrupt, "manifest: it is of save " + manifest.save_id).with_file(name);
+  return sums;
+}
+
+void check_index(const Manifest& manifest, const DirectoryFiles& files) {
+  for (const IndexSum& sum : manifest.index) {
+    const auto found = files.contents.find(sum.name);
+    if (found == files.contents.end()) {
+      if (sum.role == IndexRole::kAfter) continue;
+      throw Error(ErrorCode::kCorrupt, "a file that describes the checkpoint is missing")
+          .with_file(sum.name);
+    }
+    const Bytes& bytes = found->second;
+    if (sum.size == bytes.size() && sum.xxh3 == xxh3_64(bytes)) continue;
+    throw Error(ErrorCode::kCorrupt, "the file is not what its save wrote: expected " +
+                                         std::to_string(sum.size) + " bytes of XXH3 " +
+                                         std::to_string(sum.xxh3) + ", found " +
+                                         std::to_string(bytes.size()) + " bytes of XXH3 " +
+                                         std::to_string(xxh3_64(bytes)))
+        .with_file(sum.name);
   }
-  return manifest;
 }
 
 void attach_checksums(Metadata& metadata, const Manifest& manifest) {

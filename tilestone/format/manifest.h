@@ -11,18 +11,27 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/format/index.h"
 #include "tilestone/plan/report.h"
-#include "tilestone/storage/storage.h"
 
 namespace tilestone {
+
+// What a file of the index was when it was published.
+struct IndexSum {
+  std::string name;
+  uint64_t size = 0;  // bytes
+  uint64_t xxh3 = 0;  // of its bytes
+  IndexRole role = IndexRole::kSwitch;
+  friend bool operator==(const IndexSum&, const IndexSum&) = default;
+};
 
 struct Manifest {
   std::string save_id;
   int world_size = 1;
   std::string format;               // "torch_dist"
+  std::string dialect;              // "pytorch"
   std::string writer;               // "Tilestone 0.1.0"
-  uint64_t metadata_size = 0;       // bytes of the format's metadata file
-  uint64_t metadata_xxh3 = 0;       // and their XXH3
+  std::vector<IndexSum> index;      // in the order of publishing
   std::vector<RankReport> reports;  // by rank
 
   Bytes encode() const;
@@ -33,9 +42,13 @@ struct Manifest {
 };
 
 std::string manifest_name(std::string_view save_id);  // ".tilestone/SAVE_ID.manifest"
+// False for a save id, which another writer's metadata may name, that is part of no file's name.
+bool may_have_manifest(std::string_view save_id);
 
-// The manifest of metadata.save_id; nullopt when there is none (another writer's checkpoint).
-std::optional<Manifest> read_manifest(Storage& storage, std::string_view save_id);
+std::vector<IndexSum> sums_of(const Index& index);
+// Error(kCorrupt) naming the file when one that the manifest names as published before or at the
+// switch is not there, or is another one.
+void check_index(const Manifest& manifest, const DirectoryFiles& files);
 
 // Adds the manifest's checksums to the locations in `metadata`, and its writer. Error(kCorrupt)
 // when the two contradict one another.

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "tilestone/base/error.h"
-#include "tilestone/storage/memory_storage.h"
 
 namespace tilestone {
 namespace {
@@ -15,8 +14,8 @@ Manifest example() {
   manifest.world_size = 2;
   manifest.format = "torch_dist";
   manifest.writer = "Tilestone 0.1.0";
-  manifest.metadata_size = 320;
-  manifest.metadata_xxh3 = 77;
+  manifest.dialect = "pytorch";
+  manifest.index = {{".metadata", 320, 77, IndexRole::kSwitch}};
   for (int rank = 0; rank < 2; ++rank) {
     RankReport report;
     report.rank = rank;
@@ -47,7 +46,8 @@ TEST(Manifest, WhatIsWrittenReadsBack) {
   EXPECT_EQ(found.encode(), bytes);
   EXPECT_EQ(found.save_id, "a1");
   EXPECT_EQ(found.writer, "Tilestone 0.1.0");
-  EXPECT_EQ(found.metadata_size, 320u);
+  EXPECT_EQ(found.dialect, "pytorch");
+  EXPECT_EQ(found.index, example().index);
   EXPECT_EQ(found.reports.size(), 2u);
 }
 
@@ -94,16 +94,43 @@ TEST(Manifest, ReportsOfAnotherSaveOrRankAreRefused) {
   check([](Manifest& m) { m.world_size = 3; });
 }
 
-TEST(Manifest, OnlyTheManifestOfTheSaveIdIsTaken) {
-  const Bytes bytes = example().encode();
-  const auto storage = memory_storage({{".tilestone/a1.manifest", bytes}});
-  EXPECT_TRUE(read_manifest(*storage, "a1"));
-  EXPECT_FALSE(read_manifest(*storage, "b2"));
-  EXPECT_FALSE(read_manifest(*storage, ""));
-  EXPECT_FALSE(read_manifest(*storage, "../a1"));
-  EXPECT_FALSE(read_manifest(*storage, std::string(100'000, 'a')));
-  const auto renamed = memory_storage({{".tilestone/b2.manifest", bytes}});
-  EXPECT_THROW(read_manifest(*renamed, "b2"), Error);
+TEST(Manifest, OnlyASaveIdThatIsAFilesNameHasOne) {
+  EXPECT_TRUE(may_have_manifest("a1"));
+  for (const std::string& id :
+       {std::string(), std::string("../a1"), std::string("a/b"), std::string(".."),
+        std::string("a\0b", 3), std::string(100'000, 'a')}) {
+    EXPECT_FALSE(may_have_manifest(id)) << id.size();
+  }
+}
+
+TEST(Manifest, AFileOfTheIndexThatIsMissingOrChangedIsNamed) {
+  const Index index = {{"before", to_bytes("b"), IndexRole::kBefore},
+                       {"switch", to_bytes("s"), IndexRole::kSwitch},
+                       {"after", to_bytes("a"), IndexRole::kAfter}};
+  Manifest manifest = example();
+  manifest.index = sums_of(index);
+  DirectoryFiles whole;
+  for (const IndexFile& file : index) whole.contents.emplace(file.name, file.bytes);
+  check_index(manifest, whole);
+  for (const IndexFile& file : index) {
+    DirectoryFiles changed = whole;
+    changed.contents[file.name] = to_bytes("x");
+    DirectoryFiles missing = whole;
+    missing.contents.erase(file.name);
+    for (const DirectoryFiles& damaged : {changed, missing}) {
+      if (file.role == IndexRole::kAfter && !damaged.contents.contains(file.name)) {
+        check_index(manifest, damaged);  // a crash before it was published
+        continue;
+      }
+      try {
+        check_index(manifest, damaged);
+        ADD_FAILURE() << file.name;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
+        EXPECT_EQ(error.file(), file.name);
+      }
+    }
+  }
 }
 
 TEST(Manifest, ChecksumsComeToTheirItems) {

@@ -1,7 +1,8 @@
-// A state dict taken apart: the items that a checkpoint holds by key. A format's dialect makes
-// them from a tree and puts the loaded ones back.
+// A state dict taken apart: the items that a checkpoint holds by key. A dialect makes them from a
+// tree and puts the loaded ones back.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ struct TensorItem {
   ReplicaId replica_id;
   std::vector<int> holders;  // ascending; empty: not known by rule
   bool allow_shape_mismatch = false;
+  // Of the grid that the tensor's chunks are cells of, where the format needs one and the ranks
+  // have agreed on it; the cells at the upper edges may reach beyond the tensor.
+  std::optional<Dims> chunk_shape = std::nullopt;
 };
 
 struct ObjectItem {
@@ -31,6 +35,9 @@ struct ObjectItem {
 struct Items {
   std::vector<TensorItem> tensors;
   std::vector<ObjectItem> objects;
+  // What is not sharded, as one value (a dict), in dialects that keep it so: the same on every
+  // rank.
+  std::optional<Value> common = std::nullopt;
 };
 
 }  // namespace tilestone

@@ -46,6 +46,9 @@ struct StoredTensor {
   DType dtype = DType::kFloat32;
   Dims shape;
   std::vector<StoredChunk> chunks;  // may overlap (replicas in rank-local checkpoints)
+  // Of the grid that the chunks are cells of, in formats whose items are stored at the size of a
+  // cell also where it reaches beyond the tensor.
+  std::optional<Dims> chunk_shape = std::nullopt;
 };
 
 struct StoredObject {
@@ -61,6 +64,7 @@ class Metadata {
   std::vector<StoredObject> objects;  // sorted by key after index()
   std::string save_id;                // of the writer; "" when there is none
   std::string writer;                 // "Tilestone 0.1.0", "PyTorch (torch_dist 1.0.0)", ...
+  std::string dialect;                // "pytorch", "megatron"
   bool rank_local = false;  // each rank wrote its own metadata (torch's use_collectives=False)
 
   // Sorts and builds the look-up tables; call after filling. Error(kCorrupt) on a key twice.

@@ -2,16 +2,12 @@
 // everything is "durable" at once (wrap it in a fault storage to lose what was not synced).
 #pragma once
 
-#include <map>
 #include <memory>
-#include <string>
 
+#include "tilestone/base/file_image.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone {
-
-// The content of all files, by name.
-using FileImage = std::map<std::string, Bytes>;
 
 std::shared_ptr<Storage> memory_storage(FileImage initial = {});
 // A copy of what such a storage holds now. Error(kInvalidArgument) on another kind of storage.

@@ -11,10 +11,6 @@
 namespace tilestone {
 namespace {
 
-[[noreturn]] void refuse_name(std::string_view name, const char* why) {
-  throw Error(ErrorCode::kUnsafe, std::string("unsafe file name: ") + why).with_file(name);
-}
-
 // The temporary file of a publish_file that has failed. Its own failure is only told in the log:
 // the caller is to see what made the publishing fail.
 void discard_temporary(Storage& storage, const std::string& temp_name) {
@@ -45,20 +41,6 @@ std::pair<std::string_view, std::string_view> split_name(std::string_view name) 
   const size_t slash = name.rfind('/');
   if (slash == std::string_view::npos) return {std::string_view(), name};
   return {name.substr(0, slash), name.substr(slash + 1)};
-}
-
-void check_file_name(std::string_view name) {
-  if (name.empty()) refuse_name(name, "it is empty");
-  if (name.front() == '/') refuse_name(name, "it is absolute");
-  if (name.find('\0') != std::string_view::npos) refuse_name(name, "it holds a NUL character");
-  for (size_t begin = 0; begin <= name.size();) {
-    const size_t end = std::min(name.find('/', begin), name.size());
-    const std::string_view component = name.substr(begin, end - begin);
-    if (component.empty()) refuse_name(name, "a component of it is empty");
-    if (component == ".") refuse_name(name, "a component of it is \".\"");
-    if (component == "..") refuse_name(name, "a component of it is \"..\"");
-    begin = end + 1;
-  }
 }
 
 void check_directory_name(std::string_view name) {

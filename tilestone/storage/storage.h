@@ -21,6 +21,7 @@
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/deadline.h"
+#include "tilestone/base/file_name.h"
 
 namespace tilestone {
 
@@ -199,8 +200,5 @@ Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size);
 // replace == false: kAlreadyExists when `name` exists.
 void publish_file(Storage& storage, const std::string& name, const std::string& temp_name,
                   ByteView bytes, bool replace, Deadline deadline);
-
-// Error(kUnsafe) unless `name` is a plain relative name as told above.
-void check_file_name(std::string_view name);
 
 }  // namespace tilestone

@@ -9,15 +9,24 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/format/archive/pickle_writer_internal.h"
+#include "tilestone/format/archive/torch_archive.h"
+#include "tilestone/format/archive/value_check_internal.h"
+#include "tilestone/format/archive/value_reader_internal.h"
+#include "tilestone/format/archive/zip_writer_internal.h"
 #include "tilestone/format/torch_dist/checkpoint_testing.h"
-#include "tilestone/format/torch_dist/pickle_writer_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
-#include "tilestone/format/torch_dist/value_check_internal.h"
-#include "tilestone/format/torch_dist/value_reader_internal.h"
-#include "tilestone/format/torch_dist/zip_writer_internal.h"
 
 namespace tilestone::torch_dist {
 namespace {
+
+using namespace archive;  // the pickles and archives that torch_dist is made of
+
+TensorItem item_of(std::string key) {
+  TensorItem item;
+  item.key = std::move(key);
+  return item;
+}
 
 TensorView counted(DType dtype, const Dims& shape) {
   TensorView tensor = TensorView::allocate(dtype, shape);
@@ -28,10 +37,10 @@ TensorView counted(DType dtype, const Dims& shape) {
 StoredPayload parse(const Format& format, ByteView item) {
   const ItemLocation at{.length = item.size()};
   std::vector<ByteView> probed;
-  for (const ProbeRange& range : format.probe(at, true)) {
+  for (const ProbeRange& range : format.probe(at)) {
     probed.push_back(item.subspan(range.offset, range.size));
   }
-  return format.parse_tensor(at, probed);
+  return format.parse_tensor({}, {}, at, probed);
 }
 
 ErrorCode refusal(const std::function<void()>& body) {
@@ -49,7 +58,7 @@ TEST(Archive, EveryDtypeReadsBack) {
     SCOPED_TRACE(to_string(dtype));
     const TensorView tensor = counted(dtype, {3, 5});
     const Piece piece{Box::whole(tensor.shape), tensor};
-    const Bytes item = render(format->encoder()->tensor("k", piece, 0));
+    const Bytes item = render(format->encoder()->tensor(item_of("k"), piece, 0));
     const StoredPayload payload = parse(*format, item);
     EXPECT_EQ(payload.dtype, dtype);
     EXPECT_EQ(payload.shape, tensor.shape);
@@ -57,7 +66,7 @@ TEST(Archive, EveryDtypeReadsBack) {
     const ByteView bytes = ByteView(item).subspan(payload.offset, tensor.bytes());
     EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), tensor.data));
     EXPECT_EQ(payload.record_crc32, crc32(bytes));
-    EXPECT_FALSE(format->verify_item(item));
+    EXPECT_FALSE(format->verify_object(item));
   }
 }
 
@@ -71,7 +80,7 @@ TEST(Archive, PayloadsAreAlignedInTheFile) {
     const uint64_t file_offset = random() % 100'000;
     const TensorView tensor = counted(DType::kUInt8, {elements});
     const Piece piece{Box::whole(tensor.shape), tensor};
-    const ItemRecipe recipe = encoder->tensor("k", piece, file_offset);
+    const ItemRecipe recipe = encoder->tensor(item_of("k"), piece, file_offset);
     const uint64_t payload = file_offset + recipe.padding + recipe.payload_offset;
     const auto address = reinterpret_cast<uintptr_t>(tensor.data);
     const uint64_t place = elements < 1 << 20 ? 0 : address % 4096 / 64 * 64;
@@ -93,9 +102,9 @@ TEST(Archive, OneEncoderGivesTheBytesOfAFreshOne) {
     const TensorView tensor = counted(dtype, shapes[random() % std::size(shapes)]);
     for (uint64_t b = 0; b < tensor.bytes(); ++b) tensor.data[b] ^= static_cast<std::byte>(i);
     const Piece piece{Box::whole(tensor.shape), tensor};
-    const Bytes item = render(encoder->tensor("k", piece, offset));
-    EXPECT_EQ(item, render(format->encoder()->tensor("k", piece, offset)));
-    EXPECT_FALSE(format->verify_item(ByteView(item).subspan(-offset % 64)));
+    const Bytes item = render(encoder->tensor(item_of("k"), piece, offset));
+    EXPECT_EQ(item, render(format->encoder()->tensor(item_of("k"), piece, offset)));
+    EXPECT_FALSE(format->verify_object(ByteView(item).subspan(-offset % 64)));
     offset += item.size();
   }
 }
@@ -110,7 +119,7 @@ TEST(Archive, TensorsOfMoreThan4GiBUseZip64) {
   tensor.strides = contiguous_strides(tensor.shape);
   const auto format = torch_dist_format();
   const Piece piece{Box::whole(tensor.shape), tensor};
-  const ItemRecipe recipe = format->encoder()->tensor("k", piece, 0);
+  const ItemRecipe recipe = format->encoder()->tensor(item_of("k"), piece, 0);
   const uint64_t size = uint64_t{5} << 30;
   EXPECT_EQ(recipe.segments.at(1).size, size);
   const Bytes head = recipe.segments.at(0).literal->bytes;
@@ -118,14 +127,14 @@ TEST(Archive, TensorsOfMoreThan4GiBUseZip64) {
   ASSERT_EQ(tail.size(), recipe.segments.at(2).size);
 
   const ItemLocation at{.length = recipe.length};
-  const auto ranges = format->probe(at, true);
+  const auto ranges = format->probe(at);
   ASSERT_EQ(ranges.size(), 2u);
   Bytes first(ranges[0].size);
   Bytes last(ranges[1].size);
   std::copy(head.begin(), head.end(), first.begin());
   std::copy(tail.begin(), tail.end(), last.end() - static_cast<ptrdiff_t>(tail.size()));
   const std::vector<ByteView> probed{first, last};
-  const StoredPayload payload = format->parse_tensor(at, probed);
+  const StoredPayload payload = format->parse_tensor({}, {}, at, probed);
   EXPECT_EQ(payload.record_size, size);
   EXPECT_EQ(payload.offset, recipe.payload_offset);
   EXPECT_EQ(payload.record_crc32, 0x12345678u);
@@ -158,7 +167,7 @@ TEST(Archive, ValuesReadBack) {
                                    {3, opaque}});
   const Bytes archive = write_torch_archive(value);
   EXPECT_EQ(read_torch_archive(archive), value);
-  EXPECT_FALSE(torch_dist_format()->verify_item(archive));
+  EXPECT_FALSE(torch_dist_format()->verify_object(archive));
 }
 
 Opaque object_of(Opaque::Kind kind, std::string name) {
@@ -244,7 +253,7 @@ TEST(Archive, AnyFlippedBitIsNoticedOrHarmless) {
   for (size_t bit = 0; bit < 8 * whole.size(); ++bit) {
     Bytes damaged = whole;
     damaged[bit / 8] ^= static_cast<std::byte>(1u << (bit % 8));
-    if (torch_dist_format()->verify_item(damaged)) continue;
+    if (torch_dist_format()->verify_object(damaged)) continue;
     ++harmless;
     EXPECT_EQ(read_torch_archive(damaged), value) << "bit " << bit;
   }
@@ -288,7 +297,7 @@ ErrorCode tensor_refusal(const Dims& shape, const Dims& strides, int64_t element
   const auto format = torch_dist_format();
   const ErrorCode tensor = refusal([&] { parse(*format, item); });
   EXPECT_EQ(refusal([&] { read_torch_archive(item); }), tensor);
-  EXPECT_EQ(format->verify_item(item).has_value(), tensor != ErrorCode::kInternal);
+  EXPECT_EQ(format->verify_object(item).has_value(), tensor != ErrorCode::kInternal);
   return tensor;
 }
 
@@ -414,7 +423,7 @@ TEST(Archive, ABarePickleThatCallsSomethingIsUnsafe) {
         "cos\nsystem\nU\2ls\x85R.more"}) {
     for (const auto& refuse : std::vector<std::function<void()>>{
              [&] { read_torch_archive(as_bytes(pickle)); },
-             [&] { torch_dist_format()->verify_item(as_bytes(pickle)); }}) {
+             [&] { torch_dist_format()->verify_object(as_bytes(pickle)); }}) {
       try {
         refuse();
         ADD_FAILURE() << pickle;

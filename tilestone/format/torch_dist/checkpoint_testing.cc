@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tilestone/base/checksum.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone::torch_dist {
@@ -52,19 +53,20 @@ class CheckpointWriter {
                                         {item.key, item.path, item.dtype, item.global_shape, {}});
     }
     for (const Piece& piece : item.pieces) {
-      tensor->chunks.push_back(
-          {piece.box, append(encoder_->tensor(item.key, piece, data_.size()))});
+      tensor->chunks.push_back({piece.box, append(encoder_->tensor(item, piece, data_.size()))});
     }
   }
   void add(const ObjectItem& item) {
-    const ItemLocation at = append(encoder_->object(item.key, item.value, data_.size()));
+    const ItemLocation at = append(encoder_->object(item, data_.size()));
     metadata_.objects.push_back({item.key, item.path, at});
   }
 
   FileImage finish() && {
     metadata_.index();
     FileImage files;
-    files.emplace(format_.metadata_name(), format_.encode_metadata(metadata_));
+    for (IndexFile& file : format_.encode_index(metadata_)) {
+      files.emplace(file.name, std::move(file.bytes));
+    }
     files.emplace(metadata_.files[0], std::move(data_));
     return files;
   }
@@ -85,10 +87,24 @@ class CheckpointWriter {
 
 }  // namespace
 
+DirectoryFiles directory_of(const FileImage& files) {
+  DirectoryFiles directory;
+  directory.contents = files;
+  for (const auto& [name, bytes] : files) {
+    directory.names.push_back(name);
+    directory.sizes.emplace(name, bytes.size());
+  }
+  return directory;
+}
+
+Metadata parse(const Format& format, const FileImage& files) {
+  return format.parse_index(directory_of(files));
+}
+
 FileImage write_checkpoint(const Format& format, const StateDict& state,
                            const std::string& save_id) {
   CheckpointWriter writer(format, save_id);
-  const Items items = format.to_items(state);
+  const Items items = pytorch_dialect()->to_items(state, format);
   for (const ObjectItem& item : items.objects) writer.add(item);
   for (const TensorItem& item : items.tensors) writer.add(item);
   return std::move(writer).finish();

@@ -3,9 +3,9 @@
 
 #include <string>
 
+#include "tilestone/base/file_image.h"
 #include "tilestone/format/format.h"
 #include "tilestone/state/state_dict.h"
-#include "tilestone/storage/memory_storage.h"
 
 namespace tilestone::torch_dist {
 
@@ -13,7 +13,12 @@ namespace tilestone::torch_dist {
 Bytes with_crc32(const Literal& literal, uint32_t crc);  // the literal with it put in
 Bytes render(const ItemRecipe& recipe);
 
-// The files of a checkpoint of `state`.
+// What a directory of these files looks like to a format.
+DirectoryFiles directory_of(const FileImage& files);
+// What a format makes of them.
+Metadata parse(const Format& format, const FileImage& files);
+
+// The files of a checkpoint of `state`, in PyTorch's dialect.
 FileImage write_checkpoint(const Format& format, const StateDict& state,
                            const std::string& save_id);
 

@@ -2,14 +2,18 @@
 #include <gtest/gtest.h>
 
 #include "tilestone/base/error.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/torch_dist/checkpoint_testing.h"
-#include "tilestone/format/torch_dist/dialect_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone::torch_dist {
 namespace {
 
 TensorView tensor() { return TensorView::allocate(DType::kFloat32, {2}); }
+
+Items to_items(const StateDict& state) {
+  return pytorch_dialect()->to_items(state, *torch_dist_format());
+}
 
 std::vector<std::string> keys(const StateDict& state) {
   std::vector<std::string> all;
@@ -106,7 +110,7 @@ TEST(TorchDialect, ItemsGoBackToTheirPlaces) {
   for (TensorItem& item : items.tensors) {
     if (item.key == "w") item.pieces[0].data = TensorView::allocate(DType::kFloat32, {1, 2});
   }
-  const StateDict loaded = from_items(state, items);
+  const StateDict loaded = pytorch_dialect()->from_items(state, items);
 
   const auto text = [](const StateNode* node) { return to_string(*node->get_if<Value>()); };
   const auto& list = *loaded.find(std::string("list"))->get_if<StateList>();
@@ -135,7 +139,7 @@ TEST(TorchDialect, AWholeCheckpointReadsBack) {
   state["y"] = ShardedTensor::from_box("s", tensor(), {4}, {{2}, {2}});
   const auto format = torch_dist_format();
   const FileImage files = write_checkpoint(*format, state, "id");
-  const Metadata metadata = format->read_metadata(*memory_storage(files));
+  const Metadata metadata = parse(*format, files);
   EXPECT_EQ(metadata.save_id, "id");
   ASSERT_NE(metadata.find_tensor("s"), nullptr);
   EXPECT_EQ(metadata.find_tensor("s")->chunks.size(), 2u);

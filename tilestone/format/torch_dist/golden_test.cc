@@ -8,9 +8,10 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/format/archive/torch_archive.h"
+#include "tilestone/format/torch_dist/checkpoint_testing.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/geometry/strided_copy.h"
-#include "tilestone/storage/memory_storage.h"
 
 namespace tilestone {
 namespace {
@@ -59,9 +60,8 @@ class Opened {
     for (const fs::directory_entry& file : fs::directory_iterator(kGolden / golden.name)) {
       files_.emplace(file.path().filename().string(), content(file.path()));
     }
-    const auto storage = memory_storage(files_);
-    EXPECT_TRUE(format->detect(*storage));
-    metadata = format->read_metadata(*storage);
+    EXPECT_TRUE(format->detect(torch_dist::directory_of(files_).names));
+    metadata = torch_dist::parse(*format, files_);
   }
 
   ByteView item(const ItemLocation& at) const {
@@ -71,10 +71,10 @@ class Opened {
   // Finds the payload as the engine does: from the probed ranges alone.
   StoredPayload payload(const ItemLocation& at) const {
     std::vector<ByteView> probed;
-    for (const ProbeRange& range : format->probe(at, true)) {
+    for (const ProbeRange& range : format->probe(at)) {
       probed.push_back(item(at).subspan(range.offset, range.size));
     }
-    return format->parse_tensor(at, probed);
+    return format->parse_tensor({}, {}, at, probed);
   }
 
   // The whole tensor, C-contiguous.
@@ -142,7 +142,7 @@ TEST_P(EveryGolden, TensorsHaveTheirExpectedBytes) {
 TEST_P(EveryGolden, EveryItemPassesVerification) {
   const Opened checkpoint(GetParam());
   const auto verify = [&](const std::string& key, const ItemLocation& at) {
-    const auto fault = checkpoint.format->verify_item(checkpoint.item(at));
+    const auto fault = checkpoint.format->verify_object(checkpoint.item(at));
     EXPECT_FALSE(fault) << key << ": " << fault->problem;
   };
   for (const StoredTensor& tensor : checkpoint.metadata.tensors) {
@@ -160,7 +160,7 @@ TEST_P(EveryGolden, AFlippedPayloadByteIsFound) {
       const ByteView item = checkpoint.item(chunk.at);
       Bytes damaged(item.begin(), item.end());
       damaged[payload.record_offset + payload.record_size / 2] ^= std::byte{1};
-      const auto fault = checkpoint.format->verify_item(damaged);
+      const auto fault = checkpoint.format->verify_object(damaged);
       ASSERT_TRUE(fault) << tensor.key;
       EXPECT_EQ(fault->offset, payload.record_offset) << tensor.key;
     }

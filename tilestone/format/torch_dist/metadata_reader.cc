@@ -6,11 +6,13 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/format/torch_dist/pickle_schema_internal.h"
-#include "tilestone/storage/storage.h"
+#include "tilestone/base/file_name.h"
+#include "tilestone/format/archive/pickle_schema_internal.h"
 
 namespace tilestone::torch_dist {
 namespace {
+
+using namespace archive;  // the pickles and archives that torch_dist is made of
 
 // The classes of a metadata file; modules and versions differ, names don't.
 enum class Class : uint8_t {

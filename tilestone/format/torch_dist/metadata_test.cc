@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "tilestone/base/error.h"
+#include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/torch_dist/checkpoint_testing.h"
 #include "tilestone/format/torch_dist/metadata_reader_internal.h"
 #include "tilestone/format/torch_dist/metadata_writer_internal.h"
@@ -197,7 +198,7 @@ FileImage rank_local_files(int ranks) {
 
 TEST(RankLocal, TheRanksFilesAreReadAsOne) {
   const auto format = torch_dist_format();
-  const Metadata metadata = format->read_metadata(*memory_storage(rank_local_files(2)));
+  const Metadata metadata = parse(*format, rank_local_files(2));
   EXPECT_TRUE(metadata.rank_local);
   EXPECT_EQ(metadata.files.size(), 2u);
   ASSERT_EQ(metadata.tensors.size(), 1u);
@@ -209,7 +210,7 @@ TEST(RankLocal, TheRanksFilesAreReadAsOne) {
 
 void expect_refused(const FileImage& files, const std::string& part) {
   try {
-    torch_dist_format()->read_metadata(*memory_storage(files));
+    parse(*torch_dist_format(), files);
     ADD_FAILURE() << "read, expected: " << part;
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
@@ -235,16 +236,16 @@ TEST(RankLocal, ADirectoryOfBothModesIsRefused) {
   FileImage files = rank_local_files(1);
   files.emplace(".metadata", write_metadata(example()));
   expect_refused(files, "__0.metadata");
-  EXPECT_EQ(torch_dist_format()->metadata_files(*memory_storage(files)),
+  EXPECT_EQ(torch_dist_format()->index_files(directory_of(files).names),
             (std::vector<std::string>{"__0.metadata", ".metadata"}));
 }
 
 TEST(RankLocal, OtherNamesAreNoMetadataFiles) {
   const auto format = torch_dist_format();
   for (const char* name : {"__.metadata", "__0_0.metadata", "__00.metadata", "__-1.metadata"}) {
-    EXPECT_FALSE(format->detect(*memory_storage({{name, Bytes()}}))) << name;
+    EXPECT_FALSE(format->detect(std::vector{std::string(name)})) << name;
   }
-  EXPECT_TRUE(format->detect(*memory_storage(rank_local_files(1))));
+  EXPECT_TRUE(format->detect(directory_of(rank_local_files(1)).names));
 }
 
 // ---- Compressed items ----

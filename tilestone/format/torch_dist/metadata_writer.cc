@@ -6,10 +6,12 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/format/torch_dist/pickle_writer_internal.h"
+#include "tilestone/format/archive/pickle_writer_internal.h"
 
 namespace tilestone::torch_dist {
 namespace {
+
+using namespace archive;  // the pickles and archives that torch_dist is made of
 
 constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
 

@@ -3,27 +3,23 @@
 #include <charconv>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/format/torch_dist/archive_reader_internal.h"
-#include "tilestone/format/torch_dist/archive_writer_internal.h"
-#include "tilestone/format/torch_dist/dialect_internal.h"
+#include "tilestone/format/archive/archive_reader_internal.h"
+#include "tilestone/format/archive/archive_writer_internal.h"
+#include "tilestone/format/archive/zip_writer_internal.h"
+#include "tilestone/format/archive/zstd_internal.h"
 #include "tilestone/format/torch_dist/metadata_reader_internal.h"
 #include "tilestone/format/torch_dist/metadata_writer_internal.h"
-#include "tilestone/format/torch_dist/pickle_reader_internal.h"
-#include "tilestone/format/torch_dist/value_check_internal.h"
-#include "tilestone/format/torch_dist/value_reader_internal.h"
-#include "tilestone/format/torch_dist/zip_writer_internal.h"
-#include "tilestone/format/torch_dist/zstd_internal.h"
 
 namespace tilestone {
 namespace torch_dist {
 namespace {
 
 constexpr const char* kMetadataName = ".metadata";
-constexpr uint64_t kMaxMetadataSize = 0xffffffff;
 
 // Items up to this size are read whole to learn their structure; of larger ones, so much of the
 // head and tail. Stock torch needs 1 KiB of each; with its storage alignment set to a page, 24 KiB
@@ -47,58 +43,70 @@ std::optional<uint32_t> rank_of(std::string_view name) {
 }
 
 // The rank-local metadata files, by rank.
-std::map<uint32_t, std::string> rank_local_files(Storage& storage) {
+std::map<uint32_t, std::string> rank_local_by_rank(std::span<const std::string> names) {
   std::map<uint32_t, std::string> files;
-  for (std::string& name : storage.list("__")) {
-    if (const auto rank = rank_of(name)) files.emplace(*rank, std::move(name));
+  for (const std::string& name : names) {
+    if (const auto rank = rank_of(name)) files.emplace(*rank, name);
   }
   return files;
 }
 
-Metadata read_one(Storage& storage, const std::string& name) {
+Metadata parse_one(const DirectoryFiles& files, const std::string& name) {
+  const auto found = files.contents.find(name);
+  if (found == files.contents.end()) {
+    throw Error(ErrorCode::kInternal, "a metadata file that was not read").with_file(name);
+  }
   try {
-    return parse_metadata(read_file(storage, name, kMaxMetadataSize));
+    return parse_metadata(found->second);
   } catch (Error& error) {
     error.with_file(name);
     throw;
   }
 }
 
-Metadata read_rank_local(Storage& storage) {
+Metadata parse_rank_local(const DirectoryFiles& files) {
   std::vector<Metadata> ranks;
-  for (const auto& [rank, name] : rank_local_files(storage)) {
+  for (const auto& [rank, name] : rank_local_by_rank(files.names)) {
     if (rank != ranks.size()) {
       throw Error(ErrorCode::kCorrupt, "a rank-local checkpoint with metadata of rank " +
                                            std::to_string(rank) + " lacks that of rank " +
                                            std::to_string(ranks.size()))
           .with_file("__" + std::to_string(ranks.size()) + ".metadata");
     }
-    ranks.push_back(read_one(storage, name));
+    ranks.push_back(parse_one(files, name));
   }
   return merge_rank_local(std::move(ranks));
 }
 
+// A decimal number without leading zeros that fits an int.
+std::optional<int> number_in(std::string_view digits) {
+  int number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
+  return number >= 0 && std::to_string(number) == digits ? std::optional(number) : std::nullopt;
+}
+
 class Encoder final : public ItemEncoder {
  public:
-  ItemRecipe tensor(const std::string& key, const Piece& piece, uint64_t file_offset) override {
+  ItemRecipe tensor(const TensorItem& item, const Piece& piece, uint64_t file_offset) override {
     if (piece.data.bytes() !=
         static_cast<uint64_t>(piece.box.numel()) * itemsize(piece.data.dtype)) {
       throw Error(ErrorCode::kInternal, "a piece whose data is not of its box's size")
-          .with_key(key);
+          .with_key(item.key);
     }
     return archives_.recipe(piece, file_offset);
   }
 
-  ItemRecipe object(const std::string& key, const Value& value, uint64_t file_offset) override {
+  ItemRecipe object(const ObjectItem& item, uint64_t file_offset) override {
     Literal literal;
     try {
-      literal.bytes = write_archive(value);
+      literal.bytes = archive::write_archive(item.value);
     } catch (Error& error) {
-      error.with_key(key);
+      error.with_key(item.key);
       throw;
     }
     ItemRecipe recipe;
-    recipe.padding = -file_offset % ZipWriter::kAlignment;
+    recipe.padding = -file_offset % archive::ZipWriter::kAlignment;
     recipe.length = literal.bytes.size();
     recipe.segments.push_back(
         {recipe.length, std::make_shared<const Literal>(std::move(literal)), nullptr});
@@ -106,17 +114,15 @@ class Encoder final : public ItemEncoder {
   }
 
  private:
-  TensorArchives archives_;
+  archive::TensorArchives archives_;
 };
 
 class TorchDistFormat final : public Format {
  public:
   std::string_view name() const override { return "torch_dist"; }
 
-  Items to_items(const StateDict& state) const override { return torch_dist::to_items(state); }
-  StateDict from_items(const StateDict& original, const Items& loaded) const override {
-    return torch_dist::from_items(original, loaded);
-  }
+  // Every dtype and shape has a place in it, and dialects check objects themselves.
+  void check(const Items&) const override {}
 
   // The save id in front keeps attempts apart; stock readers go by the names in the metadata, and
   // what follows is the name that stock writers give.
@@ -125,33 +131,52 @@ class TorchDistFormat final : public Format {
            ".distcp";
   }
 
+  std::optional<DataFileName> parse_data_file_name(std::string_view name) const override {
+    constexpr std::string_view kMiddle = "__";
+    constexpr std::string_view kSuffix = ".distcp";
+    if (!name.ends_with(kSuffix)) return std::nullopt;
+    name.remove_suffix(kSuffix.size());
+    const size_t middle = name.find(kMiddle);
+    if (middle == std::string_view::npos) return std::nullopt;
+    const std::string_view numbers = name.substr(middle + kMiddle.size());
+    const size_t between = numbers.find('_');
+    if (between == std::string_view::npos) return std::nullopt;
+    const auto rank = number_in(numbers.substr(0, between));
+    const auto index = number_in(numbers.substr(between + 1));
+    if (!rank || !index) return std::nullopt;
+    return DataFileName{std::string(name.substr(0, middle)), *rank, *index};
+  }
+
   std::unique_ptr<ItemEncoder> encoder() const override { return std::make_unique<Encoder>(); }
 
-  std::string metadata_name() const override { return kMetadataName; }
-  Bytes encode_metadata(const Metadata& metadata) const override {
-    return write_metadata(metadata);
+  Index encode_index(const Metadata& metadata) const override {
+    return {{kMetadataName, write_metadata(metadata), IndexRole::kSwitch}};
   }
 
-  bool detect(Storage& storage) const override {
-    return storage.stat(kMetadataName) || !rank_local_files(storage).empty();
+  bool detect(std::span<const std::string> names) const override {
+    return contains_name(names, kMetadataName) || !rank_local_by_rank(names).empty();
   }
 
-  std::vector<std::string> metadata_files(Storage& storage) const override {
-    std::vector<std::string> names;
-    for (const auto& [rank, name] : rank_local_files(storage)) names.push_back(name);
-    if (storage.stat(kMetadataName)) names.emplace_back(kMetadataName);
-    if (!names.empty()) return names;
-    throw Error(ErrorCode::kNotFound, "no torch_dist checkpoint in " + storage.describe())
-        .with_file(kMetadataName);
+  std::vector<std::string> index_files(std::span<const std::string> names) const override {
+    std::vector<std::string> found = rank_local_files(names);
+    if (contains_name(names, kMetadataName)) found.emplace_back(kMetadataName);
+    if (!found.empty()) return found;
+    throw Error(ErrorCode::kNotFound, "no torch_dist checkpoint").with_file(kMetadataName);
   }
 
-  Metadata read_metadata(Storage& storage) const override {
-    const std::vector<std::string> names = metadata_files(storage);
+  std::vector<std::string> rank_local_files(std::span<const std::string> names) const override {
+    std::vector<std::string> found;
+    for (const auto& [rank, name] : rank_local_by_rank(names)) found.push_back(name);
+    return found;
+  }
+
+  Metadata parse_index(const DirectoryFiles& files) const override {
+    const std::vector<std::string> names = index_files(files.names);
     Metadata metadata;
     if (names.back() != kMetadataName) {
-      metadata = read_rank_local(storage);
+      metadata = parse_rank_local(files);
     } else if (names.size() == 1) {
-      metadata = read_one(storage, kMetadataName);
+      metadata = parse_one(files, kMetadataName);
     } else {
       refuse_two_modes(names.front());
     }
@@ -159,30 +184,35 @@ class TorchDistFormat final : public Format {
     return metadata;
   }
 
-  std::vector<ProbeRange> probe(const ItemLocation& at, bool tensor) const override {
-    if (!tensor || at.codec != Codec::kNone || at.length <= kWholeItem) return {{0, at.length}};
+  std::vector<ProbeRange> probe(const ItemLocation& at) const override {
+    if (at.codec != Codec::kNone || at.length <= kWholeItem) return {{0, at.length}};
     return {{0, kHeadProbe}, {at.length - kTailProbe, kTailProbe}};
   }
 
-  StoredPayload parse_tensor(const ItemLocation& at,
+  StoredPayload parse_tensor(const StoredTensor&, const StoredChunk&, const ItemLocation& at,
                              std::span<const ByteView> probed) const override {
-    if (auto payload = locate_tensor(item_bytes(at, probed))) return *payload;
+    if (auto payload = archive::locate_tensor(item_bytes(at, probed))) return *payload;
     throw Error(ErrorCode::kUnsupported,
                 "torch.save archive: its structure is in neither the first " +
                     std::to_string(kHeadProbe) + " nor the last " + std::to_string(kTailProbe) +
                     " of its " + std::to_string(at.length) + " bytes");
   }
 
-  Value parse_object(ByteView item) const override { return read_archive(item); }
+  Value parse_object(ByteView item) const override { return archive::read_archive(item); }
 
   Bytes decode(Codec codec, ByteView item, uint64_t max_size) const override {
-    if (codec == Codec::kZstd) return zstd_decompress(item, max_size);
+    if (codec == Codec::kZstd) return archive::zstd_decompress(item, max_size);
     throw Error(ErrorCode::kInternal, "decode() of an item without a codec");
   }
 
-  std::optional<ItemFault> verify_item(ByteView item) const override {
+  std::optional<ItemFault> verify_tensor(const StoredTensor&, const StoredChunk&,
+                                         ByteView item) const override {
+    return verify_object(item);
+  }
+
+  std::optional<ItemFault> verify_object(ByteView item) const override {
     try {
-      return check_archive(item);
+      return archive::check_archive(item);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kUnsafe) throw;
       return ItemFault{0, error.message()};
@@ -200,10 +230,10 @@ class TorchDistFormat final : public Format {
         .with_hint("remove .metadata or the __RANK.metadata files, whichever are older");
   }
 
-  ItemBytes item_bytes(const ItemLocation& at, std::span<const ByteView> probed) const {
-    if (at.codec != Codec::kNone && probed.size() == 1) return ItemBytes(probed[0]);
-    const std::vector<ProbeRange> ranges = probe(at, true);
-    std::vector<ItemBytes::Range> parts;
+  archive::ItemBytes item_bytes(const ItemLocation& at, std::span<const ByteView> probed) const {
+    if (at.codec != Codec::kNone && probed.size() == 1) return archive::ItemBytes(probed[0]);
+    const std::vector<ProbeRange> ranges = probe(at);
+    std::vector<archive::ItemBytes::Range> parts;
     for (size_t i = 0; i < ranges.size(); ++i) {
       if (i >= probed.size() || probed[i].size() != ranges[i].size) {
         throw Error(ErrorCode::kInternal, "the bytes probed are not those of probe()");
@@ -220,18 +250,5 @@ class TorchDistFormat final : public Format {
 std::shared_ptr<const Format> torch_dist_format() {
   return std::make_shared<torch_dist::TorchDistFormat>();
 }
-
-Value read_torch_archive(ByteView bytes) { return torch_dist::read_archive(bytes); }
-
-Value read_pickle(ByteView bytes) {
-  using torch_dist::Pickle;
-  return torch_dist::read_value(Pickle::parse(bytes, Pickle::Sizes::kCalls), {});
-}
-
-std::vector<std::string> classes_in(ByteView pickled, bool archive) {
-  return torch_dist::classes_in_pickle(pickled, archive);
-}
-
-Bytes write_torch_archive(const Value& value) { return torch_dist::write_archive(value); }
 
 }  // namespace tilestone

@@ -1,0 +1,250 @@
+// The commit protocol.
+//
+// Names. Data files, manifest and temporary files of a save hold its save id, a random UUID, so no
+// two saves ever use one name. The format's metadata file has one fixed name and names the save id
+// and the data files: it alone decides which checkpoint stands at a location.
+//
+//  1. The coordinator makes the directories, takes the lock, refuses or accepts what stands there,
+//     and removes what failed attempts have left.
+//  2. Each rank writes its data files, syncs them, syncs their directory, and reports.
+//  3. The coordinator merges the reports (coverage is checked), opens each file that a rank
+//     reported, so that no rank has written to another directory than its own, and publishes the
+//     manifest: written to a temporary file, synced, renamed, directory synced.
+//  4. The coordinator publishes the metadata file in the same way. The rename is the commit.
+//  5. The coordinator removes the files of the checkpoint that was replaced, and leftovers.
+//
+// A crash at any point:
+//  before the rename of 4  The metadata file, if there is one, is the old one, and nothing that it
+//                          names has been touched: all new files have new names. Without an old
+//                          one there is no checkpoint. New files are leftovers: the next save
+//                          knows them by their names and that the metadata doesn't name them.
+//  at the rename           The file system shows the old or the new metadata. Both are whole (the
+//                          new one was synced before) and so is all that either names: 2 and 3
+//                          ended before, and 5 has not begun.
+//  after 4                 The directory has been synced, so the old metadata can't come back when
+//                          5 removes what it named. What 5 does not get to is a leftover.
+//  When the rename or the sync after it fails, nobody can know which metadata a later boot will
+//  show: no rank removes anything then, neither new files nor old ones.
+//
+// Step 1 of a later save reads the metadata to know what may go. A crash between the rename and
+// the directory sync of an earlier 4 could take that metadata back, so 1 syncs the directory
+// before it removes anything.
+//
+// A rank-local checkpoint has no metadata file but one for each rank, and the two kinds side by
+// side are ambiguous to a reader. They can't be switched in one rename, so before 4 a small file
+// (kReplacedName) says: the save with this id replaces rank-local files of these names and
+// contents. A reader that finds both kinds takes the metadata file if, and only if, it is of that
+// id and every rank-local file is among those. Step 5 removes them first, then the note; step 1 of
+// a later save does so where 5 was interrupted.
+#include "tilestone/engine/commit/commit_internal.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/engine/commit/presence_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/format/foreign.h"
+#include "tilestone/format/manifest.h"
+#include "tilestone/version.h"
+
+namespace tilestone::engine {
+namespace {
+
+bool in_own_directory(const std::string& name) {
+  return name.starts_with(std::string(kOwnDirectory) + "/");
+}
+
+// "metadata" of ".metadata": one component without a dot in front.
+std::string plain_name(std::string name) {
+  std::replace(name.begin(), name.end(), '/', '_');
+  name.erase(0, name.find_first_not_of('.'));
+  return name;
+}
+
+}  // namespace
+
+Commit::Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
+               std::shared_ptr<const Dialect> dialect, std::string save_id, bool overwrite)
+    : storage_(std::move(storage)),
+      format_(std::move(format)),
+      dialect_(std::move(dialect)),
+      save_id_(std::move(save_id)),
+      overwrite_(overwrite) {}
+
+void Commit::begin() {
+  refuse_foreign();
+  refuse_existing();
+  // Before the lock's file is made, which tells copied data files from those of a failed save.
+  if (!any_checkpoint(*storage_, *format_)) {
+    lost_ = find_lost(*storage_, *format_, storage_->list());
+  }
+  storage_->make_directory("");
+  storage_->make_directory(std::string(kOwnDirectory));
+  lock();
+  refuse_existing();  // it may have appeared before the lock was ours
+  storage_->sync_directory("");
+  finish_replacement();
+  look_at_old();
+}
+
+// Readers of the other kind would take its files together with ours.
+void Commit::refuse_foreign() const {
+  const auto foreign = find_foreign(storage_->list(), [&](const std::string& name) {
+    return read_file(*storage_, name, UINT64_MAX);
+  });
+  if (!foreign) return;
+  if (!overwrite_) {
+    throw Error(ErrorCode::kAlreadyExists, foreign->kind + " stands at " + storage_->describe())
+        .with_file(foreign->mark)
+        .with_hint("save elsewhere");
+  }
+  throw Error(ErrorCode::kUnsupported, foreign->kind + " stands at " + storage_->describe() +
+                                           ", and its files can't be replaced in one step")
+      .with_file(foreign->mark)
+      .with_hint("save elsewhere, or remove that checkpoint first");
+}
+
+void Commit::refuse_existing() const {
+  if (overwrite_ || !any_checkpoint(*storage_, *format_)) return;
+  throw Error(ErrorCode::kAlreadyExists, "a checkpoint stands at " + storage_->describe())
+      .with_hint("save elsewhere, or replace it with overwrite = true");
+}
+
+void Commit::lock() {
+  lock_ = storage_->try_lock(std::string(kLockName));
+  if (lock_ != nullptr) return;
+  throw Error(ErrorCode::kAlreadyExists,
+              "another save to " + storage_->describe() + " is under way")
+      .with_file(kLockName)
+      .with_hint("wait for it, or save elsewhere");
+}
+
+// An earlier save that replaced a rank-local checkpoint was interrupted in its step 5. It is ended
+// here, since the note speaks of that save only.
+void Commit::finish_replacement() {
+  const auto replaced = find_replaced(*storage_, *format_);
+  if (!replaced) return;
+  for (const auto& [name, hash] : replaced->files) old_rank_local_.insert(name);
+  remove_rank_local();
+  old_rank_local_.clear();
+}
+
+// What the standing checkpoint consists of. When that can't be read, or one stands there that has
+// only lost its metadata, nothing is removed before the new checkpoint stands.
+void Commit::look_at_old() {
+  try {
+    Standing old = read_standing(*storage_, format_);
+    old_rank_local_ = std::move(old.rank_local);
+    old_files_ = std::move(old.files);
+    if (!old.found && lost_) {
+      log(LogLevel::kWarning, lost_->what + "; they go once the new checkpoint stands");
+      return;
+    }
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, std::string("the checkpoint that is to be replaced can't be read, so "
+                                        "files of it may stay: ") +
+                                error.what());
+    return;
+  }
+  remove_leftovers(old_files_);
+}
+
+void Commit::remove_leftovers(const std::set<std::string>& referenced) {
+  try {
+    remove_files(*storage_, leftovers(*format_, storage_->list(), referenced));
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, std::string("leftovers of earlier saves stay: ") + error.what());
+  }
+}
+
+void Commit::prepare(Reported reported, Deadline deadline) {
+  expect_files(*storage_, reported.reports, reported.threads, deadline);
+  Metadata metadata = merge_reports(std::move(reported.reports));
+  metadata.save_id = save_id_;
+  metadata.writer = std::string("Tilestone ") + kVersion;
+  metadata.dialect = dialect_->name();
+  index_ = merge_index(format_->encode_index(metadata),
+                       dialect_->encode_index(*reported.items, *format_));
+  new_files_.insert(metadata.files.begin(), metadata.files.end());
+
+  const Manifest manifest = make_manifest(metadata, static_cast<int>(reported.encoded.size()));
+  const std::string name = manifest_name(save_id_);
+  new_files_.insert(name);
+  publish_file(*storage_, name, temporary_name(save_id_, "manifest"),
+               manifest.encode(reported.encoded), false, deadline);
+  if (!old_rank_local_.empty()) mark_replaced(deadline);
+  publish(IndexRole::kBefore, deadline);
+}
+
+Manifest Commit::make_manifest(const Metadata& metadata, int world_size) const {
+  Manifest manifest;
+  manifest.save_id = save_id_;
+  manifest.world_size = world_size;
+  manifest.format = format_->name();
+  manifest.dialect = dialect_->name();
+  manifest.writer = metadata.writer;
+  manifest.index = sums_of(index_);
+  return manifest;
+}
+
+void Commit::mark_replaced(Deadline deadline) {
+  Replaced replaced{save_id_, {}};
+  for (const std::string& name : old_rank_local_) {
+    replaced.files.emplace(name, xxh3_64(read_file(*storage_, name, UINT64_MAX)));
+  }
+  publish_file(*storage_, std::string(kReplacedName), temporary_name(save_id_, "replaced"),
+               replaced.encode(), true, deadline);
+}
+
+void Commit::publish(Deadline deadline) {
+  publish(IndexRole::kSwitch, deadline);
+  publish(IndexRole::kAfter, deadline);
+}
+
+void Commit::publish(IndexRole role, Deadline deadline) {
+  for (const IndexFile& file : index_) {
+    if (file.role != role) continue;
+    publish_file(*storage_, file.name, temporary_name(save_id_, plain_name(file.name)), file.bytes,
+                 overwrite_, deadline);
+  }
+}
+
+void Commit::clean() {
+  try {
+    remove_rank_local();
+    std::vector<std::string> replaced;
+    for (const std::string& name : old_files_) {
+      // The names are another writer's: what they may not name is left alone.
+      const bool ours_to_remove = !in_own_directory(name) || is_own_name(*format_, name);
+      if (ours_to_remove && name != switch_name(index_) && !new_files_.contains(name)) {
+        replaced.push_back(name);
+      }
+    }
+    remove_files(*storage_, replaced);
+    remove_leftovers(new_files_);
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, std::string("files of the replaced checkpoint stay: ") + error.what());
+  }
+}
+
+// The note goes last, and only when nothing is left that it speaks of.
+void Commit::remove_rank_local() {
+  const std::string note(kReplacedName);
+  if (!storage_->stat(note)) return;
+  remove_files(*storage_, std::vector(old_rank_local_.begin(), old_rank_local_.end()));
+  storage_->sync_directory("");
+  for (const std::string& name : old_rank_local_) {
+    if (storage_->stat(name)) return;
+  }
+  remove_files(*storage_, std::vector{note});
+}
+
+void Commit::abandon() {
+  const std::string manifest = manifest_name(save_id_);
+  if (new_files_.contains(manifest)) remove_files(*storage_, std::vector{manifest});
+}
+
+}  // namespace tilestone::engine

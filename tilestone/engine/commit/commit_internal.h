@@ -1,0 +1,76 @@
+// The commit of a save, as the coordinator makes it. The protocol stands in commit.cc.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/deadline.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/format/format.h"
+#include "tilestone/plan/report.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+
+// begin, prepare, publish, clean: in this order, by one thread. Holds the location's lock from
+// begin() until it goes.
+class Commit {
+ public:
+  // save_id: a new random one.
+  Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
+         std::shared_ptr<const Dialect> dialect, std::string save_id, bool overwrite);
+
+  // Step 1. Error(kAlreadyExists) when a checkpoint stands there and overwriting was not asked
+  // for, or another save is under way; kUnsupported for overwriting one of another kind, which
+  // can't be replaced in one step (format/foreign.h).
+  void begin();
+
+  // What step 3 works on.
+  struct Reported {
+    std::vector<RankReport> reports;  // by rank
+    std::span<const Bytes> encoded;   // encoded[i] is what reports[i].encode() gives
+    int threads = 0;                  // the save's option
+    const Items* items = nullptr;     // the coordinator's
+  };
+  // Step 3: checks the reports, and that every file they name is here; makes everything durable but
+  // the switch of the index and what is published after it.
+  void prepare(Reported reported, Deadline deadline);
+  // Step 4. The checkpoint exists from within this call on.
+  void publish(Deadline deadline);
+  // Step 5. Failures are told in the log.
+  void clean();
+  // Instead of publish(): removes what prepare() made. Failures are told in the log.
+  void abandon();
+
+ private:
+  void refuse_foreign() const;
+  void refuse_existing() const;
+  void lock();
+  void finish_replacement();
+  void look_at_old();
+  void remove_leftovers(const std::set<std::string>& referenced);
+  void mark_replaced(Deadline deadline);
+  void remove_rank_local();
+  Manifest make_manifest(const Metadata& metadata, int world_size) const;
+  void publish(IndexRole role, Deadline deadline);
+
+  std::shared_ptr<Storage> storage_;
+  std::shared_ptr<const Format> format_;
+  std::shared_ptr<const Dialect> dialect_;
+  const std::string save_id_;
+  const bool overwrite_;
+  std::unique_ptr<StorageLock> lock_;
+
+  std::set<std::string> old_files_;       // of the checkpoint that stands there: data, manifest
+  std::set<std::string> old_rank_local_;  // its metadata files, when it is a rank-local one
+  std::set<std::string> new_files_;
+  std::optional<LostCheckpoint> lost_;  // where none stands
+  Index index_;
+};
+
+}  // namespace tilestone::engine

@@ -1,0 +1,152 @@
+#include "tilestone/engine/commit/gc.h"
+
+#include <exception>
+#include <optional>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+
+namespace tilestone {
+namespace engine {
+namespace {
+
+// One look at a location.
+class Cleaning {
+ public:
+  Cleaning(const Location& location, const std::shared_ptr<const Format>& format, bool force)
+      : storage_(location.storage()),
+        format_(format ? format : torch_dist_format()),
+        force_(force) {}
+
+  // A save holds the lock from its first file on. No save can begin while we hold it.
+  void lock() {
+    storage_.make_directory(std::string(kOwnDirectory));
+    lock_ = storage_.try_lock(std::string(kLockName));
+    if (lock_ == nullptr) fail_under_way();
+  }
+
+  void expect_unlocked() const {
+    if (storage_.is_locked(std::string(kLockName))) fail_under_way();
+  }
+
+  std::vector<Leftover> find() {
+    const std::vector<std::string> names = storage_.list();
+    if (names.empty()) throw Error(ErrorCode::kNotFound, "no file at " + storage_.describe());
+    standing_ = read_standing(storage_, format_);
+    if (!standing_.found && !force_) refuse_lost(names);
+    replaced_ = find_replaced(storage_, *format_);
+    std::vector<Leftover> found;
+    for (const std::string& name : names) {
+      const auto told = tell(name);
+      const auto info = told ? storage_.stat(name) : std::nullopt;
+      if (info && info->regular) found.push_back({name, info->size, told->what, told->why});
+    }
+    return found;
+  }
+
+  void remove(const std::vector<Leftover>& found) {
+    for (const Leftover& file : found) {
+      if (file.name != kReplacedName) remove(file.name);
+    }
+    // The note goes last and once the others are gone for good: without it, the rank-local
+    // metadata of which it speaks would stand beside the other kind.
+    if (failure_ == nullptr && !found.empty()) {
+      storage_.sync_directory("");
+      for (const Leftover& file : found) {
+        if (file.name == kReplacedName) remove(file.name);
+      }
+    }
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+  }
+
+ private:
+  [[noreturn]] void fail_under_way() const {
+    throw Error(ErrorCode::kAlreadyExists, "a save to " + storage_.describe() + " is under way")
+        .with_file(kLockName)
+        .with_hint("wait for it: its files are not left over");
+  }
+
+  void refuse_lost(const std::vector<std::string>& names) {
+    const auto lost = find_lost(storage_, *format_, names);
+    if (!lost) return;
+    if (lock_ == nullptr) expect_unlocked();
+    if (any_checkpoint(storage_, *format_)) {  // published since the names were listed
+      standing_ = read_standing(storage_, format_);
+      return;
+    }
+    throw Error(ErrorCode::kCorrupt, lost->what + "; they are not taken for leftovers")
+        .with_hint(lost->hint + "; with force these files are removed");
+  }
+
+  struct Told {
+    std::string what, why;
+  };
+
+  std::optional<Told> tell(const std::string& name) const {
+    if (replaced_ && replaced_->files.contains(name)) {
+      return Told{"metadata of a rank-local checkpoint",
+                  "the save " + standing_.save_id + " has replaced it"};
+    }
+    if (name == kReplacedName) {
+      return Told{"note of a replaced rank-local checkpoint",
+                  replaced_ ? "nothing is left that it speaks of" : "its save was not published"};
+    }
+    const auto own = parse_own_name(*format_, name);
+    if (!own || standing_.files.contains(name)) return std::nullopt;
+    return Told{std::string(own->kind) + " of the save " + own->save_id,
+                why_not_needed(own->save_id)};
+  }
+
+  std::string why_not_needed(const std::string& save_id) const {
+    if (!standing_.found) return "no checkpoint stands here: the save was not published";
+    if (standing_.save_id.empty()) return "the checkpoint that stands here is another writer's";
+    if (standing_.save_id == save_id) return "the checkpoint of this save does not name it";
+    return "the checkpoint that stands here is of the save " + standing_.save_id;
+  }
+
+  void remove(const std::string& name) {
+    try {
+      storage_.remove(name);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kNotFound && !failure_) failure_ = std::current_exception();
+    }
+  }
+
+  Storage& storage_;
+  const std::shared_ptr<const Format> format_;
+  const bool force_;
+  std::unique_ptr<StorageLock> lock_;
+  Standing standing_;
+  std::optional<Replaced> replaced_;
+  std::exception_ptr failure_;
+};
+
+}  // namespace
+}  // namespace engine
+
+std::vector<Leftover> find_leftovers(const Location& location,
+                                     const std::shared_ptr<const Format>& format, bool force) {
+  engine::Cleaning cleaning(location, format, force);
+  cleaning.expect_unlocked();
+  std::vector<Leftover> found = cleaning.find();
+  cleaning.expect_unlocked();  // or a save has begun, and some of the files are its own
+  return found;
+}
+
+std::vector<Leftover> remove_leftovers(const Location& location,
+                                       const std::shared_ptr<const Format>& format, bool force) {
+  // Without leftovers no lock's file is made.
+  if (find_leftovers(location, format, force).empty()) return {};
+  engine::Cleaning cleaning(location, format, force);
+  cleaning.lock();
+  // A metadata file that an interrupted save renamed must not vanish again once files go that the
+  // one before it names.
+  location.storage().sync_directory("");
+  std::vector<Leftover> found = cleaning.find();
+  cleaning.remove(found);
+  return found;
+}
+
+}  // namespace tilestone

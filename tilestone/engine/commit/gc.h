@@ -1,0 +1,46 @@
+// Files that failed or interrupted saves have left at a location. The next save there removes them
+// too; this is for a location that nobody will save to again.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tilestone/engine/run/location.h"
+#include "tilestone/format/format.h"
+
+namespace tilestone {
+
+// A file that no checkpoint at its location needs.
+struct Leftover {
+  std::string name;   // in the location
+  uint64_t size = 0;  // bytes
+  std::string what;   // "data file of the save 0123...", ...
+  std::string why;    // why it is not needed, as a sentence's end
+};
+
+// What can go: files of names that only Tilestone gives (each holds the id of its save) and that
+// the checkpoint that stands there, if one does, does not name; and the metadata of a rank-local
+// checkpoint whose replacement was interrupted after its commit. Sorted by name. Changes nothing.
+//
+// Looking takes no lock and makes nothing: a save that begins meanwhile goes on, and a location
+// that can only be read will do.
+//
+// `format`: default torch_dist. `force`: also the files of a checkpoint that has only lost its
+// metadata file, which are Error(kCorrupt) otherwise: a manifest with every data file that it
+// names, or data files that were copied without the hidden files beside them. Errors: kNotFound
+// when there is no file at all, kAlreadyExists while a save is under way there; kCorrupt and
+// kUnsafe when the checkpoint can't be read, since what it needs is then not known; kIo.
+std::vector<Leftover> find_leftovers(const Location& location,
+                                     const std::shared_ptr<const Format>& format = nullptr,
+                                     bool force = false);
+
+// Removes what find_leftovers finds, while no save can begin there, and returns it. A file that
+// can't be removed is kIo with its name, thrown once the others are gone. A crash at any moment
+// leaves the checkpoint as it is, and some leftovers.
+std::vector<Leftover> remove_leftovers(const Location& location,
+                                       const std::shared_ptr<const Format>& format = nullptr,
+                                       bool force = false);
+
+}  // namespace tilestone

@@ -1,0 +1,140 @@
+#include "tilestone/engine/exchange/exchange_internal.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/exchange/exchange_asker_internal.h"
+#include "tilestone/engine/exchange/exchange_owner_internal.h"
+#include "tilestone/engine/exchange/exchange_wire_internal.h"
+#include "tilestone/engine/exchange/rounds_ahead_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+class Exchange {
+ public:
+  Exchange(const Communicator& comm, ReadFor way, Deadline deadline, uint64_t message_bytes)
+      : comm_(comm), way_(way), deadline_(deadline), message_bytes_(message_bytes) {}
+
+  std::vector<Transfer> run(const std::function<Wanted()>& prepare) {
+    std::vector<Bytes> received = swap([&] {
+      start(prepare());
+      return asker_->requests();
+    });
+    received = swap([&] { return owner_->decide(received); });
+    bool more = any_more(received);
+    attempt([&] { asker_->take_verdicts(received); });
+    if (way_ == ReadFor::kPageCache && !failure_ && owner_->more()) ahead_.emplace(*owner_);
+    while (more) {
+      received = swap([&] { return next_round(); });
+      more = any_more(received);
+      attempt([&] { take_round(received); });
+    }
+    if (failure_) throw *failure_;
+    owner_->verify();
+    return asker_->rest();
+  }
+
+ private:
+  void start(Wanted wanted) {
+    const ReadContext& context = *wanted.context;
+    owners_.emplace(context.metadata, comm_.size());
+    asker_.emplace(std::move(wanted), *owners_, comm_.size());
+    owner_.emplace(
+        context, *owners_, comm_.rank(), comm_.size(), way_, message_bytes_,
+        [this](uint32_t request, const StoredPayload& payload, const Part& part, ByteView bytes) {
+          asker_->put(comm_.rank(), request, payload, part, bytes);
+        });
+  }
+
+  std::vector<Bytes> next_round() { return ahead_ ? ahead_->take() : owner_->next_round(); }
+
+  // One step: make this rank's messages, exchange them, and throw what any rank failed with (the
+  // lowest rank's, so that all throw the same). A rank that is late itself stops here: the others
+  // have given it up.
+  template <typename Make>
+  std::vector<Bytes> swap(const Make& make) {
+    std::vector<Bytes> messages;
+    attempt([&] { messages = make(); });
+    if (failure_) {
+      messages.assign(static_cast<size_t>(comm_.size()), encode_failure(*failure_));
+    }
+    std::vector<Bytes> received = comm_.all_to_all(std::move(messages), deadline_);
+    for (const Bytes& message : received) {
+      const std::optional<Error> failure = failure_in(message);
+      // What this rank's own caller threw is not replaced by what the others make of it.
+      if (failure && failure_ && failure_->cause()) throw *failure_;
+      if (failure) throw *failure;
+    }
+    if (deadline_.expired()) {
+      throw Error(ErrorCode::kTimeout, "two-phase reading: the deadline passed");
+    }
+    return received;
+  }
+
+  static bool any_more(const std::vector<Bytes>& received) {
+    return std::any_of(received.begin(), received.end(),
+                       [](const Bytes& message) { return more_in(message); });
+  }
+
+  void take_round(const std::vector<Bytes>& received) {
+    std::vector<RoundMessage> round;
+    for (size_t from = 0; from < received.size(); ++from) {
+      round.push_back(decode_round(received[from], static_cast<int>(from)));
+      owner_->take_checks(round.back().checks);
+    }
+    if (way_ == ReadFor::kPageCache) {
+      asker_->read_announced(round);
+    } else {
+      asker_->take(round);
+    }
+  }
+
+  // What goes wrong here is told to the others in the next step.
+  template <typename Work>
+  void attempt(const Work& work) {
+    if (failure_) return;
+    try {
+      work();
+    } catch (...) {
+      failure_ = current_error().with_rank(comm_.rank());
+    }
+  }
+
+  const Communicator& comm_;
+  const ReadFor way_;
+  const Deadline deadline_;
+  const uint64_t message_bytes_;
+  std::optional<StripeOwners> owners_;
+  std::optional<Asker> asker_;
+  std::optional<TileOwner> owner_;
+  std::optional<Error> failure_;
+  std::optional<RoundsAhead> ahead_;
+};
+
+}  // namespace
+
+ReadFor reading_of_ranks(LoadOptions::TwoPhase mode, std::span<const std::string> hosts,
+                         bool shared_cache) {
+  if (hosts.size() < 2 || mode == LoadOptions::TwoPhase::kNever) return ReadFor::kOneself;
+  if (mode == LoadOptions::TwoPhase::kAlways) return ReadFor::kMessages;
+  const bool one_host = std::all_of(hosts.begin(), hosts.end(),
+                                    [&](const std::string& host) { return host == hosts.front(); });
+  if (!one_host) return ReadFor::kMessages;
+  return shared_cache ? ReadFor::kPageCache : ReadFor::kOneself;
+}
+
+MemoryShares memory_shares(uint64_t buffer_bytes, ReadFor way) {
+  if (way != ReadFor::kMessages) return {buffer_bytes, 0};
+  return {buffer_bytes / 2, buffer_bytes / 8};
+}
+
+std::vector<Transfer> exchange_transfers(const Communicator& comm, ReadFor way, Deadline deadline,
+                                         uint64_t message_bytes,
+                                         const std::function<Wanted()>& prepare) {
+  return Exchange(comm, way, deadline, message_bytes).run(prepare);
+}
+
+}  // namespace tilestone::engine

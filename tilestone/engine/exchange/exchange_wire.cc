@@ -1,0 +1,166 @@
+// message = elements, description, tail; tail = u64 bytes of the elements, u8 flags
+// The elements come first because they are packed in place before the rest is known.
+#include "tilestone/engine/exchange/exchange_wire_internal.h"
+
+#include <string>
+#include <utility>
+
+namespace tilestone::engine {
+namespace {
+
+constexpr uint8_t kFailed = 1;  // flag: the description is an Error
+constexpr uint8_t kMore = 2;    // flag
+constexpr size_t kTail = 9;     // bytes
+
+Bytes sealed(Bytes body, ByteView description, uint8_t flags) {
+  const uint64_t size = body.size();
+  ByteWriter tail;
+  tail.u64(size);
+  tail.u8(flags);
+  body.reserve(size + description.size() + kTail);
+  body.insert(body.end(), description.begin(), description.end());
+  body.insert(body.end(), tail.bytes().begin(), tail.bytes().end());
+  return body;
+}
+
+struct Opened {
+  ByteView elements;
+  ByteView description;
+  uint8_t flags;
+};
+
+Opened opened(ByteView message) {
+  if (message.size() < kTail) {
+    throw Error(ErrorCode::kInternal, "a message of two-phase reading is too short");
+  }
+  ByteReader tail(message.last(kTail), "a message of two-phase reading");
+  const uint64_t size = tail.u64();
+  const uint8_t flags = tail.u8();
+  const ByteView rest = message.first(message.size() - kTail);
+  if (size > rest.size()) tail.fail("the elements reach beyond the message");
+  return {rest.first(size), rest.subspan(size), flags};
+}
+
+ByteReader reader_of(ByteView description, const char* what, int from) {
+  return ByteReader(description, std::string(what) + " of rank " + std::to_string(from));
+}
+
+void put(ByteWriter& writer, const Box& box) {
+  writer.varint(box.rank());
+  for (size_t d = 0; d < box.rank(); ++d) {
+    writer.varint(static_cast<uint64_t>(box.offset[d]));
+    writer.varint(static_cast<uint64_t>(box.shape[d]));
+  }
+}
+
+Box get_box(ByteReader& reader) {
+  const auto rank = static_cast<size_t>(reader.count(2));
+  Box box = Box::whole(Dims(rank, 0));
+  for (size_t d = 0; d < rank; ++d) {
+    box.offset[d] = static_cast<int64_t>(reader.varint());
+    box.shape[d] = static_cast<int64_t>(reader.varint());
+  }
+  return box;
+}
+
+void put(ByteWriter& writer, const TileCheck& check) {
+  writer.varint(check.tensor);
+  writer.varint(check.chunk);
+  writer.varint(check.offset);
+  writer.varint(check.size);
+  writer.u32(check.crc);
+  writer.varint(check.record_size);
+  writer.u32(check.record_crc32);
+}
+
+TileCheck get_check(ByteReader& reader) {
+  TileCheck check;
+  check.tensor = static_cast<uint32_t>(reader.varint());
+  check.chunk = static_cast<uint32_t>(reader.varint());
+  check.offset = reader.varint();
+  check.size = reader.varint();
+  check.crc = reader.u32();
+  check.record_size = reader.varint();
+  check.record_crc32 = reader.u32();
+  return check;
+}
+
+}  // namespace
+
+Bytes encode_failure(const Error& error) { return sealed({}, error.encode(), kFailed); }
+
+std::optional<Error> failure_in(ByteView message) {
+  const Opened open = opened(message);
+  if ((open.flags & kFailed) == 0) return std::nullopt;
+  return Error::decode(open.description);
+}
+
+bool more_in(ByteView message) { return (opened(message).flags & kMore) != 0; }
+
+Bytes encode_requests(std::span<const Request> requests) {
+  ByteWriter writer;
+  writer.varint(requests.size());
+  for (const Request& request : requests) {
+    writer.varint(request.tensor);
+    writer.varint(request.chunk);
+    put(writer, request.box);
+  }
+  return sealed({}, writer.bytes(), 0);
+}
+
+std::vector<Request> decode_requests(ByteView message, int from) {
+  ByteReader reader = reader_of(opened(message).description, "requests", from);
+  std::vector<Request> requests(reader.count(3));
+  for (Request& request : requests) {
+    request.tensor = static_cast<uint32_t>(reader.varint());
+    request.chunk = static_cast<uint32_t>(reader.varint());
+    request.box = get_box(reader);
+  }
+  reader.expect_end();
+  return requests;
+}
+
+Bytes encode_verdicts(const std::vector<bool>& served, bool more) {
+  ByteWriter writer;
+  writer.varint(served.size());
+  for (const bool one : served) writer.u8(one ? 1 : 0);
+  return sealed({}, writer.bytes(), more ? kMore : 0);
+}
+
+std::vector<bool> decode_verdicts(ByteView message, int from) {
+  ByteReader reader = reader_of(opened(message).description, "verdicts", from);
+  std::vector<bool> served(reader.count());
+  for (size_t i = 0; i < served.size(); ++i) served[i] = reader.u8() != 0;
+  reader.expect_end();
+  return served;
+}
+
+Bytes encode_round(Bytes elements, const RoundMessage& message, bool more) {
+  ByteWriter writer;
+  writer.varint(message.slots.size());
+  for (const Slot& slot : message.slots) {
+    writer.varint(slot.request);
+    put(writer, slot.box);
+  }
+  writer.varint(message.checks.size());
+  for (const TileCheck& check : message.checks) put(writer, check);
+  return sealed(std::move(elements), writer.bytes(), more ? kMore : 0);
+}
+
+RoundMessage decode_round(ByteView message, int from) {
+  const Opened open = opened(message);
+  ByteReader reader = reader_of(open.description, "elements", from);
+  RoundMessage round;
+  round.elements = open.elements;
+  round.slots.resize(reader.count(2));
+  for (Slot& slot : round.slots) {
+    slot.request = static_cast<uint32_t>(reader.varint());
+    slot.box = get_box(reader);
+  }
+  round.checks.resize(reader.count(13));
+  for (TileCheck& check : round.checks) check = get_check(reader);
+  reader.expect_end();
+  return round;
+}
+
+}  // namespace tilestone::engine

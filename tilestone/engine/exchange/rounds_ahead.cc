@@ -1,0 +1,60 @@
+#include "tilestone/engine/exchange/rounds_ahead_internal.h"
+
+#include <utility>
+
+#include "tilestone/base/call_scope.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr size_t kMostAhead = 3;  // rounds
+
+}  // namespace
+
+RoundsAhead::RoundsAhead(TileOwner& owner)
+    : owner_(owner), call_(CallScope::current()), thread_([this] { make(); }) {}
+
+RoundsAhead::~RoundsAhead() {
+  {
+    std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void RoundsAhead::make() {
+  const CallScope scope(call_);
+  std::exception_ptr failure;
+  try {
+    while (owner_.more()) {
+      std::vector<Bytes> round = owner_.next_round();
+      std::unique_lock lock(mutex_);
+      rounds_.push_back(std::move(round));
+      changed_.notify_all();
+      changed_.wait(lock, [&] { return stopped_ || rounds_.size() < kMostAhead; });
+      if (stopped_) return;
+    }
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  std::lock_guard lock(mutex_);
+  failure_ = failure;
+  ended_ = true;
+  changed_.notify_all();
+}
+
+std::vector<Bytes> RoundsAhead::take() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return ended_ || !rounds_.empty(); });
+  if (rounds_.empty()) {
+    if (failure_) std::rethrow_exception(failure_);
+    return owner_.next_round();
+  }
+  std::vector<Bytes> round = std::move(rounds_.front());
+  rounds_.pop_front();
+  changed_.notify_all();
+  return round;
+}
+
+}  // namespace tilestone::engine

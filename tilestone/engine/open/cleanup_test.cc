@@ -1,0 +1,46 @@
+#include "tilestone/engine/open/cleanup_internal.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tilestone/format/manifest.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+
+namespace tilestone::engine {
+namespace {
+
+TEST(Cleanup, KnowsItsOwnNamesOfEverySave) {
+  const auto format = torch_dist_format();
+  for (int i = 0; i < 50; ++i) {
+    const std::string id = random_save_id();
+    EXPECT_TRUE(is_own_name(*format, format->data_file_name(id, 0, 0)));
+    EXPECT_TRUE(is_own_name(*format, format->data_file_name(id, 16383, 7)));
+    EXPECT_TRUE(is_own_name(*format, manifest_name(id)));
+    EXPECT_TRUE(is_own_name(*format, temporary_name(id, "metadata")));
+  }
+}
+
+TEST(Cleanup, NoOtherNameIsTakenForAnOwnOne) {
+  const auto format = torch_dist_format();
+  const std::string id = "01234567-89ab-4cde-8f01-23456789abcd";
+  for (const std::string& name : std::vector<std::string>{
+           "__0_0.distcp", ".metadata", "__0.metadata", "common.pt", "notes.txt", id, id + ".txt",
+           format->data_file_name(id, 0, 0) + ".bak", "sub/" + format->data_file_name(id, 0, 0),
+           format->data_file_name("0123", 0, 0), ".tilestone/lock", ".tilestone/replaced",
+           ".tilestone/" + id, ".tilestone/" + id + ".txt", "other/" + manifest_name(id)}) {
+    EXPECT_FALSE(is_own_name(*format, name)) << name;
+  }
+}
+
+TEST(Cleanup, WhatIsReferencedIsNoLeftover) {
+  const auto format = torch_dist_format();
+  const std::string dead = random_save_id(), live = random_save_id();
+  const std::vector<std::string> names{".metadata", format->data_file_name(dead, 0, 0),
+                                       format->data_file_name(live, 0, 0), manifest_name(dead),
+                                       manifest_name(live)};
+  EXPECT_THAT(leftovers(*format, names, {names[2], names[4]}),
+              testing::ElementsAre(names[1], names[3]));
+}
+
+}  // namespace
+}  // namespace tilestone::engine

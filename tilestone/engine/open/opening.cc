@@ -1,0 +1,278 @@
+#include <algorithm>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr uint64_t kAnySize = UINT64_MAX;  // memory follows the size of a file that is there
+constexpr int kMostOverwrites = 8;         // while one description is read
+
+std::shared_ptr<const Format> format_or(std::string_view name,
+                                        const std::shared_ptr<const Format>& wanted) {
+  return wanted != nullptr ? wanted : format_named(name);
+}
+
+DetectedFormat detect(Storage& storage, std::span<const std::string> names) {
+  return detect_format(names,
+                       [&](const std::string& name) { return read_file(storage, name, kAnySize); });
+}
+
+std::vector<std::string> without(std::vector<std::string> names,
+                                 const std::vector<std::string>& others) {
+  std::erase_if(names, [&](const std::string& name) {
+    return std::find(others.begin(), others.end(), name) != others.end();
+  });
+  return names;
+}
+
+// Reads what the format and the dialect need of these files.
+DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect* dialect,
+                          std::span<const std::string> names) {
+  DirectoryFiles files;
+  std::vector<std::string> wanted = format.index_files(names);
+  if (dialect != nullptr) {
+    for (std::string& name : dialect->index_files(names)) wanted.push_back(std::move(name));
+  }
+  for (const std::string& name : wanted) {
+    if (!files.contents.contains(name)) {
+      files.contents.emplace(name, read_file(storage, name, kAnySize));
+    }
+  }
+  for (const std::string& name : format.sized_files(names)) {
+    const auto info = storage.stat(name);
+    if (info && info->regular) files.sizes.emplace(name, info->size);
+  }
+  for (const auto& [name, bytes] : files.contents) files.names.push_back(name);
+  for (const auto& [name, size] : files.sizes) files.names.push_back(name);
+  std::sort(files.names.begin(), files.names.end());
+  files.names.erase(std::unique(files.names.begin(), files.names.end()), files.names.end());
+  return files;
+}
+
+// The note, if it speaks of the save whose index stands there and of every rank-local file.
+std::optional<Replaced> check_note(Storage& storage, const Format& format,
+                                   std::span<const std::string> names) {
+  Replaced replaced = Replaced::decode(read_file(storage, std::string(kReplacedName), kAnySize));
+  const std::vector<std::string> rank_local = format.rank_local_files(names);
+  const std::vector<std::string> others = without({names.begin(), names.end()}, rank_local);
+  if (!format.detect(others)) return std::nullopt;
+  const DirectoryFiles files = read_index(storage, format, nullptr, others);
+  if (format.parse_index(files).save_id != replaced.save_id) return std::nullopt;
+  for (const std::string& name : rank_local) {
+    const auto found = replaced.files.find(name);
+    if (found == replaced.files.end()) return std::nullopt;
+    if (xxh3_64(read_file(storage, name, kAnySize)) != found->second) return std::nullopt;
+  }
+  return replaced;
+}
+
+// The file that may hold the manifest: of the save that the index names or, where an index names
+// none, the only one there is.
+std::optional<std::string> manifest_of(const Metadata& metadata,
+                                       std::span<const std::string> names) {
+  if (may_have_manifest(metadata.save_id)) return manifest_name(metadata.save_id);
+  std::optional<std::string> only;
+  if (!metadata.save_id.empty()) return only;
+  for (const std::string& name : names) {
+    const auto own = parse_in_own_directory(name);
+    if (!own || own->kind != kManifestKind) continue;
+    if (only) return std::nullopt;
+    only = name;
+  }
+  return only;
+}
+
+// The index as it stands, and its manifest where there is one.
+Description read_once(Storage& storage, const DetectedFormat& found) {
+  std::vector<std::string> names = storage.list();
+  if (find_replaced(storage, *found.format)) {
+    names = without(std::move(names), found.format->rank_local_files(names));
+  }
+  Description description;
+  description.format = found.format->name();
+  description.dialect = found.dialect->name();
+  description.files = read_index(storage, *found.format, found.dialect.get(), names);
+  description.metadata = found.format->parse_index(description.files);
+  const auto manifest = manifest_of(*description.metadata, names);
+  if (!manifest) return description;
+  try {
+    description.manifest = read_file(storage, *manifest, kAnySize);
+    description.manifest_file = *manifest;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNotFound) throw;
+  }
+  return description;
+}
+
+bool lacks_manifest(const Description& description, const Format& format) {
+  const Metadata& metadata = *description.metadata;
+  return !metadata.files.empty() && is_own_name(format, metadata.files.front()) &&
+         description.manifest.empty();
+}
+
+bool same_files(const Description& a, const Description& b) {
+  return a.files.contents == b.files.contents && a.files.sizes == b.files.sizes &&
+         a.manifest == b.manifest;
+}
+
+// Where the index names no save, a manifest of another index is one that another writer has saved
+// over: it is left out.
+void attach_manifest(Opened& opened, ByteView bytes) {
+  std::string& save_id = opened.metadata.save_id;
+  const bool named = !save_id.empty();
+  const std::string name = named ? manifest_name(save_id) : std::string(kOwnDirectory);
+  Manifest manifest = Manifest::decode(bytes, name);
+  if (named && manifest.save_id != save_id) {
+    throw Error(ErrorCode::kCorrupt, "manifest: it is of save " + manifest.save_id).with_file(name);
+  }
+  try {
+    check_index(manifest, opened.files);
+  } catch (const Error&) {
+    if (named) throw;
+    return;
+  }
+  save_id = manifest.save_id;
+  attach_checksums(opened.metadata, manifest);
+  opened.manifest = std::move(manifest);
+}
+
+}  // namespace
+
+DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>& wanted) {
+  const std::vector<std::string> names = storage.list();
+  DetectedFormat found = detect(storage, names);
+  if (wanted != nullptr) {
+    found.format = wanted;
+    if (found.dialect == nullptr) found.dialect = pytorch_dialect();
+  }
+  if (found.format != nullptr) return found;
+  Error error(ErrorCode::kNotFound, "no checkpoint at " + storage.describe());
+  if (const auto lost = find_lost(storage, *torch_dist_format(), names)) {
+    error.with_hint(lost->what + "; " + lost->hint);
+  }
+  throw std::move(error);
+}
+
+bool any_checkpoint(Storage& storage, const Format& also) {
+  const std::vector<std::string> names = storage.list();
+  return also.detect(names) || detect(storage, names).format != nullptr;
+}
+
+std::optional<Replaced> find_replaced(Storage& storage, const Format& format) {
+  if (!storage.stat(std::string(kReplacedName))) return std::nullopt;
+  return check_note(storage, format, storage.list());
+}
+
+// A save that has replaced a checkpoint removes its manifest: an index without one may be of the
+// past already, so it is read again until it stays the same.
+Description read_description(Storage& storage, const DetectedFormat& detected) {
+  Description found = read_once(storage, detected);
+  for (int i = 0; i < kMostOverwrites && lacks_manifest(found, *detected.format); ++i) {
+    Description next = read_once(storage, detected);
+    const bool same = same_files(next, found);
+    found = std::move(next);
+    if (same) break;
+  }
+  return found;
+}
+
+Opened open_description(Description description, const std::shared_ptr<const Format>& wanted) {
+  Opened opened;
+  opened.format = format_or(description.format, wanted);
+  opened.dialect = dialect_named(description.dialect);
+  opened.files = std::move(description.files);
+  if (!description.metadata) description.metadata = opened.format->parse_index(opened.files);
+  opened.metadata = std::move(*description.metadata);
+  opened.metadata.dialect = opened.dialect->name();
+  if (!description.manifest.empty()) attach_manifest(opened, description.manifest);
+  return opened;
+}
+
+Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wanted) {
+  Standing standing;
+  if (!any_checkpoint(storage, *wanted)) return standing;
+  const bool as_wanted = wanted->detect(storage.list());
+  const DetectedFormat found = find_format(storage, as_wanted ? wanted : nullptr);
+  const Description description = read_description(storage, found);
+  const Metadata& metadata = *description.metadata;
+  standing.found = true;
+  standing.save_id = metadata.save_id;
+  for (const auto& [name, bytes] : description.files.contents) {
+    if (metadata.rank_local) standing.rank_local.insert(name);
+  }
+  standing.files.insert(metadata.files.begin(), metadata.files.end());
+  if (!description.manifest.empty()) standing.files.insert(description.manifest_file);
+  return standing;
+}
+
+Bytes Description::encode() const {
+  ByteWriter writer;
+  writer.string(format);
+  writer.string(dialect);
+  writer.blob(manifest);
+  writer.varint(files.contents.size());
+  for (const auto& [name, bytes] : files.contents) {
+    writer.string(name);
+    writer.blob(bytes);
+  }
+  writer.varint(files.sizes.size());
+  for (const auto& [name, size] : files.sizes) {
+    writer.string(name);
+    writer.varint(size);
+  }
+  return std::move(writer).take();
+}
+
+Description Description::decode(ByteView bytes) {
+  ByteReader reader(bytes, "description of a checkpoint");
+  const auto owned = [](ByteView view) { return Bytes(view.begin(), view.end()); };
+  Description description;
+  description.format = reader.string();
+  description.dialect = reader.string();
+  description.manifest = owned(reader.blob());
+  DirectoryFiles& files = description.files;
+  for (uint64_t count = reader.count(2); count > 0; --count) {
+    files.names.emplace_back(reader.string());
+    files.contents.emplace(files.names.back(), owned(reader.blob()));
+  }
+  for (uint64_t count = reader.count(2); count > 0; --count) {
+    files.names.emplace_back(reader.string());
+    files.sizes.emplace(files.names.back(), reader.varint());
+  }
+  reader.expect_end();
+  std::sort(files.names.begin(), files.names.end());
+  return description;
+}
+
+Bytes Replaced::encode() const {
+  ByteWriter writer;
+  writer.string(save_id);
+  writer.varint(files.size());
+  for (const auto& [name, hash] : files) {
+    writer.string(name);
+    writer.u64(hash);
+  }
+  return std::move(writer).take();
+}
+
+Replaced Replaced::decode(ByteView bytes) {
+  ByteReader reader(bytes, std::string(kReplacedName));
+  Replaced replaced;
+  replaced.save_id = reader.string();
+  for (uint64_t count = reader.count(9); count > 0; --count) {
+    std::string name(reader.string());
+    replaced.files.emplace(std::move(name), reader.u64());
+  }
+  reader.expect_end();
+  return replaced;
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,74 @@
+// Finding a checkpoint and reading what describes it: the format's metadata and our manifest.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "tilestone/format/format.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/format/manifest.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+
+// What stands in the storage; a format that the caller wants goes before what the files look like.
+// Error(kNotFound) when there is no checkpoint.
+DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>& wanted);
+// True when a checkpoint of any known format, or of `also`, stands there.
+bool any_checkpoint(Storage& storage, const Format& also);
+
+// The files that describe a checkpoint. One rank reads them; the others get the bytes.
+struct Description {
+  std::string format;
+  std::string dialect;
+  DirectoryFiles files;              // the index; `names` are those of contents and sizes
+  Bytes manifest;                    // its file's bytes; empty: there is none
+  std::string manifest_file;         // not encoded
+  std::optional<Metadata> metadata;  // of `files`, where this rank has parsed them; not encoded
+
+  Bytes encode() const;
+  static Description decode(ByteView bytes);
+};
+
+// Of one moment, though a save may replace the checkpoint meanwhile.
+Description read_description(Storage& storage, const DetectedFormat& found);
+
+struct Opened {
+  std::shared_ptr<const Format> format;
+  std::shared_ptr<const Dialect> dialect;
+  DirectoryFiles files;  // the index
+  Metadata metadata;     // with the manifest's checksums
+  std::optional<Manifest> manifest;
+};
+
+// Error(kCorrupt) when manifest and metadata contradict one another.
+Opened open_description(Description description, const std::shared_ptr<const Format>& wanted);
+
+// What the checkpoint that stands at a location consists of.
+struct Standing {
+  bool found = false;
+  std::string save_id;               // "": another writer's
+  std::set<std::string> files;       // its data files, manifest
+  std::set<std::string> rank_local;  // its metadata files, when it is a rank-local one
+};
+// Not found: no error. Errors: those of reading one that is there.
+Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& format);
+
+// The metadata files of a rank-local checkpoint that the save `save_id` replaces, by content.
+struct Replaced {
+  std::string save_id;
+  std::map<std::string, uint64_t> files;  // name -> XXH3
+
+  Bytes encode() const;
+  static Replaced decode(ByteView bytes);
+};
+
+// What the metadata file that stands there has replaced, when that save was interrupted before it
+// removed the rank-local files; nullopt when nothing is left to do.
+std::optional<Replaced> find_replaced(Storage& storage, const Format& format);
+
+}  // namespace tilestone::engine

@@ -1,0 +1,53 @@
+#include "tilestone/engine/read/as_stored_internal.h"
+
+#include <string>
+#include <utility>
+
+namespace tilestone::engine {
+namespace {
+
+class Replacer {
+ public:
+  explicit Replacer(const Metadata& stored) : stored_(stored) {}
+
+  void visit(StateDict& dict, const std::string& key) const {
+    for (auto& [element, node] : dict.entries()) {
+      const auto* text = std::get_if<std::string>(&element);
+      visit(node, below(key, text != nullptr ? *text : std::to_string(std::get<1>(element))));
+    }
+  }
+
+ private:
+  static std::string below(const std::string& key, const std::string& element) {
+    return key.empty() ? element : key + "." + element;
+  }
+
+  bool is_object(const std::string& key) const {
+    return stored_.find_object(key) != nullptr && stored_.find_tensor(key) == nullptr;
+  }
+
+  void visit(StateNode& node, const std::string& key) const {
+    if (auto* dict = node.get_if<StateDict>()) {
+      visit(*dict, key);
+    } else if (node.get_if<TensorView>() != nullptr) {
+      if (is_object(key)) node = Value();
+    } else if (auto* list = node.get_if<StateList>()) {
+      if (is_object(key)) {
+        node = Value();
+        return;
+      }
+      for (size_t i = 0; i < list->size(); ++i) visit((*list)[i], below(key, std::to_string(i)));
+    }
+  }
+
+  const Metadata& stored_;
+};
+
+}  // namespace
+
+StateDict as_stored(StateDict wanted, const Metadata& stored) {
+  if (!stored.objects.empty()) Replacer(stored).visit(wanted, "");
+  return wanted;
+}
+
+}  // namespace tilestone::engine

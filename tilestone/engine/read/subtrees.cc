@@ -1,0 +1,262 @@
+#include "tilestone/engine/read/subtrees_internal.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "tilestone/base/error.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr size_t kMaxNamed = 5;  // keys that an error lists
+
+void append(std::string& text, const PathElement& element) {
+  if (!text.empty()) text += '.';
+  const auto* name = std::get_if<std::string>(&element);
+  text += name != nullptr ? *name : std::to_string(std::get<int64_t>(element));
+}
+
+// Calls visit(prefix, elements) for each beginning of a stored key's path, and of the key where no
+// path is recorded (elements is 0 then), until it returns true.
+template <typename Visit>
+bool any_prefix(const std::string& key, const Path& path, const Visit& visit) {
+  std::string prefix;
+  for (size_t i = 0; i < path.size(); ++i) {
+    append(prefix, path[i]);
+    if (visit(std::string_view(prefix), i + 1)) return true;
+  }
+  if (!path.empty()) return false;
+  for (size_t dot = key.find('.'); dot != std::string::npos; dot = key.find('.', dot + 1)) {
+    if (visit(std::string_view(key).substr(0, dot), size_t{0})) return true;
+  }
+  return visit(std::string_view(key), size_t{0});
+}
+
+// ---- Subtrees ----
+
+struct Found {
+  const Path* subtree;
+  Path rest;  // of the stored path, below the subtree
+  StateNode node;
+};
+
+// What the checkpoint holds below the subtrees, in the order of paths.
+class Finder {
+ public:
+  explicit Finder(const std::vector<Path>& subtrees) {
+    for (const Path& path : subtrees) subtrees_.emplace(dotted(path), &path);
+  }
+
+  void add(const std::string& key, const Path& path, StateNode node) {
+    any_prefix(key, path, [&](std::string_view prefix, size_t elements) {
+      const auto found = subtrees_.find(std::string(prefix));
+      if (found == subtrees_.end() || found->second->size() != elements) return false;
+      const auto rest = path.begin() + static_cast<ptrdiff_t>(elements);
+      found_.push_back({found->second, Path(rest, path.end()), std::move(node)});
+      return true;
+    });
+  }
+
+  std::vector<Found> take() && {
+    std::stable_sort(found_.begin(), found_.end(),
+                     [](const Found& a, const Found& b) { return a.rest < b.rest; });
+    return std::move(found_);
+  }
+
+ private:
+  std::unordered_map<std::string, const Path*> subtrees_;
+  std::vector<Found> found_;
+};
+
+bool is_null(const StateNode& node) {
+  const auto* value = node.get_if<Value>();
+  return value != nullptr && value->is_null();
+}
+
+// The node at the end of a path of the caller's tree, whose ints may be keys of dicts; null where
+// something else than a container stands on the way.
+StateNode* node_at(StateDict& tree, const Path& path) {
+  StateNode* node = nullptr;
+  StateDict* dict = &tree;
+  for (const PathElement& element : path) {
+    if (node != nullptr) {
+      if (is_null(*node)) *node = StateDict();
+      dict = node->get_if<StateDict>();
+    }
+    if (dict != nullptr) {
+      node = &dict->at(element);
+      continue;
+    }
+    auto* list = node->get_if<StateList>();
+    const auto* index = std::get_if<int64_t>(&element);
+    if (list == nullptr || index == nullptr || *index < 0) return nullptr;
+    if (static_cast<size_t>(*index) >= list->size()) return nullptr;
+    node = &(*list)[static_cast<size_t>(*index)];
+  }
+  return node;
+}
+
+// The node below `node` at an element of a stored path, whose ints are list indices: the next one
+// of the list or its last. Null where there is no such place.
+StateNode* child_of(StateNode& node, const PathElement& element) {
+  if (const auto* index = std::get_if<int64_t>(&element)) {
+    if (is_null(node)) node = StateList();
+    auto* list = node.get_if<StateList>();
+    if (list == nullptr || *index < 0) return nullptr;
+    const auto place = static_cast<size_t>(*index);
+    if (place == list->size()) list->emplace_back();
+    return place + 1 == list->size() ? &list->back() : nullptr;
+  }
+  if (is_null(node)) node = StateDict();
+  auto* dict = node.get_if<StateDict>();
+  return dict != nullptr ? &dict->at(element) : nullptr;
+}
+
+// ---- What is left out ----
+
+struct Run {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+// Ascending numbers as runs.
+class Runs {
+ public:
+  void add(uint64_t number) {
+    if (runs_.empty() || runs_.back().end != number) runs_.push_back({number, number});
+    ++runs_.back().end;
+  }
+
+  void write(ByteWriter& writer) const {
+    writer.varint(runs_.size());
+    for (const Run& run : runs_) {
+      writer.varint(run.begin);
+      writer.varint(run.end - run.begin);
+    }
+  }
+
+ private:
+  std::vector<Run> runs_;
+};
+
+// How many ranks have each number in their runs.
+class Counts {
+ public:
+  explicit Counts(size_t size) : changes_(size + 1) {}
+
+  void add(ByteReader& reader) {
+    for (uint64_t left = reader.count(2); left > 0; --left) {
+      const uint64_t begin = reader.varint();
+      const uint64_t length = reader.varint();
+      if (begin >= changes_.size() || length >= changes_.size() - begin) {
+        reader.fail("a run of keys that the checkpoint doesn't hold");
+      }
+      ++changes_[begin];
+      --changes_[begin + length];
+    }
+  }
+
+  // The count of `number`; to be asked for in ascending order, each number once.
+  int64_t next(size_t number) { return count_ += changes_[number]; }
+
+ private:
+  std::vector<int64_t> changes_;
+  int64_t count_ = 0;
+};
+
+// The keys by number: tensors, then objects.
+const std::string& key_of(const Metadata& stored, size_t number) {
+  const size_t tensors = stored.tensors.size();
+  return number < tensors ? stored.tensors[number].key : stored.objects[number - tensors].key;
+}
+
+const Path& path_of(const Metadata& stored, size_t number) {
+  const size_t tensors = stored.tensors.size();
+  return number < tensors ? stored.tensors[number].path : stored.objects[number - tensors].path;
+}
+
+[[noreturn]] void refuse(const std::vector<std::string>& keys) {
+  std::string text;
+  for (size_t i = 0; i < std::min(keys.size(), kMaxNamed); ++i) {
+    text += (i == 0 ? "" : ", ") + keys[i];
+  }
+  if (keys.size() > kMaxNamed) text += " and " + std::to_string(keys.size() - kMaxNamed) + " more";
+  throw Error(ErrorCode::kMismatch,
+              "the checkpoint holds state of an object that is loaded, for which the object's "
+              "state_dict() does not ask: " +
+                  text)
+      .with_key(keys.front())
+      .with_hint(
+          "make the object's state before the load (an optimizer's: torch.distributed.checkpoint."
+          "state_dict.get_optimizer_state_dict), or want a dict of what shall be loaded in place "
+          "of the object");
+}
+
+}  // namespace
+
+StateDict with_subtrees(StateDict wanted, const std::vector<Path>& subtrees,
+                        const Metadata& stored) {
+  if (subtrees.empty()) return wanted;
+  Finder finder(subtrees);
+  for (const StoredTensor& tensor : stored.tensors) {
+    finder.add(tensor.key, tensor.path, TensorView::without_data(tensor.dtype, tensor.shape));
+  }
+  for (const StoredObject& object : stored.objects) finder.add(object.key, object.path, Value());
+  for (Found& found : std::move(finder).take()) {
+    StateNode* node = node_at(wanted, *found.subtree);
+    for (const PathElement& element : found.rest) {
+      if (node != nullptr) node = child_of(*node, element);
+    }
+    if (node != nullptr && is_null(*node)) *node = std::move(found.node);
+  }
+  return wanted;
+}
+
+Bytes left_out(const std::vector<Path>& complete, const Items& asked, const Metadata& stored) {
+  if (complete.empty()) return {};
+  std::unordered_set<std::string> claims;
+  for (const Path& path : complete) claims.insert(dotted(path));
+  std::unordered_set<std::string_view> keys;
+  for (const TensorItem& item : asked.tensors) keys.insert(item.key);
+  for (const ObjectItem& item : asked.objects) keys.insert(item.key);
+  Runs claimed, left;
+  for (size_t i = 0; i < stored.tensors.size() + stored.objects.size(); ++i) {
+    const std::string& key = key_of(stored, i);
+    if (!any_prefix(key, path_of(stored, i), [&](std::string_view prefix, size_t) {
+          return claims.contains(std::string(prefix));
+        })) {
+      continue;
+    }
+    claimed.add(i);
+    if (!keys.contains(key)) left.add(i);
+  }
+  ByteWriter writer;
+  claimed.write(writer);
+  left.write(writer);
+  return std::move(writer).take();
+}
+
+void check_left_out(const std::vector<Bytes>& of_ranks, const Metadata& stored) {
+  const size_t size = stored.tensors.size() + stored.objects.size();
+  Counts claimed(size), left(size);
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    if (of_ranks[rank].empty()) continue;
+    ByteReader reader(of_ranks[rank], "what rank " + std::to_string(rank) + " left out");
+    claimed.add(reader);
+    left.add(reader);
+    reader.expect_end();
+  }
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < size; ++i) {
+    const int64_t claiming = claimed.next(i);
+    if (left.next(i) == claiming && claiming > 0) keys.push_back(key_of(stored, i));
+  }
+  if (!keys.empty()) refuse(keys);
+}
+
+}  // namespace tilestone::engine

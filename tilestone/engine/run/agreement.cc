@@ -1,0 +1,215 @@
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "tilestone/base/log.h"
+#include "tilestone/engine/run/agreement_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr double kLocalShare = 0.8;   // of the time that is left at the start of a round
+constexpr double kGatherShare = 0.9;  // likewise
+
+constexpr std::chrono::seconds kBrief{1};  // for the last words after an interrupt
+
+enum class Status : uint8_t { kOk = 0, kError = 1 };
+
+Bytes encode(const std::optional<Error>& error, ByteView payload) {
+  ByteWriter writer;
+  writer.reserve(payload.size() + 1);
+  writer.u8(static_cast<uint8_t>(error ? Status::kError : Status::kOk));
+  if (error) {
+    writer.raw(error->encode());
+  } else {
+    writer.raw(payload);
+  }
+  return std::move(writer).take();
+}
+
+// The payload of a message in its own memory, or the error that it carries.
+std::optional<Error> decode(Bytes& message, int rank) {
+  if (message.empty()) {
+    return Error(ErrorCode::kInternal, "an empty message of agreement").with_rank(rank);
+  }
+  const auto status = static_cast<Status>(message.front());
+  if (status == Status::kError) return Error::decode(ByteView(message).subspan(1));
+  message.erase(message.begin());
+  return std::nullopt;
+}
+
+// Errors of what the coordinator does for everybody are its own only where the machine failed.
+bool blames_rank(ErrorCode code) {
+  return code == ErrorCode::kIo || code == ErrorCode::kTimeout || code == ErrorCode::kInternal;
+}
+
+// Whether the round's messages failed. Any other error is a rank's that has ended the call, and is
+// the same on all ranks.
+bool lost_in_round(const Error& error) {
+  return error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kRankFailed;
+}
+
+Error with_phase(const Error& error, const std::string& what) {
+  Error wrapped(error.code(), what + ": " + error.message());
+  wrapped.with_rank(error.rank()).with_hint(error.hint()).with_cause(error.cause());
+  if (error.sys_errno() != 0) wrapped.with_errno(error.sys_errno());
+  return wrapped;
+}
+
+}  // namespace
+
+Rounds::Rounds(Communicator comm, std::string work, std::string place, Deadline deadline)
+    : comm_(std::move(comm)),
+      work_(std::move(work)),
+      deadline_(deadline),
+      call_(comm_, work_, std::move(place), deadline_) {}
+
+Bytes Rounds::run(std::string_view phase, const LocalStep& local,
+                  const CoordinatorStep& coordinate) {
+  return finish(phase, local, coordinate, false);
+}
+
+Bytes Rounds::run_last(std::string_view phase, const LocalStep& local,
+                       const CoordinatorStep& coordinate) {
+  return finish(phase, local, coordinate, true);
+}
+
+Bytes Rounds::finish(std::string_view phase, const LocalStep& local,
+                     const CoordinatorStep& coordinate, bool last) {
+  const Deadline gather_deadline = deadline_.sooner(kGatherShare);
+  const Outcome mine = local_outcome(local, deadline_.sooner(kLocalShare));
+  std::vector<Bytes> payloads;
+  std::optional<Error> failure = gather(phase, mine, gather_deadline, payloads);
+  Outcome outcome;
+  if (comm_.is_coordinator()) {
+    std::vector<Bytes> messages;
+    outcome = decide(coordinate, std::move(failure), std::move(payloads), messages);
+    tell(phase, std::move(messages), outcome, last);
+  } else {
+    outcome = hear(phase, failure, last);
+  }
+  if (!outcome.error) return std::move(outcome.answer);
+  // What this rank's own caller threw is not replaced by what the others make of it.
+  const Error& error = mine.error && mine.error->cause() ? *mine.error : *outcome.error;
+  if (error.cause()) std::rethrow_exception(error.cause());
+  throw error;
+}
+
+Rounds::Outcome Rounds::local_outcome(const LocalStep& local, Deadline deadline) {
+  if (untold_) return {untold_, {}};
+  try {
+    return {std::nullopt, local(deadline)};
+  } catch (...) {
+    end_if_interrupted();
+    return {current_error().with_rank(comm_.rank()), {}};
+  }
+}
+
+std::optional<Error> Rounds::gather(std::string_view phase, const Outcome& mine, Deadline deadline,
+                                    std::vector<Bytes>& payloads) {
+  try {
+    // A member that is late itself still sends its message: the coordinator may wait for it.
+    payloads = comm_.gather(encode(mine.error, mine.answer), 0,
+                            comm_.is_coordinator() ? deadline : deadline_);
+    return std::nullopt;
+  } catch (const Error& error) {
+    end_if_interrupted();
+    if (!comm_.is_coordinator() || !lost_in_round(error)) return error;
+    const std::string what =
+        error.rank() < 0 ? "not every rank reported after "
+                         : "rank " + std::to_string(error.rank()) + " did not report after ";
+    return with_phase(error, work_ + ": " + what + std::string(phase));
+  } catch (...) {
+    end_call();
+  }
+}
+
+Rounds::Outcome Rounds::decide(const CoordinatorStep& coordinate, std::optional<Error> failure,
+                               std::vector<Bytes> payloads, std::vector<Bytes>& messages) {
+  const auto size = static_cast<size_t>(comm_.size());
+  for (size_t rank = 0; rank < payloads.size() && !failure; ++rank) {
+    failure = decode(payloads[rank], static_cast<int>(rank));
+  }
+  std::vector<Bytes> answers;
+  if (!failure) {
+    try {
+      answers = coordinate(std::move(payloads));
+    } catch (...) {
+      end_if_interrupted();
+      Error error = current_error();
+      if (blames_rank(error.code()) || error.cause()) error.with_rank(comm_.rank());
+      failure = std::move(error);
+    }
+  }
+  answers.resize(size);
+  messages.reserve(size);
+  for (Bytes& answer : answers) {
+    const bool own = &answer == &answers.front();
+    messages.push_back(own ? Bytes() : encode(failure, answer));
+    if (!own) answer = Bytes();
+  }
+  return {std::move(failure), std::move(answers.front())};
+}
+
+void Rounds::tell(std::string_view phase, std::vector<Bytes> messages, const Outcome& own,
+                  bool last) {
+  // What the last round has decided stands: the others are told of it though an interrupt came.
+  const bool brief = last && interrupted();
+  try {
+    comm_.scatter(std::move(messages), 0, brief ? Deadline::after(kBrief) : deadline_);
+  } catch (const Error& raised) {
+    if (!last) end_if_interrupted();
+    const Error error = with_phase(
+        raised, work_ + ": a rank could not be told the outcome of " + std::string(phase));
+    log(LogLevel::kWarning, error.what());
+    if (!own.error && !last) untold_ = error;
+  } catch (...) {
+    if (!last) end_call();
+  }
+}
+
+Rounds::Outcome Rounds::hear(std::string_view phase, const std::optional<Error>& unsent,
+                             bool last) {
+  Bytes message;
+  try {
+    message = comm_.scatter({}, 0, deadline_);
+  } catch (const Error& raised) {
+    if (last) static_cast<void>(deadline_.expired());  // throws the interrupt's reason
+    end_if_interrupted();
+    const Error error = unsent ? *unsent : raised;
+    if (!lost_in_round(error)) return {error, {}};
+    const Error wrapped = with_phase(
+        error, work_ + ": the coordinator (rank 0) gave no answer after " + std::string(phase));
+    call_.abort(wrapped);
+    return {wrapped, {}};
+  } catch (...) {
+    if (last) throw;
+    end_call();
+  }
+  std::optional<Error> failure = decode(message, 0);
+  return {std::move(failure), std::move(message)};
+}
+
+bool Rounds::interrupted() const {
+  try {
+    static_cast<void>(deadline_.expired());
+    return false;
+  } catch (...) {
+    return true;
+  }
+}
+
+void Rounds::end_if_interrupted() {
+  try {
+    static_cast<void>(deadline_.expired());
+  } catch (...) {
+    end_call();
+  }
+}
+
+void Rounds::end_call() {
+  call_.abort(current_error().with_rank(comm_.rank()));
+  throw;
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,186 @@
+#include "tilestone/engine/run/agreement_internal.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <stdexcept>
+#include <thread>
+
+#include "tilestone/base/interrupt.h"
+#include "tilestone/comm/threads.h"
+#include "tilestone/engine/engine_testing.h"
+
+namespace tilestone::engine {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::AllOf;
+using testing::Each;
+using testing::HasSubstr;
+
+constexpr int kRanks = 3;
+
+Deadline plenty() { return Deadline::after(std::chrono::seconds(60)); }
+
+Bytes nothing(Deadline) { return {}; }
+std::vector<Bytes> no_answers(std::vector<Bytes>) { return {}; }
+
+// Of the group's scatters the first fails at the coordinator, after its messages have gone.
+class LosesAnOutcome final : public CommunicatorImpl {
+ public:
+  explicit LosesAnOutcome(Communicator comm) : comm_(std::move(comm)) {}
+  int rank() const override { return comm_.rank(); }
+  int size() const override { return comm_.size(); }
+  std::string describe() const override { return comm_.describe(); }
+  CallPort* call_port() override { return comm_.call_port(); }
+  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
+    return comm_.gather(mine, root, deadline);
+  }
+  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
+    Bytes part = comm_.scatter(std::move(parts), root, deadline);
+    if (rank() == 0 && ++scatters_ == 1) {
+      throw Error(ErrorCode::kTimeout, "rank 2 took nothing").with_rank(2);
+    }
+    return part;
+  }
+  Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
+    return comm_.broadcast(mine, root, deadline);
+  }
+  std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
+    return comm_.all_to_all(std::move(to), deadline);
+  }
+
+ private:
+  Communicator comm_;
+  int scatters_ = 0;
+};
+
+TEST(Rounds, AnOutcomeThatCouldNotBeDeliveredFailsTheNextRoundOnAllRanks) {
+  const auto texts = failures(kRanks, [](const Communicator& plain) {
+    const Communicator comm(std::make_shared<LosesAnOutcome>(plain));
+    Rounds rounds(comm, "save", "a", plenty());
+    rounds.run("planning", nothing, no_answers);
+    rounds.run("writing", nothing, no_answers);
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("could not be told the outcome of planning"),
+                                HasSubstr("rank 2"))));
+}
+
+TEST(Rounds, AnOutcomeOfTheLastRoundStandsThoughItCouldNotBeDelivered) {
+  run_ranks(kRanks, [](const Communicator& plain) {
+    const Communicator comm(std::make_shared<LosesAnOutcome>(plain));
+    Rounds rounds(comm, "save", "a", plenty());
+    rounds.run_last("publishing", nothing, no_answers);
+  });
+}
+
+TEST(Rounds, AnExceptionOfTheCallersCodeIsRethrownAndToldToTheOthers) {
+  for (int thrower : {0, 2}) {
+    const auto errors = run_ranks_collect(kRanks, [&](const Communicator& comm) {
+      Rounds rounds(comm, "save", "a", plenty());
+      rounds.run(
+          "planning",
+          [&](Deadline) -> Bytes {
+            if (comm.rank() == thrower) throw std::out_of_range("no such layer");
+            return {};
+          },
+          no_answers);
+    });
+    for (int rank = 0; rank < kRanks; ++rank) {
+      ASSERT_NE(errors[static_cast<size_t>(rank)], nullptr);
+      try {
+        std::rethrow_exception(errors[static_cast<size_t>(rank)]);
+      } catch (const std::out_of_range&) {
+        EXPECT_EQ(rank, thrower);
+      } catch (const Error& error) {
+        EXPECT_NE(rank, thrower);
+        EXPECT_EQ(error.code(), ErrorCode::kInterrupted);
+        EXPECT_EQ(error.rank(), thrower);
+        EXPECT_THAT(error.message(), HasSubstr("no such layer"));
+      }
+    }
+  }
+}
+
+TEST(Rounds, AnExceptionInTheCoordinatorsStepIsRethrownThere) {
+  const auto texts = failures(kRanks, [](const Communicator& comm) {
+    Rounds rounds(comm, "save", "a", plenty());
+    rounds.run("planning", nothing, [](std::vector<Bytes>) -> std::vector<Bytes> {
+      throw std::out_of_range("no such layer");
+    });
+  });
+  EXPECT_EQ(texts[0], "no such layer");
+  EXPECT_THAT(texts[1], AllOf(HasSubstr("no such layer"), HasSubstr("rank 0")));
+}
+
+// `stopped` is interrupted while it waits for others, who are busy for a while, or while it works.
+void expect_interrupt_is_told(int stopped, bool while_working) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto texts = failures(kRanks, [&](const Communicator& comm) {
+    const auto interrupt = std::make_shared<Interrupt>();
+    Deadline deadline = plenty();
+    if (comm.rank() == stopped) deadline = deadline.with_interrupt(interrupt);
+    Rounds rounds(comm, "save", "a", deadline);
+    std::jthread stopper;
+    if (comm.rank() == stopped) {
+      stopper = std::jthread([interrupt] {
+        std::this_thread::sleep_for(milliseconds(50));
+        interrupt->request(std::make_exception_ptr(std::runtime_error("Ctrl-C")));
+      });
+    }
+    const auto busy = [&](Deadline until) -> Bytes {
+      const bool works = while_working ? comm.rank() == stopped : comm.rank() == 1;
+      const auto enough = std::chrono::steady_clock::now() + milliseconds(500);
+      while (works && std::chrono::steady_clock::now() < enough && !until.expired()) {
+        std::this_thread::sleep_for(milliseconds(5));
+      }
+      return {};
+    };
+    rounds.run("writing", busy, no_answers);
+    rounds.run_last("publishing", nothing, no_answers);
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+  EXPECT_EQ(texts[static_cast<size_t>(stopped)], "Ctrl-C");
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == stopped) continue;
+    EXPECT_THAT(texts[static_cast<size_t>(rank)],
+                AllOf(HasSubstr("Ctrl-C"), HasSubstr("rank " + std::to_string(stopped))));
+  }
+}
+
+TEST(Rounds, AnInterruptEndsTheCallOnEveryRankBeforeTheDeadline) {
+  for (int stopped : {0, 2}) {
+    expect_interrupt_is_told(stopped, false);
+    expect_interrupt_is_told(stopped, true);
+  }
+}
+
+TEST(Rounds, WhoIsInterruptedAfterItAgreedToTheLastRoundTakesNothingFromTheOthers) {
+  const auto texts = failures(kRanks, [](const Communicator& comm) {
+    const auto interrupt = std::make_shared<Interrupt>();
+    const Deadline deadline = comm.rank() == 2 ? plenty().with_interrupt(interrupt) : plenty();
+    Rounds rounds(comm, "save", "a", deadline);
+    rounds.run_last(
+        "publishing",
+        [&](Deadline) -> Bytes {
+          if (comm.rank() == 2) {
+            std::jthread([interrupt] {
+              std::this_thread::sleep_for(milliseconds(100));
+              interrupt->request(std::make_exception_ptr(std::runtime_error("Ctrl-C")));
+            }).detach();
+          }
+          return {};
+        },
+        [](std::vector<Bytes>) {
+          std::this_thread::sleep_for(milliseconds(500));
+          return std::vector<Bytes>();
+        });
+  });
+  EXPECT_EQ(texts[0], "");
+  EXPECT_EQ(texts[1], "");
+  EXPECT_EQ(texts[2], "Ctrl-C");
+}
+
+}  // namespace
+}  // namespace tilestone::engine

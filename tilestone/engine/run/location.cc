@@ -1,0 +1,127 @@
+#include "tilestone/engine/run/location.h"
+
+#include <pwd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <mutex>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/error.h"
+
+namespace tilestone {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse(const std::string& path, const std::string& what) {
+  throw Error(ErrorCode::kInvalidArgument, what).with_file(path);
+}
+
+// A first component of two characters or more that ends with a colon: "s3:" of "s3://bucket/x".
+void refuse_url(const std::string& path) {
+  const size_t slash = path.find('/');
+  if (slash == std::string::npos || slash < 3 || path[slash - 1] != ':') return;
+  const std::string scheme = path.substr(0, slash - 1);
+  throw Error(ErrorCode::kUnsupported, "a URL of the scheme \"" + scheme +
+                                           "\": checkpoints are directories of a file system")
+      .with_file(path)
+      .with_hint(scheme == "file" ? "write the path without file://"
+                                  : "mount the storage, or copy the checkpoint to a directory");
+}
+
+// The home directory of a user, "" for the caller; empty where it is not known.
+std::string home_of(const std::string& user) {
+  if (user.empty()) {
+    const char* const home = std::getenv("HOME");
+    if (home != nullptr && home[0] == '/') return home;
+  }
+  constexpr size_t kMost = 1u << 20;  // bytes of one user's entry
+  passwd entry;
+  passwd* found = nullptr;
+  for (std::vector<char> text(1u << 12); text.size() <= kMost; text.resize(2 * text.size())) {
+    const int error = user.empty()
+                          ? ::getpwuid_r(::geteuid(), &entry, text.data(), text.size(), &found)
+                          : ::getpwnam_r(user.c_str(), &entry, text.data(), text.size(), &found);
+    if (error == ERANGE) continue;
+    return found == nullptr || found->pw_dir == nullptr ? std::string() : found->pw_dir;
+  }
+  return {};
+}
+
+std::string expand_home(const std::string& path) {
+  if (path.front() != '~') return path;
+  const size_t end = std::min(path.find('/'), path.size());
+  const std::string home = home_of(path.substr(1, end - 1));
+  if (home.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "the home directory of \"" + path.substr(0, end) + "\" is not known")
+        .with_file(path)
+        .with_hint("write the whole path; \"./" + path.substr(0, end) +
+                   "\" for a directory of that name");
+  }
+  return home + path.substr(end);
+}
+
+std::string absolute(const std::string& path) {
+  if (path.empty()) refuse(path, "the path of a checkpoint is empty");
+  if (path.find('\0') != std::string::npos) refuse(path, "a path that holds a NUL character");
+  refuse_url(path);
+  std::error_code error;
+  const fs::path whole = fs::absolute(expand_home(path), error);
+  if (!error) return whole.string();
+  throw Error(ErrorCode::kIo, "cannot find the working directory of a relative path")
+      .with_file(path)
+      .with_errno(error.value());
+}
+
+}  // namespace
+
+struct Location::State {
+  std::string path;
+  PosixOptions options;
+  std::mutex mutex;
+  std::shared_ptr<Storage> storage;
+  bool given = false;  // the storage, instead of a path
+};
+
+Location::Location(const std::string& path, const PosixOptions& options)
+    : state_(std::make_shared<State>()) {
+  state_->path = path;
+  state_->options = options;
+}
+
+Location::Location(std::shared_ptr<Storage> storage) : state_(std::make_shared<State>()) {
+  state_->storage = std::move(storage);
+  state_->given = true;
+}
+
+const std::shared_ptr<Storage>& Location::shared() const {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->storage == nullptr) {
+    if (state_->given) refuse("", "a location without a storage");
+    state_->storage = posix_storage(absolute(state_->path), state_->options);
+  }
+  return state_->storage;
+}
+
+std::string Location::identity() const {
+  if (state_->given) return describe();
+  std::string normal = fs::path(describe()).lexically_normal().string();
+  while (normal.size() > 1 && normal.back() == '/') normal.pop_back();
+  return normal;
+}
+
+std::string Location::place() const noexcept {
+  try {
+    return identity();
+  } catch (...) {
+    return {};
+  }
+}
+
+}  // namespace tilestone

@@ -1,0 +1,60 @@
+#include <fmt/format.h>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/run/options_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(ErrorCode::kInvalidArgument, what);
+}
+
+// NaN is none.
+bool is_timeout(double timeout) { return timeout > 0; }
+
+void check_timeout(double timeout) {
+  if (is_timeout(timeout)) return;
+  refuse(fmt::format("timeout is {}; expected seconds, more than 0", timeout));
+}
+
+void check_threads(int threads) {
+  if (threads >= 0 && threads <= kMaxThreads) return;
+  refuse(fmt::format("threads is {}; expected 1 to {}, or 0: as many as the machine has, at most 8",
+                     threads, kMaxThreads));
+}
+
+void check_buffer_bytes(uint64_t bytes) {
+  if (bytes >= kMinBufferBytes && bytes <= kMaxBufferBytes) return;
+  refuse(fmt::format("buffer_bytes is {}; expected {} to {}", bytes, kMinBufferBytes,
+                     kMaxBufferBytes));
+}
+
+}  // namespace
+
+void check_options(const SaveOptions& options) {
+  check_timeout(options.timeout);
+  check_threads(options.threads);
+  check_buffer_bytes(options.buffer_bytes);
+  if (options.files_per_rank >= 1 && options.files_per_rank <= kMaxFilesPerRank) return;
+  refuse(fmt::format("files_per_rank is {}; expected 1 to {}", options.files_per_rank,
+                     kMaxFilesPerRank));
+}
+
+void check_options(const LoadOptions& options) {
+  check_timeout(options.timeout);
+  check_threads(options.threads);
+  check_buffer_bytes(options.buffer_bytes);
+}
+
+void check_options(const OpenOptions& options) {
+  check_threads(options.threads);
+  check_buffer_bytes(options.buffer_bytes);
+}
+
+Deadline deadline_of(double timeout) {
+  return Deadline::after(
+      std::chrono::duration<double>(is_timeout(timeout) ? timeout : kDefaultTimeout));
+}
+
+}  // namespace tilestone::engine

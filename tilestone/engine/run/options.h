@@ -1,0 +1,113 @@
+// Options of save, load and Checkpoint. Each has a default that is right for most, and a Python
+// keyword of the same name. No environment variable changes what they mean. A number outside its
+// limits is Error(kInvalidArgument) with the option's name, on every rank.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilestone/base/buffer_pool.h"
+#include "tilestone/base/interrupt.h"
+#include "tilestone/comm/communicator.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/format.h"
+#include "tilestone/state/state_dict.h"
+
+namespace tilestone {
+
+// How far long work is. Called from one thread at a time, at most about ten times a second and
+// once at the end. An exception that it throws, of any type, ends the work on this rank and comes
+// out of the call as it is; the other ranks get Error(kInterrupted).
+struct Progress {
+  std::string_view phase;   // "write", "read", "verify"
+  uint64_t bytes_done = 0;  // of this rank
+  uint64_t bytes_total = 0;
+  double seconds = 0;  // since the phase began
+};
+using ProgressFn = std::function<void(const Progress&)>;
+
+inline constexpr double kDefaultTimeout = 1800;  // seconds, for the whole of a save or load
+inline constexpr double kNoTimeout = std::numeric_limits<double>::infinity();
+// One buffer of 64 KiB, twice: in two-phase reading messages have a half.
+inline constexpr uint64_t kMinBufferBytes = 128u << 10;
+inline constexpr uint64_t kMaxBufferBytes = uint64_t{1} << 44;
+inline constexpr int kMaxThreads = 1024;
+inline constexpr int kMaxFilesPerRank = 1024;
+
+// Equal on all ranks, else Error(kMismatch) that names the option: format, dialect, agreement,
+// overwrite.
+// The others are each rank's own.
+struct SaveOptions {
+  enum class Agreement {
+    kExchange,  // local plans to the coordinator: right for every state
+    kRule,      // each rank alone, where replicas are known from placements or declared
+  };
+  Communicator comm = {};                            // default: a group of one
+  std::shared_ptr<const Format> format = nullptr;    // default: torch_dist
+  std::shared_ptr<const Dialect> dialect = nullptr;  // default: PyTorch's
+  Agreement agreement = Agreement::kExchange;
+  // A valid checkpoint that stands at the location is replaced (it stays valid until the new one
+  // is durable); without this, saving there is Error(kAlreadyExists).
+  bool overwrite = false;
+  double timeout = kDefaultTimeout;                   // seconds, more than 0; or kNoTimeout
+  uint64_t buffer_bytes = BufferPool::kDefaultTotal;  // pooled memory of this rank, bytes
+  int threads = 0;                                    // 0: as many as the machine has, at most 8
+  int files_per_rank = 1;
+  ProgressFn progress = nullptr;
+  // Another thread may request it: the save then ends soon, as after any failure, and throws the
+  // request's reason here and Error(kInterrupted) on the other ranks. Once the checkpoint is being
+  // published the request comes too late.
+  std::shared_ptr<const Interrupt> interrupt = nullptr;
+};
+
+struct SaveResult {
+  std::string save_id;
+  uint64_t bytes_written = 0;  // by this rank
+  uint64_t items_written = 0;  // by this rank
+};
+
+// Equal on all ranks, else Error(kMismatch) that names the option: format, two_phase,
+// verify_checksums (ranks read for one another). The others are each rank's own.
+struct LoadOptions {
+  // Two-phase reading: what several ranks want, and what would take a rank many short reads, is
+  // read once by one rank for all.
+  enum class TwoPhase {
+    kAuto,    // on one host by way of its page cache, on several hosts by messages
+    kAlways,  // by messages, in every group of more than one rank
+    kNever,   // each rank reads for itself
+  };
+  Communicator comm = {};
+  std::shared_ptr<const Format> format = nullptr;  // default: found from the files
+  bool cast = false;                               // convert from the stored dtype
+  // Of every item that a rank reads whole; in two-phase reading by messages also of those that
+  // several ranks together read whole.
+  bool verify_checksums = true;
+  TwoPhase two_phase = TwoPhase::kAuto;
+  // Paths below which everything that the checkpoint holds is loaded, into fresh memory, though
+  // `wanted` does not name it: an optimizer without state does not know its state's names yet.
+  std::vector<Path> subtrees = {};
+  // Paths below which nothing may be left out: Error(kMismatch) naming what the checkpoint holds
+  // there and no rank that has this path asks for.
+  std::vector<Path> complete = {};
+  double timeout = kDefaultTimeout;
+  // Memory of this rank, bytes: the pool's, and in two-phase reading the messages'.
+  uint64_t buffer_bytes = BufferPool::kDefaultTotal;
+  int threads = 0;
+  ProgressFn progress = nullptr;
+  std::shared_ptr<const Interrupt> interrupt = nullptr;  // as in SaveOptions
+};
+
+struct OpenOptions {
+  std::shared_ptr<const Format> format = nullptr;
+  bool verify_checksums = true;
+  uint64_t buffer_bytes = BufferPool::kDefaultTotal;
+  int threads = 0;
+  std::shared_ptr<const Interrupt> interrupt = nullptr;  // as in SaveOptions, for the opening
+};
+
+}  // namespace tilestone

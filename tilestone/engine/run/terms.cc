@@ -1,0 +1,130 @@
+#include "tilestone/engine/run/terms_internal.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "tilestone/base/error.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr size_t kNamedRanks = 4;  // with one value
+
+std::string in_quotes(std::string_view text) { return "\"" + std::string(text) + "\""; }
+std::string truth(bool value) { return value ? "True" : "False"; }
+
+Bytes encode(const Terms& terms) {
+  ByteWriter writer;
+  for (const auto& [name, value] : terms) {
+    writer.string(name);
+    writer.string(value);
+  }
+  return std::move(writer).take();
+}
+
+Terms decode(ByteView bytes, size_t rank) {
+  ByteReader reader(bytes, "terms of rank " + std::to_string(rank));
+  Terms terms;
+  while (reader.remaining() > 0) {
+    std::string name(reader.string());
+    terms.emplace_back(std::move(name), std::string(reader.string()));
+  }
+  return terms;
+}
+
+// The terms' bytes, which are cut off the message: their size stands behind them.
+Bytes take(Bytes& message, size_t rank) {
+  const std::string what = "first message of rank " + std::to_string(rank);
+  const size_t at = message.size() - std::min(message.size(), sizeof(uint64_t));
+  const uint64_t size = ByteReader(ByteView(message).subspan(at), what).u64();
+  if (size > at) throw Error(ErrorCode::kCorrupt, what + " holds no terms");
+  const ByteView terms = ByteView(message).subspan(at - size, size);
+  Bytes taken(terms.begin(), terms.end());
+  message.resize(at - size);
+  return taken;
+}
+
+// "rank 3", "ranks 1, 2 and 3", "ranks 0, 1, 2, 3 and 60 more".
+std::string text_of(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  const size_t named = std::min(ranks.size(), kNamedRanks);
+  for (size_t i = 0; i < named; ++i) {
+    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  const size_t rest = ranks.size() - named;
+  return rest == 0 ? text : text + " and " + std::to_string(rest) + " more";
+}
+
+[[noreturn]] void fail_differing(const std::vector<Terms>& all) {
+  for (size_t t = 0; t < all.front().size(); ++t) {
+    std::map<std::string, std::vector<int>> ranks;  // by value
+    int first_other = -1;
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      const bool same_name = t < all[rank].size() && all[rank][t].first == all.front()[t].first;
+      const std::string value = same_name ? all[rank][t].second : "something else";
+      if (value != all.front()[t].second && first_other < 0) first_other = static_cast<int>(rank);
+      ranks[value].push_back(static_cast<int>(rank));
+    }
+    if (ranks.size() == 1) continue;
+    std::string who = text_of(ranks[all.front()[t].second]) + ": " + all.front()[t].second;
+    for (const auto& [value, with_it] : ranks) {
+      if (value != all.front()[t].second) who += "; " + text_of(with_it) + ": " + value;
+    }
+    throw Error(ErrorCode::kMismatch,
+                "the ranks don't agree on " + all.front()[t].first + " (" + who + ")")
+        .with_rank(first_other);
+  }
+  throw Error(ErrorCode::kMismatch, "the ranks don't agree on what they call");
+}
+
+template <typename T>
+std::string name_of(const std::shared_ptr<const T>& named, const std::string& otherwise) {
+  return named == nullptr ? otherwise : std::string(named->name());
+}
+
+}  // namespace
+
+Terms terms_of(const Location& location, const SaveOptions& options) {
+  const bool by_rule = options.agreement == SaveOptions::Agreement::kRule;
+  return {{"path", in_quotes(location.identity())},
+          {"overwrite", truth(options.overwrite)},
+          {"agreement", in_quotes(by_rule ? "rule" : "exchange")},
+          {"format", in_quotes(name_of(options.format, std::string(torch_dist_format()->name())))},
+          {"dialect", in_quotes(name_of(options.dialect, std::string(pytorch_dialect()->name())))}};
+}
+
+Terms terms_of(const Location& location, const LoadOptions& options) {
+  static constexpr std::string_view kWays[] = {"auto", "always", "never"};
+  return {{"path", in_quotes(location.identity())},
+          {"two_phase", in_quotes(kWays[static_cast<size_t>(options.two_phase)])},
+          {"verify_checksums", truth(options.verify_checksums)},
+          {"format", in_quotes(name_of(options.format, "found from the files"))}};
+}
+
+Bytes with_terms(Bytes message, const Terms& terms) {
+  const Bytes tail = encode(terms);
+  ByteWriter size;
+  size.u64(tail.size());
+  const Bytes size_bytes = std::move(size).take();
+  message.reserve(message.size() + tail.size() + size_bytes.size());
+  message.insert(message.end(), tail.begin(), tail.end());
+  message.insert(message.end(), size_bytes.begin(), size_bytes.end());
+  return message;
+}
+
+void agree_on_terms(std::vector<Bytes>& messages) {
+  std::vector<Bytes> terms;
+  terms.reserve(messages.size());
+  for (size_t rank = 0; rank < messages.size(); ++rank) terms.push_back(take(messages[rank], rank));
+  const bool same = std::all_of(terms.begin(), terms.end(),
+                                [&](const Bytes& other) { return other == terms.front(); });
+  if (same) return;
+  std::vector<Terms> all;
+  for (size_t rank = 0; rank < terms.size(); ++rank) all.push_back(decode(terms[rank], rank));
+  fail_differing(all);
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,27 @@
+// Terms: what all ranks of a save or load must say alike, its location and some options. They
+// travel at the end of a rank's first message.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/engine/run/location.h"
+#include "tilestone/engine/run/options.h"
+
+namespace tilestone::engine {
+
+// Names and values as the caller writes them; the same names in the same order on every rank.
+using Terms = std::vector<std::pair<std::string, std::string>>;
+
+Terms terms_of(const Location& location, const SaveOptions& options);
+Terms terms_of(const Location& location, const LoadOptions& options);
+
+Bytes with_terms(Bytes message, const Terms& terms);
+// Takes the terms off every rank's message. Error(kMismatch) with the first term that differs, its
+// values and who has them.
+void agree_on_terms(std::vector<Bytes>& messages);
+
+}  // namespace tilestone::engine

@@ -1,0 +1,148 @@
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "tilestone/base/checked.h"
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/engine/write/stream_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr uint64_t kAlignment = BufferPool::kAlignment;
+constexpr uint64_t kKeptFrom = 4u << 20;   // bytes; below, one more write costs more than a copy
+constexpr uint64_t kKeptBlock = 8u << 20;  // bytes of one write
+
+void check_segment(uint64_t expected, uint64_t found) {
+  if (expected == found) return;
+  throw Error(ErrorCode::kInternal, "a segment of an item has " + std::to_string(found) +
+                                        " bytes, its recipe says " + std::to_string(expected));
+}
+
+}  // namespace
+
+ItemChecksums FileStream::write(const ItemRecipe& recipe) {
+  zeros(recipe.padding);
+  ItemChecksums sums{recipe.payload_offset, 0, 0};
+  for (const Segment& segment : recipe.segments) {
+    if (segment.literal != nullptr) {
+      check_segment(segment.size, segment.literal->bytes.size());
+      sums.item_crc32 = literal(with_crc32(*segment.literal, sums.payload_crc32), sums.item_crc32);
+    } else {
+      sums.payload_crc32 = tensor(*segment.tensor, segment.size);
+      sums.item_crc32 = crc32_combine(sums.item_crc32, sums.payload_crc32, segment.size);
+    }
+  }
+  return sums;
+}
+
+void FileStream::finish() {
+  if (buffer_ && buffer_.size() > 0) file_.append(std::move(buffer_));
+  buffer_ = Buffer();
+}
+
+MutableByteView FileStream::room(uint64_t wanted) {
+  if (!buffer_) {
+    buffer_ = context_.buffers->acquire(context_.deadline);
+    buffer_.set_size(0);
+  }
+  const size_t left = buffer_.capacity() - buffer_.size();
+  return buffer_.space().subspan(buffer_.size(), std::min<uint64_t>(left, wanted));
+}
+
+void FileStream::advance(size_t bytes) {
+  buffer_.set_size(buffer_.size() + bytes);
+  position_ += bytes;
+  if (buffer_.size() == buffer_.capacity()) {
+    file_.append(std::move(buffer_));
+    buffer_ = Buffer();
+  }
+}
+
+void FileStream::zeros(uint64_t count) {
+  while (count > 0) {
+    const MutableByteView out = room(count);
+    std::memset(out.data(), 0, out.size());
+    advance(out.size());
+    count -= out.size();
+  }
+}
+
+ByteView FileStream::with_crc32(const Literal& literal, uint32_t crc) {
+  if (literal.crc32_at.empty()) return literal.bytes;
+  patched_ = literal.bytes;
+  for (uint64_t at : literal.crc32_at) std::memcpy(patched_.data() + at, &crc, sizeof(crc));
+  return patched_;
+}
+
+uint32_t FileStream::literal(ByteView bytes, uint32_t seed) {
+  while (!bytes.empty()) {
+    const MutableByteView out = room(bytes.size());
+    seed = copy_crc32(out, bytes.first(out.size()), seed);
+    bytes = bytes.subspan(out.size());
+    advance(out.size());
+  }
+  return seed;
+}
+
+uint32_t FileStream::tensor(const TensorView& tensor, uint64_t size) {
+  check_segment(size, tensor.bytes());
+  if (!can_keep(tensor, size)) return packed(tensor, 0, size, 0);
+  const uint64_t begin = align_up(position_, kAlignment) - position_;
+  const uint64_t middle = (size - begin) / kAlignment * kAlignment;
+  uint32_t crc = packed(tensor, 0, begin, 0);
+  crc = kept({tensor.data + begin, middle}, crc);
+  return packed(tensor, begin + middle, size, crc);
+}
+
+bool FileStream::can_keep(const TensorView& tensor, uint64_t size) const {
+  if (size < kKeptFrom || tensor.device != nullptr) return false;
+  const auto address = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(tensor.data));
+  return (address - position_) % kAlignment == 0 && tensor.strided_view().is_contiguous();
+}
+
+void FileStream::check_time() const {
+  if (!context_.deadline.expired()) return;
+  throw Error(ErrorCode::kTimeout, "the deadline passed while writing").with_file(file_.name());
+}
+
+// Bytes [begin, end) of the tensor, by way of the buffers.
+uint32_t FileStream::packed(const TensorView& tensor, uint64_t begin, uint64_t end, uint32_t seed) {
+  while (begin < end) {
+    check_time();
+    const MutableByteView out = room(end - begin);
+    seed = pack(tensor, begin, out, seed);
+    begin += out.size();
+    context_.progress->add(out.size());
+    advance(out.size());
+  }
+  return seed;
+}
+
+// Each block is checksummed while it is being written.
+uint32_t FileStream::kept(ByteView bytes, uint32_t seed) {
+  finish();
+  while (!bytes.empty()) {
+    check_time();
+    const ByteView block = bytes.first(std::min<uint64_t>(bytes.size(), kKeptBlock));
+    file_.append_kept(block);
+    seed = crc32(block, seed);
+    position_ += block.size();
+    context_.progress->add(block.size());
+    bytes = bytes.subspan(block.size());
+  }
+  return seed;
+}
+
+uint32_t FileStream::pack(const TensorView& tensor, uint64_t begin, MutableByteView out,
+                          uint32_t seed) {
+  if (tensor.device == nullptr) return pack_range_crc32(tensor.strided_view(), begin, out, seed);
+  {
+    std::lock_guard lock(context_.device);
+    tensor.device->to_host(begin, out);
+  }
+  return crc32(out, seed);
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,292 @@
+#include "tilestone/format/archive/archive_reader_internal.h"
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/format/archive/pickle_reader_internal.h"
+#include "tilestone/format/archive/pickle_schema_internal.h"
+#include "tilestone/format/archive/tensor_node_internal.h"
+#include "tilestone/format/archive/value_reader_internal.h"
+#include "tilestone/format/archive/zip_format_internal.h"
+
+namespace tilestone::archive {
+namespace {
+
+constexpr std::string_view kPickleName = "/data.pkl";
+
+[[noreturn]] void corrupt(const std::string& problem) {
+  throw Error(ErrorCode::kCorrupt, "torch.save archive: " + problem);
+}
+
+// The records of an archive by what they are.
+class Archive {
+ public:
+  // nullopt: the directory is not at hand.
+  static std::optional<Archive> open(const ItemBytes& item) {
+    check_start(item);
+    auto directory = ZipDirectory::parse(item);
+    if (!directory) return std::nullopt;
+    return Archive(item, std::move(*directory));
+  }
+
+  const ZipDirectory& directory() const { return directory_; }
+  const ZipRecord& pickle() const { return *pickle_; }
+
+  // A record's bytes, checked to be all at hand.
+  std::optional<ByteView> bytes(const ZipRecord& record) const {
+    const auto offset = directory_.data_offset(item_, record);
+    return offset ? item_.find(*offset, record.size) : std::nullopt;
+  }
+
+  // The record of a storage; its size is what the pickle says.
+  const ZipRecord* storage(std::string_view name, uint64_t expected_size) const {
+    const std::string full = std::string(top_) + "/data/" + std::string(name);
+    const ZipRecord* record = directory_.find(full);
+    if (record == nullptr) {
+      if (expected_size == 0) return nullptr;  // some writers leave empty records out
+      corrupt("there is no record \"" + full.substr(0, 200) + "\"");
+    }
+    if (record->size != expected_size) {
+      corrupt("record \"" + full.substr(0, 200) + "\" has " + std::to_string(record->size) +
+              " bytes, but its tensor's storage " + std::to_string(expected_size));
+    }
+    return record;
+  }
+
+  // Big-endian archives exist in torch's format; none is known to have been a checkpoint.
+  // False: the record is not at hand.
+  bool check_byte_order() const {
+    const ZipRecord* record = directory_.find(std::string(top_) + "/byteorder");
+    if (record == nullptr) return true;
+    const auto text = bytes(*record);
+    if (!text) return false;
+    if (as_text(*text) != "little") {
+      throw Error(ErrorCode::kUnsupported, "torch.save archive: byte order is \"" +
+                                               std::string(as_text(*text).substr(0, 20)) +
+                                               "\", not \"little\"");
+    }
+    return true;
+  }
+
+ private:
+  Archive(const ItemBytes& item, ZipDirectory directory)
+      : item_(item), directory_(std::move(directory)) {
+    for (const ZipRecord& record : directory_.records()) {
+      const size_t slash = record.name.find('/');
+      if (slash == 0 || record.name.substr(std::min(slash, record.name.size())) != kPickleName) {
+        continue;
+      }
+      if (pickle_ != nullptr) corrupt("two records are a data.pkl");
+      pickle_ = &record;
+      top_ = record.name.substr(0, slash);
+    }
+    if (pickle_ == nullptr) corrupt("there is no record data.pkl");
+  }
+
+  static void check_start(const ItemBytes& item) {
+    constexpr std::string_view kZip = "PK\3\4";
+    constexpr std::string_view kLegacy("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19",
+                                       14);
+    const auto legacy = item.find(0, std::min<uint64_t>(item.length(), kLegacy.size()));
+    if (legacy && as_text(*legacy) == kLegacy) {
+      if (const auto bytes = item.find(0, item.length())) check_legacy(*bytes);
+      throw Error(ErrorCode::kUnsupported,
+                  "this was saved in the format from before torch 1.6 (no zip archive)")
+          .with_hint("load it with torch and save it again");
+    }
+    const auto start = item.find(0, std::min<uint64_t>(item.length(), kZip.size()));
+    if (start && as_text(*start) != kZip) refuse_other(item);
+  }
+
+  // Magic number, protocol, system, object: refuses what is unsafe in one of these pickles.
+  static void check_legacy(ByteView bytes) {
+    for (int i = 0; i < 4; ++i) {
+      uint64_t end = 0;
+      try {
+        Pickle::parse_first(bytes, end);
+      } catch (const Error& error) {
+        if (error.code() == ErrorCode::kUnsafe) throw;
+        return;
+      }
+      bytes = bytes.subspan(end);
+    }
+  }
+
+  // torch.load would run a bare pickle that stands where an archive should.
+  [[noreturn]] static void refuse_other(const ItemBytes& item) {
+    const auto bytes = item.find(0, item.length());
+    std::string called;
+    try {
+      uint64_t end = 0;
+      if (bytes) called = first_call(Pickle::parse_first(*bytes, end));
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kUnsafe) throw;
+    }
+    if (called.empty()) corrupt("it does not start with a zip header");
+    throw Error(ErrorCode::kUnsafe,
+                "torch.save archive: in its place is a bare pickle that calls " + called);
+  }
+
+  static std::string first_call(const Pickle& pickle) {
+    for (NodeId id = 0; id < pickle.node_count(); ++id) {
+      if (pickle.is(id, NodeKind::kCall)) return describe(pickle, pickle.callable(id));
+    }
+    return "";
+  }
+
+  const ItemBytes& item_;
+  ZipDirectory directory_;
+  const ZipRecord* pickle_ = nullptr;  // into directory_, whose records don't move with it
+  std::string_view top_;
+};
+
+std::optional<uint32_t> recorded_crc(const Archive& archive, const ZipRecord& record) {
+  if (!archive.directory().has_checksums()) return std::nullopt;
+  return record.crc32;
+}
+
+// The record of a storage, where it lies in the archive; no bytes where it may be absent.
+ByteView stored_bytes(const Archive& archive, std::string_view name, uint64_t size) {
+  const ZipRecord* record = archive.storage(name, size);
+  if (record == nullptr) return {};
+  const auto bytes = archive.bytes(*record);
+  if (!bytes) corrupt("a record lies outside the archive");
+  return *bytes;
+}
+
+// Copies each storage record once, so that tensors that share one share it here too.
+StorageSource copying_storages(const Archive& archive) {
+  using Copies = std::unordered_map<std::string, std::shared_ptr<Bytes>>;
+  return [&archive, copies = std::make_shared<Copies>()](std::string_view name, uint64_t size) {
+    std::shared_ptr<Bytes>& copy = (*copies)[std::string(name)];
+    const ByteView bytes = stored_bytes(archive, name, size);
+    if (copy == nullptr) copy = std::make_shared<Bytes>(bytes.begin(), bytes.end());
+    return StorageBytes{copy->data(), copy->size(), copy};
+  };
+}
+
+// Tensors over the archive's own bytes, for a value that is looked at and never kept.
+StorageSource borrowed_storages(const Archive& archive) {
+  return [&archive](std::string_view name, uint64_t size) {
+    const ByteView bytes = stored_bytes(archive, name, size);
+    // NOLINTNEXTLINE: nothing writes through a Value.
+    return StorageBytes{const_cast<std::byte*>(bytes.data()), bytes.size(), nullptr};
+  };
+}
+
+// The archive's pickle; `item` is the whole archive.
+Pickle parse_pickle(const Archive& archive) {
+  archive.check_byte_order();
+  const auto bytes = archive.bytes(archive.pickle());
+  if (!bytes) corrupt("data.pkl lies outside it");
+  return Pickle::parse(*bytes, Pickle::Sizes::kCalls);
+}
+
+// ---- verify ----
+
+// The data descriptor, where the record has one, and the record's checksum.
+std::optional<ItemFault> check_record(const Archive& archive, const ItemBytes& item, size_t index) {
+  const std::vector<ZipRecord>& records = archive.directory().records();
+  const ZipRecord& record = records[index];
+  const uint64_t begin = *archive.directory().data_offset(item, record);
+  const ByteView bytes = *item.find(begin, record.size);
+  const std::string name = "record \"" + std::string(record.name.substr(0, 200)) + "\"";
+  if (recorded_crc(archive, record) && crc32(bytes) != record.crc32) {
+    return ItemFault{begin, "the checksum of " + name + " does not match its bytes"};
+  }
+  if ((record.flags & zip::kFlagDescriptor) == 0) return std::nullopt;
+
+  const uint64_t end = begin + record.size;
+  const uint64_t limit =
+      index + 1 < records.size() ? records[index + 1].header_offset : archive.directory().offset();
+  const auto descriptor_is = [&](auto number) {
+    Bytes expected;
+    const auto put = [&](auto value) {
+      const size_t at = expected.size();
+      expected.resize(at + sizeof(value));
+      std::memcpy(expected.data() + at, &value, sizeof(value));
+    };
+    put(zip::kDescriptor);
+    put(record.crc32);
+    put(static_cast<decltype(number)>(record.size));
+    put(static_cast<decltype(number)>(record.size));
+    if (limit - end < expected.size()) return false;
+    const ByteView found = *item.find(end, expected.size());
+    return std::memcmp(found.data(), expected.data(), expected.size()) == 0;
+  };
+  const bool fits = record.size <= zip::kMax32 && descriptor_is(uint32_t{});
+  if (!fits && !descriptor_is(uint64_t{})) {
+    return ItemFault{end, "what follows " + name + " contradicts the directory"};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<StoredPayload> locate_tensor(const ItemBytes& item) {
+  const auto archive = Archive::open(item);
+  if (!archive || !archive->check_byte_order()) return std::nullopt;
+  const auto pickle_bytes = archive->bytes(archive->pickle());
+  if (!pickle_bytes) return std::nullopt;
+  const Pickle pickle = Pickle::parse(*pickle_bytes);
+  const auto tensor = read_tensor_node(pickle, pickle.root());
+  if (!tensor) {
+    throw Error(ErrorCode::kUnsupported, "torch.save archive: a tensor is expected, but it holds " +
+                                             describe(pickle, pickle.root()));
+  }
+  if (tensor->conjugated || tensor->negated) {
+    throw Error(ErrorCode::kUnsupported,
+                "torch.save archive: the tensor is lazily " +
+                    std::string(tensor->negated ? "negated" : "conjugated"))
+        .with_hint("save tensor.resolve_conj().resolve_neg() instead");
+  }
+  StoredPayload payload;
+  payload.dtype = tensor->dtype;
+  payload.shape = tensor->shape;
+  payload.strides = tensor->strides;
+  const ZipRecord* record = archive->storage(tensor->record, tensor->storage);
+  if (record == nullptr) return payload;
+  const auto begin = archive->directory().data_offset(item, *record);
+  if (!begin) return std::nullopt;
+  payload.record_offset = *begin;
+  payload.record_size = record->size;
+  payload.record_crc32 = recorded_crc(*archive, *record);
+  payload.offset = *begin + tensor->offset;
+  return payload;
+}
+
+Value read_archive(ByteView bytes) {
+  const ItemBytes item(bytes);
+  const auto archive = Archive::open(item);
+  if (!archive) corrupt("its directory lies outside it");
+  return read_value(parse_pickle(*archive), copying_storages(*archive));
+}
+
+Value view_archive(ByteView bytes) {
+  const ItemBytes item(bytes);
+  const auto archive = Archive::open(item);
+  if (!archive) corrupt("its directory lies outside it");
+  return read_value(parse_pickle(*archive), borrowed_storages(*archive));
+}
+
+std::optional<ItemFault> check_archive(ByteView bytes) {
+  const ItemBytes item(bytes);
+  const auto archive = Archive::open(item);
+  if (!archive) corrupt("its directory lies outside it");
+  for (size_t i = 0; i < archive->directory().records().size(); ++i) {
+    if (auto fault = check_record(*archive, item, i)) return fault;
+  }
+  const Pickle pickle = parse_pickle(*archive);
+  for (NodeId id = 0; id < pickle.node_count(); ++id) {
+    const auto tensor = read_tensor_node(pickle, id);
+    if (tensor) archive->storage(tensor->record, tensor->storage);
+  }
+  return std::nullopt;
+}
+
+}  // namespace tilestone::archive

@@ -1,0 +1,229 @@
+#include "tilestone/format/archive/archive_writer_internal.h"
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/checked.h"
+#include "tilestone/base/error.h"
+#include "tilestone/format/archive/pickle_writer_internal.h"
+#include "tilestone/format/archive/value_check_internal.h"
+#include "tilestone/format/archive/value_reader_internal.h"
+#include "tilestone/format/archive/zip_writer_internal.h"
+
+namespace tilestone::archive {
+namespace {
+
+// The records that every archive has, under the folder name that torch.save gives a stream.
+void add_fixed_records(ZipWriter& archive, ByteView pickle) {
+  archive.add("archive/data.pkl", pickle);
+  archive.add("archive/byteorder", as_bytes("little"));
+  archive.add("archive/version", as_bytes("3\n"));
+}
+
+constexpr size_t kMostKinds = 4096;  // whose bytes are kept, about 1 KiB each
+
+uint64_t up_to(uint64_t offset, uint64_t alignment) { return align_up(offset, alignment) - offset; }
+
+// A large tensor goes to the same place within a page as it has in memory, so that direct I/O can
+// write it from there, and read it to where an allocator puts it the next time; but never to less
+// than the alignment that every payload has.
+uint64_t payload_padding(const TensorView& tensor, uint64_t offset) {
+  const uint64_t size = tensor.bytes();
+  if (size < kPageAlignedFrom) return up_to(offset, ZipWriter::kAlignment);
+  uint64_t place = 0;
+  if (size >= kPlacedFrom && tensor.device == nullptr) {
+    place = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(tensor.data)) % kPage;
+    place -= place % ZipWriter::kAlignment;
+  }
+  return (place - offset) % kPage;
+}
+
+Bytes packed(const TensorView& tensor) {
+  Bytes bytes(tensor.bytes());
+  pack_range(tensor.strided_view(), 0, bytes);
+  return bytes;
+}
+
+// One value as a pickle; its tensors' elements are collected as records. What several values share
+// is written once, so that stock readers give back one object there.
+class ValueWriter {
+ public:
+  explicit ValueWriter(int protocol) : out_(protocol) {}
+
+  Bytes write(const Value& value) {
+    put(value, 0);
+    return std::move(out_).finish();
+  }
+  const std::vector<Bytes>& records() const { return records_; }
+
+ private:
+  void put(const Value& value, uint32_t depth) {
+    const void* shared = value.shared_id();
+    if (shared == nullptr) return put_whole(value, depth);
+    const auto known = memo_.find(shared);
+    if (known != memo_.end()) return out_.get(known->second);
+    put_whole(value, depth);
+    memo_.emplace(shared, out_.memoize());
+  }
+
+  void put_whole(const Value& value, uint32_t depth) {
+    if (depth > kMaxDepth) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "a value nests deeper than " + std::to_string(kMaxDepth));
+    }
+    switch (value.kind()) {
+      case Value::Kind::kNull:
+        return out_.none();
+      case Value::Kind::kBool:
+        return out_.boolean(value.as_bool());
+      case Value::Kind::kInt:
+        return out_.integer(value.as_int());
+      case Value::Kind::kBigInt:
+        return out_.big_integer(value.as_big_int().bytes);
+      case Value::Kind::kFloat:
+        return out_.floating(value.as_float());
+      case Value::Kind::kString:
+        return out_.string(value.as_string());
+      case Value::Kind::kBytes:
+        return out_.bytes(value.as_bytes());
+      case Value::Kind::kList:
+        return put_list(value.items(), depth);
+      case Value::Kind::kTuple:
+        return put_tuple(value.items(), depth);
+      case Value::Kind::kDict:
+        return put_dict(value, depth);
+      case Value::Kind::kTensor:
+        return put_tensor(value.as_tensor(), value.autograd());
+      case Value::Kind::kDType:
+        return out_.global("torch", to_string(value.as_dtype()));
+      case Value::Kind::kOpaque:
+        return put_opaque(value.as_opaque(), depth);
+      case Value::Kind::kPickled:
+        throw Error(ErrorCode::kInvalidArgument,
+                    "an object pickled by Python can't stand inside another value");
+    }
+  }
+
+  void put_all(const Value::List& items, uint32_t depth) {
+    for (const Value& item : items) put(item, depth + 1);
+  }
+  void put_tuple(const Value::List& items, uint32_t depth) {
+    if (items.empty()) return out_.op(op::kEmptyTuple);
+    out_.op(op::kMark);
+    put_all(items, depth);
+    out_.op(op::kTuple);
+  }
+  void append(const Value::List& items, uint32_t depth) {
+    if (items.empty()) return;
+    out_.op(op::kMark);
+    put_all(items, depth);
+    out_.op(op::kAppends);
+  }
+  void put_list(const Value::List& items, uint32_t depth) {
+    out_.op(op::kEmptyList);
+    append(items, depth);
+  }
+  void set_items(const Value::Dict& items, uint32_t depth) {
+    if (items.empty()) return;
+    out_.op(op::kMark);
+    for (const auto& [key, value] : items) {
+      put(key, depth + 1);
+      put(value, depth + 1);
+    }
+    out_.op(op::kSetItems);
+  }
+  void put_dict(const Value& dict, uint32_t depth) {
+    if (dict.is_ordered_dict()) {
+      out_.global("collections", "OrderedDict");
+      out_.op(op::kEmptyTuple);
+      out_.op(op::kReduce);
+    } else {
+      out_.op(op::kEmptyDict);
+    }
+    set_items(dict.as_dict(), depth);
+    if (!dict.attributes().is_null()) put_state(dict.attributes(), depth);
+  }
+  void put_state(const Value& state, uint32_t depth) {
+    put(state, depth + 1);
+    out_.op(op::kBuild);
+  }
+  void put_tensor(const TensorView& tensor, Autograd autograd) {
+    write_tensor_node(out_, tensor.dtype, tensor.shape, std::to_string(records_.size()), autograd);
+    records_.push_back(packed(tensor));
+  }
+  void put_opaque(const Opaque& opaque, uint32_t depth) {
+    out_.global(opaque.module, opaque.name);
+    if (opaque.kind == Opaque::Kind::kGlobal) return;
+    put_tuple(opaque.args, depth);
+    if (!opaque.keywords.empty()) {
+      out_.op(op::kEmptyDict);
+      set_items(opaque.keywords, depth);
+      out_.op(op::kNewObjEx);
+    } else {
+      out_.op(opaque.kind == Opaque::Kind::kCall ? op::kReduce : op::kNewObj);
+    }
+    append(opaque.appended, depth);
+    set_items(opaque.entries, depth);
+    if (opaque.has_state) put_state(opaque.state, depth);
+  }
+
+  PickleWriter out_;
+  std::unordered_map<const void*, uint32_t> memo_;
+  std::vector<Bytes> records_;
+};
+
+}  // namespace
+
+ItemRecipe TensorArchives::recipe(const Piece& piece, uint64_t file_offset) {
+  const uint64_t size = piece.data.bytes();
+  const Kind kind{piece.data.dtype, piece.box.shape};
+  auto known = known_.find(kind);
+  if (known == known_.end()) {
+    if (known_.size() == kMostKinds) known_.clear();
+    known = known_.emplace(kind, make(kind, size)).first;
+  }
+  const auto& [head, tail] = known->second;
+  ItemRecipe recipe;
+  recipe.payload_offset = head->bytes.size();
+  recipe.padding = payload_padding(piece.data, file_offset + recipe.payload_offset);
+  recipe.length = head->bytes.size() + size + tail->bytes.size();
+  recipe.segments.reserve(3);
+  recipe.segments.push_back({head->bytes.size(), head, nullptr});
+  recipe.segments.push_back({size, nullptr, &piece.data});
+  recipe.segments.push_back({tail->bytes.size(), tail, nullptr});
+  return recipe;
+}
+
+TensorArchives::Archive TensorArchives::make(const Kind& kind, uint64_t size) {
+  PickleWriter pickle(2);
+  write_tensor_node(pickle, kind.dtype, kind.shape, "0");
+  ZipWriter archive;
+  add_fixed_records(archive, std::move(pickle).finish());
+  archive.begin_last("archive/data/0", size);
+  ZipWriter::Tail tail = archive.tail();
+  Literal head{archive.take_head(), {}};
+  return {
+      std::make_shared<const Literal>(std::move(head)),
+      std::make_shared<const Literal>(Literal{std::move(tail.bytes), std::move(tail.crc32_at)})};
+}
+
+Bytes write_archive(const Value& value) {
+  ZipWriter archive;
+  if (value.kind() == Value::Kind::kPickled) {
+    const Pickled& pickled = value.as_pickled();
+    if (pickled.archive) return pickled.bytes;
+    add_fixed_records(archive, pickled.bytes);
+    return std::move(archive).finish();
+  }
+  ValueWriter writer(protocol_of(value));
+  add_fixed_records(archive, writer.write(value));
+  for (size_t i = 0; i < writer.records().size(); ++i) {
+    archive.add("archive/data/" + std::to_string(i), writer.records()[i]);
+  }
+  return std::move(archive).finish();
+}
+
+}  // namespace tilestone::archive

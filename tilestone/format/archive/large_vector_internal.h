@@ -1,0 +1,43 @@
+// A vector for arenas of many megabytes: its memory comes in huge pages where the system has them,
+// since otherwise most of the time of filling it goes into page faults.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+namespace tilestone::archive {
+
+template <typename T>
+struct LargeAllocator {
+  using value_type = T;
+  LargeAllocator() = default;
+  template <typename U>
+  LargeAllocator(const LargeAllocator<U>&) {}  // NOLINT: allocators convert
+
+  static constexpr size_t kHugePage = 2u << 20;  // bytes
+
+  T* allocate(size_t count) {
+    if (count > (size_t{1} << 46) / sizeof(T)) throw std::bad_array_new_length();
+    const size_t bytes = count * sizeof(T);
+    if (bytes < 2 * kHugePage) return static_cast<T*>(::operator new(bytes));
+    const size_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    void* memory = std::aligned_alloc(kHugePage, whole);
+    if (memory == nullptr) throw std::bad_alloc();
+    madvise(memory, whole, MADV_HUGEPAGE);  // a wish; small pages do as well
+    return static_cast<T*>(memory);
+  }
+  void deallocate(T* memory, size_t count) {
+    if (count * sizeof(T) < 2 * kHugePage) return ::operator delete(memory);
+    std::free(memory);
+  }
+  friend bool operator==(const LargeAllocator&, const LargeAllocator&) { return true; }
+};
+
+template <typename T>
+using LargeVector = std::vector<T, LargeAllocator<T>>;
+
+}  // namespace tilestone::archive

@@ -1,0 +1,51 @@
+#include <cstdint>
+#include <cstring>
+
+#include "tilestone/format/archive/utf8_internal.h"
+
+namespace tilestone::archive {
+namespace {
+
+size_t ascii_prefix(std::string_view text) {
+  size_t i = 0;
+  for (; i + 8 <= text.size(); i += 8) {
+    uint64_t word;
+    std::memcpy(&word, text.data() + i, 8);
+    if ((word & 0x8080808080808080) != 0) return i;
+  }
+  while (i < text.size() && static_cast<uint8_t>(text[i]) < 0x80) ++i;
+  return i;
+}
+
+// Bytes of the character that starts with `lead`, 0 where none does.
+size_t length_of(uint8_t lead) {
+  if (lead < 0x80) return 1;
+  if (lead < 0xc2) return 0;
+  if (lead < 0xe0) return 2;
+  if (lead < 0xf0) return 3;
+  return lead < 0xf5 ? 4 : 0;
+}
+
+}  // namespace
+
+bool is_utf8(std::string_view text) {
+  size_t i = ascii_prefix(text);
+  while (i < text.size()) {
+    const auto lead = static_cast<uint8_t>(text[i]);
+    const size_t length = length_of(lead);
+    if (length == 0 || length > text.size() - i) return false;
+    for (size_t k = 1; k < length; ++k) {
+      if ((static_cast<uint8_t>(text[i + k]) & 0xc0) != 0x80) return false;
+    }
+    if (length > 2) {
+      const auto second = static_cast<uint8_t>(text[i + 1]);
+      if (lead == 0xe0 && second < 0xa0) return false;   // overlong
+      if (lead == 0xf0 && second < 0x90) return false;   // overlong
+      if (lead == 0xf4 && second >= 0x90) return false;  // beyond U+10FFFF
+    }
+    i += length;
+  }
+  return true;
+}
+
+}  // namespace tilestone::archive

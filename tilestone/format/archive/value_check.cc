@@ -1,0 +1,209 @@
+#include "tilestone/format/archive/value_check_internal.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/format/archive/archive_reader_internal.h"
+#include "tilestone/format/archive/pickle_reader_internal.h"
+#include "tilestone/format/archive/python2_names_internal.h"
+#include "tilestone/format/archive/utf8_internal.h"
+#include "tilestone/format/archive/value_reader_internal.h"
+
+namespace tilestone::archive {
+namespace {
+
+[[noreturn]] void refuse(const std::string& problem) {
+  throw Error(ErrorCode::kInvalidArgument, problem);
+}
+
+// Calls visit(child) for each value that stands directly in a container or object.
+template <typename Visit>
+void for_each_child(const Value& value, const Visit& visit) {
+  const auto list = [&](const Value::List& items) {
+    std::for_each(items.begin(), items.end(), visit);
+  };
+  const auto dict = [&](const Value::Dict& entries) {
+    for (const auto& [key, item] : entries) {
+      visit(key);
+      visit(item);
+    }
+  };
+  switch (value.kind()) {
+    case Value::Kind::kList:
+    case Value::Kind::kTuple:
+      return list(value.items());
+    case Value::Kind::kDict:
+      dict(value.as_dict());
+      return visit(value.attributes());
+    case Value::Kind::kOpaque: {
+      const Opaque& opaque = value.as_opaque();
+      list(opaque.args);
+      dict(opaque.keywords);
+      visit(opaque.state);
+      list(opaque.appended);
+      return dict(opaque.entries);
+    }
+    default:
+      return;
+  }
+}
+
+// Depth first, by recursion that ends at kMaxDepth; what is shared is measured once.
+class Checker {
+ public:
+  struct Extent {
+    uint64_t unfolded = 0;
+    uint32_t height = 0;  // containers below it
+  };
+
+  Extent check(const Value& value, uint32_t depth) {
+    if (depth > kMaxDepth) too_deep();
+    const void* shared = value.shared_id();
+    if (shared == nullptr) return check_whole(value, depth);
+    const auto known = known_.find(shared);
+    if (known != known_.end()) {
+      if (depth + known->second.height > kMaxDepth) too_deep();
+      return known->second;
+    }
+    const Extent extent = check_whole(value, depth);
+    known_.emplace(shared, extent);
+    return extent;
+  }
+
+ private:
+  [[noreturn]] static void too_deep() {
+    refuse("the object's containers nest deeper than " + std::to_string(kMaxDepth));
+  }
+
+  Extent check_whole(const Value& value, uint32_t depth) {
+    check_alone(value);
+    Extent extent{sizeof(Value) + own_bytes(value), 0};
+    for_each_child(value, [&](const Value& child) {
+      const Extent below = check(child, depth + 1);
+      extent.unfolded += below.unfolded;
+      extent.height = std::max(extent.height, below.height + 1);
+      if (extent.unfolded > kMaxUnfolded) {
+        refuse("the object would unfold to more than " + std::to_string(kMaxUnfolded) +
+               " bytes: its parts share too much");
+      }
+    });
+    return extent;
+  }
+
+  static uint64_t own_bytes(const Value& value) {
+    if (value.kind() == Value::Kind::kString) return value.as_string().size();
+    return value.kind() == Value::Kind::kBytes ? value.as_bytes().size() : 0;
+  }
+
+  static void check_alone(const Value& value) {
+    switch (value.kind()) {
+      case Value::Kind::kString:
+        return check_text(value.as_string());
+      case Value::Kind::kDict:
+        return check_keys(value.as_dict());
+      case Value::Kind::kOpaque:
+        return check_opaque(value.as_opaque());
+      case Value::Kind::kPickled:
+        refuse("an object pickled by Python can't stand inside another value");
+      default:
+        return;
+    }
+  }
+  static void check_text(std::string_view text) {
+    if (!is_utf8(text)) refuse("text that is not UTF-8 can't be saved");
+  }
+  static void check_keys(const Value::Dict& entries) {
+    for (const auto& [key, item] : entries) check_key(key);
+  }
+  static void check_key(const Value& key) {
+    const Value::Kind kind = key.kind();
+    if (kind == Value::Kind::kList || kind == Value::Kind::kDict || kind == Value::Kind::kTensor) {
+      refuse("a " + std::string(to_string(kind)) + " can't be a key of a dict");
+    }
+    if (kind != Value::Kind::kTuple) return;
+    for (const Value& item : key.items()) check_key(item);
+  }
+  static void check_opaque(const Opaque& opaque) {
+    check_text(opaque.module);
+    check_text(opaque.name);
+    if (opaque.module.empty() && opaque.name == "persistent_load") {
+      refuse("a storage or another persistent id outside a tensor can't be saved");
+    }
+    const std::string full = opaque.module + "." + opaque.name;
+    if (opaque.module.empty() || opaque.name.empty() || full.find('\n') != full.npos) {
+      refuse("no class or function can be named \"" + full + "\"");
+    }
+    if (!opaque.keywords.empty() && opaque.kind != Opaque::Kind::kNew) {
+      refuse("only an object of kind \"new\" can have keywords, not " + full);
+    }
+    for (const auto& [key, item] : opaque.keywords) {
+      if (key.kind() != Value::Kind::kString) refuse("a keyword of " + full + " is no string");
+    }
+    check_keys(opaque.entries);
+  }
+
+  std::unordered_map<const void*, Extent> known_;
+};
+
+// Calls visit(opaque) for each opaque object of a value.
+template <typename Visit>
+void for_each_opaque(const Value& value, const Visit& visit) {
+  std::unordered_set<const void*> seen;
+  std::vector<const Value*> todo{&value};
+  while (!todo.empty()) {
+    const Value& next = *todo.back();
+    todo.pop_back();
+    const void* shared = next.shared_id();
+    if (shared != nullptr && !seen.insert(shared).second) continue;
+    if (next.kind() == Value::Kind::kOpaque) visit(next.as_opaque());
+    for_each_child(next, [&](const Value& child) { todo.push_back(&child); });
+  }
+}
+
+bool needs_protocol_4(const Opaque& opaque) {
+  return opaque.name.find('.') != std::string::npos ||
+         python2_row({opaque.module, opaque.name}) != 0;
+}
+
+}  // namespace
+
+std::vector<std::string> classes_in_pickle(ByteView pickled, bool archive) {
+  std::set<std::string> names;
+  try {
+    const Value value = archive ? view_archive(pickled)
+                                : read_value(Pickle::parse(pickled, Pickle::Sizes::kCalls), {});
+    for_each_opaque(value, [&](const Opaque& opaque) {
+      // A storage's bytes are kept by the tensors over it; without one they would be lost.
+      if (opaque.module.empty()) refuse("it holds a storage outside a tensor");
+      names.insert(opaque.module + "." + opaque.name);
+    });
+  } catch (const Error& error) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "the object could not be read back: " + error.message())
+        .with_hint(error.hint());
+  }
+  return {names.begin(), names.end()};
+}
+
+void check_value(const Value& value) {
+  if (value.kind() == Value::Kind::kPickled) {
+    classes_in_pickle(value.as_pickled().bytes, value.as_pickled().archive);
+  } else {
+    Checker().check(value, 0);
+  }
+}
+
+int protocol_of(const Value& value) {
+  int protocol = 2;
+  for_each_opaque(value, [&](const Opaque& opaque) {
+    if (needs_protocol_4(opaque)) protocol = 4;
+  });
+  return protocol;
+}
+
+}  // namespace tilestone::archive

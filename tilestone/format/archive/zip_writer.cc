@@ -1,0 +1,147 @@
+#include "tilestone/format/archive/zip_writer_internal.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "tilestone/base/checked.h"
+#include "tilestone/base/checksum.h"
+#include "tilestone/format/archive/zip_format_internal.h"
+
+namespace tilestone::archive {
+namespace {
+
+using namespace zip;
+
+class LittleEndian {
+ public:
+  explicit LittleEndian(Bytes& out) : out_(out) {}
+  LittleEndian& u16(uint64_t value) { return put(static_cast<uint16_t>(value)); }
+  LittleEndian& u32(uint64_t value) { return put(static_cast<uint32_t>(value)); }
+  LittleEndian& u64(uint64_t value) { return put(value); }
+  LittleEndian& raw(ByteView bytes) {
+    out_.insert(out_.end(), bytes.begin(), bytes.end());
+    return *this;
+  }
+
+ private:
+  template <typename T>
+  LittleEndian& put(T value) {
+    static_assert(std::endian::native == std::endian::little);
+    const size_t at = out_.size();
+    out_.resize(at + sizeof(T));
+    std::memcpy(out_.data() + at, &value, sizeof(T));
+    return *this;
+  }
+  Bytes& out_;
+};
+
+bool is_wide(uint64_t value) { return value >= kMax32; }
+uint64_t narrow(uint64_t value) { return std::min<uint64_t>(value, kMax32); }
+
+constexpr uint64_t kExtraHeader = 4;
+constexpr uint64_t kVersion = 20;
+constexpr uint64_t kVersion64 = 45;
+
+// Bytes of the padding field that brings `offset` to the alignment: none, or at least its header.
+uint64_t padding_field(uint64_t offset) {
+  const uint64_t gap = align_up(offset, ZipWriter::kAlignment) - offset;
+  return gap == 0 || gap >= kExtraHeader ? gap : gap + ZipWriter::kAlignment;
+}
+
+}  // namespace
+
+uint64_t ZipWriter::add_header(Record record) {
+  record.header_offset = head_.size();
+  const uint64_t flags = kFlagUtf8 | (record.deferred ? kFlagDescriptor : 0);
+  const bool wide = is_wide(record.size);
+  const uint64_t extra64 = wide ? kExtraHeader + 16 : 0;
+  const uint64_t before_padding =
+      record.header_offset + kLocalHeaderSize + record.name.size() + extra64;
+  const uint64_t padding = padding_field(before_padding);
+  const uint64_t size = wide ? kMax32 : record.deferred ? 0 : record.size;
+  LittleEndian out(head_);
+  out.u32(kLocalHeader).u16(wide ? kVersion64 : kVersion).u16(flags).u16(kStored).u32(0);
+  out.u32(record.deferred ? 0 : record.crc32).u32(size).u32(size);
+  out.u16(record.name.size()).u16(extra64 + padding).raw(as_bytes(record.name));
+  if (wide) out.u16(kExtra64).u16(16).u64(record.size).u64(record.size);
+  if (padding > 0) {
+    out.u16(kExtraPadding).u16(padding - kExtraHeader);
+    head_.resize(head_.size() + padding - kExtraHeader);
+  }
+  records_.push_back(std::move(record));
+  return head_.size();
+}
+
+void ZipWriter::add(std::string name, ByteView data) {
+  add_header({std::move(name), 0, data.size(), crc32(data), false});
+  head_.insert(head_.end(), data.begin(), data.end());
+  end_ = head_.size();
+}
+
+uint64_t ZipWriter::begin_last(std::string name, uint64_t size) {
+  // The checksum of nothing is known, and torch's own writer defers nothing there either.
+  const uint64_t begin = add_header({std::move(name), 0, size, 0, size > 0});
+  end_ = begin + size;
+  return begin;
+}
+
+ZipWriter::Tail ZipWriter::tail() const {
+  const Record& last = records_.back();
+  Tail tail;
+  if (last.deferred) {
+    LittleEndian out(tail.bytes);
+    out.u32(kDescriptor);
+    tail.crc32_at.push_back(tail.bytes.size());
+    out.u32(last.crc32);
+    if (is_wide(last.size)) {
+      out.u64(last.size).u64(last.size);
+    } else {
+      out.u32(last.size).u32(last.size);
+    }
+  }
+  const uint64_t at = append_directory(tail.bytes, records_, end_ + tail.bytes.size());
+  if (last.deferred) tail.crc32_at.push_back(at);
+  return tail;
+}
+
+Bytes ZipWriter::finish() && {
+  append_directory(head_, records_, head_.size());
+  return std::move(head_);
+}
+
+// Central directory, zip64 end where a number needs it, end.
+uint64_t ZipWriter::append_directory(Bytes& bytes, std::span<const Record> records,
+                                     uint64_t offset) {
+  const uint64_t begin = bytes.size();
+  uint64_t last_crc32_at = 0;
+  LittleEndian out(bytes);
+  for (const Record& record : records) {
+    const bool wide = is_wide(record.size);
+    const bool far = is_wide(record.header_offset);
+    const uint64_t body = (wide ? 16 : 0) + (far ? 8 : 0);
+    const uint64_t flags = kFlagUtf8 | (record.deferred ? kFlagDescriptor : 0);
+    const uint64_t version = body > 0 ? kVersion64 : kVersion;
+    out.u32(kCentralHeader).u16(version).u16(version).u16(flags).u16(kStored).u32(0);
+    last_crc32_at = bytes.size();
+    out.u32(record.crc32).u32(narrow(record.size)).u32(narrow(record.size));
+    out.u16(record.name.size()).u16(body > 0 ? kExtraHeader + body : 0).u16(0);
+    out.u16(0).u16(0).u32(0).u32(narrow(record.header_offset)).raw(as_bytes(record.name));
+    if (body > 0) out.u16(kExtra64).u16(body);
+    if (wide) out.u64(record.size).u64(record.size);
+    if (far) out.u64(record.header_offset);
+  }
+  const uint64_t size = bytes.size() - begin;
+  const uint64_t end64 = offset + size;
+  if (is_wide(offset) || is_wide(size) || records.size() >= kMax16) {
+    out.u32(kEnd64).u64(kEnd64Size - 12).u16(kVersion64).u16(kVersion64).u32(0).u32(0);
+    out.u64(records.size()).u64(records.size()).u64(size).u64(offset);
+    out.u32(kLocator64).u32(0).u64(end64).u32(1);
+  }
+  const uint64_t count = std::min<uint64_t>(records.size(), kMax16);
+  out.u32(kEnd).u16(0).u16(0).u16(count).u16(count).u32(narrow(size)).u32(narrow(offset)).u16(0);
+  return last_crc32_at;
+}
+
+}  // namespace tilestone::archive

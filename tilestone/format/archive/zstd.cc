@@ -1,0 +1,50 @@
+#include <zstd.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "tilestone/base/error.h"
+#include "tilestone/format/archive/zstd_internal.h"
+
+namespace tilestone::archive {
+namespace {
+
+// Room grows with what was really decompressed, never with what a frame header promises.
+void grow(Bytes& out, uint64_t filled, uint64_t max_size) {
+  if (filled == max_size) {
+    throw Error(ErrorCode::kCorrupt,
+                "zstd stream: it holds more than " + std::to_string(max_size) + " bytes");
+  }
+  const uint64_t step = std::max<uint64_t>(ZSTD_DStreamOutSize(), filled);
+  out.resize(filled + std::min(step, max_size - filled));
+}
+
+}  // namespace
+
+Bytes zstd_decompress(ByteView compressed, uint64_t max_size) {
+  const std::unique_ptr<ZSTD_DCtx, size_t (*)(ZSTD_DCtx*)> context(ZSTD_createDCtx(),
+                                                                   ZSTD_freeDCtx);
+  if (context == nullptr) throw std::bad_alloc();
+  Bytes out;
+  ZSTD_inBuffer in{compressed.data(), compressed.size(), 0};
+  uint64_t filled = 0;
+  size_t state = 1;  // 0: a frame has just ended
+  bool output_full = false;
+  while (in.pos < in.size || output_full) {
+    if (filled == out.size()) grow(out, filled, max_size);
+    ZSTD_outBuffer room{out.data() + filled, out.size() - filled, 0};
+    state = ZSTD_decompressStream(context.get(), &room, &in);
+    if (ZSTD_isError(state) != 0) {
+      throw Error(ErrorCode::kCorrupt, std::string("zstd stream: ") + ZSTD_getErrorName(state) +
+                                           " (at byte " + std::to_string(in.pos) + ")");
+    }
+    filled += room.pos;
+    output_full = state != 0 && room.pos == room.size;
+  }
+  if (state != 0) throw Error(ErrorCode::kCorrupt, "zstd stream: it ends inside a frame");
+  out.resize(filled);
+  return out;
+}
+
+}  // namespace tilestone::archive

@@ -1,0 +1,55 @@
+// Dialect: which items a state dict consists of, and the tree that loaded items make. Independent
+// of the bytes: each dialect can be stored in each format.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilestone/format/format.h"
+#include "tilestone/state/items.h"
+#include "tilestone/state/metadata.h"
+#include "tilestone/state/state_dict.h"
+
+namespace tilestone {
+
+class Dialect {
+ public:
+  virtual ~Dialect() = default;
+  virtual std::string_view name() const = 0;  // "pytorch", "megatron"
+
+  // ---- Saving
+
+  // A tree (factories built, non-persistent values dropped) as items of `format`. Errors:
+  // kInvalidArgument naming the key (two leaves with one key, an object that could not be read
+  // back).
+  virtual Items to_items(const StateDict& state, const Format& format) const = 0;
+  // The dialect's files of the index: of the coordinator's items, so of its common state.
+  virtual Index encode_index(const Items& items, const Format& format) const = 0;
+  // Files of encode_index() have names that another save may have used: a save needs a directory of
+  // its own.
+  virtual bool has_fixed_names() const { return false; }
+
+  // ---- Opening
+
+  // Those of a directory's files that belong to the index and are the dialect's.
+  virtual std::vector<std::string> index_files(std::span<const std::string> names) const = 0;
+  // The common state, where it is a file of the index. `files.contents` holds index_files().
+  virtual std::optional<Value> parse_common(const DirectoryFiles& files) const = 0;
+
+  // ---- Loading
+
+  // The items that a template (as in to_items) asks for; their tensors have the template's memory.
+  virtual Items wanted_items(const StateDict& wanted, const Metadata& metadata) const = 0;
+  // The tree of the template's structure that loaded items make; `loaded` are wanted_items() in
+  // their order, and Items::common what the checkpoint has of it.
+  virtual StateDict from_items(const StateDict& wanted, const Items& loaded) const = 0;
+};
+
+// PyTorch's: a wrapped entity has its own key, anything else its dotted path.
+std::shared_ptr<const Dialect> pytorch_dialect();
+
+}  // namespace tilestone

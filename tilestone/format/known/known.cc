@@ -1,0 +1,43 @@
+#include "tilestone/format/known/known.h"
+
+#include "tilestone/base/error.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+
+namespace tilestone {
+namespace {
+
+template <typename T>
+std::shared_ptr<const T> named(const std::vector<std::shared_ptr<const T>>& known,
+                               std::string_view name, std::string_view what) {
+  std::string names;
+  for (const auto& each : known) {
+    if (each->name() == name) return each;
+    names += (names.empty() ? "" : ", ") + std::string(each->name());
+  }
+  throw Error(ErrorCode::kUnsupported,
+              "unknown " + std::string(what) + " \"" + std::string(name) + "\"")
+      .with_hint("known are: " + names);
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<const Format>> known_formats() { return {torch_dist_format()}; }
+std::vector<std::shared_ptr<const Dialect>> known_dialects() { return {pytorch_dialect()}; }
+
+std::shared_ptr<const Format> format_named(std::string_view name) {
+  return named(known_formats(), name, "format");
+}
+
+std::shared_ptr<const Dialect> dialect_named(std::string_view name) {
+  return named(known_dialects(), name, "dialect");
+}
+
+DetectedFormat detect_format(std::span<const std::string> names,
+                             const std::function<Bytes(const std::string&)>&) {
+  for (const auto& format : known_formats()) {
+    if (format->detect(names)) return {format, pytorch_dialect()};
+  }
+  return {};
+}
+
+}  // namespace tilestone
