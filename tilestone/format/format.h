@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tilestone/format/index.h"
+#include "tilestone/geometry/padding.h"
 #include "tilestone/state/items.h"
 #include "tilestone/state/metadata.h"
 
@@ -31,6 +32,8 @@ struct Segment {
   uint64_t size = 0;
   std::shared_ptr<const Literal> literal;  // items that are alike share it; null: a tensor's bytes
   const TensorView* tensor = nullptr;      // its C-contiguous bytes; borrowed from the piece
+  // The tensor's bytes lie in a larger, zeroed tensor, and that is the segment; null: they are it.
+  std::shared_ptr<const Padding> padding = nullptr;
 };
 
 // One item at a given place in a file.

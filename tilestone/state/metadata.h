@@ -49,6 +49,7 @@ struct StoredTensor {
   // Of the grid that the chunks are cells of, in formats whose items are stored at the size of a
   // cell also where it reaches beyond the tensor.
   std::optional<Dims> chunk_shape = std::nullopt;
+  bool fortran_order = false;  // a chunk's elements lie in Fortran order; with chunk_shape only
 };
 
 struct StoredObject {

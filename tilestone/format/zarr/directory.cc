@@ -1,0 +1,218 @@
+#include "tilestone/format/zarr/directory_internal.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/format/zarr/array_metadata_internal.h"
+#include "tilestone/format/zarr/names_internal.h"
+#include "tilestone/geometry/grid.h"
+
+namespace tilestone::zarr {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kMaxDepth = 8;  // of JSON
+constexpr std::string_view kLockSuffix = ".sync";
+constexpr std::string_view kOwnFolder = ".tilestone/";
+
+std::string_view folder_of(std::string_view name) {
+  const size_t slash = name.rfind('/');
+  return slash == std::string_view::npos ? std::string_view() : name.substr(0, slash);
+}
+
+// Whether one of the folders that `name` lies in is in `folders`.
+template <typename Folders>
+bool lies_in(const Folders& folders, std::string_view name) {
+  if (folders.empty()) return false;
+  for (std::string_view folder = folder_of(name); !folder.empty(); folder = folder_of(folder)) {
+    if (folders.contains(folder)) return true;
+  }
+  return false;
+}
+
+// The names that belong to this checkpoint: not to one in a folder below, and not our own.
+template <typename Wanted>
+std::vector<std::string> select(std::span<const std::string> names, const Wanted& wanted) {
+  std::set<std::string_view> nested;
+  for (const std::string_view name : names) {
+    const std::string_view base = name.substr(name.rfind('/') + 1);
+    const bool describes = base == kIndexName || base == ".metadata";
+    if (describes && !folder_of(name).empty()) nested.insert(folder_of(name));
+  }
+  std::vector<std::string> selected;
+  for (const std::string& name : names) {
+    if (!name.starts_with(kOwnFolder) && wanted(name) && !lies_in(nested, name)) {
+      selected.push_back(name);
+    }
+  }
+  return selected;
+}
+
+[[noreturn]] void corrupt(const std::string& problem, const std::string& file) {
+  throw Error(ErrorCode::kCorrupt, problem).with_file(file);
+}
+
+void check_backend(ByteView text) {
+  const auto keep = [](int depth, Json::parse_event_t, const Json&) { return depth <= kMaxDepth; };
+  const std::string_view chars = as_text(text);
+  const Json json = Json::parse(chars.begin(), chars.end(), keep, false);
+  if (!json.is_object() || !json.contains("sharded_backend")) {
+    corrupt("it is no description of a checkpoint", kIndexName);
+  }
+  if (json["sharded_backend"] != "zarr") {
+    throw Error(ErrorCode::kUnsupported, "it says that the checkpoint is not of the zarr backend")
+        .with_file(kIndexName);
+  }
+  if (json.contains("sharded_backend_version") && json["sharded_backend_version"] != 1) {
+    throw Error(ErrorCode::kUnsupported, "the zarr backend's version is not 1, as known here")
+        .with_file(kIndexName);
+  }
+}
+
+class DirectoryReader {
+ public:
+  explicit DirectoryReader(const DirectoryFiles& files) : files_(files) {}
+
+  Metadata run() {
+    check_backend(content(kIndexName));
+    metadata_.writer = "Megatron-Core (zarr 1)";
+    for (const std::string& name : description_files(files_.names)) {
+      const auto key = key_of_array_file(name);
+      if (key && !is_lock(*key, content(name))) read_array(*key, content(name), name);
+    }
+    refuse_orphans();
+    read_objects();
+    metadata_.index();
+    return std::move(metadata_);
+  }
+
+ private:
+  ByteView content(const std::string& name) const {
+    const auto found = files_.contents.find(name);
+    if (found == files_.contents.end()) {
+      throw Error(ErrorCode::kInternal, "a file of the index that was not read").with_file(name);
+    }
+    return found->second;
+  }
+
+  // Megatron-Core's locks of writes that several ranks do to one chunk: "KEY.sync/.zarray".
+  bool is_lock(const std::string& key, ByteView text) {
+    if (!text.empty() || !key.ends_with(kLockSuffix)) return false;
+    const std::string locked = key.substr(0, key.size() - kLockSuffix.size());
+    if (!files_.contents.contains(array_file(locked))) return false;
+    locks_.insert(key);
+    return true;
+  }
+
+  ItemLocation place(const std::string& name) {
+    ItemLocation at{.file = static_cast<uint32_t>(metadata_.files.size())};
+    const auto size = files_.sizes.find(name);
+    if (size == files_.sizes.end()) {
+      throw Error(ErrorCode::kInternal, "a file whose size was not asked for").with_file(name);
+    }
+    at.length = size->second;
+    metadata_.files.push_back(name);
+    return at;
+  }
+
+  void read_array(const std::string& key, ByteView text, const std::string& file) {
+    const ArrayMetadata array = parse_array(text, file);
+    StoredTensor tensor{.key = key,
+                        .path = {},
+                        .dtype = array.dtype,
+                        .shape = array.shape,
+                        .chunks = {},
+                        .chunk_shape = array.chunk_shape,
+                        .fortran_order = array.fortran};
+    const std::string folder = key + "/";
+    const auto begin = files_.sizes.lower_bound(folder);
+    for (auto entry = begin; entry != files_.sizes.end(); ++entry) {
+      const std::string& name = entry->first;
+      if (!name.starts_with(folder)) break;
+      const auto rest = std::string_view(name).substr(folder.size());
+      const auto index = parse_chunk_name(rest, array.shape.size(), array.separator);
+      if (!index) continue;
+      const auto box = cell_box(*index, array.shape, array.chunk_shape);
+      if (!box) {
+        corrupt("its name is that of a chunk outside the array of shape " + to_string(array.shape) +
+                    " and chunks " + to_string(array.chunk_shape),
+                name);
+      }
+      chunk_files_.insert(name);
+      tensor.chunks.push_back({*box, place(name)});
+    }
+    std::sort(tensor.chunks.begin(), tensor.chunks.end(),
+              [](const StoredChunk& a, const StoredChunk& b) { return a.box < b.box; });
+    arrays_.insert(key);
+    if (array.separator == '/') slash_arrays_.insert(key);
+    metadata_.tensors.push_back(std::move(tensor));
+  }
+
+  // Chunks whose array is not described, or not as one that has them.
+  void refuse_orphans() const {
+    for (const std::string& name : item_files(files_.names)) {
+      if (!resembles_chunk_name(name) || chunk_files_.contains(name)) continue;
+      if (folder_of(name).empty() || lies_in(locks_, name)) continue;
+      const bool in_array = arrays_.contains(folder_of(name)) || lies_in(slash_arrays_, name);
+      if (in_array) corrupt("its name is that of no chunk of the array", name);
+      corrupt("it is missing, though a chunk lies beside it", array_file(folder_of(name)));
+    }
+  }
+
+  void read_objects() {
+    const std::vector<std::string> names = item_files(files_.names);
+    std::map<std::string, int64_t, std::less<>> last_extents;  // of grids whose names are cut
+    for (const std::string& name : names) {
+      const auto key = key_of_object_file(name);
+      const auto place = key ? parse_object_place(*key) : std::nullopt;
+      if (!place || !place->shape_is_cut()) continue;
+      if (place->offset.back() == INT64_MAX) corrupt("an impossible place in a grid", name);
+      int64_t& extent = last_extents[std::string(place->key)];
+      extent = std::max(extent, place->offset.back() + 1);
+    }
+    for (const std::string& name : names) {
+      auto key = key_of_object_file(name);
+      if (!key || lies_in(locks_, name)) continue;
+      const auto grid_place = parse_object_place(*key);
+      if (grid_place && grid_place->shape_is_cut()) {
+        *key += "." + std::to_string(last_extents.find(grid_place->key)->second);
+      }
+      metadata_.objects.push_back({std::move(*key), {}, place(name)});
+    }
+  }
+
+  const DirectoryFiles& files_;
+  Metadata metadata_;
+  std::set<std::string, std::less<>> arrays_;        // keys
+  std::set<std::string, std::less<>> slash_arrays_;  // those whose chunks lie in folders
+  std::set<std::string, std::less<>> locks_;         // folders
+  std::set<std::string, std::less<>> chunk_files_;   // names
+};
+
+}  // namespace
+
+std::vector<std::string> description_files(std::span<const std::string> names) {
+  return select(names, [](std::string_view name) {
+    return name == kIndexName || key_of_array_file(name).has_value();
+  });
+}
+
+std::vector<std::string> item_files(std::span<const std::string> names) {
+  return select(names, [](std::string_view name) {
+    return resembles_chunk_name(name) || key_of_object_file(name).has_value();
+  });
+}
+
+Metadata read_directory(const DirectoryFiles& files) { return DirectoryReader(files).run(); }
+
+Bytes write_backend() {
+  return to_bytes(R"({"sharded_backend": "zarr", "sharded_backend_version": 1, )"
+                  R"("common_backend": "torch", "common_backend_version": 1})");
+}
+
+}  // namespace tilestone::zarr
