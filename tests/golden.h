@@ -10,7 +10,7 @@ namespace tilestone {
 
 // tests/golden/NAME ("torch-2.14.1/dcp-w4").
 std::filesystem::path golden(const std::string& name);
-// Those in torch_dist without flattened ranges, sorted.
+// Those without flattened ranges, sorted.
 std::vector<std::filesystem::path> goldens();
 // All of them, sorted.
 std::vector<std::filesystem::path> all_goldens();

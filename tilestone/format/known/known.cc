@@ -2,6 +2,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/format/zarr/zarr.h"
 
 namespace tilestone {
 namespace {
@@ -21,7 +22,7 @@ std::shared_ptr<const T> named(const std::vector<std::shared_ptr<const T>>& know
 
 }  // namespace
 
-std::vector<std::shared_ptr<const Format>> known_formats() { return {torch_dist_format()}; }
+std::vector<std::shared_ptr<const Format>> known_formats() { return {torch_dist_format(), zarr_format()}; }
 std::vector<std::shared_ptr<const Dialect>> known_dialects() { return {pytorch_dialect()}; }
 
 std::shared_ptr<const Format> format_named(std::string_view name) {
