@@ -12,9 +12,8 @@ fs::path golden(const std::string& name) { return fs::path(TILESTONE_GOLDEN_DIR)
 
 std::vector<fs::path> goldens() {
   std::vector<fs::path> found = all_goldens();
-  std::erase_if(found, [](const fs::path& folder) {
-    return folder.filename().string().starts_with("flat");
-  });
+  std::erase_if(
+      found, [](const fs::path& folder) { return folder.filename().string().starts_with("flat"); });
   return found;
 }
 

@@ -143,7 +143,8 @@ std::vector<Run> read_probes(const ReadContext& context, ProbeGroup& group) {
 void parse_group(const ReadContext& context, std::span<const ChunkRef> chunks, ProbeGroup& group,
                  std::vector<StoredPayload>& payloads) {
   const std::vector<Run> runs = read_probes(context, group);
-  std::map<size_t, std::vector<ByteView>> probed;  // by chunk
+  std::map<size_t, std::vector<ByteView>> probed;  // by chunk, of those that need no probe too
+  for (size_t chunk : group.chunks) probed[chunk];
   for (const auto& probe : group.probes) {
     std::vector<ByteView>& of_chunk = probed[probe.chunk];
     of_chunk.resize(std::max(of_chunk.size(), probe.place + 1));
@@ -154,7 +155,7 @@ void parse_group(const ReadContext& context, std::span<const ChunkRef> chunks, P
     const ItemLocation& at = chunk_of(context, chunks[index]).at;
     try {
       payloads[index] = agreed(context, chunks[index],
-                               parse(context, chunks[index], at, probed[index]), at.length);
+                               parse(context, chunks[index], at, probed.at(index)), at.length);
     } catch (...) {
       throw current_error()
           .with_key(tensor_of(context, chunks[index]).key)

@@ -22,7 +22,9 @@ std::shared_ptr<const T> named(const std::vector<std::shared_ptr<const T>>& know
 
 }  // namespace
 
-std::vector<std::shared_ptr<const Format>> known_formats() { return {torch_dist_format(), zarr_format()}; }
+std::vector<std::shared_ptr<const Format>> known_formats() {
+  return {torch_dist_format(), zarr_format()};
+}
 std::vector<std::shared_ptr<const Dialect>> known_dialects() { return {pytorch_dialect()}; }
 
 std::shared_ptr<const Format> format_named(std::string_view name) {
