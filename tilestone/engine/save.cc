@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/plan/grid_plan.h"
 
 namespace tilestone {
 namespace engine {
@@ -44,11 +46,17 @@ struct Orders {
   bool by_rule = false;
   Assignment assignment;             // by exchange
   std::vector<std::string> empties;  // by rule: the tensors without elements that this rank writes
+  std::vector<Dims> grids = {};      // of the tensors of its plan, where the format needs grids
 
   Bytes encode() const {
     ByteWriter writer;
     writer.string(save_id);
     writer.u8(by_rule ? 1 : 0);
+    writer.varint(grids.size());
+    for (const Dims& cell : grids) {
+      writer.varint(cell.size());
+      for (const int64_t extent : cell) writer.varint(static_cast<uint64_t>(extent));
+    }
     if (by_rule) {
       writer.raw(encode_keys(empties));
     } else {
@@ -61,6 +69,12 @@ struct Orders {
     Orders orders;
     orders.save_id = reader.string();
     orders.by_rule = reader.u8() != 0;
+    for (uint64_t count = reader.count(); count > 0; --count) {
+      Dims& cell = orders.grids.emplace_back();
+      for (uint64_t dims = reader.count(); dims > 0; --dims) {
+        cell.push_back(static_cast<int64_t>(reader.varint()));
+      }
+    }
     const ByteView rest = reader.raw(reader.remaining());
     if (orders.by_rule) {
       orders.empties = decode_keys(rest);
@@ -123,6 +137,7 @@ class Saving {
           return orders;
         });
     orders_ = Orders::decode(answer);
+    if (format_->needs_grid()) take_grids();
   }
 
   void prepare(const Bring& bring) {
@@ -137,6 +152,12 @@ class Saving {
                  ? dialect_->to_items(state, *format_)
                  : dialect_->to_items(drop_nonpersistent(build_factories(state)), *format_);
     format_->check(items_);
+    if (by_rule() && format_->needs_grid()) {
+      throw Error(ErrorCode::kUnsupported,
+                  "the format " + std::string(format_->name()) +
+                      " stores regular grids, on which ranks can't agree by rule")
+          .with_hint("save with agreement = exchange");
+    }
     for (const TensorItem& item : items_.tensors) {
       for (const Piece& piece : item.pieces) {
         if (piece.data.has_data()) continue;
@@ -165,7 +186,7 @@ class Saving {
     std::set<std::string> given;
     std::vector<Bytes> encoded;
     for (const Bytes& keys : empties) {
-      Orders orders{save_id, true, {}, {}};
+      Orders orders{save_id, true, {}, {}, {}};
       for (std::string& key : decode_keys(keys)) {
         if (given.insert(key).second) orders.empties.push_back(std::move(key));
       }
@@ -188,7 +209,9 @@ class Saving {
 
   std::vector<Bytes> orders_by_exchange(std::vector<Bytes> plans,
                                         const std::string& save_id) const {
-    if (is_alone()) return {Orders{save_id, false, plan_save_alone(local_), {}}.encode()};
+    std::vector<std::vector<Dims>> grids(plans.size());
+    if (format_->needs_grid()) grids = agree_on_grids(plans);
+    if (is_alone()) return {Orders{save_id, false, plan_save_alone(local_), {}, grids[0]}.encode()};
     SavePlanner planner(comm_.size());
     for (size_t rank = 0; rank < plans.size(); ++rank) {
       planner.add_encoded(static_cast<int>(rank), plans[rank]);
@@ -196,9 +219,34 @@ class Saving {
     }
     std::vector<Bytes> orders;
     for (Assignment& assignment : planner.finish()) {
-      orders.push_back(Orders{save_id, false, std::move(assignment), {}}.encode());
+      std::vector<Dims>& cells = grids[orders.size()];
+      orders.push_back(
+          Orders{save_id, false, std::move(assignment), {}, std::move(cells)}.encode());
     }
     return orders;
+  }
+
+  std::vector<std::vector<Dims>> agree_on_grids(const std::vector<Bytes>& plans) const {
+    if (is_alone()) return plan_grids({&local_, 1});
+    std::vector<LocalSavePlan> decoded;
+    for (const Bytes& plan : plans) decoded.push_back(LocalSavePlan::decode(plan));
+    return plan_grids(decoded);
+  }
+
+  // A tensor of several shards is several items of one key.
+  void take_grids() {
+    if (orders_.grids.size() != local_.tensors.size()) {
+      throw Error(ErrorCode::kInternal, "grids of other tensors than the local plan's");
+    }
+    std::unordered_map<std::string_view, const Dims*> cells;
+    for (size_t i = 0; i < orders_.grids.size(); ++i) {
+      cells.emplace(local_.tensors[i].key, &orders_.grids[i]);
+    }
+    for (TensorItem& item : items_.tensors) {
+      if (const auto cell = cells.find(item.key); cell != cells.end()) {
+        item.chunk_shape = *cell->second;
+      }
+    }
   }
 
   void write() {
@@ -206,6 +254,7 @@ class Saving {
         "writing",
         [&](Deadline deadline) {
           if (by_rule()) orders_.assignment = assignment_by_rule();
+          if (format_->needs_grid()) leave_out_empty_chunks();
           WriteTask task{&items_,      &local_,      orders_.assignment, by_rule(),
                          comm_.rank(), comm_.size(), orders_.save_id};
           report_ = write_items(storage(), *format_, task, options(), deadline);
@@ -223,6 +272,12 @@ class Saving {
                            coordinator_deadline());
           return std::vector<Bytes>();
         });
+  }
+
+  // A cell without elements is no file; the index knows the tensor without.
+  void leave_out_empty_chunks() {
+    std::erase_if(orders_.assignment.chunks,
+                  [&](uint32_t i) { return local_.chunks[i].box.empty(); });
   }
 
   void note_result() {

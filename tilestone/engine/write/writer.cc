@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -43,6 +44,7 @@ std::vector<PieceRef> pieces_of(const Items& items, const LocalSavePlan& plan) {
 
 // What goes into one file: indices into the assignment's objects and chunks.
 struct FileShare {
+  std::string name;  // of an item that has a file to itself; "": one of the rank's data files
   std::vector<uint32_t> objects;
   std::vector<uint32_t> chunks;
   uint64_t bytes = 0;  // of tensors
@@ -58,7 +60,10 @@ class RankWriter {
         refs_(pieces_of(*task.items, *task.plan)),
         shares_(deal(static_cast<size_t>(std::max(1, options.files_per_rank)))),
         progress_(options.progress, "write", total_bytes()) {
-    context_.buffers = make_pool(options.buffer_bytes, shares_.size(), total_bytes());
+    const size_t data_files = static_cast<size_t>(std::count_if(
+        shares_.begin(), shares_.end(), [](const FileShare& share) { return share.name.empty(); }));
+    streams_ = std::min(shares_.size(), std::max(data_files, thread_count(options.threads)));
+    context_.buffers = make_pool(options.buffer_bytes, streams_, total_bytes());
     context_.progress = &progress_;
     context_.deadline = deadline;
   }
@@ -68,9 +73,11 @@ class RankWriter {
     report_.world_size = task_.world_size;
     report_.save_id = task_.save_id;
     report_.files.resize(shares_.size());
+    int data_files = 0;
     for (size_t i = 0; i < shares_.size(); ++i) {
-      report_.files[i].name =
-          format_.data_file_name(task_.save_id, task_.rank, static_cast<int>(i));
+      report_.files[i].name = shares_[i].name.empty()
+                                  ? format_.data_file_name(task_.save_id, task_.rank, data_files++)
+                                  : shares_[i].name;
     }
     describe_items();
     try {
@@ -89,19 +96,35 @@ class RankWriter {
     return task_.items->tensors[ref.item].pieces[ref.piece];
   }
 
-  // Objects go to the first file, whose tensors then start after them; tensors by bytes, each to
-  // the file that has least. Files that would stay empty are not made.
+  // What has a file to itself gets one. Other objects go to the first data file, whose tensors then
+  // start after them; tensors by bytes, each to the file that has least. Files that would stay
+  // empty are not made.
   std::vector<FileShare> deal(size_t files) const {
     std::vector<FileShare> shares(files);
-    for (uint32_t i = 0; i < task_.assignment.objects.size(); ++i) shares[0].objects.push_back(i);
+    std::vector<FileShare> alone;
+    for (uint32_t i = 0; i < task_.assignment.objects.size(); ++i) {
+      const ObjectItem& object = task_.items->objects[task_.assignment.objects[i]];
+      if (auto own = format_.own_file(object)) {
+        alone.push_back({std::move(*own), {i}, {}, 0});
+      } else {
+        shares[0].objects.push_back(i);
+      }
+    }
     for (uint32_t i = 0; i < task_.assignment.chunks.size(); ++i) {
+      const uint32_t chunk = task_.assignment.chunks[i];
+      const uint64_t bytes = std::max<uint64_t>(1, piece(chunk).data.bytes());
+      if (auto own = format_.own_file(task_.items->tensors[refs_[chunk].item], piece(chunk))) {
+        alone.push_back({std::move(*own), {}, {i}, bytes});
+        continue;
+      }
       auto least = std::min_element(
           shares.begin(), shares.end(),
           [](const FileShare& a, const FileShare& b) { return a.bytes < b.bytes; });
       least->chunks.push_back(i);
-      least->bytes += std::max<uint64_t>(1, piece(task_.assignment.chunks[i]).data.bytes());
+      least->bytes += bytes;
     }
     std::erase_if(shares, [](const FileShare& s) { return s.objects.empty() && s.chunks.empty(); });
+    std::move(alone.begin(), alone.end(), std::back_inserter(shares));
     return shares;
   }
 
@@ -156,15 +179,18 @@ class RankWriter {
   void write_files() {
     std::set<std::string> directories{""};
     for (const ReportedFile& file : report_.files) {
-      const size_t slash = file.name.rfind('/');
-      if (slash == std::string::npos) continue;
-      directories.insert(file.name.substr(0, slash));
-      storage_.make_directory(file.name.substr(0, slash));
+      for (size_t slash = file.name.find('/'); slash != std::string::npos;
+           slash = file.name.find('/', slash + 1)) {
+        directories.insert(file.name.substr(0, slash));
+      }
+    }
+    for (const std::string& directory : directories) {
+      if (!directory.empty()) storage_.make_directory(directory);
     }
     if (shares_.size() == 1) {
       write_file(0);
     } else if (!shares_.empty()) {
-      ThreadPool threads(shares_.size() - 1);
+      ThreadPool threads(streams_ - 1);
       threads.parallel_for(shares_.size(), [&](size_t index) { write_file(index); });
     }
     if (shares_.empty()) return;
@@ -221,6 +247,7 @@ class RankWriter {
   const WriteTask& task_;
   const std::vector<PieceRef> refs_;
   const std::vector<FileShare> shares_;
+  size_t streams_ = 0;  // files that are written at a time
   ProgressMeter progress_;
   StreamContext context_;
   RankReport report_;
