@@ -1,0 +1,386 @@
+// What every format promises in every dialect, over all that are known: a new one is tested as soon
+// as known_formats() or known_dialects() has it. Written and read here as one rank would, with the
+// functions of format, dialect and index alone.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <stdexcept>
+#include <tuple>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/geometry/grid.h"
+#include "tilestone/geometry/strided_copy.h"
+
+namespace tilestone {
+namespace {
+
+constexpr std::string_view kSaveId = "0123abcd-0123-4123-8123-0123456789ab";
+
+TensorView numbered(DType dtype, const Dims& shape, unsigned first) {
+  TensorView tensor = TensorView::allocate(dtype, shape);
+  for (uint64_t i = 0; i < tensor.bytes(); ++i) {
+    // Bytes below 2 are elements of every dtype, bool included.
+    tensor.data[i] = static_cast<std::byte>(dtype == DType::kBool ? (first + i) % 2 : first + i);
+  }
+  return tensor;
+}
+
+Bytes elements(const TensorView& tensor) {
+  Bytes bytes(tensor.bytes());
+  pack_range(tensor.strided_view(), 0, bytes);
+  return bytes;
+}
+
+Bytes render(const ItemRecipe& recipe) {
+  Bytes out(recipe.padding);
+  uint32_t crc = 0;
+  for (const Segment& segment : recipe.segments) {
+    Bytes bytes;
+    if (segment.tensor != nullptr) {
+      bytes = elements(*segment.tensor);
+      bytes.resize(segment.size);
+      if (segment.padding) segment.padding->spread(0, bytes);
+      crc = crc32(bytes);
+    } else {
+      bytes = segment.literal->bytes;
+      for (uint64_t at : segment.literal->crc32_at) {
+        for (unsigned b = 0; b < 4; ++b) bytes[at + b] = static_cast<std::byte>(crc >> (8 * b));
+      }
+    }
+    if (bytes.size() != segment.size) throw std::logic_error("a segment of another size");
+    out.insert(out.end(), bytes.begin(), bytes.end());
+  }
+  if (out.size() != recipe.padding + recipe.length) throw std::logic_error("another length");
+  return out;
+}
+
+// A checkpoint in memory, as the engine would write it on one rank.
+class Written {
+ public:
+  Written(const Format& format, const Dialect& dialect, const StateDict& state)
+      : format_(format), items_(dialect.to_items(state, format)) {
+    metadata_.save_id = kSaveId;
+    metadata_.dialect = dialect.name();
+    format.check(items_);
+    if (format.needs_grid()) agree_on_grids();
+    for (const ObjectItem& item : items_.objects) add(item);
+    for (const TensorItem& item : items_.tensors) add(item);
+    metadata_.index();
+    index = merge_index(format.encode_index(metadata_), dialect.encode_index(items_, format));
+    for (const IndexFile& file : index) files[file.name] = file.bytes;
+  }
+
+  FileImage files;
+  Index index;
+
+ private:
+  void agree_on_grids() {
+    std::map<std::string, Dims> cells;
+    for (const TensorItem& item : items_.tensors) {
+      for (const Piece& piece : item.pieces) widen_cell(cells[item.key], piece.box);
+    }
+    for (TensorItem& item : items_.tensors) {
+      const Dims& cell = cells[item.key];
+      item.chunk_shape = cell.empty() ? Dims(item.global_shape.size(), 1) : cell;
+    }
+  }
+
+  void add(const TensorItem& item) {
+    auto tensor = std::find_if(metadata_.tensors.begin(), metadata_.tensors.end(),
+                               [&](const StoredTensor& known) { return known.key == item.key; });
+    if (tensor == metadata_.tensors.end()) {
+      tensor = metadata_.tensors.insert(tensor,
+                                        {item.key, item.path, item.dtype, item.global_shape, {}});
+    }
+    for (const Piece& piece : item.pieces) {
+      if (piece.box.empty() && format_.needs_grid()) continue;
+      const std::string file = file_of(format_.own_file(item, piece));
+      const auto encoder = format_.encoder();
+      tensor->chunks.push_back(
+          {piece.box, append(file, encoder->tensor(item, piece, files[file].size()))});
+    }
+  }
+  void add(const ObjectItem& item) {
+    const std::string file = file_of(format_.own_file(item));
+    const ItemLocation at = append(file, format_.encoder()->object(item, files[file].size()));
+    metadata_.objects.push_back({item.key, item.path, at});
+  }
+
+  std::string file_of(const std::optional<std::string>& own) const {
+    return own ? *own : format_.data_file_name(kSaveId, 0, 0);
+  }
+  ItemLocation append(const std::string& name, const ItemRecipe& recipe) {
+    auto known = std::find(metadata_.files.begin(), metadata_.files.end(), name);
+    if (known == metadata_.files.end()) known = metadata_.files.insert(known, name);
+    Bytes& file = files[name];
+    const Bytes bytes = render(recipe);
+    const ItemLocation at{static_cast<uint32_t>(known - metadata_.files.begin()),
+                          Codec::kNone,
+                          file.size() + recipe.padding,
+                          recipe.length,
+                          {}};
+    file.insert(file.end(), bytes.begin(), bytes.end());
+    return at;
+  }
+
+  const Format& format_;
+  Items items_;
+  Metadata metadata_;
+};
+
+std::vector<std::string> names_of(const FileImage& files) {
+  std::vector<std::string> names;
+  for (const auto& [name, bytes] : files) names.push_back(name);
+  return names;
+}
+
+DetectedFormat detect(const FileImage& files) {
+  return detect_format(names_of(files), [&](const std::string& name) { return files.at(name); });
+}
+
+// What the engine would hand to parse_index().
+DirectoryFiles directory_of(const FileImage& files, const Format& format, const Dialect& dialect) {
+  const std::vector<std::string> names = names_of(files);
+  DirectoryFiles directory;
+  directory.names = names;
+  for (const auto& from : {format.index_files(names), dialect.index_files(names)}) {
+    for (const std::string& name : from) directory.contents.emplace(name, files.at(name));
+  }
+  for (const std::string& name : format.sized_files(names)) {
+    directory.sizes.emplace(name, files.at(name).size());
+  }
+  return directory;
+}
+
+ByteView item_of(const FileImage& files, const Metadata& metadata, const ItemLocation& at) {
+  return ByteView(files.at(metadata.files.at(at.file))).subspan(at.offset, at.length);
+}
+
+StoredPayload payload_of(const Format& format, const StoredTensor& tensor, const StoredChunk& chunk,
+                         ByteView item) {
+  std::vector<ByteView> probed;
+  for (const ProbeRange& range : format.probe(chunk.at)) {
+    probed.push_back(item.subspan(range.offset, range.size));
+  }
+  return format.parse_tensor(tensor, chunk, chunk.at, probed);
+}
+
+Bytes assembled(const Format& format, const Metadata& metadata, const StoredTensor& tensor,
+                const FileImage& files) {
+  const uint64_t size = itemsize(tensor.dtype);
+  Bytes whole(static_cast<uint64_t>(numel(tensor.shape)) * size);
+  const StridedView target = StridedView::contiguous(whole.data(), tensor.shape, size);
+  for (const StoredChunk& chunk : tensor.chunks) {
+    if (chunk.box.empty()) continue;
+    const ByteView view = item_of(files, metadata, chunk.at);
+    const StoredPayload stored = payload_of(format, tensor, chunk, view);
+    Bytes item(view.begin(), view.end());
+    strided_copy(target.narrow(chunk.box),
+                 {item.data() + stored.offset, chunk.box.shape, stored.strides, size});
+  }
+  return whole;
+}
+
+StateDict example() {
+  StateDict inner;
+  inner["w"] = numbered(DType::kFloat32, {2, 3}, 1);
+  inner["lr"] = 0.5;
+  StateDict state;
+  state["model"] = inner;
+  state["top"] = ShardedTensor::from_box("rows", numbered(DType::kBFloat16, {4, 3}, 7), {6, 3},
+                                         {{0, 0}, {4, 3}});
+  state["end"] = ShardedTensor::from_box("rows", numbered(DType::kBFloat16, {2, 3}, 99), {6, 3},
+                                         {{4, 0}, {2, 3}});
+  state["scalar"] = ShardedTensor::from_box("scalar", numbered(DType::kInt64, {}, 3), {}, {});
+  state["empty"] = ShardedTensor::from_box("empty", TensorView::allocate(DType::kInt8, {0, 4}),
+                                           {0, 4}, {{0, 0}, {0, 4}});
+  state["rng"] = ShardedObject::make("rng", Value("state"), {2}, {1});
+  state["step"] = int64_t{41};
+  return state;
+}
+
+using Names = std::tuple<std::string, std::string>;
+
+class EveryFormat : public testing::TestWithParam<Names> {
+ protected:
+  const std::shared_ptr<const Format> format_ = format_named(std::get<0>(GetParam()));
+  const std::shared_ptr<const Dialect> dialect_ = dialect_named(std::get<1>(GetParam()));
+};
+
+std::vector<Names> all_names() {
+  std::vector<Names> names;
+  for (const auto& format : known_formats()) {
+    for (const auto& dialect : known_dialects())
+      names.emplace_back(format->name(), dialect->name());
+  }
+  return names;
+}
+
+std::string name_of(const testing::TestParamInfo<Names>& names) {
+  return std::get<0>(names.param) + "_" + std::get<1>(names.param);
+}
+
+INSTANTIATE_TEST_SUITE_P(Known, EveryFormat, testing::ValuesIn(all_names()), name_of);
+
+TEST_P(EveryFormat, WhatIsWrittenIsFoundAndReadsBack) {
+  const Written written(*format_, *dialect_, example());
+  const DetectedFormat found = detect(written.files);
+  ASSERT_NE(found.format, nullptr);
+  EXPECT_EQ(found.format->name(), format_->name());
+  EXPECT_EQ(found.dialect->name(), dialect_->name());
+  const Metadata metadata = format_->parse_index(directory_of(written.files, *format_, *dialect_));
+  const StoredTensor* rows = metadata.find_tensor("rows");
+  ASSERT_NE(rows, nullptr);
+  EXPECT_EQ(rows->dtype, DType::kBFloat16);
+  EXPECT_EQ(rows->shape, (Dims{6, 3}));
+  Bytes expected = elements(numbered(DType::kBFloat16, {4, 3}, 7));
+  const Bytes end = elements(numbered(DType::kBFloat16, {2, 3}, 99));
+  expected.insert(expected.end(), end.begin(), end.end());
+  EXPECT_EQ(assembled(*format_, metadata, *rows, written.files), expected);
+  ASSERT_NE(metadata.find_tensor("scalar"), nullptr);
+  EXPECT_EQ(assembled(*format_, metadata, *metadata.find_tensor("scalar"), written.files),
+            elements(numbered(DType::kInt64, {}, 3)));
+  ASSERT_NE(metadata.find_tensor("empty"), nullptr);
+  EXPECT_EQ(metadata.find_tensor("empty")->shape, (Dims{0, 4}));
+  EXPECT_NE(metadata.find_object("rng/shard_1_2"), nullptr);
+}
+
+TEST_P(EveryFormat, ATreeComesBackThroughTheDialect) {
+  const Written written(*format_, *dialect_, example());
+  const DirectoryFiles directory = directory_of(written.files, *format_, *dialect_);
+  const Metadata metadata = format_->parse_index(directory);
+  const StateDict wanted = example();
+  Items items = dialect_->wanted_items(wanted, metadata);
+  for (TensorItem& item : items.tensors) {
+    EXPECT_NE(metadata.find_tensor(item.key), nullptr) << item.key;
+  }
+  for (ObjectItem& item : items.objects) {
+    const StoredObject* stored = metadata.find_object(item.key);
+    ASSERT_NE(stored, nullptr) << item.key;
+    item.value = format_->parse_object(item_of(written.files, metadata, stored->at));
+  }
+  items.common = dialect_->parse_common(directory);
+  const StateDict loaded = dialect_->from_items(wanted, items);
+  const auto* step = loaded.find(std::string("step"));
+  ASSERT_NE(step, nullptr);
+  EXPECT_EQ(*step->get_if<Value>(), Value(int64_t{41}));
+  EXPECT_EQ(loaded.find(std::string("rng"))->get_if<ShardedObject>()->data, Value("state"));
+}
+
+TEST_P(EveryFormat, EveryDTypeIsKeptOrRefusedByItsKey) {
+  size_t kept = 0;
+  for (const DType dtype : all_dtypes()) {
+    StateDict state;
+    state["t"] = ShardedTensor::from_box("t", numbered(dtype, {3, 2}, 1), {3, 2}, {{0, 0}, {3, 2}});
+    try {
+      const Written written(*format_, *dialect_, state);
+      const Metadata metadata =
+          format_->parse_index(directory_of(written.files, *format_, *dialect_));
+      ASSERT_EQ(metadata.find_tensor("t")->dtype, dtype);
+      EXPECT_EQ(assembled(*format_, metadata, *metadata.find_tensor("t"), written.files),
+                elements(numbered(dtype, {3, 2}, 1)));
+      ++kept;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << to_string(dtype);
+      EXPECT_EQ(error.key(), "t");
+    }
+  }
+  EXPECT_GE(kept, 8u);
+}
+
+TEST_P(EveryFormat, TheIndexIsDeterministicAndHasOneSwitchThatComesLast) {
+  const Written a(*format_, *dialect_, example()), b(*format_, *dialect_, example());
+  EXPECT_EQ(a.files, b.files);
+  size_t switches = 0;
+  for (const IndexFile& file : a.index) {
+    if (file.role == IndexRole::kSwitch) ++switches;
+    EXPECT_EQ(file.role == IndexRole::kBefore, switches == 0) << file.name;
+  }
+  EXPECT_EQ(switches, 1u);
+}
+
+// A crash before the switch leaves no checkpoint for anybody.
+TEST_P(EveryFormat, WithoutTheSwitchThereIsNoCheckpointOfThisFormatAndDialect) {
+  Written written(*format_, *dialect_, example());
+  written.files.erase(switch_name(written.index));
+  const DetectedFormat found = detect(written.files);
+  const bool same = found.format != nullptr && found.format->name() == format_->name() &&
+                    found.dialect->name() == dialect_->name();
+  EXPECT_FALSE(same);
+}
+
+TEST_P(EveryFormat, NamesOfDataFilesAreTakenApartAsTheyWerePutTogether) {
+  if (format_->has_fixed_names()) {
+    EXPECT_FALSE(format_->parse_data_file_name("a/0.1"));
+    return;
+  }
+  for (const int rank : {0, 1, 16383}) {
+    for (const int index : {0, 7}) {
+      const std::string name = format_->data_file_name(kSaveId, rank, index);
+      const auto parts = format_->parse_data_file_name(name);
+      ASSERT_TRUE(parts) << name;
+      EXPECT_EQ(parts->save_id, kSaveId);
+      EXPECT_EQ(parts->rank, rank);
+      EXPECT_EQ(parts->index, index);
+      EXPECT_FALSE(format_->parse_data_file_name(name + "x"));
+    }
+  }
+  for (const char* other : {"", "x", ".metadata", "__0_0.distcp.bak", "common.pt"}) {
+    EXPECT_FALSE(format_->parse_data_file_name(other)) << other;
+  }
+}
+
+// Truncated or flipped, an index gives an error or another index, and never more than that.
+TEST_P(EveryFormat, ADamagedIndexIsAnErrorThatNamesItsFile) {
+  const Written written(*format_, *dialect_, example());
+  size_t refused = 0;
+  for (const IndexFile& file : written.index) {
+    const size_t step = std::max<size_t>(1, file.bytes.size() / 200);
+    for (size_t at = 0; at < file.bytes.size(); at += step) {
+      for (const bool cut : {true, false}) {
+        FileImage files = written.files;
+        Bytes& bytes = files[file.name];
+        if (cut) {
+          bytes.resize(at);
+        } else {
+          bytes[at] ^= std::byte{0x55};
+        }
+        try {
+          const DirectoryFiles directory = directory_of(files, *format_, *dialect_);
+          format_->parse_index(directory);
+          dialect_->parse_common(directory);
+        } catch (const Error& error) {
+          ++refused;
+          EXPECT_NE(error.code(), ErrorCode::kInternal) << file.name << " " << at;
+          EXPECT_FALSE(error.file().empty()) << file.name << " " << at << ": " << error.what();
+        }
+      }
+    }
+  }
+  EXPECT_GT(refused, 0u);
+}
+
+TEST_P(EveryFormat, AnItemThatIsCutShortIsDamage) {
+  const Written written(*format_, *dialect_, example());
+  const Metadata metadata = format_->parse_index(directory_of(written.files, *format_, *dialect_));
+  for (const StoredTensor& tensor : metadata.tensors) {
+    for (const StoredChunk& chunk : tensor.chunks) {
+      const ByteView item = item_of(written.files, metadata, chunk.at);
+      EXPECT_FALSE(format_->verify_tensor(tensor, chunk, item)) << tensor.key;
+      if (item.empty()) continue;
+      EXPECT_TRUE(format_->verify_tensor(tensor, chunk, item.first(item.size() - 1))) << tensor.key;
+    }
+  }
+  for (const StoredObject& object : metadata.objects) {
+    const ByteView item = item_of(written.files, metadata, object.at);
+    EXPECT_FALSE(format_->verify_object(item)) << object.key;
+    EXPECT_TRUE(format_->verify_object(item.first(item.size() - 1))) << object.key;
+  }
+}
+
+}  // namespace
+}  // namespace tilestone
