@@ -196,7 +196,7 @@ def test_reading_what_is_not_there_names_similar_keys(ckpt: str) -> None:
 def test_a_box_outside_the_tensor_is_refused(ckpt: str) -> None:
     tilestone.save({"x": numpy.zeros((2, 3))}, ckpt)
     with tilestone.open(ckpt) as opened:
-        with pytest.raises(tilestone.InvalidArgumentError, match=r"shape \[3, 1\]"):
+        with pytest.raises(tilestone.InvalidArgumentError, match=r"shape \(2, 3\)"):
             opened.read("x", ((0, 3), (0, 1)))
         with pytest.raises(tilestone.InvalidArgumentError, match="step"):
             opened["x"][::2]
