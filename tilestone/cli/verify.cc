@@ -31,8 +31,11 @@ void print_json(const VerifyReport& report) {
 
 void print_text(const VerifyReport& report) {
   for (const Damage& damage : report.damages) {
-    fmt::print("{}  {}  bytes {} to {}  {}{}\n", damage.unsafe ? "UNSAFE" : "DAMAGED",
-               printable(damage.file), damage.offset, damage.offset + damage.size,
+    const std::string place = damage.file.empty()
+                                  ? std::string("in no file")
+                                  : fmt::format("{}  bytes {} to {}", printable(damage.file),
+                                                damage.offset, damage.offset + damage.size);
+    fmt::print("{}  {}  {}{}\n", damage.unsafe ? "UNSAFE" : "DAMAGED", place,
                damage.key.empty() ? "" : fmt::format("key {}: ", printable(damage.key)),
                printable(damage.problem));
   }

@@ -17,7 +17,7 @@ namespace tilestone {
 
 // A damaged place that verify found.
 struct Damage {
-  std::string file;
+  std::string file;     // "" for elements of a tensor that are in no file
   uint64_t offset = 0;  // bytes
   uint64_t size = 0;    // bytes of the range that is known to hold the damage
   std::string key;      // "" for bytes outside items

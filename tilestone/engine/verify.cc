@@ -178,7 +178,7 @@ class Verifier {
       }
       if (!item.is_tensor) {
         context_.format.parse_object(bytes);
-      } else if (!payload_in(context_, item.chunk, bytes).record_crc32) {
+      } else if (!payload_in(context_, item.chunk, bytes).record_crc32 && !item.at->checksums) {
         std::lock_guard lock(mutex_);
         ++unchecked_;
       }

@@ -6,6 +6,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/geometry/coverage.h"
 
 namespace tilestone::engine {
 namespace {
@@ -18,6 +19,7 @@ class Planner {
 
   VerifyPlan run() {
     list_items();
+    find_holes();
     for (uint32_t file = 0; file < sizes_.size(); ++file) plan_file(file);
     return std::move(plan_);
   }
@@ -45,6 +47,20 @@ class Planner {
     by_file_.resize(metadata.files.size());
     for (uint32_t i = 0; i < plan_.items.size(); ++i) {
       by_file_[plan_.items[i].at->file].push_back(i);
+    }
+  }
+
+  // Elements that no chunk holds: a writer that died, or files that were lost with their names.
+  void find_holes() {
+    std::vector<Box> boxes;
+    for (const StoredTensor& tensor : context_.metadata.tensors) {
+      boxes.clear();
+      for (const StoredChunk& chunk : tensor.chunks) boxes.push_back(chunk.box);
+      const auto hole = find_uncovered(Box::whole(tensor.shape), boxes);
+      if (!hole) continue;
+      plan_.damages.push_back({"", 0, 0, tensor.key,
+                               "no chunk holds the elements " + to_string(*hole) +
+                                   " of the tensor of shape " + to_string(tensor.shape)});
     }
   }
 
