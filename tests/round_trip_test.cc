@@ -13,6 +13,7 @@
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"
+#include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/memory_storage.h"
 
 namespace tilestone {
@@ -32,6 +33,7 @@ struct Trip {
   LoadOptions load;
   int savers = 1;
   int loaders = 1;
+  bool regular = false;  // saved as the cells of regular grids
 };
 
 Trip make_trip(uint64_t seed) {
@@ -58,7 +60,12 @@ StateDict state_of(const Trip& trip, uint64_t seed, int rank, int world, Fill fi
   StateDict state;
   for (size_t i = 0; i < trip.tensors.size(); ++i) {
     Random random(seed + i);
-    const auto kind = tests::random_kind(random);
+    auto kind = tests::random_kind(random);
+    if (trip.regular && fill == Fill::kData) {
+      constexpr tests::LayoutKind kRegular[] = {
+          tests::LayoutKind::kGrid, tests::LayoutKind::kPrepended, tests::LayoutKind::kReplicated};
+      kind = kRegular[random() % 3];
+    }
     size_t part = 0;
     for (ShardedTensor& tensor :
          tests::random_layout(trip.tensors[i], kind, random, rank, world, fill)) {
@@ -122,6 +129,53 @@ TEST(RoundTrip, RandomStatesOfNRanksLoadedByM) {
   }
   std::filesystem::remove_all(root);
   std::printf("[          ] %d round trips\n", kTrips);
+}
+
+bool zarr_has(DType dtype) {
+  Items items;
+  items.tensors.push_back({.key = "w", .path = {}, .dtype = dtype, .global_shape = {}});
+  try {
+    zarr_format()->check(items);
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
+Trip make_zarr_trip(uint64_t seed) {
+  Trip trip = make_trip(seed);
+  trip.save.format = zarr_format();
+  trip.save.agreement = SaveOptions::Agreement::kExchange;
+  trip.regular = seed % 2 == 0;
+  Random random(seed);
+  for (Reference& tensor : trip.tensors) {
+    while (trip.regular && !zarr_has(tensor.all.dtype)) {
+      tensor = tests::random_tensor(tensor.key, random);
+    }
+  }
+  return trip;
+}
+
+TEST(RoundTrip, RandomStatesAreKeptInZarrOrRefusedByKey) {
+  int kept = 0, refused = 0;
+  for (uint64_t seed = 1; seed <= kTrips / 4 && !testing::Test::HasFailure(); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const auto storage = memory_storage();
+    const Trip trip = make_zarr_trip(seed);
+    try {
+      run_trip(trip, Location(storage));
+      ++kept;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.what();
+      EXPECT_TRUE(error.key().starts_with("key/")) << error.what();
+      EXPECT_FALSE(trip.regular) << error.what();
+      EXPECT_TRUE(storage->list().empty()) << storage->list().front();
+      ++refused;
+    }
+  }
+  EXPECT_GT(kept, kTrips / 8);
+  EXPECT_GT(refused, kTrips / 80);
+  std::printf("[          ] %d kept, %d refused\n", kept, refused);
 }
 
 // A key is data: whatever it is made of, it names no file and meets no other key.

@@ -57,11 +57,23 @@ bool in_own_directory(const std::string& name) {
   return name.starts_with(std::string(kOwnDirectory) + "/");
 }
 
-// "metadata" of ".metadata": one component without a dot in front.
-std::string plain_name(std::string name) {
-  std::replace(name.begin(), name.end(), '/', '_');
-  name.erase(0, name.find_first_not_of('.'));
-  return name;
+// "metadata" of ".metadata", "zarray" of "a/b/.zarray". One file at a time has a temporary one.
+std::string base_name(const std::string& name) {
+  const std::string last = name.substr(name.rfind('/') + 1);
+  return last.substr(std::min(last.find_first_not_of('.'), last.size()));
+}
+
+// The directories that the files of a role lie in, parents first.
+std::set<std::string> directories_of(const Index& index, IndexRole role) {
+  std::set<std::string> found;
+  for (const IndexFile& file : index) {
+    if (file.role != role) continue;
+    for (size_t slash = file.name.find('/'); slash != std::string::npos;
+         slash = file.name.find('/', slash + 1)) {
+      found.insert(file.name.substr(0, slash));
+    }
+  }
+  return found;
 }
 
 }  // namespace
@@ -76,6 +88,7 @@ Commit::Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> f
 
 void Commit::begin() {
   refuse_foreign();
+  refuse_unfresh();
   refuse_existing();
   // Before the lock's file is made, which tells copied data files from those of a failed save.
   if (!any_checkpoint(*storage_, *format_)) {
@@ -85,6 +98,7 @@ void Commit::begin() {
   storage_->make_directory(std::string(kOwnDirectory));
   lock();
   refuse_existing();  // it may have appeared before the lock was ours
+  refuse_unfresh();
   storage_->sync_directory("");
   finish_replacement();
   look_at_old();
@@ -105,6 +119,20 @@ void Commit::refuse_foreign() const {
                                            ", and its files can't be replaced in one step")
       .with_file(foreign->mark)
       .with_hint("save elsewhere, or remove that checkpoint first");
+}
+
+// Files of fixed names can't be replaced together in one step, and what is there already would be
+// taken together with them.
+void Commit::refuse_unfresh() const {
+  if (!format_->has_fixed_names() && !dialect_->has_fixed_names()) return;
+  for (const std::string& name : storage_->list()) {
+    if (in_own_directory(name)) continue;
+    const std::string what = "files stand at " + storage_->describe() + ", and " +
+                             std::string(format_->name()) + " needs a directory of its own";
+    throw Error(overwrite_ ? ErrorCode::kUnsupported : ErrorCode::kAlreadyExists, what)
+        .with_file(name)
+        .with_hint("save to a new directory, or remove what is there first");
+  }
 }
 
 void Commit::refuse_existing() const {
@@ -204,11 +232,22 @@ void Commit::publish(Deadline deadline) {
   publish(IndexRole::kAfter, deadline);
 }
 
+// Directories that are new are durable, as their files are, before the next role's turn.
 void Commit::publish(IndexRole role, Deadline deadline) {
+  const std::set<std::string> directories = directories_of(index_, role);
+  for (const std::string& directory : directories) storage_->make_directory(directory);
   for (const IndexFile& file : index_) {
     if (file.role != role) continue;
-    publish_file(*storage_, file.name, temporary_name(save_id_, plain_name(file.name)), file.bytes,
+    publish_file(*storage_, file.name, temporary_name(save_id_, base_name(file.name)), file.bytes,
                  overwrite_, deadline);
+  }
+  std::set<std::string> parents;
+  for (const std::string& directory : directories) {
+    parents.insert(directory.substr(0, directory.find_last_of('/') + 1));
+  }
+  for (std::string parent : parents) {
+    if (!parent.empty()) parent.pop_back();
+    storage_->sync_directory(parent);
   }
 }
 

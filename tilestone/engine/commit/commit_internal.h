@@ -49,6 +49,7 @@ class Commit {
 
  private:
   void refuse_foreign() const;
+  void refuse_unfresh() const;
   void refuse_existing() const;
   void lock();
   void finish_replacement();

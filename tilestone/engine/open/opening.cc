@@ -135,7 +135,14 @@ void attach_manifest(Opened& opened, ByteView bytes) {
   }
   try {
     check_index(manifest, opened.files);
-  } catch (const Error&) {
+  } catch (Error& error) {
+    // Files of fixed names may be a mixture of two saves then.
+    if (opened.format->has_fixed_names()) {
+      error.with_hint(
+          std::string("if another program has saved here since, and all of it, remove ") +
+          std::string(kOwnDirectory) + " to read what it wrote");
+      throw;
+    }
     if (named) throw;
     return;
   }

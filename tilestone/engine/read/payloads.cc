@@ -67,7 +67,11 @@ StoredPayload agreed(const ReadContext& context, ChunkRef ref, StoredPayload pay
 
 StoredPayload parse(const ReadContext& context, ChunkRef ref, const ItemLocation& at,
                     std::span<const ByteView> probed) {
-  return context.format.parse_tensor(tensor_of(context, ref), chunk_of(context, ref), at, probed);
+  StoredPayload payload =
+      context.format.parse_tensor(tensor_of(context, ref), chunk_of(context, ref), at, probed);
+  // Items without a header have no checksum of their own; the manifest may know it.
+  if (!payload.record_crc32 && at.checksums) payload.record_crc32 = at.checksums->payload_crc32;
+  return payload;
 }
 
 StoredPayload payload_from_manifest(const ReadContext& context, ChunkRef ref) {

@@ -30,7 +30,9 @@ ItemChecksums FileStream::write(const ItemRecipe& recipe) {
       check_segment(segment.size, segment.literal->bytes.size());
       sums.item_crc32 = literal(with_crc32(*segment.literal, sums.payload_crc32), sums.item_crc32);
     } else {
-      sums.payload_crc32 = tensor(*segment.tensor, segment.size);
+      sums.payload_crc32 = segment.padding != nullptr
+                               ? padded(*segment.tensor, *segment.padding, segment.size)
+                               : tensor(*segment.tensor, segment.size);
       sums.item_crc32 = crc32_combine(sums.item_crc32, sums.payload_crc32, segment.size);
     }
   }
@@ -118,6 +120,25 @@ uint32_t FileStream::packed(const TensorView& tensor, uint64_t begin, uint64_t e
     advance(out.size());
   }
   return seed;
+}
+
+// The checksum is of the zeros too.
+uint32_t FileStream::padded(const TensorView& tensor, const Padding& padding, uint64_t size) {
+  check_segment(size, padding.padded_bytes());
+  uint32_t crc = 0;
+  for (uint64_t begin = 0; begin < size;) {
+    check_time();
+    const MutableByteView out = room(size - begin);
+    const Padding::Inner inner = padding.inside(begin, begin + out.size());
+    const uint64_t found = inner.end - inner.begin;
+    if (found > 0) pack(tensor, inner.begin, out.first(found), 0);
+    padding.spread(begin, out);
+    crc = crc32(out, crc);
+    begin += out.size();
+    context_.progress->add(found);
+    advance(out.size());
+  }
+  return crc;
 }
 
 // Each block is checksummed while it is being written.

@@ -41,6 +41,7 @@ class FileStream {
   ByteView with_crc32(const Literal& literal, uint32_t crc);
   uint32_t literal(ByteView bytes, uint32_t seed);
   uint32_t tensor(const TensorView& tensor, uint64_t size);
+  uint32_t padded(const TensorView& tensor, const Padding& padding, uint64_t size);
   void check_time() const;
   bool can_keep(const TensorView& tensor, uint64_t size) const;
   uint32_t packed(const TensorView& tensor, uint64_t begin, uint64_t end, uint32_t seed);
