@@ -13,7 +13,7 @@
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/manifest.h"
-#include "tilestone/storage/fault_storage.h"
+#include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone {

@@ -8,7 +8,7 @@
 
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/storage/fault_storage.h"
+#include "tilestone/storage/fault_storage_testing.h"
 
 namespace tilestone {
 namespace {

@@ -72,6 +72,10 @@ class ChildStorage : public Storage {
   void rename(const std::string& from, const std::string& to, bool replace) override {
     base_->rename(file(from), file(to), replace);
   }
+  void publish(const std::string& name, const std::string& temp_name, ByteView bytes, bool replace,
+               Deadline deadline) override {
+    base_->publish(file(name), file(temp_name), bytes, replace, deadline);
+  }
   void remove(const std::string& name) override { base_->remove(file(name)); }
 
   void make_directory(const std::string& name) override {

@@ -1,4 +1,4 @@
-#include "tilestone/storage/fault_storage.h"
+#include "tilestone/storage/fault_storage_testing.h"
 
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ TEST(FaultDisk, CountsAndNamesEveryCall) {
                    (call.to.empty() ? "" : " " + std::string(call.to)));
     return FaultAction::pass();
   });
-  publish_file(*disk->storage(3), "f", "t", as_bytes("abc"), true, kNever);
+  disk->storage(3)->publish("f", "t", as_bytes("abc"), true, kNever);
   EXPECT_EQ(seen,
             (Names{"create t", "append t", "sync t", "close t", "rename t f", "sync_directory "}));
   EXPECT_EQ(disk->calls(), 6u);
@@ -55,7 +55,7 @@ TEST(FaultDisk, AFailureHasTheErrnoAndTheNameAndLeavesNoTemporaryFile) {
     const auto memory = memory_storage({{"f", to_bytes("old")}});
     const auto disk = FaultDisk::create(memory, on(op, FaultAction::fail(ENOSPC)));
     try {
-      publish_file(*disk->storage(), "f", "t", as_bytes("new"), true, kNever);
+      disk->storage()->publish("f", "t", as_bytes("new"), true, kNever);
       ADD_FAILURE();
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kIo);
@@ -267,8 +267,8 @@ CrashCount crash_everywhere(const Publish& publish, const std::string& old_text,
 TEST(PowerLoss, PublishFileLeavesOldOrNewAtEveryCrashPoint) {
   const std::string new_text(2000, 'n');
   const CrashCount count = crash_everywhere(
-      [&](Storage& storage) { publish_file(storage, "f", "t", as_bytes(new_text), true, kNever); },
-      "old", new_text);
+      [&](Storage& storage) { storage.publish("f", "t", as_bytes(new_text), true, kNever); }, "old",
+      new_text);
   EXPECT_EQ(count.broken, 0u);
   EXPECT_EQ(count.points, 6u * 4 * 8 * 20);
   EXPECT_GT(count.old_found, 0u);

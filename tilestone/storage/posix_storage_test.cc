@@ -566,7 +566,7 @@ TEST(PosixStorage, ARealFullDiskIsToldAndOldFilesStay) {
       storage->remove("big");
     }
     const Bytes large(8 * kMiB, std::byte{1});
-    expect_errno([&] { publish_file(*storage, "old", "t", large, true, kNever); }, ENOSPC, "t",
+    expect_errno([&] { storage->publish("old", "t", large, true, kNever); }, ENOSPC, "t",
                  "No space left on device");
     EXPECT_EQ(storage->list(), Names{"old"});
     EXPECT_EQ(as_text(read_file(*storage, "old", 9)), "old");

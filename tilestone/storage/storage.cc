@@ -11,7 +11,7 @@
 namespace tilestone {
 namespace {
 
-// The temporary file of a publish_file that has failed. Its own failure is only told in the log:
+// The temporary file of a publish that has failed. Its own failure is only told in the log:
 // the caller is to see what made the publishing fail.
 void discard_temporary(Storage& storage, const std::string& temp_name) {
   try {
@@ -121,23 +121,23 @@ Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size) {
 //   5. sync the directory                               new content
 // The rename is atomic, so at no time is `name` absent that was there before. Step 3 must not be
 // left out: a file system may make the rename durable before the bytes it names.
-void publish_file(Storage& storage, const std::string& name, const std::string& temp_name,
-                  ByteView bytes, bool replace, Deadline deadline) {
+void Storage::publish(const std::string& name, const std::string& temp_name, ByteView bytes,
+                      bool replace, Deadline deadline) {
   check_file_name(name);
-  write_temporary(storage, temp_name, bytes, deadline);  // steps 1 to 3
+  write_temporary(*this, temp_name, bytes, deadline);  // steps 1 to 3
   try {
     if (deadline.expired()) {
       throw Error(ErrorCode::kTimeout, "the deadline passed before a file was published")
           .with_file(name);
     }
-    storage.rename(temp_name, name, replace);
+    rename(temp_name, name, replace);
   } catch (...) {
-    discard_temporary(storage, temp_name);
+    discard_temporary(*this, temp_name);
     throw;
   }
-  storage.sync_directory(std::string(parent_name(name)));
+  sync_directory(std::string(parent_name(name)));
   if (parent_name(temp_name) != parent_name(name)) {
-    storage.sync_directory(std::string(parent_name(temp_name)));
+    sync_directory(std::string(parent_name(temp_name)));
   }
 }
 

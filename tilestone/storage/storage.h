@@ -151,6 +151,13 @@ class Storage : public std::enable_shared_from_this<Storage> {
   virtual std::vector<std::string> list_directories(const std::string& prefix = "") = 0;
   // Atomic. replace == false: kAlreadyExists when `to` exists, and nothing is changed.
   virtual void rename(const std::string& from, const std::string& to, bool replace) = 0;
+  // Publishes `bytes` under `name` in one step, durably: after a crash at any point `name` holds
+  // its old content (or is absent) or `bytes`, whole. replace == false: kAlreadyExists when `name`
+  // exists. By default written to temp_name, synced, renamed, directory synced; where a storage has
+  // a way of its own, it needs no temp_name. On failure the temporary file is removed where that
+  // still works.
+  virtual void publish(const std::string& name, const std::string& temp_name, ByteView bytes,
+                       bool replace, Deadline deadline);
   virtual void remove(const std::string& name) = 0;  // kNotFound when not there
   // The directory `name` ("": the root) and its parents; no error when it exists, whoever made it.
   // The root, and what leads to it, is durable when the call returns.
@@ -194,11 +201,5 @@ class Storage : public std::enable_shared_from_this<Storage> {
 // Reads a whole file; kCorrupt when it is larger than max_size bytes.
 Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size);
 
-// Publishes `bytes` under `name` in one step: written to temp_name, synced, renamed, directory
-// synced. After a crash at any point `name` holds its old content (or is absent) or `bytes`,
-// whole. On failure the temporary file is removed where that still works.
-// replace == false: kAlreadyExists when `name` exists.
-void publish_file(Storage& storage, const std::string& name, const std::string& temp_name,
-                  ByteView bytes, bool replace, Deadline deadline);
 
 }  // namespace tilestone

@@ -143,7 +143,7 @@ TEST_P(StorageConformance, AChildIsADirectoryAsAStorageOfItsOwn) {
   EXPECT_EQ(child->open("x/f")->name(), "x/f");
   EXPECT_EQ(storage().list(), (Names{"c/d/x/f", "c/d/x/in/g", "c/d/x0"}));
   EXPECT_EQ(text_of(*child->child("x"), "in/g"), "x");
-  publish_file(*child, "p", "p.tmp", as_bytes("published"), false, Deadline::never());
+  child->publish("p", "p.tmp", as_bytes("published"), false, Deadline::never());
   EXPECT_EQ(text_of(storage(), "c/d/p"), "published");
   const auto lock = child->try_lock("lock");
   EXPECT_TRUE(storage().is_locked("c/d/lock"));

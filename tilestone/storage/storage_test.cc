@@ -3,7 +3,8 @@
 
 #include <cerrno>
 
-#include "tilestone/storage/fault_storage.h"
+#include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_internal.h"
 #include "tilestone/storage/memory_storage.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/posix_storage.h"
@@ -101,6 +102,26 @@ StorageCase posix_case(const std::string& name, std::shared_ptr<System> system,
             auto directory = std::make_shared<TempDirectory>();
             return TestedStorage{posix_storage(directory->path(), options, system), directory};
           }};
+}
+
+// A storage that publishes in a way of its own, as an object store does.
+class PuttingStorage : public MemoryStorage {
+ public:
+  PuttingStorage() : MemoryStorage({}) {}
+  void publish(const std::string& name, const std::string&, ByteView bytes, bool,
+               Deadline) override {
+    put_file(*this, name, bytes);
+  }
+  void rename(const std::string&, const std::string&, bool) override {
+    throw Error(ErrorCode::kUnsupported, "an object store renames nothing");
+  }
+};
+
+TEST(Storage, PublishesInItsOwnWayThroughItsChildrenToo) {
+  const auto storage = std::make_shared<PuttingStorage>();
+  storage->make_directory("c");
+  storage->child("c")->publish("p", "p.tmp", as_bytes("abc"), false, Deadline::never());
+  EXPECT_EQ(as_text(read_file(*storage, "c/p", 10)), "abc");
 }
 
 using Calls = PosixOptions::Calls;

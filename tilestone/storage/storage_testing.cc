@@ -436,13 +436,12 @@ TEST_P(StorageConformance, ALockIsHeldByOneAtATime) {
 }
 
 TEST_P(StorageConformance, PublishingReplacesWholeFilesAndCleansUp) {
-  publish_file(storage(), "p", "p.tmp", as_bytes("one"), false, Deadline::never());
-  expect_error(
-      [&] { publish_file(storage(), "p", "p.tmp", as_bytes("two"), false, Deadline::never()); },
-      ErrorCode::kAlreadyExists, "p");
+  storage().publish("p", "p.tmp", as_bytes("one"), false, Deadline::never());
+  expect_error([&] { storage().publish("p", "p.tmp", as_bytes("two"), false, Deadline::never()); },
+               ErrorCode::kAlreadyExists, "p");
   EXPECT_EQ(storage().list(), Names{"p"});
   EXPECT_EQ(as_text(read_file(storage(), "p", 10)), "one");
-  publish_file(storage(), "p", "p.tmp", as_bytes("three"), true, Deadline::never());
+  storage().publish("p", "p.tmp", as_bytes("three"), true, Deadline::never());
   EXPECT_EQ(storage().list(), Names{"p"});
   EXPECT_EQ(as_text(read_file(storage(), "p", 10)), "three");
   expect_error([&] { read_file(storage(), "p", 4); }, ErrorCode::kCorrupt, "at most 4");
@@ -466,7 +465,7 @@ TEST_P(StorageConformance, OfManyThreadsThatCreateOrPublishOneNameOneWins) {
       };
       attempt(created, [&] { storage().create("one"); });
       attempt(published, [&] {
-        publish_file(storage(), "shared/deep/p", mine, as_bytes(mine), false, Deadline::never());
+        storage().publish("shared/deep/p", mine, as_bytes(mine), false, Deadline::never());
       });
       const Bytes own = pattern_bytes(300'000, static_cast<uint64_t>(i));
       put_file(storage(), mine, own);

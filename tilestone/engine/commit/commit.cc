@@ -201,8 +201,8 @@ void Commit::prepare(Reported reported, Deadline deadline) {
   const Manifest manifest = make_manifest(metadata, static_cast<int>(reported.encoded.size()));
   const std::string name = manifest_name(save_id_);
   new_files_.insert(name);
-  publish_file(*storage_, name, temporary_name(save_id_, "manifest"),
-               manifest.encode(reported.encoded), false, deadline);
+  storage_->publish(name, temporary_name(save_id_, "manifest"), manifest.encode(reported.encoded),
+                    false, deadline);
   if (!old_rank_local_.empty()) mark_replaced(deadline);
   publish(IndexRole::kBefore, deadline);
 }
@@ -223,8 +223,8 @@ void Commit::mark_replaced(Deadline deadline) {
   for (const std::string& name : old_rank_local_) {
     replaced.files.emplace(name, xxh3_64(read_file(*storage_, name, UINT64_MAX)));
   }
-  publish_file(*storage_, std::string(kReplacedName), temporary_name(save_id_, "replaced"),
-               replaced.encode(), true, deadline);
+  storage_->publish(std::string(kReplacedName), temporary_name(save_id_, "replaced"),
+                    replaced.encode(), true, deadline);
 }
 
 void Commit::publish(Deadline deadline) {
@@ -238,8 +238,8 @@ void Commit::publish(IndexRole role, Deadline deadline) {
   for (const std::string& directory : directories) storage_->make_directory(directory);
   for (const IndexFile& file : index_) {
     if (file.role != role) continue;
-    publish_file(*storage_, file.name, temporary_name(save_id_, base_name(file.name)), file.bytes,
-                 overwrite_, deadline);
+    storage_->publish(file.name, temporary_name(save_id_, base_name(file.name)), file.bytes,
+                      overwrite_, deadline);
   }
   std::set<std::string> parents;
   for (const std::string& directory : directories) {

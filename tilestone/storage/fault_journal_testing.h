@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "tilestone/storage/fault_storage.h"
+#include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_internal.h"
 
 namespace tilestone {

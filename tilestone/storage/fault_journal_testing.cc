@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <random>
 
-#include "tilestone/storage/fault_journal_internal.h"
+#include "tilestone/storage/fault_journal_testing.h"
 #include "tilestone/storage/names_internal.h"
 
 namespace tilestone {

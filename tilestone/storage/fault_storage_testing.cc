@@ -1,4 +1,4 @@
-#include "tilestone/storage/fault_storage.h"
+#include "tilestone/storage/fault_storage_testing.h"
 
 #include <algorithm>
 #include <atomic>
@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "tilestone/base/error.h"
-#include "tilestone/storage/fault_journal_internal.h"
+#include "tilestone/storage/fault_journal_testing.h"
 #include "tilestone/storage/names_internal.h"
 
 namespace tilestone {
