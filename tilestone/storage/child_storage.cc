@@ -46,6 +46,7 @@ class ChildStorage : public Storage {
       : base_(std::move(base)), directory_(std::move(directory)) {}
 
   bool can(StorageCapability what) override { return base_->can(what); }
+  ReadCosts read_costs() const override { return base_->read_costs(); }
   std::string describe() const override { return base_->describe() + "/" + directory_; }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {

@@ -52,7 +52,8 @@ struct FaultDisk::State {
   std::atomic<uint64_t> calls = 0;
   std::atomic<bool> crashed = false;
   mutable std::mutex mutex;
-  std::unique_ptr<FaultJournal> journal;                                  // with memory
+  std::unique_ptr<FaultJournal> journal;  // with memory
+  std::set<StorageCapability> away;
   std::set<int> dead;                                                     // clients
   std::multimap<int, std::weak_ptr<std::unique_ptr<StorageLock>>> locks;  // by client
 
@@ -60,6 +61,15 @@ struct FaultDisk::State {
     throw Error(ErrorCode::kIo, crashed ? "the machine is dead (simulated crash)"
                                         : "the process is dead (simulated kill)")
         .with_file(name);
+  }
+
+  bool is_away(StorageCapability what) const {
+    const std::lock_guard lock(mutex);
+    return away.contains(what);
+  }
+  void expect(StorageCapability what, const std::string& name) const {
+    if (!is_away(what)) return;
+    throw Error(ErrorCode::kUnsupported, "the disk can't (simulated)").with_file(name);
   }
 
   // With mutex held.
@@ -208,9 +218,9 @@ class FaultStorage : public Storage {
       : disk_(std::move(disk)), state_(*disk_->state_), client_(client) {}
 
   bool can(StorageCapability what) override {
-    return state_.inner->can(what) ||
-           (what == StorageCapability::kDirectories && state_.memory != nullptr);
+    return !state_.is_away(what) && state_.inner->can(what);
   }
+  ReadCosts read_costs() const override { return state_.inner->read_costs(); }
   std::string describe() const override { return state_.inner->describe(); }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {
@@ -296,6 +306,7 @@ class FaultStorage : public Storage {
   }
 
   void exchange_directories(const std::string& a, const std::string& b) override {
+    state_.expect(StorageCapability::kExchange, a);
     state_.perform({0, client_, StorageOp::kExchangeDirectories, a, b, 0, 0}, [&] {
       state_.inner->exchange_directories(a, b);
       if (state_.journal) state_.journal->exchanged(a, b);
@@ -319,6 +330,7 @@ class FaultStorage : public Storage {
   }
 
   std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
+    state_.expect(StorageCapability::kLocks, name);
     auto held = std::make_shared<std::unique_ptr<StorageLock>>();
     state_.perform(call(StorageOp::kLock, name), [&] {
       const bool existed = state_.memory == nullptr || state_.memory->find(name) != nullptr;
@@ -369,6 +381,11 @@ std::shared_ptr<FaultDisk> FaultDisk::create(std::shared_ptr<Storage> inner, Fau
 
 std::shared_ptr<Storage> FaultDisk::storage(int client) {
   return std::make_shared<FaultStorage>(shared_from_this(), client);
+}
+
+void FaultDisk::take_away(StorageCapability what) {
+  const std::lock_guard lock(state_->mutex);
+  state_->away.insert(what);
 }
 
 uint64_t FaultDisk::calls() const { return state_->calls; }

@@ -128,6 +128,9 @@ class FaultDisk : public std::enable_shared_from_this<FaultDisk> {
   // The disk as one process (rank) sees it.
   std::shared_ptr<Storage> storage(int client = 0);
 
+  // From now on the disk can't do this: can() says so, and so does who tries.
+  void take_away(StorageCapability what);
+
   uint64_t calls() const;  // made so far
   bool crashed() const;    // a crash has been taken
   // What the next machine finds, as a function of what was done so far and, where the policy

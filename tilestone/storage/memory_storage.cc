@@ -96,10 +96,7 @@ MemoryStorage::MemoryStorage(FileImage initial) {
   }
 }
 
-bool MemoryStorage::can(StorageCapability what) {
-  return what == StorageCapability::kAtomicRename || what == StorageCapability::kExclusiveRename ||
-         what == StorageCapability::kLocks || what == StorageCapability::kExchange;
-}
+bool MemoryStorage::can(StorageCapability what) { return what != StorageCapability::kSharedCache; }
 
 void MemoryStorage::expect_parent(const std::string& name) const {
   const std::string parent(parent_name(name));

@@ -216,6 +216,27 @@ int try_exchange(System& system, int directory) {
   return swapped ? 0 : EOPNOTSUPP;
 }
 
+// Makes a directory of its own in the root, asks trial(its descriptor) for an errno or 0, and
+// removes it, empty again. The answer is kept where it is one of the file system, not of chance.
+template <typename Trial, typename SaysNo>
+bool find_out(PosixContext& context, TrialResult& result, const Trial& trial,
+              const SaysNo& says_no) {
+  if (const auto known = result.get()) return *known;
+  const UniqueFd root = context.try_open_root();
+  if (!root) return false;
+  char name[48];
+  std::random_device random;
+  std::snprintf(name, sizeof name, ".tilestone-probe-%08x%08x", random(), random());
+  if (::mkdirat(root.get(), name, kDirectoryMode) != 0) return false;
+  const UniqueFd directory(::openat(root.get(), name, O_PATH | O_DIRECTORY | O_CLOEXEC));
+  const int error = directory ? trial(directory.get()) : errno;
+  if (::unlinkat(root.get(), name, AT_REMOVEDIR) != 0) {
+    log(LogLevel::kWarning, "a directory stays behind: " + context.path_of(name));
+  }
+  if (error == 0 || says_no(error)) result.set(error == 0);
+  return error == 0;
+}
+
 }  // namespace
 
 std::vector<std::string> posix_list(PosixContext& context, const std::string& prefix) {
@@ -240,25 +261,24 @@ void posix_remove_directory(PosixContext& context, const std::string& name) {
 }
 
 bool posix_can_exchange(PosixContext& context) {
-  if (const auto known = context.can_exchange()) return *known;
-  const UniqueFd root = context.try_open_root();
-  if (!root) return false;
-  char probe[48];
-  std::random_device random;
-  std::snprintf(probe, sizeof probe, ".tilestone-probe-%08x%08x", random(), random());
-  if (::mkdirat(root.get(), probe, kDirectoryMode) != 0) return false;
-  const UniqueFd directory(::openat(root.get(), probe, O_PATH | O_DIRECTORY | O_CLOEXEC));
-  const int error = directory ? try_exchange(context.system(), directory.get()) : errno;
-  if (directory) {
+  const auto trial = [&](int directory) {
+    const int error = try_exchange(context.system(), directory);
     for (const char* name : {"a/in", "b/in", "a", "b"}) {
-      ::unlinkat(directory.get(), name, AT_REMOVEDIR);
+      ::unlinkat(directory, name, AT_REMOVEDIR);
     }
-  }
-  if (::unlinkat(root.get(), probe, AT_REMOVEDIR) != 0) {
-    log(LogLevel::kWarning, "an empty directory stays behind: " + context.path_of(probe));
-  }
-  if (error == 0 || says_unsupported(error)) context.note_exchange(error == 0);
-  return error == 0;
+    return error;
+  };
+  return find_out(context, context.exchange(), trial, says_unsupported);
+}
+
+bool posix_can_lock(PosixContext& context) {
+  const auto trial = [&](int directory) {
+    const UniqueFd file(::openat(directory, "lock", O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    const int error = file && context.system().lock(file.get()) == 0 ? 0 : errno;
+    ::unlinkat(directory, "lock", 0);
+    return error;
+  };
+  return find_out(context, context.locks(), trial, says_no_locks);
 }
 
 void posix_exchange(PosixContext& context, const std::string& a, const std::string& b) {
@@ -268,7 +288,7 @@ void posix_exchange(PosixContext& context, const std::string& a, const std::stri
   expect_directory(context, one, a, what);
   expect_directory(context, two, b, what);
   posix_can_exchange(context);
-  if (!context.can_exchange().value_or(true)) fail_unsupported(context, what, a, EOPNOTSUPP);
+  if (!context.exchange().get().value_or(true)) fail_unsupported(context, what, a, EOPNOTSUPP);
   // With a slash behind it, a name that is a link or a file by now is refused.
   if (context.system().rename_exchange(one.directory.get(), (one.last + "/").c_str(),
                                        two.directory.get(), (two.last + "/").c_str()) != 0) {

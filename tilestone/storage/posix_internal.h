@@ -68,6 +68,19 @@ struct PosixEntry {
   std::string last;
 };
 
+// An answer, once it is known. Thread-safe.
+class TrialResult {
+ public:
+  std::optional<bool> get() const {
+    const int known = known_;
+    return known < 0 ? std::nullopt : std::optional(known > 0);
+  }
+  void set(bool can) { known_ = can ? 1 : 0; }
+
+ private:
+  std::atomic<int> known_ = -1;
+};
+
 // What the files of one storage share. Thread-safe. A child of fork has queues of its own: the
 // parent's are shared memory between the parent and the kernel.
 class PosixContext {
@@ -84,9 +97,10 @@ class PosixContext {
 
   ReadChoice& read_choice() { return own_->read_choice; }
 
-  // Whether the file system can exchange two directories, once that is known.
-  std::optional<bool> can_exchange() const;
-  void note_exchange(bool can);
+  // What only trying can tell of the file system: whether it can exchange two directories, and
+  // lock files.
+  TrialResult& exchange() { return exchange_; }
+  TrialResult& locks() { return locks_; }
 
   // A queue for one thread; give it back idle, or destroy it.
   std::unique_ptr<IoQueue> take_queue();
@@ -120,7 +134,7 @@ class PosixContext {
   PosixRoot root_;
   PosixOptions options_;
   std::shared_ptr<System> system_;
-  std::atomic<int> exchange_ = -1;  // 0: can't, 1: can, -1: not known
+  TrialResult exchange_, locks_;
   PerProcess<Own> own_{[] { return std::make_unique<Own>(); }};
 };
 
@@ -153,7 +167,10 @@ class PosixReadable : public ReadableFile {
 };
 
 // Locks `fd`, open for writing; null when somebody else holds the lock.
-std::unique_ptr<StorageLock> posix_try_lock(UniqueFd fd, const std::string& name);
+std::unique_ptr<StorageLock> posix_try_lock(System& system, UniqueFd fd, const std::string& name);
+// Whether this errno says that files can't be locked there (no server for locks, or a mount
+// option).
+bool says_no_locks(int error);
 bool posix_is_locked(int fd, const std::string& name);
 
 // As the functions of Storage (posix_directories.cc).
@@ -164,6 +181,7 @@ void posix_remove_directory(PosixContext& context, const std::string& name);
 void posix_exchange(PosixContext& context, const std::string& a, const std::string& b);
 void posix_rename_directory(PosixContext& context, const std::string& from, const std::string& to);
 bool posix_can_exchange(PosixContext& context);
+bool posix_can_lock(PosixContext& context);
 bool posix_is_link(PosixContext& context, const std::string& name);
 // The root's path, absolute and without links; empty where that can't be known. What is not there
 // yet is taken as it is written.

@@ -11,6 +11,7 @@
 #include <list>
 #include <mutex>
 
+#include "tilestone/base/error.h"
 #include "tilestone/storage/posix_internal.h"
 
 namespace tilestone {
@@ -67,15 +68,23 @@ class PosixLock : public StorageLock {
 
 }  // namespace
 
-std::unique_ptr<StorageLock> posix_try_lock(UniqueFd fd, const std::string& name) {
+bool says_no_locks(int error) {
+  return error == ENOSYS || error == ENOLCK || error == EOPNOTSUPP || error == EINVAL;
+}
+
+std::unique_ptr<StorageLock> posix_try_lock(System& system, UniqueFd fd, const std::string& name) {
   held();  // a fork between locking and noting it is prepared for by the destructor alone
-  struct flock lock = whole_file(F_WRLCK);
   int result;
   do {
-    result = ::fcntl(fd.get(), F_OFD_SETLK, &lock);
+    result = system.lock(fd.get());
   } while (result != 0 && errno == EINTR);
   if (result == 0) return std::make_unique<PosixLock>(std::move(fd));
   if (errno == EAGAIN || errno == EACCES) return nullptr;
+  if (says_no_locks(errno)) {
+    throw Error(ErrorCode::kUnsupported, "files can't be locked on this file system")
+        .with_file(name)
+        .with_errno(errno);
+  }
   fail_errno("cannot take a lock", name, errno);
 }
 

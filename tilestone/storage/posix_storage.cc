@@ -27,7 +27,8 @@ class PosixStorage : public Storage {
     if (what == StorageCapability::kSharedCache) {
       return context_->options().read_cache != PosixOptions::Cache::kDirect;
     }
-    return what != StorageCapability::kExchange || posix_can_exchange(*context_);
+    return what == StorageCapability::kLocks ? posix_can_lock(*context_)
+                                             : posix_can_exchange(*context_);
   }
   std::string describe() const override { return context_->root(); }
 
@@ -119,7 +120,7 @@ class PosixStorage : public Storage {
     UniqueFd fd = context_->open_at_root(name, O_RDWR | O_CREAT | O_NONBLOCK | O_NOCTTY, kFileMode);
     if (!fd) fail_errno("cannot open a lock", context_->path_of(name), errno);
     expect_regular(fd.get(), name);
-    return posix_try_lock(std::move(fd), context_->path_of(name));
+    return posix_try_lock(context_->system(), std::move(fd), context_->path_of(name));
   }
 
   bool is_locked(const std::string& name) override {
@@ -313,14 +314,6 @@ void PosixContext::sync_directory(const std::string& name) {
     fail_errno("cannot sync a directory", path_of(name), errno);
   }
 }
-
-std::optional<bool> PosixContext::can_exchange() const {
-  const int known = exchange_;
-  if (known < 0) return std::nullopt;
-  return known > 0;
-}
-
-void PosixContext::note_exchange(bool can) { exchange_ = can ? 1 : 0; }
 
 std::shared_ptr<Storage> posix_storage(const std::string& root, const PosixOptions& options,
                                        std::shared_ptr<System> system) {

@@ -27,15 +27,26 @@ namespace tilestone {
 
 class ThreadPool;
 
-// What a storage may be able to do.
+// What a storage may be able to do, and who asks. What every storage must do is not among them: a
+// publish is one step, and create refuses a name that is taken.
 enum class StorageCapability : uint8_t {
-  kAtomicRename,     // rename replaces its target in one step
-  kExclusiveRename,  // rename can refuse to replace
-  kDirectories,      // directory entries have a durability of their own
-  kDirectIo,         // reads and writes can bypass the page cache
-  kLocks,            // try_lock excludes other processes
-  kSharedCache,      // what a process prefetches, others on its host read from memory
-  kExchange,         // exchange_directories swaps two directories in one step
+  // try_lock excludes other processes. A save asks: without, it removes no leftovers, which may be
+  // another save's files, and says so in the log. gc asks: without, it removes nothing.
+  kLocks,
+  // What a process prefetches, others on its host read from memory. A load asks: without, ranks on
+  // one host exchange messages.
+  kSharedCache,
+  // exchange_directories swaps two directories in one step. A save asks that replaces a checkpoint
+  // whose describing files can't be switched by one publish: without, it refuses.
+  kExchange,
+};
+
+// What reading costs beside the bytes: each as the bytes that could be read in the same time. Who
+// plans reads weighs with them; the default is for disks and file servers.
+struct ReadCosts {
+  uint64_t gap_bytes = 3072;           // ranges of one file that are this near are read as one
+  uint64_t request_bytes = 64u << 10;  // a further range
+  uint64_t open_bytes = 128u << 10;    // a further file: what it is, and where
 };
 
 // A new file that is appended to and made durable once. Destroying it without close() leaves what
@@ -121,10 +132,11 @@ class Storage : public std::enable_shared_from_this<Storage> {
  public:
   virtual ~Storage() = default;
 
-  // Where only trying can tell, the first question tries (kExchange: with two directories of its
-  // own in the root, which go again), and the answer is kept. False where the trial fails for
+  // Where only trying can tell (kLocks, kExchange), the first question tries, with a directory of
+  // its own in the root, which goes again, and the answer is kept. False where the trial fails for
   // another reason; the next question then tries again.
   virtual bool can(StorageCapability what) = 0;
+  virtual ReadCosts read_costs() const { return {}; }
   // How a person would name the root: a path or URL.
   virtual std::string describe() const = 0;
 
@@ -176,6 +188,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
   virtual void sync_directory(const std::string& name) = 0;
 
   // The lock, or null when somebody else holds it. Makes the file `name`, which stays.
+  // Error(kUnsupported) without kLocks.
   virtual std::unique_ptr<StorageLock> try_lock(const std::string& name) = 0;
   // Whether somebody holds it, who may be the caller. Takes, makes and changes nothing, so that
   // nobody's try_lock fails for it, and a storage that can only be read will do.

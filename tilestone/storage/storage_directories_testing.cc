@@ -145,14 +145,21 @@ TEST_P(StorageConformance, AChildIsADirectoryAsAStorageOfItsOwn) {
   EXPECT_EQ(text_of(*child->child("x"), "in/g"), "x");
   child->publish("p", "p.tmp", as_bytes("published"), false, Deadline::never());
   EXPECT_EQ(text_of(storage(), "c/d/p"), "published");
-  const auto lock = child->try_lock("lock");
-  EXPECT_TRUE(storage().is_locked("c/d/lock"));
-  EXPECT_EQ(storage().try_lock("c/d/lock"), nullptr);
   child->remove_tree("x");
-  EXPECT_EQ(storage().list(), (Names{"c/d/lock", "c/d/p", "c/d/x0"}));
+  EXPECT_EQ(storage().list(), (Names{"c/d/p", "c/d/x0"}));
   for (const char* name : {"", "..", "/x", "a/../b"}) {
     expect_error([&] { storage().child(name); }, ErrorCode::kUnsafe, "unsafe file name");
   }
+}
+
+TEST_P(StorageConformance, AChildsLocksAreItsStorages) {
+  if (!storage().can(StorageCapability::kLocks)) return;
+  const auto child = storage().child("c");
+  child->make_directory("");
+  EXPECT_TRUE(child->can(StorageCapability::kLocks));
+  const auto lock = child->try_lock("lock");
+  EXPECT_TRUE(storage().is_locked("c/lock"));
+  EXPECT_EQ(storage().try_lock("c/lock"), nullptr);
 }
 
 TEST_P(StorageConformance, AChildIsFoundByItsNameInItsParent) {
@@ -182,8 +189,11 @@ TEST_P(StorageConformance, AChildIsFoundByItsNameInItsParent) {
 
 TEST_P(StorageConformance, AskingWhatItCanLeavesNothingBehind) {
   put_file(storage(), "f", {});
-  const bool can = storage().can(StorageCapability::kExchange);
-  EXPECT_EQ(storage().can(StorageCapability::kExchange), can);
+  for (const auto what :
+       {StorageCapability::kLocks, StorageCapability::kSharedCache, StorageCapability::kExchange}) {
+    const bool can = storage().can(what);
+    EXPECT_EQ(storage().can(what), can);
+  }
   EXPECT_EQ(storage().list(), Names{"f"});
   EXPECT_EQ(storage().list_directories(), Names{});
 }

@@ -47,6 +47,7 @@ class OldSystem : public System {
   int open_beneath(int, const char*, int, unsigned) override { return refuse(ENOSYS); }
   int rename_exclusive(int, const char*, int, const char*) override { return refuse(ENOSYS); }
   int rename_exchange(int, const char*, int, const char*) override { return refuse(EINVAL); }
+  int lock(int) override { return refuse(ENOSYS); }
   int cached_bytes(int, uint64_t, uint64_t, uint64_t&) override { return refuse(ENOSYS); }
   ssize_t read_cached(int, void*, size_t, uint64_t) override { return refuse(EOPNOTSUPP); }
   int populate(int, uint64_t, uint64_t) override { return refuse(EINVAL); }

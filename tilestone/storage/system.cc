@@ -102,6 +102,13 @@ int System::rename_exchange(int a_directory, const char* a, int b_directory, con
   return ::renameat2(a_directory, a, b_directory, b, RENAME_EXCHANGE);
 }
 
+int System::lock(int fd) {
+  struct flock whole_file{};
+  whole_file.l_type = F_WRLCK;
+  whole_file.l_whence = SEEK_SET;
+  return ::fcntl(fd, F_OFD_SETLK, &whole_file);
+}
+
 int System::cached_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes) {
   const CachestatRange range{offset, size};
   Cachestat counts{};

@@ -38,6 +38,8 @@ class System {
                                const char* to);
   // renameat2 with RENAME_EXCHANGE.
   virtual int rename_exchange(int a_directory, const char* a, int b_directory, const char* b);
+  // fcntl with F_OFD_SETLK: locks the whole file for writing, without waiting.
+  virtual int lock(int fd);
   // How many bytes of the pages of [offset, offset + size) are in the page cache.
   virtual int cached_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes);
   // Asks for the pages of [offset, offset + size) to be read into the page cache, without waiting.
