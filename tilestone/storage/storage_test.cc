@@ -2,6 +2,7 @@
 #include "tilestone/storage/storage.h"
 
 #include <cerrno>
+#include <cstdio>
 
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_internal.h"
@@ -103,6 +104,15 @@ StorageCase posix_case(const std::string& name, std::shared_ptr<System> system,
             auto directory = std::make_shared<TempDirectory>();
             return TestedStorage{posix_storage(directory->path(), options, system), directory};
           }};
+}
+
+// For tests/file_systems, which shows it beside the file system's name.
+TEST(Storage, SaysWhatItCan) {
+  const TempDirectory directory;
+  const auto storage = posix_storage(directory.path());
+  const auto word = [&](StorageCapability what) { return storage->can(what) ? "yes" : "no"; };
+  std::printf("can: locks %s, exchange %s\n", word(StorageCapability::kLocks),
+              word(StorageCapability::kExchange));
 }
 
 // A storage that publishes in a way of its own, as an object store does.

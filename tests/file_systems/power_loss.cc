@@ -1,0 +1,97 @@
+// power_loss save DIR: does, in DIR, all that is durable when its call has returned.
+// power_loss judge DIR: after the file system was shut down and mounted again, finds all of it, and
+// not what was never synced: else the shutdown has shown nothing.
+#include <cstdio>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+
+#include "tests/kills/kill_content.h"
+#include "tilestone/base/error.h"
+
+namespace tilestone::kills {
+namespace {
+
+constexpr int64_t kGeneration = 2;
+
+void put(Storage& storage, const std::string& name, const std::string& text) {
+  const auto file = storage.create(name);
+  file->append(as_bytes(text));
+  file->sync(Deadline::never());
+  file->close();
+}
+
+void put_directory(Storage& storage, const std::string& directory, const std::string& text) {
+  storage.make_directory(directory);
+  put(storage, directory + "/f", text);
+  storage.sync_directory(directory);
+}
+
+void save_all(const std::string& root) {
+  const auto storage = posix_storage(root);
+  storage->make_directory("");
+  for (int64_t generation = 1; generation <= kGeneration; ++generation) {
+    SaveOptions options;
+    options.overwrite = true;
+    save(state_of(solo(), generation), root + "/checkpoint", options);
+    const std::string text = generation < kGeneration ? "old" : "new";
+    storage->publish("published", "temporary", as_bytes(text), true, Deadline::never());
+  }
+  put_directory(*storage, "exchanged", "old");
+  put_directory(*storage, ".exchanged.new", "new");
+  put_directory(*storage, "renamed.new", "new");
+  put_directory(*storage, "removed", "old");
+  storage->sync_directory("");
+  if (storage->can(StorageCapability::kExchange)) {
+    storage->exchange_directories("exchanged", ".exchanged.new");
+  }
+  storage->remove_tree("removed");
+  storage->sync_directory("");
+  storage->rename_directory("renamed.new", "renamed");
+  storage->child("made/child")->make_directory("");
+  storage->create("unsynced")->append(as_bytes("lost"));
+}
+
+void expect(bool holds, const std::string& what) {
+  if (!holds) throw std::runtime_error("after the power loss: " + what);
+}
+
+void judge(const std::string& root) {
+  const auto storage = posix_storage(root);
+  const auto text = [&](const std::string& name) {
+    return std::string(as_text(read_file(*storage, name, 100)));
+  };
+  expect(whole_generation(root + "/checkpoint") == kGeneration, "the last checkpoint is gone");
+  expect(text("published") == "new", "what was published is not there");
+  const bool exchanged = storage->can(StorageCapability::kExchange);
+  expect(text("exchanged/f") == (exchanged ? "new" : "old"), "the exchange was lost");
+  expect(text(".exchanged.new/f") == (exchanged ? "old" : "new"), "half of the exchange was lost");
+  expect(text("renamed/f") == "new", "the renamed directory is not there");
+  expect(!storage->stat("renamed.new"), "the renamed directory is there by its old name too");
+  expect(!storage->stat("removed"), "the removed directory is there again");
+  expect(storage->stat("made/child").has_value(), "the root of a child is gone");
+  const auto unsynced = storage->stat("unsynced");
+  expect(!unsynced || unsynced->size == 0, "nothing was lost at all");
+}
+
+}  // namespace
+}  // namespace tilestone::kills
+
+int main(int argc, char** argv) {
+  const std::string what = argc == 3 ? argv[1] : "";
+  try {
+    if (what == "save") {
+      tilestone::kills::save_all(argv[2]);
+    } else if (what == "judge") {
+      tilestone::kills::judge(argv[2]);
+      std::puts("after a power loss all that was acknowledged is there");
+    } else {
+      std::fprintf(stderr, "usage: power_loss save|judge DIR\n");
+      return 2;
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "power_loss: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
