@@ -292,5 +292,24 @@ TEST(Gc, NamesLikeOursThatAreNoFilesStay) {
   EXPECT_EQ(::access(fifo.c_str(), F_OK), 0);
 }
 
+// Where nothing can be locked, what looks like a leftover may be the file of a save under way.
+TEST(Gc, LeavesLeftoversAloneWhereNothingCanBeLocked) {
+  const auto memory = memory_storage(with_dead_files(saved()));
+  const auto disk = FaultDisk::create(memory, [](const StorageCall& call) {
+    return call.op == StorageOp::kLock ? FaultAction::fail(ENOTSUP) : FaultAction::pass();
+  });
+  const Location location(disk->storage());
+  SaveOptions options;
+  options.overwrite = true;
+  save(row_state(solo(), 5), location, options);
+  expect_rows(location, 5, 1);
+  expect_error([&] { remove_leftovers(location); }, ErrorCode::kUnsupported, "lock");
+  const size_t dead = dead_files().size();
+  for (const auto& [name, bytes] : dead_files()) EXPECT_TRUE(memory->stat(name)) << name;
+  EXPECT_GE(find_leftovers(location).size(), dead);
+  save(row_state(solo(), 6), Location(memory), options);  // with locks it removes them
+  for (const auto& [name, bytes] : dead_files()) EXPECT_FALSE(memory->stat(name)) << name;
+}
+
 }  // namespace
 }  // namespace tilestone

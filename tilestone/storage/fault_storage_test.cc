@@ -404,13 +404,9 @@ TEST(FaultDisk, AFailedRemovalOfATreeNamesTheFile) {
 TEST(FaultDisk, WhatIsTakenAwayIsSaidAndRefused) {
   const auto disk = FaultDisk::create(memory_storage(two_checkpoints()));
   const auto child = disk->storage()->child("ckpt");
-  EXPECT_TRUE(child->can(StorageCapability::kLocks));
   EXPECT_TRUE(child->can(StorageCapability::kExchange));
-  disk->take_away(StorageCapability::kLocks);
   disk->take_away(StorageCapability::kExchange);
-  EXPECT_FALSE(child->can(StorageCapability::kLocks));
   EXPECT_FALSE(child->can(StorageCapability::kExchange));
-  expect_error([&] { child->try_lock("lock"); }, ErrorCode::kUnsupported, "ckpt/lock");
   expect_error([&] { disk->storage()->exchange_directories("ckpt", ".new"); },
                ErrorCode::kUnsupported, "ckpt");
 }

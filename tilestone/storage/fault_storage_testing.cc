@@ -100,8 +100,9 @@ void FaultDisk::State::conclude(const StorageCall& call, const FaultAction& acti
   using Then = FaultAction::Then;
   if (action.then == Then::kGoOn) return;
   if (action.then == Then::kFail) {
-    throw Error(ErrorCode::kIo, "cannot " + std::string(to_string(call.op)) +
-                                    " (injected): " + std::strerror(action.error))
+    throw Error(
+        action.error == ENOTSUP ? ErrorCode::kUnsupported : ErrorCode::kIo,
+        "cannot " + std::string(to_string(call.op)) + " (injected): " + std::strerror(action.error))
         .with_file(call.name)
         .with_errno(action.error);
   }
@@ -330,7 +331,6 @@ class FaultStorage : public Storage {
   }
 
   std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
-    state_.expect(StorageCapability::kLocks, name);
     auto held = std::make_shared<std::unique_ptr<StorageLock>>();
     state_.perform(call(StorageOp::kLock, name), [&] {
       const bool existed = state_.memory == nullptr || state_.memory->find(name) != nullptr;

@@ -71,7 +71,7 @@ struct FaultAction {
 
   static FaultAction pass() { return {}; }
   static FaultAction wait(std::chrono::nanoseconds time) { return {.delay = time}; }
-  // Fails with the errno, without or after doing the work.
+  // Fails with the errno, without or after doing the work; of ENOTSUP the code is kUnsupported.
   static FaultAction fail(int error) { return {Kind::kDrop, Then::kFail, error}; }
   static FaultAction fail_after(int error) { return {Kind::kDo, Then::kFail, error}; }
   // Appends the first `keep` bytes, then fails. Of any other call nothing is done.

@@ -11,7 +11,6 @@
 #include <random>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/storage/names_internal.h"
 #include "tilestone/storage/posix_internal.h"
 
@@ -216,25 +215,24 @@ int try_exchange(System& system, int directory) {
   return swapped ? 0 : EOPNOTSUPP;
 }
 
-// Makes a directory of its own in the root, asks trial(its descriptor) for an errno or 0, and
-// removes it, empty again. The answer is kept where it is one of the file system, not of chance.
-template <typename Trial, typename SaysNo>
-bool find_out(PosixContext& context, TrialResult& result, const Trial& trial,
-              const SaysNo& says_no) {
-  if (const auto known = result.get()) return *known;
-  const UniqueFd root = context.try_open_root();
-  if (!root) return false;
-  char name[48];
-  std::random_device random;
-  std::snprintf(name, sizeof name, ".tilestone-probe-%08x%08x", random(), random());
-  if (::mkdirat(root.get(), name, kDirectoryMode) != 0) return false;
-  const UniqueFd directory(::openat(root.get(), name, O_PATH | O_DIRECTORY | O_CLOEXEC));
-  const int error = directory ? trial(directory.get()) : errno;
-  if (::unlinkat(root.get(), name, AT_REMOVEDIR) != 0) {
-    log(LogLevel::kWarning, "a directory stays behind: " + context.path_of(name));
+constexpr char kTrialPrefix[] = ".tilestone-probe-";
+
+void remove_trial(int root, const std::string& name) {
+  for (const char* inner : {"/a/in", "/b/in", "/a", "/b", ""}) {
+    ::unlinkat(root, (name + inner).c_str(), AT_REMOVEDIR);
   }
-  if (error == 0 || says_no(error)) result.set(error == 0);
-  return error == 0;
+}
+
+// What processes that were killed in the middle of a trial have left. One takes a moment.
+void remove_old_trials(PosixContext& context, int root) {
+  constexpr time_t kOld = 3600;  // seconds
+  for (const std::string& name : posix_list_directories(context, kTrialPrefix)) {
+    struct stat info, now;
+    if (::fstatat(root, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+        ::fstat(root, &now) == 0 && now.st_mtime - info.st_mtime > kOld) {
+      remove_trial(root, name);
+    }
+  }
 }
 
 }  // namespace
@@ -261,24 +259,21 @@ void posix_remove_directory(PosixContext& context, const std::string& name) {
 }
 
 bool posix_can_exchange(PosixContext& context) {
-  const auto trial = [&](int directory) {
-    const int error = try_exchange(context.system(), directory);
-    for (const char* name : {"a/in", "b/in", "a", "b"}) {
-      ::unlinkat(directory, name, AT_REMOVEDIR);
-    }
-    return error;
-  };
-  return find_out(context, context.exchange(), trial, says_unsupported);
-}
-
-bool posix_can_lock(PosixContext& context) {
-  const auto trial = [&](int directory) {
-    const UniqueFd file(::openat(directory, "lock", O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-    const int error = file && context.system().lock(file.get()) == 0 ? 0 : errno;
-    ::unlinkat(directory, "lock", 0);
-    return error;
-  };
-  return find_out(context, context.locks(), trial, says_no_locks);
+  TrialResult& result = context.exchange();
+  if (const auto known = result.get()) return *known;
+  const UniqueFd root = context.try_open_root();
+  if (!root) return false;
+  std::random_device random;
+  char number[24];
+  std::snprintf(number, sizeof number, "%08x%08x", random(), random());
+  const std::string name = kTrialPrefix + std::string(number);
+  if (::mkdirat(root.get(), name.c_str(), kDirectoryMode) != 0) return false;
+  remove_old_trials(context, root.get());
+  const UniqueFd directory(::openat(root.get(), name.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  const int error = directory ? try_exchange(context.system(), directory.get()) : errno;
+  remove_trial(root.get(), name);
+  if (error == 0 || says_unsupported(error)) result.set(error == 0);
+  return error == 0;
 }
 
 void posix_exchange(PosixContext& context, const std::string& a, const std::string& b) {

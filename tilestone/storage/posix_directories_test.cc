@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 
@@ -20,8 +21,8 @@ using Names = std::vector<std::string>;
 // The real system, which counts what a test asks about and refuses what it is told to.
 class ExchangeSystem : public System {
  public:
-  std::atomic<int> exchange_error = 0, sync_error = 0, lock_error = 0;
-  std::atomic<int> exchanges = 0, syncs = 0, opens = 0, locks = 0;
+  std::atomic<int> exchange_error = 0, sync_error = 0;
+  std::atomic<int> exchanges = 0, syncs = 0, opens = 0;
   bool plain_rename = false;  // takes an exchange for a rename
 
   int rename_exchange(int a_directory, const char* a, int b_directory, const char* b) override {
@@ -29,10 +30,6 @@ class ExchangeSystem : public System {
     if (exchange_error != 0) return refuse(exchange_error);
     if (plain_rename) return ::renameat(a_directory, a, b_directory, b);
     return System::rename_exchange(a_directory, a, b_directory, b);
-  }
-  int lock(int fd) override {
-    ++locks;
-    return lock_error != 0 ? refuse(lock_error) : System::lock(fd);
   }
   int fsync(int fd) override {
     ++syncs;
@@ -78,18 +75,13 @@ TEST_F(PosixDirectories, WhetherItCanExchangeIsTriedOnce) {
   EXPECT_EQ(text("x/f"), "y");
 }
 
-TEST_F(PosixDirectories, WhetherItCanLockIsTriedOnce) {
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(storage().can(StorageCapability::kLocks));
-  EXPECT_EQ(system_->locks, 1);
-  for (const int error : {ENOSYS, ENOLCK, EOPNOTSUPP}) {
-    SCOPED_TRACE(error);
-    const auto storage = posix_storage(root(), {}, system_);
-    system_->lock_error = error;
-    EXPECT_FALSE(storage->can(StorageCapability::kLocks));
-    expect_error([&] { storage->try_lock("lock"); }, ErrorCode::kUnsupported, root() + "/lock");
-    system_->lock_error = 0;
-    EXPECT_FALSE(storage->can(StorageCapability::kLocks));
-  }
+TEST_F(PosixDirectories, WhatAKilledTrialLeftGoesOnceItIsOld) {
+  fs::create_directories(root() + "/.tilestone-probe-old/b/in");
+  fs::create_directories(root() + "/.tilestone-probe-new/a");
+  const auto hours_ago = fs::file_time_type::clock::now() - std::chrono::hours(2);
+  fs::last_write_time(root() + "/.tilestone-probe-old", hours_ago);
+  EXPECT_TRUE(storage().can(StorageCapability::kExchange));
+  EXPECT_EQ(storage().list_directories("."), Names{".tilestone-probe-new"});
 }
 
 TEST_F(PosixDirectories, AnExchangeIsDurableWhenItReturns) {

@@ -97,10 +97,11 @@ class PosixContext {
 
   ReadChoice& read_choice() { return own_->read_choice; }
 
-  // What only trying can tell of the file system: whether it can exchange two directories, and
-  // lock files.
+  // Whether the file system can exchange two directories, once that was tried.
   TrialResult& exchange() { return exchange_; }
-  TrialResult& locks() { return locks_; }
+  // As the functions of System, for file systems too that keep a file's pages elsewhere than with
+  // the file that is open (overlayfs): there the quick way to ask finds none.
+  int cached_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes);
 
   // A queue for one thread; give it back idle, or destroy it.
   std::unique_ptr<IoQueue> take_queue();
@@ -134,7 +135,7 @@ class PosixContext {
   PosixRoot root_;
   PosixOptions options_;
   std::shared_ptr<System> system_;
-  TrialResult exchange_, locks_;
+  TrialResult exchange_, pages_hidden_;
   PerProcess<Own> own_{[] { return std::make_unique<Own>(); }};
 };
 
@@ -168,9 +169,6 @@ class PosixReadable : public ReadableFile {
 
 // Locks `fd`, open for writing; null when somebody else holds the lock.
 std::unique_ptr<StorageLock> posix_try_lock(System& system, UniqueFd fd, const std::string& name);
-// Whether this errno says that files can't be locked there (no server for locks, or a mount
-// option).
-bool says_no_locks(int error);
 bool posix_is_locked(int fd, const std::string& name);
 
 // As the functions of Storage (posix_directories.cc).
@@ -181,7 +179,6 @@ void posix_remove_directory(PosixContext& context, const std::string& name);
 void posix_exchange(PosixContext& context, const std::string& a, const std::string& b);
 void posix_rename_directory(PosixContext& context, const std::string& from, const std::string& to);
 bool posix_can_exchange(PosixContext& context);
-bool posix_can_lock(PosixContext& context);
 bool posix_is_link(PosixContext& context, const std::string& name);
 // The root's path, absolute and without links; empty where that can't be known. What is not there
 // yet is taken as it is written.

@@ -66,11 +66,18 @@ class PosixLock : public StorageLock {
   std::list<UniqueFd>::iterator at_;
 };
 
-}  // namespace
-
+// No server for locks, or a mount option, or an old kernel.
 bool says_no_locks(int error) {
   return error == ENOSYS || error == ENOLCK || error == EOPNOTSUPP || error == EINVAL;
 }
+
+[[noreturn]] void fail_no_locks(const std::string& name) {
+  throw Error(ErrorCode::kUnsupported, "files can't be locked on this file system")
+      .with_file(name)
+      .with_errno(errno);
+}
+
+}  // namespace
 
 std::unique_ptr<StorageLock> posix_try_lock(System& system, UniqueFd fd, const std::string& name) {
   held();  // a fork between locking and noting it is prepared for by the destructor alone
@@ -80,17 +87,16 @@ std::unique_ptr<StorageLock> posix_try_lock(System& system, UniqueFd fd, const s
   } while (result != 0 && errno == EINTR);
   if (result == 0) return std::make_unique<PosixLock>(std::move(fd));
   if (errno == EAGAIN || errno == EACCES) return nullptr;
-  if (says_no_locks(errno)) {
-    throw Error(ErrorCode::kUnsupported, "files can't be locked on this file system")
-        .with_file(name)
-        .with_errno(errno);
-  }
+  if (says_no_locks(errno)) fail_no_locks(name);
   fail_errno("cannot take a lock", name, errno);
 }
 
 bool posix_is_locked(int fd, const std::string& name) {
   struct flock lock = whole_file(F_WRLCK);
-  if (::fcntl(fd, F_OFD_GETLK, &lock) != 0) fail_errno("cannot look at a lock", name, errno);
+  if (::fcntl(fd, F_OFD_GETLK, &lock) != 0) {
+    if (says_no_locks(errno)) fail_no_locks(name);
+    fail_errno("cannot look at a lock", name, errno);
+  }
   return lock.l_type != F_UNLCK;
 }
 

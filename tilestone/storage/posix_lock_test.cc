@@ -6,6 +6,7 @@
 
 #include <array>
 
+#include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
@@ -80,6 +81,29 @@ TEST(PosixLock, AChildThatDropsItsCopyLeavesTheParentsLock) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   EXPECT_TRUE(storage->is_locked("lock"));
+}
+
+class LocklessSystem : public System {
+ public:
+  explicit LocklessSystem(int error) : error_(error) {}
+  int lock(int) override {
+    errno = error_;
+    return -1;
+  }
+
+ private:
+  int error_;
+};
+
+TEST(PosixLock, WhereNothingCanBeLockedTryingSaysSo) {
+  for (const int error : {ENOSYS, ENOLCK, EOPNOTSUPP}) {
+    const TempDirectory directory;
+    const auto storage =
+        posix_storage(directory.path(), {}, std::make_shared<LocklessSystem>(error));
+    expect_error([&] { storage->try_lock("lock"); }, ErrorCode::kUnsupported,
+                 directory.path() + "/lock");
+    EXPECT_FALSE(storage->is_locked("lock"));
+  }
 }
 
 }  // namespace

@@ -332,8 +332,7 @@ class ReadWorker {
     uint64_t cached = 0;
     const uint64_t begin = align_down(piece.begin);
     const uint64_t size = align_up(piece.end, kAlignment) - begin;
-    return context_.system().cached_bytes(file(piece).fd(), begin, piece.end - begin, cached) ==
-               0 &&
+    return context_.cached_bytes(file(piece).fd(), begin, piece.end - begin, cached) == 0 &&
            cached >= size;
   }
 

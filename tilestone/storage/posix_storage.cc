@@ -27,8 +27,7 @@ class PosixStorage : public Storage {
     if (what == StorageCapability::kSharedCache) {
       return context_->options().read_cache != PosixOptions::Cache::kDirect;
     }
-    return what == StorageCapability::kLocks ? posix_can_lock(*context_)
-                                             : posix_can_exchange(*context_);
+    return posix_can_exchange(*context_);
   }
   std::string describe() const override { return context_->root(); }
 
@@ -271,6 +270,22 @@ void PosixContext::note_no_direct(int error) {
   log_once(LogLevel::kWarning,
            std::string("direct I/O is not to be had on a file system in use: ") +
                std::strerror(error) + "; the page cache is used there");
+}
+
+// A page that has just been read is in the page cache; where it is not found there, asking the open
+// file is of no use.
+int PosixContext::cached_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes) {
+  if (!pages_hidden_.get().value_or(false)) {
+    const int result = system_->cached_bytes(fd, offset, size, bytes);
+    if (result != 0 || bytes > 0 || pages_hidden_.get()) return result;
+    std::byte first;
+    uint64_t now = 0;
+    if (system_->pread(fd, &first, 1, offset) != 1) return result;
+    if (system_->cached_bytes(fd, offset, 1, now) != 0) return result;
+    pages_hidden_.set(now == 0);
+    if (now > 0) return result;
+  }
+  return system_->resident_bytes(fd, offset, size, bytes);
 }
 
 std::string PosixContext::path_of(const std::string& name) const {

@@ -30,9 +30,6 @@ class ThreadPool;
 // What a storage may be able to do, and who asks. What every storage must do is not among them: a
 // publish is one step, and create refuses a name that is taken.
 enum class StorageCapability : uint8_t {
-  // try_lock excludes other processes. A save asks: without, it removes no leftovers, which may be
-  // another save's files, and says so in the log. gc asks: without, it removes nothing.
-  kLocks,
   // What a process prefetches, others on its host read from memory. A load asks: without, ranks on
   // one host exchange messages.
   kSharedCache,
@@ -132,9 +129,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
  public:
   virtual ~Storage() = default;
 
-  // Where only trying can tell (kLocks, kExchange), the first question tries, with a directory of
-  // its own in the root, which goes again, and the answer is kept. False where the trial fails for
-  // another reason; the next question then tries again.
+  // Where only trying can tell (kExchange), the first question tries, with a directory of its own
+  // in the root (".tilestone-probe-..."), which goes again, and the answer is kept. False where the
+  // trial fails for another reason; the next question then tries again.
   virtual bool can(StorageCapability what) = 0;
   virtual ReadCosts read_costs() const { return {}; }
   // How a person would name the root: a path or URL.
@@ -188,10 +185,12 @@ class Storage : public std::enable_shared_from_this<Storage> {
   virtual void sync_directory(const std::string& name) = 0;
 
   // The lock, or null when somebody else holds it. Makes the file `name`, which stays.
-  // Error(kUnsupported) without kLocks.
+  // Error(kUnsupported) where nothing can be locked, which is found out by trying: a save then
+  // removes no leftovers, which may be another save's files, and says so in the log; gc refuses.
   virtual std::unique_ptr<StorageLock> try_lock(const std::string& name) = 0;
   // Whether somebody holds it, who may be the caller. Takes, makes and changes nothing, so that
-  // nobody's try_lock fails for it, and a storage that can only be read will do.
+  // nobody's try_lock fails for it, and a storage that can only be read will do. kUnsupported
+  // likewise, where there is such a file.
   virtual bool is_locked(const std::string& name) = 0;
 
   // Removes the directory `name` with all that is in it, links but not what they lead to. Names
@@ -213,6 +212,5 @@ class Storage : public std::enable_shared_from_this<Storage> {
 
 // Reads a whole file; kCorrupt when it is larger than max_size bytes.
 Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size);
-
 
 }  // namespace tilestone

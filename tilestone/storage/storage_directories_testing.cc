@@ -153,10 +153,8 @@ TEST_P(StorageConformance, AChildIsADirectoryAsAStorageOfItsOwn) {
 }
 
 TEST_P(StorageConformance, AChildsLocksAreItsStorages) {
-  if (!storage().can(StorageCapability::kLocks)) return;
   const auto child = storage().child("c");
   child->make_directory("");
-  EXPECT_TRUE(child->can(StorageCapability::kLocks));
   const auto lock = child->try_lock("lock");
   EXPECT_TRUE(storage().is_locked("c/lock"));
   EXPECT_EQ(storage().try_lock("c/lock"), nullptr);
@@ -189,8 +187,7 @@ TEST_P(StorageConformance, AChildIsFoundByItsNameInItsParent) {
 
 TEST_P(StorageConformance, AskingWhatItCanLeavesNothingBehind) {
   put_file(storage(), "f", {});
-  for (const auto what :
-       {StorageCapability::kLocks, StorageCapability::kSharedCache, StorageCapability::kExchange}) {
+  for (const auto what : {StorageCapability::kSharedCache, StorageCapability::kExchange}) {
     const bool can = storage().can(what);
     EXPECT_EQ(storage().can(what), can);
   }

@@ -48,7 +48,6 @@ class OldSystem : public System {
   int open_beneath(int, const char*, int, unsigned) override { return refuse(ENOSYS); }
   int rename_exclusive(int, const char*, int, const char*) override { return refuse(ENOSYS); }
   int rename_exchange(int, const char*, int, const char*) override { return refuse(EINVAL); }
-  int lock(int) override { return refuse(ENOSYS); }
   int cached_bytes(int, uint64_t, uint64_t, uint64_t&) override { return refuse(ENOSYS); }
   ssize_t read_cached(int, void*, size_t, uint64_t) override { return refuse(EOPNOTSUPP); }
   int populate(int, uint64_t, uint64_t) override { return refuse(EINVAL); }
@@ -110,9 +109,7 @@ StorageCase posix_case(const std::string& name, std::shared_ptr<System> system,
 TEST(Storage, SaysWhatItCan) {
   const TempDirectory directory;
   const auto storage = posix_storage(directory.path());
-  const auto word = [&](StorageCapability what) { return storage->can(what) ? "yes" : "no"; };
-  std::printf("can: locks %s, exchange %s\n", word(StorageCapability::kLocks),
-              word(StorageCapability::kExchange));
+  std::printf("can: exchange %s\n", storage->can(StorageCapability::kExchange) ? "yes" : "no");
 }
 
 // A storage that publishes in a way of its own, as an object store does.

@@ -421,10 +421,6 @@ TEST_P(StorageConformance, UnusualNamesAreKeptByteForByte) {
 }
 
 TEST_P(StorageConformance, ALockIsHeldByOneAtATime) {
-  if (!storage().can(StorageCapability::kLocks)) {
-    expect_error([&] { storage().try_lock("lock"); }, ErrorCode::kUnsupported, "lock");
-    return;
-  }
   auto lock = storage().try_lock("lock");
   ASSERT_NE(lock, nullptr);
   EXPECT_TRUE(storage().is_locked("lock"));

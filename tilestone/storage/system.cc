@@ -34,21 +34,6 @@ constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ: Linux 5.14, likewise
 
 uint64_t page_size() { return static_cast<uint64_t>(sysconf(_SC_PAGESIZE)); }
 
-// cachestat by way of mincore, for kernels that lack it.
-int count_resident(int fd, uint64_t offset, uint64_t size, uint64_t& bytes) {
-  const uint64_t page = page_size();
-  const uint64_t begin = offset / page * page;
-  const uint64_t length = offset + size - begin;
-  void* map = mmap(nullptr, length, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin));
-  if (map == MAP_FAILED) return -1;
-  std::vector<unsigned char> resident((length + page - 1) / page);
-  const int result = mincore(map, length, resident.data());
-  bytes = 0;
-  for (const unsigned char state : resident) bytes += (state & 1u) * page;
-  munmap(map, length);
-  return result;
-}
-
 }  // namespace
 
 ssize_t System::pread(int fd, void* data, size_t size, uint64_t offset) {
@@ -116,7 +101,21 @@ int System::cached_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes
     bytes = counts.cached * page_size();
     return 0;
   }
-  return count_resident(fd, offset, size, bytes);
+  return resident_bytes(fd, offset, size, bytes);  // before Linux 6.5
+}
+
+int System::resident_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes) {
+  const uint64_t page = page_size();
+  const uint64_t begin = offset / page * page;
+  const uint64_t length = offset + size - begin;
+  void* map = mmap(nullptr, length, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin));
+  if (map == MAP_FAILED) return -1;
+  std::vector<unsigned char> resident((length + page - 1) / page);
+  const int result = mincore(map, length, resident.data());
+  bytes = 0;
+  for (const unsigned char state : resident) bytes += (state & 1u) * page;
+  munmap(map, length);
+  return result;
 }
 
 // A step is one that the kernel takes whole: it passes over what is beyond a device's usual

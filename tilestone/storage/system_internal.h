@@ -42,6 +42,8 @@ class System {
   virtual int lock(int fd);
   // How many bytes of the pages of [offset, offset + size) are in the page cache.
   virtual int cached_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes);
+  // The same by way of a mapping, which is slower.
+  virtual int resident_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes);
   // Asks for the pages of [offset, offset + size) to be read into the page cache, without waiting.
   virtual void will_need(int fd, uint64_t offset, uint64_t size);
   // Returns once they are there; reads what is not.

@@ -5,7 +5,8 @@
 // and the data files: it alone decides which checkpoint stands at a location.
 //
 //  1. The coordinator makes the directories, takes the lock, refuses or accepts what stands there,
-//     and removes what failed attempts have left.
+//     and removes what failed attempts have left. Where the storage has no locks, that stays, here
+//     and in 5: it may be another save's.
 //  2. Each rank writes its data files, syncs them, syncs their directory, and reports.
 //  3. The coordinator merges the reports (coverage is checked), opens each file that a rank
 //     reported, so that no rank has written to another directory than its own, and publishes the
@@ -142,7 +143,15 @@ void Commit::refuse_existing() const {
 }
 
 void Commit::lock() {
-  lock_ = storage_->try_lock(std::string(kLockName));
+  try {
+    lock_ = storage_->try_lock(std::string(kLockName));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    log(LogLevel::kWarning, std::string("nothing keeps two saves apart, and what failed ones have "
+                                        "left stays: ") +
+                                error.what());
+    return;
+  }
   if (lock_ != nullptr) return;
   throw Error(ErrorCode::kAlreadyExists,
               "another save to " + storage_->describe() + " is under way")
@@ -181,6 +190,7 @@ void Commit::look_at_old() {
 }
 
 void Commit::remove_leftovers(const std::set<std::string>& referenced) {
+  if (lock_ == nullptr) return;  // they may be the files of a save that is under way
   try {
     remove_files(*storage_, leftovers(*format_, storage_->list(), referenced));
   } catch (const Error& error) {

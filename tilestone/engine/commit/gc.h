@@ -38,7 +38,7 @@ std::vector<Leftover> find_leftovers(const Location& location,
 
 // Removes what find_leftovers finds, while no save can begin there, and returns it. A file that
 // can't be removed is kIo with its name, thrown once the others are gone. A crash at any moment
-// leaves the checkpoint as it is, and some leftovers.
+// leaves the checkpoint as it is, and some leftovers. kUnsupported where the storage has no locks.
 std::vector<Leftover> remove_leftovers(const Location& location,
                                        const std::shared_ptr<const Format>& format = nullptr,
                                        bool force = false);

@@ -12,7 +12,6 @@ namespace tilestone::engine {
 namespace {
 
 constexpr uint64_t kGroupBytes = 16u << 20;  // probed bytes in memory at a time
-constexpr uint64_t kJoinGap = 4096;          // bytes between probes that are read as one
 
 const StoredTensor& tensor_of(const ReadContext& context, ChunkRef ref) {
   return context.metadata.tensors[ref.tensor];
@@ -112,11 +111,12 @@ std::vector<Run> read_probes(const ReadContext& context, ProbeGroup& group) {
   std::sort(group.probes.begin(), group.probes.end(), [](const auto& a, const auto& b) {
     return std::pair(a.file, a.begin) < std::pair(b.file, b.begin);
   });
+  const uint64_t near = context.storage.read_costs().gap_bytes;
   std::vector<Run> runs;
   std::vector<size_t> run_of;
   for (const auto& probe : group.probes) {
     const bool joins = !runs.empty() && runs.back().file == probe.file &&
-                       probe.begin <= runs.back().end + kJoinGap;
+                       probe.begin <= runs.back().end + near;
     if (!joins) runs.push_back({probe.file, probe.begin, probe.end, {}});
     runs.back().end = std::max(runs.back().end, probe.end);
     run_of.push_back(runs.size() - 1);

@@ -30,7 +30,6 @@ namespace {
 
 constexpr size_t kBatchParts = 16384;
 constexpr size_t kBatchFiles = 128;  // open at once
-constexpr uint64_t kJoinGap = 3072;  // bytes between small reads that are done as one
 // Parts from kStraight bytes on are read into their targets, without their neighbours; smaller
 // ones, down to kStraightAlone, where they have no near neighbours.
 constexpr uint64_t kStraight = 128u << 10;
@@ -184,6 +183,7 @@ class TransferReader {
 
   std::vector<Op> make_ops() {
     const uint64_t buffer = context_.buffers->buffer_bytes();
+    const uint64_t near = context_.storage.read_costs().gap_bytes;
     std::vector<Op> ops;
     for (size_t i = 0; i < slices_.size(); ++i) {
       const Slice& slice = slices_[i];
@@ -193,7 +193,7 @@ class TransferReader {
         Op& last = ops.back();
         const bool open = !slices_[last.first].straight;
         if (open && last.file == file && slice.begin >= last.begin &&
-            slice.begin <= last.end + kJoinGap && std::max(end, last.end) - last.begin <= buffer) {
+            slice.begin <= last.end + near && std::max(end, last.end) - last.begin <= buffer) {
           last.end = std::max(last.end, end);
           ++last.count;
           continue;
