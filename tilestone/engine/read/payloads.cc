@@ -115,8 +115,8 @@ std::vector<Run> read_probes(const ReadContext& context, ProbeGroup& group) {
   std::vector<Run> runs;
   std::vector<size_t> run_of;
   for (const auto& probe : group.probes) {
-    const bool joins = !runs.empty() && runs.back().file == probe.file &&
-                       probe.begin <= runs.back().end + near;
+    const bool joins =
+        !runs.empty() && runs.back().file == probe.file && probe.begin <= runs.back().end + near;
     if (!joins) runs.push_back({probe.file, probe.begin, probe.end, {}});
     runs.back().end = std::max(runs.back().end, probe.end);
     run_of.push_back(runs.size() - 1);
