@@ -32,10 +32,13 @@ struct BridgedLoad {
 };
 
 SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge_object,
-                      bool overwrite, const std::string& agreement, double timeout, int threads,
+                      const std::string& format, const std::string& dialect, bool overwrite,
+                      const std::string& agreement, double timeout, int threads,
                       uint64_t buffer_bytes, int files_per_rank, nb::handle progress) {
   const Bridge bridge(bridge_object);
   SaveRequest request{to_state(bridge.call("unpack", state), bridge), path_of(path), {}};
+  request.options.format = format_named(format);
+  request.options.dialect = dialect_named(dialect);
   request.options.overwrite = overwrite;
   request.options.agreement = agreement_named(agreement);
   request.options.timeout = timeout;
@@ -160,8 +163,9 @@ void bind_engine(nb::module_& m) {
                ", items_written=" + std::to_string(result.items_written) + ")";
       });
   nb::class_<SaveRequest>(m, "SaveRequest", "What a rank brings to a save.")
-      .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "overwrite"_a, "agreement"_a,
-           "timeout"_a, "threads"_a, "buffer_bytes"_a, "files_per_rank"_a, "progress"_a.none());
+      .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "format"_a, "dialect"_a,
+           "overwrite"_a, "agreement"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a,
+           "files_per_rank"_a, "progress"_a.none());
   nb::class_<BridgedLoad>(m, "LoadRequest", "What a rank brings to a load.")
       .def(nb::new_(&make_load), "wanted"_a, "path"_a, "bridge"_a, "follow_links"_a, "cast"_a,
            "verify_checksums"_a, "two_phase"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a,

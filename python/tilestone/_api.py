@@ -47,6 +47,8 @@ def save(
     *,
     group: Any = None,
     comm: Any = None,
+    format: str = "torch_dist",
+    dialect: str = "pytorch",
     overwrite: bool = False,
     agreement: str = "exchange",
     timeout: float | None = _core.DEFAULT_TIMEOUT,
@@ -61,8 +63,8 @@ def save(
     fails on any rank, every rank raises the same error and what stood at `path` still stands. That
     includes bad options, paths and states; only a `group` or `comm` that can't be used, or a rank
     outside the group, fails on its rank alone, and the others wait for it until the timeout.
-    `path`, `overwrite` and `agreement` are the same on every rank, else MismatchError names what
-    differs.
+    `path`, `format`, `dialect`, `overwrite` and `agreement` are the same on every rank, else
+    MismatchError names what differs.
 
     Args:
         state: a nested dict. Mappings of any class are taken apart, and so are lists of any class
@@ -80,6 +82,11 @@ def save(
             where it is initialised.
         comm: a communicator instead of a group: `tilestone.solo()`, `tilestone.mpi_world()`, or
             any object with rank, size, describe, gather, scatter, broadcast and all_to_all.
+        format: how the bytes are laid out: "torch_dist", PyTorch's, or "zarr", which Megatron-Core
+            up to 0.15, the zarr package and tensorstore read. In zarr every array is sharded as
+            the cells of one regular grid and has a dtype of numpy's or bfloat16, keys are paths
+            of files, `path` is a new or empty directory, and agreement is "exchange".
+        dialect: what the state dict's entries are called: "pytorch".
         overwrite: replace a valid checkpoint that stands at `path`; it stays valid until the new
             one is durable.
         agreement: how ranks agree who writes what. "exchange": they tell rank 0, right for every
@@ -92,8 +99,9 @@ def save(
         progress: True for a bar on a terminal, or a function that gets `Progress`.
 
     Raises:
-        AlreadyExistsError: a checkpoint stands at `path`, and overwrite is False.
-        UnsupportedError: `path` is a URL.
+        AlreadyExistsError: a checkpoint stands at `path`, and overwrite is False; or, for zarr,
+            anything else.
+        UnsupportedError: `path` is a URL; an unknown format or dialect; overwriting by zarr.
         InvalidArgumentError, MismatchError, CoverageError: what the ranks hold is no state, or
             not all of it can be kept: sharded or device data inside a tuple or another object,
             an element type or a kind of tensor that no checkpoint holds, a container of which
@@ -111,6 +119,8 @@ def save(
                 state,
                 _options.directory(path),
                 Bridge(group=group, ranks=comm.size, by_rule=by_rule, rank=comm.rank),
+                _options.word("format", format),
+                _options.word("dialect", dialect),
                 _options.flag("overwrite", overwrite),
                 agreement,
                 _options.seconds("timeout", timeout),

@@ -376,7 +376,7 @@ class SaveResult:
 class SaveRequest:
     """What a rank brings to a save."""
 
-    def __init__(self, state: object, path: bytes, bridge: object, overwrite: bool, agreement: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, progress: object | None) -> None: ...
+    def __init__(self, state: object, path: bytes, bridge: object, format: str, dialect: str, overwrite: bool, agreement: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, progress: object | None) -> None: ...
 
 class LoadRequest:
     """What a rank brings to a load."""
