@@ -268,7 +268,12 @@ TEST(Incident, ACopiedFolderStaysValidAndIsNotTheOriginal) {
 TEST(Incident, AFolderWithLeftoversAndForeignFilesIsSavedInto) {
   const Folder folder("leftovers");
   save_rows(folder.path(), 4, 1);
-  fs::remove(folder.path() / ".metadata");  // as if killed before it was published
+  // As if killed before it was published.
+  fs::remove(folder.path() / ".metadata");
+  for (const std::string& name : posix_storage(folder.path().string())->list(".tilestone/")) {
+    if (!name.ends_with(".manifest")) continue;
+    std::ofstream(folder.path() / (name.substr(0, name.rfind('.')) + ".begun"));
+  }
   fs::create_directories(folder.path() / "logs");
   std::ofstream(folder.path() / "logs" / "train.log") << "mine";
   const auto texts = failures(

@@ -67,8 +67,11 @@ def test_gc_tells_what_a_failed_save_left_and_removes_it_when_told(ckpt: str) ->
     name = "01234567-89ab-4cde-8f01-23456789abcd__0_0.distcp"
     pathlib.Path(ckpt, name).write_bytes(b"half")
     pathlib.Path(ckpt, "notes.txt").write_text("mine")
+    assert tilestone.gc(ckpt) == []  # no note says that a save made it here
+    pathlib.Path(ckpt, ".tilestone", f"{name[:36]}.begun").touch()
     for delete in (False, True):
-        (left,) = tilestone.gc(ckpt, delete=delete)
+        note, left = tilestone.gc(ckpt, delete=delete)
+        assert note.what == f"note of the save {name[:36]}"
         assert (left.name, left.size) == (name, 4)
         assert left.what == f"data file of the save {name[:36]}"
         assert "is of the save " in left.why

@@ -338,16 +338,17 @@ def gc(
 ) -> list[_core.Leftover]:
     """The files that failed or interrupted saves have left at a location.
 
-    Such a file has a name that only Tilestone gives (it holds the id of its save), and the
-    checkpoint that stands there, if one does, does not need it. The next save to the location
-    removes them too.
+    Such a file has a name that only Tilestone gives (it holds the id of its save), a note in
+    `.tilestone` says that a save made it there, and the checkpoint that stands there, if one does,
+    does not need it. The next save to the location removes them too. Files of which no note speaks
+    may have been copied there: they stay, and the log names their save.
 
     Args:
         path: the directory that was saved to.
         delete: remove them; nothing else is touched, and no save can begin there meanwhile.
             Without it nothing is changed, nor locked: saves go on beside it.
-        force: take the files of a checkpoint that has only lost its hidden files (`cp dir/*`
-            leaves them behind) for leftovers too.
+        force: take files of which no note speaks, and those of a checkpoint that has only lost
+            its hidden files (`cp dir/*` leaves them behind), for leftovers too.
 
     Returns:
         Each with its name, size in bytes, what it is and why it is not needed.

@@ -114,14 +114,18 @@ struct Hit {
   StorageOp op = StorageOp::kStat;
   std::string name, to;
   int client = 0;
+  bool cleaning = false;  // after the commit, and after the first file of the old checkpoint went
 };
 
 // Fails the k-th call with `error`; tells which it was.
 std::shared_ptr<FaultDisk> failing_at(const std::shared_ptr<Storage>& inner, uint64_t k, int error,
                                       std::optional<Hit>& hit) {
-  return FaultDisk::create(inner, [&hit, k, error](const StorageCall& call) {
+  bool committed = false, cleaning = false;
+  return FaultDisk::create(inner, [=, &hit](const StorageCall& call) mutable {
+    committed |= call.op == StorageOp::kRename && call.to == ".metadata";
+    cleaning |= committed && call.op == StorageOp::kRemove;
     if (call.index != k) return FaultAction::pass();
-    hit = Hit{call.op, std::string(call.name), std::string(call.to), call.client};
+    hit = Hit{call.op, std::string(call.name), std::string(call.to), call.client, cleaning};
     return FaultAction::fail(error);
   });
 }
@@ -135,7 +139,14 @@ void expect_told(const Error& error, const Hit& hit, int number) {
 
 // What may fail without failing the save: looking for leftovers and removing them.
 bool may_be_passed_over(const Hit& hit) {
-  return !changes_storage(hit.op) || hit.op == StorageOp::kRemove;
+  return !changes_storage(hit.op) || hit.op == StorageOp::kRemove || hit.cleaning;
+}
+
+// A failed save of several ranks leaves its note, and nothing else.
+void expect_only_notes(const std::shared_ptr<Storage>& storage) {
+  for (const Leftover& file : find_leftovers(Location(storage))) {
+    EXPECT_THAT(file.what, testing::StartsWith("note of the save ")) << file.name;
+  }
 }
 
 class EachError : public FailingStorage, public testing::WithParamInterface<int> {};
@@ -165,7 +176,7 @@ TEST_P(EachError, AtEachCallOfASaveReachesEveryRankAndLeavesACheckpoint) {
       // Once the manifest stands nobody removes anything: the next save does.
       const bool publishing = hit->name.find("metadata") != std::string::npos;
       const bool may_be_published = publishing || found == kNew;
-      EXPECT_TRUE(may_be_published || find_leftovers(Location(storage)).empty());
+      if (!may_be_published) expect_only_notes(storage);
     }
     expect_no_errors(save_rows(FaultDisk::create(storage), kLater));
     EXPECT_EQ(standing(storage), kLater);
@@ -340,7 +351,9 @@ TEST_F(RealFiles, ARealFullDiskIsToldOnEveryRankAndTheOldCheckpointStays) {
   ASSERT_TRUE(error);
   EXPECT_EQ(error->sys_errno(), ENOSPC) << error->what();
   EXPECT_THAT(error->file(), testing::HasSubstr(".distcp"));
-  EXPECT_EQ(real->list(), names);
+  auto left = real->list();
+  std::erase_if(left, [](const std::string& name) { return name.ends_with(".begun"); });
+  EXPECT_EQ(left, names);  // and the note of the save of several ranks
   EXPECT_EQ(standing(real), kOld);
   expect_no_errors(save_rows(FaultDisk::create(real), kNew));
   EXPECT_EQ(standing(real), kNew);

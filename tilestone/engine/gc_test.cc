@@ -52,6 +52,26 @@ FileImage with_dead_files(FileImage image) {
   return image;
 }
 
+// "" when there is none.
+std::string save_id_in(const FileImage& image) {
+  for (const auto& [name, bytes] : image) {
+    if (name.ends_with("__0_0.distcp")) return name.substr(0, std::string(kDead).size());
+  }
+  return "";
+}
+
+// As `cp FROM/* TO` copies it.
+FileImage without_hidden_files(FileImage image) {
+  std::erase_if(image, [](const auto& file) { return file.first.front() == '.'; });
+  return image;
+}
+
+void expect_files(const std::shared_ptr<Storage>& storage, const FileImage& image) {
+  for (const auto& [name, bytes] : image) {
+    EXPECT_TRUE(storage->stat(name) && read_file(*storage, name, UINT64_MAX) == bytes) << name;
+  }
+}
+
 FileImage saved() {
   const auto storage = memory_storage();
   run_ranks(2, [&](Communicator comm) {
@@ -96,8 +116,7 @@ TEST(Gc, RemovesThatAndNothingElse) {
 }
 
 TEST(Gc, SaysWhatEachFileIsWhyItIsLeftOverAndItsSize) {
-  FileImage image = dead_files();
-  image[".tilestone/lock"] = {};  // as every save makes it
+  const FileImage image = dead_files();
   const auto alone = find_leftovers(Location(memory_storage(image)));
   ASSERT_EQ(alone.size(), 4u);
   EXPECT_EQ(alone[0].what, std::string("manifest of the save ") + kDead);
@@ -144,7 +163,11 @@ TEST(Gc, BesideACheckpointThatCantBeReadNothingIsRemoved) {
 }
 
 TEST(Gc, AFileThatCantBeRemovedIsNamedOnceTheOthersAreGone) {
-  const auto inner = memory_storage(with_dead_files(saved()));
+  FileImage image = with_dead_files(saved());
+  const std::string note = engine::note_name(kDead);
+  image[note] = {};
+  image.erase(engine::temporary_name(kDead, "metadata"));
+  const auto inner = memory_storage(image);
   const std::string stuck = std::string(kDead) + "__0_0.distcp";
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
     const bool hit = call.op == StorageOp::kRemove && call.name == stuck;
@@ -158,7 +181,7 @@ TEST(Gc, AFileThatCantBeRemovedIsNamedOnceTheOthersAreGone) {
     EXPECT_EQ(error.sys_errno(), EACCES);
     EXPECT_EQ(error.file(), stuck);
   }
-  EXPECT_THAT(names_of(find_leftovers(Location(inner))), ElementsAre(stuck));
+  EXPECT_THAT(names_of(find_leftovers(Location(inner))), ElementsAre(note, stuck));
 }
 
 // Somebody removed the one file that makes it a checkpoint.
@@ -180,12 +203,8 @@ TEST(Gc, ACheckpointThatHasOnlyLostItsMetadataIsNoLeftoverUnlessForced) {
   EXPECT_THAT(storage->list(), ElementsAre(".tilestone/lock"));
 }
 
-// cp dir/* leaves the hidden files behind.
 TEST(Gc, DataFilesWithoutTheHiddenFilesAreNoLeftoversUnlessForced) {
-  FileImage image;
-  for (auto& [name, bytes] : saved()) {
-    if (name.front() != '.') image.emplace(name, bytes);
-  }
+  const FileImage image = without_hidden_files(saved());
   const auto storage = memory_storage(image);
   expect_error([&] { remove_leftovers(Location(storage)); }, ErrorCode::kCorrupt,
                "without the hidden files (.metadata, .tilestone) of their checkpoint");
@@ -194,44 +213,125 @@ TEST(Gc, DataFilesWithoutTheHiddenFilesAreNoLeftoversUnlessForced) {
 }
 
 TEST(Gc, WhatAFailedSaveLeftIsALeftoverThoughItsManifestStands) {
-  for (const char* lost : {"__1_0.distcp", "__0_0.distcp"}) {
+  const auto failed = [] {
     FileImage image = saved();
     image.erase(".metadata");
+    image[engine::note_name(save_id_in(image))] = {};
+    return image;
+  };
+  for (const char* lost : {"__1_0.distcp", "__0_0.distcp"}) {
+    FileImage image = failed();
     std::erase_if(image, [&](const auto& file) { return file.first.ends_with(lost); });
-    EXPECT_EQ(find_leftovers(Location(memory_storage(image))).size(), 2u);
+    EXPECT_EQ(find_leftovers(Location(memory_storage(image))).size(), 3u);
   }
-  FileImage image = saved();
-  image.erase(".metadata");
+  FileImage image = failed();
   for (auto& [name, bytes] : image) {
     if (name.ends_with(".distcp")) bytes.pop_back();
   }
-  EXPECT_EQ(find_leftovers(Location(memory_storage(image))).size(), 3u);
+  EXPECT_EQ(find_leftovers(Location(memory_storage(image))).size(), 4u);
+}
+
+// The disk under `inner`, on which the operation fails until `*fails` is false.
+std::shared_ptr<FaultDisk> failing_at(const std::shared_ptr<Storage>& inner, StorageOp op,
+                                      const std::string& part, const bool* fails) {
+  return FaultDisk::create(inner, [=](const StorageCall& call) {
+    const std::string_view name = op == StorageOp::kRename ? call.to : call.name;
+    const bool hit = *fails && call.op == op && name.find(part) != name.npos;
+    return hit ? FaultAction::fail(EIO) : FaultAction::pass();
+  });
+}
+
+TEST(Gc, NoSaveRemovesCopiedDataFilesThoughOneHasFailedAmongThem) {
+  const FileImage copied = without_hidden_files(saved());
+  for (const StorageOp op : {StorageOp::kSync, StorageOp::kRename, StorageOp::kSyncDirectory}) {
+    const auto inner = memory_storage(copied);
+    bool fails = true;
+    const std::string part = op == StorageOp::kSync     ? ".distcp"
+                             : op == StorageOp::kRename ? ".metadata"
+                                                        : ".tilestone";
+    const auto disk = failing_at(inner, op, part, &fails);
+    SaveOptions options;
+    options.overwrite = true;
+    const auto save_once = [&] { save(row_state(solo(), 9), Location(disk->storage()), options); };
+    expect_error(save_once, ErrorCode::kIo, "injected");
+    EXPECT_TRUE(inner->stat(".tilestone/lock"));
+    expect_files(inner, copied);
+    expect_error([&] { remove_leftovers(Location(inner)); }, ErrorCode::kCorrupt, "hidden files");
+    fails = false;
+    for (int i = 0; i < 3; ++i) save_once();
+    expect_rows(Location(inner), 9, 1);
+    expect_files(inner, copied);
+    EXPECT_THAT(remove_leftovers(Location(inner)), IsEmpty());
+    expect_files(inner, copied);
+    EXPECT_EQ(remove_leftovers(Location(inner), nullptr, true).size(), copied.size());
+    expect_rows(Location(inner), 9, 1);
+  }
+}
+
+TEST(Gc, OpeningACopyWithoutItsHiddenFilesSaysSo) {
+  const auto storage = memory_storage(without_hidden_files(saved()));
+  expect_error([&] { Checkpoint::open(Location(storage)); }, ErrorCode::kNotFound,
+               "without the hidden files (.metadata, .tilestone) of their checkpoint; copy the "
+               "checkpoint once more with its hidden files (cp -a FROM/. TO)");
+  StateDict state = row_state(solo(), 0);
+  expect_error([&] { load(state, Location(storage)); }, ErrorCode::kNotFound, "cp -a FROM/. TO");
+}
+
+// Nothing says that its save failed, and its data files can still be read.
+TEST(Gc, ASaveKeepsWhatHasOnlyLostItsMetadata) {
+  FileImage image = saved();
+  image.erase(".metadata");
+  const auto storage = memory_storage(image);
+  SaveOptions options;
+  options.overwrite = true;
+  for (int i = 0; i < 2; ++i) save(row_state(solo(), 9), Location(storage), options);
+  expect_rows(Location(storage), 9, 1);
+  expect_files(storage, image);
 }
 
 // The new checkpoint may not become durable.
-TEST(Gc, ASaveKeepsWhatHasOnlyLostItsMetadataUntilTheNewOneStands) {
-  for (const bool hidden : {true, false}) {
-    FileImage image = saved();
-    std::erase_if(image, [&](const auto& file) {
-      return file.first == ".metadata" || (!hidden && file.first.front() == '.');
-    });
-    const auto inner = memory_storage(image);
-    bool fails = true;
-    const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
-      const bool hit = fails && call.op == StorageOp::kRename && call.to == ".metadata";
-      return hit ? FaultAction::fail(EIO) : FaultAction::pass();
-    });
-    const auto save_once = [&] { save(row_state(solo(), 9), Location(disk->storage())); };
-    expect_error(save_once, ErrorCode::kIo, "injected");
-    for (const auto& [name, bytes] : image) EXPECT_TRUE(inner->stat(name)) << name;
-    fails = false;
-    save_once();
-    expect_rows(Location(inner), 9, 1);
-    for (const auto& [name, bytes] : image) {
-      if (name.front() == '.') continue;
-      EXPECT_FALSE(inner->stat(name)) << name;
-    }
-  }
+TEST(Gc, WhatMayBeAWholeCheckpointGoesOnlyOnceTheNewOneStands) {
+  FileImage image = saved();
+  image.erase(".metadata");
+  image[engine::note_name(save_id_in(image))] = {};
+  const auto inner = memory_storage(image);
+  bool fails = true;
+  const auto disk = failing_at(inner, StorageOp::kRename, ".metadata", &fails);
+  const auto save_once = [&] { save(row_state(solo(), 9), Location(disk->storage())); };
+  expect_error(save_once, ErrorCode::kIo, "injected");
+  expect_files(inner, image);
+  fails = false;
+  save_once();
+  expect_rows(Location(inner), 9, 1);
+  EXPECT_EQ(inner->list().size(), 4u);  // metadata, lock, manifest, data
+}
+
+TEST(Gc, AReplacedCheckpointOfWhichAFileStaysIsRemovedByTheNextSave) {
+  const FileImage image = saved();
+  const std::string stuck = save_id_in(image) + "__1_0.distcp";
+  const auto inner = memory_storage(image);
+  bool fails = true;
+  const auto disk = failing_at(inner, StorageOp::kRemove, stuck, &fails);
+  SaveOptions options;
+  options.overwrite = true;
+  save(row_state(solo(), 8), Location(disk->storage()), options);
+  EXPECT_TRUE(inner->stat(stuck));
+  fails = false;
+  EXPECT_EQ(find_leftovers(Location(inner)).size(), 2u);  // and the note
+  save(row_state(solo(), 9), Location(disk->storage()), options);
+  EXPECT_EQ(inner->list().size(), 4u);
+  expect_rows(Location(inner), 9, 1);
+}
+
+TEST(Gc, TheFilesOfAReplacedCheckpointThatCouldNotBeReadGo) {
+  FileImage image = saved();
+  image[".metadata"].resize(40);
+  const auto storage = memory_storage(image);
+  SaveOptions options;
+  options.overwrite = true;
+  save(row_state(solo(), 9), Location(storage), options);
+  EXPECT_EQ(storage->list().size(), 4u);
+  expect_rows(Location(storage), 9, 1);
 }
 
 TEST(Gc, LookingChangesNothingAndTakesNoLock) {
@@ -304,6 +404,9 @@ TEST(Gc, LeavesLeftoversAloneWhereNothingCanBeLocked) {
   save(row_state(solo(), 5), location, options);
   expect_rows(location, 5, 1);
   expect_error([&] { remove_leftovers(location); }, ErrorCode::kUnsupported, "lock");
+  for (const std::string& name : memory->list(".tilestone/")) {
+    EXPECT_FALSE(name.ends_with(".begun")) << name;  // its own note, which only it can know
+  }
   const size_t dead = dead_files().size();
   for (const auto& [name, bytes] : dead_files()) EXPECT_TRUE(memory->stat(name)) << name;
   EXPECT_GE(find_leftovers(location).size(), dead);

@@ -100,7 +100,12 @@ class Saving {
       : comm_(std::move(comm)), deadline_(deadline), rounds_(comm_, "save", place, deadline) {}
 
   SaveResult run(const Bring& bring) {
-    plan(bring);
+    try {
+      plan(bring);
+    } catch (...) {
+      if (commit_) commit_->abandon(is_alone());
+      throw;
+    }
     try {
       write();
     } catch (...) {
@@ -133,7 +138,7 @@ class Saving {
                                                 : orders_by_exchange(std::move(plans), save_id);
           commit_.emplace(brought_.location->shared(), format_, dialect_, save_id,
                           options().overwrite);
-          commit_->begin();
+          commit_->begin(coordinator_deadline());
           return orders;
         });
     orders_ = Orders::decode(answer);
@@ -312,7 +317,7 @@ class Saving {
 
   void discard() {
     remove_files(storage(), written_);
-    if (commit_) commit_->abandon();
+    if (commit_) commit_->abandon(is_alone());
   }
 
   const Communicator comm_;

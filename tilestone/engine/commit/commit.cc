@@ -5,25 +5,33 @@
 // and the data files: it alone decides which checkpoint stands at a location.
 //
 //  1. The coordinator makes the directories, takes the lock, refuses or accepts what stands there,
-//     and removes what failed attempts have left. Where the storage has no locks, that stays, here
-//     and in 5: it may be another save's.
+//     removes what failed attempts have left (where the storage has no locks that stays, here and
+//     in 5: it may be another save's), and leaves a note (note_name) that this save has begun here
+//     and which save's checkpoint it will replace. The note is durable before 2.
 //  2. Each rank writes its data files, syncs them, syncs their directory, and reports.
 //  3. The coordinator merges the reports (coverage is checked), opens each file that a rank
 //     reported, so that no rank has written to another directory than its own, and publishes the
 //     manifest: written to a temporary file, synced, renamed, directory synced.
 //  4. The coordinator publishes the metadata file in the same way. The rename is the commit.
-//  5. The coordinator removes the files of the checkpoint that was replaced, and leftovers.
+//  5. The coordinator removes the files of the checkpoint that was replaced, and leftovers; once
+//     they are gone for good, the note.
+//
+// What may be removed. Files of a save of which a note says that it began here, and that the
+// metadata does not name; and files of a save that the one which stands has replaced, as its note
+// says. Anything else of such a name has been copied here, and is somebody's only copy for all we
+// know: no save removes it.
 //
 // A crash at any point:
 //  before the rename of 4  The metadata file, if there is one, is the old one, and nothing that it
 //                          names has been touched: all new files have new names. Without an old
 //                          one there is no checkpoint. New files are leftovers: the next save
-//                          knows them by their names and that the metadata doesn't name them.
+//                          knows them by the note and that the metadata doesn't name them.
 //  at the rename           The file system shows the old or the new metadata. Both are whole (the
 //                          new one was synced before) and so is all that either names: 2 and 3
 //                          ended before, and 5 has not begun.
 //  after 4                 The directory has been synced, so the old metadata can't come back when
-//                          5 removes what it named. What 5 does not get to is a leftover.
+//                          5 removes what it named. What 5 does not get to is a leftover, of
+//                          which the note speaks.
 //  When the rename or the sync after it fails, nobody can know which metadata a later boot will
 //  show: no rank removes anything then, neither new files nor old ones.
 //
@@ -77,6 +85,14 @@ std::set<std::string> directories_of(const Index& index, IndexRole role) {
   return found;
 }
 
+bool holds_data(Storage& storage, const Format& format, const std::string& save_id) {
+  for (const std::string& name : storage.list()) {
+    const auto own = parse_own_name(format, name);
+    if (own && own->kind == kDataKind && own->save_id == save_id) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 Commit::Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
@@ -87,14 +103,10 @@ Commit::Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> f
       save_id_(std::move(save_id)),
       overwrite_(overwrite) {}
 
-void Commit::begin() {
+void Commit::begin(Deadline deadline) {
   refuse_foreign();
   refuse_unfresh();
   refuse_existing();
-  // Before the lock's file is made, which tells copied data files from those of a failed save.
-  if (!any_checkpoint(*storage_, *format_)) {
-    lost_ = find_lost(*storage_, *format_, storage_->list());
-  }
   storage_->make_directory("");
   storage_->make_directory(std::string(kOwnDirectory));
   lock();
@@ -103,6 +115,7 @@ void Commit::begin() {
   storage_->sync_directory("");
   finish_replacement();
   look_at_old();
+  leave_note(*storage_, save_id_, replaces_, deadline);
 }
 
 // Readers of the other kind would take its files together with ours.
@@ -172,27 +185,42 @@ void Commit::finish_replacement() {
 // What the standing checkpoint consists of. When that can't be read, or one stands there that has
 // only lost its metadata, nothing is removed before the new checkpoint stands.
 void Commit::look_at_old() {
+  const std::vector<std::string> names = storage_->list();
+  Standing old;
   try {
-    Standing old = read_standing(*storage_, format_);
-    old_rank_local_ = std::move(old.rank_local);
-    old_files_ = std::move(old.files);
-    if (!old.found && lost_) {
-      log(LogLevel::kWarning, lost_->what + "; they go once the new checkpoint stands");
-      return;
-    }
+    old = read_standing(*storage_, format_);
   } catch (const Error& error) {
     log(LogLevel::kWarning, std::string("the checkpoint that is to be replaced can't be read, so "
                                         "files of it may stay: ") +
                                 error.what());
+    // Its save is one of those that have a manifest.
+    for (const std::string& name : names) {
+      const auto own = parse_own_name(*format_, name);
+      if (own && own->kind == kManifestKind) replaces_.insert(own->save_id);
+    }
     return;
   }
-  remove_leftovers(old_files_);
+  old_rank_local_ = std::move(old.rank_local);
+  old_files_ = std::move(old.files);
+  if (old.found) replaces_.insert(old.save_id);
+  if (!old.found) {
+    if (const auto lost = find_lost(*storage_, *format_, names, read_notes(*storage_, names))) {
+      log(LogLevel::kWarning,
+          lost->what + (lost->began_here ? "; they go once the new checkpoint stands"
+                                         : "; this save does not remove them"));
+      return;
+    }
+  }
+  remove_leftovers(old_files_, old.save_id);
 }
 
-void Commit::remove_leftovers(const std::set<std::string>& referenced) {
+void Commit::remove_leftovers(const std::set<std::string>& referenced,
+                              const std::string& standing) {
   if (lock_ == nullptr) return;  // they may be the files of a save that is under way
   try {
-    remove_files(*storage_, leftovers(*format_, storage_->list(), referenced));
+    const std::vector<std::string> names = storage_->list();
+    const std::set<std::string> ended = read_notes(*storage_, names).ended(standing);
+    remove_leftover_files(*storage_, *format_, leftovers(*format_, names, referenced, ended));
   } catch (const Error& error) {
     log(LogLevel::kWarning, std::string("leftovers of earlier saves stay: ") + error.what());
   }
@@ -272,8 +300,11 @@ void Commit::clean() {
         replaced.push_back(name);
       }
     }
-    remove_files(*storage_, replaced);
-    remove_leftovers(new_files_);
+    // What stays of it keeps the note.
+    if (!remove_files(*storage_, replaced)) return;
+    if (!replaced.empty()) storage_->sync_directory("");
+    if (lock_ == nullptr) remove_files(*storage_, std::vector{note_name(save_id_)});
+    remove_leftovers(new_files_, save_id_);
   } catch (const Error& error) {
     log(LogLevel::kWarning, std::string("files of the replaced checkpoint stay: ") + error.what());
   }
@@ -291,9 +322,17 @@ void Commit::remove_rank_local() {
   remove_files(*storage_, std::vector{note});
 }
 
-void Commit::abandon() {
+void Commit::abandon(bool alone) {
   const std::string manifest = manifest_name(save_id_);
   if (new_files_.contains(manifest)) remove_files(*storage_, std::vector{manifest});
+  if (!alone) return;
+  bool has_data = true;
+  try {
+    has_data = holds_data(*storage_, *format_, save_id_);
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, std::string("the note of a failed save stays: ") + error.what());
+  }
+  if (!has_data) remove_files(*storage_, std::vector{note_name(save_id_)});
 }
 
 }  // namespace tilestone::engine

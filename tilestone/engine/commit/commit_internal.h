@@ -28,7 +28,7 @@ class Commit {
   // Step 1. Error(kAlreadyExists) when a checkpoint stands there and overwriting was not asked
   // for, or another save is under way; kUnsupported for overwriting one of another kind, which
   // can't be replaced in one step (format/foreign.h).
-  void begin();
+  void begin(Deadline deadline);
 
   // What step 3 works on.
   struct Reported {
@@ -42,10 +42,11 @@ class Commit {
   void prepare(Reported reported, Deadline deadline);
   // Step 4. The checkpoint exists from within this call on.
   void publish(Deadline deadline);
-  // Step 5. Failures are told in the log.
+  // Step 5. Failures are reported in the log.
   void clean();
-  // Instead of publish(): removes what prepare() made. Failures are told in the log.
-  void abandon();
+  // Instead of publish(): removes what prepare() made, and the save's note where `alone`: no other
+  // rank can have data files yet. Failures are reported in the log.
+  void abandon(bool alone);
 
  private:
   void refuse_foreign() const;
@@ -54,7 +55,7 @@ class Commit {
   void lock();
   void finish_replacement();
   void look_at_old();
-  void remove_leftovers(const std::set<std::string>& referenced);
+  void remove_leftovers(const std::set<std::string>& referenced, const std::string& standing);
   void mark_replaced(Deadline deadline);
   void remove_rank_local();
   Manifest make_manifest(const Metadata& metadata, int world_size) const;
@@ -69,8 +70,8 @@ class Commit {
 
   std::set<std::string> old_files_;       // of the checkpoint that stands there: data, manifest
   std::set<std::string> old_rank_local_;  // its metadata files, when it is a rank-local one
+  std::set<std::string> replaces_;        // the saves whose files they are
   std::set<std::string> new_files_;
-  std::optional<LostCheckpoint> lost_;  // where none stands
   Index index_;
 };
 

@@ -1,9 +1,12 @@
 #include "tilestone/engine/commit/gc.h"
 
 #include <exception>
+#include <map>
 #include <optional>
+#include <set>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
@@ -35,27 +38,39 @@ class Cleaning {
     const std::vector<std::string> names = storage_.list();
     if (names.empty()) throw Error(ErrorCode::kNotFound, "no file at " + storage_.describe());
     standing_ = read_standing(storage_, format_);
-    if (!standing_.found && !force_) refuse_lost(names);
+    const Notes notes = read_notes(storage_, names);
+    if (!standing_.found && !force_) refuse_lost(names, notes);
     replaced_ = find_replaced(storage_, *format_);
+    ended_ = notes.ended(standing_.save_id);
     std::vector<Leftover> found;
     for (const std::string& name : names) {
-      const auto told = tell(name);
-      const auto info = told ? storage_.stat(name) : std::nullopt;
-      if (info && info->regular) found.push_back({name, info->size, told->what, told->why});
+      const auto reason = reason_of(name);
+      const auto info = reason ? storage_.stat(name) : std::nullopt;
+      if (info && info->regular) found.push_back({name, info->size, reason->what, reason->why});
     }
     return found;
   }
 
+  // Names the saves whose files stay because no note speaks of them.
+  void report_kept() const {
+    for (const auto& [save_id, count] : kept_) {
+      log(LogLevel::kWarning, std::to_string(count) + " files of the save " + save_id +
+                                  " stay in " + storage_.describe() +
+                                  ": no note of that save says that it left them, so they may have "
+                                  "been copied here; with force they are removed");
+    }
+  }
+
   void remove(const std::vector<Leftover>& found) {
     for (const Leftover& file : found) {
-      if (file.name != kReplacedName) remove(file.name);
+      if (!is_note(file.name)) remove(file.name);
     }
-    // The note goes last and once the others are gone for good: without it, the rank-local
-    // metadata of which it speaks would stand beside the other kind.
+    // Notes go last and once the others are gone for good: without them, rank-local metadata would
+    // stand beside the other kind, and data files be nobody's.
     if (failure_ == nullptr && !found.empty()) {
       storage_.sync_directory("");
       for (const Leftover& file : found) {
-        if (file.name == kReplacedName) remove(file.name);
+        if (is_note(file.name)) remove(file.name);
       }
     }
     if (failure_ != nullptr) std::rethrow_exception(failure_);
@@ -68,8 +83,8 @@ class Cleaning {
         .with_hint("wait for it: its files are not left over");
   }
 
-  void refuse_lost(const std::vector<std::string>& names) {
-    const auto lost = find_lost(storage_, *format_, names);
+  void refuse_lost(const std::vector<std::string>& names, const Notes& notes) {
+    const auto lost = find_lost(storage_, *format_, names, notes);
     if (!lost) return;
     if (lock_ == nullptr) expect_unlocked();
     if (any_checkpoint(storage_, *format_)) {  // published since the names were listed
@@ -80,29 +95,40 @@ class Cleaning {
         .with_hint(lost->hint + "; with force these files are removed");
   }
 
-  struct Told {
+  bool is_note(const std::string& name) const {
+    const auto own = parse_own_name(*format_, name);
+    return name == kReplacedName ||
+           (own && (own->kind == kNoteKind || own->kind == kTemporaryKind));
+  }
+
+  struct Reason {
     std::string what, why;
   };
 
-  std::optional<Told> tell(const std::string& name) const {
+  // Why the file can go; nullopt when it can't.
+  std::optional<Reason> reason_of(const std::string& name) {
     if (replaced_ && replaced_->files.contains(name)) {
-      return Told{"metadata of a rank-local checkpoint",
-                  "the save " + standing_.save_id + " has replaced it"};
+      return Reason{"metadata of a rank-local checkpoint",
+                    "the save " + standing_.save_id + " has replaced it"};
     }
     if (name == kReplacedName) {
-      return Told{"note of a replaced rank-local checkpoint",
-                  replaced_ ? "nothing is left that it speaks of" : "its save was not published"};
+      return Reason{"note of a replaced rank-local checkpoint",
+                    replaced_ ? "nothing is left that it speaks of" : "its save was not published"};
     }
     const auto own = parse_own_name(*format_, name);
     if (!own || standing_.files.contains(name)) return std::nullopt;
-    return Told{std::string(own->kind) + " of the save " + own->save_id,
-                why_not_needed(own->save_id)};
+    if (!force_ && !is_leftover(*own, ended_)) {
+      if (storage_.stat(name)) ++kept_[own->save_id];
+      return std::nullopt;
+    }
+    return Reason{std::string(own->kind) + " of the save " + own->save_id,
+                  why_not_needed(own->save_id)};
   }
 
   std::string why_not_needed(const std::string& save_id) const {
     if (!standing_.found) return "no checkpoint stands here: the save was not published";
     if (standing_.save_id.empty()) return "the checkpoint that stands here is another writer's";
-    if (standing_.save_id == save_id) return "the checkpoint of this save does not name it";
+    if (standing_.save_id == save_id) return "the checkpoint of this save does not need it";
     return "the checkpoint that stands here is of the save " + standing_.save_id;
   }
 
@@ -120,6 +146,8 @@ class Cleaning {
   std::unique_ptr<StorageLock> lock_;
   Standing standing_;
   std::optional<Replaced> replaced_;
+  std::set<std::string> ended_;         // saves whose files may go
+  std::map<std::string, size_t> kept_;  // files that don't, by save
   std::exception_ptr failure_;
 };
 
@@ -132,6 +160,7 @@ std::vector<Leftover> find_leftovers(const Location& location,
   cleaning.expect_unlocked();
   std::vector<Leftover> found = cleaning.find();
   cleaning.expect_unlocked();  // or a save has begun, and some of the files are its own
+  cleaning.report_kept();
   return found;
 }
 

@@ -20,18 +20,18 @@ struct Leftover {
   std::string why;    // why it is not needed, as a sentence's end
 };
 
-// What can go: files of names that only Tilestone gives (each holds the id of its save) and that
-// the checkpoint that stands there, if one does, does not name; and the metadata of a rank-local
-// checkpoint whose replacement was interrupted after its commit. Sorted by name. Changes nothing.
+// What can go: files with a save's id in their name that a note in .tilestone says a save has made
+// or replaced there, and that no standing checkpoint names; and metadata of a rank-local checkpoint
+// whose replacement was interrupted after its commit. Sorted by name. Changes nothing.
 //
 // Looking takes no lock and makes nothing: a save that begins meanwhile goes on, and a location
 // that can only be read will do.
 //
-// `format`: default torch_dist. `force`: also the files of a checkpoint that has only lost its
-// metadata file, which are Error(kCorrupt) otherwise: a manifest with every data file that it
-// names, or data files that were copied without the hidden files beside them. Errors: kNotFound
-// when there is no file at all, kAlreadyExists while a save is under way there; kCorrupt and
-// kUnsafe when the checkpoint can't be read, since what it needs is then not known; kIo.
+// `format`: default torch_dist. `force`: also files of which no note speaks. They may have been
+// copied there, and stay otherwise, as the log says; where no checkpoint stands, they or a manifest
+// with all its data files may be all that is left of one: kCorrupt. Other errors: kNotFound when
+// there is no file at all, kAlreadyExists while a save is under way there; kCorrupt and kUnsafe
+// when the checkpoint can't be read, since what it needs is then not known; kIo.
 std::vector<Leftover> find_leftovers(const Location& location,
                                      const std::shared_ptr<const Format>& format = nullptr,
                                      bool force = false);

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <random>
 
 #include "tilestone/base/error.h"
@@ -11,7 +10,7 @@ namespace {
 
 constexpr size_t kSaveIdLength = 36;
 constexpr std::string_view kTemporarySuffix = ".tmp";
-constexpr std::string_view kDataKind = "data file";
+constexpr uint64_t kMaxNoteBytes = 1u << 20;
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_hex(char c) { return is_digit(c) || (c >= 'a' && c <= 'f'); }
@@ -66,7 +65,86 @@ std::string switch_of(const Manifest& manifest) {
   return "index";
 }
 
+Bytes encode_note(const std::set<std::string>& replaces) {
+  ByteWriter writer;
+  writer.varint(replaces.size());
+  for (const std::string& save_id : replaces) writer.string(save_id);
+  return std::move(writer).take();
+}
+
+std::set<std::string> decode_note(ByteView bytes, const std::string& name) {
+  if (bytes.empty()) return {};  // its save was killed while it wrote the note
+  ByteReader reader(bytes, name);
+  std::set<std::string> replaces;
+  for (uint64_t count = reader.count(); count > 0; --count) replaces.emplace(reader.string());
+  reader.expect_end();
+  return replaces;
+}
+
+LostCheckpoint lost_index(const Storage& storage, const Manifest& manifest) {
+  return {manifest.save_id,
+          false,
+          "the checkpoint of the save " + manifest.save_id + " has lost only its " +
+              switch_of(manifest) + ": its manifest and all its data files are in " +
+              storage.describe(),
+          {}};
+}
+
+LostCheckpoint lost_hidden(const Storage& storage, const std::string& save_id) {
+  return {save_id,
+          false,
+          "data files of the save " + save_id + " are in " + storage.describe() +
+              " without the hidden files (.metadata, " + std::string(kOwnDirectory) +
+              ") of their checkpoint",
+          {}};
+}
+
 }  // namespace
+
+std::string note_name(std::string_view save_id) {
+  std::string name(kOwnDirectory);
+  return name.append("/").append(save_id).append(".begun");
+}
+
+void leave_note(Storage& storage, const std::string& save_id, const std::set<std::string>& replaces,
+                Deadline deadline) {
+  const std::string name = note_name(save_id);
+  try {
+    const auto file = storage.create(name);
+    file->append(encode_note(replaces));
+    file->sync(deadline);
+    file->close();
+    storage.sync_directory(std::string(kOwnDirectory));
+  } catch (...) {
+    remove_files(storage, std::vector{name});
+    throw;
+  }
+}
+
+std::set<std::string> Notes::ended(const std::string& standing) const {
+  std::set<std::string> saves = begun;
+  const auto found = replaces.find(standing);
+  if (found != replaces.end()) saves.insert(found->second.begin(), found->second.end());
+  return saves;
+}
+
+Notes read_notes(Storage& storage, std::span<const std::string> names) {
+  Notes notes;
+  for (const std::string& name : names) {
+    const auto own = parse_in_own_directory(name);
+    if (!own || own->kind == kManifestKind) continue;
+    notes.begun.insert(own->save_id);
+    if (own->kind != kNoteKind) continue;
+    try {
+      notes.replaces[own->save_id] = decode_note(read_file(storage, name, kMaxNoteBytes), name);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kNotFound) continue;  // its save has ended meanwhile
+      log(LogLevel::kWarning,
+          std::string("what a save has replaced is not known, and stays: ") + error.what());
+    }
+  }
+  return notes;
+}
 
 std::string temporary_name(std::string_view save_id, std::string_view what) {
   std::string name(kOwnDirectory);
@@ -94,10 +172,11 @@ std::optional<OwnName> parse_in_own_directory(std::string_view name) {
   const std::string save_id(base.substr(0, kSaveIdLength));
   if (!is_save_id(save_id)) return std::nullopt;
   if (name == manifest_name(save_id)) return OwnName{kManifestKind, save_id};
+  if (name == note_name(save_id)) return OwnName{kNoteKind, save_id};
   if (!base.substr(kSaveIdLength).starts_with('.') || !base.ends_with(kTemporarySuffix)) {
     return std::nullopt;
   }
-  return OwnName{"temporary file", save_id};
+  return OwnName{kTemporaryKind, save_id};
 }
 
 std::optional<OwnName> parse_own_name(const Format& format, std::string_view name) {
@@ -109,53 +188,71 @@ bool is_own_name(const Format& format, std::string_view name) {
   return parse_own_name(format, name).has_value();
 }
 
+bool is_leftover(const OwnName& own, const std::set<std::string>& ended) {
+  return own.kind == kNoteKind || own.kind == kTemporaryKind || ended.contains(own.save_id);
+}
+
 std::vector<std::string> leftovers(const Format& format, std::span<const std::string> names,
-                                   const std::set<std::string>& referenced) {
+                                   const std::set<std::string>& referenced,
+                                   const std::set<std::string>& ended) {
   std::vector<std::string> found;
   for (const std::string& name : names) {
-    if (!referenced.contains(name) && is_own_name(format, name)) found.push_back(name);
+    if (referenced.contains(name)) continue;
+    const auto own = parse_own_name(format, name);
+    if (own && is_leftover(*own, ended)) found.push_back(name);
   }
   return found;
 }
 
 std::optional<LostCheckpoint> find_lost(Storage& storage, const Format& format,
-                                        std::span<const std::string> names) {
-  const std::string hint =
-      "copy the checkpoint once more with its hidden files (cp -a FROM/. TO), if it still stands "
-      "elsewhere";
-  const bool locked_once = std::find(names.begin(), names.end(), kLockName) != names.end();
+                                        std::span<const std::string> names, const Notes& notes) {
   for (const std::string& name : names) {
     const auto own = parse_own_name(format, name);
-    const bool is_manifest = own && own->kind == kManifestKind;
-    if (const auto manifest = is_manifest ? complete_save(storage, own->save_id) : std::nullopt) {
-      return LostCheckpoint{own->save_id,
-                            "the checkpoint of the save " + own->save_id + " has lost only its " +
-                                switch_of(*manifest) +
-                                ": its manifest and all its data files are in " +
-                                storage.describe(),
-                            hint};
+    if (!own) continue;
+    const bool began_here = notes.begun.contains(own->save_id);
+    std::optional<LostCheckpoint> lost;
+    if (own->kind == kManifestKind) {
+      if (const auto manifest = complete_save(storage, own->save_id)) {
+        lost = lost_index(storage, *manifest);
+      }
+    } else if (own->kind == kDataKind && !began_here && is_file(storage, name)) {
+      lost = lost_hidden(storage, own->save_id);
     }
-    if (own && own->kind == kDataKind && !locked_once && is_file(storage, name)) {
-      return LostCheckpoint{own->save_id,
-                            "data files of the save " + own->save_id + " are in " +
-                                storage.describe() + " without the hidden files (" +
-                                std::string(".metadata, ") + std::string(kOwnDirectory) +
-                                ") of their checkpoint",
-                            hint};
-    }
+    if (!lost) continue;
+    lost->began_here = began_here;
+    lost->hint =
+        "copy the checkpoint once more with its hidden files (cp -a FROM/. TO), if it still stands "
+        "elsewhere";
+    return lost;
   }
   return std::nullopt;
 }
 
-void remove_files(Storage& storage, std::span<const std::string> names) {
+bool remove_files(Storage& storage, std::span<const std::string> names) {
+  bool all = true;
   for (const std::string& name : names) {
     try {
       storage.remove(name);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kNotFound) continue;
+      all = false;
       log(LogLevel::kWarning, std::string("a file that is not needed stays: ") + error.what());
     }
   }
+  return all;
+}
+
+void remove_leftover_files(Storage& storage, const Format& format,
+                           std::span<const std::string> names) {
+  std::vector<std::string> files, notes;
+  for (const std::string& name : names) {
+    const auto own = parse_own_name(format, name);
+    const bool speaks = own && (own->kind == kNoteKind || own->kind == kTemporaryKind);
+    (speaks ? notes : files).push_back(name);
+  }
+  if (!remove_files(storage, files)) return;
+  if (!files.empty()) storage.sync_directory("");
+  remove_files(storage, notes);
 }
 
 }  // namespace tilestone::engine

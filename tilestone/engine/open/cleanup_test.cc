@@ -5,6 +5,7 @@
 
 #include "tilestone/format/manifest.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/storage/memory_storage.h"
 
 namespace tilestone::engine {
 namespace {
@@ -38,8 +39,27 @@ TEST(Cleanup, WhatIsReferencedIsNoLeftover) {
   const std::vector<std::string> names{".metadata", format->data_file_name(dead, 0, 0),
                                        format->data_file_name(live, 0, 0), manifest_name(dead),
                                        manifest_name(live)};
-  EXPECT_THAT(leftovers(*format, names, {names[2], names[4]}),
+  EXPECT_THAT(leftovers(*format, names, {names[2], names[4]}, {dead, live}),
               testing::ElementsAre(names[1], names[3]));
+}
+
+TEST(Cleanup, FilesOfASaveThatHasNotEndedHereAreNoLeftovers) {
+  const auto format = torch_dist_format();
+  const std::string id = random_save_id();
+  const std::vector<std::string> names{format->data_file_name(id, 0, 0), manifest_name(id)};
+  EXPECT_THAT(leftovers(*format, names, {}, {random_save_id()}), testing::IsEmpty());
+}
+
+TEST(Cleanup, ANoteSpeaksOfItsSaveAndOfThoseThatItReplacesOnceItStands) {
+  const auto storage = memory_storage();
+  storage->make_directory(std::string(kOwnDirectory));
+  const std::string id = random_save_id(), old = random_save_id(), torn = random_save_id();
+  leave_note(*storage, id, {old}, Deadline::never());
+  storage->create(note_name(torn))->close();
+  const Notes notes = read_notes(*storage, storage->list());
+  EXPECT_THAT(notes.ended(""), testing::UnorderedElementsAre(id, torn));
+  EXPECT_THAT(notes.ended(torn), testing::UnorderedElementsAre(id, torn));
+  EXPECT_THAT(notes.ended(id), testing::UnorderedElementsAre(id, old, torn));
 }
 
 }  // namespace

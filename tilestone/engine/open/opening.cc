@@ -151,6 +151,16 @@ void attach_manifest(Opened& opened, ByteView bytes) {
   opened.manifest = std::move(manifest);
 }
 
+// Whether a save is known to be under way.
+bool is_saved_to(Storage& storage) {
+  try {
+    return storage.is_locked(std::string(kLockName));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    return false;
+  }
+}
+
 }  // namespace
 
 DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>& wanted) {
@@ -162,7 +172,9 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
   }
   if (found.format != nullptr) return found;
   Error error(ErrorCode::kNotFound, "no checkpoint at " + storage.describe());
-  if (const auto lost = find_lost(storage, *torch_dist_format(), names)) {
+  const auto lost = find_lost(storage, *torch_dist_format(), names, read_notes(storage, names));
+  // During a save these files are its own.
+  if (lost && !is_saved_to(storage)) {
     error.with_hint(lost->what + "; " + lost->hint);
   }
   throw std::move(error);
