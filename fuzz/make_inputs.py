@@ -96,6 +96,7 @@ GOLDENS = (
     "torch-2.14.1/dcp-w1-ranklocal",
     "megatron-core-0.9.0/mc-w1",
     "megatron-core-0.19.2/hint-w1",
+    "megatron-core-0.13.1/zarr-w2",
 )
 
 

@@ -20,6 +20,7 @@
 #include "tilestone/format/manifest.h"
 #include "tilestone/format/torch_dist/metadata_reader_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/format/zarr/array_metadata_internal.h"
 #include "tilestone/storage/memory_storage.h"
 
 namespace tilestone {
@@ -160,6 +161,11 @@ TEST(MemoryMultiple, OfMetadata) {
     metadata.index();
   });
   meter.feed(files_of("torch_metadata"));
+}
+
+TEST(MemoryMultiple, OfZarrArrays) {
+  Meter meter("zarr array", 64, [](ByteView bytes) { zarr::parse_array(bytes, "w/.zarray"); });
+  meter.feed(files_of("zarr_array"));
 }
 
 TEST(MemoryMultiple, OfManifests) {
