@@ -169,6 +169,13 @@ void bind_tensor(nb::module_& m) {
       .def_prop_ro("dtype", [](const TensorView& v) { return to_string(v.dtype); })
       .def_prop_ro("shape", [](const TensorView& v) { return v.shape; })
       .def_prop_ro("nbytes", &TensorView::bytes)
+      .def(
+          "with_owner",
+          [](TensorView view, nb::handle owner) {
+            view.owner = keep_alive(owner);
+            return view;
+          },
+          "owner"_a, "The same memory, which another object keeps alive.")
       .def_prop_ro(
           "owner", [](const TensorView& v) { return nb::borrow(kept_object(v.owner)); },
           nb::sig("def owner(self) -> object"))

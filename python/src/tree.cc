@@ -304,19 +304,18 @@ nb::object item_of(nb::handle original, nb::handle key) {
 class TreeReader {
  public:
   explicit TreeReader(const Bridge& bridge) : bridge_(bridge) {
-    for (nb::handle id : bridge.call("statefuls")) statefuls_.insert(nb::cast<uintptr_t>(id));
+    for (nb::handle id : bridge.call("replaced")) replaced_.insert(nb::cast<uintptr_t>(id));
     copied_back_ = bridge.call("copied_back");
   }
 
   const nb::list& filled() const { return filled_; }
 
   nb::object node(const StateNode& node, nb::handle original) {
-    if (!statefuls_.contains(reinterpret_cast<uintptr_t>(original.ptr()))) {
+    if (!replaced_.contains(reinterpret_cast<uintptr_t>(original.ptr()))) {
       return content(node, original);
     }
-    nb::object loaded = content(node, bridge_.call("state_of", original));
-    bridge_.call("keep_loaded", original, loaded);
-    return nb::borrow(original);
+    nb::object loaded = content(node, bridge_.call("stand_in_of", original));
+    return keyed(path_, [&] { return bridge_.call("restored", original, loaded); });
   }
 
   nb::object dict(const StateDict& dict, nb::handle original) {
@@ -364,7 +363,8 @@ class TreeReader {
     const nb::handle kept = kept_object(view.owner);
     if (!kept.is_valid()) return from_tensor(view, original, bridge_);
     const bool copied = kept.type().is(copied_back_);
-    nb::object array = copied ? kept.attr("finish")() : nb::borrow(kept);
+    nb::object array =
+        copied ? keyed(path_, [&] { return kept.attr("finish")(); }) : nb::borrow(kept);
     if (view.bytes() != 0) filled_.append(array);
     return array;
   }
@@ -384,8 +384,8 @@ class TreeReader {
   }
 
   const Bridge& bridge_;
-  std::unordered_set<uintptr_t> statefuls_;
-  nb::object copied_back_;  // tilestone._copied_back.CopiedBack
+  std::unordered_set<uintptr_t> replaced_;  // ids of objects in whose place others were filled
+  nb::object copied_back_;                  // tilestone._copied_back.CopiedBack
   nb::list filled_;
   Path path_;  // where the node is that is being made
 };

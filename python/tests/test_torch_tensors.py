@@ -237,7 +237,7 @@ def test_plain_tensors_are_described_without_python(
         raise AssertionError("Python was asked for a plain tensor")
 
     monkeypatch.setattr(_torch_bridge, "view", refuse)
-    monkeypatch.setattr(_torch_bridge, "is_distributed", refuse)
+    monkeypatch.setattr(_torch_bridge._TensorConverter, "node", refuse)
     tilestone.save({"nested": [state]}, ckpt)
     wanted = {name: torch.zeros_like(tensor.detach()) for name, tensor in state.items()}
     loaded = tilestone.load({"nested": [wanted]}, ckpt)["nested"][0]

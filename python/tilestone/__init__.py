@@ -65,6 +65,7 @@ from tilestone._errors import (
     UnsupportedError,
 )
 from tilestone._opaque import Opaque
+from tilestone._plugins import register_converter
 from tilestone._progress import Progress
 
 __all__ = [
@@ -114,6 +115,7 @@ __all__ = [
     "merge_shardings",
     "mpi_world",
     "open",
+    "register_converter",
     "replica_holders",
     "replica_id",
     "run_ranks",

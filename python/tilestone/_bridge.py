@@ -1,20 +1,23 @@
-"""Python's side of the binding: what an object is to the engine.
+"""Python's side of the binding: what the engine asks of objects, and tells of them.
 
-torch is never imported here: an object can only be torch's when torch is already loaded.
+What an object of a foreign type is, the registry of converters says (`_converters`). torch is
+never imported here: an object can only be torch's when torch is already loaded.
 """
 
 from __future__ import annotations
 
 import collections
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
 
 from tilestone import (
     _containers,
+    _converters,
     _core,
+    _entities,
     _leaves,
     _megatron,
     _numpy,
@@ -23,18 +26,33 @@ from tilestone import (
 )
 from tilestone._copied_back import CopiedBack
 from tilestone._dtypes import DType, native_type
-from tilestone._entities import (
-    LocalNonpersistent,
-    ShardedObject,
-    ShardedTensor,
-    ShardedTensorFactory,
-)
-from tilestone._errors import CheckpointError, InvalidArgumentError
+from tilestone._errors import InvalidArgumentError
 from tilestone._opaque import Opaque, make
 from tilestone._stateful import Statefuls, below, is_stateful
 
-_ENTITIES = (ShardedTensor, ShardedObject, ShardedTensorFactory, LocalNonpersistent)
+# Imported for the converters that they register.
+_REGISTERED = (_entities, _megatron, _numpy)
 
+
+class _DtypeConverter(_converters.Converter):
+    def in_value(self, item: Any) -> Any:
+        return str(item)
+
+
+class _OpaqueConverter(_converters.Converter):
+    def in_value(self, item: Any) -> Any:
+        return item
+
+
+def _register_torchs() -> None:
+    from tilestone import _torch_bridge
+
+    _torch_bridge.register()
+
+
+_converters.add(DType, _DtypeConverter())
+_converters.add(Opaque, _OpaqueConverter())
+_converters.add_lazily("torch", _register_torchs)
 
 _torch_module: Any = None  # tilestone._torch_bridge, from the first call with torch loaded on
 
@@ -49,79 +67,11 @@ def _torch() -> Any:
     return _torch_module
 
 
-def find_view(array: Any, for_load: bool) -> _core.TensorView | None:
-    """A view of any array's memory, None for what is no array.
-
-    A load's view of memory that can't be filled as it lies is one of fresh memory, whose owner
-    is a `CopiedBack`.
-    """
-    if isinstance(array, numpy.ndarray):
-        return _numpy.view(array, for_load)
-    torch = _torch()
-    if torch is not None and torch.is_tensor(array):
-        found: _core.TensorView = torch.view(array, for_load)
-        return found
-    if isinstance(array, numpy.generic):
-        return None
-    if hasattr(type(array), "__dlpack__"):
-        return _numpy.dlpack_view(array, for_load)
-    return None
-
-
-def description(array: Any) -> _core.TensorView:
-    """Dtype and shape of any array; one on torch's meta device has no more.
-
-    Raises:
-        InvalidArgumentError: as for `view`.
-    """
-    torch = _torch()
-    if torch is not None and torch.is_tensor(array) and array.is_meta:
-        return _core.TensorView.without_data(torch.dtype_name(array.dtype), tuple(array.shape))
-    return view(array, for_load=False)
-
-
-def view_to_fill(array: Any) -> _core.TensorView:
-    """A view through which exactly this array is filled; `written` must follow.
-
-    Raises:
-        InvalidArgumentError: it is no array, read-only, or has no memory.
-    """
-    torch = _torch()
-    if isinstance(array, numpy.ndarray):
-        writable = array.flags.writeable
-    elif torch is not None and torch.is_tensor(array):
-        writable = not array.is_meta
-    else:
-        writable = hasattr(type(array), "__dlpack__") and _numpy.is_writable(array)
-    if not writable:
-        raise InvalidArgumentError(
-            f"a {type(array).__name__} can't be filled: it is read-only or has no memory"
-            if hasattr(type(array), "__dlpack__")
-            else f"an array is filled, not a {type(array).__name__}"
-        )
-    return view(array, for_load=True)
-
-
 def written(filled: _core.TensorView, array: Any) -> None:
     """After the view that view_to_fill gave was filled."""
     if isinstance(filled.owner, CopiedBack):
         filled.owner.finish()
     note_written([array])
-
-
-def view(array: Any, for_load: bool) -> _core.TensorView:
-    """A view of any array's memory.
-
-    Raises:
-        InvalidArgumentError: it is no array, or of elements that no checkpoint holds.
-    """
-    found = find_view(array, for_load)
-    if found is None:
-        raise InvalidArgumentError(
-            f"an array of numbers is needed, not {type(array).__name__}"
-            + (f" of {array.dtype}" if hasattr(array, "dtype") else "")
-        )
-    return found
 
 
 def note_written(arrays: list[Any]) -> None:
@@ -162,6 +112,7 @@ class Bridge:
         self.by_rule = by_rule
         self.rank = rank
         self._unpacked: dict[Any, Any] = {}
+        self._replaced: dict[int, tuple[Any, Any, Callable[[Any], Any]]] = {}  # by id of the first
         self._statefuls = Statefuls()
 
     def unpack(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -177,38 +128,16 @@ class Bridge:
 
     def is_entity(self, item: Any) -> bool:
         """Whether an object in a list is a part of the tree: an array, an entity, a Stateful."""
-        if isinstance(item, numpy.generic):
-            return False
-        return (
-            isinstance(item, (*_ENTITIES, numpy.ndarray))
-            or hasattr(type(item), "__dlpack__")
-            or _megatron.kind_of(item) is not None
-            or is_stateful(item)
-        )
+        converter = _converters.find(item)
+        return converter is not None and converter.in_tree or is_stateful(item)
 
     def describe(self, item: Any, path: str) -> Any:
         """A view or entity of the engine; None for an object that is neither.
 
         Of a Stateful, a tuple: its state dict, and the paths in it of which a load takes all.
         """
-        if _megatron.kind_of(item) is not None:
-            item = _megatron.entity(item, self.for_load)
-        if isinstance(item, ShardedTensor):
-            return item._entity(self.for_load)
-        if isinstance(item, (ShardedObject, ShardedTensorFactory)):
-            return item._entity(self)
-        if isinstance(item, LocalNonpersistent):
-            return _core.LocalNonpersistent.make(item.value)
-        torch = _torch()
-        if torch is not None and torch.is_distributed(item):
-            return torch.distributed_entity(item, path, self)
-        try:
-            found = find_view(item, self.for_load)
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, CheckpointError):
-                raise
-            text = f"a {type(item).__name__} has no memory that can be read: {error}"
-            raise InvalidArgumentError(text) from error
+        converter = _converters.find(item)
+        found = None if converter is None else converter.node(item, path, self)
         if found is None and is_stateful(item):
             state = self._statefuls.enter(item)
             return state, below(item, state) if self.for_load else ()
@@ -231,17 +160,27 @@ class Bridge:
         """What a load gives back for a leaf: a template's array, filled by the stored object."""
         return _object_arrays.filled_by(original, made, _torch())
 
-    def statefuls(self) -> list[int]:
-        """id() of the state's Stateful objects."""
-        return self._statefuls.ids()
+    def replace(self, item: Any, made: Any, restore: Callable[[Any], Any]) -> None:
+        """Notes what a converter put in the item's place, and what undoes it after a load."""
+        if self.for_load:
+            self._replaced[id(item)] = (item, made, restore)
 
-    def state_of(self, item: Any) -> Any:
-        """The state dict of a Stateful of the template."""
+    def replaced(self) -> list[int]:
+        """id() of the template's objects in whose place something else was filled."""
+        return [*self._statefuls.ids(), *self._replaced]
+
+    def stand_in_of(self, item: Any) -> Any:
+        """What was filled in the item's place: a Stateful's state dict, what a converter made."""
+        if id(item) in self._replaced:
+            return self._replaced[id(item)][1]
         return self._statefuls.state_of(item)
 
-    def keep_loaded(self, item: Any, loaded: Any) -> None:
-        """What was loaded of a Stateful's state dict."""
+    def restored(self, item: Any, loaded: Any) -> Any:
+        """What the load gives back for the item; `loaded`: what was loaded for its stand-in."""
+        if id(item) in self._replaced:
+            return self._replaced[id(item)][2](loaded)
         self._statefuls.keep_loaded(item, loaded)
+        return item
 
     def copied_back(self) -> type:
         """The class of the owner of a view of which finish() gives the array."""
@@ -260,39 +199,14 @@ class Bridge:
         return self.ranks if self.by_rule else 0
 
     def describe_in_value(self, item: Any) -> Any:
-        """A view in host memory, a dtype's name, an Opaque, or None: an object inside a leaf.
-
-        Of a tensor that autograd knows of, (view, whether it is a parameter, whether it requires
-        grad). Where torch is loaded, a numpy array is pickled, so that it comes back as one.
-        """
-        if type(item) is Opaque:
-            return item
-        if isinstance(item, DType):
-            return str(item)
-        torch = _torch()
-        if (
-            isinstance(item, _ENTITIES)
-            or _megatron.kind_of(item) is not None
-            or (torch is not None and torch.is_distributed(item))
-        ):
-            raise InvalidArgumentError(
-                f"a {type(item).__name__} stands inside a tuple or an object; sharded entities "
-                "are found in dicts and lists only"
-            )
-        if torch is not None:
-            if torch.is_dtype(item):
-                return torch.dtype_name(item)
-            if torch.is_tensor(item):
-                return torch.in_value(item)
-        elif type(item) is numpy.ndarray and item.dtype.isnative:
-            return _numpy.view(item, False)
-        return None
+        """What a leaf holds of an object inside it, see Converter.in_value; None: it is pickled."""
+        converter = _converters.find(item)
+        return None if converter is None else converter.in_value(item)
 
     def data_of(self, item: Any) -> Any:
         """The array that stands in a template's place, or None."""
-        if isinstance(item, (ShardedTensor, ShardedObject)):
-            return item.data
-        return _megatron.data_of(item)
+        converter = _converters.find(item)
+        return item if converter is None else converter.data_of(item)
 
     def pickle(self, item: Any, key: str) -> tuple[bytes, bool]:
         """An object that is no plain data, pickled; whether as a torch.save archive.
@@ -300,7 +214,7 @@ class Bridge:
         Raises:
             InvalidArgumentError: it can't be pickled, or could not be read back.
         """
-        _leaves.check(item, _ENTITIES, _torch())
+        _leaves.check(item)
         pickled, archive = _pickling.dumps(item, key)
         _pickling.check_and_tell(pickled, archive, key, tell=self.rank == 0)
         return pickled, archive

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
 
-from tilestone import _bridge, _core, _options
+from tilestone import _bridge, _converters, _core, _options
 from tilestone._dtypes import DType
 from tilestone._entities import to_box
 from tilestone._errors import CheckpointError, InvalidArgumentError
@@ -175,7 +175,7 @@ class Checkpoint:
             part = None if box is None else self._part(key, box)
             if out is None:
                 return bridge.make_array(handle.read(key, part), None)
-            target = _bridge.view_to_fill(out)
+            target = _converters.view_to_fill(out)
             handle.read_into(key, part, target)
             _bridge.written(target, out)
             return out

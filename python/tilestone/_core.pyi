@@ -219,6 +219,9 @@ class TensorView:
     @property
     def nbytes(self) -> int: ...
 
+    def with_owner(self, owner: object) -> TensorView:
+        """The same memory, which another object keeps alive."""
+
     @property
     def owner(self) -> object: ...
 

@@ -12,7 +12,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilestone import _core
+from tilestone import _converters, _core
+from tilestone._converters import Call, Node
 from tilestone._errors import CheckpointError, InvalidArgumentError
 
 ReplicaId = int | Sequence[int]
@@ -209,12 +210,11 @@ class ShardedTensor:
 
     def _entity(self, for_load: bool | None = None) -> _core.ShardedTensor:
         """For a load, for a save, or (None) only to tell its place."""
-        from tilestone import _bridge
-
-        tells = for_load is None
         try:
-            view = _bridge.description(self.data) if tells else _bridge.view(self.data, bool(for_load))
-            entity = self._make(view)
+            if for_load is None:
+                entity = self._make(_converters.description(self.data))
+            else:
+                entity = self._make(_converters.view(self.data, for_load))
         except CheckpointError as error:
             error.add_key(self._given_key())
             raise
@@ -269,6 +269,12 @@ def _ends(part: Any) -> tuple[int, int]:
     return operator.index(ends[0]), operator.index(ends[1])
 
 
+class _NoData:
+    """Stands for a load, which looks at no object's data."""
+
+    for_load = True
+
+
 class ShardedObject:
     """Opaque data at a place in a grid of objects; it can't be resharded.
 
@@ -305,17 +311,15 @@ class ShardedObject:
         """ "key/shard_OFFSET_SHAPE": its key in the checkpoint."""
         return self._entity(None).unique_key
 
-    def _entity(self, bridge: Any) -> _core.ShardedObject:
-        from tilestone import _bridge
-
-        data = None if bridge is None else self.data
+    def _entity(self, call: Call | None) -> _core.ShardedObject:
+        """For a save or load, or (None) only to tell its place."""
         return _core.ShardedObject.make(
             self.key,
-            data,
+            None if call is None else self.data,
             self.global_shape,
             self.global_offset,
             self.replica_id,
-            bridge or _bridge.Bridge(),
+            _NoData() if call is None else call,
         )
 
 
@@ -349,18 +353,16 @@ class ShardedTensorFactory:
         self.replica_id = _replica(replica_id)
         self.flattened_range = flattened_range
 
-    def _entity(self, bridge: Any) -> _core.ShardedTensorFactory:
-        from tilestone import _bridge
-
+    def _entity(self, call: Call) -> _core.ShardedTensorFactory:
         return _core.ShardedTensorFactory.make(
             self.key,
-            _bridge.view(self.data, bridge.for_load),
+            _converters.view(self.data, call.for_load),
             self.data,
             self.build_fn,
             self.merge_fn,
             self.replica_id,
             self.flattened_range,
-            bridge,
+            call,
         )
 
 
@@ -371,3 +373,20 @@ class LocalNonpersistent:
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+
+class _EntityConverter(_converters.PartConverter):
+    def node(self, item: Any, path: str, call: Call) -> Node | None:
+        if isinstance(item, ShardedTensor):
+            return item._entity(call.for_load)
+        if isinstance(item, LocalNonpersistent):
+            return _core.LocalNonpersistent.make(item.value)
+        entity: Node = item._entity(call)
+        return entity
+
+    def data_of(self, item: Any) -> Any:
+        return item.data if isinstance(item, (ShardedTensor, ShardedObject)) else item
+
+
+for _kind in (ShardedTensor, ShardedObject, ShardedTensorFactory, LocalNonpersistent):
+    _converters.add(_kind, _EntityConverter())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from tilestone import _megatron
+from tilestone import _converters
 from tilestone._errors import InvalidArgumentError
 from tilestone._stateful import is_stateful
 
@@ -22,50 +22,45 @@ class _Nowhere:
 class _Looker(pickle.Pickler):
     """Pickles to nowhere and looks at every object on the way."""
 
-    def __init__(self, entities: tuple[type, ...], torch: Any) -> None:
+    def __init__(self) -> None:
         # Out of band, arrays are not copied.
         super().__init__(_Nowhere(), protocol=5, buffer_callback=lambda _: None)
-        self._entities = entities
-        self._torch = torch
 
     def reducer_override(self, item: Any) -> Any:
         """Called by pickle for everything but plain builtins."""
         if isinstance(item, type):
             return NotImplemented
-        problem = None
         if is_stateful(item):
             raise InvalidArgumentError(
                 f"an object holds a {type(item).__name__}, whose state_dict() is saved and "
                 "load_state_dict() is called only in dicts and lists",
                 hint="put it into a dict or a list, not into a tuple or another object",
             )
-        if isinstance(item, self._entities) or _megatron.kind_of(item) is not None:
-            problem = f"a {type(item).__name__}, which describes a part of a whole"
-        elif self._torch is not None:
-            problem = self._torch.why_not_in_object(item)
+        converter = _converters.find(item)
+        if converter is None:
+            return NotImplemented
+        problem = converter.why_not_in_object(item)
         if problem is not None:
             raise InvalidArgumentError(
                 f"an object holds {problem}; sharded and device data is found in dicts, in lists "
                 "and in what state_dict() gives, not inside tuples and other objects"
             )
-        if self._torch is not None and self._torch.is_data(item):
+        if converter.is_memory(item):
             return int, (), getattr(item, "__dict__", None) or None
         return NotImplemented
 
 
-def check(item: Any, entities: tuple[type, ...], torch: Any) -> None:
+def check(item: Any) -> None:
     """Refuses an object that can't be pickled, or of which a pickle would not hold all.
 
     Args:
         item: what is about to be pickled.
-        entities: classes of Tilestone's own entities.
-        torch: the module tilestone._torch_bridge, or None while torch is not loaded.
 
     Raises:
         InvalidArgumentError: saying what the object holds, or why pickle refuses it.
     """
     try:
-        _Looker(entities, torch).dump(item)
+        _Looker().dump(item)
     except InvalidArgumentError:
         raise
     except Exception as error:

@@ -5,18 +5,17 @@ They are known by the module and the name of their class, so that any version is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilestone import _core
+from tilestone import _converters, _core
+from tilestone._converters import Call, Node
+from tilestone._entities import (
+    LocalNonpersistent,
+    ShardedObject,
+    ShardedTensor,
+    ShardedTensorFactory,
+)
 from tilestone._errors import InvalidArgumentError, UnsupportedError
-
-if TYPE_CHECKING:
-    from tilestone._entities import (
-        LocalNonpersistent,
-        ShardedObject,
-        ShardedTensor,
-        ShardedTensorFactory,
-    )
 
 _MODULE = "dist_checkpointing.mapping"
 _KINDS = {
@@ -28,9 +27,9 @@ _KINDS = {
 }
 
 
-def kind_of(item: Any) -> str | None:
-    """Which of Megatron-Core's entities an object is; None for any other object."""
-    for base in type(item).__mro__:
+def kind_of(cls: type) -> str | None:
+    """Which of Megatron-Core's entities objects of a class are; None for any other class."""
+    for base in cls.__mro__:
         if base.__name__ in _KINDS and base.__module__.endswith(_MODULE):
             return str(base.__name__)
     return None
@@ -65,8 +64,6 @@ def _cells(item: Any) -> list[tuple[int, int, int]]:
 
 
 def _tensor(item: Any, for_load: bool) -> ShardedTensor:
-    from tilestone._entities import ShardedTensor
-
     options: dict[str, Any] = {
         "replica_id": item.replica_id,
         "prepend_axis_num": item.prepend_axis_num,
@@ -84,8 +81,6 @@ def _tensor(item: Any, for_load: bool) -> ShardedTensor:
 
 
 def _factory(item: Any) -> ShardedTensorFactory:
-    from tilestone._entities import ShardedTensorFactory
-
     def build(key: str, data: Any, replica_id: Any, flattened_range: Any) -> Any:
         return item.build_fn(key, data, item.replica_id, item.flattened_range)
 
@@ -102,15 +97,13 @@ def entity(
     """Tilestone's entity of the same meaning: key, place, replica and data.
 
     Args:
-        item: an object of which kind_of() is not None.
+        item: an object of a class of which kind_of() is not None.
         for_load: it is a template; data that is None is allocated.
 
     Raises:
         InvalidArgumentError, UnsupportedError: naming the key of what has no such entity.
     """
-    from tilestone._entities import LocalNonpersistent, ShardedObject
-
-    kind = kind_of(item)
+    kind = kind_of(type(item))
     if kind == "ShardedTensor":
         return _tensor(item, for_load)
     if kind == "ShardedObject":
@@ -124,6 +117,15 @@ def entity(
     raise UnsupportedError(f"a Megatron-Core {type(item).__name__} that Tilestone doesn't know")
 
 
-def data_of(item: Any) -> Any:
-    """The data of a template's entity; the object itself where it is none."""
-    return item.data if kind_of(item) in ("ShardedTensor", "ShardedObject") else item
+class _MegatronConverter(_converters.PartConverter):
+    def node(self, item: Any, path: str, call: Call) -> Node | None:
+        ours = entity(item, call.for_load)
+        converter = _converters.find(ours)
+        assert converter is not None
+        return converter.node(ours, path, call)
+
+    def data_of(self, item: Any) -> Any:
+        return item.data if kind_of(type(item)) in ("ShardedTensor", "ShardedObject") else item
+
+
+_converters.add(lambda cls: kind_of(cls) is not None, _MegatronConverter())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy
 
-from tilestone import _core
+from tilestone import _converters, _core
 from tilestone._copied_back import CopiedBack
 from tilestone._dtypes import DType, name_of_numpy
 from tilestone._errors import InvalidArgumentError
@@ -59,7 +60,7 @@ def view(array: numpy.ndarray[Any, Any], for_load: bool) -> _core.TensorView | N
         if not straight:
             target = array
             array = numpy.zeros(array.shape, array.dtype.newbyteorder("="))
-            owner = CopiedBack(array, target, numpy.copyto)
+            owner = CopiedBack(array, target, _copied)
     elif not straight:
         array = numpy.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
     data: int = array.__array_interface__["data"][0]
@@ -70,6 +71,11 @@ def view(array: numpy.ndarray[Any, Any], for_load: bool) -> _core.TensorView | N
     strides = [stride // size for stride in array.strides]
     kept = array if owner is None else owner
     return _core.TensorView.strided(data, name, array.shape, strides, begin, end - begin, kept)
+
+
+def _copied(target: Any, memory: Any) -> Any:
+    numpy.copyto(target, memory)
+    return target
 
 
 def _is_immutable(array: Any) -> bool:
@@ -94,3 +100,29 @@ def dlpack_view(array: Any, for_load: bool) -> _core.TensorView | None:
     if found is None:
         return None
     return view(numpy.zeros(found.shape, DType(found.dtype).numpy), for_load)
+
+
+class _DlpackConverter(_converters.ArrayConverter):
+    def view(self, item: Any, for_load: bool) -> _core.TensorView | None:
+        return dlpack_view(item, for_load)
+
+    def is_writable(self, item: Any) -> bool:
+        return is_writable(item)
+
+
+class _NumpyConverter(_converters.ArrayConverter):
+    def view(self, item: Any, for_load: bool) -> _core.TensorView | None:
+        return view(item, for_load)
+
+    def is_writable(self, item: Any) -> bool:
+        return bool(item.flags.writeable)
+
+    def in_value(self, item: Any) -> Any:
+        # Where torch is loaded, a numpy array is pickled, so that it comes back as one.
+        plain = type(item) is numpy.ndarray and item.dtype.isnative and "torch" not in sys.modules
+        return view(item, False) if plain else None
+
+
+_converters.add(lambda cls: hasattr(cls, "__dlpack__"), _DlpackConverter())
+_converters.add(numpy.ndarray, _NumpyConverter())
+_converters.add(numpy.generic, _converters.Converter())  # scalars are leaves, though they speak DLPack

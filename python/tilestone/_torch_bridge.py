@@ -6,18 +6,16 @@ Imported only when torch is already loaded, or when the caller asks for torch te
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
 import torch.distributed as dist
 
-from tilestone import _core, _numpy
+from tilestone import _converters, _core, _numpy
+from tilestone._converters import Call, Node
 from tilestone._copied_back import CopiedBack
 from tilestone._errors import InvalidArgumentError, UnsupportedError
-
-if TYPE_CHECKING:
-    from tilestone._bridge import Bridge
 
 
 @functools.cache
@@ -81,8 +79,6 @@ def _group_types() -> tuple[type, ...]:
 
 def why_not_in_object(item: Any) -> str | None:
     """What an object must not hold when it is pickled by one rank for all; None for the rest."""
-    if is_distributed(item) or isinstance(item, _group_types()):
-        return f"a {type(item).__name__}"
     if is_data(item) and item.device.type != "cpu":
         return f"a tensor on the device {item.device}"
     if isinstance(item, torch.Tensor):
@@ -154,7 +150,7 @@ def view(
     if for_load and lazy:
         _check_writable(plain)
         target, plain = plain, torch.empty(shape, dtype=plain.dtype, device=plain.device)
-        owner = CopiedBack(plain, owner, lambda _, filled: target.copy_(filled))
+        owner = CopiedBack(plain, owner, functools.partial(_copied, target))
     elif lazy:
         plain = plain.resolve_conj().resolve_neg()
         owner = (owner, plain)  # keeps the copy's memory too
@@ -170,6 +166,11 @@ def view(
         storage.nbytes(),
         owner,
     )
+
+
+def _copied(memory: torch.Tensor, target: Any, filled: torch.Tensor) -> Any:
+    memory.copy_(filled)
+    return target
 
 
 def host_view(tensor: torch.Tensor) -> _core.TensorView:
@@ -299,16 +300,14 @@ def _dtensor_type() -> Any:
     return DTensor
 
 
-def is_distributed(item: Any) -> bool:
-    """Whether it is a DTensor, or one of torch's older ShardedTensors."""
-    if not isinstance(item, torch.Tensor):
+def is_distributed(cls: type) -> bool:
+    """Whether tensors of a class are DTensors, or torch's older ShardedTensors."""
+    if cls in (torch.Tensor, torch.nn.Parameter) or not issubclass(cls, torch.Tensor):
         return False
-    if type(item) is torch.Tensor or type(item) is torch.nn.Parameter:
-        return False
-    return isinstance(item, _dtensor_type()) or type(item).__name__ == "ShardedTensor"
+    return issubclass(cls, _dtensor_type()) or cls.__name__ == "ShardedTensor"
 
 
-def distributed_entity(item: Any, path: str, bridge: Bridge) -> _core.ShardedTensor:
+def distributed_entity(item: Any, path: str, call: Call) -> _core.ShardedTensor:
     """A DTensor as the sharded tensor that its mesh and placements make it.
 
     Raises:
@@ -324,19 +323,19 @@ def distributed_entity(item: Any, path: str, bridge: Bridge) -> _core.ShardedTen
     local = item._local_tensor
     if hasattr(local, "wait"):
         local = local.wait()
-    if local.is_meta and bridge.for_load:
+    if local.is_meta and call.for_load:
         item = _with_memory(item, local)
         local = item._local_tensor
     spec = item._spec
     entity = _core.ShardedTensor.from_placements(
         path,
-        view(local, bridge.for_load, owner=item),
+        view(local, call.for_load, owner=item),
         tuple(spec.shape),
         mesh(spec.mesh),
         [placement(p, path) for p in spec.placements],
         dist.get_rank(),
     )
-    entity.holders = _holders(entity.holders, bridge)
+    entity.holders = _holders(entity.holders, call)
     return entity
 
 
@@ -366,11 +365,11 @@ def _with_memory(item: Any, local: torch.Tensor) -> Any:
     return _as_template(made, item)
 
 
-def _holders(holders: list[int], bridge: Bridge) -> list[int]:
+def _holders(holders: list[int], call: Call) -> list[int]:
     """Global ranks as ranks of the group that saves; none where that can't be told."""
-    if bridge.group is None:
-        return holders if bridge.ranks == dist.get_world_size() else []
-    members = dist.get_process_group_ranks(bridge.group)
+    if call.group is None:
+        return holders if call.ranks == dist.get_world_size() else []
+    members = dist.get_process_group_ranks(call.group)
     return sorted(members.index(rank) for rank in holders if rank in members)
 
 
@@ -405,3 +404,65 @@ def default_group() -> Any:
         return dist.group.WORLD
     return None
 
+
+
+# ---- What the engine asks ----
+
+
+class _TensorConverter(_converters.ArrayConverter):
+    def view(self, item: Any, for_load: bool) -> _core.TensorView | None:
+        return view(item, for_load)
+
+    def description(self, item: Any) -> _core.TensorView | None:
+        if item.is_meta:
+            return _core.TensorView.without_data(dtype_name(item.dtype), tuple(item.shape))
+        return view(item, False)
+
+    def is_writable(self, item: Any) -> bool:
+        return not item.is_meta
+
+    def in_value(self, item: Any) -> Any:
+        return in_value(item)
+
+    def why_not_in_object(self, item: Any) -> str | None:
+        return why_not_in_object(item)
+
+    def is_memory(self, item: Any) -> bool:
+        return True
+
+
+class _DistributedConverter(_converters.PartConverter):
+    def node(self, item: Any, path: str, call: Call) -> Node | None:
+        return distributed_entity(item, path, call)
+
+    def view(self, item: Any, for_load: bool) -> _core.TensorView | None:
+        return view(item, for_load)  # which refuses it
+
+
+class _StorageConverter(_converters.Converter):
+    def why_not_in_object(self, item: Any) -> str | None:
+        return why_not_in_object(item)
+
+    def is_memory(self, item: Any) -> bool:
+        return True
+
+
+class _GroupConverter(_converters.Converter):
+    def why_not_in_object(self, item: Any) -> str | None:
+        return f"a {type(item).__name__}"
+
+
+class _DtypeConverter(_converters.Converter):
+    def in_value(self, item: Any) -> Any:
+        return dtype_name(item) if is_dtype(item) else None
+
+
+def register() -> None:
+    """Registers the converters of torch's types."""
+    _converters.add(torch.Tensor, _TensorConverter())
+    _converters.add(is_distributed, _DistributedConverter())
+    _converters.add(torch.UntypedStorage, _StorageConverter())
+    _converters.add(torch.TypedStorage, _StorageConverter())
+    _converters.add(torch.dtype, _DtypeConverter())
+    for group in _group_types():
+        _converters.add(group, _GroupConverter())
