@@ -15,7 +15,8 @@ import planning
 import programs
 import ranks
 import scaling
-from contestants import Contestant, Cpp, CppNoChecksum, TensorStore, Tensors, Tilestone, everybody
+from contestants import Contestant, Cpp, CppNoChecksum, TensorStore, Tensors, Tilestone
+from contestants import cache_policies, everybody
 from limits import DirectWrite, drop_caches
 from measure import CONTROL, Case, Plan, Rounds, Table, run_case, timed
 from targets import SUBJECT
@@ -30,7 +31,7 @@ def _contest(case: Case, plan: Plan, tensors: Tensors, others: list[Contestant])
     case.bytes = sum(t.nbytes for t in tensors.values())
     cpp = Cpp(tensors, plan.root)
     try:
-        run_case(case, [Tilestone(CONTROL), cpp, *others], tensors, _copies(tensors), plan)
+        run_case(case, [Tilestone(CONTROL), *cache_policies(), cpp, *others], tensors, _copies(tensors), plan)
         if wrong := cpp.different():
             raise RuntimeError(f"the C++ contestant loaded {wrong} tensors that are not as saved")
     finally:

@@ -79,6 +79,24 @@ class Tilestone(Contestant):
         tilestone.load(tensors, str(path))
 
 
+class TilestoneLoad(Tilestone):
+    """Tilestone's load with an option; alone, of the files that plain Tilestone saved."""
+
+    def __init__(self, **options: str) -> None:
+        super().__init__(", ".join(["tilestone", *(f"{k}={v}" for k, v in options.items())]))
+        self.saved_by = "tilestone"
+        self._load_options = options
+
+    def load(self, tensors: Tensors, path: Path) -> None:
+        import tilestone
+
+        tilestone.load(tensors, str(path), **self._load_options)
+
+
+def cache_policies() -> list[Contestant]:
+    return [TilestoneLoad(cache="bypass"), TilestoneLoad(cache="keep")]
+
+
 class Cpp(Contestant):
     """The C++ interface, in a process of its own with the same tensors, which times the call alone.
 

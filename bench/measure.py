@@ -99,7 +99,7 @@ def timed(work: Callable[[], float | None]) -> float:
 def run_case(
     case: Case, contestants: list[Contestant], tensors: Tensors, targets: Tensors, plan: Plan
 ) -> Case:
-    """Save, cold load and warm load of every contestant and the limits, in each round."""
+    """Save, cold load, load again and warm load of every contestant and the limits, in each round."""
     order = random.Random(plan.seed)
     limit = DirectWrite(case.bytes)
     reads = [Read(8, True), Read(2, False), Read(4, False), Read(1, False)]
@@ -158,6 +158,7 @@ def _loads(
         try:
             drop_caches()
             case.add("cold load", name, timed(work))
+            case.add("load again", name, timed(work))
             warm_caches(path)
             case.add("warm load", name, timed(work))
         except Exception as error:  # as above

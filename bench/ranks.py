@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from contestants import Contestant, Dcp, Safetensors, Tensors, Tilestone, TorchCheckpointing
-from contestants import TorchSave
+from contestants import TilestoneLoad, TorchSave
 from limits import DirectWrite, Read, drop_caches, warm_caches
 from measure import CONTROL, Case, Plan, Rounds, Table, folder
 
@@ -246,7 +246,8 @@ def _reshard_job(case: Case, plan: Plan) -> None:
     saved = _sharded(mesh, 0, rows, 8192, 4)
     wanted = _sharded(mesh, 1, rows, 8192, 4)
     case.bytes = 4 * rows * 8192 * 4
-    who = [Tilestone(), Tilestone(CONTROL), Dcp(1)]  # the others don't reshard on a CPU
+    ways = [TilestoneLoad(two_phase="never"), TilestoneLoad(two_phase="always")]
+    who = [Tilestone(), Tilestone(CONTROL), *ways, Dcp(1)]  # the others don't reshard on a CPU
     _measure(case, plan, who, saved, wanted, count_reads=True)
 
 

@@ -13,11 +13,12 @@ from targets import SUBJECT, all_targets, best_limit, control_spread
 INTRODUCTION = """\
 Written by `make bench`. Contestants of one case run over the same tensors, interleaved, in a new
 random order each round; a save counts until every byte is durable, "cold" means that the page cache
-was emptied, "warm" that all files were read into it. Every save here is synchronous: the time that
-a trainer is blocked is the save's time. Each case has a control, the same code as a second
-contestant: no ratio is quoted that is nearer to 1 than the control's spread (what the two medians
-differ by, or what the two differ by within a round over the root of the rounds, if that is more).
-Machines differ: read the ratios.
+was emptied, "again" that the cold load went before, "warm" that all files were read into it. Every
+save here is synchronous: the time that a trainer is blocked is the save's time. Each case has a
+control, the same code as a second contestant: no ratio is quoted that is nearer to 1 than the
+control's spread (what the two medians differ by, or what the two differ by within a round over the
+root of the rounds, if that is more). Machines differ: read the ratios. [cache.md](cache.md) says
+why `bypass` is the default of `cache`.
 """
 
 

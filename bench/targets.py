@@ -10,6 +10,8 @@ from statistics import median
 from measure import CONTROL, Case
 
 SUBJECT = "tilestone"
+KEEP = "tilestone, cache=keep"
+BUFFERED = ("safetensors", "torch.save", "dcp, 1 thread", "dcp, 2 threads", "torch-checkpointing")
 READS = ("cold load", "warm load")
 
 
@@ -83,6 +85,19 @@ def _times(case: str, phase: str, peer: str):
     return measure
 
 
+def _kept(case: str, phase: str, peers: tuple[str, ...]):
+    """The time with cache="keep" ÷ that of the quickest of these peers."""
+
+    def measure(cases: dict[str, Case]) -> Measured | None:
+        times = _phase(cases, case, phase)
+        found = [median(times[peer]) for peer in peers if peer in times] if times else []
+        if not times or KEEP not in times or not found:
+            return None
+        return Measured(median(times[KEEP]) / min(found), control_spread(times))
+
+    return measure
+
+
 def _best_peer(case: str, phase: str):
     def measure(cases: dict[str, Case]) -> Measured | None:
         times = _phase(cases, case, phase)
@@ -149,6 +164,10 @@ def all_targets() -> list[Target]:
                   _times("large", "warm load", "dcp, 1 thread")),
         _at_least("warm load, large, 1 rank: safetensors", 1.5,
                   _times("large", "warm load", "safetensors")),
+        _at_most("cold load with cache=keep, large, 1 rank: ÷ the quickest buffered peer", 1.0,
+                 _kept("large", "cold load", BUFFERED), "×"),
+        _at_most("load again with cache=keep, large, 1 rank: ÷ safetensors", 1.1,
+                 _kept("large", "load again", ("safetensors",)), "×"),
         _at_least("save, GPT, 2 × 2 ranks: DCP, 1 thread", 2.5,
                   _times("gpt", "save", "dcp, 1 thread")),
         _at_least("20,000 × 4 KiB, save: safetensors", 3.0,
@@ -164,6 +183,8 @@ def all_targets() -> list[Target]:
             _at_most(f"{said}: bytes read ÷ bytes wanted", 1.05,
                      _figure(case, "bytes read ÷ wanted, tilestone"), "×"),
             _at_least(f"{said}, cold: of the read limit", 0.85, _of_limit(case, "cold load")),
+            _at_least(f"{said}, cold: two_phase=never", 1.0,
+                      _times(case, "cold load", "tilestone, two_phase=never")),
             _at_least(f"{said}, warm: DCP", 5.0, _times(case, "warm load", "dcp, 1 thread")),
         ]
     targets += [

@@ -148,6 +148,8 @@ DType dtype_named(std::string_view name);  // Error(kInvalidArgument) for an unk
 // rank, size, describe, gather, scatter, broadcast and all_to_all.
 Communicator to_communicator(nb::handle object);
 
+CachePolicy cache_named(const std::string& name);  // "bypass", "keep"
+
 // progress(phase, bytes_done, bytes_total, seconds), or None.
 ProgressFn to_progress(nb::handle callback);
 

@@ -177,11 +177,12 @@ void bind_checkpoint(nb::module_& m) {
   nb::class_<Checkpoint> bound(m, "Checkpoint");
   bound.def_static(
       "open",
-      [](const nb::bytes& path, bool verify_checksums, uint64_t buffer_bytes, int threads,
-         bool follow_links) {
+      [](const nb::bytes& path, bool verify_checksums, const std::string& cache,
+         uint64_t buffer_bytes, int threads, bool follow_links) {
         const Location location = location_of(path, follow_links);
         OpenOptions options;
         options.verify_checksums = verify_checksums;
+        options.cache = cache_named(cache);
         options.buffer_bytes = buffer_bytes;
         options.threads = threads;
         return without_gil([&](const Stop& stop) {
@@ -189,7 +190,7 @@ void bind_checkpoint(nb::module_& m) {
           return Checkpoint::open(location, options);
         });
       },
-      "path"_a, "verify_checksums"_a, "buffer_bytes"_a, "threads"_a, "follow_links"_a);
+      "path"_a, "verify_checksums"_a, "cache"_a, "buffer_bytes"_a, "threads"_a, "follow_links"_a);
   bind_keys(bound);
   bind_tensors(bound);
   bound

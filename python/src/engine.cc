@@ -25,6 +25,16 @@ LoadOptions::TwoPhase two_phase_named(const std::string& name) {
               "two_phase is \"auto\", \"always\" or \"never\", not \"" + name + "\"");
 }
 
+}  // namespace
+
+CachePolicy cache_named(const std::string& name) {
+  if (name == "bypass") return CachePolicy::kBypass;
+  if (name == "keep") return CachePolicy::kKeep;
+  throw Error(ErrorCode::kInvalidArgument, "cache is \"bypass\" or \"keep\", not \"" + name + "\"");
+}
+
+namespace {
+
 // What a rank brings to a load, and the bridge that made its tree.
 struct BridgedLoad {
   LoadRequest request;
@@ -51,8 +61,8 @@ SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge
 
 BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridge_object,
                       bool follow_links, bool cast, bool verify_checksums,
-                      const std::string& two_phase, double timeout, int threads,
-                      uint64_t buffer_bytes, nb::handle progress) {
+                      const std::string& two_phase, const std::string& cache, double timeout,
+                      int threads, uint64_t buffer_bytes, nb::handle progress) {
   const Bridge bridge(bridge_object);
   Claims claims;
   LoadRequest request{to_state(bridge.call("unpack", wanted), bridge, &claims),
@@ -64,6 +74,7 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
   request.options.cast = cast;
   request.options.verify_checksums = verify_checksums;
   request.options.two_phase = two_phase_named(two_phase);
+  request.options.cache = cache_named(cache);
   request.options.timeout = timeout;
   request.options.threads = threads;
   request.options.buffer_bytes = buffer_bytes;
@@ -168,8 +179,8 @@ void bind_engine(nb::module_& m) {
            "files_per_rank"_a, "progress"_a.none());
   nb::class_<BridgedLoad>(m, "LoadRequest", "What a rank brings to a load.")
       .def(nb::new_(&make_load), "wanted"_a, "path"_a, "bridge"_a, "follow_links"_a, "cast"_a,
-           "verify_checksums"_a, "two_phase"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a,
-           "progress"_a.none());
+           "verify_checksums"_a, "two_phase"_a, "cache"_a, "timeout"_a, "threads"_a,
+           "buffer_bytes"_a, "progress"_a.none());
   m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
                 "object, seconds: float) -> SaveResult"));

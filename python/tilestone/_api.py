@@ -143,6 +143,7 @@ def load(
     allow: Collection[str] = (),
     verify_checksums: bool = True,
     two_phase: str = "auto",
+    cache: str = "bypass",
     timeout: float | None = _core.DEFAULT_TIMEOUT,
     threads: int = 0,
     buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
@@ -172,6 +173,9 @@ def load(
         two_phase: whether what several ranks want, and what would take a rank many short reads,
             is read once by one rank for all: "auto" by way of the page cache where all ranks run
             on one host and by messages elsewhere, "always" by messages, or "never".
+        cache: "keep" leaves what is read in the page cache, so that another load of the same files
+            needs no disk; "bypass" reads large tensors past it, which leaves memory to others.
+            What is in the cache is read from there in either case.
         timeout: seconds for the whole load, more than 0; None for no limit.
         follow_links: as for `open`.
         threads, buffer_bytes, progress: as for `save`.
@@ -213,6 +217,7 @@ def load(
                 _options.flag("cast", cast),
                 _options.flag("verify_checksums", verify_checksums),
                 _options.word("two_phase", two_phase),
+                _options.word("cache", cache),
                 _options.seconds("timeout", timeout),
                 _options.whole("threads", threads),
                 _options.whole("buffer_bytes", buffer_bytes, 64),

@@ -295,6 +295,7 @@ def open(
     *,
     framework: str = "numpy",
     verify_checksums: bool = True,
+    cache: str = "bypass",
     buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
     threads: int = 0,
     follow_links: bool = False,
@@ -311,6 +312,8 @@ def open(
         path: the checkpoint's directory.
         framework: "numpy" or "torch": the arrays that `read` gives.
         verify_checksums: check every item that is read whole.
+        cache: "keep" leaves what is read in the page cache, "bypass" reads large tensors past it,
+            as for `load`.
         buffer_bytes: pooled memory, bytes.
         threads: that read; 0: as many as the machine has, at most 8.
         follow_links: read files through any symbolic link that leads out of the directory. Without
@@ -326,6 +329,7 @@ def open(
     core = _core.Checkpoint.open(
         _options.directory(path),
         _options.flag("verify_checksums", verify_checksums),
+        _options.word("cache", cache),
         _options.whole("buffer_bytes", buffer_bytes, 64),
         _options.whole("threads", threads),
         _options.flag("follow_links", follow_links),

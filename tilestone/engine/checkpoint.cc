@@ -64,6 +64,7 @@ Checkpoint::State::State(std::shared_ptr<Storage> storage_in, engine::Opened ope
       buffers(engine::make_pool(options.buffer_bytes, engine::thread_count(options.threads),
                                 opened.metadata.tensor_bytes())),
       verify_checksums(options.verify_checksums),
+      cache(options.cache),
       threads(engine::thread_count(options.threads)) {}
 
 Checkpoint Checkpoint::open(const Location& location, const OpenOptions& options) {

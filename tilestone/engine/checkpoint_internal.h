@@ -15,6 +15,7 @@ struct Checkpoint::State {
   engine::Opened opened;
   std::shared_ptr<BufferPool> buffers;
   bool verify_checksums = true;
+  CachePolicy cache = CachePolicy::kBypass;
   mutable ThreadPool threads;
 
   State(std::shared_ptr<Storage> storage_in, engine::Opened opened_in, const OpenOptions& options);
@@ -25,7 +26,8 @@ struct Checkpoint::State {
             buffers,
             threads,
             verify_checksums,
-            Deadline::never().with_interrupt(std::move(interrupt))};
+            Deadline::never().with_interrupt(std::move(interrupt)),
+            cache};
   }
 };
 

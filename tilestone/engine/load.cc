@@ -146,7 +146,7 @@ class Loading {
     const uint64_t pool = memory_shares(options().buffer_bytes, way_).pool;
     context_.emplace(ReadContext{storage(), *opened_.format, opened_.metadata,
                                  make_pool(pool, threads_->size(), wanted_bytes(items)), *threads_,
-                                 options().verify_checksums, deadline});
+                                 options().verify_checksums, deadline, options().cache});
   }
 
   static uint64_t wanted_bytes(const Items& items) {

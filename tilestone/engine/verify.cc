@@ -114,7 +114,8 @@ class Verifier {
       const uint64_t end = plan_.pieces[op.first + op.count - 1].end;
       reads.push_back({files_[op.file].get(), first, end - first, nullptr});
     }
-    const ReadOptions options{&context_.threads, context_.buffers, context_.deadline};
+    const ReadOptions options{&context_.threads, context_.buffers, context_.deadline,
+                              context_.cache};
     context_.storage.read(reads, options, [&](size_t i, ByteView bytes) {
       const VerifyOp& op = plan_.ops[begin + i];
       const uint64_t first = plan_.pieces[op.first].begin;

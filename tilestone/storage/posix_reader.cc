@@ -7,6 +7,9 @@
 // way. What becomes of a piece:
 //   - in the page cache: copied from there by a plain call, at once (a small piece by a call that
 //     gives up where it would have to wait, a large one once all of it is known to be there);
+//   - to be kept in the page cache (CachePolicy::kKeep): asked for at once, several pieces ahead,
+//   so
+//     that the disk has work; then copied from there in turn by plain calls;
 //   - small: through the page cache, by the queue;
 //   - else directly: straight into the target where file range and memory are aligned alike,
 //     otherwise as an aligned range that includes it, through a pooled buffer.
@@ -76,7 +79,7 @@ class ReadBatch {
       checksums = checksums || ops[i].crc32 != nullptr;
     }
     if (checksums) crcs_.resize(first_piece_.back());
-    context.read_choice().begin(bytes);
+    if (!keeps()) context.read_choice().begin(bytes);
   }
 
   PosixContext& context() { return context_; }
@@ -95,6 +98,7 @@ class ReadBatch {
   }
 
   bool prefetches() const { return done_ == nullptr; }
+  bool keeps() const { return options_.cache == CachePolicy::kKeep; }
   bool wants_crc(const Piece& piece) const {
     return !prefetches() && ops_[piece.op].crc32 != nullptr;
   }
@@ -242,6 +246,7 @@ class ReadWorker {
     if (!targeted && !get_buffer(buffer)) return false;
     if (copied_from_cache(piece, buffer)) return true;
     const bool resident = piece.size() == 0 || in_page_cache(piece);
+    if (!resident && batch_.keeps() && !bypasses_cache()) return ask(piece);
     const bool direct = !resident && wants_direct(piece);
     const bool straight = targeted && piece.begin % kAlignment == 0 &&
                           piece.end % kAlignment == 0 &&
@@ -263,16 +268,33 @@ class ReadWorker {
   // Asked for at once, so that the disk has work, and waited for in turn.
   bool start_prefetch(const Piece& piece) {
     if (piece.size() == 0 || is_cached(piece)) return true;
-    if (asked_.size() == slots_.size() && !settle()) return false;
+    if (!ask(piece)) return false;
     batch_.fetches(piece);
+    return true;
+  }
+
+  // False where room for the piece is to wait for a buffer.
+  bool ask(const Piece& piece) {
+    if (asked_.size() == slots_.size() && !settle()) return false;
     context_.system().will_need(file(piece).fd(), piece.begin, piece.size());
     asked_.push_back(piece);
     return true;
   }
 
-  // Waits for the piece that was asked for first. Where the system can't tell, or fails, the piece
-  // is read into a buffer; false where that is to wait for one.
-  bool settle() {
+  // Waits for the piece that was asked for first; false where that is to wait for a buffer.
+  bool settle() { return batch_.prefetches() ? settle_prefetch() : settle_kept(); }
+
+  bool settle_kept() {
+    const Piece piece = asked_.front();
+    Buffer buffer;
+    if (place(piece) == nullptr && !get_buffer(buffer)) return false;
+    asked_.pop_front();
+    start_cached(piece, std::move(buffer), true);
+    return true;
+  }
+
+  // Where the system can't tell, or fails, the piece is read into a buffer.
+  bool settle_prefetch() {
     const Piece& piece = asked_.front();
     if (context_.system().populate(file(piece).fd(), piece.begin, piece.size()) != 0) {
       Buffer buffer;
@@ -472,7 +494,7 @@ class ReadWorker {
   std::vector<Slot> slots_;
   size_t under_way_ = 0;
   std::optional<Piece> waiting_;  // for a buffer
-  std::deque<Piece> asked_;       // of a prefetch, not yet waited for
+  std::deque<Piece> asked_;       // of a prefetch, or to be kept; not yet waited for
 };
 
 void run(ReadBatch& batch) {

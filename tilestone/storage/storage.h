@@ -92,12 +92,20 @@ struct ReadOp {
                                 // taken piece by piece as they come, while they are in cache
 };
 
+// What becomes of the bytes that a read brings from the disk.
+enum class CachePolicy : uint8_t {
+  kBypass,  // large ranges pass the page cache where that is as fast: nobody else loses memory
+  kKeep,    // they stay in the page cache, so that reading them again costs no disk
+};
+
 struct ReadOptions {
   // Threads that read and call done (null: the calling thread alone).
   ThreadPool* threads = nullptr;
   // Where ops without a target land, and what direct I/O bounces unaligned ranges through.
   std::shared_ptr<BufferPool> buffers;
   Deadline deadline = Deadline::never();
+  // A storage without a cache ignores it; a range that is in the cache is read from there anyway.
+  CachePolicy cache = CachePolicy::kBypass;
 };
 
 // Called once for each op, in no particular order and from several threads at once, with the

@@ -289,7 +289,7 @@ std::vector<ReadOp> TileOwner::reads_of(const Round& round, const std::vector<Op
 // bytes were not there.
 uint64_t TileOwner::prefetch(const Round& round) {
   const std::vector<ReadOp> reads = reads_of(round, make_ops(round));
-  const ReadOptions options{nullptr, context_.buffers, context_.deadline};
+  const ReadOptions options{nullptr, context_.buffers, context_.deadline, context_.cache};
   try {
     return context_.storage.prefetch(reads, options);
   } catch (...) {
@@ -300,7 +300,7 @@ uint64_t TileOwner::prefetch(const Round& round) {
 void TileOwner::read(Round& round) {
   const std::vector<Op> ops = make_ops(round);
   const std::vector<ReadOp> reads = reads_of(round, ops);
-  const ReadOptions options{&context_.threads, context_.buffers, context_.deadline};
+  const ReadOptions options{&context_.threads, context_.buffers, context_.deadline, context_.cache};
   try {
     context_.storage.read(reads, options, [&](size_t i, ByteView bytes) {
       const Op& op = ops[i];

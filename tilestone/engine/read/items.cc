@@ -78,7 +78,7 @@ Bytes read_item(const ReadContext& context, const ItemLocation& at, const std::s
     check_place(at, file->size());
     Bytes item(at.length);
     const ReadOp op{file.get(), at.offset, at.length, item.data()};
-    const ReadOptions options{nullptr, context.buffers, context.deadline};
+    const ReadOptions options{nullptr, context.buffers, context.deadline, context.cache};
     if (!item.empty()) context.storage.read({&op, 1}, options, [](size_t, ByteView) {});
     return unwrap(context, at, std::move(item), max_size);
   } catch (...) {
@@ -104,7 +104,7 @@ std::vector<Bytes> read_objects(const ReadContext& context,
     ops.push_back({file.get(), at.offset, at.length, items[i].data()});
   }
   std::erase_if(ops, [](const ReadOp& op) { return op.size == 0; });
-  const ReadOptions options{&context.threads, context.buffers, context.deadline};
+  const ReadOptions options{&context.threads, context.buffers, context.deadline, context.cache};
   context.storage.read(ops, options, [](size_t, ByteView) {});
   context.threads.parallel_for(objects.size(), [&](size_t i) {
     const ItemLocation& at = objects[i]->at;

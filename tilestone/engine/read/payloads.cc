@@ -134,7 +134,7 @@ std::vector<Run> read_probes(const ReadContext& context, ProbeGroup& group) {
     run.bytes.resize(run.end - run.begin);
     ops.push_back({file.get(), run.begin, run.bytes.size(), run.bytes.data()});
   }
-  const ReadOptions options{&context.threads, context.buffers, context.deadline};
+  const ReadOptions options{&context.threads, context.buffers, context.deadline, context.cache};
   context.storage.read(ops, options, [](size_t, ByteView) {});
   for (size_t i = 0; i < group.probes.size(); ++i) {
     auto& probe = group.probes[i];

@@ -222,7 +222,8 @@ class TransferReader {
       Slice& first = slices_[op.first];
       if (op.target != nullptr && groups_[first.group].checked) reads.back().crc32 = &first.crc;
     }
-    const ReadOptions options{&context_.threads, context_.buffers, context_.deadline};
+    const ReadOptions options{&context_.threads, context_.buffers, context_.deadline,
+                              context_.cache};
     context_.storage.read(reads, options, [&](size_t i, ByteView bytes) {
       const Op& op = ops[i];
       for (size_t s = op.first; s < op.first + op.count; ++s) {

@@ -26,6 +26,7 @@ struct ReadContext {
   ThreadPool& threads;
   bool verify_checksums = true;
   Deadline deadline = Deadline::never();
+  CachePolicy cache = CachePolicy::kBypass;
 };
 
 // Whether Tilestone wrote the checkpoint and its manifest is gone. A save that replaces a

@@ -17,6 +17,7 @@
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
 #include "tilestone/state/state_dict.h"
+#include "tilestone/storage/storage.h"
 
 namespace tilestone {
 
@@ -88,6 +89,9 @@ struct LoadOptions {
   // several ranks together read whole.
   bool verify_checksums = true;
   TwoPhase two_phase = TwoPhase::kAuto;
+  // What is left in the page cache. (Ranks of one host that read for one another by way of it leave
+  // what they read there, whatever this says.)
+  CachePolicy cache = CachePolicy::kBypass;
   // Paths below which everything that the checkpoint holds is loaded, into fresh memory, though
   // `wanted` does not name it: an optimizer without state does not know its state's names yet.
   std::vector<Path> subtrees = {};
@@ -105,6 +109,7 @@ struct LoadOptions {
 struct OpenOptions {
   std::shared_ptr<const Format> format = nullptr;
   bool verify_checksums = true;
+  CachePolicy cache = CachePolicy::kBypass;  // what reads leave in the page cache
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;
   int threads = 0;
   std::shared_ptr<const Interrupt> interrupt = nullptr;  // as in SaveOptions, for the opening

@@ -1,0 +1,61 @@
+"""cache="keep" and "bypass": what a load and an open checkpoint leave in the page cache."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import numpy
+import pytest
+import tilestone
+
+SIZE = 32 << 20  # bytes
+
+
+def from_disk() -> int:
+    """Bytes that this process has had fetched from the disk so far."""
+    for line in pathlib.Path("/proc/self/io").read_text(encoding="ascii").splitlines():
+        if line.startswith("read_bytes:"):
+            return int(line.split()[1])
+    raise AssertionError("no read_bytes")
+
+
+def forget(folder: str) -> None:
+    """Takes the files out of the page cache."""
+    for file in pathlib.Path(folder).rglob("*"):
+        if file.is_file():
+            fd = os.open(file, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+@pytest.mark.parametrize("way", ["load", "open"])
+def test_what_was_read_with_keep_is_read_again_without_the_disk(way: str, ckpt: str) -> None:
+    state = {"w": numpy.arange(SIZE // 8)}
+    tilestone.save(state, ckpt)
+
+    def read(cache: str) -> int:
+        before = from_disk()
+        if way == "load":
+            loaded = tilestone.load({"w": numpy.zeros(SIZE // 8, int)}, ckpt, cache=cache)["w"]
+        else:
+            loaded = tilestone.open(ckpt, cache=cache).read("w")
+        assert (loaded == state["w"]).all()
+        return from_disk() - before
+
+    forget(ckpt)
+    bypassing = [read("bypass"), read("bypass")]
+    keeping = [read("keep"), read("keep")]
+    assert keeping[1] < SIZE // 16
+    if bypassing[0] > 0:  # a disk
+        assert keeping[0] > SIZE // 2
+        assert keeping[0] < SIZE * 9 // 8
+
+
+def test_a_cache_policy_has_two_names(ckpt: str) -> None:
+    tilestone.save({"w": numpy.arange(4)}, ckpt)
+    for call in (lambda: tilestone.open(ckpt, cache="hold"),
+                 lambda: tilestone.load({"w": None}, ckpt, cache="hold")):  # fmt: skip
+        with pytest.raises(tilestone.InvalidArgumentError, match='cache is "bypass" or "keep"'):
+            call()

@@ -1,0 +1,92 @@
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/thread_pool.h"
+#include "tilestone/storage/posix_storage.h"
+#include "tilestone/storage/storage_testing.h"
+#include "tilestone/storage/system_internal.h"
+
+namespace tilestone {
+namespace {
+
+constexpr uint64_t kMiB = 1u << 20;
+
+// A file of which nothing is in the page cache.
+struct ColdFile {
+  explicit ColdFile(uint64_t size) : bytes(pattern_bytes(size)) {
+    put_file(*storage, "f", bytes);
+    fd = ::open((directory.path() + "/f").c_str(), O_RDONLY);
+    EXPECT_EQ(::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    EXPECT_EQ(cached(0, size), 0u);
+    file = storage->open("f");
+  }
+  ~ColdFile() { ::close(fd); }
+  uint64_t cached(uint64_t offset, uint64_t size) const {
+    uint64_t count = 0;
+    EXPECT_EQ(System().cached_bytes(fd, offset, size, count), 0);
+    return count;
+  }
+
+  TempDirectory directory;
+  std::shared_ptr<Storage> storage = posix_storage(directory.path());
+  Bytes bytes;
+  int fd = -1;
+  std::unique_ptr<ReadableFile> file;
+};
+
+// Reads a range into memory of its own, and one into pooled buffers, of `disk`.
+void read_two_ranges(ColdFile& disk, CachePolicy cache, size_t threads) {
+  Bytes target(20 * kMiB + 100);
+  uint32_t crc = 0;
+  std::vector<ReadOp> ops = {{disk.file.get(), 3 * kMiB + 7, target.size(), target.data(), &crc}};
+  for (uint64_t at = 32 * kMiB; at < 40 * kMiB; at += kMiB) {
+    ops.push_back({disk.file.get(), at, kMiB});
+  }
+  ThreadPool pool(threads);
+  ReadOptions options{&pool, BufferPool::create(2 * kMiB, kMiB)};
+  options.cache = cache;
+  std::atomic<size_t> done = 0;
+  disk.storage->read(ops, options, [&](size_t i, ByteView bytes) {
+    EXPECT_TRUE(same_bytes(bytes, ByteView(disk.bytes).subspan(ops[i].offset, ops[i].size)));
+    ++done;
+  });
+  EXPECT_EQ(done, ops.size());
+  EXPECT_EQ(crc, crc32(target));
+}
+
+TEST(CachePolicy, KeepLeavesInThePageCacheWhatWasReadAndNothingMore) {
+  for (const size_t threads : {1, 3}) {
+    ColdFile disk(64 * kMiB);
+    read_two_ranges(disk, CachePolicy::kKeep, threads);
+    EXPECT_GE(disk.cached(3 * kMiB, 20 * kMiB), 20 * kMiB);
+    EXPECT_EQ(disk.cached(32 * kMiB, 8 * kMiB), 8 * kMiB);
+    EXPECT_LE(disk.cached(0, 64 * kMiB), 29 * kMiB);
+  }
+}
+
+TEST(CachePolicy, BypassLeavesLargeRangesOutOfThePageCache) {
+  ColdFile disk(64 * kMiB);
+  if (!disk.storage->can(StorageCapability::kDirectIo)) GTEST_SKIP() << "no direct I/O here";
+  read_two_ranges(disk, CachePolicy::kBypass, 2);
+  EXPECT_LE(disk.cached(0, 64 * kMiB), kMiB);
+}
+
+TEST(CachePolicy, KeepReadsAgainWithoutTheDisk) {
+  ColdFile disk(64 * kMiB);
+  read_two_ranges(disk, CachePolicy::kKeep, 2);
+  Bytes target(20 * kMiB);
+  const ReadOp op{disk.file.get(), 3 * kMiB + 8, target.size(), target.data()};
+  ReadOptions options{nullptr, BufferPool::create(2 * kMiB, kMiB)};
+  EXPECT_EQ(disk.storage->prefetch({}, options), 0u);
+  const ReadOp whole[] = {{disk.file.get(), 4 * kMiB, kMiB}, {disk.file.get(), 33 * kMiB, kMiB}};
+  EXPECT_EQ(disk.storage->prefetch(whole, options), 0u);
+  disk.storage->read({&op, 1}, options, [](size_t, ByteView) {});
+  EXPECT_TRUE(same_bytes(target, ByteView(disk.bytes).subspan(op.offset, op.size)));
+}
+
+}  // namespace
+}  // namespace tilestone
