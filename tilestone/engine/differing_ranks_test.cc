@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 
+#include "tilestone/base/log.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
@@ -23,6 +24,7 @@ using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 SaveOptions saving(const Communicator& comm) {
   SaveOptions options;
@@ -47,6 +49,27 @@ FileImage files_in(const std::string& folder) {
     image.emplace(name, read_file(*storage, name, UINT64_MAX));
   }
   return image;
+}
+
+TEST(DifferingRanks, ValuesThatDifferAreLoggedOnceWithTheirKeysAndRanks) {
+  const auto state = [](const Communicator& comm, const std::string& own) {
+    StateDict out;
+    out.entries().emplace_back("same", Value::list({1, "x"}));
+    out.entries().emplace_back(own, Value::list({comm.rank() / 2, 7}));
+    return out;
+  };
+  std::vector<std::string> said;
+  set_log_sink([&](LogLevel, std::string_view text) { said.emplace_back(text); });
+  for (const std::string& own : std::vector<std::string>{"seed", "seed", "loss"}) {
+    const auto storage = memory_storage();
+    run_ranks(4,
+              [&](Communicator comm) { save(state(comm, own), Location(storage), saving(comm)); });
+  }
+  set_log_sink({});
+  ASSERT_EQ(said.size(), 2u);
+  EXPECT_THAT(said[0], HasSubstr("\"seed\" (ranks 0 and 2 differ)"));
+  EXPECT_THAT(said[1], HasSubstr("\"loss\" (ranks 0 and 2 differ)"));
+  EXPECT_THAT(said[0], Not(HasSubstr("\"same\"")));
 }
 
 TEST(DifferingRanks, PathsThatDifferAreNamedWithTheirRanks) {

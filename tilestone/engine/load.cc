@@ -10,6 +10,7 @@
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/read/as_stored_internal.h"
 #include "tilestone/engine/read/reader_internal.h"
+#include "tilestone/engine/read/shared_targets_internal.h"
 #include "tilestone/engine/read/subtrees_internal.h"
 #include "tilestone/engine/read/targets_internal.h"
 #include "tilestone/engine/run/agreement_internal.h"
@@ -118,6 +119,7 @@ class Loading {
       built = with_memory(as_stored(std::move(built), opened_.metadata));
       if (!plain) persistent = drop_nonpersistent(built);
       items = opened_.dialect->wanted_items(plain ? built : persistent, opened_.metadata);
+      shared_.part(items.tensors);
       left_out_ = left_out(options().complete, items, opened_.metadata);
       make_context(items, deadline);
       load_objects(*context_, items);
@@ -128,6 +130,7 @@ class Loading {
     const std::vector<Transfer> left = alone ? prepare() : exchange(prepare, deadline);
     read_transfers(*context_, left, *progress_);
     progress_->finish();
+    shared_.join(items.tensors);
     if (plain) return opened_.dialect->from_items(built, items);
     StateDict loaded = opened_.dialect->from_items(persistent, items);
     return merge_factories(restore_nonpersistent(std::move(loaded), built), wanted);
@@ -228,6 +231,7 @@ class Loading {
   ReadFor way_ = ReadFor::kOneself;
   std::optional<ReadContext> context_;
   std::optional<ProgressMeter> progress_;
+  SharedTargets shared_;
 };
 
 }  // namespace

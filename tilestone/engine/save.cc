@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
 #include "tilestone/engine/commit/commit_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/agreement_internal.h"
@@ -18,6 +19,7 @@
 #include "tilestone/engine/write/writer_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/plan/grid_plan.h"
+#include "tilestone/state/content_hash.h"
 
 namespace tilestone {
 namespace engine {
@@ -171,8 +173,38 @@ class Saving {
       }
     }
     local_ = make_local_plan(items_);
+    if (!by_rule() && !is_alone()) note_contents();
     if (by_rule()) return encode_keys(empty_keys());
     return is_alone() ? Bytes() : local_.encode();
+  }
+
+  // So that the coordinator can tell of common objects that are not the same on all ranks.
+  void note_contents() {
+    for (size_t i = 0; i < items_.objects.size(); ++i) {
+      if (!items_.objects[i].common) continue;
+      const Value& value = items_.objects[i].value;
+      const bool archive = value.kind() == Value::Kind::kPickled && value.as_pickled().archive;
+      local_.objects[i].content =
+          content_hash(archive ? format_->parse_object(value.as_pickled().bytes) : value);
+    }
+  }
+
+  // Once in the process for the same keys: a trainer saves the same state many times.
+  static void tell_of_differing(const std::vector<DifferingObject>& differing) {
+    if (differing.empty()) return;
+    constexpr size_t kNamed = 10;
+    std::string text =
+        "values or objects that are not the same on all ranks are saved as the "
+        "lowest rank has them: ";
+    for (size_t i = 0; i < std::min(differing.size(), kNamed); ++i) {
+      const DifferingObject& object = differing[i];
+      text += (i == 0 ? "\"" : ", \"") + object.key + "\" (ranks " + std::to_string(object.rank) +
+              " and " + std::to_string(object.other) + " differ)";
+    }
+    if (differing.size() > kNamed) {
+      text += " and " + std::to_string(differing.size() - kNamed) + " more";
+    }
+    log_once(LogLevel::kWarning, text + "; give what each rank has of its own a key of its own");
   }
 
   // A tensor without elements is stored as one empty chunk. No rule tells who else has it, so these
@@ -228,6 +260,7 @@ class Saving {
       orders.push_back(
           Orders{save_id, false, std::move(assignment), {}, std::move(cells)}.encode());
     }
+    tell_of_differing(planner.differing_objects());
     return orders;
   }
 

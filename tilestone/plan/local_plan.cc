@@ -108,7 +108,7 @@ class LocalPlanner {
 
 // ---- Encoding ----
 
-constexpr uint8_t kPlanVersion = 2;
+constexpr uint8_t kPlanVersion = 3;
 constexpr uint8_t kAssignmentVersion = 1;
 
 // Ascending ranks as runs of equal steps: (gap to the run's first, step, count).
@@ -208,7 +208,9 @@ Bytes LocalSavePlan::encode() const {
   wire::KeyWriter keys;
   for (const PlanObject& object : objects) {
     keys.write(out, object.key);
-    out.u8(static_cast<uint8_t>((object.common ? 2 : 0) | (object.main_replica ? 1 : 0)));
+    out.u8(static_cast<uint8_t>((object.content != 0 ? 4 : 0) | (object.common ? 2 : 0) |
+                                (object.main_replica ? 1 : 0)));
+    if (object.content != 0) out.u64(object.content);
   }
   return std::move(out).take();
 }
@@ -258,9 +260,10 @@ void PlanDecoder::decode_parts(ByteReader& in, PlanSink& sink) const {
   for (uint64_t count = in.count(3); count > 0; --count) {
     object.key = keys.read(in);
     const uint8_t flags = in.u8();
-    if (flags > 3) in.fail("an object has unknown flags");
+    if (flags > 7) in.fail("an object has unknown flags");
     object.common = (flags & 2) != 0;
     object.main_replica = (flags & 1) != 0;
+    object.content = (flags & 4) != 0 ? in.u64() : 0;
     sink.object(object);
   }
   in.expect_end();

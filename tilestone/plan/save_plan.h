@@ -43,6 +43,14 @@ struct PlanObject {
   std::string key;
   bool common = false;
   bool main_replica = true;
+  uint64_t content = 0;  // content_hash of a common object's value; 0: not known
+};
+
+// A common object that is not the same on two ranks.
+struct DifferingObject {
+  std::string key;
+  int rank = 0;
+  int other = 0;
 };
 
 // What one rank holds. Chunks stand in the order of Items::tensors and their pieces, objects in
@@ -91,6 +99,10 @@ class SavePlanner {
   //  kCoverage - two ranks' boxes overlap without being equal, or elements are held by nobody;
   //  kInvalidArgument - a rank was not added, an object has no or several main replicas.
   std::vector<Assignment> finish();
+
+  // Common objects of the plans that were added of which the contents are known and differ, by key;
+  // the lowest rank's is written.
+  std::vector<DifferingObject> differing_objects() const;
 
  private:
   struct State;

@@ -28,6 +28,8 @@ struct Object {
   uint32_t first_rank = kNone;
   uint32_t writer = kNone;  // the lowest rank for common ones, else the main replica
   uint32_t index = 0;       // in the writer's plan
+  uint64_t content = 0;     // the first rank's
+  uint32_t other = kNone;   // a rank with another content
 };
 
 // A chunk that several ranks list, with what it is sorted by.
@@ -212,6 +214,7 @@ void SavePlanner::State::object(const PlanObject& listed) {
   if (is_new) {
     object.common = listed.common;
     object.first_rank = rank;
+    object.content = listed.content;
     const auto tensor = tensor_ids.find(listed.key);
     if (tensor != tensor_ids.end()) {
       note(ErrorCode::kMismatch,
@@ -224,6 +227,9 @@ void SavePlanner::State::object(const PlanObject& listed) {
          rank_text(object.first_rank) + " and " + rank_text(rank) +
              " disagree on whether an object is common to all ranks",
          listed.key);
+  } else if (object.common && object.content != 0 && listed.content != 0 &&
+             object.content != listed.content) {
+    object.other = std::min(object.other, rank);
   }
   if (object.common ? object.writer != kNone && object.writer <= rank : !listed.main_replica) {
     return;
@@ -474,6 +480,18 @@ std::vector<Assignment> SavePlanner::finish() {
     std::sort(mine.objects.begin(), mine.objects.end());
   }
   return std::move(state.assignments);
+}
+
+std::vector<DifferingObject> SavePlanner::differing_objects() const {
+  std::vector<DifferingObject> differing;
+  for (const auto& [key, object] : state_->objects) {
+    if (object.other == kNone) continue;
+    differing.push_back({key, static_cast<int>(std::min(object.first_rank, object.other)),
+                         static_cast<int>(std::max(object.first_rank, object.other))});
+  }
+  std::sort(differing.begin(), differing.end(),
+            [](const auto& a, const auto& b) { return a.key < b.key; });
+  return differing;
 }
 
 std::vector<Assignment> plan_save(std::span<const LocalSavePlan> plans) {

@@ -1,0 +1,190 @@
+#include "tilestone/state/content_hash.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/base/checksum.h"
+
+namespace tilestone {
+namespace {
+
+bool is_set(const Opaque& opaque) {
+  return opaque.kind == Opaque::Kind::kCall && opaque.module == "builtins" &&
+         (opaque.name == "set" || opaque.name == "frozenset");
+}
+
+uint64_t hash_of_elements(const TensorView& tensor) {
+  constexpr uint64_t kStep = 1 << 16;
+  const uint64_t size = tensor.bytes();
+  const StridedView view = tensor.strided_view();
+  Bytes packed(std::min(size, kStep));
+  ByteWriter hashes;
+  for (uint64_t begin = 0; begin < size; begin += kStep) {
+    const MutableByteView part =
+        MutableByteView(packed).first(static_cast<size_t>(std::min(kStep, size - begin)));
+    pack_range(view, begin, part);
+    hashes.u64(xxh3_64(part));
+  }
+  return xxh3_64(std::move(hashes).take());
+}
+
+// What a value holds itself, without its children.
+void write_own(ByteWriter& out, const Value& value) {
+  switch (value.kind()) {
+    case Value::Kind::kBool:
+      return out.u8(value.as_bool() ? 1 : 0);
+    case Value::Kind::kInt:
+      return out.i64(value.as_int());
+    case Value::Kind::kBigInt:
+      return out.blob(value.as_big_int().bytes);
+    case Value::Kind::kFloat: {
+      uint64_t bits = 0;
+      const double number = value.as_float();
+      std::memcpy(&bits, &number, sizeof(bits));
+      return out.u64(bits);
+    }
+    case Value::Kind::kString:
+      return out.string(value.as_string());
+    case Value::Kind::kBytes:
+      return out.blob(value.as_bytes());
+    case Value::Kind::kDict:
+      return out.u8(value.is_ordered_dict() ? 1 : 0);
+    case Value::Kind::kDType:
+      return out.u8(static_cast<uint8_t>(value.as_dtype()));
+    case Value::Kind::kPickled:
+      return out.blob(value.as_pickled().bytes);
+    case Value::Kind::kTensor: {
+      const TensorView& tensor = value.as_tensor();
+      out.u8(static_cast<uint8_t>(tensor.dtype));
+      out.varint(tensor.shape.size());
+      for (const int64_t n : tensor.shape) out.i64(n);
+      out.u8(static_cast<uint8_t>((value.autograd().parameter ? 2 : 0) |
+                                  (value.autograd().requires_grad ? 1 : 0)));
+      return out.u64(hash_of_elements(tensor));
+    }
+    case Value::Kind::kOpaque: {
+      const Opaque& opaque = value.as_opaque();
+      out.u8(static_cast<uint8_t>(opaque.kind));
+      out.string(opaque.module);
+      out.string(opaque.name);
+      for (const size_t n : {opaque.args.size(), opaque.keywords.size(), opaque.appended.size()}) {
+        out.varint(n);
+      }
+      return;
+    }
+    default:
+      return;
+  }
+}
+
+void add_children(const Value& value, std::vector<const Value*>& out) {
+  const auto list = [&](const Value::List& items) {
+    for (const Value& item : items) out.push_back(&item);
+  };
+  const auto dict = [&](const Value::Dict& entries) {
+    for (const auto& [key, item] : entries) {
+      out.push_back(&key);
+      out.push_back(&item);
+    }
+  };
+  switch (value.kind()) {
+    case Value::Kind::kList:
+    case Value::Kind::kTuple:
+      return list(value.items());
+    case Value::Kind::kDict:
+      dict(value.as_dict());
+      return out.push_back(&value.attributes());
+    case Value::Kind::kOpaque: {
+      const Opaque& opaque = value.as_opaque();
+      list(opaque.args);
+      dict(opaque.keywords);
+      out.push_back(&opaque.state);
+      list(opaque.appended);
+      return dict(opaque.entries);
+    }
+    default:
+      return;
+  }
+}
+
+// Children before parents, on a stack of our own; what is shared is hashed once.
+class Hasher {
+ public:
+  uint64_t hash(const Value& root) {
+    open(root, false);
+    for (;;) {
+      Frame& top = stack_.back();
+      if (top.hashes.size() < top.children.size()) {
+        visit(top);
+        continue;
+      }
+      const uint64_t done = close(top);
+      stack_.pop_back();
+      if (stack_.empty()) return done;
+      stack_.back().hashes.push_back(done);
+    }
+  }
+
+ private:
+  struct Frame {
+    const Value* value;
+    bool unordered;  // its children are those of a set
+    std::vector<const Value*> children;
+    std::vector<uint64_t> hashes;  // of the children that are done
+  };
+
+  void open(const Value& value, bool unordered) {
+    stack_.push_back({&value, unordered, {}, {}});
+    add_children(value, stack_.back().children);
+  }
+
+  void visit(Frame& top) {
+    const Value& child = *top.children[top.hashes.size()];
+    const auto known = known_.find(child.shared_id());
+    if (child.shared_id() != nullptr && known != known_.end()) {
+      top.hashes.push_back(known->second);
+      return;
+    }
+    const bool items = top.hashes.empty() && top.value->kind() == Value::Kind::kOpaque &&
+                       is_set(top.value->as_opaque());
+    open(child, items && child.kind() == Value::Kind::kList);
+  }
+
+  uint64_t close(Frame& frame) {
+    const Value& value = *frame.value;
+    if (frame.unordered) std::sort(frame.hashes.begin(), frame.hashes.end());
+    if (value.kind() == Value::Kind::kDict && !value.is_ordered_dict()) sort_pairs(frame.hashes);
+    ByteWriter out;
+    out.u8(static_cast<uint8_t>(value.kind()));
+    write_own(out, value);
+    for (const uint64_t hash : frame.hashes) out.u64(hash);
+    const uint64_t done = std::max<uint64_t>(xxh3_64(std::move(out).take()), 1);
+    if (value.shared_id() != nullptr && !frame.unordered) known_.emplace(value.shared_id(), done);
+    return done;
+  }
+
+  // Keys and items of a dict, and its attributes at the end.
+  static void sort_pairs(std::vector<uint64_t>& hashes) {
+    std::vector<std::pair<uint64_t, uint64_t>> pairs;
+    for (size_t i = 0; i + 1 < hashes.size(); i += 2) pairs.emplace_back(hashes[i], hashes[i + 1]);
+    std::sort(pairs.begin(), pairs.end());
+    for (size_t i = 0; i < pairs.size(); ++i) {
+      hashes[2 * i] = pairs[i].first;
+      hashes[2 * i + 1] = pairs[i].second;
+    }
+  }
+
+  std::vector<Frame> stack_;
+  std::unordered_map<const void*, uint64_t> known_;
+};
+
+}  // namespace
+
+uint64_t content_hash(const Value& value) { return Hasher().hash(value); }
+
+}  // namespace tilestone
