@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import time
@@ -111,6 +112,29 @@ def test_every_rank_raises_the_same_error(
 
 def save_well(rank: int, world: int, path: str) -> None:
     tilestone.save({"w": entity(rank, world), "step": 1}, path, overwrite=True, timeout=60)
+
+
+def save_values_of_its_own(rank: int, world: int, path: str) -> list[str]:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tilestone").addHandler(handler)
+    state = {"w": entity(rank, world), "same": {"step": 1}, "seed": 7 + rank // 2}
+    try:
+        tilestone.save(state, path, timeout=60)
+    finally:
+        logging.getLogger("tilestone").removeHandler(handler)
+    return said
+
+
+def test_values_that_differ_between_ranks_are_logged_by_the_coordinator_with_key_and_ranks(
+    worlds: ranks.Worlds, ckpt: str
+) -> None:
+    said, *others = worlds[3].run(save_values_of_its_own, ckpt)
+    (line,) = [text for text in said if "not the same on all ranks" in text]
+    assert '"seed" (ranks 0 and 2 differ)' in line and "same/step" not in line
+    assert others == [[], []]
+    assert tilestone.open(ckpt).read("seed") == 7
 
 
 def load_missing(rank: int, world: int, path: str) -> None:

@@ -91,6 +91,16 @@ def test_views_and_parameters_are_filled_in_place(ckpt: str) -> None:
     assert torch.equal(parameter, tensor) and parameter.requires_grad
 
 
+def test_tied_weights_load_and_values_that_differ_name_both_keys(ckpt: str) -> None:
+    stored = torch.randn(4, 3)
+    tilestone.save({"embedding": stored, "head": stored, "other": stored + 1}, ckpt)
+    tied = torch.nn.Parameter(torch.zeros(4, 3))
+    tilestone.load({"embedding": tied, "head": tied.data.view(4, 3)}, ckpt)
+    assert torch.equal(tied, stored)
+    with pytest.raises(tilestone.MismatchError, match=r'also that of "embedding".*key "other"'):
+        tilestone.load({"embedding": tied, "other": tied}, ckpt)
+
+
 def test_a_template_on_the_meta_device_is_allocated(ckpt: str) -> None:
     tensor = torch.randn(5, 3).bfloat16()
     tilestone.save({"x": tensor}, ckpt)
