@@ -42,14 +42,14 @@ void bind_leftovers(nb::module_& m) {
       });
   m.def(
       "leftovers",
-      [](const nb::bytes& path, bool remove, bool force) {
-        const Location location(path_of(path));
+      [](const nb::bytes& path, bool remove, bool force, bool follow_links) {
+        const Location location = location_of(path, follow_links);
         return without_gil([&] {
           return remove ? remove_leftovers(location, nullptr, force)
                         : find_leftovers(location, nullptr, force);
         });
       },
-      "path"_a, "remove"_a, "force"_a);
+      "path"_a, "remove"_a, "force"_a, "follow_links"_a);
 }
 
 const StoredTensor& tensor_of(const Checkpoint& checkpoint, const std::string& key) {

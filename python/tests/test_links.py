@@ -54,6 +54,10 @@ def test_other_links_are_refused_by_name_unless_asked_for(tmp_path: pathlib.Path
     with tilestone.open(snapshot, follow_links=True) as opened:
         assert (opened.read("w") == W).all()
     assert tilestone.load({"step": None}, snapshot, follow_links=True) == {"step": 3}
+    (snapshot / ".tilestone" / "lock").unlink()
+    with pytest.raises(tilestone.UnsafeError, match="follow_links=True"):
+        tilestone.gc(snapshot)
+    assert tilestone.gc(snapshot, follow_links=True) == []
 
 
 def test_a_link_to_a_file_of_the_system_is_refused(tmp_path: pathlib.Path) -> None:

@@ -338,7 +338,11 @@ def open(
 
 
 def gc(
-    path: str | os.PathLike[str], *, delete: bool = False, force: bool = False
+    path: str | os.PathLike[str],
+    *,
+    delete: bool = False,
+    force: bool = False,
+    follow_links: bool = False,
 ) -> list[_core.Leftover]:
     """The files that failed or interrupted saves have left at a location.
 
@@ -353,6 +357,8 @@ def gc(
             Without it nothing is changed, nor locked: saves go on beside it.
         force: take files of which no note speaks, and those of a checkpoint that has only lost
             its hidden files (`cp dir/*` leaves them behind), for leftovers too.
+        follow_links: read what describes the checkpoint through links, as for `open`. Removing
+            takes the links themselves, never what they lead to.
 
     Returns:
         Each with its name, size in bytes, what it is and why it is not needed.
@@ -364,4 +370,9 @@ def gc(
             needs is not known; or one that has only lost its hidden files, and force is False.
         StorageError: a file could not be removed; the others are gone.
     """
-    return _core.leftovers(_options.directory(path), _options.flag("delete", delete), _options.flag("force", force))
+    return _core.leftovers(
+        _options.directory(path),
+        _options.flag("delete", delete),
+        _options.flag("force", force),
+        _options.flag("follow_links", follow_links),
+    )

@@ -8,6 +8,7 @@
 
 #include "tilestone/cli/commands.h"
 #include "tilestone/cli/npy.h"
+#include "tilestone/cli/opened.h"
 #include "tilestone/cli/output.h"
 #include "tilestone/cli/run.h"
 #include "tilestone/cli/slice.h"
@@ -48,7 +49,8 @@ TensorView read_converted(const CatOptions& options, const StoredTensor& tensor,
       tensor.key, TensorView::without_data(dtype, box.shape), tensor.shape, box);
   LoadOptions load_options;
   load_options.cast = true;
-  const StateDict loaded = load(wanted, options.path, load_options);
+  const StateDict loaded =
+      load(wanted, location_of(options.path, options.follow_links), load_options);
   return loaded.find(tensor.key)->get_if<ShardedTensor>()->data;
 }
 
@@ -200,10 +202,14 @@ int cat_object(const Checkpoint& checkpoint, const CatOptions& options) {
 }  // namespace
 
 int cat(const CatOptions& options) {
-  const Checkpoint checkpoint = Checkpoint::open(options.path);
-  const StoredTensor* tensor = checkpoint.metadata().find_tensor(options.key);
-  return tensor != nullptr ? cat_tensor(checkpoint, *tensor, options)
-                           : cat_object(checkpoint, options);
+  const Checkpoint checkpoint = Checkpoint::open(location_of(options.path, options.follow_links));
+  if (const StoredTensor* tensor = checkpoint.metadata().find_tensor(options.key)) {
+    return cat_tensor(checkpoint, *tensor, options);
+  }
+  if (checkpoint.metadata().find_object(options.key) == nullptr) {
+    refuse_key(checkpoint, options.key);
+  }
+  return cat_object(checkpoint, options);
 }
 
 }  // namespace tilestone::cli

@@ -10,6 +10,7 @@ namespace tilestone::cli {
 
 struct LsOptions {
   std::string path;
+  bool follow_links = false;  // read files through any symbolic link
   std::vector<std::string> patterns;
   bool json = false;
   bool by_size = false;
@@ -20,6 +21,7 @@ int ls(const LsOptions& options);
 
 struct InspectOptions {
   std::string path;
+  bool follow_links = false;
   std::string key;
   bool json = false;
   bool all = false;
@@ -28,6 +30,7 @@ int inspect(const InspectOptions& options);
 
 struct VerifyOptions {
   std::string path;
+  bool follow_links = false;
   int threads = 0;
   bool json = false;
 };
@@ -35,6 +38,7 @@ int verify(const VerifyOptions& options);
 
 struct CatOptions {
   std::string path;
+  bool follow_links = false;
   std::string key;
   std::string slice;
   std::string npy;
@@ -45,6 +49,7 @@ int cat(const CatOptions& options);
 
 struct GcOptions {
   std::string path;
+  bool follow_links = false;
   bool remove = false;
   bool force = false;  // also what is left of a checkpoint that has only lost its hidden files
   bool json = false;

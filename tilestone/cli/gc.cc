@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tilestone/cli/commands.h"
+#include "tilestone/cli/opened.h"
 #include "tilestone/cli/output.h"
 #include "tilestone/cli/run.h"
 
@@ -44,9 +45,10 @@ void print_text(const std::vector<Leftover>& files, bool removed) {
 }  // namespace
 
 int gc(const GcOptions& options) {
+  const Location location = location_of(options.path, options.follow_links);
   const std::vector<Leftover> files = options.remove
-                                          ? remove_leftovers(options.path, nullptr, options.force)
-                                          : find_leftovers(options.path, nullptr, options.force);
+                                          ? remove_leftovers(location, nullptr, options.force)
+                                          : find_leftovers(location, nullptr, options.force);
   if (options.json) {
     print_json(files, options.remove);
   } else {

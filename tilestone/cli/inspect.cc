@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tilestone/cli/commands.h"
+#include "tilestone/cli/opened.h"
 #include "tilestone/cli/output.h"
 #include "tilestone/cli/picture.h"
 #include "tilestone/cli/run.h"
@@ -175,7 +176,7 @@ int inspect_object(const Checkpoint& checkpoint, const StoredObject& object, boo
 }  // namespace
 
 int inspect(const InspectOptions& options) {
-  const Checkpoint checkpoint = Checkpoint::open(options.path);
+  const Checkpoint checkpoint = Checkpoint::open(location_of(options.path, options.follow_links));
   const Metadata& metadata = checkpoint.metadata();
   if (options.key.empty()) return inspect_whole(checkpoint, options);
   if (const StoredTensor* tensor = metadata.find_tensor(options.key)) {
@@ -184,8 +185,7 @@ int inspect(const InspectOptions& options) {
   if (const StoredObject* object = metadata.find_object(options.key)) {
     return inspect_object(checkpoint, *object, options.json);
   }
-  checkpoint.read_object(options.key);  // throws kNotFound with similar keys
-  return kIoFailed;
+  refuse_key(checkpoint, options.key);
 }
 
 }  // namespace tilestone::cli

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tilestone/cli/commands.h"
+#include "tilestone/cli/opened.h"
 #include "tilestone/cli/output.h"
 #include "tilestone/cli/run.h"
 
@@ -84,7 +85,7 @@ void print_json(const std::vector<Row>& rows, const Totals& sum) {
 }  // namespace
 
 int ls(const LsOptions& options) {
-  const Checkpoint checkpoint = Checkpoint::open(options.path);
+  const Checkpoint checkpoint = Checkpoint::open(location_of(options.path, options.follow_links));
   const std::vector<Row> rows = select(checkpoint.metadata(), options);
   const Totals sum = total(rows);
   if (options.json) {

@@ -17,9 +17,17 @@ namespace {
 
 using Command = std::function<int()>;
 
+template <typename Options>
+void add_path(CLI::App& app, Options& options, const char* name = "checkpoint",
+              const char* what = "Directory of the checkpoint") {
+  app.add_option(name, options.path, what)->required();
+  app.add_flag("--follow-links", options.follow_links,
+               "Read files through any symbolic link; only where you trust who made them");
+}
+
 Command add_ls(CLI::App& app) {
   auto options = std::make_shared<LsOptions>();
-  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
+  add_path(app, *options);
   app.add_option("pattern", options->patterns, "Only keys that match one of these (*, ?, [...])");
   app.add_flag("--json", options->json, "Print JSON");
   app.add_flag("--by-size", options->by_size, "Largest first");
@@ -30,7 +38,7 @@ Command add_ls(CLI::App& app) {
 
 Command add_inspect(CLI::App& app) {
   auto options = std::make_shared<InspectOptions>();
-  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
+  add_path(app, *options);
   app.add_option("key", options->key, "A key: its chunks, drawn and listed");
   app.add_flag("--json", options->json, "Print JSON, of everything");
   app.add_flag("--all", options->all, "List all files or shards, however many");
@@ -39,7 +47,7 @@ Command add_inspect(CLI::App& app) {
 
 Command add_verify(CLI::App& app) {
   auto options = std::make_shared<VerifyOptions>();
-  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
+  add_path(app, *options);
   app.add_option("--threads", options->threads, "Reading threads (0: as many as the machine has)")
       ->check(CLI::Range(0, 1024));
   app.add_flag("--json", options->json, "Print JSON");
@@ -48,7 +56,7 @@ Command add_verify(CLI::App& app) {
 
 Command add_cat(CLI::App& app) {
   auto options = std::make_shared<CatOptions>();
-  app.add_option("checkpoint", options->path, "Directory of the checkpoint")->required();
+  add_path(app, *options);
   app.add_option("key", options->key, "The key, as `tilestone ls` shows it")->required();
   app.add_option("--slice", options->slice, "Part of a tensor: \"0:4,:\", \"7\", \"::\" whole");
   auto* npy = app.add_option("--npy", options->npy, "Write the tensor to this .npy file");
@@ -59,7 +67,7 @@ Command add_cat(CLI::App& app) {
 
 Command add_gc(CLI::App& app) {
   auto options = std::make_shared<GcOptions>();
-  app.add_option("location", options->path, "Directory that was saved to")->required();
+  add_path(app, *options, "location", "Directory that was saved to");
   app.add_flag("--delete", options->remove, "Remove the files; without it they are only listed");
   app.add_flag("--force", options->force,
                "Also the files of a checkpoint that has only lost its hidden files");
@@ -128,8 +136,9 @@ int run(int argc, const char* const* argv) {
   app.set_version_flag("--version", std::string("tilestone ") + kVersion);
   app.require_subcommand(1);
   app.footer(
-      "Exit codes: 0 ok, 1 damaged or different, 2 usage, 3 nothing there or I/O error, 4 unsafe "
-      "content.");
+      "Exit codes: 0 ok, 1 damaged or different, 2 usage (a key that the checkpoint lacks too), 3 "
+      "no "
+      "checkpoint there or I/O error, 4 unsafe content.");
   std::vector<std::pair<CLI::App*, Command>> commands;
   const auto add = [&](const char* name, const char* what, Command (*declare)(CLI::App&)) {
     CLI::App* sub = app.add_subcommand(name, what);

@@ -1,4 +1,4 @@
-// The command line: `tilestone ls | inspect | verify | cat`. Each subcommand is one file.
+// The command line: `tilestone ls | inspect | verify | cat | gc`. Each subcommand is one file.
 #pragma once
 
 namespace tilestone::cli {
@@ -6,7 +6,7 @@ namespace tilestone::cli {
 // Exit codes. A script can rely on them.
 inline constexpr int kOk = 0;
 inline constexpr int kDamaged = 1;   // the checkpoint is damaged, or differs from what was expected
-inline constexpr int kUsage = 2;     // the command's words are off, or ask for what it can't do
+inline constexpr int kUsage = 2;     // wrong words, a key that is not there, what can't be done
 inline constexpr int kIoFailed = 3;  // nothing there, no permission, disk error, output not written
 inline constexpr int kUnsafe = 4;    // content that could do harm if it were believed
 

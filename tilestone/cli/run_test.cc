@@ -18,6 +18,7 @@ namespace tilestone::cli {
 namespace {
 
 using nlohmann::json;
+using testing::AllOf;
 using testing::HasSubstr;
 
 class Cli : public testing::Test {
@@ -181,7 +182,7 @@ TEST_F(Cli, GcRefusesWhileASaveIsUnderWayAndWhereNothingIs) {
   }
 }
 
-TEST_F(Cli, ExitCodesTellUsageFromAbsence) {
+TEST_F(Cli, ExitCodesDistinguishUsageFromAbsence) {
   EXPECT_EQ(tilestone_command({"ls"}).code, kUsage);
   EXPECT_EQ(tilestone_command({"frobnicate"}).code, kUsage);
   EXPECT_EQ(tilestone_command({"cat", path_, "w", "--slice", "x"}).code, kUsage);
@@ -189,9 +190,59 @@ TEST_F(Cli, ExitCodesTellUsageFromAbsence) {
   const Ran absent = tilestone_command({"ls", path_ + "-not-here"});
   EXPECT_EQ(absent.code, kIoFailed);
   EXPECT_THAT(absent.err, HasSubstr("no checkpoint at"));
-  const Ran key = tilestone_command({"cat", path_, "ww"});
-  EXPECT_EQ(key.code, kIoFailed);
-  EXPECT_THAT(key.err, HasSubstr("similar keys: w"));
+}
+
+TEST_F(Cli, AKeyThatTheCheckpointLacksIsUsageForEverySubcommandThatTakesOne) {
+  for (const char* command : {"cat", "inspect"}) {
+    const Ran near = tilestone_command({command, path_, "ww"});
+    EXPECT_EQ(near.code, kUsage) << near.err;
+    EXPECT_THAT(near.err, HasSubstr("key ww"));
+    EXPECT_THAT(near.err, HasSubstr("similar keys: w"));
+    EXPECT_EQ(tilestone_command({command, path_, "ww", "--json"}).code, kUsage);
+    EXPECT_EQ(tilestone_command({command, path_ + "-not-here", "w"}).code, kIoFailed);
+  }
+}
+
+TEST_F(Cli, APathThatIsAFileOrALinkToNowhereIsNamedByEverySubcommand) {
+  const std::string file = data_file(), link = (folder_ / "link").string();
+  std::filesystem::create_directory_symlink(folder_ / "absent", link);
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {"ls"}, {"inspect"}, {"verify"}, {"cat", "w"}, {"gc"}, {"gc", "--delete"}}) {
+    const auto run_at = [&](const std::string& path) {
+      std::vector<std::string> all = words;
+      all.insert(all.begin() + 1, path);
+      return tilestone_command(all);
+    };
+    const Ran on_file = run_at(file), on_link = run_at(link);
+    EXPECT_EQ(on_file.code, kIoFailed);
+    EXPECT_THAT(on_file.err, AllOf(HasSubstr("Not a directory"), HasSubstr(file)));
+    EXPECT_EQ(on_link.code, kIoFailed);
+    EXPECT_THAT(on_link.err, AllOf(HasSubstr("points nowhere"), HasSubstr(link)));
+  }
+}
+
+TEST_F(Cli, LinksThatLeadOutAreFollowedByEverySubcommandWhenAsked) {
+  const std::filesystem::path elsewhere = folder_ / "elsewhere";
+  std::filesystem::create_directories(elsewhere);
+  for (const std::string& name : {data_file(), path_ + "/.metadata"}) {
+    const auto target = elsewhere / std::filesystem::path(name).filename();
+    std::filesystem::rename(name, target);
+    std::filesystem::create_symlink(target, name);
+  }
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"ls", path_},
+                                             {"inspect", path_, "w"},
+                                             {"verify", path_},
+                                             {"cat", path_, "w"},
+                                             {"gc", path_}}) {
+    const Ran refused = tilestone_command(words);
+    EXPECT_EQ(refused.code, kUnsafe) << words[0];
+    EXPECT_THAT(refused.err, HasSubstr("--follow-links"));
+    std::vector<std::string> asked = words;
+    asked.emplace_back("--follow-links");
+    const Ran followed = tilestone_command(asked);
+    EXPECT_EQ(followed.code, kOk) << words[0] << ": " << followed.err;
+  }
 }
 
 TEST_F(Cli, ANameThatLeavesTheDirectoryIsUnsafe) {

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tilestone/cli/commands.h"
+#include "tilestone/cli/opened.h"
 #include "tilestone/cli/output.h"
 #include "tilestone/cli/run.h"
 
@@ -57,7 +58,8 @@ void print_text(const VerifyReport& report) {
 int verify(const VerifyOptions& options) {
   OpenOptions open;
   open.threads = options.threads;
-  const Checkpoint checkpoint = Checkpoint::open(options.path, open);
+  const Checkpoint checkpoint =
+      Checkpoint::open(location_of(options.path, options.follow_links), open);
   const VerifyReport report = checkpoint.verify(options.json ? nullptr : progress_line());
   if (options.json) {
     print_json(report);

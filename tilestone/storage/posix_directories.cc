@@ -19,8 +19,23 @@ namespace {
 
 constexpr unsigned kDirectoryMode = 0777;  // less the umask
 
+// Error(kNotFound) that names the link where `path`, as the user wrote it, is not there because a
+// symbolic link on the way, or its last name, points nowhere.
+void refuse_broken_link(const std::string& path, const std::string& what) {
+  for (std::string part = path; !part.empty(); part = std::string(parent_name(part))) {
+    struct stat info;
+    if (::lstat(part.c_str(), &info) != 0) continue;
+    if (!S_ISLNK(info.st_mode) || ::stat(part.c_str(), &info) == 0 || errno != ENOENT) return;
+    throw Error(ErrorCode::kNotFound, what + ": a symbolic link points nowhere")
+        .with_file(part)
+        .with_errno(ENOENT)
+        .with_hint("make the directory that it points to, or remove the link");
+  }
+}
+
 // Makes `path` and its parents, as the user wrote it, and what was made durable.
 void make_path(System& system, const std::string& path) {
+  refuse_broken_link(path, "cannot make a directory");
   std::vector<std::string> missing;  // innermost first
   for (std::string part = path;;) {
     struct stat info;
@@ -79,6 +94,7 @@ class Listing {
   Listing(PosixContext& context, const std::string& prefix) : context_(context), prefix_(prefix) {}
 
   std::vector<std::string> files() {
+    expect_usable_root();
     std::vector<std::string> found;
     std::optional<std::string> first = start();
     std::vector<std::string> todo;
@@ -95,6 +111,7 @@ class Listing {
   }
 
   std::vector<std::string> directories() {
+    expect_usable_root();
     std::vector<std::string> found;
     const std::optional<std::string> first = start();
     if (!first) return found;
@@ -106,6 +123,15 @@ class Listing {
   }
 
  private:
+  // A root that is not there has no files; one that is a file, or a link that points nowhere, is
+  // not what the user meant.
+  void expect_usable_root() const {
+    if (context_.try_open_root()) return;
+    if (errno != ENOENT) fail("");
+    const PosixRoot& root = context_.root_found();
+    if (root.within == nullptr) refuse_broken_link(root.path, kWhat);
+  }
+
   // The directory in which all names with the prefix are; none where it is not there, or a link.
   std::optional<std::string> start() const {
     const std::string directory(parent_name(prefix_));
@@ -130,7 +156,7 @@ class Listing {
   }
 
   [[noreturn]] void fail(const std::string& directory) const {
-    fail_errno("cannot list a directory", context_.path_of(directory), errno);
+    fail_errno(kWhat, context_.path_of(directory), errno);
   }
 
   // found(name, whether it is a directory) of each entry of the directory that has the prefix.
@@ -163,6 +189,7 @@ class Listing {
     return S_ISDIR(info.st_mode);
   }
 
+  static constexpr const char* kWhat = "cannot list a directory";
   PosixContext& context_;
   const std::string& prefix_;
 };

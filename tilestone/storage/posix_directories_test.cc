@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/posix_storage.h"
@@ -47,6 +48,16 @@ class ExchangeSystem : public System {
   }
 };
 
+Error error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "no error";
+  return Error(ErrorCode::kInternal, "no error");
+}
+
 class PosixDirectories : public testing::Test {
  protected:
   PosixDirectories() {
@@ -66,6 +77,40 @@ class PosixDirectories : public testing::Test {
   std::shared_ptr<ExchangeSystem> system_ = std::make_shared<ExchangeSystem>();
   std::shared_ptr<Storage> storage_ = posix_storage(directory_.path(), {}, system_);
 };
+
+TEST_F(PosixDirectories, ARootThatIsAFileIsAnErrorOfListing) {
+  const std::string file = root() + "/x/f";
+  for (const std::string& path : {file, file + "/below"}) {
+    const auto wrong = posix_storage(path);
+    for (const auto& call : std::vector<std::function<void()>>{
+             [&] { wrong->list(); }, [&] { wrong->list_directories(); }}) {
+      const Error error = error_of(call);
+      EXPECT_EQ(error.code(), ErrorCode::kIo) << error.what();
+      EXPECT_EQ(error.sys_errno(), ENOTDIR) << error.what();
+      EXPECT_EQ(error.file(), path);
+    }
+  }
+  EXPECT_EQ(posix_storage(root() + "/absent")->list(), Names{});
+}
+
+TEST_F(PosixDirectories, ALinkThatPointsNowhereIsNamedByListingAndMaking) {
+  const std::string link = root() + "/link";
+  fs::create_directory_symlink(root() + "/absent", link);
+  for (const std::string& path : {link, link + "/below/it"}) {
+    const auto wrong = posix_storage(path);
+    for (const auto& call : std::vector<std::function<void()>>{
+             [&] { wrong->list(); }, [&] { wrong->make_directory(""); },
+             [&] { wrong->make_directory("sub"); }}) {
+      const Error error = error_of(call);
+      EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
+      EXPECT_EQ(error.file(), link);
+      EXPECT_NE(error.message().find("points nowhere"), std::string::npos) << error.what();
+    }
+  }
+  fs::create_directory(root() + "/absent");
+  posix_storage(link + "/below/it")->make_directory("");
+  EXPECT_TRUE(fs::is_directory(root() + "/absent/below/it"));
+}
 
 TEST_F(PosixDirectories, WhetherItCanExchangeIsTriedOnce) {
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(storage().can(StorageCapability::kExchange));

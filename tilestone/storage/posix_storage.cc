@@ -145,8 +145,8 @@ class PosixStorage : public Storage {
     throw Error(ErrorCode::kUnsafe, "a symbolic link leaves the storage's root")
         .with_file(context_->path_of(name))
         .with_hint(
-            "follow_links=True (PosixOptions::links) reads through links; only where you "
-            "trust who made them");
+            "follow_links=True (--follow-links on the command line, PosixOptions::links in C++) "
+            "reads through links; only where you trust who made them");
   }
 
   // The size of an open file, made ready for reading.
