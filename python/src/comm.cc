@@ -299,7 +299,11 @@ void bind_comm(nb::module_& m) {
           run_ranks(n, [&](Communicator comm) {
             const CallScope scope(call);
             nb::gil_scoped_acquire held;
-            kept_object(kept)(comm);
+            try {
+              kept_object(kept)(comm);
+            } catch (const nb::python_error& raised) {
+              throw error_of(raised, "rank " + std::to_string(comm.rank()));
+            }
           });
         });
       },
@@ -307,8 +311,8 @@ void bind_comm(nb::module_& m) {
       nb::sig(
           "def run_ranks(n: int, body: collections.abc.Callable[[Communicator], object]) -> None"),
       "Runs body(comm) on n threads of this process, one a rank, and returns when all have "
-      "ended. The first error (lowest rank) is raised; ranks that wait for one that raised get "
-      "RankFailedError.");
+      "ended. Ranks that wait for one that raised get RankFailedError. Of several errors the "
+      "original is raised, not one that another rank's has caused.");
 }
 
 }  // namespace tilestone::python

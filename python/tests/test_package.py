@@ -133,6 +133,18 @@ def test_messages_of_the_engine_reach_pythons_logging(caplog: pytest.LogCaptureF
     assert caplog.records[0].levelno == logging.WARNING
 
 
+def test_run_ranks_raises_the_original_error_and_refuses_what_threads_cannot_be() -> None:
+    def second_fails(comm: tilestone.Communicator) -> None:
+        if comm.rank == 1:
+            raise KeyError("the original")
+        comm.gather(b"", 1)
+
+    with pytest.raises(KeyError, match="the original"):
+        tilestone.run_ranks(3, second_fails)
+    with pytest.raises(tilestone.InvalidArgumentError, match="1000000"):
+        tilestone.run_ranks(10**6, second_fails)
+
+
 def test_messages_from_many_threads_do_not_deadlock_with_the_gil() -> None:
     def speak(comm: tilestone.Communicator) -> None:
         for number in range(200):

@@ -356,7 +356,7 @@ def mpi_world(timeout: float | None = None) -> Communicator:
 
 def run_ranks(n: int, body: Callable[[Communicator], object]) -> None:
     """
-    Runs body(comm) on n threads of this process, one a rank, and returns when all have ended. The first error (lowest rank) is raised; ranks that wait for one that raised get RankFailedError.
+    Runs body(comm) on n threads of this process, one a rank, and returns when all have ended. Ranks that wait for one that raised get RankFailedError. Of several errors the original is raised, not one that another rank's has caused.
     """
 
 class SaveResult:

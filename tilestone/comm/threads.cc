@@ -1,5 +1,6 @@
 #include "tilestone/comm/threads.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -263,20 +264,75 @@ class ThreadsEnd final : public CommunicatorImpl, private CallPort {
 
 std::vector<std::shared_ptr<ThreadsEnd>> make_ends(int n) {
   comm_internal::check_size("threads", n);
+  if (n > kMaxThreadRanks) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "threads: a group of " + std::to_string(n) + " ranks, which are threads of one " +
+                    "process; expected at most " + std::to_string(kMaxThreadRanks));
+  }
   auto hub = std::make_shared<Hub>(n);
   std::vector<std::shared_ptr<ThreadsEnd>> ends;
   for (int rank = 0; rank < n; ++rank) ends.push_back(std::make_shared<ThreadsEnd>(hub, rank));
   return ends;
 }
 
+// How a rank ended.
+struct Ending {
+  std::exception_ptr thrown;  // null: nothing
+  int order = 0;              // among those that threw: 0 is the first in time
+  int blamed = -1;            // the rank that the error names
+};
+
 void run_rank(const std::shared_ptr<ThreadsEnd>& end, const std::function<void(Communicator)>& body,
-              std::exception_ptr& error) {
+              std::atomic<int>& thrown, Ending& ending) {
   try {
     body(Communicator(end));
   } catch (...) {
-    error = std::current_exception();
-    end->leave(current_error().what());
+    // Counted before the others can learn of it.
+    const Error error = current_error();
+    ending = {std::current_exception(), thrown++, error.rank()};
+    end->leave(error.what());
   }
+}
+
+std::vector<Ending> run_all(int n, const std::function<void(Communicator)>& body) {
+  // When a thread can't be started, `ends` goes before `running` does: the ranks that never began
+  // are gone, so those that wait for them end, and can be joined.
+  std::vector<Ending> endings(static_cast<size_t>(n < 1 || n > kMaxThreadRanks ? 0 : n));
+  std::atomic<int> thrown{0};
+  std::vector<std::jthread> running;
+  std::vector<std::shared_ptr<ThreadsEnd>> ends = make_ends(n);
+  for (size_t rank = 0; rank < ends.size(); ++rank) {
+    running.emplace_back(
+        [end = std::move(ends[rank]), &body, &thrown, &ending = endings[rank]]() mutable {
+          run_rank(std::exchange(end, nullptr), body, thrown, ending);
+        });
+  }
+  ends.clear();
+  running.clear();  // joins
+  return endings;
+}
+
+// The error that the others are consequences of; null where no rank threw.
+std::exception_ptr original_of(const std::vector<Ending>& endings) {
+  const Ending* first = nullptr;  // in time
+  const Ending* own = nullptr;    // the first that names the rank that threw it
+  for (size_t rank = 0; rank < endings.size(); ++rank) {
+    const Ending& ending = endings[rank];
+    if (!ending.thrown) continue;
+    if (first == nullptr || ending.order < first->order) first = &ending;
+    if (ending.blamed != static_cast<int>(rank)) continue;
+    if (own == nullptr || ending.order < own->order) own = &ending;
+  }
+  if (own != nullptr) return own->thrown;
+  const Ending* found = first;
+  for (size_t steps = 0; found != nullptr; ++steps) {
+    if (steps == endings.size()) return first->thrown;  // they blame one another
+    if (found->blamed < 0 || found->blamed >= static_cast<int>(endings.size())) break;
+    const Ending& blamed = endings[static_cast<size_t>(found->blamed)];
+    if (!blamed.thrown) break;
+    found = &blamed;
+  }
+  return found != nullptr ? found->thrown : nullptr;
 }
 
 }  // namespace
@@ -289,24 +345,14 @@ std::vector<Communicator> threads(int n) {
 
 std::vector<std::exception_ptr> run_ranks_collect(int n,
                                                   const std::function<void(Communicator)>& body) {
-  // When a thread can't be started, `ends` goes before `running` does: the ranks that never began
-  // are gone, so those that wait for them end, and can be joined.
-  std::vector<std::exception_ptr> errors(static_cast<size_t>(n < 1 ? 0 : n));
-  std::vector<std::jthread> running;
-  std::vector<std::shared_ptr<ThreadsEnd>> ends = make_ends(n);
-  for (size_t rank = 0; rank < ends.size(); ++rank) {
-    running.emplace_back([end = std::move(ends[rank]), &body, &error = errors[rank]]() mutable {
-      run_rank(std::exchange(end, nullptr), body, error);
-    });
-  }
-  ends.clear();
-  running.clear();  // joins
+  std::vector<std::exception_ptr> errors;
+  for (Ending& ending : run_all(n, body)) errors.push_back(std::move(ending.thrown));
   return errors;
 }
 
 void run_ranks(int n, const std::function<void(Communicator)>& body) {
-  for (const std::exception_ptr& error : run_ranks_collect(n, body)) {
-    if (error) std::rethrow_exception(error);
+  if (const std::exception_ptr original = original_of(run_all(n, body))) {
+    std::rethrow_exception(original);
   }
 }
 

@@ -9,12 +9,16 @@
 
 namespace tilestone {
 
-// The `n` ends of a new group, by rank. n >= 1.
+// Each rank has a thread of its own, and messages to all others.
+inline constexpr int kMaxThreadRanks = 4096;
+
+// The `n` ends of a new group, by rank. Error(kInvalidArgument) unless 1 <= n <= kMaxThreadRanks.
 std::vector<Communicator> threads(int n);
 
-// Runs body(communicator) on n threads, one a rank, and returns when all have ended. The first
-// error (lowest rank) is rethrown. A rank that throws counts as gone: ranks that wait for it get
-// Error(kRankFailed) with its number.
+// Runs body(communicator) on n threads, one a rank, and returns when all have ended. A rank that
+// throws counts as gone: ranks that wait for it get Error(kRankFailed) with its number. Of several
+// errors the original is rethrown: the one whose rank() is the rank that threw it, else the one
+// that the first error in time, by rank(), leads to.
 void run_ranks(int n, const std::function<void(Communicator)>& body);
 
 // The same, but every rank's error is returned (null: none), for tests that look at all of them.

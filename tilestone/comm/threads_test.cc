@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <functional>
 #include <stdexcept>
 
 #include "tilestone/base/error.h"
@@ -141,20 +142,76 @@ TEST(Threads, ExpiredDeadlineStillTakesWhatIsThere) {
   EXPECT_EQ(group[1].broadcast({}, 0, Deadline::after(std::chrono::seconds(-1))), sent);
 }
 
-TEST(Threads, FirstErrorIsRethrownByLowestRank) {
-  try {
-    run_ranks(4, [](const Communicator& comm) {
-      if (comm.rank() >= 2) throw Error(ErrorCode::kIo, "rank " + std::to_string(comm.rank()));
-    });
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.message(), "rank 2");
+TEST(Threads, TheOriginalErrorIsRethrownNotAConsequenceOnALowerRank) {
+  // Rank 2's error leaves it with its number, with none, or is not an Error at all.
+  const std::vector<std::function<void()>> failures = {
+      [] { throw Error(ErrorCode::kIo, "disk full").with_rank(2); },
+      [] { throw Error(ErrorCode::kIo, "disk full"); },
+      [] { throw std::runtime_error("disk full"); },
+  };
+  for (const auto& fail : failures) {
+    try {
+      run_ranks(4, [&](const Communicator& comm) {
+        if (comm.rank() == 2) fail();
+        static_cast<void>(comm.all_to_all(std::vector<Bytes>(4), kPlenty));
+      });
+      FAIL();
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(), testing::StartsWith("disk full"));
+    }
   }
 }
 
-TEST(Threads, AGroupNeedsARank) {
-  EXPECT_THROW(threads(0), Error);
-  EXPECT_THROW(run_ranks(-1, [](const Communicator&) {}), Error);
+TEST(Threads, AnExceptionThatIsThrownAfterItsConsequencesIsStillTheOriginal) {
+  std::barrier others_have_thrown(3);
+  try {
+    run_ranks(3, [&](const Communicator& comm) {
+      if (comm.rank() == 1) {
+        others_have_thrown.arrive_and_wait();
+        throw std::runtime_error("the caller's own");
+      }
+      struct Leaving {
+        std::barrier<>& gate;
+        ~Leaving() { gate.arrive_and_drop(); }
+      };
+      const Leaving leaving{others_have_thrown};
+      throw Error(ErrorCode::kInterrupted, "rank 1 was stopped").with_rank(1);
+    });
+    FAIL();
+  } catch (const std::exception& error) {
+    EXPECT_STREQ(error.what(), "the caller's own");
+  }
+}
+
+TEST(Threads, ErrorsThatBlameOneAnotherEndWithTheFirstInTime) {
+  try {
+    run_ranks(2, [&](const Communicator& comm) {
+      if (comm.rank() == 1) throw Error(ErrorCode::kTimeout, "first").with_rank(0);
+      EXPECT_THROW(static_cast<void>(comm.broadcast({}, 1, kPlenty)), Error);  // it is gone
+      throw Error(ErrorCode::kTimeout, "second").with_rank(1);
+    });
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.message(), "first");
+  }
+}
+
+TEST(Threads, AGroupNeedsARankAndNotMoreThanThreadsCanBe) {
+  int ran = 0;
+  for (const int n : {0, -1, kMaxThreadRanks + 1, 1000000}) {
+    for (const auto& call : std::vector<std::function<void()>>{
+             [&] { threads(n); }, [&] { run_ranks(n, [&](const Communicator&) { ++ran; }); },
+             [&] { run_ranks_collect(n, [&](const Communicator&) { ++ran; }); }}) {
+      try {
+        call();
+        FAIL() << n;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+        EXPECT_THAT(error.message(), HasSubstr(std::to_string(n)));
+      }
+    }
+  }
+  EXPECT_EQ(ran, 0);
 }
 
 }  // namespace
