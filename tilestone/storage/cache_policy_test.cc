@@ -70,7 +70,6 @@ TEST(CachePolicy, KeepLeavesInThePageCacheWhatWasReadAndNothingMore) {
 
 TEST(CachePolicy, BypassLeavesLargeRangesOutOfThePageCache) {
   ColdFile disk(64 * kMiB);
-  if (!disk.storage->can(StorageCapability::kDirectIo)) GTEST_SKIP() << "no direct I/O here";
   read_two_ranges(disk, CachePolicy::kBypass, 2);
   EXPECT_LE(disk.cached(0, 64 * kMiB), kMiB);
 }
