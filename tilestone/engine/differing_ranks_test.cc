@@ -168,7 +168,10 @@ TEST(DifferingRanks, AnotherDiskAtTheSamePathIsFoundBeforeAnythingIsPublishedOrR
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("that the coordinator (rank 0) does not find in memory"),
                                 HasSubstr("__1_0.distcp"), HasSubstr("(rank 1)"),
                                 HasSubstr("the directory of rank 1 seems to be another one"))));
-  EXPECT_EQ(memory_image(*shared), before);
+  // The coordinator can't know that every rank has removed its files: its note of the save stays.
+  FileImage after = memory_image(*shared);
+  std::erase_if(after, [](const auto& file) { return file.first.ends_with(".begun"); });
+  EXPECT_EQ(after, before);
   EXPECT_EQ(memory_image(*local), (FileImage{{"notes", to_bytes("mine")}}));
 }
 
