@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """file_systems.py STORAGE_TEST KILLS KILL_SAVER POWER_LOSS [NAME...]
 
-Mounts real file systems (ext4, XFS and Btrfs in small image files, tmpfs, overlayfs, FUSE by
-bindfs) below a temporary directory, and on each of them, or those named:
+Mounts real file systems (ext4, XFS and Btrfs in small image files in memory, tmpfs, overlayfs,
+FUSE by bindfs) below a temporary directory, and on each of them, or those named:
 
 - runs the storage conformance suite (STORAGE_TEST takes TEST_TMPDIR for its directory);
 - saves, overwrites, kills and judges (KILLS with KILL_SAVER);
@@ -20,6 +20,7 @@ import fcntl
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -110,10 +111,10 @@ def image(work, kind, *make):
 
 
 @contextlib.contextmanager
-def tmpfs(work):
+def tmpfs(work, size="300m"):
     directory = work / "tmpfs"
     directory.mkdir(exist_ok=True)
-    run("mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", directory)
+    run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", directory)
     try:
         yield directory, None
     finally:
@@ -211,25 +212,28 @@ def main(arguments):
         print(__doc__, file=sys.stderr)
         return 2
     programs = [pathlib.Path(name).resolve() for name in arguments[1:5]]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what is mounted goes then too
     failures = 0
-    with tempfile.TemporaryDirectory(prefix="tilestone-file-systems-") as temporary:
-        work = pathlib.Path(temporary)
+    with contextlib.ExitStack() as stack:
+        temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="tilestone-"))
         try:
-            with tmpfs(work):
-                pass
+            # Images in memory, so that nobody waits for the machine's own disk.
+            memory, _ = stack.enter_context(tmpfs(pathlib.Path(temporary), "1500m"))
         except Failed as error:
             print(f"nothing may be mounted here, so nothing was tried: {error}")
             return NOT_RUN
         for name in arguments[5:] or FILE_SYSTEMS:
             begun = time.monotonic()
+            work = memory / f"of-{name}"
+            work.mkdir()
             try:
-                (work / f"of-{name}").mkdir()
-                try_one(name, work / f"of-{name}", programs)
+                try_one(name, work, programs)
             except NotHere as why:
                 print(f"{name}: not mounted: {why}")
             except Failed as error:
                 failures += 1
                 print(f"{name}: FAILED: {error}")
+            shutil.rmtree(work, ignore_errors=True)
             print(f"{name}: {time.monotonic() - begun:.1f} s", flush=True)
     return 1 if failures else 0
 

@@ -155,8 +155,7 @@ INSTANTIATE_TEST_SUITE_P(
         posix_case("posix_halting_buffered", std::make_shared<HaltingSystem>(),
                    {Calls::kPlain, Cache::kBuffered, Cache::kBuffered, 3}),
         memory_case(), fault_case(), child_case(memory_case()), child_case(fault_case()),
-        child_case(posix_case("posix", {}, kDisk)),
-        child_case(posix_case("posix_old_system", std::make_shared<OldSystem>(), {}))),
+        child_case(posix_case("posix", {}, kDisk))),
     storage_case_name);
 
 }  // namespace
