@@ -115,6 +115,53 @@ TEST(ZarrSave, AMissingChunkOfAnotherWritersIsFoundByKey) {
   }
 }
 
+// Memory that only its own functions see.
+class FarAway final : public DeviceMemory {
+ public:
+  explicit FarAway(TensorView far) : far_(std::move(far)) {}
+  std::string device() const override { return "far:0"; }
+  void to_host(uint64_t begin, MutableByteView out) override {
+    pack_range(far_.strided_view(), begin, out);
+  }
+  void from_host(uint64_t begin, ByteView in) override {
+    unpack_range(far_.strided_view(), begin, in);
+  }
+  std::shared_ptr<DeviceMemory> narrow(const Box& box) override {
+    return std::make_shared<FarAway>(far_.narrow(box));
+  }
+
+ private:
+  TensorView far_;
+};
+
+// Rows of 300,000 bytes in buffers of 64 KiB: cells that reach beyond the tensor in both dims.
+TEST(ZarrSave, PadsEdgeCellsOfDeviceMemoryAndOfLargeTensors) {
+  const Dims shape{3, 500'000};
+  const Dims cell{2, 300'000};
+  const TensorView whole = counting(DType::kUInt8, shape);
+  const auto storage = memory_storage();
+  run_ranks(4, [&](Communicator comm) {
+    const int64_t row = comm.rank() / 2 * cell[0], column = comm.rank() % 2 * cell[1];
+    const Box box{{row, column},
+                  {std::min(cell[0], shape[0] - row), std::min(cell[1], shape[1] - column)}};
+    TensorView part = whole.narrow(box);
+    if (comm.rank() != 0) {
+      part.device = std::make_shared<FarAway>(part);
+      part.data = nullptr;
+    }
+    StateDict state;
+    state["w"] = ShardedTensor::from_box("w", part, shape, box);
+    save(state, Location(storage), zarr_options(comm));
+  });
+  const FileImage image = memory_image(*storage);
+  for (const char* name : {"w/0.0", "w/0.1", "w/1.0", "w/1.1"}) {
+    EXPECT_EQ(image.at(name).size(), 600'000u) << name;
+  }
+  const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+  EXPECT_EQ(elements(checkpoint.read("w")), elements(whole));
+  EXPECT_TRUE(checkpoint.verify().ok());
+}
+
 // What stands there, or in a folder below, would be taken together with what is saved.
 TEST(ZarrSave, NeedsADirectoryOfItsOwn) {
   const auto torch_dist = memory_storage();
