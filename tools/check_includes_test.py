@@ -123,6 +123,44 @@ class CheckIncludesTest(unittest.TestCase):
             "tilestone/util/a.h:1: lies in a folder that the table of layers does not name",
         )
 
+    def test_python_modules_import_only_from_rows_above_theirs(self):
+        files = {
+            "python/tilestone/__init__.py": "from tilestone._api import load\n",
+            "python/tilestone/_api.py": "import sys\nfrom tilestone import _bridge, _core\n\n"
+            "def load():\n    from tilestone._torch_comm import Comm\n",
+            "python/tilestone/_bridge.py": "from typing import TYPE_CHECKING\n"
+            "if TYPE_CHECKING:\n    from tilestone._api import load\n"
+            "else:\n    import tilestone._entities\n",
+        }
+        self.assertEqual(check(files), (0, []))
+
+    def test_python_imports_that_go_down_or_round_are_named_in_functions_too(self):
+        self.assert_violation(
+            {
+                "python/tilestone/_entities.py": "def view():\n"
+                "    from tilestone import _bridge, _core\n",
+                "python/tilestone/_bridge.py": "import tilestone._api\nimport tilestone\n",
+                "python/tilestone/_numpy.py": "from tilestone import Box\n"
+                "try:\n    from tilestone._entities import ShardedTensor\nexcept ImportError: pass\n",
+            },
+            "python/tilestone/_bridge.py:1: _bridge may not import _api",
+            "python/tilestone/_bridge.py:2: _bridge may not import __init__",
+            "python/tilestone/_entities.py:2: _entities may not import _bridge",
+            "python/tilestone/_numpy.py:1: _numpy may not import __init__",
+            "python/tilestone/_numpy.py:3: _numpy may not import _entities",
+        )
+
+    def test_a_python_module_in_no_row_and_a_relative_import_are_named(self):
+        self.assert_violation(
+            {
+                "python/tilestone/_new.py": "",
+                "python/tilestone/_api.py": "from tilestone._new import x\nfrom . import _core\n",
+            },
+            "python/tilestone/_api.py:1: _new stands in no row of the table",
+            'python/tilestone/_api.py:2: ".": imports are absolute',
+            "python/tilestone/_new.py:1: _new stands in no row of the table of Python modules",
+        )
+
 
 if __name__ == "__main__":
     unittest.main()
