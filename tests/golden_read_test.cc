@@ -14,6 +14,7 @@
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/known/known.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
@@ -150,25 +151,55 @@ TEST(Golden, OverwritingAStockCheckpointLeavesItOrTheNewOne) {
   overwrite_with_crashes(golden("torch-2.14.1/dcp-w4"));
 }
 
+// The golden's files under "ckpt", so that a save has room beside them.
+std::shared_ptr<Storage> placed(const fs::path& folder) {
+  FileImage image;
+  for (auto& [name, bytes] : image_of(folder)) image.emplace("ckpt/" + name, std::move(bytes));
+  return memory_storage(std::move(image));
+}
+
 // Megatron-Core reads common.pt and metadata.json together with .metadata, or arrays of zarr.
-TEST(Golden, OfMegatronIsNeverSavedInto) {
-  int refused = 0;
+TEST(Golden, OfMegatronIsReplacedAsAWholeOrNotAtAll) {
+  int replaced = 0;
   for (const fs::path& folder : all_goldens()) {
     if (!fs::exists(folder / "metadata.json")) continue;
     SCOPED_TRACE(folder.string());
-    const FileImage before = image_of(folder);
-    const auto storage = memory_storage(before);
-    for (const bool overwrite : {false, true}) {
-      SaveOptions options;
-      options.overwrite = overwrite;
-      expect_error([&] { save(row_state(solo(), 1), Location(storage), options); },
-                   overwrite ? ErrorCode::kUnsupported : ErrorCode::kAlreadyExists,
-                   "metadata.json");
-      ++refused;
+    const auto parent = placed(folder);
+    const FileImage before = memory_image(*parent);
+    SaveOptions options;
+    const auto save_there = [&] { save(row_state(solo(), 1), parent->child("ckpt"), options); };
+    expect_error(save_there, ErrorCode::kAlreadyExists, "metadata.json");
+    EXPECT_EQ(memory_image(*parent), before);
+    options.overwrite = true;
+    for (const auto& format : {known_formats().front(), known_formats().back()}) {
+      options.format = format;
+      save_there();
+      expect_rows(parent->child("ckpt"), 1, 1);
+      for (const std::string& name : parent->list()) {
+        EXPECT_TRUE(name.starts_with("ckpt/")) << name;
+        EXPECT_FALSE(before.contains(name) && name != "ckpt/.metadata" &&
+                     name != "ckpt/metadata.json")
+            << name << " is of the old checkpoint";
+      }
+      const bool is_zarr = parent->stat("ckpt/metadata.json").has_value();
+      EXPECT_EQ(is_zarr, format->name() == "zarr");
+      EXPECT_NE(is_zarr, parent->stat("ckpt/.metadata").has_value());
+      ++replaced;
     }
+  }
+  EXPECT_GT(replaced, 60);
+}
+
+TEST(Golden, OfMegatronIsNotReplacedWhereNoDirectoryCanBeMadeBesideIt) {
+  for (const char* name : {"megatron-core-0.16.1/mc-w2", "megatron-core-0.13.1/zarr-w2"}) {
+    const FileImage before = image_of(golden(name));
+    const auto storage = memory_storage(before);
+    SaveOptions options;
+    options.overwrite = true;
+    expect_error([&] { save(row_state(solo(), 1), storage, options); }, ErrorCode::kUnsupported,
+                 "no directory can be made beside memory");
     EXPECT_EQ(memory_image(*storage), before);
   }
-  EXPECT_GT(refused, 60);
 }
 
 TEST(Golden, OverwritingARankLocalCheckpointLeavesItOrTheNewOne) {

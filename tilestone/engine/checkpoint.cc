@@ -70,12 +70,13 @@ Checkpoint::State::State(std::shared_ptr<Storage> storage_in, engine::Opened ope
 Checkpoint Checkpoint::open(const Location& location, const OpenOptions& options) {
   engine::check_options(options);
   const Deadline deadline = Deadline::never().with_interrupt(options.interrupt);
-  const DetectedFormat found = engine::find_format(location.storage(), options.format);
-  engine::Description description = engine::read_description(location.storage(), found);
+  engine::Found found = engine::find_checkpoint(location.shared(), options.format);
   static_cast<void>(deadline.expired());
-  engine::Opened opened = engine::open_description(std::move(description), found.format);
+  engine::Opened opened =
+      engine::open_description(std::move(found.description), found.format.format);
   static_cast<void>(deadline.expired());
-  return Checkpoint(std::make_shared<const State>(location.shared(), std::move(opened), options));
+  return Checkpoint(
+      std::make_shared<const State>(std::move(found.storage), std::move(opened), options));
 }
 
 Checkpoint Checkpoint::with_interrupt(std::shared_ptr<const Interrupt> interrupt) const {

@@ -66,7 +66,8 @@ class Loading {
 
  private:
   const LoadOptions& options() const { return *brought_.options; }
-  Storage& storage() const { return brought_.location->storage(); }
+  // From the opening on: the directory as it stood then, wherever it is moved.
+  Storage& storage() const { return held_ != nullptr ? *held_ : brought_.location->storage(); }
 
   // One rank looks: ranks that look for themselves may see different things.
   void describe(const Bring& bring) {
@@ -79,7 +80,9 @@ class Loading {
         [&](std::vector<Bytes> hosts) {
           agree_on_terms(hosts);
           const Bytes way = {std::byte{static_cast<uint8_t>(way_of_reading(hosts))}};
-          description_ = read_description(storage(), find_format(storage(), options().format));
+          Found found = find_checkpoint(brought_.location->shared(), options().format);
+          held_ = std::move(found.storage);
+          description_ = std::move(found.description);
           return std::vector<Bytes>(hosts.size(), way);
         });
     way_ = static_cast<ReadFor>(answer.front());
@@ -105,6 +108,9 @@ class Loading {
       if (!tells) description_ = Description::decode(told);
     }
     opened_ = open_description(std::move(description_), options().format);
+    if (held_ != nullptr) return;
+    held_ = hold(brought_.location->shared());
+    expect_same_checkpoint(*held_, opened_);
   }
 
   StateDict load_rank(const StateDict& wanted, Deadline deadline) {
@@ -225,6 +231,7 @@ class Loading {
   Rounds rounds_;
   Brought brought_;
   std::optional<ThreadPool> threads_;
+  std::shared_ptr<Storage> held_;
   Description description_;
   Opened opened_;
   Bytes left_out_;  // what the coordinator must know at the end

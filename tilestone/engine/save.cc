@@ -87,6 +87,14 @@ struct Orders {
   }
 };
 
+// Orders, with the name of the directory beside the location into which a staged save goes.
+Bytes with_staging(const std::string& name, ByteView orders) {
+  ByteWriter writer;
+  writer.string(name);
+  writer.raw(orders);
+  return std::move(writer).take();
+}
+
 // What a rank saves, where and how; owned by whoever brings it.
 struct Brought {
   const StateDict* state = nullptr;
@@ -123,7 +131,9 @@ class Saving {
   bool is_alone() const { return comm_.size() == 1; }
   bool by_rule() const { return options().agreement == SaveOptions::Agreement::kRule; }
   const SaveOptions& options() const { return *brought_.options; }
-  Storage& storage() const { return brought_.location->storage(); }
+  Storage& storage() const {
+    return staging_ != nullptr ? *staging_ : brought_.location->storage();
+  }
 
   // Nothing at the location is changed before the ranks have agreed on all that can be agreed on.
   void plan(const Bring& bring) {
@@ -141,9 +151,12 @@ class Saving {
           commit_.emplace(brought_.location->shared(), format_, dialect_, save_id,
                           options().overwrite);
           commit_->begin(coordinator_deadline());
+          for (Bytes& order : orders) order = with_staging(commit_->staging(), order);
           return orders;
         });
-    orders_ = Orders::decode(answer);
+    ByteReader reader(answer, "orders of a save");
+    staging_name_ = reader.string();
+    orders_ = Orders::decode(reader.raw(reader.remaining()));
     if (format_->needs_grid()) take_grids();
   }
 
@@ -291,6 +304,9 @@ class Saving {
     rounds_.run(
         "writing",
         [&](Deadline deadline) {
+          if (!staging_name_.empty()) {
+            staging_ = staging_storage(brought_.location->storage(), staging_name_);
+          }
           if (by_rule()) orders_.assignment = assignment_by_rule();
           if (format_->needs_grid()) leave_out_empty_chunks();
           WriteTask task{&items_,      &local_,      orders_.assignment, by_rule(),
@@ -363,7 +379,9 @@ class Saving {
   Items items_;
   LocalSavePlan local_;
   Orders orders_;
-  RankReport report_;  // until the coordinator takes its own
+  RankReport report_;                 // until the coordinator takes its own
+  std::string staging_name_;          // of a staged save's directory
+  std::shared_ptr<Storage> staging_;  // the same
   SaveResult result_;
   std::vector<std::string> written_;  // files of this rank
 };

@@ -38,17 +38,18 @@ std::optional<ForeignCheckpoint> find_foreign(
     std::span<const std::string> names, const std::function<Bytes(const std::string&)>& read) {
   if (is_there(names, "metadata.json")) {
     if (const auto backend = sharded_backend(read("metadata.json"))) {
-      return ForeignCheckpoint{"a Megatron-Core checkpoint (" + *backend + ")", "metadata.json"};
+      return ForeignCheckpoint{"a Megatron-Core checkpoint (" + *backend + ")", "metadata.json",
+                               true};
     }
     if (is_there(names, "common.pt")) {
-      return ForeignCheckpoint{"a damaged Megatron-Core checkpoint", "metadata.json"};
+      return ForeignCheckpoint{"a damaged Megatron-Core checkpoint", "metadata.json", true};
     }
   }
   for (const char* mark : {"model.safetensors.index.json", "model.safetensors"}) {
-    if (is_there(names, mark)) return ForeignCheckpoint{"a Hugging Face checkpoint", mark};
+    if (is_there(names, mark)) return ForeignCheckpoint{"a Hugging Face checkpoint", mark, false};
   }
   const auto zarr = std::find_if(names.begin(), names.end(), is_zarr_mark);
-  if (zarr != names.end()) return ForeignCheckpoint{"a zarr store", *zarr};
+  if (zarr != names.end()) return ForeignCheckpoint{"a zarr store", *zarr, true};
   return std::nullopt;
 }
 

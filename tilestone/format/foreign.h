@@ -14,6 +14,8 @@ namespace tilestone {
 struct ForeignCheckpoint {
   std::string kind;  // "a Megatron-Core checkpoint (zarr)"
   std::string mark;  // the file that shows it
+  // Which of the files beside it are its own can be known, so a save can replace it as a whole.
+  bool replaceable = false;
 };
 
 // The checkpoint of another kind that a directory holds, if any: Megatron-Core's (`metadata.json`

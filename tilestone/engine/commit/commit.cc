@@ -45,6 +45,45 @@
 // contents. A reader that finds both kinds takes the metadata file if, and only if, it is of that
 // id and every rank-local file is among those. Step 5 removes them first, then the note; step 1 of
 // a later save does so where 5 was interrupted.
+//
+// Staged saves (staging.cc). Where the new checkpoint's files, or those of the one that stands,
+// have names that say nothing of their save (zarr's, Megatron-Core's common.pt and metadata.json),
+// one rename can't switch them, and a stock reader would take files of two saves together. Such a
+// save makes a directory of its own beside the location, ".NAME.tilestone-SAVE_ID", and all its
+// ranks write there. Links are resolved first: NAME is the directory's own name.
+//
+//  1. The coordinator removes what dead saves have left beside the location, and refuses where one
+//     is alive; makes its directory and locks it (kLockName within); looks once more for others
+//     that live; locks what stands at the location, unless that is empty; and refuses what stands
+//     there unless every file belongs to a checkpoint or to a dead save, since all of it will go.
+//     The directory's name travels to the ranks with their orders.
+//  2. As above, in the directory.
+//  3. As above, and the whole index: in the directory, before, at and after the switch.
+//  4. The commit. Where the location is absent or empty, the directory is renamed to it, which
+//     fails if anything is there by then. Otherwise the two are exchanged in one step. Then the
+//     parent directory is synced.
+//  5. What was replaced, which has the directory's name now, is removed: the files that describe
+//     it first.
+//
+// A crash at any point:
+//  before 4  The location has not been touched but for kLockName. The directory is a leftover: its
+//            name holds NAME and a save id, and nobody holds its lock, which dies with its save.
+//  at 4      Either name stands for what it stood for before, or for what it stands for after: one
+//            step of the file system. Both trees are whole and durable: 2 and 3 ended before, and 5
+//            has not begun.
+//  after 4   The exchange is durable before 5 removes anything. What 5 does not get to is a
+//            leftover under the directory's name.
+// Who removes a leftover takes its lock and syncs the parent first: an exchange of which a crash
+// left no trace yet on the disk must not be taken back once files of the old tree go.
+//
+// Locks. A directory takes its lock along when it is renamed or exchanged, so who comes to the
+// location during 5 finds it locked. A lock that was opened before an exchange and taken after it
+// is one of the old tree: try_lock_location() notices. Two first saves to one location exclude
+// each other by 1 and 4.
+//
+// Readers hold the directory open (Storage::held): one that is replaced meanwhile stays what it was
+// until its files go, and those that describe it go first, so that what is gone is an error and
+// never a part of another checkpoint.
 #include "tilestone/engine/commit/commit_internal.h"
 
 #include <algorithm>
@@ -93,6 +132,10 @@ bool holds_data(Storage& storage, const Format& format, const std::string& save_
   return false;
 }
 
+bool has_fixed_names(const Format& format, const Dialect& dialect) {
+  return format.has_fixed_names() || dialect.has_fixed_names();
+}
+
 }  // namespace
 
 Commit::Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
@@ -104,60 +147,80 @@ Commit::Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> f
       overwrite_(overwrite) {}
 
 void Commit::begin(Deadline deadline) {
-  refuse_foreign();
-  refuse_unfresh();
   refuse_existing();
+  if (needs_staging()) {
+    begin_staged();
+  } else {
+    begin_in_place(deadline);
+  }
+}
+
+// What stands at the location may change before it is locked.
+void Commit::begin_staged() {
+  staging_.emplace(storage_, save_id_);
+  staging_->begin();
+  refuse_existing();
+  expect_only_checkpoint(*storage_, format_);
+  storage_ = staging_->storage();
+}
+
+void Commit::begin_in_place(Deadline deadline) {
+  clean_siblings(*storage_);
   storage_->make_directory("");
   storage_->make_directory(std::string(kOwnDirectory));
   lock();
-  refuse_existing();  // it may have appeared before the lock was ours
-  refuse_unfresh();
+  // Another one may have appeared before the lock was ours.
+  refuse_existing();
+  if (needs_staging()) fail_under_way(*storage_);
   storage_->sync_directory("");
   finish_replacement();
   look_at_old();
   leave_note(*storage_, save_id_, replaces_, deadline);
 }
 
-// Readers of the other kind would take its files together with ours.
-void Commit::refuse_foreign() const {
-  const auto foreign = find_foreign(storage_->list(), [&](const std::string& name) {
+std::optional<ForeignCheckpoint> Commit::foreign() const {
+  return find_foreign(storage_->list(), [&](const std::string& name) {
     return read_file(*storage_, name, UINT64_MAX);
   });
-  if (!foreign) return;
-  if (!overwrite_) {
-    throw Error(ErrorCode::kAlreadyExists, foreign->kind + " stands at " + storage_->describe())
-        .with_file(foreign->mark)
-        .with_hint("save elsewhere");
-  }
-  throw Error(ErrorCode::kUnsupported, foreign->kind + " stands at " + storage_->describe() +
-                                           ", and its files can't be replaced in one step")
-      .with_file(foreign->mark)
-      .with_hint("save elsewhere, or remove that checkpoint first");
-}
-
-// Files of fixed names can't be replaced together in one step, and what is there already would be
-// taken together with them.
-void Commit::refuse_unfresh() const {
-  if (!format_->has_fixed_names() && !dialect_->has_fixed_names()) return;
-  for (const std::string& name : storage_->list()) {
-    if (in_own_directory(name)) continue;
-    const std::string what = "files stand at " + storage_->describe() + ", and " +
-                             std::string(format_->name()) + " needs a directory of its own";
-    throw Error(overwrite_ ? ErrorCode::kUnsupported : ErrorCode::kAlreadyExists, what)
-        .with_file(name)
-        .with_hint("save to a new directory, or remove what is there first");
-  }
 }
 
 void Commit::refuse_existing() const {
+  if (const auto other = foreign()) {
+    const std::string stands = other->kind + " stands at " + storage_->describe();
+    if (!overwrite_) {
+      throw Error(ErrorCode::kAlreadyExists, stands)
+          .with_file(other->mark)
+          .with_hint("save elsewhere, or replace it with overwrite = true");
+    }
+    if (!other->replaceable) {
+      throw Error(ErrorCode::kUnsupported, stands + ", and its files can't be replaced in one step")
+          .with_file(other->mark)
+          .with_hint("save elsewhere, or remove that checkpoint first");
+    }
+  }
   if (overwrite_ || !any_checkpoint(*storage_, *format_)) return;
   throw Error(ErrorCode::kAlreadyExists, "a checkpoint stands at " + storage_->describe())
       .with_hint("save elsewhere, or replace it with overwrite = true");
 }
 
+// Whether files of the new checkpoint, or of the one that stands, have names that say nothing of
+// their save: a stock reader would take old and new ones together. Where no directory can be made
+// beside the location, but nothing stands there, the switch, which comes last, will do.
+bool Commit::needs_staging() const {
+  const std::vector<std::string> names = storage_->list();
+  if (!has_fixed_names(*format_, *dialect_)) {
+    const DetectedFormat standing = detect_format(
+        names, [&](const std::string& name) { return read_file(*storage_, name, UINT64_MAX); });
+    if (!foreign() && !(standing.format && has_fixed_names(*standing.format, *standing.dialect))) {
+      return false;
+    }
+  }
+  return storage_->parent() || !std::all_of(names.begin(), names.end(), in_own_directory);
+}
+
 void Commit::lock() {
   try {
-    lock_ = storage_->try_lock(std::string(kLockName));
+    lock_ = try_lock_location(*storage_);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
     log(LogLevel::kWarning, std::string("nothing keeps two saves apart, and what failed ones have "
@@ -165,11 +228,7 @@ void Commit::lock() {
                                 error.what());
     return;
   }
-  if (lock_ != nullptr) return;
-  throw Error(ErrorCode::kAlreadyExists,
-              "another save to " + storage_->describe() + " is under way")
-      .with_file(kLockName)
-      .with_hint("wait for it, or save elsewhere");
+  if (lock_ == nullptr) fail_under_way(*storage_);
 }
 
 // An earlier save that replaced a rank-local checkpoint was interrupted in its step 5. It is ended
@@ -243,6 +302,9 @@ void Commit::prepare(Reported reported, Deadline deadline) {
                     false, deadline);
   if (!old_rank_local_.empty()) mark_replaced(deadline);
   publish(IndexRole::kBefore, deadline);
+  if (!staging_) return;
+  publish(IndexRole::kSwitch, deadline);
+  publish(IndexRole::kAfter, deadline);
 }
 
 Manifest Commit::make_manifest(const Metadata& metadata, int world_size) const {
@@ -266,6 +328,7 @@ void Commit::mark_replaced(Deadline deadline) {
 }
 
 void Commit::publish(Deadline deadline) {
+  if (staging_) return staging_->publish();
   publish(IndexRole::kSwitch, deadline);
   publish(IndexRole::kAfter, deadline);
 }
@@ -290,6 +353,7 @@ void Commit::publish(IndexRole role, Deadline deadline) {
 }
 
 void Commit::clean() {
+  if (staging_) return staging_->clean();
   try {
     remove_rank_local();
     std::vector<std::string> replaced;
@@ -323,6 +387,7 @@ void Commit::remove_rank_local() {
 }
 
 void Commit::abandon(bool alone) {
+  if (staging_) return staging_->abandon();
   const std::string manifest = manifest_name(save_id_);
   if (new_files_.contains(manifest)) remove_files(*storage_, std::vector{manifest});
   if (!alone) return;

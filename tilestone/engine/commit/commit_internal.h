@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "tilestone/base/deadline.h"
+#include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/format/foreign.h"
 #include "tilestone/format/format.h"
 #include "tilestone/plan/report.h"
 #include "tilestone/storage/storage.h"
@@ -26,9 +28,11 @@ class Commit {
          std::shared_ptr<const Dialect> dialect, std::string save_id, bool overwrite);
 
   // Step 1. Error(kAlreadyExists) when a checkpoint stands there and overwriting was not asked
-  // for, or another save is under way; kUnsupported for overwriting one of another kind, which
-  // can't be replaced in one step (format/foreign.h).
+  // for, or another save is under way; kUnsupported for overwriting one that can't be replaced in
+  // one step (format/foreign.h), and where a staged save is not possible.
   void begin(Deadline deadline);
+  // Of a staged save, once it has begun: its directory's name, for staging_storage(). "" otherwise.
+  std::string staging() const { return staging_ ? staging_->name() : std::string(); }
 
   // What step 3 works on.
   struct Reported {
@@ -49,8 +53,10 @@ class Commit {
   void abandon(bool alone);
 
  private:
-  void refuse_foreign() const;
-  void refuse_unfresh() const;
+  void begin_in_place(Deadline deadline);
+  void begin_staged();
+  bool needs_staging() const;
+  std::optional<ForeignCheckpoint> foreign() const;
   void refuse_existing() const;
   void lock();
   void finish_replacement();
@@ -67,6 +73,7 @@ class Commit {
   const std::string save_id_;
   const bool overwrite_;
   std::unique_ptr<StorageLock> lock_;
+  std::optional<Staging> staging_;  // then storage_ is its directory
 
   std::set<std::string> old_files_;       // of the checkpoint that stands there: data, manifest
   std::set<std::string> old_rank_local_;  // its metadata files, when it is a rank-local one

@@ -7,6 +7,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
+#include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
@@ -15,34 +16,47 @@ namespace tilestone {
 namespace engine {
 namespace {
 
+constexpr const char* kBeside = "../";  // before the name of a sibling
+
 // One look at a location.
 class Cleaning {
  public:
   Cleaning(const Location& location, const std::shared_ptr<const Format>& format, bool force)
       : storage_(location.storage()),
+        siblings_(storage_),
         format_(format ? format : torch_dist_format()),
         force_(force) {}
 
   // A save holds the lock from its first file on. No save can begin while we hold it.
   void lock() {
-    storage_.make_directory(std::string(kOwnDirectory));
-    lock_ = storage_.try_lock(std::string(kLockName));
+    if (storage_.list().empty()) return;  // there are only siblings
+    lock_ = try_lock_location(storage_);
     if (lock_ == nullptr) fail_under_way();
   }
 
   void expect_unlocked() const {
     if (storage_.is_locked(std::string(kLockName))) fail_under_way();
+    for (const Sibling& sibling : siblings_.find()) {
+      if (siblings_.is_alive(sibling)) fail_under_way();
+    }
   }
 
   std::vector<Leftover> find() {
     const std::vector<std::string> names = storage_.list();
-    if (names.empty()) throw Error(ErrorCode::kNotFound, "no file at " + storage_.describe());
+    dead_ = siblings_.find();
+    if (names.empty() && dead_.empty()) {
+      throw Error(ErrorCode::kNotFound, "no file at " + storage_.describe());
+    }
     standing_ = read_standing(storage_, format_);
     const Notes notes = read_notes(storage_, names);
     if (!standing_.found && !force_) refuse_lost(names, notes);
     replaced_ = find_replaced(storage_, *format_);
     ended_ = notes.ended(standing_.save_id);
     std::vector<Leftover> found;
+    for (const Sibling& sibling : dead_) {
+      found.push_back({kBeside + sibling.name, siblings_.size_of(sibling),
+                       "directory of the save " + sibling.save_id, why_not_needed(sibling)});
+    }
     for (const std::string& name : names) {
       const auto reason = reason_of(name);
       const auto info = reason ? storage_.stat(name) : std::nullopt;
@@ -62,12 +76,13 @@ class Cleaning {
   }
 
   void remove(const std::vector<Leftover>& found) {
+    remove_siblings();
     for (const Leftover& file : found) {
-      if (!is_note(file.name)) remove(file.name);
+      if (!is_note(file.name) && !file.name.starts_with(kBeside)) remove(file.name);
     }
     // Notes go last and once the others are gone for good: without them, rank-local metadata would
     // stand beside the other kind, and data files be nobody's.
-    if (failure_ == nullptr && !found.empty()) {
+    if (failure_ == nullptr && found.size() > dead_.size()) {
       storage_.sync_directory("");
       for (const Leftover& file : found) {
         if (is_note(file.name)) remove(file.name);
@@ -77,10 +92,22 @@ class Cleaning {
   }
 
  private:
-  [[noreturn]] void fail_under_way() const {
-    throw Error(ErrorCode::kAlreadyExists, "a save to " + storage_.describe() + " is under way")
-        .with_file(kLockName)
-        .with_hint("wait for it: its files are not left over");
+  [[noreturn]] void fail_under_way() const { engine::fail_under_way(storage_, "a save"); }
+
+  void remove_siblings() {
+    for (const Sibling& sibling : dead_) {
+      try {
+        if (!siblings_.remove_dead(sibling)) fail_under_way();
+      } catch (const Error& error) {
+        if (error.code() == ErrorCode::kAlreadyExists) throw;
+        if (error.code() != ErrorCode::kNotFound && !failure_) failure_ = std::current_exception();
+      }
+    }
+  }
+
+  std::string why_not_needed(const Sibling& sibling) const {
+    if (!standing_.found || standing_.save_id != sibling.save_id) return "it was not published";
+    return "it holds what the save " + sibling.save_id + " has replaced";
   }
 
   void refuse_lost(const std::vector<std::string>& names, const Notes& notes) {
@@ -141,10 +168,12 @@ class Cleaning {
   }
 
   Storage& storage_;
+  const Siblings siblings_;
   const std::shared_ptr<const Format> format_;
   const bool force_;
   std::unique_ptr<StorageLock> lock_;
   Standing standing_;
+  std::vector<Sibling> dead_;
   std::optional<Replaced> replaced_;
   std::set<std::string> ended_;         // saves whose files may go
   std::map<std::string, size_t> kept_;  // files that don't, by save
@@ -172,7 +201,7 @@ std::vector<Leftover> remove_leftovers(const Location& location,
   cleaning.lock();
   // A metadata file that an interrupted save renamed must not vanish again once files go that the
   // one before it names.
-  location.storage().sync_directory("");
+  if (!location.storage().list().empty()) location.storage().sync_directory("");
   std::vector<Leftover> found = cleaning.find();
   cleaning.remove(found);
   return found;

@@ -14,15 +14,16 @@ namespace tilestone {
 
 // A file that no checkpoint at its location needs.
 struct Leftover {
-  std::string name;   // in the location
-  uint64_t size = 0;  // bytes
+  std::string name;   // in the location; "../NAME": a directory beside it
+  uint64_t size = 0;  // bytes, of a directory's files
   std::string what;   // "data file of the save 0123...", ...
   std::string why;    // why it is not needed, as a sentence's end
 };
 
 // What can go: files with a save's id in their name that a note in .tilestone says a save has made
 // or replaced there, and that no standing checkpoint names; and metadata of a rank-local checkpoint
-// whose replacement was interrupted after its commit. Sorted by name. Changes nothing.
+// whose replacement was interrupted after its commit. Directories that dead saves have left beside
+// the location, under names that hold its own and the save's id. Sorted by name. Changes nothing.
 //
 // Looking takes no lock and makes nothing: a save that begins meanwhile goes on, and a location
 // that can only be read will do.

@@ -15,15 +15,6 @@ constexpr uint64_t kMaxNoteBytes = 1u << 20;
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_hex(char c) { return is_digit(c) || (c >= 'a' && c <= 'f'); }
 
-bool is_save_id(std::string_view text) {
-  if (text.size() != kSaveIdLength) return false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const bool dash = i == 8 || i == 13 || i == 18 || i == 23;
-    if (dash ? text[i] != '-' : !is_hex(text[i])) return false;
-  }
-  return true;
-}
-
 std::optional<OwnName> parse_data_file(const Format& format, std::string_view name) {
   auto parts = format.parse_data_file_name(name);
   if (!parts || !is_save_id(parts->save_id)) return std::nullopt;
@@ -100,6 +91,15 @@ LostCheckpoint lost_hidden(const Storage& storage, const std::string& save_id) {
 }
 
 }  // namespace
+
+bool is_save_id(std::string_view text) {
+  if (text.size() != kSaveIdLength) return false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool dash = i == 8 || i == 13 || i == 18 || i == 23;
+    if (dash ? text[i] != '-' : !is_hex(text[i])) return false;
+  }
+  return true;
+}
 
 std::string note_name(std::string_view save_id) {
   std::string name(kOwnDirectory);

@@ -30,6 +30,9 @@ std::string temporary_name(std::string_view save_id, std::string_view what);
 // A random UUID, version 4, as text.
 std::string random_save_id();
 
+// Whether the text is one.
+bool is_save_id(std::string_view text);
+
 inline constexpr std::string_view kManifestKind = "manifest";
 inline constexpr std::string_view kDataKind = "data file";
 inline constexpr std::string_view kTemporaryKind = "temporary file";

@@ -14,6 +14,7 @@ namespace {
 
 constexpr uint64_t kAnySize = UINT64_MAX;  // memory follows the size of a file that is there
 constexpr int kMostOverwrites = 8;         // while one description is read
+constexpr int kMostExchanges = 3;          // of its directory, likewise
 
 std::shared_ptr<const Format> format_or(std::string_view name,
                                         const std::shared_ptr<const Format>& wanted) {
@@ -48,7 +49,8 @@ DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect*
   }
   for (const std::string& name : format.sized_files(names)) {
     const auto info = storage.stat(name);
-    if (info && info->regular) files.sizes.emplace(name, info->size);
+    if (!info) throw Error(ErrorCode::kNotFound, "a listed file is not there").with_file(name);
+    if (info->regular) files.sizes.emplace(name, info->size);
   }
   for (const auto& [name, bytes] : files.contents) files.names.push_back(name);
   for (const auto& [name, size] : files.sizes) files.names.push_back(name);
@@ -203,6 +205,49 @@ Description read_description(Storage& storage, const DetectedFormat& detected) {
   return found;
 }
 
+std::shared_ptr<Storage> hold(const std::shared_ptr<Storage>& storage) {
+  try {
+    return storage->held();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNotFound) throw;
+    return storage;
+  }
+}
+
+// Where the directory has been exchanged since it was held, its files go; another one stands there.
+Found find_checkpoint(const std::shared_ptr<Storage>& storage,
+                      const std::shared_ptr<const Format>& wanted) {
+  for (int i = 0;; ++i) {
+    Found found{hold(storage), {}, {}};
+    try {
+      found.format = find_format(*found.storage, wanted);
+      found.description = read_description(*found.storage, found.format);
+      return found;
+    } catch (const Error& error) {
+      const bool may_be_gone = error.code() == ErrorCode::kNotFound && found.storage != storage;
+      if (!may_be_gone || i == kMostExchanges) throw;
+    }
+  }
+}
+
+void expect_same_checkpoint(Storage& storage, const Opened& opened) {
+  if (!opened.format->has_fixed_names()) return;
+  bool same = true;
+  if (opened.manifest) {
+    same = storage.stat(manifest_name(opened.manifest->save_id)).has_value();
+  } else {
+    for (const std::string& name : storage.list(std::string(kOwnDirectory) + "/")) {
+      const auto own = parse_in_own_directory(name);
+      same = same && !(own && own->kind == kManifestKind);
+    }
+  }
+  if (same) return;
+  throw Error(ErrorCode::kNotFound, "the checkpoint at " + storage.describe() +
+                                        " is not the one that the coordinator (rank 0) has opened")
+      .with_hint(
+          "another save may have replaced the checkpoint since it was opened: open it again");
+}
+
 Opened open_description(Description description, const std::shared_ptr<const Format>& wanted) {
   Opened opened;
   opened.format = format_or(description.format, wanted);
@@ -226,6 +271,7 @@ Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wa
   standing.save_id = metadata.save_id;
   for (const auto& [name, bytes] : description.files.contents) {
     if (metadata.rank_local) standing.rank_local.insert(name);
+    standing.index.insert(name);
   }
   standing.files.insert(metadata.files.begin(), metadata.files.end());
   if (!description.manifest.empty()) standing.files.insert(description.manifest_file);

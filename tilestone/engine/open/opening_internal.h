@@ -37,6 +37,19 @@ struct Description {
 // Of one moment, though a save may replace the checkpoint meanwhile.
 Description read_description(Storage& storage, const DetectedFormat& found);
 
+// The storage as it stands now: one that stays with the directory, should a save exchange it for
+// another (Storage::held). The same one where there is no directory.
+std::shared_ptr<Storage> hold(const std::shared_ptr<Storage>& storage);
+
+struct Found {
+  std::shared_ptr<Storage> storage;  // held
+  DetectedFormat format;
+  Description description;
+};
+// Errors: find_format's, read_description's.
+Found find_checkpoint(const std::shared_ptr<Storage>& storage,
+                      const std::shared_ptr<const Format>& wanted);
+
 struct Opened {
   std::shared_ptr<const Format> format;
   std::shared_ptr<const Dialect> dialect;
@@ -44,6 +57,10 @@ struct Opened {
   Metadata metadata;     // with the manifest's checksums
   std::optional<Manifest> manifest;
 };
+
+// Error(kNotFound) where this rank's storage, held, has another checkpoint than the one that the
+// coordinator has described, as far as that matters: the names of its data files don't tell.
+void expect_same_checkpoint(Storage& storage, const Opened& opened);
 
 // Error(kCorrupt) when manifest and metadata contradict one another.
 Opened open_description(Description description, const std::shared_ptr<const Format>& wanted);
@@ -53,7 +70,8 @@ struct Standing {
   bool found = false;
   std::string save_id;               // "": another writer's
   std::set<std::string> files;       // its data files, manifest
-  std::set<std::string> rank_local;  // its metadata files, when it is a rank-local one
+  std::set<std::string> index;       // the files that describe it
+  std::set<std::string> rank_local;  // those, when it is a rank-local one
 };
 // Not found: no error. Errors: those of reading one that is there.
 Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& format);

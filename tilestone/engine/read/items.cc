@@ -57,7 +57,9 @@ bool was_replaced(const ReadContext& context) {
   if (files.empty()) return false;
   // From a file's name, which is known to be one: the metadata's save id may be anything.
   const auto own = parse_own_name(context.format, files.front());
-  return own && !context.storage.stat(manifest_name(own->save_id));
+  if (own) return !context.storage.stat(manifest_name(own->save_id));
+  // A directory that was exchanged loses its index before its data files.
+  return !context.format.detect(context.storage.list());
 }
 
 std::unique_ptr<ReadableFile> open_data(const ReadContext& context, uint32_t file) {

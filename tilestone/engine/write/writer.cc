@@ -187,8 +187,8 @@ class RankWriter {
     for (const std::string& directory : directories) {
       if (!directory.empty()) storage_.make_directory(directory);
     }
-    if (shares_.size() == 1) {
-      write_file(0);
+    if (streams_ == 1) {
+      for (size_t index = 0; index < shares_.size(); ++index) write_file(index);
     } else if (!shares_.empty()) {
       ThreadPool threads(streams_ - 1);
       threads.parallel_for(shares_.size(), [&](size_t index) { write_file(index); });

@@ -1,0 +1,236 @@
+// The machine dies at every storage call of a save of each format and dialect, over nothing and
+// over a checkpoint of each format and dialect; and of what was not synced, everything, nothing or
+// any part survives. What stands at the location then is of one save, the old or the new one, and
+// not only for our readers: every file that stock readers know by a fixed name is of that save. A
+// later save succeeds and leaves nothing beside the location.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <regex>
+
+#include "tilestone/base/log.h"
+#include "tilestone/comm/threads.h"
+#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/staging_testing.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/storage/fault_storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+constexpr int64_t kOld = 100;  // what the standing checkpoint counts from
+constexpr int64_t kNew = 500;
+constexpr int64_t kLater = 900;
+constexpr int kRanks = 2;
+// The machine dies at every n-th call: under sanitizers not at each. Set by CMake.
+constexpr uint64_t kStride = TILESTONE_CRASH_STRIDE;
+const std::string kPlace = "ckpt";
+
+// A format and a dialect; none: nothing.
+struct Kind {
+  std::shared_ptr<const Format> format;
+  std::shared_ptr<const Dialect> dialect;
+
+  std::string name() const {
+    if (format == nullptr) return "nothing";
+    return std::string(format->name()) + " " + std::string(dialect->name());
+  }
+};
+
+std::vector<Kind> all_kinds() {
+  std::vector<std::shared_ptr<const Dialect>> dialects = known_dialects();
+  dialects.push_back(fixed_names_dialect());
+  std::vector<Kind> kinds;
+  for (const auto& format : known_formats()) {
+    for (const auto& dialect : dialects) kinds.push_back({format, dialect});
+  }
+  return kinds;
+}
+
+void save_rows(const Communicator& comm, const std::shared_ptr<Storage>& storage, const Kind& kind,
+               int64_t first) {
+  SaveOptions options;
+  options.comm = comm;
+  options.format = kind.format;
+  options.dialect = kind.dialect;
+  options.overwrite = true;
+  options.buffer_bytes = 1u << 20;
+  options.threads = 1;
+  options.timeout = 60;
+  save(row_state(comm, first), storage->child(kPlace), options);
+}
+
+FileImage saved_image(const Kind& kind, int64_t first) {
+  const auto storage = memory_storage();
+  if (kind.format != nullptr) {
+    run_ranks(kRanks, [&](Communicator comm) { save_rows(comm, storage, kind, first); });
+  }
+  return memory_image(*storage);
+}
+
+bool names_its_save(const std::string& name) {
+  static const std::regex id("[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}");
+  return std::regex_search(name, id);
+}
+
+// What a stock reader sees at the location by names that say nothing of the save.
+FileImage stock_files(const FileImage& image) {
+  FileImage found;
+  for (const auto& [name, bytes] : image) {
+    const bool hidden = name.starts_with(kPlace + "/.tilestone/");
+    if (name.starts_with(kPlace + "/") && !hidden && !names_its_save(name)) {
+      found.emplace(name, bytes);
+    }
+  }
+  return found;
+}
+
+// The files of a save as a stock reader sees them; no content where it differs from save to save.
+class Expected {
+ public:
+  Expected(const Kind& kind, int64_t first) {
+    const FileImage other = stock_files(saved_image(kind, first));
+    for (const auto& [name, bytes] : stock_files(saved_image(kind, first))) {
+      files_[name] = bytes == other.at(name) ? std::optional(bytes) : std::nullopt;
+    }
+  }
+
+  void compare(const FileImage& image) const {
+    const FileImage found = stock_files(image);
+    EXPECT_EQ(found.size(), files_.size());
+    for (const auto& [name, bytes] : found) {
+      const auto expected = files_.find(name);
+      if (expected == files_.end()) {
+        ADD_FAILURE() << name << " is of another save";
+      } else if (expected->second) {
+        EXPECT_EQ(bytes, *expected->second) << name;
+      }
+    }
+  }
+
+ private:
+  std::map<std::string, std::optional<Bytes>> files_;
+};
+
+struct Scenario {
+  Kind before, after;
+  FileImage image;
+  Expected old_files, new_files;
+
+  Scenario(const Kind& before_in, const Kind& after_in)
+      : before(before_in),
+        after(after_in),
+        image(saved_image(before, kOld)),
+        old_files(before, kOld),
+        new_files(after, kNew) {}
+};
+
+std::shared_ptr<FaultDisk> save_on(const Scenario& scenario, const FaultHook& hook) {
+  const auto disk = FaultDisk::create(memory_storage(scenario.image), hook);
+  run_ranks_collect(kRanks, [&](Communicator comm) {
+    save_rows(comm, disk->storage(comm.rank()), scenario.after, kNew);
+  });
+  return disk;
+}
+
+// The `first` of the checkpoint at the location, 0: there is none. Anything but a whole checkpoint
+// is a failure of the test.
+int64_t find_checkpoint(const std::shared_ptr<Storage>& storage) {
+  try {
+    OpenOptions options;
+    options.threads = 1;
+    options.buffer_bytes = 1u << 20;
+    const Checkpoint checkpoint = Checkpoint::open(storage->child(kPlace), options);
+    const int64_t first = checkpoint.read_object("step").as_int();
+    const VerifyReport report = checkpoint.verify();
+    EXPECT_TRUE(report.ok()) << report.damages.front().problem;
+    EXPECT_EQ(elements(checkpoint.read("w")),
+              elements(counting(DType::kFloat32, {kRanks, 8}, first)));
+    EXPECT_EQ(elements(checkpoint.read("p")), elements(counting(DType::kInt64, {3}, first)));
+    return first;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
+    return 0;
+  }
+}
+
+void expect_nothing_beside(Storage& storage) {
+  for (const std::string& name : storage.list()) {
+    EXPECT_TRUE(name.starts_with(kPlace + "/")) << name;
+  }
+}
+
+void judge(const Scenario& scenario, const FaultDisk& disk, Survival survival, uint64_t seed) {
+  SCOPED_TRACE(std::string(to_string(survival)) + ", seed " + std::to_string(seed));
+  const FileImage image = disk.surviving_image(survival, seed);
+  const auto storage = memory_storage(image);
+  const int64_t found = find_checkpoint(storage);
+  EXPECT_TRUE(found == kNew || found == (scenario.image.empty() ? 0 : kOld)) << "found " << found;
+  (found == kNew ? scenario.new_files : scenario.old_files).compare(image);
+  if (seed % 3 != 0 || testing::Test::HasFailure()) return;
+  if (seed % 2 == 0 && !storage->list().empty()) {
+    remove_leftovers(storage->child(kPlace), nullptr, true);
+    expect_nothing_beside(*storage);
+    EXPECT_EQ(find_checkpoint(storage), found);
+  }
+  const bool again = seed % 2 == 0 || scenario.before.format == nullptr;
+  save_rows(Communicator(), storage, again ? scenario.after : scenario.before, kLater);
+  expect_nothing_beside(*storage);
+  EXPECT_EQ(Checkpoint::open(storage->child(kPlace)).read_object("step"), Value(kLater));
+}
+
+uint64_t crash_everywhere(const Scenario& scenario) {
+  SCOPED_TRACE(scenario.after.name() + " over " + scenario.before.name());
+  const uint64_t calls = save_on(scenario, {})->calls();
+  uint64_t points = 0;
+  for (uint64_t k = 0; k < calls; k += kStride) {
+    const FaultAction actions[] = {FaultAction::crash(), FaultAction::crash_after(),
+                                   FaultAction::crash_torn(k * 37 % 1500)};
+    for (const FaultAction& action : actions) {
+      SCOPED_TRACE("call " + std::to_string(k));
+      const auto disk = save_on(scenario, [&](const StorageCall& call) {
+        return call.index == k ? action : FaultAction::pass();
+      });
+      for (Survival survival : kAllSurvivals) judge(scenario, *disk, survival, points++);
+      if (testing::Test::HasFailure()) return points;
+    }
+  }
+  std::printf("[          ] %s over %s: %lu calls, %lu crash points\n",
+              scenario.after.name().c_str(), scenario.before.name().c_str(),
+              static_cast<unsigned long>(calls), static_cast<unsigned long>(points));
+  return points;
+}
+
+class CrashPointsOfKinds : public testing::TestWithParam<int> {
+ protected:
+  // Crashes are reported in the log; here they are the point.
+  CrashPointsOfKinds() : level_(set_log_level(LogLevel::kOff)) {}
+  ~CrashPointsOfKinds() override { set_log_level(level_); }
+
+ private:
+  LogLevel level_;
+};
+
+TEST_P(CrashPointsOfKinds, OverNothingAndOverEachKindOneSaveStands) {
+  const std::vector<Kind> kinds = all_kinds();
+  const Kind& after = kinds[static_cast<size_t>(GetParam())];
+  uint64_t points = crash_everywhere(Scenario({}, after));
+  for (const Kind& before : kinds) {
+    if (HasFailure()) break;
+    points += crash_everywhere(Scenario(before, after));
+  }
+  EXPECT_GT(points, 1000u / kStride * (kinds.size() + 1));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CrashPointsOfKinds,
+                         testing::Range(0, static_cast<int>(all_kinds().size())),
+                         [](const testing::TestParamInfo<int>& param) {
+                           std::string name = all_kinds()[static_cast<size_t>(param.param)].name();
+                           name[name.find(' ')] = '_';
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace tilestone

@@ -1,0 +1,292 @@
+#include "tilestone/engine/commit/staging_internal.h"
+
+#include <filesystem>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/format/foreign.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr std::string_view kInfix = ".tilestone-";
+constexpr const char* kFreshHint = "save to a directory that is not there yet";
+
+std::string sibling_prefix(std::string_view name) {
+  return "." + std::string(name) + std::string(kInfix);
+}
+
+// A process whose working directory is replaced would be left in one that is removed.
+void expect_outside(const StoragePlace& place) {
+  std::error_code error;
+  const std::string here = std::filesystem::current_path(error).string() + "/";
+  const std::string above = place.storage->describe();
+  const std::string path = above + (above.ends_with('/') ? "" : "/") + place.name + "/";
+  if (error || !here.starts_with(path)) return;
+  throw Error(ErrorCode::kUnsupported,
+              "the working directory of this process is in the directory that this save replaces")
+      .with_file(path)
+      .with_hint("change to another directory first");
+}
+
+StoragePlace expect_parent(Storage& location) {
+  if (auto place = location.parent()) {
+    expect_outside(*place);
+    return std::move(*place);
+  }
+  throw Error(ErrorCode::kUnsupported,
+              "no directory can be made beside " + location.describe() +
+                  ", which this save needs: its files can't be replaced one by one")
+      .with_hint("save to a directory within another one");
+}
+
+// A checkpoint's tree goes from the files on that make it one, so that who still reads it finds
+// out.
+void remove_checkpoint(Storage& parent, const std::string& name) {
+  const auto tree = parent.child(name);
+  const std::vector<std::string> names = tree->list();
+  std::set<std::string> first;
+  for (const auto& format : known_formats()) {
+    if (!format->detect(names)) continue;
+    for (std::string& file : format->index_files(names)) first.insert(std::move(file));
+  }
+  for (const std::string& file : names) {
+    const auto own = parse_in_own_directory(file);
+    if (file == "metadata.json" || (own && own->kind == kManifestKind)) first.insert(file);
+  }
+  remove_files(*tree, std::vector(first.begin(), first.end()));
+  parent.remove_tree(name);
+}
+
+// Null without an error where the storage has no locks.
+template <typename Lock>
+std::unique_ptr<StorageLock> take(const Lock& lock, const Storage& location,
+                                  std::string_view holder) {
+  try {
+    auto taken = lock();
+    if (taken == nullptr) fail_under_way(location, holder);
+    return taken;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    log(LogLevel::kWarning, std::string("nothing keeps two saves apart: ") + error.what());
+    return nullptr;
+  }
+}
+
+bool is_empty(Storage& location) {
+  return location.list().empty() && location.list_directories().empty();
+}
+
+}  // namespace
+
+void fail_under_way(const Storage& storage, std::string_view what) {
+  throw Error(ErrorCode::kAlreadyExists,
+              std::string(what) + " to " + storage.describe() + " is under way")
+      .with_file(kLockName)
+      .with_hint("wait for it, or save elsewhere");
+}
+
+// A mark that is made in the locked directory must be seen in the one that has the location's name.
+std::unique_ptr<StorageLock> try_lock_location(Storage& storage) {
+  storage.make_directory(std::string(kOwnDirectory));
+  const auto held = storage.held();
+  auto lock = held->try_lock(std::string(kLockName));
+  if (lock == nullptr || held.get() == &storage) return lock;
+  const std::string mark = temporary_name(random_save_id(), "locked");
+  held->create(mark)->close();
+  const bool stands = storage.stat(mark).has_value();
+  remove_files(*held, std::vector{mark});
+  return stands ? std::move(lock) : nullptr;
+}
+
+Siblings::Siblings(Storage& location) : place_(location.parent()) {}
+
+std::vector<Sibling> Siblings::find() const {
+  std::vector<Sibling> found;
+  if (!place_) return found;
+  const std::string prefix = sibling_prefix(place_->name);
+  for (std::string& name : place_->storage->list_directories(prefix)) {
+    std::string save_id = name.substr(prefix.size());
+    if (is_save_id(save_id)) found.push_back({std::move(name), std::move(save_id)});
+  }
+  return found;
+}
+
+bool Siblings::is_alive(const Sibling& sibling) const {
+  return place_->storage->is_locked(sibling.name + "/" + std::string(kLockName));
+}
+
+uint64_t Siblings::size_of(const Sibling& sibling) const {
+  uint64_t bytes = 0;
+  for (const std::string& name : place_->storage->list(sibling.name + "/")) {
+    const auto info = place_->storage->stat(name);
+    if (info) bytes += info->size;
+  }
+  return bytes;
+}
+
+bool Siblings::remove_dead(const Sibling& sibling) const {
+  Storage& parent = *place_->storage;
+  if (is_alive(sibling)) return false;
+  parent.make_directory(sibling.name + "/" + std::string(kOwnDirectory));
+  auto lock = parent.try_lock(sibling.name + "/" + std::string(kLockName));
+  if (lock == nullptr) return false;
+  parent.sync_directory("");
+  try {
+    remove_checkpoint(parent, sibling.name);
+  } catch (...) {
+    // Its save has only just begun, and made its lock once the file of this one had gone.
+    lock.reset();
+    if (is_alive(sibling)) return false;
+    throw;
+  }
+  return true;
+}
+
+void clean_siblings(Storage& location, std::string_view own) {
+  try {
+    const Siblings siblings(location);
+    for (const Sibling& sibling : siblings.find()) {
+      if (sibling.name == own) continue;
+      if (!siblings.remove_dead(sibling)) fail_under_way(location);
+    }
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kAlreadyExists) throw;
+    if (error.code() == ErrorCode::kNotFound) return;  // somebody else has removed it
+    log(LogLevel::kWarning,
+        "what earlier saves have left beside " + location.describe() + " stays: " + error.what());
+  }
+}
+
+namespace {
+
+// What stands at a location.
+Standing expect_readable(Storage& location, const std::shared_ptr<const Format>& format) {
+  try {
+    return read_standing(location, format);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::kUnsupported,
+                "the checkpoint that stands at " + location.describe() +
+                    " can't be read, so it is not known which files are its own: " + error.what())
+        .with_hint("save elsewhere, or remove that checkpoint first");
+  }
+}
+
+// Stock torch makes a data file for a rank that has nothing to write, and Megatron-Core files that
+// describe the whole.
+bool is_of_stock(Storage& location, const std::string& name) {
+  if (name == "metadata.json" || name == "common.pt") return true;
+  const auto info = name.ends_with(".distcp") ? location.stat(name) : std::nullopt;
+  return info && info->regular && info->size == 0;
+}
+
+}  // namespace
+
+void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Format>& format) {
+  const std::vector<std::string> names = location.list();
+  const Standing standing = expect_readable(location, format);
+  const std::set<std::string> ended = read_notes(location, names).ended(standing.save_id);
+  const std::shared_ptr<const Format> torch_dist = torch_dist_format();
+  const auto is_left = [&](const std::string& name) {
+    for (const auto& each : {torch_dist, format}) {
+      const auto own = parse_own_name(*each, name);
+      if (own && is_leftover(*own, ended)) return true;
+    }
+    return false;
+  };
+  for (const std::string& name : names) {
+    if (name.starts_with(std::string(kOwnDirectory) + "/") || is_left(name)) continue;
+    if (standing.files.contains(name) || standing.index.contains(name)) continue;
+    if (standing.found && is_of_stock(location, name)) continue;
+    throw Error(ErrorCode::kUnsupported, location.describe() +
+                                             " is to be replaced as a whole, and holds a file that "
+                                             "belongs to no checkpoint")
+        .with_file(name)
+        .with_hint("save elsewhere, or move that file");
+  }
+}
+
+std::shared_ptr<Storage> staging_storage(Storage& location, const std::string& name) {
+  const StoragePlace place = expect_parent(location);
+  const auto info = place.storage->stat(name);
+  if (info && !info->regular) return place.storage->child(name);
+  throw Error(ErrorCode::kMismatch,
+              "the directory that the coordinator (rank 0) has made for this "
+              "save is not beside " +
+                  location.describe())
+      .with_file(name)
+      .with_hint("all ranks need one file system at this path");
+}
+
+Staging::Staging(std::shared_ptr<Storage> location, std::string_view save_id)
+    : location_(std::move(location)),
+      place_(expect_parent(*location_)),
+      name_(sibling_prefix(place_.name) + std::string(save_id)),
+      storage_(place_.storage->child(name_)) {}
+
+// Saves that begin together each lock their own directory before they look for others', so that no
+// two miss each other.
+void Staging::begin() {
+  clean_siblings(*location_);
+  try {
+    storage_->make_directory("");
+    storage_->make_directory(std::string(kOwnDirectory));
+  } catch (const Error& error) {
+    throw Error(error).with_hint(
+        "this save makes a directory beside its location, since its files "
+        "can't be replaced one by one");
+  }
+  lock_ =
+      take([&] { return storage_->try_lock(std::string(kLockName)); }, *location_, "a cleaning");
+  clean_siblings(*location_, name_);
+  exchanges_ = !is_empty(*location_);
+  if (!exchanges_) return;
+  location_lock_ = take([&] { return try_lock_location(*location_); }, *location_, "another save");
+  if (place_.storage->can(StorageCapability::kExchange)) return;
+  throw Error(ErrorCode::kUnsupported,
+              location_->describe() +
+                  " is not empty, and the file system there can't exchange it "
+                  "for a new directory in one step")
+      .with_hint(kFreshHint);
+}
+
+void Staging::publish() {
+  try {
+    if (exchanges_) {
+      place_.storage->exchange_directories(place_.name, name_);
+    } else {
+      place_.storage->rename_directory(name_, place_.name);
+    }
+  } catch (const Error& error) {
+    const bool unchanged = error.code() == ErrorCode::kUnsupported ||
+                           error.code() == ErrorCode::kAlreadyExists ||
+                           error.code() == ErrorCode::kNotFound;
+    if (!unchanged) throw;
+    abandon();
+    Error told(error);
+    if (error.code() == ErrorCode::kAlreadyExists) {
+      told.with_hint("another save, or somebody else, has put something there meanwhile");
+    }
+    throw told;
+  }
+}
+
+void Staging::clean() {
+  if (exchanges_) abandon();  // what was replaced has the directory's name now
+}
+
+void Staging::abandon() {
+  try {
+    if (place_.storage->stat(name_)) remove_checkpoint(*place_.storage, name_);
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, std::string("a directory that is not needed stays: ") + error.what());
+  }
+}
+
+}  // namespace tilestone::engine

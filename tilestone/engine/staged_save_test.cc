@@ -1,0 +1,405 @@
+// Saves that are made in a directory beside their location and put into its place as a whole.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <thread>
+
+#include "tilestone/base/log.h"
+#include "tilestone/comm/solo.h"
+#include "tilestone/comm/threads.h"
+#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/staging_testing.h"
+#include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::StartsWith;
+
+constexpr char kDeadId[] = "01234567-89ab-4cde-8f01-23456789abcd";
+
+SaveOptions options_of(const std::shared_ptr<const Dialect>& dialect, bool overwrite = false) {
+  SaveOptions options;
+  options.dialect = dialect;
+  options.overwrite = overwrite;
+  options.buffer_bytes = 1u << 20;
+  options.threads = 1;
+  return options;
+}
+
+void save_one(const Location& location, int64_t first,
+              const std::shared_ptr<const Dialect>& dialect, bool overwrite = false) {
+  save(row_state(solo(), first), location, options_of(dialect, overwrite));
+}
+
+// What stands at the location is of the one save, and nothing is beside it.
+void expect_only(Storage& parent, const std::string& name, int64_t first, bool fixed_names,
+                 int rows = 1) {
+  const auto storage = parent.child(name);
+  expect_rows(Location(storage), first, rows);
+  EXPECT_EQ(step_of_fixed_names(*storage), fixed_names ? first : 0);
+  std::vector<std::string> names;
+  for (const std::string& file : storage->list()) {
+    if (!file.starts_with(".tilestone/")) names.push_back(file);
+  }
+  EXPECT_EQ(names.size(), 1u + static_cast<size_t>(rows) + (fixed_names ? 2 : 0));
+  EXPECT_THAT(parent.list(), Each(StartsWith(name + "/")));
+}
+
+TEST(StagedSave, ANewDirectoryAppearsWithAllFilesAndNothingBesideIt) {
+  const auto parent = memory_storage();
+  save_one(parent->child("a/ckpt"), 5, fixed_names_dialect());
+  expect_only(*parent->child("a"), "ckpt", 5, true);
+  const TempDirectory folder;
+  ASSERT_EQ(::mkdir((folder.path() + "/empty").c_str(), 0700), 0);
+  for (const char* name : {"empty", "absent", "deep/absent"}) {
+    save_one(folder.path() + "/" + name, 6, fixed_names_dialect());
+    expect_rows(folder.path() + "/" + name, 6, 1);
+  }
+  expect_only(*posix_storage(folder.path() + "/deep"), "absent", 6, true);
+}
+
+TEST(StagedSave, WhatStandsIsReplacedAsAWholeByEitherKindOfSave) {
+  for (const bool old_fixed : {false, true}) {
+    for (const bool new_fixed : {false, true}) {
+      const TempDirectory folder;
+      for (const auto& parent : {memory_storage(), posix_storage(folder.path())}) {
+        const auto place = parent->child("ckpt");
+        save_one(place, 1, old_fixed ? fixed_names_dialect() : pytorch_dialect());
+        run_ranks(2, [&](Communicator comm) {
+          SaveOptions options =
+              options_of(new_fixed ? fixed_names_dialect() : pytorch_dialect(), true);
+          options.comm = comm;
+          save(row_state(comm, 100), place, options);
+        });
+        expect_only(*parent, "ckpt", 100, new_fixed, 2);
+      }
+    }
+  }
+}
+
+TEST(StagedSave, ALinkToTheDirectoryStaysALink) {
+  const TempDirectory folder;
+  save_one(folder.path() + "/real", 1, fixed_names_dialect());
+  const std::string link = folder.path() + "/link";
+  ASSERT_EQ(::symlink("real", link.c_str()), 0);
+  save_one(link, 2, fixed_names_dialect(), true);
+  struct stat info;
+  ASSERT_EQ(::lstat(link.c_str(), &info), 0);
+  EXPECT_TRUE(S_ISLNK(info.st_mode));
+  expect_rows(folder.path() + "/real", 2, 1);
+}
+
+TEST(StagedSave, WithoutOverwriteNothingThatStandsIsReplaced) {
+  const auto parent = memory_storage();
+  save_one(parent->child("ckpt"), 1, fixed_names_dialect());
+  const FileImage before = memory_image(*parent);
+  for (const auto& dialect : {fixed_names_dialect(), pytorch_dialect()}) {
+    expect_error([&] { save_one(parent->child("ckpt"), 2, dialect); }, ErrorCode::kAlreadyExists,
+                 "overwrite");
+  }
+  EXPECT_EQ(memory_image(*parent), before);
+}
+
+TEST(StagedSave, AFileThatBelongsToNoCheckpointIsNamedAndNothingIsReplaced) {
+  for (const bool stands : {false, true}) {
+    const auto parent = memory_storage();
+    if (stands) save_one(parent->child("ckpt"), 1, fixed_names_dialect());
+    put_file(*parent, "beside", {});
+    parent->make_directory("ckpt/sub");
+    put_file(*parent, "ckpt/sub/notes.txt", as_bytes("mine"));
+    expect_error([&] { save_one(parent->child("ckpt"), 2, fixed_names_dialect(), true); },
+                 ErrorCode::kUnsupported, "sub/notes.txt");
+    EXPECT_EQ(as_text(read_file(*parent, "ckpt/sub/notes.txt", 100)), "mine");
+    EXPECT_THAT(parent->list_directories(), ElementsAre("ckpt"));
+    if (stands) expect_rows(parent->child("ckpt"), 1, 1);
+  }
+}
+
+TEST(StagedSave, ACheckpointThatCantBeReadIsNotReplacedAsAWhole) {
+  const auto parent = memory_storage();
+  save_one(parent->child("ckpt"), 1, fixed_names_dialect());
+  FileImage image = memory_image(*parent);
+  image["ckpt/.metadata"].resize(40);
+  const auto damaged = memory_storage(image);
+  expect_error([&] { save_one(damaged->child("ckpt"), 2, fixed_names_dialect(), true); },
+               ErrorCode::kUnsupported, "it is not known which files are its own");
+  EXPECT_EQ(memory_image(*damaged), image);
+}
+
+TEST(StagedSave, APlaceWithoutAParentIsNotReplaced) {
+  const auto root = memory_storage();
+  save_one(root, 1, fixed_names_dialect());  // nothing stands there: the switch comes last
+  const FileImage before = memory_image(*root);
+  expect_error([&] { save_one(root, 2, fixed_names_dialect(), true); }, ErrorCode::kUnsupported,
+               "no directory can be made beside memory");
+  EXPECT_EQ(memory_image(*root), before);
+}
+
+TEST(StagedSave, TheWorkingDirectoryIsRefused) {
+  const TempDirectory folder;
+  const std::string path = folder.path() + "/ckpt", before = std::filesystem::current_path();
+  save_one(path, 1, fixed_names_dialect());
+  std::filesystem::current_path(path);
+  expect_error([&] { save_one(".", 2, fixed_names_dialect(), true); }, ErrorCode::kUnsupported,
+               "the working directory of this process");
+  std::filesystem::current_path(before);
+  expect_only(*posix_storage(folder.path()), "ckpt", 1, true);
+}
+
+TEST(StagedSave, AMountPointIsRefusedAndLeftAsItWas) {
+  const SmallMount mount;
+  if (!mount) return;
+  const std::string path = mount.path();
+  expect_error([&] { save_one(path, 1, fixed_names_dialect()); }, ErrorCode::kUnsupported,
+               "the file system can't");
+  save_one(path, 1, pytorch_dialect());
+  expect_error([&] { save_one(path, 2, fixed_names_dialect(), true); }, ErrorCode::kUnsupported,
+               "the file system can't");
+  expect_rows(path, 1, 1);
+  const auto place = posix_storage(path)->parent();
+  ASSERT_TRUE(place);
+  EXPECT_THAT(place->storage->list_directories("." + place->name), IsEmpty());
+}
+
+TEST(StagedSave, WhileOneIsUnderWayNobodyElseSavesOrCleansThere) {
+  for (const bool stands : {false, true}) {
+    const TempDirectory folder;
+    const std::string path = folder.path() + "/ckpt";
+    if (stands) save_one(path, 1, fixed_names_dialect());
+    int refused = 0;
+    SaveOptions options = options_of(fixed_names_dialect(), true);
+    options.progress = [&](const Progress&) {
+      for (const auto& dialect : {fixed_names_dialect(), pytorch_dialect()}) {
+        expect_error([&] { save_one(path, 3, dialect, true); }, ErrorCode::kAlreadyExists,
+                     "is under way");
+      }
+      for (const auto call : {&find_leftovers, &remove_leftovers}) {
+        expect_error([&] { call(path, nullptr, true); }, ErrorCode::kAlreadyExists, "is under way");
+      }
+      ++refused;
+    };
+    save(row_state(solo(), 2), path, options);
+    EXPECT_GT(refused, 0);
+    expect_only(*posix_storage(folder.path()), "ckpt", 2, true);
+  }
+}
+
+// What a staged save that was killed has left, with a checkpoint of names that are not ours.
+FileImage with_dead_siblings(FileImage image) {
+  for (const char* name : {".ckpt.tilestone-", ".other.tilestone-", "ckpt.tilestone-"}) {
+    image[name + std::string(kDeadId) + "/common.pt"] = pattern_bytes(70);
+    image[name + std::string(kDeadId) + "/sub/0.0"] = pattern_bytes(30);
+  }
+  image[".ckpt.tilestone-notes/mine"] = {};
+  return image;
+}
+
+const std::string kDeadSibling = std::string(".ckpt.tilestone-") + kDeadId;
+
+TEST(StagedSave, TheNextSaveRemovesWhatDeadOnesHaveLeftAndNothingElse) {
+  for (const auto& dialect : {fixed_names_dialect(), pytorch_dialect()}) {
+    FileImage image = with_dead_siblings({});
+    const auto parent = memory_storage(image);
+    save_one(parent->child("ckpt"), 1, dialect);
+    std::erase_if(image, [](const auto& file) { return file.first.starts_with(kDeadSibling); });
+    FileImage left = memory_image(*parent);
+    std::erase_if(left, [](const auto& file) { return file.first.starts_with("ckpt/"); });
+    EXPECT_EQ(left, image);
+    expect_rows(parent->child("ckpt"), 1, 1);
+  }
+}
+
+TEST(StagedSave, GcListsAndRemovesWhatDeadOnesHaveLeft) {
+  for (const bool stands : {false, true}) {
+    const auto parent = memory_storage(with_dead_siblings({}));
+    const Location location(parent->child("ckpt"));
+    if (stands) {
+      const auto made = memory_storage();
+      save_one(made->child("ckpt"), 1, fixed_names_dialect());
+      for (const auto& [name, bytes] : memory_image(*made)) {
+        parent->make_directory("ckpt/.tilestone");
+        put_file(*parent, name, bytes);
+      }
+    }
+    const auto before = memory_image(*parent);
+    const auto found = find_leftovers(location);
+    EXPECT_EQ(memory_image(*parent), before);
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_EQ(found[0].name, "../" + kDeadSibling);
+    EXPECT_EQ(found[0].size, 100u);
+    EXPECT_THAT(found[0].what, AllOf(HasSubstr("directory"), HasSubstr(kDeadId)));
+    EXPECT_THAT(found[0].why, HasSubstr("not published"));
+    EXPECT_EQ(remove_leftovers(location).size(), 1u);
+    EXPECT_THAT(parent->list_directories(), Not(Contains(kDeadSibling)));
+    EXPECT_THAT(parent->list(), Contains(".ckpt.tilestone-notes/mine"));
+    if (stands) expect_rows(location, 1, 1);
+  }
+}
+
+TEST(StagedSave, GcSaysOfAReplacedCheckpointWhichSaveHasReplacedIt) {
+  const auto parent = memory_storage();
+  save_one(parent->child("ckpt"), 1, fixed_names_dialect());
+  const auto disk = FaultDisk::create(parent, [](const StorageCall& call) {
+    const bool swap = call.op == StorageOp::kExchangeDirectories;
+    return swap ? FaultAction::die_after() : FaultAction::pass();
+  });
+  EXPECT_ANY_THROW(save_one(disk->storage()->child("ckpt"), 2, fixed_names_dialect(), true));
+  expect_rows(parent->child("ckpt"), 2, 1);
+  const auto found = find_leftovers(Location(parent->child("ckpt")));
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_THAT(found[0].why, HasSubstr("has replaced"));
+  remove_leftovers(Location(parent->child("ckpt")));
+  expect_only(*parent, "ckpt", 2, true);
+}
+
+TEST(StagedSave, ARankThatFailsLeavesNoDirectoryAndKeepsWhatStood) {
+  const auto parent = memory_storage();
+  save_one(parent->child("ckpt"), 1, fixed_names_dialect());
+  for (const StorageOp op : {StorageOp::kCreate, StorageOp::kSync, StorageOp::kSyncDirectory}) {
+    for (const int rank : {0, 1}) {
+      const auto disk = FaultDisk::create(parent, [&](const StorageCall& call) {
+        const bool hit = call.op == op && call.client == rank && call.name.starts_with(".ckpt.");
+        return hit ? FaultAction::fail(EIO) : FaultAction::pass();
+      });
+      const auto texts = failures(2, [&](Communicator comm) {
+        SaveOptions options = options_of(fixed_names_dialect(), true);
+        options.comm = comm;
+        save(row_state(comm, 2), disk->storage(comm.rank())->child("ckpt"), options);
+      });
+      EXPECT_THAT(texts, Each(HasSubstr("injected"))) << to_string(op) << " " << rank;
+      expect_only(*parent, "ckpt", 1, true);
+      EXPECT_THAT(parent->list_directories(), ElementsAre("ckpt"));
+    }
+  }
+}
+
+TEST(StagedSave, AKilledRankEndsTheSaveAndKeepsWhatStood) {
+  const LogLevel before = set_log_level(LogLevel::kOff);
+  for (const int rank : {0, 1}) {
+    const auto parent = memory_storage();
+    save_one(parent->child("ckpt"), 1, fixed_names_dialect());
+    const auto disk = FaultDisk::create(parent, [&](const StorageCall& call) {
+      const bool hit = call.op == StorageOp::kSync && call.client == rank;
+      return hit ? FaultAction::die() : FaultAction::pass();
+    });
+    const auto texts = failures(2, [&](Communicator comm) {
+      SaveOptions options = options_of(fixed_names_dialect(), true);
+      options.comm = comm;
+      save(row_state(comm, 2), disk->storage(comm.rank())->child("ckpt"), options);
+    });
+    EXPECT_THAT(texts, Each(Not(IsEmpty())));
+    expect_rows(parent->child("ckpt"), 1, 1);
+    save_one(parent->child("ckpt"), 3, fixed_names_dialect(), true);
+    expect_only(*parent, "ckpt", 3, true);
+  }
+  set_log_level(before);
+}
+
+TEST(StagedSave, ARankThatSeesAnotherDirectoryIsNamed) {
+  const auto one = memory_storage(), other = memory_storage();
+  const auto texts = failures(2, [&](Communicator comm) {
+    SaveOptions options = options_of(fixed_names_dialect());
+    options.comm = comm;
+    save(row_state(comm, 2), (comm.rank() == 0 ? one : other)->child("ckpt"), options);
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("rank 1"), HasSubstr("is not beside"))));
+  EXPECT_THAT(one->list(), IsEmpty());
+  EXPECT_THAT(one->list_directories(), IsEmpty());
+  EXPECT_THAT(other->list_directories(), IsEmpty());
+}
+
+TEST(StagedSave, AReaderOfAReplacedCheckpointReadsNothingOfTheNewOne) {
+  const TempDirectory folder;
+  const std::string path = folder.path() + "/ckpt";
+  save_one(path, 1, fixed_names_dialect());
+  const Checkpoint checkpoint = Checkpoint::open(path);
+  save_one(path, 2, fixed_names_dialect(), true);
+  expect_error([&] { checkpoint.read("w"); }, ErrorCode::kNotFound,
+               "another save may have replaced the checkpoint");
+  expect_rows(path, 2, 1);
+}
+
+// Saves of both kinds, readers and cleanings at once, on a real file system: each reader gets one
+// save or a clear error, and at the end a whole checkpoint stands.
+TEST(StagedSave, SavesReadersAndCleaningsAtOnceNeverMix) {
+  const LogLevel before = set_log_level(LogLevel::kOff);
+  const TempDirectory folder;
+  const std::string path = folder.path() + "/ckpt";
+  save_one(path, 1, fixed_names_dialect());
+  std::atomic<int> saved = 0, read = 0;
+  std::atomic<bool> over = false;
+  const auto allowed = [](const Error& error) {
+    return error.code() == ErrorCode::kAlreadyExists || error.code() == ErrorCode::kNotFound;
+  };
+  const auto saving = [&](int64_t first, const std::shared_ptr<const Dialect>& dialect) {
+    for (int64_t i = 0; i < 60; ++i) {
+      try {
+        save_one(path, first + i, dialect, true);
+        ++saved;
+      } catch (const Error& error) {
+        EXPECT_TRUE(allowed(error)) << error.what();
+      }
+    }
+  };
+  const auto reading = [&] {
+    while (!over) {
+      try {
+        const Checkpoint checkpoint = Checkpoint::open(path);
+        const int64_t first = checkpoint.read_object("step").as_int();
+        EXPECT_EQ(elements(checkpoint.read("w")),
+                  elements(counting(DType::kFloat32, {1, 8}, first)));
+        EXPECT_EQ(elements(checkpoint.read("p")), elements(counting(DType::kInt64, {3}, first)));
+        ++read;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
+      }
+    }
+  };
+  const auto cleaning = [&] {
+    while (!over) {
+      try {
+        remove_leftovers(path);
+      } catch (const Error& error) {
+        EXPECT_TRUE(allowed(error)) << error.what();
+      }
+    }
+  };
+  std::vector<std::thread> others;
+  others.emplace_back(reading);
+  others.emplace_back(cleaning);
+  std::vector<std::thread> savers;
+  savers.emplace_back(saving, 1000, fixed_names_dialect());
+  savers.emplace_back(saving, 2000, fixed_names_dialect());
+  savers.emplace_back(saving, 3000, pytorch_dialect());
+  for (std::thread& thread : savers) thread.join();
+  over = true;
+  for (std::thread& thread : others) thread.join();
+  EXPECT_GT(saved, 0);
+  EXPECT_GT(read, 0);
+  save_one(path, 9, fixed_names_dialect(), true);
+  expect_only(*posix_storage(folder.path()), "ckpt", 9, true);
+  EXPECT_THAT(posix_storage(folder.path())->list_directories(), ElementsAre("ckpt"));
+  set_log_level(before);
+}
+
+}  // namespace
+}  // namespace tilestone
