@@ -18,6 +18,7 @@
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/staging_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
@@ -338,6 +339,29 @@ TEST(StagedSave, AReaderOfAReplacedCheckpointReadsNothingOfTheNewOne) {
   expect_rows(path, 2, 1);
 }
 
+// A rank that comes to the directory after it was exchanged: zarr's names don't tell the saves
+// apart.
+TEST(StagedSave, ARankThatHoldsAnotherCheckpointThanTheCoordinatorIsAnError) {
+  const TempDirectory folder;
+  const std::string path = folder.path() + "/ckpt";
+  const auto zarr = format_named("zarr");
+  SaveOptions options = options_of(pytorch_dialect(), true);
+  options.format = zarr;
+  save(row_state(solo(), 1), path, options);
+  const auto storage = posix_storage(path);
+  const auto found = engine::find_checkpoint(storage, nullptr);
+  const engine::Opened opened = engine::open_description(found.description, nullptr);
+  EXPECT_NO_THROW(engine::expect_same_checkpoint(*engine::hold(storage), opened));
+  save(row_state(solo(), 2), path, options);
+  expect_error([&] { engine::expect_same_checkpoint(*engine::hold(storage), opened); },
+               ErrorCode::kNotFound, "another save may have replaced the checkpoint");
+  const Checkpoint checkpoint = Checkpoint::open(path);
+  save(row_state(solo(), 3), path, options);
+  expect_error([&] { checkpoint.read("w"); }, ErrorCode::kNotFound,
+               "another save may have replaced the checkpoint");
+  expect_rows(path, 3, 1);
+}
+
 // Saves of both kinds, readers and cleanings at once, on a real file system: each reader gets one
 // save or a clear error, and at the end a whole checkpoint stands.
 TEST(StagedSave, SavesReadersAndCleaningsAtOnceNeverMix) {
@@ -351,9 +375,11 @@ TEST(StagedSave, SavesReadersAndCleaningsAtOnceNeverMix) {
     return error.code() == ErrorCode::kAlreadyExists || error.code() == ErrorCode::kNotFound;
   };
   const auto saving = [&](int64_t first, const std::shared_ptr<const Dialect>& dialect) {
+    SaveOptions options = options_of(dialect, true);
     for (int64_t i = 0; i < 60; ++i) {
+      options.format = format_named(i % 2 == 0 ? "torch_dist" : "zarr");
       try {
-        save_one(path, first + i, dialect, true);
+        save(row_state(solo(), first + i), path, options);
         ++saved;
       } catch (const Error& error) {
         EXPECT_TRUE(allowed(error)) << error.what();
