@@ -201,6 +201,25 @@ def test_irregular_shards_and_dtypes_that_zarr_lacks_are_refused_by_key(
     assert not list((tmp_path / "c").glob("[!.]*"))
 
 
+def test_a_zarr_checkpoint_is_replaced_as_a_whole(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "c"
+    tilestone.save({"old": values((5, 7), "float32")}, path, format="zarr")
+    with pytest.raises(tilestone.AlreadyExistsError):
+        tilestone.save({"new": values((3,), "float32")}, path, format="zarr")
+    for kind in ("zarr", "torch_dist"):
+        tilestone.save({kind: values((3,), "float32")}, path, format=kind, overwrite=True)
+        with tilestone.open(path) as checkpoint:
+            assert checkpoint.keys() == [kind]
+        assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+        assert (path / "metadata.json").exists() == (kind == "zarr")
+    assert not (path / "old").exists()
+    (tmp_path / ".c.tilestone-01234567-89ab-4cde-8f01-23456789abcd" / "w").mkdir(parents=True)
+    assert [found.name for found in tilestone.gc(path, delete=True)] == [
+        "../.c.tilestone-01234567-89ab-4cde-8f01-23456789abcd"
+    ]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+
+
 def test_an_unknown_format_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(tilestone.UnsupportedError):
         tilestone.save({"w": 1}, tmp_path / "c", format="zar")

@@ -85,10 +85,11 @@ def save(
         format: how the bytes are laid out: "torch_dist", PyTorch's, or "zarr", which Megatron-Core
             up to 0.15, the zarr package and tensorstore read. In zarr every array is sharded as
             the cells of one regular grid and has a dtype of numpy's or bfloat16, keys are paths
-            of files, `path` is a new or empty directory, and agreement is "exchange".
+            of files, and agreement is "exchange".
         dialect: what the state dict's entries are called: "pytorch".
         overwrite: replace a valid checkpoint that stands at `path`; it stays valid until the new
-            one is durable.
+            one is durable. By zarr, and over zarr or Megatron-Core's, the directory is replaced as
+            a whole, in one step, by one that is made beside it.
         agreement: how ranks agree who writes what. "exchange": they tell rank 0, right for every
             state. "rule": each rank alone, without a word; replicas are known from placements or
             `holders`, and arrays that are not wrapped must be on every rank.
@@ -99,9 +100,10 @@ def save(
         progress: True for a bar on a terminal, or a function that gets `Progress`.
 
     Raises:
-        AlreadyExistsError: a checkpoint stands at `path`, and overwrite is False; or, for zarr,
-            anything else.
-        UnsupportedError: `path` is a URL; an unknown format or dialect; overwriting by zarr.
+        AlreadyExistsError: a checkpoint stands at `path`, and overwrite is False.
+        UnsupportedError: `path` is a URL; an unknown format or dialect; a directory that can't be
+            replaced as a whole: one with files that belong to no checkpoint, a mount point, the
+            working directory.
         InvalidArgumentError, MismatchError, CoverageError: what the ranks hold is no state, or
             not all of it can be kept: sharded or device data inside a tuple or another object,
             an element type or a kind of tensor that no checkpoint holds, a container of which

@@ -351,6 +351,10 @@ def gc(
     does not need it. The next save to the location removes them too. Files of which no note speaks
     may have been copied there: they stay, and the log names their save.
 
+    Saves that replace a checkpoint as a whole (`format="zarr"`, or over Megatron-Core's) work in a
+    directory beside the location, `.NAME.tilestone-SAVE_ID`; one whose save is dead is listed as
+    `../.NAME.tilestone-SAVE_ID`.
+
     Args:
         path: the directory that was saved to.
         delete: remove them; nothing else is touched, and no save can begin there meanwhile.
