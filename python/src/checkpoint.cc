@@ -205,6 +205,16 @@ void bind_checkpoint(nb::module_& m) {
           },
           "key"_a, "bridge"_a)
       .def(
+          "common",
+          [](const Checkpoint& c, nb::handle bridge) -> nb::object {
+            const Entered entered;
+            const std::optional<Value> value =
+                without_gil([&](const Stop& stop) { return c.with_interrupt(stop).common(); });
+            if (!value) return nb::none();
+            return from_value(*value, nb::none(), Bridge(bridge));
+          },
+          "bridge"_a)
+      .def(
           "read_object_bytes",
           [](const Checkpoint& c, const std::string& key) {
             const Bytes bytes = without_gil(
@@ -226,6 +236,7 @@ void bind_checkpoint(nb::module_& m) {
       .def_prop_ro("save_id", [](const Checkpoint& c) { return c.metadata().save_id; })
       .def_prop_ro("rank_local", [](const Checkpoint& c) { return c.metadata().rank_local; })
       .def_prop_ro("format", [](const Checkpoint& c) { return c.format().name(); })
+      .def_prop_ro("dialect", [](const Checkpoint& c) { return c.dialect().name(); })
       .def_prop_ro("world_size",
                    [](const Checkpoint& c) -> std::optional<int> {
                      if (!c.manifest()) return std::nullopt;

@@ -86,10 +86,13 @@ def save(
             up to 0.15, the zarr package and tensorstore read. In zarr every array is sharded as
             the cells of one regular grid and has a dtype of numpy's or bfloat16, keys are paths
             of files, and agreement is "exchange".
-        dialect: what the state dict's entries are called: "pytorch".
+        dialect: what of the state is sharded. "pytorch": as said of `state`, for stock PyTorch to
+            load. "megatron": only `ShardedTensor`, `ShardedObject`, DTensors and Megatron-Core's
+            entities are; everything else, arrays too, is one common state, that of rank 0, and
+            stock Megatron-Core (0.9 and later) loads the checkpoint.
         overwrite: replace a valid checkpoint that stands at `path`; it stays valid until the new
-            one is durable. By zarr, and over zarr or Megatron-Core's, the directory is replaced as
-            a whole, in one step, by one that is made beside it.
+            one is durable. By zarr or in Megatron-Core's dialect, and over such a checkpoint, the
+            directory is replaced as a whole, in one step, by one that is made beside it.
         agreement: how ranks agree who writes what. "exchange": they tell rank 0, right for every
             state. "rule": each rank alone, without a word; replicas are known from placements or
             `holders`, and arrays that are not wrapped must be on every rank.
@@ -117,10 +120,11 @@ def save(
         def prepare() -> _core.SaveRequest:
             shown = reporting(_options.sink("progress", progress), "save", comm.rank)
             by_rule = _options.word("agreement", agreement) == "rule"
+            unwrapped = _options.word("dialect", dialect) == "pytorch"
             return _core.SaveRequest(
                 state,
                 _options.directory(path),
-                Bridge(group=group, ranks=comm.size, by_rule=by_rule, rank=comm.rank),
+                Bridge(group=group, ranks=comm.size, by_rule=by_rule and unwrapped, rank=comm.rank),
                 _options.word("format", format),
                 _options.word("dialect", dialect),
                 _options.flag("overwrite", overwrite),
@@ -187,6 +191,7 @@ def load(
         they were filled in place (autograd sees them as changed), a ShardedTensor's local array
         in its place, a DTensor on the meta device as one with memory, Stateful objects after
         their load_state_dict() was called (with assign=True for a module on the meta device).
+        Of a checkpoint in Megatron-Core's dialect, also all the rest of its common state.
 
     Raises:
         NotFoundError: no checkpoint, or a key that it doesn't hold (the hint names similar ones).

@@ -218,8 +218,21 @@ class Checkpoint:
         key = _options.word("key", key)
         return self._handle.read_object(key, self._bridge(framework, allow))
 
+    def common(self, *, allow: Collection[str] = (), framework: str | None = None) -> Any:
+        """What is not sharded, in Megatron-Core's dialect: a dict. None in PyTorch's.
+
+        Args:
+            allow, framework: as for `object`.
+
+        Raises:
+            CorruptError: the common state is damaged or missing.
+        """
+        return self._handle.common(self._bridge(framework, allow))
+
     def object_bytes(self, key: str) -> bytes:
-        """The stored bytes of an object (a torch.save archive)."""
+        """The stored bytes of an object (a torch.save archive; of a list that holds the object in
+        Megatron-Core's dialect).
+        """
         return self._handle.read_object_bytes(_options.word("key", key))
 
     def items(self) -> Iterator[tuple[str, Any]]:
@@ -248,6 +261,11 @@ class Checkpoint:
     def format(self) -> str:
         """ "torch_dist"."""
         return self._handle.format
+
+    @property
+    def dialect(self) -> str:
+        """ "pytorch" or "megatron": what of its state the writer sharded, and under which keys."""
+        return self._handle.dialect
 
     @property
     def save_id(self) -> str:

@@ -183,15 +183,33 @@ int cat_tensor(const Checkpoint& checkpoint, const StoredTensor& tensor,
   return kOk;
 }
 
+// The common state stands under the key that Megatron-Core reserves for it.
+constexpr std::string_view kCommonKey = "common_state";
+
+Value read_common(const Checkpoint& checkpoint) {
+  if (auto common = checkpoint.common()) return *std::move(common);
+  throw Error(ErrorCode::kInvalidArgument, "the checkpoint has no common state")
+      .with_hint("only those in Megatron-Core's dialect have one; this one is in that of " +
+                 std::string(checkpoint.dialect().name()));
+}
+
+// The key of the common state is no object's.
+bool is_common(const Checkpoint& checkpoint, const CatOptions& options) {
+  return options.common || (options.key == kCommonKey && checkpoint.dialect().name() == "megatron");
+}
+
 int cat_object(const Checkpoint& checkpoint, const CatOptions& options) {
-  const Value value = checkpoint.read_object(options.key);
+  const bool common = is_common(checkpoint, options);
+  const Value value = common ? read_common(checkpoint) : checkpoint.read_object(options.key);
   if (!options.slice.empty() || !options.npy.empty()) {
     throw Error(ErrorCode::kInvalidArgument, "--slice and --npy are for tensors, this is an object")
         .with_key(options.key);
   }
   const std::string text = to_string(value, options.all ? SIZE_MAX : 65536);
   if (options.json) {
-    const Json out = {{"key", options.key}, {"kind", to_string(value.kind())}, {"repr", text}};
+    const Json out = {{"key", common ? kCommonKey : options.key},
+                      {"kind", to_string(value.kind())},
+                      {"repr", text}};
     fmt::print("{}\n", out.dump(-1, ' ', false, Json::error_handler_t::replace));
   } else {
     fmt::print("{}\n", text);
@@ -203,10 +221,12 @@ int cat_object(const Checkpoint& checkpoint, const CatOptions& options) {
 
 int cat(const CatOptions& options) {
   const Checkpoint checkpoint = Checkpoint::open(location_of(options.path, options.follow_links));
-  if (const StoredTensor* tensor = checkpoint.metadata().find_tensor(options.key)) {
+  const StoredTensor* tensor = checkpoint.metadata().find_tensor(options.key);
+  if (tensor != nullptr && !options.common) {
     return cat_tensor(checkpoint, *tensor, options);
   }
-  if (checkpoint.metadata().find_object(options.key) == nullptr) {
+  if (!is_common(checkpoint, options) &&
+      checkpoint.metadata().find_object(options.key) == nullptr) {
     refuse_key(checkpoint, options.key);
   }
   return cat_object(checkpoint, options);

@@ -42,6 +42,7 @@ struct CatOptions {
   std::string key;
   std::string slice;
   std::string npy;
+  bool common = false;  // the common state; there is no key then
   bool all = false;
   bool json = false;
 };

@@ -74,6 +74,8 @@ int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {
   const std::vector<FileUse> uses = use_of_files(metadata);
   if (options.json) {
     Json out = {{"format", checkpoint.format().name()},
+                {"format_version", checkpoint.format().backend_version()},
+                {"dialect", checkpoint.dialect().name()},
                 {"writer", metadata.writer},
                 {"save_id", metadata.save_id},
                 {"rank_local", metadata.rank_local},
@@ -90,8 +92,10 @@ int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
     return kOk;
   }
-  fmt::print("location   {}\nformat     {}\nwriter     {}\nsave id    {}\ncommit     {}\n",
-             options.path, checkpoint.format().name(), printable(metadata.writer),
+  fmt::print("location   {}\nformat     {}, version {}\ndialect    {}\nwriter     {}\n",
+             options.path, checkpoint.format().name(), checkpoint.format().backend_version(),
+             checkpoint.dialect().name(), printable(metadata.writer));
+  fmt::print("save id    {}\ncommit     {}\n",
              metadata.save_id.empty() ? "none" : printable(metadata.save_id),
              commit_text(checkpoint));
   fmt::print("tensors    {}, {}\nobjects    {}\n", grouped(metadata.tensors.size()),

@@ -57,11 +57,17 @@ Command add_verify(CLI::App& app) {
 Command add_cat(CLI::App& app) {
   auto options = std::make_shared<CatOptions>();
   add_path(app, *options);
-  app.add_option("key", options->key, "The key, as `tilestone ls` shows it")->required();
+  auto* key = app.add_option("key", options->key, "The key, as `tilestone ls` shows it");
+  auto* common = app.add_flag("--common", options->common,
+                              "The common state of a checkpoint in Megatron-Core's dialect");
+  common->excludes(key);
   app.add_option("--slice", options->slice, "Part of a tensor: \"0:4,:\", \"7\", \"::\" whole");
   auto* npy = app.add_option("--npy", options->npy, "Write the tensor to this .npy file");
   app.add_flag("--all", options->all, "Print every element, however many");
   app.add_flag("--json", options->json, "Print JSON, every element")->excludes(npy);
+  app.final_callback([key, common] {
+    if (key->count() + common->count() == 0) throw CLI::RequiredError("key or --common");
+  });
   return [options] { return cat(*options); };
 }
 

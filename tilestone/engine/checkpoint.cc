@@ -7,6 +7,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint_internal.h"
 #include "tilestone/engine/read/items_internal.h"
+#include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/plan/load_plan.h"
@@ -130,11 +131,15 @@ void Checkpoint::read_into(const std::string& key, const std::optional<Box>& box
 Value Checkpoint::read_object(const std::string& key) const {
   const Bytes item = read_object_bytes(key);
   try {
-    return format().parse_object(item);
+    return engine::parse_object(state_->opened, item);
   } catch (...) {
     throw current_error().with_key(key).with_file(
         metadata().files[metadata().find_object(key)->at.file]);
   }
+}
+
+std::optional<Value> Checkpoint::common() const {
+  return engine::read_common(state_->context(interrupt_), state_->opened);
 }
 
 Bytes Checkpoint::read_object_bytes(const std::string& key) const {

@@ -62,6 +62,9 @@ class Checkpoint {
   void read_into(const std::string& key, const std::optional<Box>& box,
                  const TensorView& target) const;
   Value read_object(const std::string& key) const;
+  // What is not sharded, in dialects that keep it as one value (Megatron-Core's): a dict. nullopt
+  // in the others. Error(kCorrupt) when it is damaged or missing.
+  std::optional<Value> common() const;
   // The bytes of an object's item after decoding (a torch.save archive in torch_dist).
   Bytes read_object_bytes(const std::string& key) const;
 

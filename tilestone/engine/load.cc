@@ -9,6 +9,7 @@
 #include "tilestone/engine/exchange/exchange_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/read/as_stored_internal.h"
+#include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/read/reader_internal.h"
 #include "tilestone/engine/read/shared_targets_internal.h"
 #include "tilestone/engine/read/subtrees_internal.h"
@@ -124,12 +125,15 @@ class Loading {
       built = with_subtrees(std::move(built), options().subtrees, opened_.metadata);
       built = with_memory(as_stored(std::move(built), opened_.metadata));
       if (!plain) persistent = drop_nonpersistent(built);
-      items = opened_.dialect->wanted_items(plain ? built : persistent, opened_.metadata);
+      make_context({}, deadline);
+      const std::optional<Value> common = read_common(*context_, opened_);
+      items = opened_.dialect->wanted_items(plain ? built : persistent, opened_.metadata,
+                                            common ? &*common : nullptr);
+      items.common = common;
       shared_.part(items.tensors);
       left_out_ = left_out(options().complete, items, opened_.metadata);
       make_context(items, deadline);
       load_objects(*context_, items);
-      if (!items.common) items.common = opened_.dialect->parse_common(opened_.files);
       return plan_tensors(items);
     };
     const bool alone = way_ == ReadFor::kOneself;
@@ -176,7 +180,7 @@ class Loading {
     std::vector<Bytes> bytes = read_objects(context, stored);
     for (size_t i = 0; i < items.objects.size(); ++i) {
       try {
-        items.objects[i].value = opened_.format->parse_object(bytes[i]);
+        items.objects[i].value = parse_object(opened_, bytes[i]);
       } catch (...) {
         throw current_error()
             .with_key(items.objects[i].key)

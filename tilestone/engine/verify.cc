@@ -15,8 +15,10 @@
 #include "tilestone/engine/checkpoint_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/read/items_internal.h"
+#include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
 #include "tilestone/engine/verify_plan_internal.h"
+#include "tilestone/format/megatron_mark.h"
 
 namespace tilestone::engine {
 namespace {
@@ -28,9 +30,11 @@ class Verifier {
 
   VerifyReport run(const ProgressFn& fn) {
     open_files();
-    plan_ = plan_verify(context_, sizes_, written_sizes());
+    plan_ =
+        plan_verify(context_, sizes_, written_sizes(), opened_.common ? &*opened_.common : nullptr);
     std::move(plan_.damages.begin(), plan_.damages.end(), std::back_inserter(damages_));
     check_manifest_is_there();
+    check_dialect();
     ProgressMeter progress(fn, "verify", plan_.bytes);
     progress_ = &progress;
     for (size_t begin = 0; begin < plan_.ops.size(); begin += kBatchOps) {
@@ -86,6 +90,25 @@ class Verifier {
     damage(opened_.files.contents.rbegin()->first, 0, 0, "",
            "Tilestone wrote this checkpoint, but there is no manifest of the save \"" +
                opened_.metadata.save_id + "\" that the metadata names");
+  }
+
+  // The dialect's files of the index, and whether all are there that its writers leave.
+  void check_dialect() {
+    const Dialect& dialect = *opened_.dialect;
+    for (IndexFault& fault : dialect.verify_index(opened_.files)) {
+      damage(fault.file, fault.offset, 0, "", std::move(fault.problem), fault.unsafe);
+    }
+    const std::string_view common = dialect.common_object();
+    if (!common.empty() && !opened_.common &&
+        !opened_.files.contents.contains(std::string(kMegatronCommon))) {
+      damage(std::string(kMegatronCommon), 0, 0, std::string(common),
+             "the common state is missing: there is neither the file nor the object");
+    }
+    if (common.empty() && context_.metadata.writer.starts_with("Megatron-Core")) {
+      const bool named = opened_.files.contents.contains(std::string(kMegatronConfig));
+      damage(std::string(named ? kMegatronCommon : kMegatronConfig), 0, 0, "",
+             "Megatron-Core wrote this checkpoint, but this file is missing or damaged");
+    }
   }
 
   void damage(const std::string& file, uint64_t offset, uint64_t size, std::string key,
@@ -178,7 +201,7 @@ class Verifier {
         return damage(item, within, item.at->length - within, fault->problem);
       }
       if (!item.is_tensor) {
-        context_.format.parse_object(bytes);
+        parse_object(opened_, bytes);
       } else if (!payload_in(context_, item.chunk, bytes).record_crc32 && !item.at->checksums) {
         std::lock_guard lock(mutex_);
         ++unchecked_;

@@ -14,8 +14,8 @@ namespace {
 class Planner {
  public:
   Planner(const ReadContext& context, const std::vector<int64_t>& sizes,
-          const std::map<std::string, uint64_t>& written)
-      : context_(context), sizes_(sizes), written_(written) {}
+          const std::map<std::string, uint64_t>& written, const StoredObject* common)
+      : context_(context), sizes_(sizes), written_(written), common_(common) {}
 
   VerifyPlan run() {
     list_items();
@@ -44,6 +44,7 @@ class Planner {
     for (const StoredObject& object : metadata.objects) {
       plan_.items.push_back({&object.key, &object.at, false, {}});
     }
+    if (common_ != nullptr) plan_.items.push_back({&common_->key, &common_->at, false, {}});
     by_file_.resize(metadata.files.size());
     for (uint32_t i = 0; i < plan_.items.size(); ++i) {
       by_file_[plan_.items[i].at->file].push_back(i);
@@ -179,6 +180,7 @@ class Planner {
   const ReadContext& context_;
   const std::vector<int64_t>& sizes_;
   const std::map<std::string, uint64_t>& written_;
+  const StoredObject* const common_;
   std::vector<std::vector<uint32_t>> by_file_;  // items
   std::optional<size_t> open_;                  // the operation that pieces may join
   VerifyPlan plan_;
@@ -187,8 +189,8 @@ class Planner {
 }  // namespace
 
 VerifyPlan plan_verify(const ReadContext& context, const std::vector<int64_t>& sizes,
-                       const std::map<std::string, uint64_t>& written) {
-  return Planner(context, sizes, written).run();
+                       const std::map<std::string, uint64_t>& written, const StoredObject* common) {
+  return Planner(context, sizes, written, common).run();
 }
 
 }  // namespace tilestone::engine

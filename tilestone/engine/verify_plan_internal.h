@@ -53,8 +53,8 @@ inline constexpr int64_t kMissing = -1;
 inline constexpr int64_t kRefused = -2;
 
 // `sizes`: of the files, by index into Metadata::files. `written`: sizes that the manifest gives,
-// by name.
+// by name. `common`: the object of the common state, which is not among the metadata's; null: none.
 VerifyPlan plan_verify(const ReadContext& context, const std::vector<int64_t>& sizes,
-                       const std::map<std::string, uint64_t>& written);
+                       const std::map<std::string, uint64_t>& written, const StoredObject* common);
 
 }  // namespace tilestone::engine

@@ -339,8 +339,15 @@ void Commit::publish(IndexRole role, Deadline deadline) {
   for (const std::string& directory : directories) storage_->make_directory(directory);
   for (const IndexFile& file : index_) {
     if (file.role != role) continue;
-    storage_->publish(file.name, temporary_name(save_id_, base_name(file.name)), file.bytes,
-                      overwrite_, deadline);
+    try {
+      storage_->publish(file.name, temporary_name(save_id_, base_name(file.name)), file.bytes,
+                        overwrite_, deadline);
+    } catch (const Error& error) {
+      // But for a file that stood there before, it may be in place all the same.
+      if (error.code() != ErrorCode::kAlreadyExists) published_.push_back(file.name);
+      throw;
+    }
+    published_.push_back(file.name);
   }
   std::set<std::string> parents;
   for (const std::string& directory : directories) {
@@ -388,6 +395,8 @@ void Commit::remove_rank_local() {
 
 void Commit::abandon(bool alone) {
   if (staging_) return staging_->abandon();
+  // They describe a checkpoint that lacks its switch, and whose data files go.
+  remove_files(*storage_, published_);
   const std::string manifest = manifest_name(save_id_);
   if (new_files_.contains(manifest)) remove_files(*storage_, std::vector{manifest});
   if (!alone) return;

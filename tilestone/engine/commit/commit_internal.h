@@ -80,6 +80,7 @@ class Commit {
   std::set<std::string> replaces_;        // the saves whose files they are
   std::set<std::string> new_files_;
   Index index_;
+  std::vector<std::string> published_;  // files of the index that stand before the switch
 };
 
 }  // namespace tilestone::engine

@@ -125,6 +125,17 @@ bool same_files(const Description& a, const Description& b) {
          a.manifest == b.manifest;
 }
 
+// A checkpoint whose switch is not there, or damaged, may look like one of another dialect.
+void check_dialect(const Opened& opened, const Manifest& manifest) {
+  if (manifest.dialect == opened.dialect->name()) return;
+  const auto last = std::find_if(manifest.index.begin(), manifest.index.end(),
+                                 [](const IndexSum& s) { return s.role == IndexRole::kSwitch; });
+  Error error(ErrorCode::kCorrupt, "the checkpoint was saved in the dialect " + manifest.dialect +
+                                       ", but the file that says so is missing or damaged");
+  if (last != manifest.index.end()) error.with_file(last->name);
+  throw std::move(error).with_hint("the save may have been interrupted before it was published");
+}
+
 // Where the index names no save, a manifest of another index is one that another writer has saved
 // over: it is left out.
 void attach_manifest(Opened& opened, ByteView bytes) {
@@ -135,6 +146,7 @@ void attach_manifest(Opened& opened, ByteView bytes) {
   if (named && manifest.save_id != save_id) {
     throw Error(ErrorCode::kCorrupt, "manifest: it is of save " + manifest.save_id).with_file(name);
   }
+  if (named) check_dialect(opened, manifest);
   try {
     check_index(manifest, opened.files);
   } catch (Error& error) {
@@ -161,6 +173,18 @@ bool is_saved_to(Storage& storage) {
     if (error.code() != ErrorCode::kUnsupported) throw;
     return false;
   }
+}
+
+// The object of the common state is no object of the user's.
+void take_common(Opened& opened) {
+  const std::string_view key = opened.dialect->common_object();
+  if (key.empty() || opened.metadata.find_object(key) == nullptr) return;
+  std::vector<StoredObject>& objects = opened.metadata.objects;
+  const auto found = std::find_if(objects.begin(), objects.end(),
+                                  [&](const StoredObject& object) { return object.key == key; });
+  opened.common = std::move(*found);
+  objects.erase(found);
+  opened.metadata.index();
 }
 
 }  // namespace
@@ -257,6 +281,7 @@ Opened open_description(Description description, const std::shared_ptr<const For
   opened.metadata = std::move(*description.metadata);
   opened.metadata.dialect = opened.dialect->name();
   if (!description.manifest.empty()) attach_manifest(opened, description.manifest);
+  take_common(opened);
   return opened;
 }
 

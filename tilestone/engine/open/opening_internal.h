@@ -55,6 +55,8 @@ struct Opened {
   std::shared_ptr<const Dialect> dialect;
   DirectoryFiles files;  // the index
   Metadata metadata;     // with the manifest's checksums
+  // Holds the common state, where the dialect keeps it in an object: not among metadata's.
+  std::optional<StoredObject> common;
   std::optional<Manifest> manifest;
 };
 

@@ -2,6 +2,7 @@
 // of the bytes: each dialect can be stored in each format.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,6 +16,14 @@
 #include "tilestone/state/state_dict.h"
 
 namespace tilestone {
+
+// A damaged file of the index.
+struct IndexFault {
+  std::string file;
+  uint64_t offset = 0;  // bytes
+  std::string problem;
+  bool unsafe = false;  // refused as kUnsafe
+};
 
 class Dialect {
  public:
@@ -39,11 +48,22 @@ class Dialect {
   virtual std::vector<std::string> index_files(std::span<const std::string> names) const = 0;
   // The common state, where it is a file of the index. `files.contents` holds index_files().
   virtual std::optional<Value> parse_common(const DirectoryFiles& files) const = 0;
+  // The key of the object that holds the common state too, or alone; "": there is none. The object
+  // is no part of Metadata::objects once a checkpoint is open.
+  virtual std::string_view common_object() const { return ""; }
+  // What verify finds wrong with the dialect's files of the index, which lie in `files`.
+  virtual std::vector<IndexFault> verify_index(const DirectoryFiles&) const { return {}; }
 
   // ---- Loading
 
+  // The object that an item of `format` holds, of the value that Format::parse_object() made of it.
+  // Error(kCorrupt) when it is no item of the dialect's.
+  virtual Value object_of(Value stored, const Format&) const { return stored; }
   // The items that a template (as in to_items) asks for; their tensors have the template's memory.
-  virtual Items wanted_items(const StateDict& wanted, const Metadata& metadata) const = 0;
+  // `common`: the checkpoint's common state, null in dialects that have none. Error(kNotFound)
+  // naming the path of what the checkpoint has nowhere.
+  virtual Items wanted_items(const StateDict& wanted, const Metadata& metadata,
+                             const Value* common) const = 0;
   // The tree of the template's structure that loaded items make; `loaded` are wanted_items() in
   // their order, and Items::common what the checkpoint has of it.
   virtual StateDict from_items(const StateDict& wanted, const Items& loaded) const = 0;
@@ -51,5 +71,12 @@ class Dialect {
 
 // PyTorch's: a wrapped entity has its own key, anything else its dotted path.
 std::shared_ptr<const Dialect> pytorch_dialect();
+
+// Megatron-Core's: only wrapped entities are sharded, each under its own key; the rest is one
+// common state. Lists are taken apart, and merged again, as Megatron-Core's dict_utils does. A
+// load's common state is the checkpoint's, whatever values the template has in its place; beyond
+// Megatron-Core, an unwrapped tensor that the common state lacks is the stored tensor whose key is
+// its path.
+std::shared_ptr<const Dialect> megatron_dialect();
 
 }  // namespace tilestone

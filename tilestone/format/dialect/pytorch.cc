@@ -6,12 +6,10 @@
 //  - everything else (a tuple, whatever it holds) is a leaf, its key the dotted path.
 // A sharded tensor or object has its own key instead. A path is recorded where it is the key.
 #include <string>
-#include <unordered_map>
 #include <utility>
 
-#include "tilestone/base/error.h"
-#include "tilestone/format/archive/value_check_internal.h"
 #include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/dialect/leaves_internal.h"
 
 namespace tilestone {
 namespace dialect {
@@ -53,35 +51,18 @@ Value as_value(const StateList& list) {
   return Value::list(std::move(items));
 }
 
-std::string key_text(const PathElement& key) {
-  const auto* text = std::get_if<std::string>(&key);
-  return text != nullptr ? *text : std::to_string(std::get<int64_t>(key));
-}
-
-// str(key) of Python.
-std::string key_text(const Value& key) {
-  return key.kind() == Value::Kind::kString ? key.as_string() : to_string(key);
-}
-
-[[noreturn]] void refuse_unbuilt(const Path& path, std::string_view what) {
-  throw Error(ErrorCode::kInternal, "a " + std::string(what) + " in a tree that is made into items")
-      .with_key(dotted(path));
-}
-
 // ---- Tree to items ----
 
 class Flattener {
  public:
   Items run(const StateDict& state) {
-    owners_.reserve(state.size());
+    claims_.reserve(state.size());
     items_.tensors.reserve(state.size());
     visit(state);
     return std::move(items_);
   }
 
  private:
-  enum class Owner { kPath, kShardedTensor, kShardedObject };
-
   void visit(const StateDict& dict) {
     for (const auto& [key, node] : dict.entries()) at(key_text(key), [&] { visit(node); });
   }
@@ -110,41 +91,27 @@ class Flattener {
   }
   // A plain tensor: the same on every rank that has it.
   void visit(const TensorView& tensor) {
-    TensorItem item;
-    item.key = dotted(path_);
+    TensorItem item = item_of(tensor, dotted(path_));
     item.path = path_;
-    item.dtype = tensor.dtype;
-    item.global_shape = tensor.shape;
-    item.pieces.push_back({Box::whole(tensor.shape), tensor});
-    add(std::move(item), Owner::kPath);
+    add(std::move(item), KeyClaims::Owner::kPath);
   }
   void visit(const ShardedTensor& tensor) {
-    TensorItem item;
-    item.key = tensor.key;
+    TensorItem item = item_of(tensor);
     if (tensor.key == dotted(path_)) item.path = path_;
-    item.dtype = tensor.data.dtype;
-    item.global_shape = tensor.global_shape;
-    item.pieces = tensor.pieces;
-    item.replica_id = tensor.replica_id;
-    item.holders = tensor.holders;
-    item.allow_shape_mismatch = tensor.allow_shape_mismatch;
-    add(std::move(item), Owner::kShardedTensor);
+    add(std::move(item), KeyClaims::Owner::kShardedTensor);
   }
   void visit(const ShardedObject& object) {
-    ObjectItem item;
-    item.key = object.unique_key();
+    ObjectItem item = item_of(object);
     if (item.key == dotted(path_)) item.path = path_;
-    item.value = object.data;
-    item.replica_id = object.replica_id;
-    check(item);
-    claim(item.key, Owner::kShardedObject);
+    check_value(item.value, item.key);
+    claims_.claim(item.key, KeyClaims::Owner::kShardedObject, path_);
     items_.objects.push_back(std::move(item));
   }
   void visit(const ShardedTensorFactory&) { refuse_unbuilt(path_, "factory"); }
   void visit(const LocalNonpersistent&) { refuse_unbuilt(path_, "non-persistent value"); }
 
-  void add(TensorItem item, Owner owner) {
-    claim(item.key, owner);
+  void add(TensorItem item, KeyClaims::Owner owner) {
+    claims_.claim(item.key, owner, path_);
     items_.tensors.push_back(std::move(item));
   }
   void add_object(Value value) {
@@ -153,31 +120,9 @@ class Flattener {
     item.path = path_;
     item.value = std::move(value);
     item.common = true;
-    check(item);
-    claim(item.key, Owner::kPath);
+    check_value(item.value, item.key);
+    claims_.claim(item.key, KeyClaims::Owner::kPath, path_);
     items_.objects.push_back(std::move(item));
-  }
-
-  // What could not be read back is refused here, before anything is written.
-  static void check(const ObjectItem& item) {
-    try {
-      archive::check_value(item.value);
-    } catch (Error& error) {
-      error.with_key(item.key);
-      throw;
-    }
-  }
-
-  // Several sharded tensors of one tree may be shards of one key (layers stacked along a prepended
-  // axis); any other key is given once.
-  void claim(const std::string& key, Owner owner) {
-    const auto [known, fresh] = owners_.emplace(key, owner);
-    if (fresh || (owner == Owner::kShardedTensor && known->second == owner)) return;
-    throw Error(ErrorCode::kInvalidArgument,
-                "two leaves of the state dict have one key; the "
-                "second is at " +
-                    dotted(path_))
-        .with_key(key);
   }
 
   template <typename Element, typename Body>
@@ -189,7 +134,7 @@ class Flattener {
 
   Path path_;
   Items items_;
-  std::unordered_map<std::string, Owner> owners_;
+  KeyClaims claims_;
 };
 
 // ---- Items to tree ----
@@ -201,7 +146,7 @@ class Unflattener {
 
   StateDict run(const StateDict& original) {
     StateDict tree = rebuild(original);
-    if (tensors_ != loaded_.tensors.size() || objects_ != loaded_.objects.size()) disagree("");
+    loaded_.expect_end();
     return tree;
   }
 
@@ -222,7 +167,7 @@ class Unflattener {
   StateNode rebuild(const StateList& list) {
     StateList tree;
     if (!is_descended(list)) {
-      const Value value = next_object(dotted(path_));
+      const Value value = loaded_.next_object(dotted(path_));
       if (value.kind() != Value::Kind::kList) return value;
       for (const Value& item : value.items()) tree.emplace_back(item);
       return tree;
@@ -248,55 +193,23 @@ class Unflattener {
       return Value::list(std::move(items));
     }
     if (value.kind() == Value::Kind::kTensor) return rebuild(value.as_tensor());
-    return next_object(dotted(path_));
+    return loaded_.next_object(dotted(path_));
   }
   TensorView rebuild(const TensorView& tensor) {
-    const TensorItem& item = next_tensor(dotted(path_));
+    const TensorItem& item = loaded_.next_tensor(dotted(path_));
     if (item.pieces.size() != 1 || !(item.pieces[0].data.shape == tensor.shape)) disagree(item.key);
     return item.pieces[0].data;
   }
   ShardedTensor rebuild(const ShardedTensor& tensor) {
-    const TensorItem& item = next_tensor(tensor.key);
-    if (item.pieces.size() != tensor.pieces.size()) disagree(item.key);
-    ShardedTensor loaded = tensor;
-    loaded.pieces = item.pieces;
-    if (!tensor.data.has_data()) loaded.data = local_tensor(tensor.data, item.pieces);
-    return loaded;
+    return filled(tensor, loaded_.next_tensor(tensor.key));
   }
   ShardedObject rebuild(const ShardedObject& object) {
     ShardedObject loaded = object;
-    loaded.data = next_object(object.unique_key());
+    loaded.data = loaded_.next_object(object.unique_key());
     return loaded;
   }
   StateNode rebuild(const ShardedTensorFactory&) { refuse_unbuilt(path_, "factory"); }
   StateNode rebuild(const LocalNonpersistent&) { refuse_unbuilt(path_, "non-persistent value"); }
-
-  // The local tensor where its template had no memory: the one piece, without prepended axes. A
-  // tensor of several pieces stays without; its pieces hold what was loaded.
-  static TensorView local_tensor(const TensorView& wanted, const std::vector<Piece>& pieces) {
-    if (pieces.size() != 1) return wanted;
-    TensorView data = pieces[0].data;
-    if (data.shape == wanted.shape || numel(data.shape) != numel(wanted.shape)) return data;
-    data.shape = wanted.shape;
-    data.strides = contiguous_strides(wanted.shape);
-    return data;
-  }
-
-  const TensorItem& next_tensor(const std::string& key) {
-    if (tensors_ >= loaded_.tensors.size()) disagree(key);
-    const TensorItem& item = loaded_.tensors[tensors_++];
-    if (item.key != key) disagree(key);
-    return item;
-  }
-  const Value& next_object(const std::string& key) {
-    if (objects_ >= loaded_.objects.size()) disagree(key);
-    const ObjectItem& item = loaded_.objects[objects_++];
-    if (item.key != key) disagree(key);
-    return item.value;
-  }
-  [[noreturn]] static void disagree(const std::string& key) {
-    throw Error(ErrorCode::kInternal, "loaded items are not those of the state dict").with_key(key);
-  }
 
   template <typename Element, typename Body>
   void at(Element&& element, const Body& body) {
@@ -305,9 +218,7 @@ class Unflattener {
     path_.pop_back();
   }
 
-  const Items& loaded_;
-  size_t tensors_ = 0;
-  size_t objects_ = 0;
+  LoadedItems loaded_;
   Path path_;
 };
 
@@ -320,7 +231,7 @@ class PyTorchDialect final : public Dialect {
   Index encode_index(const Items&, const Format&) const override { return {}; }
   std::vector<std::string> index_files(std::span<const std::string>) const override { return {}; }
   std::optional<Value> parse_common(const DirectoryFiles&) const override { return std::nullopt; }
-  Items wanted_items(const StateDict& wanted, const Metadata&) const override {
+  Items wanted_items(const StateDict& wanted, const Metadata&, const Value*) const override {
     return Flattener().run(wanted);
   }
   StateDict from_items(const StateDict& wanted, const Items& loaded) const override {

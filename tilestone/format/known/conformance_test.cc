@@ -254,16 +254,18 @@ TEST_P(EveryFormat, ATreeComesBackThroughTheDialect) {
   const DirectoryFiles directory = directory_of(written.files, *format_, *dialect_);
   const Metadata metadata = format_->parse_index(directory);
   const StateDict wanted = example();
-  Items items = dialect_->wanted_items(wanted, metadata);
+  const std::optional<Value> common = dialect_->parse_common(directory);
+  Items items = dialect_->wanted_items(wanted, metadata, common ? &*common : nullptr);
   for (TensorItem& item : items.tensors) {
     EXPECT_NE(metadata.find_tensor(item.key), nullptr) << item.key;
   }
   for (ObjectItem& item : items.objects) {
     const StoredObject* stored = metadata.find_object(item.key);
     ASSERT_NE(stored, nullptr) << item.key;
-    item.value = format_->parse_object(item_of(written.files, metadata, stored->at));
+    item.value = dialect_->object_of(
+        format_->parse_object(item_of(written.files, metadata, stored->at)), *format_);
   }
-  items.common = dialect_->parse_common(directory);
+  items.common = common;
   const StateDict loaded = dialect_->from_items(wanted, items);
   const auto* step = loaded.find(std::string("step"));
   ASSERT_NE(step, nullptr);

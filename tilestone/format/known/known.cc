@@ -1,6 +1,9 @@
 #include "tilestone/format/known/known.h"
 
+#include <algorithm>
+
 #include "tilestone/base/error.h"
+#include "tilestone/format/megatron_mark.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/format/zarr/zarr.h"
 
@@ -20,12 +23,22 @@ std::shared_ptr<const T> named(const std::vector<std::shared_ptr<const T>>& know
       .with_hint("known are: " + names);
 }
 
+// Where metadata.json is a file of the format's own, as in zarr, it does not tell whose the tree
+// is.
+bool is_megatron(const Format& format, std::span<const std::string> names) {
+  const std::vector<std::string> own = format.index_files(names);
+  return std::find(own.begin(), own.end(), kMegatronConfig) == own.end() ||
+         contains_name(names, kMegatronCommon);
+}
+
 }  // namespace
 
 std::vector<std::shared_ptr<const Format>> known_formats() {
   return {torch_dist_format(), zarr_format()};
 }
-std::vector<std::shared_ptr<const Dialect>> known_dialects() { return {pytorch_dialect()}; }
+std::vector<std::shared_ptr<const Dialect>> known_dialects() {
+  return {pytorch_dialect(), megatron_dialect()};
+}
 
 std::shared_ptr<const Format> format_named(std::string_view name) {
   return named(known_formats(), name, "format");
@@ -35,10 +48,15 @@ std::shared_ptr<const Dialect> dialect_named(std::string_view name) {
   return named(known_dialects(), name, "dialect");
 }
 
+// A damaged metadata.json leaves the format to be found.
 DetectedFormat detect_format(std::span<const std::string> names,
-                             const std::function<Bytes(const std::string&)>&) {
+                             const std::function<Bytes(const std::string&)>& read) {
+  const auto megatron = find_megatron_mark(names, read);
   for (const auto& format : known_formats()) {
-    if (format->detect(names)) return {format, pytorch_dialect()};
+    if (!format->detect(names)) continue;
+    if (!megatron) return {format, pytorch_dialect()};
+    if (!megatron->backend.empty() && megatron->backend != format->name()) continue;
+    return {format, is_megatron(*format, names) ? megatron_dialect() : pytorch_dialect()};
   }
   return {};
 }

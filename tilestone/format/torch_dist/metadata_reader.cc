@@ -74,16 +74,16 @@ class MetadataReader {
                                                            describe(pickle_, pickle_.root()) +
                                                            ", not a checkpoint's Metadata");
     }
-    const auto [tensors, planner, storage, storage_meta, version, megatron] =
-        FieldReader<6>({"state_dict_metadata", "planner_data", "storage_data", "storage_meta",
-                        "version", "mcore_data"})
+    const auto [tensors, planner, storage, storage_meta, version, megatron, plans] =
+        FieldReader<7>({"state_dict_metadata", "planner_data", "storage_data", "storage_meta",
+                        "version", "mcore_data", "all_local_plans"})
             .read(pickle_, state_of(pickle_.root(), "Metadata"));
     read_entries(tensors);
     read_paths(planner);
     read_storage(storage);
     settle_chunks();
     read_storage_meta(storage_meta);
-    name_writer(version, megatron);
+    name_writer(version, megatron != kNoNode || plans != kNoNode);
     return std::move(metadata_);
   }
 
@@ -439,8 +439,8 @@ class MetadataReader {
     }
   }
 
-  void name_writer(NodeId version, NodeId megatron) {
-    metadata_.writer = megatron != kNoNode ? "Megatron-Core (torch_dist" : "PyTorch (torch_dist";
+  void name_writer(NodeId version, bool megatron) {
+    metadata_.writer = megatron ? "Megatron-Core (torch_dist" : "PyTorch (torch_dist";
     if (version != kNoNode && pickle_.is(version, NodeKind::kString)) {
       metadata_.writer += " " + std::string(pickle_.text(version).substr(0, 32));
     }

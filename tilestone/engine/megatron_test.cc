@@ -1,0 +1,198 @@
+// Saves and loads in Megatron-Core's dialect over torch_dist.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "tilestone/comm/solo.h"
+#include "tilestone/comm/threads.h"
+#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/archive/torch_archive.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+SaveOptions options_of(const Communicator& comm) {
+  SaveOptions options;
+  options.comm = comm;
+  options.dialect = megatron_dialect();
+  options.buffer_bytes = 1u << 20;
+  return options;
+}
+
+// row_state, and an object of each rank.
+StateDict state_of(const Communicator& comm) {
+  StateDict state = row_state(comm, 1);
+  state["rng"] = ShardedObject::make("rng", Value(comm.rank()), {comm.size()}, {comm.rank()});
+  return state;
+}
+
+std::shared_ptr<Storage> saved(int ranks) {
+  const auto storage = memory_storage();
+  run_ranks(ranks,
+            [&](Communicator comm) { save(state_of(comm), Location(storage), options_of(comm)); });
+  return storage;
+}
+
+Value common_of_rows() {
+  return Value::dict({{"p", Value(counting(DType::kInt64, {3}, 1))}, {"step", 1}});
+}
+
+TEST(MegatronSave, LeavesTheFilesOfEveryVersion) {
+  const auto storage = saved(2);
+  const FileImage image = memory_image(*storage);
+  EXPECT_TRUE(image.contains(".metadata"));
+  EXPECT_EQ(read_torch_archive(image.at("common.pt")), common_of_rows());
+  EXPECT_THAT(std::string(as_text(image.at("metadata.json"))), HasSubstr("\"torch_dist\""));
+  // Without common.pt and metadata.json, as readers from 0.19 on need them, it is a plain one.
+  FileImage newer = image;
+  newer.erase("common.pt");
+  for (auto it = newer.begin(); it != newer.end();) {
+    it = it->first.ends_with(".manifest") || it->first == "metadata.json" ? newer.erase(it)
+                                                                          : std::next(it);
+  }
+  const Checkpoint plain = Checkpoint::open(Location(memory_storage(newer)));
+  EXPECT_EQ(plain.dialect().name(), "pytorch");
+  EXPECT_EQ(plain.read_object("common_state/shard_0_1"), Value::list({common_of_rows()}));
+  EXPECT_EQ(plain.read_object("rng/shard_1_2"), Value::list({1}));
+}
+
+TEST(MegatronLoad, UnderAnotherWorldGivesEntitiesAndTheCommonState) {
+  const auto storage = saved(4);
+  run_ranks(2, [&](Communicator comm) {
+    StateDict wanted;
+    wanted["w"] = ShardedTensor::from_rank_offsets(
+        "w", TensorView::without_data(DType::kFloat32, {2, 8}), {{0, comm.rank(), 2}});
+    wanted["rng"] = ShardedObject::make("rng", nullptr, {4}, {comm.rank() + 2});
+    LoadOptions options;
+    options.comm = comm;
+    const StateDict loaded = load(wanted, Location(storage), options);
+    EXPECT_EQ(elements(loaded.find(std::string("w"))->get_if<ShardedTensor>()->data),
+              elements(counting(DType::kFloat32, {2, 8}, 1 + 16 * comm.rank())));
+    EXPECT_EQ(loaded.find(std::string("rng"))->get_if<ShardedObject>()->data,
+              Value(comm.rank() + 2));
+    EXPECT_EQ(*loaded.find(std::string("step"))->get_if<Value>(), Value(1));
+    EXPECT_EQ(*loaded.find(std::string("p"))->get_if<Value>(),
+              Value(counting(DType::kInt64, {3}, 1)));
+  });
+}
+
+TEST(MegatronCheckpoint, HidesTheObjectOfTheCommonStateFromKeys) {
+  const Checkpoint checkpoint = Checkpoint::open(Location(saved(2)));
+  EXPECT_THAT(checkpoint.keys(), ElementsAre("rng/shard_0_2", "rng/shard_1_2", "w"));
+  EXPECT_EQ(checkpoint.common(), common_of_rows());
+  EXPECT_EQ(checkpoint.read_object("rng/shard_1_2"), Value(1));
+  EXPECT_EQ(checkpoint.metadata().dialect, "megatron");
+  // What the dialect hides is nothing that a load could leave out.
+  LoadOptions options;
+  options.complete = {Path{std::string("common_state")}};
+  StateDict wanted;
+  EXPECT_NO_THROW(load(wanted, Location(saved(1)), options));
+}
+
+TEST(MegatronCheckpoint, ReadsTheCommonStateOfTheObjectWhereThereIsNoFile) {
+  FileImage image = memory_image(*saved(2));
+  image.erase("common.pt");
+  std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
+  const Checkpoint checkpoint = Checkpoint::open(Location(memory_storage(image)));
+  EXPECT_EQ(checkpoint.common(), common_of_rows());
+  EXPECT_THAT(checkpoint.keys(), ElementsAre("rng/shard_0_2", "rng/shard_1_2", "w"));
+}
+
+TEST(MegatronCheckpoint, OthersHaveNoCommonState) {
+  const auto storage = memory_storage();
+  save(row_state(solo(), 1), Location(storage));
+  EXPECT_EQ(Checkpoint::open(Location(storage)).common(), std::nullopt);
+}
+
+// What is wrong with a checkpoint, "" when nothing is.
+std::string problems(const FileImage& image) {
+  try {
+    OpenOptions options;
+    options.threads = 1;
+    const VerifyReport report = Checkpoint::open(Location(memory_storage(image)), options).verify();
+    std::string text;
+    for (const Damage& damage : report.damages) {
+      text += damage.file + " " + damage.key + ": " + damage.problem + "\n";
+    }
+    return text;
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+TEST(MegatronVerify, AFlippedByteOfAnyFileIsFound) {
+  FileImage image = memory_image(*saved(1));
+  ASSERT_EQ(problems(image), "");
+  for (auto& [name, bytes] : image) {
+    for (size_t at = 0; at < bytes.size(); at += 7) {
+      bytes[at] ^= std::byte{0x10};
+      EXPECT_NE(problems(image), "") << name << " byte " << at;
+      bytes[at] ^= std::byte{0x10};
+    }
+  }
+}
+
+TEST(MegatronVerify, AMissingFileIsFoundByItsName) {
+  const FileImage image = memory_image(*saved(1));
+  for (const std::string name : {"common.pt", "metadata.json"}) {
+    FileImage less = image;
+    less.erase(name);
+    EXPECT_THAT(problems(less), HasSubstr(name));
+  }
+}
+
+// As stock Megatron-Core leaves them: no manifest says what the files were.
+TEST(MegatronVerify, WithoutAManifestDamageIsFoundByParsing) {
+  FileImage image = memory_image(*saved(1));
+  std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
+  const std::string without = problems(image);
+  Bytes& common = image["common.pt"];
+  common[common.size() / 4] ^= std::byte{1};
+  EXPECT_THAT(problems(image), HasSubstr("common.pt"));
+  common.resize(10);
+  EXPECT_THAT(problems(image), HasSubstr("common.pt"));
+  image["metadata.json"].pop_back();
+  EXPECT_THAT(problems(image), HasSubstr("metadata.json"));
+  EXPECT_THAT(without, testing::Not(HasSubstr("common.pt")));
+}
+
+TEST(MegatronSave, ReplacesAnotherCheckpointAsAWhole) {
+  const auto storage = memory_storage();
+  save(row_state(solo(), 1), Location(storage));
+  SaveOptions options = options_of(solo());
+  expect_error([&] { save(row_state(solo(), 2), Location(storage), options); },
+               ErrorCode::kAlreadyExists, "");
+  options.overwrite = true;
+  save(row_state(solo(), 2), Location(storage), options);
+  const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+  EXPECT_EQ(checkpoint.dialect().name(), "megatron");
+  EXPECT_EQ(*checkpoint.common()->find("step"), Value(2));
+  EXPECT_TRUE(checkpoint.verify().ok());
+  save(row_state(solo(), 3), Location(storage), options);
+  EXPECT_EQ(*Checkpoint::open(Location(storage)).common()->find("step"), Value(3));
+}
+
+// The format's .metadata stands by then, which is a checkpoint to PyTorch.
+TEST(MegatronSave, OneThatFailsBeforeTheSwitchLeavesNoFileOfTheIndex) {
+  const auto storage = memory_storage();
+  const auto disk = FaultDisk::create(storage, [](const StorageCall& call) {
+    return call.op == StorageOp::kRename && call.to == "common.pt" ? FaultAction::fail(EIO)
+                                                                   : FaultAction::pass();
+  });
+  expect_error([&] { save(row_state(solo(), 1), Location(disk->storage()), options_of(solo())); },
+               ErrorCode::kIo, "");
+  for (const auto& [name, bytes] : disk->surviving_image(Survival::kAll)) {
+    EXPECT_TRUE(name.starts_with(".tilestone/")) << name;
+  }
+}
+
+}  // namespace
+}  // namespace tilestone

@@ -1,0 +1,29 @@
+#include "tilestone/base/error.h"
+#include "tilestone/engine/read/items_internal.h"
+#include "tilestone/engine/read/objects_internal.h"
+
+namespace tilestone::engine {
+
+Value parse_object(const Opened& opened, ByteView item) {
+  return opened.dialect->object_of(opened.format->parse_object(item), *opened.format);
+}
+
+std::optional<Value> read_common(const ReadContext& context, const Opened& opened) {
+  if (auto common = opened.dialect->parse_common(opened.files)) return common;
+  if (opened.dialect->common_object().empty()) return std::nullopt;
+  if (!opened.common) {
+    throw Error(ErrorCode::kCorrupt, "the checkpoint's common state is missing")
+        .with_key(opened.dialect->common_object());
+  }
+  const StoredObject* const stored = &*opened.common;
+  try {
+    Value common = parse_object(opened, read_objects(context, {&stored, 1}).front());
+    if (common.kind() == Value::Kind::kDict) return common;
+    throw Error(ErrorCode::kCorrupt,
+                "the common state is a " + std::string(to_string(common.kind())) + ", not a dict");
+  } catch (...) {
+    throw current_error().with_key(stored->key).with_file(opened.metadata.files[stored->at.file]);
+  }
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,112 @@
+// Megatron-Core's dialect. Its files of the index are common.pt, the common state as readers up to
+// 0.18 take it, and metadata.json, in which Megatron-Core sees that a checkpoint is complete. In
+// torch_dist the common state is also an object, as readers from 0.19 on take it.
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/format/archive/archive_reader_internal.h"
+#include "tilestone/format/archive/torch_archive.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/dialect/megatron_internal.h"
+#include "tilestone/format/megatron_mark.h"
+
+namespace tilestone {
+namespace dialect {
+namespace {
+
+const std::string kConfigFile(kMegatronConfig);
+const std::string kCommonFile(kMegatronCommon);
+
+// The dict in common.pt.
+Value parse_common_file(ByteView bytes) {
+  try {
+    Value common = read_torch_archive(bytes);
+    if (common.kind() == Value::Kind::kDict) return common;
+    throw Error(ErrorCode::kCorrupt,
+                "the common state is a " + std::string(to_string(common.kind())) + ", not a dict");
+  } catch (Error& error) {
+    error.with_file(kCommonFile);
+    throw;
+  }
+}
+
+std::optional<IndexFault> fault_of_common(ByteView bytes) {
+  try {
+    if (const auto fault = archive::check_archive(bytes)) {
+      return IndexFault{kCommonFile, fault->offset, fault->problem};
+    }
+    parse_common_file(bytes);
+    return std::nullopt;
+  } catch (const Error& error) {
+    return IndexFault{kCommonFile, 0, error.message(), error.code() == ErrorCode::kUnsafe};
+  }
+}
+
+class MegatronDialect final : public Dialect {
+ public:
+  std::string_view name() const override { return "megatron"; }
+
+  Items to_items(const StateDict& state, const Format& format) const override {
+    return split(state, format);
+  }
+  Index encode_index(const Items& items, const Format& format) const override {
+    return {{kCommonFile, write_torch_archive(items.common.value()), IndexRole::kBefore},
+            {kConfigFile, write_megatron_config(format.name(), format.backend_version()),
+             IndexRole::kSwitch}};
+  }
+  bool has_fixed_names() const override { return true; }
+
+  std::vector<std::string> index_files(std::span<const std::string> names) const override {
+    std::vector<std::string> found;
+    for (const std::string& name : {kCommonFile, kConfigFile}) {
+      if (contains_name(names, name)) found.push_back(name);
+    }
+    return found;
+  }
+  std::optional<Value> parse_common(const DirectoryFiles& files) const override {
+    const auto found = files.contents.find(kCommonFile);
+    if (found == files.contents.end()) return std::nullopt;
+    return parse_common_file(found->second);
+  }
+  std::string_view common_object() const override { return kCommonObject; }
+
+  std::vector<IndexFault> verify_index(const DirectoryFiles& files) const override {
+    std::vector<IndexFault> faults;
+    const auto config = files.contents.find(kConfigFile);
+    if (config == files.contents.end()) {
+      faults.push_back({kConfigFile, 0, "the file is missing"});
+    } else if (!megatron_backend(config->second)) {
+      faults.push_back({kConfigFile, 0, "the file is no JSON that names a sharded_backend"});
+    }
+    const auto common = files.contents.find(kCommonFile);
+    if (common == files.contents.end()) return faults;
+    if (auto fault = fault_of_common(common->second)) faults.push_back(*std::move(fault));
+    return faults;
+  }
+
+  // The list holds what several entities of one key had.
+  Value object_of(Value stored, const Format& format) const override {
+    if (!lists_objects(format)) return stored;
+    if (stored.kind() == Value::Kind::kList && !stored.items().empty()) {
+      return stored.items().front();
+    }
+    throw Error(ErrorCode::kCorrupt, "the item is a " + std::string(to_string(stored.kind())) +
+                                         ", not a list that holds the object");
+  }
+  Items wanted_items(const StateDict& wanted, const Metadata& metadata,
+                     const Value* common) const override {
+    return wanted_of(wanted, metadata, common == nullptr ? Value::dict({}) : *common);
+  }
+  StateDict from_items(const StateDict& wanted, const Items& loaded) const override {
+    return merged(wanted, loaded);
+  }
+};
+
+}  // namespace
+}  // namespace dialect
+
+std::shared_ptr<const Dialect> megatron_dialect() {
+  return std::make_shared<dialect::MegatronDialect>();
+}
+
+}  // namespace tilestone

@@ -1,0 +1,256 @@
+// A template and the checkpoint's common state make one tree, as Megatron-Core's merge does: dicts
+// by their keys, lists element by element. Lists go together in one of two ways: as the writer took
+// them apart (each element of the template of which a part is common has its own in the common
+// state), or, where the template has only the sharded elements, one by one with those.
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/format/dialect/leaves_internal.h"
+#include "tilestone/format/dialect/megatron_internal.h"
+
+namespace tilestone::dialect {
+namespace {
+
+bool has_sharded(const StateNode& node) {
+  if (const auto* dict = node.get_if<StateDict>()) {
+    return std::any_of(dict->begin(), dict->end(),
+                       [](const auto& entry) { return has_sharded(entry.second); });
+  }
+  if (const auto* list = node.get_if<StateList>()) {
+    return std::any_of(list->begin(), list->end(), has_sharded);
+  }
+  return node.get_if<ShardedTensor>() != nullptr || node.get_if<ShardedObject>() != nullptr;
+}
+
+// Whether a writer that has this node leaves a part of it to the common state.
+bool has_common(const StateNode& node) {
+  if (const auto* dict = node.get_if<StateDict>()) {
+    return dict->empty() || std::any_of(dict->begin(), dict->end(),
+                                        [](const auto& entry) { return has_common(entry.second); });
+  }
+  if (const auto* list = node.get_if<StateList>()) {
+    return list->empty() || std::any_of(list->begin(), list->end(), has_common);
+  }
+  return node.get_if<Value>() != nullptr || node.get_if<TensorView>() != nullptr;
+}
+
+// A key of a pickled dict as one of a state dict: text and ints as they are, others as text.
+PathElement path_element(const Value& key) {
+  if (key.kind() == Value::Kind::kInt) return key.as_int();
+  return key_text(key);
+}
+
+// One walk over the template, which asks for the sharded leaves or gives them their content.
+class Merger {
+ public:
+  virtual ~Merger() = default;
+
+  StateDict run(const StateDict& wanted, const Value& common) {
+    StateNode tree = merge(wanted, &common);
+    auto* dict = tree.get_if<StateDict>();
+    if (dict == nullptr) refuse_common("a dict");
+    return std::move(*dict);
+  }
+
+ protected:
+  virtual StateNode sharded(const ShardedTensor& tensor) = 0;
+  virtual StateNode sharded(const ShardedObject& object) = 0;
+  // An unwrapped leaf that the common state lacks.
+  virtual StateNode lacking(const TensorView& tensor, const std::string& path) = 0;
+  virtual StateNode lacking(const Value& value, const std::string& path) = 0;
+
+ private:
+  StateNode merge(const StateNode& node, const Value* common) {
+    return std::visit([&](const auto& content) { return merge(content, common); }, node.variant());
+  }
+  StateNode merge(const Value& value, const Value* common) {
+    if (common != nullptr) return *common;
+    if (value.kind() == Value::Kind::kTensor) return lacking(value.as_tensor(), dotted(path_));
+    return lacking(value, dotted(path_));
+  }
+  StateNode merge(const TensorView& tensor, const Value* common) {
+    return common != nullptr ? *common : lacking(tensor, dotted(path_));
+  }
+  StateNode merge(const ShardedTensor& tensor, const Value* common) {
+    if (common != nullptr) refuse_common("the sharded tensor " + tensor.key);
+    return sharded(tensor);
+  }
+  StateNode merge(const ShardedObject& object, const Value* common) {
+    if (common != nullptr) refuse_common("the sharded object " + object.unique_key());
+    return sharded(object);
+  }
+  StateNode merge(const ShardedTensorFactory&, const Value*) { refuse_unbuilt(path_, "factory"); }
+  StateNode merge(const LocalNonpersistent&, const Value*) {
+    refuse_unbuilt(path_, "non-persistent value");
+  }
+
+  StateNode merge(const StateDict& dict, const Value* common) {
+    if (common != nullptr && common->kind() != Value::Kind::kDict) {
+      if (has_sharded(dict)) refuse_common("a dict with sharded entities");
+      return *common;
+    }
+    std::unordered_map<PathElement, const Value*> stored;
+    if (common != nullptr) {
+      for (const auto& [key, value] : common->as_dict()) stored.emplace(path_element(key), &value);
+    }
+    StateDict tree;
+    auto& entries = tree.entries();
+    for (const auto& [key, node] : dict.entries()) {
+      const auto found = stored.find(key);
+      path_.push_back(key);
+      entries.emplace_back(key, merge(node, found == stored.end() ? nullptr : found->second));
+      path_.pop_back();
+      if (found != stored.end()) stored.erase(found);
+    }
+    if (!stored.empty()) add_others(*common, stored, entries);
+    return tree;
+  }
+
+  // What only the common state has, in its order.
+  static void add_others(const Value& common, std::unordered_map<PathElement, const Value*>& others,
+                         std::vector<StateDict::Entry>& entries) {
+    for (const auto& [key, value] : common.as_dict()) {
+      PathElement element = path_element(key);
+      if (others.erase(element) > 0) entries.emplace_back(std::move(element), value);
+    }
+  }
+
+  StateNode merge(const StateList& list, const Value* common) {
+    if (common == nullptr) return merge_elements(list, [](size_t) { return true; }, nullptr);
+    const bool is_list = common->kind() == Value::Kind::kList;
+    const size_t size = is_list ? common->items().size() : 0;
+    if (!has_sharded(list)) {
+      if (!is_list || size != list.size()) return *common;
+      return merge_elements(list, [](size_t) { return true; }, common);
+    }
+    if (!is_list) refuse_common("a list with sharded entities");
+    const auto common_part = [&](size_t i) { return has_common(list[i]); };
+    const auto sharded_part = [&](size_t i) { return has_sharded(list[i]); };
+    if (count(list, common_part) == size) return merge_elements(list, common_part, common);
+    if (count(list, sharded_part) == size) {
+      StateList only;
+      for (const StateNode& node : list) {
+        if (has_sharded(node)) only.push_back(node);
+      }
+      return merge_elements(only, [](size_t) { return true; }, common);
+    }
+    refuse_common("a list of " + std::to_string(list.size()) + " elements, where it has " +
+                  std::to_string(size) + ",");
+  }
+
+  // Those that `takes` names have, one after the other, an element of the common state.
+  template <typename Takes>
+  StateNode merge_elements(const StateList& list, const Takes& takes, const Value* common) {
+    StateList tree;
+    size_t next = 0;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const bool has_one = common != nullptr && takes(i);
+      path_.emplace_back(static_cast<int64_t>(i));
+      tree.push_back(merge(list[i], has_one ? &common->items()[next++] : nullptr));
+      path_.pop_back();
+    }
+    return tree;
+  }
+
+  template <typename Counted>
+  static size_t count(const StateList& list, const Counted& counted) {
+    size_t found = 0;
+    for (size_t i = 0; i < list.size(); ++i) found += counted(i) ? 1 : 0;
+    return found;
+  }
+
+  [[noreturn]] void refuse_common(const std::string& wanted) const {
+    throw Error(ErrorCode::kMismatch,
+                wanted + " is wanted where the checkpoint's common state has another value")
+        .with_key(dotted(path_));
+  }
+
+  Path path_;
+};
+
+// Asks: the items of the sharded leaves, in the order of the walk.
+class Asker final : public Merger {
+ public:
+  explicit Asker(const Metadata& metadata) : metadata_(metadata) {}
+  Items take() { return std::move(items_); }
+
+ protected:
+  StateNode sharded(const ShardedTensor& tensor) override {
+    claims_.claim(tensor.key, KeyClaims::Owner::kShardedTensor, {});
+    items_.tensors.push_back(item_of(tensor));
+    return tensor;
+  }
+  StateNode sharded(const ShardedObject& object) override {
+    items_.objects.push_back(item_of(object));
+    return object;
+  }
+  StateNode lacking(const TensorView& tensor, const std::string& path) override {
+    if (metadata_.find_tensor(path) == nullptr) refuse(path);
+    claims_.claim(path, KeyClaims::Owner::kPath, {});
+    items_.tensors.push_back(item_of(tensor, path));
+    return tensor;
+  }
+  StateNode lacking(const Value&, const std::string& path) override { refuse(path); }
+
+ private:
+  [[noreturn]] void refuse(const std::string& path) const {
+    std::string similar;
+    for (const std::string& key : similar_keys(metadata_, path)) {
+      similar += (similar.empty() ? "similar keys: " : ", ") + key;
+    }
+    throw Error(ErrorCode::kNotFound,
+                "the checkpoint has this neither in its common state nor as a tensor")
+        .with_key(path)
+        .with_hint(similar);
+  }
+
+  const Metadata& metadata_;
+  Items items_;
+  KeyClaims claims_;
+};
+
+// Gives: the loaded items, in the order in which they were asked for.
+class Giver final : public Merger {
+ public:
+  explicit Giver(const Items& loaded) : loaded_(loaded) {}
+  void expect_end() const { loaded_.expect_end(); }
+
+ protected:
+  StateNode sharded(const ShardedTensor& tensor) override {
+    return filled(tensor, loaded_.next_tensor(tensor.key));
+  }
+  StateNode sharded(const ShardedObject& object) override {
+    ShardedObject loaded = object;
+    loaded.data = loaded_.next_object(object.unique_key());
+    return loaded;
+  }
+  StateNode lacking(const TensorView&, const std::string& path) override {
+    const TensorItem& item = loaded_.next_tensor(path);
+    if (item.pieces.size() != 1) disagree(path);
+    return item.pieces[0].data;
+  }
+  StateNode lacking(const Value&, const std::string& path) override { disagree(path); }
+
+ private:
+  LoadedItems loaded_;
+};
+
+}  // namespace
+
+Items wanted_of(const StateDict& wanted, const Metadata& metadata, const Value& common) {
+  Asker asker(metadata);
+  asker.run(wanted, common);
+  return asker.take();
+}
+
+StateDict merged(const StateDict& wanted, const Items& loaded) {
+  if (!loaded.common) throw Error(ErrorCode::kInternal, "items without their common state");
+  Giver giver(loaded);
+  StateDict tree = giver.run(wanted, *loaded.common);
+  giver.expect_end();
+  return tree;
+}
+
+}  // namespace tilestone::dialect

@@ -1,0 +1,133 @@
+// A tree taken apart as Megatron-Core's extract_matching_values does: what is no wrapped entity
+// stays in its place of the common state. A container of which nothing stays is left out, an empty
+// one is not; the elements that stay of a list close up.
+#include <optional>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/format/archive/torch_archive.h"
+#include "tilestone/format/dialect/leaves_internal.h"
+#include "tilestone/format/dialect/megatron_internal.h"
+
+namespace tilestone::dialect {
+namespace {
+
+using Common = std::optional<Value>;  // nothing: no part of the node is common
+
+Value key_value(const PathElement& key) {
+  return std::visit([](const auto& element) { return Value(element); }, key);
+}
+
+// A value that can stand inside another one: what the caller's Python has pickled is told instead.
+Value embedded(const Value& value) {
+  if (value.kind() != Value::Kind::kPickled) return value;
+  const Pickled& pickled = value.as_pickled();
+  return pickled.archive ? read_torch_archive(pickled.bytes) : read_pickle(pickled.bytes);
+}
+
+TensorView in_host_memory(const TensorView& tensor) {
+  if (tensor.device == nullptr) return tensor;
+  TensorView copy = TensorView::allocate(tensor.dtype, tensor.shape);
+  tensor.device->to_host(0, {copy.data, copy.bytes()});
+  return copy;
+}
+
+class Splitter {
+ public:
+  explicit Splitter(const Format& format) : lists_objects_(lists_objects(format)) {}
+
+  Items run(const StateDict& state) {
+    const Common common = part(state);
+    items_.common = common ? *common : Value::dict({});
+    check_value(*items_.common, std::string(kCommonKey));
+    if (lists_objects_) {
+      ObjectItem item;
+      item.key = kCommonObject;
+      item.value = Value::list({*items_.common});
+      item.common = true;
+      items_.objects.push_back(std::move(item));
+    }
+    return std::move(items_);
+  }
+
+ private:
+  Common part(const StateNode& node) {
+    return std::visit([&](const auto& content) { return part(content); }, node.variant());
+  }
+  Common part(const StateDict& dict) {
+    Value::Dict kept;
+    for (const auto& [key, node] : dict.entries()) {
+      path_.push_back(key);
+      if (Common common = part(node)) kept.emplace_back(key_value(key), *std::move(common));
+      path_.pop_back();
+    }
+    if (kept.empty() && !dict.empty()) return std::nullopt;
+    return Value::dict(std::move(kept));
+  }
+  Common part(const StateList& list) {
+    Value::List kept;
+    for (size_t i = 0; i < list.size(); ++i) {
+      path_.emplace_back(static_cast<int64_t>(i));
+      if (Common common = part(list[i])) kept.push_back(*std::move(common));
+      path_.pop_back();
+    }
+    if (kept.empty() && !list.empty()) return std::nullopt;
+    return Value::list(std::move(kept));
+  }
+  Common part(const Value& value) { return checked(value, dotted(path_)); }
+  Common part(const TensorView& tensor) {
+    if (tensor.has_data()) return Value(in_host_memory(tensor));
+    throw Error(ErrorCode::kInvalidArgument, "a tensor without data can't be saved")
+        .with_key(dotted(path_));
+  }
+  Common part(const ShardedTensor& tensor) {
+    check_key(tensor.key);
+    claims_.claim(tensor.key, KeyClaims::Owner::kShardedTensor, path_);
+    items_.tensors.push_back(item_of(tensor));
+    return std::nullopt;
+  }
+  Common part(const ShardedObject& object) {
+    check_key(object.key);
+    ObjectItem item = item_of(object);
+    claims_.claim(item.key, KeyClaims::Owner::kShardedObject, path_);
+    item.value = checked(item.value, item.key);
+    if (lists_objects_) item.value = Value::list({std::move(item.value)});
+    items_.objects.push_back(std::move(item));
+    return std::nullopt;
+  }
+  Common part(const ShardedTensorFactory&) { refuse_unbuilt(path_, "factory"); }
+  Common part(const LocalNonpersistent&) { refuse_unbuilt(path_, "non-persistent value"); }
+
+  static Value checked(const Value& value, const std::string& key) {
+    check_value(value, key);
+    try {
+      Value inner = embedded(value);
+      if (inner.kind() != value.kind()) check_value(inner, key);
+      return inner;
+    } catch (Error& error) {
+      error.with_key(key);
+      throw;
+    }
+  }
+
+  void check_key(const std::string& key) const {
+    if (key != kCommonKey && key != kCommonObject) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                "a sharded entity with the key under which Megatron-Core keeps the common state")
+        .with_key(key)
+        .with_hint("give the entity at " + dotted(path_) + " another key");
+  }
+
+  const bool lists_objects_;
+  Path path_;
+  Items items_;
+  KeyClaims claims_;
+};
+
+}  // namespace
+
+bool lists_objects(const Format& format) { return format.name() == "torch_dist"; }
+
+Items split(const StateDict& state, const Format& format) { return Splitter(format).run(state); }
+
+}  // namespace tilestone::dialect

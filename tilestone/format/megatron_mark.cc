@@ -1,0 +1,44 @@
+#include "tilestone/format/megatron_mark.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+namespace tilestone {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kMaxDepth = 8;  // of the JSON that is kept
+
+bool is_there(std::span<const std::string> names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+}  // namespace
+
+std::optional<std::string> megatron_backend(ByteView bytes) {
+  const auto keep = [](int depth, Json::parse_event_t, const Json&) { return depth <= kMaxDepth; };
+  const auto* text = reinterpret_cast<const char*>(bytes.data());
+  const Json json = Json::parse(text, text + bytes.size(), keep, false);
+  if (!json.is_object() || !json.contains("sharded_backend")) return std::nullopt;
+  const Json& backend = json["sharded_backend"];
+  return backend.is_string() ? backend.get<std::string>() : std::string("unknown");
+}
+
+std::optional<MegatronMark> find_megatron_mark(
+    std::span<const std::string> names, const std::function<Bytes(const std::string&)>& read) {
+  if (!is_there(names, kMegatronConfig)) return std::nullopt;
+  if (auto backend = megatron_backend(read(std::string(kMegatronConfig)))) {
+    return MegatronMark{*std::move(backend)};
+  }
+  if (is_there(names, kMegatronCommon)) return MegatronMark{};
+  return std::nullopt;
+}
+
+Bytes write_megatron_config(std::string_view backend, int backend_version) {
+  return to_bytes("{\"sharded_backend\": " + Json(backend).dump() +
+                  ", \"sharded_backend_version\": " + std::to_string(backend_version) +
+                  ", \"common_backend\": \"torch\", \"common_backend_version\": 1}");
+}
+
+}  // namespace tilestone
