@@ -13,7 +13,6 @@
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/staging_testing.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
@@ -40,8 +39,7 @@ struct Kind {
 };
 
 std::vector<Kind> all_kinds() {
-  std::vector<std::shared_ptr<const Dialect>> dialects = known_dialects();
-  dialects.push_back(fixed_names_dialect());
+  const std::vector<std::shared_ptr<const Dialect>> dialects = known_dialects();
   std::vector<Kind> kinds;
   for (const auto& format : known_formats()) {
     for (const auto& dialect : dialects) kinds.push_back({format, dialect});
@@ -143,12 +141,12 @@ int64_t find_checkpoint(const std::shared_ptr<Storage>& storage) {
     options.threads = 1;
     options.buffer_bytes = 1u << 20;
     const Checkpoint checkpoint = Checkpoint::open(storage->child(kPlace), options);
-    const int64_t first = checkpoint.read_object("step").as_int();
+    const int64_t first = step_of(checkpoint).as_int();
     const VerifyReport report = checkpoint.verify();
     EXPECT_TRUE(report.ok()) << report.damages.front().problem;
     EXPECT_EQ(elements(checkpoint.read("w")),
               elements(counting(DType::kFloat32, {kRanks, 8}, first)));
-    EXPECT_EQ(elements(checkpoint.read("p")), elements(counting(DType::kInt64, {3}, first)));
+    EXPECT_EQ(plain_of(checkpoint), elements(counting(DType::kInt64, {3}, first)));
     return first;
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
@@ -178,7 +176,7 @@ void judge(const Scenario& scenario, const FaultDisk& disk, Survival survival, u
   const bool again = seed % 2 == 0 || scenario.before.format == nullptr;
   save_rows(Communicator(), storage, again ? scenario.after : scenario.before, kLater);
   expect_nothing_beside(*storage);
-  EXPECT_EQ(Checkpoint::open(storage->child(kPlace)).read_object("step"), Value(kLater));
+  EXPECT_EQ(step_of(Checkpoint::open(storage->child(kPlace))), Value(kLater));
 }
 
 uint64_t crash_everywhere(const Scenario& scenario) {

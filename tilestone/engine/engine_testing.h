@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/storage/memory_storage.h"
@@ -24,6 +25,10 @@ Bytes elements(const TensorView& tensor);
 StateDict row_state(const Communicator& comm, int64_t first);
 // The same without content: what a load is to fill.
 StateDict row_template(const Communicator& comm);
+// What a checkpoint of row_state() holds as "step", and the elements of its "p": items of their
+// own, or in the common state.
+Value step_of(const Checkpoint& checkpoint);
+Bytes plain_of(const Checkpoint& checkpoint);
 // Expects that the location holds row_state(·, first) of `rows` ranks, read without a template.
 void expect_rows(const Location& location, int64_t first, int rows);
 

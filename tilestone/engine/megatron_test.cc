@@ -165,7 +165,8 @@ TEST(MegatronVerify, WithoutAManifestDamageIsFoundByParsing) {
 }
 
 TEST(MegatronSave, ReplacesAnotherCheckpointAsAWhole) {
-  const auto storage = memory_storage();
+  const auto parent = memory_storage();
+  const auto storage = parent->child("ckpt");
   save(row_state(solo(), 1), Location(storage));
   SaveOptions options = options_of(solo());
   expect_error([&] { save(row_state(solo(), 2), Location(storage), options); },

@@ -19,7 +19,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
-#include "tilestone/engine/staging_testing.h"
+#include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
@@ -51,12 +51,20 @@ void save_one(const Location& location, int64_t first,
   save(row_state(solo(), first), location, options_of(dialect, overwrite));
 }
 
+// The "step" of common.pt, which stands beside metadata.json; 0: neither is there.
+int64_t step_of_common(Storage& storage) {
+  EXPECT_EQ(storage.stat("common.pt").has_value(), storage.stat("metadata.json").has_value());
+  if (!storage.stat("common.pt")) return 0;
+  const Bytes bytes = read_file(storage, "common.pt", 1u << 20);
+  return read_torch_archive(bytes).find("step")->as_int();
+}
+
 // What stands at the location is of the one save, and nothing is beside it.
 void expect_only(Storage& parent, const std::string& name, int64_t first, bool fixed_names,
                  int rows = 1) {
   const auto storage = parent.child(name);
   expect_rows(Location(storage), first, rows);
-  EXPECT_EQ(step_of_fixed_names(*storage), fixed_names ? first : 0);
+  EXPECT_EQ(step_of_common(*storage), fixed_names ? first : 0);
   std::vector<std::string> names;
   for (const std::string& file : storage->list()) {
     if (!file.starts_with(".tilestone/")) names.push_back(file);
@@ -67,12 +75,12 @@ void expect_only(Storage& parent, const std::string& name, int64_t first, bool f
 
 TEST(StagedSave, ANewDirectoryAppearsWithAllFilesAndNothingBesideIt) {
   const auto parent = memory_storage();
-  save_one(parent->child("a/ckpt"), 5, fixed_names_dialect());
+  save_one(parent->child("a/ckpt"), 5, megatron_dialect());
   expect_only(*parent->child("a"), "ckpt", 5, true);
   const TempDirectory folder;
   ASSERT_EQ(::mkdir((folder.path() + "/empty").c_str(), 0700), 0);
   for (const char* name : {"empty", "absent", "deep/absent"}) {
-    save_one(folder.path() + "/" + name, 6, fixed_names_dialect());
+    save_one(folder.path() + "/" + name, 6, megatron_dialect());
     expect_rows(folder.path() + "/" + name, 6, 1);
   }
   expect_only(*posix_storage(folder.path() + "/deep"), "absent", 6, true);
@@ -84,10 +92,10 @@ TEST(StagedSave, WhatStandsIsReplacedAsAWholeByEitherKindOfSave) {
       const TempDirectory folder;
       for (const auto& parent : {memory_storage(), posix_storage(folder.path())}) {
         const auto place = parent->child("ckpt");
-        save_one(place, 1, old_fixed ? fixed_names_dialect() : pytorch_dialect());
+        save_one(place, 1, old_fixed ? megatron_dialect() : pytorch_dialect());
         run_ranks(2, [&](Communicator comm) {
           SaveOptions options =
-              options_of(new_fixed ? fixed_names_dialect() : pytorch_dialect(), true);
+              options_of(new_fixed ? megatron_dialect() : pytorch_dialect(), true);
           options.comm = comm;
           save(row_state(comm, 100), place, options);
         });
@@ -99,10 +107,10 @@ TEST(StagedSave, WhatStandsIsReplacedAsAWholeByEitherKindOfSave) {
 
 TEST(StagedSave, ALinkToTheDirectoryStaysALink) {
   const TempDirectory folder;
-  save_one(folder.path() + "/real", 1, fixed_names_dialect());
+  save_one(folder.path() + "/real", 1, megatron_dialect());
   const std::string link = folder.path() + "/link";
   ASSERT_EQ(::symlink("real", link.c_str()), 0);
-  save_one(link, 2, fixed_names_dialect(), true);
+  save_one(link, 2, megatron_dialect(), true);
   struct stat info;
   ASSERT_EQ(::lstat(link.c_str(), &info), 0);
   EXPECT_TRUE(S_ISLNK(info.st_mode));
@@ -111,9 +119,9 @@ TEST(StagedSave, ALinkToTheDirectoryStaysALink) {
 
 TEST(StagedSave, WithoutOverwriteNothingThatStandsIsReplaced) {
   const auto parent = memory_storage();
-  save_one(parent->child("ckpt"), 1, fixed_names_dialect());
+  save_one(parent->child("ckpt"), 1, megatron_dialect());
   const FileImage before = memory_image(*parent);
-  for (const auto& dialect : {fixed_names_dialect(), pytorch_dialect()}) {
+  for (const auto& dialect : {megatron_dialect(), pytorch_dialect()}) {
     expect_error([&] { save_one(parent->child("ckpt"), 2, dialect); }, ErrorCode::kAlreadyExists,
                  "overwrite");
   }
@@ -123,11 +131,11 @@ TEST(StagedSave, WithoutOverwriteNothingThatStandsIsReplaced) {
 TEST(StagedSave, AFileThatBelongsToNoCheckpointIsNamedAndNothingIsReplaced) {
   for (const bool stands : {false, true}) {
     const auto parent = memory_storage();
-    if (stands) save_one(parent->child("ckpt"), 1, fixed_names_dialect());
+    if (stands) save_one(parent->child("ckpt"), 1, megatron_dialect());
     put_file(*parent, "beside", {});
     parent->make_directory("ckpt/sub");
     put_file(*parent, "ckpt/sub/notes.txt", as_bytes("mine"));
-    expect_error([&] { save_one(parent->child("ckpt"), 2, fixed_names_dialect(), true); },
+    expect_error([&] { save_one(parent->child("ckpt"), 2, megatron_dialect(), true); },
                  ErrorCode::kUnsupported, "sub/notes.txt");
     EXPECT_EQ(as_text(read_file(*parent, "ckpt/sub/notes.txt", 100)), "mine");
     EXPECT_THAT(parent->list_directories(), ElementsAre("ckpt"));
@@ -137,20 +145,20 @@ TEST(StagedSave, AFileThatBelongsToNoCheckpointIsNamedAndNothingIsReplaced) {
 
 TEST(StagedSave, ACheckpointThatCantBeReadIsNotReplacedAsAWhole) {
   const auto parent = memory_storage();
-  save_one(parent->child("ckpt"), 1, fixed_names_dialect());
+  save_one(parent->child("ckpt"), 1, megatron_dialect());
   FileImage image = memory_image(*parent);
   image["ckpt/.metadata"].resize(40);
   const auto damaged = memory_storage(image);
-  expect_error([&] { save_one(damaged->child("ckpt"), 2, fixed_names_dialect(), true); },
+  expect_error([&] { save_one(damaged->child("ckpt"), 2, megatron_dialect(), true); },
                ErrorCode::kUnsupported, "it is not known which files are its own");
   EXPECT_EQ(memory_image(*damaged), image);
 }
 
 TEST(StagedSave, APlaceWithoutAParentIsNotReplaced) {
   const auto root = memory_storage();
-  save_one(root, 1, fixed_names_dialect());  // nothing stands there: the switch comes last
+  save_one(root, 1, megatron_dialect());  // nothing stands there: the switch comes last
   const FileImage before = memory_image(*root);
-  expect_error([&] { save_one(root, 2, fixed_names_dialect(), true); }, ErrorCode::kUnsupported,
+  expect_error([&] { save_one(root, 2, megatron_dialect(), true); }, ErrorCode::kUnsupported,
                "no directory can be made beside memory");
   EXPECT_EQ(memory_image(*root), before);
 }
@@ -158,9 +166,9 @@ TEST(StagedSave, APlaceWithoutAParentIsNotReplaced) {
 TEST(StagedSave, TheWorkingDirectoryIsRefused) {
   const TempDirectory folder;
   const std::string path = folder.path() + "/ckpt", before = std::filesystem::current_path();
-  save_one(path, 1, fixed_names_dialect());
+  save_one(path, 1, megatron_dialect());
   std::filesystem::current_path(path);
-  expect_error([&] { save_one(".", 2, fixed_names_dialect(), true); }, ErrorCode::kUnsupported,
+  expect_error([&] { save_one(".", 2, megatron_dialect(), true); }, ErrorCode::kUnsupported,
                "the working directory of this process");
   std::filesystem::current_path(before);
   expect_only(*posix_storage(folder.path()), "ckpt", 1, true);
@@ -170,10 +178,10 @@ TEST(StagedSave, AMountPointIsRefusedAndLeftAsItWas) {
   const SmallMount mount;
   if (!mount) return;
   const std::string path = mount.path();
-  expect_error([&] { save_one(path, 1, fixed_names_dialect()); }, ErrorCode::kUnsupported,
+  expect_error([&] { save_one(path, 1, megatron_dialect()); }, ErrorCode::kUnsupported,
                "the file system can't");
   save_one(path, 1, pytorch_dialect());
-  expect_error([&] { save_one(path, 2, fixed_names_dialect(), true); }, ErrorCode::kUnsupported,
+  expect_error([&] { save_one(path, 2, megatron_dialect(), true); }, ErrorCode::kUnsupported,
                "the file system can't");
   expect_rows(path, 1, 1);
   const auto place = posix_storage(path)->parent();
@@ -185,11 +193,11 @@ TEST(StagedSave, WhileOneIsUnderWayNobodyElseSavesOrCleansThere) {
   for (const bool stands : {false, true}) {
     const TempDirectory folder;
     const std::string path = folder.path() + "/ckpt";
-    if (stands) save_one(path, 1, fixed_names_dialect());
+    if (stands) save_one(path, 1, megatron_dialect());
     int refused = 0;
-    SaveOptions options = options_of(fixed_names_dialect(), true);
+    SaveOptions options = options_of(megatron_dialect(), true);
     options.progress = [&](const Progress&) {
-      for (const auto& dialect : {fixed_names_dialect(), pytorch_dialect()}) {
+      for (const auto& dialect : {megatron_dialect(), pytorch_dialect()}) {
         expect_error([&] { save_one(path, 3, dialect, true); }, ErrorCode::kAlreadyExists,
                      "is under way");
       }
@@ -217,7 +225,7 @@ FileImage with_dead_siblings(FileImage image) {
 const std::string kDeadSibling = std::string(".ckpt.tilestone-") + kDeadId;
 
 TEST(StagedSave, TheNextSaveRemovesWhatDeadOnesHaveLeftAndNothingElse) {
-  for (const auto& dialect : {fixed_names_dialect(), pytorch_dialect()}) {
+  for (const auto& dialect : {megatron_dialect(), pytorch_dialect()}) {
     FileImage image = with_dead_siblings({});
     const auto parent = memory_storage(image);
     save_one(parent->child("ckpt"), 1, dialect);
@@ -235,7 +243,7 @@ TEST(StagedSave, GcListsAndRemovesWhatDeadOnesHaveLeft) {
     const Location location(parent->child("ckpt"));
     if (stands) {
       const auto made = memory_storage();
-      save_one(made->child("ckpt"), 1, fixed_names_dialect());
+      save_one(made->child("ckpt"), 1, megatron_dialect());
       for (const auto& [name, bytes] : memory_image(*made)) {
         parent->make_directory("ckpt/.tilestone");
         put_file(*parent, name, bytes);
@@ -258,12 +266,12 @@ TEST(StagedSave, GcListsAndRemovesWhatDeadOnesHaveLeft) {
 
 TEST(StagedSave, GcSaysOfAReplacedCheckpointWhichSaveHasReplacedIt) {
   const auto parent = memory_storage();
-  save_one(parent->child("ckpt"), 1, fixed_names_dialect());
+  save_one(parent->child("ckpt"), 1, megatron_dialect());
   const auto disk = FaultDisk::create(parent, [](const StorageCall& call) {
     const bool swap = call.op == StorageOp::kExchangeDirectories;
     return swap ? FaultAction::die_after() : FaultAction::pass();
   });
-  EXPECT_ANY_THROW(save_one(disk->storage()->child("ckpt"), 2, fixed_names_dialect(), true));
+  EXPECT_ANY_THROW(save_one(disk->storage()->child("ckpt"), 2, megatron_dialect(), true));
   expect_rows(parent->child("ckpt"), 2, 1);
   const auto found = find_leftovers(Location(parent->child("ckpt")));
   ASSERT_EQ(found.size(), 1u);
@@ -274,7 +282,7 @@ TEST(StagedSave, GcSaysOfAReplacedCheckpointWhichSaveHasReplacedIt) {
 
 TEST(StagedSave, ARankThatFailsLeavesNoDirectoryAndKeepsWhatStood) {
   const auto parent = memory_storage();
-  save_one(parent->child("ckpt"), 1, fixed_names_dialect());
+  save_one(parent->child("ckpt"), 1, megatron_dialect());
   for (const StorageOp op : {StorageOp::kCreate, StorageOp::kSync, StorageOp::kSyncDirectory}) {
     for (const int rank : {0, 1}) {
       const auto disk = FaultDisk::create(parent, [&](const StorageCall& call) {
@@ -282,7 +290,7 @@ TEST(StagedSave, ARankThatFailsLeavesNoDirectoryAndKeepsWhatStood) {
         return hit ? FaultAction::fail(EIO) : FaultAction::pass();
       });
       const auto texts = failures(2, [&](Communicator comm) {
-        SaveOptions options = options_of(fixed_names_dialect(), true);
+        SaveOptions options = options_of(megatron_dialect(), true);
         options.comm = comm;
         save(row_state(comm, 2), disk->storage(comm.rank())->child("ckpt"), options);
       });
@@ -297,19 +305,19 @@ TEST(StagedSave, AKilledRankEndsTheSaveAndKeepsWhatStood) {
   const LogLevel before = set_log_level(LogLevel::kOff);
   for (const int rank : {0, 1}) {
     const auto parent = memory_storage();
-    save_one(parent->child("ckpt"), 1, fixed_names_dialect());
+    save_one(parent->child("ckpt"), 1, megatron_dialect());
     const auto disk = FaultDisk::create(parent, [&](const StorageCall& call) {
       const bool hit = call.op == StorageOp::kSync && call.client == rank;
       return hit ? FaultAction::die() : FaultAction::pass();
     });
     const auto texts = failures(2, [&](Communicator comm) {
-      SaveOptions options = options_of(fixed_names_dialect(), true);
+      SaveOptions options = options_of(megatron_dialect(), true);
       options.comm = comm;
       save(row_state(comm, 2), disk->storage(comm.rank())->child("ckpt"), options);
     });
     EXPECT_THAT(texts, Each(Not(IsEmpty())));
     expect_rows(parent->child("ckpt"), 1, 1);
-    save_one(parent->child("ckpt"), 3, fixed_names_dialect(), true);
+    save_one(parent->child("ckpt"), 3, megatron_dialect(), true);
     expect_only(*parent, "ckpt", 3, true);
   }
   set_log_level(before);
@@ -318,7 +326,7 @@ TEST(StagedSave, AKilledRankEndsTheSaveAndKeepsWhatStood) {
 TEST(StagedSave, ARankThatSeesAnotherDirectoryIsNamed) {
   const auto one = memory_storage(), other = memory_storage();
   const auto texts = failures(2, [&](Communicator comm) {
-    SaveOptions options = options_of(fixed_names_dialect());
+    SaveOptions options = options_of(megatron_dialect());
     options.comm = comm;
     save(row_state(comm, 2), (comm.rank() == 0 ? one : other)->child("ckpt"), options);
   });
@@ -331,9 +339,9 @@ TEST(StagedSave, ARankThatSeesAnotherDirectoryIsNamed) {
 TEST(StagedSave, AReaderOfAReplacedCheckpointReadsNothingOfTheNewOne) {
   const TempDirectory folder;
   const std::string path = folder.path() + "/ckpt";
-  save_one(path, 1, fixed_names_dialect());
+  save_one(path, 1, megatron_dialect());
   const Checkpoint checkpoint = Checkpoint::open(path);
-  save_one(path, 2, fixed_names_dialect(), true);
+  save_one(path, 2, megatron_dialect(), true);
   expect_error([&] { checkpoint.read("w"); }, ErrorCode::kNotFound,
                "another save may have replaced the checkpoint");
   expect_rows(path, 2, 1);
@@ -368,7 +376,7 @@ TEST(StagedSave, SavesReadersAndCleaningsAtOnceNeverMix) {
   const LogLevel before = set_log_level(LogLevel::kOff);
   const TempDirectory folder;
   const std::string path = folder.path() + "/ckpt";
-  save_one(path, 1, fixed_names_dialect());
+  save_one(path, 1, megatron_dialect());
   std::atomic<int> saved = 0, read = 0;
   std::atomic<bool> over = false;
   const auto allowed = [](const Error& error) {
@@ -390,7 +398,7 @@ TEST(StagedSave, SavesReadersAndCleaningsAtOnceNeverMix) {
     while (!over) {
       try {
         const Checkpoint checkpoint = Checkpoint::open(path);
-        const int64_t first = checkpoint.read_object("step").as_int();
+        const int64_t first = step_of(checkpoint).as_int();
         EXPECT_EQ(elements(checkpoint.read("w")),
                   elements(counting(DType::kFloat32, {1, 8}, first)));
         EXPECT_EQ(elements(checkpoint.read("p")), elements(counting(DType::kInt64, {3}, first)));
@@ -413,15 +421,15 @@ TEST(StagedSave, SavesReadersAndCleaningsAtOnceNeverMix) {
   others.emplace_back(reading);
   others.emplace_back(cleaning);
   std::vector<std::thread> savers;
-  savers.emplace_back(saving, 1000, fixed_names_dialect());
-  savers.emplace_back(saving, 2000, fixed_names_dialect());
+  savers.emplace_back(saving, 1000, megatron_dialect());
+  savers.emplace_back(saving, 2000, megatron_dialect());
   savers.emplace_back(saving, 3000, pytorch_dialect());
   for (std::thread& thread : savers) thread.join();
   over = true;
   for (std::thread& thread : others) thread.join();
   EXPECT_GT(saved, 0);
   EXPECT_GT(read, 0);
-  save_one(path, 9, fixed_names_dialect(), true);
+  save_one(path, 9, megatron_dialect(), true);
   expect_only(*posix_storage(folder.path()), "ckpt", 9, true);
   EXPECT_THAT(posix_storage(folder.path())->list_directories(), ElementsAre("ckpt"));
   set_log_level(before);
