@@ -134,7 +134,7 @@ def test_values_that_differ_between_ranks_are_logged_by_the_coordinator_with_key
     (line,) = [text for text in said if "not the same on all ranks" in text]
     assert '"seed" (ranks 0 and 2 differ)' in line and "same/step" not in line
     assert others == [[], []]
-    assert tilestone.open(ckpt).read("seed") == 7
+    assert tilestone.open(ckpt).object("seed") == 7
 
 
 def load_missing(rank: int, world: int, path: str) -> None:
