@@ -18,8 +18,8 @@ import tilestone
 def main(path: str, other_path: str) -> None:
     differing, largest = 0, 0.0
     with tilestone.open(path) as ckpt, tilestone.open(other_path) as other:
-        keys = ckpt.tensors()
-        assert keys == other.tensors(), "the keys differ"
+        keys = ckpt.tensor_keys()
+        assert keys == other.tensor_keys(), "the keys differ"
         for key in keys:
             a, b = ckpt.read(key), other.read(key)
             differing += a.tobytes() != b.tobytes()

@@ -322,4 +322,4 @@ def test_arrays_that_are_more_than_their_elements_are_not_taken_for_plain_ones(c
     masked = numpy.ma.masked_array([1.0, 2.0], [True, False])
     tilestone.save({"x": masked}, ckpt)
     with tilestone.open(ckpt) as opened:
-        assert opened.tensors() == [] and opened.objects() == ["x"]
+        assert opened.tensor_keys() == [] and opened.object_keys() == ["x"]

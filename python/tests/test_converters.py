@@ -50,7 +50,7 @@ tilestone.register_converter(Rows, sharded, restore=lambda item, loaded: ("rows"
 def test_a_registered_type_is_saved_as_what_its_converter_makes(ckpt: str) -> None:
     tilestone.save({"a": {"b": Scaled(0.5, [2, 4])}, "list": [Scaled(2.0, [1]), 1]}, ckpt)
     with tilestone.open(ckpt) as opened:
-        assert opened.tensors() == ["a.b", "list.0"]
+        assert opened.tensor_keys() == ["a.b", "list.0"]
         assert opened.read("a.b").tolist() == [1.0, 2.0]
     template = {"a": {"b": Scaled(0.25, [0, 0])}, "list": [Scaled(1.0, [0]), None]}
     loaded = tilestone.load(template, ckpt)

@@ -48,7 +48,7 @@ def test_sharded_tensors_tell_their_boxes() -> None:
         "w", numpy.zeros((2, 3)), (0, 1, 4), (2, 1, 2), prepend_axis_num=1, replica_id=(0, 1)
     )
     assert grid.global_shape == (4, 2, 6)
-    assert grid.boxes == [tilestone.Box((1, 0, 3), (1, 2, 3))]
+    assert grid.boxes == [tilestone.geometry.Box((1, 0, 3), (1, 2, 3))]
     assert grid.replica_id == (0, 1) and grid.is_regular_grid
     flat = ShardedTensor.from_rank_offsets_flat(
         "w", numpy.zeros(7), (3, 4), (0, 1, 2), flattened_range=slice(2, 9)

@@ -83,7 +83,7 @@ def test_entities_are_saved_whole_and_resharded(worlds: Worlds, ckpt: str, data:
     worlds[4].run(_save, ckpt)
     with tilestone.open(ckpt, framework="torch") as opened:
         assert torch.equal(opened.read("layers.weight"), WHOLE)
-        assert opened.objects() == ["rng/shard_0_2", "rng/shard_1_2", "step"]
+        assert opened.object_keys() == ["rng/shard_0_2", "rng/shard_1_2", "step"]
         assert opened.read("glu.w").tolist() == [1, 2, 1, 2]
         assert opened.read("glu.v").tolist() == [3, 4, 3, 4]
     assert worlds[4].run(_load, ckpt, 1, data) == [[1.0, 2.0, 3.0, 4.0]] * 4

@@ -26,6 +26,7 @@ SAVE = [
     ("buffer_bytes", -1, "buffer_bytes is -1, which is out of range"),
     ("timeout", -1, "timeout is -1; expected seconds, more than 0"),
     ("timeout", 0, "timeout is 0; expected seconds, more than 0"),
+    ("timeout", math.inf, "timeout is inf; None is no limit"),
     ("timeout", math.nan, "timeout is nan"),
     ("timeout", 10**400, "timeout can't be a number of seconds"),
     ("timeout", "60", "timeout is a number of seconds or None, not '60'"),
@@ -122,7 +123,7 @@ def test_numbers_and_names_of_open_and_read_are_checked(ckpt: str) -> None:
 
 def test_no_timeout_and_bytes_for_a_path(ckpt: str) -> None:
     tilestone.save({"a": 1}, os.fsencode(ckpt), timeout=None)  # type: ignore[arg-type]
-    assert tilestone.load({"a": None}, ckpt, timeout=math.inf) == {"a": 1}
+    assert tilestone.load({"a": None}, ckpt, timeout=None) == {"a": 1}
 
 
 def test_who_takes_part_must_be_a_group() -> None:

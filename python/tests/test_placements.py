@@ -43,11 +43,11 @@ def being_rank(rank: int, world: int) -> Iterator[None]:
 def ours(placement: object) -> object:
     """A torch placement as Tilestone's."""
     if isinstance(placement, _StridedShard):
-        return tilestone.StridedShard(placement.dim, placement.split_factor)
+        return tilestone.geometry.StridedShard(placement.dim, placement.split_factor)
     if isinstance(placement, Shard):
-        return tilestone.Shard(placement.dim)
+        return tilestone.geometry.Shard(placement.dim)
     assert isinstance(placement, Replicate)
-    return tilestone.Replicate()
+    return tilestone.geometry.Replicate()
 
 
 def numbered(shape: tuple[int, ...]) -> torch.Tensor:
@@ -55,7 +55,7 @@ def numbered(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.arange(math.prod(shape)).reshape(shape)
 
 
-def assembled(whole: torch.Tensor, held: tilestone.LocalBoxes) -> torch.Tensor:
+def assembled(whole: torch.Tensor, held: tilestone.geometry.LocalBoxes) -> torch.Tensor:
     """The local tensor that Tilestone's boxes describe."""
     local = torch.full(held.local_shape, -1, dtype=whole.dtype)
     for box, place in zip(held.boxes, held.locals, strict=True):
@@ -95,7 +95,7 @@ def random_placements(rng: random.Random, dims: int, rank: int) -> list:
 
 def check(
     whole: torch.Tensor,
-    held: tilestone.LocalBoxes,
+    held: tilestone.geometry.LocalBoxes,
     local: torch.Tensor,
     described: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> None:
@@ -116,9 +116,9 @@ def test_boxes_equal_torchs_splits_on_every_rank_of_random_meshes(seed: int) -> 
         mesh = tuple(rng.randint(1, 4) for _ in range(rng.randint(1, 3)))
         placements = random_placements(rng, len(mesh), len(shape))
         whole = numbered(shape)
-        grid = tilestone.Mesh(mesh)
+        grid = tilestone.geometry.Mesh(mesh)
         for at in itertools.product(*map(range, mesh)):
-            held = tilestone.local_boxes(shape, grid, at, [ours(p) for p in placements])
+            held = tilestone.geometry.local_boxes(shape, grid, at, [ours(p) for p in placements])
             try:
                 check(
                     whole,
@@ -144,21 +144,21 @@ def test_boxes_equal_real_dtensors_over_meshes_of_any_rank_order(seed: int) -> N
     rank = rng.randrange(world)
     with being_rank(rank, world):
         theirs = DeviceMesh("cpu", torch.tensor(ranks).reshape(mesh), mesh_dim_names=tuple(names))
-        grid = tilestone.Mesh(mesh, ranks, names)
+        grid = tilestone.geometry.Mesh(mesh, ranks, names)
         assert tuple(grid.coordinate(rank)) == tuple(theirs.get_coordinate())
         for _ in range(10):
             shape = random_shape(rng)
             placements = random_placements(rng, len(mesh), len(shape))
             whole = numbered(shape)
             local = distribute_tensor(whole, theirs, placements, src_data_rank=None).to_local()
-            held = tilestone.local_boxes(
+            held = tilestone.geometry.local_boxes(
                 shape, grid, grid.coordinate(rank), [ours(p) for p in placements]
             )
             described = compute_local_shape_and_global_offset(shape, theirs, placements)
             check(whole, held, local, described)
 
 
-def check_real(whole: torch.Tensor, held: tilestone.LocalBoxes, weight: DTensor) -> None:
+def check_real(whole: torch.Tensor, held: tilestone.geometry.LocalBoxes, weight: DTensor) -> None:
     """`held` is what an FSDP2 parameter holds; an empty one has lost the shape of its other dims."""
     local = weight.to_local().detach().long()
     if local.numel() == 0:
@@ -196,8 +196,8 @@ def test_boxes_equal_what_fsdp2_over_tensor_parallelism_holds(
             weight = fsdp_over_tp(whole, names, mesh, tp)
             if tp == Shard(0):
                 assert any(isinstance(p, _StridedShard) for p in weight.placements)
-            grid = tilestone.Mesh(sizes, list(range(world)), list(names))
-            held = tilestone.local_boxes(
+            grid = tilestone.geometry.Mesh(sizes, list(range(world)), list(names))
+            held = tilestone.geometry.local_boxes(
                 shape, grid, grid.coordinate(rank), [ours(p) for p in weight.placements]
             )
             check_real(whole, held, weight)
@@ -216,14 +216,14 @@ def test_boxes_of_a_real_local_shape_equal_what_uneven_fsdp2_holds(seed: int) ->
         weight = fsdp_over_tp(whole, ("dp", "tp"), mesh, Shard(0))
         local_shape = tuple(weight.to_local().shape)
         placements = [ours(p) for p in weight.placements]
-        grid = tilestone.Mesh(sizes)
-        held = tilestone.held_boxes(shape, grid, grid.coordinate(rank), placements, local_shape)
+        grid = tilestone.geometry.Mesh(sizes)
+        held = tilestone.geometry.held_boxes(shape, grid, grid.coordinate(rank), placements, local_shape)
         check_real(whole, held, weight)
 
 
 def test_a_lone_strided_shard_is_several_boxes_where_torch_describes_one() -> None:
     """stock DCP would describe this rank's rows 0, 1, 4, 5 as rows 0 to 3."""
-    held = tilestone.local_boxes((8, 2), tilestone.Mesh((2,)), (0,), [tilestone.StridedShard(0, 2)])
+    held = tilestone.geometry.local_boxes((8, 2), tilestone.geometry.Mesh((2,)), (0,), [tilestone.geometry.StridedShard(0, 2)])
     assert [(tuple(b.offset), tuple(b.shape)) for b in held.boxes] == [
         ((0, 0), (2, 2)),
         ((4, 0), (2, 2)),

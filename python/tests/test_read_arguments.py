@@ -42,8 +42,8 @@ BAD_BOXES: list[Any] = [
     False,
     {0: 1},
     object(),
-    tilestone.Box([0], [1]),
-    tilestone.Box([0, 0], [9, 9]),
+    tilestone.geometry.Box([0], [1]),
+    tilestone.geometry.Box([0, 0], [9, 9]),
 ]
 
 
@@ -66,7 +66,7 @@ def test_boxes_of_every_kind_are_read(opened: tilestone.Checkpoint) -> None:
         ((0, 2), (1, 3)),
         [slice(0, 2), slice(1, 3, 1)],
         numpy.array([[0, 2], [1, 3]]),
-        tilestone.Box([0, 1], [2, 2]),
+        tilestone.geometry.Box([0, 1], [2, 2]),
     ]
     for box in boxes:
         assert opened.read("m.x", box).tolist() == [[1, 2], [5, 6]]

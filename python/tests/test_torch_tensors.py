@@ -12,7 +12,7 @@ import torch
 import tilestone
 from tilestone import _torch_bridge
 
-DTYPES = [name for name in tilestone.dtypes() if hasattr(torch, name)]
+DTYPES = [name for name in tilestone.dtype_names() if hasattr(torch, name)]
 
 
 def random_tensor(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
@@ -38,7 +38,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def test_every_dtype_of_a_checkpoint_is_one_of_torch() -> None:
-    assert DTYPES == tilestone.dtypes()
+    assert DTYPES == tilestone.dtype_names()
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -59,7 +59,7 @@ def test_import_save_load_open_and_the_command_never_import_torch(ckpt: str) -> 
     assert "w" in out
 
 
-@pytest.mark.parametrize("name", tilestone.dtypes())
+@pytest.mark.parametrize("name", tilestone.dtype_names())
 @pytest.mark.parametrize("shape", [(3, 5), (), (0, 4), (1,), (2, 3, 4, 5, 6)])
 def test_numpy_arrays_of_every_dtype_come_back_bit_for_bit(
     name: str, shape: tuple[int, ...], ckpt: str
@@ -168,7 +168,7 @@ def test_an_open_checkpoint_tells_what_it_holds(ckpt: str) -> None:
     assert opened.keys() == ["a.w", "b", "c"]
     assert list(opened) == opened.keys() and len(opened) == 3
     assert "a.w" in opened and "a" not in opened
-    assert opened.tensors() == ["a.w"] and opened.objects() == ["b", "c"]
+    assert opened.tensor_keys() == ["a.w"] and opened.object_keys() == ["b", "c"]
     assert opened["b"] == "text" and opened["c"] == (1, 2)
     assert opened.path_of("a.w") == ("a", "w")
     assert opened.nbytes == 64 and opened["a.w"].nbytes == 64

@@ -6,15 +6,19 @@ import contextlib
 import os
 import sys
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilestone import _core, _forked, _options
 from tilestone._bridge import Bridge
 from tilestone._errors import InvalidArgumentError
 from tilestone._progress import ProgressCallback, reporting
+from tilestone._protocols import CommunicatorLike
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
-def _group_of_torch(group: Any) -> Any:
+def _group_of_torch(group: ProcessGroup | None) -> ProcessGroup | None:
     """The process group given, or torch's default one where it is initialised, or None."""
     if group is not None or "torch" not in sys.modules:
         return group
@@ -23,7 +27,9 @@ def _group_of_torch(group: Any) -> Any:
     return _torch_bridge.default_group()
 
 
-def _communicator(group: Any, comm: Any) -> Any:
+def _communicator(
+    group: ProcessGroup | None, comm: CommunicatorLike | None
+) -> CommunicatorLike:
     """Who takes part. A failure here is this rank's alone: there is nobody yet to tell it to."""
     if comm is not None and group is not None:
         raise InvalidArgumentError("group and comm both say who takes part; give one of them")
@@ -45,8 +51,8 @@ def save(
     state: Mapping[Any, Any],
     path: str | os.PathLike[str],
     *,
-    group: Any = None,
-    comm: Any = None,
+    group: ProcessGroup | None = None,
+    comm: CommunicatorLike | None = None,
     format: str = "torch_dist",
     dialect: str = "pytorch",
     overwrite: bool = False,
@@ -143,8 +149,8 @@ def load(
     wanted: Mapping[Any, Any],
     path: str | os.PathLike[str],
     *,
-    group: Any = None,
-    comm: Any = None,
+    group: ProcessGroup | None = None,
+    comm: CommunicatorLike | None = None,
     cast: bool = False,
     allow: Collection[str] = (),
     verify_checksums: bool = True,

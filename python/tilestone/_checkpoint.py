@@ -12,6 +12,7 @@ from tilestone._dtypes import DType
 from tilestone._entities import to_box
 from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone._progress import ProgressCallback, reporting
+from tilestone._protocols import SupportsDlpack
 
 BoxLike: TypeAlias = _core.Box | Sequence[tuple[int, int] | slice]
 
@@ -113,11 +114,11 @@ class Checkpoint:
         """All keys, of tensors and objects, sorted."""
         return self._handle.keys()
 
-    def tensors(self) -> list[str]:
+    def tensor_keys(self) -> list[str]:
         """The keys of tensors, sorted."""
         return self._handle.tensor_keys()
 
-    def objects(self) -> list[str]:
+    def object_keys(self) -> list[str]:
         """The keys of objects, sorted."""
         return self._handle.object_keys()
 
@@ -125,7 +126,7 @@ class Checkpoint:
         return iter(self.keys())
 
     def __len__(self) -> int:
-        return len(self.tensors()) + len(self.objects())
+        return len(self.tensor_keys()) + len(self.object_keys())
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and (self._handle.is_tensor(key) or self._handle.is_object(key))
@@ -146,7 +147,7 @@ class Checkpoint:
         box: BoxLike | None = None,
         *,
         framework: str | None = None,
-        out: Any = None,
+        out: SupportsDlpack | None = None,
     ) -> Any:
         """A whole tensor, or one box of it.
 

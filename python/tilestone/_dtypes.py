@@ -15,7 +15,7 @@ from tilestone import _core
 class DType(str):
     """An element type, by torch's name: "float32", "bfloat16", "float8_e4m3fn".
 
-    Equal to its name as text. All names: `tilestone.dtypes()`.
+    Equal to its name as text. All names: `tilestone.dtype_names()`.
     """
 
     __slots__ = ()
@@ -48,6 +48,11 @@ class DType(str):
         import torch
 
         return getattr(torch, str(self))
+
+
+def dtype_names() -> list[str]:
+    """The names of all element types that a checkpoint can hold."""
+    return _core.dtypes()
 
 
 @functools.cache

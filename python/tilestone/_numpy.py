@@ -11,6 +11,7 @@ from tilestone import _converters, _core
 from tilestone._copied_back import CopiedBack
 from tilestone._dtypes import DType, name_of_numpy
 from tilestone._errors import InvalidArgumentError
+from tilestone._protocols import SupportsDlpack
 
 # Subclasses that are no more than their elements. Others (masked arrays, quantities with a unit)
 # are objects: their elements alone would not give them back.
@@ -78,19 +79,19 @@ def _copied(target: Any, memory: Any) -> Any:
     return target
 
 
-def _is_immutable(array: Any) -> bool:
+def _is_immutable(array: SupportsDlpack) -> bool:
     # JAX's arrays never change, which DLPack before version 1 can't say.
     return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
-def is_writable(array: Any) -> bool:
+def is_writable(array: SupportsDlpack) -> bool:
     """Whether an array that speaks DLPack may be filled."""
     if _is_immutable(array):
         return False
     return _core.TensorView.from_dlpack(array, writable=True) is not None
 
 
-def dlpack_view(array: Any, for_load: bool) -> _core.TensorView | None:
+def dlpack_view(array: SupportsDlpack, for_load: bool) -> _core.TensorView | None:
     """A view of an array that speaks DLPack; a load's of a read-only one is of a fresh array."""
     readable = for_load and _is_immutable(array)
     found = None if readable else _core.TensorView.from_dlpack(array, writable=for_load)

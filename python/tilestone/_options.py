@@ -52,15 +52,18 @@ def whole(name: str, value: Any, bits: int = 32) -> int:
 
 
 def seconds(name: str, value: Any) -> float:
-    """A time; None is no limit."""
+    """A time; None, and nothing else, is no limit."""
     if value is None:
         return math.inf
     if isinstance(value, (bool, str, bytes)) or not hasattr(type(value), "__float__"):
         raise InvalidArgumentError(f"{name} is a number of seconds or None, not {value!r}")
     try:
-        return float(value)
+        number = float(value)
     except (OverflowError, TypeError, ValueError) as error:
         raise InvalidArgumentError(f"{name} can't be a number of seconds: {error}") from None
+    if number == math.inf:
+        raise InvalidArgumentError(f"{name} is {number}; None is no limit")
+    return number
 
 
 def limit_of(timeout: Any) -> float:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from tilestone._errors import InvalidArgumentError
+from tilestone._protocols import Stateful
 
 Below = Sequence[tuple[str | int, ...]]
 
 
-def is_stateful(item: Any) -> bool:
+def is_stateful(item: Any) -> TypeGuard[Stateful]:
     """torch's Stateful protocol; modules, optimizers and dataloaders follow it."""
     return (
         not isinstance(item, type)
@@ -29,10 +30,10 @@ class Statefuls:
     """The Stateful objects of one state, in the order of the tree."""
 
     def __init__(self) -> None:
-        self._states: dict[int, tuple[Any, Any]] = {}  # by id: the object and its state dict
-        self._loaded: list[tuple[Any, Any]] = []
+        self._states: dict[int, tuple[Stateful, Any]] = {}  # by id: the object and its state dict
+        self._loaded: list[tuple[Stateful, Any]] = []
 
-    def enter(self, item: Any) -> Any:
+    def enter(self, item: Stateful) -> Any:
         """The state dict of an object, asked for once."""
         if id(item) not in self._states:
             state = item.state_dict()
@@ -48,11 +49,11 @@ class Statefuls:
         """id() of each object, all of which this keeps alive."""
         return list(self._states)
 
-    def state_of(self, item: Any) -> Any:
+    def state_of(self, item: Stateful) -> Any:
         """The state dict that `enter` gave."""
         return self._states[id(item)][1]
 
-    def keep_loaded(self, item: Any, loaded: Any) -> None:
+    def keep_loaded(self, item: Stateful, loaded: Any) -> None:
         """Notes what give_back is to give."""
         self._loaded.append((item, loaded))
 
@@ -67,7 +68,7 @@ class Statefuls:
         self._loaded.clear()
 
 
-def below(item: Any, state: Any) -> Below:
+def below(item: Stateful, state: Any) -> Below:
     """Paths in an object's state dict that are loaded without a template.
 
     A torch optimizer makes the state of a parameter at its first step. For a parameter that is
@@ -120,13 +121,14 @@ def _assigning(item: Any, loaded: Any) -> Any:
     return loaded
 
 
-def _give(item: Any, template: Any, loaded: Any) -> None:
+def _give(item: Stateful, template: Any, loaded: Any) -> None:
     if not _holds_meta(template):
         item.load_state_dict(loaded)
         return
     assigns = "assign" in inspect.signature(item.load_state_dict).parameters
     if assigns:
-        item.load_state_dict(_assigning(item, loaded), assign=True)
+        module: Any = item
+        module.load_state_dict(_assigning(item, loaded), assign=True)
     else:
         item.load_state_dict(loaded)
     if _holds_meta(item.state_dict()):

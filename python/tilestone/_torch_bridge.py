@@ -6,7 +6,7 @@ Imported only when torch is already loaded, or when the caller asks for torch te
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -16,6 +16,11 @@ from tilestone import _converters, _core, _numpy
 from tilestone._converters import Call, Node
 from tilestone._copied_back import CopiedBack
 from tilestone._errors import InvalidArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 
 @functools.cache
@@ -348,7 +353,7 @@ def _as_template(made: Any, template: Any) -> Any:
     return made.requires_grad_() if template.requires_grad and template.is_leaf else made
 
 
-def _with_memory(item: Any, local: torch.Tensor) -> Any:
+def _with_memory(item: DTensor, local: torch.Tensor) -> Any:
     """A DTensor on the meta device as a new one of the same mesh and placements, on its device."""
     kind = item.device_mesh.device_type
     module = getattr(torch, kind, None)
@@ -374,7 +379,7 @@ def _holders(holders: list[int], call: Call) -> list[int]:
 
 
 @functools.lru_cache(maxsize=64)
-def mesh(device_mesh: Any) -> _core.Mesh:
+def mesh(device_mesh: DeviceMesh) -> _core.Mesh:
     """A torch DeviceMesh as a Mesh of global ranks."""
     names = device_mesh.mesh_dim_names or ()
     ranks = device_mesh.mesh
@@ -398,7 +403,7 @@ def placement(
     raise UnsupportedError(f"{key}: placement {given} is not supported", key=key)
 
 
-def default_group() -> Any:
+def default_group() -> ProcessGroup | None:
     """torch.distributed's default group when it is initialised, else None."""
     if dist.is_available() and dist.is_initialized():
         return dist.group.WORLD
