@@ -191,7 +191,7 @@ def test_an_open_checkpoint_tells_dialect_keys_and_common_state(ckpt: str) -> No
     tilestone.save(_state(0, 1, True), ckpt, dialect="megatron")
     with tilestone.open(ckpt, framework="torch") as checkpoint:
         assert checkpoint.dialect == "megatron"
-        assert checkpoint.objects() == ["extra/shard_0_1", "rng/shard_0.0_2.1", "rng/shard_1.0_2.1"]
+        assert checkpoint.object_keys() == ["extra/shard_0_1", "rng/shard_0.0_2.1", "rng/shard_1.0_2.1"]
         _assert_same(checkpoint.object("rng/shard_1.0_2.1"), [1, {"a": torch.arange(3)}], "rng")
         common = checkpoint.common(allow=["argparse.Namespace"])
         _assert_same(common, COMMON, "")
