@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import sys
 import zlib
 
@@ -35,6 +36,54 @@ def check_object(ckpt: tilestone.Checkpoint, key: str, wanted: str) -> str | Non
     return None if found == wanted else f"{key}: {found}, expected {wanted}"
 
 
+def text(value: object) -> str:
+    """A value as Megatron-Core's expectations have it; of an enum's member only the class."""
+    if isinstance(value, tilestone.Opaque):
+        if value.name == "BytesIO":
+            return f"BytesIO {value.state[0]!r}"
+        if value.kind != "new":
+            return f"<{value.name.split('.')[0]}>"
+        fields = (f"{name}={plain(field)}" for name, field in value.state.items())
+        return f"{value.name}({', '.join(fields)})"
+    if isinstance(value, numpy.ndarray):
+        name = tilestone.DType(value.dtype.name) if value.dtype.isbuiltin else value.dtype.name
+        return f"tensor {name} {list(value.shape)} crc32={zlib.crc32(value.tobytes())}"
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__name__}({', '.join(text(item) for item in value)})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {text(item)}" for key, item in value.items()) + "}"
+    return plain(value)
+
+
+def plain(value: object) -> str:
+    if isinstance(value, tilestone.Opaque):
+        return text(value)
+    return f"torch.{value}" if isinstance(value, tilestone.DType) else repr(value)
+
+
+def check_text(key: str, found: object, wanted: str) -> str | None:
+    wanted = re.sub(r"<(\w+)\.\w+: \d+>", r"<\1>", wanted)
+    return None if text(found) == wanted else f"{key}: {text(found)}, expected {wanted}"
+
+
+def check_megatron(
+    ckpt: tilestone.Checkpoint, expected: dict[str, dict[str, str]]
+) -> list[str | None]:
+    """Objects by their unique keys, the common state, and content metadata."""
+    wanted = dict(expected["common"])
+    if "content_metadata" in expected:
+        wanted["content_metadata"] = str(expected["content_metadata"])
+    common = ckpt.common()
+    problems: list[str | None] = []
+    if ckpt.dialect != "megatron" or set(common) != set(wanted):
+        problems.append(f"{ckpt.dialect}: common keys {sorted(common)}")
+    if set(ckpt.object_keys()) != set(expected["objects"]):
+        problems.append(f"objects {ckpt.object_keys()}")
+    problems += [check_text(key, common.get(key), value) for key, value in wanted.items()]
+    objects = expected["objects"].items()
+    return problems + [check_text(key, ckpt.object(key), value) for key, value in objects]
+
+
 def check(path: pathlib.Path) -> dict[str, object]:
     expected = json.loads(pathlib.Path(f"{path}.expected.json").read_text())
     is_torch = path.parent.name.startswith("torch-")
@@ -45,6 +94,8 @@ def check(path: pathlib.Path) -> dict[str, object]:
             problems.append(check_tensor(ckpt, key, wanted))
         for key, wanted in objects.items():
             problems.append(check_object(ckpt, key, wanted))
+        if not is_torch:
+            problems += check_megatron(ckpt, expected)
         missing = set(ckpt.tensor_keys()) ^ set(expected["tensors"])
         if missing:
             problems.append(f"keys differ: {sorted(missing)}")
