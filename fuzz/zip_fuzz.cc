@@ -5,7 +5,7 @@
 #include "tilestone/format/archive/zip_reader_internal.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace tilestone::torch_dist;
+  using namespace tilestone::archive;
   const ItemBytes item(tilestone::ByteView(reinterpret_cast<const std::byte*>(data), size));
   try {
     const auto directory = ZipDirectory::parse(item);
