@@ -9,9 +9,12 @@
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
+#include <fstream>
+#include <memory>
 #include <mutex>
 
 #include "tilestone/base/log.h"
+#include "tilestone/comm/solo.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/commit/gc.h"
@@ -120,14 +123,20 @@ struct Hit {
 // Fails the k-th call with `error`; tells which it was.
 std::shared_ptr<FaultDisk> failing_at(const std::shared_ptr<Storage>& inner, uint64_t k, int error,
                                       std::optional<Hit>& hit) {
-  bool committed = false, cleaning = false;
-  return FaultDisk::create(inner, [=, &hit](const StorageCall& call) mutable {
-    committed |= call.op == StorageOp::kRename && call.to == ".metadata";
-    cleaning |= committed && call.op == StorageOp::kRemove;
-    if (call.index != k) return FaultAction::pass();
-    hit = Hit{call.op, std::string(call.name), std::string(call.to), call.client, cleaning};
-    return FaultAction::fail(error);
-  });
+  struct Passed {
+    std::atomic<bool> commit = false, first_removal = false;
+  };
+  return FaultDisk::create(inner,
+                           [=, &hit, passed = std::make_shared<Passed>()](const StorageCall& call) {
+                             if (call.op == StorageOp::kRename && call.to == ".metadata")
+                               passed->commit = true;
+                             if (call.op == StorageOp::kRemove && passed->commit)
+                               passed->first_removal = true;
+                             if (call.index != k) return FaultAction::pass();
+                             hit = Hit{call.op, std::string(call.name), std::string(call.to),
+                                       call.client, passed->first_removal};
+                             return FaultAction::fail(error);
+                           });
 }
 
 void expect_told(const Error& error, const Hit& hit, int number) {
@@ -287,6 +296,18 @@ class RealFiles : public FailingStorage {
   const TempDirectory folder_;
   const std::string root_ = folder_.path() + "/checkpoint";
 };
+
+// Not of a note either, which it has not left.
+TEST_F(RealFiles, ASaveThatHasMadeNothingLogsNothing) {
+  const TempDirectory folder;
+  std::ofstream(folder.path() + "/file") << "no directory";
+  std::vector<std::string> logged;
+  set_log_level(LogLevel::kInfo);
+  set_log_sink([&](LogLevel, std::string_view text) { logged.emplace_back(text); });
+  EXPECT_THROW(save(row_state(solo(), kNew), folder.path() + "/file/ckpt", saving(solo())), Error);
+  set_log_sink({});
+  EXPECT_THAT(logged, testing::IsEmpty());
+}
 
 TEST_F(RealFiles, ADirectoryRemovedUnderWayIsToldOnEveryRank) {
   for (const bool saves : {true, false}) {

@@ -7,8 +7,10 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <thread>
+#include <utility>
 
 #include "tilestone/base/log.h"
 #include "tilestone/comm/solo.h"
@@ -140,6 +142,21 @@ TEST(StagedSave, AFileThatBelongsToNoCheckpointIsNamedAndNothingIsReplaced) {
     EXPECT_EQ(as_text(read_file(*parent, "ckpt/sub/notes.txt", 100)), "mine");
     EXPECT_THAT(parent->list_directories(), ElementsAre("ckpt"));
     if (stands) expect_rows(parent->child("ckpt"), 1, 1);
+  }
+}
+
+// A name that Megatron-Core uses makes a file of the user's own no part of a checkpoint.
+TEST(StagedSave, AUsersOwnFileOfAKnownNameIsNamedAndNothingIsReplaced) {
+  const std::pair<const char*, const char*> files[] = {{"metadata.json", R"({"mine": 1})"},
+                                                       {"common.pt", "mine"}};
+  for (const auto& [name, text] : files) {
+    const auto parent = memory_storage();
+    save_one(parent->child("ckpt"), 1, pytorch_dialect());
+    put_file(*parent, std::string("ckpt/") + name, as_bytes(text));
+    const FileImage image = memory_image(*parent);
+    expect_error([&] { save_one(parent->child("ckpt"), 2, megatron_dialect(), true); },
+                 ErrorCode::kUnsupported, name);
+    EXPECT_EQ(memory_image(*parent), image);
   }
 }
 
@@ -384,7 +401,10 @@ TEST(StagedSave, SavesReadersAndCleaningsAtOnceNeverMix) {
   };
   const auto saving = [&](int64_t first, const std::shared_ptr<const Dialect>& dialect) {
     SaveOptions options = options_of(dialect, true);
-    for (int64_t i = 0; i < 60; ++i) {
+    // Saves follow each other so fast that a reader may see none whole, so there are breaks as soon
+    // as they are enough; how long it takes is left to the scheduler.
+    for (int64_t i = 0; i < 60 || (read == 0 && i < 2000); ++i) {
+      if (i >= 60) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       options.format = format_named(i % 2 == 0 ? "torch_dist" : "zarr");
       try {
         save(row_state(solo(), first + i), path, options);

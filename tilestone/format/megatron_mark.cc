@@ -16,20 +16,26 @@ bool is_there(std::span<const std::string> names, std::string_view name) {
 
 }  // namespace
 
-std::optional<std::string> megatron_backend(ByteView bytes) {
+std::optional<MegatronConfig> read_megatron_config(ByteView bytes) {
   const auto keep = [](int depth, Json::parse_event_t, const Json&) { return depth <= kMaxDepth; };
   const auto* text = reinterpret_cast<const char*>(bytes.data());
   const Json json = Json::parse(text, text + bytes.size(), keep, false);
   if (!json.is_object() || !json.contains("sharded_backend")) return std::nullopt;
   const Json& backend = json["sharded_backend"];
-  return backend.is_string() ? backend.get<std::string>() : std::string("unknown");
+  MegatronConfig config;
+  config.backend = backend.is_string() ? backend.get<std::string>() : std::string("unknown");
+  const auto version = json.find("sharded_backend_version");
+  if (version != json.end()) {
+    config.version = version->is_number_integer() ? version->get<int64_t>() : -1;
+  }
+  return config;
 }
 
 std::optional<MegatronMark> find_megatron_mark(
     std::span<const std::string> names, const std::function<Bytes(const std::string&)>& read) {
   if (!is_there(names, kMegatronConfig)) return std::nullopt;
-  if (auto backend = megatron_backend(read(std::string(kMegatronConfig)))) {
-    return MegatronMark{*std::move(backend)};
+  if (auto config = read_megatron_config(read(std::string(kMegatronConfig)))) {
+    return MegatronMark{std::move(config->backend)};
   }
   if (is_there(names, kMegatronCommon)) return MegatronMark{};
   return std::nullopt;

@@ -26,9 +26,13 @@ struct MegatronMark {
 std::optional<MegatronMark> find_megatron_mark(
     std::span<const std::string> names, const std::function<Bytes(const std::string&)>& read);
 
-// The sharded_backend that the bytes of a metadata.json name; nullopt where they are not what
-// Megatron-Core writes.
-std::optional<std::string> megatron_backend(ByteView bytes);
+// What a metadata.json says of the format.
+struct MegatronConfig {
+  std::string backend;             // its sharded_backend; "unknown" where that is no text
+  std::optional<int64_t> version;  // its sharded_backend_version; -1 where that is no integer
+};
+// nullopt where the bytes are not what Megatron-Core writes.
+std::optional<MegatronConfig> read_megatron_config(ByteView bytes);
 // What Megatron-Core would write there: it refuses other fields.
 Bytes write_megatron_config(std::string_view backend, int backend_version);
 

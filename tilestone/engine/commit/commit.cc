@@ -176,6 +176,7 @@ void Commit::begin_in_place(Deadline deadline) {
   finish_replacement();
   look_at_old();
   leave_note(*storage_, save_id_, replaces_, deadline);
+  has_note_ = true;
 }
 
 std::optional<ForeignCheckpoint> Commit::foreign() const {
@@ -399,7 +400,7 @@ void Commit::abandon(bool alone) {
   remove_files(*storage_, published_);
   const std::string manifest = manifest_name(save_id_);
   if (new_files_.contains(manifest)) remove_files(*storage_, std::vector{manifest});
-  if (!alone) return;
+  if (!alone || !has_note_) return;
   bool has_data = true;
   try {
     has_data = holds_data(*storage_, *format_, save_id_);

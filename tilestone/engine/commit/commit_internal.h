@@ -81,6 +81,7 @@ class Commit {
   std::set<std::string> new_files_;
   Index index_;
   std::vector<std::string> published_;  // files of the index that stand before the switch
+  bool has_note_ = false;               // that this save has begun
 };
 
 }  // namespace tilestone::engine

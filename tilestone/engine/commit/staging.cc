@@ -178,10 +178,8 @@ Standing expect_readable(Storage& location, const std::shared_ptr<const Format>&
   }
 }
 
-// Stock torch makes a data file for a rank that has nothing to write, and Megatron-Core files that
-// describe the whole.
+// Stock torch makes a data file for a rank that has nothing to write.
 bool is_of_stock(Storage& location, const std::string& name) {
-  if (name == "metadata.json" || name == "common.pt") return true;
   const auto info = name.ends_with(".distcp") ? location.stat(name) : std::nullopt;
   return info && info->regular && info->size == 0;
 }

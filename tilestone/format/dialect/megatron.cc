@@ -75,7 +75,7 @@ class MegatronDialect final : public Dialect {
     const auto config = files.contents.find(kConfigFile);
     if (config == files.contents.end()) {
       faults.push_back({kConfigFile, 0, "the file is missing"});
-    } else if (!megatron_backend(config->second)) {
+    } else if (!read_megatron_config(config->second)) {
       faults.push_back({kConfigFile, 0, "the file is no JSON that names a sharded_backend"});
     }
     const auto common = files.contents.find(kCommonFile);

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/format/megatron_mark.h"
 #include "tilestone/format/zarr/array_metadata_internal.h"
 #include "tilestone/format/zarr/names_internal.h"
 #include "tilestone/geometry/grid.h"
@@ -14,9 +14,7 @@
 namespace tilestone::zarr {
 namespace {
 
-using Json = nlohmann::json;
-
-constexpr int kMaxDepth = 8;  // of JSON
+const std::string kIndexName(kMegatronConfig);
 constexpr std::string_view kLockSuffix = ".sync";
 constexpr std::string_view kOwnFolder = ".tilestone/";
 
@@ -58,17 +56,13 @@ std::vector<std::string> select(std::span<const std::string> names, const Wanted
 }
 
 void check_backend(ByteView text) {
-  const auto keep = [](int depth, Json::parse_event_t, const Json&) { return depth <= kMaxDepth; };
-  const std::string_view chars = as_text(text);
-  const Json json = Json::parse(chars.begin(), chars.end(), keep, false);
-  if (!json.is_object() || !json.contains("sharded_backend")) {
-    corrupt("it is no description of a checkpoint", kIndexName);
-  }
-  if (json["sharded_backend"] != "zarr") {
+  const auto config = read_megatron_config(text);
+  if (!config) corrupt("it is no description of a checkpoint", kIndexName);
+  if (config->backend != kBackend) {
     throw Error(ErrorCode::kUnsupported, "it says that the checkpoint is not of the zarr backend")
         .with_file(kIndexName);
   }
-  if (json.contains("sharded_backend_version") && json["sharded_backend_version"] != 1) {
+  if (config->version.value_or(kBackendVersion) != kBackendVersion) {
     throw Error(ErrorCode::kUnsupported, "the zarr backend's version is not 1, as known here")
         .with_file(kIndexName);
   }
@@ -209,10 +203,5 @@ std::vector<std::string> item_files(std::span<const std::string> names) {
 }
 
 Metadata read_directory(const DirectoryFiles& files) { return DirectoryReader(files).run(); }
-
-Bytes write_backend() {
-  return to_bytes(R"({"sharded_backend": "zarr", "sharded_backend_version": 1, )"
-                  R"("common_backend": "torch", "common_backend_version": 1})");
-}
 
 }  // namespace tilestone::zarr

@@ -10,7 +10,9 @@
 
 namespace tilestone::zarr {
 
-inline constexpr const char* kIndexName = "metadata.json";
+// In Megatron-Core's metadata.json.
+inline constexpr const char* kBackend = "zarr";
+inline constexpr int kBackendVersion = 1;
 
 // metadata.json and every `.zarray`. Files of checkpoints in folders below are left out.
 std::vector<std::string> description_files(std::span<const std::string> names);
@@ -19,8 +21,5 @@ std::vector<std::string> item_files(std::span<const std::string> names);
 
 // Error(kCorrupt) and (kUnsupported) with file; metadata is index()ed.
 Metadata read_directory(const DirectoryFiles& files);
-
-// What Megatron-Core writes for this backend.
-Bytes write_backend();
 
 }  // namespace tilestone::zarr

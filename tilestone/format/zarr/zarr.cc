@@ -7,6 +7,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/format/archive/archive_reader_internal.h"
 #include "tilestone/format/archive/archive_writer_internal.h"
+#include "tilestone/format/megatron_mark.h"
 #include "tilestone/format/zarr/array_metadata_internal.h"
 #include "tilestone/format/zarr/directory_internal.h"
 #include "tilestone/format/zarr/dtype_names_internal.h"
@@ -104,7 +105,7 @@ class CellEncoder final : public ItemEncoder {
 
 class ZarrFormat final : public Format {
  public:
-  std::string_view name() const override { return "zarr"; }
+  std::string_view name() const override { return kBackend; }
 
   void check(const Items& items) const override {
     std::vector<NamedTensor> tensors;
@@ -151,13 +152,14 @@ class ZarrFormat final : public Format {
     for (const StoredTensor& tensor : metadata.tensors) {
       index.push_back({array_file(tensor.key), write_array(array_of(tensor)), IndexRole::kBefore});
     }
-    index.push_back({kIndexName, write_backend(), IndexRole::kSwitch});
+    index.push_back({std::string(kMegatronConfig), write_megatron_config(kBackend, kBackendVersion),
+                     IndexRole::kSwitch});
     return index;
   }
 
   // A checkpoint of objects alone has no array.
   bool detect(std::span<const std::string> names) const override {
-    if (!contains_name(names, kIndexName)) return false;
+    if (!contains_name(names, kMegatronConfig)) return false;
     const auto is_foreign = [](std::string_view name) {
       return name == ".metadata" || name.ends_with(".distcp") || name.ends_with(".safetensors");
     };
@@ -166,8 +168,9 @@ class ZarrFormat final : public Format {
   }
 
   std::vector<std::string> index_files(std::span<const std::string> names) const override {
-    if (!contains_name(names, kIndexName)) {
-      throw Error(ErrorCode::kNotFound, "no zarr checkpoint").with_file(kIndexName);
+    if (!contains_name(names, kMegatronConfig)) {
+      throw Error(ErrorCode::kNotFound, "no zarr checkpoint")
+          .with_file(std::string(kMegatronConfig));
     }
     return description_files(names);
   }
