@@ -176,7 +176,7 @@ class Saving {
       throw Error(ErrorCode::kUnsupported,
                   "the format " + std::string(format_->name()) +
                       " stores regular grids, on which ranks can't agree by rule")
-          .with_hint("save with agreement = exchange");
+          .with_hint("save with the agreement 'exchange'");
     }
     for (const TensorItem& item : items_.tensors) {
       for (const Piece& piece : item.pieces) {

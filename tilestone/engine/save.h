@@ -16,6 +16,9 @@ namespace tilestone {
 // half-done can be taken for a checkpoint.
 //
 // Protocol (crash argument in commit.cc):
+// Where names of files say nothing of their save, all of it happens in a directory beside the
+// location, and the index is published in there; the switch of step 3 is then the rename of that
+// directory to the location, or its exchange with what stands there.
 //  1. Each rank: factories, non-persistent dropped, items, local plan. Gathered to the
 //     coordinator, which checks that location and options are the same on all ranks, plans, locks
 //     the location, refuses or accepts what stands there, and scatters each rank its own assignment
@@ -23,7 +26,7 @@ namespace tilestone {
 //  2. Each rank writes new data files, makes them and their directory entries durable, and reports.
 //  3. The coordinator merges the reports (coverage is checked here), opens every file that a rank
 //     reported, publishes the manifest, then the format's metadata by one rename: the checkpoint
-//     exists. Everybody is told.
+//     exists. Every rank gets the result.
 //  4. The coordinator removes the files of the checkpoint that was replaced, and those of earlier
 //     failed attempts.
 SaveResult save(const StateDict& state, const Location& location, const SaveOptions& options = {});
