@@ -11,15 +11,13 @@ install(
   NAMESPACE Tilestone::
   DESTINATION ${tilestone_package_dir}
   COMPONENT development)
+# Which headers those are is found when they are installed: a change of an #include asks for no new
+# configuration.
 install(
-  DIRECTORY tilestone
-  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-  COMPONENT development
-  FILES_MATCHING
-  PATTERN "*.h"
-  PATTERN "*_internal.h" EXCLUDE
-  PATTERN "*_testing.h" EXCLUDE
-  PATTERN "cli" EXCLUDE)
+  CODE "set(tilestone_source \"${PROJECT_SOURCE_DIR}\")
+        set(tilestone_include \"${CMAKE_INSTALL_INCLUDEDIR}\")"
+  COMPONENT development)
+install(SCRIPT ${CMAKE_CURRENT_LIST_DIR}/TilestoneInstallHeaders.cmake COMPONENT development)
 
 configure_package_config_file(
   cmake/TilestoneConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/TilestoneConfig.cmake

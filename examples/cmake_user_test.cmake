@@ -7,11 +7,35 @@ endfunction()
 file(REMOVE_RECURSE ${WORK})
 run(${CMAKE_COMMAND} --install ${TILESTONE_BUILD} --prefix ${WORK}/prefix)
 
-# What must not be installed: private headers and the tests' helpers.
-file(GLOB_RECURSE private ${WORK}/prefix/*_internal.h ${WORK}/prefix/*_testing.h)
+# What must not be installed: private headers and the tests' helpers, and plans.
+set(include ${WORK}/prefix/include)
+file(GLOB_RECURSE private ${include}/*_internal.h ${include}/*_testing.h ${include}/*/plan/*.h)
 if(private)
   message(FATAL_ERROR "private headers were installed: ${private}")
 endif()
+
+# Every installed header compiles alone (one that has a source of its own is the first include
+# there, so the library's build has shown it), and the compiler reaches all of them from the one
+# that users include.
+set(compile ${CXX_COMPILER} -std=c++20 -fsyntax-only -Werror -Wall -Wextra -I${include} -x c++)
+file(GLOB_RECURSE headers RELATIVE ${include} ${include}/tilestone/*.h)
+foreach(header IN LISTS headers)
+  string(REGEX REPLACE "h$" "cc" own "${SOURCE}/../../${header}")
+  if(EXISTS "${own}")
+    continue()
+  endif()
+  file(WRITE ${WORK}/alone.cc "#include <${header}>\n")
+  execute_process(COMMAND ${compile} ${WORK}/alone.cc COMMAND_ERROR_IS_FATAL ANY)
+endforeach()
+execute_process(COMMAND ${CXX_COMPILER} -std=c++20 -I${include} -MM -x c++
+                        ${include}/tilestone/tilestone.h
+                OUTPUT_VARIABLE reached COMMAND_ERROR_IS_FATAL ANY)
+foreach(header IN LISTS headers)
+  string(FIND "${reached}" "${include}/${header}" place)
+  if(place EQUAL -1)
+    message(FATAL_ERROR "${header} is installed, and tilestone.h does not include it")
+  endif()
+endforeach()
 
 run(${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/build -G ${GENERATOR}
     -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_CXX_COMPILER=${CXX_COMPILER}

@@ -22,8 +22,7 @@ void save(const tilestone::Communicator& comm, const char* folder) {
   for (int64_t row = comm.rank() * rows; row < (comm.rank() + 1) * rows; ++row) {
     for (int64_t column = 0; column < kColumns; ++column) mine.push_back(expected(row, column));
   }
-  const auto view =
-      tilestone::TensorView::contiguous(mine.data(), tilestone::DType::kInt64, {rows, kColumns});
+  const auto view = tilestone::TensorView::of(mine, {rows, kColumns});
   tilestone::StateDict state;
   state["matrix"] = tilestone::ShardedTensor::from_rank_offsets(
       "matrix", view, {{.axis = 0, .rank = comm.rank(), .fragments = comm.size()}});
@@ -35,8 +34,7 @@ void save(const tilestone::Communicator& comm, const char* folder) {
 int64_t load(const tilestone::Communicator& comm, const char* folder) {
   const int64_t columns = kColumns / comm.size();
   std::vector<int64_t> mine(static_cast<size_t>(kRows * columns), -1);
-  const auto view =
-      tilestone::TensorView::contiguous(mine.data(), tilestone::DType::kInt64, {kRows, columns});
+  const auto view = tilestone::TensorView::of(mine, {kRows, columns});
   tilestone::StateDict wanted;
   wanted["matrix"] = tilestone::ShardedTensor::from_rank_offsets(
       "matrix", view, {{.axis = 1, .rank = comm.rank(), .fragments = comm.size()}});
@@ -49,8 +47,7 @@ int64_t load(const tilestone::Communicator& comm, const char* folder) {
     const int64_t column = comm.rank() * columns + at % columns;
     if (mine[i] != expected(at / columns, column)) ++differences;
   }
-  const auto* step = loaded.find("step")->get_if<tilestone::Value>();
-  if (step == nullptr || *step != tilestone::Value(1200)) ++differences;
+  if (loaded.get<int>("step") != 1200) ++differences;
   return differences;
 }
 

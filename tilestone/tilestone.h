@@ -19,6 +19,7 @@
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/format/zarr/zarr.h"
 #include "tilestone/state/state_dict.h"
 #include "tilestone/storage/memory_storage.h"
 #include "tilestone/storage/posix_storage.h"

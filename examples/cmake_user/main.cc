@@ -1,6 +1,7 @@
 // Saves a state and reads it back: the smallest program that uses the installed library.
 #include <tilestone/tilestone.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <vector>
 
@@ -11,19 +12,19 @@ int main(int argc, char** argv) {
   }
   std::vector<float> weight = {1, 2, 3, 4, 5, 6};
   tilestone::StateDict state;
-  state["weight"] =
-      tilestone::TensorView::contiguous(weight.data(), tilestone::DType::kFloat32, {2, 3});
+  state["weight"] = tilestone::TensorView::of(weight, {2, 3});
   state["step"] = 1200;
   try {
     tilestone::save(state, argv[1], {.overwrite = true});
 
-    std::vector<float> read(weight.size());
-    const auto checkpoint = tilestone::Checkpoint::open(argv[1]);
-    checkpoint.read_into(
-        "weight", std::nullopt,
-        tilestone::TensorView::contiguous(read.data(), tilestone::DType::kFloat32, {2, 3}));
-    if (read != weight) {
-      std::fprintf(stderr, "what was read differs from what was saved\n");
+    tilestone::StateDict wanted;
+    wanted["weight"] =  // allocated by the load
+        tilestone::TensorView::without_data(tilestone::DType::kFloat32, {2, 3});
+    wanted["step"] = nullptr;
+    const tilestone::StateDict loaded = tilestone::load(wanted, argv[1]);
+    const tilestone::TensorView read = loaded.get<tilestone::TensorView>("weight");
+    if (!std::ranges::equal(read.elements<float>(), weight) || loaded.get<int>("step") != 1200) {
+      std::fprintf(stderr, "what was loaded differs from what was saved\n");
       return 1;
     }
   } catch (const tilestone::Error& error) {

@@ -239,8 +239,8 @@ void bind_checkpoint(nb::module_& m) {
       .def_prop_ro("dialect", [](const Checkpoint& c) { return c.dialect().name(); })
       .def_prop_ro("world_size",
                    [](const Checkpoint& c) -> std::optional<int> {
-                     if (!c.manifest()) return std::nullopt;
-                     return c.manifest()->world_size;
+                     if (!c.save_record()) return std::nullopt;
+                     return c.save_record()->world_size;
                    })
       .def_prop_ro("tensor_bytes", [](const Checkpoint& c) { return c.metadata().tensor_bytes(); });
 }

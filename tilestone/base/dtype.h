@@ -1,6 +1,8 @@
 // Element types: those that PyTorch 2.14 can save in a checkpoint.
 #pragma once
 
+#include <complex>
+#include <concepts>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -38,5 +40,30 @@ std::span<const DType> all_dtypes();
 uint64_t itemsize(DType dtype);           // bytes an element
 std::string_view to_string(DType dtype);  // torch's name: "bfloat16", "float8_e4m3fn"
 std::optional<DType> parse_dtype(std::string_view name);  // inverse of to_string; nullopt: unknown
+
+// The dtype whose elements are objects of the C++ type T: bool, integers of 8 to 64 bits, float,
+// double, and std::complex of these two. nullopt for all others, characters and bytes too.
+template <typename T>
+constexpr std::optional<DType> dtype_of() {
+  if constexpr (std::same_as<T, bool>) return DType::kBool;
+  if constexpr (std::same_as<T, float>) return DType::kFloat32;
+  if constexpr (std::same_as<T, double>) return DType::kFloat64;
+  if constexpr (std::same_as<T, std::complex<float>>) return DType::kComplex64;
+  if constexpr (std::same_as<T, std::complex<double>>) return DType::kComplex128;
+  if constexpr (std::same_as<T, int8_t>) return DType::kInt8;
+  if constexpr (std::same_as<T, uint8_t>) return DType::kUInt8;
+  if constexpr (std::same_as<T, int16_t>) return DType::kInt16;
+  if constexpr (std::same_as<T, uint16_t>) return DType::kUInt16;
+  if constexpr (std::same_as<T, int32_t>) return DType::kInt32;
+  if constexpr (std::same_as<T, uint32_t>) return DType::kUInt32;
+  if constexpr (std::same_as<T, int64_t> || std::same_as<T, long long>) return DType::kInt64;
+  if constexpr (std::same_as<T, uint64_t> || std::same_as<T, unsigned long long>) {
+    return DType::kUInt64;
+  }
+  return std::nullopt;
+}
+
+template <typename T>
+concept TensorElement = dtype_of<T>().has_value();
 
 }  // namespace tilestone

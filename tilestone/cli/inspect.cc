@@ -62,9 +62,9 @@ Json location_json(const Metadata& metadata, const ItemLocation& at) {
 }
 
 std::string commit_text(const Checkpoint& checkpoint) {
-  if (const auto& manifest = checkpoint.manifest()) {
+  if (const auto& record = checkpoint.save_record()) {
     return fmt::format("manifest of {}, checksums of whole items",
-                       counted(static_cast<uint64_t>(manifest->world_size), "rank"));
+                       counted(static_cast<uint64_t>(record->world_size), "rank"));
   }
   return checkpoint.metadata().rank_local ? "none (each rank wrote its own metadata)" : "none";
 }
@@ -79,7 +79,7 @@ int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {
                 {"writer", metadata.writer},
                 {"save_id", metadata.save_id},
                 {"rank_local", metadata.rank_local},
-                {"manifest", checkpoint.manifest().has_value()},
+                {"manifest", checkpoint.save_record().has_value()},
                 {"tensors", metadata.tensors.size()},
                 {"objects", metadata.objects.size()},
                 {"tensor_bytes", metadata.tensor_bytes()},

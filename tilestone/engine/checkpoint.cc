@@ -40,6 +40,11 @@ LoadPlan plan_read(const Metadata& metadata, const StoredTensor& tensor, const B
   return plan_load({&item, 1}, metadata);
 }
 
+std::optional<SaveRecord> record_of(const engine::Opened& opened) {
+  if (!opened.manifest) return std::nullopt;
+  return SaveRecord{.world_size = opened.manifest->world_size};
+}
+
 void run(const engine::ReadContext& context, const LoadPlan& plan, const Box& wanted,
          const TensorView& target) {
   std::vector<engine::Transfer> transfers;
@@ -62,6 +67,7 @@ Checkpoint::State::State(std::shared_ptr<Storage> storage_in, engine::Opened ope
                          const OpenOptions& options)
     : storage(std::move(storage_in)),
       opened(std::move(opened_in)),
+      record(record_of(opened)),
       buffers(engine::make_pool(options.buffer_bytes, engine::thread_count(options.threads),
                                 opened.metadata.tensor_bytes())),
       verify_checksums(options.verify_checksums),
@@ -89,7 +95,7 @@ Checkpoint Checkpoint::with_interrupt(std::shared_ptr<const Interrupt> interrupt
 const Metadata& Checkpoint::metadata() const { return state_->opened.metadata; }
 const Format& Checkpoint::format() const { return *state_->opened.format; }
 const Dialect& Checkpoint::dialect() const { return *state_->opened.dialect; }
-const std::optional<Manifest>& Checkpoint::manifest() const { return state_->opened.manifest; }
+const std::optional<SaveRecord>& Checkpoint::save_record() const { return state_->record; }
 
 std::vector<std::string> Checkpoint::keys() const {
   std::vector<std::string> keys;

@@ -9,7 +9,6 @@
 #include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/format/dialect/dialect.h"
-#include "tilestone/format/manifest.h"
 #include "tilestone/state/metadata.h"
 #include "tilestone/state/value.h"
 
@@ -36,6 +35,11 @@ struct VerifyReport {
   bool any_unsafe() const;
 };
 
+// What the manifest records of the save that wrote a checkpoint.
+struct SaveRecord {
+  int world_size = 1;
+};
+
 // Thread-safe; cheap to copy (copies share one open checkpoint). Once a save has replaced the
 // checkpoint, what it read from is gone: Error(kNotFound) with a hint, also from verify. A child of
 // fork may use one that its parent has opened, at any time: it gets threads, buffers and queues of
@@ -52,8 +56,8 @@ class Checkpoint {
   const Metadata& metadata() const;
   const Format& format() const;
   const Dialect& dialect() const;
-  const std::optional<Manifest>& manifest() const;
-  std::vector<std::string> keys() const;  // of tensors and objects, sorted
+  const std::optional<SaveRecord>& save_record() const;  // nullopt: there is no manifest
+  std::vector<std::string> keys() const;                 // of tensors and objects, sorted
 
   // A whole tensor, or one box of it, in fresh contiguous memory (or in `target`, of the box's
   // shape and the stored dtype). Error(kNotFound) with similar keys in the hint; kCorrupt, before

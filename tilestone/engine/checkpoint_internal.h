@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/engine/checkpoint.h"
@@ -13,6 +14,7 @@ namespace tilestone {
 struct Checkpoint::State {
   std::shared_ptr<Storage> storage;
   engine::Opened opened;
+  std::optional<SaveRecord> record;
   std::shared_ptr<BufferPool> buffers;
   bool verify_checksums = true;
   CachePolicy cache = CachePolicy::kBypass;

@@ -14,6 +14,7 @@
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/format/manifest.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 

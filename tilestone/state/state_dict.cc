@@ -6,12 +6,30 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/state/similar_keys_internal.h"
 
 namespace tilestone {
 namespace {
 
 // Up to here a look-up that compares every key is as fast as any.
 constexpr size_t kSmallDict = 16;
+
+std::string name_at(size_t place_in_variant) {
+  constexpr std::string_view kNames[] = {"a value",          "a tensor",
+                                         "a sharded tensor", "a sharded object",
+                                         "a factory",        "a local, non-persistent value",
+                                         "a dict",           "a list"};
+  static_assert(std::size(kNames) == std::variant_size_v<StateNode::Variant>);
+  return std::string(kNames[place_in_variant]);
+}
+
+Error wrong_node(const StateNode& node, const std::string& wanted) {
+  std::string found = name_at(node.variant().index());
+  if (const auto* value = node.get_if<Value>()) {
+    found += " of kind " + std::string(to_string(value->kind()));
+  }
+  return Error(ErrorCode::kInvalidArgument, "it is " + found + ", not " + wanted);
+}
 
 }  // namespace
 
@@ -39,34 +57,63 @@ void StateDict::update_index() {
 size_t StateDict::place_of(const PathElement& key) const {
   if (index_.places.size() == entries_.size() && !entries_.empty()) {
     const auto found = index_.places.find(key);
-    return found == index_.places.end() ? kNotFound : found->second;
+    return found == index_.places.end() ? kNowhere : found->second;
   }
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (entries_[i].first == key) return i;
   }
-  return kNotFound;
+  return kNowhere;
 }
 
-StateNode& StateDict::at(const PathElement& key) {
+void StateNode::wrong_type(size_t wanted_place) const {
+  throw wrong_node(*this, name_at(wanted_place));
+}
+
+void StateNode::wrong_type(Value::Kind wanted) const {
+  throw wrong_node(*this, "a value of kind " + std::string(to_string(wanted)));
+}
+
+StateNode& StateDict::operator[](const PathElement& key) {
   update_index();
   const size_t place = place_of(key);
-  if (place != kNotFound) return entries_[place].second;
+  if (place != kNowhere) return entries_[place].second;
   StateNode& added = entries_.emplace_back(key, StateNode()).second;
   update_index();
   return added;
 }
 
-StateNode& StateDict::operator[](std::string_view key) { return at(std::string(key)); }
+void StateDict::not_found(const PathElement& key) const {
+  const std::string text = dotted({key});
+  SimilarKeys similar(text);
+  std::vector<std::string> others;
+  for (const auto& [other, node] : entries_) others.push_back(dotted({other}));
+  for (const std::string& other : others) similar.consider(other);
+  std::string hint;
+  for (const std::string& other : similar.best(3)) {
+    hint += (hint.empty() ? "similar keys: " : ", ") + other;
+  }
+  throw Error(ErrorCode::kNotFound, "the dict has no such key").with_key(text).with_hint(hint);
+}
+
+StateNode& StateDict::at(const PathElement& key) {
+  if (StateNode* node = find(key)) return *node;
+  not_found(key);
+}
+
+const StateNode& StateDict::at(const PathElement& key) const {
+  if (const StateNode* node = find(key)) return *node;
+  not_found(key);
+}
 
 const StateNode* StateDict::find(const PathElement& key) const {
   const size_t place = place_of(key);
-  return place == kNotFound ? nullptr : &entries_[place].second;
+  return place == kNowhere ? nullptr : &entries_[place].second;
 }
 
 StateNode* StateDict::find(const PathElement& key) {
   update_index();
   const size_t place = place_of(key);
-  return place == kNotFound ? nullptr : &entries_[place].second;
+  return place == kNowhere ? nullptr : &entries_[place].second;
 }
 
 namespace {

@@ -1,6 +1,7 @@
 // StateDict: the nested tree that a caller saves, and gets back from a load.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -11,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "tilestone/base/error.h"
 #include "tilestone/state/sharded.h"
 #include "tilestone/state/value.h"
 
@@ -29,10 +31,24 @@ std::string dotted(const Path& path);
 // threads at once.
 class StateDict {
  public:
-  StateNode& operator[](std::string_view key);          // a null value when it is new
-  StateNode& at(const PathElement& key);                // the same for any key
-  const StateNode* find(const PathElement& key) const;  // null: absent
-  StateNode* find(const PathElement& key);
+  // Inserts a null value where the key is new.
+  StateNode& operator[](const PathElement& key);
+  template <std::convertible_to<std::string_view> Text>
+  StateNode& operator[](const Text& key) {
+    return (*this)[PathElement(std::string(std::string_view(key)))];
+  }
+  // Inserts nothing: Error(kNotFound) naming the key, with similar ones in the hint.
+  StateNode& at(const PathElement& key);
+  const StateNode& at(const PathElement& key) const;
+  StateNode* find(const PathElement& key);  // null: absent
+  const StateNode* find(const PathElement& key) const;
+  // What stands at the key, as StateNode::as<T>() gives it: get<int>("step"),
+  // get<TensorView>("weight"), get<StateDict>("model"). Error(kNotFound) as at(), and
+  // Error(kInvalidArgument) naming the key, the wanted type and the actual one.
+  template <typename T>
+  decltype(auto) get(const PathElement& key);
+  template <typename T>
+  decltype(auto) get(const PathElement& key) const;
   size_t size() const;
   bool empty() const { return size() == 0; }
   using Entry = std::pair<PathElement, StateNode>;
@@ -63,7 +79,10 @@ class StateDict {
     Index& operator=(Index&&) noexcept = default;
     std::unordered_map<PathElement, size_t> places;
   };
-  static constexpr size_t kNotFound = ~size_t{0};
+  static constexpr size_t kNowhere = ~size_t{0};
+  template <typename T, typename Node>
+  static decltype(auto) typed(Node& node, const PathElement& key);
+  [[noreturn]] void not_found(const PathElement& key) const;
   size_t place_of(const PathElement& key) const;
   void update_index();
 
@@ -99,10 +118,25 @@ class StateNode {
   const T* get_if() const {
     return std::get_if<T>(&node_);
   }
+  // What the node holds: one of the Variant's types, or the content of a value by the types of
+  // Value::as(). TensorView: also a tensor that is a value's content. Error(kInvalidArgument)
+  // naming the wanted type and the actual one.
+  template <typename T>
+  decltype(auto) as() const;
+  template <typename T>
+    requires std::same_as<T, StateDict> || std::same_as<T, StateList>
+  T& as() {
+    return const_cast<T&>(std::as_const(*this).as<T>());
+  }
   Variant& variant() { return node_; }
   const Variant& variant() const { return node_; }
 
  private:
+  template <typename T, size_t place = 0>
+  static constexpr size_t place_in_variant();
+  [[noreturn]] void wrong_type(size_t wanted_place) const;
+  [[noreturn]] void wrong_type(Value::Kind wanted) const;
+
   Variant node_;
 };
 
@@ -111,6 +145,52 @@ inline auto StateDict::begin() { return entries_.begin(); }
 inline auto StateDict::end() { return entries_.end(); }
 inline auto StateDict::begin() const { return entries_.begin(); }
 inline auto StateDict::end() const { return entries_.end(); }
+
+template <typename T, size_t place>
+constexpr size_t StateNode::place_in_variant() {
+  if constexpr (place == std::variant_size_v<Variant>) {
+    return place;
+  } else if constexpr (std::same_as<T, std::variant_alternative_t<place, Variant>>) {
+    return place;
+  } else {
+    return place_in_variant<T, place + 1>();
+  }
+}
+
+template <typename T>
+decltype(auto) StateNode::as() const {
+  const auto* value = get_if<Value>();
+  if constexpr (place_in_variant<T>() < std::variant_size_v<Variant>) {
+    if constexpr (std::same_as<T, TensorView>) {
+      if (value != nullptr && value->kind() == Value::Kind::kTensor) return value->as_tensor();
+    }
+    if (const T* content = get_if<T>()) return static_cast<const T&>(*content);
+    wrong_type(place_in_variant<T>());
+  } else {
+    if (value == nullptr) wrong_type(Value::kind_for<T>());
+    return value->as<T>();
+  }
+}
+
+template <typename T, typename Node>
+decltype(auto) StateDict::typed(Node& node, const PathElement& key) {
+  try {
+    return node.template as<T>();
+  } catch (Error& error) {
+    error.with_key(dotted({key}));
+    throw;
+  }
+}
+
+template <typename T>
+decltype(auto) StateDict::get(const PathElement& key) {
+  return typed<T>(at(key), key);
+}
+
+template <typename T>
+decltype(auto) StateDict::get(const PathElement& key) const {
+  return typed<T>(at(key), key);
+}
 
 // The functions below throw Error(kInvalidArgument) on a tree that is nested deeper than this.
 inline constexpr size_t kMaxStateDepth = 1000;

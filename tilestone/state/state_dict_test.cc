@@ -64,7 +64,7 @@ ShardedTensorFactory adder(std::string key) {
 StateDict sample() {
   StateDict inner;
   inner["f"] = adder("inner.f");
-  inner.at(int64_t{0}) = local(9);
+  inner[int64_t{0}] = local(9);
   inner["x"] = 5;
   StateDict state;
   state["inner"] = inner;
@@ -93,7 +93,7 @@ TEST(StateDict, IsPlainUntilAFactoryOrALocalValueStandsInIt) {
 TEST(StateDict, KeepsOrderAndTellsTextFromIntKeys) {
   StateDict dict;
   dict["b"] = 1;
-  dict.at(int64_t{1}) = 2;
+  dict[int64_t{1}] = 2;
   dict["1"] = 3;
   dict["b"] = 4;
   EXPECT_EQ(shown(dict), "{b: 4, 1: 2, 1: 3}");
@@ -115,6 +115,67 @@ TEST(StateDict, LargeDictsAreFoundThroughTheirIndexAndSurviveEditing) {
   dict["k0"] = -1;
   EXPECT_EQ(dict.entries().back().second.get_if<Value>()->as_int(), -1);
   EXPECT_EQ(std::as_const(dict).find("missing"), nullptr);
+}
+
+template <typename Body>
+Error error_of(Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  return {ErrorCode::kInternal, "no error"};
+}
+
+TEST(StateDict, AtThrowsForAMissingKeyWithSimilarOnesAndInsertsNothing) {
+  StateDict dict;
+  dict["weight"] = 1;
+  dict["bias"] = 2;
+  dict[int64_t{7}] = 3;
+  EXPECT_EQ(dict.at("weight").as<int>(), 1);
+  EXPECT_EQ(std::as_const(dict).at(int64_t{7}).as<int>(), 3);
+  const Error error = error_of([&] { dict.at("wieght"); });
+  EXPECT_EQ(error.code(), ErrorCode::kNotFound);
+  EXPECT_EQ(error.key(), "wieght");
+  EXPECT_THAT(error.hint(), HasSubstr("weight"));
+  EXPECT_EQ(error_of([&] { std::as_const(dict).at("7"); }).code(), ErrorCode::kNotFound);
+  EXPECT_EQ(dict.size(), 3u);
+}
+
+TEST(StateDict, GetGivesTypedContent) {
+  float elements[2] = {1, 2};
+  StateDict inner;
+  inner["weight"] = TensorView::of(elements, {2});
+  StateDict dict;
+  dict["model"] = inner;
+  dict["inside"] = Value(TensorView::of(elements, {1, 2}));
+  dict["step"] = 1200;
+  dict["name"] = "run";
+  dict["list"] = StateList{1, 2};
+  EXPECT_EQ(dict.get<int>("step"), 1200);
+  EXPECT_EQ(dict.get<Value>("step"), Value(1200));
+  EXPECT_EQ(dict.get<std::string>("name"), "run");
+  const StateDict& same = dict;
+  EXPECT_EQ(same.get<StateDict>("model").get<TensorView>("weight").elements<float>()[1], 2);
+  EXPECT_EQ(same.get<TensorView>("inside").shape, Dims({1, 2}));
+  dict.get<StateList>("list").emplace_back(3);
+  EXPECT_EQ(dict.get<StateList>("list").size(), 3u);
+}
+
+TEST(StateDict, GetOfAnotherTypeNamesKeyAndBothTypes) {
+  StateDict dict;
+  dict["step"] = 1200;
+  dict["model"] = StateDict();
+  Error error = error_of([&] { dict.get<std::string>("step"); });
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(error.key(), "step");
+  EXPECT_THAT(error.message(), testing::AllOf(HasSubstr("kind int"), HasSubstr("string")));
+  error = error_of([&] { dict.get<TensorView>("step"); });
+  EXPECT_THAT(error.message(), testing::AllOf(HasSubstr("kind int"), HasSubstr("tensor")));
+  error = error_of([&] { dict.get<double>("model"); });
+  EXPECT_EQ(error.key(), "model");
+  EXPECT_THAT(error.message(), testing::AllOf(HasSubstr("a dict"), HasSubstr("kind float")));
+  EXPECT_EQ(error_of([&] { dict.get<int>("absent"); }).code(), ErrorCode::kNotFound);
 }
 
 TEST(StateDict, PathsAreJoinedByDots) {
@@ -190,7 +251,7 @@ TEST(Factories, ALoadedStateOfAnotherStructureIsRefusedWithItsPath) {
 TEST(Nonpersistent, IsDroppedAndRestoredInItsPlace) {
   StateDict original = sample();
   original["gone"] = StateDict();
-  original.find("gone")->get_if<StateDict>()->at(int64_t{3}) = local(1);
+  original.get<StateDict>("gone")[int64_t{3}] = local(1);
   const StateDict kept = drop_nonpersistent(original);
   EXPECT_EQ(shown(kept), "{inner: {f: factory, x: 5}, list: [factory, 7], y: 'text', gone: {}}");
   EXPECT_EQ(shown(restore_nonpersistent(kept, original)),

@@ -70,6 +70,15 @@ TensorView TensorView::contiguous(void* data, DType dtype, Dims shape,
           std::move(owner)};
 }
 
+TensorView TensorView::of_elements(void* data, uint64_t count, DType dtype, Dims shape) {
+  if (static_cast<uint64_t>(numel(shape)) != count) {
+    throw Error(ErrorCode::kInvalidArgument, "a tensor of shape " + to_string(shape) + " has " +
+                                                 std::to_string(numel(shape)) + " elements, and " +
+                                                 std::to_string(count) + " were given");
+  }
+  return contiguous(data, dtype, std::move(shape));
+}
+
 TensorView TensorView::strided(void* data, DType dtype, Dims shape, Dims strides, const void* begin,
                                uint64_t bytes, std::shared_ptr<const void> owner) {
   if (strides.size() != shape.size()) {
@@ -137,6 +146,24 @@ StridedView TensorView::strided_view() const {
                 "a tensor of shape " + to_string(shape) + " has no data");
   }
   return {data, shape, strides, itemsize(dtype)};
+}
+
+void TensorView::check_elements(DType wanted) const {
+  std::string problem;
+  if (dtype != wanted) {
+    problem =
+        "of " + std::string(to_string(dtype)) + " elements, not " + std::string(to_string(wanted));
+  } else if (device != nullptr) {
+    problem = "in the memory of " + device->device() + ", not in the host's";
+  } else if (!has_data()) {
+    problem = "without data";
+  } else if (!strided_view().is_contiguous()) {
+    problem = "not contiguous: its strides are " + to_string(strides);
+  } else {
+    return;
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              "a tensor of shape " + to_string(shape) + " is " + problem);
 }
 
 }  // namespace tilestone

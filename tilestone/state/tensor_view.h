@@ -2,7 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <ranges>
+#include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/dtype.h"
@@ -37,6 +41,16 @@ struct TensorView {
   // or data == nullptr for a tensor with elements.
   static TensorView contiguous(void* data, DType dtype, Dims shape,
                                std::shared_ptr<const void> owner = nullptr);
+  // A C-contiguous view of the elements of a vector, array or span, which must outlive it; the
+  // dtype follows from their type. Error(kInvalidArgument) unless there are as many as the shape
+  // says.
+  template <std::ranges::contiguous_range Elements>
+    requires std::ranges::borrowed_range<Elements> && std::ranges::sized_range<Elements> &&
+             TensorElement<std::remove_reference_t<std::ranges::range_reference_t<Elements>>>
+  static TensorView of(Elements&& elements, Dims shape) {
+    return of_elements(std::ranges::data(elements), std::ranges::size(elements),
+                       *dtype_of<std::ranges::range_value_t<Elements>>(), std::move(shape));
+  }
   // A strided view of an allocation [begin, begin + bytes): shape and strides that reach outside
   // it are refused.
   static TensorView strided(void* data, DType dtype, Dims shape, Dims strides, const void* begin,
@@ -50,6 +64,17 @@ struct TensorView {
   uint64_t bytes() const;  // numel * itemsize, without gaps
   TensorView narrow(const Box& box) const;
   StridedView strided_view() const;  // host memory only
+  // The elements in C order. Error(kInvalidArgument) unless they are of type T, in host memory and
+  // contiguous.
+  template <TensorElement T>
+  std::span<T> elements() const {
+    check_elements(*dtype_of<T>());
+    return {reinterpret_cast<T*>(data), static_cast<size_t>(numel(shape))};
+  }
+
+ private:
+  static TensorView of_elements(void* data, uint64_t count, DType dtype, Dims shape);
+  void check_elements(DType wanted) const;
 };
 
 }  // namespace tilestone

@@ -3,8 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <complex>
 #include <cstring>
 #include <limits>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "tilestone/base/error.h"
 
@@ -35,6 +39,40 @@ TEST(TensorView, ContiguousRefusesWhatNoMemoryHolds) {
               HasSubstr("more than 2^63 - 1 elements"));
   EXPECT_THAT(error_of([&] { TensorView::contiguous(&x, DType::kComplex128, {huge}); }),
               HasSubstr("bytes of the tensor"));
+}
+
+TEST(TensorView, OfTakesTheDtypeFromTheElementsAndTheShapeAsGiven) {
+  std::vector<int64_t> numbers = {1, 2, 3, 4, 5, 6};
+  const TensorView view = TensorView::of(numbers, {2, 3});
+  EXPECT_EQ(view.dtype, DType::kInt64);
+  EXPECT_EQ(view.strides, Dims({3, 1}));
+  EXPECT_EQ(static_cast<void*>(view.data), numbers.data());
+  std::complex<float> one[1];
+  EXPECT_EQ(TensorView::of(std::span(one), {}).dtype, DType::kComplex64);
+  EXPECT_EQ(TensorView::of(std::span<double>(), {0, 4}).bytes(), 0u);
+  EXPECT_THAT(error_of([&] { TensorView::of(numbers, {2, 2}); }),
+              testing::AllOf(HasSubstr("[2, 2]"), HasSubstr("4"), HasSubstr("6")));
+}
+
+template <typename Elements>
+concept Viewable =
+    requires(Elements&& elements) { TensorView::of(std::forward<Elements>(elements), Dims()); };
+static_assert(Viewable<std::vector<float>&> && Viewable<std::span<bool>>);
+static_assert(!Viewable<std::vector<float>>);         // would dangle
+static_assert(!Viewable<const std::vector<float>&>);  // a load would write to it
+static_assert(!Viewable<std::vector<char>&> && !Viewable<std::vector<bool>&>);
+
+TEST(TensorView, ElementsAreGivenOnlyAsTheyAre) {
+  float memory[6] = {1, 2, 3, 4, 5, 6};
+  const TensorView view = TensorView::of(memory, {2, 3});
+  EXPECT_EQ(view.elements<float>().data(), memory);
+  EXPECT_EQ(view.elements<float>().size(), 6u);
+  EXPECT_THAT(error_of([&] { view.elements<int32_t>(); }),
+              testing::AllOf(HasSubstr("float32"), HasSubstr("int32")));
+  EXPECT_THAT(error_of([&] { view.narrow({{0, 1}, {2, 2}}).elements<float>(); }),
+              HasSubstr("[3, 1]"));
+  EXPECT_THAT(error_of([&] { TensorView::without_data(DType::kFloat32, {1}).elements<float>(); }),
+              HasSubstr("without data"));
 }
 
 TEST(TensorView, StridedRefusesToReachOutsideItsAllocation) {

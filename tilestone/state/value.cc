@@ -225,6 +225,40 @@ const Pickled& Value::as_pickled() const {
   return *get_or_throw<std::shared_ptr<const Pickled>>(data_, *this, Kind::kPickled);
 }
 
+namespace {
+
+template <typename Number>
+[[noreturn]] void out_of_range(Number value, const std::string& lowest,
+                               const std::string& highest) {
+  throw Error(ErrorCode::kInvalidArgument, "the value " + std::to_string(value) +
+                                               " is outside the integer type's range [" + lowest +
+                                               ", " + highest + "]");
+}
+
+}  // namespace
+
+int64_t Value::signed_in(int64_t lowest, int64_t highest) const {
+  const int64_t value = as_int();
+  if (value < lowest || value > highest) {
+    out_of_range(value, std::to_string(lowest), std::to_string(highest));
+  }
+  return value;
+}
+
+uint64_t Value::unsigned_up_to(uint64_t highest) const {
+  const auto* big = std::get_if<BigInt>(&data_);
+  uint64_t value = 0;
+  if (big != nullptr && big->bytes.size() == 9 && big->bytes.back() == std::byte{0}) {
+    for (size_t i = 0; i < 8; ++i) value |= static_cast<uint64_t>(big->bytes[i]) << (8 * i);
+  } else {
+    const int64_t small = as_int();
+    if (small < 0) out_of_range(small, "0", std::to_string(highest));
+    value = static_cast<uint64_t>(small);
+  }
+  if (value > highest) out_of_range(value, "0", std::to_string(highest));
+  return value;
+}
+
 const Value* Value::find(std::string_view key) const {
   for (const auto& [name, value] : as_dict()) {
     const auto* text = std::get_if<std::string>(&name.data_);

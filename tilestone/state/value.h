@@ -4,7 +4,9 @@
 // Values may be nested to any depth: destruction, comparison and to_string do not recurse.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -45,7 +47,7 @@ struct Autograd {
 class Value {
  public:
   using List = std::vector<Value>;
-  using Dict = std::vector<std::pair<Value, Value>>;  // in insertion order; keys are scalars
+  using Dict = std::vector<std::pair<Value, Value>>;  // in insertion order; keys: scalars, tuples
   enum class Kind {
     kNull,
     kBool,
@@ -105,6 +107,15 @@ class Value {
   DType as_dtype() const;
   const Opaque& as_opaque() const;
   const Pickled& as_pickled() const;
+  // The content by its C++ type, with the same errors: bool, any integer type (also
+  // Error(kInvalidArgument) for a number that it can't hold), double, std::string, BigInt, Bytes,
+  // DType, TensorView, Opaque, Pickled, List (of a list or tuple) or Dict. Scalars come as copies,
+  // the others as references into the value.
+  template <typename T>
+  decltype(auto) as() const;
+  // The kind of value that as<T>() expects.
+  template <typename T>
+  static constexpr Kind kind_for();
   // The entry of a dict under a string key; null when absent. Looks at every entry.
   const Value* find(std::string_view key) const;
 
@@ -123,6 +134,8 @@ class Value {
   struct OpaqueBox;
   class Graveyard;
   bool is_nested() const;
+  int64_t signed_in(int64_t lowest, int64_t highest) const;
+  uint64_t unsigned_up_to(uint64_t highest) const;
   std::variant<std::monostate, bool, int64_t, double, std::string, BigInt, DType,
                std::shared_ptr<const Bytes>, std::shared_ptr<const Sequence>,
                std::shared_ptr<const Mapping>, std::shared_ptr<const TensorBox>,
@@ -154,5 +167,55 @@ struct Opaque {
   Value::Dict entries;   // dict items set on the object
   friend bool operator==(const Opaque&, const Opaque&) = default;
 };
+
+template <typename T>
+constexpr Value::Kind Value::kind_for() {
+  if constexpr (std::same_as<T, bool>) return Kind::kBool;
+  if constexpr (std::integral<T>) return Kind::kInt;
+  if constexpr (std::same_as<T, double>) return Kind::kFloat;
+  if constexpr (std::same_as<T, std::string>) return Kind::kString;
+  if constexpr (std::same_as<T, BigInt>) return Kind::kBigInt;
+  if constexpr (std::same_as<T, Bytes>) return Kind::kBytes;
+  if constexpr (std::same_as<T, DType>) return Kind::kDType;
+  if constexpr (std::same_as<T, TensorView>) return Kind::kTensor;
+  if constexpr (std::same_as<T, Opaque>) return Kind::kOpaque;
+  if constexpr (std::same_as<T, Pickled>) return Kind::kPickled;
+  if constexpr (std::same_as<T, List>) return Kind::kList;
+  if constexpr (std::same_as<T, Dict>) return Kind::kDict;
+  return Kind::kNull;
+}
+
+template <typename T>
+decltype(auto) Value::as() const {
+  constexpr Kind kWanted = kind_for<T>();
+  static_assert(kWanted != Kind::kNull, "no kind of value has content of this type");
+  if constexpr (kWanted == Kind::kBool) {
+    return as_bool();
+  } else if constexpr (kWanted == Kind::kInt && std::signed_integral<T>) {
+    return static_cast<T>(signed_in(std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
+  } else if constexpr (kWanted == Kind::kInt) {
+    return static_cast<T>(unsigned_up_to(std::numeric_limits<T>::max()));
+  } else if constexpr (kWanted == Kind::kFloat) {
+    return as_float();
+  } else if constexpr (kWanted == Kind::kString) {
+    return as_string();
+  } else if constexpr (kWanted == Kind::kBigInt) {
+    return as_big_int();
+  } else if constexpr (kWanted == Kind::kBytes) {
+    return as_bytes();
+  } else if constexpr (kWanted == Kind::kDType) {
+    return as_dtype();
+  } else if constexpr (kWanted == Kind::kTensor) {
+    return as_tensor();
+  } else if constexpr (kWanted == Kind::kOpaque) {
+    return as_opaque();
+  } else if constexpr (kWanted == Kind::kPickled) {
+    return as_pickled();
+  } else if constexpr (kWanted == Kind::kList) {
+    return items();
+  } else {
+    return as_dict();
+  }
+}
 
 }  // namespace tilestone

@@ -63,6 +63,30 @@ TEST(Value, WrongKindNamesBothKinds) {
   }
 }
 
+TEST(Value, AsGivesContentByTypeAndRefusesNumbersThatDoNotFit) {
+  EXPECT_EQ(Value(-3).as<int16_t>(), -3);
+  EXPECT_EQ(Value(UINT64_MAX).as<uint64_t>(), UINT64_MAX);
+  EXPECT_EQ(Value("x").as<std::string>(), "x");
+  EXPECT_EQ(Value::tuple({1, 2}).as<Value::List>().size(), 2u);
+  EXPECT_TRUE(Value(true).as<bool>());
+  const auto problem = [](auto&& body) -> std::string {
+    try {
+      body();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return error.message();
+    }
+    return "none";
+  };
+  EXPECT_THAT(problem([] { (void)Value(300).as<uint8_t>(); }), HasSubstr("[0, 255]"));
+  EXPECT_THAT(problem([] { (void)Value(-1).as<uint64_t>(); }), HasSubstr("-1"));
+  EXPECT_THAT(problem([] { (void)Value(-129).as<int8_t>(); }), HasSubstr("[-128, 127]"));
+  EXPECT_THAT(problem([] { (void)Value(UINT64_MAX).as<uint32_t>(); }), HasSubstr("4294967295]"));
+  EXPECT_THAT(problem([] { (void)Value(UINT64_MAX).as<int64_t>(); }), HasSubstr("big int"));
+  EXPECT_THAT(problem([] { (void)Value(1).as<bool>(); }), HasSubstr("int"));
+  EXPECT_THAT(problem([] { (void)Value(1).as<double>(); }), HasSubstr("float"));
+}
+
 TEST(Value, FindsEntriesOfADictByName) {
   const Value dict = Value::dict({{"a", 1}, {2, "two"}, {"b", 3}});
   ASSERT_NE(dict.find("b"), nullptr);

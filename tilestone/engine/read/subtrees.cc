@@ -89,7 +89,7 @@ StateNode* node_at(StateDict& tree, const Path& path) {
       dict = node->get_if<StateDict>();
     }
     if (dict != nullptr) {
-      node = &dict->at(element);
+      node = &(*dict)[element];
       continue;
     }
     auto* list = node->get_if<StateList>();
@@ -114,7 +114,7 @@ StateNode* child_of(StateNode& node, const PathElement& element) {
   }
   if (is_null(node)) node = StateDict();
   auto* dict = node.get_if<StateDict>();
-  return dict != nullptr ? &dict->at(element) : nullptr;
+  return dict != nullptr ? &(*dict)[element] : nullptr;
 }
 
 // ---- What is left out ----

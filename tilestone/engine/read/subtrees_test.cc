@@ -21,8 +21,8 @@ Location save_optimizer() {
   first["list"] = StateList{StateNode(counting(DType::kInt64, {2}, 7)), StateNode(nested)};
   first["step"] = 2.5;
   second["avg"] = counting(DType::kFloat32, {3}, 4);
-  states.at(PathElement(int64_t{0})) = std::move(first);
-  states.at(PathElement(int64_t{1})) = std::move(second);
+  states[int64_t{0}] = std::move(first);
+  states[int64_t{1}] = std::move(second);
   opt["state"] = std::move(states);
   state["opt"] = std::move(opt);
   state["opt2"] = counting(DType::kFloat32, {2});

@@ -11,7 +11,6 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/format/dialect/dialect.h"
-#include "tilestone/format/foreign.h"
 #include "tilestone/format/format.h"
 
 namespace tilestone {

@@ -27,7 +27,7 @@ using Keys = std::vector<std::string>;
 
 TEST(TorchDialect, DictsAreTakenApartAndKeysJoined) {
   StateDict inner;
-  inner.at(int64_t{3}) = tensor();
+  inner[int64_t{3}] = tensor();
   StateDict state;
   state["a"] = inner;
   state["empty"] = StateDict();

@@ -1,0 +1,65 @@
+#include <algorithm>
+#include <cstddef>
+
+#include "tilestone/state/similar_keys_internal.h"
+
+namespace tilestone {
+namespace {
+
+constexpr size_t kLongestComparedKey = 512;
+constexpr size_t kMostEdits = 8;
+
+// Edit distance of two short strings, `limit` + 1 where it is larger than `limit`. Only the band
+// of the table that can matter is computed.
+size_t edit_distance(std::string_view a, std::string_view b, size_t limit) {
+  const size_t too_far = limit + 1;
+  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) > limit) return too_far;
+  std::vector<size_t> row(b.size() + 1, too_far);
+  for (size_t j = 0; j <= std::min(b.size(), limit); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    const size_t first = i > limit ? i - limit : 1;
+    const size_t last = std::min(b.size(), i + limit);
+    size_t diagonal = row[first - 1];
+    row[first - 1] = first == 1 && i <= limit ? i : too_far;
+    size_t best = row[first - 1];
+    for (size_t j = first; j <= last; ++j) {
+      const size_t above = j < i + limit ? row[j] : too_far;
+      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({replaced, above + 1, row[j - 1] + 1, too_far});
+      best = std::min(best, row[j]);
+    }
+    if (best > limit) return too_far;
+  }
+  return row[b.size()];
+}
+
+// Is one key the other with leading or trailing components ("model.weight", "weight")?
+bool differ_by_components(std::string_view a, std::string_view b) {
+  if (a.size() > b.size()) std::swap(a, b);
+  if (a.empty() || a.size() == b.size()) return false;
+  return (b.ends_with(a) && b[b.size() - a.size() - 1] == '.') ||
+         (b.starts_with(a) && b[a.size()] == '.');
+}
+
+}  // namespace
+
+SimilarKeys::SimilarKeys(std::string_view key)
+    : key_(key), most_edits_(std::min(kMostEdits, key.size() / 4 + 1)) {}
+
+void SimilarKeys::consider(std::string_view other) {
+  if (std::max(key_.size(), other.size()) > kLongestComparedKey || other == key_) return;
+  const size_t edits =
+      differ_by_components(key_, other) ? 1 : edit_distance(key_, other, most_edits_);
+  if (edits <= most_edits_) found_.emplace_back(edits, other);
+}
+
+std::vector<std::string> SimilarKeys::best(size_t limit) {
+  const size_t count = std::min(limit, found_.size());
+  std::partial_sort(found_.begin(), found_.begin() + static_cast<ptrdiff_t>(count), found_.end());
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < count; ++i) keys.emplace_back(found_[i].second);
+  return keys;
+}
+
+}  // namespace tilestone
