@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -29,6 +29,9 @@ from tilestone._dtypes import DType, native_type
 from tilestone._errors import InvalidArgumentError
 from tilestone._opaque import Opaque, make
 from tilestone._stateful import Statefuls, below, is_stateful
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 # Imported for the converters that they register.
 _REGISTERED = (_entities, _megatron, _numpy)
@@ -99,7 +102,7 @@ class Bridge:
         for_load: bool = False,
         allow: frozenset[str] = frozenset(),
         framework: str | None = None,
-        group: Any = None,
+        group: ProcessGroup | None = None,
         ranks: int = 1,
         by_rule: bool = False,
         rank: int = 0,
@@ -143,16 +146,18 @@ class Bridge:
             return state, below(item, state) if self.for_load else ()
         return found
 
-    def check_container(self, container: Any) -> None:
+    def check_container(self, container: _containers.Container) -> None:
         """Refuses a container that a load could not give back."""
         _containers.check(container)
 
-    def tell_attributes(self, container: Any, key: str) -> None:
+    def tell_attributes(self, container: _containers.Container, key: str) -> None:
         """Logs what a save does not keep of a container of a class of its own."""
         if not self.for_load and self.rank == 0:
             _containers.tell(container, key)
 
-    def rebuilt(self, original: Any, contents: Any) -> Any:
+    def rebuilt(
+        self, original: _containers.Container, contents: _containers.Contents
+    ) -> _containers.Container:
         """A container of the class of the template's."""
         return _containers.rebuilt(original, contents)
 

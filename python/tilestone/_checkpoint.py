@@ -52,11 +52,17 @@ class StoredTensor:
             count *= n
         return count * self.dtype.itemsize
 
-    def read(self, box: BoxLike | None = None, **options: Any) -> Any:
+    def read(
+        self,
+        box: BoxLike | None = None,
+        *,
+        framework: str | None = None,
+        out: SupportsDlpack | None = None,
+    ) -> Any:
         """As `Checkpoint.read`."""
-        return self._checkpoint.read(self.key, box, **options)
+        return self._checkpoint.read(self.key, box, framework=framework, out=out)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: slice | tuple[slice, ...]) -> Any:
         """A box by basic slicing with step 1: tensor[:128, 64:]; fewer bytes are read."""
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) > len(self.shape) or not all(isinstance(part, slice) for part in parts):

@@ -10,35 +10,46 @@ from __future__ import annotations
 import collections
 import copy
 import logging
-from collections.abc import Mapping, MutableMapping
-from typing import Any
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import TypeAlias
 
 from tilestone._errors import InvalidArgumentError
+
+Container: TypeAlias = Mapping[object, object] | list[object]
+Contents: TypeAlias = dict[object, object] | list[object]
 
 _log = logging.getLogger("tilestone")
 _told: set[type] = set()  # classes that were logged
 
 
-def _copied(original: Any, contents: Any) -> Any:
+def _copied(original: Container, contents: Contents) -> Container:
     """A shallow copy, with its attributes, of a container whose items can be set."""
     made = copy.copy(original)
-    if isinstance(original, list):
+    if isinstance(made, list) and isinstance(contents, list):
         made[:] = contents
-    else:
+    elif isinstance(made, MutableMapping) and isinstance(contents, dict):
         for key, value in contents.items():
             made[key] = value
     return made
 
 
-def _holds(made: Any, contents: Any) -> bool:
+def _constructed(original: Container, contents: Contents) -> Container:
+    """A Mapping whose items can't be set, by its class's constructor."""
+    of_contents: Callable[[Contents], Container] = type(original)
+    return of_contents(contents)
+
+
+def _holds(made: Container, contents: Contents) -> bool:
     if len(made) != len(contents):
         return False
     if isinstance(contents, list):
         return all(a is b for a, b in zip(made, contents, strict=True))
-    return all(key in made and made[key] is value for key, value in contents.items())
+    return isinstance(made, Mapping) and all(
+        key in made and made[key] is value for key, value in contents.items()
+    )
 
 
-def rebuilt(original: Any, contents: Any) -> Any:
+def rebuilt(original: Container, contents: Contents) -> Container:
     """A container of the class of `original` with other contents.
 
     Args:
@@ -48,19 +59,18 @@ def rebuilt(original: Any, contents: Any) -> Any:
     Raises:
         InvalidArgumentError: the class can't be copied or made from a dict.
     """
-    if type(original) is collections.OrderedDict:
-        made: Any = collections.OrderedDict(contents)
-        made.__dict__.update(original.__dict__)  # a module's state dict has its versions there
-        return made
+    if type(original) is collections.OrderedDict and isinstance(contents, dict):
+        ordered = collections.OrderedDict(contents)
+        vars(ordered).update(vars(original))  # a module's state dict has its versions there
+        return ordered
     settable = isinstance(original, (list, MutableMapping))
     cause: Exception | None = None
-    for make in (_copied,) if settable else (lambda same, items: type(same)(items),):
-        try:
-            made = make(original, contents)
-            if type(made) is type(original) and _holds(made, contents):
-                return made
-        except Exception as error:
-            cause = error
+    try:
+        made = _copied(original, contents) if settable else _constructed(original, contents)
+        if type(made) is type(original) and _holds(made, contents):
+            return made
+    except Exception as error:
+        cause = error
     kind = f"{type(original).__module__}.{type(original).__qualname__}"
     raise InvalidArgumentError(
         f"a {kind} can't be made again with what a load would give it",
@@ -68,7 +78,7 @@ def rebuilt(original: Any, contents: Any) -> Any:
     ) from cause
 
 
-def check(container: Any) -> None:
+def check(container: Container) -> None:
     """Refuses, with InvalidArgumentError, a container of which no further one can be made."""
     rebuilt(
         container,
@@ -76,12 +86,12 @@ def check(container: Any) -> None:
     )
 
 
-def _attributes(container: Any) -> list[str]:
+def _attributes(container: Container) -> list[str]:
     """What a dict or list has beside its items; not a module's versions in its state dict."""
     own = getattr(container, "__dict__", None)
     if not own or own is container or not isinstance(container, (dict, list)):
         return []
-    items = container if isinstance(container, dict) else {}
+    items: Mapping[object, object] = container if isinstance(container, dict) else {}
     return [
         name
         for name, value in own.items()
@@ -90,7 +100,7 @@ def _attributes(container: Any) -> list[str]:
     ]
 
 
-def tell(container: Any, key: str) -> None:
+def tell(container: Container, key: str) -> None:
     """Logs, once for each class, what a container has that is in no item and so is not saved."""
     lost = [f"attribute {name}" for name in _attributes(container)]
     if isinstance(container, collections.defaultdict) and container.default_factory is not None:

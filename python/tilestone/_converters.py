@@ -11,10 +11,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Node: TypeAlias = (
     _core.TensorView
@@ -36,7 +39,7 @@ class Call(Protocol):
     """
 
     for_load: bool
-    group: Any
+    group: ProcessGroup | None
     ranks: int
 
     def replace(self, item: Any, made: Any, restore: Callable[[Any], Any]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from tilestone import _converters, _core
 from tilestone._converters import Call, Node
 from tilestone._errors import CheckpointError, InvalidArgumentError
+from tilestone._protocols import SupportsDlpack
 
 ReplicaId = int | Sequence[int]
 
@@ -43,7 +44,7 @@ class ShardedTensor:
     def __init__(
         self,
         make: Callable[[_core.TensorView], _core.ShardedTensor],
-        data: Any,
+        data: SupportsDlpack,
         allow_shape_mismatch: bool = False,
         holders: Sequence[int] | None = None,
     ) -> None:
@@ -58,7 +59,7 @@ class ShardedTensor:
     def from_rank_offsets(
         cls,
         key: str,
-        data: Any,
+        data: SupportsDlpack,
         *rank_offsets: tuple[int, int, int],
         replica_id: ReplicaId = 0,
         prepend_axis_num: int = 0,
@@ -92,7 +93,7 @@ class ShardedTensor:
     def from_rank_offsets_flat(
         cls,
         key: str,
-        data: Any,
+        data: SupportsDlpack,
         local_shape: Sequence[int],
         *rank_offsets: tuple[int, int, int],
         flattened_range: slice | tuple[int, int],
@@ -129,7 +130,7 @@ class ShardedTensor:
     def from_placements(
         cls,
         key: str,
-        data: Any,
+        data: SupportsDlpack,
         global_shape: Sequence[int],
         mesh: _core.Mesh,
         placements: Sequence[_core.Shard | _core.StridedShard | _core.Replicate | _core.Partial],
@@ -157,7 +158,7 @@ class ShardedTensor:
     def from_box(
         cls,
         key: str,
-        data: Any,
+        data: SupportsDlpack,
         global_shape: Sequence[int],
         box: _core.Box | Sequence[tuple[int, int]],
         *,
@@ -294,7 +295,7 @@ class ShardedObject:
     def __init__(
         self,
         key: str,
-        data: Any,
+        data: object,
         global_shape: Sequence[int],
         global_offset: Sequence[int],
         replica_id: ReplicaId = 0,
@@ -338,7 +339,7 @@ class ShardedTensorFactory:
     def __init__(
         self,
         key: str,
-        data: Any,
+        data: SupportsDlpack,
         build_fn: Callable[[str, Any, tuple[int, ...], tuple[int, int] | None], Any],
         merge_fn: Callable[[Any], Any],
         replica_id: ReplicaId = 0,
@@ -371,7 +372,7 @@ class LocalNonpersistent:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
 
