@@ -107,10 +107,23 @@ class ValueMaker {
                                        : Value::list(std::move(*list));
   }
 
+  // A scalar, or a tuple of such.
+  static std::optional<Value> key_of(nb::handle key, int depth) {
+    if (!PyTuple_CheckExact(key.ptr())) return scalar(key);
+    if (depth > kDepthLimit) return std::nullopt;
+    Value::List items;
+    for (nb::handle item : nb::borrow<nb::tuple>(key)) {
+      auto value = key_of(item, depth + 1);
+      if (!value) return std::nullopt;
+      items.push_back(std::move(*value));
+    }
+    return Value::tuple(std::move(items));
+  }
+
   std::optional<Value::Dict> entries(nb::handle dict, int depth) {
     Value::Dict out;
     for (auto [key, item] : nb::borrow<nb::dict>(dict)) {
-      auto key_value = scalar(key);
+      auto key_value = key_of(key, depth);
       auto value = key_value ? make(item, depth) : std::nullopt;
       if (!value) return std::nullopt;
       out.emplace_back(std::move(*key_value), std::move(*value));

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import enum
+import io
 import os
 import pathlib
 import pickle
@@ -14,8 +15,10 @@ import zipfile
 
 import numpy
 import pytest
+import torch
 
 import tilestone
+from tilestone import _pickling
 
 
 class Colour(enum.Enum):
@@ -190,3 +193,20 @@ def test_two_dict_keys_that_become_one_are_refused(ckpt: str) -> None:
         tilestone.save({"a": {None: 1, "None": 2}}, ckpt)
     assert raised.value.key == "a.None"
     assert not zipfile.is_zipfile(ckpt)
+
+
+def test_dicts_with_tuples_for_keys_are_values_as_those_with_other_keys_are(
+    monkeypatch: pytest.MonkeyPatch, ckpt: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("Python was asked to pickle a plain value")
+
+    plain = {(1, "a"): 1, ((2, None), 0.5, True): [2], (): b"x", "k": 3, None: 4, 1.5: 5, False: 6}
+    state = {"leaf": (plain,), "tree": plain}
+    with monkeypatch.context() as patch:
+        patch.setattr(_pickling, "dumps", refuse)
+        tilestone.save(state, ckpt)
+    loaded = tilestone.load({"leaf": None, "tree": dict.fromkeys(plain)}, ckpt)
+    assert loaded == state
+    assert [type(key) for key in loaded["leaf"][0]] == [type(key) for key in plain]
+    assert torch.load(io.BytesIO(tilestone.open(ckpt).object_bytes("leaf"))) == (plain,)
