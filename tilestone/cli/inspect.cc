@@ -38,7 +38,9 @@ std::vector<FileUse> use_of_files(const Metadata& metadata) {
     uses[at.file].bytes += at.length;
   };
   for (const StoredTensor& tensor : metadata.tensors) {
-    for (const StoredChunk& chunk : tensor.chunks) add(chunk.at);
+    for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
+      if (tensor.first_of_item(c) == c) add(tensor.chunks[c].at);
+    }
   }
   for (const StoredObject& object : metadata.objects) add(object.at);
   return uses;
@@ -137,6 +139,7 @@ int inspect_tensor(const Metadata& metadata, const StoredTensor& tensor,
     for (const StoredChunk& chunk : tensor.chunks) {
       Json entry = {{"offset", chunk.box.offset.span()}, {"shape", chunk.box.shape.span()}};
       entry["at"] = location_json(metadata, chunk.at);
+      if (chunk.flat) entry["at"]["first_element"] = chunk.flat->begin;
       out["chunks"].push_back(std::move(entry));
     }
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));

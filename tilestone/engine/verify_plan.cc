@@ -38,6 +38,7 @@ class Planner {
     for (uint32_t t = 0; t < metadata.tensors.size(); ++t) {
       const StoredTensor& tensor = metadata.tensors[t];
       for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
+        if (tensor.first_of_item(c) != c) continue;
         plan_.items.push_back({&tensor.key, &tensor.chunks[c].at, true, {t, c}});
       }
     }

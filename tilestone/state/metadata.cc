@@ -34,6 +34,14 @@ const Stored* find_in(const std::vector<Stored>& items, std::string_view key) {
 
 }  // namespace
 
+Dims item_shape(const StoredChunk& chunk) {
+  return chunk.flat ? Dims{chunk.flat->elements} : chunk.box.shape;
+}
+
+uint64_t begin_in_item(const StoredChunk& chunk, DType dtype) {
+  return chunk.flat ? static_cast<uint64_t>(chunk.flat->begin) * itemsize(dtype) : 0;
+}
+
 void Metadata::index() {
   sort_by_key(tensors);
   sort_by_key(objects);

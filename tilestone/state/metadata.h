@@ -35,10 +35,23 @@ struct ItemLocation {
   std::optional<ItemChecksums> checksums;
 };
 
+// The elements of a chunk whose item holds those of other chunks too, one after the other in one
+// dim. The chunks of an item follow one another in StoredTensor::chunks, from its first element on.
+struct FlatPart {
+  int64_t elements = 0;  // of the item
+  int64_t begin = 0;     // the chunk's first one among them
+};
+
 struct StoredChunk {
   Box box;
   ItemLocation at;
+  std::optional<FlatPart> flat = std::nullopt;  // absent: the item holds this chunk alone
 };
+
+// Of the tensor in a chunk's item, but for dims of size 1.
+Dims item_shape(const StoredChunk& chunk);
+// Of the chunk's first element among those of its item, bytes.
+uint64_t begin_in_item(const StoredChunk& chunk, DType dtype);
 
 struct StoredTensor {
   std::string key;
@@ -50,6 +63,12 @@ struct StoredTensor {
   // cell also where it reaches beyond the tensor.
   std::optional<Dims> chunk_shape = std::nullopt;
   bool fortran_order = false;  // a chunk's elements lie in Fortran order; with chunk_shape only
+
+  // The first chunk of the item that chunks[chunk] lies in, mostly itself.
+  uint32_t first_of_item(uint32_t chunk) const {
+    while (chunks[chunk].flat && chunks[chunk].flat->begin > 0) --chunk;
+    return chunk;
+  }
 };
 
 struct StoredObject {

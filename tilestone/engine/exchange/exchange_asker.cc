@@ -25,9 +25,10 @@ Asker::Asker(Wanted wanted, const StripeOwners& owners, int world)
     const StoredTensor& tensor = metadata.tensors[t.tensor];
     const StoredChunk& chunk = tensor.chunks[t.chunk];
     if (chunk.at.codec != Codec::kNone) continue;
+    const uint64_t begin = chunk.at.offset + begin_in_item(chunk, tensor.dtype);
     for_each_tile(chunk.box.shape, itemsize(tensor.dtype), owners.stripe_bytes(), t.box,
                   [&](const Tile& tile) {
-                    const int owner = owners.owner(chunk.at.file, chunk.at.offset + tile.offset);
+                    const int owner = owners.owner(chunk.at.file, begin + tile.offset);
                     asked_[static_cast<size_t>(owner)].push_back(
                         {{t.tensor, t.chunk, *intersect(tile.box, t.box)}, i, false});
                   });

@@ -166,7 +166,7 @@ void TileOwner::cut_next() {
                      [](const Part& a, const Part& b) { return a.offset < b.offset; });
   }
   served.checked = way_ == ReadFor::kMessages && context_.verify_checksums &&
-                   served.payload.record_crc32 && fills_record(served.payload) &&
+                   served.payload.record_crc32 && fills_record(chunk_of(served), served.payload) &&
                    is_c_order(served.payload) && boxes.size() == 1 &&
                    boxes.front() == served.tile.box;
 }
@@ -364,13 +364,14 @@ void TileOwner::add_checks(const Round& round, std::vector<RoundMessage>& messag
     if (!served.checked) continue;
     crc_ = crc32_combine(crc_, loaded.crc, loaded.part.size);
     if (!loaded.last) continue;
-    const ItemLocation& at = chunk_of(served).at;
-    const int checker = owners_.owner(at.file, at.offset);  // the first tile's owner
+    const StoredChunk& chunk = chunk_of(served);
+    const int checker = owners_.owner(chunk.at.file, chunk.at.offset);  // the first tile's owner
     const uint64_t size =
         static_cast<uint64_t>(served.tile.box.numel()) * itemsize(served.payload.dtype);
     messages[static_cast<size_t>(checker)].checks.push_back(
-        {served.tensor, served.chunk, served.tile.offset, size, std::exchange(crc_, 0),
-         served.payload.record_size, *served.payload.record_crc32});
+        {served.tensor, tensor_of(served).first_of_item(served.chunk),
+         begin_in_item(chunk, served.payload.dtype) + served.tile.offset, size,
+         std::exchange(crc_, 0), served.payload.record_size, *served.payload.record_crc32});
   }
 }
 

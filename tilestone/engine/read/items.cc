@@ -126,7 +126,7 @@ uint64_t decoded_limit(const ItemLocation& object) {
 }
 
 uint64_t decoded_limit(const StoredTensor& tensor, const StoredChunk& chunk) {
-  const uint64_t elements = checked_mul(static_cast<uint64_t>(numel(chunk.box.shape)),
+  const uint64_t elements = checked_mul(static_cast<uint64_t>(numel(item_shape(chunk))),
                                         itemsize(tensor.dtype), "bytes of a chunk");
   return checked_add(checked_mul(elements, kLargerStorage, "bytes of a chunk"), kRoom,
                      "bytes of a chunk");

@@ -112,6 +112,14 @@ bool fills_record(const StoredPayload& payload) {
   return spans.front() == payload.record_size;
 }
 
+bool fills_record(const StoredChunk& chunk, const StoredPayload& payload) {
+  if (!chunk.flat) return fills_record(payload);
+  const uint64_t size = itemsize(payload.dtype);
+  return StridedView{nullptr, payload.shape, payload.strides, size}.is_contiguous() &&
+         payload.offset == payload.record_offset + begin_in_item(chunk, payload.dtype) &&
+         payload.record_size == static_cast<uint64_t>(chunk.flat->elements) * size;
+}
+
 void split(const StoredPayload& payload, const Box& box, uint64_t max_bytes,
            const std::function<void(Part)>& emit) {
   if (box.empty()) return;

@@ -22,6 +22,8 @@ void check_payload(const StoredPayload& payload, uint64_t limit);
 // True when the elements fill their record without a gap, in whatever order of dims: reading the
 // parts of the whole chunk, in order, is then reading the record.
 bool fills_record(const StoredPayload& payload);
+// The same of the elements of all chunks in the chunk's item: read in their order.
+bool fills_record(const StoredChunk& chunk, const StoredPayload& payload);
 
 // Emits the parts of `box` (inside the payload's shape) in ascending order of their offsets.
 // Their boxes tile `box`; each is at most max_bytes long (at least one element). Rows of elements

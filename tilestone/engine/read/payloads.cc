@@ -43,11 +43,23 @@ std::optional<Dims> fit_strides(const Dims& shape, const Dims& strides, const Di
   return fitted;
 }
 
+// A checked item's payload, narrowed to a chunk that is a part of it.
+void narrow_to_part(const StoredChunk& chunk, StoredPayload& payload) {
+  const int64_t step = payload.strides[0];
+  payload.offset += begin_in_item(chunk, payload.dtype) * static_cast<uint64_t>(step);
+  payload.shape = chunk.box.shape;
+  payload.strides = contiguous_strides(payload.shape);
+  for (size_t d = 0; d < payload.shape.size(); ++d) {
+    payload.strides[d] = payload.shape[d] == 1 ? 0 : payload.strides[d] * step;
+  }
+}
+
 // What an item says about itself must be what the metadata says about it.
 StoredPayload agreed(const ReadContext& context, ChunkRef ref, StoredPayload payload,
                      uint64_t item_size) {
   const StoredTensor& tensor = tensor_of(context, ref);
-  const Dims& shape = chunk_of(context, ref).box.shape;
+  const StoredChunk& chunk = chunk_of(context, ref);
+  const Dims shape = item_shape(chunk);
   if (payload.dtype != tensor.dtype) {
     fail(context, ref,
          "holds " + std::string(to_string(payload.dtype)) + ", expected " +
@@ -61,6 +73,7 @@ StoredPayload agreed(const ReadContext& context, ChunkRef ref, StoredPayload pay
   payload.shape = shape;
   payload.strides = *strides;
   check_payload(payload, item_size);
+  if (chunk.flat) narrow_to_part(chunk, payload);
   return payload;
 }
 

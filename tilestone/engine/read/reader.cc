@@ -44,6 +44,7 @@ struct Group {
   StoredPayload payload;
   bool whole = false;    // read once for all
   bool checked = false;  // its record's checksum will be known
+  size_t record = 0;     // the first group of those that make up its record
 };
 
 // A part on its way. `transfer`: the one it is for, or kAll of the group.
@@ -125,6 +126,30 @@ class TransferReader {
       groups_[g].whole = wants_whole(g);
       if (location(g).codec != Codec::kNone) decoded_.push_back(g);
     }
+    for (size_t g = 0; g < groups_.size();) g = find_record(g);
+  }
+
+  // The groups from `first` on that are chunks of one item: where they are read whole and are all
+  // of it, its record's checksum will be known. Returns the group behind them.
+  size_t find_record(size_t first) {
+    const uint32_t item = tensor(first).first_of_item(groups_[first].chunk.chunk);
+    int64_t elements = 0;
+    bool checked = context_.verify_checksums;
+    size_t end = first;
+    for (; end < groups_.size() && groups_[end].chunk.tensor == groups_[first].chunk.tensor &&
+           tensor(end).first_of_item(groups_[end].chunk.chunk) == item;
+         ++end) {
+      const Group& group = groups_[end];
+      elements += chunk(end).box.numel();
+      checked = checked && group.whole && group.payload.record_crc32 &&
+                fills_record(chunk(end), group.payload);
+    }
+    checked = checked && elements == numel(item_shape(chunk(first)));
+    for (size_t g = first; g < end; ++g) {
+      groups_[g].record = first;
+      groups_[g].checked = checked;
+    }
+    return end;
   }
 
   bool wants_whole(size_t g) const {
@@ -139,8 +164,6 @@ class TransferReader {
   void add_parts(size_t g) {
     Group& group = groups_[g];
     if (!try_add(location(g).offset, location(g).length)) fail(g, "has an impossible offset");
-    group.checked = context_.verify_checksums && group.whole && group.payload.record_crc32 &&
-                    fills_record(group.payload);
     const uint64_t buffer = context_.buffers->buffer_bytes();
     if (group.whole) {
       uint64_t limit = buffer;
@@ -275,10 +298,11 @@ class TransferReader {
 
   // Slices come in the order of their groups, and of their offsets within one.
   void check(const Slice& slice) {
-    if (!groups_[slice.group].checked) return;
-    if (!checking_ || *checking_ != slice.group) {
+    const Group& group = groups_[slice.group];
+    if (!group.checked) return;
+    if (!checking_ || *checking_ != group.record) {
       finish_check();
-      checking_ = slice.group;
+      checking_ = group.record;
       crc_ = 0;
     }
     crc_ = crc32_combine(crc_, slice.crc, slice.part.size);
@@ -330,7 +354,7 @@ class TransferReader {
   std::vector<Slice> slices_;    // of the batch that is being made
   std::set<uint32_t> open_files_;
   std::mutex device_;
-  std::optional<size_t> checking_;  // the group that crc_ belongs to
+  std::optional<size_t> checking_;  // the first group of the record that crc_ belongs to
   uint32_t crc_ = 0;
 };
 
