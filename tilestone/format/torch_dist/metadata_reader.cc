@@ -8,6 +8,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/file_name.h"
 #include "tilestone/format/archive/pickle_schema_internal.h"
+#include "tilestone/format/torch_dist/flattened_internal.h"
 
 namespace tilestone::torch_dist {
 namespace {
@@ -82,6 +83,7 @@ class MetadataReader {
     read_paths(planner);
     read_storage(storage);
     settle_chunks();
+    restore_flattened(megatron);
     read_storage_meta(storage_meta);
     name_writer(version, megatron != kNoNode || plans != kNoNode);
     return std::move(metadata_);
@@ -426,6 +428,31 @@ class MetadataReader {
       }
     }
     tensor.chunks = std::move(kept);
+  }
+
+  // ---- mcore_data ----
+
+  // {key: fields}, of every tensor in 0.9 and 0.13; only flattened ones have an original shape.
+  // Megatron-Core's removal of tensors leaves their fields.
+  void restore_flattened(NodeId id) {
+    if (id == kNoNode || pickle_.is(id, NodeKind::kNone)) return;
+    const auto items = dict_of(id, "mcore_data");
+    FieldReader<1> fields({"nd_reformulated_orig_global_shape"});
+    for (size_t i = 0; i < items.size(); i += 2) {
+      const std::string_view key = read_string(pickle_, items[i], "a key in mcore_data");
+      try {
+        dict_of(items[i + 1], "what mcore_data says of the tensor");
+        const NodeId original = fields.read(pickle_, items[i + 1])[0];
+        const auto entry = entries_.find(key);
+        if (original == kNoNode || entry == entries_.end()) continue;
+        if (!entry->second.tensor) corrupt("mcore_data gives an object a shape");
+        restore_original(metadata_.tensors[entry->second.place],
+                         read_dims(pickle_, original, "the flattened tensor's original shape"));
+      } catch (Error& error) {
+        error.with_key(key);
+        throw;
+      }
+    }
   }
 
   // ---- storage_meta and version ----

@@ -144,11 +144,13 @@ class MetadataWriter {
     size(tensor.shape);
     field(chunks_);
     out_.op(op::kEmptyList);
-    batches(tensor.chunks.size(), op::kAppends, [&](size_t i) { put_chunk(tensor.chunks[i].box); });
+    batches(tensor.chunks.size(), op::kAppends, [&](size_t i) { put_chunk(tensor.chunks[i]); });
     end_fields();
   }
 
-  void put_chunk(const Box& box) {
+  void put_chunk(const StoredChunk& chunk) {
+    if (chunk.flat) throw Error(ErrorCode::kInternal, "a chunk without an item of its own");
+    const Box& box = chunk.box;
     object(chunk_class_);
     begin_fields();
     field(offsets_);

@@ -1,0 +1,87 @@
+// A tensor of shape [X, Y, Z] on a regular grid of local shards [x, y, z], each of them flattened
+// and sliced, was stored with the shape [X/x, Y/y, Z/z, xyz]. A stored chunk is one slice: its
+// offset is [i, j, k, a], its shape [1, 1, 1, n], and its elements are a, ..., a + n - 1 of the
+// flattened shard at [ix, jy, kz]. A slice is a few boxes of the shard, and each of these is a run
+// of the slice, in C order.
+#include "tilestone/format/torch_dist/flattened_internal.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/geometry/coverage.h"
+#include "tilestone/geometry/flat_range.h"
+
+namespace tilestone::torch_dist {
+namespace {
+
+// A slice has 2n - 1 boxes of n dims: bounds what a small file can make of itself.
+constexpr size_t kMaxFlattenedDims = 8;
+
+[[noreturn]] void corrupt(const std::string& problem) {
+  throw Error(ErrorCode::kCorrupt, "checkpoint metadata: " + problem);
+}
+
+// The shape of a local shard.
+Dims shard_shape(const Dims& stored, const Dims& original) {
+  if (original.size() > kMaxFlattenedDims) {
+    throw Error(ErrorCode::kUnsupported, "a flattened tensor of " +
+                                             std::to_string(original.size()) + " dims, at most " +
+                                             std::to_string(kMaxFlattenedDims) + " are supported");
+  }
+  Dims shard = original;
+  bool fits = stored.size() == original.size() + 1;
+  for (size_t d = 0; fits && d < original.size(); ++d) {
+    fits = stored[d] > 0 && original[d] % stored[d] == 0;
+    if (fits) shard[d] /= stored[d];
+  }
+  if (fits && numel(shard) == stored[original.size()]) return shard;
+  corrupt("mcore_data gives the flattened tensor the shape " + to_string(original) +
+          ", which the stored shape " + to_string(stored) + " contradicts");
+}
+
+void check_disjoint(const StoredTensor& tensor) {
+  std::vector<Box> boxes;
+  boxes.reserve(tensor.chunks.size());
+  for (const StoredChunk& chunk : tensor.chunks) boxes.push_back(chunk.box);
+  if (const auto overlap = find_overlap(boxes)) {
+    corrupt("the chunks " + to_string(boxes[overlap->first]) + " and " +
+            to_string(boxes[overlap->second]) + " of a flattened tensor overlap");
+  }
+}
+
+// The chunks of the original tensor that one of the stored form is.
+void add_parts(const StoredChunk& stored, const Dims& shard, std::vector<StoredChunk>& parts) {
+  if (stored.box.empty()) return;
+  const size_t dims = shard.size();
+  Dims origin(dims, 0);
+  for (size_t d = 0; d < dims; ++d) {
+    if (stored.box.shape[d] != 1) {
+      corrupt("the chunk " + to_string(stored.box) + " of a flattened tensor is no slice of one " +
+              "local shard");
+    }
+    origin[d] = stored.box.offset[d] * shard[d];
+  }
+  FlatPart flat{stored.box.shape[dims], 0};
+  for (Box& box : flat_range_to_boxes(shard, {stored.box.offset[dims], stored.box.end(dims)})) {
+    const int64_t elements = box.numel();
+    for (size_t d = 0; d < dims; ++d) box.offset[d] += origin[d];
+    parts.push_back({std::move(box), stored.at, flat});
+    flat.begin += elements;
+  }
+}
+
+}  // namespace
+
+void restore_original(StoredTensor& tensor, const Dims& original) {
+  const Dims shard = shard_shape(tensor.shape, original);
+  check_disjoint(tensor);
+  std::vector<StoredChunk> parts;
+  parts.reserve(tensor.chunks.size());
+  for (const StoredChunk& chunk : tensor.chunks) add_parts(chunk, shard, parts);
+  tensor.shape = original;
+  tensor.chunks = std::move(parts);
+}
+
+}  // namespace tilestone::torch_dist
