@@ -15,13 +15,6 @@ namespace fs = std::filesystem;
 fs::path golden(const std::string& name) { return fs::path(TILESTONE_GOLDEN_DIR) / name; }
 
 std::vector<fs::path> goldens() {
-  std::vector<fs::path> found = all_goldens();
-  std::erase_if(
-      found, [](const fs::path& folder) { return folder.filename().string().starts_with("flat"); });
-  return found;
-}
-
-std::vector<fs::path> all_goldens() {
   std::vector<fs::path> found;
   for (const fs::directory_entry& version : fs::directory_iterator(golden(""))) {
     if (!version.is_directory()) continue;

@@ -12,10 +12,8 @@ namespace tilestone {
 
 // tests/golden/NAME ("torch-2.14.1/dcp-w4").
 std::filesystem::path golden(const std::string& name);
-// Those without flattened ranges, sorted.
-std::vector<std::filesystem::path> goldens();
 // All of them, sorted.
-std::vector<std::filesystem::path> all_goldens();
+std::vector<std::filesystem::path> goldens();
 // A value as the expectations of Megatron-Core's goldens have it: its repr, except that a tensor is
 // "tensor DTYPE SHAPE crc32=...", a list "list(...)", a tuple "tuple(...)". Of an enum's member,
 // which pickles name in several ways, only the class is told.

@@ -38,6 +38,7 @@ void expect_golden(const fs::path& folder, const Location& location, uint64_t bu
     const TensorView whole = checkpoint.read(key);
     EXPECT_EQ(sum_of(whole), tensor["crc32"].get<uint32_t>());
     EXPECT_EQ(to_string(whole.dtype), tensor["dtype"].get<std::string>());
+    EXPECT_EQ(whole.shape, Dims(tensor["shape"].get<std::vector<int64_t>>()));
     Box part = Box::whole(whole.shape);
     for (size_t d = 0; d < part.rank(); ++d) {
       part.offset[d] = part.shape[d] / 3;
@@ -59,7 +60,7 @@ void expect_text(const std::string& key, const Value& found, const Json& expecte
 // Objects, common state and content metadata of Megatron-Core.
 TEST(Golden, MegatronsObjectsAndCommonStateAreWhatTheirWriterSays) {
   size_t checkpoints = 0;
-  for (const fs::path& folder : all_goldens()) {
+  for (const fs::path& folder : goldens()) {
     if (!fs::exists(folder / "metadata.json")) continue;
     SCOPED_TRACE(folder.string());
     const Checkpoint checkpoint = Checkpoint::open(Location(folder));
@@ -198,7 +199,7 @@ std::shared_ptr<Storage> placed(const fs::path& folder) {
 // Megatron-Core reads common.pt and metadata.json together with .metadata, or arrays of zarr.
 TEST(Golden, OfMegatronIsReplacedAsAWholeOrNotAtAll) {
   int replaced = 0;
-  for (const fs::path& folder : all_goldens()) {
+  for (const fs::path& folder : goldens()) {
     if (!fs::exists(folder / "metadata.json")) continue;
     SCOPED_TRACE(folder.string());
     const auto parent = placed(folder);

@@ -18,7 +18,7 @@ import tilestone
 
 def check_tensor(ckpt: tilestone.Checkpoint, key: str, wanted: dict[str, object]) -> str | None:
     entry = ckpt[key]
-    shape = wanted.get("stored_shape", wanted["shape"])
+    shape = wanted["shape"]
     if list(entry.shape) != shape:
         return f"{key}: shape {entry.shape}, expected {shape}"
     if entry.dtype != wanted["dtype"]:
