@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+import tilestone
+
 HERE = pathlib.Path(__file__).resolve().parent
 GOLDEN = HERE.parent.parent / "tests" / "golden"
 
@@ -40,3 +42,17 @@ def test_every_tensor_and_object_equals_its_expected_value_without_torch(
 ) -> None:
     assert read[name]["problems"] == []
     assert int(str(read[name]["tensors"])) > 5
+
+
+def test_inspect_counts_an_item_of_a_flattened_tensor_once() -> None:
+    path = GOLDEN / "megatron-core-0.13.1" / "flat-w2"
+    command = [sys.executable, "-m", "tilestone", "inspect", str(path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    files = json.loads(done.stdout)["files"]
+    with tilestone.open(path) as ckpt:
+        assert sum(file["items"] for file in files) == ckpt.verify().items
+        assert ckpt["flat.three_dims"].shape == (4, 3, 8)
+        assert len(ckpt["flat.three_dims"].boxes) == 5
+    assert sum(file["item_bytes"] for file in files) <= sum(
+        file.stat().st_size for file in path.glob("*.distcp")
+    )
