@@ -2,40 +2,14 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
-#include "tilestone/base/buffer_pool.h"
-#include "tilestone/base/deadline.h"
-#include "tilestone/base/thread_pool.h"
+#include "tilestone/engine/read/context_internal.h"
 #include "tilestone/engine/run/progress_internal.h"
-#include "tilestone/format/format.h"
 #include "tilestone/state/metadata.h"
-#include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
-
-// What a reader works with; all of it outlives the calls.
-struct ReadContext {
-  Storage& storage;
-  const Format& format;
-  const Metadata& metadata;
-  std::shared_ptr<BufferPool> buffers;
-  ThreadPool& threads;
-  bool verify_checksums = true;
-  Deadline deadline = Deadline::never();
-  CachePolicy cache = CachePolicy::kBypass;
-};
-
-// Whether Tilestone wrote the checkpoint and its manifest is gone. A save that replaces a
-// checkpoint removes its manifest first.
-bool was_replaced(const ReadContext& context);
-
-// A data file of the metadata, opened. Error(kNotFound) when it is gone, with a hint where another
-// save may have replaced the checkpoint meanwhile.
-std::unique_ptr<ReadableFile> open_data(const ReadContext& context, uint32_t file);
 
 // A box of a stored chunk that goes to memory.
 struct Transfer {

@@ -1,0 +1,177 @@
+#include "tilestone/engine/read/range_reader_internal.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+
+namespace tilestone::engine {
+namespace {
+
+// A shorter range costs less to copy out of a pooled buffer than direct I/O costs for the rest of
+// its pages.
+constexpr uint64_t kLeastStraight = 2u << 10;  // bytes
+
+}  // namespace
+
+RangeReader::RangeReader(const ReadContext& context, ThreadPool* threads)
+    : context_(context), threads_(threads), costs_(context.storage.read_costs()) {}
+
+void RangeReader::add(const ByteRange& range) {
+  ranges_.push_back(range);
+  batch_files_.insert(range.file);
+}
+
+bool RangeReader::is_long(const ByteRange& range) const {
+  return range.target != nullptr && range.size >= 2 * costs_.request_bytes;
+}
+
+std::vector<RangeReader::Run> RangeReader::merge() {
+  order_.resize(ranges_.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  const auto before = [&](uint32_t a, uint32_t b) {
+    return std::pair(ranges_[a].file, ranges_[a].begin) <
+           std::pair(ranges_[b].file, ranges_[b].begin);
+  };
+  if (!std::is_sorted(order_.begin(), order_.end(), before)) {
+    std::stable_sort(order_.begin(), order_.end(), before);
+  }
+  const uint64_t buffer = context_.buffers->buffer_bytes();
+  std::vector<Run> runs;
+  for (size_t i = 0; i < order_.size(); ++i) {
+    const ByteRange& range = at(i);
+    const uint64_t end = range.begin + range.size;
+    Run* last = runs.empty() ? nullptr : &runs.back();
+    const bool joins = last != nullptr && !last->straight && !is_long(range) &&
+                       at(last->first).file == range.file &&
+                       range.begin <= last->end + costs_.gap_bytes &&
+                       std::max(end, last->end) - last->begin <= buffer;
+    if (joins) {
+      last->end = std::max(last->end, end);
+      ++last->count;
+    } else {
+      runs.push_back({range.begin, end, i, 1, is_long(range)});
+    }
+  }
+  for (Run& run : runs) {
+    const ByteRange& range = at(run.first);
+    run.straight |= run.count == 1 && range.target != nullptr && range.size >= kLeastStraight;
+  }
+  return runs;
+}
+
+std::vector<ReadOp> RangeReader::reads_of(const std::vector<Run>& runs) {
+  std::vector<ReadOp> reads;
+  reads.reserve(runs.size());
+  for (const Run& run : runs) {
+    ByteRange& first = ranges_[order_[run.first]];
+    ReadOp read{nullptr, run.begin, run.end - run.begin, nullptr};
+    try {
+      read.file = &open(first.file);
+    } catch (const Error& error) {
+      throw first.key != nullptr ? Error(error).with_key(*first.key) : error;
+    }
+    if (run.straight) {
+      read.target = first.target;
+      if (first.summed) read.crc32 = &first.crc32;
+    }
+    reads.push_back(read);
+  }
+  return reads;
+}
+
+const ReadableFile& RangeReader::open(uint32_t file) {
+  std::unique_ptr<ReadableFile>& opened = files_[file];
+  if (opened) return *opened;
+  if (files_.size() > kMaxFiles) {
+    std::erase_if(files_, [&](const auto& other) {
+      return other.first != file && !batch_files_.contains(other.first);
+    });
+  }
+  opened = open_data(context_, file);
+  return *opened;
+}
+
+std::vector<ByteRange> RangeReader::read(const Take& take) {
+  const std::vector<Run> runs = merge();
+  const std::vector<ReadOp> reads = reads_of(runs);
+  try {
+    context_.storage.read(reads, options(), [&](size_t i, ByteView bytes) {
+      const Run& run = runs[i];
+      for (size_t place = run.first; place < run.first + run.count; ++place) {
+        const ByteRange& range = at(place);
+        take_range(run, order_[place], bytes.subspan(range.begin - run.begin, range.size), take);
+      }
+    });
+  } catch (const Error& error) {
+    throw with_key_of(error);
+  }
+  return finish();
+}
+
+void RangeReader::take_range(const Run& run, size_t number, ByteView bytes, const Take& take) {
+  ByteRange& range = ranges_[number];
+  if (!run.straight) {
+    if (range.target == nullptr) {
+      if (range.summed) range.crc32 = crc32(bytes);
+    } else if (range.summed) {
+      range.crc32 = copy_crc32({range.target, bytes.size()}, bytes);
+    } else if (!bytes.empty()) {
+      std::memcpy(range.target, bytes.data(), bytes.size());
+    }
+  }
+  if (take) take(number, bytes);
+}
+
+uint64_t RangeReader::prefetch() {
+  const std::vector<ReadOp> reads = reads_of(merge());
+  uint64_t fetched = 0;
+  try {
+    fetched = context_.storage.prefetch(reads, options());
+  } catch (const Error& error) {
+    throw with_key_of(error);
+  }
+  finish();
+  return fetched;
+}
+
+ReadOptions RangeReader::options() const {
+  return {threads_, context_.buffers, context_.deadline, context_.cache};
+}
+
+// With the key, where only one range's can be meant.
+Error RangeReader::with_key_of(Error error) const {
+  std::set<std::string> keys;
+  for (const ByteRange& range : ranges_) {
+    const bool meant = error.file().empty() || error.file() == context_.metadata.files[range.file];
+    if (meant && range.key != nullptr) keys.insert(*range.key);
+  }
+  if (keys.size() == 1) error.with_key(*keys.begin());
+  return error;
+}
+
+std::vector<ByteRange> RangeReader::finish() {
+  order_.clear();
+  batch_files_.clear();
+  return std::exchange(ranges_, {});
+}
+
+void RecordSum::add(uint64_t offset, uint64_t size, uint32_t crc32) {
+  if (size == 0) return;
+  if (offset != size_) {
+    early_.insert({offset, {size, crc32}});
+    return;
+  }
+  crc32_ = crc32_combine(crc32_, crc32, size);
+  size_ += size;
+  for (auto next = early_.find(size_); next != early_.end(); next = early_.find(size_)) {
+    crc32_ = crc32_combine(crc32_, next->second.crc32, next->second.size);
+    size_ += next->second.size;
+    early_.erase(next);
+  }
+}
+
+}  // namespace tilestone::engine
