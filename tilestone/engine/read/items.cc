@@ -6,6 +6,7 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/engine/read/range_reader_internal.h"
 
 namespace tilestone::engine {
 namespace {
@@ -54,12 +55,11 @@ Bytes read_item(const ReadContext& context, const ItemLocation& at, const std::s
                 uint64_t max_size) {
   const std::string& name = context.metadata.files[at.file];
   try {
-    const auto file = open_data(context, at.file);
-    check_place(at, file->size());
+    RangeReader reader(context, nullptr);
+    check_place(at, reader.open(at.file).size());
     Bytes item(at.length);
-    const ReadOp op{file.get(), at.offset, at.length, item.data()};
-    const ReadOptions options{nullptr, context.buffers, context.deadline, context.cache};
-    if (!item.empty()) context.storage.read({&op, 1}, options, [](size_t, ByteView) {});
+    reader.add({.file = at.file, .begin = at.offset, .size = at.length, .target = item.data()});
+    reader.read();
     return unwrap(context, at, std::move(item), max_size);
   } catch (...) {
     throw current_error().with_key(key).with_file(name);
@@ -69,23 +69,23 @@ Bytes read_item(const ReadContext& context, const ItemLocation& at, const std::s
 std::vector<Bytes> read_objects(const ReadContext& context,
                                 std::span<const StoredObject* const> objects) {
   std::vector<Bytes> items(objects.size());
-  std::map<uint32_t, std::unique_ptr<ReadableFile>> files;
-  std::vector<ReadOp> ops;
+  RangeReader reader(context, &context.threads);
   for (size_t i = 0; i < objects.size(); ++i) {
     const ItemLocation& at = objects[i]->at;
-    auto& file = files[at.file];
     try {
-      if (!file) file = open_data(context, at.file);
-      check_place(at, file->size());
+      check_place(at, reader.open(at.file).size());
     } catch (...) {
       throw current_error().with_key(objects[i]->key).with_file(context.metadata.files[at.file]);
     }
     items[i].resize(at.length);
-    ops.push_back({file.get(), at.offset, at.length, items[i].data()});
+    reader.add({.file = at.file,
+                .begin = at.offset,
+                .size = at.length,
+                .target = items[i].data(),
+                .key = &objects[i]->key});
+    if (reader.full()) reader.read();
   }
-  std::erase_if(ops, [](const ReadOp& op) { return op.size == 0; });
-  const ReadOptions options{&context.threads, context.buffers, context.deadline, context.cache};
-  context.storage.read(ops, options, [](size_t, ByteView) {});
+  reader.read();
   context.threads.parallel_for(objects.size(), [&](size_t i) {
     const ItemLocation& at = objects[i]->at;
     try {

@@ -1,12 +1,11 @@
 #include "tilestone/engine/read/payloads_internal.h"
 
-#include <algorithm>
-#include <map>
 #include <utility>
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/read/parts_internal.h"
+#include "tilestone/engine/read/range_reader_internal.h"
 
 namespace tilestone::engine {
 namespace {
@@ -18,14 +17,6 @@ const StoredTensor& tensor_of(const ReadContext& context, ChunkRef ref) {
 }
 const StoredChunk& chunk_of(const ReadContext& context, ChunkRef ref) {
   return tensor_of(context, ref).chunks[ref.chunk];
-}
-
-[[noreturn]] void fail(const ReadContext& context, ChunkRef ref, const std::string& problem) {
-  const ItemLocation& at = chunk_of(context, ref).at;
-  throw Error(ErrorCode::kCorrupt,
-              "the item at offset " + std::to_string(at.offset) + " " + problem)
-      .with_key(tensor_of(context, ref).key)
-      .with_file(context.metadata.files[at.file]);
 }
 
 // Strides for `wanted`, which has the same elements but for dims of size 1.
@@ -61,14 +52,14 @@ StoredPayload agreed(const ReadContext& context, ChunkRef ref, StoredPayload pay
   const StoredChunk& chunk = chunk_of(context, ref);
   const Dims shape = item_shape(chunk);
   if (payload.dtype != tensor.dtype) {
-    fail(context, ref,
-         "holds " + std::string(to_string(payload.dtype)) + ", expected " +
-             std::string(to_string(tensor.dtype)));
+    fail_chunk(context, ref,
+               "holds " + std::string(to_string(payload.dtype)) + ", expected " +
+                   std::string(to_string(tensor.dtype)));
   }
   const auto strides = fit_strides(payload.shape, payload.strides, shape);
   if (!strides) {
-    fail(context, ref,
-         "holds shape " + to_string(payload.shape) + ", expected " + to_string(shape));
+    fail_chunk(context, ref,
+               "holds shape " + to_string(payload.shape) + ", expected " + to_string(shape));
   }
   payload.shape = shape;
   payload.strides = *strides;
@@ -99,122 +90,103 @@ StoredPayload payload_from_manifest(const ReadContext& context, ChunkRef ref) {
   return agreed(context, ref, std::move(payload), chunk.at.length);
 }
 
-// Chunks that are looked into together, and where their probes lie in memory.
-struct ProbeGroup {
-  struct Probe {
-    size_t chunk;  // index into the caller's chunks
-    size_t place;  // among the chunk's probes
-    uint32_t file;
-    uint64_t begin, end;  // in the file
-    ByteView bytes;
-  };
-  std::vector<size_t> chunks;
-  std::vector<Probe> probes;
-  uint64_t bytes = 0;
-};
+// Chunks that are looked into together.
+class Probes {
+ public:
+  Probes(const ReadContext& context, std::span<const ChunkRef> chunks,
+         std::vector<StoredPayload>& payloads)
+      : context_(context),
+        chunks_(chunks),
+        payloads_(payloads),
+        reader_(context, &context.threads) {}
 
-struct Run {
-  uint32_t file;
-  uint64_t begin, end;
-  Bytes bytes;
-};
-
-// Neighbouring probes are read as one run; afterwards each probe knows its bytes.
-std::vector<Run> read_probes(const ReadContext& context, ProbeGroup& group) {
-  std::sort(group.probes.begin(), group.probes.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.file, a.begin) < std::pair(b.file, b.begin);
-  });
-  const uint64_t near = context.storage.read_costs().gap_bytes;
-  std::vector<Run> runs;
-  std::vector<size_t> run_of;
-  for (const auto& probe : group.probes) {
-    const bool joins =
-        !runs.empty() && runs.back().file == probe.file && probe.begin <= runs.back().end + near;
-    if (!joins) runs.push_back({probe.file, probe.begin, probe.end, {}});
-    runs.back().end = std::max(runs.back().end, probe.end);
-    run_of.push_back(runs.size() - 1);
-  }
-  std::map<uint32_t, std::unique_ptr<ReadableFile>> files;
-  std::vector<ReadOp> ops;
-  for (Run& run : runs) {
-    auto& file = files[run.file];
-    if (!file) file = open_data(context, run.file);
-    if (run.end > file->size()) {
-      throw Error(ErrorCode::kCorrupt, "expected at least " + std::to_string(run.end) +
-                                           " bytes, found " + std::to_string(file->size()))
-          .with_file(file->name());
+  // `index`: into the chunks.
+  void add(size_t index) {
+    const ItemLocation& at = chunk_of(context_, chunks_[index]).at;
+    Probe& probe = probes_.emplace_back(index, std::vector<Bytes>());
+    for (const ProbeRange& range : context_.format.probe(at)) {
+      if (range.offset > at.length || range.size > at.length - range.offset) {
+        throw Error(ErrorCode::kInternal, "a probe reaches beyond its item");
+      }
+      Bytes& bytes = probe.bytes.emplace_back(range.size);
+      reader_.add({.file = at.file,
+                   .begin = at.offset + range.offset,
+                   .size = range.size,
+                   .target = bytes.data(),
+                   .key = &tensor_of(context_, chunks_[index]).key});
+      bytes_ += range.size;
     }
-    run.bytes.resize(run.end - run.begin);
-    ops.push_back({file.get(), run.begin, run.bytes.size(), run.bytes.data()});
+    if (bytes_ >= kGroupBytes || reader_.full()) parse_all();
   }
-  const ReadOptions options{&context.threads, context.buffers, context.deadline, context.cache};
-  context.storage.read(ops, options, [](size_t, ByteView) {});
-  for (size_t i = 0; i < group.probes.size(); ++i) {
-    auto& probe = group.probes[i];
-    const Run& run = runs[run_of[i]];
-    probe.bytes = ByteView(run.bytes).subspan(probe.begin - run.begin, probe.end - probe.begin);
-  }
-  return runs;
-}
 
-void parse_group(const ReadContext& context, std::span<const ChunkRef> chunks, ProbeGroup& group,
-                 std::vector<StoredPayload>& payloads) {
-  const std::vector<Run> runs = read_probes(context, group);
-  std::map<size_t, std::vector<ByteView>> probed;  // by chunk, of those that need no probe too
-  for (size_t chunk : group.chunks) probed[chunk];
-  for (const auto& probe : group.probes) {
-    std::vector<ByteView>& of_chunk = probed[probe.chunk];
-    of_chunk.resize(std::max(of_chunk.size(), probe.place + 1));
-    of_chunk[probe.place] = probe.bytes;
+  void parse_all() {
+    reader_.read();
+    context_.threads.parallel_for(probes_.size(), [&](size_t i) { parse_probe(probes_[i]); });
+    probes_.clear();
+    bytes_ = 0;
   }
-  context.threads.parallel_for(group.chunks.size(), [&](size_t i) {
-    const size_t index = group.chunks[i];
-    const ItemLocation& at = chunk_of(context, chunks[index]).at;
+
+ private:
+  struct Probe {
+    size_t index;              // of the chunk
+    std::vector<Bytes> bytes;  // of each range that the format asks for
+  };
+
+  void parse_probe(const Probe& probe) {
+    const ChunkRef ref = chunks_[probe.index];
+    const ItemLocation& at = chunk_of(context_, ref).at;
+    const std::vector<ByteView> views(probe.bytes.begin(), probe.bytes.end());
     try {
-      payloads[index] = agreed(context, chunks[index],
-                               parse(context, chunks[index], at, probed.at(index)), at.length);
+      payloads_[probe.index] = agreed(context_, ref, parse(context_, ref, at, views), at.length);
     } catch (...) {
       throw current_error()
-          .with_key(tensor_of(context, chunks[index]).key)
-          .with_file(context.metadata.files[at.file]);
+          .with_key(tensor_of(context_, ref).key)
+          .with_file(context_.metadata.files[at.file]);
     }
-  });
-  group = ProbeGroup();
-}
-
-void add_probes(const ReadContext& context, ChunkRef ref, size_t index, ProbeGroup& group) {
-  const ItemLocation& at = chunk_of(context, ref).at;
-  group.chunks.push_back(index);
-  size_t place = 0;
-  for (const ProbeRange& range : context.format.probe(at)) {
-    if (range.offset > at.length || range.size > at.length - range.offset) {
-      throw Error(ErrorCode::kInternal, "a probe reaches beyond its item");
-    }
-    if (!try_add(at.offset, at.length)) fail(context, ref, "has an impossible offset");
-    const uint64_t begin = at.offset + range.offset;
-    group.probes.push_back({index, place++, at.file, begin, begin + range.size, {}});
-    group.bytes += range.size;
   }
-}
+
+  const ReadContext& context_;
+  const std::span<const ChunkRef> chunks_;
+  std::vector<StoredPayload>& payloads_;
+  RangeReader reader_;
+  std::vector<Probe> probes_;
+  uint64_t bytes_ = 0;
+};
 
 }  // namespace
 
 std::vector<StoredPayload> find_payloads(const ReadContext& context,
                                          std::span<const ChunkRef> chunks) {
   std::vector<StoredPayload> payloads(chunks.size());
-  ProbeGroup group;
+  Probes probes(context, chunks, payloads);
   for (size_t i = 0; i < chunks.size(); ++i) {
     const ItemLocation& at = chunk_of(context, chunks[i]).at;
+    if (!try_add(at.offset, at.length)) fail_chunk(context, chunks[i], "has an impossible offset");
     if (at.codec != Codec::kNone) continue;
     if (at.checksums && !tensor_of(context, chunks[i]).chunk_shape) {
       payloads[i] = payload_from_manifest(context, chunks[i]);
-      continue;
+    } else {
+      probes.add(i);
     }
-    add_probes(context, chunks[i], i, group);
-    if (group.bytes >= kGroupBytes) parse_group(context, chunks, group, payloads);
   }
-  if (!group.chunks.empty()) parse_group(context, chunks, group, payloads);
+  probes.parse_all();
   return payloads;
+}
+
+void fail_chunk(const ReadContext& context, ChunkRef chunk, const std::string& problem) {
+  const ItemLocation& at = chunk_of(context, chunk).at;
+  throw Error(ErrorCode::kCorrupt,
+              "the item at offset " + std::to_string(at.offset) + " " + problem)
+      .with_key(tensor_of(context, chunk).key)
+      .with_file(context.metadata.files[at.file]);
+}
+
+void expect_record(const ReadContext& context, ChunkRef chunk, uint64_t size, uint32_t expected,
+                   uint32_t found) {
+  if (found == expected) return;
+  fail_chunk(context, chunk,
+             "is damaged: expected CRC-32 " + std::to_string(expected) + " of its " +
+                 std::to_string(size) + " bytes of elements, found " + std::to_string(found));
 }
 
 StoredPayload payload_in(const ReadContext& context, ChunkRef chunk, ByteView item) {

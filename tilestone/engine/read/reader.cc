@@ -1,6 +1,5 @@
-// Chunks are taken in the order of their place on disk. Each is cut into parts (see parts.cc); a
-// part becomes a read operation, or joins the one before it when the two are near; operations are
-// run in batches, so that what describes them stays small beside the buffers.
+// Chunks are taken in the order of their place on disk. Each is cut into parts (see parts.cc),
+// which a RangeReader reads in batches, so that what describes them stays small beside the buffers.
 //
 // A chunk whose transfers together want all of it is read once, as a whole, and each part goes to
 // every transfer that wants some of it. Only such chunks can be checked against their checksum:
@@ -8,33 +7,23 @@
 #include "tilestone/engine/read/reader_internal.h"
 
 #include <algorithm>
-#include <cstring>
-#include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <tuple>
 #include <utility>
 
-#include "tilestone/base/checked.h"
 #include "tilestone/base/checksum.h"
-#include "tilestone/base/error.h"
 #include "tilestone/engine/read/deliver_internal.h"
 #include "tilestone/engine/read/items_internal.h"
 #include "tilestone/engine/read/parts_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
+#include "tilestone/engine/read/range_reader_internal.h"
 #include "tilestone/geometry/coverage.h"
 
 namespace tilestone::engine {
 namespace {
 
-constexpr size_t kBatchParts = 16384;
-constexpr size_t kBatchFiles = 128;  // open at once
-// Parts from kStraight bytes on are read into their targets, without their neighbours; smaller
-// ones, down to kStraightAlone, where they have no near neighbours.
-constexpr uint64_t kStraight = 128u << 10;
-constexpr uint64_t kStraightAlone = 2u << 10;
-constexpr uint64_t kStraightMost = 256u << 20;  // of one part; progress is told part by part
+constexpr uint64_t kMaxPart = 256u << 20;  // bytes; progress is reported part by part
 
 // The transfers of one chunk: order[begin, end).
 struct Group {
@@ -47,33 +36,23 @@ struct Group {
   size_t record = 0;     // the first group of those that make up its record
 };
 
-// A part on its way. `transfer`: the one it is for, or kAll of the group.
+// A part on its way, and the transfer that it is for; kAll: those of the group.
 struct Slice {
   static constexpr size_t kAll = ~size_t{0};
   size_t group = 0;
   size_t transfer = kAll;
-  bool straight = false;        // read to `target` by an operation of its own
-  std::byte* target = nullptr;  // where the bytes go as they are; null: deliver() spreads them
+  bool copied = false;  // by the range reader: its bytes go to the target as they are
   Part part;
-  uint64_t begin = 0;  // in the file
-  uint32_t crc = 0;
-};
-
-// A read, for slices[first, first + count).
-struct Op {
-  uint32_t file = 0;
-  uint64_t begin = 0;
-  uint64_t end = 0;
-  size_t first = 0;
-  size_t count = 0;
-  std::byte* target = nullptr;
 };
 
 class TransferReader {
  public:
   TransferReader(const ReadContext& context, std::span<const Transfer> transfers,
                  ProgressMeter& progress)
-      : context_(context), transfers_(transfers), progress_(progress) {}
+      : context_(context),
+        transfers_(transfers),
+        progress_(progress),
+        reader_(context, &context.threads) {}
 
   void run() {
     make_groups();
@@ -91,7 +70,6 @@ class TransferReader {
   }
   const StoredChunk& chunk(size_t g) const { return tensor(g).chunks[groups_[g].chunk.chunk]; }
   const ItemLocation& location(size_t g) const { return chunk(g).at; }
-  const std::string& file_name(size_t g) const { return context_.metadata.files[location(g).file]; }
   const Transfer& transfer(size_t place) const { return transfers_[order_[place]]; }
 
   void make_groups() {
@@ -163,7 +141,6 @@ class TransferReader {
 
   void add_parts(size_t g) {
     Group& group = groups_[g];
-    if (!try_add(location(g).offset, location(g).length)) fail(g, "has an impossible offset");
     const uint64_t buffer = context_.buffers->buffer_bytes();
     if (group.whole) {
       uint64_t limit = buffer;
@@ -188,134 +165,61 @@ class TransferReader {
     const Transfer& t = transfer(place);
     if (t.target.bytes() <= limit) return limit;
     const Part all{t.box, group.payload.offset, t.target.bytes()};
-    return plain_target(group.payload, all, t) != nullptr ? std::max(limit, kStraightMost) : limit;
+    return plain_target(group.payload, all, t) != nullptr ? std::max(limit, kMaxPart) : limit;
   }
 
   void add(size_t g, size_t place, Part part) {
     const Group& group = groups_[g];
-    Slice slice{g, place, false, nullptr, std::move(part), 0, 0};
-    slice.begin = location(g).offset + slice.part.offset;
-    if (place != Slice::kAll) {
-      slice.target = plain_target(group.payload, slice.part, transfer(place));
-    }
-    slice.straight = slice.target != nullptr && slice.part.size >= kStraight;
-    slices_.push_back(std::move(slice));
-    open_files_.insert(location(g).file);
-    if (slices_.size() >= kBatchParts || open_files_.size() >= kBatchFiles) run_batch();
-  }
-
-  std::vector<Op> make_ops() {
-    const uint64_t buffer = context_.buffers->buffer_bytes();
-    const uint64_t near = context_.storage.read_costs().gap_bytes;
-    std::vector<Op> ops;
-    for (size_t i = 0; i < slices_.size(); ++i) {
-      const Slice& slice = slices_[i];
-      const uint32_t file = location(slice.group).file;
-      const uint64_t end = slice.begin + slice.part.size;
-      if (!slice.straight && !ops.empty()) {
-        Op& last = ops.back();
-        const bool open = !slices_[last.first].straight;
-        if (open && last.file == file && slice.begin >= last.begin &&
-            slice.begin <= last.end + near && std::max(end, last.end) - last.begin <= buffer) {
-          last.end = std::max(last.end, end);
-          ++last.count;
-          continue;
-        }
-      }
-      ops.push_back({file, slice.begin, end, i, 1, nullptr});
-    }
-    for (Op& op : ops) {
-      Slice& slice = slices_[op.first];
-      const bool alone = op.count == 1 && slice.part.size >= kStraightAlone;
-      if (alone) slice.straight = slice.target != nullptr;
-      if (slice.straight) op.target = slice.target;
-    }
-    return ops;
+    std::byte* target = nullptr;
+    if (place != Slice::kAll) target = plain_target(group.payload, part, transfer(place));
+    reader_.add({.file = location(g).file,
+                 .begin = location(g).offset + part.offset,
+                 .size = part.size,
+                 .target = target,
+                 .key = &tensor(g).key,
+                 .summed = group.checked});
+    slices_.push_back({g, place, target != nullptr, std::move(part)});
+    if (reader_.full()) run_batch();
   }
 
   void run_batch() {
-    const std::vector<Op> ops = make_ops();
-    std::map<uint32_t, std::unique_ptr<ReadableFile>> files;
-    std::vector<ReadOp> reads;
-    reads.reserve(ops.size());
-    for (const Op& op : ops) {
-      auto& file = files[op.file];
-      if (!file) file = open(op);
-      reads.push_back({file.get(), op.begin, op.end - op.begin, op.target});
-      Slice& first = slices_[op.first];
-      if (op.target != nullptr && groups_[first.group].checked) reads.back().crc32 = &first.crc;
-    }
-    const ReadOptions options{&context_.threads, context_.buffers, context_.deadline,
-                              context_.cache};
-    context_.storage.read(reads, options, [&](size_t i, ByteView bytes) {
-      const Op& op = ops[i];
-      for (size_t s = op.first; s < op.first + op.count; ++s) {
-        Slice& slice = slices_[s];
-        take(slice, bytes.subspan(slice.begin - op.begin, slice.part.size));
-      }
-    });
-    for (const Slice& slice : slices_) check(slice);
+    const std::vector<ByteRange> ranges =
+        reader_.read([this](size_t i, ByteView bytes) { take(slices_[i], bytes); });
+    for (size_t i = 0; i < ranges.size(); ++i) check(slices_[i], ranges[i]);
     slices_.clear();
-    open_files_.clear();
   }
 
-  std::unique_ptr<ReadableFile> open(const Op& op) const {
-    try {
-      return open_data(context_, op.file);
-    } catch (...) {
-      throw current_error().with_key(tensor(slices_[op.first].group).key);
-    }
-  }
-
-  void take(Slice& slice, ByteView bytes) {
+  void take(const Slice& slice, ByteView bytes) {
     const Group& group = groups_[slice.group];
-    if (slice.target != nullptr && !slice.straight) {
-      copy(slice, bytes);
-    } else if (group.checked && !slice.straight) {
-      slice.crc = crc32(bytes);
-    }
-    if (slice.transfer != Slice::kAll) {
-      if (slice.target == nullptr) put(group, slice, bytes, transfer(slice.transfer));
-    } else {
-      for (size_t i = group.begin; i < group.end; ++i) put(group, slice, bytes, transfer(i));
+    const bool all = slice.transfer == Slice::kAll;
+    const size_t begin = all ? group.begin : slice.transfer;
+    const size_t end = all ? group.end : slice.transfer + 1;
+    for (size_t i = begin; i < end && !slice.copied; ++i) {
+      put(group, slice.part, bytes, transfer(i));
     }
     progress_.add(static_cast<uint64_t>(slice.part.box.numel()) * itemsize(group.payload.dtype));
   }
 
-  void copy(Slice& slice, ByteView bytes) const {
-    if (groups_[slice.group].checked) {
-      slice.crc = copy_crc32({slice.target, bytes.size()}, bytes);
-    } else {
-      std::memcpy(slice.target, bytes.data(), bytes.size());
-    }
-  }
-
-  void put(const Group& group, const Slice& slice, ByteView bytes, const Transfer& t) {
-    if (t.target.device == nullptr) return deliver(group.payload, slice.part, bytes, t);
+  void put(const Group& group, const Part& part, ByteView bytes, const Transfer& t) {
+    if (t.target.device == nullptr) return deliver(group.payload, part, bytes, t);
     std::lock_guard lock(device_);
-    deliver(group.payload, slice.part, bytes, t);
+    deliver(group.payload, part, bytes, t);
   }
 
   // Slices come in the order of their groups, and of their offsets within one.
-  void check(const Slice& slice) {
+  void check(const Slice& slice, const ByteRange& range) {
     const Group& group = groups_[slice.group];
     if (!group.checked) return;
-    if (!checking_ || *checking_ != group.record) {
-      finish_check();
-      checking_ = group.record;
-      crc_ = 0;
-    }
-    crc_ = crc32_combine(crc_, slice.crc, slice.part.size);
+    if (checking_ != group.record) finish_check();
+    checking_ = group.record;
+    sum_.add(sum_.size(), range.size, range.crc32);
   }
 
   void finish_check() {
     if (!checking_) return;
-    const size_t g = *std::exchange(checking_, std::nullopt);
-    if (crc_ != *groups_[g].payload.record_crc32) {
-      fail(g, "is damaged: expected CRC-32 " + std::to_string(*groups_[g].payload.record_crc32) +
-                  " of its " + std::to_string(groups_[g].payload.record_size) +
-                  " bytes of elements, found " + std::to_string(crc_));
-    }
+    const Group& group = groups_[*std::exchange(checking_, std::nullopt)];
+    expect_record(context_, group.chunk, group.payload.record_size, *group.payload.record_crc32,
+                  std::exchange(sum_, {}).crc32());
   }
 
   // A chunk that is compressed as a whole.
@@ -327,22 +231,15 @@ class TransferReader {
     if (context_.verify_checksums && group.whole && group.payload.record_crc32) {
       const ByteView record =
           ByteView(item).subspan(group.payload.record_offset, group.payload.record_size);
-      if (crc32(record) != *group.payload.record_crc32) fail(g, "is damaged: wrong CRC-32");
+      expect_record(context_, group.chunk, record.size(), *group.payload.record_crc32,
+                    crc32(record));
     }
     for (size_t i = group.begin; i < group.end; ++i) {
       split(group.payload, transfer(i).box, UINT64_MAX, [&](Part part) {
-        Slice slice{g, i, false, nullptr, std::move(part), 0, 0};
-        put(group, slice, ByteView(item).subspan(slice.part.offset, slice.part.size), transfer(i));
+        put(group, part, ByteView(item).subspan(part.offset, part.size), transfer(i));
       });
       progress_.add(static_cast<uint64_t>(transfer(i).box.numel()) * itemsize(group.payload.dtype));
     }
-  }
-
-  [[noreturn]] void fail(size_t g, const std::string& problem) const {
-    throw Error(ErrorCode::kCorrupt,
-                "the item at offset " + std::to_string(location(g).offset) + " " + problem)
-        .with_key(tensor(g).key)
-        .with_file(file_name(g));
   }
 
   const ReadContext& context_;
@@ -351,11 +248,11 @@ class TransferReader {
   std::vector<size_t> order_;  // of transfers, by place on disk
   std::vector<Group> groups_;
   std::vector<size_t> decoded_;  // groups that are compressed as a whole
-  std::vector<Slice> slices_;    // of the batch that is being made
-  std::set<uint32_t> open_files_;
+  RangeReader reader_;
+  std::vector<Slice> slices_;  // of the reader's batch
   std::mutex device_;
-  std::optional<size_t> checking_;  // the first group of the record that crc_ belongs to
-  uint32_t crc_ = 0;
+  std::optional<size_t> checking_;  // the first group of the record that sum_ belongs to
+  RecordSum sum_;
 };
 
 }  // namespace
