@@ -1,13 +1,9 @@
 #include "tilestone/engine/exchange/exchange_owner_internal.h"
 
 #include <algorithm>
-#include <limits>
-#include <set>
 #include <string>
 #include <tuple>
 
-#include "tilestone/base/checked.h"
-#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/read/deliver_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
@@ -15,10 +11,8 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kLeastPair = 64u << 10;   // bytes of a message that are always allowed
-constexpr uint64_t kLargestPart = 1u << 20;  // bytes: a detour on the way to a device's memory
-constexpr uint64_t kJoinGap = 3072;          // bytes between parts that are read as one
-constexpr size_t kRoundParts = 16384;
+constexpr uint64_t kLeastPair = 64u << 10;    // bytes of a message that are always allowed
+constexpr uint64_t kLargestPart = 1u << 20;   // bytes: a detour on the way to a device's memory
 constexpr size_t kSlotDescription = 48;       // bytes, about
 constexpr uint64_t kCachedRound = 8u << 20;   // bytes that an owner asks the page cache for at once
 constexpr uint64_t kLeastFetched = 4u << 20;  // bytes from the disk that are worth a round
@@ -41,15 +35,6 @@ struct TileOwner::Round {
   std::vector<Bytes> elements;   // by rank
 };
 
-// A read, for loaded[first, first + count).
-struct TileOwner::Op {
-  uint32_t file = 0;
-  uint64_t begin = 0;
-  uint64_t end = 0;
-  size_t first = 0;
-  size_t count = 0;
-};
-
 TileOwner::TileOwner(const ReadContext& context, const StripeOwners& owners, int rank, int world,
                      ReadFor way, uint64_t message_bytes, OwnPut own)
     : context_(context),
@@ -60,7 +45,9 @@ TileOwner::TileOwner(const ReadContext& context, const StripeOwners& owners, int
       pair_bytes_(std::max((way == ReadFor::kPageCache ? kCachedRound : message_bytes) / world_,
                            kLeastPair)),
       part_bytes_(std::min({pair_bytes_, kLargestPart, uint64_t{context.buffers->buffer_bytes()}})),
-      own_(std::move(own)) {}
+      own_(std::move(own)),
+      // What is prefetched, the calling thread asks for alone: the others read what is there.
+      reader_(context, way == ReadFor::kPageCache ? nullptr : &context.threads) {}
 
 const StoredTensor& TileOwner::tensor_of(const Served& served) const {
   return context_.metadata.tensors[served.tensor];
@@ -141,13 +128,6 @@ void TileOwner::find_places() {
   }
   const std::vector<StoredPayload> payloads = find_payloads(context_, chunks);
   for (size_t i = 0; i < served_.size(); ++i) {
-    const ItemLocation& at = chunk_of(served_[i]).at;
-    if (!try_add(at.offset, at.length)) {
-      throw Error(ErrorCode::kCorrupt,
-                  "the item at offset " + std::to_string(at.offset) + " has an impossible offset")
-          .with_key(tensor_of(served_[i]).key)
-          .with_file(context_.metadata.files[at.file]);
-    }
     served_[i].payload = payloads[chunk_index[i]];
   }
 }
@@ -175,7 +155,7 @@ void TileOwner::cut_next() {
 bool TileOwner::schedule(Round& round, const Part& part) {
   const Served& served = served_[next_];
   const size_t first = round.packed.size();
-  bool fits = round.loaded.size() < kRoundParts;
+  bool fits = !reader_.full();
   for (const Asked& asked : served.asked) {
     const auto common = intersect(part.box, asked.box);
     if (!common) continue;
@@ -191,8 +171,13 @@ bool TileOwner::schedule(Round& round, const Part& part) {
     round.packed.resize(first);
     return false;
   }
-  round.loaded.push_back({next_, part, chunk_of(served).at.offset + part.offset, first,
-                          round.packed.size() - first, 0, next_part_ + 1 == parts_.size()});
+  round.loaded.push_back(
+      {next_, part, first, round.packed.size() - first, next_part_ + 1 == parts_.size()});
+  reader_.add({.file = chunk_of(served).at.file,
+               .begin = chunk_of(served).at.offset + part.offset,
+               .size = part.size,
+               .key = &tensor_of(served).key,
+               .summed = served.checked});
   return true;
 }
 
@@ -229,8 +214,9 @@ std::vector<Bytes> TileOwner::read_round() {
                                  (messages[rank].slots.size() + 2) * kSlotDescription);
     round.elements[rank].resize(round.filled[rank]);
   }
-  read(round);
-  add_checks(round, messages);
+  const std::vector<ByteRange> ranges =
+      reader_.read([&](size_t i, ByteView bytes) { take(round, round.loaded[i], bytes); });
+  add_checks(round, ranges, messages);
   std::vector<Bytes> out;
   for (size_t rank = 0; rank < world_; ++rank) {
     out.push_back(encode_round(std::move(round.elements[rank]), messages[rank], more()));
@@ -243,7 +229,7 @@ std::vector<Bytes> TileOwner::cache_round() {
   std::vector<RoundMessage> messages(world_);
   for (uint64_t fetched = 0; more() && fetched < kLeastFetched;) {
     const Round round = plan_round();
-    fetched += prefetch(round);
+    fetched += reader_.prefetch();
     for (const Packed& packed : round.packed) {
       messages[static_cast<size_t>(packed.rank)].slots.push_back(packed.slot);
     }
@@ -253,96 +239,8 @@ std::vector<Bytes> TileOwner::cache_round() {
   return out;
 }
 
-std::vector<TileOwner::Op> TileOwner::make_ops(const Round& round) const {
-  const uint64_t buffer = context_.buffers->buffer_bytes();
-  std::vector<Op> ops;
-  for (size_t i = 0; i < round.loaded.size(); ++i) {
-    const Loaded& loaded = round.loaded[i];
-    const uint32_t file = chunk_of(served_[loaded.served]).at.file;
-    const uint64_t end = loaded.begin + loaded.part.size;
-    if (!ops.empty()) {
-      Op& last = ops.back();
-      if (last.file == file && loaded.begin >= last.begin && loaded.begin <= last.end + kJoinGap &&
-          std::max(end, last.end) - last.begin <= buffer) {
-        last.end = std::max(last.end, end);
-        ++last.count;
-        continue;
-      }
-    }
-    ops.push_back({file, loaded.begin, end, i, 1});
-  }
-  return ops;
-}
-
-std::vector<ReadOp> TileOwner::reads_of(const Round& round, const std::vector<Op>& ops) {
-  if (ops.empty()) return {};
-  files_.erase(files_.begin(), files_.lower_bound(ops.front().file));  // served in this order
-  std::vector<ReadOp> reads;
-  reads.reserve(ops.size());
-  for (const Op& op : ops) {
-    reads.push_back({open(round.loaded[op.first]), op.begin, op.end - op.begin, nullptr});
-  }
-  return reads;
-}
-
-// The calling thread alone: the others are reading what earlier rounds brought. Returns how many
-// bytes were not there.
-uint64_t TileOwner::prefetch(const Round& round) {
-  const std::vector<ReadOp> reads = reads_of(round, make_ops(round));
-  const ReadOptions options{nullptr, context_.buffers, context_.deadline, context_.cache};
-  try {
-    return context_.storage.prefetch(reads, options);
-  } catch (...) {
-    fail_read(round);
-  }
-}
-
-void TileOwner::read(Round& round) {
-  const std::vector<Op> ops = make_ops(round);
-  const std::vector<ReadOp> reads = reads_of(round, ops);
-  const ReadOptions options{&context_.threads, context_.buffers, context_.deadline, context_.cache};
-  try {
-    context_.storage.read(reads, options, [&](size_t i, ByteView bytes) {
-      const Op& op = ops[i];
-      for (size_t l = op.first; l < op.first + op.count; ++l) {
-        Loaded& loaded = round.loaded[l];
-        take(round, loaded, bytes.subspan(loaded.begin - op.begin, loaded.part.size));
-      }
-    });
-  } catch (...) {
-    fail_read(round);
-  }
-}
-
-const ReadableFile* TileOwner::open(const Loaded& loaded) {
+void TileOwner::take(Round& round, const Loaded& loaded, ByteView bytes) {
   const Served& served = served_[loaded.served];
-  const uint32_t index = chunk_of(served).at.file;
-  std::unique_ptr<ReadableFile>& file = files_[index];
-  if (file) return file.get();
-  try {
-    file = open_data(context_, index);
-  } catch (...) {
-    throw current_error().with_key(tensor_of(served).key);
-  }
-  return file.get();
-}
-
-// The error in flight, with the key where only one can be meant.
-void TileOwner::fail_read(const Round& round) const {
-  Error error = current_error();
-  std::set<uint32_t> tensors;
-  for (const Loaded& loaded : round.loaded) {
-    const Served& served = served_[loaded.served];
-    const std::string& name = context_.metadata.files[chunk_of(served).at.file];
-    if (error.file().empty() || error.file() == name) tensors.insert(served.tensor);
-  }
-  if (tensors.size() == 1) error.with_key(context_.metadata.tensors[*tensors.begin()].key);
-  throw error;
-}
-
-void TileOwner::take(Round& round, Loaded& loaded, ByteView bytes) {
-  const Served& served = served_[loaded.served];
-  if (served.checked) loaded.crc = crc32(bytes);
   for (size_t i = loaded.first; i < loaded.first + loaded.count; ++i) {
     const Packed& packed = round.packed[i];
     if (packed.rank == rank_) {
@@ -358,50 +256,38 @@ void TileOwner::take(Round& round, Loaded& loaded, ByteView bytes) {
 }
 
 // Parts come in the order of their tiles, and of their bytes within one.
-void TileOwner::add_checks(const Round& round, std::vector<RoundMessage>& messages) {
-  for (const Loaded& loaded : round.loaded) {
+void TileOwner::add_checks(const Round& round, const std::vector<ByteRange>& ranges,
+                           std::vector<RoundMessage>& messages) {
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const Loaded& loaded = round.loaded[i];
     const Served& served = served_[loaded.served];
     if (!served.checked) continue;
-    crc_ = crc32_combine(crc_, loaded.crc, loaded.part.size);
+    sum_.add(sum_.size(), ranges[i].size, ranges[i].crc32);
     if (!loaded.last) continue;
     const StoredChunk& chunk = chunk_of(served);
     const int checker = owners_.owner(chunk.at.file, chunk.at.offset);  // the first tile's owner
-    const uint64_t size =
-        static_cast<uint64_t>(served.tile.box.numel()) * itemsize(served.payload.dtype);
+    const RecordSum sum = std::exchange(sum_, {});
     messages[static_cast<size_t>(checker)].checks.push_back(
         {served.tensor, tensor_of(served).first_of_item(served.chunk),
-         begin_in_item(chunk, served.payload.dtype) + served.tile.offset, size,
-         std::exchange(crc_, 0), served.payload.record_size, *served.payload.record_crc32});
+         begin_in_item(chunk, served.payload.dtype) + served.tile.offset, sum.size(), sum.crc32(),
+         served.payload.record_size, *served.payload.record_crc32});
   }
 }
 
 void TileOwner::take_checks(std::span<const TileCheck> checks) {
-  for (const TileCheck& check : checks) checks_[{check.tensor, check.chunk}].push_back(check);
+  for (const TileCheck& check : checks) {
+    Record& record = records_[{check.tensor, check.chunk}];
+    record.size = check.record_size;
+    record.crc32 = check.record_crc32;
+    record.sum.add(check.offset, check.size, check.crc);
+  }
 }
 
 void TileOwner::verify() const {
-  for (const auto& [place, checks] : checks_) {
-    std::vector<TileCheck> ordered = checks;
-    std::sort(ordered.begin(), ordered.end(),
-              [](const TileCheck& a, const TileCheck& b) { return a.offset < b.offset; });
-    uint64_t size = 0;
-    uint32_t crc = 0;
-    for (const TileCheck& check : ordered) {
-      if (check.offset != size) break;
-      crc = crc32_combine(crc, check.crc, check.size);
-      size += check.size;
-    }
-    const TileCheck& any = ordered.front();
-    if (size != any.record_size || crc == any.record_crc32) continue;  // in part, or whole and good
-    const StoredTensor& tensor = context_.metadata.tensors[any.tensor];
-    const ItemLocation& at = tensor.chunks[any.chunk].at;
-    throw Error(ErrorCode::kCorrupt, "the item at offset " + std::to_string(at.offset) +
-                                         " is damaged: expected CRC-32 " +
-                                         std::to_string(any.record_crc32) + " of its " +
-                                         std::to_string(any.record_size) +
-                                         " bytes of elements, found " + std::to_string(crc))
-        .with_key(tensor.key)
-        .with_file(context_.metadata.files[at.file]);
+  for (const auto& [place, record] : records_) {
+    if (record.sum.size() != record.size) continue;  // read in part
+    expect_record(context_, {place.first, place.second}, record.size, record.crc32,
+                  record.sum.crc32());
   }
 }
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "tilestone/engine/exchange/exchange_internal.h"
 #include "tilestone/engine/exchange/exchange_wire_internal.h"
 #include "tilestone/engine/read/parts_internal.h"
+#include "tilestone/engine/read/range_reader_internal.h"
 #include "tilestone/engine/read/reader_internal.h"
 #include "tilestone/plan/exchange_plan.h"
 
@@ -64,14 +64,17 @@ class TileOwner {
   struct Loaded {
     size_t served = 0;
     Part part;
-    uint64_t begin = 0;  // in the file
     size_t first = 0;
     size_t count = 0;
-    uint32_t crc = 0;
     bool last = false;  // of its tile
   };
+  // What is known of a chunk that all ranks together may have read whole.
+  struct Record {
+    uint64_t size = 0;   // bytes
+    uint32_t crc32 = 0;  // as recorded
+    RecordSum sum;
+  };
   struct Round;
-  struct Op;
   using Verdicts = std::vector<std::vector<bool>>;  // by rank and request
 
   const StoredTensor& tensor_of(const Served& served) const;
@@ -84,14 +87,9 @@ class TileOwner {
   Round plan_round();
   std::vector<Bytes> read_round();
   std::vector<Bytes> cache_round();
-  std::vector<Op> make_ops(const Round& round) const;
-  std::vector<ReadOp> reads_of(const Round& round, const std::vector<Op>& ops);
-  void read(Round& round);
-  uint64_t prefetch(const Round& round);
-  void take(Round& round, Loaded& loaded, ByteView bytes);
-  void add_checks(const Round& round, std::vector<RoundMessage>& messages);
-  const ReadableFile* open(const Loaded& loaded);
-  [[noreturn]] void fail_read(const Round& round) const;
+  void take(Round& round, const Loaded& loaded, ByteView bytes);
+  void add_checks(const Round& round, const std::vector<ByteRange>& ranges,
+                  std::vector<RoundMessage>& messages);
 
   const ReadContext& context_;
   const StripeOwners& owners_;
@@ -105,9 +103,9 @@ class TileOwner {
   size_t next_ = 0;             // of served_
   std::vector<Part> parts_;     // of served_[next_], cut when it is reached
   size_t next_part_ = 0;
-  uint32_t crc_ = 0;  // of the checked tile that is being read, so far
-  std::map<uint32_t, std::unique_ptr<ReadableFile>> files_;
-  std::map<std::pair<uint32_t, uint32_t>, std::vector<TileCheck>> checks_;  // by tensor and chunk
+  RangeReader reader_;  // its batch: the parts of the round that is planned
+  RecordSum sum_;       // of the checked tile that is being read, so far
+  std::map<std::pair<uint32_t, uint32_t>, Record> records_;  // by tensor and chunk
 };
 
 }  // namespace tilestone::engine
