@@ -17,16 +17,17 @@
 #include "tilestone/engine/read/items_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
+#include "tilestone/engine/read/range_reader_internal.h"
 #include "tilestone/engine/verify_plan_internal.h"
 #include "tilestone/format/megatron_mark.h"
 
 namespace tilestone::engine {
 namespace {
 
-constexpr size_t kBatchOps = 4096;
 class Verifier {
  public:
-  Verifier(const ReadContext& context, const Opened& opened) : context_(context), opened_(opened) {}
+  Verifier(const ReadContext& context, const Opened& opened)
+      : context_(context), opened_(opened), reader_(context, &context.threads) {}
 
   VerifyReport run(const ProgressFn& fn) {
     open_files();
@@ -37,9 +38,7 @@ class Verifier {
     check_dialect();
     ProgressMeter progress(fn, "verify", plan_.bytes);
     progress_ = &progress;
-    for (size_t begin = 0; begin < plan_.ops.size(); begin += kBatchOps) {
-      read_batch(begin, std::min(kBatchOps, plan_.ops.size() - begin));
-    }
+    read_pieces();
     context_.threads.parallel_for(plan_.alone.size(),
                                   [&](size_t i) { check_alone(plan_.alone[i]); });
     check_large();
@@ -55,12 +54,10 @@ class Verifier {
       const std::string& name = context_.metadata.files[file];
       int64_t size = kMissing;
       try {
-        files_.push_back(open_data(context_, file));
-        size = static_cast<int64_t>(files_.back()->size());
+        size = static_cast<int64_t>(reader_.open(file).size());
       } catch (const Error& error) {
         if (error.code() == ErrorCode::kIo) throw;
         if (opened_.manifest && was_replaced(context_)) throw;
-        files_.push_back(nullptr);
         if (error.code() != ErrorCode::kNotFound) {
           damage(name, 0, 0, "", error);
           size = kRefused;
@@ -129,42 +126,44 @@ class Verifier {
            std::move(problem));
   }
 
-  void read_batch(size_t begin, size_t count) {
-    std::vector<ReadOp> reads;
-    for (size_t i = begin; i < begin + count; ++i) {
-      const VerifyOp& op = plan_.ops[i];
-      const uint64_t first = plan_.pieces[op.first].begin;
-      const uint64_t end = plan_.pieces[op.first + op.count - 1].end;
-      reads.push_back({files_[op.file].get(), first, end - first, nullptr});
-    }
-    const ReadOptions options{&context_.threads, context_.buffers, context_.deadline,
-                              context_.cache};
-    context_.storage.read(reads, options, [&](size_t i, ByteView bytes) {
-      const VerifyOp& op = plan_.ops[begin + i];
-      const uint64_t first = plan_.pieces[op.first].begin;
-      for (size_t p = op.first; p < op.first + op.count; ++p) {
-        VerifyPiece& piece = plan_.pieces[p];
-        check_piece(op.file, piece, bytes.subspan(piece.begin - first, piece.end - piece.begin));
+  void read_pieces() {
+    size_t first = 0;  // of the batch
+    const auto read_batch = [&] {
+      const std::vector<ByteRange> ranges = reader_.read([&](size_t i, ByteView bytes) {
+        check_piece(plan_.pieces[first + i], bytes);
+        progress_->add(bytes.size());
+      });
+      for (size_t i = 0; i < ranges.size(); ++i) {
+        const VerifyPiece& piece = plan_.pieces[first + i];
+        if (!piece.summed) continue;
+        RecordSum& sum = sums_[piece.item];
+        sum.add(sum.size(), ranges[i].size, ranges[i].crc32);
       }
-      progress_->add(bytes.size());
-    });
+      first += ranges.size();
+    };
+    for (const VerifyPiece& piece : plan_.pieces) {
+      reader_.add({.file = piece.file,
+                   .begin = piece.begin,
+                   .size = piece.end - piece.begin,
+                   .summed = piece.summed});
+      if (reader_.full()) read_batch();
+    }
+    read_batch();
   }
 
-  void check_piece(uint32_t file, VerifyPiece& piece, ByteView bytes) {
-    if (piece.item == VerifyPiece::kGap) {
-      if (!opened_.manifest) return;
-      const auto found =
-          std::find_if(bytes.begin(), bytes.end(), [](std::byte b) { return b != std::byte{0}; });
-      if (found == bytes.end()) return;
-      damage(context_.metadata.files[file],
-             piece.begin + static_cast<uint64_t>(found - bytes.begin()),
-             static_cast<uint64_t>(bytes.end() - found), "",
-             "bytes that belong to no item are not zero");
-    } else if (piece.whole) {
-      check_item(plan_.items[piece.item], bytes);
-    } else if (piece.summed) {
-      piece.crc = crc32(bytes);
+  void check_piece(const VerifyPiece& piece, ByteView bytes) {
+    if (piece.item != VerifyPiece::kGap) {
+      if (piece.whole) check_item(plan_.items[piece.item], bytes);
+      return;
     }
+    if (!opened_.manifest) return;
+    const auto found =
+        std::find_if(bytes.begin(), bytes.end(), [](std::byte b) { return b != std::byte{0}; });
+    if (found == bytes.end()) return;
+    damage(context_.metadata.files[piece.file],
+           piece.begin + static_cast<uint64_t>(found - bytes.begin()),
+           static_cast<uint64_t>(bytes.end() - found), "",
+           "bytes that belong to no item are not zero");
   }
 
   void check_item(const VerifyItem& item, ByteView bytes) {
@@ -221,19 +220,12 @@ class Verifier {
     progress_->add(at.length);
   }
 
-  // Items larger than a buffer: their pieces stand in order.
+  // Items larger than a buffer.
   void check_large() {
-    std::map<uint32_t, uint32_t> sums;
-    for (const VerifyPiece& piece : plan_.pieces) {
-      if (!piece.summed) continue;
-      uint32_t& sum = sums[piece.item];
-      sum = crc32_combine(sum, piece.crc, piece.end - piece.begin);
-    }
     for (const auto& [index, expected] : plan_.expected) {
       const VerifyItem& item = plan_.items[index];
-      if (sums[index] != expected) {
-        damage(item, 0, item.at->length, sum_problem(expected, sums[index]));
-      }
+      const uint32_t found = sums_[index].crc32();
+      if (found != expected) damage(item, 0, item.at->length, sum_problem(expected, found));
     }
   }
 
@@ -257,9 +249,10 @@ class Verifier {
 
   const ReadContext& context_;
   const Opened& opened_;
-  std::vector<std::unique_ptr<ReadableFile>> files_;
+  RangeReader reader_;
   std::vector<int64_t> sizes_;
   VerifyPlan plan_;
+  std::map<uint32_t, RecordSum> sums_;  // of large items
   ProgressMeter* progress_ = nullptr;
   std::mutex mutex_;
   std::vector<Damage> damages_;

@@ -1,7 +1,6 @@
 #include "tilestone/engine/verify_plan_internal.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "tilestone/base/checked.h"
@@ -85,7 +84,6 @@ class Planner {
     std::sort(items.begin(), items.end(), [&](uint32_t a, uint32_t b) {
       return plan_.items[a].at->offset < plan_.items[b].at->offset;
     });
-    open_ = std::nullopt;
     uint64_t end = 0;
     for (uint32_t index : items) {
       const VerifyItem& item = plan_.items[index];
@@ -102,7 +100,6 @@ class Planner {
                "the item overlaps the one before it");
         plan_.alone.push_back(index);
         end = std::max(end, *item_end);
-        open_ = std::nullopt;
         continue;
       }
       add_gap(file, end, item.at->offset);
@@ -114,7 +111,7 @@ class Planner {
 
   void add_gap(uint32_t file, uint64_t begin, uint64_t end) {
     for (; begin < end; begin += std::min(buffer(), end - begin)) {
-      add_piece(file, {VerifyPiece::kGap, begin, begin + std::min(buffer(), end - begin)});
+      add_piece({file, VerifyPiece::kGap, begin, begin + std::min(buffer(), end - begin)});
     }
   }
 
@@ -122,7 +119,7 @@ class Planner {
     const VerifyItem& item = plan_.items[index];
     const ItemLocation& at = *item.at;
     if (at.length <= buffer()) {
-      add_piece(file, {index, at.offset, at.offset + at.length, true});
+      add_piece({file, index, at.offset, at.offset + at.length, true});
     } else if (at.checksums && at.codec == Codec::kNone) {
       plan_.expected[index] = at.checksums->item_crc32;
       add_large(file, index, 0, at.length, true);
@@ -130,7 +127,6 @@ class Planner {
       add_foreign_tensor(file, index);
     } else {
       plan_.alone.push_back(index);
-      open_ = std::nullopt;
     }
   }
 
@@ -159,22 +155,13 @@ class Planner {
   void add_large(uint32_t file, uint32_t index, uint64_t begin, uint64_t end, bool summed) {
     const uint64_t start = plan_.items[index].at->offset;
     for (; begin < end; begin += std::min(buffer(), end - begin)) {
-      add_piece(file, {index, start + begin, start + begin + std::min(buffer(), end - begin), false,
-                       summed});
+      add_piece({file, index, start + begin, start + begin + std::min(buffer(), end - begin), false,
+                 summed});
     }
   }
 
-  // Joins the operation under way when it follows on and fits.
-  void add_piece(uint32_t file, VerifyPiece piece) {
+  void add_piece(const VerifyPiece& piece) {
     plan_.bytes += piece.end - piece.begin;
-    VerifyOp* last = open_ ? &plan_.ops[*open_] : nullptr;
-    if (last != nullptr && plan_.pieces.back().end == piece.begin &&
-        piece.end - plan_.pieces[last->first].begin <= buffer()) {
-      ++last->count;
-    } else {
-      open_ = plan_.ops.size();
-      plan_.ops.push_back({file, plan_.pieces.size(), 1});
-    }
     plan_.pieces.push_back(piece);
   }
 
@@ -183,7 +170,6 @@ class Planner {
   const std::map<std::string, uint64_t>& written_;
   const StoredObject* const common_;
   std::vector<std::vector<uint32_t>> by_file_;  // items
-  std::optional<size_t> open_;                  // the operation that pieces may join
   VerifyPlan plan_;
 };
 

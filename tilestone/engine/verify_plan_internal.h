@@ -21,25 +21,17 @@ struct VerifyItem {
 // A stretch of a file: a gap, a whole item, or a piece of an item that is larger than a buffer.
 struct VerifyPiece {
   static constexpr uint32_t kGap = ~uint32_t{0};
+  uint32_t file = 0;     // index into Metadata::files
   uint32_t item = kGap;  // index into VerifyPlan::items
   uint64_t begin = 0;    // in the file
   uint64_t end = 0;
   bool whole = true;    // the item is all here
   bool summed = false;  // counts for the checksum of a large item
-  uint32_t crc = 0;     // found
-};
-
-// pieces[first, first + count) are read at once.
-struct VerifyOp {
-  uint32_t file = 0;
-  size_t first = 0;
-  size_t count = 0;
 };
 
 struct VerifyPlan {
   std::vector<VerifyItem> items;
-  std::vector<VerifyPiece> pieces;
-  std::vector<VerifyOp> ops;
+  std::vector<VerifyPiece> pieces;        // by place
   std::vector<uint32_t> alone;            // items that are read into memory of their own
   std::map<uint32_t, uint32_t> expected;  // large items: the checksum of their summed pieces
   std::vector<Damage> damages;            // seen in sizes and places alone
