@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "tilestone/base/error.h"
@@ -115,48 +116,60 @@ class Loading {
   }
 
   StateDict load_rank(const StateDict& wanted, Deadline deadline) {
+    Wants wants;
+    std::variant<Wanted, Error> planned = plan(wanted, deadline, wants);
+    const std::vector<Transfer> left =
+        exchange_transfers(comm_, way_, deadline, options().buffer_bytes, std::move(planned));
+    read_transfers(*context_, left, *progress_);
+    progress_->finish();
+    shared_.join(wants.items.tensors);
+    return give_back(wanted, wants);
+  }
+
+  // What of the template is loaded.
+  struct Wants {
     bool plain = false;
     StateDict built, persistent;
     Items items;
-    const auto prepare = [&] {
+  };
+
+  // A rank that fails here takes part in the exchange all the same, to let the others know.
+  std::variant<Wanted, Error> plan(const StateDict& wanted, Deadline deadline, Wants& wants) {
+    try {
       open(deadline);
-      plain = is_plain(wanted);
-      built = plain ? wanted : build_factories(wanted);
-      built = with_subtrees(std::move(built), options().subtrees, opened_.metadata);
-      built = with_memory(as_stored(std::move(built), opened_.metadata));
-      if (!plain) persistent = drop_nonpersistent(built);
-      make_context({}, deadline);
-      const std::optional<Value> common = read_common(*context_, opened_);
-      items = opened_.dialect->wanted_items(plain ? built : persistent, opened_.metadata,
-                                            common ? &*common : nullptr);
-      items.common = common;
-      shared_.part(items.tensors);
-      left_out_ = left_out(options().complete, items, opened_.metadata);
-      make_context(items, deadline);
-      load_objects(*context_, items);
-      return plan_tensors(items);
-    };
-    const bool alone = way_ == ReadFor::kOneself;
-    const std::vector<Transfer> left = alone ? prepare() : exchange(prepare, deadline);
-    read_transfers(*context_, left, *progress_);
-    progress_->finish();
-    shared_.join(items.tensors);
-    if (plain) return opened_.dialect->from_items(built, items);
-    StateDict loaded = opened_.dialect->from_items(persistent, items);
-    return merge_factories(restore_nonpersistent(std::move(loaded), built), wanted);
+      find_wants(wanted, deadline, wants);
+      load_objects(*context_, wants.items);
+      std::vector<Transfer> transfers = plan_tensors(wants.items);
+      return Wanted{&*context_, std::move(transfers), &*progress_};
+    } catch (...) {
+      return current_error();
+    }
   }
 
-  template <typename Prepare>
-  std::vector<Transfer> exchange(const Prepare& prepare, Deadline deadline) {
-    const uint64_t message_bytes = memory_shares(options().buffer_bytes, way_).messages;
-    return exchange_transfers(comm_, way_, deadline, message_bytes, [&] {
-      std::vector<Transfer> transfers = prepare();
-      return Wanted{&*context_, std::move(transfers), &*progress_};
-    });
+  void find_wants(const StateDict& wanted, Deadline deadline, Wants& wants) {
+    wants.plain = is_plain(wanted);
+    StateDict built = wants.plain ? wanted : build_factories(wanted);
+    built = with_subtrees(std::move(built), options().subtrees, opened_.metadata);
+    wants.built = with_memory(as_stored(std::move(built), opened_.metadata));
+    if (!wants.plain) wants.persistent = drop_nonpersistent(wants.built);
+    make_context({}, deadline);
+    std::optional<Value> common = read_common(*context_, opened_);
+    wants.items = opened_.dialect->wanted_items(wants.plain ? wants.built : wants.persistent,
+                                                opened_.metadata, common ? &*common : nullptr);
+    wants.items.common = std::move(common);
+    shared_.part(wants.items.tensors);
+    left_out_ = left_out(options().complete, wants.items, opened_.metadata);
+    make_context(wants.items, deadline);
+  }
+
+  StateDict give_back(const StateDict& wanted, const Wants& wants) const {
+    if (wants.plain) return opened_.dialect->from_items(wants.built, wants.items);
+    StateDict loaded = opened_.dialect->from_items(wants.persistent, wants.items);
+    return merge_factories(restore_nonpersistent(std::move(loaded), wants.built), wanted);
   }
 
   void make_context(const Items& items, Deadline deadline) {
-    const uint64_t pool = memory_shares(options().buffer_bytes, way_).pool;
+    const uint64_t pool = pool_share(options().buffer_bytes, way_);
     context_.emplace(ReadContext{storage(), *opened_.format, opened_.metadata,
                                  make_pool(pool, threads_->size(), wanted_bytes(items)), *threads_,
                                  options().verify_checksums, deadline, options().cache});

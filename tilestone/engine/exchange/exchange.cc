@@ -1,40 +1,40 @@
 #include "tilestone/engine/exchange/exchange_internal.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/exchange/carrier_internal.h"
 #include "tilestone/engine/exchange/exchange_asker_internal.h"
 #include "tilestone/engine/exchange/exchange_owner_internal.h"
 #include "tilestone/engine/exchange/exchange_wire_internal.h"
-#include "tilestone/engine/exchange/rounds_ahead_internal.h"
 
 namespace tilestone::engine {
 namespace {
 
 class Exchange {
  public:
-  Exchange(const Communicator& comm, ReadFor way, Deadline deadline, uint64_t message_bytes)
-      : comm_(comm), way_(way), deadline_(deadline), message_bytes_(message_bytes) {}
+  Exchange(const Communicator& comm, ReadFor way, Deadline deadline, uint64_t buffer_bytes)
+      : comm_(comm), way_(way), deadline_(deadline), buffer_bytes_(buffer_bytes) {}
 
-  std::vector<Transfer> run(const std::function<Wanted()>& prepare) {
+  std::vector<Transfer> run(std::variant<Wanted, Error> wanted) {
     std::vector<Bytes> received = swap([&] {
-      start(prepare());
+      if (const auto* error = std::get_if<Error>(&wanted)) throw *error;
+      start(std::get<Wanted>(std::move(wanted)));
       return asker_->requests();
     });
     received = swap([&] { return owner_->decide(received); });
     bool more = any_more(received);
     attempt([&] { asker_->take_verdicts(received); });
-    if (way_ == ReadFor::kPageCache && !failure_ && owner_->more()) ahead_.emplace(*owner_);
     while (more) {
-      received = swap([&] { return next_round(); });
+      received = swap([&] { return carrier_->next_round(); });
       more = any_more(received);
-      attempt([&] { take_round(received); });
+      attempt([&] { carrier_->take(decoded(received)); });
     }
     if (failure_) throw *failure_;
-    owner_->verify();
-    return asker_->rest();
+    return carrier_->rest();
   }
 
  private:
@@ -42,14 +42,11 @@ class Exchange {
     const ReadContext& context = *wanted.context;
     owners_.emplace(context.metadata, comm_.size());
     asker_.emplace(std::move(wanted), *owners_, comm_.size());
-    owner_.emplace(
-        context, *owners_, comm_.rank(), comm_.size(), way_, message_bytes_,
-        [this](uint32_t request, const StoredPayload& payload, const Part& part, ByteView bytes) {
-          asker_->put(comm_.rank(), request, payload, part, bytes);
-        });
+    owner_.emplace(context, *owners_, comm_.size());
+    const CarrierParts parts{*owners_, *owner_, *asker_, comm_.rank(), comm_.size()};
+    carrier_ = way_ == ReadFor::kPageCache ? carry_by_page_cache(parts)
+                                           : carry_by_messages(parts, buffer_bytes_ / 8);
   }
-
-  std::vector<Bytes> next_round() { return ahead_ ? ahead_->take() : owner_->next_round(); }
 
   // One step: make this rank's messages, exchange them, and throw what any rank failed with (the
   // lowest rank's, so that all throw the same). A rank that is late itself stops here: the others
@@ -79,17 +76,12 @@ class Exchange {
                        [](const Bytes& message) { return more_in(message); });
   }
 
-  void take_round(const std::vector<Bytes>& received) {
+  static std::vector<RoundMessage> decoded(const std::vector<Bytes>& received) {
     std::vector<RoundMessage> round;
     for (size_t from = 0; from < received.size(); ++from) {
       round.push_back(decode_round(received[from], static_cast<int>(from)));
-      owner_->take_checks(round.back().checks);
     }
-    if (way_ == ReadFor::kPageCache) {
-      asker_->read_announced(round);
-    } else {
-      asker_->take(round);
-    }
+    return round;
   }
 
   // What goes wrong here is told to the others in the next step.
@@ -106,12 +98,12 @@ class Exchange {
   const Communicator& comm_;
   const ReadFor way_;
   const Deadline deadline_;
-  const uint64_t message_bytes_;
+  const uint64_t buffer_bytes_;
   std::optional<StripeOwners> owners_;
   std::optional<Asker> asker_;
   std::optional<TileOwner> owner_;
+  std::unique_ptr<Carrier> carrier_;  // uses those before it
   std::optional<Error> failure_;
-  std::optional<RoundsAhead> ahead_;
 };
 
 }  // namespace
@@ -126,15 +118,18 @@ ReadFor reading_of_ranks(LoadOptions::TwoPhase mode, std::span<const std::string
   return shared_cache ? ReadFor::kPageCache : ReadFor::kOneself;
 }
 
-MemoryShares memory_shares(uint64_t buffer_bytes, ReadFor way) {
-  if (way != ReadFor::kMessages) return {buffer_bytes, 0};
-  return {buffer_bytes / 2, buffer_bytes / 8};
+uint64_t pool_share(uint64_t buffer_bytes, ReadFor way) {
+  return way == ReadFor::kMessages ? buffer_bytes / 2 : buffer_bytes;
 }
 
 std::vector<Transfer> exchange_transfers(const Communicator& comm, ReadFor way, Deadline deadline,
-                                         uint64_t message_bytes,
-                                         const std::function<Wanted()>& prepare) {
-  return Exchange(comm, way, deadline, message_bytes).run(prepare);
+                                         uint64_t buffer_bytes,
+                                         std::variant<Wanted, Error> wanted) {
+  if (way != ReadFor::kOneself) {
+    return Exchange(comm, way, deadline, buffer_bytes).run(std::move(wanted));
+  }
+  if (const auto* error = std::get_if<Error>(&wanted)) throw *error;
+  return std::get<Wanted>(std::move(wanted)).transfers;
 }
 
 }  // namespace tilestone::engine

@@ -21,11 +21,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/engine/read/reader_internal.h"
 #include "tilestone/engine/run/options.h"
@@ -40,12 +41,8 @@ enum class ReadFor : uint8_t { kOneself, kMessages, kPageCache };
 ReadFor reading_of_ranks(LoadOptions::TwoPhase mode, std::span<const std::string> hosts,
                          bool shared_cache);
 
-// What of buffer_bytes the pool has, and what a rank's messages of one round.
-struct MemoryShares {
-  uint64_t pool = 0;
-  uint64_t messages = 0;
-};
-MemoryShares memory_shares(uint64_t buffer_bytes, ReadFor way);
+// What of buffer_bytes the pool has.
+uint64_t pool_share(uint64_t buffer_bytes, ReadFor way);
 
 // What one rank wants; all of it outlives the exchange.
 struct Wanted {
@@ -54,12 +51,12 @@ struct Wanted {
   ProgressMeter* progress = nullptr;
 };
 
-// Every rank calls. `prepare` runs first; what it throws is told to the others in step 1. Fills
-// what is exchanged and returns what is left to read. A chunk whose every byte is read, by
-// whatever owners, is checked against its checksum: Error(kCorrupt) with key, file and rank; by the
-// page cache, only what one rank wants whole. `way` is not kOneself.
+// Every rank calls, also one that could not find out what it wants: with what it failed with, which
+// all ranks then throw. Fills what is exchanged and returns what is left to read, with kOneself
+// everything. A chunk whose every byte is read, by whatever owners, is checked against its
+// checksum: Error(kCorrupt) with key, file and rank; by the page cache, only what one rank wants
+// whole.
 std::vector<Transfer> exchange_transfers(const Communicator& comm, ReadFor way, Deadline deadline,
-                                         uint64_t message_bytes,
-                                         const std::function<Wanted()>& prepare);
+                                         uint64_t buffer_bytes, std::variant<Wanted, Error> wanted);
 
 }  // namespace tilestone::engine

@@ -2,7 +2,6 @@
 // The elements come first because they are packed in place before the rest is known.
 #include "tilestone/engine/exchange/exchange_wire_internal.h"
 
-#include <string>
 #include <utility>
 
 namespace tilestone::engine {
@@ -86,6 +85,10 @@ TileCheck get_check(ByteReader& reader) {
 }
 
 }  // namespace
+
+void fail_exchange(int rank, const std::string& problem) {
+  throw Error(ErrorCode::kInternal, "two-phase reading: " + problem).with_rank(rank);
+}
 
 Bytes encode_failure(const Error& error) { return sealed({}, error.encode(), kFailed); }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "tilestone/base/bytes.h"
@@ -11,6 +12,9 @@
 #include "tilestone/geometry/box.h"
 
 namespace tilestone::engine {
+
+// Error(kInternal): what a rank sent can't be right.
+[[noreturn]] void fail_exchange(int rank, const std::string& problem);
 
 // A rank's failure in the place of any message.
 Bytes encode_failure(const Error& error);

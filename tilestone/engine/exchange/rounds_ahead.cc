@@ -7,12 +7,15 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr size_t kMostAhead = 3;  // rounds
+constexpr size_t kMaxAhead = 3;  // rounds
 
 }  // namespace
 
-RoundsAhead::RoundsAhead(TileOwner& owner)
-    : owner_(owner), call_(CallScope::current()), thread_([this] { make(); }) {}
+RoundsAhead::RoundsAhead(std::function<bool()> more, std::function<std::vector<Bytes>()> make)
+    : more_(std::move(more)),
+      make_(std::move(make)),
+      call_(CallScope::current()),
+      thread_([this] { run(); }) {}
 
 RoundsAhead::~RoundsAhead() {
   {
@@ -23,16 +26,16 @@ RoundsAhead::~RoundsAhead() {
   thread_.join();
 }
 
-void RoundsAhead::make() {
+void RoundsAhead::run() {
   const CallScope scope(call_);
   std::exception_ptr failure;
   try {
-    while (owner_.more()) {
-      std::vector<Bytes> round = owner_.next_round();
+    while (more_()) {
+      std::vector<Bytes> round = make_();
       std::unique_lock lock(mutex_);
       rounds_.push_back(std::move(round));
       changed_.notify_all();
-      changed_.wait(lock, [&] { return stopped_ || rounds_.size() < kMostAhead; });
+      changed_.wait(lock, [&] { return stopped_ || rounds_.size() < kMaxAhead; });
       if (stopped_) return;
     }
   } catch (...) {
@@ -49,7 +52,7 @@ std::vector<Bytes> RoundsAhead::take() {
   changed_.wait(lock, [&] { return ended_ || !rounds_.empty(); });
   if (rounds_.empty()) {
     if (failure_) std::rethrow_exception(failure_);
-    return owner_.next_round();
+    return make_();
   }
   std::vector<Bytes> round = std::move(rounds_.front());
   rounds_.pop_front();

@@ -1,24 +1,24 @@
-// The rounds of an owner that reads into the page cache, made by a thread of their own, so that the
-// disk has work while the ranks exchange messages and copy.
+// Rounds of messages made by a thread of their own, so that the disk has work while the ranks
+// exchange messages and copy.
 #pragma once
 
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 #include "tilestone/base/bytes.h"
-#include "tilestone/engine/exchange/exchange_owner_internal.h"
 
 namespace tilestone::engine {
 
 class RoundsAhead {
  public:
-  // Makes rounds until the owner has no more, or one fails. The owner outlives this object and is
-  // nobody else's until then.
-  explicit RoundsAhead(TileOwner& owner);
+  // Calls make while more() says so and none fails. Nobody else calls them, or uses what they use,
+  // until the last round is taken.
+  RoundsAhead(std::function<bool()> more, std::function<std::vector<Bytes>()> make);
   // Waits for the round that is being made.
   ~RoundsAhead();
   RoundsAhead(const RoundsAhead&) = delete;
@@ -29,9 +29,10 @@ class RoundsAhead {
   std::vector<Bytes> take();
 
  private:
-  void make();
+  void run();
 
-  TileOwner& owner_;
+  const std::function<bool()> more_;
+  const std::function<std::vector<Bytes>()> make_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::vector<Bytes>> rounds_;

@@ -1,0 +1,209 @@
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/exchange/carrier_internal.h"
+#include "tilestone/engine/read/deliver_internal.h"
+#include "tilestone/engine/read/payloads_internal.h"
+#include "tilestone/engine/read/range_reader_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr size_t kSlotDescription = 48;  // bytes, about
+
+class ByMessages final : public Carrier {
+ public:
+  ByMessages(const CarrierParts& parts, uint64_t message_bytes)
+      : owners_(parts.owners),
+        owner_(parts.owner),
+        asker_(parts.asker),
+        context_(*asker_.wanted().context),
+        rank_(static_cast<size_t>(parts.rank)),
+        world_(static_cast<size_t>(parts.world)),
+        pair_bytes_(std::max(message_bytes / world_, kLeastPair)),
+        reader_(context_, &context_.threads) {}
+
+  std::vector<Bytes> next_round() override {
+    const TileRound round = owner_.plan_round(pair_bytes_, reader_);
+    std::vector<RoundMessage> messages(world_);
+    for (const TileRound::Packed& packed : round.packed) {
+      if (packed.rank != rank_) messages[packed.rank].slots.push_back(packed.slot);
+    }
+    std::vector<Bytes> elements(world_);
+    for (size_t rank = 0; rank < world_; ++rank) {
+      if (rank == rank_) continue;
+      const size_t described = (messages[rank].slots.size() + 2) * kSlotDescription;
+      elements[rank].reserve(round.filled[rank] + described);
+      elements[rank].resize(round.filled[rank]);
+    }
+    const std::vector<ByteRange> ranges = reader_.read(
+        [&](size_t i, ByteView bytes) { pack(round, round.parts[i], bytes, elements); });
+    add_checks(round, ranges, messages);
+    std::vector<Bytes> out;
+    for (size_t rank = 0; rank < world_; ++rank) {
+      out.push_back(encode_round(std::move(elements[rank]), messages[rank], owner_.more()));
+    }
+    return out;
+  }
+
+  void take(const std::vector<RoundMessage>& round) override {
+    std::vector<Arrival> arrivals;
+    for (size_t from = 0; from < round.size(); ++from) {
+      take_checks(round[from].checks);
+      find_arrivals(static_cast<int>(from), round[from], arrivals);
+    }
+    context_.threads.parallel_for(arrivals.size(), [&](size_t i) {
+      const Arrival& arrival = arrivals[i];
+      StoredPayload packed;
+      packed.dtype = context_.metadata.tensors[arrival.asked->request.tensor].dtype;
+      packed.shape = arrival.slot->box.shape;
+      packed.strides = contiguous_strides(packed.shape);
+      put(*arrival.asked, packed, {arrival.slot->box, 0, arrival.bytes.size()}, arrival.bytes);
+    });
+  }
+
+  std::vector<Transfer> rest() override {
+    for (const auto& [place, record] : records_) {
+      if (record.sum.size() != record.size) continue;  // read in part
+      expect_record(context_, {place.first, place.second}, record.size, record.crc32,
+                    record.sum.crc32());
+    }
+    asker_.expect_all(delivered_);
+    std::vector<Transfer> rest = asker_.unserved();
+    for (const std::vector<Asker::Asked>& of_owner : asker_.asked()) {
+      for (const Asker::Asked& asked : of_owner) {
+        if (!asked.served && asker_.any_served(asked.transfer)) rest.push_back(cut_out(asked));
+      }
+    }
+    return rest;
+  }
+
+ private:
+  struct Arrival {
+    const Asker::Asked* asked;
+    const Slot* slot;
+    ByteView bytes;
+  };
+  // A chunk that all ranks together may have read whole.
+  struct Record {
+    uint64_t size = 0;   // bytes
+    uint32_t crc32 = 0;  // as recorded
+    RecordSum sum;
+  };
+
+  // To the messages what others asked for, to its place what this rank did. Any thread.
+  void pack(const TileRound& round, const TileRound::Loaded& loaded, ByteView bytes,
+            std::vector<Bytes>& elements) {
+    const ServedTile& tile = owner_.tile(loaded.tile);
+    for (size_t i = loaded.first; i < loaded.first + loaded.count; ++i) {
+      const TileRound::Packed& packed = round.packed[i];
+      const Box& box = packed.slot.box;
+      if (packed.rank == rank_) {
+        put(asker_.find(static_cast<int>(rank_), packed.slot.request), tile.payload, loaded.part,
+            bytes);
+        continue;
+      }
+      std::byte* to = elements[packed.rank].data() + packed.at;
+      deliver(tile.payload, loaded.part, bytes,
+              {tile.tensor, tile.chunk, box,
+               TensorView::contiguous(to, tile.payload.dtype, box.shape)});
+    }
+  }
+
+  // Parts come in the order of their tiles, and of their bytes within one.
+  void add_checks(const TileRound& round, const std::vector<ByteRange>& ranges,
+                  std::vector<RoundMessage>& messages) {
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      const TileRound::Loaded& loaded = round.parts[i];
+      if (!ranges[i].summed) continue;
+      sum_.add(sum_.size(), ranges[i].size, ranges[i].crc32);
+      if (!loaded.last) continue;
+      const ServedTile& tile = owner_.tile(loaded.tile);
+      const StoredTensor& tensor = context_.metadata.tensors[tile.tensor];
+      const StoredChunk& chunk = tensor.chunks[tile.chunk];
+      const int checker = owners_.owner(chunk.at.file, chunk.at.offset);  // the first tile's owner
+      const RecordSum sum = std::exchange(sum_, {});
+      messages[static_cast<size_t>(checker)].checks.push_back(
+          {tile.tensor, tensor.first_of_item(tile.chunk),
+           begin_in_item(chunk, tile.payload.dtype) + tile.tile.offset, sum.size(), sum.crc32(),
+           tile.payload.record_size, *tile.payload.record_crc32});
+    }
+  }
+
+  void take_checks(const std::vector<TileCheck>& checks) {
+    for (const TileCheck& check : checks) {
+      Record& record = records_[{check.tensor, check.chunk}];
+      record.size = check.record_size;
+      record.crc32 = check.record_crc32;
+      record.sum.add(check.offset, check.size, check.crc);
+    }
+  }
+
+  void find_arrivals(int owner, const RoundMessage& message, std::vector<Arrival>& arrivals) {
+    ByteView left = message.elements;
+    for (const Slot& slot : message.slots) {
+      const Asker::Asked& asked = asker_.find(owner, slot.request);
+      const Box& box = asked.request.box;
+      if (slot.box.rank() != box.rank() || !box.contains(slot.box)) {
+        fail_exchange(owner, "elements beyond the box that was asked for");
+      }
+      const uint64_t size = static_cast<uint64_t>(slot.box.numel()) *
+                            itemsize(context_.metadata.tensors[asked.request.tensor].dtype);
+      if (size > left.size()) fail_exchange(owner, "a message is too short");
+      arrivals.push_back({&asked, &slot, left.first(size)});
+      left = left.subspan(size);
+    }
+    if (!left.empty()) fail_exchange(owner, "a message is too long");
+  }
+
+  // The elements of a request that are in `part`, into the tensor. Any thread.
+  void put(const Asker::Asked& asked, const StoredPayload& payload, const Part& part,
+           ByteView bytes) {
+    const auto common = intersect(part.box, asked.request.box);
+    if (!common) return;
+    const Transfer transfer = cut_out(asked);
+    if (transfer.target.device == nullptr) {
+      deliver(payload, part, bytes, transfer);
+    } else {
+      std::lock_guard lock(device_);
+      deliver(payload, part, bytes, transfer);
+    }
+    const auto elements = static_cast<uint64_t>(common->numel());
+    delivered_ += elements;
+    asker_.wanted().progress->add(elements * itemsize(payload.dtype));
+  }
+
+  // What a request is of its transfer.
+  Transfer cut_out(const Asker::Asked& asked) const {
+    const Transfer& t = asker_.wanted().transfers[asked.transfer];
+    Box inside = asked.request.box;
+    for (size_t d = 0; d < inside.rank(); ++d) inside.offset[d] -= t.box.offset[d];
+    return {t.tensor, t.chunk, asked.request.box, narrow_to(t.target, inside)};
+  }
+
+  const StripeOwners& owners_;
+  TileOwner& owner_;
+  const Asker& asker_;
+  const ReadContext& context_;
+  const size_t rank_;
+  const size_t world_;
+  const uint64_t pair_bytes_;  // of one message
+  RangeReader reader_;
+  RecordSum sum_;  // of the checked tile that is being read, so far
+  std::map<std::pair<uint32_t, uint32_t>, Record> records_;  // by tensor and chunk
+  std::atomic<uint64_t> delivered_ = 0;                      // elements
+  std::mutex device_;
+};
+
+}  // namespace
+
+std::unique_ptr<Carrier> carry_by_messages(const CarrierParts& parts, uint64_t message_bytes) {
+  return std::make_unique<ByMessages>(parts, message_bytes);
+}
+
+}  // namespace tilestone::engine

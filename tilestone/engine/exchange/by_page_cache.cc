@@ -1,0 +1,103 @@
+// The owners' rounds are made ahead by a thread of their own, while the ranks read what earlier
+// rounds brought: exactly, straight into their tensors, a transfer when all that is served of it is
+// there.
+#include <algorithm>
+#include <optional>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/exchange/carrier_internal.h"
+#include "tilestone/engine/exchange/rounds_ahead_internal.h"
+#include "tilestone/engine/read/range_reader_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr uint64_t kCachedRound = 8u << 20;   // bytes that an owner asks the page cache for at once
+constexpr uint64_t kLeastFetched = 4u << 20;  // bytes from the disk that are worth a round
+
+class ByPageCache final : public Carrier {
+ public:
+  explicit ByPageCache(const CarrierParts& parts)
+      : owner_(parts.owner),
+        asker_(parts.asker),
+        world_(static_cast<size_t>(parts.world)),
+        reader_(*asker_.wanted().context, nullptr) {}
+
+  std::vector<Bytes> next_round() override {
+    if (!ahead_ && owner_.more()) {
+      ahead_.emplace([this] { return owner_.more(); }, [this] { return bring_in(); });
+    }
+    return ahead_ ? ahead_->take() : bring_in();
+  }
+
+  void take(const std::vector<RoundMessage>& round) override {
+    if (awaited_.empty()) await();
+    std::vector<Transfer> ready;
+    for (size_t from = 0; from < round.size(); ++from) {
+      const auto owner = static_cast<int>(from);
+      for (const Slot& slot : round[from].slots) {
+        const size_t transfer = asker_.find(owner, slot.request).transfer;
+        const auto elements = static_cast<uint64_t>(slot.box.numel());
+        uint64_t& awaited = awaited_[transfer];
+        if (elements == 0 || elements > awaited) {
+          fail_exchange(owner, "more was read than was asked for");
+        }
+        awaited -= elements;
+        announced_ += elements;
+        if (awaited == 0) ready.push_back(asker_.wanted().transfers[transfer]);
+      }
+    }
+    read_transfers(*asker_.wanted().context, ready, *asker_.wanted().progress);
+  }
+
+  std::vector<Transfer> rest() override {
+    asker_.expect_all(announced_);
+    return asker_.unserved();
+  }
+
+ private:
+  void await() {
+    awaited_.assign(asker_.wanted().transfers.size(), 0);
+    for (const std::vector<Asker::Asked>& of_owner : asker_.asked()) {
+      for (const Asker::Asked& asked : of_owner) {
+        const auto elements = static_cast<uint64_t>(asked.request.box.numel());
+        if (asked.served) awaited_[asked.transfer] += elements;
+      }
+    }
+  }
+
+  // As many portions as it takes for something to be brought in: what is there already is no work.
+  // On the calling thread alone: the others are reading.
+  std::vector<Bytes> bring_in() {
+    std::vector<RoundMessage> messages(world_);
+    const uint64_t pair_bytes = std::max(kCachedRound / world_, kLeastPair);
+    for (uint64_t fetched = 0; owner_.more() && fetched < kLeastFetched;) {
+      const TileRound round = owner_.plan_round(pair_bytes, reader_);
+      fetched += reader_.prefetch();
+      for (const TileRound::Packed& packed : round.packed) {
+        messages[packed.rank].slots.push_back(packed.slot);
+      }
+    }
+    std::vector<Bytes> out;
+    for (const RoundMessage& message : messages) {
+      out.push_back(encode_round({}, message, owner_.more()));
+    }
+    return out;
+  }
+
+  TileOwner& owner_;
+  const Asker& asker_;
+  const size_t world_;
+  RangeReader reader_;
+  std::vector<uint64_t> awaited_;     // elements of each transfer that are served and not there yet
+  uint64_t announced_ = 0;            // elements
+  std::optional<RoundsAhead> ahead_;  // the last member: it uses the others
+};
+
+}  // namespace
+
+std::unique_ptr<Carrier> carry_by_page_cache(const CarrierParts& parts) {
+  return std::make_unique<ByPageCache>(parts);
+}
+
+}  // namespace tilestone::engine
