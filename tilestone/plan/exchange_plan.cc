@@ -1,6 +1,6 @@
 // The costs that are compared, in bytes that could be read in the same time:
-//     apart    = sum over what is asked of (bytes + kReadCost * reads)
-//     together = bytes + kReadCost * reads of the merged boxes, + asked bytes / kSendShare
+//     apart    = sum over what is asked of (bytes + request_bytes * reads)
+//     together = bytes + request_bytes * reads of the merged boxes, + asked bytes / kSendShare
 // A read is charged what a disk or a file server could stream instead of beginning a new one; a
 // network is taken to be kSendShare times as fast as a rank's share of the storage.
 #include "tilestone/plan/exchange_plan.h"
@@ -17,7 +17,6 @@ namespace {
 constexpr uint64_t kLargestStripe = 8u << 20;   // bytes
 constexpr uint64_t kSmallestStripe = 1u << 20;  // bytes
 constexpr uint64_t kStripesPerRank = 4;
-constexpr uint64_t kReadCost = 64u << 10;  // bytes
 constexpr uint64_t kSendShare = 4;
 constexpr uint64_t kSpareShare = 32;  // bytes read twice may be this fraction of those needed
 constexpr uint64_t kPage = 4096;      // bytes: rows nearer than this are read as one
@@ -39,7 +38,7 @@ struct Reading {
     reads += other.reads;
     return *this;
   }
-  uint64_t cost() const { return bytes + kReadCost * reads; }
+  uint64_t cost(uint64_t request_bytes) const { return bytes + request_bytes * reads; }
 };
 
 // A box of a C-contiguous chunk: dims are joined from the innermost on while their indices follow
@@ -173,7 +172,8 @@ std::vector<Box> merged_boxes(std::span<const Box> boxes) {
   return merged;
 }
 
-bool worth_exchanging(const Dims& shape, uint64_t itemsize, std::span<const Box> asked) {
+bool worth_exchanging(const Dims& shape, uint64_t itemsize, std::span<const Box> asked,
+                      uint64_t request_bytes) {
   Reading apart, together;
   uint64_t wanted = 0;
   for (const Box& box : asked) {
@@ -183,7 +183,7 @@ bool worth_exchanging(const Dims& shape, uint64_t itemsize, std::span<const Box>
   if (asked.size() == 1) return false;
   for (const Box& box : merged_boxes(asked)) together += reading_of(shape, itemsize, box);
   if (apart.bytes > together.bytes + together.bytes / kSpareShare) return true;
-  return apart.cost() > together.cost() + wanted / kSendShare;
+  return apart.cost(request_bytes) > together.cost(request_bytes) + wanted / kSendShare;
 }
 
 }  // namespace tilestone

@@ -55,7 +55,9 @@ std::vector<Box> merged_boxes(std::span<const Box> boxes);
 // Whether one rank should read for all what the ranks ask for of a tile: `asked` are their boxes,
 // at least one, none of them empty, in a C-contiguous chunk of this shape. True where reading
 // apart would read more than a thirty-second more bytes than reading once, or where it would take
-// so many short reads that reading once and sending is cheaper.
-bool worth_exchanging(const Dims& shape, uint64_t itemsize, std::span<const Box> asked);
+// so many short reads that reading once and sending is cheaper. request_bytes: what a further read
+// costs, as bytes that could be read in the same time.
+bool worth_exchanging(const Dims& shape, uint64_t itemsize, std::span<const Box> asked,
+                      uint64_t request_bytes);
 
 }  // namespace tilestone

@@ -158,44 +158,57 @@ std::vector<Box> columns_of(const Dims& shape, int64_t ranks) {
   return boxes;
 }
 
+constexpr uint64_t kRequestBytes = 64u << 10;
+
+bool worth(const Dims& shape, std::span<const Box> asked, uint64_t request_bytes = kRequestBytes) {
+  return worth_exchanging(shape, 4, asked, request_bytes);
+}
+
 TEST(Verdict, OneRanksContiguousBoxIsReadByItself) {
-  EXPECT_FALSE(worth_exchanging({1024, 1024}, 4, std::vector<Box>{{{0, 0}, {512, 1024}}}));
+  EXPECT_FALSE(worth({1024, 1024}, std::vector<Box>{{{0, 0}, {512, 1024}}}));
 }
 
 TEST(Verdict, RowsOfTwoRanksAreReadByThemselves) {
-  EXPECT_FALSE(worth_exchanging({1024, 1024}, 4,
-                                std::vector<Box>{{{0, 0}, {512, 1024}}, {{512, 0}, {512, 1024}}}));
+  EXPECT_FALSE(
+      worth({1024, 1024}, std::vector<Box>{{{0, 0}, {512, 1024}}, {{512, 0}, {512, 1024}}}));
 }
 
 TEST(Verdict, WhatTwoRanksWantIsReadOnce) {
   const Box whole = Box::whole({1024, 1024});
-  EXPECT_TRUE(worth_exchanging({1024, 1024}, 4, std::vector<Box>{whole, whole}));
+  EXPECT_TRUE(worth({1024, 1024}, std::vector<Box>{whole, whole}));
 }
 
 TEST(Verdict, AFewCommonRowsDontCount) {
   const std::vector<Box> halo = {{{0, 0}, {520, 1024}}, {{510, 0}, {514, 1024}}};
-  EXPECT_FALSE(worth_exchanging({1024, 1024}, 4, halo));
+  EXPECT_FALSE(worth({1024, 1024}, halo));
   const std::vector<Box> much = {{{0, 0}, {600, 1024}}, {{500, 0}, {524, 1024}}};
-  EXPECT_TRUE(worth_exchanging({1024, 1024}, 4, much));
+  EXPECT_TRUE(worth({1024, 1024}, much));
 }
 
 TEST(Verdict, ShortColumnsAreReadTogether) {
   for (const int64_t ranks : {2, 4, 8}) {
-    EXPECT_TRUE(worth_exchanging({256, 8192}, 4, columns_of({256, 8192}, ranks))) << ranks;
+    EXPECT_TRUE(worth({256, 8192}, columns_of({256, 8192}, ranks))) << ranks;
   }
 }
 
 // Each rank would read all rows, which lie nearer to one another than a page.
 TEST(Verdict, ColumnsOfNarrowRowsAreReadTogether) {
-  EXPECT_TRUE(worth_exchanging({8192, 256}, 4, columns_of({8192, 256}, 4)));
+  EXPECT_TRUE(worth({8192, 256}, columns_of({8192, 256}, 4)));
+}
+
+// Pieces of 256 KiB, which are worth a read of their own unless reads are expensive.
+TEST(Verdict, DependsOnWhatAReadCosts) {
+  const Dims shape{64, 1 << 17};
+  EXPECT_FALSE(worth(shape, columns_of(shape, 2), 64u << 10));
+  EXPECT_TRUE(worth(shape, columns_of(shape, 2), 1u << 20));
 }
 
 TEST(Verdict, LongRunsAreReadApart) {
-  EXPECT_FALSE(worth_exchanging({4, 1 << 20}, 4, columns_of({4, 1 << 20}, 2)));
+  EXPECT_FALSE(worth({4, 1 << 20}, columns_of({4, 1 << 20}, 2)));
 }
 
 TEST(Verdict, FragmentsOfOneRankGainNothing) {
-  EXPECT_FALSE(worth_exchanging({256, 8192}, 4, std::vector<Box>{{{0, 0}, {256, 1024}}}));
+  EXPECT_FALSE(worth({256, 8192}, std::vector<Box>{{{0, 0}, {256, 1024}}}));
 }
 
 }  // namespace

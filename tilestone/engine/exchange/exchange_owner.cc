@@ -70,11 +70,13 @@ void TileOwner::group(const std::vector<Bytes>& requests, Verdicts& verdicts) {
 }
 
 void TileOwner::judge(std::vector<ServedTile>& tiles, Verdicts& verdicts) {
+  const uint64_t request_bytes = context_.storage.read_costs().request_bytes;
   std::vector<Box> boxes;
   for (ServedTile& tile : tiles) {
     boxes.clear();
     for (const ServedTile::Asked& asked : tile.asked) boxes.push_back(asked.box);
-    if (!worth_exchanging(chunk_of(tile).box.shape, itemsize(tensor_of(tile).dtype), boxes)) {
+    if (!worth_exchanging(chunk_of(tile).box.shape, itemsize(tensor_of(tile).dtype), boxes,
+                          request_bytes)) {
       continue;
     }
     for (const ServedTile::Asked& asked : tile.asked) {
