@@ -132,6 +132,15 @@ TEST_F(PageCache, AReadThatFailsAtOneRankFailsAtAll) {
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("key w"), HasSubstr(".distcp"), HasSubstr("rank"))));
 }
 
+TEST_F(PageCache, ARankThatCantPlanFailsAllAlike) {
+  const auto texts = failures(kRanks, [&](Communicator comm) {
+    const Dims shape = comm.rank() == 2 ? Dims{kRows, kColumns + 1} : Dims{kRows, kColumns};
+    load_box(comm, Location(storage_), DType::kFloat32, shape, columns_of(comm.rank()));
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("key w"), HasSubstr("rank 2"))));
+  EXPECT_THAT(texts, Each(texts[0]));
+}
+
 // More than an owner brings in ahead of the ranks' reading: 128 MiB, of which an owner has a
 // quarter, 8 MiB a round. A rank's part of a row is 8 KiB here too.
 class ManyRounds : public testing::Test {

@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 #include <zstd.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/storage/fault_storage_testing.h"
 
 namespace tilestone {
 namespace {
@@ -244,6 +246,34 @@ TEST(CompressedItems, DamageInOneIsNamedWithItsKeyAndFile) {
   EXPECT_THAT(
       failures(1, [&](Communicator comm) { load(row_template(comm), damaged, loading(comm)); }),
       Each(AllOf(HasSubstr("key w"), HasSubstr(file))));
+}
+
+// ---- what it takes ----
+
+// Values and small tensors, item by item behind one another, and no manifest that says where the
+// elements are.
+TEST(Load, SmallItemsOfOneFileAreReadTogether) {
+  constexpr int kItems = 60;
+  StateDict state, wanted;
+  for (int i = 0; i < kItems; ++i) {
+    state["v" + std::to_string(i)] = Value(i);
+    wanted["v" + std::to_string(i)] = Value();
+    state["t" + std::to_string(i)] = counting(DType::kInt32, {10}, i);
+    wanted["t" + std::to_string(i)] = TensorView::without_data(DType::kInt32, {10});
+  }
+  const auto storage = memory_storage();
+  save(state, Location(storage));
+  FileImage image = memory_image(*storage);
+  std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
+  std::atomic<int> reads = 0;
+  const auto disk = FaultDisk::create(memory_storage(image), [&](const StorageCall& call) {
+    reads += call.op == StorageOp::kRead && call.name.ends_with(".distcp");
+    return FaultAction::pass();
+  });
+  const StateDict loaded = load(wanted, Location(disk->storage()));
+  EXPECT_EQ(elements(*loaded.find("t7")->get_if<TensorView>()),
+            elements(counting(DType::kInt32, {10}, 7)));
+  EXPECT_LE(reads, 6);  // of objects, of what items say of themselves, and of elements
 }
 
 }  // namespace

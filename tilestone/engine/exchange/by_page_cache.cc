@@ -2,11 +2,17 @@
 // rounds brought: exactly, straight into their tensors, a transfer when all that is served of it is
 // there.
 #include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
 #include <optional>
+#include <thread>
+#include <utility>
 
-#include "tilestone/base/error.h"
+#include "tilestone/base/call_scope.h"
 #include "tilestone/engine/exchange/carrier_internal.h"
-#include "tilestone/engine/exchange/rounds_ahead_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
 
 namespace tilestone::engine {
@@ -14,6 +20,79 @@ namespace {
 
 constexpr uint64_t kCachedRound = 8u << 20;   // bytes that an owner asks the page cache for at once
 constexpr uint64_t kLeastFetched = 4u << 20;  // bytes from the disk that are worth a round
+constexpr size_t kMaxAhead = 3;               // rounds
+
+// Rounds of messages made by a thread of their own, so that the disk has work while the ranks
+// exchange messages and copy.
+class RoundsAhead {
+ public:
+  // Calls make while more() says so and none fails. Nobody else calls them, or uses what they use,
+  // until the last round is taken.
+  RoundsAhead(std::function<bool()> more, std::function<std::vector<Bytes>()> make)
+      : more_(std::move(more)),
+        make_(std::move(make)),
+        call_(CallScope::current()),
+        thread_([this] { run(); }) {}
+  // Waits for the round that is being made.
+  ~RoundsAhead() {
+    {
+      std::lock_guard lock(mutex_);
+      stopped_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  RoundsAhead(const RoundsAhead&) = delete;
+  RoundsAhead& operator=(const RoundsAhead&) = delete;
+
+  // The next round's messages; waits for them. After the last round: of an empty one. Throws what
+  // the round failed with.
+  std::vector<Bytes> take() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return ended_ || !rounds_.empty(); });
+    if (rounds_.empty()) {
+      if (failure_) std::rethrow_exception(failure_);
+      return make_();
+    }
+    std::vector<Bytes> round = std::move(rounds_.front());
+    rounds_.pop_front();
+    changed_.notify_all();
+    return round;
+  }
+
+ private:
+  void run() {
+    const CallScope scope(call_);
+    std::exception_ptr failure;
+    try {
+      while (more_()) {
+        std::vector<Bytes> round = make_();
+        std::unique_lock lock(mutex_);
+        rounds_.push_back(std::move(round));
+        changed_.notify_all();
+        changed_.wait(lock, [&] { return stopped_ || rounds_.size() < kMaxAhead; });
+        if (stopped_) return;
+      }
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    std::lock_guard lock(mutex_);
+    failure_ = failure;
+    ended_ = true;
+    changed_.notify_all();
+  }
+
+  const std::function<bool()> more_;
+  const std::function<std::vector<Bytes>()> make_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::vector<Bytes>> rounds_;
+  std::exception_ptr failure_;
+  bool ended_ = false;    // no round follows those that are there
+  bool stopped_ = false;  // none is wanted
+  void* const call_;      // whom the thread works for
+  std::thread thread_;    // the last member: it uses the others
+};
 
 class ByPageCache final : public Carrier {
  public:
