@@ -47,12 +47,12 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
     });
   }
   Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
-    return call("broadcast", deadline, [&](nb::handle self) {
+    return call_in_step("broadcast", deadline, [&](nb::handle self) {
       return one(operate(self.attr("broadcast"), deadline, python_bytes(mine), root));
     });
   }
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
-    return call("all_to_all", deadline, [&](nb::handle self) {
+    return call_in_step("all_to_all", deadline, [&](nb::handle self) {
       return many(operate(self.attr("all_to_all"), deadline, python_list(to)));
     });
   }
@@ -61,7 +61,7 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
 
  private:
   void post(std::vector<Notice> notices) override {
-    call("post", Deadline::never(), [&](nb::handle self) {
+    call("rendezvous", Deadline::never(), [&](nb::handle self) {
       nb::dict by_rank;
       for (const Notice& notice : notices) {
         by_rank[nb::int_(notice.rank)] = python_bytes(notice.bytes);
@@ -70,7 +70,7 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
     });
   }
   std::vector<Notice> newest(Deadline deadline) override {
-    return call("newest", deadline, [&](nb::handle self) {
+    return call("rendezvous", deadline, [&](nb::handle self) {
       std::vector<Notice> notices;
       for (nb::handle item : operate(self.attr("newest"), deadline)) {
         notices.push_back({nb::cast<int>(item[0]), one(item[1]), {}});
@@ -84,11 +84,12 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
     });
   }
   void enter(uint64_t number) override {
+    left_for_.reset();
     with_gil("enter", [&] { kept_object(object_).attr("enter")(number); });
   }
   void abort(const Error& why) override {
     const Bytes encoded = why.encode();
-    call("abort", Deadline::never(),
+    call("message that ends a call", Deadline::never(),
          [&](nb::handle self) { self.attr("abort")(python_bytes(encoded)); });
   }
   void leave() override {
@@ -132,24 +133,53 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
     return out;
   }
 
+  // For operations that ranks make between the rounds of a save or load (the rounds look after
+  // their own). A rank that leaves one for an exception of its caller, of a signal handler say, is
+  // out of step with the others from then on, so it ends the call: for them, and here as well.
+  template <typename Work>
+  std::invoke_result_t<Work, nb::handle> call_in_step(const char* operation, Deadline deadline,
+                                                      Work&& work) {
+    if (left_for_) throw Error(*left_for_);
+    try {
+      return call(operation, deadline, work);
+    } catch (Error& error) {
+      if (error.cause() && memory_ != nullptr) {
+        left_for_ = error.with_rank(rank_);
+        end_call(error);
+      }
+      throw;
+    }
+  }
+
+  void end_call(const Error& why) {
+    try {
+      abort(why);
+    } catch (...) {
+      log(LogLevel::kWarning, std::string("the other ranks did not get the error of this one: ") +
+                                  current_error().what());
+    }
+  }
+
   template <typename Work>
   std::invoke_result_t<Work, nb::handle> call(const char* operation, Deadline deadline,
                                               Work&& work) {
+    const std::string caller = std::string("code that ran during a ") + operation;
     // On the thread that called save or load, as all of Python's code.
-    return with_gil(operation, [&] {
+    return with_gil(caller, [&] {
       try {
         return work(kept_object(object_));
       } catch (const nb::python_error& raised) {
         static_cast<void>(deadline.expired());  // throws the interrupt's reason itself
         // KeyboardInterrupt and its like are the caller's.
         if (!raised.matches(PyExc_Exception)) throw;
-        throw failure(operation, raised);
+        throw failure(operation, caller, raised);
       }
     });
   }
 
   // TimeoutError and ConnectionError are what the contract names; both may carry `ranks`.
-  Error failure(const char* operation, const nb::python_error& raised) const {
+  Error failure(const char* operation, const std::string& caller,
+                const nb::python_error& raised) const {
     const nb::object ended = nb::getattr(raised.value(), "error", nb::none());
     if (nb::isinstance<nb::bytes>(ended)) return Error::decode(one(ended));
     const std::string what = std::string(operation) + " of " + name_;
@@ -162,7 +192,7 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
     if (raised.matches(PyExc_ConnectionError)) {
       return named(Error(ErrorCode::kRankFailed, message), raised);
     }
-    return error_of(raised, what);
+    return error_of(raised, caller);
   }
 
   static Error named(Error error, const nb::python_error& raised) {
@@ -178,7 +208,8 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
   int rank_;
   int size_;
   std::string name_;
-  CallMemory* memory_ = nullptr;  // the object's
+  CallMemory* memory_ = nullptr;   // the object's
+  std::optional<Error> left_for_;  // with which this rank has ended the call
 };
 
 nb::bytes to_python(const Bytes& bytes) { return nb::bytes(bytes.data(), bytes.size()); }

@@ -141,6 +141,78 @@ def test_an_interrupt_on_one_rank_reaches_the_others_long_before_their_deadline(
         assert rank == stopped or f"rank {stopped}" in raised
 
 
+class OwnError(Exception):
+    """An exception that the library can't know."""
+
+
+def stopped_by_a_handler(
+    rank: int, world: int, folder: str, work: str, stopped: int, kind: type[BaseException]
+) -> str:
+    """A handler of SIGUSR1 raises on rank `stopped` while another rank is busy inside the call."""
+    inside, raised = pathlib.Path(folder) / "inside", pathlib.Path(folder) / "raised"
+
+    def build(key, data, replica_id, flattened_range):  # type: ignore[no-untyped-def]
+        if rank == (stopped + 1) % world:
+            inside.touch()
+            wait_for(raised)
+        return tilestone.ShardedTensor.from_rank_offsets("w", data, (0, rank, world))
+
+    def signal_when_inside() -> None:
+        wait_for(inside)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def handler(*_: object) -> None:
+        raised.touch()
+        raise kind("from a handler")
+
+    factory = tilestone.ShardedTensorFactory("w", torch.ones(2), build, lambda tree: tree)
+    sender = threading.Thread(target=signal_when_inside)
+    before = signal.signal(signal.SIGUSR1, handler)
+    if rank == stopped:
+        sender.start()
+    try:
+        getattr(tilestone, work)({"w": factory}, f"{folder}/stored", timeout=PLENTY)
+        text = ""
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    if rank == stopped:
+        sender.join()
+    after = save(f"{folder}/after", rank, world, PLENTY)
+    assert after == "", (text, after)
+    return text
+
+
+def wait_for(path: pathlib.Path) -> None:
+    end = time.monotonic() + PLENTY
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, OwnError])
+@pytest.mark.parametrize("stopped", [0, 1])
+@pytest.mark.parametrize("work", ["save", "load"])
+def test_what_a_signal_handler_raises_reaches_the_other_ranks_by_name_with_its_rank(
+    worlds: ranks.Worlds,
+    tmp_path: pathlib.Path,
+    work: str,
+    stopped: int,
+    kind: type[BaseException],
+) -> None:
+    if work == "load":
+        tilestone.save({"w": torch.ones(6)}, tmp_path / "stored")
+    texts = worlds[3].run(stopped_by_a_handler, str(tmp_path), work, stopped, kind)
+    said = f"{kind.__name__}: from a handler"
+    for rank, text in enumerate(texts):
+        if rank == stopped:
+            assert text == said
+        else:
+            assert text.startswith("InterruptedError: "), text
+            assert f"{said} (rank {stopped})" in text
+            assert "torch.distributed" not in text and "callback" not in text, text
+
+
 def interrupted_before_the_others_come(
     rank: int, world: int, folder: str, stopped: int, again: bool
 ) -> tuple[str, float]:

@@ -130,6 +130,16 @@ class Grace {
   std::optional<Deadline> end_;
 };
 
+// Never throws.
+void abort_call(CallPort& port, const Error& why) {
+  try {
+    port.abort(why);
+  } catch (...) {
+    log(LogLevel::kWarning, std::string("the other ranks did not get the error of this one: ") +
+                                current_error().what());
+  }
+}
+
 // ---- A member ----
 
 class Member {
@@ -319,15 +329,32 @@ class Coordinator {
       answers.push_back({rank, pack_go(hello.nonce, number), {}});
       memory_.answered[rank] = hello.nonce;
     }
-    port_.post(std::move(answers));
-    port_.enter(number);
-    end_if_withdrawn(began);
-    return number;
+    const std::optional<Error> left = let_begin(std::move(answers), number, began);
+    if (!left) return number;
+    abort_call(port_, *left);
+    port_.leave();
+    if (left->cause()) std::rethrow_exception(left->cause());
+    throw Error(*left);
+  }
+
+  // The error of a rank that left meanwhile: a member that withdrew, or this one, for an exception
+  // of its caller. The members may have their answers by then.
+  std::optional<Error> let_begin(std::vector<Notice> answers, uint64_t number,
+                                 const std::map<int, Hello>& began) {
+    try {
+      port_.post(std::move(answers));
+      port_.enter(number);
+      return who_withdrew(began);
+    } catch (...) {
+      const Error why = current_error().with_rank(0);
+      port_.enter(number);
+      return why;
+    }
   }
 
   // A rank that withdraws looks for an answer afterwards, and the coordinator for withdrawals after
   // it has answered: one of the two sees the other's.
-  void end_if_withdrawn(const std::map<int, Hello>& began) {
+  std::optional<Error> who_withdrew(const std::map<int, Hello>& began) {
     std::optional<Error> left;
     for (const Notice& notice : port_.newest(Deadline::after(std::chrono::seconds(0)))) {
       if (notice.lost) continue;  // the call's operations will say so
@@ -340,10 +367,7 @@ class Coordinator {
         left = unpack_withdrawal(said.content, notice.rank).left;
       }
     }
-    if (!left) return;
-    port_.abort(*left);
-    port_.leave();
-    throw Error(*left);
+    return left;
   }
 
   bool refuse_behind(const std::vector<Fate>& fates) {
@@ -486,19 +510,19 @@ Call::Call(Communicator comm, std::string work, std::string place, Deadline dead
 
 Call::~Call() {
   if (port_ == nullptr) return;
-  port_->leave();
+  try {
+    port_->leave();
+  } catch (...) {
+    log(LogLevel::kWarning,
+        std::string("an exception came when a call had ended: ") + current_error().what());
+  }
   end_turn();
 }
 
 void Call::abort(const Error& why) noexcept {
   if (port_ == nullptr) return;
-  try {
-    Error error = why;
-    port_->abort(error.with_rank(comm_.rank()));
-  } catch (...) {
-    log(LogLevel::kWarning, std::string("the other ranks did not get the error of this one: ") +
-                                current_error().what());
-  }
+  Error error = why;
+  abort_call(*port_, error.with_rank(comm_.rank()));
 }
 
 void Call::take_turn(Deadline deadline) {

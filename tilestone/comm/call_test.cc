@@ -146,6 +146,56 @@ TEST(Call, AnInterruptAtTheRendezvousReachesTheOthersAndLeavesTheGroupUsable) {
   }
 }
 
+// A handler of signals throws on the coordinator when it has answered the others.
+class ThrowsAfterAnswering final : public CommunicatorImpl, private CallPort {
+ public:
+  explicit ThrowsAfterAnswering(Communicator comm) : comm_(std::move(comm)) {}
+  int rank() const override { return comm_.rank(); }
+  int size() const override { return comm_.size(); }
+  std::string describe() const override { return comm_.describe(); }
+  std::vector<Bytes> gather(ByteView, int, Deadline) override { return {}; }
+  Bytes scatter(std::vector<Bytes>, int, Deadline) override { return {}; }
+  Bytes broadcast(ByteView, int, Deadline) override { return {}; }
+  std::vector<Bytes> all_to_all(std::vector<Bytes>, Deadline) override { return {}; }
+  CallPort* call_port() override { return this; }
+
+ private:
+  void post(std::vector<Notice> notices) override {
+    comm_.call_port()->post(std::move(notices));
+    throw std::runtime_error("SIGTERM came");
+  }
+  std::vector<Notice> newest(Deadline deadline) override {
+    return comm_.call_port()->newest(deadline);
+  }
+  uint64_t last_operation() const override { return comm_.call_port()->last_operation(); }
+  void enter(uint64_t call) override { comm_.call_port()->enter(call); }
+  void abort(const Error& why) override { comm_.call_port()->abort(why); }
+  void leave() override { comm_.call_port()->leave(); }
+  CallMemory& memory() override { return comm_.call_port()->memory(); }
+
+  Communicator comm_;
+};
+
+TEST(Call, WhatIsThrownOnTheCoordinatorWhileItAnswersReachesTheOthersInTheirFirstOperation) {
+  std::barrier<> all(3);
+  run_ranks(3, [&](const Communicator& comm) {
+    if (comm.is_coordinator()) {
+      const Communicator throwing(std::make_shared<ThrowsAfterAnswering>(comm));
+      EXPECT_EQ(failure_of([&] { const Call call(throwing, "save", "a", plenty()); }),
+                "SIGTERM came");
+    } else {
+      const Call call(comm, "save", "a", plenty());
+      const auto wait = [&] {
+        EXPECT_EQ(failure_of([&] { comm.scatter({}, 0, plenty()); }), "SIGTERM came (rank 0)");
+      };
+      EXPECT_LT(seconds_of(wait), 20);
+    }
+    all.arrive_and_wait();
+    const Call call(comm, "save", "b", plenty());
+    comm_testing::check_random_operations(comm, 4, 5);
+  });
+}
+
 // ---- A rank that leaves before the others come ----
 
 // Comes to the call and is interrupted while it waits. The group's other ranks are not there.

@@ -40,6 +40,8 @@ class Hub {
   std::vector<Notice> newest(int rank, Deadline deadline);
   // The call's operations that can't be completed end with `why` on all ranks.
   void abort(uint64_t call, const Error& why);
+  // Throws what has ended the call, if anything has.
+  void check(uint64_t call);
 
   // `why`: the error that ended the rank, or empty. The first call counts.
   void leave(int rank, std::string why);
@@ -163,6 +165,11 @@ void Hub::abort(uint64_t call, const Error& why) {
   wake_all();
 }
 
+void Hub::check(uint64_t call) {
+  std::lock_guard lock(mutex_);
+  if (const auto why = aborted_.find(call); why != aborted_.end()) throw Error(why->second);
+}
+
 std::string Hub::why(int rank) {
   std::lock_guard lock(mutex_);
   return box(rank).why;
@@ -241,7 +248,9 @@ class ThreadsEnd final : public CommunicatorImpl, private CallPort {
     for (int to : targets) {
       if (!hub_->send(rank_, to, operation_, message_for(to))) gone.push_back(to);
     }
-    if (!gone.empty()) throw comm_internal::rank_failed(name, gone, hub_->why(gone.front()));
+    if (gone.empty()) return;
+    hub_->check(call_);  // who left with a reason for all has said it before it went
+    throw comm_internal::rank_failed(name, gone, hub_->why(gone.front()));
   }
 
   std::vector<Bytes> receive(std::string_view name, const std::vector<int>& sources,

@@ -96,7 +96,7 @@ Bytes Rounds::finish(std::string_view phase, const LocalStep& local,
 }
 
 Rounds::Outcome Rounds::local_outcome(const LocalStep& local, Deadline deadline) {
-  if (untold_) return {untold_, {}};
+  if (undelivered_) return {undelivered_, {}};
   try {
     return {std::nullopt, local(deadline)};
   } catch (...) {
@@ -114,6 +114,7 @@ std::optional<Error> Rounds::gather(std::string_view phase, const Outcome& mine,
     return std::nullopt;
   } catch (const Error& error) {
     end_if_interrupted();
+    if (error.cause()) end_call();
     if (!comm_.is_coordinator() || !lost_in_round(error)) return error;
     const std::string what =
         error.rank() < 0 ? "not every rank reported after "
@@ -153,16 +154,22 @@ Rounds::Outcome Rounds::decide(const CoordinatorStep& coordinate, std::optional<
 
 void Rounds::tell(std::string_view phase, std::vector<Bytes> messages, const Outcome& own,
                   bool last) {
-  // What the last round has decided stands: the others are told of it though an interrupt came.
+  // What the last round has decided stands: the others learn of it though an interrupt came.
   const bool brief = last && interrupted();
   try {
     comm_.scatter(std::move(messages), 0, brief ? Deadline::after(kBrief) : deadline_);
   } catch (const Error& raised) {
     if (!last) end_if_interrupted();
-    const Error error = with_phase(
-        raised, work_ + ": a rank could not be told the outcome of " + std::string(phase));
-    log(LogLevel::kWarning, error.what());
-    if (!own.error && !last) untold_ = error;
+    if (raised.cause()) {  // this rank's caller threw it, while it waited
+      if (last) throw;
+      end_call();
+    }
+    const Error error = !lost_in_round(raised)
+                            ? raised
+                            : with_phase(raised, work_ + ": the outcome of " + std::string(phase) +
+                                                     " did not reach every rank");
+    if (!own.error || lost_in_round(raised)) log(LogLevel::kWarning, error.what());
+    if (!own.error && !last) undelivered_ = error;
   } catch (...) {
     if (!last) end_call();
   }
@@ -176,6 +183,10 @@ Rounds::Outcome Rounds::hear(std::string_view phase, const std::optional<Error>&
   } catch (const Error& raised) {
     if (last) static_cast<void>(deadline_.expired());  // throws the interrupt's reason
     end_if_interrupted();
+    if (raised.cause()) {
+      if (last) throw;
+      end_call();
+    }
     const Error error = unsent ? *unsent : raised;
     if (!lost_in_round(error)) return {error, {}};
     const Error wrapped = with_phase(

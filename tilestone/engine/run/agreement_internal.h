@@ -19,10 +19,11 @@
 // An interrupt of the deadline ends the call at once, wherever this rank stands: the others get
 // kInterrupted with its number in their next message of the call, and this rank rethrows the
 // interrupt's reason. Only when this rank waits to hear the outcome of the last round, which it has
-// agreed to, the others go on without it.
+// agreed to, the others go on without it. The same holds for what code of the caller throws while a
+// rank waits in a round's messages (a signal handler that raises, in Python).
 //
 // Time: of what is left at the start of a round a local step may use 8 tenths, the gathering ends
-// at 9, and the last tenth is for telling the others. A rank that hears nothing from the
+// at 9, and the last tenth is for the answers to the others. A rank that hears nothing from the
 // coordinator throws an error that names the coordinator and the phase. Every rank takes part in
 // both collectives of a round whatever happens to it, so the group stays in step.
 #pragma once
@@ -44,7 +45,7 @@ namespace tilestone::engine {
 class Rounds {
  public:
   // `work` ("save", "load") and the phases' names stand in the messages. `place`: the location, the
-  // same text on every rank; "" where this rank can't tell it (its first round says why). Throws
+  // same text on every rank; "" where this rank can't say it (its first round says why). Throws
   // what Call throws.
   Rounds(Communicator comm, std::string work, std::string place, Deadline deadline);
 
@@ -56,7 +57,7 @@ class Rounds {
   // `phase` completes "rank 3 failed while ...": "writing".
   Bytes run(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate);
 
-  // The last round: what it decides stands, so that a rank that died before it could be told is
+  // The last round: what it decides stands, so that a rank that died before it got the outcome is
   // no failure of the others.
   Bytes run_last(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate);
 
@@ -76,16 +77,17 @@ class Rounds {
   Outcome hear(std::string_view phase, const std::optional<Error>& unsent, bool last);
 
   bool interrupted() const;
-  // Throws the interrupt's reason, once one was requested, after the others were told.
+  // Throws the interrupt's reason, once one was requested, after it was reported to the others.
   void end_if_interrupted();
-  // In a catch block: tells the others that this rank leaves for what was thrown, and rethrows it.
+  // In a catch block: reports to the others that this rank leaves for what was thrown, and rethrows
+  // it.
   [[noreturn]] void end_call();
 
   Communicator comm_;
   std::string work_;
   Deadline deadline_;
   Call call_;
-  std::optional<Error> untold_;  // coordinator: a rank that could not be told; fails what follows
+  std::optional<Error> undelivered_;  // coordinator: of an outcome; fails what follows
 };
 
 }  // namespace tilestone::engine

@@ -63,8 +63,69 @@ TEST(Rounds, AnOutcomeThatCouldNotBeDeliveredFailsTheNextRoundOnAllRanks) {
     rounds.run("planning", nothing, no_answers);
     rounds.run("writing", nothing, no_answers);
   });
-  EXPECT_THAT(texts, Each(AllOf(HasSubstr("could not be told the outcome of planning"),
-                                HasSubstr("rank 2"))));
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("planning"), HasSubstr("rank 2 took nothing"))));
+}
+
+// A handler of signals throws while a rank waits in one of the round's collectives.
+class ThrowsWhileWaiting final : public CommunicatorImpl {
+ public:
+  ThrowsWhileWaiting(Communicator comm, bool in_gather)
+      : comm_(std::move(comm)), in_gather_(in_gather) {}
+  int rank() const override { return comm_.rank(); }
+  int size() const override { return comm_.size(); }
+  std::string describe() const override { return comm_.describe(); }
+  CallPort* call_port() override { return comm_.call_port(); }
+  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
+    if (in_gather_) stop();
+    return comm_.gather(mine, root, deadline);
+  }
+  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
+    if (!in_gather_) stop();
+    return comm_.scatter(std::move(parts), root, deadline);
+  }
+  Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
+    return comm_.broadcast(mine, root, deadline);
+  }
+  std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
+    return comm_.all_to_all(std::move(to), deadline);
+  }
+
+ private:
+  [[noreturn]] static void stop() {
+    throw Error(ErrorCode::kInterrupted, "SIGTERM came")
+        .with_cause(std::make_exception_ptr(std::runtime_error("SIGTERM came")));
+  }
+  Communicator comm_;
+  bool in_gather_;
+};
+
+TEST(Rounds, WhatAHandlerThrowsInACollectiveReachesTheOthersAsItIsWithItsRank) {
+  for (const int thrower : {0, 1}) {
+    for (const bool in_gather : {false, true}) {
+      const auto errors = run_ranks_collect(kRanks, [&](const Communicator& plain) {
+        const Communicator comm =
+            plain.rank() == thrower
+                ? Communicator(std::make_shared<ThrowsWhileWaiting>(plain, in_gather))
+                : plain;
+        Rounds rounds(comm, "save", "a", plenty());
+        rounds.run("planning", nothing, no_answers);
+        rounds.run("writing", nothing, no_answers);
+      });
+      for (int rank = 0; rank < kRanks; ++rank) {
+        ASSERT_TRUE(errors[rank]) << rank;
+        try {
+          std::rethrow_exception(errors[rank]);
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kInterrupted) << error.what();
+          EXPECT_EQ(error.message(), "SIGTERM came");
+          EXPECT_EQ(error.cause() != nullptr, rank == thrower);
+          if (rank != thrower) {
+            EXPECT_EQ(error.rank(), thrower) << error.what();
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(Rounds, AnOutcomeOfTheLastRoundStandsThoughItCouldNotBeDelivered) {
