@@ -33,24 +33,20 @@ A store's entries of an operation are deleted once all ranks have come to a late
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 import math
-import os
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.distributed_c10d import _get_default_store
 
-from tilestone import _core, _forked
+from tilestone import _forked
 from tilestone._comm_errors import CallEndedError, RanksLostError, RanksMissingError
-from tilestone._helper_thread import LAST_WORDS, Check, Helper, StuckError, Task
+from tilestone._helper_thread import LAST_WORDS, Check, StuckError, Task
+from tilestone._torch_group import shared_by
 
 _PIECE_BYTES = 1 << 30  # of one send, receive or broadcast
 _SHORTEST_POLL = 0.0005  # seconds
@@ -62,52 +58,6 @@ _LONGEST_WAIT = datetime.timedelta(days=1)  # of one wait inside torch
 _NAMED_RANKS = 8
 _NEVER = math.inf
 _LOST_NOTICE = 1.0  # seconds after which a notice that was announced counts as lost
-
-
-class _Shared:
-    """What all communicators over one process group have in common."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.process = os.getpid()
-        self._store: Any = None
-        self._helper: Helper | None = None
-        self.operation = 0  # number of the last one, or of the call
-        self.call = 0  # number of the call under way
-        self.ending: str | None = None  # the error, in hex, with which this rank ends the call
-        self.ended: str | None = None  # the error, in hex, with which any rank has ended the call
-        self.old_keys: list[str] = []  # this rank deletes them
-        self.memory = _core.CallMemory()
-        self.inbox: list[tuple[int, bytes]] = []  # notices that came
-        self.notices_seen = 0  # coordinator
-        self.last_answer = b""  # member
-
-    @property
-    def helper(self) -> Helper:
-        if self._helper is None or not self._helper.is_alive():
-            self._helper = Helper()
-            weakref.finalize(self, self._helper.stop, 0)
-        return self._helper
-
-    @property
-    def store(self) -> Any:
-        """For the helper alone: connecting can block."""
-        if self._store is None:
-            # A clone has its own connection: waiting here holds up nobody else in the process.
-            default: Any = _get_default_store()
-            self._store = PrefixStore(f"tilestone/{self._name}", default.clone())
-        return self._store
-
-
-_shared: weakref.WeakKeyDictionary[Any, _Shared] = weakref.WeakKeyDictionary()
-_shared_lock = _forked.Lock()
-
-
-def _shared_by(group: dist.ProcessGroup) -> _Shared:
-    with _shared_lock:
-        shared = _shared.get(group) or _shared.setdefault(group, _Shared(group.group_name))
-    _forked.check(group, shared.process)
-    return shared
 
 
 def _transfer_device(group: dist.ProcessGroup) -> torch.device:
@@ -166,7 +116,7 @@ class TorchCommunicator:
         self._group = group
         self._device = _transfer_device(group)
         self._piece_bytes = piece_bytes
-        self._shared = _shared_by(group)
+        self._shared = shared_by(group)
         self.call_memory = self._shared.memory
         self.rank: int = dist.get_rank(group)
         self.size: int = dist.get_world_size(group)

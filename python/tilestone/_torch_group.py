@@ -1,0 +1,61 @@
+"""What all communicators over one torch.distributed process group have in common."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import _get_default_store
+
+from tilestone import _core, _forked
+from tilestone._helper_thread import Helper
+
+
+class Shared:
+    """What all communicators over one process group have in common."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.process = os.getpid()
+        self._store: Any = None
+        self._helper: Helper | None = None
+        self.operation = 0  # number of the last one, or of the call
+        self.call = 0  # number of the call under way
+        self.ending: str | None = None  # the error, in hex, with which this rank ends the call
+        self.ended: str | None = None  # the error, in hex, with which any rank has ended the call
+        self.old_keys: list[str] = []  # this rank deletes them
+        self.memory = _core.CallMemory()
+        self.inbox: list[tuple[int, bytes]] = []  # notices that came
+        self.notices_seen = 0  # coordinator
+        self.last_answer = b""  # member
+
+    @property
+    def helper(self) -> Helper:
+        if self._helper is None or not self._helper.is_alive():
+            self._helper = Helper()
+            weakref.finalize(self, self._helper.stop, 0)
+        return self._helper
+
+    @property
+    def store(self) -> Any:
+        """For the helper alone: connecting can block."""
+        if self._store is None:
+            # A clone has its own connection: waiting here holds up nobody else in the process.
+            default: Any = _get_default_store()
+            self._store = PrefixStore(f"tilestone/{self._name}", default.clone())
+        return self._store
+
+
+_shared: weakref.WeakKeyDictionary[Any, Shared] = weakref.WeakKeyDictionary()
+_shared_lock = _forked.Lock()
+
+
+def shared_by(group: dist.ProcessGroup) -> Shared:
+    """The one of `group`; UnsupportedError in a process that has inherited the group by fork."""
+    with _shared_lock:
+        shared = _shared.get(group) or _shared.setdefault(group, Shared(group.group_name))
+    _forked.check(group, shared.process)
+    return shared
