@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <set>
 #include <system_error>
@@ -435,6 +436,17 @@ void post_message(LogLevel level, std::string_view text) {
   }
   std::lock_guard lock(process().mutex);
   process().messages.push_back({level, std::string(text)});
+}
+
+void leave_threads_behind() {
+  static std::thread::id ending;
+  static std::terminate_handler before = nullptr;
+  if (before != nullptr) return;
+  ending = std::this_thread::get_id();
+  before = std::set_terminate([] {
+    if (std::this_thread::get_id() == ending) before();
+    while (true) ::pause();
+  });
 }
 
 void end_all_calls() {

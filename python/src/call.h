@@ -119,4 +119,10 @@ void post_message(LogLevel level, std::string_view text);
 // Python's `atexit` calls it with the GIL held.
 void end_all_calls();
 
+// For threads that are stuck in a call of torch at exit. When such a call returns while the
+// interpreter ends, Python unwinds the thread, and a destructor of torch or pybind11 that stands in
+// the way ends the process ("terminate called without an active exception"). From now on every
+// thread but the calling one waits at that place until the process ends by itself.
+void leave_threads_behind();
+
 }  // namespace tilestone::python

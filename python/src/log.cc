@@ -71,6 +71,8 @@ void bind_log(nb::module_& m) {
       },
       nb::arg("level"), nb::arg("message"), "Logs a message as the engine does.");
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(&end_all_calls));
+  m.def("leave_threads_behind", &leave_threads_behind,
+        "At exit: threads that are stuck in foreign code wait there when they come back.");
 }
 
 }  // namespace tilestone::python

@@ -108,3 +108,34 @@ began.wait()
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "last" / ".metadata").exists()
     assert [p.name for p in (tmp_path / "daemon").rglob("*") if p.is_file()] == ["lock"]
+
+
+STUCK = """
+import sys, time
+from datetime import timedelta
+import torch.distributed as dist
+from tilestone._helper_thread import Helper, StuckError
+
+minute = timedelta(seconds=60)
+store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=minute)
+other = dist.TCPStore("localhost", store.port, wait_for_workers=False, timeout=minute)
+
+class Last:  # goes while the interpreter does, and lets the request end then
+    def __del__(self, stores=(store, other), sleep=time.sleep):
+        print("ending", flush=True)
+        stores[1].set("key", "value")
+        sleep(1)
+
+helper = Helper()
+try:
+    helper.do(lambda task: store.get("key"), time.monotonic())
+except StuckError:
+    sys.modules["last"] = Last()
+"""
+
+
+def test_a_request_to_the_store_that_ends_while_the_interpreter_does_leaves_the_exit_code() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "ending\n"), done.stderr
+    assert "terminate" not in done.stderr

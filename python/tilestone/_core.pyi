@@ -11,6 +11,11 @@ VERSION: str = '0.1.0'
 def log(level: str, message: str) -> None:
     """Logs a message as the engine does."""
 
+def leave_threads_behind() -> None:
+    """
+    At exit: threads that are stuck in foreign code wait there when they come back.
+    """
+
 class Box:
     """
     A half-open n-dimensional range of a tensor's elements: `offset` and `shape`, both in elements.

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from tilestone import _core
+
 CHECK_EVERY = 0.05  # seconds: how often a waiting caller looks whether it shall go on
 GRACE = 1.5  # seconds after the deadline for the helper's last words
 LAST_WORDS = 1.0  # seconds for what is said without a deadline
@@ -91,11 +93,13 @@ class Helper:
             raise task.error
         return task.result
 
-    def stop(self, seconds: float) -> None:
+    def stop(self, seconds: float) -> bool:
+        """Whether the thread has ended within that time."""
         if self._last is not None:
             self._last.end = 0
         self._queue.put(None)
         self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _serve(self) -> None:
         while (task := self._queue.get()) is not None:
@@ -108,6 +112,9 @@ _helpers: weakref.WeakSet[Helper] = weakref.WeakSet()
 
 @atexit.register
 def _stop_helpers() -> None:
-    """A thread that came back from torch while the interpreter goes would abort the process."""
-    for helper in list(_helpers):
-        helper.stop(LAST_WORDS)
+    """Ends the threads: one that returned from torch while the interpreter ends would abort it.
+
+    A thread that is stuck in a request goes on, and waits at the place where it would abort.
+    """
+    if not all([helper.stop(LAST_WORDS) for helper in list(_helpers)]):
+        _core.leave_threads_behind()
