@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -176,6 +177,41 @@ class Rows:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["path"])  # type: ignore[misc]
+
+
+MPI = """
+import os, sys
+import numpy, tilestone
+
+def refused(work):
+    try:
+        work()
+    except tilestone.UnsupportedError as error:
+        assert "forked" in str(error) and "solo" in str(error), error
+    else:
+        raise AssertionError("not refused")
+
+path, state = sys.argv[1], {"w": numpy.ones(4)}
+world = tilestone.mpi_world(60)
+tilestone.save(state, path, comm=world)
+child = os.fork()
+if child == 0:
+    refused(lambda: tilestone.save(state, path, comm=world, overwrite=True))
+    refused(lambda: tilestone.load({"w": numpy.zeros(4)}, path, comm=world))
+    refused(tilestone.mpi_world)
+    assert tilestone.load({"w": numpy.zeros(4)}, path, comm=tilestone.solo())["w"].sum() == 4
+    sys.exit(0)  # an ordinary exit must not finalise the parent's MPI
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+tilestone.save(state, path, comm=world, overwrite=True)
+"""
+
+
+def test_a_child_of_fork_is_refused_its_parents_mpi_which_goes_on(tmp_path: pathlib.Path) -> None:
+    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = [sys.executable, "-c", MPI, str(tmp_path / "c")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("context", "persistent"), [("fork", False), ("fork", True), ("spawn", False)])

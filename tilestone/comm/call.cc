@@ -1,6 +1,8 @@
 #include "tilestone/comm/call.h"
 
 #include <algorithm>
+#include <exception>
+#include <optional>
 #include <random>
 #include <utility>
 #include <vector>
@@ -493,8 +495,9 @@ Call::Call(Communicator comm, std::string work, std::string place, Deadline dead
     : comm_(std::move(comm)), port_(comm_.size() > 1 ? comm_.call_port() : nullptr) {
   if (port_ == nullptr) return;
   take_turn(deadline);
-  const Hello hello = make_hello(*port_, work, place);
+  std::optional<Hello> made;
   try {
+    const Hello& hello = made.emplace(make_hello(*port_, work, place));
     const uint64_t number =
         comm_.is_coordinator()
             ? Coordinator(*port_, comm_.size(), hello, deadline.sooner(kCoordinatorShare)).come()
@@ -502,7 +505,7 @@ Call::Call(Communicator comm, std::string work, std::string place, Deadline dead
     if (!comm_.is_coordinator()) port_->enter(number);
     remember(port_->memory(), hello, number);
   } catch (...) {
-    remember(port_->memory(), hello, std::nullopt);
+    if (made) remember(port_->memory(), *made, std::nullopt);
     end_turn();
     throw;
   }

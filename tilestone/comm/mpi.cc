@@ -15,6 +15,8 @@
 // a long payload follows down a binomial tree.
 #include "tilestone/comm/mpi.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -92,8 +94,26 @@ GivenUp& given_up() {
   return *list;
 }
 
+// Whether this process was forked after MPI was initialised. MPI's connections are its parent's.
+std::atomic<bool> forked_child{false};
+
+// From the loading of the library on: who initialises MPI without it may fork before its first use.
+[[maybe_unused]] const int noting_forks = ::pthread_atfork(nullptr, nullptr, [] {
+  int initialized = 0;
+  if (MPI_Initialized(&initialized) == MPI_SUCCESS && initialized != 0) forked_child = true;
+});
+
+void refuse_in_forked_child() {
+  if (!forked_child) return;
+  throw Error(
+      ErrorCode::kUnsupported,
+      "MPI was initialised before this process was forked; its connections are the parent's")
+      .with_hint("save and load in the parent, or alone with solo()");
+}
+
 void finalize_at_exit() {
-  if (!finalized() && communicators_with_missing_ranks == 0 && given_up().have_come()) {
+  if (!forked_child && !finalized() && communicators_with_missing_ranks == 0 &&
+      given_up().have_come()) {
     MPI_Finalize();
   }
 }
@@ -101,6 +121,7 @@ void finalize_at_exit() {
 // Does nothing when MPI is initialised already.
 void initialize() {
   static std::mutex mutex;
+  refuse_in_forked_child();
   std::lock_guard lock(mutex);
   int initialized = 0;
   check_mpi(MPI_Initialized(&initialized), "MPI_Initialized");
@@ -208,8 +229,9 @@ Channel::Channel(MPI_Comm original, size_t piece, size_t tree, Deadline deadline
 }
 
 Channel::~Channel() {
-  if (!finalized()) progress_abandoned();
-  if (finalized() || !abandoned.empty() || notices.is_busy()) {
+  const bool inherited = forked_child;
+  if (!inherited && !finalized()) progress_abandoned();
+  if (inherited || finalized() || !abandoned.empty() || notices.is_busy()) {
     // MPI may touch these for as long as the process lives.
     for (auto& transfer : abandoned) static_cast<void>(transfer.release());
     notices.release();
@@ -243,6 +265,7 @@ class Operation {
  public:
   Operation(Channel& channel, const char* name, Deadline deadline)
       : channel_(channel), name_(name), deadline_(deadline) {
+    refuse_in_forked_child();
     ++channel_.operation;
     channel_.progress_abandoned();
   }
@@ -377,12 +400,18 @@ class Mpi final : public CommunicatorImpl, private CallPort {
   CallPort* call_port() override { return this; }
 
  private:
-  void post(std::vector<Notice> notices) override { channel_.notices.post(std::move(notices)); }
+  void post(std::vector<Notice> notices) override {
+    refuse_in_forked_child();
+    channel_.notices.post(std::move(notices));
+  }
   std::vector<Notice> newest(Deadline deadline) override;
-  uint64_t last_operation() const override { return channel_.operation; }
+  uint64_t last_operation() const override {
+    refuse_in_forked_child();  // first of what a call asks
+    return channel_.operation;
+  }
   void enter(uint64_t call) override { channel_.operation = channel_.call = call; }
   void abort(const Error& why) override {
-    if (channel_.call != 0) channel_.notices.abort(channel_.call, why);
+    if (channel_.call != 0 && !forked_child) channel_.notices.abort(channel_.call, why);
   }
   void leave() override { channel_.call = 0; }
   void missed(const std::vector<int>& ranks) override { channel_.missing.add(ranks); }
@@ -403,6 +432,7 @@ class Mpi final : public CommunicatorImpl, private CallPort {
 };
 
 std::vector<Notice> Mpi::newest(Deadline deadline) {
+  refuse_in_forked_child();
   Backoff backoff;
   while (true) {
     channel_.progress_abandoned();

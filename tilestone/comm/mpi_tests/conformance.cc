@@ -1,7 +1,11 @@
 // The conformance suite over MPI: every rank runs the same tests in step.
 #include <gtest/gtest.h>
 #include <mpi.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cstdlib>
+#include <functional>
 #include <random>
 #include <string>
 #include <thread>
@@ -198,6 +202,47 @@ TEST(MpiCalls, DuplicatingACommunicatorIsBoundedByItsDeadline) {
     EXPECT_NO_THROW(mpi_world(Deadline::after(std::chrono::seconds(60))));
   }
   EXPECT_TRUE(make_call(world, "after a late duplicate", 60000));
+}
+
+// 0, or what a child of fork got wrong.
+int use_inherited(Communicator inherited) {
+  const Deadline minute = Deadline::after(std::chrono::seconds(60));
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<std::function<void()>> uses = {
+      [&] { inherited.gather(to_bytes("x"), 0, minute); },
+      [&] { inherited.all_to_all(std::vector<Bytes>(inherited.size()), minute); },
+      [&] { mpi_world(minute); },
+  };
+  // A rank alone agrees on its calls without messages.
+  if (inherited.size() > 1) uses.push_back([&] { Call(inherited, "save", "a place", minute); });
+  int failed = 0;
+  for (size_t i = 0; i < uses.size(); ++i) {
+    try {
+      uses[i]();
+      failed |= 1 << i;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported) failed |= 1 << i;
+    }
+  }
+  inherited = Communicator();
+  if (std::chrono::steady_clock::now() - begin > std::chrono::seconds(10)) failed |= 1 << 6;
+  return failed;
+}
+
+TEST(Mpi, AForkedChildIsRefusedAtOnceAndItsExitLeavesTheParentsMpiAlone) {
+  const Communicator world = mpi_world();
+  // A group of one rank has no messages, but a number of its own.
+  const Communicator own = split(world, world.rank());
+  for (const Communicator& group : {world, own}) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) std::exit(use_inherited(group));  // atexit's functions included
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+  }
+  comm_testing::check_every_operation(world);
 }
 
 TEST(Mpi, ACommunicatorMayGoBeforeTheOthersAreDoneWithTheirs) {
