@@ -73,6 +73,28 @@ def test_a_skipped_save_is_noticed_at_once_and_costs_one_more(
         assert part in first[2]
 
 
+def another_group_on_rank_1(rank: int, world: int, folder: str) -> str:
+    alone = dist.new_group([1])
+    group = dist.group.WORLD if rank != 1 else alone
+    try:
+        tilestone.save({"w": torch.ones(2)}, f"{folder}/{rank}", group=group, timeout=PATIENCE)
+        text = ""
+    except tilestone.TimeoutError as error:
+        text = str(error)
+    dist.barrier()
+    assert save(f"{folder}/after", rank, world, PLENTY) == ""
+    return text
+
+
+def test_ranks_that_pass_different_groups_are_asked_whether_they_do(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    first, other = worlds[2].run(another_group_on_rank_1, str(tmp_path))
+    assert other == ""  # it saves alone
+    assert "rank 1, which is in no save or load on this group" in first
+    assert "do all ranks pass the same group?" in first
+
+
 def two_threads(rank: int, world: int, folder: str, in_order: bool) -> list[str]:
     errors: list[str] = []
 

@@ -112,6 +112,16 @@ Error not_back(const Hello& own, const Hello& away, int rank) {
       .with_hint("make the call again on every rank");
 }
 
+Error nobody_came(const Hello& own, const std::vector<int>& missing) {
+  const std::string who = comm_internal::rank_list(missing);
+  return Error(ErrorCode::kTimeout, own.name() + ": the deadline passed while waiting for " + who +
+                                        (missing.size() == 1 ? ", which is" : ", which are") +
+                                        " in no save or load on this group")
+      .with_rank(missing.front())
+      .with_hint("do all ranks pass the same group? If so, look at what " + who +
+                 " did meanwhile, " + "or grant more time");
+}
+
 // The time that those who are here grant a rank that is away.
 class Grace {
  public:
@@ -406,7 +416,7 @@ class Coordinator {
     }
     if (missing.empty()) return mismatch();
     port_.missed(missing);
-    return comm_internal::timed_out(own_.name(), missing);
+    return nobody_came(own_, missing);
   }
 
   void fail_with_who_left() {
