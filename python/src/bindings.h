@@ -132,7 +132,7 @@ StateDict to_state(nb::handle mapping, const Bridge& bridge, Claims* claims = nu
 // `original` is the object that the node came from (or none): its keys, container types and kinds
 // of array are kept.
 nb::object from_node(const StateNode& node, nb::handle original, const Bridge& bridge);
-// A whole loaded tree; the bridge is told which arrays were filled in place.
+// A whole loaded tree; the bridge gets to know which arrays were filled in place.
 nb::object from_state(const StateDict& loaded, nb::handle original, const Bridge& bridge);
 
 // A leaf: a Value, pickled where it is none. Errors name the path.

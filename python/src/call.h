@@ -79,7 +79,8 @@ struct WithoutGil {
 
 using CallWork = std::function<void(const std::shared_ptr<const Interrupt>&)>;
 
-// Runs `work` without the GIL, as told above; with the GIL held. A short call's interrupt is null.
+// Runs `work` without the GIL, as described above; with the GIL held. A short call's interrupt is
+// null.
 void call_library(WithoutGil::Length length, const CallWork& work);
 
 // The same for work with or without a parameter, and with a result.

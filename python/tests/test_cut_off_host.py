@@ -31,17 +31,17 @@ def test_every_rank_of_a_group_that_is_cut_in_two_ends_at_its_deadline(
         cut = time.monotonic()
         (tmp_path / "cut").touch()
         for rank in group:
-            told = rank.next("error", TIMEOUT + LATER + 10)
-            assert told["kind"] in ("TimeoutError", "RankFailedError"), told
-            assert told["seconds"] < TIMEOUT + LATER, told
+            result = rank.next("error", TIMEOUT + LATER + 10)
+            assert result["kind"] in ("TimeoutError", "RankFailedError"), result
+            assert result["seconds"] < TIMEOUT + LATER, result
         assert time.monotonic() - cut < TIMEOUT + LATER
         two_hosts.set_link("up")
         (tmp_path / "restored").touch()
         same = [rank.either("saved", "error") for rank in group]
         # No transfer was under way when the link went: the group is whole.
-        assert all(told["what"] == "saved" for told in same), same
+        assert all(result["what"] == "saved" for result in same), same
         fresh = [rank.either("saved", "error") for rank in group]
-        assert all(told["what"] == "saved" for told in fresh), fresh
+        assert all(result["what"] == "saved" for result in fresh), fresh
         for rank in group:
             rank.next("end")
             assert rank.wait() == 0

@@ -197,7 +197,8 @@ void expect_names(const std::optional<Error>& error, int absent, bool surely,
   EXPECT_TRUE(names(error->message(), absent)) << what << ": " << error->what();
 }
 
-// In an all_gather rank 0 learns first who is missing and tells the others, who have more time.
+// In an all_gather rank 0 learns first who is missing and says so to the others, who have more
+// time.
 bool waits_for_verdict(Kind kind, int rank, int absent) {
   return (kind == Kind::kAllGather || kind == Kind::kBarrier) && rank != 0 && absent != 0;
 }

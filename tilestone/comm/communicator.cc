@@ -1,8 +1,8 @@
 // all_gather and barrier are a gather to rank 0 and a broadcast from it. A rank that is missing is
 // known to rank 0 only, so rank 0 gives the gather nine tenths of the time and uses the last tenth
-// to tell the others: the broadcast carries either everybody's bytes or rank 0's error, and every
-// rank throws the same. Whatever happens, each rank makes both calls, so that the group stays in
-// step for later ones.
+// to say it to the others: the broadcast carries either everybody's bytes or rank 0's error, and
+// every rank throws the same. Whatever happens, each rank makes both calls, so that the group stays
+// in step for later ones.
 #include "tilestone/comm/communicator.h"
 
 #include <optional>

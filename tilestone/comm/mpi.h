@@ -5,7 +5,7 @@
 // without one.) MPI must allow calls from the threads that use the result: with
 // MPI_THREAD_MULTIPLE any may; with less, a warning is logged once.
 //
-// MPI tells nobody that a process has died: a rank that is gone shows as Error(kTimeout) naming
+// MPI does not report that a process has died: a rank that is gone shows as Error(kTimeout) naming
 // it, unless MPI itself reports an error for it (kRankFailed). mpirun by itself kills the whole
 // job when one process dies; with `mpirun --enable-recovery` the others live and get the error.
 #pragma once

@@ -195,7 +195,7 @@ TEST(TwoPhase, IsUsedWhereRanksRunOnSeveralHosts) {
   EXPECT_EQ(reading_of_ranks(TwoPhase::kAuto, one, true), ReadFor::kPageCache);
 }
 
-TEST(TwoPhase, RanksThatDisagreeAboutItAreTold) {
+TEST(TwoPhase, RanksThatDisagreeAboutItGetAnError) {
   const auto storage = save_rows(1);
   const auto texts = failures(3, [&](Communicator comm) {
     const auto mode = comm.rank() == 2 ? TwoPhase::kNever : TwoPhase::kAlways;

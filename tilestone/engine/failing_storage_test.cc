@@ -33,7 +33,7 @@ constexpr int64_t kOld = 100, kNew = 500, kLater = 900;
 
 class FailingStorage : public testing::Test {
  protected:
-  FailingStorage() { set_log_level(LogLevel::kOff); }  // what fails is told there too
+  FailingStorage() { set_log_level(LogLevel::kOff); }  // what fails is logged there too
   ~FailingStorage() override { set_log_level(before_); }
 
  private:
@@ -120,7 +120,7 @@ struct Hit {
   bool cleaning = false;  // after the commit, and after the first file of the old checkpoint went
 };
 
-// Fails the k-th call with `error`; tells which it was.
+// Fails the k-th call with `error`; says which it was.
 std::shared_ptr<FaultDisk> failing_at(const std::shared_ptr<Storage>& inner, uint64_t k, int error,
                                       std::optional<Hit>& hit) {
   struct Passed {
@@ -139,7 +139,7 @@ std::shared_ptr<FaultDisk> failing_at(const std::shared_ptr<Storage>& inner, uin
                            });
 }
 
-void expect_told(const Error& error, const Hit& hit, int number) {
+void expect_reported(const Error& error, const Hit& hit, int number) {
   EXPECT_EQ(error.code(), ErrorCode::kIo) << error.what();
   EXPECT_EQ(error.sys_errno(), number) << error.what();
   EXPECT_EQ(error.file(), hit.name);
@@ -180,7 +180,7 @@ TEST_P(EachError, AtEachCallOfASaveReachesEveryRankAndLeavesACheckpoint) {
       EXPECT_EQ(found, kNew);
     } else {
       ++failed;
-      expect_told(*error, *hit, GetParam());
+      expect_reported(*error, *hit, GetParam());
       EXPECT_TRUE(found == kOld || found == kNew);
       // Once the manifest stands nobody removes anything: the next save does.
       const bool publishing = hit->name.find("metadata") != std::string::npos;
@@ -208,7 +208,7 @@ TEST_P(EachError, AtEachCallOfALoadReachesEveryRank) {
                  hit->name + " by rank " + std::to_string(hit->client));
     const auto error = same_on_all(errors);
     ASSERT_TRUE(error);
-    expect_told(*error, *hit, GetParam());
+    expect_reported(*error, *hit, GetParam());
     if (HasFailure()) return;
   }
   std::printf("[          ] load: %zu calls failed\n", failed);
@@ -309,7 +309,7 @@ TEST_F(RealFiles, ASaveThatHasMadeNothingLogsNothing) {
   EXPECT_THAT(logged, testing::IsEmpty());
 }
 
-TEST_F(RealFiles, ADirectoryRemovedUnderWayIsToldOnEveryRank) {
+TEST_F(RealFiles, ADirectoryRemovedUnderWayIsReportedOnEveryRank) {
   for (const bool saves : {true, false}) {
     for (const Phase& phase : saves ? std::span<const Phase>(kSavePhases) : kLoadPhases) {
       SCOPED_TRACE(std::string(to_string(phase.op)) + " " + phase.name);
@@ -328,7 +328,7 @@ TEST_F(RealFiles, ADirectoryRemovedUnderWayIsToldOnEveryRank) {
   }
 }
 
-TEST_F(RealFiles, PermissionLostUnderWayIsToldOnEveryRank) {
+TEST_F(RealFiles, PermissionLostUnderWayIsReportedOnEveryRank) {
   const AsNobody nobody(folder_.path());
   for (const bool saves : {true, false}) {
     for (const Phase& phase : saves ? std::span<const Phase>(kSavePhases) : kLoadPhases) {
@@ -357,7 +357,7 @@ StateDict large_state(const Communicator& comm) {
 }
 
 // Without the right to mount, the calls that would fill the disk are made to fail.
-TEST_F(RealFiles, ARealFullDiskIsToldOnEveryRankAndTheOldCheckpointStays) {
+TEST_F(RealFiles, ARealFullDiskIsReportedOnEveryRankAndTheOldCheckpointStays) {
   const SmallMount mount;
   const auto real = posix_storage(mount ? mount.path() : root_);
   expect_no_errors(save_rows(FaultDisk::create(real), kOld));

@@ -51,13 +51,13 @@ class ReplacedAt {
 };
 
 struct Outcomes {
-  int old = 0, replaced = 0, told = 0;
+  int old = 0, replaced = 0, reported = 0;
 
   void count(const std::vector<int64_t>& firsts, const std::vector<std::string>& texts) {
     for (const std::string& text : texts) EXPECT_EQ(text, texts.front()) << "ranks differ";
     if (!texts.front().empty()) {
       EXPECT_THAT(texts.front(), HasSubstr(kSaid));
-      ++told;
+      ++reported;
       return;
     }
     for (const int64_t first : firsts) EXPECT_EQ(first, firsts.front()) << "a mixture";
@@ -101,7 +101,7 @@ TEST(Replaced, ALoadGivesTheOldStateOrTheNewOnEveryRankOrSaysSo) {
     }
     EXPECT_GT(outcomes.old, 0);
     EXPECT_GT(outcomes.replaced, 0);
-    EXPECT_GT(outcomes.told, 0);
+    EXPECT_GT(outcomes.reported, 0);
   }
 }
 
@@ -122,7 +122,7 @@ TEST(Replaced, VerifyChecksTheOldOrTheNewCheckpointOrSaysSoAndFindsNoDamage) {
     outcomes.count({first}, texts);
   }
   EXPECT_GT(outcomes.replaced, 0);
-  EXPECT_GT(outcomes.told, 0);
+  EXPECT_GT(outcomes.reported, 0);
 }
 
 }  // namespace

@@ -191,7 +191,7 @@ class Saving {
     return is_alone() ? Bytes() : local_.encode();
   }
 
-  // So that the coordinator can tell of common objects that are not the same on all ranks.
+  // So that the coordinator can report common objects that are not the same on all ranks.
   void note_contents() {
     for (size_t i = 0; i < items_.objects.size(); ++i) {
       if (!items_.objects[i].common) continue;
@@ -220,7 +220,7 @@ class Saving {
     log_once(LogLevel::kWarning, text + "; give what each rank has of its own a key of its own");
   }
 
-  // A tensor without elements is stored as one empty chunk. No rule tells who else has it, so these
+  // A tensor without elements is stored as one empty chunk. No rule says who else has it, so these
   // keys (few, or none) go to the coordinator, and the lowest rank that has one writes it.
   std::vector<std::string> empty_keys() const {
     std::set<std::string> keys;
@@ -342,7 +342,7 @@ class Saving {
     }
   }
 
-  // What the coordinator does for all leaves it time to tell them.
+  // What the coordinator does for all leaves it time to answer them.
   Deadline coordinator_deadline() const { return deadline_.sooner(kCoordinatorShare); }
 
   void publish() {

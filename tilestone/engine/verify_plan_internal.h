@@ -40,7 +40,7 @@ struct VerifyPlan {
   uint64_t unchecked = 0;  // large items without a checksum
 };
 
-// In the place of a file's size: it is not there, or (told by the caller) is not to be opened.
+// In the place of a file's size: it is not there, or (the caller says so) is not to be opened.
 inline constexpr int64_t kMissing = -1;
 inline constexpr int64_t kRefused = -2;
 

@@ -93,7 +93,7 @@ TEST(Verify, MissingAndSwappedFilesAreFound) {
   EXPECT_NE(problems(swapped), "");
 }
 
-TEST(Verify, AMissingManifestOfOursIsTold) {
+TEST(Verify, AMissingManifestOfOursIsReported) {
   FileImage image = small_checkpoint();
   std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
   EXPECT_THAT(problems(image), HasSubstr("there is no manifest of the save"));

@@ -61,7 +61,7 @@ struct Opened {
 };
 
 // Error(kNotFound) where this rank's storage, held, has another checkpoint than the one that the
-// coordinator has described, as far as that matters: the names of its data files don't tell.
+// coordinator has described, as far as that matters: the names of its data files don't say it.
 void expect_same_checkpoint(Storage& storage, const Opened& opened);
 
 // Error(kCorrupt) when manifest and metadata contradict one another.

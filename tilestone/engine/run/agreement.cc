@@ -84,9 +84,9 @@ Bytes Rounds::finish(std::string_view phase, const LocalStep& local,
   if (comm_.is_coordinator()) {
     std::vector<Bytes> messages;
     outcome = decide(coordinate, std::move(failure), std::move(payloads), messages);
-    tell(phase, std::move(messages), outcome, last);
+    send_outcome(phase, std::move(messages), outcome, last);
   } else {
-    outcome = hear(phase, failure, last);
+    outcome = receive_outcome(phase, failure, last);
   }
   if (!outcome.error) return std::move(outcome.answer);
   // What this rank's own caller threw is not replaced by what the others make of it.
@@ -152,8 +152,8 @@ Rounds::Outcome Rounds::decide(const CoordinatorStep& coordinate, std::optional<
   return {std::move(failure), std::move(answers.front())};
 }
 
-void Rounds::tell(std::string_view phase, std::vector<Bytes> messages, const Outcome& own,
-                  bool last) {
+void Rounds::send_outcome(std::string_view phase, std::vector<Bytes> messages, const Outcome& own,
+                          bool last) {
   // What the last round has decided stands: the others learn of it though an interrupt came.
   const bool brief = last && interrupted();
   try {
@@ -175,8 +175,8 @@ void Rounds::tell(std::string_view phase, std::vector<Bytes> messages, const Out
   }
 }
 
-Rounds::Outcome Rounds::hear(std::string_view phase, const std::optional<Error>& unsent,
-                             bool last) {
+Rounds::Outcome Rounds::receive_outcome(std::string_view phase, const std::optional<Error>& unsent,
+                                        bool last) {
   Bytes message;
   try {
     message = comm_.scatter({}, 0, deadline_);

@@ -73,8 +73,9 @@ class Rounds {
                               std::vector<Bytes>& payloads);
   Outcome decide(const CoordinatorStep& coordinate, std::optional<Error> failure,
                  std::vector<Bytes> payloads, std::vector<Bytes>& messages);
-  void tell(std::string_view phase, std::vector<Bytes> messages, const Outcome& own, bool last);
-  Outcome hear(std::string_view phase, const std::optional<Error>& unsent, bool last);
+  void send_outcome(std::string_view phase, std::vector<Bytes> messages, const Outcome& own,
+                    bool last);
+  Outcome receive_outcome(std::string_view phase, const std::optional<Error>& unsent, bool last);
 
   bool interrupted() const;
   // Throws the interrupt's reason, once one was requested, after it was reported to the others.

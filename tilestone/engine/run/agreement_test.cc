@@ -136,7 +136,7 @@ TEST(Rounds, AnOutcomeOfTheLastRoundStandsThoughItCouldNotBeDelivered) {
   });
 }
 
-TEST(Rounds, AnExceptionOfTheCallersCodeIsRethrownAndToldToTheOthers) {
+TEST(Rounds, AnExceptionOfTheCallersCodeIsRethrownAndReportedToTheOthers) {
   for (int thrower : {0, 2}) {
     const auto errors = run_ranks_collect(kRanks, [&](const Communicator& comm) {
       Rounds rounds(comm, "save", "a", plenty());
@@ -176,7 +176,7 @@ TEST(Rounds, AnExceptionInTheCoordinatorsStepIsRethrownThere) {
 }
 
 // `stopped` is interrupted while it waits for others, who are busy for a while, or while it works.
-void expect_interrupt_is_told(int stopped, bool while_working) {
+void expect_interrupt_is_reported(int stopped, bool while_working) {
   const auto start = std::chrono::steady_clock::now();
   const auto texts = failures(kRanks, [&](const Communicator& comm) {
     const auto interrupt = std::make_shared<Interrupt>();
@@ -212,8 +212,8 @@ void expect_interrupt_is_told(int stopped, bool while_working) {
 
 TEST(Rounds, AnInterruptEndsTheCallOnEveryRankBeforeTheDeadline) {
   for (int stopped : {0, 2}) {
-    expect_interrupt_is_told(stopped, false);
-    expect_interrupt_is_told(stopped, true);
+    expect_interrupt_is_reported(stopped, false);
+    expect_interrupt_is_reported(stopped, true);
   }
 }
 

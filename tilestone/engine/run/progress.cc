@@ -17,20 +17,20 @@ void ProgressMeter::add(uint64_t bytes) {
   std::lock_guard lock(mutex_);
   done_ += bytes;
   const Clock::time_point now = Clock::now();
-  if (now - last_ >= kInterval) tell(now);
+  if (now - last_ >= kInterval) report(now);
 }
 
 void ProgressMeter::finish() {
   if (!fn_) return;
   std::lock_guard lock(mutex_);
-  tell(Clock::now());
+  report(Clock::now());
 }
 
 double ProgressMeter::seconds() const {
   return std::chrono::duration<double>(Clock::now() - began_).count();
 }
 
-void ProgressMeter::tell(Clock::time_point now) {
+void ProgressMeter::report(Clock::time_point now) {
   last_ = now;
   fn_({phase_, done_, total_, std::chrono::duration<double>(now - began_).count()});
 }

@@ -1,4 +1,4 @@
-// Progress of long work, told to a user's function no more often than it can use.
+// Progress of long work, reported to a user's function no more often than it can use.
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,7 @@ class ProgressMeter {
 
  private:
   using Clock = std::chrono::steady_clock;
-  void tell(Clock::time_point now);
+  void report(Clock::time_point now);
 
   const ProgressFn fn_;
   const std::string phase_;

@@ -31,7 +31,7 @@ struct WriteTask {
 };
 
 // Writes the assigned items to new files, objects before tensors, and makes files and directory
-// entries durable. On failure the files are removed again (failures of that are told in the log).
+// entries durable. On failure the files are removed again (failures of that are logged).
 RankReport write_items(Storage& storage, const Format& format, const WriteTask& task,
                        const SaveOptions& options, Deadline deadline);
 
