@@ -158,6 +158,13 @@ void bind_tensors(nb::class_<Checkpoint>& bound) {
           },
           "key"_a, "box"_a.none())
       .def(
+          "read_many",
+          [](const Checkpoint& c, const std::vector<std::string>& keys) {
+            return without_gil(
+                [&](const Stop& stop) { return c.with_interrupt(stop).read_many(keys); });
+          },
+          "keys"_a)
+      .def(
           "read_into",
           [](const Checkpoint& c, const std::string& key, const std::optional<Box>& box,
              const TensorView& target) {

@@ -190,6 +190,30 @@ class Checkpoint:
             error.add_key(key)
             raise
 
+    def read_many(
+        self, keys: Collection[str], *, framework: str | None = None
+    ) -> dict[str, Any]:
+        """Whole tensors, all read together: many small ones cost a few large reads.
+
+        Args:
+            keys: of tensors.
+            framework: as for `read`.
+
+        Returns:
+            A dict in the order of the keys; each array as `read` gives it.
+
+        Raises:
+            NotFoundError: no such tensor; the hint names similar keys. Nothing is read then.
+            CorruptError: a checksum or the file's structure is wrong.
+        """
+        _options.names("keys", keys)
+        names = list(dict.fromkeys(keys))
+        bridge = self._bridge(framework)
+        views = self._handle.read_many(names)
+        return {
+            name: bridge.make_array(view, None) for name, view in zip(names, views, strict=True)
+        }
+
     def _part(self, key: str, box: BoxLike) -> _core.Box | None:
         """A box that lies in the tensor; nothing where there is no such tensor."""
         if not self._handle.is_tensor(key):

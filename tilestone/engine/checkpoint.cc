@@ -30,14 +30,14 @@ const StoredTensor& find_tensor(const Metadata& metadata, const std::string& key
   return *found;
 }
 
-LoadPlan plan_read(const Metadata& metadata, const StoredTensor& tensor, const Box& wanted) {
+TensorItem item_of(const StoredTensor& tensor, const Box& wanted) {
   check_bounds(wanted, tensor.shape);
   TensorItem item;
   item.key = tensor.key;
   item.dtype = tensor.dtype;
   item.global_shape = tensor.shape;
   item.pieces.push_back({wanted, TensorView::without_data(tensor.dtype, wanted.shape)});
-  return plan_load({&item, 1}, metadata);
+  return item;
 }
 
 std::optional<SaveRecord> record_of(const engine::Opened& opened) {
@@ -45,17 +45,41 @@ std::optional<SaveRecord> record_of(const engine::Opened& opened) {
   return SaveRecord{.world_size = opened.manifest->world_size};
 }
 
-void run(const engine::ReadContext& context, const LoadPlan& plan, const Box& wanted,
-         const TensorView& target) {
-  std::vector<engine::Transfer> transfers;
+// Memory for the items, once the files are known to be large enough for them.
+void give_memory(const engine::ReadContext& context, const LoadPlan& plan,
+                 std::span<TensorItem> items) {
+  std::vector<std::vector<uint32_t>> chunks(items.size());
+  std::vector<uint32_t> tensors(items.size());
   for (const ChunkRead& read : plan.reads) {
+    chunks[read.item].push_back(read.chunk);
+    tensors[read.item] = read.tensor;
+  }
+  for (size_t i = 0; i < items.size(); ++i) {
+    const uint64_t bytes = checked_mul(static_cast<uint64_t>(numel(items[i].pieces[0].box.shape)),
+                                       itemsize(items[i].dtype), "bytes of a tensor");
+    if (chunks[i].empty()) continue;
+    engine::expect_stored(context, bytes, context.metadata.tensors[tensors[i]], chunks[i]);
+  }
+  for (TensorItem& item : items) {
+    item.pieces[0].data = TensorView::allocate(item.dtype, item.pieces[0].box.shape);
+  }
+}
+
+// Fills the items' pieces.
+void run(const engine::ReadContext& context, const LoadPlan& plan,
+         std::span<const TensorItem> items) {
+  std::vector<engine::Transfer> transfers;
+  transfers.reserve(plan.reads.size());
+  for (const ChunkRead& read : plan.reads) {
+    const Piece& piece = items[read.item].pieces[0];
     const StoredTensor& tensor = context.metadata.tensors[read.tensor];
     Box in_chunk = read.box, in_target = read.box;
-    for (size_t d = 0; d < wanted.rank(); ++d) {
+    for (size_t d = 0; d < piece.box.rank(); ++d) {
       in_chunk.offset[d] -= tensor.chunks[read.chunk].box.offset[d];
-      in_target.offset[d] -= wanted.offset[d];
+      in_target.offset[d] -= piece.box.offset[d];
     }
-    transfers.push_back({read.tensor, read.chunk, std::move(in_chunk), target.narrow(in_target)});
+    transfers.push_back(
+        {read.tensor, read.chunk, std::move(in_chunk), piece.data.narrow(in_target)});
   }
   engine::ProgressMeter silent({}, "read", 0);
   engine::read_transfers(context, transfers, silent);
@@ -107,17 +131,29 @@ std::vector<std::string> Checkpoint::keys() const {
 
 TensorView Checkpoint::read(const std::string& key, const std::optional<Box>& box) const {
   const StoredTensor& tensor = find_tensor(metadata(), key);
-  const Box wanted = box ? *box : Box::whole(tensor.shape);
-  const LoadPlan plan = plan_read(metadata(), tensor, wanted);
-  std::vector<uint32_t> chunks;
-  for (const ChunkRead& read : plan.reads) chunks.push_back(read.chunk);
-  const uint64_t bytes = checked_mul(static_cast<uint64_t>(numel(wanted.shape)),
-                                     itemsize(tensor.dtype), "bytes of a tensor");
+  TensorItem item = item_of(tensor, box ? *box : Box::whole(tensor.shape));
+  const LoadPlan plan = plan_load({&item, 1}, metadata());
   const engine::ReadContext context = state_->context(interrupt_);
-  engine::expect_stored(context, bytes, tensor, chunks);
-  const TensorView target = TensorView::allocate(tensor.dtype, wanted.shape);
-  run(context, plan, wanted, target);
-  return target;
+  give_memory(context, plan, {&item, 1});
+  run(context, plan, {&item, 1});
+  return std::move(item.pieces[0].data);
+}
+
+std::vector<TensorView> Checkpoint::read_many(std::span<const std::string> keys) const {
+  std::vector<TensorItem> items;
+  items.reserve(keys.size());
+  for (const std::string& key : keys) {
+    const StoredTensor& tensor = find_tensor(metadata(), key);
+    items.push_back(item_of(tensor, Box::whole(tensor.shape)));
+  }
+  const LoadPlan plan = plan_load(items, metadata());
+  const engine::ReadContext context = state_->context(interrupt_);
+  give_memory(context, plan, items);
+  run(context, plan, items);
+  std::vector<TensorView> tensors;
+  tensors.reserve(items.size());
+  for (TensorItem& item : items) tensors.push_back(std::move(item.pieces[0].data));
+  return tensors;
 }
 
 void Checkpoint::read_into(const std::string& key, const std::optional<Box>& box,
@@ -131,7 +167,9 @@ void Checkpoint::read_into(const std::string& key, const std::optional<Box>& box
                     std::string(to_string(tensor.dtype)) + " of shape " + to_string(wanted.shape))
         .with_key(key);
   }
-  run(state_->context(interrupt_), plan_read(metadata(), tensor, wanted), wanted, target);
+  TensorItem item = item_of(tensor, wanted);
+  item.pieces[0].data = target;
+  run(state_->context(interrupt_), plan_load({&item, 1}, metadata()), {&item, 1});
 }
 
 Value Checkpoint::read_object(const std::string& key) const {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,9 @@ class Checkpoint {
   // shape and the stored dtype). Error(kNotFound) with similar keys in the hint; kCorrupt, before
   // memory is taken, when the files are too small for what the metadata promises.
   TensorView read(const std::string& key, const std::optional<Box>& box = std::nullopt) const;
+  // Whole tensors, in the order of the keys, as read() gives each. All are read together: many
+  // small ones cost a few large reads, not one each.
+  std::vector<TensorView> read_many(std::span<const std::string> keys) const;
   void read_into(const std::string& key, const std::optional<Box>& box,
                  const TensorView& target) const;
   Value read_object(const std::string& key) const;
