@@ -35,6 +35,14 @@ CachePolicy cache_named(const std::string& name) {
 
 namespace {
 
+LoadOptions::Policy policy_named(const std::string& option, const std::string& name) {
+  if (name == "error") return LoadOptions::Policy::kError;
+  if (name == "report") return LoadOptions::Policy::kReport;
+  if (name == "ignore") return LoadOptions::Policy::kIgnore;
+  throw Error(ErrorCode::kInvalidArgument,
+              option + " is \"error\", \"report\" or \"ignore\", not \"" + name + "\"");
+}
+
 // What a rank brings to a load, and the bridge that made its tree.
 struct BridgedLoad {
   LoadRequest request;
@@ -61,20 +69,29 @@ SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge
 
 BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridge_object,
                       bool follow_links, bool cast, bool verify_checksums,
-                      const std::string& two_phase, const std::string& cache, double timeout,
-                      int threads, uint64_t buffer_bytes, nb::handle progress) {
+                      const std::string& two_phase, const std::string& cache,
+                      const std::string& not_in_checkpoint,
+                      const std::optional<std::string>& not_requested,
+                      const std::string& other_shape, double timeout, int threads,
+                      uint64_t buffer_bytes, nb::handle progress) {
   const Bridge bridge(bridge_object);
   Claims claims;
-  LoadRequest request{to_state(bridge.call("unpack", wanted), bridge, &claims),
-                      location_of(path, follow_links),
-                      {}};
-  check_writable(request.wanted);
+  LoadRequest request{std::nullopt, location_of(path, follow_links), {}};
+  if (!wanted.is_none()) {
+    request.wanted = to_state(bridge.call("unpack", wanted), bridge, &claims);
+    check_writable(*request.wanted);
+  }
   request.options.complete = std::move(claims.complete);
   request.options.subtrees = std::move(claims.subtrees);
   request.options.cast = cast;
   request.options.verify_checksums = verify_checksums;
   request.options.two_phase = two_phase_named(two_phase);
   request.options.cache = cache_named(cache);
+  request.options.not_in_checkpoint = policy_named("not_in_checkpoint", not_in_checkpoint);
+  if (not_requested) {
+    request.options.not_requested = policy_named("not_requested", *not_requested);
+  }
+  request.options.other_shape = policy_named("other_shape", other_shape);
   request.options.timeout = timeout;
   request.options.threads = threads;
   request.options.buffer_bytes = buffer_bytes;
@@ -121,7 +138,8 @@ SaveResult save_state(const nb::callable& prepare, const nb::bytes& path, nb::ha
   return *std::move(result);
 }
 
-// `take` gets what was loaded, as a dict; what it raises is this rank's failure of the last round.
+// `take` gets what was loaded, as a dict, and the three lists of the report; what it raises is this
+// rank's failure of the last round.
 void load_state(const nb::callable& prepare, const nb::callable& take, const nb::bytes& path,
                 nb::handle comm, double seconds) {
   const Entered entered;
@@ -136,9 +154,12 @@ void load_state(const nb::callable& prepare, const nb::callable& take, const nb:
       return std::move(load.request);
     });
   };
-  const auto give = [&](const StateDict& loaded) {
-    with_gil("taking what was loaded",
-             [&] { take(from_state(loaded, bridge->call("unpacked"), *bridge)); });
+  const auto give = [&](const LoadResult& result) {
+    with_gil("taking what was loaded", [&] {
+      const LoadReport& report = result.report;
+      take(from_state(result.state, bridge->call("unpacked"), *bridge, result.kept),
+           report.not_in_checkpoint, report.not_requested, report.other_shape);
+    });
   };
   const std::string place = Location(path_of(path)).place();
   try {
@@ -178,15 +199,17 @@ void bind_engine(nb::module_& m) {
            "overwrite"_a, "agreement"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a,
            "files_per_rank"_a, "progress"_a.none());
   nb::class_<BridgedLoad>(m, "LoadRequest", "What a rank brings to a load.")
-      .def(nb::new_(&make_load), "wanted"_a, "path"_a, "bridge"_a, "follow_links"_a, "cast"_a,
-           "verify_checksums"_a, "two_phase"_a, "cache"_a, "timeout"_a, "threads"_a,
-           "buffer_bytes"_a, "progress"_a.none());
+      .def(nb::new_(&make_load), "wanted"_a.none(), "path"_a, "bridge"_a, "follow_links"_a,
+           "cast"_a, "verify_checksums"_a, "two_phase"_a, "cache"_a, "not_in_checkpoint"_a,
+           "not_requested"_a.none(), "other_shape"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a,
+           "progress"_a.none());
   m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
                 "object, seconds: float) -> SaveResult"));
   m.def("load", &load_state, "prepare"_a, "take"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def load(prepare: collections.abc.Callable[[], LoadRequest], take: "
-                "collections.abc.Callable[[dict[object, object]], object], path: bytes, comm: "
+                "collections.abc.Callable[[dict[object, object], list[str], list[str], list[str]], "
+                "object], path: bytes, comm: "
                 "object, seconds: float) -> None"));
   m.attr("DEFAULT_TIMEOUT") = kDefaultTimeout;
   m.attr("DEFAULT_BUFFER_BYTES") = static_cast<uint64_t>(BufferPool::kDefaultTotal);

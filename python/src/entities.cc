@@ -86,7 +86,10 @@ void bind_factory(nb::module_& m) {
             const Bridge bridge(bridge_object);
             const std::string who = "\"" + key + "\"";
             ShardedTensorFactory factory;
-            factory.data = std::move(data);
+            // Without data where what is filled is not the original itself: that keeps nothing.
+            const bool in_place = kept_object(data.owner).is(original);
+            factory.data =
+                in_place ? std::move(data) : TensorView::without_data(data.dtype, data.shape);
             factory.replica_id = std::move(replica_id);
             factory.flat_range = flat_range(range);
             factory.build = [build = keep_alive(build_fn), kept = keep_alive(original), bridge,

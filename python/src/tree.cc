@@ -303,7 +303,9 @@ nb::object item_of(nb::handle original, nb::handle key) {
 // Nodes as Python's objects. Tensors that were filled in place are noted on the way.
 class TreeReader {
  public:
-  explicit TreeReader(const Bridge& bridge) : bridge_(bridge) {
+  // `kept`: leaves that are the template's own; null: none.
+  explicit TreeReader(const Bridge& bridge, const KeptLeaves* kept = nullptr)
+      : bridge_(bridge), kept_(kept) {
     for (nb::handle id : bridge.call("replaced")) replaced_.insert(nb::cast<uintptr_t>(id));
     copied_back_ = bridge.call("copied_back");
   }
@@ -311,6 +313,10 @@ class TreeReader {
   const nb::list& filled() const { return filled_; }
 
   nb::object node(const StateNode& node, nb::handle original) {
+    if (is_kept(node)) {
+      nb::object data = bridge_.call("data_of", original);
+      return data.is_none() ? nb::borrow(original) : data;
+    }
     if (!replaced_.contains(reinterpret_cast<uintptr_t>(original.ptr()))) {
       return content(node, original);
     }
@@ -334,6 +340,15 @@ class TreeReader {
   }
 
  private:
+  bool is_kept(const StateNode& node) const {
+    if (kept_ == nullptr || kept_->keys.empty()) return false;
+    if (const auto* tensor = node.get_if<ShardedTensor>()) return kept_->keys.contains(tensor->key);
+    if (const auto* object = node.get_if<ShardedObject>()) {
+      return kept_->keys.contains(object->unique_key());
+    }
+    return !kept_->paths.empty() && kept_->paths.contains(dotted(path_));
+  }
+
   nb::object content(const StateNode& node, nb::handle original) {
     if (const auto* value = node.get_if<Value>()) return leaf(*value, original);
     if (const auto* view = node.get_if<TensorView>()) return tensor(*view, original);
@@ -384,6 +399,7 @@ class TreeReader {
   }
 
   const Bridge& bridge_;
+  const KeptLeaves* const kept_;
   std::unordered_set<uintptr_t> replaced_;  // ids of objects in whose place others were filled
   nb::object copied_back_;                  // tilestone._copied_back.CopiedBack
   nb::list filled_;
@@ -409,8 +425,9 @@ nb::object from_node(const StateNode& node, nb::handle original, const Bridge& b
   return TreeReader(bridge).node(node, original);
 }
 
-nb::object from_state(const StateDict& loaded, nb::handle original, const Bridge& bridge) {
-  TreeReader reader(bridge);
+nb::object from_state(const StateDict& loaded, nb::handle original, const Bridge& bridge,
+                      const KeptLeaves& kept) {
+  TreeReader reader(bridge, &kept);
   nb::object out = reader.dict(loaded, original);
   bridge.call("note_filled", reader.filled());
   return out;

@@ -14,7 +14,7 @@ torch is not needed, and not imported unless the caller has done so.
 """
 
 from tilestone import geometry
-from tilestone._api import load, save
+from tilestone._api import LoadReport, load, save
 from tilestone._checkpoint import Checkpoint, StoredTensor, gc, open
 from tilestone._core import (
     Communicator,
@@ -67,6 +67,7 @@ __all__ = [
     "InterruptedError",
     "InvalidArgumentError",
     "Leftover",
+    "LoadReport",
     "LocalNonpersistent",
     "MismatchError",
     "NotFoundError",

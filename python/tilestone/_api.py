@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Collection, Mapping
@@ -145,9 +146,26 @@ def save(
         return _core.save(prepare, _options.place(path), comm, _options.limit_of(timeout))
 
 
+@dataclasses.dataclass
+class LoadReport:
+    """What the ranks of a load found of keys: the union over all ranks, the same on each.
+
+    An option that is not "report" leaves its list empty.
+
+    Attributes:
+        not_in_checkpoint: keys that are wanted and not in the checkpoint, sorted.
+        not_requested: keys of the checkpoint that no rank wants, sorted.
+        other_shape: keys of tensors that are wanted in another global shape, sorted.
+    """
+
+    not_in_checkpoint: list[str] = dataclasses.field(default_factory=list)
+    not_requested: list[str] = dataclasses.field(default_factory=list)
+    other_shape: list[str] = dataclasses.field(default_factory=list)
+
+
 def load(
-    wanted: Mapping[Any, Any],
-    path: str | os.PathLike[str],
+    wanted: Mapping[Any, Any] | str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
     group: ProcessGroup | None = None,
     comm: CommunicatorLike | None = None,
@@ -156,6 +174,10 @@ def load(
     verify_checksums: bool = True,
     two_phase: str = "auto",
     cache: str = "bypass",
+    not_in_checkpoint: str = "error",
+    not_requested: str | None = None,
+    other_shape: str = "error",
+    report: LoadReport | None = None,
     timeout: float | None = _core.DEFAULT_TIMEOUT,
     threads: int = 0,
     buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
@@ -164,16 +186,32 @@ def load(
 ) -> dict[Any, Any]:
     """Loads what `wanted` asks for, however the checkpoint was sharded. Every rank calls.
 
+    `load(path)`, without a template, gives each rank all that the checkpoint holds, in new arrays
+    (torch's where torch is loaded, else numpy's), nested as it was saved: keys of dicts are text,
+    an empty dict has left nothing, and a list of which an element has left nothing is a dict by
+    index. What has no recorded path (sharded entities with keys of their own, and all of zarr)
+    stands under its key at the top, Megatron-Core's common state beside it.
+
     Args:
         wanted: a state dict as `save` takes it. Arrays in it are filled in place, those without
             memory (torch's meta device; read-only numpy arrays) are allocated; other leaves say
             only that their key is wanted. Of an object with state_dict() and load_state_dict(),
             what the checkpoint holds below its key must be asked for by its state dict, on one
-            rank at least; a torch optimizer without state gets the state of plain parameters all
-            the same, that of DTensors must be made before. To load a part, want a dict in place
-            of the object: {"model": model.state_dict()}.
+            rank at least, unless `not_requested` says otherwise; a torch optimizer without state
+            gets the state of plain parameters all the same, that of DTensors must be made before.
+            To load a part, want a dict in place of the object: {"model": model.state_dict()}.
         path: the checkpoint's directory, as for `save`.
         group, comm: as for `save`.
+        not_in_checkpoint: what a wanted key means that the checkpoint doesn't hold: "error";
+            "report", which lists it in `report`, and in a warning of rank 0; or "ignore". Where
+            the load goes on, the leaf stays what it is in the template. Of values, lists and
+            arrays in the common state (Megatron-Core's dialect) none of this is asked: it comes
+            back as it was saved.
+        not_requested: the same for a key of the checkpoint that no rank wants; by default it is
+            an error below the key of an object with state_dict(), and ignored elsewhere.
+        other_shape: the same for a tensor that is wanted in another global shape than is stored.
+            All three are the same on every rank.
+        report: gets what is reported.
         cast: convert from the stored dtype where it differs from the wanted one, as torch's
             .to() does (what is too large for float8_e4m3fn becomes its largest number).
         allow: names ("argparse.Namespace") of classes of which objects may be made. Objects of
@@ -201,47 +239,66 @@ def load(
 
     Raises:
         NotFoundError: no checkpoint, or a key that it doesn't hold (the hint names similar ones).
-        UnsupportedError: a dtype to which cast has no conversion (complex to real), with its key;
+        UnsupportedError: two items of the checkpoint in one place of its tree (without a
+            template); a dtype to which cast has no conversion (complex to real), with its key;
             or a process group that a forked process has inherited.
         InvalidArgumentError: a template that can't be filled, with its key: one with several
             elements in one place, or on a read-only map. That torch's memory is an immutable
             `bytes` object (torch.frombuffer warns of it) can't be found out: it is written.
         MismatchError: dtype or global shape differ from the stored ones, or the checkpoint holds
-            state of a Stateful object for which no rank asks.
+            state of a Stateful object for which no rank asks, or, with not_requested="error", any
+            key that no rank asks for.
         CoverageError: the checkpoint lacks elements that are wanted.
         CorruptError, UnsafeError: the files are damaged, or no well-meaning writer's.
         StorageError, TimeoutError, RankFailedError: it could not be read.
     """
     comm = _communicator(group, comm)
+    where: Any = wanted if path is None else path
+    place = b"" if isinstance(where, Mapping) else _options.place(where)
     result: dict[Any, Any] = {}
     bridge: Bridge | None = None
     with contextlib.ExitStack() as until_the_end:
 
         def prepare() -> _core.LoadRequest:
             nonlocal bridge
+            if isinstance(where, Mapping):
+                raise InvalidArgumentError("the path of the checkpoint is needed beside a template")
+            if wanted is None:
+                raise InvalidArgumentError("a state is a dict, not NoneType")
+            if report is not None and not isinstance(report, LoadReport):
+                raise InvalidArgumentError(f"report is a LoadReport or None, not {report!r}")
             shown = reporting(_options.sink("progress", progress), "load", comm.rank)
             allowed = _options.names("allow", allow)
             bridge = Bridge(True, allowed, group=group, ranks=comm.size)
             return _core.LoadRequest(
-                wanted,
-                _options.directory(path),
+                None if path is None else wanted,
+                _options.directory(where),
                 bridge,
                 _options.flag("follow_links", follow_links),
                 _options.flag("cast", cast),
                 _options.flag("verify_checksums", verify_checksums),
                 _options.word("two_phase", two_phase),
                 _options.word("cache", cache),
+                _options.word("not_in_checkpoint", not_in_checkpoint),
+                None if not_requested is None else _options.word("not_requested", not_requested),
+                _options.word("other_shape", other_shape),
                 _options.seconds("timeout", timeout),
                 _options.whole("threads", threads),
                 _options.whole("buffer_bytes", buffer_bytes, 64),
                 until_the_end.enter_context(shown),
             )
 
-        def take(loaded: dict[Any, Any]) -> None:
+        def take(
+            loaded: dict[Any, Any], missing: list[str], rest: list[str], other: list[str]
+        ) -> None:
             nonlocal result
             assert bridge is not None
             bridge.give_back()
             result = loaded
+            if report is not None:
+                report.not_in_checkpoint = missing
+                report.not_requested = rest
+                report.other_shape = other
 
-        _core.load(prepare, take, _options.place(path), comm, _options.limit_of(timeout))
+        _core.load(prepare, take, place, comm, _options.limit_of(timeout))
     return result

@@ -1,6 +1,7 @@
 #include "tilestone/engine/load.h"
 
 #include <optional>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "tilestone/engine/exchange/exchange_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/read/as_stored_internal.h"
+#include "tilestone/engine/read/everything_internal.h"
+#include "tilestone/engine/read/findings_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/read/reader_internal.h"
 #include "tilestone/engine/read/shared_targets_internal.h"
@@ -27,12 +30,12 @@ namespace {
 
 // What a rank loads, from where and how; owned by whoever brings it.
 struct Brought {
-  const StateDict* wanted = nullptr;
+  const StateDict* wanted = nullptr;  // null: all that the checkpoint holds
   const Location* location = nullptr;
   const LoadOptions* options = nullptr;
 };
 using Bring = std::function<Brought()>;
-using Take = std::function<void(StateDict)>;
+using Take = std::function<void(LoadResult)>;
 
 // One rank's part in one load.
 class Loading {
@@ -45,20 +48,17 @@ class Loading {
     describe(bring);
     StateDict loaded;
     const auto load = [&](Deadline deadline) {
-      loaded = load_rank(*brought_.wanted, deadline);
-      return std::move(left_out_);
+      loaded = load_rank(brought_.wanted, deadline);
+      return std::move(message_);
     };
-    const auto check = [&](const std::vector<Bytes>& of_ranks) {
-      check_left_out(of_ranks, opened_.metadata);
-      return std::vector<Bytes>();
-    };
+    const auto judge = [&](const std::vector<Bytes>& of_ranks) { return judge_ranks(of_ranks); };
     if (!take) {
-      rounds_.run_last("loading", load, check);
+      report_ = decode_report(rounds_.run_last("loading", load, judge));
       return loaded;
     }
-    rounds_.run("loading", load, check);
+    report_ = decode_report(rounds_.run("loading", load, judge));
     const auto take_it = [&](Deadline) {
-      take(std::move(loaded));
+      take({std::move(loaded), report_, findings_.kept});
       return Bytes();
     };
     const auto nothing = [](const std::vector<Bytes>&) { return std::vector<Bytes>(); };
@@ -66,7 +66,17 @@ class Loading {
     return {};
   }
 
+  const LoadReport& report() const { return report_; }
+
  private:
+  // A template on its way.
+  struct Tree {
+    bool plain = false;  // neither factories nor values that are not saved
+    StateDict built;
+    StateDict persistent;  // of one that is not plain
+    const StateDict& asked() const { return plain ? built : persistent; }
+  };
+
   const LoadOptions& options() const { return *brought_.options; }
   // From the opening on: the directory as it stood then, wherever it is moved.
   Storage& storage() const { return held_ != nullptr ? *held_ : brought_.location->storage(); }
@@ -115,57 +125,96 @@ class Loading {
     expect_same_checkpoint(*held_, opened_);
   }
 
-  StateDict load_rank(const StateDict& wanted, Deadline deadline) {
-    Wants wants;
-    std::variant<Wanted, Error> planned = plan(wanted, deadline, wants);
-    const std::vector<Transfer> left =
-        exchange_transfers(comm_, way_, deadline, options().buffer_bytes, std::move(planned));
+  StateDict load_rank(const StateDict* wanted, Deadline deadline) {
+    Tree tree;
+    Items items;
+    const std::vector<Transfer> left = exchange_transfers(
+        comm_, way_, deadline, options().buffer_bytes, plan(wanted, deadline, tree, items));
     read_transfers(*context_, left, *progress_);
     progress_->finish();
-    shared_.join(wants.items.tensors);
-    return give_back(wanted, wants);
+    shared_.join(read_of(items));
+    if (wanted == nullptr) return tree_of(std::move(items));
+    StateDict loaded = opened_.dialect->from_items(tree.asked(), items);
+    if (tree.plain) return loaded;
+    return merge_factories(restore_nonpersistent(std::move(loaded), tree.built), *wanted);
   }
 
-  // What of the template is loaded.
-  struct Wants {
-    bool plain = false;
-    StateDict built, persistent;
-    Items items;
-  };
-
   // A rank that fails here takes part in the exchange all the same, to let the others know.
-  std::variant<Wanted, Error> plan(const StateDict& wanted, Deadline deadline, Wants& wants) {
+  std::variant<Wanted, Error> plan(const StateDict* wanted, Deadline deadline, Tree& tree,
+                                   Items& items) {
     try {
       open(deadline);
-      find_wants(wanted, deadline, wants);
-      load_objects(*context_, wants.items);
-      std::vector<Transfer> transfers = plan_tensors(wants.items);
+      make_context({}, deadline);
+      std::optional<Value> common = read_common(*context_, opened_);
+      items = wanted != nullptr ? ask(*wanted, common, tree) : all_items(opened_.metadata);
+      items.common = std::move(common);
+      choose_read(items);
+      shared_.part(read_of(items));
+      make_context(items, deadline);
+      if (wanted == nullptr) give_memory(items, *context_);
+      message_ = message_of(items);
+      load_objects(*context_, items);
+      std::vector<Transfer> transfers = plan_tensors(read_of(items));
       return Wanted{&*context_, std::move(transfers), &*progress_};
     } catch (...) {
       return current_error();
     }
   }
 
-  void find_wants(const StateDict& wanted, Deadline deadline, Wants& wants) {
-    wants.plain = is_plain(wanted);
-    StateDict built = wants.plain ? wanted : build_factories(wanted);
-    built = with_subtrees(std::move(built), options().subtrees, opened_.metadata);
-    wants.built = with_memory(as_stored(std::move(built), opened_.metadata));
-    if (!wants.plain) wants.persistent = drop_nonpersistent(wants.built);
-    make_context({}, deadline);
-    std::optional<Value> common = read_common(*context_, opened_);
-    wants.items = opened_.dialect->wanted_items(wants.plain ? wants.built : wants.persistent,
-                                                opened_.metadata, common ? &*common : nullptr);
-    wants.items.common = std::move(common);
-    shared_.part(wants.items.tensors);
-    left_out_ = left_out(options().complete, wants.items, opened_.metadata);
-    make_context(wants.items, deadline);
+  // What the template asks for, with memory but for what is not read.
+  Items ask(const StateDict& wanted, const std::optional<Value>& common, Tree& tree) {
+    const auto items_of = [&](const StateDict& asked) {
+      return opened_.dialect->wanted_items(asked, common ? &*common : nullptr);
+    };
+    tree.plain = is_plain(wanted);
+    tree.built = tree.plain ? wanted : build_factories(wanted);
+    tree.built = with_subtrees(std::move(tree.built), options().subtrees, opened_.metadata);
+    tree.built = as_stored(std::move(tree.built), opened_.metadata);
+    if (keeps_some(options())) {
+      const Items asked = items_of(tree.plain ? tree.built : drop_nonpersistent(tree.built));
+      findings_ = find_kept(asked, opened_.metadata, options());
+      if (keeps()) expect_kept_data(wanted, tree.built, findings_.kept);
+    }
+    tree.built = with_memory(std::move(tree.built), findings_.kept);
+    if (!tree.plain) tree.persistent = drop_nonpersistent(tree.built);
+    return items_of(tree.asked());
   }
 
-  StateDict give_back(const StateDict& wanted, const Wants& wants) const {
-    if (wants.plain) return opened_.dialect->from_items(wants.built, wants.items);
-    StateDict loaded = opened_.dialect->from_items(wants.persistent, wants.items);
-    return merge_factories(restore_nonpersistent(std::move(loaded), wants.built), wanted);
+  bool keeps() const { return !findings_.kept.keys.empty(); }
+  bool is_kept(const std::string& key) const { return findings_.kept.keys.contains(key); }
+
+  // The tensors that are read: all but those that are kept.
+  void choose_read(const Items& items) {
+    for (const TensorItem& item : items.tensors) {
+      if (keeps() && !is_kept(item.key)) read_.push_back(item);
+    }
+  }
+  std::vector<TensorItem>& read_of(Items& items) { return keeps() ? read_ : items.tensors; }
+
+  // What the coordinator must know at the end.
+  Bytes message_of(const Items& items) const {
+    ByteWriter writer;
+    const auto policy = options().not_requested;
+    const bool may_leave_out = policy && *policy != LoadOptions::Policy::kError;
+    const std::vector<Path> none;
+    writer.blob(left_out(may_leave_out ? none : options().complete, items, opened_.metadata));
+    writer.blob(encode_findings(findings_, items, opened_.metadata, options()));
+    return std::move(writer).take();
+  }
+
+  // The coordinator's answer, the same for each rank: the report.
+  std::vector<Bytes> judge_ranks(const std::vector<Bytes>& of_ranks) const {
+    const auto owned = [](ByteView view) { return Bytes(view.begin(), view.end()); };
+    std::vector<Bytes> left, findings;
+    for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+      ByteReader reader(of_ranks[rank], "the last message of rank " + std::to_string(rank));
+      left.push_back(owned(reader.blob()));
+      findings.push_back(owned(reader.blob()));
+      reader.expect_end();
+    }
+    check_left_out(left, opened_.metadata);
+    const LoadReport report = unite_findings(findings, opened_.metadata, options());
+    return std::vector<Bytes>(of_ranks.size(), encode_report(report));
   }
 
   void make_context(const Items& items, Deadline deadline) {
@@ -185,18 +234,22 @@ class Loading {
 
   void load_objects(const ReadContext& context, Items& items) const {
     std::vector<const StoredObject*> stored;
-    for (const ObjectItem& item : items.objects) {
+    std::vector<ObjectItem*> read;
+    for (ObjectItem& item : items.objects) {
+      // (A tensor of another shape may be kept under the key of an object, which is an error.)
+      if (is_kept(item.key) && opened_.metadata.find_tensor(item.key) == nullptr) continue;
       const StoredObject* found = opened_.metadata.find_object(item.key);
       if (found == nullptr) fail_not_found(item.key);
       stored.push_back(found);
+      read.push_back(&item);
     }
     std::vector<Bytes> bytes = read_objects(context, stored);
-    for (size_t i = 0; i < items.objects.size(); ++i) {
+    for (size_t i = 0; i < read.size(); ++i) {
       try {
-        items.objects[i].value = parse_object(opened_, bytes[i]);
+        read[i]->value = parse_object(opened_, bytes[i]);
       } catch (...) {
         throw current_error()
-            .with_key(items.objects[i].key)
+            .with_key(read[i]->key)
             .with_file(opened_.metadata.files[stored[i]->at.file]);
       }
       bytes[i] = Bytes();
@@ -204,20 +257,20 @@ class Loading {
   }
 
   // What is to be read of the stored chunks; zeros are filled in.
-  std::vector<Transfer> plan_tensors(const Items& items) {
+  std::vector<Transfer> plan_tensors(const std::vector<TensorItem>& read) {
     LoadPlanOptions plan_options;
     plan_options.cast = options().cast;
-    LoadPlan plan = plan_load(items.tensors, opened_.metadata, plan_options);
+    LoadPlan plan = plan_load(read, opened_.metadata, plan_options);
     std::vector<Transfer> transfers;
     transfers.reserve(plan.reads.size());
-    for (ChunkRead& read : plan.reads) {
-      const Piece& piece = items.tensors[read.item].pieces[read.piece];
-      const Box& stored = opened_.metadata.tensors[read.tensor].chunks[read.chunk].box;
-      transfers.push_back({read.tensor, read.chunk, relative(read.box, stored),
-                           narrow_to(piece.data, relative(read.box, piece.box))});
+    for (const ChunkRead& part : plan.reads) {
+      const Piece& piece = read[part.item].pieces[part.piece];
+      const Box& stored = opened_.metadata.tensors[part.tensor].chunks[part.chunk].box;
+      transfers.push_back({part.tensor, part.chunk, relative(part.box, stored),
+                           narrow_to(piece.data, relative(part.box, piece.box))});
     }
     for (const LoadPlan::Fill& fill : plan.fills) {
-      const Piece& piece = items.tensors[fill.item].pieces[fill.piece];
+      const Piece& piece = read[fill.item].pieces[fill.piece];
       fill_zero(narrow_to(piece.data, relative(fill.box, piece.box)));
     }
     progress_.emplace(options().progress, "read", stored_bytes(opened_.metadata, transfers));
@@ -236,7 +289,10 @@ class Loading {
           .with_key(key)
           .with_hint("want an array of its dtype and shape in its place");
     }
-    Error error(ErrorCode::kNotFound, "an object that is not in the checkpoint");
+    Error error(ErrorCode::kNotFound, opened_.dialect->common_object().empty()
+                                          ? "an object that is not in the checkpoint"
+                                          : "the checkpoint has this neither in its common state "
+                                            "nor as an object");
     std::string similar;
     for (const std::string& other : similar_keys(opened_.metadata, key)) {
       similar += (similar.empty() ? "similar keys: " : ", ") + other;
@@ -251,7 +307,10 @@ class Loading {
   std::shared_ptr<Storage> held_;
   Description description_;
   Opened opened_;
-  Bytes left_out_;  // what the coordinator must know at the end
+  Findings findings_;
+  std::vector<TensorItem> read_;  // where some are kept
+  Bytes message_;                 // what the coordinator must know at the end
+  LoadReport report_;
   ReadFor way_ = ReadFor::kOneself;
   std::optional<ReadContext> context_;
   std::optional<ProgressMeter> progress_;
@@ -261,23 +320,41 @@ class Loading {
 }  // namespace
 }  // namespace engine
 
-StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options) {
+namespace {
+
+StateDict load_here(const StateDict* wanted, const Location& location, const LoadOptions& options,
+                    LoadReport* report) {
   try {
     const Deadline deadline =
         engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
-    return engine::Loading(options.comm, location.place(), deadline)
-        .run([&] { return engine::Brought{&wanted, &location, &options}; }, {});
+    engine::Loading loading(options.comm, location.place(), deadline);
+    StateDict loaded =
+        loading.run([&] { return engine::Brought{wanted, &location, &options}; }, {});
+    if (report != nullptr) *report = loading.report();
+    return loaded;
   } catch (...) {
     rethrow_cause();
   }
 }
 
-void load(const std::function<LoadRequest()>& prepare, const std::function<void(StateDict)>& take,
+}  // namespace
+
+StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options,
+               LoadReport* report) {
+  return load_here(&wanted, location, options, report);
+}
+
+StateDict load_all(const Location& location, const LoadOptions& options) {
+  return load_here(nullptr, location, options, nullptr);
+}
+
+void load(const std::function<LoadRequest()>& prepare, const std::function<void(LoadResult)>& take,
           const std::string& place, const Communicator& comm, Deadline deadline) {
   std::optional<LoadRequest> request;
   const auto bring = [&] {
     request.emplace(prepare());
-    return engine::Brought{&request->wanted, &request->location, &request->options};
+    const StateDict* wanted = request->wanted ? &*request->wanted : nullptr;
+    return engine::Brought{wanted, &request->location, &request->options};
   };
   try {
     engine::Loading(comm, place, deadline).run(bring, take);

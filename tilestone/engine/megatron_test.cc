@@ -16,6 +16,8 @@
 namespace tilestone {
 namespace {
 
+using testing::AllOf;
+using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -104,6 +106,76 @@ TEST(MegatronCheckpoint, ReadsTheCommonStateOfTheObjectWhereThereIsNoFile) {
   const Checkpoint checkpoint = Checkpoint::open(Location(memory_storage(image)));
   EXPECT_EQ(checkpoint.common(), common_of_rows());
   EXPECT_THAT(checkpoint.keys(), ElementsAre("rng/shard_0_2", "rng/shard_1_2", "w"));
+}
+
+TEST(MegatronLoad, WhatIsInNeitherPlaceIsNamedOrKeepsTheTemplates) {
+  const auto storage = saved(2);
+  const auto load_with = [&](LoadOptions::Policy policy, LoadReport& report) {
+    LoadOptions options;
+    options.not_in_checkpoint = policy;
+    StateDict wanted, deeper;
+    deeper["value"] = 7;
+    deeper["tensor"] = counting(DType::kInt64, {2}, 40);
+    wanted["step"] = nullptr;
+    wanted["new"] = std::move(deeper);
+    wanted["rng"] = ShardedObject::make("rng", "own", {3}, {0});
+    return load(wanted, Location(storage), options, &report);
+  };
+  LoadReport report;
+  EXPECT_THAT(failures(1, [&](Communicator) { load_with(LoadOptions::Policy::kError, report); }),
+              Each(AllOf(HasSubstr("neither in its common state"), HasSubstr("new.value"))));
+  const StateDict loaded = load_with(LoadOptions::Policy::kReport, report);
+  EXPECT_THAT(report.not_in_checkpoint, ElementsAre("new.tensor", "new.value", "rng/shard_0_3"));
+  EXPECT_EQ(*loaded.find(std::string("step"))->get_if<Value>(), Value(1));
+  EXPECT_EQ(loaded.find(std::string("rng"))->get_if<ShardedObject>()->data, Value("own"));
+  const auto& kept = *loaded.find(std::string("new"))->get_if<StateDict>();
+  EXPECT_EQ(*kept.find(std::string("value"))->get_if<Value>(), Value(7));
+  EXPECT_EQ(elements(*kept.find(std::string("tensor"))->get_if<TensorView>()),
+            elements(counting(DType::kInt64, {2}, 40)));
+}
+
+TEST(MegatronLoad, AnUnwrappedLeafIsNoTensorOfAnotherShapeThatIsKept) {
+  const auto storage = saved(2);
+  LoadOptions options;
+  options.other_shape = LoadOptions::Policy::kReport;
+  StateDict wanted;
+  wanted["other"] =
+      ShardedTensor::from_box("w", counting(DType::kFloat32, {3}), {3}, Box::whole({3}));
+  wanted["w"] = 7;
+  EXPECT_THAT(failures(1, [&](Communicator) { load(wanted, Location(storage), options); }),
+              Each(HasSubstr("a tensor of the checkpoint is wanted as an object")));
+}
+
+TEST(MegatronLoad, WithoutATemplateGivesEntitiesByKeyAndTheCommonState) {
+  FileImage image = memory_image(*saved(2));
+  FileImage newer = image;  // as 0.19 writes: the common state is an object alone
+  newer.erase("common.pt");
+  std::erase_if(newer, [](const auto& file) { return file.first.ends_with(".manifest"); });
+  for (const FileImage& files : {image, newer}) {
+    run_ranks(2, [&](Communicator comm) {
+      LoadOptions options;
+      options.comm = comm;
+      const StateDict loaded = load_all(Location(memory_storage(files)), options);
+      EXPECT_EQ(loaded.size(), 5u);
+      EXPECT_EQ(elements(*loaded.find(std::string("w"))->get_if<TensorView>()),
+                elements(counting(DType::kFloat32, {2, 8}, 1)));
+      EXPECT_EQ(*loaded.find(std::string("rng/shard_1_2"))->get_if<Value>(), Value(1));
+      EXPECT_EQ(*loaded.find(std::string("step"))->get_if<Value>(), Value(1));
+      EXPECT_EQ(*loaded.find(std::string("p"))->get_if<Value>(),
+                Value(counting(DType::kInt64, {3}, 1)));
+    });
+  }
+}
+
+TEST(MegatronLoad, WithoutATemplateAKeyOfTheCommonStateThatAnEntityHasIsRefused) {
+  const auto storage = memory_storage();
+  StateDict state;
+  state["w"] = 1;
+  state["entity"] =
+      ShardedTensor::from_box("w", counting(DType::kInt64, {2}), {2}, Box::whole({2}));
+  save(state, Location(storage), options_of(solo()));
+  EXPECT_THAT(failures(1, [&](Communicator) { load_all(Location(storage)); }),
+              Each(HasSubstr("have one place in its tree")));
 }
 
 TEST(MegatronCheckpoint, OthersHaveNoCommonState) {

@@ -9,11 +9,10 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/read/key_runs_internal.h"
 
 namespace tilestone::engine {
 namespace {
-
-constexpr size_t kMaxNamed = 5;  // keys that an error lists
 
 void append(std::string& text, const PathElement& element) {
   if (!text.empty()) text += '.';
@@ -119,77 +118,11 @@ StateNode* child_of(StateNode& node, const PathElement& element) {
 
 // ---- What is left out ----
 
-struct Run {
-  uint64_t begin = 0;
-  uint64_t end = 0;
-};
-
-// Ascending numbers as runs.
-class Runs {
- public:
-  void add(uint64_t number) {
-    if (runs_.empty() || runs_.back().end != number) runs_.push_back({number, number});
-    ++runs_.back().end;
-  }
-
-  void write(ByteWriter& writer) const {
-    writer.varint(runs_.size());
-    for (const Run& run : runs_) {
-      writer.varint(run.begin);
-      writer.varint(run.end - run.begin);
-    }
-  }
-
- private:
-  std::vector<Run> runs_;
-};
-
-// How many ranks have each number in their runs.
-class Counts {
- public:
-  explicit Counts(size_t size) : changes_(size + 1) {}
-
-  void add(ByteReader& reader) {
-    for (uint64_t left = reader.count(2); left > 0; --left) {
-      const uint64_t begin = reader.varint();
-      const uint64_t length = reader.varint();
-      if (begin >= changes_.size() || length >= changes_.size() - begin) {
-        reader.fail("a run of keys that the checkpoint doesn't hold");
-      }
-      ++changes_[begin];
-      --changes_[begin + length];
-    }
-  }
-
-  // The count of `number`; to be asked for in ascending order, each number once.
-  int64_t next(size_t number) { return count_ += changes_[number]; }
-
- private:
-  std::vector<int64_t> changes_;
-  int64_t count_ = 0;
-};
-
-// The keys by number: tensors, then objects.
-const std::string& key_of(const Metadata& stored, size_t number) {
-  const size_t tensors = stored.tensors.size();
-  return number < tensors ? stored.tensors[number].key : stored.objects[number - tensors].key;
-}
-
-const Path& path_of(const Metadata& stored, size_t number) {
-  const size_t tensors = stored.tensors.size();
-  return number < tensors ? stored.tensors[number].path : stored.objects[number - tensors].path;
-}
-
 [[noreturn]] void refuse(const std::vector<std::string>& keys) {
-  std::string text;
-  for (size_t i = 0; i < std::min(keys.size(), kMaxNamed); ++i) {
-    text += (i == 0 ? "" : ", ") + keys[i];
-  }
-  if (keys.size() > kMaxNamed) text += " and " + std::to_string(keys.size() - kMaxNamed) + " more";
   throw Error(ErrorCode::kMismatch,
               "the checkpoint holds state of an object that is loaded, for which the object's "
               "state_dict() does not ask: " +
-                  text)
+                  list_keys(keys))
       .with_key(keys.front())
       .with_hint(
           "make the object's state before the load (an optimizer's: torch.distributed.checkpoint."
@@ -221,11 +154,9 @@ Bytes left_out(const std::vector<Path>& complete, const Items& asked, const Meta
   if (complete.empty()) return {};
   std::unordered_set<std::string> claims;
   for (const Path& path : complete) claims.insert(dotted(path));
-  std::unordered_set<std::string_view> keys;
-  for (const TensorItem& item : asked.tensors) keys.insert(item.key);
-  for (const ObjectItem& item : asked.objects) keys.insert(item.key);
-  Runs claimed, left;
-  for (size_t i = 0; i < stored.tensors.size() + stored.objects.size(); ++i) {
+  const std::unordered_set<std::string_view> keys = keys_of(asked);
+  KeyRuns claimed, left;
+  for (size_t i = 0; i < count_keys(stored); ++i) {
     const std::string& key = key_of(stored, i);
     if (!any_prefix(key, path_of(stored, i), [&](std::string_view prefix, size_t) {
           return claims.contains(std::string(prefix));
@@ -242,8 +173,8 @@ Bytes left_out(const std::vector<Path>& complete, const Items& asked, const Meta
 }
 
 void check_left_out(const std::vector<Bytes>& of_ranks, const Metadata& stored) {
-  const size_t size = stored.tensors.size() + stored.objects.size();
-  Counts claimed(size), left(size);
+  const size_t size = count_keys(stored);
+  KeyCounts claimed(size), left(size);
   for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
     if (of_ranks[rank].empty()) continue;
     ByteReader reader(of_ranks[rank], "what rank " + std::to_string(rank) + " left out");

@@ -52,22 +52,44 @@ void give_memory(ShardedTensor& tensor) {
 }
 
 // Trees are as deep as the caller's own; they come from no file.
-void visit(StateNode& node) {
-  if (auto* view = node.get_if<TensorView>()) {
-    if (!view->has_data()) *view = TensorView::allocate(view->dtype, view->shape);
-  } else if (auto* tensor = node.get_if<ShardedTensor>()) {
-    give_memory(*tensor);
-  } else if (auto* dict = node.get_if<StateDict>()) {
-    for (auto& [key, child] : dict->entries()) visit(child);
-  } else if (auto* list = node.get_if<StateList>()) {
-    for (StateNode& child : *list) visit(child);
+class Allocator {
+ public:
+  explicit Allocator(const KeptLeaves& kept) : kept_(kept) {}
+
+  void visit(StateDict& dict) {
+    for (auto& [element, child] : dict) at(element, child);
   }
-}
+
+ private:
+  void visit(StateNode& node) {
+    if (auto* view = node.get_if<TensorView>()) {
+      if (view->has_data() || is_kept()) return;
+      *view = TensorView::allocate(view->dtype, view->shape);
+    } else if (auto* tensor = node.get_if<ShardedTensor>()) {
+      if (!kept_.keys.contains(tensor->key)) give_memory(*tensor);
+    } else if (auto* dict = node.get_if<StateDict>()) {
+      visit(*dict);
+    } else if (auto* list = node.get_if<StateList>()) {
+      for (size_t i = 0; i < list->size(); ++i) at(static_cast<int64_t>(i), (*list)[i]);
+    }
+  }
+
+  void at(const PathElement& element, StateNode& node) {
+    path_.push_back(element);
+    visit(node);
+    path_.pop_back();
+  }
+
+  bool is_kept() const { return !kept_.paths.empty() && kept_.paths.contains(dotted(path_)); }
+
+  const KeptLeaves& kept_;
+  Path path_;
+};
 
 }  // namespace
 
-StateDict with_memory(StateDict wanted) {
-  for (auto& [key, child] : wanted) visit(child);
+StateDict with_memory(StateDict wanted, const KeptLeaves& kept) {
+  Allocator(kept).visit(wanted);
   return wanted;
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -73,7 +74,8 @@ struct SaveResult {
 };
 
 // Equal on all ranks, else Error(kMismatch) that names the option: format, two_phase,
-// verify_checksums (ranks read for one another). The others are each rank's own.
+// verify_checksums (ranks read for one another), not_in_checkpoint, not_requested, other_shape. The
+// others are each rank's own.
 struct LoadOptions {
   // Two-phase reading: what several ranks want, and what would take a rank many short reads, is
   // read once by one rank for all.
@@ -95,15 +97,34 @@ struct LoadOptions {
   // Paths below which everything that the checkpoint holds is loaded, into fresh memory, though
   // `wanted` does not name it: an optimizer without state does not know its state's names yet.
   std::vector<Path> subtrees = {};
-  // Paths below which nothing may be left out: Error(kMismatch) naming what the checkpoint holds
-  // there and no rank that has this path asks for.
+  // Paths below which nothing may be left out, unless not_requested is kReport or kIgnore:
+  // Error(kMismatch) naming what the checkpoint holds there and no rank that has this path asks
+  // for.
   std::vector<Path> complete = {};
+  // What a difference between `wanted` and the checkpoint means. kReport: it stands in the
+  // LoadReport, and rank 0 logs it as a warning; kIgnore: it does not. Where a load goes on, the
+  // leaf keeps what the template has: a tensor its elements (or none), a value itself. Of what a
+  // dialect keeps as one common value, the keys inside are not looked at.
+  enum class Policy : uint8_t { kError, kReport, kIgnore };
+  Policy not_in_checkpoint = Policy::kError;  // wanted, and the checkpoint has nothing of the key
+  // In the checkpoint, and wanted by no rank. nullopt: ignored, but for what is below `complete`.
+  std::optional<Policy> not_requested = std::nullopt;
+  Policy other_shape = Policy::kError;  // wanted in another global shape than is stored
   double timeout = kDefaultTimeout;
   // Memory of this rank, bytes: the pool's, and in two-phase reading the messages'.
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;
   int threads = 0;
   ProgressFn progress = nullptr;
   std::shared_ptr<const Interrupt> interrupt = nullptr;  // as in SaveOptions
+};
+
+// What the ranks of a load found of keys, as far as LoadOptions says kReport: the union over all
+// ranks, the same on each; sorted.
+struct LoadReport {
+  std::vector<std::string> not_in_checkpoint;
+  std::vector<std::string> not_requested;
+  std::vector<std::string> other_shape;
+  friend bool operator==(const LoadReport&, const LoadReport&) = default;
 };
 
 struct OpenOptions {

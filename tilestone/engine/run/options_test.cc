@@ -156,7 +156,7 @@ TEST(Options, ARequestThatCantBeMadeIsHeardOfByEveryRank) {
   });
   const auto load_texts = failures(kRanks, [&](Communicator comm) {
     const auto prepare = [&] { return LoadRequest{row_template(comm), Location(storage), {}}; };
-    const auto take = [&](const StateDict&) {
+    const auto take = [&](const LoadResult&) {
       if (comm.rank() == kFailing) throw Error(ErrorCode::kInvalidArgument, "no place for it");
     };
     load(prepare, take, "memory", comm, Deadline::after(std::chrono::seconds(60)));

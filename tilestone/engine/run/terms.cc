@@ -98,7 +98,14 @@ Terms terms_of(const Location& location, const SaveOptions& options) {
 
 Terms terms_of(const Location& location, const LoadOptions& options) {
   static constexpr std::string_view kWays[] = {"auto", "always", "never"};
+  static constexpr std::string_view kPolicies[] = {"error", "report", "ignore"};
+  const auto policy = [](std::optional<LoadOptions::Policy> named) {
+    return named ? in_quotes(kPolicies[static_cast<size_t>(*named)]) : std::string("not set");
+  };
   return {{"path", in_quotes(location.identity())},
+          {"not_in_checkpoint", policy(options.not_in_checkpoint)},
+          {"not_requested", policy(options.not_requested)},
+          {"other_shape", policy(options.other_shape)},
           {"two_phase", in_quotes(kWays[static_cast<size_t>(options.two_phase)])},
           {"verify_checksums", truth(options.verify_checksums)},
           {"format", in_quotes(name_of(options.format, "found from the files"))}};

@@ -59,11 +59,10 @@ class Dialect {
   // The object that an item of `format` holds, of the value that Format::parse_object() made of it.
   // Error(kCorrupt) when it is no item of the dialect's.
   virtual Value object_of(Value stored, const Format&) const { return stored; }
-  // The items that a template (as in to_items) asks for; their tensors have the template's memory.
-  // `common`: the checkpoint's common state, null in dialects that have none. Error(kNotFound)
-  // naming the path of what the checkpoint has nowhere.
-  virtual Items wanted_items(const StateDict& wanted, const Metadata& metadata,
-                             const Value* common) const = 0;
+  // The items that a template (as in to_items) asks for, whether or not the checkpoint has them;
+  // they have the template's memory and values. `common`: the checkpoint's common state, null in
+  // dialects that have none.
+  virtual Items wanted_items(const StateDict& wanted, const Value* common) const = 0;
   // The tree of the template's structure that loaded items make; `loaded` are wanted_items() in
   // their order, and Items::common what the checkpoint has of it.
   virtual StateDict from_items(const StateDict& wanted, const Items& loaded) const = 0;
@@ -75,8 +74,8 @@ std::shared_ptr<const Dialect> pytorch_dialect();
 // Megatron-Core's: only wrapped entities are sharded, each under its own key; the rest is one
 // common state. Lists are taken apart, and merged again, as Megatron-Core's dict_utils does. A
 // load's common state is the checkpoint's, whatever values the template has in its place; beyond
-// Megatron-Core, an unwrapped tensor that the common state lacks is the stored tensor whose key is
-// its path.
+// Megatron-Core, an unwrapped leaf that the common state lacks is the stored item whose key is its
+// path.
 std::shared_ptr<const Dialect> megatron_dialect();
 
 }  // namespace tilestone

@@ -93,9 +93,8 @@ class MegatronDialect final : public Dialect {
     throw Error(ErrorCode::kCorrupt, "the item is a " + std::string(to_string(stored.kind())) +
                                          ", not a list that holds the object");
   }
-  Items wanted_items(const StateDict& wanted, const Metadata& metadata,
-                     const Value* common) const override {
-    return wanted_of(wanted, metadata, common == nullptr ? Value::dict({}) : *common);
+  Items wanted_items(const StateDict& wanted, const Value* common) const override {
+    return wanted_of(wanted, common == nullptr ? Value::dict({}) : *common);
   }
   StateDict from_items(const StateDict& wanted, const Items& loaded) const override {
     return merged(wanted, loaded);

@@ -5,7 +5,6 @@
 
 #include "tilestone/format/format.h"
 #include "tilestone/state/items.h"
-#include "tilestone/state/metadata.h"
 #include "tilestone/state/state_dict.h"
 
 namespace tilestone::dialect {
@@ -20,7 +19,7 @@ bool lists_objects(const Format& format);
 Items split(const StateDict& state, const Format& format);
 
 // As Dialect::wanted_items() and from_items().
-Items wanted_of(const StateDict& wanted, const Metadata& metadata, const Value& common);
+Items wanted_of(const StateDict& wanted, const Value& common);
 StateDict merged(const StateDict& wanted, const Items& loaded);
 
 }  // namespace tilestone::dialect

@@ -58,8 +58,8 @@ class Merger {
   virtual StateNode sharded(const ShardedTensor& tensor) = 0;
   virtual StateNode sharded(const ShardedObject& object) = 0;
   // An unwrapped leaf that the common state lacks.
-  virtual StateNode lacking(const TensorView& tensor, const std::string& path) = 0;
-  virtual StateNode lacking(const Value& value, const std::string& path) = 0;
+  virtual StateNode lacking(const TensorView& tensor, const Path& path) = 0;
+  virtual StateNode lacking(const Value& value, const Path& path) = 0;
 
  private:
   StateNode merge(const StateNode& node, const Value* common) {
@@ -67,11 +67,11 @@ class Merger {
   }
   StateNode merge(const Value& value, const Value* common) {
     if (common != nullptr) return *common;
-    if (value.kind() == Value::Kind::kTensor) return lacking(value.as_tensor(), dotted(path_));
-    return lacking(value, dotted(path_));
+    if (value.kind() == Value::Kind::kTensor) return lacking(value.as_tensor(), path_);
+    return lacking(value, path_);
   }
   StateNode merge(const TensorView& tensor, const Value* common) {
-    return common != nullptr ? *common : lacking(tensor, dotted(path_));
+    return common != nullptr ? *common : lacking(tensor, path_);
   }
   StateNode merge(const ShardedTensor& tensor, const Value* common) {
     if (common != nullptr) refuse_common("the sharded tensor " + tensor.key);
@@ -173,7 +173,6 @@ class Merger {
 // Asks: the items of the sharded leaves, in the order of the walk.
 class Asker final : public Merger {
  public:
-  explicit Asker(const Metadata& metadata) : metadata_(metadata) {}
   Items take() { return std::move(items_); }
 
  protected:
@@ -186,27 +185,23 @@ class Asker final : public Merger {
     items_.objects.push_back(item_of(object));
     return object;
   }
-  StateNode lacking(const TensorView& tensor, const std::string& path) override {
-    if (metadata_.find_tensor(path) == nullptr) refuse(path);
-    claims_.claim(path, KeyClaims::Owner::kPath, {});
-    items_.tensors.push_back(item_of(tensor, path));
+  StateNode lacking(const TensorView& tensor, const Path& path) override {
+    TensorItem item = item_of(tensor, dotted(path));
+    claims_.claim(item.key, KeyClaims::Owner::kPath, path);
+    item.path = path;
+    items_.tensors.push_back(std::move(item));
     return tensor;
   }
-  StateNode lacking(const Value&, const std::string& path) override { refuse(path); }
-
- private:
-  [[noreturn]] void refuse(const std::string& path) const {
-    std::string similar;
-    for (const std::string& key : similar_keys(metadata_, path)) {
-      similar += (similar.empty() ? "similar keys: " : ", ") + key;
-    }
-    throw Error(ErrorCode::kNotFound,
-                "the checkpoint has this neither in its common state nor as a tensor")
-        .with_key(path)
-        .with_hint(similar);
+  StateNode lacking(const Value& value, const Path& path) override {
+    ObjectItem item;
+    item.key = dotted(path);
+    item.path = path;
+    item.value = value;
+    items_.objects.push_back(std::move(item));
+    return value;
   }
 
-  const Metadata& metadata_;
+ private:
   Items items_;
   KeyClaims claims_;
 };
@@ -226,12 +221,14 @@ class Giver final : public Merger {
     loaded.data = loaded_.next_object(object.unique_key());
     return loaded;
   }
-  StateNode lacking(const TensorView&, const std::string& path) override {
-    const TensorItem& item = loaded_.next_tensor(path);
-    if (item.pieces.size() != 1) disagree(path);
+  StateNode lacking(const TensorView&, const Path& path) override {
+    const TensorItem& item = loaded_.next_tensor(dotted(path));
+    if (item.pieces.size() != 1) disagree(item.key);
     return item.pieces[0].data;
   }
-  StateNode lacking(const Value&, const std::string& path) override { disagree(path); }
+  StateNode lacking(const Value&, const Path& path) override {
+    return loaded_.next_object(dotted(path));
+  }
 
  private:
   LoadedItems loaded_;
@@ -239,8 +236,8 @@ class Giver final : public Merger {
 
 }  // namespace
 
-Items wanted_of(const StateDict& wanted, const Metadata& metadata, const Value& common) {
-  Asker asker(metadata);
+Items wanted_of(const StateDict& wanted, const Value& common) {
+  Asker asker;
   asker.run(wanted, common);
   return asker.take();
 }

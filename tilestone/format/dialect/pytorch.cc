@@ -231,7 +231,7 @@ class PyTorchDialect final : public Dialect {
   Index encode_index(const Items&, const Format&) const override { return {}; }
   std::vector<std::string> index_files(std::span<const std::string>) const override { return {}; }
   std::optional<Value> parse_common(const DirectoryFiles&) const override { return std::nullopt; }
-  Items wanted_items(const StateDict& wanted, const Metadata&, const Value*) const override {
+  Items wanted_items(const StateDict& wanted, const Value*) const override {
     return Flattener().run(wanted);
   }
   StateDict from_items(const StateDict& wanted, const Items& loaded) const override {

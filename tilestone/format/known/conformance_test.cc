@@ -255,7 +255,7 @@ TEST_P(EveryFormat, ATreeComesBackThroughTheDialect) {
   const Metadata metadata = format_->parse_index(directory);
   const StateDict wanted = example();
   const std::optional<Value> common = dialect_->parse_common(directory);
-  Items items = dialect_->wanted_items(wanted, metadata, common ? &*common : nullptr);
+  Items items = dialect_->wanted_items(wanted, common ? &*common : nullptr);
   for (TensorItem& item : items.tensors) {
     EXPECT_NE(metadata.find_tensor(item.key), nullptr) << item.key;
   }

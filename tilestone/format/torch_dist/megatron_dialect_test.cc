@@ -48,8 +48,8 @@ Value text_of(const StateNode& node) {
   return *node.get_if<Value>();
 }
 
-Value loaded(const StateDict& wanted, const Items& stored, const Metadata& metadata = {}) {
-  Items asked = megatron().wanted_items(wanted, metadata, &*stored.common);
+Value loaded(const StateDict& wanted, const Items& stored) {
+  Items asked = megatron().wanted_items(wanted, &*stored.common);
   asked.common = stored.common;
   for (ObjectItem& item : asked.objects) {
     for (const ObjectItem& other : stored.objects) {
@@ -156,23 +156,16 @@ TEST(MegatronDialect, AListOfTheCallersIsIgnoredWhereItsLengthDiffers) {
   EXPECT_EQ(to_string(loaded(wanted, to_items(state))), "{'steps': [{'a': 1}, {'b': 2}]}");
 }
 
-TEST(MegatronDialect, AnUnwrappedTensorMayBeAStoredOneAndElseIsNotFound) {
-  Metadata metadata;
-  StoredTensor stored;
-  stored.key = "model.w";
-  metadata.tensors.push_back(stored);
-  metadata.index();
-  const Items common = to_items({});
+TEST(MegatronDialect, AnUnwrappedLeafThatTheCommonStateLacksIsAskedForByItsPath) {
+  const Items stored = to_items({});
   StateDict wanted;
-  wanted["model"] = dict({{"w", tensor()}});
-  const Items asked = megatron().wanted_items(wanted, metadata, &*common.common);
+  wanted["model"] = dict({{"w", tensor()}, {"n", 1}});
+  const Items asked = megatron().wanted_items(wanted, &*stored.common);
   ASSERT_EQ(asked.tensors.size(), 1u);
   EXPECT_EQ(asked.tensors[0].key, "model.w");
-  EXPECT_EQ(to_string(loaded(wanted, common, metadata)), "{'model': {'w': tensor float32 [2]}}");
-  wanted["model"] = dict({{"v", tensor()}});
-  EXPECT_EQ(code_of([&] { loaded(wanted, common, metadata); }, "model.v"), ErrorCode::kNotFound);
-  wanted["model"] = dict({{"w", 1}});
-  EXPECT_EQ(code_of([&] { loaded(wanted, common, metadata); }, "model.w"), ErrorCode::kNotFound);
+  ASSERT_EQ(asked.objects.size(), 1u);
+  EXPECT_EQ(asked.objects[0].key, "model.n");
+  EXPECT_EQ(to_string(loaded(wanted, stored)), "{'model': {'w': tensor float32 [2], 'n': 1}}");
 }
 
 TEST(MegatronDialect, AShardedEntityIsNoValueOfTheCommonState) {

@@ -1,0 +1,155 @@
+#include "tilestone/engine/read/everything_internal.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "tilestone/base/checked.h"
+#include "tilestone/base/error.h"
+#include "tilestone/engine/read/items_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+[[noreturn]] void fail_taken(const std::string& key) {
+  throw Error(ErrorCode::kUnsupported,
+              "two items of the checkpoint have one place in its tree, so that it can't be loaded "
+              "without a template")
+      .with_key(key)
+      .with_hint("load with a template, or read single keys (Checkpoint::read)");
+}
+
+class TreeBuilder {
+ public:
+  void add(const std::string& key, Path path, StateNode node) {
+    if (path.empty()) path.emplace_back(key);
+    if (path.size() > kMaxStateDepth) {
+      throw Error(ErrorCode::kUnsafe, "a path of " + std::to_string(path.size()) + " elements")
+          .with_key(key);
+    }
+    places_.push_back({key, std::move(path), std::move(node)});
+  }
+
+  StateDict build() {
+    std::stable_sort(places_.begin(), places_.end(),
+                     [](const Place& a, const Place& b) { return a.path < b.path; });
+    return dict(0, places_.size(), 0);
+  }
+
+ private:
+  struct Place {
+    std::string key;
+    Path path;
+    StateNode node;
+  };
+
+  // The container of places_[begin, end), whose paths have their first `depth` elements in common.
+  StateDict dict(size_t begin, size_t end, size_t depth) {
+    StateDict out;
+    auto& entries = out.entries();
+    while (begin < end) {
+      const PathElement element = places_[begin].path[depth];
+      size_t next = begin + 1;
+      while (next < end && places_[next].path[depth] == element) ++next;
+      entries.emplace_back(element, node(begin, next, depth + 1));
+      begin = next;
+    }
+    return out;
+  }
+
+  StateNode node(size_t begin, size_t end, size_t depth) {
+    if (places_[begin].path.size() == depth) {
+      if (end - begin > 1) fail_taken(places_[begin + 1].key);
+      return std::move(places_[begin].node);
+    }
+    return as_list(dict(begin, end, depth));
+  }
+
+  // Ints are indices of lists: torch writes the keys of dicts as text.
+  static StateNode as_list(StateDict dict) {
+    int64_t index = 0;
+    for (const auto& [element, child] : std::as_const(dict).entries()) {
+      const auto* number = std::get_if<int64_t>(&element);
+      if (number == nullptr || *number != index++) return dict;
+    }
+    StateList list;
+    for (auto& [element, child] : dict.entries()) list.push_back(std::move(child));
+    return list;
+  }
+
+  std::vector<Place> places_;
+};
+
+// Trees are as deep as kMaxStateDepth lets them, and the parser of values as its own limit.
+void merge(StateDict& tree, const Value& common, const std::string& at) {
+  for (const auto& [key, value] : common.as_dict()) {
+    const bool is_int = key.kind() == Value::Kind::kInt;
+    const PathElement element =
+        is_int ? PathElement(key.as_int())
+               : PathElement(key.kind() == Value::Kind::kString ? key.as_string() : to_string(key));
+    const std::string name = at.empty() ? dotted({element}) : at + "." + dotted({element});
+    StateNode* found = tree.find(element);
+    if (found == nullptr) {
+      tree.at(element) = value;
+    } else if (found->get_if<StateDict>() != nullptr && value.kind() == Value::Kind::kDict) {
+      merge(*found->get_if<StateDict>(), value, name);
+    } else {
+      fail_taken(name);
+    }
+  }
+}
+
+}  // namespace
+
+Items all_items(const Metadata& stored) {
+  Items items;
+  items.tensors.reserve(stored.tensors.size());
+  for (const StoredTensor& tensor : stored.tensors) {
+    TensorItem item;
+    item.key = tensor.key;
+    item.path = tensor.path;
+    item.dtype = tensor.dtype;
+    item.global_shape = tensor.shape;
+    item.pieces.push_back(
+        {Box::whole(tensor.shape), TensorView::without_data(tensor.dtype, tensor.shape)});
+    items.tensors.push_back(std::move(item));
+  }
+  for (const StoredObject& object : stored.objects) {
+    ObjectItem item;
+    item.key = object.key;
+    item.path = object.path;
+    items.objects.push_back(std::move(item));
+  }
+  return items;
+}
+
+void give_memory(Items& items, const ReadContext& context) {
+  for (const TensorItem& item : items.tensors) {
+    const StoredTensor& stored = *context.metadata.find_tensor(item.key);
+    std::vector<uint32_t> chunks(stored.chunks.size());
+    std::iota(chunks.begin(), chunks.end(), 0u);
+    const uint64_t bytes = checked_mul(static_cast<uint64_t>(numel(stored.shape)),
+                                       itemsize(stored.dtype), "bytes of a tensor");
+    expect_stored(context, bytes, stored, chunks);
+  }
+  for (TensorItem& item : items.tensors) {
+    item.pieces[0].data = TensorView::allocate(item.dtype, item.global_shape);
+  }
+}
+
+StateDict tree_of(Items items) {
+  TreeBuilder builder;
+  for (TensorItem& item : items.tensors) {
+    builder.add(item.key, std::move(item.path), std::move(item.pieces[0].data));
+  }
+  for (ObjectItem& item : items.objects) {
+    builder.add(item.key, std::move(item.path), std::move(item.value));
+  }
+  StateDict tree = builder.build();
+  const bool merges = items.common && items.common->kind() == Value::Kind::kDict;
+  if (merges) merge(tree, *items.common, "");
+  return tree;
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,213 @@
+#include "tilestone/engine/read/findings_internal.h"
+
+#include <set>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/engine/read/key_runs_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+using Policy = LoadOptions::Policy;
+
+bool is_stored(const Metadata& stored, const std::string& key) {
+  return stored.find_tensor(key) != nullptr || stored.find_object(key) != nullptr;
+}
+
+bool has_other_shape(const TensorItem& item, const Metadata& stored) {
+  const StoredTensor* found = stored.find_tensor(item.key);
+  if (found == nullptr || found->shape == item.global_shape) return false;
+  return !item.allow_shape_mismatch || found->shape.size() != item.global_shape.size();
+}
+
+void write(ByteWriter& writer, const std::vector<std::string>& keys) {
+  writer.varint(keys.size());
+  for (const std::string& key : keys) writer.string(key);
+}
+
+template <typename Take>
+void read(ByteReader& reader, const Take& take) {
+  for (uint64_t left = reader.count(1); left > 0; --left) take(std::string(reader.string()));
+}
+
+bool looks_for_rest(const LoadOptions& options) {
+  return options.not_requested == Policy::kError || options.not_requested == Policy::kReport;
+}
+
+// A kept key of a tree that a factory has built; null: it has none. Trees are as deep as
+// build_factories() lets them.
+const std::string* find_kept_key(const StateNode& node, const KeptLeaves& kept) {
+  const std::string* found = nullptr;
+  if (const auto* tensor = node.get_if<ShardedTensor>()) {
+    const auto key = kept.keys.find(tensor->key);
+    return key == kept.keys.end() ? nullptr : &*key;
+  }
+  if (const auto* dict = node.get_if<StateDict>()) {
+    for (const auto& [element, child] : dict->entries()) {
+      if (found == nullptr) found = find_kept_key(child, kept);
+    }
+  } else if (const auto* list = node.get_if<StateList>()) {
+    for (const StateNode& child : *list) {
+      if (found == nullptr) found = find_kept_key(child, kept);
+    }
+  }
+  return found;
+}
+
+void expect_kept_data(const StateNode& wanted, const StateNode& built, const KeptLeaves& kept) {
+  if (const auto* factory = wanted.get_if<ShardedTensorFactory>()) {
+    if (factory->data.has_data()) return;
+    const std::string* key = find_kept_key(built, kept);
+    if (key == nullptr) return;
+    throw Error(ErrorCode::kNotFound, "a part of what the factory " + factory->key +
+                                          " builds can't be loaded, and the template has no memory "
+                                          "that could stay in its place")
+        .with_key(*key)
+        .with_hint("give the factory's tensor memory before the load, or leave it out");
+  }
+  const auto* dict = wanted.get_if<StateDict>();
+  const auto* built_dict = built.get_if<StateDict>();
+  if (dict != nullptr && built_dict != nullptr) {
+    engine::expect_kept_data(*dict, *built_dict, kept);
+    return;
+  }
+  const auto* list = wanted.get_if<StateList>();
+  const auto* built_list = built.get_if<StateList>();
+  if (list == nullptr || built_list == nullptr) return;
+  for (size_t i = 0; i < list->size() && i < built_list->size(); ++i) {
+    expect_kept_data((*list)[i], (*built_list)[i], kept);
+  }
+}
+
+// Whether a rank's message has anything.
+bool asks(const LoadOptions& options) {
+  return options.not_in_checkpoint == Policy::kReport || options.other_shape == Policy::kReport ||
+         looks_for_rest(options);
+}
+
+std::vector<std::string> requested_by_none(KeyCounts& left_out, size_t ranks,
+                                           const Metadata& stored) {
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < count_keys(stored); ++i) {
+    if (left_out.next(i) == static_cast<int64_t>(ranks)) keys.push_back(key_of(stored, i));
+  }
+  return keys;
+}
+
+[[noreturn]] void refuse(const std::vector<std::string>& keys) {
+  throw Error(ErrorCode::kMismatch,
+              "the checkpoint holds keys that are not requested: " + list_keys(keys))
+      .with_key(keys.front())
+      .with_hint("not_requested = \"report\" or \"ignore\" loads without them");
+}
+
+void tell(const std::vector<std::string>& keys, const std::string& what) {
+  if (keys.empty()) return;
+  log(LogLevel::kWarning, "load: " + std::to_string(keys.size()) +
+                              (keys.size() == 1 ? " key " : " keys ") + what + ": " +
+                              list_keys(keys));
+}
+
+}  // namespace
+
+bool keeps_some(const LoadOptions& options) {
+  return options.not_in_checkpoint != Policy::kError || options.other_shape != Policy::kError;
+}
+
+Findings find_kept(const Items& wanted, const Metadata& stored, const LoadOptions& options) {
+  Findings found;
+  const auto keep = [&](const auto& item, std::vector<std::string>& list) {
+    list.push_back(item.key);
+    found.kept.keys.insert(item.key);
+    if (!item.path.empty()) found.kept.paths.insert(dotted(item.path));
+  };
+  if (options.not_in_checkpoint != Policy::kError) {
+    for (const TensorItem& item : wanted.tensors) {
+      if (!is_stored(stored, item.key)) keep(item, found.not_in_checkpoint);
+    }
+    for (const ObjectItem& item : wanted.objects) {
+      if (!is_stored(stored, item.key)) keep(item, found.not_in_checkpoint);
+    }
+  }
+  if (options.other_shape != Policy::kError) {
+    for (const TensorItem& item : wanted.tensors) {
+      if (has_other_shape(item, stored)) keep(item, found.other_shape);
+    }
+  }
+  return found;
+}
+
+void expect_kept_data(const StateDict& wanted, const StateDict& built, const KeptLeaves& kept) {
+  for (const auto& [key, node] : wanted.entries()) {
+    const StateNode* made = built.find(key);
+    if (made != nullptr) expect_kept_data(node, *made, kept);
+  }
+}
+
+Bytes encode_findings(const Findings& findings, const Items& wanted, const Metadata& stored,
+                      const LoadOptions& options) {
+  if (!asks(options)) return {};
+  ByteWriter writer;
+  const std::vector<std::string> none;
+  write(writer, options.not_in_checkpoint == Policy::kReport ? findings.not_in_checkpoint : none);
+  write(writer, options.other_shape == Policy::kReport ? findings.other_shape : none);
+  KeyRuns left_out;
+  if (looks_for_rest(options)) {
+    const auto requested = keys_of(wanted);
+    for (size_t i = 0; i < count_keys(stored); ++i) {
+      if (!requested.contains(key_of(stored, i))) left_out.add(i);
+    }
+  }
+  left_out.write(writer);
+  return std::move(writer).take();
+}
+
+LoadReport unite_findings(const std::vector<Bytes>& of_ranks, const Metadata& stored,
+                          const LoadOptions& options) {
+  if (!asks(options)) return {};
+  std::set<std::string> missing, other;
+  KeyCounts left_out(count_keys(stored));
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    ByteReader reader(of_ranks[rank], "what rank " + std::to_string(rank) + " found of keys");
+    read(reader, [&](std::string key) { missing.insert(std::move(key)); });
+    read(reader, [&](std::string key) { other.insert(std::move(key)); });
+    left_out.add(reader);
+    reader.expect_end();
+  }
+  LoadReport report;
+  report.not_in_checkpoint.assign(missing.begin(), missing.end());
+  report.other_shape.assign(other.begin(), other.end());
+  if (looks_for_rest(options)) {
+    const std::vector<std::string> keys = requested_by_none(left_out, of_ranks.size(), stored);
+    if (options.not_requested == Policy::kError && !keys.empty()) refuse(keys);
+    const std::set<std::string> sorted(keys.begin(), keys.end());
+    report.not_requested.assign(sorted.begin(), sorted.end());
+  }
+  tell(report.not_in_checkpoint, "not in the checkpoint");
+  tell(report.not_requested, "of the checkpoint not requested");
+  tell(report.other_shape, "of another shape in the checkpoint");
+  return report;
+}
+
+Bytes encode_report(const LoadReport& report) {
+  ByteWriter writer;
+  write(writer, report.not_in_checkpoint);
+  write(writer, report.not_requested);
+  write(writer, report.other_shape);
+  return std::move(writer).take();
+}
+
+LoadReport decode_report(ByteView bytes) {
+  LoadReport report;
+  if (bytes.empty()) return report;
+  ByteReader reader(bytes, "report of a load");
+  for (auto* keys : {&report.not_in_checkpoint, &report.not_requested, &report.other_shape}) {
+    read(reader, [&](std::string key) { keys->push_back(std::move(key)); });
+  }
+  reader.expect_end();
+  return report;
+}
+
+}  // namespace tilestone::engine
