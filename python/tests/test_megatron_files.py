@@ -121,7 +121,7 @@ def _save(rank: int, world: int, ckpt: str, agreement: str) -> None:
 
 def _load(rank: int, world: int, ckpt: str, **options: Any) -> dict[str, Any]:
     allow = ["argparse.Namespace", "_io.BytesIO"]
-    return tilestone.load(_state(rank, world, False), ckpt, allow=allow, **options)
+    return tilestone.load(_state(rank, world, False), ckpt, allow_classes=allow, **options)
 
 
 def _load_and_check(rank: int, world: int, ckpt: str) -> None:
@@ -193,7 +193,7 @@ def test_an_open_checkpoint_tells_dialect_keys_and_common_state(ckpt: str) -> No
         assert checkpoint.dialect == "megatron"
         assert checkpoint.object_keys() == ["extra/shard_0_1", "rng/shard_0.0_2.1", "rng/shard_1.0_2.1"]
         _assert_same(checkpoint.object("rng/shard_1.0_2.1"), [1, {"a": torch.arange(3)}], "rng")
-        common = checkpoint.common(allow=["argparse.Namespace"])
+        common = checkpoint.common(allow_classes=["argparse.Namespace"])
         _assert_same(common, COMMON, "")
         assert isinstance(checkpoint.common()["args"], tilestone.Opaque)
         assert checkpoint.verify().ok

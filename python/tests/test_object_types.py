@@ -141,15 +141,15 @@ def test_a_plain_object_comes_back_from_either_side_and_after_two_generations(
     ours, theirs, again = (str(tmp_path / part) for part in ("ours", "theirs", "again"))
     tilestone.save(state, ours)
     dcp.save(state, checkpoint_id=theirs, no_dist=True)
-    loaded = tilestone.load(blank(state), ours, allow=ALLOW)
+    loaded = tilestone.load(blank(state), ours, allow_classes=ALLOW)
     assert same(loaded, state)
-    assert same(tilestone.load(blank(state), theirs, allow=ALLOW), state)
+    assert same(tilestone.load(blank(state), theirs, allow_classes=ALLOW), state)
     assert same(stock_loaded(ours, state), state)
     with tilestone.open(ours, framework="torch") as opened:
-        assert same(opened.object(opened.keys()[0], allow=ALLOW), next(iter(leaves(state))))
+        assert same(opened.object(opened.keys()[0], allow_classes=ALLOW), next(iter(leaves(state))))
     # What is not allowed stays Opaque, and is saved as what it was.
     tilestone.save(tilestone.load(blank(state), theirs), again)
-    assert same(tilestone.load(blank(state), again, allow=ALLOW), state)
+    assert same(tilestone.load(blank(state), again, allow_classes=ALLOW), state)
     assert same(stock_loaded(again, state), state)
 
 
@@ -282,7 +282,7 @@ def test_a_loaded_opaque_is_saved_as_the_object_that_it_was(
         # In an object that is no Opaque, and so is pickled.
         tilestone.save({"x": loaded["x"], "y": argparse.Namespace(o={1: loaded["x"]})}, target)
     for source in (first, third):
-        assert told(part(tilestone.load({"x": None}, source, allow=allow)["x"])) == told(want)
+        assert told(part(tilestone.load({"x": None}, source, allow_classes=allow)["x"])) == told(want)
         assert told(part(stock_loaded(source, {"x": 0})["x"])) == told(want)
     assert told(part(stock_loaded(third, {"y": 0})["y"].o[1])) == told(want)
 
@@ -417,7 +417,7 @@ def test_random_trees_come_back_or_are_refused(tree: Any, tmp_path: pathlib.Path
     except tilestone.InvalidArgumentError as error:
         assert error.key == "x"
         return
-    assert same(tilestone.load({"x": None}, one, allow=ALLOW), state)
+    assert same(tilestone.load({"x": None}, one, allow_classes=ALLOW), state)
     tilestone.save(tilestone.load({"x": None}, one), two, overwrite=True)
-    assert same(tilestone.load({"x": None}, two, allow=ALLOW), state)
+    assert same(tilestone.load({"x": None}, two, allow_classes=ALLOW), state)
     assert same(stock_loaded(one, {"x": 0}), state) and same(stock_loaded(two, {"x": 0}), state)

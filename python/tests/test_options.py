@@ -45,9 +45,9 @@ SAVE = [
 LOAD = [
     *[case for case in SAVE if case[0] in ("threads", "buffer_bytes", "timeout", "path", "state")],
     ("cast", 1, "cast is True or False, not 1"),
-    ("allow", "a.b", "allow is a collection of names, not 'a.b'; for one name: allow=['a.b']"),
-    ("allow", [b"a.b"], "allow is a collection of names"),
-    ("allow", None, "allow is a collection of names, not None"),
+    ("allow_classes", "a.b", "a collection of names, not 'a.b'; for one name: allow_classes=['a.b']"),
+    ("allow_classes", [b"a.b"], "allow_classes is a collection of names"),
+    ("allow_classes", None, "allow_classes is a collection of names, not None"),
     ("two_phase", "perhaps", 'two_phase is "auto", "always" or "never", not "perhaps"'),
 ]
 
@@ -115,8 +115,8 @@ def test_numbers_and_names_of_open_and_read_are_checked(ckpt: str) -> None:
             tilestone.open(**keywords)
         assert said in str(raised.value)
     with tilestone.open(ckpt) as opened, pytest.raises(tilestone.InvalidArgumentError) as raised:
-        opened.object("a", allow="a.b")
-    assert "allow is a collection of names" in str(raised.value)
+        opened.object("a", allow_classes="a.b")
+    assert "allow_classes is a collection of names" in str(raised.value)
     with pytest.raises(tilestone.InvalidArgumentError):
         tilestone.gc(ckpt, delete="no")  # type: ignore[arg-type]
 

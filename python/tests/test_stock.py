@@ -73,7 +73,7 @@ def test_stock_dcp_loads_the_same_nested_tree(ckpt: str) -> None:
 def test_tilestone_loads_the_same_nested_tree_from_stock(ckpt: str) -> None:
     state = tree()
     dcp.save(state, checkpoint_id=ckpt, no_dist=True)
-    loaded = tilestone.load(blank(state), ckpt, allow=["argparse.Namespace"])
+    loaded = tilestone.load(blank(state), ckpt, allow_classes=["argparse.Namespace"])
     assert_same(loaded, state)
     with tilestone.open(ckpt) as opened:
         assert opened.writer.startswith("PyTorch")

@@ -199,7 +199,7 @@ def test_dtypes_tensors_and_objects_inside_leaves(ckpt: str) -> None:
     state = {"x": value[:2], "y": [torch.float8_e4m3fn], "z": value[2]}
     tilestone.save(state, ckpt)
     template = {"x": (None, {"t": torch.zeros(1), "n": numpy.zeros(1)}), "y": None, "z": None}
-    loaded = tilestone.load(template, ckpt, allow=["argparse.Namespace"])
+    loaded = tilestone.load(template, ckpt, allow_classes=["argparse.Namespace"])
     dtype, inner = loaded["x"]
     assert dtype is torch.bfloat16 and loaded["y"] == [torch.float8_e4m3fn]
     assert isinstance(inner["t"], torch.Tensor) and inner["t"].tolist() == [0, 1, 2]

@@ -95,13 +95,13 @@ def test_foreign_objects_are_told_and_made_only_when_their_class_is_allowed(
     tilestone.save({"x": value}, ckpt)
     told = tilestone.load({"x": None}, ckpt)["x"]
     assert isinstance(told, tilestone.Opaque)
-    with pytest.raises(tilestone.UnsafeError, match="allow"):
+    with pytest.raises(tilestone.UnsafeError, match="allow_classes"):
         told.make(())
-    made = tilestone.load({"x": None}, ckpt, allow=allow)["x"]
+    made = tilestone.load({"x": None}, ckpt, allow_classes=allow)["x"]
     assert type(made) is type(value)
     assert shown(made) == shown(value)
     with tilestone.open(ckpt) as opened:
-        assert shown(opened.object("x", allow=allow)) == shown(value)
+        assert shown(opened.object("x", allow_classes=allow)) == shown(value)
 
 
 def test_a_namespace_is_told_with_its_contents(ckpt: str) -> None:
@@ -132,7 +132,7 @@ def test_a_hostile_pickle_in_a_checkpoint_runs_nothing(ckpt: str, tmp_path: path
         assert told.args == (f"touch {target}",)
         opened.verify()
     tilestone.load({"x": None, "y": None}, ckpt)
-    tilestone.load({"x": None}, ckpt, allow=["argparse.Namespace", "os.path"])
+    tilestone.load({"x": None}, ckpt, allow_classes=["argparse.Namespace", "os.path"])
     command = [sys.executable, "-m", "tilestone", "ls", ckpt]
     assert subprocess.run(command, capture_output=True).returncode == 0
     assert not target.exists()
@@ -178,7 +178,7 @@ def test_a_hostile_pickle_of_any_protocol_is_unsafe_and_runs_nothing(
 
 def test_an_unallowed_object_stays_opaque_inside_an_allowed_one(ckpt: str) -> None:
     tilestone.save({"x": argparse.Namespace(inner=Colour.RED)}, ckpt)
-    made = tilestone.load({"x": None}, ckpt, allow=["argparse.Namespace"])["x"]
+    made = tilestone.load({"x": None}, ckpt, allow_classes=["argparse.Namespace"])["x"]
     assert isinstance(made, argparse.Namespace)
     assert isinstance(made.inner, tilestone.Opaque)
 

@@ -170,7 +170,7 @@ def load(
     group: ProcessGroup | None = None,
     comm: CommunicatorLike | None = None,
     cast: bool = False,
-    allow: Collection[str] = (),
+    allow_classes: Collection[str] = (),
     verify_checksums: bool = True,
     two_phase: str = "auto",
     cache: str = "bypass",
@@ -214,10 +214,10 @@ def load(
         report: gets what is reported.
         cast: convert from the stored dtype where it differs from the wanted one, as torch's
             .to() does (what is too large for float8_e4m3fn becomes its largest number).
-        allow: names ("argparse.Namespace") of classes of which objects may be made. Objects of
-            plain types (sets, paths, dates, numpy's scalars and the like) come back without it;
-            one of another class comes back as `Opaque`, which `save` writes as the object that
-            it was: pickles are never run.
+        allow_classes: names ("argparse.Namespace") of classes of which objects may be made.
+            Objects of plain types (sets, paths, dates, numpy's scalars and the like) come back
+            without it; one of another class comes back as `Opaque`, which `save` writes as the
+            object that it was: pickles are never run.
         verify_checksums: check every item that is read whole, by one rank or by several together.
             The same on every rank, else MismatchError, like `path` and `two_phase`.
         two_phase: whether what several ranks want, and what would take a rank many short reads,
@@ -268,7 +268,7 @@ def load(
             if report is not None and not isinstance(report, LoadReport):
                 raise InvalidArgumentError(f"report is a LoadReport or None, not {report!r}")
             shown = reporting(_options.sink("progress", progress), "load", comm.rank)
-            allowed = _options.names("allow", allow)
+            allowed = _options.names("allow_classes", allow_classes)
             bridge = Bridge(True, allowed, group=group, ranks=comm.size)
             return _core.LoadRequest(
                 None if path is None else wanted,

@@ -236,29 +236,31 @@ class Checkpoint:
         return part
 
     def object(
-        self, key: str, *, allow: Collection[str] = (), framework: str | None = None
+        self, key: str, *, allow_classes: Collection[str] = (), framework: str | None = None
     ) -> Any:
         """An object's value.
 
         Args:
             key: the object's.
-            allow: names ("argparse.Namespace") of classes of which objects may be made; one of
-                another class comes back as `Opaque`, but for plain types, as `load` says.
+            allow_classes: names ("argparse.Namespace") of classes of which objects may be made;
+                one of another class comes back as `Opaque`, but for plain types, as `load` says.
             framework: of tensors inside the object.
         """
         key = _options.word("key", key)
-        return self._handle.read_object(key, self._bridge(framework, allow))
+        return self._handle.read_object(key, self._bridge(framework, allow_classes))
 
-    def common(self, *, allow: Collection[str] = (), framework: str | None = None) -> Any:
+    def common(
+        self, *, allow_classes: Collection[str] = (), framework: str | None = None
+    ) -> Any:
         """What is not sharded, in Megatron-Core's dialect: a dict. None in PyTorch's.
 
         Args:
-            allow, framework: as for `object`.
+            allow_classes, framework: as for `object`.
 
         Raises:
             CorruptError: the common state is damaged or missing.
         """
-        return self._handle.common(self._bridge(framework, allow))
+        return self._handle.common(self._bridge(framework, allow_classes))
 
     def object_bytes(self, key: str) -> bytes:
         """The stored bytes of an object (a torch.save archive; of a list that holds the object in
@@ -322,8 +324,10 @@ class Checkpoint:
         """Where the writer's tree had the key; empty when that is not recorded."""
         return tuple(self._handle.path_of(_options.word("key", key)))
 
-    def _bridge(self, framework: str | None, allow: Collection[str] = ()) -> _bridge.Bridge:
-        allowed = _options.names("allow", allow)
+    def _bridge(
+        self, framework: str | None, allow_classes: Collection[str] = ()
+    ) -> _bridge.Bridge:
+        allowed = _options.names("allow_classes", allow_classes)
         chosen = self.framework if framework is None else _framework(framework)
         return _bridge.Bridge(allow=allowed, framework=chosen)
 

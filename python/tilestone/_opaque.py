@@ -55,21 +55,21 @@ class Opaque:
 
     @property
     def full_name(self) -> str:
-        """ "module.name", as `allow` takes it."""
+        """ "module.name", as `allow_classes` takes it."""
         return f"{self.module}.{self.name}"
 
-    def make(self, allow: Collection[str]) -> Any:
+    def make(self, allow_classes: Collection[str]) -> Any:
         """The object itself.
 
         Args:
-            allow: names ("argparse.Namespace") of the classes that may be made. Allowing a
+            allow_classes: names ("argparse.Namespace") of what may be made. Allowing a
                 function or class means that it is called with what the checkpoint says.
 
         Raises:
-            UnsafeError: a class that is not in `allow` is needed.
+            UnsafeError: a class that is not in `allow_classes` is needed.
             UnsupportedError: an allowed class can't be imported here.
         """
-        return _Maker(frozenset(allow)).make(self)
+        return _Maker(frozenset(allow_classes)).make(self)
 
 
 def _find(opaque: Opaque) -> Any:
@@ -181,7 +181,7 @@ class _Maker:
         made = make(inner, self._allow)
         if made is inner:
             raise UnsafeError(
-                f"an object of {value.full_name} is made only when allow names that class",
-                hint=f'pass allow=("{value.full_name}",) if you trust it',
+                f"an object of {value.full_name} is made only when allow_classes names it",
+                hint=f'pass allow_classes=("{value.full_name}",) if you trust it',
             )
         return made

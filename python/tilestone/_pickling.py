@@ -137,8 +137,8 @@ def check_and_tell(pickled: bytes, archive: bool, key: str, tell: bool) -> None:
             continue
         _told.add(name)
         _log.warning(
-            "%s: an object of %s is saved; it comes back as Opaque where allow does not name "
-            "that class (this is said once for each class)",
+            "%s: an object of %s is saved; it comes back as Opaque where allow_classes does not "
+            "name that class (this is said once for each class)",
             key,
             name,
         )
