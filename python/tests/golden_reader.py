@@ -84,11 +84,35 @@ def check_megatron(
     return problems + [check_text(key, ckpt.object(key), value) for key, value in objects]
 
 
+def at(tree: object, key: str) -> object:
+    """What stands at a key of a tree: under the whole of it, or further down; else None."""
+    if isinstance(tree, list):
+        tree = {str(index): item for index, item in enumerate(tree)}
+    if not isinstance(tree, dict) or key in tree:
+        return tree.get(key) if isinstance(tree, dict) else None
+    dots = [index for index, letter in enumerate(key) if letter == "."]
+    found = (at(tree.get(key[:dot]), key[dot + 1 :]) for dot in dots)
+    return next((item for item in found if item is not None), None)
+
+
+def check_whole(ckpt: tilestone.Checkpoint) -> list[str | None]:
+    """A load without a template gives what single reads give, each at its place."""
+    loaded = tilestone.load(ckpt.path)
+    single = {key: ckpt.read(key) for key in ckpt.tensor_keys()}
+    single |= {key: ckpt.object(key) for key in ckpt.object_keys()}
+    single |= ckpt.common() or {}
+    return [
+        f"{key}: {text(at(loaded, key))} in the whole checkpoint"
+        for key, value in single.items()
+        if text(at(loaded, key)) != text(value)
+    ]
+
+
 def check(path: pathlib.Path) -> dict[str, object]:
     expected = json.loads(pathlib.Path(f"{path}.expected.json").read_text())
     is_torch = path.parent.name.startswith("torch-")
     objects = expected["objects"] if is_torch else {}
-    problems = []
+    problems: list[str | None] = []
     with tilestone.open(path) as ckpt:
         for key, wanted in expected["tensors"].items():
             problems.append(check_tensor(ckpt, key, wanted))
@@ -96,6 +120,7 @@ def check(path: pathlib.Path) -> dict[str, object]:
             problems.append(check_object(ckpt, key, wanted))
         if not is_torch:
             problems += check_megatron(ckpt, expected)
+        problems += check_whole(ckpt)
         missing = set(ckpt.tensor_keys()) ^ set(expected["tensors"])
         if missing:
             problems.append(f"keys differ: {sorted(missing)}")
