@@ -249,6 +249,28 @@ void bind_checkpoint(nb::module_& m) {
                      if (!c.save_record()) return std::nullopt;
                      return c.save_record()->world_size;
                    })
+      .def_prop_ro(
+          "hosts",
+          [](const Checkpoint& c) {
+            std::vector<nb::object> hosts;
+            if (!c.save_record()) return hosts;
+            for (const std::string& host : c.save_record()->hosts) {
+              hosts.push_back(python_text(host));
+            }
+            return hosts;
+          },
+          nb::sig("def hosts(self) -> list[str]"))
+      .def_prop_ro(
+          "attributes",
+          [](const Checkpoint& c) {
+            nb::dict attributes;
+            if (!c.save_record()) return attributes;
+            for (const auto& [name, value] : c.save_record()->attributes) {
+              attributes[python_text(name)] = python_text(value);
+            }
+            return attributes;
+          },
+          nb::sig("def attributes(self) -> dict[str, str]"))
       .def_prop_ro("tensor_bytes", [](const Checkpoint& c) { return c.metadata().tensor_bytes(); });
 }
 

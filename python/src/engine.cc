@@ -1,4 +1,7 @@
 // save and load.
+#include <nanobind/stl/map.h>
+
+#include <map>
 #include <optional>
 
 #include "python/src/bindings.h"
@@ -52,7 +55,8 @@ struct BridgedLoad {
 SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge_object,
                       const std::string& format, const std::string& dialect, bool overwrite,
                       const std::string& agreement, double timeout, int threads,
-                      uint64_t buffer_bytes, int files_per_rank, nb::handle progress) {
+                      uint64_t buffer_bytes, int files_per_rank,
+                      std::map<std::string, std::string> attributes, nb::handle progress) {
   const Bridge bridge(bridge_object);
   SaveRequest request{to_state(bridge.call("unpack", state), bridge), path_of(path), {}};
   request.options.format = format_named(format);
@@ -63,6 +67,7 @@ SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge
   request.options.threads = threads;
   request.options.buffer_bytes = buffer_bytes;
   request.options.files_per_rank = files_per_rank;
+  request.options.attributes = std::move(attributes);
   request.options.progress = to_progress(progress);
   return request;
 }
@@ -197,7 +202,7 @@ void bind_engine(nb::module_& m) {
   nb::class_<SaveRequest>(m, "SaveRequest", "What a rank brings to a save.")
       .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "format"_a, "dialect"_a,
            "overwrite"_a, "agreement"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a,
-           "files_per_rank"_a, "progress"_a.none());
+           "files_per_rank"_a, "attributes"_a, "progress"_a.none());
   nb::class_<BridgedLoad>(m, "LoadRequest", "What a rank brings to a load.")
       .def(nb::new_(&make_load), "wanted"_a.none(), "path"_a, "bridge"_a, "follow_links"_a,
            "cast"_a, "verify_checksums"_a, "two_phase"_a, "cache"_a, "not_in_checkpoint"_a,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pathlib
+import socket
 import time
 
 import numpy
@@ -31,6 +32,10 @@ SAVE = [
     ("timeout", 10**400, "timeout can't be a number of seconds"),
     ("timeout", "60", "timeout is a number of seconds or None, not '60'"),
     ("overwrite", "no", "overwrite is True or False, not 'no'"),
+    ("attributes", {"iteration": 100}, "attributes is a dict of texts by text, not {'iteration'"),
+    ("attributes", ["a"], "attributes is a dict of texts by text, not ['a']"),
+    ("attributes", {"a": "\udc80"}, "attributes can't be written as UTF-8"),
+    ("attributes", {"a": "x" * (1 << 20)}, "attributes have 1048577 bytes"),
     ("agreement", "ruled", 'agreement is "exchange" or "rule", not "ruled"'),
     ("agreement", None, "agreement is a text, not None"),
     ("progress", "x", "progress is True, False or a function, not 'x'"),
@@ -119,6 +124,18 @@ def test_numbers_and_names_of_open_and_read_are_checked(ckpt: str) -> None:
     assert "allow_classes is a collection of names" in str(raised.value)
     with pytest.raises(tilestone.InvalidArgumentError):
         tilestone.gc(ckpt, delete="no")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("format", ["torch_dist", "zarr"])
+def test_attributes_and_hosts_are_kept_with_the_checkpoint(format: str, ckpt: str) -> None:
+    attributes = {"iteration": "100", "job": "é\n", "": ""}
+    tilestone.save({"w": numpy.ones(2)}, ckpt, format=format, attributes=attributes)
+    with tilestone.open(ckpt) as opened:
+        assert opened.attributes == attributes
+        assert opened.hosts == [socket.gethostname()]
+    tilestone.save({"w": numpy.ones(2)}, ckpt, format=format, overwrite=True)
+    with tilestone.open(ckpt) as opened:
+        assert opened.attributes == {}
 
 
 def test_no_timeout_and_bytes_for_a_path(ckpt: str) -> None:

@@ -62,6 +62,7 @@ def save(
     threads: int = 0,
     buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
     files_per_rank: int = 1,
+    attributes: Mapping[str, str] | None = None,
     progress: bool | ProgressCallback = False,
 ) -> _core.SaveResult:
     """Saves the state that all ranks hold together. Every rank calls.
@@ -70,8 +71,8 @@ def save(
     fails on any rank, every rank raises the same error and what stood at `path` still stands. That
     includes bad options, paths and states; only a `group` or `comm` that can't be used, or a rank
     outside the group, fails on its rank alone, and the others wait for it until the timeout.
-    `path`, `format`, `dialect`, `overwrite` and `agreement` are the same on every rank, else
-    MismatchError names what differs.
+    `path`, `format`, `dialect`, `overwrite`, `agreement` and `attributes` are the same on every
+    rank, else MismatchError names what differs.
 
     Args:
         state: a nested dict. Mappings of any class are taken apart, and so are lists of any class
@@ -107,6 +108,8 @@ def save(
         threads: that work on this rank; 0: as many as the machine has, at most 8.
         buffer_bytes: pooled memory of this rank, bytes.
         files_per_rank: data files that each rank writes.
+        attributes: texts that say something of the checkpoint ({"iteration": "100"}), at most
+            1 MiB in all. `Checkpoint.attributes` has them, and `tilestone inspect` shows them.
         progress: True for a bar on a terminal, or a function that gets `Progress`.
 
     Raises:
@@ -140,6 +143,7 @@ def save(
                 _options.whole("threads", threads),
                 _options.whole("buffer_bytes", buffer_bytes, 64),
                 _options.whole("files_per_rank", files_per_rank),
+                _options.texts("attributes", attributes),
                 until_the_end.enter_context(shown),
             )
 

@@ -311,6 +311,16 @@ class Checkpoint:
         return self._handle.world_size
 
     @property
+    def hosts(self) -> list[str]:
+        """The names of the hosts that saved it, by rank; empty without a commit manifest."""
+        return self._handle.hosts
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """What `save` was told of it as `attributes`; empty without a commit manifest."""
+        return self._handle.attributes
+
+    @property
     def rank_local(self) -> bool:
         """Whether each rank wrote metadata of its own (torch's use_collectives=False)."""
         return self._handle.rank_local

@@ -1,6 +1,6 @@
 """The engine of tilestone; use the package `tilestone`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy
 import numpy.typing
@@ -384,7 +384,7 @@ class SaveResult:
 class SaveRequest:
     """What a rank brings to a save."""
 
-    def __init__(self, state: object, path: bytes, bridge: object, format: str, dialect: str, overwrite: bool, agreement: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, progress: object | None) -> None: ...
+    def __init__(self, state: object, path: bytes, bridge: object, format: str, dialect: str, overwrite: bool, agreement: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, attributes: Mapping[str, str], progress: object | None) -> None: ...
 
 class LoadRequest:
     """What a rank brings to a load."""
@@ -538,6 +538,12 @@ class Checkpoint:
 
     @property
     def world_size(self) -> int | None: ...
+
+    @property
+    def hosts(self) -> list[str]: ...
+
+    @property
+    def attributes(self) -> dict[str, str]: ...
 
     @property
     def tensor_bytes(self) -> int: ...

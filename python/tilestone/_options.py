@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tilestone import _core
@@ -92,6 +92,21 @@ def names(name: str, value: Any) -> frozenset[str]:
         return frozenset(value)
     hint = f"; for one name: {name}=[{value!r}]" if is_one else ""
     raise InvalidArgumentError(f"{name} is a collection of names, not {value!r}{hint}")
+
+
+def texts(name: str, value: object) -> dict[str, str]:
+    """A dict of texts by text; None is an empty one."""
+    if value is None:
+        return {}
+    found = dict(value) if isinstance(value, Mapping) else None
+    if found is None or not all(isinstance(t, str) for pair in found.items() for t in pair):
+        raise InvalidArgumentError(f"{name} is a dict of texts by text, not {value!r}")
+    try:
+        for text in (*found, *found.values()):
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"{name} can't be written as UTF-8: {error}") from None
+    return found
 
 
 def sink(name: str, value: Any) -> Any:

@@ -10,9 +10,13 @@ namespace tilestone {
 std::string host_identity() {
   std::string boot_id;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot_id);
+  return boot_id + " " + host_name();
+}
+
+std::string host_name() {
   char name[HOST_NAME_MAX + 1] = "";
   gethostname(name, sizeof name - 1);
-  return boot_id + " " + name;
+  return name;
 }
 
 }  // namespace tilestone

@@ -9,4 +9,7 @@ namespace tilestone {
 // else: the kernel's boot id (where the system has one) and the host name.
 std::string host_identity();
 
+// As `hostname` gives it, for people.
+std::string host_name();
+
 }  // namespace tilestone

@@ -71,6 +71,31 @@ std::string commit_text(const Checkpoint& checkpoint) {
   return checkpoint.metadata().rank_local ? "none (each rank wrote its own metadata)" : "none";
 }
 
+// "node1 (8 ranks), node2 (8 ranks)"; where there are many, the first few.
+std::string hosts_text(const SaveRecord& record) {
+  constexpr size_t kShown = 8;
+  std::vector<std::pair<std::string, uint64_t>> hosts;  // in the order of their first ranks
+  std::map<std::string, size_t> places;
+  for (const std::string& host : record.hosts) {
+    const auto [place, is_new] = places.emplace(host, hosts.size());
+    if (is_new) hosts.emplace_back(host.empty() ? "not known" : printable(host), 0);
+    ++hosts[place->second].second;
+  }
+  std::string text;
+  for (size_t i = 0; i < std::min(hosts.size(), kShown); ++i) {
+    text += fmt::format("{}{} ({})", i == 0 ? "" : ", ", hosts[i].first,
+                        counted(hosts[i].second, "rank"));
+  }
+  return hosts.size() <= kShown ? text : text + fmt::format(" and {} more", hosts.size() - kShown);
+}
+
+void print_record(const SaveRecord& record) {
+  fmt::print("hosts      {}\n", hosts_text(record));
+  for (const auto& [name, value] : record.attributes) {
+    fmt::print("attribute  {} = {}\n", printable(name), printable(value));
+  }
+}
+
 int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {
   const Metadata& metadata = checkpoint.metadata();
   const std::vector<FileUse> uses = use_of_files(metadata);
@@ -86,6 +111,10 @@ int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {
                 {"objects", metadata.objects.size()},
                 {"tensor_bytes", metadata.tensor_bytes()},
                 {"bytes_by_dtype", bytes_by_dtype(metadata)}};
+    if (const auto& record = checkpoint.save_record()) {
+      out["hosts"] = record->hosts;
+      out["attributes"] = record->attributes;
+    }
     out["files"] = Json::array();
     for (size_t i = 0; i < uses.size(); ++i) {
       out["files"].push_back(
@@ -100,6 +129,7 @@ int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {
   fmt::print("save id    {}\ncommit     {}\n",
              metadata.save_id.empty() ? "none" : printable(metadata.save_id),
              commit_text(checkpoint));
+  if (const auto& record = checkpoint.save_record()) print_record(*record);
   fmt::print("tensors    {}, {}\nobjects    {}\n", grouped(metadata.tensors.size()),
              human_bytes(metadata.tensor_bytes()), grouped(metadata.objects.size()));
   for (const auto& [dtype, bytes] : bytes_by_dtype(metadata)) {

@@ -85,6 +85,22 @@ TEST_F(Cli, InspectTellsTheWriterAndDrawsAKey) {
   EXPECT_EQ(chunks["chunks"][1]["offset"], (std::vector<int>{2, 0}));
 }
 
+TEST_F(Cli, InspectShowsHostsAndAttributes) {
+  float mine = 1;
+  StateDict state;
+  state["w"] = TensorView::contiguous(&mine, DType::kFloat32, {1});
+  const std::string path = (folder_ / "attributes").string();
+  save(state, path, {.attributes = {{"iteration", "100"}, {"job", "a\tb"}}});
+  const std::string text = tilestone_command({"inspect", path}).out;
+  EXPECT_THAT(text, HasSubstr("\nattribute  iteration = 100\n"));
+  EXPECT_THAT(text, testing::Not(HasSubstr("\t")));
+  EXPECT_THAT(text, HasSubstr(" (1 rank)\n"));
+  const json out = json::parse(tilestone_command({"inspect", path, "--json"}).out);
+  EXPECT_EQ(out["attributes"]["job"], "a\tb");
+  ASSERT_EQ(out["hosts"].size(), 1u);
+  EXPECT_NE(out["hosts"][0], "");
+}
+
 TEST_F(Cli, InspectOfALargeJobListsFortyFilesAndShardsUnlessAskedForAll) {
   constexpr int kRanks = 50;
   const std::string many = (folder_ / "many").string();

@@ -42,7 +42,11 @@ TensorItem item_of(const StoredTensor& tensor, const Box& wanted) {
 
 std::optional<SaveRecord> record_of(const engine::Opened& opened) {
   if (!opened.manifest) return std::nullopt;
-  return SaveRecord{.world_size = opened.manifest->world_size};
+  SaveRecord record;
+  record.world_size = opened.manifest->world_size;
+  for (const RankReport& report : opened.manifest->reports) record.hosts.push_back(report.host);
+  record.attributes = opened.manifest->attributes;
+  return record;
 }
 
 // Memory for the items, once the files are known to be large enough for them.

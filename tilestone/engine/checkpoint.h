@@ -1,6 +1,7 @@
 // A checkpoint opened for reading, without a template and without ranks.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -39,6 +40,8 @@ struct VerifyReport {
 // What the manifest records of the save that wrote a checkpoint.
 struct SaveRecord {
   int world_size = 1;
+  std::vector<std::string> hosts;                 // by rank; "": not known
+  std::map<std::string, std::string> attributes;  // SaveOptions::attributes
 };
 
 // Thread-safe; cheap to copy (copies share one open checkpoint). Once a save has replaced the

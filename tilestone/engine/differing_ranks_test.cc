@@ -111,6 +111,8 @@ TEST(DifferingRanks, AnOptionOfASaveThatDiffersIsNamedWithItsValues) {
   const DifferingOption cases[] = {
       {"overwrite (ranks 0 and 2: False; rank 1: True)",
        [](SaveOptions& options) { options.overwrite = true; }},
+      {"attributes (ranks 0 and 2: {}; rank 1: {\"iteration\": \"100\"})",
+       [](SaveOptions& options) { options.attributes = {{"iteration", "100"}}; }},
       {"agreement (ranks 0 and 2: \"exchange\"; rank 1: \"rule\")",
        [](SaveOptions& options) { options.agreement = SaveOptions::Agreement::kRule; }},
   };

@@ -322,8 +322,9 @@ class Saving {
             reports.push_back(rank == own ? std::move(report_)
                                           : RankReport::decode(payloads[rank]));
           }
-          commit_->prepare({std::move(reports), payloads, options().threads, &items_},
-                           coordinator_deadline());
+          commit_->prepare(
+              {std::move(reports), payloads, options().threads, &items_, options().attributes},
+              coordinator_deadline());
           return std::vector<Bytes>();
         });
   }

@@ -7,6 +7,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/named_fields.h"
 
 namespace tilestone {
 namespace {
@@ -16,6 +17,7 @@ constexpr std::string_view kMagic = "TILEMAN\n";
 constexpr uint32_t kFormatVersion = 2;
 constexpr uint64_t kChecksumSize = 8;
 constexpr size_t kLongestSaveId = 200;
+constexpr std::string_view kAttributes = "attributes";
 constexpr uint64_t kSmallestSum = 18;  // bytes of an encoded IndexSum
 
 [[noreturn]] void corrupt(const std::string& problem) {
@@ -38,6 +40,30 @@ IndexSum decode_sum(ByteReader& reader) {
   if (role > static_cast<uint8_t>(IndexRole::kAfter)) reader.fail("an unknown role of a file");
   sum.role = static_cast<IndexRole>(role);
   return sum;
+}
+
+Bytes encode_attributes(const std::map<std::string, std::string>& attributes) {
+  ByteWriter out;
+  out.varint(attributes.size());
+  for (const auto& [name, value] : attributes) {
+    out.string(name);
+    out.string(value);
+  }
+  return std::move(out).take();
+}
+
+std::map<std::string, std::string> decode_attributes(ByteView bytes) {
+  ByteReader reader(bytes, "manifest: attributes");
+  std::map<std::string, std::string> attributes;
+  for (uint64_t left = reader.count(2); left > 0; --left) {
+    std::string name(reader.string());
+    if (!attributes.empty() && name <= attributes.rbegin()->first) {
+      reader.fail("their names do not ascend");
+    }
+    attributes.emplace_hint(attributes.end(), std::move(name), reader.string());
+  }
+  reader.expect_end();
+  return attributes;
 }
 
 Manifest decode_body(ByteReader& reader) {
@@ -64,7 +90,9 @@ Manifest decode_body(ByteReader& reader) {
       reader.fail("report " + std::to_string(rank) + " is of another rank or save");
     }
   }
-  reader.expect_end();
+  read_named_fields(reader, [&](std::string_view name, ByteView value) {
+    if (name == kAttributes) manifest.attributes = decode_attributes(value);
+  });
   return manifest;
 }
 
@@ -186,6 +214,9 @@ Bytes Manifest::encode(std::span<const Bytes> encoded_reports) const {
   }
   out.varint(encoded_reports.size());
   for (const Bytes& report : encoded_reports) out.blob(report);
+  if (!attributes.empty()) {
+    write_named_fields(out, {{std::string(kAttributes), encode_attributes(attributes)}});
+  }
   out.u64(xxh3_64(out.bytes()));
   return std::move(out).take();
 }
@@ -203,9 +234,9 @@ Manifest Manifest::decode(ByteView bytes, const std::string& file) {
     reader.raw(kMagic.size());
     const uint32_t version = reader.u32();
     if (version != kFormatVersion) {
-      throw Error(ErrorCode::kUnsupported,
-                  "manifest: version " + std::to_string(version) + " is newer than version " +
-                      std::to_string(kFormatVersion) + " that is known here");
+      throw Error(ErrorCode::kUnsupported, "manifest: version " + std::to_string(version) +
+                                               "; only version " + std::to_string(kFormatVersion) +
+                                               " is known here");
     }
     return decode_body(reader);
   } catch (Error& error) {

@@ -6,6 +6,7 @@
 // publishes the metadata switches both at once, and a manifest of another save is never taken.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -33,6 +34,8 @@ struct Manifest {
   std::string writer;               // "Tilestone 0.1.0"
   std::vector<IndexSum> index;      // in the order of publishing
   std::vector<RankReport> reports;  // by rank
+  // What the caller of the save said of the checkpoint.
+  std::map<std::string, std::string> attributes = {};
 
   Bytes encode() const;
   // The same for reports that are at hand as RankReport::encode() gave them, by rank; `reports` is

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/named_fields.h"
 
 namespace tilestone {
 namespace {
@@ -69,6 +71,48 @@ TEST(Manifest, EveryFlippedBitAndTruncationIsFound) {
   for (size_t size = 0; size < whole.size(); ++size) {
     EXPECT_THROW(Manifest::decode(ByteView(whole).first(size), "m"), Error) << size;
   }
+}
+
+TEST(Manifest, AttributesAndHostsAreOptional) {
+  Manifest manifest = example();
+  manifest.attributes = {{"iteration", "100"}, {"job", ""}};
+  manifest.reports[1].host = "node1";
+  const Manifest found = Manifest::decode(manifest.encode(), "m");
+  EXPECT_EQ(found.attributes, manifest.attributes);
+  EXPECT_EQ(found.reports[0].host, "");
+  EXPECT_EQ(found.reports[1].host, "node1");
+  EXPECT_TRUE(Manifest::decode(example().encode(), "m").attributes.empty());
+}
+
+// A manifest's bytes with others before its checksum, which is made right, and a version.
+Bytes changed(Bytes bytes, ByteView tail, uint8_t version) {
+  bytes.resize(bytes.size() - sizeof(uint64_t));
+  bytes[8] = static_cast<std::byte>(version);
+  bytes.insert(bytes.end(), tail.begin(), tail.end());
+  ByteWriter out;
+  out.raw(bytes);
+  out.u64(xxh3_64(bytes));
+  return std::move(out).take();
+}
+
+TEST(Manifest, OptionalFieldsOfLaterVersionsAreSkippedAndOtherVersionsRefused) {
+  ByteWriter tail;
+  write_named_fields(tail, {{"later", to_bytes("x")}});
+  EXPECT_EQ(Manifest::decode(changed(example().encode(), tail.bytes(), 2), "m").save_id, "a1");
+  for (const uint8_t version : {uint8_t{1}, uint8_t{3}}) {
+    try {
+      Manifest::decode(changed(example().encode(), {}, version), "m");
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+    }
+  }
+  ByteWriter twice;  // one attribute twice
+  ByteWriter attributes;
+  attributes.varint(2);
+  for (const char* text : {"a", "1", "a", "2"}) attributes.string(text);
+  write_named_fields(twice, {{"attributes", attributes.bytes()}});
+  EXPECT_THROW(Manifest::decode(changed(example().encode(), twice.bytes(), 2), "m"), Error);
 }
 
 TEST(Manifest, ErrorsNameTheFile) {

@@ -1,6 +1,7 @@
 #include "tilestone/plan/report.h"
 
 #include "tilestone/base/checksum.h"
+#include "tilestone/base/named_fields.h"
 #include "tilestone/plan/wire_internal.h"
 
 namespace tilestone {
@@ -8,6 +9,7 @@ namespace {
 
 constexpr uint8_t kVersion = 1;
 constexpr uint64_t kTrailerSize = 8;
+constexpr std::string_view kHost = "host";
 
 void write_item(ByteWriter& out, const ReportedItem& item) {
   out.varint(item.file);
@@ -114,6 +116,7 @@ Bytes RankReport::encode() const {
     wire::write_path(out, object.key, object.path);
     write_item(out, object.at);
   }
+  if (!host.empty()) write_named_fields(out, {{std::string(kHost), to_bytes(host)}});
   out.u64(xxh3_64(out.bytes()));
   return std::move(out).take();
 }
@@ -131,7 +134,9 @@ RankReport RankReport::decode(ByteView bytes) {
   read_tensors(in, keys, report);
   read_chunks(in, report);
   read_objects(in, keys, report);
-  in.expect_end();
+  read_named_fields(in, [&](std::string_view name, ByteView value) {
+    if (name == kHost) report.host = as_text(value);
+  });
   return report;
 }
 

@@ -27,6 +27,7 @@ struct RankReport {
   int rank = 0;
   int world_size = 1;
   std::string save_id;
+  std::string host;  // where the rank ran; "": not known
   std::vector<ReportedFile> files;
   struct Tensor {
     std::string key;
@@ -48,7 +49,8 @@ struct RankReport {
   };
   std::vector<Object> objects;
 
-  // Keys and paths compact, numbers as varints, the XXH3 of all that at the end.
+  // Keys and paths compact, numbers as varints, then optional fields (base/named_fields.h), the
+  // XXH3 of all that at the end.
   Bytes encode() const;
   static RankReport decode(ByteView bytes);  // Error(kCorrupt)
 };

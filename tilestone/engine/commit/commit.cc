@@ -296,7 +296,8 @@ void Commit::prepare(Reported reported, Deadline deadline) {
                        dialect_->encode_index(*reported.items, *format_));
   new_files_.insert(metadata.files.begin(), metadata.files.end());
 
-  const Manifest manifest = make_manifest(metadata, static_cast<int>(reported.encoded.size()));
+  Manifest manifest = make_manifest(metadata, static_cast<int>(reported.encoded.size()));
+  manifest.attributes = std::move(reported.attributes);
   const std::string name = manifest_name(save_id_);
   new_files_.insert(name);
   storage_->publish(name, temporary_name(save_id_, "manifest"), manifest.encode(reported.encoded),

@@ -1,6 +1,7 @@
 // The commit of a save, as the coordinator makes it. The protocol stands in commit.cc.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -40,6 +41,7 @@ class Commit {
     std::span<const Bytes> encoded;   // encoded[i] is what reports[i].encode() gives
     int threads = 0;                  // the save's option
     const Items* items = nullptr;     // the coordinator's
+    std::map<std::string, std::string> attributes = {};  // likewise
   };
   // Step 3: checks the reports, and that every file they name is here; makes everything durable but
   // the switch of the index and what is published after it.

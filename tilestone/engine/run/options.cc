@@ -30,9 +30,17 @@ void check_buffer_bytes(uint64_t bytes) {
                      kMaxBufferBytes));
 }
 
+void check_attributes(const SaveOptions& options) {
+  uint64_t bytes = 0;
+  for (const auto& [name, value] : options.attributes) bytes += name.size() + value.size();
+  if (bytes <= kMaxAttributeBytes) return;
+  refuse(fmt::format("attributes have {} bytes; expected at most {}", bytes, kMaxAttributeBytes));
+}
+
 }  // namespace
 
 void check_options(const SaveOptions& options) {
+  check_attributes(options);
   check_timeout(options.timeout);
   check_threads(options.threads);
   check_buffer_bytes(options.buffer_bytes);

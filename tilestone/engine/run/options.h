@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,9 +41,10 @@ inline constexpr uint64_t kMinBufferBytes = 128u << 10;
 inline constexpr uint64_t kMaxBufferBytes = uint64_t{1} << 44;
 inline constexpr int kMaxThreads = 1024;
 inline constexpr int kMaxFilesPerRank = 1024;
+inline constexpr uint64_t kMaxAttributeBytes = 1u << 20;  // of all names and values together
 
 // Equal on all ranks, else Error(kMismatch) that names the option: format, dialect, agreement,
-// overwrite.
+// overwrite, attributes.
 // The others are each rank's own.
 struct SaveOptions {
   enum class Agreement {
@@ -60,6 +62,8 @@ struct SaveOptions {
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;  // pooled memory of this rank, bytes
   int threads = 0;                                    // 0: as many as the machine has, at most 8
   int files_per_rank = 1;
+  // Texts that say something of the checkpoint ("iteration": "100"), kept in its manifest.
+  std::map<std::string, std::string> attributes = {};
   ProgressFn progress = nullptr;
   // Another thread may request it: the save then ends soon, as after any failure, and throws the
   // request's reason here and Error(kInterrupted) on the other ranks. Once the checkpoint is being

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 
+#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
@@ -80,6 +81,17 @@ std::string text_of(const std::vector<int>& ranks) {
   throw Error(ErrorCode::kMismatch, "the ranks don't agree on what they call");
 }
 
+// Whole where it is short, else by its hash.
+std::string text_of(const std::map<std::string, std::string>& attributes) {
+  constexpr size_t kShort = 200;
+  std::string text;
+  for (const auto& [name, value] : attributes) {
+    text += (text.empty() ? "" : ", ") + in_quotes(name) + ": " + in_quotes(value);
+  }
+  if (text.size() <= kShort) return "{" + text + "}";
+  return std::to_string(attributes.size()) + " of XXH3 " + std::to_string(xxh3_64(as_bytes(text)));
+}
+
 template <typename T>
 std::string name_of(const std::shared_ptr<const T>& named, const std::string& otherwise) {
   return named == nullptr ? otherwise : std::string(named->name());
@@ -93,7 +105,8 @@ Terms terms_of(const Location& location, const SaveOptions& options) {
           {"overwrite", truth(options.overwrite)},
           {"agreement", in_quotes(by_rule ? "rule" : "exchange")},
           {"format", in_quotes(name_of(options.format, std::string(torch_dist_format()->name())))},
-          {"dialect", in_quotes(name_of(options.dialect, std::string(pytorch_dialect()->name())))}};
+          {"dialect", in_quotes(name_of(options.dialect, std::string(pytorch_dialect()->name())))},
+          {"attributes", text_of(options.attributes)}};
 }
 
 Terms terms_of(const Location& location, const LoadOptions& options) {

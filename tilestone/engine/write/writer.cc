@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/host.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
@@ -72,6 +73,7 @@ class RankWriter {
     report_.rank = task_.rank;
     report_.world_size = task_.world_size;
     report_.save_id = task_.save_id;
+    report_.host = host_name();
     report_.files.resize(shares_.size());
     int data_files = 0;
     for (size_t i = 0; i < shares_.size(); ++i) {
