@@ -132,8 +132,8 @@ StateDict to_state(nb::handle mapping, const Bridge& bridge, Claims* claims = nu
 // `original` is the object that the node came from (or none): its keys, container types and kinds
 // of array are kept.
 nb::object from_node(const StateNode& node, nb::handle original, const Bridge& bridge);
-// A whole loaded tree; the bridge gets to know which arrays were filled in place. `kept`: leaves that
-// are the original's own.
+// A whole loaded tree; the bridge gets to know which arrays were filled in place. `kept`: leaves
+// that are the original's own.
 nb::object from_state(const StateDict& loaded, nb::handle original, const Bridge& bridge,
                       const KeptLeaves& kept);
 

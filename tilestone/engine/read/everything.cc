@@ -91,7 +91,7 @@ void merge(StateDict& tree, const Value& common, const std::string& at) {
     const std::string name = at.empty() ? dotted({element}) : at + "." + dotted({element});
     StateNode* found = tree.find(element);
     if (found == nullptr) {
-      tree.at(element) = value;
+      tree[element] = value;
     } else if (found->get_if<StateDict>() != nullptr && value.kind() == Value::Kind::kDict) {
       merge(*found->get_if<StateDict>(), value, name);
     } else {
