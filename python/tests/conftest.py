@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import signal
 from collections.abc import Iterator
 
 import hosts
@@ -11,6 +12,11 @@ import ranks
 
 KILLS = pytest.StashKey[list[str]]()
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+
+def pytest_configure() -> None:
+    # Where the tests run in the background of a shell, Ctrl-C is ignored, and in the ranks too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
