@@ -115,6 +115,28 @@ def test_a_report_is_a_load_report(ckpt: str) -> None:
         tilestone.load({"step": None}, ckpt, report=[])  # type: ignore[arg-type]
 
 
+def test_a_report_is_filled_before_load_state_dict_is_called_and_emptied_before_a_load(
+    ckpt: str,
+) -> None:
+    saved(ckpt)
+
+    class Refusing:
+        def state_dict(self) -> dict[str, Any]:
+            return {"weight": torch.zeros(2, 3), "bias": torch.zeros(2), "more": torch.zeros(1)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise ValueError("no")
+
+    report = tilestone.LoadReport()
+    with pytest.raises(ValueError, match="no"):
+        tilestone.load({"m": Refusing()}, ckpt, not_in_checkpoint="report",
+                       other_shape="ignore", report=report)  # fmt: skip
+    assert report == tilestone.LoadReport(["m.bias", "m.more", "m.weight"], [], [])
+    with pytest.raises(tilestone.NotFoundError):
+        tilestone.load({"absent": None}, ckpt, report=report)
+    assert report == tilestone.LoadReport()
+
+
 def load_parts(rank: int, world: int, path: str) -> tuple[Any, str]:
     report = tilestone.LoadReport()
     wanted: dict[str, Any] = {"a": torch.zeros(4 + rank, dtype=torch.int64), f"extra{rank}": None}

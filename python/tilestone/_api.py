@@ -192,9 +192,10 @@ def load(
 
     `load(path)`, without a template, gives each rank all that the checkpoint holds, in new arrays
     (torch's where torch is loaded, else numpy's), nested as it was saved: keys of dicts are text,
-    an empty dict has left nothing, and a list of which an element has left nothing is a dict by
-    index. What has no recorded path (sharded entities with keys of their own, and all of zarr)
-    stands under its key at the top, Megatron-Core's common state beside it.
+    an empty dict or list has left nothing, and a list of which an element has left nothing is a
+    dict by index, or shorter where that was its end. What has no recorded path (sharded entities
+    with keys of their own, and all of zarr) stands under its key at the top, Megatron-Core's common
+    state, whose keys are as they were, beside it.
 
     Args:
         wanted: a state dict as `save` takes it. Arrays in it are filled in place, those without
@@ -202,7 +203,8 @@ def load(
             only that their key is wanted. Of an object with state_dict() and load_state_dict(),
             what the checkpoint holds below its key must be asked for by its state dict, on one
             rank at least, unless `not_requested` says otherwise; a torch optimizer without state
-            gets the state of plain parameters all the same, that of DTensors must be made before.
+            gets the state of plain parameters all the same, in the shapes that are stored, since
+            nothing says what it should be; that of DTensors must be made before.
             To load a part, want a dict in place of the object: {"model": model.state_dict()}.
         path: the checkpoint's directory, as for `save`.
         group, comm: as for `save`.
@@ -210,12 +212,13 @@ def load(
             "report", which lists it in `report`, and in a warning of rank 0; or "ignore". Where
             the load goes on, the leaf stays what it is in the template. Of values, lists and
             arrays in the common state (Megatron-Core's dialect) none of this is asked: it comes
-            back as it was saved.
+            back as it was saved, and an array of another shape there is always an error.
         not_requested: the same for a key of the checkpoint that no rank wants; by default it is
             an error below the key of an object with state_dict(), and ignored elsewhere.
         other_shape: the same for a tensor that is wanted in another global shape than is stored.
             All three are the same on every rank.
-        report: gets what is reported.
+        report: gets what is reported; its lists are emptied first. Where load_state_dict() of an
+            object raises, it has been filled, and so have the arrays.
         cast: convert from the stored dtype where it differs from the wanted one, as torch's
             .to() does (what is too large for float8_e4m3fn becomes its largest number).
         allow_classes: names ("argparse.Namespace") of classes of which objects may be made.
@@ -271,6 +274,8 @@ def load(
                 raise InvalidArgumentError("a state is a dict, not NoneType")
             if report is not None and not isinstance(report, LoadReport):
                 raise InvalidArgumentError(f"report is a LoadReport or None, not {report!r}")
+            if report is not None:
+                vars(report).update(vars(LoadReport()))
             shown = reporting(_options.sink("progress", progress), "load", comm.rank)
             allowed = _options.names("allow_classes", allow_classes)
             bridge = Bridge(True, allowed, group=group, ranks=comm.size)
@@ -297,12 +302,12 @@ def load(
         ) -> None:
             nonlocal result
             assert bridge is not None
-            bridge.give_back()
-            result = loaded
             if report is not None:
                 report.not_in_checkpoint = missing
                 report.not_requested = rest
                 report.other_shape = other
+            bridge.give_back()
+            result = loaded
 
         _core.load(prepare, take, place, comm, _options.limit_of(timeout))
     return result

@@ -292,7 +292,7 @@ class Checkpoint:
 
     @property
     def format(self) -> str:
-        """ "torch_dist"."""
+        """ "torch_dist" or "zarr"."""
         return self._handle.format
 
     @property

@@ -10,7 +10,7 @@
 #include <chrono>
 #include <filesystem>
 #include <thread>
-#include <utility>
+#include <vector>
 
 #include "tilestone/base/log.h"
 #include "tilestone/comm/solo.h"
@@ -147,15 +147,17 @@ TEST(StagedSave, AFileThatBelongsToNoCheckpointIsNamedAndNothingIsReplaced) {
 
 // A name that Megatron-Core uses makes a file of the user's own no part of a checkpoint.
 TEST(StagedSave, AUsersOwnFileOfAKnownNameIsNamedAndNothingIsReplaced) {
-  const std::pair<const char*, const char*> files[] = {{"metadata.json", R"({"mine": 1})"},
-                                                       {"common.pt", "mine"}};
-  for (const auto& [name, text] : files) {
+  const std::vector<std::string> both = {"common.pt", "metadata.json"};
+  for (const auto& names : std::vector<std::vector<std::string>>{{both[0]}, {both[1]}, both}) {
     const auto parent = memory_storage();
     save_one(parent->child("ckpt"), 1, pytorch_dialect());
-    put_file(*parent, std::string("ckpt/") + name, as_bytes(text));
+    for (const std::string& name : names) {
+      put_file(*parent, "ckpt/" + name, as_bytes(R"({"mine": 1})"));
+    }
+    expect_rows(parent->child("ckpt"), 1, 1);
     const FileImage image = memory_image(*parent);
     expect_error([&] { save_one(parent->child("ckpt"), 2, megatron_dialect(), true); },
-                 ErrorCode::kUnsupported, name);
+                 ErrorCode::kUnsupported, names[0]);
     EXPECT_EQ(memory_image(*parent), image);
   }
 }

@@ -14,12 +14,24 @@ bool is_there(std::span<const std::string> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+Json parse(ByteView bytes) {
+  const auto keep = [](int depth, Json::parse_event_t, const Json&) { return depth <= kMaxDepth; };
+  const auto* text = reinterpret_cast<const char*>(bytes.data());
+  return Json::parse(text, text + bytes.size(), keep, false);
+}
+
+// Whether the bytes are whole and have none of the fields of Megatron-Core's.
+bool is_of_others(ByteView bytes) {
+  const Json json = parse(bytes);
+  const auto has = [&](const char* field) { return json.contains(field); };
+  return !json.is_discarded() && !has("sharded_backend") && !has("sharded_backend_version") &&
+         !has("common_backend") && !has("common_backend_version");
+}
+
 }  // namespace
 
 std::optional<MegatronConfig> read_megatron_config(ByteView bytes) {
-  const auto keep = [](int depth, Json::parse_event_t, const Json&) { return depth <= kMaxDepth; };
-  const auto* text = reinterpret_cast<const char*>(bytes.data());
-  const Json json = Json::parse(text, text + bytes.size(), keep, false);
+  const Json json = parse(bytes);
   if (!json.is_object() || !json.contains("sharded_backend")) return std::nullopt;
   const Json& backend = json["sharded_backend"];
   MegatronConfig config;
@@ -34,10 +46,9 @@ std::optional<MegatronConfig> read_megatron_config(ByteView bytes) {
 std::optional<MegatronMark> find_megatron_mark(
     std::span<const std::string> names, const std::function<Bytes(const std::string&)>& read) {
   if (!is_there(names, kMegatronConfig)) return std::nullopt;
-  if (auto config = read_megatron_config(read(std::string(kMegatronConfig)))) {
-    return MegatronMark{std::move(config->backend)};
-  }
-  if (is_there(names, kMegatronCommon)) return MegatronMark{};
+  const Bytes bytes = read(std::string(kMegatronConfig));
+  if (auto config = read_megatron_config(bytes)) return MegatronMark{std::move(config->backend)};
+  if (is_there(names, kMegatronCommon) && !is_of_others(bytes)) return MegatronMark{};
   return std::nullopt;
 }
 

@@ -22,7 +22,7 @@ struct MegatronMark {
 
 // `names`: of all files of a directory, in any order. `read` returns a file's bytes and is called
 // for metadata.json at most; what it throws comes out. Nothing for a metadata.json that some other
-// program wrote.
+// program wrote: JSON without a field of Megatron-Core's.
 std::optional<MegatronMark> find_megatron_mark(
     std::span<const std::string> names, const std::function<Bytes(const std::string&)>& read);
 
