@@ -254,6 +254,6 @@ class Bridge:
         vars(made).update(attributes or {})
         return made
 
-    def make_opaque(self, *told: Any) -> Any:
+    def make_opaque(self, *parts: Any) -> Any:
         """The object where its class is plain or allowed, what the pickle says of it otherwise."""
-        return make(Opaque(*told), self.allow)
+        return make(Opaque(*parts), self.allow)

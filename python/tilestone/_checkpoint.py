@@ -160,7 +160,7 @@ class Checkpoint:
         Args:
             key: the tensor's.
             box: a Box, or (start, stop) for each dim, in elements; None for the whole tensor.
-            framework: "numpy" or "torch"; by default what `open` was told.
+            framework: "numpy" or "torch"; by default the one given to `open`.
             out: an array of the box's shape and the stored dtype that is filled and returned
                 instead of a new one, whatever its strides and byte order. autograd sees a torch
                 tensor as changed.
@@ -317,7 +317,7 @@ class Checkpoint:
 
     @property
     def attributes(self) -> dict[str, str]:
-        """What `save` was told of it as `attributes`; empty without a commit manifest."""
+        """The `attributes` that `save` was given; empty without a commit manifest."""
         return self._handle.attributes
 
     @property

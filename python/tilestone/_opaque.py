@@ -2,7 +2,7 @@
 
 A checkpoint's pickles are never run. An object of a plain, harmless type is made by a closed table
 (tilestone._plain_types). One of any other class comes back as `Opaque`: what the pickle says of
-it, told and not made. `make` turns it into the object when the caller has allowed its class by
+it, described and not made. `make` turns it into the object when the caller has allowed its class by
 name, and then calls nothing but that class. An `Opaque` that is saved is the object that it was.
 """
 
@@ -97,48 +97,48 @@ def _set_state(made: Any, state: Any) -> None:
         setattr(made, name, value)
 
 
-def _build(told: Opaque) -> Any:
+def _build(opaque: Opaque) -> Any:
     """The object of an allowed class, in the order in which unpickling makes one."""
-    found = _find(told)
-    if told.kind == "global":
+    found = _find(opaque)
+    if opaque.kind == "global":
         return found
-    if told.kind == "call":
-        made = found(*told.args)
+    if opaque.kind == "call":
+        made = found(*opaque.args)
     else:
-        made = found.__new__(found, *told.args, **told.keywords)
-    if told.appended:
+        made = found.__new__(found, *opaque.args, **opaque.keywords)
+    if opaque.appended:
         if hasattr(made, "extend"):
-            made.extend(told.appended)
+            made.extend(opaque.appended)
         else:
-            for value in told.appended:
+            for value in opaque.appended:
                 made.append(value)
-    for key, value in told.entries.items():
+    for key, value in opaque.entries.items():
         made[key] = value
-    if told.has_state:
-        _set_state(made, told.state)
+    if opaque.has_state:
+        _set_state(made, opaque.state)
     return made
 
 
-def _is_allowed(told: Opaque, allow: frozenset[str]) -> bool:
-    if told.full_name in allow:
+def _is_allowed(opaque: Opaque, allow: frozenset[str]) -> bool:
+    if opaque.full_name in allow:
         return True
     # Some versions of Python pickle an enum's member as the attribute of its class.
-    owner, _, member = told.name.rpartition(".")
-    if told.kind != "global" or f"{told.module}.{owner}" not in allow:
+    owner, _, member = opaque.name.rpartition(".")
+    if opaque.kind != "global" or f"{opaque.module}.{owner}" not in allow:
         return False
-    found = _find(Opaque("global", told.module, owner))
+    found = _find(Opaque("global", opaque.module, owner))
     return isinstance(found, enum.EnumMeta) and member in found.__members__
 
 
-def make(told: Opaque, allow: frozenset[str]) -> Any:
-    """The object where its class is allowed or plain, else `told` itself.
+def make(opaque: Opaque, allow: frozenset[str]) -> Any:
+    """The object where its class is allowed or plain, else `opaque` itself.
 
     Args:
-        told: what it holds is made already.
+        opaque: what it holds is made already.
     """
-    if _is_allowed(told, allow):
-        return _build(told)
-    return _plain_types.made(told)
+    if _is_allowed(opaque, allow):
+        return _build(opaque)
+    return _plain_types.made(opaque)
 
 
 class _Maker:

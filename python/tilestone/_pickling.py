@@ -56,31 +56,31 @@ class _ByName(_PythonPickler):  # type: ignore[misc]
         self.save(name)
         self.write(pickle.STACK_GLOBAL)
 
-    def _save_opaque(self, told: Opaque) -> None:
-        known = self.memo.get(id(told))
+    def _save_opaque(self, opaque: Opaque) -> None:
+        known = self.memo.get(id(opaque))
         if known is not None:
             self.write(self.get(known[0]))
             return
-        if not told.module:
+        if not opaque.module:
             raise InvalidArgumentError("a storage outside a tensor can't be saved")
-        self._save_name(told.module, told.name)
-        if told.kind != "global":
-            self.save(tuple(told.args))
-            if told.keywords:
-                self.save(dict(told.keywords))
+        self._save_name(opaque.module, opaque.name)
+        if opaque.kind != "global":
+            self.save(tuple(opaque.args))
+            if opaque.keywords:
+                self.save(dict(opaque.keywords))
                 self.write(pickle.NEWOBJ_EX)
             else:
-                self.write(pickle.REDUCE if told.kind == "call" else pickle.NEWOBJ)
-        self.memoize(told)
-        for item in told.appended:
+                self.write(pickle.REDUCE if opaque.kind == "call" else pickle.NEWOBJ)
+        self.memoize(opaque)
+        for item in opaque.appended:
             self.save(item)
             self.write(pickle.APPEND)
-        for key, item in told.entries.items():
+        for key, item in opaque.entries.items():
             self.save(key)
             self.save(item)
             self.write(pickle.SETITEM)
-        if told.has_state:
-            self.save(told.state)
+        if opaque.has_state:
+            self.save(opaque.state)
             self.write(pickle.BUILD)
 
 

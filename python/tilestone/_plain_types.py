@@ -63,11 +63,23 @@ def _all_are(kind: type, values: Any) -> bool:
     return all(type(value) is kind for value in values)
 
 
-def _bare(told: Opaque, kinds: tuple[str, ...] = ("call",)) -> tuple[Any, ...]:
+def _check_call(opaque: Opaque, *others: str) -> None:
+    """A call by arguments in their order; nothing is added to what it makes but `others`."""
+    _check(opaque.kind == "call")
+    _check_bare(opaque, *others)
+
+
+def _check_bare(opaque: Opaque, *others: str) -> None:
+    parts = ("keywords", "appended", "entries", "has_state")
+    _check(not any(getattr(opaque, part) for part in parts if part not in others))
+
+
+def _bare(opaque: Opaque, kinds: tuple[str, ...] = ("call",)) -> tuple[Any, ...]:
     """The arguments of an object that is made by them alone."""
-    _check(told.kind in kinds and not told.keywords and not told.appended and not told.entries)
-    _check(not told.has_state or told.state is None)
-    return told.args
+    _check(opaque.kind in kinds)
+    _check_bare(opaque, "has_state")
+    _check(not opaque.has_state or opaque.state is None)
+    return opaque.args
 
 
 def _maker(*names: str) -> Callable[[Maker], Maker]:
@@ -82,36 +94,36 @@ def _maker(*names: str) -> Callable[[Maker], Maker]:
 
 
 @_maker("builtins.complex")
-def _complex(told: Opaque) -> complex:
-    args = _bare(told, ("call", "new"))
+def _complex(opaque: Opaque) -> complex:
+    args = _bare(opaque, ("call", "new"))
     _check(len(args) == 2 and _all_are(float, args))
     return complex(*args)
 
 
 @_maker("builtins.range")
-def _range(told: Opaque) -> range:
-    args = _bare(told)
+def _range(opaque: Opaque) -> range:
+    args = _bare(opaque)
     _check(len(args) == 3 and _all_are(int, args))
     return range(*args)
 
 
 @_maker("builtins.slice")
-def _slice(told: Opaque) -> slice:
-    args = _bare(told)
+def _slice(opaque: Opaque) -> slice:
+    args = _bare(opaque)
     _check(len(args) == 3)
     return slice(*args)
 
 
 @_maker("builtins.set", "builtins.frozenset")
-def _set(told: Opaque) -> Any:
-    args = _bare(told)
+def _set(opaque: Opaque) -> Any:
+    args = _bare(opaque)
     _check(not args or (len(args) == 1 and type(args[0]) is list))
-    return set(*args) if told.name == "set" else frozenset(*args)
+    return set(*args) if opaque.name == "set" else frozenset(*args)
 
 
 @_maker("builtins.bytearray")
-def _bytearray(told: Opaque) -> bytearray:
-    args = _bare(told)
+def _bytearray(opaque: Opaque) -> bytearray:
+    args = _bare(opaque)
     if len(args) == 2:
         _check(type(args[0]) is str and args[1] in ("latin-1", "latin1"))
         return bytearray(args[0].encode("latin-1"))
@@ -123,46 +135,46 @@ def _bytearray(told: Opaque) -> bytearray:
 
 
 @_maker("datetime.date")
-def _date(told: Opaque) -> datetime.date:
-    args = _bare(told)
+def _date(opaque: Opaque) -> datetime.date:
+    args = _bare(opaque)
     _check(len(args) == 1 and type(args[0]) is bytes and len(args[0]) == 4)
     return datetime.date(*args)
 
 
 @_maker("datetime.time", "datetime.datetime")
-def _time(told: Opaque) -> Any:
-    args = _bare(told)
-    size = 6 if told.name == "time" else 10
+def _time(opaque: Opaque) -> Any:
+    args = _bare(opaque)
+    size = 6 if opaque.name == "time" else 10
     _check(1 <= len(args) <= 2 and type(args[0]) is bytes and len(args[0]) == size)
     _check(len(args) == 1 or type(args[1]) in (type(None), datetime.timezone))
-    return getattr(datetime, told.name)(*args)
+    return getattr(datetime, opaque.name)(*args)
 
 
 @_maker("datetime.timedelta")
-def _timedelta(told: Opaque) -> datetime.timedelta:
-    args = _bare(told)
+def _timedelta(opaque: Opaque) -> datetime.timedelta:
+    args = _bare(opaque)
     _check(len(args) == 3 and _all_are(int, args))
     return datetime.timedelta(*args)
 
 
 @_maker("datetime.timezone")
-def _timezone(told: Opaque) -> datetime.timezone:
-    args = _bare(told)
+def _timezone(opaque: Opaque) -> datetime.timezone:
+    args = _bare(opaque)
     _check(1 <= len(args) <= 2 and type(args[0]) is datetime.timedelta)
     _check(_all_are(str, args[1:]))
     return datetime.timezone(*args)
 
 
 @_maker("decimal.Decimal")
-def _decimal(told: Opaque) -> decimal.Decimal:
-    args = _bare(told)
+def _decimal(opaque: Opaque) -> decimal.Decimal:
+    args = _bare(opaque)
     _check(len(args) == 1 and type(args[0]) is str)
     return decimal.Decimal(args[0])
 
 
 @_maker("fractions.Fraction")
-def _fraction(told: Opaque) -> fractions.Fraction:
-    args = _bare(told)
+def _fraction(opaque: Opaque) -> fractions.Fraction:
+    args = _bare(opaque)
     if len(args) == 1:  # to Python 3.11; never an exponent, which could be any power of ten
         _check(type(args[0]) is str and re.fullmatch(r"-?[0-9]+(/[0-9]+)?", args[0]) is not None)
     else:
@@ -171,17 +183,17 @@ def _fraction(told: Opaque) -> fractions.Fraction:
 
 
 @_maker("uuid.SafeUUID")
-def _safe_uuid(told: Opaque) -> uuid.SafeUUID:
-    args = _bare(told)
+def _safe_uuid(opaque: Opaque) -> uuid.SafeUUID:
+    args = _bare(opaque)
     _check(len(args) == 1 and type(args[0]) in (int, type(None)))
     return uuid.SafeUUID(args[0])
 
 
 @_maker("uuid.UUID")
-def _uuid(told: Opaque) -> uuid.UUID:
-    _check(told.kind == "new" and not told.args and not told.keywords and told.has_state)
-    _check(not told.appended and not told.entries and type(told.state) is dict)
-    state = dict(told.state)
+def _uuid(opaque: Opaque) -> uuid.UUID:
+    _check(opaque.kind == "new" and not opaque.args and not opaque.keywords and opaque.has_state)
+    _check(not opaque.appended and not opaque.entries and type(opaque.state) is dict)
+    state = dict(opaque.state)
     number, safe = state.pop("int", None), state.pop("is_safe", uuid.SafeUUID.unknown)
     _check(not state and type(number) is int)
     return uuid.UUID(int=number, is_safe=uuid.SafeUUID(safe))
@@ -191,10 +203,10 @@ _PATHS = ("PurePath", "PurePosixPath", "PureWindowsPath", "Path", "PosixPath", "
 
 
 @_maker(*(f"pathlib.{name}" for name in _PATHS))
-def _path(told: Opaque) -> pathlib.PurePath:
-    args = _bare(told)
+def _path(opaque: Opaque) -> pathlib.PurePath:
+    args = _bare(opaque)
     _check(_all_are(str, args))
-    made: pathlib.PurePath = getattr(pathlib, told.name)(*args)
+    made: pathlib.PurePath = getattr(pathlib, opaque.name)(*args)
     return made
 
 
@@ -202,8 +214,8 @@ def _path(told: Opaque) -> pathlib.PurePath:
 
 
 @_maker("collections.Counter")
-def _counter(told: Opaque) -> collections.Counter[Any]:
-    args = _bare(told)
+def _counter(opaque: Opaque) -> collections.Counter[Any]:
+    args = _bare(opaque)
     _check(not args or (len(args) == 1 and type(args[0]) is dict))
     made: collections.Counter[Any] = collections.Counter()
     dict.update(made, *args)  # the counts as they are, whatever they are
@@ -211,22 +223,22 @@ def _counter(told: Opaque) -> collections.Counter[Any]:
 
 
 @_maker("collections.defaultdict")
-def _defaultdict(told: Opaque) -> collections.defaultdict[Any, Any]:
-    _check(told.kind == "call" and not told.keywords and not told.has_state and not told.appended)
-    _check(len(told.args) <= 1 and all(any(f is a for f in _FACTORIES) for a in told.args))
-    return collections.defaultdict(told.args[0] if told.args else None, told.entries)
+def _defaultdict(opaque: Opaque) -> collections.defaultdict[Any, Any]:
+    _check_call(opaque, "entries")
+    _check(len(opaque.args) <= 1 and all(any(f is a for f in _FACTORIES) for a in opaque.args))
+    return collections.defaultdict(opaque.args[0] if opaque.args else None, opaque.entries)
 
 
 @_maker("collections.deque")
-def _deque(told: Opaque) -> collections.deque[Any]:
-    _check(told.kind == "call" and not told.keywords and not told.has_state and not told.entries)
+def _deque(opaque: Opaque) -> collections.deque[Any]:
+    _check_call(opaque, "appended")
     items, limit = [], None
-    if told.args:
-        _check(len(told.args) <= 2 and type(told.args[0]) in (list, tuple))
-        items = list(told.args[0])
-        limit = told.args[1] if len(told.args) == 2 else None
+    if opaque.args:
+        _check(len(opaque.args) <= 2 and type(opaque.args[0]) in (list, tuple))
+        items = list(opaque.args[0])
+        limit = opaque.args[1] if len(opaque.args) == 2 else None
     _check(type(limit) in (int, type(None)))
-    return collections.deque(items + told.appended, limit)
+    return collections.deque(items + opaque.appended, limit)
 
 
 # ---- numpy ----
@@ -250,19 +262,19 @@ def _numpy_names(place: str, name: str) -> tuple[str, str]:
 
 
 @_maker("numpy.dtype")
-def _dtype(told: Opaque) -> numpy.dtype[Any]:
+def _dtype(opaque: Opaque) -> numpy.dtype[Any]:
     """args (code, False, True); state (3 or 4, byte order, (element, shape), names, fields, ...)."""
-    _check(told.kind == "call" and not told.keywords and not told.appended and not told.entries)
-    _check(len(told.args) in (1, 3))
-    base: numpy.dtype[Any] = _base_dtype(told.args[0])
-    if not told.has_state:
+    _check_call(opaque, "has_state")
+    _check(len(opaque.args) in (1, 3))
+    base: numpy.dtype[Any] = _base_dtype(opaque.args[0])
+    if not opaque.has_state:
         return base
-    state = told.state
+    state = opaque.state
     _check(type(state) is tuple and len(state) in (8, 9) and state[0] in (3, 4))
     order, inner, names, fields, size, _, flags = state[1:8]
     _check(order in _ORDERS)
     if len(state) == 9:
-        unit: numpy.dtype[Any] = _unit_dtype(told.args[0], state[8]).newbyteorder(order)
+        unit: numpy.dtype[Any] = _unit_dtype(opaque.args[0], state[8]).newbyteorder(order)
         return unit
     if inner is not None:
         _check(type(inner) is tuple and len(inner) == 2 and isinstance(inner[0], numpy.dtype))
@@ -338,25 +350,25 @@ def _array(
 
 
 @_maker(*_numpy_names("multiarray", "scalar"))
-def _scalar(told: Opaque) -> Any:
-    args = _bare(told)
+def _scalar(opaque: Opaque) -> Any:
+    args = _bare(opaque)
     _check(len(args) == 2)
     return _array(args[1], args[0], (), "C")[()]
 
 
 @_maker(*_numpy_names("multiarray", "_reconstruct"))
-def _reconstructed(told: Opaque) -> numpy.ndarray[Any, Any]:
+def _reconstructed(opaque: Opaque) -> numpy.ndarray[Any, Any]:
     """args (numpy.ndarray, (0,), b"b"); state (1, shape, dtype, in Fortran's order, bytes)."""
-    _check(told.kind == "call" and not told.keywords and not told.appended and not told.entries)
-    _check(len(told.args) == 3 and told.args[0] is numpy.ndarray)
-    state = told.state
+    _check_call(opaque, "has_state")
+    _check(len(opaque.args) == 3 and opaque.args[0] is numpy.ndarray)
+    state = opaque.state
     _check(type(state) is tuple and len(state) == 5)
     return _array(state[4], state[2], state[1], "F" if state[3] else "C")
 
 
 @_maker(*_numpy_names("numeric", "_frombuffer"))
-def _from_buffer(told: Opaque) -> numpy.ndarray[Any, Any]:
-    args = _bare(told)
+def _from_buffer(opaque: Opaque) -> numpy.ndarray[Any, Any]:
+    args = _bare(opaque)
     _check(len(args) == 4 and args[3] in ("C", "F"))
     return _array(args[0], args[1], args[2], args[3], (bytes, bytearray))
 
@@ -371,15 +383,15 @@ def _torch() -> Any:
 
 
 @_maker("torch.Size")
-def _size(told: Opaque) -> Any:
-    args = _bare(told)
+def _size(opaque: Opaque) -> Any:
+    args = _bare(opaque)
     _check(len(args) == 1 and type(args[0]) in (tuple, list) and _all_are(int, args[0]))
     return _torch().Size(args[0])
 
 
 @_maker("torch.device")
-def _device(told: Opaque) -> Any:
-    args = _bare(told)
+def _device(opaque: Opaque) -> Any:
+    args = _bare(opaque)
     _check(1 <= len(args) <= 2 and type(args[0]) is str and _all_are(int, args[1:]))
     try:
         return _torch().device(*args)
@@ -388,8 +400,8 @@ def _device(told: Opaque) -> Any:
 
 
 @_maker("torch.serialization._get_layout")
-def _layout(told: Opaque) -> Any:
-    args = _bare(told)
+def _layout(opaque: Opaque) -> Any:
+    args = _bare(opaque)
     _check(len(args) == 1 and type(args[0]) is str)
     torch = _torch()
     found = getattr(torch, args[0].removeprefix("torch."), None)
@@ -398,9 +410,9 @@ def _layout(told: Opaque) -> Any:
 
 
 @_maker("torch._utils._rebuild_parameter_with_state")
-def _parameter(told: Opaque) -> Any:
+def _parameter(opaque: Opaque) -> Any:
     """args (tensor, requires_grad, no hooks, attributes); the tensor is made already."""
-    args = _bare(told)
+    args = _bare(opaque)
     torch = _torch()
     _check(len(args) == 4 and type(args[0]) is torch.Tensor and type(args[1]) is bool)
     _check(not args[2] and type(args[3]) is dict and _all_are(str, args[3]))
@@ -439,18 +451,18 @@ def _is_torch_constant(name: str) -> bool:
     return True
 
 
-def made(told: Opaque) -> Any:
-    """The object, or `told` itself where it is none of the plain ones.
+def made(opaque: Opaque) -> Any:
+    """The object, or `opaque` itself where it is none of the plain ones.
 
     Args:
-        told: what it holds is made already.
+        opaque: what it holds is made already.
     """
     try:
-        if told.kind == "global":
-            if told.module == "torch":
-                return _torch_constant(told.name)
-            return _GLOBALS.get(told.full_name, told)
-        maker = _MAKERS.get(told.full_name)
-        return told if maker is None else maker(told)
+        if opaque.kind == "global":
+            if opaque.module == "torch":
+                return _torch_constant(opaque.name)
+            return _GLOBALS.get(opaque.full_name, opaque)
+        maker = _MAKERS.get(opaque.full_name)
+        return opaque if maker is None else maker(opaque)
     except (_OtherwiseError, TypeError, ValueError, ArithmeticError, NotImplementedError):
-        return told
+        return opaque

@@ -371,7 +371,7 @@ def _with_memory(item: DTensor, local: torch.Tensor) -> Any:
 
 
 def _holders(holders: list[int], call: Call) -> list[int]:
-    """Global ranks as ranks of the group that saves; none where that can't be told."""
+    """Global ranks as ranks of the group that saves; none where that can't be known."""
     if call.group is None:
         return holders if call.ranks == dist.get_world_size() else []
     members = dist.get_process_group_ranks(call.group)

@@ -115,9 +115,9 @@ class Loading {
 
   void open(Deadline deadline) {
     if (comm_.size() > 1) {
-      const bool tells = comm_.is_coordinator();
-      const Bytes told = comm_.broadcast(tells ? description_.encode() : Bytes(), 0, deadline);
-      if (!tells) description_ = Description::decode(told);
+      const bool has_it = comm_.is_coordinator();
+      const Bytes encoded = comm_.broadcast(has_it ? description_.encode() : Bytes(), 0, deadline);
+      if (!has_it) description_ = Description::decode(encoded);
     }
     opened_ = open_description(std::move(description_), options().format);
     if (held_ != nullptr) return;

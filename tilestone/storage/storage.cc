@@ -11,7 +11,7 @@
 namespace tilestone {
 namespace {
 
-// The temporary file of a publish that has failed. Its own failure is only told in the log:
+// The temporary file of a publish that has failed. Its own failure is only logged:
 // the caller is to see what made the publishing fail.
 void discard_temporary(Storage& storage, const std::string& temp_name) {
   try {

@@ -267,11 +267,11 @@ void Staging::publish() {
                            error.code() == ErrorCode::kNotFound;
     if (!unchanged) throw;
     abandon();
-    Error told(error);
+    Error failure(error);
     if (error.code() == ErrorCode::kAlreadyExists) {
-      told.with_hint("another save, or somebody else, has put something there meanwhile");
+      failure.with_hint("another save, or somebody else, has put something there meanwhile");
     }
-    throw told;
+    throw failure;
   }
 }
 

@@ -84,7 +84,7 @@ class Exchange {
     return round;
   }
 
-  // What goes wrong here is told to the others in the next step.
+  // What goes wrong here is passed to the others in the next step.
   template <typename Work>
   void attempt(const Work& work) {
     if (failure_) return;

@@ -36,7 +36,7 @@ Bytes encode_findings(const Findings& findings, const Items& wanted, const Metad
                       const LoadOptions& options);
 
 // The coordinator's part. Error(kMismatch) where not_requested is an error and a key of the
-// checkpoint is requested by no rank. What is to be reported is told in the log too.
+// checkpoint is requested by no rank. What is to be reported is logged too.
 LoadReport unite_findings(const std::vector<Bytes>& of_ranks, const Metadata& stored,
                           const LoadOptions& options);
 
