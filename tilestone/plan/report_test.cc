@@ -146,6 +146,12 @@ TEST(MergeReports, FilesBelongToOneRankAndItemsToTheirFile) {
   EXPECT_EQ(error.rank(), 1);
   EXPECT_EQ(error.message(),
             "an item of 100 bytes at offset 0 does not lie in its file of 99 bytes");
+
+  for (const uint64_t offset : {uint64_t{3997}, uint64_t{4097}, UINT64_MAX}) {
+    reports = {report_of(0, 2), report_of(1, 2)};
+    reports[1].chunks[0].at.offset = offset;  // the file has 4096 bytes
+    EXPECT_EQ(merge_error(reports).key(), "w") << offset;
+  }
 }
 
 TEST(MergeReports, DisagreementsNameKeyAndRanks) {
