@@ -135,7 +135,7 @@ class Checkpoint:
         return len(self.tensor_keys()) + len(self.object_keys())
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and (self._handle.is_tensor(key) or self._handle.is_object(key))
+        return _options.is_text(key) and (self._handle.is_tensor(key) or self._handle.is_object(key))
 
     def __getitem__(self, key: str) -> Any:
         """A `StoredTensor`, or the object itself.
@@ -207,7 +207,7 @@ class Checkpoint:
             CorruptError: a checksum or the file's structure is wrong.
         """
         _options.names("keys", keys)
-        names = list(dict.fromkeys(keys))
+        names = [_options.word("key", key) for key in dict.fromkeys(keys)]
         bridge = self._bridge(framework)
         views = self._handle.read_many(names)
         return {

@@ -6,7 +6,7 @@ import math
 import operator
 import os
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError
@@ -78,11 +78,20 @@ def limit_of(timeout: Any) -> float:
     return limit if limit > 0 else _core.DEFAULT_TIMEOUT
 
 
+def is_text(value: Any) -> TypeGuard[str]:
+    """Whether this is a text that UTF-8 has: not one with half of a surrogate pair."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 def word(name: str, value: Any) -> str:
     """A text."""
-    if isinstance(value, str):
+    if is_text(value):
         return str(value)
-    raise InvalidArgumentError(f"{name} is a text, not {value!r}")
+    kind = "a text that UTF-8 has" if isinstance(value, str) else "a text"
+    raise InvalidArgumentError(f"{name} is {kind}, not {value!r}")
 
 
 def names(name: str, value: Any) -> frozenset[str]:
