@@ -125,5 +125,18 @@ TEST(Replaced, VerifyChecksTheOldOrTheNewCheckpointOrSaysSoAndFindsNoDamage) {
   EXPECT_GT(outcomes.reported, 0);
 }
 
+// Directories may hold many files, on a server that answers slowly.
+TEST(Opening, ListsTheDirectoryOnce) {
+  const auto memory = memory_storage();
+  save_rows(memory, kOld);
+  std::atomic<int> listed = 0;
+  const auto disk = FaultDisk::create(memory, [&](const StorageCall& call) {
+    if (call.op == StorageOp::kList) ++listed;
+    return FaultAction::pass();
+  });
+  EXPECT_FALSE(Checkpoint::open(disk->storage()).keys().empty());
+  EXPECT_EQ(listed, 1);
+}
+
 }  // namespace
 }  // namespace tilestone

@@ -92,10 +92,17 @@ std::optional<std::string> manifest_of(const Metadata& metadata,
   return only;
 }
 
-// The index as it stands, and its manifest where there is one.
-Description read_once(Storage& storage, const DetectedFormat& found) {
-  std::vector<std::string> names = storage.list();
-  if (find_replaced(storage, *found.format)) {
+// The note's, where it is there and holds.
+std::optional<Replaced> replaced_of(Storage& storage, const Format& format,
+                                    std::span<const std::string> names) {
+  if (!storage.stat(std::string(kReplacedName))) return std::nullopt;
+  return check_note(storage, format, names);
+}
+
+// The index as it stands, and its manifest where there is one, among these files.
+Description read_once(Storage& storage, const DetectedFormat& found,
+                      std::vector<std::string> names) {
+  if (replaced_of(storage, *found.format, names)) {
     names = without(std::move(names), found.format->rank_local_files(names));
   }
   Description description;
@@ -187,10 +194,9 @@ void take_common(Opened& opened) {
   opened.metadata.index();
 }
 
-}  // namespace
-
-DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>& wanted) {
-  const std::vector<std::string> names = storage.list();
+// A format that the caller wants goes before what the files look like.
+DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>& wanted,
+                           std::span<const std::string> names) {
   DetectedFormat found = detect(storage, names);
   if (wanted != nullptr) {
     found.format = wanted;
@@ -206,27 +212,29 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
   throw std::move(error);
 }
 
+// A save that has replaced a checkpoint removes its manifest: an index without one may be of the
+// past already, so it is read again until it stays the same.
+Description read_description(Storage& storage, const DetectedFormat& detected,
+                             std::vector<std::string> names) {
+  Description found = read_once(storage, detected, std::move(names));
+  for (int i = 0; i < kMostOverwrites && lacks_manifest(found, *detected.format); ++i) {
+    Description next = read_once(storage, detected, storage.list());
+    const bool same = same_files(next, found);
+    found = std::move(next);
+    if (same) break;
+  }
+  return found;
+}
+
+}  // namespace
+
 bool any_checkpoint(Storage& storage, const Format& also) {
   const std::vector<std::string> names = storage.list();
   return also.detect(names) || detect(storage, names).format != nullptr;
 }
 
 std::optional<Replaced> find_replaced(Storage& storage, const Format& format) {
-  if (!storage.stat(std::string(kReplacedName))) return std::nullopt;
-  return check_note(storage, format, storage.list());
-}
-
-// A save that has replaced a checkpoint removes its manifest: an index without one may be of the
-// past already, so it is read again until it stays the same.
-Description read_description(Storage& storage, const DetectedFormat& detected) {
-  Description found = read_once(storage, detected);
-  for (int i = 0; i < kMostOverwrites && lacks_manifest(found, *detected.format); ++i) {
-    Description next = read_once(storage, detected);
-    const bool same = same_files(next, found);
-    found = std::move(next);
-    if (same) break;
-  }
-  return found;
+  return replaced_of(storage, format, storage.list());
 }
 
 std::shared_ptr<Storage> hold(const std::shared_ptr<Storage>& storage) {
@@ -244,8 +252,9 @@ Found find_checkpoint(const std::shared_ptr<Storage>& storage,
   for (int i = 0;; ++i) {
     Found found{hold(storage), {}, {}};
     try {
-      found.format = find_format(*found.storage, wanted);
-      found.description = read_description(*found.storage, found.format);
+      std::vector<std::string> names = found.storage->list();
+      found.format = find_format(*found.storage, wanted, names);
+      found.description = read_description(*found.storage, found.format, std::move(names));
       return found;
     } catch (const Error& error) {
       const bool may_be_gone = error.code() == ErrorCode::kNotFound && found.storage != storage;
@@ -287,10 +296,11 @@ Opened open_description(Description description, const std::shared_ptr<const For
 
 Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wanted) {
   Standing standing;
-  if (!any_checkpoint(storage, *wanted)) return standing;
-  const bool as_wanted = wanted->detect(storage.list());
-  const DetectedFormat found = find_format(storage, as_wanted ? wanted : nullptr);
-  const Description description = read_description(storage, found);
+  std::vector<std::string> names = storage.list();
+  const bool as_wanted = wanted->detect(names);
+  if (!as_wanted && detect(storage, names).format == nullptr) return standing;
+  const DetectedFormat found = find_format(storage, as_wanted ? wanted : nullptr, names);
+  const Description description = read_description(storage, found, std::move(names));
   const Metadata& metadata = *description.metadata;
   standing.found = true;
   standing.save_id = metadata.save_id;

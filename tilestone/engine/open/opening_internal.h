@@ -15,9 +15,6 @@
 
 namespace tilestone::engine {
 
-// What stands in the storage; a format that the caller wants goes before what the files look like.
-// Error(kNotFound) when there is no checkpoint.
-DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>& wanted);
 // True when a checkpoint of any known format, or of `also`, stands there.
 bool any_checkpoint(Storage& storage, const Format& also);
 
@@ -34,9 +31,6 @@ struct Description {
   static Description decode(ByteView bytes);
 };
 
-// Of one moment, though a save may replace the checkpoint meanwhile.
-Description read_description(Storage& storage, const DetectedFormat& found);
-
 // The storage as it stands now: one that stays with the directory, should a save exchange it for
 // another (Storage::held). The same one where there is no directory.
 std::shared_ptr<Storage> hold(const std::shared_ptr<Storage>& storage);
@@ -46,7 +40,8 @@ struct Found {
   DetectedFormat format;
   Description description;
 };
-// Errors: find_format's, read_description's.
+// What stands there, as of one moment, though a save may replace it meanwhile; a format that the
+// caller wants goes before what the files look like. Error(kNotFound) when there is no checkpoint.
 Found find_checkpoint(const std::shared_ptr<Storage>& storage,
                       const std::shared_ptr<const Format>& wanted);
 
