@@ -5,7 +5,7 @@
 
 #include <random>
 
-#include "tilestone/base/error.h"
+#include "tilestone/base/error_testing.h"
 
 namespace tilestone {
 namespace {
@@ -51,16 +51,6 @@ std::string shown(const LoadPlan& plan) {
             to_string(fill.box) + "; ";
   }
   return text;
-}
-
-template <typename Body>
-Error error_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(ErrorCode::kInternal, "no error");
 }
 
 Error load_error(const TensorItem& item, const Metadata& metadata) {

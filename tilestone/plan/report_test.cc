@@ -7,7 +7,7 @@
 #include <random>
 
 #include "tilestone/base/checksum.h"
-#include "tilestone/base/error.h"
+#include "tilestone/base/error_testing.h"
 
 namespace tilestone {
 namespace {
@@ -35,16 +35,6 @@ RankReport report_of(int rank, int world, std::vector<std::string> keys = {"w"})
     report.chunks.push_back({t, {{2 * rank, 0}, {2, 3}}, at(0, 100 * t, 100)});
   }
   return report;
-}
-
-template <typename Body>
-Error error_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(ErrorCode::kInternal, "no error");
 }
 
 Error merge_error(const std::vector<RankReport>& reports) {

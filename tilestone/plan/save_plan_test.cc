@@ -6,7 +6,7 @@
 #include <limits>
 #include <random>
 
-#include "tilestone/base/error.h"
+#include "tilestone/base/error_testing.h"
 
 namespace tilestone {
 namespace {
@@ -35,16 +35,6 @@ ObjectItem object(std::string key, bool common = false, ReplicaId replica_id = {
 
 LocalSavePlan plan_of(std::vector<TensorItem> tensors, std::vector<ObjectItem> objects = {}) {
   return make_local_plan({std::move(tensors), std::move(objects)});
-}
-
-template <typename Body>
-Error error_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(ErrorCode::kInternal, "no error");
 }
 
 Error planning_error(const std::vector<LocalSavePlan>& plans) {

@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-#include "tilestone/base/error.h"
+#include "tilestone/base/error_testing.h"
 
 namespace tilestone {
 namespace {
@@ -115,16 +115,6 @@ TEST(StateDict, LargeDictsAreFoundThroughTheirIndexAndSurviveEditing) {
   dict["k0"] = -1;
   EXPECT_EQ(dict.entries().back().second.get_if<Value>()->as_int(), -1);
   EXPECT_EQ(std::as_const(dict).find("missing"), nullptr);
-}
-
-template <typename Body>
-Error error_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error;
-  }
-  return {ErrorCode::kInternal, "no error"};
 }
 
 TEST(StateDict, AtThrowsForAMissingKeyWithSimilarOnesAndInsertsNothing) {

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "tilestone/base/error_testing.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
@@ -47,16 +48,6 @@ class ExchangeSystem : public System {
     return -1;
   }
 };
-
-Error error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "no error";
-  return Error(ErrorCode::kInternal, "no error");
-}
 
 class PosixDirectories : public testing::Test {
  protected:

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <stdexcept>
 #include <tuple>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/format/format_testing.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/geometry/grid.h"
 #include "tilestone/geometry/strided_copy.h"
@@ -33,29 +33,6 @@ Bytes elements(const TensorView& tensor) {
   Bytes bytes(tensor.bytes());
   pack_range(tensor.strided_view(), 0, bytes);
   return bytes;
-}
-
-Bytes render(const ItemRecipe& recipe) {
-  Bytes out(recipe.padding);
-  uint32_t crc = 0;
-  for (const Segment& segment : recipe.segments) {
-    Bytes bytes;
-    if (segment.tensor != nullptr) {
-      bytes = elements(*segment.tensor);
-      bytes.resize(segment.size);
-      if (segment.padding) segment.padding->spread(0, bytes);
-      crc = crc32(bytes);
-    } else {
-      bytes = segment.literal->bytes;
-      for (uint64_t at : segment.literal->crc32_at) {
-        for (unsigned b = 0; b < 4; ++b) bytes[at + b] = static_cast<std::byte>(crc >> (8 * b));
-      }
-    }
-    if (bytes.size() != segment.size) throw std::logic_error("a segment of another size");
-    out.insert(out.end(), bytes.begin(), bytes.end());
-  }
-  if (out.size() != recipe.padding + recipe.length) throw std::logic_error("another length");
-  return out;
 }
 
 // A checkpoint in memory, as the engine would write it on one rank.

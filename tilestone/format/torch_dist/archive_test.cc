@@ -14,6 +14,7 @@
 #include "tilestone/format/archive/value_check_internal.h"
 #include "tilestone/format/archive/value_reader_internal.h"
 #include "tilestone/format/archive/zip_writer_internal.h"
+#include "tilestone/format/format_testing.h"
 #include "tilestone/format/torch_dist/checkpoint_testing.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 

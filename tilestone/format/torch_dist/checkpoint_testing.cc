@@ -1,40 +1,12 @@
 #include "tilestone/format/torch_dist/checkpoint_testing.h"
 
 #include <algorithm>
-#include <cstring>
-#include <stdexcept>
 #include <utility>
 
-#include "tilestone/base/checksum.h"
 #include "tilestone/format/dialect/dialect.h"
-#include "tilestone/geometry/strided_copy.h"
+#include "tilestone/format/format_testing.h"
 
 namespace tilestone::torch_dist {
-
-Bytes with_crc32(const Literal& literal, uint32_t crc) {
-  Bytes bytes = literal.bytes;
-  for (uint64_t at : literal.crc32_at) std::memcpy(bytes.data() + at, &crc, sizeof(crc));
-  return bytes;
-}
-
-Bytes render(const ItemRecipe& recipe) {
-  Bytes out(recipe.padding);
-  uint32_t crc = 0;
-  for (const Segment& segment : recipe.segments) {
-    Bytes bytes;
-    if (segment.literal == nullptr) {
-      bytes.resize(segment.size);
-      pack_range(segment.tensor->strided_view(), 0, bytes);
-      crc = crc32(bytes);
-    } else {
-      bytes = with_crc32(*segment.literal, crc);
-    }
-    if (bytes.size() != segment.size) throw std::logic_error("a segment of another size than told");
-    out.insert(out.end(), bytes.begin(), bytes.end());
-  }
-  if (out.size() != recipe.padding + recipe.length) throw std::logic_error("another length");
-  return out;
-}
 
 namespace {
 

@@ -9,10 +9,6 @@
 
 namespace tilestone::torch_dist {
 
-// The item's bytes, padding included.
-Bytes with_crc32(const Literal& literal, uint32_t crc);  // the literal with it put in
-Bytes render(const ItemRecipe& recipe);
-
 // What a directory of these files looks like to a format.
 DirectoryFiles directory_of(const FileImage& files);
 // What a format makes of them.

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <random>
 
-#include "tilestone/base/error.h"
+#include "tilestone/base/error_testing.h"
 #include "tilestone/format/zarr/zarr_testing.h"
 #include "tilestone/geometry/strided_copy.h"
 
@@ -62,17 +62,6 @@ std::vector<std::string> names_of(const FileImage& files) {
   std::vector<std::string> names;
   for (const auto& [name, bytes] : files) names.push_back(name);
   return names;
-}
-
-template <typename Call>
-Error error_of(const Call& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(ErrorCode::kInternal, "");
 }
 
 TEST(ZarrFormat, ReadsWhatItWritesForEveryDTypeAndGrid) {

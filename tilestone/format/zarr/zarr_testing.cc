@@ -4,28 +4,12 @@
 #include <stdexcept>
 #include <utility>
 
+#include "tilestone/format/format_testing.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/geometry/grid.h"
-#include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone::zarr {
 namespace {
-
-Bytes render(const ItemRecipe& recipe) {
-  if (recipe.padding != 0 || recipe.segments.size() != 1) throw std::logic_error("a part too many");
-  const Segment& segment = recipe.segments[0];
-  Bytes bytes = segment.literal != nullptr ? segment.literal->bytes : Bytes();
-  if (segment.literal == nullptr) {
-    bytes.resize(segment.tensor->bytes());
-    pack_range(segment.tensor->strided_view(), 0, bytes);
-    bytes.resize(segment.size);
-    if (segment.padding) segment.padding->spread(0, bytes);
-  }
-  if (bytes.size() != segment.size || bytes.size() != recipe.length) {
-    throw std::logic_error("another length than told");
-  }
-  return bytes;
-}
 
 Dims grid_of_pieces(const TensorItem& item) {
   Dims cell;
