@@ -8,7 +8,6 @@
 #include <set>
 #include <tuple>
 
-#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/format/format_testing.h"
 #include "tilestone/format/known/known.h"
