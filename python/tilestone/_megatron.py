@@ -1,6 +1,7 @@
-"""Megatron-Core's entities as Tilestone's, without importing Megatron-Core.
+"""Megatron-Core's entities, and those of `tilestone.megatron`, as the engine's.
 
-They are known by the module and the name of their class, so that any version is understood.
+They are known by the module and the name of their class, so that any version is understood and
+Megatron-Core is not imported.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tilestone._entities import (
 )
 from tilestone._errors import InvalidArgumentError, UnsupportedError
 
-_MODULE = "dist_checkpointing.mapping"
+_MODULES = ("dist_checkpointing.mapping", "tilestone.megatron.mapping")
 _KINDS = {
     "ShardedTensor",
     "ShardedObject",
@@ -28,9 +29,9 @@ _KINDS = {
 
 
 def kind_of(cls: type) -> str | None:
-    """Which of Megatron-Core's entities objects of a class are; None for any other class."""
+    """Which entity of a sharded state dict objects of a class are; None for any other class."""
     for base in cls.__mro__:
-        if base.__name__ in _KINDS and base.__module__.endswith(_MODULE):
+        if base.__name__ in _KINDS and base.__module__.endswith(_MODULES):
             return str(base.__name__)
     return None
 
