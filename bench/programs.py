@@ -20,7 +20,7 @@ class Run:
     peak_bytes: int
 
 
-# Runs a program and tells its time and peak memory. A process of its own, since the
+# Runs a program and reports its time and peak memory. A process of its own, since the
 # kernel counts into a program's peak that of the process which became it: here a small one.
 LAUNCHER = """
 import json, os, sys, time

@@ -61,7 +61,7 @@ class _World:
         begin = time.perf_counter()
         try:
             work()
-        except Exception as failure:  # told to all ranks below
+        except Exception as failure:  # reported to all ranks below
             error = f"rank {self.rank}: {type(failure).__name__}: {failure}"
         self.barrier()
         seconds = time.perf_counter() - begin

@@ -1,4 +1,4 @@
-// The C++ interface as a contestant of bench/main.py, which tells it on standard input what to do.
+// The C++ interface as a contestant of bench/main.py, which sends it commands on standard input.
 //
 //   save_load CHECKPOINT
 //

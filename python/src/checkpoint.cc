@@ -14,7 +14,7 @@ void bind_reports(nb::module_& m) {
       .def_ro("size", &Damage::size, "Bytes of the range that is known to hold the damage.")
       .def_ro("key", &Damage::key, "Empty for bytes outside items.")
       .def_ro("problem", &Damage::problem)
-      .def_ro("unsafe", &Damage::unsafe, "No well-meaning writer's content, rather than broken.")
+      .def_ro("unsafe", &Damage::unsafe, "Looks like an attack, not like damage.")
       .def("__repr__", [](const Damage& d) {
         return "Damage(file='" + d.file + "', offset=" + std::to_string(d.offset) + ", key='" +
                d.key + "', problem='" + d.problem + "')";

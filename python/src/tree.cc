@@ -95,7 +95,7 @@ class TreeMaker {
       : bridge_(bridge), claims_(claims), everywhere_(nb::cast<int>(bridge.call("everywhere"))) {}
 
   StateNode node(nb::handle object, const Path& path) const {
-    if (PyODict_CheckExact(object.ptr())) tell_attributes(object, path);
+    if (PyODict_CheckExact(object.ptr())) log_attributes(object, path);
     if (is_plain_dict(object)) return dict(object, path);
     if (PyList_CheckExact(object.ptr())) return list_or_leaf(object, path);
     if (is_plain(object)) return leaf(object, path);
@@ -178,18 +178,18 @@ class TreeMaker {
   // A container of a class of its own, which can be made again with other contents.
   nb::handle checked_container(nb::handle container, const Path& path) const {
     keyed(path, [&] { return bridge_.call("check_container", container); });
-    tell_attributes(container, path);
+    log_attributes(container, path);
     return container;
   }
 
   // What a container has beside its items is not saved.
-  void tell_attributes(nb::handle container, const Path& path) const {
+  void log_attributes(nb::handle container, const Path& path) const {
     PyObject* attributes = PyObject_GenericGetDict(container.ptr(), nullptr);
     const nb::object kept = nb::steal(attributes);
     if (attributes == nullptr) PyErr_Clear();
     const bool some = attributes == nullptr || PyDict_GET_SIZE(attributes) > 0;
     if (!bridge_.for_load() && (some || !PyODict_CheckExact(container.ptr()))) {
-      bridge_.call("tell_attributes", container, dotted(path));
+      bridge_.call("log_attributes", container, dotted(path));
     }
   }
 

@@ -1,5 +1,5 @@
 // Leaves: Python objects as Values and back. An object that is no Value is pickled by Python
-// itself; what comes back of it is told as Opaque, and made only where the caller allowed its
+// itself; what comes back of it is described as Opaque, and made only where the caller allowed its
 // class (tilestone._opaque).
 #include <unordered_map>
 

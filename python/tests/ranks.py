@@ -34,7 +34,7 @@ class Raised:
     trace: str
 
 
-def _told(error: BaseException) -> Raised:
+def _logged(error: BaseException) -> Raised:
     names = ("code", "message", "key", "file", "rank", "hint", "errno")
     attributes = {name: getattr(error, name) for name in names if hasattr(error, name)}
     bases = [kind.__name__ for kind in type(error).__mro__]
@@ -52,7 +52,7 @@ def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
         try:
             result: Any = function(rank, world, *args)
         except Exception as error:
-            result = _told(error)
+            result = _logged(error)
         pipe.send(result)
     dist.destroy_process_group()
 

@@ -157,7 +157,7 @@ def test_a_container_that_cannot_be_made_again_is_refused_with_key_and_class(ckp
 def test_what_a_container_has_beside_its_items_is_logged_once_with_its_key(
     ckpt: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_containers, "_told", set())
+    monkeypatch.setattr(_containers, "_logged", set())
     attributed = Attributed(x=torch.ones(1))
     attributed.note = "lost"
     ordered = collections.OrderedDict(x=torch.ones(1))

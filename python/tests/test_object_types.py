@@ -373,7 +373,7 @@ def test_a_class_that_comes_back_opaque_is_told_once_with_its_key(
     class_name = "test_object_types.Flag"
     from tilestone import _pickling
 
-    _pickling._told.clear()
+    _pickling._logged.clear()
     with caplog.at_level(logging.WARNING, "tilestone"):
         state = {"a": {"b": Flag(1)}, "c": (Flag(2), {3}), "d": {1, 2}}
         tilestone.save(state, ckpt)

@@ -62,7 +62,7 @@ def test_errors_carry_their_context_and_survive_pickling() -> None:
         assert str(same) == "write failed, file a"
 
 
-def test_gc_tells_what_a_failed_save_left_and_removes_it_when_told(ckpt: str) -> None:
+def test_gc_tells_what_a_failed_save_left_and_removes_it_when_logged(ckpt: str) -> None:
     tilestone.save({"x": numpy.arange(5)}, ckpt)
     name = "01234567-89ab-4cde-8f01-23456789abcd__0_0.distcp"
     pathlib.Path(ckpt, name).write_bytes(b"half")

@@ -31,7 +31,7 @@ def _group_of_torch(group: ProcessGroup | None) -> ProcessGroup | None:
 def _communicator(
     group: ProcessGroup | None, comm: CommunicatorLike | None
 ) -> CommunicatorLike:
-    """Who takes part. A failure here is this rank's alone: there is nobody yet to tell it to."""
+    """Who takes part. A failure here is this rank's alone: nobody is connected yet who could learn of it."""
     if comm is not None and group is not None:
         raise InvalidArgumentError("group and comm both say who takes part; give one of them")
     if comm is not None:
@@ -101,7 +101,7 @@ def save(
         overwrite: replace a valid checkpoint that stands at `path`; it stays valid until the new
             one is durable. By zarr or in Megatron-Core's dialect, and over such a checkpoint, the
             directory is replaced as a whole, in one step, by one that is made beside it.
-        agreement: how ranks agree who writes what. "exchange": they tell rank 0, right for every
+        agreement: how ranks agree who writes what. "exchange": through rank 0, right for every
             state. "rule": each rank alone, without a word; replicas are known from placements or
             `holders`, and arrays that are not wrapped must be on every rank.
         timeout: seconds for the whole save, more than 0; None for no limit.
@@ -117,8 +117,8 @@ def save(
         UnsupportedError: `path` is a URL; an unknown format or dialect; a directory that can't be
             replaced as a whole: one with files that belong to no checkpoint, a mount point, the
             working directory.
-        InvalidArgumentError, MismatchError, CoverageError: what the ranks hold is no state, or
-            not all of it can be kept: sharded or device data inside a tuple or another object,
+        InvalidArgumentError, MismatchError, CoverageError: the ranks' states contradict each other,
+            or not all of them can be kept: sharded or device data inside a tuple or another object,
             an element type or a kind of tensor that no checkpoint holds, a container of which
             a load could not make another. The error names the key, and nothing is written.
         StorageError, TimeoutError, RankFailedError: it could not be written.
@@ -256,7 +256,7 @@ def load(
             state of a Stateful object for which no rank asks, or, with not_requested="error", any
             key that no rank asks for.
         CoverageError: the checkpoint lacks elements that are wanted.
-        CorruptError, UnsafeError: the files are damaged, or no well-meaning writer's.
+        CorruptError, UnsafeError: the files are damaged, or look like an attack.
         StorageError, TimeoutError, RankFailedError: it could not be read.
     """
     comm = _communicator(group, comm)

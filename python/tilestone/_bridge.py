@@ -1,4 +1,4 @@
-"""Python's side of the binding: what the engine asks of objects, and tells of them.
+"""Python's side of the binding: what the engine asks of objects, and says of them.
 
 What an object of a foreign type is, the registry of converters says (`_converters`). torch is
 never imported here: an object can only be torch's when torch is already loaded.
@@ -78,7 +78,7 @@ def written(filled: _core.TensorView, array: Any) -> None:
 
 
 def note_written(arrays: list[Any]) -> None:
-    """Tells autograd that memory of arrays was written, as torch's copy_ does."""
+    """Marks memory of arrays as written for autograd, as torch's copy_ does."""
     torch = _torch()
     if torch is not None:
         torch.note_written(arrays)
@@ -150,10 +150,10 @@ class Bridge:
         """Refuses a container that a load could not give back."""
         _containers.check(container)
 
-    def tell_attributes(self, container: _containers.Container, key: str) -> None:
+    def log_attributes(self, container: _containers.Container, key: str) -> None:
         """Logs what a save does not keep of a container of a class of its own."""
         if not self.for_load and self.rank == 0:
-            _containers.tell(container, key)
+            _containers.warn(container, key)
 
     def rebuilt(
         self, original: _containers.Container, contents: _containers.Contents
@@ -221,7 +221,7 @@ class Bridge:
         """
         _leaves.check(item)
         pickled, archive = _pickling.dumps(item, key)
-        _pickling.check_and_tell(pickled, archive, key, tell=self.rank == 0)
+        _pickling.check(pickled, archive, key, log=self.rank == 0)
         return pickled, archive
 
     def make_array(self, loaded: _core.TensorView, original: Any) -> Any:

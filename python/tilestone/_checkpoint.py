@@ -287,7 +287,7 @@ class Checkpoint:
 
     @property
     def writer(self) -> str:
-        """Who wrote it, as far as its files tell."""
+        """Who wrote it, as far as its files say."""
         return self._handle.writer
 
     @property
@@ -386,7 +386,7 @@ def open(
 
     Raises:
         NotFoundError: no checkpoint is there.
-        CorruptError, UnsafeError: its metadata is damaged, or no well-meaning writer's.
+        CorruptError, UnsafeError: its metadata is damaged, or looks like an attack.
     """
     framework = _framework(framework)
     core = _core.Checkpoint.open(

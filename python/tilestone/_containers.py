@@ -19,7 +19,7 @@ Container: TypeAlias = Mapping[object, object] | list[object]
 Contents: TypeAlias = dict[object, object] | list[object]
 
 _log = logging.getLogger("tilestone")
-_told: set[type] = set()  # classes that were logged
+_logged: set[type] = set()  # classes that were logged
 
 
 def _copied(original: Container, contents: Contents) -> Container:
@@ -100,14 +100,14 @@ def _attributes(container: Container) -> list[str]:
     ]
 
 
-def tell(container: Container, key: str) -> None:
+def warn(container: Container, key: str) -> None:
     """Logs, once for each class, what a container has that is in no item and so is not saved."""
     lost = [f"attribute {name}" for name in _attributes(container)]
     if isinstance(container, collections.defaultdict) and container.default_factory is not None:
         lost.append("default_factory")
-    if not lost or type(container) in _told:
+    if not lost or type(container) in _logged:
         return
-    _told.add(type(container))
+    _logged.add(type(container))
     _log.warning(
         "%s: of a %s.%s the items are saved, not its %s; a load gives it those of the container "
         "that it is given (this is said once for each class)",

@@ -422,7 +422,7 @@ class Damage:
 
     @property
     def unsafe(self) -> bool:
-        """No well-meaning writer's content, rather than broken."""
+        """Looks like an attack, not like damage."""
 
     def __repr__(self) -> str: ...
 

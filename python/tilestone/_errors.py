@@ -131,7 +131,7 @@ class CorruptError(CheckpointError):
 
 
 class UnsafeError(CheckpointError):
-    """Content that a well-meaning writer does not produce. It was refused, not run."""
+    """Content that looks like an attack, not like damage. It was refused, not run."""
 
     code = "unsafe"
 

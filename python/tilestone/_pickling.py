@@ -20,7 +20,7 @@ from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone._opaque import Opaque
 
 _log = logging.getLogger("tilestone")
-_told: set[str] = set()  # classes that were logged
+_logged: set[str] = set()  # classes that were logged
 
 
 class _NeedsNamesError(Exception):
@@ -122,8 +122,8 @@ def _name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def check_and_tell(pickled: bytes, archive: bool, key: str, tell: bool) -> None:
-    """Reads the pickle as a load would; tells once of a class that comes back as Opaque.
+def check(pickled: bytes, archive: bool, key: str, log: bool) -> None:
+    """Reads the pickle as a load would; logs once a class that comes back as Opaque.
 
     Raises:
         InvalidArgumentError: it could not be read back, naming the key.
@@ -133,9 +133,9 @@ def check_and_tell(pickled: bytes, archive: bool, key: str, tell: bool) -> None:
     except CheckpointError as error:
         raise InvalidArgumentError(error.message, key=key, hint=error.hint) from error
     for name in names:
-        if not tell or name in _told or _plain_types.is_plain(name):
+        if not log or name in _logged or _plain_types.is_plain(name):
             continue
-        _told.add(name)
+        _logged.add(name)
         _log.warning(
             "%s: an object of %s is saved; it comes back as Opaque where allow_classes does not "
             "name that class (this is said once for each class)",

@@ -27,7 +27,7 @@ class Deadline {
   std::chrono::nanoseconds wait_time() const;
   Clock::time_point when() const { return when_; }
   // The deadline after `fraction` (0..1) of the remaining time: what a coordinator grants its
-  // peers, so that it has time left to tell the others who is missing.
+  // peers, so that it has time left to report to the others who is missing.
   Deadline sooner(double fraction) const;
 
   // The same time; expired() and wait_time() heed the interrupt. Null: none.

@@ -23,7 +23,7 @@ enum class ErrorCode : uint8_t {
   kMismatch = 4,         // dtype or shape differs between ranks, or between state and checkpoint
   kCoverage = 5,         // an element is written by nobody, written twice, or not to be found
   kCorrupt = 6,          // bytes of a checkpoint are damaged, truncated or contradict one another
-  kUnsafe = 7,           // content that a well-meaning writer does not produce; refused, not run
+  kUnsafe = 7,           // content that looks like an attack, not like damage; refused, not run
   kUnsupported = 8,      // well-formed, but this version of Tilestone can't do it
   kIo = 9,               // the operating system said no; sys_errno() holds its errno
   kTimeout = 10,         // a deadline passed

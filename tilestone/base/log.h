@@ -9,7 +9,7 @@ namespace tilestone {
 enum class LogLevel { kDebug = 0, kInfo = 1, kWarning = 2, kError = 3, kOff = 4 };
 
 void log(LogLevel level, std::string_view message);
-// The same message only once in the life of the process ("io_uring is not to be had: ...").
+// The same message only once in the life of the process ("io_uring is not available: ...").
 void log_once(LogLevel level, std::string_view message);
 
 // Messages below `level` are dropped; kWarning at start. Returns the level before.

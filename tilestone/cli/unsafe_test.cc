@@ -1,4 +1,4 @@
-// What no well-meaning writer leaves ends each command that meets it with the exit code 4.
+// What looks like an attack ends each command that meets it with the exit code 4.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -23,7 +23,7 @@ struct Damage {
   uint64_t size = 0;    // bytes of the range that is known to hold the damage
   std::string key;      // "" for bytes outside items
   std::string problem;
-  bool unsafe = false;  // no well-meaning writer's, rather than broken: refused as kUnsafe
+  bool unsafe = false;  // looks like an attack, not like damage: refused as kUnsafe
 };
 
 struct VerifyReport {

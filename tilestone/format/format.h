@@ -123,7 +123,7 @@ class Format {
   virtual bool detect(std::span<const std::string> names) const = 0;
   // Those that have to be read to know the checkpoint. kNotFound when there is none.
   virtual std::vector<std::string> index_files(std::span<const std::string> names) const = 0;
-  // Those whose size parse_index() asks for, where no index tells it.
+  // Those whose size parse_index() needs and no index holds.
   virtual std::vector<std::string> sized_files(std::span<const std::string> names) const;
   // The part of index_files() that an in-place save has to remove once its own index is published:
   // each rank's own metadata in torch's rank-local mode.
@@ -136,7 +136,7 @@ class Format {
   // ---- Loading
 
   // What to read of a tensor's item to know its structure: the whole of a small item and of one
-  // with a codec; nothing where the metadata tells all.
+  // with a codec; nothing where the metadata says all.
   virtual std::vector<ProbeRange> probe(const ItemLocation& at) const = 0;
   // `probed[i]` are the bytes of the i-th range of probe(at); of an item with a codec, the one view
   // is of the decoded bytes. `tensor` and `chunk` are what the metadata says of it, for formats

@@ -1,5 +1,5 @@
 // The commit manifest: every rank's report bound into one file, beside the format's own metadata.
-// It tells what stock metadata can't: checksums of whole items, payload offsets, file sizes. The
+// It holds what stock metadata can't: checksums of whole items, payload offsets, file sizes. The
 // spec is docs/formats/manifest.md.
 //
 // The manifest's name holds the save id that the metadata file names, so the one rename that

@@ -4,7 +4,7 @@
 // A chunk is cut into tiles, boxes whose elements follow one another in a C-contiguous chunk. The
 // files, one after another, are dealt to the ranks in stripes; the owner of a tile is the rank
 // whose stripe its first byte lies in. The owner learns what the ranks want of a tile and reads it
-// for them, or tells them to read it themselves.
+// for them, or answers that they must read it themselves.
 #pragma once
 
 #include <cstdint>

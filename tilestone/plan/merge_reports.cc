@@ -28,7 +28,7 @@ std::vector<RankReport*> by_rank(std::span<RankReport> reports) {
                          ", that of " + rank_text(first.rank) + " of save " + first.save_id);
     }
     if (report.world_size != first.world_size) {
-      refuse(report, "the report of " + rank_text(report.rank) + " tells of " +
+      refuse(report, "the report of " + rank_text(report.rank) + " speaks of " +
                          std::to_string(report.world_size) + " ranks, that of " +
                          rank_text(first.rank) + " of " + std::to_string(first.world_size));
     }

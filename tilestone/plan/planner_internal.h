@@ -13,7 +13,7 @@ namespace tilestone::planner {
 
 inline constexpr uint32_t kNone = ~uint32_t{0};
 
-// That a rank holds a box with elements. The box is told by its first and its last element, as
+// That a rank holds a box with elements. The box is given by its first and its last element, as
 // places in the flattened tensor: boxes of one tensor are ordered by offset, then shape, as these
 // two numbers are.
 struct Listing {

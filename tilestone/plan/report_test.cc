@@ -113,7 +113,7 @@ TEST(MergeReports, ReportsOfOtherSavesAndMissingRanksAreRefused) {
   EXPECT_EQ(merge_error({zero, other}).message(),
             "the report of rank 1 is of save s2, that of rank 0 of save s1");
   EXPECT_EQ(merge_error({zero, report_of(1, 3)}).message(),
-            "the report of rank 1 tells of 3 ranks, that of rank 0 of 2");
+            "the report of rank 1 speaks of 3 ranks, that of rank 0 of 2");
   other = one;
   other.rank = 2;
   EXPECT_EQ(merge_error({zero, other}).message(), "rank 2 is outside a world of 2 ranks");

@@ -88,7 +88,7 @@ class SavePlanner {
   explicit SavePlanner(int world_size);
   ~SavePlanner();
 
-  // Once for each rank (Error(kInvalidArgument) otherwise). What is wrong with plans is told by
+  // Once for each rank (Error(kInvalidArgument) otherwise). What is wrong with plans is reported by
   // finish().
   void add(int rank, const LocalSavePlan& plan);
   // The same from the plan's encoding, in a third of the time; Error(kCorrupt).

@@ -1,4 +1,4 @@
-// What a value holds, as one number: for telling whether ranks hold the same.
+// What a value holds, as one number: to find out whether ranks hold the same.
 #pragma once
 
 #include <cstdint>

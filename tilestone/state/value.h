@@ -148,7 +148,7 @@ std::string_view to_string(Value::Kind kind);
 // object's constructor call. At most `limit` bytes (cut between characters), then "...".
 std::string to_string(const Value& value, size_t limit = 4096);
 
-// An object of a class that is no Value, as the pickle describes it: told, never made. Python
+// An object of a class that is no Value, as the pickle describes it: never made. Python
 // turns it into an object only for classes that the caller allows by name.
 struct Opaque {
   enum class Kind {

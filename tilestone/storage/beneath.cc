@@ -59,7 +59,7 @@ class Walk {
   std::vector<UniqueFd> path_;
 };
 
-// The path of an open file or directory; empty where the system doesn't tell.
+// The path of an open file or directory; empty where the system doesn't say.
 std::string path_of(int fd) {
   const std::string link = "/proc/self/fd/" + std::to_string(fd);
   std::string path(PATH_MAX, '\0');

@@ -1,4 +1,4 @@
-// In uring.cc's place where liburing is not to be had.
+// In uring.cc's place where liburing is not available.
 #include <cerrno>
 
 #include "tilestone/storage/io_queue_internal.h"

@@ -152,7 +152,7 @@ class PosixReadable : public ReadableFile {
 
   PosixContext& context() const { return *context_; }
   int fd() const { return fd_.get(); }
-  int direct_fd() const;  // for O_DIRECT; -1 where that is not to be had
+  int direct_fd() const;  // for O_DIRECT; -1 where that is not available
   void forget_direct() const { direct_refused_ = true; }
 
  private:

@@ -293,7 +293,7 @@ class ReadWorker {
     return true;
   }
 
-  // Where the system can't tell, or fails, the piece is read into a buffer.
+  // Where the system can't answer, or fails, the piece is read into a buffer.
   bool settle_prefetch() {
     const Piece& piece = asked_.front();
     if (context_.system().populate(file(piece).fd(), piece.begin, piece.size()) != 0) {

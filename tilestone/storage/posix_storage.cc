@@ -268,7 +268,7 @@ bool PosixContext::make_direct(int fd) {
 
 void PosixContext::note_no_direct(int error) {
   log_once(LogLevel::kWarning,
-           std::string("direct I/O is not to be had on a file system in use: ") +
+           std::string("direct I/O is not available on a file system in use: ") +
                std::strerror(error) + "; the page cache is used there");
 }
 

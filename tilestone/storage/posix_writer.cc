@@ -152,7 +152,7 @@ class PosixWriter : public WritableFile {
   }
 
   // More room, where more was reserved than nothing and it ends before `end`. Whether there is
-  // none left, the write itself will tell.
+  // none left, the write itself will fail.
   void make_room(uint64_t end) {
     if (reserved_ == 0 || end <= reserved_) return;
     if (context_->system().reserve(fd_.get(), end + kMoreRoom) == 0) reserved_ = end + kMoreRoom;

@@ -137,9 +137,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
  public:
   virtual ~Storage() = default;
 
-  // Where only trying can tell (kExchange), the first question tries, with a directory of its own
-  // in the root (".tilestone-probe-..."), which goes again, and the answer is kept. False where the
-  // trial fails for another reason; the next question then tries again.
+  // Where only a trial can answer (kExchange), the first question tries, with a directory of its
+  // own in the root (".tilestone-probe-..."), which goes again, and the answer is kept. False where
+  // the trial fails for another reason; the next question then tries again.
   virtual bool can(StorageCapability what) = 0;
   virtual ReadCosts read_costs() const { return {}; }
   // How a person would name the root: a path or URL.

@@ -1,4 +1,4 @@
-// The queue over io_uring. Where liburing is not to be had CMake takes no_uring.cc instead.
+// The queue over io_uring. Where liburing is not available CMake takes no_uring.cc instead.
 #include <liburing.h>
 
 #include <cerrno>

@@ -7,8 +7,8 @@
 //  3. rounds, until no owner has more. By messages: an owner reads as much as one round's messages
 //     may hold, packs it for those who asked, and the messages are exchanged and delivered. By the
 //     page cache, where all ranks share one: an owner brings a round's parts into it in large
-//     reads, and tells those who asked, who read a transfer themselves when all that is served of
-//     it is there, while the owners go on with the next round.
+//     reads, and reports it to those who asked, who read a transfer themselves when all that is
+//     served of it is there, while the owners go on with the next round.
 // What is declined is read by the rank that wants it, afterwards.
 //
 // A rank that fails sends its error in the place of its next message to every rank, so that all see

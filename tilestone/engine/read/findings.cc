@@ -103,7 +103,7 @@ std::vector<std::string> requested_by_none(KeyCounts& left_out, size_t ranks,
       .with_hint("not_requested = \"report\" or \"ignore\" loads without them");
 }
 
-void tell(const std::vector<std::string>& keys, const std::string& what) {
+void warn(const std::vector<std::string>& keys, const std::string& what) {
   if (keys.empty()) return;
   log(LogLevel::kWarning, "load: " + std::to_string(keys.size()) +
                               (keys.size() == 1 ? " key " : " keys ") + what + ": " +
@@ -185,9 +185,9 @@ LoadReport unite_findings(const std::vector<Bytes>& of_ranks, const Metadata& st
     const std::set<std::string> sorted(keys.begin(), keys.end());
     report.not_requested.assign(sorted.begin(), sorted.end());
   }
-  tell(report.not_in_checkpoint, "not in the checkpoint");
-  tell(report.not_requested, "of the checkpoint not requested");
-  tell(report.other_shape, "of another shape in the checkpoint");
+  warn(report.not_in_checkpoint, "not in the checkpoint");
+  warn(report.not_requested, "of the checkpoint not requested");
+  warn(report.other_shape, "of another shape in the checkpoint");
   return report;
 }
 

@@ -19,7 +19,8 @@ inline size_t thread_count(int option) {
 // A pool of `total` bytes for `streams` files or threads at once, which have `work` bytes to move
 // between them. A storage keeps up to a queue's depth (8) of a stream's buffers under way while the
 // stream fills the next, so each stream gets twice that number, and the buffers are made smaller
-// where the memory would not do; or where the work is small, for fresh memory is dear.
+// where the memory would not do; or where the work is small, because touching fresh memory is
+// expensive.
 inline std::shared_ptr<BufferPool> make_pool(uint64_t total, size_t streams, uint64_t work) {
   constexpr uint64_t kPerStream = 16;
   constexpr uint64_t kSmallest = 64u << 10;

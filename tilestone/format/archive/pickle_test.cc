@@ -1,4 +1,4 @@
-// Pickles as values, and pickles that no well-meaning writer makes.
+// Pickles as values, and pickles that look like an attack.
 #include <gtest/gtest.h>
 
 #include "tilestone/base/error.h"

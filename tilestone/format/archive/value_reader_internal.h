@@ -1,4 +1,4 @@
-// A pickle as a Value: plain kinds, tensors, and everything else told as Opaque.
+// A pickle as a Value: plain kinds, tensors, and everything else described as Opaque.
 #pragma once
 
 #include <functional>

@@ -53,7 +53,8 @@ class ZipDirectory {
   const ZipRecord* find(std::string_view name) const;
   uint64_t offset() const { return offset_; }  // of the central directory
 
-  // True when the archive's writer computed checksums (torch can be told not to: all are 0 then).
+  // True when the archive's writer computed checksums (an option of torch turns them off: all are 0
+  // then).
   bool has_checksums() const { return has_checksums_; }
 
   // Where the record's bytes start, from its local header, which is checked against the

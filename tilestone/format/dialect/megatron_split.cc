@@ -18,7 +18,8 @@ Value key_value(const PathElement& key) {
   return std::visit([](const auto& element) { return Value(element); }, key);
 }
 
-// A value that can stand inside another one: what the caller's Python has pickled is told instead.
+// A value that can stand inside another one: what the caller's Python has pickled is described
+// instead.
 Value embedded(const Value& value) {
   if (value.kind() != Value::Kind::kPickled) return value;
   const Pickled& pickled = value.as_pickled();

@@ -182,7 +182,7 @@ class ZarrFormat final : public Format {
     return read_directory(files);
   }
 
-  // The metadata tells where every element is.
+  // The metadata says where every element is.
   std::vector<ProbeRange> probe(const ItemLocation&) const override { return {}; }
 
   StoredPayload parse_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
