@@ -178,6 +178,10 @@ Standing expect_readable(Storage& location, const std::shared_ptr<const Format>&
   }
 }
 
+bool is_made_in_own_directory(const std::string& name) {
+  return parse_in_own_directory(name) || name == kLockName || name == kReplacedName;
+}
+
 // Stock torch makes a data file for a rank that has nothing to write.
 bool is_of_stock(Storage& location, const std::string& name) {
   const auto info = name.ends_with(".distcp") ? location.stat(name) : std::nullopt;
@@ -199,7 +203,7 @@ void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Forma
     return false;
   };
   for (const std::string& name : names) {
-    if (name.starts_with(std::string(kOwnDirectory) + "/") || is_left(name)) continue;
+    if (is_made_in_own_directory(name) || is_left(name)) continue;
     if (standing.files.contains(name) || standing.index.contains(name)) continue;
     if (standing.found && is_of_stock(location, name)) continue;
     throw Error(ErrorCode::kUnsupported, location.describe() +
