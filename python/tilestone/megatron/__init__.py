@@ -1,8 +1,9 @@
 """Megatron-Core's `dist_checkpointing` over Tilestone's engine.
 
 The modules, names, parameters and defaults are those of `megatron.core.dist_checkpointing`, so a
-program changes its imports and nothing else. Needs torch; Megatron-Core need not be installed. Where
-it is, its own entities are taken as they are: a model's `sharded_state_dict()` goes straight in.
+program changes its imports and nothing else. Needs torch; Megatron-Core need not be installed.
+Where it is, its own entities are taken as they are: a model's `sharded_state_dict()` goes straight
+in.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ def maybe_load_config(checkpoint_dir: str | os.PathLike[str]) -> CheckpointingCo
 
 
 def _checked_config(found: dict[str, Any], path: str) -> CheckpointingConfig:
-    known = {each.name: found[each.name] for each in fields(CheckpointingConfig) if each.name in found}
+    names = [each.name for each in fields(CheckpointingConfig)]
+    known = {name: found[name] for name in names if name in found}
     for name, value in known.items():
         kind = int if name.endswith("_version") else str
         if type(value) is not kind:

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 StateDict = Dict[str, Any]
 CommonStateDict = Dict[str, Any]
 ShardedStateDict = Dict[str, Any]
-# Which copy of the same data this is: (pipeline, tensor, data parallel) by convention; all zeros: the
-# main one.
+# Which copy of the same data this is: (pipeline, tensor, data parallel) by convention; all zeros:
+# the main one.
 ReplicaId = Union[int, Tuple[int, ...]]
 
 _FOREIGN_MODULE = "dist_checkpointing.mapping"
@@ -439,8 +439,8 @@ def _narrowed_pieces(
 ) -> list[tuple[slice, slice]]:
     """Runs of a flat slice that stay when a box is narrowed: (in the old box, in the new one).
 
-    The elements before `dim` number the rows of blocks; each block loses all but `length` entries of
-    `inner` elements.
+    The box is a row of blocks, one for each index of the axes before `dim`; each block keeps
+    `length` entries of `inner` elements.
     """
     inner = math.prod(shape[dim + 1 :])
     if length == shape[dim]:

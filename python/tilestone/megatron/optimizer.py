@@ -1,0 +1,149 @@
+"""Sharding of optimizer states, taken from that of the model's parameters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, Tuple, Union
+
+import torch
+
+from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone.megatron.dict_utils import nested_values
+from tilestone.megatron.mapping import (
+    LocalNonpersistentObject,
+    ShardedStateDict,
+    ShardedTensor,
+    ShardedTensorFactory,
+    StateDict,
+)
+from tilestone.megatron.utils import extract_sharded_tensors_and_factories
+
+logger = logging.getLogger(__name__)
+
+KEEP_VARS_HINT = (
+    " Make the model's state dict with `.state_dict(keep_vars=True)`, so that it holds the"
+    " parameters themselves and not other tensors over their memory. Where a parameter is stored"
+    " in another form, use a ShardedTensorFactory."
+)
+
+
+def _local(tensor: Any) -> Any:
+    """A DTensor's local tensor; any other tensor itself."""
+    if isinstance(tensor, torch.Tensor) and hasattr(tensor, "to_local"):
+        with torch.no_grad():
+            return tensor.to_local()
+    return tensor
+
+
+def get_optim_param_to_id_map(optim_params_iter: Iterable[torch.nn.Parameter]) -> dict[int, int]:
+    """The number of each parameter in the optimizer's order, by id() of the parameter.
+
+    Of a DTensor it is the id() of its local tensor. A parameter that comes twice has the number of
+    its first place.
+    """
+    numbers: dict[int, int] = {}
+    for number, parameter in enumerate(optim_params_iter):
+        numbers.setdefault(id(_local(parameter)), number)
+    return numbers
+
+
+def get_param_id_to_sharded_param_map(
+    model_sharded_state_dict: ShardedStateDict, optim_params_iter: Iterable[torch.nn.Parameter]
+) -> dict[int, Union[ShardedTensor, ShardedTensorFactory]]:
+    """The model's entity of each parameter, by the parameter's number in the optimizer.
+
+    Args:
+        model_sharded_state_dict: of any nesting; its entities' data are the parameters themselves.
+        optim_params_iter: the parameters in the optimizer's order.
+
+    Returns:
+        entities by number. It lacks parameters that no entity holds; that it is empty is logged as
+        a warning.
+    """
+    entities, _ = extract_sharded_tensors_and_factories(model_sharded_state_dict)
+    numbers = get_optim_param_to_id_map(optim_params_iter)
+    found = {}
+    for entity in nested_values(entities):
+        number = numbers.get(id(entity.data))
+        if number is None:
+            logger.debug(f"{entity} is not tracked by the optimizer")
+        else:
+            found[number] = entity
+    if not found and _is_first_rank():
+        logger.warning(
+            "Sharded parameters mapping is empty: no tensor of the model's state dict is a"
+            " parameter of the optimizer." + KEEP_VARS_HINT
+        )
+    return found
+
+
+def _is_first_rank() -> bool:
+    distributed = torch.distributed
+    return not distributed.is_initialized() or distributed.get_rank() == 0
+
+
+def make_sharded_optimizer_tensor(
+    model_param: Union[ShardedTensor, ShardedTensorFactory], optim_param: torch.Tensor, prefix: str
+) -> Union[ShardedTensor, ShardedTensorFactory]:
+    """The entity of an optimizer's state: at the place of its parameter, under a key of its own.
+
+    Args:
+        model_param: the parameter's entity.
+        optim_param: the state, of the parameter's local shape and any dtype.
+        prefix: put before the parameter's key, with a dot between them.
+
+    Raises:
+        CheckpointingException: the state has another shape than the parameter.
+    """
+    optim_param = _local(optim_param)
+    key = f"{prefix}.{model_param.key}"
+    if isinstance(model_param, ShardedTensorFactory):
+        return replace(model_param, key=key, data=optim_param)
+    if tuple(optim_param.shape) != tuple(model_param.local_shape):
+        raise MismatchError(
+            f"optimizer state of shape {tuple(optim_param.shape)} belongs to a parameter of local "
+            f"shape {tuple(model_param.local_shape)}",
+            key=key,
+        )
+    return replace(model_param, key=key, data=optim_param, dtype=optim_param.dtype)
+
+
+def optim_state_to_sharding_state(
+    optim_state_dict: StateDict,
+    id_to_sharded_param_map: dict[int, ShardedTensor],
+    exclude_keys: Tuple[str, ...] = (),
+) -> None:
+    """Puts entities in the place of an optimizer's states, in place.
+
+    A state `exp_avg` of a parameter with key `k` gets the key `optimizer.state.exp_avg.k`. The
+    lists of parameters in the groups are not stored: a load gives back the caller's.
+
+    Args:
+        optim_state_dict: as torch's optimizers give it: "state" and "param_groups".
+        id_to_sharded_param_map: the model's entities, see get_param_id_to_sharded_param_map.
+        exclude_keys: names of states that are left out.
+
+    Raises:
+        ValueError: a parameter with states that the map lacks; nothing is changed then.
+    """
+    sharded: dict[Any, dict[Any, Any]] = {}
+    for number, states in optim_state_dict["state"].items():
+        kept = {name: state for name, state in states.items() if name not in exclude_keys}
+        if kept and number not in id_to_sharded_param_map:
+            raise InvalidArgumentError(
+                f"Param id {number} does not match any model sharded param." + KEEP_VARS_HINT
+            )
+        sharded[number] = {
+            name: make_sharded_optimizer_tensor(
+                id_to_sharded_param_map[number], state, f"optimizer.state.{name}"
+            )
+            for name, state in kept.items()
+        }
+    groups = deepcopy(optim_state_dict["param_groups"])
+    for group in groups:
+        group["params"] = LocalNonpersistentObject(group["params"])
+    optim_state_dict["param_groups"] = groups
+    optim_state_dict["state"] = sharded

@@ -1,0 +1,247 @@
+"""Helpers for sharded state dicts: parts of them, changes of keys, timing."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from time import time
+from typing import Any, Tuple
+
+from tilestone.megatron.dict_utils import (
+    dict_list_map_inplace,
+    extract_matching_values,
+    nested_values,
+)
+from tilestone.megatron.mapping import (
+    LocalNonpersistentObject,
+    ShardedBase,
+    ShardedObject,
+    ShardedStateDict,
+    ShardedTensor,
+    ShardedTensorFactory,
+    StateDict,
+)
+
+# Names the data of an entity: key and place. Copies of the same data have the same one.
+_ShardId = Tuple[Any, ...]
+
+
+def zip_strict(*args: Iterable[Any]) -> Iterator[Tuple[Any, ...]]:
+    """zip() of iterables that must be equally long.
+
+    Raises:
+        AssertionError: they are not; with all lengths.
+    """
+    lists = [list(each) for each in args]
+    lengths = [len(each) for each in lists]
+    if len(set(lengths)) > 1:
+        raise AssertionError(f"Tried to zip iterables of unequal lengths: {lengths}!")
+    return zip(*lists)
+
+
+def _sharded_tensor_shard_id(sharded_tensor: ShardedTensor) -> _ShardId:
+    """What names a tensor's data: the same for copies of it, and for nothing else.
+
+    Returns:
+        (key, offset, (start, stop) of the flattened range or None). The local shape is a fourth
+        entry where the offset does not say which box it is: on an irregular grid, and for a box
+        without elements, which may stand at the offset of a full one. (Megatron-Core takes the one
+        for a copy of the other.)
+    """
+    flat = getattr(sharded_tensor, "flattened_range", None)
+    place = (
+        sharded_tensor.key,
+        tuple(sharded_tensor.global_offset),
+        None if flat is None else (flat.start, flat.stop),
+    )
+    shape = tuple(sharded_tensor.local_shape)
+    if sharded_tensor.axis_fragmentations is not None and math.prod(shape) > 0:
+        return place
+    return (*place, shape)
+
+
+def _sharded_object_id(sharded_object: ShardedObject) -> _ShardId:
+    """What names an object's data: (key, offset, shape of the grid)."""
+    return (sharded_object.key, sharded_object.global_offset, sharded_object.global_shape)
+
+
+def extract_sharded_tensors(
+    sharded_state_dict: ShardedStateDict,
+) -> Tuple[ShardedStateDict, StateDict]:
+    """(every ShardedTensor, everything else), each with the nesting of the whole."""
+    return extract_matching_values(sharded_state_dict, lambda v: isinstance(v, ShardedTensor))
+
+
+def extract_sharded_tensors_and_factories(
+    sharded_state_dict: ShardedStateDict,
+) -> Tuple[ShardedStateDict, StateDict]:
+    """(every ShardedTensor and ShardedTensorFactory, everything else), nested as the whole."""
+    kinds = (ShardedTensor, ShardedTensorFactory)
+    return extract_matching_values(sharded_state_dict, lambda v: isinstance(v, kinds))
+
+
+def extract_sharded_tensors_or_nonpersistent(
+    sharded_state_dict: ShardedStateDict,
+) -> Tuple[ShardedStateDict, StateDict]:
+    """(tensors, factories and non-persistent objects, everything else), nested as the whole."""
+    kinds = (ShardedTensor, LocalNonpersistentObject, ShardedTensorFactory)
+    return extract_matching_values(sharded_state_dict, lambda v: isinstance(v, kinds))
+
+
+def extract_sharded_base(
+    sharded_state_dict: ShardedStateDict,
+) -> Tuple[ShardedStateDict, StateDict]:
+    """(every entity that is stored in parts, everything else), nested as the whole."""
+    return extract_matching_values(sharded_state_dict, lambda v: isinstance(v, ShardedBase))
+
+
+def extract_nonpersistent(
+    sharded_state_dict: ShardedStateDict,
+) -> Tuple[ShardedStateDict, StateDict]:
+    """(every LocalNonpersistentObject, everything else), nested as the whole."""
+    return extract_matching_values(
+        sharded_state_dict, lambda v: isinstance(v, LocalNonpersistentObject)
+    )
+
+
+def _change_keys(sharded_state_dict: ShardedStateDict, changed: Callable[[str], str]) -> None:
+    """Gives every entity the key changed(key), in place."""
+
+    def change(item: Any) -> Any:
+        if isinstance(item, ShardedBase):
+            item.key = changed(item.key)
+        return item
+
+    dict_list_map_inplace(change, sharded_state_dict)
+
+
+def add_prefix_for_sharding(sharded_state_dict: ShardedStateDict, prefix: str) -> None:
+    """Puts a prefix before the key of every entity, in place; keys of dicts stay."""
+    _change_keys(sharded_state_dict, lambda key: f"{prefix}{key}")
+
+
+def replace_prefix_for_sharding(
+    sharded_state_dict: ShardedStateDict, old_prefix: str, new_prefix: str
+) -> None:
+    """Replaces the prefix of the key of every entity, in place; keys of dicts stay.
+
+    Raises:
+        ValueError: a key does not begin with old_prefix; nothing is changed then.
+    """
+    for item in nested_values(sharded_state_dict):
+        if isinstance(item, ShardedBase) and not item.key.startswith(old_prefix):
+            raise ValueError(f"Expected {item.key} to begin with prefix {old_prefix}")
+    _change_keys(sharded_state_dict, lambda key: f"{new_prefix}{key[len(old_prefix):]}")
+
+
+def apply_prefix_mapping(
+    sharded_state_dict: ShardedStateDict, prefix_map: dict[str, str]
+) -> None:
+    """Replaces prefixes of the keys of entities, in place; keys of dicts stay.
+
+    Args:
+        sharded_state_dict: the state.
+        prefix_map: new prefixes by old ones; of those that match, the first is replaced.
+    """
+
+    def changed(key: str) -> str:
+        for old, new in prefix_map.items():
+            if key.startswith(old):
+                return f"{new}{key[len(old):]}"
+        return key
+
+    _change_keys(sharded_state_dict, changed)
+
+
+def force_all_tensors_to_non_fp8(sharded_state_dict: ShardedStateDict) -> None:
+    """Replaces the data of entities that are Transformer Engine's 8-bit tensors, in place.
+
+    They become tensors of the type that was quantised. Transformer Engine is not imported: without
+    it there are no such tensors.
+    """
+    for item in nested_values(sharded_state_dict):
+        data: Any = getattr(item, "data", None)
+        names = {
+            base.__name__
+            for base in type(data).__mro__
+            if base.__module__.split(".")[0] == "transformer_engine"
+        }
+        if "QuantizedTensor" in names:
+            item.data = data.dequantize()
+        elif "Float8Tensor" in names:  # version 1
+            item.data = data.from_float8()
+
+
+fallback_logger = logging.getLogger(__name__)
+_names: list[str] = []
+_loggers: list[logging.Logger] = []
+
+
+@contextmanager
+def logger_stack(
+    name: str | None = None, current_logger: logging.Logger | None = None
+) -> Iterator[Tuple[str, logging.Logger]]:
+    """Names what is being done, for the messages of debug_time and debug_msg inside it.
+
+    Args:
+        name: put after the names of the contexts around this one; None: none.
+        current_logger: for this context and those inside it; None: that of the context around it.
+
+    Yields:
+        (all names, joined by dots; the logger)
+    """
+    if name:
+        _names.append(name)
+    if current_logger:
+        _loggers.append(current_logger)
+    try:
+        yield ".".join(_names), _loggers[-1] if _loggers else fallback_logger
+    finally:
+        if name:
+            _names.pop()
+        if current_logger:
+            _loggers.pop()
+
+
+@contextmanager
+def debug_time(
+    name: str,
+    logger: logging.Logger | None = None,
+    threshold: float = float("-inf"),
+    level: int | None = None,
+) -> Iterator[None]:
+    """Logs how long its body took; an exception of the body goes on.
+
+    Args:
+        name: of what is timed, put after those of the contexts around it.
+        logger: as for logger_stack.
+        threshold: seconds below which nothing is logged.
+        level: of the message; None: DEBUG without a threshold, WARNING with one.
+    """
+    if level is None:
+        level = logging.DEBUG if threshold == float("-inf") else logging.WARNING
+    with logger_stack(name, logger) as (names, chosen):
+        start = time()
+        try:
+            yield
+        finally:
+            took = time() - start
+            if took >= threshold:
+                chosen.log(level, f"{names} took {took:.4f}s")
+
+
+def debug_msg(msg: str) -> None:
+    """Logs a message at level DEBUG, after the names of the contexts around it."""
+    with logger_stack(None, None) as (names, chosen):
+        chosen.debug(f"{names} {msg}")
+
+
+def _clean_metadata_for_serialization(metadata: Any) -> Any:
+    """Content metadata without the process group in it, which can't be stored; None stays None."""
+    if metadata is None:
+        return None
+    clean = metadata.copy()
+    clean.pop("dp_cp_group", None)
+    return clean

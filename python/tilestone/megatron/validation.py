@@ -1,0 +1,404 @@
+"""Checks before a save or load: between ranks, and between what is asked for and what is stored.
+
+The words mean what they mean in Megatron-Core: *missing* is stored and asked for by no rank,
+*unexpected* is asked for and not stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+import os
+import pickle
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, List, Tuple, Union
+
+import torch
+
+from tilestone._errors import InvalidArgumentError, MismatchError, NotFoundError
+from tilestone.megatron._access import check_access
+from tilestone.megatron.core import maybe_load_config
+from tilestone.megatron.dict_utils import diff, extract_matching_values, nested_values
+from tilestone.megatron.mapping import (
+    CommonStateDict,
+    ShardedBase,
+    ShardedObject,
+    ShardedStateDict,
+    ShardedTensor,
+)
+
+logger = logging.getLogger(__name__)
+
+# Entities of one rank, without data; of all ranks.
+_LocalMetadata = List[Union[ShardedTensor, ShardedObject]]
+_GlobalMetadata = List[_LocalMetadata]
+
+
+class StrictHandling(Enum):
+    """What a load does about keys that are unexpected or missing.
+
+    Missing keys are known only where all ranks tell what they ask for; the modes *_UNEXPECTED do
+    without, and ignore them.
+    """
+
+    # Unexpected keys are the load's own error. The default.
+    ASSUME_OK_UNEXPECTED = "assume_ok_unexpected"
+    # Unexpected keys are logged as a warning and left out of what is loaded.
+    LOG_UNEXPECTED = "log_unexpected"
+    # Unexpected and missing keys are logged as a warning.
+    LOG_ALL = "log_all"
+    # Unexpected keys are an error before anything is read.
+    RAISE_UNEXPECTED = "raise_unexpected"
+    # Unexpected and missing keys are an error before anything is read.
+    RAISE_ALL = "raise_all"
+    # `load` returns unexpected keys beside the state.
+    RETURN_UNEXPECTED = "return_unexpected"
+    # `load` returns unexpected and missing keys beside the state.
+    RETURN_ALL = "return_all"
+    # Unexpected keys are left out of what is loaded, and nothing is said.
+    IGNORE_ALL = "ignore_all"
+
+    @staticmethod
+    def requires_explicit_ckpt_mismatch_check(val: StrictHandling) -> bool:
+        """Whether the checkpoint's keys must be known before it is loaded."""
+        return val != StrictHandling.ASSUME_OK_UNEXPECTED
+
+    @staticmethod
+    def requires_global_app_metadata(val: StrictHandling) -> bool:
+        """Whether it must be known what all ranks ask for."""
+        return val in (
+            StrictHandling.IGNORE_ALL,
+            StrictHandling.RAISE_ALL,
+            StrictHandling.RETURN_ALL,
+            StrictHandling.LOG_ALL,
+        )
+
+    @staticmethod
+    def requires_returning_mismatch_keys(val: StrictHandling) -> bool:
+        """Whether `load` returns (state, missing keys, unexpected keys) instead of the state."""
+        return val in (StrictHandling.RETURN_UNEXPECTED, StrictHandling.RETURN_ALL)
+
+
+def parse_strict_flag(strict: Union[str, StrictHandling]) -> StrictHandling:
+    """The mode of that name; a mode itself is returned as it is.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    if isinstance(strict, StrictHandling):
+        return strict
+    try:
+        return StrictHandling(strict)
+    except (ValueError, TypeError) as error:
+        names = ", ".join(repr(mode.value) for mode in StrictHandling)
+        raise InvalidArgumentError(
+            f"Invalid strict flag: {strict!r} is none of {names}"
+        ) from error
+
+
+def validate_integrity_and_strict_load(
+    sharded_state_dict: ShardedStateDict,
+    strict: StrictHandling,
+    validate_access_integrity: bool,
+    local_metadata: _LocalMetadata | None = None,
+    global_metadata: _GlobalMetadata | None = None,
+    ckpt_sharded_metadata: dict[str, Any] | None = None,
+) -> Tuple[ShardedStateDict, set[str], set[str]]:
+    """Compares what is asked for with what is stored, and the ranks with one another.
+
+    Args:
+        sharded_state_dict: what this rank asks for: entities only.
+        strict: what is done about keys that are unexpected or missing.
+        validate_access_integrity: check that the ranks' parts make whole tensors and objects.
+        local_metadata: what this rank asks for, without data; None: made here.
+        global_metadata: what each rank asks for; None: missing keys are not looked for.
+        ckpt_sharded_metadata: what is stored, as load_sharded_metadata returns it. Only
+            ASSUME_OK_UNEXPECTED does without.
+
+    Returns:
+        (what is asked for and stored, missing keys, unexpected keys). Missing keys are the same on
+        every rank, unexpected keys are this rank's.
+
+    Raises:
+        CheckpointingException: metadata that is needed is None; keys that `strict` refuses; or what
+            validate_sharding_integrity raises.
+    """
+    missing: set[str] = set()
+    unexpected: set[str] = set()
+    if StrictHandling.requires_explicit_ckpt_mismatch_check(strict):
+        if ckpt_sharded_metadata is None:
+            raise InvalidArgumentError(
+                "Cannot verify checkpoint mismatch with ckpt_sharded_metadata=None."
+            )
+        if local_metadata is None:
+            local_metadata = [item.without_data() for item in nested_values(sharded_state_dict)]
+        asked_by_all = (
+            global_metadata if StrictHandling.requires_global_app_metadata(strict) else None
+        )
+        missing, unexpected = _determine_missing_and_unexpected_keys(
+            ckpt_sharded_metadata, local_metadata, asked_by_all
+        )
+        sharded_state_dict = adjust_non_strict_load(sharded_state_dict, unexpected)
+        if strict in (StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL):
+            maybe_report_missing_and_unexpected_keys(missing, unexpected, True)
+        elif strict in (StrictHandling.LOG_UNEXPECTED, StrictHandling.LOG_ALL):
+            maybe_report_missing_and_unexpected_keys(missing, unexpected, False)
+        elif strict == StrictHandling.IGNORE_ALL:
+            missing, unexpected = set(), set()
+    if validate_access_integrity:
+        if global_metadata is None:
+            raise InvalidArgumentError(
+                "Cannot check sharding intergrity without global_metadata (None)."
+            )
+        validate_sharding_integrity(global_metadata)
+    return sharded_state_dict, missing, unexpected
+
+
+def verify_checkpoint_and_load_strategy(
+    checkpoint_dir: str | os.PathLike[str],
+    sharded_strategy: Any = None,
+    common_strategy: Any = None,
+) -> Tuple[Any, Any]:
+    """The strategies that load a checkpoint.
+
+    Args:
+        checkpoint_dir: the checkpoint's directory.
+        sharded_strategy: a LoadShardedStrategy, (backend, version), or None: that of the
+            checkpoint.
+        common_strategy: a LoadCommonStrategy, (backend, version), or None: that of the checkpoint.
+
+    Returns:
+        (sharded strategy, common strategy)
+
+    Raises:
+        CheckpointingException: there is no such directory or no checkpoint in it, or a strategy
+            can't load it.
+    """
+    # Late: strategies import this module's neighbours.
+    base = importlib.import_module("tilestone.megatron.strategies.base")
+    if not os.path.isdir(checkpoint_dir):
+        raise NotFoundError(
+            f"Checkpoint directory {checkpoint_dir} does not exist", file=str(checkpoint_dir)
+        )
+    config = maybe_load_config(checkpoint_dir)
+    if config is None:
+        raise NotFoundError(
+            f"{checkpoint_dir} is not a distributed checkpoint", file=str(checkpoint_dir)
+        )
+    if sharded_strategy is None:
+        sharded_strategy = (config.sharded_backend, config.sharded_backend_version)
+    actions, default = base.StrategyAction, base.get_default_strategy
+    if isinstance(sharded_strategy, tuple):
+        sharded_strategy = default(actions.LOAD_SHARDED, *sharded_strategy)
+    if common_strategy is None:
+        common_strategy = (config.common_backend, config.common_backend_version)
+    if isinstance(common_strategy, tuple):
+        common_strategy = default(actions.LOAD_COMMON, *common_strategy)
+    sharded_strategy.check_backend_compatibility(config.sharded_backend)
+    sharded_strategy.check_version_compatibility(config.sharded_backend_version)
+    common_strategy.check_backend_compatibility(config.common_backend)
+    common_strategy.check_version_compatibility(config.common_backend_version)
+    return sharded_strategy, common_strategy
+
+
+def adjust_non_strict_load(
+    sharded_state_dict: ShardedStateDict, sharded_keys_to_remove: set[str]
+) -> ShardedStateDict:
+    """What is asked for, without the entities of some keys; the argument stays.
+
+    Raises:
+        CheckpointingException: a leaf is no entity.
+    """
+
+    def is_removed(item: Any) -> bool:
+        if not isinstance(item, ShardedBase):
+            raise InvalidArgumentError(f"a {type(item).__name__} stands among sharded entities")
+        return item.key in sharded_keys_to_remove
+
+    _, kept = extract_matching_values(sharded_state_dict, is_removed)
+    return kept  # type: ignore[no-any-return]
+
+
+def _determine_missing_and_unexpected_keys(
+    ckpt_sharded_metadata: dict[str, Any],
+    local_metadata: _LocalMetadata,
+    global_metadata: _GlobalMetadata | None = None,
+) -> Tuple[set[str], set[str]]:
+    """(stored and asked for by no rank, asked for by this rank and not stored), as keys.
+
+    Without global_metadata the first is empty.
+    """
+    stored = {item.key for item in ckpt_sharded_metadata.values()}
+    unexpected = {item.key for item in local_metadata} - stored
+    missing: set[str] = set()
+    if global_metadata is not None:
+        missing = stored - {item.key for asked in global_metadata for item in asked}
+    if missing:
+        logger.debug(f"Dist ckpt load missing keys: {missing}")
+    if unexpected:
+        logger.debug(f"Dist ckpt load unexpected keys: {unexpected}")
+    return missing, unexpected
+
+
+def maybe_report_missing_and_unexpected_keys(
+    missing_keys: set[str], unexpected_keys: set[str], raise_error: bool = True
+) -> None:
+    """Says which keys are missing or unexpected; nothing where none are.
+
+    Args:
+        missing_keys: stored, and asked for by no rank.
+        unexpected_keys: asked for by this rank, and not stored.
+        raise_error: raise; else log a warning.
+
+    Raises:
+        CheckpointingException: there are such keys, and raise_error is set.
+    """
+    parts = []
+    if missing_keys:
+        parts.append(
+            "Some keys found in the checkpoint are missing in the provided sharded state dict. "
+            f"Missing keys (for all ranks): {missing_keys}."
+        )
+    if unexpected_keys:
+        parts.append(
+            "Unexpected keys (not found in the checkpoint) encountered in the provided sharded "
+            f"state dict. Unexpected keys (for this rank): {unexpected_keys}."
+        )
+    if not parts:
+        return
+    if raise_error:
+        raise MismatchError("\n".join(parts))
+    logger.warning("\n".join(parts))
+
+
+class _Hashed:
+    """A file that keeps a hash of what is written to it."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def write(self, data: Any) -> int:
+        self._hash.update(data)
+        return len(data)
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+class _HashingPickler(pickle.Pickler):
+    """Pickles tensors by their content; torch's own pickles hold addresses."""
+
+    def reducer_override(self, item: Any) -> Any:
+        if not isinstance(item, torch.Tensor) or type(item) not in _PLAIN_TENSORS:
+            return NotImplemented
+        if item.layout != torch.strided or item.is_quantized or item.is_meta:
+            return NotImplemented
+        flat = item.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        elements = pickle.PickleBuffer(flat.numpy().data)
+        return (str, (str((item.dtype, tuple(item.shape))), elements))
+
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+def _digest(value: Any) -> str | None:
+    """A hash that is the same for equal values, as far as pickle tells; None: can't be pickled."""
+    hashed = _Hashed()
+    try:
+        _HashingPickler(hashed, protocol=5).dump(value)
+    except Exception:  # of whatever the program keeps there: it is compared value by value
+        return None
+    return hashed.digest()
+
+
+def _validate_common_state_dict(common_state_dict: CommonStateDict) -> None:
+    """Logs, on each rank whose common state differs from rank 0's, how. Every rank calls.
+
+    Hashes are compared first. Rank 0's state goes to the others only where one differs.
+    """
+    distributed = torch.distributed
+    if not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return
+    rank = distributed.get_rank()
+    digests: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(digests, _digest(common_state_dict))
+    if digests[0] is not None and len(set(digests)) == 1:
+        return
+    first: list[Any] = [_sendable(common_state_dict) if rank == 0 else None]
+    distributed.broadcast_object_list(first, src=0)
+    problem, pickled = first[0]
+    if problem is not None:
+        raise InvalidArgumentError(f"common state can't be compared: {problem}", rank=0)
+    if rank == 0 or (digests[0] is not None and digests[0] == digests[rank]):
+        return
+    only_first, only_here, mismatched = diff(pickle.loads(pickled), common_state_dict)
+    if only_first or only_here or mismatched:
+        logger.warning(
+            f"Rank {rank} common state dict differs from rank 0 common state dict. "
+            f"Keys only on rank 0: {only_first}, "
+            f"Keys only on {rank}: {only_here}, "
+            f"Mismatched keys: {mismatched}"
+        )
+
+
+def _sendable(common_state_dict: CommonStateDict) -> Tuple[str | None, bytes]:
+    """(why it can't be pickled, its pickle): what rank 0 sends, so that nobody waits in vain."""
+    try:
+        return None, pickle.dumps(common_state_dict)
+    except Exception as error:
+        return f"rank 0 can't pickle it: {type(error).__name__}: {error}", b""
+
+
+def validate_sharding_integrity(
+    global_metadata: Iterable[Iterable[Any]], common_state_dict: CommonStateDict | None = None
+) -> None:
+    """Checks that the parts of all ranks make whole tensors and objects, each exactly once.
+
+    Every rank checks the same metadata and so raises the same error; in Megatron-Core rank 0 raises
+    alone and the others wait for it in their next collective.
+
+    Args:
+        global_metadata: for each rank its entities without data, see determine_global_metadata.
+        common_state_dict: compared between ranks; a difference from rank 0's is logged as a
+            warning. None: not compared.
+
+    Raises:
+        CheckpointingException: ranks describe something differently, or main replicas overlap,
+            leave something out or reach beyond it.
+    """
+    if common_state_dict is not None:
+        _validate_common_state_dict(common_state_dict)
+    check_access(global_metadata)
+
+
+def determine_global_metadata(
+    sharded_state_dict: ShardedStateDict,
+) -> Tuple[_LocalMetadata, _GlobalMetadata]:
+    """The entities of this rank, and those of each rank, all without data. Every rank calls.
+
+    Without torch.distributed there is one rank.
+    """
+    local = [item.without_data() for item in nested_values(sharded_state_dict)]
+    if not torch.distributed.is_initialized():
+        return local, [local]
+    everybodys: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everybodys, local)
+    return local, everybodys
+
+
+def validate_sharded_objects_handling(sharded_strategy: Any, common_strategy: Any) -> None:
+    """Checks that one of two strategies stores sharded objects.
+
+    Raises:
+        CheckpointingException: both have can_handle_sharded_objects False.
+    """
+    if (
+        not sharded_strategy.can_handle_sharded_objects
+        and not common_strategy.can_handle_sharded_objects
+    ):
+        raise InvalidArgumentError(
+            "Either sharded strategy or common strategy must implement ShardedObjects handling; "
+            f"neither {sharded_strategy} nor {common_strategy} does"
+        )
