@@ -77,8 +77,8 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
                       const std::string& two_phase, const std::string& cache,
                       const std::string& not_in_checkpoint,
                       const std::optional<std::string>& not_requested,
-                      const std::string& other_shape, double timeout, int threads,
-                      uint64_t buffer_bytes, nb::handle progress) {
+                      const std::string& other_shape, bool sharded_only, double timeout,
+                      int threads, uint64_t buffer_bytes, nb::handle progress) {
   const Bridge bridge(bridge_object);
   Claims claims;
   LoadRequest request{std::nullopt, location_of(path, follow_links), {}};
@@ -97,6 +97,7 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
     request.options.not_requested = policy_named("not_requested", *not_requested);
   }
   request.options.other_shape = policy_named("other_shape", other_shape);
+  request.options.sharded_only = sharded_only;
   request.options.timeout = timeout;
   request.options.threads = threads;
   request.options.buffer_bytes = buffer_bytes;
@@ -206,8 +207,8 @@ void bind_engine(nb::module_& m) {
   nb::class_<BridgedLoad>(m, "LoadRequest", "What a rank brings to a load.")
       .def(nb::new_(&make_load), "wanted"_a.none(), "path"_a, "bridge"_a, "follow_links"_a,
            "cast"_a, "verify_checksums"_a, "two_phase"_a, "cache"_a, "not_in_checkpoint"_a,
-           "not_requested"_a.none(), "other_shape"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a,
-           "progress"_a.none());
+           "not_requested"_a.none(), "other_shape"_a, "sharded_only"_a, "timeout"_a, "threads"_a,
+           "buffer_bytes"_a, "progress"_a.none());
   m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
                 "object, seconds: float) -> SaveResult"));

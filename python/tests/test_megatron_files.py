@@ -223,6 +223,30 @@ def test_what_the_checkpoint_has_nowhere_is_named(ckpt: str) -> None:
         tilestone.load({"b": {"c": None}}, ckpt)
 
 
+def _load_sharded_part(rank: int, world: int, ckpt: str) -> None:
+    whole = _state(rank, world, False)
+    wanted = {("a", (rank,)): [whole["model"], {}], 7: {"rng": whole["rng"]}}
+    options: dict[str, Any] = {"allow_classes": ["_io.BytesIO"]}
+    loaded = tilestone.load(wanted, ckpt, sharded_only=True, **options)
+    assert list(loaded) == [("a", (rank,)), 7] and loaded[("a", (rank,))][1:] == [{}]
+    rng = loaded[7]["rng"]
+    given = {"model": loaded[("a", (rank,))][0], "rng": rng, "other_rng": None, "own": [rank]}
+    _check({**given, **COMMON}, rank, world)
+    with pytest.raises(tilestone.MismatchError, match="sharded_only"):
+        tilestone.load(wanted, ckpt, sharded_only=rank == 0, **options)
+
+
+def test_a_load_of_the_sharded_part_gives_the_templates_leaves_alone(
+    worlds: Worlds, ckpt: str
+) -> None:
+    worlds[1].run(_save, ckpt, "exchange")
+    worlds[2].run(_load_sharded_part, ckpt)
+    with pytest.raises(tilestone.NotFoundError, match="iteration"):
+        tilestone.load({"iteration": None}, ckpt, sharded_only=True)
+    assert tilestone.load({}, ckpt, sharded_only=True) == {}
+    assert tilestone.load({}, ckpt).keys() == COMMON.keys()
+
+
 def test_unknown_dialects_are_refused(ckpt: str) -> None:
     with pytest.raises(tilestone.UnsupportedError, match="pytorch, megatron"):
         tilestone.save({}, ckpt, dialect="other")

@@ -50,6 +50,7 @@ SAVE = [
 LOAD = [
     *[case for case in SAVE if case[0] in ("threads", "buffer_bytes", "timeout", "path", "state")],
     ("cast", 1, "cast is True or False, not 1"),
+    ("sharded_only", 1, "sharded_only is True or False, not 1"),
     ("allow_classes", "a.b", "a collection of names, not 'a.b'; for one name: allow_classes=['a.b']"),
     ("allow_classes", [b"a.b"], "allow_classes is a collection of names"),
     ("allow_classes", None, "allow_classes is a collection of names, not None"),

@@ -181,6 +181,7 @@ def load(
     not_in_checkpoint: str = "error",
     not_requested: str | None = None,
     other_shape: str = "error",
+    sharded_only: bool = False,
     report: LoadReport | None = None,
     timeout: float | None = _core.DEFAULT_TIMEOUT,
     threads: int = 0,
@@ -217,6 +218,10 @@ def load(
             an error below the key of an object with state_dict(), and ignored elsewhere.
         other_shape: the same for a tensor that is wanted in another global shape than is stored.
             All three are the same on every rank.
+        sharded_only: of a checkpoint in Megatron-Core's dialect, leave the common state alone: it
+            is neither read nor given back, and the result has wanted's leaves and no others. A
+            leaf that is not wrapped is then the stored array or object whose key is its path. The
+            same on every rank; without meaning in PyTorch's dialect, which has no such state.
         report: gets what is reported; its lists are emptied first. Where load_state_dict() of an
             object raises, it has been filled, and so have the arrays.
         cast: convert from the stored dtype where it differs from the wanted one, as torch's
@@ -242,7 +247,8 @@ def load(
         they were filled in place (autograd sees them as changed), a ShardedTensor's local array
         in its place, a DTensor on the meta device as one with memory, Stateful objects after
         their load_state_dict() was called (with assign=True for a module on the meta device).
-        Of a checkpoint in Megatron-Core's dialect, also all the rest of its common state.
+        Of a checkpoint in Megatron-Core's dialect, also all the rest of its common state, unless
+        sharded_only is set.
 
     Raises:
         NotFoundError: no checkpoint, or a key that it doesn't hold (the hint names similar ones).
@@ -291,6 +297,7 @@ def load(
                 _options.word("not_in_checkpoint", not_in_checkpoint),
                 None if not_requested is None else _options.word("not_requested", not_requested),
                 _options.word("other_shape", other_shape),
+                _options.flag("sharded_only", sharded_only),
                 _options.seconds("timeout", timeout),
                 _options.whole("threads", threads),
                 _options.whole("buffer_bytes", buffer_bytes, 64),

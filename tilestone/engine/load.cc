@@ -145,7 +145,7 @@ class Loading {
     try {
       open(deadline);
       make_context({}, deadline);
-      std::optional<Value> common = read_common(*context_, opened_);
+      std::optional<Value> common = common_state();
       items = wanted != nullptr ? ask(*wanted, common, tree) : all_items(opened_.metadata);
       items.common = std::move(common);
       choose_read(items);
@@ -159,6 +159,13 @@ class Loading {
     } catch (...) {
       return current_error();
     }
+  }
+
+  // What there is for the leaves that are not sharded; nothing in dialects that have no such state.
+  std::optional<Value> common_state() const {
+    if (!options().sharded_only) return read_common(*context_, opened_);
+    if (opened_.dialect->common_object().empty()) return std::nullopt;
+    return Value::dict({});
   }
 
   // What the template asks for, with memory but for what is not read.
@@ -289,8 +296,8 @@ class Loading {
           .with_key(key)
           .with_hint("want an array of its dtype and shape in its place");
     }
-    Error error(ErrorCode::kNotFound, opened_.dialect->common_object().empty()
-                                          ? "an object that is not in the checkpoint"
+    const bool no_common = opened_.dialect->common_object().empty() || options().sharded_only;
+    Error error(ErrorCode::kNotFound, no_common ? "an object that is not in the checkpoint"
                                           : "the checkpoint has this neither in its common state "
                                             "nor as an object");
     std::string similar;

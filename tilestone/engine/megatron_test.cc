@@ -134,6 +134,60 @@ TEST(MegatronLoad, WhatIsInNeitherPlaceIsNamedOrKeepsTheTemplates) {
             elements(counting(DType::kInt64, {2}, 40)));
 }
 
+TEST(MegatronLoad, OfTheShardedPartAloneNeitherReadsNorGivesTheCommonState) {
+  FileImage image = memory_image(*saved(2));
+  image.erase("common.pt");  // so that the common state is the object alone, which is broken
+  std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
+  for (auto& [name, bytes] : image) {
+    const size_t at = name.ends_with(".distcp") ? as_text(bytes).find("step") : std::string::npos;
+    if (at != std::string::npos) bytes[at] ^= std::byte{1};
+  }
+  const auto load_part = [&](const Communicator& comm, bool sharded_only) {
+    StateDict wanted, inner;
+    inner[int64_t{7}] = ShardedTensor::from_rank_offsets(
+        "w", TensorView::without_data(DType::kFloat32, {1, 8}), {{0, comm.rank(), 2}});
+    wanted["list"] = StateList{StateNode(std::move(inner)), StateNode(StateList{})};
+    wanted["rng"] = ShardedObject::make("rng", nullptr, {2}, {comm.rank()});
+    LoadOptions options;
+    options.comm = comm;
+    options.sharded_only = sharded_only;
+    return load(wanted, Location(memory_storage(image)), options);
+  };
+  run_ranks(2, [&](Communicator comm) {
+    const StateDict loaded = load_part(comm, true);
+    EXPECT_EQ(loaded.size(), 2u);
+    const auto& list = *loaded.find(std::string("list"))->get_if<StateList>();
+    ASSERT_EQ(list.size(), 2u);
+    EXPECT_TRUE(list[1].get_if<StateList>()->empty());
+    const StateNode* rows = list[0].get_if<StateDict>()->find(int64_t{7});
+    EXPECT_EQ(elements(rows->get_if<ShardedTensor>()->data),
+              elements(counting(DType::kFloat32, {1, 8}, 1 + 8 * comm.rank())));
+    EXPECT_EQ(loaded.find(std::string("rng"))->get_if<ShardedObject>()->data, Value(comm.rank()));
+  });
+  EXPECT_THAT(failures(2, [&](Communicator comm) { load_part(comm, false); }),
+              Each(HasSubstr("common_state/shard_0_1")));
+  EXPECT_THAT(failures(2, [&](Communicator comm) { load_part(comm, comm.rank() == 1); }),
+              Each(HasSubstr("the ranks don't agree on sharded_only")));
+}
+
+TEST(MegatronLoad, OfTheShardedPartAloneTakesUnwrappedLeavesByTheirPaths) {
+  const auto storage = saved(2);
+  LoadOptions options;
+  options.sharded_only = true;
+  StateDict wanted;
+  wanted["w"] = counting(DType::kFloat32, {2, 8}, 0);
+  wanted["rng/shard_1_2"] = nullptr;
+  const StateDict loaded = load(wanted, Location(storage), options);
+  EXPECT_EQ(elements(*loaded.find(std::string("w"))->get_if<TensorView>()),
+            elements(counting(DType::kFloat32, {2, 8}, 1)));
+  EXPECT_EQ(*loaded.find(std::string("rng/shard_1_2"))->get_if<Value>(), Value(1));
+  wanted["step"] = 0;
+  expect_error([&] { load(wanted, Location(storage), options); }, ErrorCode::kNotFound,
+               "an object that is not in the checkpoint");
+  const StateDict all = load_all(Location(storage), options);
+  EXPECT_EQ(all.size(), 3u);  // "w" and two of "rng"
+}
+
 TEST(MegatronLoad, AnUnwrappedLeafIsNoTensorOfAnotherShapeThatIsKept) {
   const auto storage = saved(2);
   LoadOptions options;

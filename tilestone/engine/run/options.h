@@ -78,8 +78,8 @@ struct SaveResult {
 };
 
 // Equal on all ranks, else Error(kMismatch) that names the option: format, two_phase,
-// verify_checksums (ranks read for one another), not_in_checkpoint, not_requested, other_shape. The
-// others are each rank's own.
+// verify_checksums (ranks read for one another), not_in_checkpoint, not_requested, other_shape,
+// sharded_only. The others are each rank's own.
 struct LoadOptions {
   // Two-phase reading: what several ranks want, and what would take a rank many short reads, is
   // read once by one rank for all.
@@ -114,6 +114,10 @@ struct LoadOptions {
   // In the checkpoint, and wanted by no rank. nullopt: ignored, but for what is below `complete`.
   std::optional<Policy> not_requested = std::nullopt;
   Policy other_shape = Policy::kError;  // wanted in another global shape than is stored
+  // In a dialect that has a common state: it is neither read nor given back. The result then has
+  // the template's leaves and no others; a leaf that is not wrapped is the stored item whose key is
+  // its path.
+  bool sharded_only = false;
   double timeout = kDefaultTimeout;
   // Memory of this rank, bytes: the pool's, and in two-phase reading the messages'.
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;

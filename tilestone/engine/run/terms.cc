@@ -119,6 +119,7 @@ Terms terms_of(const Location& location, const LoadOptions& options) {
           {"not_in_checkpoint", policy(options.not_in_checkpoint)},
           {"not_requested", policy(options.not_requested)},
           {"other_shape", policy(options.other_shape)},
+          {"sharded_only", truth(options.sharded_only)},
           {"two_phase", in_quotes(kWays[static_cast<size_t>(options.two_phase)])},
           {"verify_checksums", truth(options.verify_checksums)},
           {"format", in_quotes(name_of(options.format, "found from the files"))}};
