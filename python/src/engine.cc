@@ -60,7 +60,7 @@ SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge
   const Bridge bridge(bridge_object);
   SaveRequest request{to_state(bridge.call("unpack", state), bridge), path_of(path), {}};
   request.options.format = format_named(format);
-  request.options.dialect = dialect_named(dialect);
+  request.options.dialect = save_dialect_named(dialect);
   request.options.overwrite = overwrite;
   request.options.agreement = agreement_named(agreement);
   request.options.timeout = timeout;

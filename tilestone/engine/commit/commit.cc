@@ -84,6 +84,14 @@
 // Readers hold the directory open (Storage::held): one that is replaced meanwhile stays what it was
 // until its files go, and those that describe it go first, so that what is gone is an error and
 // never a part of another checkpoint.
+//
+// Shared directories (megatron_shards_dialect()). Megatron-Core itself has replaced common.pt there
+// when a save of the sharded part begins, and writes metadata.json once it has ended. So nothing of
+// ours could switch the whole of it, and steps 1 to 5 are those of a save in place: common.pt and
+// files that the replaced .metadata does not name stay. The caller removes an older metadata.json
+// first. From then until Megatron-Core's own save has ended, no reader of Megatron-Core's takes the
+// directory for a checkpoint. Neither does ours once the new .metadata stands, since the manifest
+// names the dialect (check_dialect() in open/opening.cc).
 #include "tilestone/engine/commit/commit_internal.h"
 
 #include <algorithm>
@@ -193,7 +201,7 @@ void Commit::refuse_existing() const {
           .with_file(other->mark)
           .with_hint("save elsewhere, or replace it with overwrite = true");
     }
-    if (!other->replaceable) {
+    if (!other->replaceable && !dialect_->shares_directory()) {
       throw Error(ErrorCode::kUnsupported, stands + ", and its files can't be replaced in one step")
           .with_file(other->mark)
           .with_hint("save elsewhere, or remove that checkpoint first");
@@ -208,6 +216,7 @@ void Commit::refuse_existing() const {
 // their save: a stock reader would take old and new ones together. Where no directory can be made
 // beside the location, but nothing stands there, the switch, which comes last, will do.
 bool Commit::needs_staging() const {
+  if (dialect_->shares_directory()) return false;
   const std::vector<std::string> names = storage_->list();
   if (!has_fixed_names(*format_, *dialect_)) {
     const DetectedFormat standing = detect_format(
@@ -248,7 +257,9 @@ void Commit::look_at_old() {
   const std::vector<std::string> names = storage_->list();
   Standing old;
   try {
-    old = read_standing(*storage_, format_);
+    // Arrays of zarr in a shared directory may be anybody's.
+    const bool replaced = !dialect_->shares_directory() || format_->detect(names);
+    if (replaced) old = read_standing(*storage_, format_);
   } catch (const Error& error) {
     log(LogLevel::kWarning, std::string("the checkpoint that is to be replaced can't be read, so "
                                         "files of it may stay: ") +
@@ -291,7 +302,7 @@ void Commit::prepare(Reported reported, Deadline deadline) {
   Metadata metadata = merge_reports(std::move(reported.reports));
   metadata.save_id = save_id_;
   metadata.writer = std::string("Tilestone ") + kVersion;
-  metadata.dialect = dialect_->name();
+  metadata.dialect = dialect_->read_as();
   index_ = merge_index(format_->encode_index(metadata),
                        dialect_->encode_index(*reported.items, *format_));
   new_files_.insert(metadata.files.begin(), metadata.files.end());
@@ -314,7 +325,7 @@ Manifest Commit::make_manifest(const Metadata& metadata, int world_size) const {
   manifest.save_id = save_id_;
   manifest.world_size = world_size;
   manifest.format = format_->name();
-  manifest.dialect = dialect_->name();
+  manifest.dialect = dialect_->read_as();
   manifest.writer = metadata.writer;
   manifest.index = sums_of(index_);
   return manifest;

@@ -7,6 +7,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/format/megatron_mark.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone::engine {
@@ -139,7 +140,11 @@ void check_dialect(const Opened& opened, const Manifest& manifest) {
                                  [](const IndexSum& s) { return s.role == IndexRole::kSwitch; });
   Error error(ErrorCode::kCorrupt, "the checkpoint was saved in the dialect " + manifest.dialect +
                                        ", but the file that says so is missing or damaged");
-  if (last != manifest.index.end()) error.with_file(last->name);
+  if (manifest.dialect == megatron_dialect()->name()) {
+    error.with_file(std::string(kMegatronConfig));  // whoever was to write it
+  } else if (last != manifest.index.end()) {
+    error.with_file(last->name);
+  }
   throw std::move(error).with_hint("the save may have been interrupted before it was published");
 }
 

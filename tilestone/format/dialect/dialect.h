@@ -32,6 +32,12 @@ class Dialect {
 
   // ---- Saving
 
+  // The dialect in which what it saves is read.
+  virtual std::string_view read_as() const { return name(); }
+  // Another program writes the dialect's files of the index, before and after the save, which
+  // therefore goes into the location as it stands and leaves them alone.
+  virtual bool shares_directory() const { return false; }
+
   // A tree (factories built, non-persistent values dropped) as items of `format`. Errors:
   // kInvalidArgument naming the key (two leaves with one key, an object that could not be read
   // back).
@@ -77,5 +83,12 @@ std::shared_ptr<const Dialect> pytorch_dialect();
 // Megatron-Core, an unwrapped leaf that the common state lacks is the stored item whose key is its
 // path.
 std::shared_ptr<const Dialect> megatron_dialect();
+
+// Megatron-Core's sharded part alone, for a save that Megatron-Core itself has begun and ends: it
+// has written common.pt to the location, and writes metadata.json once the save has returned, so
+// the checkpoint is not complete before. For saves only, over torch_dist: a state of nothing but
+// wrapped entities, of which one may be the common state as Megatron-Core from 0.19 on hands it
+// over (ShardedObject "common_state"). What stands at the location is replaced in place.
+std::shared_ptr<const Dialect> megatron_shards_dialect();
 
 }  // namespace tilestone

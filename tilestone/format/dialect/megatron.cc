@@ -42,7 +42,7 @@ std::optional<IndexFault> fault_of_common(ByteView bytes) {
   }
 }
 
-class MegatronDialect final : public Dialect {
+class MegatronDialect : public Dialect {
  public:
   std::string_view name() const override { return "megatron"; }
 
@@ -101,11 +101,32 @@ class MegatronDialect final : public Dialect {
   }
 };
 
+// The files of the index are Megatron-Core's to write.
+class MegatronShardsDialect final : public MegatronDialect {
+ public:
+  std::string_view name() const override { return "megatron_shards"; }
+  std::string_view read_as() const override { return MegatronDialect::name(); }
+  bool shares_directory() const override { return true; }
+  bool has_fixed_names() const override { return false; }
+
+  Items to_items(const StateDict& state, const Format& format) const override {
+    if (lists_objects(format)) return split_shards(state, format);
+    throw Error(ErrorCode::kUnsupported,
+                "the sharded part alone can't be saved in the format " + std::string(format.name()))
+        .with_hint("save in torch_dist, or the whole checkpoint in the dialect megatron");
+  }
+  Index encode_index(const Items&, const Format&) const override { return {}; }
+};
+
 }  // namespace
 }  // namespace dialect
 
 std::shared_ptr<const Dialect> megatron_dialect() {
   return std::make_shared<dialect::MegatronDialect>();
+}
+
+std::shared_ptr<const Dialect> megatron_shards_dialect() {
+  return std::make_shared<dialect::MegatronShardsDialect>();
 }
 
 }  // namespace tilestone

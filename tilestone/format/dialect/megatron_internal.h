@@ -17,6 +17,9 @@ bool lists_objects(const Format& format);
 
 // Items::common is a dict.
 Items split(const StateDict& state, const Format& format);
+// The same for a tree of nothing but wrapped entities, the common state's object among them or not:
+// without Items::common. Error(kInvalidArgument) naming the place of anything else.
+Items split_shards(const StateDict& state, const Format& format);
 
 // As Dialect::wanted_items() and from_items().
 Items wanted_of(const StateDict& wanted, const Value& common);

@@ -37,6 +37,13 @@ class Splitter {
  public:
   explicit Splitter(const Format& format) : lists_objects_(lists_objects(format)) {}
 
+  // What is left of the tree then is empty containers.
+  Items run_shards(const StateDict& state) {
+    shards_only_ = true;
+    part(state);
+    return std::move(items_);
+  }
+
   Items run(const StateDict& state) {
     const Common common = part(state);
     items_.common = common ? *common : Value::dict({});
@@ -75,8 +82,12 @@ class Splitter {
     if (kept.empty() && !list.empty()) return std::nullopt;
     return Value::list(std::move(kept));
   }
-  Common part(const Value& value) { return checked(value, dotted(path_)); }
+  Common part(const Value& value) {
+    expect_common_state();
+    return checked(value, dotted(path_));
+  }
   Common part(const TensorView& tensor) {
+    expect_common_state();
     if (tensor.has_data()) return Value(in_host_memory(tensor));
     throw Error(ErrorCode::kInvalidArgument, "a tensor without data can't be saved")
         .with_key(dotted(path_));
@@ -88,8 +99,8 @@ class Splitter {
     return std::nullopt;
   }
   Common part(const ShardedObject& object) {
-    check_key(object.key);
     ObjectItem item = item_of(object);
+    if (!shards_only_ || item.key != kCommonObject) check_key(object.key);
     claims_.claim(item.key, KeyClaims::Owner::kShardedObject, path_);
     item.value = checked(item.value, item.key);
     if (lists_objects_) item.value = Value::list({std::move(item.value)});
@@ -111,6 +122,14 @@ class Splitter {
     }
   }
 
+  void expect_common_state() const {
+    if (!shards_only_) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                "only wrapped entities belong to the sharded part of a checkpoint")
+        .with_key(dotted(path_))
+        .with_hint("wrap the value in a ShardedTensor or ShardedObject");
+  }
+
   void check_key(const std::string& key) const {
     if (key != kCommonKey && key != kCommonObject) return;
     throw Error(ErrorCode::kInvalidArgument,
@@ -120,6 +139,7 @@ class Splitter {
   }
 
   const bool lists_objects_;
+  bool shards_only_ = false;  // and no common state
   Path path_;
   Items items_;
   KeyClaims claims_;
@@ -130,5 +150,9 @@ class Splitter {
 bool lists_objects(const Format& format) { return format.name() == "torch_dist"; }
 
 Items split(const StateDict& state, const Format& format) { return Splitter(format).run(state); }
+
+Items split_shards(const StateDict& state, const Format& format) {
+  return Splitter(format).run_shards(state);
+}
 
 }  // namespace tilestone::dialect

@@ -48,6 +48,11 @@ std::shared_ptr<const Dialect> dialect_named(std::string_view name) {
   return named(known_dialects(), name, "dialect");
 }
 
+std::shared_ptr<const Dialect> save_dialect_named(std::string_view name) {
+  auto shards = megatron_shards_dialect();
+  return shards->name() == name ? shards : dialect_named(name);
+}
+
 // A damaged metadata.json leaves the format to be found.
 DetectedFormat detect_format(std::span<const std::string> names,
                              const std::function<Bytes(const std::string&)>& read) {

@@ -20,6 +20,8 @@ std::vector<std::shared_ptr<const Dialect>> known_dialects();
 // By name ("torch_dist", "pytorch"); Error(kUnsupported) that lists the known ones.
 std::shared_ptr<const Format> format_named(std::string_view name);
 std::shared_ptr<const Dialect> dialect_named(std::string_view name);
+// The same, or one that only saves have ("megatron_shards").
+std::shared_ptr<const Dialect> save_dialect_named(std::string_view name);
 
 // What a directory holds, by its files' names and marks. Both null: no checkpoint of ours to read.
 struct DetectedFormat {
