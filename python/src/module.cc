@@ -13,6 +13,7 @@ NB_MODULE(_core, m) {
   bind_tensor(m);
   bind_value(m);
   bind_entities(m);
+  bind_plan(m);
   bind_comm(m);
   bind_engine(m);
   bind_checkpoint(m);

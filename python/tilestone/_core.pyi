@@ -324,6 +324,20 @@ class LocalNonpersistent:
     @staticmethod
     def make(value: object | None) -> LocalNonpersistent: ...
 
+def distribute_shards(bytes: Sequence[int], holders: Sequence[int], main_is_outside: Sequence[bool], holder_sets: Sequence[Sequence[int]], ranks: int, files: tuple[Sequence[int], Sequence[int]] | None = None) -> list[int]:
+    """
+    Megatron-Core's distribution of shards, given in the order of their ids: a rank for each.
+    `holders[i]` says which of `holder_sets` holds shard i; ranks are 0 to `ranks` - 1.
+    `files`: (for each shard the file that has most of it or -1, for each file the rank that wrote it or -1): a file's shards go to its writer.
+    Raises InvalidArgumentError on a shard without holders or a number out of range.
+    """
+
+def agree(work: str, comm: object, say: Callable[[int, bytes], bytes], decide: Callable[[int, list[bytes]], tuple[bytes, bool]], seconds: float) -> bytes:
+    """
+    Rounds in which all ranks fail together. In each, every rank says say(round, answer of the round before), and rank 0 decides (answer, whether it is the last), which every rank gets.
+    What either raises on any rank every rank raises. Returns the last answer.
+    """
+
 class CallMemory:
     """What a communicator of a rank remembers from one call to the next."""
 

@@ -1,0 +1,86 @@
+// Distributions of shards, and what ranks work out together.
+#include <algorithm>
+
+#include "python/src/bindings.h"
+
+namespace tilestone::python {
+namespace {
+
+using nb::literals::operator""_a;
+using Stop = std::shared_ptr<const Interrupt>;
+
+using Files = std::pair<std::vector<int64_t>, std::vector<int>>;
+
+std::vector<int> distribute(const std::vector<uint64_t>& bytes,
+                            const std::vector<uint32_t>& holders,
+                            const std::vector<bool>& main_is_outside,
+                            const std::vector<std::vector<int>>& holder_sets, int ranks,
+                            const std::optional<Files>& files) {
+  if (holders.size() != bytes.size() || main_is_outside.size() != bytes.size()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "bytes, holders and main_is_outside have one entry for each shard");
+  }
+  std::vector<DistributedShard> shards;
+  shards.reserve(bytes.size());
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    shards.push_back({bytes[i], holders[i], main_is_outside[i]});
+  }
+  if (!files) return distribute_shards(shards, holder_sets, ranks);
+  std::vector<uint32_t> file_of;
+  for (int64_t file : files->first) {
+    file_of.push_back(file < 0 ? kNoFile
+                               : static_cast<uint32_t>(std::min<int64_t>(file, kNoFile - 1)));
+  }
+  return distribute_shards_by_file(shards, holder_sets, ranks, file_of, files->second);
+}
+
+nb::bytes python_bytes(const Bytes& bytes) { return nb::bytes(bytes.data(), bytes.size()); }
+
+// say(round, answer) -> bytes; decide(round, said) -> (answer, last).
+nb::bytes agree_in_python(const std::string& work, nb::handle comm, const nb::callable& say,
+                          const nb::callable& decide, double seconds) {
+  const Entered entered;
+  const Communicator communicator = to_communicator(comm);
+  const auto say_bytes = [&](int round, const Bytes& answer) {
+    return with_gil(work, [&] {
+      return to_bytes_owned(nb::cast<nb::bytes>(say(round, python_bytes(answer))));
+    });
+  };
+  const auto decide_bytes = [&](int round, const std::vector<Bytes>& said) {
+    return with_gil(work, [&] {
+      nb::list all;
+      for (const Bytes& each : said) all.append(python_bytes(each));
+      const auto decided = nb::cast<std::pair<nb::bytes, bool>>(decide(round, all));
+      return Decision{to_bytes_owned(decided.first), decided.second};
+    });
+  };
+  Bytes answer;
+  without_gil([&](const Stop& stop) {
+    const auto deadline = Deadline::after(std::chrono::duration<double>(seconds));
+    answer = agree(communicator, work, deadline.with_interrupt(stop), say_bytes, decide_bytes);
+  });
+  return python_bytes(answer);
+}
+
+}  // namespace
+
+void bind_plan(nb::module_& m) {
+  m.def(
+      "distribute_shards", &distribute, "bytes"_a, "holders"_a, "main_is_outside"_a,
+      "holder_sets"_a, "ranks"_a, "files"_a = nb::none(),
+      "Megatron-Core's distribution of shards, given in the order of their ids: a rank for each.\n"
+      "`holders[i]` says which of `holder_sets` holds shard i; ranks are 0 to `ranks` - 1.\n"
+      "`files`: (for each shard the file that has most of it or -1, for each file the rank that "
+      "wrote it or -1): a file's shards go to its writer.\n"
+      "Raises InvalidArgumentError on a shard without holders or a number out of range.");
+  m.def(
+      "agree", &agree_in_python, "work"_a, "comm"_a.none(), "say"_a, "decide"_a, "seconds"_a,
+      nb::sig("def agree(work: str, comm: object, say: collections.abc.Callable[[int, bytes], "
+              "bytes], decide: collections.abc.Callable[[int, list[bytes]], tuple[bytes, bool]], "
+              "seconds: float) -> bytes"),
+      "Rounds in which all ranks fail together. In each, every rank says say(round, answer of the "
+      "round before), and rank 0 decides (answer, whether it is the last), which every rank gets.\n"
+      "What either raises on any rank every rank raises. Returns the last answer.");
+}
+
+}  // namespace tilestone::python

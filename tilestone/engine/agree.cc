@@ -1,0 +1,30 @@
+#include "tilestone/engine/agree.h"
+
+#include <utility>
+
+#include "tilestone/engine/run/agreement_internal.h"
+
+namespace tilestone {
+
+Bytes agree(const Communicator& comm, const std::string& work, Deadline deadline, const SayFn& say,
+            const DecideFn& decide) {
+  engine::Rounds rounds(comm, work, "", deadline);
+  Bytes answer;
+  for (int round = 0;; ++round) {
+    Bytes decided;
+    const auto local = [&](Deadline) { return say(round, answer); };
+    // Each rank is told alone whether another round follows; the answer, which may be long and is
+    // the same for all, goes by a broadcast.
+    const auto coordinate = [&](std::vector<Bytes> said) {
+      Decision decision = decide(round, std::move(said));
+      decided = std::move(decision.answer);
+      const Bytes last(1, decision.last ? std::byte{1} : std::byte{0});
+      return std::vector<Bytes>(static_cast<size_t>(comm.size()), last);
+    };
+    const Bytes last = rounds.run("round " + std::to_string(round), local, coordinate);
+    answer = comm.size() == 1 ? std::move(decided) : comm.broadcast(decided, 0, deadline);
+    if (last.at(0) != std::byte{0}) return answer;
+  }
+}
+
+}  // namespace tilestone
