@@ -7,6 +7,7 @@
 //   plan_scale growth              exchange over a range of ranks and tensors
 //   plan_scale exchange TP DP PP TENSORS [EP]
 //   plan_scale rule TP DP PP TENSORS [EP]
+//   plan_scale access TP DP PP TENSORS [EP]    the check of main replicas (plan/access.h)
 #include <time.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/plan/access.h"
 #include "tilestone/plan/save_plan.h"
 #include "tilestone/state/sharded.h"
 
@@ -190,6 +192,23 @@ void exchange(const Job& job) {
   std::fflush(stdout);
 }
 
+void access(const Job& job) {
+  std::vector<Bytes> plans;
+  uint64_t listed = 0;
+  for (int rank = 0; rank < job.world(); ++rank) {
+    const LocalSavePlan plan = plan_of(job, rank, false);
+    plans.push_back(plan.encode());
+    listed += plan.chunks.size();
+  }
+  const Stopwatch watch;
+  check_access(std::vector<ByteView>(plans.begin(), plans.end()));
+  const double seconds = watch.seconds();
+  print_job("access", job);
+  std::printf("\"seconds\": %.3f, \"peak_gib\": %.3f, \"listed\": %llu}\n", seconds, peak_gib(),
+              static_cast<unsigned long long>(listed));
+  std::fflush(stdout);
+}
+
 void rule(const Job& job) {
   const int rank = job.world() / 2;
   const LocalSavePlan plan = plan_of(job, rank, true);
@@ -215,7 +234,7 @@ void growth() {
 }
 
 int usage() {
-  std::fprintf(stderr, "usage: plan_scale [growth | exchange|rule TP DP PP TENSORS [EP]]\n");
+  std::fprintf(stderr, "usage: plan_scale [growth | exchange|rule|access TP DP PP TENSORS [EP]]\n");
   return 2;
 }
 
@@ -224,6 +243,8 @@ int run(int argc, char** argv) {
     rule({4, 4, 4, 1000});
     rule({8, 16, 8, 1000});
     rule({8, 128, 16, 1000});
+    access({8, 32, 8, 1000});
+    access({2, 128, 8, 1000, 16});
     exchange({8, 16, 8, 500});
     exchange({2, 64, 8, 500, 16});
     exchange({8, 128, 16, 1000});
@@ -240,8 +261,15 @@ int run(int argc, char** argv) {
                 argc == 7 ? std::atoi(argv[6]) : 1};
   if (job.tp < 1 || job.dp < 1 || job.pp < 1 || job.tensors < 2) return usage();
   if (job.ep < 1 || job.dp % job.ep != 0) return usage();
-  if (how != "exchange" && how != "rule") return usage();
-  how == "rule" ? rule(job) : exchange(job);
+  if (how == "exchange") {
+    exchange(job);
+  } else if (how == "rule") {
+    rule(job);
+  } else if (how == "access") {
+    access(job);
+  } else {
+    return usage();
+  }
   return 0;
 }
 

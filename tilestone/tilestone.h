@@ -22,6 +22,7 @@
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/plan/distribution.h"
+#include "tilestone/plan/access.h"
 #include "tilestone/state/state_dict.h"
 #include "tilestone/storage/memory_storage.h"
 #include "tilestone/storage/posix_storage.h"

@@ -37,6 +37,7 @@ struct PlanChunk {
   uint32_t holders = kUnknown;  // index into LocalSavePlan::holder_sets
   bool main_replica = true;
   Box box;
+  bool common = false;  // as TensorItem::common
 };
 
 struct PlanObject {

@@ -22,6 +22,7 @@ struct TensorItem {
   // Of the grid that the tensor's chunks are cells of, where the format needs one and the ranks
   // have agreed on it; the cells at the upper edges may reach beyond the tensor.
   std::optional<Dims> chunk_shape = std::nullopt;
+  bool common = false;  // not wrapped: the same on every rank that has it
 };
 
 struct ObjectItem {

@@ -34,6 +34,7 @@ TensorItem item_of(const TensorView& tensor, std::string key) {
   item.key = std::move(key);
   item.dtype = tensor.dtype;
   item.global_shape = tensor.shape;
+  item.common = true;
   item.pieces.push_back({Box::whole(tensor.shape), tensor});
   return item;
 }

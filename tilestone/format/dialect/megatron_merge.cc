@@ -197,6 +197,7 @@ class Asker final : public Merger {
     item.key = dotted(path);
     item.path = path;
     item.value = value;
+    item.common = true;
     items_.objects.push_back(std::move(item));
     return value;
   }

@@ -1,0 +1,236 @@
+#include "tilestone/plan/access.h"
+
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/geometry/coverage.h"
+#include "tilestone/plan/access_objects_internal.h"
+#include "tilestone/plan/plan_sink_internal.h"
+#include "tilestone/plan/planner_internal.h"
+#include "tilestone/plan/save_plan.h"
+
+namespace tilestone {
+namespace {
+
+using planner::kNone;
+using planner::Listing;
+using planner::Tensor;
+
+constexpr size_t kNamedRanks = 4;
+
+std::string rank_text(uint32_t rank) { return "rank " + std::to_string(rank); }
+
+std::string ranks_text(uint32_t a, uint32_t b) {
+  if (a == b) return "of rank " + std::to_string(a) + ", twice";
+  return "of ranks " + std::to_string(std::min(a, b)) + " and " + std::to_string(std::max(a, b));
+}
+
+std::string described(DType dtype, const Dims& shape) {
+  return std::string(to_string(dtype)) + " " + to_string(shape);
+}
+
+// Looks through all plans, once more, for replicas of what no main replica holds.
+class ReplicaFinder final : public PlanSink {
+ public:
+  ReplicaFinder(const std::string& key, const Box& where) : key_(key), where_(where) {}
+
+  std::string look(std::span<const ByteView> plans) {
+    PlanDecoder decoder;
+    for (const ByteView plan : plans) {
+      found_here_ = false;
+      decoder.decode(plan, *this);
+      if (found_here_) ranks_.push_back(rank_);
+      ++rank_;
+    }
+    if (ranks_.empty()) return "held by no rank";
+    std::string text = "held by no main replica; a replica of it is on ";
+    for (size_t i = 0; i < std::min(ranks_.size(), kNamedRanks); ++i) {
+      text += (i == 0 ? "" : ", ") + rank_text(ranks_[i]);
+    }
+    if (ranks_.size() <= kNamedRanks) return text;
+    return text + " and " + std::to_string(ranks_.size() - kNamedRanks) + " more";
+  }
+
+ private:
+  void tensor_table(const std::vector<PlanTensor>& table, bool same) override {
+    if (same) return;
+    is_key_.clear();
+    for (const PlanTensor& tensor : table) is_key_.push_back(tensor.key == key_);
+  }
+  void holder_set(std::vector<int>) override {}
+  void chunk(const PlanChunk& chunk) override {
+    found_here_ = found_here_ || (is_key_[chunk.tensor] && intersects(chunk.box, where_));
+  }
+  void object(const PlanObject&) override {}
+
+  const std::string key_;
+  const Box where_;
+  std::vector<bool> is_key_;  // by tensor of the plan
+  uint32_t rank_ = 0;
+  bool found_here_ = false;
+  std::vector<uint32_t> ranks_;
+};
+
+// The main replicas of all ranks.
+class Access final : public PlanSink {
+ public:
+  void add(ByteView plan) {
+    tensor_index_ = 0;
+    chunk_index_ = 0;
+    decoder_.decode(plan, *this);
+    ++rank_;
+  }
+
+  void check(std::span<const ByteView> plans) {
+    std::vector<Listing> scratch;
+    for (Tensor& tensor : tensors_) {
+      if (tensor.has_elements()) check(tensor, scratch, plans);
+    }
+    objects_.check();
+  }
+
+ private:
+  void tensor_table(const std::vector<PlanTensor>& table, bool same) override;
+  void holder_set(std::vector<int>) override {}
+  void chunk(const PlanChunk& chunk) override;
+  void object(const PlanObject& object) override;
+  void take_tensor(const PlanTensor& tensor);
+  void refuse_as_both(const std::string& key, uint32_t other) const;
+  static void check(Tensor& tensor, std::vector<Listing>& scratch, std::span<const ByteView> plans);
+  [[noreturn]] static void refuse(const Tensor& tensor, const TilingFault& fault,
+                                  std::span<const ByteView> plans);
+
+  PlanDecoder decoder_;
+  std::vector<Tensor> tensors_;
+  std::vector<uint32_t> common_ranks_;  // by tensor: who lists it as common first
+  std::unordered_map<std::string, uint32_t> ids_;
+  AccessObjects objects_;
+  // Of the rank that is being added; `local_` also, as a guess, of the one before.
+  uint32_t rank_ = 0;
+  uint32_t chunk_index_ = 0;
+  size_t tensor_index_ = 0;
+  std::vector<uint32_t> local_;
+};
+
+void Access::tensor_table(const std::vector<PlanTensor>& table, bool same) {
+  if (same) return;
+  for (const PlanTensor& tensor : table) take_tensor(tensor);
+}
+
+void Access::take_tensor(const PlanTensor& listed) {
+  if (tensor_index_ == local_.size()) local_.push_back(kNone);
+  uint32_t& id = local_[tensor_index_++];
+  if (id == kNone || tensors_[id].key() != listed.key) {
+    const auto next = static_cast<uint32_t>(tensors_.size());
+    const auto [known, is_new] = ids_.emplace(listed.key, next);
+    id = known->second;
+    if (is_new) {
+      if (const auto other = objects_.first_rank(listed.key)) refuse_as_both(listed.key, *other);
+      tensors_.emplace_back(listed.key, listed.dtype, listed.global_shape, rank_);
+      common_ranks_.push_back(kNone);
+    }
+  }
+  const Tensor& other = tensors_[id];
+  if (other.dtype() == listed.dtype && other.shape() == listed.global_shape) return;
+  throw Error(ErrorCode::kMismatch, "ranks disagree on a tensor: " + rank_text(other.first_rank()) +
+                                        " has " + described(other.dtype(), other.shape()) + ", " +
+                                        rank_text(rank_) + " has " +
+                                        described(listed.dtype, listed.global_shape))
+      .with_key(listed.key);
+}
+
+void Access::refuse_as_both(const std::string& key, uint32_t other) const {
+  throw Error(ErrorCode::kMismatch, "one key is that of a tensor and of an object, on " +
+                                        rank_text(std::min(other, rank_)) + " and on " +
+                                        rank_text(std::max(other, rank_)))
+      .with_key(key);
+}
+
+void Access::chunk(const PlanChunk& chunk) {
+  constexpr size_t kAhead = 8;  // tensors
+  const uint32_t index = chunk_index_++;
+  if (chunk.tensor + kAhead < local_.size()) tensors_[local_[chunk.tensor + kAhead]].prefetch();
+  if (!chunk.main_replica) return;
+  const uint32_t id = local_[chunk.tensor];
+  if (chunk.common) {
+    uint32_t& first = common_ranks_[id];
+    if (first == kNone) first = rank_;
+    if (first != rank_) return;
+  }
+  tensors_[id].add(chunk.box, rank_, index);
+}
+
+void Access::object(const PlanObject& object) {
+  const auto tensor = ids_.find(object.key);
+  if (tensor != ids_.end()) refuse_as_both(object.key, tensors_[tensor->second].first_rank());
+  objects_.add(object, rank_);
+}
+
+void Access::check(Tensor& tensor, std::vector<Listing>& scratch, std::span<const ByteView> plans) {
+  tensor.sort(scratch);
+  const std::span<const Listing> listings = tensor.listings();
+  const auto twice =
+      std::adjacent_find(listings.begin(), listings.end(),
+                         [](const Listing& a, const Listing& b) { return a.same_box(b); });
+  if (twice != listings.end()) {
+    throw Error(ErrorCode::kCoverage, "box " + to_string(tensor.box(*twice)) +
+                                          " is held by the main replicas " +
+                                          ranks_text(twice->rank, (twice + 1)->rank))
+        .with_key(tensor.key());
+  }
+  if (tensor.is_tiled_by_runs()) return;
+  std::vector<Box> boxes;
+  boxes.reserve(listings.size());
+  for (const Listing& listing : listings) boxes.push_back(tensor.box(listing));
+  if (const auto fault = check_tiling(tensor.shape(), boxes)) refuse(tensor, *fault, plans);
+}
+
+void Access::refuse(const Tensor& tensor, const TilingFault& fault,
+                    std::span<const ByteView> plans) {
+  std::string problem = "box " + to_string(fault.where);
+  if (fault.kind == TilingFault::Kind::kUncovered) {
+    problem += " of a tensor of shape " + to_string(tensor.shape()) + " is " +
+               ReplicaFinder(tensor.key(), fault.where).look(plans);
+  } else {
+    const std::span<const Listing> listings = tensor.listings();
+    problem += " is held by the main replicas " +
+               ranks_text(listings[fault.first].rank, listings[fault.second].rank);
+  }
+  throw Error(ErrorCode::kCoverage, problem).with_key(tensor.key());
+}
+
+}  // namespace
+
+Bytes encode_access(const Items& items) {
+  LocalSavePlan plan;
+  for (const TensorItem& item : items.tensors) {
+    const auto tensor = static_cast<uint32_t>(plan.tensors.size());
+    plan.tensors.push_back({item.key, item.dtype, item.global_shape});
+    for (const Piece& piece : item.pieces) {
+      try {
+        check_bounds(piece.box, item.global_shape);
+      } catch (Error& error) {
+        error.with_key(item.key);
+        throw;
+      }
+      plan.chunks.push_back(
+          {tensor, PlanChunk::kUnknown, is_main_replica(item.replica_id), piece.box, item.common});
+    }
+  }
+  for (const ObjectItem& item : items.objects) {
+    plan.objects.push_back({item.key, item.common, is_main_replica(item.replica_id)});
+  }
+  return plan.encode();
+}
+
+void check_access(std::span<const ByteView> plans) {
+  Access access;
+  for (const ByteView plan : plans) access.add(plan);
+  access.check(plans);
+}
+
+}  // namespace tilestone

@@ -1,0 +1,139 @@
+#include <algorithm>
+#include <charconv>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/plan/access_objects_internal.h"
+
+namespace tilestone {
+namespace {
+
+constexpr std::string_view kShard = "/shard_";
+
+std::string rank_text(uint32_t rank) { return "rank " + std::to_string(rank); }
+
+// "0.1" as {0, 1}; nullopt for another text.
+std::optional<Dims> parse_dims(std::string_view text) {
+  Dims dims;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  if (text.empty()) return dims;
+  for (;;) {
+    int64_t number = 0;
+    const auto [next, error] = std::from_chars(at, end, number);
+    if (error != std::errc() || number < 0) return std::nullopt;
+    dims.push_back(number);
+    if (next == end) return dims;
+    if (*next != '.') return std::nullopt;
+    at = next + 1;
+  }
+}
+
+// The next place in the order of rows; false behind the last one.
+bool advance(Dims& place, const Dims& shape) {
+  for (size_t d = shape.size(); d-- > 0;) {
+    if (++place[d] < shape[d]) return true;
+    place[d] = 0;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::optional<GridPlace> parse_grid_place(std::string_view unique_key) {
+  const size_t at = unique_key.rfind(kShard);
+  if (at == std::string_view::npos) return std::nullopt;
+  const std::string_view numbers = unique_key.substr(at + kShard.size());
+  const size_t bar = numbers.find('_');
+  if (bar == std::string_view::npos) return std::nullopt;
+  auto offset = parse_dims(numbers.substr(0, bar));
+  auto shape = parse_dims(numbers.substr(bar + 1));
+  if (!offset || !shape || offset->size() != shape->size()) return std::nullopt;
+  return GridPlace{unique_key.substr(0, at), *std::move(offset), *std::move(shape)};
+}
+
+void AccessObjects::add(const PlanObject& listed, uint32_t rank) {
+  const auto [known, is_new] = objects_.try_emplace(listed.key);
+  Object& object = known->second;
+  if (is_new) object = {rank, std::nullopt, listed.common};
+  if (object.common != listed.common) {
+    throw Error(ErrorCode::kMismatch, rank_text(object.first_rank) + " and " + rank_text(rank) +
+                                          " disagree on whether an object is common to all ranks")
+        .with_key(listed.key);
+  }
+  if (listed.common || !listed.main_replica) return;
+  if (object.main) {
+    throw Error(ErrorCode::kCoverage,
+                *object.main == rank
+                    ? "an object is held twice as main replica by " + rank_text(rank)
+                    : "an object is held by the main replicas of ranks " +
+                          std::to_string(*object.main) + " and " + std::to_string(rank))
+        .with_key(listed.key);
+  }
+  object.main = rank;
+}
+
+std::optional<uint32_t> AccessObjects::first_rank(const std::string& key) const {
+  const auto found = objects_.find(key);
+  if (found == objects_.end()) return std::nullopt;
+  return found->second.first_rank;
+}
+
+void AccessObjects::check() const {
+  std::map<std::string_view, const Object*> sorted;
+  for (const auto& [key, object] : objects_) {
+    if (!object.common) sorted.emplace(key, &object);
+  }
+  std::map<std::string_view, Grid> grids;
+  for (const auto& [key, object] : sorted) {
+    if (!object->main) {
+      throw Error(ErrorCode::kCoverage,
+                  "an object is held by no main replica; a replica of it is on " +
+                      rank_text(object->first_rank))
+          .with_key(std::string(key));
+    }
+    auto place = parse_grid_place(key);
+    if (!place) continue;
+    const auto [grid, is_new] =
+        grids.try_emplace(place->key, Grid{place->shape, *object->main, {}});
+    if (grid->second.shape != place->shape) {
+      throw Error(ErrorCode::kMismatch,
+                  "ranks disagree on the grid of an object: " + rank_text(grid->second.rank) +
+                      " has " + to_string(grid->second.shape) + ", " + rank_text(*object->main) +
+                      " has " + to_string(place->shape))
+          .with_key(std::string(place->key));
+    }
+    grid->second.places.emplace(std::move(place->offset), object);
+  }
+  for (const auto& [key, grid] : grids) check_grid(key, grid);
+}
+
+// Places are looked for one by one until the first that is missing, so that a grid's claimed size
+// costs nothing.
+void AccessObjects::check_grid(std::string_view key, const Grid& grid) {
+  for (const auto& [place, object] : grid.places) {
+    for (size_t d = 0; d < place.size(); ++d) {
+      if (place[d] < grid.shape[d]) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  rank_text(*object->main) + " holds the place " + to_string(place) +
+                      " of an object whose grid is " + to_string(grid.shape))
+          .with_key(std::string(key));
+    }
+  }
+  Dims wanted(grid.shape.size(), 0);
+  auto next = grid.places.begin();
+  for (bool more = true; more; more = advance(wanted, grid.shape)) {
+    if (next != grid.places.end() && next->first == wanted) {
+      ++next;
+      continue;
+    }
+    throw Error(ErrorCode::kCoverage,
+                "the place " + to_string(wanted) + " of an object whose grid is " +
+                    to_string(grid.shape) +
+                    " is held by no rank (places held: " + std::to_string(grid.places.size()) + ")")
+        .with_key(std::string(key));
+  }
+}
+
+}  // namespace tilestone
