@@ -22,6 +22,7 @@
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/plan/access.h"
 #include "tilestone/plan/load_plan.h"
 
 namespace tilestone {
@@ -46,6 +47,7 @@ class Loading {
   // `take` has a round of its own, which every rank of a load has or none.
   StateDict run(const Bring& bring, const Take& take) {
     describe(bring);
+    if (options().validate_access) validate();
     StateDict loaded;
     const auto load = [&](Deadline deadline) {
       loaded = load_rank(brought_.wanted, deadline);
@@ -125,36 +127,51 @@ class Loading {
     expect_same_checkpoint(*held_, opened_);
   }
 
+  // A round of its own, before tensors and objects are read.
+  void validate() {
+    const auto describe_items = [&](Deadline deadline) {
+      choose_items(deadline);
+      const bool asks = brought_.wanted != nullptr;
+      return encode_access(asks ? items_ : Items());
+    };
+    rounds_.run("comparing what ranks want", describe_items, [](const std::vector<Bytes>& plans) {
+      check_access(std::vector<ByteView>(plans.begin(), plans.end()));
+      return std::vector<Bytes>();
+    });
+  }
+
   StateDict load_rank(const StateDict* wanted, Deadline deadline) {
-    Tree tree;
-    Items items;
-    const std::vector<Transfer> left = exchange_transfers(
-        comm_, way_, deadline, options().buffer_bytes, plan(wanted, deadline, tree, items));
+    const std::vector<Transfer> left =
+        exchange_transfers(comm_, way_, deadline, options().buffer_bytes, plan(wanted, deadline));
     read_transfers(*context_, left, *progress_);
     progress_->finish();
-    shared_.join(read_of(items));
-    if (wanted == nullptr) return tree_of(std::move(items));
-    StateDict loaded = opened_.dialect->from_items(tree.asked(), items);
-    if (tree.plain) return loaded;
-    return merge_factories(restore_nonpersistent(std::move(loaded), tree.built), *wanted);
+    shared_.join(read_of(items_));
+    if (wanted == nullptr) return tree_of(std::move(items_));
+    StateDict loaded = opened_.dialect->from_items(tree_.asked(), items_);
+    if (tree_.plain) return loaded;
+    return merge_factories(restore_nonpersistent(std::move(loaded), tree_.built), *wanted);
+  }
+
+  void choose_items(Deadline deadline) {
+    open(deadline);
+    make_context({}, deadline);
+    std::optional<Value> common = common_state();
+    const StateDict* wanted = brought_.wanted;
+    items_ = wanted != nullptr ? ask(*wanted, common, tree_) : all_items(opened_.metadata);
+    items_.common = std::move(common);
   }
 
   // A rank that fails here takes part in the exchange all the same, to let the others know.
-  std::variant<Wanted, Error> plan(const StateDict* wanted, Deadline deadline, Tree& tree,
-                                   Items& items) {
+  std::variant<Wanted, Error> plan(const StateDict* wanted, Deadline deadline) {
     try {
-      open(deadline);
-      make_context({}, deadline);
-      std::optional<Value> common = common_state();
-      items = wanted != nullptr ? ask(*wanted, common, tree) : all_items(opened_.metadata);
-      items.common = std::move(common);
-      choose_read(items);
-      shared_.part(read_of(items));
-      make_context(items, deadline);
-      if (wanted == nullptr) give_memory(items, *context_);
-      message_ = message_of(items);
-      load_objects(*context_, items);
-      std::vector<Transfer> transfers = plan_tensors(read_of(items));
+      if (!options().validate_access) choose_items(deadline);
+      choose_read(items_);
+      shared_.part(read_of(items_));
+      make_context(items_, deadline);
+      if (wanted == nullptr) give_memory(items_, *context_);
+      message_ = message_of(items_);
+      load_objects(*context_, items_);
+      std::vector<Transfer> transfers = plan_tensors(read_of(items_));
       return Wanted{&*context_, std::move(transfers), &*progress_};
     } catch (...) {
       return current_error();
@@ -297,7 +314,8 @@ class Loading {
           .with_hint("want an array of its dtype and shape in its place");
     }
     const bool no_common = opened_.dialect->common_object().empty() || options().sharded_only;
-    Error error(ErrorCode::kNotFound, no_common ? "an object that is not in the checkpoint"
+    Error error(ErrorCode::kNotFound, no_common
+                                          ? "an object that is not in the checkpoint"
                                           : "the checkpoint has this neither in its common state "
                                             "nor as an object");
     std::string similar;
@@ -314,6 +332,8 @@ class Loading {
   std::shared_ptr<Storage> held_;
   Description description_;
   Opened opened_;
+  Tree tree_;  // of a template
+  Items items_;
   Findings findings_;
   std::vector<TensorItem> read_;  // where some are kept
   Bytes message_;                 // what the coordinator must know at the end

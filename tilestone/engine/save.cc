@@ -10,15 +10,16 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/commit/commit_internal.h"
+#include "tilestone/engine/common_state_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/orders_internal.h"
 #include "tilestone/engine/run/agreement_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
-#include "tilestone/plan/grid_plan.h"
+#include "tilestone/plan/access.h"
 #include "tilestone/state/content_hash.h"
 
 namespace tilestone {
@@ -27,70 +28,20 @@ namespace {
 
 constexpr double kCoordinatorShare = 0.8;  // of the time that is left
 
-Bytes encode_keys(const std::vector<std::string>& keys) {
+// What the coordinator answers to the planning: orders, or, where it must first see in what the
+// common states differ, a question.
+Bytes question(int other_rank) {
   ByteWriter writer;
-  writer.varint(keys.size());
-  for (const std::string& key : keys) writer.string(key);
+  writer.u8(1);
+  writer.u64(static_cast<uint64_t>(other_rank));
   return std::move(writer).take();
 }
 
-std::vector<std::string> decode_keys(ByteView bytes) {
-  ByteReader reader(bytes, "keys of empty tensors");
-  std::vector<std::string> keys;
-  for (uint64_t count = reader.count(); count > 0; --count) keys.emplace_back(reader.string());
-  reader.expect_end();
-  return keys;
-}
-
-// What a rank learns when the planning is agreed.
-struct Orders {
-  std::string save_id;
-  bool by_rule = false;
-  Assignment assignment;             // by exchange
-  std::vector<std::string> empties;  // by rule: the tensors without elements that this rank writes
-  std::vector<Dims> grids = {};      // of the tensors of its plan, where the format needs grids
-
-  Bytes encode() const {
-    ByteWriter writer;
-    writer.string(save_id);
-    writer.u8(by_rule ? 1 : 0);
-    writer.varint(grids.size());
-    for (const Dims& cell : grids) {
-      writer.varint(cell.size());
-      for (const int64_t extent : cell) writer.varint(static_cast<uint64_t>(extent));
-    }
-    if (by_rule) {
-      writer.raw(encode_keys(empties));
-    } else {
-      writer.raw(assignment.encode());
-    }
-    return std::move(writer).take();
-  }
-  static Orders decode(ByteView bytes) {
-    ByteReader reader(bytes, "orders of a save");
-    Orders orders;
-    orders.save_id = reader.string();
-    orders.by_rule = reader.u8() != 0;
-    for (uint64_t count = reader.count(); count > 0; --count) {
-      Dims& cell = orders.grids.emplace_back();
-      for (uint64_t dims = reader.count(); dims > 0; --dims) {
-        cell.push_back(static_cast<int64_t>(reader.varint()));
-      }
-    }
-    const ByteView rest = reader.raw(reader.remaining());
-    if (orders.by_rule) {
-      orders.empties = decode_keys(rest);
-    } else {
-      orders.assignment = Assignment::decode(rest);
-    }
-    return orders;
-  }
-};
-
-// Orders, with the name of the directory beside the location into which a staged save goes.
-Bytes with_staging(const std::string& name, ByteView orders) {
+// With the name of the directory beside the location into which a staged save goes.
+Bytes answer_of(const std::string& staging, ByteView orders) {
   ByteWriter writer;
-  writer.string(name);
+  writer.u8(0);
+  writer.string(staging);
   writer.raw(orders);
   return std::move(writer).take();
 }
@@ -100,6 +51,7 @@ struct Brought {
   const StateDict* state = nullptr;
   const Location* location = nullptr;
   const SaveOptions* options = nullptr;
+  const StateDict* compared = nullptr;  // as SaveRequest::compared_common; null: not given
 };
 using Bring = std::function<Brought()>;
 
@@ -137,27 +89,62 @@ class Saving {
 
   // Nothing at the location is changed before the ranks have agreed on all that can be agreed on.
   void plan(const Bring& bring) {
-    const Bytes answer = rounds_.run(
-        "planning",
-        [&](Deadline) {
-          prepare(bring);
-          return with_terms(plan_locally(*brought_.state), terms_of(*brought_.location, options()));
-        },
-        [&](std::vector<Bytes> plans) {
-          agree_on_terms(plans);
-          const std::string save_id = random_save_id();
-          std::vector<Bytes> orders = by_rule() ? orders_by_rule(plans, save_id)
-                                                : orders_by_exchange(std::move(plans), save_id);
-          commit_.emplace(brought_.location->shared(), format_, dialect_, save_id,
-                          options().overwrite);
-          commit_->begin(coordinator_deadline());
-          for (Bytes& order : orders) order = with_staging(commit_->staging(), order);
-          return orders;
-        });
+    const auto describe = [&](Deadline) {
+      prepare(bring);
+      return with_terms(plan_locally().encode(), terms_of(*brought_.location, options()));
+    };
+    Bytes answer = rounds_.run("planning", describe, [&](std::vector<Bytes> messages) {
+      agree_on_terms(messages);
+      for (Bytes& message : messages) messages_.push_back(PlanMessage::decode(std::move(message)));
+      if (options().validate_access) validate();
+      others_ = differing_ranks(messages_);
+      if (others_.empty()) return begin();
+      return std::vector<Bytes>(messages_.size(), question(others_.front()));
+    });
+    if (answer.front() == std::byte{1}) answer = compare_states(answer);
     ByteReader reader(answer, "orders of a save");
+    reader.u8();
     staging_name_ = reader.string();
     orders_ = Orders::decode(reader.raw(reader.remaining()));
     if (format_->needs_grid()) take_grids();
+  }
+
+  // Two ranks show in what their common states differ.
+  Bytes compare_states(ByteView asked) {
+    ByteReader reader(asked, "question of a save");
+    reader.u8();
+    const uint64_t other = reader.u64();
+    const auto show = [&](Deadline) {
+      const auto rank = static_cast<uint64_t>(comm_.rank());
+      return rank == 0 || rank == other ? encode_parts(*compared_) : Bytes();
+    };
+    return rounds_.run("comparing the common state", show, [&](const std::vector<Bytes>& parts) {
+      tell_of_other_state(parts.front(), parts.at(other), others_, options().common_differs);
+      return begin();
+    });
+  }
+
+  // At the coordinator, once nothing is left to object to: who writes what; the save begins.
+  std::vector<Bytes> begin() {
+    const std::string save_id = random_save_id();
+    std::vector<Bytes> answers = make_orders(save_id);
+    messages_.clear();
+    commit_.emplace(brought_.location->shared(), format_, dialect_, save_id, options().overwrite);
+    commit_->begin(coordinator_deadline());
+    for (Bytes& answer : answers) answer = answer_of(commit_->staging(), answer);
+    return answers;
+  }
+
+  std::vector<Bytes> make_orders(const std::string& save_id) {
+    if (by_rule()) return orders_by_rule(messages_, save_id);
+    if (is_alone()) return orders_for_one(local_, save_id, *format_);
+    return orders_by_exchange(messages_, save_id, *format_, options().common_differs);
+  }
+
+  void validate() const {
+    std::vector<ByteView> plans;
+    for (const PlanMessage& message : messages_) plans.emplace_back(message.plan);
+    check_access(plans);
   }
 
   void prepare(const Bring& bring) {
@@ -167,17 +154,16 @@ class Saving {
     dialect_ = options().dialect ? options().dialect : pytorch_dialect();
   }
 
-  Bytes plan_locally(const StateDict& state) {
-    items_ = is_plain(state)
-                 ? dialect_->to_items(state, *format_)
-                 : dialect_->to_items(drop_nonpersistent(build_factories(state)), *format_);
+  Items items_of(const StateDict& state) const {
+    return is_plain(state)
+               ? dialect_->to_items(state, *format_)
+               : dialect_->to_items(drop_nonpersistent(build_factories(state)), *format_);
+  }
+
+  PlanMessage plan_locally() {
+    items_ = items_of(*brought_.state);
     format_->check(items_);
-    if (by_rule() && format_->needs_grid()) {
-      throw Error(ErrorCode::kUnsupported,
-                  "the format " + std::string(format_->name()) +
-                      " stores regular grids, on which ranks can't agree by rule")
-          .with_hint("save with the agreement 'exchange'");
-    }
+    check_agreement();
     for (const TensorItem& item : items_.tensors) {
       for (const Piece& piece : item.pieces) {
         if (piece.data.has_data()) continue;
@@ -186,9 +172,42 @@ class Saving {
       }
     }
     local_ = make_local_plan(items_);
-    if (!by_rule() && !is_alone()) note_contents();
-    if (by_rule()) return encode_keys(empty_keys());
-    return is_alone() ? Bytes() : local_.encode();
+    PlanMessage message;
+    if (compares()) message.common = hash_of_common();
+    if (compares() && !items_.common && !by_rule()) note_contents();
+    if (by_rule()) message.empties = empty_keys();
+    const bool exchanged = !by_rule() && !is_alone();
+    if (exchanged || options().validate_access) message.plan = local_.encode();
+    return message;
+  }
+
+  void check_agreement() const {
+    if (!by_rule()) return;
+    const std::string hint = "save with the agreement 'exchange'";
+    if (format_->needs_grid()) {
+      throw Error(ErrorCode::kUnsupported,
+                  "the format " + std::string(format_->name()) +
+                      " stores regular grids, on which ranks can't agree by rule")
+          .with_hint(hint);
+    }
+    if (options().common_differs == SaveOptions::Differing::kError && !items_.common) {
+      throw Error(ErrorCode::kUnsupported,
+                  "in the dialect " + std::string(dialect_->name()) +
+                      " ranks can't compare by rule what all have (common_differs is \"error\")")
+          .with_hint(hint);
+    }
+  }
+
+  // Whether ranks see if what is common to them is the same.
+  bool compares() const {
+    return !is_alone() && options().common_differs != SaveOptions::Differing::kIgnore;
+  }
+
+  // In dialects that have a common state; else 0.
+  uint64_t hash_of_common() {
+    if (!items_.common) return 0;
+    compared_ = brought_.compared != nullptr ? items_of(*brought_.compared).common : items_.common;
+    return content_hash(*compared_);
   }
 
   // So that the coordinator can report common objects that are not the same on all ranks.
@@ -202,24 +221,6 @@ class Saving {
     }
   }
 
-  // Once in the process for the same keys: a trainer saves the same state many times.
-  static void tell_of_differing(const std::vector<DifferingObject>& differing) {
-    if (differing.empty()) return;
-    constexpr size_t kNamed = 10;
-    std::string text =
-        "values or objects that are not the same on all ranks are saved as the "
-        "lowest rank has them: ";
-    for (size_t i = 0; i < std::min(differing.size(), kNamed); ++i) {
-      const DifferingObject& object = differing[i];
-      text += (i == 0 ? "\"" : ", \"") + object.key + "\" (ranks " + std::to_string(object.rank) +
-              " and " + std::to_string(object.other) + " differ)";
-    }
-    if (differing.size() > kNamed) {
-      text += " and " + std::to_string(differing.size() - kNamed) + " more";
-    }
-    log_once(LogLevel::kWarning, text + "; give what each rank has of its own a key of its own");
-  }
-
   // A tensor without elements is stored as one empty chunk. No rule says who else has it, so these
   // keys (few, or none) go to the coordinator, and the lowest rank that has one writes it.
   std::vector<std::string> empty_keys() const {
@@ -229,20 +230,6 @@ class Saving {
       if (numel(tensor.global_shape) == 0) keys.insert(tensor.key);
     }
     return {keys.begin(), keys.end()};
-  }
-
-  static std::vector<Bytes> orders_by_rule(const std::vector<Bytes>& empties,
-                                           const std::string& save_id) {
-    std::set<std::string> given;
-    std::vector<Bytes> encoded;
-    for (const Bytes& keys : empties) {
-      Orders orders{save_id, true, {}, {}, {}};
-      for (std::string& key : decode_keys(keys)) {
-        if (given.insert(key).second) orders.empties.push_back(std::move(key));
-      }
-      encoded.push_back(orders.encode());
-    }
-    return encoded;
   }
 
   // What the rule gives this rank, with the empty tensors as the coordinator dealt them.
@@ -255,33 +242,6 @@ class Saving {
     }
     std::sort(mine.chunks.begin(), mine.chunks.end());
     return mine;
-  }
-
-  std::vector<Bytes> orders_by_exchange(std::vector<Bytes> plans,
-                                        const std::string& save_id) const {
-    std::vector<std::vector<Dims>> grids(plans.size());
-    if (format_->needs_grid()) grids = agree_on_grids(plans);
-    if (is_alone()) return {Orders{save_id, false, plan_save_alone(local_), {}, grids[0]}.encode()};
-    SavePlanner planner(comm_.size());
-    for (size_t rank = 0; rank < plans.size(); ++rank) {
-      planner.add_encoded(static_cast<int>(rank), plans[rank]);
-      plans[rank] = Bytes();
-    }
-    std::vector<Bytes> orders;
-    for (Assignment& assignment : planner.finish()) {
-      std::vector<Dims>& cells = grids[orders.size()];
-      orders.push_back(
-          Orders{save_id, false, std::move(assignment), {}, std::move(cells)}.encode());
-    }
-    tell_of_differing(planner.differing_objects());
-    return orders;
-  }
-
-  std::vector<std::vector<Dims>> agree_on_grids(const std::vector<Bytes>& plans) const {
-    if (is_alone()) return plan_grids({&local_, 1});
-    std::vector<LocalSavePlan> decoded;
-    for (const Bytes& plan : plans) decoded.push_back(LocalSavePlan::decode(plan));
-    return plan_grids(decoded);
   }
 
   // A tensor of several shards is several items of one key.
@@ -379,6 +339,9 @@ class Saving {
   std::optional<Commit> commit_;  // on the coordinator
   Items items_;
   LocalSavePlan local_;
+  std::optional<Value> compared_;      // of the common state, while the ranks' are compared
+  std::vector<PlanMessage> messages_;  // at the coordinator, by rank
+  std::vector<int> others_;            // likewise: the ranks whose common state is not rank 0's
   Orders orders_;
   RankReport report_;                 // until the coordinator takes its own
   std::string staging_name_;          // of a staged save's directory
@@ -395,7 +358,7 @@ SaveResult save(const StateDict& state, const Location& location, const SaveOpti
     const Deadline deadline =
         engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
     return engine::Saving(options.comm, location.place(), deadline).run([&] {
-      return engine::Brought{&state, &location, &options};
+      return engine::Brought{&state, &location, &options, nullptr};
     });
   } catch (...) {
     rethrow_cause();
@@ -408,7 +371,9 @@ SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& 
   try {
     return engine::Saving(comm, place, deadline).run([&] {
       request.emplace(prepare());
-      return engine::Brought{&request->state, &request->location, &request->options};
+      const auto& compared = request->compared_common;
+      return engine::Brought{&request->state, &request->location, &request->options,
+                             compared ? &*compared : nullptr};
     });
   } catch (...) {
     rethrow_cause();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "tilestone/base/deadline.h"
@@ -36,6 +37,9 @@ struct SaveRequest {
   StateDict state;
   Location location;
   SaveOptions options;  // its comm is not looked at
+  // Where given, the common state of this one is compared with the other ranks' in place of that of
+  // `state`, which is saved (SaveOptions::common_differs).
+  std::optional<StateDict> compared_common = std::nullopt;
 };
 
 // The same for a rank whose request may fail to be made: `prepare` runs inside the first round, and

@@ -44,7 +44,7 @@ inline constexpr int kMaxFilesPerRank = 1024;
 inline constexpr uint64_t kMaxAttributeBytes = 1u << 20;  // of all names and values together
 
 // Equal on all ranks, else Error(kMismatch) that names the option: format, dialect, agreement,
-// overwrite, attributes.
+// overwrite, attributes, validate_access, common_differs.
 // The others are each rank's own.
 struct SaveOptions {
   enum class Agreement {
@@ -58,6 +58,17 @@ struct SaveOptions {
   // A valid checkpoint that stands at the location is replaced (it stays valid until the new one
   // is durable); without this, saving there is Error(kAlreadyExists).
   bool overwrite = false;
+  // Before anything is written: the main replicas of all ranks hold each tensor's elements once,
+  // and grids of objects are complete (plan/access.h). Without it a save accepts any replicas that
+  // hold the same, and an incomplete grid. By rule too this takes the ranks' plans to the
+  // coordinator.
+  bool validate_access = false;
+  // What it means when ranks differ in what is the same on all, so that one rank's is saved: in
+  // Megatron-Core's dialect the common state (compared by its hash; a dict's order is no
+  // difference), in PyTorch's the objects that are not wrapped (not by rule: there kError is
+  // Error(kUnsupported)). kWarn: rank 0 logs it. Paths or keys and ranks are named.
+  enum class Differing : uint8_t { kIgnore, kWarn, kError };
+  Differing common_differs = Differing::kWarn;
   double timeout = kDefaultTimeout;                   // seconds, more than 0; or kNoTimeout
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;  // pooled memory of this rank, bytes
   int threads = 0;                                    // 0: as many as the machine has, at most 8
@@ -79,7 +90,7 @@ struct SaveResult {
 
 // Equal on all ranks, else Error(kMismatch) that names the option: format, two_phase,
 // verify_checksums (ranks read for one another), not_in_checkpoint, not_requested, other_shape,
-// sharded_only. The others are each rank's own.
+// sharded_only, validate_access. The others are each rank's own.
 struct LoadOptions {
   // Two-phase reading: what several ranks want, and what would take a rank many short reads, is
   // read once by one rank for all.
@@ -118,6 +129,9 @@ struct LoadOptions {
   // the template's leaves and no others; a leaf that is not wrapped is the stored item whose key is
   // its path.
   bool sharded_only = false;
+  // Before tensors and objects are read: what the ranks want is what a save would take with its
+  // option of this name. (Of a rank that wants everything, without a template, nothing is asked.)
+  bool validate_access = false;
   double timeout = kDefaultTimeout;
   // Memory of this rank, bytes: the pool's, and in two-phase reading the messages'.
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;

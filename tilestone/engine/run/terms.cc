@@ -47,18 +47,6 @@ Bytes take(Bytes& message, size_t rank) {
   return taken;
 }
 
-// "rank 3", "ranks 1, 2 and 3", "ranks 0, 1, 2, 3 and 60 more".
-std::string text_of(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  const size_t named = std::min(ranks.size(), kNamedRanks);
-  for (size_t i = 0; i < named; ++i) {
-    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
-    text += std::to_string(ranks[i]);
-  }
-  const size_t rest = ranks.size() - named;
-  return rest == 0 ? text : text + " and " + std::to_string(rest) + " more";
-}
-
 [[noreturn]] void fail_differing(const std::vector<Terms>& all) {
   for (size_t t = 0; t < all.front().size(); ++t) {
     std::map<std::string, std::vector<int>> ranks;  // by value
@@ -70,9 +58,9 @@ std::string text_of(const std::vector<int>& ranks) {
       ranks[value].push_back(static_cast<int>(rank));
     }
     if (ranks.size() == 1) continue;
-    std::string who = text_of(ranks[all.front()[t].second]) + ": " + all.front()[t].second;
+    std::string who = ranks_text(ranks[all.front()[t].second]) + ": " + all.front()[t].second;
     for (const auto& [value, with_it] : ranks) {
-      if (value != all.front()[t].second) who += "; " + text_of(with_it) + ": " + value;
+      if (value != all.front()[t].second) who += "; " + ranks_text(with_it) + ": " + value;
     }
     throw Error(ErrorCode::kMismatch,
                 "the ranks don't agree on " + all.front()[t].first + " (" + who + ")")
@@ -99,10 +87,24 @@ std::string name_of(const std::shared_ptr<const T>& named, const std::string& ot
 
 }  // namespace
 
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  const size_t named = std::min(ranks.size(), kNamedRanks);
+  for (size_t i = 0; i < named; ++i) {
+    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  const size_t rest = ranks.size() - named;
+  return rest == 0 ? text : text + " and " + std::to_string(rest) + " more";
+}
+
 Terms terms_of(const Location& location, const SaveOptions& options) {
+  static constexpr std::string_view kDiffering[] = {"ignore", "warn", "error"};
   const bool by_rule = options.agreement == SaveOptions::Agreement::kRule;
   return {{"path", in_quotes(location.identity())},
           {"overwrite", truth(options.overwrite)},
+          {"validate_access", truth(options.validate_access)},
+          {"common_differs", in_quotes(kDiffering[static_cast<size_t>(options.common_differs)])},
           {"agreement", in_quotes(by_rule ? "rule" : "exchange")},
           {"format", in_quotes(name_of(options.format, std::string(torch_dist_format()->name())))},
           {"dialect", in_quotes(name_of(options.dialect, std::string(pytorch_dialect()->name())))},
@@ -120,6 +122,7 @@ Terms terms_of(const Location& location, const LoadOptions& options) {
           {"not_requested", policy(options.not_requested)},
           {"other_shape", policy(options.other_shape)},
           {"sharded_only", truth(options.sharded_only)},
+          {"validate_access", truth(options.validate_access)},
           {"two_phase", in_quotes(kWays[static_cast<size_t>(options.two_phase)])},
           {"verify_checksums", truth(options.verify_checksums)},
           {"format", in_quotes(name_of(options.format, "found from the files"))}};

@@ -1,0 +1,155 @@
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/engine/orders_internal.h"
+#include "tilestone/plan/grid_plan.h"
+
+namespace tilestone::engine {
+namespace {
+
+void write_keys(ByteWriter& writer, const std::vector<std::string>& keys) {
+  writer.varint(keys.size());
+  for (const std::string& key : keys) writer.string(key);
+}
+
+std::vector<std::string> read_keys(ByteReader& reader) {
+  std::vector<std::string> keys;
+  for (uint64_t count = reader.count(); count > 0; --count) keys.emplace_back(reader.string());
+  return keys;
+}
+
+std::vector<std::vector<Dims>> grids_of(const std::vector<PlanMessage>& messages) {
+  std::vector<LocalSavePlan> decoded;
+  for (const PlanMessage& message : messages) {
+    decoded.push_back(LocalSavePlan::decode(message.plan));
+  }
+  return plan_grids(decoded);
+}
+
+}  // namespace
+
+Bytes PlanMessage::encode() const {
+  ByteWriter writer;
+  writer.u64(common);
+  write_keys(writer, empties);
+  writer.raw(plan);
+  return std::move(writer).take();
+}
+
+PlanMessage PlanMessage::decode(Bytes message) {
+  ByteReader reader(message, "what a rank says of its plan");
+  PlanMessage decoded;
+  decoded.common = reader.u64();
+  decoded.empties = read_keys(reader);
+  const ByteView plan = reader.raw(reader.remaining());
+  decoded.plan.assign(plan.begin(), plan.end());
+  return decoded;
+}
+
+Bytes Orders::encode() const {
+  ByteWriter writer;
+  writer.string(save_id);
+  writer.u8(by_rule ? 1 : 0);
+  writer.varint(grids.size());
+  for (const Dims& cell : grids) {
+    writer.varint(cell.size());
+    for (const int64_t extent : cell) writer.varint(static_cast<uint64_t>(extent));
+  }
+  if (by_rule) {
+    write_keys(writer, empties);
+  } else {
+    writer.raw(assignment.encode());
+  }
+  return std::move(writer).take();
+}
+
+Orders Orders::decode(ByteView bytes) {
+  ByteReader reader(bytes, "orders of a save");
+  Orders orders;
+  orders.save_id = reader.string();
+  orders.by_rule = reader.u8() != 0;
+  for (uint64_t count = reader.count(); count > 0; --count) {
+    Dims& cell = orders.grids.emplace_back();
+    for (uint64_t dims = reader.count(); dims > 0; --dims) {
+      cell.push_back(static_cast<int64_t>(reader.varint()));
+    }
+  }
+  if (orders.by_rule) {
+    orders.empties = read_keys(reader);
+    reader.expect_end();
+  } else {
+    orders.assignment = Assignment::decode(reader.raw(reader.remaining()));
+  }
+  return orders;
+}
+
+std::vector<Bytes> orders_by_rule(const std::vector<PlanMessage>& messages,
+                                  const std::string& save_id) {
+  std::set<std::string> given;
+  std::vector<Bytes> encoded;
+  for (const PlanMessage& message : messages) {
+    Orders orders{save_id, true, {}, {}, {}};
+    for (const std::string& key : message.empties) {
+      if (given.insert(key).second) orders.empties.push_back(key);
+    }
+    encoded.push_back(orders.encode());
+  }
+  return encoded;
+}
+
+std::vector<Bytes> orders_by_exchange(std::vector<PlanMessage>& messages,
+                                      const std::string& save_id, const Format& format,
+                                      SaveOptions::Differing differing) {
+  std::vector<std::vector<Dims>> grids(messages.size());
+  if (format.needs_grid()) grids = grids_of(messages);
+  SavePlanner planner(static_cast<int>(messages.size()));
+  for (size_t rank = 0; rank < messages.size(); ++rank) {
+    planner.add_encoded(static_cast<int>(rank), messages[rank].plan);
+    messages[rank].plan = Bytes();
+  }
+  std::vector<Bytes> orders;
+  for (Assignment& assignment : planner.finish()) {
+    std::vector<Dims>& cells = grids[orders.size()];
+    orders.push_back(Orders{save_id, false, std::move(assignment), {}, std::move(cells)}.encode());
+  }
+  tell_of_differing(planner.differing_objects(), differing);
+  return orders;
+}
+
+std::vector<Bytes> orders_for_one(const LocalSavePlan& plan, const std::string& save_id,
+                                  const Format& format) {
+  std::vector<Dims> grids;
+  if (format.needs_grid()) grids = plan_grids({&plan, 1})[0];
+  return {Orders{save_id, false, plan_save_alone(plan), {}, std::move(grids)}.encode()};
+}
+
+void tell_of_differing(const std::vector<DifferingObject>& differing,
+                       SaveOptions::Differing common_differs) {
+  if (differing.empty()) return;
+  constexpr size_t kNamed = 10;
+  std::string keys;
+  for (size_t i = 0; i < std::min(differing.size(), kNamed); ++i) {
+    const DifferingObject& object = differing[i];
+    keys += (i == 0 ? "\"" : ", \"") + object.key + "\" (ranks " + std::to_string(object.rank) +
+            " and " + std::to_string(object.other) + " differ)";
+  }
+  if (differing.size() > kNamed) {
+    keys += " and " + std::to_string(differing.size() - kNamed) + " more";
+  }
+  const std::string hint = "give what each rank has of its own a key of its own";
+  if (common_differs == SaveOptions::Differing::kError) {
+    throw Error(ErrorCode::kMismatch,
+                "values or objects that are not the same on all ranks: " + keys)
+        .with_key(differing.front().key)
+        .with_hint(hint);
+  }
+  log_once(LogLevel::kWarning,
+           "values or objects that are not the same on all ranks are saved as the lowest rank has "
+           "them: " +
+               keys + "; " + hint);
+}
+
+}  // namespace tilestone::engine
