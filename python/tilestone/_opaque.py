@@ -130,6 +130,21 @@ def _is_allowed(opaque: Opaque, allow: frozenset[str]) -> bool:
     return isinstance(found, enum.EnumMeta) and member in found.__members__
 
 
+def find_in(value: Any) -> Opaque | None:
+    """An Opaque that is a value, or stands in the lists, tuples, sets and dicts of which it consists."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, Opaque):
+            return item
+        if not isinstance(item, (list, tuple, set, frozenset, dict, collections.deque)):
+            continue
+        if id(item) not in seen:
+            seen.add(id(item))
+            waiting += [*item, *item.values()] if isinstance(item, dict) else item
+    return None
+
+
 def make(opaque: Opaque, allow: frozenset[str]) -> Any:
     """The object where its class is allowed or plain, else `opaque` itself.
 

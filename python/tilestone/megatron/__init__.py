@@ -8,6 +8,9 @@ in.
 
 from __future__ import annotations
 
+from typing import Any
+
+from tilestone.megatron import stock
 from tilestone.megatron.core import CheckpointingException, check_is_distributed_checkpoint
 from tilestone.megatron.mapping import (
     LocalNonpersistentObject,
@@ -15,7 +18,9 @@ from tilestone.megatron.mapping import (
     ShardedTensor,
     ShardedTensorFactory,
 )
+from tilestone.megatron.stock import disable, enable
 
+# Without the strategies: `import *` works where Megatron-Core is not installed.
 __all__ = [
     "CheckpointingException",
     "LocalNonpersistentObject",
@@ -23,4 +28,13 @@ __all__ = [
     "ShardedTensor",
     "ShardedTensorFactory",
     "check_is_distributed_checkpoint",
+    "disable",
+    "enable",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The strategies for stock Megatron-Core, which is imported when one is asked for."""
+    if name in ("TilestoneLoadStrategy", "TilestoneSaveStrategy"):
+        return getattr(stock, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

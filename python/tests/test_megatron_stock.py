@@ -1,0 +1,551 @@
+"""Tilestone's strategies inside stock Megatron-Core, alone, in its wrappers, and as its defaults."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+import pathlib
+import sys
+import types
+import unittest.mock
+import warnings
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tilestone
+from ranks import Raised, Worlds
+from tilestone.megatron import stock
+from test_goldens import GOLDEN
+
+LAYERS = torch.arange(2 * 8 * 12.0).reshape(2, 8, 12)  # layers, rows, columns
+COLUMNS = torch.arange(6 * 8).reshape(6, 8).to(torch.bfloat16)
+UNEVEN = torch.arange(8 * 3.0).reshape(8, 3)
+GLU = torch.arange(16.0)
+EMBEDDING = torch.arange(10 * 4.0).reshape(10, 4)
+BIG = 40_000  # elements of each of the replicated tensors
+
+
+def _megatron() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core import dist_checkpointing
+    return dist_checkpointing
+
+
+class _OnCpu(torch.overrides.TorchFunctionMode):
+    """What stock makes on a GPU, or moves there, stays on the CPU."""
+
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if str(kwargs.get("device")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _stock_on_cpu() -> Iterator[None]:
+    patch = unittest.mock.patch.object
+    with (
+        _OnCpu(),
+        patch(torch.cuda, "synchronize", lambda *_: None),
+        patch(torch.cuda, "current_device", lambda: "cpu"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _state(rank: int, filled: bool, data: bool = True) -> dict[Any, Any]:
+    """Entities of every kind on 4 ranks, TP 2 x DP 2 (rank = 2 dp + tp); for a load empty."""
+    mapping = _megatron().mapping
+    tp, dp = rank % 2, rank // 2
+    scale = 1 if filled else 0
+
+    def sharded(key: str, local: torch.Tensor, *offsets: Any, **options: Any) -> Any:
+        made = mapping.ShardedTensor.from_rank_offsets(
+            key, local.clone() * scale, *offsets, **{"replica_id": (0, 0, dp), **options}
+        )
+        return made if data else made.without_data()
+
+    def halves(key: str, tensor: Any, replica_id: Any, flattened_range: Any) -> Any:
+        return {
+            name: mapping.ShardedTensor.from_rank_offsets(
+                key, half.contiguous(), (0, tp + 2 * i, 4), replica_id=replica_id
+            )
+            for i, (name, half) in enumerate(zip("wv", tensor.chunk(2), strict=True))
+        }
+
+    uneven = UNEVEN[:5] if tp == 0 else UNEVEN[5:]
+    irregular = mapping.ShardedTensor(
+        "uneven", uneven.clone() * scale, uneven.dtype, tuple(uneven.shape), tuple(UNEVEN.shape),
+        (5 * tp, 0), None, (0, 0, dp),
+    )  # fmt: skip
+    return {
+        "model": {
+            "layers": [
+                sharded("layers", LAYERS[i].chunk(2)[tp], (0, i, 2), (1, tp, 2), prepend_axis_num=1)
+                for i in range(2)
+            ],
+            7: {"columns": sharded("columns", COLUMNS.chunk(2, 1)[tp], (1, tp, 2))},
+            "uneven": irregular if data else irregular.without_data(),
+            "glu": mapping.ShardedTensorFactory(
+                "glu", torch.cat([h.chunk(2)[tp] for h in GLU.chunk(2)]) * scale, halves,
+                lambda sub: torch.cat([sub["w"], sub["v"]]), (0, 0, dp),
+            ),
+            "embedding": sharded("embedding", EMBEDDING.chunk(2)[tp], (0, tp, 2),
+                                 allow_shape_mismatch=True),
+            "extra": mapping.ShardedObject(
+                "extra", io.BytesIO(b"state") if filled else None, (1,), (0,), (0, tp, dp)
+            ),
+        },
+        "big": {
+            f"big{i}": sharded(f"big{i}", torch.full((BIG,), i + 1.0), replica_id=(0, tp, dp))
+            for i in range(8)
+        },
+        "rng": mapping.ShardedObject(
+            "rng", [{"seed": tp, "t": torch.arange(3)}] if filled else None, (2,), (tp,), (0, dp)
+        ),
+        "own": mapping.LocalNonpersistentObject([rank]),
+        "iteration": 12 if filled else None,
+    }  # fmt: skip
+
+
+def _check(loaded: Any, rank: int) -> None:
+    tp = rank % 2
+    model = loaded["model"]
+    for i in range(2):
+        assert torch.equal(model["layers"][i], LAYERS[i].chunk(2)[tp])
+    assert torch.equal(model[7]["columns"], COLUMNS.chunk(2, 1)[tp])
+    assert torch.equal(model["uneven"], UNEVEN[:5] if tp == 0 else UNEVEN[5:])
+    assert torch.equal(model["glu"], torch.cat([h.chunk(2)[tp] for h in GLU.chunk(2)]))
+    assert torch.equal(model["embedding"], EMBEDDING.chunk(2)[tp])
+    assert model["extra"].getvalue() == b"state"
+    for i in range(8):
+        assert loaded["big"][f"big{i}"].eq(i + 1.0).all()
+    assert loaded["rng"][0]["seed"] == tp and torch.equal(loaded["rng"][0]["t"], torch.arange(3))
+    assert loaded["own"] == [rank] and loaded["iteration"] == 12
+    assert not any(t.requires_grad for t in model["layers"])
+
+
+def _strategies(names: str) -> tuple[Any, Any]:
+    """(save, load) by "ours" or "stock", in the wrappers where the name ends in "+"."""
+    _megatron()
+    from megatron.core.dist_checkpointing.strategies import fully_parallel
+    from megatron.core.dist_checkpointing.strategies import torch as stocks
+
+    makers = {
+        "ours": (stock.TilestoneSaveStrategy, stock.TilestoneLoadStrategy),
+        "main": (lambda: stock.TilestoneSaveStrategy(keep_only_main_replica=True), None),
+        "stock": (
+            lambda: stocks.TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1),
+            stocks.TorchDistLoadShardedStrategy,
+        ),
+    }
+    saving, loading = names.split()
+    save, load = makers[saving.strip("+")][0](), makers[loading.strip("+")][1]()
+    if saving.endswith("+"):
+        save = fully_parallel.FullyParallelSaveStrategyWrapper(save, _groups["dp"])
+    if loading.endswith("+"):
+        load = fully_parallel.FullyParallelLoadStrategyWrapper(load, _groups["dp"])
+    return save, load
+
+
+_groups: dict[str, Any] = {}
+
+
+def _make_groups(rank: int) -> None:
+    if not _groups:
+        groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        _groups["dp"] = groups[rank % 2]
+
+
+def _sizes(path: pathlib.Path) -> list[int]:
+    """Bytes of each of Tilestone's data files, by rank."""
+    return [sum(f.stat().st_size for f in path.glob(f"*-*__{r}_*.distcp")) for r in range(4)]
+
+
+def _make_directory(rank: int, path: pathlib.Path) -> None:
+    if rank == 0:
+        path.mkdir(parents=True)
+    dist.barrier()
+
+
+def _all_ways(rank: int, world: int, folder: str) -> dict[str, list[int]]:
+    _make_groups(rank)
+    stocks, found = _megatron(), {}
+    with _stock_on_cpu():
+        for names in ("ours stock", "stock ours", "ours+ ours+", "main ours", "main+ stock"):
+            path = pathlib.Path(folder, names.replace(" ", "-"))
+            _make_directory(rank, path)
+            save, load = _strategies(names)
+            stocks.save(_state(rank, True), str(path), save)
+            for data in (True, False):
+                wanted = _state(rank, False, data)
+                first = wanted["model"]["layers"][0].data
+                loaded, missing, unexpected = stocks.load(
+                    wanted, str(path), load, strict="return_all"
+                )
+                _check(loaded, rank)
+                assert missing == unexpected == set(), names
+                if data and "+" not in names:
+                    assert loaded["model"]["layers"][0].data_ptr() == first.data_ptr()
+            found[names] = _sizes(path)
+    return found
+
+
+def test_both_ways_alone_and_in_the_wrappers_every_entity_comes_back(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    sizes = worlds[4].run(_all_ways, str(tmp_path))[0]
+    for names in ("ours stock", "ours+ ours+"):
+        # 8 equal tensors that all ranks hold: two for each rank, whatever the wrapper says.
+        assert all(size < 2.5 * 4 * BIG for size in sizes[names]), (names, sizes)
+    main = sizes["main ours"]
+    assert main[0] > 8 * 4 * BIG and max(main[2:]) < 4 * BIG  # only main replicas: rank 0's
+    in_wrapper = sizes["main+ stock"]
+    assert max(in_wrapper) < 5 * 4 * BIG and min(in_wrapper) > 0  # Megatron-Core's own sharing
+    for name in ("ours-stock", "main+-stock"):
+        with tilestone.open(tmp_path / name) as checkpoint:
+            assert checkpoint.dialect == "megatron" and checkpoint.verify().ok
+            assert checkpoint.common()["iteration"] == 12
+
+
+def _overwrites(rank: int, world: int, folder: str) -> None:
+    _make_groups(rank)
+    stocks, path = _megatron(), pathlib.Path(folder)
+    with _stock_on_cpu():
+        save, load = _strategies("stock ours")
+        stocks.save(_state(rank, True), folder, save)
+        ours = stock.TilestoneSaveStrategy()
+        _fails(rank, path, ours)
+        stocks.save(_state(rank, True), folder, ours)
+        _check(stocks.load(_state(rank, False), folder, load), rank)
+        dist.barrier()
+        assert not any(name.name.startswith("__") for name in path.glob("*.distcp"))
+        before = set(path.iterdir())
+        dist.barrier()
+        stocks.save(_state(rank, True), folder, _strategies("main+ ours")[0])
+        _check(stocks.load(_state(rank, False), folder, load), rank)
+        dist.barrier()
+        assert len(set(path.iterdir()) - before) == 4  # data files
+        assert (path / "mine.distcp").read_text() == (path / "x" / ".zarray").read_text() == "mine"
+        with pytest.raises(tilestone.UnsupportedError, match="synchronously"):
+            stocks.save(_state(rank, True), folder, ours, async_sharded_save=True)
+
+
+def _fails(rank: int, path: pathlib.Path, ours: Any) -> None:
+    """A save that one rank fails leaves what stood there, but not as a whole checkpoint."""
+    if rank == 0:
+        (path / "mine.distcp").write_text("mine")
+        (path / "x").mkdir()
+        (path / "x" / ".zarray").write_text("mine")
+    dist.barrier()
+    state = _state(rank, True)
+    if rank == 3:
+        state["broken"] = _megatron().ShardedTensor.from_rank_offsets("broken", torch.ones(1))
+        state["broken"].data = None
+    assert (path / "metadata.json").exists()
+    dist.barrier()
+    data = sorted(path.glob("*.distcp"))
+    dist.barrier()
+    with pytest.raises(tilestone.InvalidArgumentError, match="without data") as raised:
+        _megatron().save(state, str(path), ours, validate_access_integrity=False)
+    assert raised.value.key == "broken" and raised.value.rank == 3
+    dist.barrier()
+    assert not (path / "metadata.json").exists() and sorted(path.glob("*.distcp")) == data
+    assert not _megatron().check_is_distributed_checkpoint(str(path))
+    with tilestone.open(path) as old:
+        assert old.read("uneven").shape == (8, 3)
+    dist.barrier()
+
+
+def test_a_checkpoint_is_replaced_in_place_and_a_failed_save_leaves_no_whole_one(
+    worlds: Worlds, ckpt: str
+) -> None:
+    pathlib.Path(ckpt).mkdir()
+    worlds[4].run(_overwrites, ckpt)
+    with tilestone.open(ckpt) as checkpoint:
+        assert checkpoint.verify().ok
+    pathlib.Path(ckpt, "metadata.json").unlink()
+    with pytest.raises(tilestone.CorruptError, match=r"metadata\.json"):
+        tilestone.open(ckpt)
+
+
+def _shapes(rank: int, world: int, folder: str) -> None:
+    """Another padding, another dtype, groups of different keys, objects that are not allowed."""
+    stocks = _megatron()
+    with _stock_on_cpu():
+        path = pathlib.Path(folder, "ckpt")
+        _make_directory(rank, path)
+        state = _state(rank, True)
+        state["odd"] = stocks.mapping.ShardedObject(
+            "odd", types.SimpleNamespace(a=1) if rank == 0 else None, (1,), (0,), rank
+        )
+        stocks.save(state, str(path), stock.TilestoneSaveStrategy())
+        whole = torch.cat([EMBEDDING, torch.zeros(2, 4)]).to(torch.float64)
+        for name in ("ours ours", "ours stock"):
+            wanted = stocks.ShardedTensor.from_rank_offsets(
+                "embedding", torch.ones(3, 4, dtype=torch.float64), (0, rank, 4),
+                allow_shape_mismatch=True,
+            )  # fmt: skip
+            loaded = stocks.load({"e": wanted}, str(path), _strategies(name)[1])["e"]
+            assert torch.equal(loaded, whole.chunk(4)[rank])
+        load = stock.TilestoneLoadStrategy(allow_classes=["types.SimpleNamespace"])
+        odd = stocks.mapping.ShardedObject("odd", None, (1,), (0,))
+        only = {("odd", (0,), None): odd} if rank == 2 else {}
+        got = load.load(only, path)
+        assert got == ({("odd", (0,), None): types.SimpleNamespace(a=1)} if rank == 2 else {})
+        _checks_refusals(rank, path, only)
+
+
+def _checks_refusals(rank: int, path: pathlib.Path, only: Any) -> None:
+    load, save = stock.TilestoneLoadStrategy(), stock.TilestoneSaveStrategy()
+    with (
+        unittest.mock.patch.object(torch.serialization, "get_safe_globals", list),
+        pytest.raises(tilestone.UnsafeError, match="allow_classes") as raised,
+    ):
+        load.load(only, path)
+    assert raised.value.key == "odd/shard_0_1" and raised.value.rank == 2
+    values: Any = {"a": [3]} if rank == 1 else {}
+    for call in (load.load, save.save):
+        with pytest.raises(tilestone.InvalidArgumentError, match="dist_checkpointing") as invalid:
+            call(values, path)
+        assert invalid.value.key == "a.0"
+    absent = _megatron().ShardedTensor.from_rank_offsets("absent", torch.ones(1))
+    with pytest.raises(tilestone.NotFoundError, match="absent"):
+        load.load({"w": absent} if rank == 3 else {}, path)
+    for refused in (
+        lambda: load.remove_sharded_tensors(path, "big"),
+        lambda: load.check_backend_compatibility("other"),
+        lambda: load.check_version_compatibility(2),
+        lambda: stock.TilestoneSaveStrategy("zarr", 1),
+        lambda: save.async_save({}, path),
+    ):
+        with pytest.raises(tilestone.UnsupportedError):
+            refused()
+
+
+def test_other_shapes_and_dtypes_are_taken_and_what_is_refused_is_so_on_every_rank(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[4].run(_shapes, str(tmp_path))
+
+
+def _goldens(rank: int, world: int) -> int:
+    stocks, count = _megatron(), 0
+    from megatron.core.transformer.enums import AttnType
+
+    load = stock.TilestoneLoadStrategy()
+    folders = sorted(path for path in GOLDEN.glob("megatron-core-*/*-w[14]") if path.is_dir())
+    for path in folders:
+        expected = json.loads(pathlib.Path(f"{path}.expected.json").read_text())
+        wanted = stocks.load_sharded_metadata(str(path), load)
+        assert set(wanted) == {*expected["tensors"], *expected["objects"]}, path
+        with torch.serialization.safe_globals([AttnType]):
+            if path.parent.name == "megatron-core-0.19.2":  # 0.16 wants a common.pt
+                loaded = load.load(wanted, path)
+            else:
+                loaded = stocks.load(wanted, str(path), load, validate_access_integrity=False)
+                assert loaded["iteration"] == 1200
+        for key, what in expected["tensors"].items():
+            tensor = loaded[key]
+            assert list(tensor.shape) == what["shape"] and tensor.is_contiguous(), (path, key)
+            stored = tensor.flatten().view(torch.uint8).numpy().tobytes()
+            assert zlib.crc32(stored) == what["crc32"], (path, key)
+            count += 1
+        name = next(key for key in expected["objects"] if key.startswith("rng_state/"))
+        assert loaded[name][0]["seed"] == 1234
+        assert loaded["layer.self_attention._extra_state/shard_0_1"].getvalue() == b"extra state"
+    assert len({path.parent.name for path in folders}) == 4
+    assert {path.name for path in folders} >= {"zarr-w4", "flat-w4", "fp-w4", "hint-w4"}
+    return count
+
+
+def test_goldens_of_every_version_and_backend_load_through_stock(worlds: Worlds) -> None:
+    assert worlds[1].run(_goldens)[0] > 200
+
+
+def _switching(rank: int, world: int, folder: str) -> None:
+    stocks = _megatron()
+    from megatron.core.dist_checkpointing.strategies import base
+    from megatron.core.dist_checkpointing.strategies import torch as by_name
+
+    def remembered() -> list[Any]:
+        kinds = (by_name.TorchDistSaveShardedStrategy, by_name.TorchDistLoadShardedStrategy)
+        return [*(dict(vars(kind)) for kind in kinds), by_name.register_default_torch_strategies,
+                {kind: dict(entries) for kind, entries in base.default_strategies.items()
+                 if entries}]  # fmt: skip
+
+    class Own(by_name.TorchDistSaveShardedStrategy):  # type: ignore[misc]
+        pass
+
+    made_before = by_name.TorchDistSaveShardedStrategy("torch_dist", 1)
+    before = remembered()
+    stock.enable(save_strategy=stock.TilestoneSaveStrategy(files_per_rank=2))
+    stock.enable()
+    with _stock_on_cpu():
+        for number, save in enumerate((None, made_before, Own("torch_dist", 1))):
+            path = pathlib.Path(folder, str(number))
+            _make_directory(rank, path)
+            stocks.save(_state(rank, True), str(path), save)
+            load = by_name.TorchDistLoadShardedStrategy() if number else None
+            _check(stocks.load(_state(rank, False), str(path), load), rank)
+            dist.barrier()
+            by_tilestone = (path / ".tilestone").exists()
+            assert by_tilestone == (number < 2), number
+    assert isinstance(
+        stocks.serialization.get_default_save_sharded_strategy(), stock.TilestoneSaveStrategy
+    )
+    stock.disable()
+    stock.disable()
+    assert remembered() == before
+
+
+def test_enable_is_for_defaults_and_stocks_own_classes_and_disable_takes_it_back(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[4].run(_switching, str(tmp_path))
+
+
+def test_enable_logs_once_and_refuses_what_is_no_strategy_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _megatron()
+    with caplog.at_level(logging.INFO, "tilestone"):
+        try:
+            stock.enable()
+            stock.enable()
+        finally:
+            stock.disable()
+    assert len([record for record in caplog.records if "Tilestone" in record.message]) == 1
+    with pytest.raises(tilestone.InvalidArgumentError, match="load_strategy"):
+        stock.enable(load_strategy=stock.TilestoneSaveStrategy())
+
+
+@pytest.fixture
+def no_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the strategies' classes had not been made yet."""
+    for name in ("TilestoneSaveStrategy", "TilestoneLoadStrategy"):
+        monkeypatch.delitem(vars(stock), name, raising=False)
+        monkeypatch.setitem(vars(stock), name, None)
+        monkeypatch.delitem(vars(stock), name)
+
+
+def test_a_megatron_that_is_not_there_or_unknown_is_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch, no_classes: None
+) -> None:
+    stock.disable()
+    core = types.ModuleType("megatron.core")
+    for version, said in (("0.12.3", "0.12.3"), ("1.0", "1.0"), ("", "unknown")):
+        core.__version__ = version  # type: ignore[attr-defined]
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, "megatron.core", core)
+            patched.setitem(
+                sys.modules, "megatron.core.dist_checkpointing.mapping", types.ModuleType("m")
+            )
+            with pytest.raises(tilestone.UnsupportedError, match=said):
+                stock.enable()
+    monkeypatch.setitem(sys.modules, "megatron.core", None)
+    for what in (stock.enable, lambda: stock.TilestoneSaveStrategy):
+        with pytest.raises(tilestone.UnsupportedError, match="can't be imported"):
+            what()
+
+
+def _stub_of_0_19() -> dict[str, types.ModuleType]:
+    """What 0.19's strategies look like to a plug-in: no base, no registry."""
+    package = "megatron.core.dist_checkpointing"
+    names = ("megatron.core", package, f"{package}.mapping", f"{package}.strategies",
+             f"{package}.strategies.torch")  # fmt: skip
+    modules = {name: types.ModuleType(name) for name in names}
+    modules["megatron.core"].__version__ = "0.19.2"  # type: ignore[attr-defined]
+
+    class TorchDistSaveShardedStrategy:
+        def __init__(self, backend: str, version: int, keep_only_main_replica: bool = True) -> None:
+            self.backend, self.version = backend, version
+
+        def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
+            raise AssertionError("stock's own")
+
+    class TorchDistLoadShardedStrategy:
+        def load(self, sharded_state_dict: Any, checkpoint_dir: Any, async_strategy: str) -> Any:
+            raise AssertionError("stock's own")
+
+    for kind in (TorchDistSaveShardedStrategy, TorchDistLoadShardedStrategy):
+        setattr(modules[f"{package}.strategies.torch"], kind.__name__, kind)
+    return modules
+
+
+@dataclasses.dataclass
+class ShardedObject:
+    """As 0.19 hands over the common state."""
+
+    key: str
+    data: Any
+    global_shape: tuple[int, ...] = (1,)
+    global_offset: tuple[int, ...] = (0,)
+    replica_id: Any = 0
+
+    @property
+    def unique_key(self) -> str:
+        return f"{self.key}/shard_0_1"
+
+
+ShardedObject.__module__ = "megatron.core.dist_checkpointing.mapping"
+
+
+def test_a_megatron_without_base_classes_takes_subclasses_of_its_own_strategy(
+    monkeypatch: pytest.MonkeyPatch, no_classes: None, ckpt: str
+) -> None:
+    modules = _stub_of_0_19()
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "megatron.core.dist_checkpointing.strategies.base", None)
+    by_name = modules["megatron.core.dist_checkpointing.strategies.torch"]
+    save = stock.TilestoneSaveStrategy()
+    assert isinstance(save, by_name.TorchDistSaveShardedStrategy)  # type: ignore[attr-defined]
+    folder = pathlib.Path(ckpt)
+    folder.mkdir()
+    for name in ("metadata.json", "common.pt", "integrity.json"):
+        (folder / name).write_text('{"sharded_backend": "torch_dist"}')
+    stock.enable(save_strategy=save)
+    try:
+        stocks = by_name.TorchDistSaveShardedStrategy("torch_dist", 1)  # type: ignore[attr-defined]
+        for step in (1, 2):
+            common = ShardedObject("common_state", {"step": step})
+            stocks.save({"common_state": common, "o": ShardedObject("o", [step])}, ckpt)
+            sealed = (folder / "metadata.json").exists()
+            assert sealed == (step == 2)  # replaced in one step, with nothing beside it
+            (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+        assert not (folder / "common.pt").exists() and not (folder / "integrity.json").exists()
+        with tilestone.open(ckpt) as checkpoint:
+            assert checkpoint.common() == {"step": 2} and checkpoint.verify().ok
+        loads = by_name.TorchDistLoadShardedStrategy()  # type: ignore[attr-defined]
+        assert loads.load({"x": ShardedObject("o", None)}, ckpt, "nvrx") == {"x": [2]}
+    finally:
+        stock.disable()
+    assert "async_save" not in vars(by_name.TorchDistSaveShardedStrategy)  # type: ignore[attr-defined]
+
+
+def test_a_file_that_cant_be_removed_first_is_an_error_on_every_rank(
+    worlds: Worlds, ckpt: str
+) -> None:
+    pathlib.Path(ckpt, "metadata.json").mkdir(parents=True)
+    for result in worlds[4].collect(_save_nothing, ckpt):
+        assert isinstance(result, Raised) and result.kind == "StorageError"
+        assert result.attributes["file"].endswith("metadata.json")
+        assert result.attributes["rank"] == 0
+
+
+def _save_nothing(rank: int, world: int, folder: str) -> None:
+    _megatron()
+    stock.TilestoneSaveStrategy().save({}, folder)
