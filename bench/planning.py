@@ -53,7 +53,24 @@ def planning(case: Case, plan: Plan) -> Case:
     case.tables.append(large)
     case.tables.append(_rule(case))
     case.tables.append(_dcp(case, plan))
+    case.tables.append(_megatron(case, plan))
     return case
+
+
+def _megatron(case: Case, plan: Plan) -> Table:
+    """Both functions take and return Python's dicts."""
+    ranks, shards = _of_size(plan, 2048), 1000
+    found = programs.python("megatron_distribution.py", str(ranks), str(shards))
+    ours, stock = found["seconds"], found["stock_seconds"]
+    case.figures["distribution, s"] = ours
+    case.figures["distribution, stock s"] = stock
+    return Table(
+        "Megatron-Core's distribution of a fully parallel save",
+        "`distribute_shards_to_ranks` of a data-parallel group, the same ranks found by both. "
+        "Processor time of one rank; every rank computes it.",
+        ["ranks", "shards", "megatron-core s", "tilestone s", "megatron-core ÷ tilestone"],
+        [[f"{ranks:,}", f"{shards:,}", f"{stock:.2f}", f"{ours:.3f}", f"{stock / ours:.0f}"]],
+    )
 
 
 def _rule(case: Case) -> Table:

@@ -195,6 +195,8 @@ def all_targets() -> list[Target]:
         _at_most("planning 16,384 × 1,000 by exchange: memory", 4,
                  _figure("planning", "plan dense 16384 x 1000, GiB"), "GiB"),
         _at_most("planning by rule: a rank's time at 16,384 ranks ÷ at 64", 1.2, _rule_grows, "×"),
+        _at_most("Megatron-Core's distribution, 2,048 × 1,000", 0.3,
+                 _figure("planning", "distribution, s"), "s"),
         _at_least("reading `.metadata` of 512,000 shards: pickle.load", 20,
                   _figure("metadata", "parse, pickle ÷ tilestone")),
         _at_most("peak memory of a save above the tensors", 256,

@@ -1,0 +1,207 @@
+"""What the ranks of a group have listed of sharded tensors, as compact as it travels between them.
+
+Ranks that hold copies of one another list the same shards, so a list is sent once and named by its
+digest; which of its shards are main replicas is a bit mask of each rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tilestone._errors import InvalidArgumentError
+from tilestone.megatron.dict_utils import nested_values
+from tilestone.megatron.mapping import ShardedTensor, is_main_replica
+from tilestone.megatron.utils import _sharded_tensor_shard_id, _ShardId
+
+Row = list[Any]  # of one shard, in the order of ShardedTensor's attributes from key on, without data
+_REPLICA_ID = 6  # its place in a row
+
+
+def _numbers(values: Sequence[int]) -> list[int]:
+    return [int(value) for value in values]
+
+
+def _row(shard: ShardedTensor) -> Row:
+    flat = getattr(shard, "flattened_range", None)
+    replica_id = shard.replica_id
+    return [
+        shard.key,
+        str(shard.dtype).removeprefix("torch."),
+        _numbers(shard.local_shape),
+        _numbers(shard.global_shape),
+        _numbers(shard.global_offset),
+        None if shard.axis_fragmentations is None else _numbers(shard.axis_fragmentations),
+        int(replica_id) if isinstance(replica_id, int) else _numbers(tuple(replica_id)),
+        int(shard.prepend_axis_num),
+        bool(shard.allow_shape_mismatch),
+        None if flat is None else [int(flat.start), int(flat.stop)],
+    ]
+
+
+def _as_given(values: list[int] | int | None) -> Any:
+    """Lists are JSON's for tuples."""
+    return tuple(values) if isinstance(values, list) else values
+
+
+def shard_of(row: Row) -> ShardedTensor:
+    """The entity that a row describes, without data."""
+    key, dtype, local, whole, offset, fragments, replica_id, prepended, mismatch, flat = row
+    return ShardedTensor(
+        key,
+        None,
+        getattr(torch, dtype),
+        _as_given(local),
+        _as_given(whole),
+        _as_given(offset),
+        _as_given(fragments),
+        _as_given(replica_id),
+        prepended,
+        mismatch,
+        None if flat is None else slice(*flat),
+    )
+
+
+def bytes_of(row: Row) -> int:
+    """Bytes of the elements that a rank holds of the shard."""
+    dtype: torch.dtype = getattr(torch, row[1])
+    flat = row[-1]
+    count = math.prod(row[2]) if flat is None else flat[1] - flat[0]
+    return int(count) * dtype.itemsize
+
+
+@dataclass
+class ShardList:
+    """What one rank has listed.
+
+    Attributes:
+        rows: one for each shard, in the order of the state dict.
+        digest: 16 bytes that are the same for lists that differ in replica ids only.
+        mains: bit i: row i is a main replica.
+    """
+
+    rows: list[Row]
+    digest: bytes
+    mains: int
+
+    @classmethod
+    def of(cls, sharded_state_dict: Any) -> ShardList:
+        """The list of a state dict's tensors.
+
+        Raises:
+            InvalidArgumentError: an entity lacks what describes its place.
+        """
+        rows, mains = [], 0
+        for item in nested_values(sharded_state_dict):
+            if not isinstance(item, ShardedTensor):
+                continue
+            try:
+                rows.append(_row(item))
+                mains |= int(is_main_replica(item.replica_id)) << (len(rows) - 1)
+            except (AttributeError, TypeError, ValueError) as error:
+                key = str(getattr(item, "key", ""))
+                raise InvalidArgumentError(f"no description of a shard: {error}", key=key) from error
+        places = [row[:_REPLICA_ID] + row[_REPLICA_ID + 1 :] for row in rows]
+        text = json.dumps(places, separators=(",", ":")).encode()
+        return cls(rows, hashlib.blake2b(text, digest_size=16).digest(), mains)
+
+    def encode(self) -> bytes:
+        """The rows, compressed."""
+        return zlib.compress(json.dumps(self.rows, separators=(",", ":")).encode(), 1)
+
+
+def decode(encoded: bytes) -> list[Row]:
+    """The rows of an encoded list."""
+    rows: list[Row] = json.loads(zlib.decompress(encoded))
+    return rows
+
+
+class ShardsByRow(Mapping[_ShardId, ShardedTensor]):
+    """Entities by shard id, each made when it is first asked for."""
+
+    def __init__(self, rows: dict[_ShardId, Row]) -> None:
+        self._rows = rows
+        self._made: dict[_ShardId, ShardedTensor] = {}
+
+    def __getitem__(self, shard_id: _ShardId) -> ShardedTensor:
+        made = self._made.get(shard_id)
+        if made is None:
+            made = self._made[shard_id] = shard_of(self._rows[shard_id])
+        return made
+
+    def __iter__(self) -> Iterator[_ShardId]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, shard_id: object) -> bool:
+        return shard_id in self._rows
+
+
+@dataclass
+class Union:
+    """All shards of a group, by id in the order in which ranks 0, 1, ... list them.
+
+    Attributes:
+        rows: of the lowest rank that lists the shard.
+        holders: the ranks of the group that list it, ascending; shards with the same ones share a
+            list. A rank that lists a shard twice stands there twice.
+        mains: shards of which a rank of the group has the main replica.
+    """
+
+    rows: dict[_ShardId, Row] = field(default_factory=dict)
+    holders: dict[_ShardId, list[int]] = field(default_factory=dict)
+    mains: set[_ShardId] = field(default_factory=set)
+
+
+def union_of(lists: Sequence[list[Row]], classes: Sequence[int], mains: Sequence[int]) -> Union:
+    """What a group has listed.
+
+    Args:
+        lists: the distinct lists, in the order of the lowest ranks that have them.
+        classes: for each rank, which of the lists it has.
+        mains: for each list, the shards of which any rank that has it holds the main replica, as a
+            bit mask.
+    """
+    union = Union()
+    listed_in: dict[_ShardId, list[int]] = {}
+    for number, rows in enumerate(lists):
+        for place, row in enumerate(rows):
+            shard_id = _sharded_tensor_shard_id(_PlaceOnly(row))  # type: ignore[arg-type]
+            union.rows.setdefault(shard_id, row)
+            listed_in.setdefault(shard_id, []).append(number)
+            if mains[number] >> place & 1:
+                union.mains.add(shard_id)
+    ranks_of: list[list[int]] = [[] for _ in lists]
+    for rank, number in enumerate(classes):
+        ranks_of[number].append(rank)
+    shared: dict[tuple[int, ...], list[int]] = {}
+    for shard_id, numbers in listed_in.items():
+        key = tuple(numbers)
+        if key not in shared:
+            shared[key] = sorted(rank for number in key for rank in ranks_of[number])
+        union.holders[shard_id] = shared[key]
+    return union
+
+
+class _PlaceOnly:
+    """What a shard's id is made of, without the checks of an entity."""
+
+    __slots__ = (
+        "axis_fragmentations", "flattened_range", "global_offset", "key", "local_shape",
+    )  # fmt: skip
+
+    def __init__(self, row: Row) -> None:
+        self.key = row[0]
+        self.local_shape = row[2]
+        self.global_offset = row[4]
+        self.axis_fragmentations = row[5]
+        self.flattened_range = None if row[-1] is None else slice(*row[-1])

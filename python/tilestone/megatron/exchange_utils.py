@@ -1,0 +1,344 @@
+"""Who of the ranks that hold a shard writes it, or reads it for the others, and how they share it.
+
+The distribution is Megatron-Core's, rank for rank, so files and loads are balanced as its own are.
+The functions that move tensors serve strategies other than Tilestone's, whose loads read for one
+another in the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tilestone._errors import InvalidArgumentError, InternalError, MismatchError
+from tilestone._torch_comm import _transfer_device
+from tilestone.megatron._shard_distribution import (
+    ShardDistribution,
+    agree_on_distribution,
+    distribute_shards_to_ranks,
+)
+from tilestone.megatron.core import CheckpointingException
+from tilestone.megatron.mapping import ShardedStateDict, ShardedTensor
+from tilestone.megatron.utils import _ShardId
+
+__all__ = [
+    "ShardDistribution",
+    "determine_main_replica_uniform_distribution",
+    "distribute_shards_to_ranks",
+    "exchange_by_distribution",
+    "exchange_loaded_objects_gather_object",
+    "exchange_loaded_tensors_broadcast",
+    "exchange_loaded_tensors_gather_object",
+    "exchange_loaded_tensors_gather_rounds",
+    "is_float8tensor",
+]
+
+Group = torch.distributed.ProcessGroup
+
+
+def is_float8tensor(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one of Transformer Engine's 8-bit ones, which is not imported for it."""
+    return any(
+        base.__name__ in ("Float8Tensor", "QuantizedTensor")
+        and base.__module__.split(".")[0] == "transformer_engine"
+        for base in type(tensor).__mro__
+    )
+
+
+def _members(group: Group | None) -> Group | None:
+    """The group itself, or the default one; None where torch.distributed is not initialised."""
+    if group is None and torch.distributed.is_initialized():
+        group = torch.distributed.group.WORLD
+    return group
+
+
+def _size(group: Group | None) -> int:
+    """Ranks of a group; 1 without a group."""
+    return 1 if group is None else torch.distributed.get_world_size(group)
+
+
+def determine_main_replica_uniform_distribution(
+    sharded_state_dict: ShardedStateDict,
+    parallelization_group: Group | None,
+    ignore_groups: bool = False,
+) -> ShardDistribution | None:
+    """Distributes the writing or reading of what the ranks of a group hold. Every rank calls.
+
+    Ranks that hold copies of one another send their list of shards once.
+
+    Args:
+        sharded_state_dict: this rank's.
+        parallelization_group: None for the default group.
+        ignore_groups: False: shards of which the group has the main replica (for a save). True:
+            all shards (for a load).
+
+    Returns:
+        None in a group of one rank.
+
+    Raises:
+        CheckpointingException: the same on every rank, whichever of them failed.
+    """
+    group = _members(parallelization_group)
+    if group is None or _size(group) <= 1:
+        return None
+    return agree_on_distribution(lambda: sharded_state_dict, group, ignore_groups).distribution
+
+
+def _local_shape(shard: ShardedTensor) -> tuple[int, ...]:
+    """Of the data that a rank holds."""
+    flat = getattr(shard, "flattened_range", None)
+    return tuple(shard.local_shape) if flat is None else (flat.stop - flat.start,)
+
+
+def check_loaded(shard: ShardedTensor, tensor: torch.Tensor) -> None:
+    """Raises MismatchError where a tensor is not what other ranks wait for."""
+    if tuple(tensor.shape) == _local_shape(shard) and tensor.dtype == shard.dtype:
+        return
+    if is_float8tensor(tensor):
+        return  # sent as what was quantised
+    raise MismatchError(
+        f"loaded as {tensor.dtype} of shape {tuple(tensor.shape)}, and other ranks wait for "
+        f"{shard.dtype} of shape {_local_shape(shard)}",
+        key=shard.key,
+    )
+
+
+def _exchanged(distribution: ShardDistribution) -> dict[_ShardId, int]:
+    """The shards that more ranks than the reader need, with the reader."""
+    shared = {}
+    for shard_id, rank in distribution.main_rank_for_shard.items():
+        needed_by = distribution.all_ranks_for_shard[shard_id]
+        if any(other != rank for other in needed_by):
+            shared[shard_id] = rank
+    return shared
+
+
+class _Exchange:
+    """One exchange of tensors, as this rank sees it.
+
+    Attributes:
+        device: where the group's backend wants its tensors.
+        loaded: what this rank has, with what it has got so far.
+    """
+
+    def __init__(
+        self,
+        loaded: Mapping[_ShardId, torch.Tensor],
+        unloaded: Mapping[_ShardId, ShardedTensor],
+        distribution: ShardDistribution,
+        group: Group | None,
+    ) -> None:
+        members = _members(group)
+        if members is None:
+            raise InvalidArgumentError("an exchange needs torch.distributed, initialised")
+        self.group: Group = members
+        self.rank = torch.distributed.get_rank(self.group)
+        self.size = _size(self.group)
+        self.device = _transfer_device(self.group)
+        self.loaded = dict(loaded)
+        self._unloaded = unloaded
+        self._distribution = distribution
+
+    def metadata(self, shard_id: _ShardId) -> ShardedTensor:
+        return self._unloaded.get(shard_id) or self._distribution.shard_to_metadata[shard_id]
+
+    def to_send(self, shard_id: _ShardId) -> torch.Tensor:
+        """A tensor that this rank has loaded, contiguous on the device.
+
+        Raises:
+            InternalError: it was not loaded.
+            MismatchError: it is not what the others wait for.
+        """
+        tensor = self.loaded.get(shard_id)
+        if tensor is None:
+            text = f"shard {shard_id} was to be loaded by rank {self.rank} of the group"
+            raise InternalError(text, key=str(shard_id[0]))
+        if is_float8tensor(tensor):  # the others get, and keep, what was quantised
+            tensor = self.loaded[shard_id] = tensor.dequantize()
+        check_loaded(self.metadata(shard_id), tensor)
+        return tensor.detach().to(self.device).contiguous()
+
+    def to_receive(self, shard_id: _ShardId) -> torch.Tensor:
+        """Room for a tensor that another rank sends."""
+        shard = self.metadata(shard_id)
+        return torch.empty(_local_shape(shard), dtype=shard.dtype, device=self.device)
+
+    def take(self, shard_id: _ShardId, received: torch.Tensor) -> None:
+        """Puts a tensor that came where it is wanted; drops it where it is not."""
+        shard = self._unloaded.get(shard_id)
+        if shard is None:
+            return
+        if shard.data is None:
+            self.loaded[shard_id] = received
+        else:
+            self.loaded[shard_id] = shard.data.copy_(received)
+
+
+@torch.no_grad()
+def exchange_loaded_tensors_broadcast(
+    loaded_tensors: dict[_ShardId, torch.Tensor],
+    unloaded_shards: dict[_ShardId, ShardedTensor],
+    shard_distribution: ShardDistribution,
+    parallelization_group: Group | None = None,
+) -> dict[_ShardId, torch.Tensor]:
+    """Sends each loaded tensor that other ranks need to the whole group. Every rank calls.
+
+    Args:
+        loaded_tensors: what this rank has loaded.
+        unloaded_shards: what it still needs. Data that is given is filled; else the tensor is new,
+            where the group's backend has its tensors.
+        shard_distribution: the group's.
+        parallelization_group: None for the default group.
+
+    Returns:
+        What was loaded and what came.
+
+    Raises:
+        CheckpointingException: a tensor that was to be loaded here is missing or of another shape.
+    """
+    exchange = _Exchange(
+        loaded_tensors, unloaded_shards, shard_distribution, parallelization_group
+    )
+    for shard_id, rank in _exchanged(shard_distribution).items():
+        mine = rank == exchange.rank
+        moving = exchange.to_send(shard_id) if mine else exchange.to_receive(shard_id)
+        if moving.numel():
+            source = torch.distributed.get_global_rank(exchange.group, rank)
+            torch.distributed.broadcast(moving, src=source, group=exchange.group)
+        if not mine:
+            exchange.take(shard_id, moving)
+    return exchange.loaded
+
+
+@torch.no_grad()
+def exchange_loaded_tensors_gather_rounds(
+    loaded_tensors: dict[_ShardId, torch.Tensor],
+    unloaded_shards: dict[_ShardId, ShardedTensor],
+    shard_distribution: ShardDistribution,
+    parallelization_group: Group | None = None,
+) -> dict[_ShardId, torch.Tensor]:
+    """In each round every rank sends all others one tensor that it has loaded. Every rank calls.
+
+    Each rank sends its largest tensors first, as bytes padded to the longest of the round. Arguments,
+    result and errors are those of exchange_loaded_tensors_broadcast.
+    """
+    exchange = _Exchange(
+        loaded_tensors, unloaded_shards, shard_distribution, parallelization_group
+    )
+    of_rank: list[list[tuple[int, _ShardId]]] = [[] for _ in range(exchange.size)]
+    for shard_id, rank in _exchanged(shard_distribution).items():
+        of_rank[rank].append((_bytes(exchange.metadata(shard_id)), shard_id))
+    for shards in of_rank:
+        shards.sort(key=lambda shard: -shard[0])
+    for number in range(max(map(len, of_rank))):
+        turn = [shards[number] if number < len(shards) else None for shards in of_rank]
+        _gather_round(exchange, turn)
+    return exchange.loaded
+
+
+def _bytes(shard: ShardedTensor) -> int:
+    return int(torch.Size(_local_shape(shard)).numel()) * shard.dtype.itemsize
+
+
+def _gather_round(exchange: _Exchange, turn: list[tuple[int, _ShardId] | None]) -> None:
+    """turn[r]: bytes and id of what rank r sends, or None."""
+    longest = max(0 if shard is None else shard[0] for shard in turn)
+    mine = turn[exchange.rank]
+    sent = torch.zeros(longest, dtype=torch.uint8, device=exchange.device)
+    if mine is not None:
+        sent[: mine[0]] = exchange.to_send(mine[1]).reshape(-1).view(torch.uint8)
+    received = [torch.empty_like(sent) for _ in turn]
+    if longest:
+        torch.distributed.all_gather(received, sent, group=exchange.group)
+    for rank, shard in enumerate(turn):
+        if shard is not None and rank != exchange.rank:
+            size, shard_id = shard
+            room = exchange.to_receive(shard_id)
+            room.reshape(-1).view(torch.uint8).copy_(received[rank][:size])
+            exchange.take(shard_id, room)
+
+
+def exchange_loaded_tensors_gather_object(
+    loaded_tensors: dict[_ShardId, torch.Tensor],
+    unloaded_shards: dict[_ShardId, ShardedTensor],
+    shard_distribution: ShardDistribution,
+    parallelization_group: Group | None = None,
+) -> dict[_ShardId, torch.Tensor]:
+    """Every rank gets all that any rank of the group has loaded, pickled. Every rank calls.
+
+    Simple, and hungry for memory; for debugging. Arguments are those of
+    exchange_loaded_tensors_broadcast.
+
+    Returns:
+        What all ranks of the group have loaded.
+
+    Raises:
+        CheckpointingException: two ranks have loaded the same shard.
+    """
+    return _all_of(loaded_tensors, parallelization_group)
+
+
+def exchange_loaded_objects_gather_object(
+    loaded_objects: dict[_ShardId, Any],
+) -> dict[_ShardId, Any]:
+    """Every rank of the default group gets all objects that any rank has loaded. Every rank calls.
+
+    Raises:
+        CheckpointingException: two ranks have loaded the same object.
+    """
+    return _all_of(loaded_objects, None)
+
+
+def _all_of(mine: dict[_ShardId, Any], group: Group | None) -> dict[_ShardId, Any]:
+    of_rank: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(of_rank, mine, group=group)
+    found: dict[_ShardId, Any] = {}
+    loaded_by: dict[_ShardId, int] = {}
+    for rank, loaded in enumerate(of_rank):
+        for shard_id, value in loaded.items():
+            if shard_id in found:
+                raise CheckpointingException(
+                    f"Duplicate shard ids loaded by different ranks: {shard_id} by ranks "
+                    f"{loaded_by[shard_id]} and {rank} of the group",
+                    key=str(shard_id[0]),
+                )
+            found[shard_id], loaded_by[shard_id] = value, rank
+    return found
+
+
+_ALGORITHMS = {
+    "broadcast": exchange_loaded_tensors_broadcast,
+    "gather_rounds": exchange_loaded_tensors_gather_rounds,
+    "gather_object": exchange_loaded_tensors_gather_object,
+}
+
+
+def exchange_by_distribution(
+    loaded_tensors: dict[_ShardId, torch.Tensor],
+    unloaded_shards: dict[_ShardId, ShardedTensor],
+    shard_distribution: ShardDistribution,
+    parallelization_group: Group | None = None,
+    exchange_algo: str = "broadcast",
+) -> dict[_ShardId, torch.Tensor]:
+    """Gives each rank the tensors that others have loaded and it needs. Every rank calls.
+
+    Args:
+        loaded_tensors, unloaded_shards, shard_distribution, parallelization_group: as for
+            exchange_loaded_tensors_broadcast.
+        exchange_algo: "broadcast", "gather_rounds" or "gather_object".
+
+    Returns:
+        What was loaded and what came, by shard id.
+
+    Raises:
+        NotImplementedError: there is no such algorithm.
+        CheckpointingException: what was to be loaded here is missing, or was loaded twice.
+    """
+    exchange = _ALGORITHMS.get(exchange_algo)
+    if exchange is None:
+        raise NotImplementedError(
+            f"Unrecognized gather algorithm: {exchange_algo}; there are {', '.join(_ALGORITHMS)}"
+        )
+    return exchange(loaded_tensors, unloaded_shards, shard_distribution, parallelization_group)

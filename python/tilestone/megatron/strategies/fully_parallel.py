@@ -1,0 +1,560 @@
+"""Saves and loads shared among the ranks that hold copies of the same shards.
+
+With a strategy of Tilestone's, a save writes each shard where the distribution says, and a load is
+the engine's own: what several ranks need is read once and goes from rank to rank in native memory,
+whatever exchange_algo says. Any other strategy is asked to save or load a rank's share, as
+Megatron-Core asks it, and this module's exchange does the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from tilestone import _core
+from tilestone._torch_comm import TorchCommunicator
+from tilestone.megatron._shard_distribution import (
+    Agreed,
+    agree_on_distribution,
+    place_of,
+    structure_of,
+)
+from tilestone.megatron._shard_lists import ShardList
+from tilestone.megatron.core import CheckpointingException
+from tilestone.megatron.dict_utils import (
+    dict_list_map_inplace,
+    nested_values,
+)
+from tilestone.megatron.exchange_utils import (
+    ShardDistribution,
+    check_loaded,
+    exchange_by_distribution,
+    exchange_loaded_objects_gather_object,
+)
+from tilestone.megatron.mapping import (
+    ShardedObject,
+    ShardedStateDict,
+    ShardedTensor,
+    StateDict,
+    is_main_replica,
+)
+from tilestone.megatron.strategies._shares import built, copied, without_copies
+from tilestone.megatron.strategies.base import (
+    AsyncSaveShardedStrategy,
+    LoadShardedStrategy,
+    SaveShardedStrategy,
+)
+from tilestone.megatron.utils import (
+    _sharded_object_id,
+    _sharded_tensor_shard_id,
+    _ShardId,
+    debug_time,
+)
+from tilestone.megatron.validation import determine_global_metadata, validate_sharding_integrity
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+_WORK = "distribution of a save"
+Group = dist.ProcessGroup
+
+
+def _default(group: Group | None) -> Group | None:
+    """The group itself, else the default one, else (torch.distributed is not in use) None."""
+    return dist.group.WORLD if group is None and dist.is_initialized() else group
+
+
+def _world() -> Group | None:
+    return _default(None)
+
+
+def _size(group: Group | None) -> int:
+    return 1 if group is None else dist.get_world_size(group)
+
+
+def _engine_options(strategy: Any) -> dict[str, Any] | None:
+    """What a strategy that hands over to Tilestone's engine tells it; None for any other one."""
+    options = getattr(strategy, "engine_options", None)
+    return None if options is None else options()
+
+
+def _together(work: str, group: Group | None, step: Callable[[], Result]) -> Result:
+    """step() on every rank of a group; what it raises on one, all raise."""
+    if group is None or _size(group) <= 1:
+        return step()
+    result: list[Result] = []
+    failure: list[BaseException] = []
+    try:
+        result.append(step())
+    except Exception as error:  # it goes to the other ranks, and out of the call below
+        failure.append(error)
+
+    def say(round: int, answer: bytes) -> bytes:
+        if failure:
+            raise failure[0]
+        return b""
+
+    comm = TorchCommunicator(group)
+    _core.agree(work, comm, say, lambda round, said: (b"", True), _core.DEFAULT_TIMEOUT)
+    return result[0]
+
+
+class _Distributes:
+    """What both wrappers do: distributions, and keeping one from call to call."""
+
+    parallelization_group: Group | None
+    do_cache_distribution: bool
+    cached_distribution: ShardDistribution | None
+    _agreed: Agreed | None = None
+
+    def _distribution(
+        self,
+        state_of: Callable[[], ShardedStateDict],
+        ignore_groups: bool,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        only_if_checkpoint: bool = False,
+    ) -> ShardDistribution | None:
+        """The distribution; the kept one while no rank's shards have changed."""
+        group = self.parallelization_group
+        if group is None or _size(group) <= 1:
+            return None
+        kept = self._agreed if self.do_cache_distribution else None
+        if kept is not None and kept.distribution is not self.cached_distribution:
+            kept = None  # the caller has put another one, or none, in its place
+        if kept is not None and kept.checkpoint_dir != place_of(checkpoint_dir):
+            kept = None  # of other files
+        agreed = agree_on_distribution(
+            state_of, group, ignore_groups, checkpoint_dir, only_if_checkpoint, kept
+        )
+        if self.do_cache_distribution:
+            self._agreed, self.cached_distribution = agreed, agreed.distribution
+        return agreed.distribution
+
+    def _apply(
+        self, sharded_state_dict: ShardedStateDict, distribution: ShardDistribution | None
+    ) -> None:
+        """Sets the replica ids of a state dict as the distribution says."""
+        if distribution is None:
+            return
+        distribute_main_replicas_with_precomputed_distribution(
+            sharded_state_dict, self.parallelization_group, distribution
+        )
+        if self._agreed is not None and self._agreed.distribution is distribution:
+            # The same state dict may come again as it is now.
+            self._agreed.structures.add(structure_of(ShardList.of(sharded_state_dict)))
+
+
+class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
+    """Shares a save among the ranks that hold copies of the same shards.
+
+    No data moves: the ranks tell one another what they hold, and each copy is saved by the rank
+    that Megatron-Core's distribution names.
+
+    Attributes:
+        base_strategy: the strategy that saves.
+        parallelization_group: of the ranks that share; None where torch.distributed is not in use.
+        do_cache_distribution: keep the distribution from save to save.
+        cached_distribution: the one that is kept, or None.
+    """
+
+    def __init__(
+        self,
+        strategy: SaveShardedStrategy,
+        parallelization_group: Group | None = None,
+        do_cache_distribution: bool = False,
+    ) -> None:
+        """
+        Args:
+            strategy: takes a shard with replica_id 0 as one that this rank saves.
+            parallelization_group: ranks that hold copies of one another's shards, usually the data
+                parallel ones; None for the default group.
+            do_cache_distribution: saves after the first one don't tell one another their shards
+                again, but only whether these are still the same. (Megatron-Core takes it on trust,
+                and drops a shard that is new.)
+        """
+        super().__init__(strategy.backend, strategy.version)
+        self.base_strategy = strategy
+        self.parallelization_group = _default(parallelization_group)
+        self.do_cache_distribution = do_cache_distribution
+        self.cached_distribution = None
+
+    def engine_options(self) -> dict[str, Any] | None:
+        """The base strategy's; the engine then gets the state that engine_state() gives."""
+        return _engine_options(self.base_strategy)
+
+    def save(
+        self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
+    ) -> Any:
+        """Saves this rank's share with the base strategy. Every rank of the default group calls.
+
+        Args:
+            sharded_state_dict: stays as it is.
+            checkpoint_dir: as the base strategy wants it.
+
+        Raises:
+            CheckpointingException: the shards can't be distributed (on every rank), or what the
+                base strategy raises.
+        """
+        return self.base_strategy.save(self._share(sharded_state_dict), checkpoint_dir)
+
+    def async_save(
+        self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
+    ) -> Any:
+        """The base strategy's request for saving this rank's share. Every rank calls.
+
+        Raises:
+            CheckpointingException: the base strategy can't save asynchronously; otherwise as save().
+        """
+        if not isinstance(self.base_strategy, AsyncSaveShardedStrategy):
+            raise CheckpointingException(
+                f"Cannot apply async_save to non-async base strategy {self.base_strategy}"
+            )
+        return self.base_strategy.async_save(self._share(sharded_state_dict), checkpoint_dir)
+
+    def _share(self, sharded_state_dict: ShardedStateDict) -> ShardedStateDict:
+        """What the base strategy gets: the state dict with other replica ids, or less of it."""
+        if self.engine_options() is not None:
+            return _together(_WORK, _world(), lambda: self.engine_state(sharded_state_dict))
+        share: ShardedStateDict = copied(sharded_state_dict)
+        self.apply_saving_parallelization(share)
+        return share
+
+    def engine_state(self, sharded_state_dict: ShardedStateDict) -> ShardedStateDict:
+        """A state dict without the tensors that other ranks write, so that the engine has no choice.
+
+        Every rank of the group calls. Factories are built; data and all else are the caller's.
+
+        Raises:
+            CheckpointingException: the shards can't be distributed; on every rank of the group.
+        """
+        made: list[ShardedStateDict] = []
+
+        def state_of() -> ShardedStateDict:
+            made.append(built(sharded_state_dict))
+            return made[0]
+
+        distribution = self._distribution(state_of, ignore_groups=False)
+        if distribution is None:
+            return sharded_state_dict
+        self._apply(made[0], distribution)
+        state: ShardedStateDict = without_copies(made[0])
+        return state
+
+    def apply_saving_parallelization(self, sharded_state_dict: ShardedStateDict) -> None:
+        """Gives replica_id 0 to the shards that this rank saves, and 1 to the others, in place.
+
+        Every rank of the default group calls. Where no distribution is kept, it is checked that all
+        ranks together save each tensor once.
+
+        Raises:
+            CheckpointingException: what the ranks hold is not the whole of each tensor once, or the
+                shards can't be distributed; on every rank.
+        """
+
+        def apply() -> None:
+            self._apply(sharded_state_dict, self._distribution(lambda: sharded_state_dict, False))
+
+        with debug_time("apply_saving_parallelization", logger):
+            first = self.cached_distribution is None
+            _together(_WORK, _world(), apply)
+            if first:
+                _validate(sharded_state_dict)
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        """Whether the base strategy saves sharded objects too."""
+        return bool(self.base_strategy.can_handle_sharded_objects)
+
+
+def _validate(sharded_state_dict: ShardedStateDict) -> None:
+    """Fails on every rank where the ranks do not save each tensor exactly once."""
+    if not dist.is_initialized():
+        return
+    validate_sharding_integrity(determine_global_metadata(sharded_state_dict)[1])
+
+
+@dataclass
+class _Share:
+    """A rank's part of a load: what it has loaded, and which tensors others send it."""
+
+    distribution: ShardDistribution
+    tensors: dict[_ShardId, torch.Tensor]
+    objects: dict[_ShardId, Any]
+    awaited: dict[_ShardId, ShardedTensor]
+
+
+class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
+    """Shares a load among the ranks that need the same shards.
+
+    Attributes:
+        base_strategy: the strategy that loads.
+        parallelization_group: of the ranks that share; None where torch.distributed is not in use.
+        do_cache_distribution: keep the distribution from load to load.
+        exchange_algo: how ranks send one another what they have loaded.
+        cached_distribution: the one that is kept, or None.
+        cached_global_metadata: the base strategy's, after a load, if it has one.
+    """
+
+    def __init__(
+        self,
+        strategy: LoadShardedStrategy,
+        parallelization_group: Group | None = None,
+        do_cache_distribution: bool = False,
+        exchange_algo: str = "broadcast",
+    ) -> None:
+        """
+        Args:
+            strategy: loads all that it is given.
+            parallelization_group: ranks that need the same shards, usually the data parallel ones;
+                None for the default group.
+            do_cache_distribution: loads after the first one only ask whether the shards are still
+                the same. The distribution of a load is not that of a save.
+            exchange_algo: "broadcast", "gather_rounds" or "gather_object", see exchange_utils; no
+                matter for a strategy of Tilestone's.
+        """
+        super().__init__()
+        self.base_strategy = strategy
+        self.parallelization_group = _default(parallelization_group)
+        self.do_cache_distribution = do_cache_distribution
+        self.exchange_algo = exchange_algo
+        self.cached_distribution = None
+        self.cached_global_metadata: Any = None
+
+    def engine_options(self) -> dict[str, Any] | None:
+        """The base strategy's."""
+        return _engine_options(self.base_strategy)
+
+    @debug_time("FullyParallelLoadStrategyWrapper.load", logger)
+    def load(
+        self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
+    ) -> StateDict:
+        """Loads a state dict as the base strategy alone would. Every rank of the group calls.
+
+        A strategy of Tilestone's gets it whole: the engine's ranks read for one another. Of any
+        other one, each rank asks for its share, and the ranks exchange what they have got. A
+        checkpoint that Tilestone can open is shared by its files, see
+        apply_loading_parallelization.
+
+        Args:
+            sharded_state_dict: of ShardedTensors and ShardedObjects; stays as it is, but for data
+                that is given, which may be filled.
+            checkpoint_dir: as the base strategy wants it.
+
+        Returns:
+            The same tree of values.
+
+        Raises:
+            CheckpointingException: the shards can't be distributed, the base strategy failed on any
+                rank, or some shard was loaded by none; on every rank.
+        """
+        native = self.engine_options() is not None
+        if _size(self.parallelization_group) <= 1 or native:
+            if native and self.do_cache_distribution:
+                self._distribution(lambda: sharded_state_dict, ignore_groups=True)
+            loaded = self.base_strategy.load(sharded_state_dict, checkpoint_dir)
+        else:
+            loaded = self._load_shared(copied(sharded_state_dict), checkpoint_dir)
+        if hasattr(self.base_strategy, "cached_global_metadata"):
+            self.cached_global_metadata = self.base_strategy.cached_global_metadata
+        return loaded
+
+    def _load_shared(
+        self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
+    ) -> StateDict:
+        share = _together(
+            "load of a share",
+            _world(),
+            lambda: self._load_share(sharded_state_dict, checkpoint_dir),
+        )
+        all_tensors = exchange_by_distribution(
+            share.tensors,
+            share.awaited,
+            share.distribution,
+            self.parallelization_group,
+            self.exchange_algo,
+        )
+        if any(tensor.is_cuda for tensor in all_tensors.values()):
+            torch.cuda.synchronize()
+        all_objects = exchange_loaded_objects_gather_object(share.objects)
+
+        def fill_in() -> StateDict:
+            loaded = {"": sharded_state_dict}
+            self.fill_in_deferred_sharded_tensors(loaded, all_tensors)
+            self.fill_in_deferred_sharded_objects(loaded, all_objects)
+            return loaded[""]
+
+        return _together("end of a load", _world(), fill_in)
+
+    def _load_share(
+        self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
+    ) -> _Share:
+        """Distributes the load, and loads what is this rank's to load."""
+        distribution = self._distribution(
+            lambda: sharded_state_dict, True, checkpoint_dir, only_if_checkpoint=True
+        )
+        assert distribution is not None
+        self._apply(sharded_state_dict, distribution)
+        objects, _ = _by_id(sharded_state_dict, ShardedObject, _sharded_object_id)
+        tensors, awaited = _by_id(sharded_state_dict, ShardedTensor, _sharded_tensor_shard_id)
+        strategy: Any = self.base_strategy  # gets a flat dict by id, as from Megatron-Core
+        loaded_objects = strategy.load(objects, checkpoint_dir)
+        loaded = strategy.load(tensors, checkpoint_dir)
+        for shard_id, shard in tensors.items():
+            if shard_id not in loaded:
+                raise CheckpointingException(
+                    f"{strategy} has not loaded the shard {shard_id}", key=shard.key
+                )
+            check_loaded(shard, loaded[shard_id])
+        return _Share(distribution, loaded, loaded_objects, awaited)
+
+    @staticmethod
+    def fill_in_deferred_sharded_objects(
+        sharded_state_dict: ShardedStateDict, loaded_objects: dict[_ShardId, Any]
+    ) -> None:
+        """Replaces every ShardedObject by its loaded value, in place.
+
+        Args:
+            sharded_state_dict: the tree.
+            loaded_objects: values by _sharded_object_id.
+
+        Raises:
+            CheckpointingException: a value is missing.
+        """
+        _fill_in(sharded_state_dict, loaded_objects, ShardedObject, _sharded_object_id)
+
+    @staticmethod
+    def fill_in_deferred_sharded_tensors(
+        sharded_state_dict: ShardedStateDict, loaded_tensors: dict[_ShardId, torch.Tensor]
+    ) -> None:
+        """Replaces every ShardedTensor by its loaded tensor, in place.
+
+        Args:
+            sharded_state_dict: the tree.
+            loaded_tensors: tensors by _sharded_tensor_shard_id.
+
+        Raises:
+            CheckpointingException: a tensor is missing.
+        """
+        _fill_in(sharded_state_dict, loaded_tensors, ShardedTensor, _sharded_tensor_shard_id)
+
+    def apply_loading_parallelization(
+        self,
+        sharded_state_dict: ShardedStateDict,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+    ) -> ShardDistribution | None:
+        """Gives replica_id 0 to the shards that this rank loads, and 1 to the others, in place.
+
+        Every rank of the group calls.
+
+        Args:
+            sharded_state_dict: this rank's.
+            checkpoint_dir: a checkpoint that Tilestone can open. Shards are then grouped by the
+                data file that has most of their elements. A group goes to the rank that wrote the
+                file, as far as it needs them, and else to as few ranks as balance allows: but for
+                its own file no rank loads more than 1.25 times the mean. Files, and who wrote them,
+                follow from the metadata, for a checkpoint of stock Megatron-Core too; one rank of
+                the group reads it.
+
+        Returns:
+            The distribution; None in a group of one rank.
+
+        Raises:
+            CheckpointingException: the same on every rank of the group, whichever of them failed.
+        """
+        with debug_time("apply_loading_parallelization", logger):
+            distribution = self._distribution(lambda: sharded_state_dict, True, checkpoint_dir)
+            self._apply(sharded_state_dict, distribution)
+        return distribution
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        """Whether the base strategy loads sharded objects too."""
+        return bool(self.base_strategy.can_handle_sharded_objects)
+
+    def load_tensors_metadata(self, checkpoint_dir: str | os.PathLike[str]) -> Any:
+        """The base strategy's."""
+        return self.base_strategy.load_tensors_metadata(checkpoint_dir)
+
+    def load_sharded_metadata(self, checkpoint_dir: str | os.PathLike[str]) -> Any:
+        """The base strategy's."""
+        return self.base_strategy.load_sharded_metadata(checkpoint_dir)
+
+    def check_backend_compatibility(self, loaded_version: Any) -> Any:
+        """The base strategy's."""
+        return self.base_strategy.check_backend_compatibility(loaded_version)
+
+    def check_version_compatibility(self, loaded_version: int) -> Any:
+        """The base strategy's."""
+        return self.base_strategy.check_version_compatibility(loaded_version)
+
+
+def distribute_main_replicas_with_precomputed_distribution(
+    sharded_state_dict: ShardedStateDict,
+    parallelization_group: Group | None,
+    precomputed_distribution: ShardDistribution | None,
+) -> None:
+    """Gives replica_id 0 to the shards that the distribution gives this rank, 1 to others, in place.
+
+    Of a shard that stands in the state dict twice, the first gets 0.
+
+    Args:
+        sharded_state_dict: this rank's.
+        parallelization_group: the group of the distribution; None for the default group.
+        precomputed_distribution: may be None in a group of one rank, where nothing is changed.
+
+    Raises:
+        ValueError: there is no distribution.
+    """
+    group = _default(parallelization_group)
+    if _size(group) <= 1:
+        return
+    if precomputed_distribution is None:
+        raise ValueError(
+            "precomputed_distribution must be not None for non-trivial parallelization group"
+        )
+    rank = dist.get_rank(group)
+    seen = set()
+    for shard in nested_values(sharded_state_dict):
+        if not isinstance(shard, ShardedTensor):
+            continue
+        shard_id = _sharded_tensor_shard_id(shard)
+        mine = precomputed_distribution.main_rank_for_shard.get(shard_id) == rank
+        shard.replica_id = 0 if mine and shard_id not in seen else 1
+        seen.add(shard_id)
+
+
+def _by_id(
+    sharded_state_dict: ShardedStateDict, kind: type[Any], id_of: Callable[[Any], _ShardId]
+) -> tuple[dict[_ShardId, Any], dict[_ShardId, Any]]:
+    """(main replicas, the others) among the entities of a kind."""
+    mine: dict[_ShardId, Any] = {}
+    others: dict[_ShardId, Any] = {}
+    for item in nested_values(sharded_state_dict):
+        if isinstance(item, kind):
+            (mine if is_main_replica(item.replica_id) else others)[id_of(item)] = item
+    return mine, others
+
+
+def _fill_in(
+    sharded_state_dict: ShardedStateDict,
+    loaded: dict[_ShardId, Any],
+    kind: type,
+    id_of: Callable[[Any], _ShardId],
+) -> None:
+    def filled(item: Any) -> Any:
+        if not isinstance(item, kind):
+            return item
+        shard_id = id_of(item)
+        if shard_id not in loaded:
+            raise CheckpointingException(
+                f"no rank has loaded the shard {shard_id}", key=str(shard_id[0])
+            )
+        return loaded[shard_id]
+
+    dict_list_map_inplace(filled, sharded_state_dict)
