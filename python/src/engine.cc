@@ -20,6 +20,14 @@ SaveOptions::Agreement agreement_named(const std::string& name) {
               "agreement is \"exchange\" or \"rule\", not \"" + name + "\"");
 }
 
+SaveOptions::Differing differing_named(const std::string& name) {
+  if (name == "ignore") return SaveOptions::Differing::kIgnore;
+  if (name == "warn") return SaveOptions::Differing::kWarn;
+  if (name == "error") return SaveOptions::Differing::kError;
+  throw Error(ErrorCode::kInvalidArgument,
+              "common_differs is \"ignore\", \"warn\" or \"error\", not \"" + name + "\"");
+}
+
 LoadOptions::TwoPhase two_phase_named(const std::string& name) {
   if (name == "auto") return LoadOptions::TwoPhase::kAuto;
   if (name == "always") return LoadOptions::TwoPhase::kAlways;
@@ -54,15 +62,20 @@ struct BridgedLoad {
 
 SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge_object,
                       const std::string& format, const std::string& dialect, bool overwrite,
-                      const std::string& agreement, double timeout, int threads,
+                      const std::string& agreement, bool validate_access,
+                      const std::string& common_differs, double timeout, int threads,
                       uint64_t buffer_bytes, int files_per_rank,
-                      std::map<std::string, std::string> attributes, nb::handle progress) {
+                      std::map<std::string, std::string> attributes, nb::handle progress,
+                      nb::handle compared_common) {
   const Bridge bridge(bridge_object);
-  SaveRequest request{to_state(bridge.call("unpack", state), bridge), path_of(path), {}};
+  SaveRequest request{to_state(bridge.call("unpack", state), bridge), path_of(path), {}, {}};
+  if (!compared_common.is_none()) request.compared_common = to_state(compared_common, bridge);
   request.options.format = format_named(format);
   request.options.dialect = save_dialect_named(dialect);
   request.options.overwrite = overwrite;
   request.options.agreement = agreement_named(agreement);
+  request.options.validate_access = validate_access;
+  request.options.common_differs = differing_named(common_differs);
   request.options.timeout = timeout;
   request.options.threads = threads;
   request.options.buffer_bytes = buffer_bytes;
@@ -77,8 +90,8 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
                       const std::string& two_phase, const std::string& cache,
                       const std::string& not_in_checkpoint,
                       const std::optional<std::string>& not_requested,
-                      const std::string& other_shape, bool sharded_only, double timeout,
-                      int threads, uint64_t buffer_bytes, nb::handle progress) {
+                      const std::string& other_shape, bool sharded_only, bool validate_access,
+                      double timeout, int threads, uint64_t buffer_bytes, nb::handle progress) {
   const Bridge bridge(bridge_object);
   Claims claims;
   LoadRequest request{std::nullopt, location_of(path, follow_links), {}};
@@ -98,6 +111,7 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
   }
   request.options.other_shape = policy_named("other_shape", other_shape);
   request.options.sharded_only = sharded_only;
+  request.options.validate_access = validate_access;
   request.options.timeout = timeout;
   request.options.threads = threads;
   request.options.buffer_bytes = buffer_bytes;
@@ -202,13 +216,14 @@ void bind_engine(nb::module_& m) {
       });
   nb::class_<SaveRequest>(m, "SaveRequest", "What a rank brings to a save.")
       .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "format"_a, "dialect"_a,
-           "overwrite"_a, "agreement"_a, "timeout"_a, "threads"_a, "buffer_bytes"_a,
-           "files_per_rank"_a, "attributes"_a, "progress"_a.none());
+           "overwrite"_a, "agreement"_a, "validate_access"_a, "common_differs"_a, "timeout"_a,
+           "threads"_a, "buffer_bytes"_a, "files_per_rank"_a, "attributes"_a, "progress"_a.none(),
+           "compared_common"_a.none() = nb::none());
   nb::class_<BridgedLoad>(m, "LoadRequest", "What a rank brings to a load.")
       .def(nb::new_(&make_load), "wanted"_a.none(), "path"_a, "bridge"_a, "follow_links"_a,
            "cast"_a, "verify_checksums"_a, "two_phase"_a, "cache"_a, "not_in_checkpoint"_a,
-           "not_requested"_a.none(), "other_shape"_a, "sharded_only"_a, "timeout"_a, "threads"_a,
-           "buffer_bytes"_a, "progress"_a.none());
+           "not_requested"_a.none(), "other_shape"_a, "sharded_only"_a, "validate_access"_a,
+           "timeout"_a, "threads"_a, "buffer_bytes"_a, "progress"_a.none());
   m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
                 "object, seconds: float) -> SaveResult"));

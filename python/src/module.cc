@@ -17,5 +17,6 @@ NB_MODULE(_core, m) {
   bind_comm(m);
   bind_engine(m);
   bind_checkpoint(m);
+  bind_access(m);
   bind_cli(m);
 }

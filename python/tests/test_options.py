@@ -38,6 +38,8 @@ SAVE = [
     ("attributes", {"a": "x" * (1 << 20)}, "attributes have 1048577 bytes"),
     ("agreement", "ruled", 'agreement is "exchange" or "rule", not "ruled"'),
     ("agreement", None, "agreement is a text, not None"),
+    ("validate_access", 1, "validate_access is True or False, not 1"),
+    ("common_differs", "log", 'common_differs is "ignore", "warn" or "error", not "log"'),
     ("progress", "x", "progress is True, False or a function, not 'x'"),
     ("path", 3, "path is text or an os.PathLike, not 3"),
     ("path", "", "the path of a checkpoint is empty"),

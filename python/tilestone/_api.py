@@ -58,6 +58,8 @@ def save(
     dialect: str = "pytorch",
     overwrite: bool = False,
     agreement: str = "exchange",
+    validate_access: bool = False,
+    common_differs: str = "warn",
     timeout: float | None = _core.DEFAULT_TIMEOUT,
     threads: int = 0,
     buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
@@ -71,8 +73,8 @@ def save(
     fails on any rank, every rank raises the same error and what stood at `path` still stands. That
     includes bad options, paths and states; only a `group` or `comm` that can't be used, or a rank
     outside the group, fails on its rank alone, and the others wait for it until the timeout.
-    `path`, `format`, `dialect`, `overwrite`, `agreement` and `attributes` are the same on every
-    rank, else MismatchError names what differs.
+    `path`, `format`, `dialect`, `overwrite`, `agreement`, `validate_access`, `common_differs` and
+    `attributes` are the same on every rank, else MismatchError names what differs.
 
     Args:
         state: a nested dict. Mappings of any class are taken apart, and so are lists of any class
@@ -104,6 +106,16 @@ def save(
         agreement: how ranks agree who writes what. "exchange": through rank 0, right for every
             state. "rule": each rank alone, without a word; replicas are known from placements or
             `holders`, and arrays that are not wrapped must be on every rank.
+        validate_access: before anything is written, refuse what the main replicas of all ranks
+            (those whose replica_id is 0) don't hold exactly once: elements of an array, places of a
+            grid of ShardedObjects. Arrays that are not wrapped count once. Without it, replicas of
+            one box are the same whatever their ids say, and a grid may lack places. By rule it
+            takes what every rank holds (about 20 bytes a shard) to rank 0, as "exchange" does.
+        common_differs: what it means when ranks differ in what they have in common, of which one
+            rank's is saved: in Megatron-Core's dialect the common state (the order of a dict is no
+            difference), in PyTorch's the objects (with agreement "exchange" alone; its arrays are
+            not compared): "ignore"; "warn", rank 0 logs up to ten paths and the ranks; or "error",
+            MismatchError.
         timeout: seconds for the whole save, more than 0; None for no limit.
         threads: that work on this rank; 0: as many as the machine has, at most 8.
         buffer_bytes: pooled memory of this rank, bytes.
@@ -139,6 +151,8 @@ def save(
                 _options.word("dialect", dialect),
                 _options.flag("overwrite", overwrite),
                 agreement,
+                _options.flag("validate_access", validate_access),
+                _options.word("common_differs", common_differs),
                 _options.seconds("timeout", timeout),
                 _options.whole("threads", threads),
                 _options.whole("buffer_bytes", buffer_bytes, 64),
@@ -182,6 +196,7 @@ def load(
     not_requested: str | None = None,
     other_shape: str = "error",
     sharded_only: bool = False,
+    validate_access: bool = False,
     report: LoadReport | None = None,
     timeout: float | None = _core.DEFAULT_TIMEOUT,
     threads: int = 0,
@@ -222,6 +237,8 @@ def load(
             is neither read nor given back, and the result has wanted's leaves and no others. A
             leaf that is not wrapped is then the stored array or object whose key is its path. The
             same on every rank; without meaning in PyTorch's dialect, which has no such state.
+        validate_access: before arrays and objects are read, refuse what ranks want unless their
+            main replicas want each element once, as for `save`. The same on every rank.
         report: gets what is reported; its lists are emptied first. Where load_state_dict() of an
             object raises, it has been filled, and so have the arrays.
         cast: convert from the stored dtype where it differs from the wanted one, as torch's
@@ -298,6 +315,7 @@ def load(
                 None if not_requested is None else _options.word("not_requested", not_requested),
                 _options.word("other_shape", other_shape),
                 _options.flag("sharded_only", sharded_only),
+                _options.flag("validate_access", validate_access),
                 _options.seconds("timeout", timeout),
                 _options.whole("threads", threads),
                 _options.whole("buffer_bytes", buffer_bytes, 64),

@@ -398,12 +398,12 @@ class SaveResult:
 class SaveRequest:
     """What a rank brings to a save."""
 
-    def __init__(self, state: object, path: bytes, bridge: object, format: str, dialect: str, overwrite: bool, agreement: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, attributes: Mapping[str, str], progress: object | None) -> None: ...
+    def __init__(self, state: object, path: bytes, bridge: object, format: str, dialect: str, overwrite: bool, agreement: str, validate_access: bool, common_differs: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, attributes: Mapping[str, str], progress: object | None, compared_common: object | None = None) -> None: ...
 
 class LoadRequest:
     """What a rank brings to a load."""
 
-    def __init__(self, wanted: object | None, path: bytes, bridge: object, follow_links: bool, cast: bool, verify_checksums: bool, two_phase: str, cache: str, not_in_checkpoint: str, not_requested: str | None, other_shape: str, sharded_only: bool, timeout: float, threads: int, buffer_bytes: int, progress: object | None) -> None: ...
+    def __init__(self, wanted: object | None, path: bytes, bridge: object, follow_links: bool, cast: bool, verify_checksums: bool, two_phase: str, cache: str, not_in_checkpoint: str, not_requested: str | None, other_shape: str, sharded_only: bool, validate_access: bool, timeout: float, threads: int, buffer_bytes: int, progress: object | None) -> None: ...
 
 def save(prepare: Callable[[], SaveRequest], path: bytes, comm: object, seconds: float) -> SaveResult: ...
 
@@ -561,6 +561,16 @@ class Checkpoint:
 
     @property
     def tensor_bytes(self) -> int: ...
+
+def encode_access(tensors: Sequence[tuple[str, str, Sequence[int], Sequence[int], Sequence[int], bool]], objects: Sequence[tuple[str, bool]]) -> bytes:
+    """
+    What one rank holds, for check_access: shards as (key, dtype's name, global shape, offset, shape, whether it is the main replica), and objects as (unique key, whether main). InvalidArgumentError for a shard outside its tensor.
+    """
+
+def check_access(ranks: Sequence[bytes]) -> None:
+    """
+    Raises unless the main replicas of all ranks hold each tensor and each grid of objects once: MismatchError, CoverageError, InvalidArgumentError with key, box and ranks. ranks[r]: what encode_access() gave on rank r.
+    """
 
 def cli(argv: Sequence[bytes]) -> int:
     """
