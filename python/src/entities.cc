@@ -51,6 +51,16 @@ void bind_sharded_tensor(nb::module_& m) {
           "key"_a, "local"_a, "global_shape"_a, "mesh"_a, "placements"_a, "rank"_a)
       .def_static("from_box", &ShardedTensor::from_box, "key"_a, "data"_a, "global_shape"_a,
                   "box"_a, "replica_id"_a, "prepend_axis_num"_a)
+      .def_static(
+          "from_box_flat",
+          [](std::string key, TensorView data, const Dims& global_shape, const Box& box,
+             int64_t begin, int64_t end, Dims replica_id, int64_t prepend_axis_num) {
+            return ShardedTensor::from_box_flat(std::move(key), std::move(data), global_shape, box,
+                                                {begin, end}, std::move(replica_id),
+                                                prepend_axis_num);
+          },
+          "key"_a, "data"_a, "global_shape"_a, "box"_a, "begin"_a, "end"_a, "replica_id"_a,
+          "prepend_axis_num"_a)
       .def_ro("key", &ShardedTensor::key)
       .def_prop_ro("dtype", [](const ShardedTensor& t) { return to_string(t.data.dtype); })
       .def_prop_ro("local_shape", [](const ShardedTensor& t) { return t.data.shape; })

@@ -161,8 +161,16 @@ def test_slices_of_flattened_tensors_are_kept_and_resharded(old_kind: Any, ckpt:
     tilestone.run_ranks(4, save)
     assert tilestone.open(ckpt).read("w").tolist() == whole.tolist()
     tilestone.run_ranks(2, load)
-    irregular = part(0, 0, 5, flat[0][:5])
-    irregular.axis_fragmentations = None
-    with pytest.raises(tilestone.UnsupportedError) as raised:
-        tilestone.save({"w": irregular}, ckpt + "2")
+
+
+def test_a_slice_that_does_not_lie_in_its_tensor_is_refused_by_key(
+    old_kind: Any, ckpt: str
+) -> None:
+    outside = old_kind(
+        key="w", data=torch.ones(2), dtype=torch.float32, local_shape=(2, 3), global_shape=(3, 3),
+        global_offset=(2, 0), axis_fragmentations=None, replica_id=0, prepend_axis_num=0,
+        allow_shape_mismatch=False, flattened_range=slice(0, 2),
+    )  # fmt: skip
+    with pytest.raises(tilestone.InvalidArgumentError) as raised:
+        tilestone.save({"x": outside}, ckpt)
     assert raised.value.key == "w"

@@ -273,6 +273,9 @@ class ShardedTensor:
     @staticmethod
     def from_box(key: str, data: TensorView, global_shape: Sequence[int], box: Box, replica_id: Sequence[int], prepend_axis_num: int) -> ShardedTensor: ...
 
+    @staticmethod
+    def from_box_flat(key: str, data: TensorView, global_shape: Sequence[int], box: Box, begin: int, end: int, replica_id: Sequence[int], prepend_axis_num: int) -> ShardedTensor: ...
+
     @property
     def key(self) -> str: ...
 

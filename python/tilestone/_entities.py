@@ -109,10 +109,7 @@ class ShardedTensor:
             local_shape: shape of that local tensor.
             flattened_range: slice(begin, end) or (begin, end), in elements.
         """
-        if isinstance(flattened_range, slice):
-            begin, end = flattened_range.start, flattened_range.stop
-        else:
-            begin, end = flattened_range
+        begin, end = _range(flattened_range)
         make = functools.partial(
             _with_data,
             _core.ShardedTensor.from_rank_offsets_flat,
@@ -184,6 +181,41 @@ class ShardedTensor:
         )
         return cls(make, data, allow_shape_mismatch, holders)
 
+    @classmethod
+    def from_box_flat(
+        cls,
+        key: str,
+        data: SupportsDlpack,
+        global_shape: Sequence[int],
+        box: _core.Box | Sequence[tuple[int, int]],
+        *,
+        flattened_range: slice | tuple[int, int],
+        replica_id: ReplicaId = 0,
+        prepend_axis_num: int = 0,
+        allow_shape_mismatch: bool = False,
+        holders: Sequence[int] | None = None,
+    ) -> ShardedTensor:
+        """A slice of any flattened box of a tensor of `global_shape`.
+
+        Args:
+            data: 1-D, the elements [begin, end) of the flattened box; an empty slice holds nothing.
+            box: a Box, or (start, stop) for each dim, prepend_axis_num leading ones of size 1.
+            flattened_range: slice(begin, end) or (begin, end), in elements.
+        """
+        begin, end = _range(flattened_range)
+        make = functools.partial(
+            _with_data,
+            _core.ShardedTensor.from_box_flat,
+            key,
+            global_shape=tuple(global_shape),
+            box=to_box(box),
+            begin=begin,
+            end=end,
+            replica_id=_replica(replica_id),
+            prepend_axis_num=prepend_axis_num,
+        )
+        return cls(make, data, allow_shape_mismatch, holders)
+
     @property
     def key(self) -> str:
         """The tensor's name in the checkpoint."""
@@ -237,6 +269,14 @@ def _with_data(
     function: Callable[..., _core.ShardedTensor], key: str, view: _core.TensorView, **rest: Any
 ) -> _core.ShardedTensor:
     return function(key, view, **rest)
+
+
+def _range(flattened_range: slice | tuple[int, int]) -> tuple[int, int]:
+    """(begin, end) of a flat range."""
+    if isinstance(flattened_range, slice):
+        return flattened_range.start, flattened_range.stop
+    begin, end = flattened_range
+    return begin, end
 
 
 def to_box(box: _core.Box | Sequence[tuple[int, int] | slice]) -> _core.Box:

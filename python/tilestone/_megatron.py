@@ -50,20 +50,6 @@ def _data(item: Any, for_load: bool) -> Any:
     return torch.empty(count, dtype=item.dtype, device="meta")
 
 
-def _cells(item: Any) -> list[tuple[int, int, int]]:
-    """(axis, cell, fragments) for every axis of a regular grid."""
-    local = (1,) * item.prepend_axis_num + tuple(item.local_shape)
-    if item.axis_fragmentations is None:
-        raise UnsupportedError("a flat range of an irregular grid", key=item.key)
-    cells = []
-    for axis, fragments in enumerate(item.axis_fragmentations):
-        size = local[axis]
-        if fragments * size != item.global_shape[axis] or (size and item.global_offset[axis] % size):
-            raise UnsupportedError("a flat range of a tensor whose grid does not fit", key=item.key)
-        cells.append((axis, item.global_offset[axis] // size if size else 0, fragments))
-    return cells
-
-
 def _tensor(item: Any, for_load: bool) -> ShardedTensor:
     options: dict[str, Any] = {
         "replica_id": item.replica_id,
@@ -71,13 +57,13 @@ def _tensor(item: Any, for_load: bool) -> ShardedTensor:
         "allow_shape_mismatch": bool(item.allow_shape_mismatch),
     }
     data = _data(item, for_load)
-    flat = getattr(item, "flattened_range", None)
-    if flat is not None:
-        return ShardedTensor.from_rank_offsets_flat(
-            item.key, data, item.local_shape, *_cells(item), flattened_range=flat, **options
-        )
     shape = (1,) * item.prepend_axis_num + tuple(item.local_shape)
     box = _core.Box(tuple(item.global_offset), shape)
+    flat = getattr(item, "flattened_range", None)
+    if flat is not None:
+        return ShardedTensor.from_box_flat(
+            item.key, data, tuple(item.global_shape), box, flattened_range=flat, **options
+        )
     return ShardedTensor.from_box(item.key, data, tuple(item.global_shape), box, **options)
 
 

@@ -182,6 +182,27 @@ ShardedTensor ShardedTensor::from_rank_offsets_flat(std::string key, TensorView 
                                                     int64_t prepend_axis_num) {
   check_common(key, data, replica_id, prepend_axis_num);
   const Cell cell = cell_of(key, local_shape, offsets, prepend_axis_num);
+  return from_box_flat(std::move(key), std::move(data), cell.global_shape, cell.box, flat_range,
+                       std::move(replica_id), prepend_axis_num);
+}
+
+ShardedTensor ShardedTensor::from_box_flat(std::string key, TensorView data,
+                                           const Dims& global_shape, const Box& box,
+                                           FlatRange flat_range, ReplicaId replica_id,
+                                           int64_t prepend_axis_num) {
+  check_common(key, data, replica_id, prepend_axis_num);
+  naming(key, [&] {
+    numel(global_shape);
+    check_bounds(box, global_shape);
+  });
+  Dims local_shape;
+  for (size_t d = static_cast<size_t>(prepend_axis_num); d < box.rank(); ++d) {
+    local_shape.push_back(box.shape[d]);
+  }
+  if (box.shape != with_prepended(local_shape, prepend_axis_num)) {
+    refuse(key, "box " + to_string(box) + " does not begin with " +
+                    std::to_string(prepend_axis_num) + " prepended axes of size 1");
+  }
   const std::string range = "flat_range [" + std::to_string(flat_range.begin) + ", " +
                             std::to_string(flat_range.end) + ")";
   if (flat_range.begin < 0 || flat_range.end < flat_range.begin ||
@@ -193,11 +214,11 @@ ShardedTensor ShardedTensor::from_rank_offsets_flat(std::string key, TensorView 
            range + " needs 1-D data of its length, but data has shape " + to_string(data.shape));
   }
   ShardedTensor tensor;
-  tensor.pieces = flat_pieces(data, local_shape, flat_range, cell, prepend_axis_num);
+  tensor.pieces = flat_pieces(data, local_shape, flat_range, {box, global_shape}, prepend_axis_num);
   tensor.key = std::move(key);
   tensor.data = std::move(data);
-  tensor.global_shape = cell.global_shape;
-  tensor.box = cell.box;
+  tensor.global_shape = global_shape;
+  tensor.box = box;
   tensor.replica_id = std::move(replica_id);
   tensor.prepend_axis_num = prepend_axis_num;
   tensor.flat_range = flat_range;

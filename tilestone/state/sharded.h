@@ -78,6 +78,11 @@ struct ShardedTensor {
   static ShardedTensor from_box(std::string key, TensorView data, const Dims& global_shape,
                                 const Box& box, ReplicaId replica_id = {},
                                 int64_t prepend_axis_num = 0);
+  // 1-D `data`: the elements [flat_range) of the flattened local tensor, which is any box of any
+  // global tensor; its first prepend_axis_num dims have size 1. An empty range holds nothing.
+  static ShardedTensor from_box_flat(std::string key, TensorView data, const Dims& global_shape,
+                                     const Box& box, FlatRange flat_range,
+                                     ReplicaId replica_id = {}, int64_t prepend_axis_num = 0);
 
   ShardedTensor& declare_replicas(std::vector<int> ranks) &;  // sets holders; sorted, unique
   bool is_regular_grid() const;  // each offset a multiple of the local size (size 0 exempt)

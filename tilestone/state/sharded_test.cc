@@ -145,6 +145,28 @@ TEST(ShardedTensor, FlatRangesWithPrependedAxes) {
   EXPECT_EQ(to_string(t.pieces[0].box), "[3:4, 0:1, 1:3]");
 }
 
+TEST(ShardedTensor, FlatRangesOfAnyBox) {
+  // Elements [1, 5) of the flattened box [3:4, 5:7, 1:4] of an irregular grid: 2 rows of 3.
+  const Box box{{3, 5, 1}, {1, 2, 3}};
+  const ShardedTensor t =
+      ShardedTensor::from_box_flat("w", data({4}), {4, 7, 5}, box, {1, 5}, {}, 1);
+  EXPECT_EQ(t.global_shape, (Dims{4, 7, 5}));
+  EXPECT_EQ(t.box, box);
+  ASSERT_EQ(t.pieces.size(), 2u);
+  EXPECT_EQ(to_string(t.pieces[0].box), "[3:4, 5:6, 2:4]");
+  EXPECT_EQ(to_string(t.pieces[1].box), "[3:4, 6:7, 1:3]");
+  EXPECT_TRUE(ShardedTensor::from_box_flat("w", data({0}), {4, 7, 5}, box, {6, 6}).pieces.empty());
+  EXPECT_EQ(
+      refusal([&] { ShardedTensor::from_box_flat("w", data({4}), {4, 7, 5}, box, {1, 5}, {}, 2); }),
+      "box [3:4, 5:7, 1:4] does not begin with 2 prepended axes of size 1");
+  EXPECT_EQ(refusal([&] {
+              ShardedTensor::from_box_flat("w", data({0}), {4}, {{2}, {1}}, {0, 0}, {}, 2);
+            }),
+            "box [2:3] does not begin with 2 prepended axes of size 1");
+  EXPECT_NE(refusal([&] { ShardedTensor::from_box_flat("w", data({4}), {4, 6, 5}, box, {1, 5}); }),
+            "");
+}
+
 TEST(ShardedTensor, BadFlatRangesAreRefused) {
   const auto flat = [](int64_t size, FlatRange range) {
     ShardedTensor::from_rank_offsets_flat("w", data({size}), {2, 3}, range, {});
