@@ -489,6 +489,44 @@ def test_the_engine_writes_where_the_distribution_says(
             assert rank == given[shard], shard
 
 
+GOLDEN = pathlib.Path(__file__).parents[2] / "tests" / "golden" / "megatron-core-0.16.1"
+
+
+def _by_file(rank: int, world: int, folder: str) -> dict[str, set[int]]:
+    """Who reads which file, where every rank of a group wants all that a checkpoint holds."""
+    state, file_of = {}, {}
+    with tilestone.open(folder, framework="torch") as checkpoint:
+        for key in checkpoint.tensor_keys():
+            tensor = checkpoint[key]
+            for i, (box, file) in enumerate(zip(tensor.boxes, tensor.files, strict=True)):
+                dtype = getattr(torch, str(tensor.dtype))
+                item = mapping.ShardedTensor(
+                    key, None, dtype, box.shape, tensor.shape, box.offset, None, replica_id=rank
+                )
+                state[f"{key}/{i}"] = item
+                file_of[utils._sharded_tensor_shard_id(item)] = file
+    wrapper = FullyParallelLoadStrategyWrapper(_LoadedBy(), _pairs(rank, world))
+    found = wrapper.apply_loading_parallelization(state, folder)
+    assert found is not None
+    readers: dict[str, set[int]] = {}
+    for shard, reader in found.main_rank_for_shard.items():
+        readers.setdefault(file_of[shard], set()).add(reader)
+    with pytest.raises(tilestone.NotFoundError):
+        wrapper.apply_loading_parallelization(state, folder + "/nowhere")
+    return readers
+
+
+@pytest.mark.parametrize("name", ["fp-w4", "hint-w4"])
+def test_files_of_stock_go_to_the_ranks_that_wrote_them(worlds: Worlds, name: str) -> None:
+    for rank, readers in enumerate(worlds[4].run(_by_file, str(GOLDEN / name))):
+        group = [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert len(readers) >= 2
+        for file, members in readers.items():
+            writer = int(re.findall(r"__(\d+)_", file)[0])
+            if writer in group:
+                assert members == {group.index(writer)}, file
+
+
 def _fails(rank: int, world: int, what: str) -> None:
     state = _state(mapping, rank, world)
     if what == "load":

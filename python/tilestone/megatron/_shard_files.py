@@ -36,7 +36,7 @@ class _Stored:
         self._places = {(box.offset, box.shape): i for i, box in enumerate(boxes)}
 
     def file_of(self, boxes: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> str | None:
-        """The file with most elements of these boxes, the first of several; None: there are none."""
+        """The file with most elements of these boxes, the first of several; None: it holds none."""
         elements: dict[str, int] = {}
         for offset, shape in boxes:
             if len(offset) != self._dims:
@@ -50,7 +50,7 @@ class _Stored:
             sizes = np.clip(ends - np.maximum(self._begins, offset), 0, None).prod(axis=1)
             for i in np.flatnonzero(sizes):
                 elements[self._files[i]] = elements.get(self._files[i], 0) + int(sizes[i])
-        return max(elements, key=lambda file: elements[file]) if any(elements.values()) else None
+        return max(elements, key=lambda file: elements[file]) if elements else None
 
 
 def _boxes(row: Row) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
