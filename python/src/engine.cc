@@ -1,5 +1,6 @@
 // save and load.
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/unordered_set.h>
 
 #include <map>
 #include <optional>
@@ -91,7 +92,8 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
                       const std::string& not_in_checkpoint,
                       const std::optional<std::string>& not_requested,
                       const std::string& other_shape, bool sharded_only, bool validate_access,
-                      double timeout, int threads, uint64_t buffer_bytes, nb::handle progress) {
+                      double timeout, int threads, uint64_t buffer_bytes, nb::handle progress,
+                      bool objects_by_grid) {
   const Bridge bridge(bridge_object);
   Claims claims;
   LoadRequest request{std::nullopt, location_of(path, follow_links), {}};
@@ -112,6 +114,7 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
   request.options.other_shape = policy_named("other_shape", other_shape);
   request.options.sharded_only = sharded_only;
   request.options.validate_access = validate_access;
+  request.options.objects_by_grid = objects_by_grid;
   request.options.timeout = timeout;
   request.options.threads = threads;
   request.options.buffer_bytes = buffer_bytes;
@@ -158,8 +161,8 @@ SaveResult save_state(const nb::callable& prepare, const nb::bytes& path, nb::ha
   return *std::move(result);
 }
 
-// `take` gets what was loaded, as a dict, and the three lists of the report; what it raises is this
-// rank's failure of the last round.
+// `take` gets what was loaded, as a dict, the three lists of the report, and the keys of this
+// rank's items that were not loaded; what it raises is this rank's failure of the last round.
 void load_state(const nb::callable& prepare, const nb::callable& take, const nb::bytes& path,
                 nb::handle comm, double seconds) {
   const Entered entered;
@@ -178,7 +181,7 @@ void load_state(const nb::callable& prepare, const nb::callable& take, const nb:
     with_gil("taking what was loaded", [&] {
       const LoadReport& report = result.report;
       take(from_state(result.state, bridge->call("unpacked"), *bridge, result.kept),
-           report.not_in_checkpoint, report.not_requested, report.other_shape);
+           report.not_in_checkpoint, report.not_requested, report.other_shape, result.kept.keys);
     });
   };
   const std::string place = Location(path_of(path)).place();
@@ -223,14 +226,15 @@ void bind_engine(nb::module_& m) {
       .def(nb::new_(&make_load), "wanted"_a.none(), "path"_a, "bridge"_a, "follow_links"_a,
            "cast"_a, "verify_checksums"_a, "two_phase"_a, "cache"_a, "not_in_checkpoint"_a,
            "not_requested"_a.none(), "other_shape"_a, "sharded_only"_a, "validate_access"_a,
-           "timeout"_a, "threads"_a, "buffer_bytes"_a, "progress"_a.none());
+           "timeout"_a, "threads"_a, "buffer_bytes"_a, "progress"_a.none(),
+           "objects_by_grid"_a = false);
   m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
                 "object, seconds: float) -> SaveResult"));
   m.def("load", &load_state, "prepare"_a, "take"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def load(prepare: collections.abc.Callable[[], LoadRequest], take: "
-                "collections.abc.Callable[[dict[object, object], list[str], list[str], list[str]], "
-                "object], path: bytes, comm: "
+                "collections.abc.Callable[[dict[object, object], list[str], list[str], list[str], "
+                "set[str]], object], path: bytes, comm: "
                 "object, seconds: float) -> None"));
   m.attr("DEFAULT_TIMEOUT") = kDefaultTimeout;
   m.attr("DEFAULT_BUFFER_BYTES") = static_cast<uint64_t>(BufferPool::kDefaultTotal);

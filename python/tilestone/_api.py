@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import os
@@ -46,6 +47,48 @@ def _communicator(
         return TorchCommunicator(group)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(f"group {group!r}: {error}") from error
+
+
+class Prepared(abc.ABC):
+    """A state that is made inside a call's first round, and taken in its last one.
+
+    `save` and `load` take one in the place of a state. What its methods raise is this rank's
+    failure, which every rank raises.
+    """
+
+    #: Classes of which objects are made without being allowed, where they can be imported.
+    harmless: frozenset[str] = frozenset()
+    #: LoadOptions::objects_by_grid: sharded objects are looked at by the key of their grid.
+    objects_by_grid: bool = False
+
+    @abc.abstractmethod
+    def make(self) -> Mapping[Any, Any]:
+        """The state, on this rank; nothing has been written or read yet."""
+
+    def compared_common(self) -> Mapping[Any, Any] | None:
+        """Of a save: what is compared between ranks in the common state's place; None: all of it.
+
+        Called after `make`.
+        """
+        return None
+
+    def take(self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]) -> dict[Any, Any]:
+        """What the load returns.
+
+        Args:
+            loaded: the loaded tree.
+            report: what the ranks found, see LoadOptions; the same on every rank.
+            kept: keys of this rank's items that were not loaded, as the policies let them.
+        """
+        return loaded
+
+
+def _made(state: Any) -> Any:
+    return state.make() if isinstance(state, Prepared) else state
+
+
+def _compared(state: Any) -> Any:
+    return state.compared_common() if isinstance(state, Prepared) else None
 
 
 def save(
@@ -144,7 +187,7 @@ def save(
             by_rule = _options.word("agreement", agreement) == "rule"
             unwrapped = _options.word("dialect", dialect) == "pytorch"
             return _core.SaveRequest(
-                state,
+                _made(state),
                 _options.directory(path),
                 Bridge(group=group, ranks=comm.size, by_rule=by_rule and unwrapped, rank=comm.rank),
                 _options.word("format", format),
@@ -159,6 +202,7 @@ def save(
                 _options.whole("files_per_rank", files_per_rank),
                 _options.texts("attributes", attributes),
                 until_the_end.enter_context(shown),
+                compared_common=_compared(state),
             )
 
         return _core.save(prepare, _options.place(path), comm, _options.limit_of(timeout))
@@ -301,9 +345,10 @@ def load(
                 vars(report).update(vars(LoadReport()))
             shown = reporting(_options.sink("progress", progress), "load", comm.rank)
             allowed = _options.names("allow_classes", allow_classes)
-            bridge = Bridge(True, allowed, group=group, ranks=comm.size)
+            harmless = wanted.harmless if isinstance(wanted, Prepared) else frozenset()
+            bridge = Bridge(True, allowed, group=group, ranks=comm.size, harmless=harmless)
             return _core.LoadRequest(
-                None if path is None else wanted,
+                None if path is None else _made(wanted),
                 _options.directory(where),
                 bridge,
                 _options.flag("follow_links", follow_links),
@@ -320,10 +365,15 @@ def load(
                 _options.whole("threads", threads),
                 _options.whole("buffer_bytes", buffer_bytes, 64),
                 until_the_end.enter_context(shown),
+                objects_by_grid=isinstance(wanted, Prepared) and wanted.objects_by_grid,
             )
 
         def take(
-            loaded: dict[Any, Any], missing: list[str], rest: list[str], other: list[str]
+            loaded: dict[Any, Any],
+            missing: list[str],
+            rest: list[str],
+            other: list[str],
+            kept: set[str],
         ) -> None:
             nonlocal result
             assert bridge is not None
@@ -332,7 +382,8 @@ def load(
                 report.not_requested = rest
                 report.other_shape = other
             bridge.give_back()
-            result = loaded
+            found = LoadReport(missing, rest, other)
+            result = wanted.take(loaded, found, kept) if isinstance(wanted, Prepared) else loaded
 
         _core.load(prepare, take, place, comm, _options.limit_of(timeout))
     return result

@@ -95,6 +95,7 @@ class Bridge:
         ranks: how many ranks take part.
         by_rule: ranks agree without a word, so that every rank is taken to hold a plain array.
         rank: which of the ranks this one is; rank 0 logs what all have in common.
+        harmless: names of further classes, for those of them that can be imported.
     """
 
     def __init__(
@@ -106,9 +107,11 @@ class Bridge:
         ranks: int = 1,
         by_rule: bool = False,
         rank: int = 0,
+        harmless: frozenset[str] = frozenset(),
     ) -> None:
         self.for_load = for_load
         self.allow = allow
+        self.harmless = harmless
         self.framework = framework
         self.group = group
         self.ranks = ranks
@@ -256,4 +259,4 @@ class Bridge:
 
     def make_opaque(self, *parts: Any) -> Any:
         """The object where its class is plain or allowed, what the pickle says of it otherwise."""
-        return make(Opaque(*parts), self.allow)
+        return make(Opaque(*parts), self.allow, self.harmless)

@@ -145,14 +145,26 @@ def find_in(value: Any) -> Opaque | None:
     return None
 
 
-def make(opaque: Opaque, allow: frozenset[str]) -> Any:
+def _harmless(opaque: Opaque, harmless: frozenset[str]) -> Any:
+    """The object of a harmless class; `opaque` itself where that can't be imported here."""
+    try:
+        return _build(opaque) if _is_allowed(opaque, harmless) else opaque
+    except UnsupportedError:
+        return opaque
+
+
+def make(opaque: Opaque, allow: frozenset[str], harmless: frozenset[str] = frozenset()) -> Any:
     """The object where its class is allowed or plain, else `opaque` itself.
 
     Args:
         opaque: what it holds is made already.
+        allow: names of classes; one that can't be imported is UnsupportedError.
+        harmless: names of classes whose objects stay Opaque where the class can't be imported.
     """
     if _is_allowed(opaque, allow):
         return _build(opaque)
+    if harmless and (made := _harmless(opaque, harmless)) is not opaque:
+        return made
     return _plain_types.made(opaque)
 
 

@@ -108,6 +108,44 @@ TEST(MegatronCheckpoint, ReadsTheCommonStateOfTheObjectWhereThereIsNoFile) {
   EXPECT_THAT(checkpoint.keys(), ElementsAre("rng/shard_0_2", "rng/shard_1_2", "w"));
 }
 
+TEST(MegatronLoad, OfObjectsByGridAKeyIsThereOrRequestedAsSoonAsAPartOfItsGridIs) {
+  const auto storage = saved(2);  // "w" and "rng" of two parts
+  run_ranks(2, [&](Communicator comm) {
+    LoadOptions options;
+    options.comm = comm;
+    options.not_in_checkpoint = LoadOptions::Policy::kReport;
+    options.not_requested = LoadOptions::Policy::kReport;
+    const auto report_of = [&](const std::string& key, bool by_grid) {
+      StateDict wanted;
+      if (comm.rank() == 1) wanted["o"] = ShardedObject::make(key, nullptr, {2}, {0});
+      options.objects_by_grid = by_grid;
+      LoadReport report;
+      load(wanted, Location(storage), options, &report);
+      return report;
+    };
+    EXPECT_THAT(report_of("rng", true).not_requested, ElementsAre("w"));
+    EXPECT_THAT(report_of("rng", false).not_requested, ElementsAre("rng/shard_1_2", "w"));
+    EXPECT_THAT(report_of("new", true).not_requested, ElementsAre("rng", "w"));
+    EXPECT_THAT(report_of("new", true).not_in_checkpoint, ElementsAre("new"));
+    EXPECT_THAT(report_of("new", false).not_in_checkpoint, ElementsAre("new/shard_0_2"));
+  });
+  LoadOptions options;
+  options.not_in_checkpoint = LoadOptions::Policy::kIgnore;
+  options.objects_by_grid = true;
+  StateDict wanted;
+  wanted["o"] = ShardedObject::make("rng", nullptr, {3}, {0});
+  expect_error([&] { load(wanted, Location(storage), options); }, ErrorCode::kNotFound,
+               "rng/shard_0_3");
+  EXPECT_THAT(failures(2,
+                       [&](Communicator comm) {
+                         LoadOptions differing;
+                         differing.comm = comm;
+                         differing.objects_by_grid = comm.rank() == 1;
+                         load({}, Location(storage), differing);
+                       }),
+              Each(HasSubstr("the ranks don't agree on objects_by_grid")));
+}
+
 TEST(MegatronLoad, WhatIsInNeitherPlaceIsNamedOrKeepsTheTemplates) {
   const auto storage = saved(2);
   const auto load_with = [&](LoadOptions::Policy policy, LoadReport& report) {

@@ -147,6 +147,40 @@ TEST(StagedSave, AFileThatBelongsToNoCheckpointIsNamedAndNothingIsReplaced) {
   }
 }
 
+TEST(StagedSave, WhatStockMegatronLeftOfASaveThatDidNotEndIsReplacedWhereThatIsAsked) {
+  const auto parent = memory_storage();
+  put_file(*parent, "ckpt/common.pt", as_bytes("PK half an archive"));
+  put_file(*parent, "ckpt/__0_0.distcp", as_bytes("half a tensor"));
+  put_file(*parent, "ckpt/mlp__12_1.distcp", as_bytes("half a tensor"));
+  const auto refuse = [&](const std::string& file, bool overwrite,
+                          const std::shared_ptr<const Dialect>& dialect,
+                          const std::string& format) {
+    const FileImage before = memory_image(*parent);
+    SaveOptions options = options_of(dialect, overwrite);
+    options.format = format_named(format);
+    expect_error([&] { save(row_state(solo(), 2), Location(parent->child("ckpt")), options); },
+                 ErrorCode::kUnsupported, file);
+    EXPECT_EQ(memory_image(*parent), before);
+  };
+  refuse("__0_0.distcp", false, megatron_dialect(), "torch_dist");
+  refuse("__0_0.distcp", true, pytorch_dialect(), "zarr");
+  for (const std::string& own :
+       {"notes.txt", "a__0_0.distcp.old", "__0_x.distcp", "metadata.json", "sub/__0_0.distcp"}) {
+    put_file(*parent, "ckpt/" + own, as_bytes(R"({"sharded_backend": "torch_dist"})"));
+    const bool finished = own == "metadata.json";
+    refuse(finished ? "__0_0.distcp" : own, true, megatron_dialect(), "torch_dist");
+    parent->remove("ckpt/" + own);
+  }
+  parent->remove("ckpt/common.pt");
+  put_file(*parent, "ckpt/common.pt", as_bytes("a user's own"));
+  refuse("common.pt", true, megatron_dialect(), "torch_dist");
+  parent->remove("ckpt/common.pt");
+  put_file(*parent, "ckpt/common.pt", as_bytes("PK half an archive"));
+  save_one(parent->child("ckpt"), 2, megatron_dialect(), true);
+  expect_rows(parent->child("ckpt"), 2, 1);
+  EXPECT_FALSE(parent->stat("ckpt/__0_0.distcp"));
+}
+
 // A name that Megatron-Core uses makes a file of the user's own no part of a checkpoint.
 TEST(StagedSave, AUsersOwnFileOfAKnownNameIsNamedAndNothingIsReplaced) {
   const std::vector<std::string> both = {"common.pt", "metadata.json"};

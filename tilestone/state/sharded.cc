@@ -11,6 +11,7 @@ namespace tilestone {
 namespace {
 
 constexpr int64_t kMaxPrependedAxes = 64;
+constexpr std::string_view kShardInfix = "/shard_";
 
 [[noreturn]] void refuse(const std::string& key, const std::string& problem) {
   throw Error(ErrorCode::kInvalidArgument, problem).with_key(key);
@@ -336,7 +337,20 @@ std::string ShardedObject::unique_key() const {
     }
     return text;
   };
-  return key + "/shard_" + joined(global_offset) + "_" + joined(global_shape);
+  return key + std::string(kShardInfix) + joined(global_offset) + "_" + joined(global_shape);
+}
+
+std::string_view grid_key(std::string_view unique_key) {
+  const size_t at = unique_key.rfind(kShardInfix);
+  if (at == std::string_view::npos) return unique_key;
+  const std::string_view place = unique_key.substr(at + kShardInfix.size());
+  const size_t between = place.find('_');
+  const auto is_dims = [](std::string_view text) {
+    return !text.empty() && text.find_first_not_of("0123456789.") == std::string_view::npos;
+  };
+  const bool is_place = between != std::string_view::npos && is_dims(place.substr(0, between)) &&
+                        is_dims(place.substr(between + 1));
+  return is_place ? unique_key.substr(0, at) : unique_key;
 }
 
 }  // namespace tilestone

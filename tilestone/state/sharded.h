@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tilestone/geometry/flat_range.h"
@@ -101,6 +102,10 @@ struct ShardedObject {
   // "key/shard_0.1_2.2": offset, then shape, joined by dots.
   std::string unique_key() const;
 };
+
+// The key of the grid: "key" of the unique key "key/shard_0.1_2.2", any other text as it is. A view
+// of the text.
+std::string_view grid_key(std::string_view unique_key);
 
 // Stands for a subtree that is built before a save and merged after a load (SwiGLU's two halves).
 // Both functions are pure, so that optimizer state can reuse a parameter's factory.

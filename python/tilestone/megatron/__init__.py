@@ -18,7 +18,18 @@ from tilestone.megatron.mapping import (
     ShardedTensor,
     ShardedTensorFactory,
 )
+from tilestone.megatron.serialization import (
+    load,
+    load_common_state_dict,
+    load_content_metadata,
+    load_plain_tensors,
+    load_sharded_metadata,
+    load_tensors_metadata,
+    remove_sharded_tensors,
+    save,
+)
 from tilestone.megatron.stock import disable, enable
+from tilestone.megatron.validation import StrictHandling
 
 # Without the strategies: `import *` works where Megatron-Core is not installed.
 __all__ = [
@@ -27,9 +38,18 @@ __all__ = [
     "ShardedObject",
     "ShardedTensor",
     "ShardedTensorFactory",
+    "StrictHandling",
     "check_is_distributed_checkpoint",
     "disable",
     "enable",
+    "load",
+    "load_common_state_dict",
+    "load_content_metadata",
+    "load_plain_tensors",
+    "load_sharded_metadata",
+    "load_tensors_metadata",
+    "remove_sharded_tensors",
+    "save",
 ]
 
 

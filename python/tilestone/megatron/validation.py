@@ -49,9 +49,9 @@ class StrictHandling(Enum):
     LOG_UNEXPECTED = "log_unexpected"
     # Unexpected and missing keys are logged as a warning.
     LOG_ALL = "log_all"
-    # Unexpected keys are an error before anything is read.
+    # Unexpected keys are an error.
     RAISE_UNEXPECTED = "raise_unexpected"
-    # Unexpected and missing keys are an error before anything is read.
+    # Unexpected and missing keys are an error.
     RAISE_ALL = "raise_all"
     # `load` returns unexpected keys beside the state.
     RETURN_UNEXPECTED = "return_unexpected"

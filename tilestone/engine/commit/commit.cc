@@ -55,7 +55,8 @@
 //  1. The coordinator removes what dead saves have left beside the location, and refuses where one
 //     is alive; makes its directory and locks it (kLockName within); looks once more for others
 //     that live; locks what stands at the location, unless that is empty; and refuses what stands
-//     there unless every file belongs to a checkpoint or to a dead save, since all of it will go.
+//     there unless every file belongs to a checkpoint or to a dead save (with overwrite also one of
+//     stock Megatron-Core, expect_only_checkpoint()), since all of it will go.
 //     The directory's name travels to the ranks with their orders.
 //  2. As above, in the directory.
 //  3. As above, and the whole index: in the directory, before, at and after the switch.
@@ -168,7 +169,7 @@ void Commit::begin_staged() {
   staging_.emplace(storage_, save_id_);
   staging_->begin();
   refuse_existing();
-  expect_only_checkpoint(*storage_, format_);
+  expect_only_checkpoint(*storage_, format_, overwrite_ && dialect_->name() == "megatron");
   storage_ = staging_->storage();
 }
 

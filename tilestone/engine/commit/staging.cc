@@ -1,5 +1,7 @@
 #include "tilestone/engine/commit/staging_internal.h"
 
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -10,6 +12,7 @@
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/format/foreign.h"
+#include "tilestone/format/megatron_mark.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone::engine {
@@ -188,11 +191,47 @@ bool is_of_stock(Storage& location, const std::string& name) {
   return info && info->regular && info->size == 0;
 }
 
+bool is_number(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+// "[hint]__RANK_NUMBER.distcp" at the top.
+bool is_data_of_stock(std::string_view name) {
+  constexpr std::string_view kSuffix = ".distcp";
+  if (!name.ends_with(kSuffix) || name.find('/') != std::string_view::npos) return false;
+  const std::string_view stem = name.substr(0, name.size() - kSuffix.size());
+  const size_t begin = stem.rfind("__");
+  if (begin == std::string_view::npos) return false;
+  const std::string_view numbers = stem.substr(begin + 2);
+  const size_t between = numbers.find('_');
+  return between != std::string_view::npos && is_number(numbers.substr(0, between)) &&
+         is_number(numbers.substr(between + 1));
+}
+
+// Whether a file begins as those of torch.save do, as far as it was written at all.
+bool is_archive(Storage& location, const std::string& name) {
+  const auto file = location.open(name);
+  std::array<std::byte, 2> begin = {};
+  const uint64_t size = std::min<uint64_t>(file->size(), begin.size());
+  const ReadOp op{file.get(), 0, size, begin.data()};
+  if (size > 0) location.read({&op, 1}, {}, [](size_t, ByteView) {});
+  return as_text(ByteView(begin).first(size)) == std::string_view("PK").substr(0, size);
+}
+
+// metadata.json is the last file that stock Megatron-Core writes, .metadata the one before it.
+bool is_remains_of_stock(Storage& location, const std::string& name) {
+  if (name == kMegatronCommon) return is_archive(location, name);
+  return name == ".metadata.tmp" || is_data_of_stock(name);
+}
+
 }  // namespace
 
-void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Format>& format) {
+void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Format>& format,
+                            bool or_remains) {
   const std::vector<std::string> names = location.list();
   const Standing standing = expect_readable(location, format);
+  const bool unfinished =
+      or_remains && standing.save_id.empty() && !contains_name(names, kMegatronConfig);
   const std::set<std::string> ended = read_notes(location, names).ended(standing.save_id);
   const std::shared_ptr<const Format> torch_dist = torch_dist_format();
   const auto is_left = [&](const std::string& name) {
@@ -206,6 +245,7 @@ void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Forma
     if (is_made_in_own_directory(name) || is_left(name)) continue;
     if (standing.files.contains(name) || standing.index.contains(name)) continue;
     if (standing.found && is_of_stock(location, name)) continue;
+    if (unfinished && is_remains_of_stock(location, name)) continue;
     throw Error(ErrorCode::kUnsupported, location.describe() +
                                              " is to be replaced as a whole, and holds a file that "
                                              "belongs to no checkpoint")

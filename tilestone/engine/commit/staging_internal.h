@@ -51,8 +51,11 @@ void clean_siblings(Storage& location, std::string_view own = "");
 
 // Error(kUnsupported) naming one of the files, where the location holds some that belong to no
 // checkpoint and to no save that failed there, or where that can't be known: replacing the
-// directory would remove them. `format`: of the new checkpoint.
-void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Format>& format);
+// directory would remove them. `format`: of the new checkpoint. `or_remains`: what stock
+// Megatron-Core leaves of a save that it did not finish is no reason to refuse either: common.pt
+// and data files of its names, where no metadata.json says that there was a checkpoint.
+void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Format>& format,
+                            bool or_remains);
 
 // The directory beside the location in which its save's files are written, as a rank sees it.
 // Error(kMismatch) where it is not there: the rank's path leads to another directory.

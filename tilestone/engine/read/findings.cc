@@ -1,19 +1,60 @@
 #include "tilestone/engine/read/findings_internal.h"
 
 #include <set>
+#include <string_view>
+#include <unordered_set>
 #include <utility>
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
 #include "tilestone/engine/read/key_runs_internal.h"
+#include "tilestone/state/sharded.h"
 
 namespace tilestone::engine {
 namespace {
 
 using Policy = LoadOptions::Policy;
 
-bool is_stored(const Metadata& stored, const std::string& key) {
-  return stored.find_tensor(key) != nullptr || stored.find_object(key) != nullptr;
+// Which keys the checkpoint has, as the options look at them.
+class StoredKeys {
+ public:
+  StoredKeys(const Metadata& stored, const LoadOptions& options) : stored_(stored) {
+    if (!options.objects_by_grid) return;
+    for (const StoredObject& object : stored.objects) grids_.insert(grid_key(object.key));
+  }
+
+  bool has(const std::string& key) const {
+    return stored_.find_tensor(key) != nullptr || stored_.find_object(key) != nullptr;
+  }
+  bool has_object(const std::string& key) const {
+    return has(key) || grids_.contains(grid_key(key));
+  }
+
+ private:
+  const Metadata& stored_;
+  std::unordered_set<std::string_view> grids_;  // empty where they are not looked at
+};
+
+// Which keys a rank's items request, as the options look at them.
+class RequestedKeys {
+ public:
+  RequestedKeys(const Items& wanted, const LoadOptions& options) : keys_(keys_of(wanted)) {
+    if (!options.objects_by_grid) return;
+    for (const ObjectItem& object : wanted.objects) grids_.insert(grid_key(object.key));
+  }
+
+  bool have(const std::string& key) const {
+    return keys_.contains(key) || grids_.contains(grid_key(key));
+  }
+
+ private:
+  std::unordered_set<std::string_view> keys_;
+  std::unordered_set<std::string_view> grids_;
+};
+
+// Of an object.
+std::string reported_key(const std::string& key, const LoadOptions& options) {
+  return options.objects_by_grid ? std::string(grid_key(key)) : key;
 }
 
 bool has_other_shape(const TensorItem& item, const Metadata& stored) {
@@ -88,10 +129,13 @@ bool asks(const LoadOptions& options) {
 }
 
 std::vector<std::string> requested_by_none(KeyCounts& left_out, size_t ranks,
-                                           const Metadata& stored) {
+                                           const Metadata& stored, const LoadOptions& options) {
   std::vector<std::string> keys;
   for (size_t i = 0; i < count_keys(stored); ++i) {
-    if (left_out.next(i) == static_cast<int64_t>(ranks)) keys.push_back(key_of(stored, i));
+    if (left_out.next(i) != static_cast<int64_t>(ranks)) continue;
+    const std::string& key = key_of(stored, i);
+    const std::string reported = i < stored.tensors.size() ? key : reported_key(key, options);
+    if (keys.empty() || keys.back() != reported) keys.push_back(reported);
   }
   return keys;
 }
@@ -118,22 +162,24 @@ bool keeps_some(const LoadOptions& options) {
 
 Findings find_kept(const Items& wanted, const Metadata& stored, const LoadOptions& options) {
   Findings found;
-  const auto keep = [&](const auto& item, std::vector<std::string>& list) {
-    list.push_back(item.key);
+  const auto keep = [&](const auto& item, std::string reported, std::vector<std::string>& list) {
+    list.push_back(std::move(reported));
     found.kept.keys.insert(item.key);
     if (!item.path.empty()) found.kept.paths.insert(dotted(item.path));
   };
   if (options.not_in_checkpoint != Policy::kError) {
+    const StoredKeys keys(stored, options);
     for (const TensorItem& item : wanted.tensors) {
-      if (!is_stored(stored, item.key)) keep(item, found.not_in_checkpoint);
+      if (!keys.has(item.key)) keep(item, item.key, found.not_in_checkpoint);
     }
     for (const ObjectItem& item : wanted.objects) {
-      if (!is_stored(stored, item.key)) keep(item, found.not_in_checkpoint);
+      if (keys.has_object(item.key)) continue;
+      keep(item, reported_key(item.key, options), found.not_in_checkpoint);
     }
   }
   if (options.other_shape != Policy::kError) {
     for (const TensorItem& item : wanted.tensors) {
-      if (has_other_shape(item, stored)) keep(item, found.other_shape);
+      if (has_other_shape(item, stored)) keep(item, item.key, found.other_shape);
     }
   }
   return found;
@@ -155,9 +201,9 @@ Bytes encode_findings(const Findings& findings, const Items& wanted, const Metad
   write(writer, options.other_shape == Policy::kReport ? findings.other_shape : none);
   KeyRuns left_out;
   if (looks_for_rest(options)) {
-    const auto requested = keys_of(wanted);
+    const RequestedKeys requested(wanted, options);
     for (size_t i = 0; i < count_keys(stored); ++i) {
-      if (!requested.contains(key_of(stored, i))) left_out.add(i);
+      if (!requested.have(key_of(stored, i))) left_out.add(i);
     }
   }
   left_out.write(writer);
@@ -180,7 +226,8 @@ LoadReport unite_findings(const std::vector<Bytes>& of_ranks, const Metadata& st
   report.not_in_checkpoint.assign(missing.begin(), missing.end());
   report.other_shape.assign(other.begin(), other.end());
   if (looks_for_rest(options)) {
-    const std::vector<std::string> keys = requested_by_none(left_out, of_ranks.size(), stored);
+    const std::vector<std::string> keys =
+        requested_by_none(left_out, of_ranks.size(), stored, options);
     if (options.not_requested == Policy::kError && !keys.empty()) refuse(keys);
     const std::set<std::string> sorted(keys.begin(), keys.end());
     report.not_requested.assign(sorted.begin(), sorted.end());

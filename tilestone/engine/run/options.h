@@ -90,7 +90,7 @@ struct SaveResult {
 
 // Equal on all ranks, else Error(kMismatch) that names the option: format, two_phase,
 // verify_checksums (ranks read for one another), not_in_checkpoint, not_requested, other_shape,
-// sharded_only, validate_access. The others are each rank's own.
+// sharded_only, validate_access, objects_by_grid. The others are each rank's own.
 struct LoadOptions {
   // Two-phase reading: what several ranks want, and what would take a rank many short reads, is
   // read once by one rank for all.
@@ -132,6 +132,10 @@ struct LoadOptions {
   // Before tensors and objects are read: what the ranks want is what a save would take with its
   // option of this name. (Of a rank that wants everything, without a template, nothing is asked.)
   bool validate_access = false;
+  // The two policies before look at sharded objects by the key of their grid: one is in the
+  // checkpoint when any of its grid is, requested when any of its grid is, and reported under the
+  // grid's key. (A load fails where one is wanted that is not stored and others of its grid are.)
+  bool objects_by_grid = false;
   double timeout = kDefaultTimeout;
   // Memory of this rank, bytes: the pool's, and in two-phase reading the messages'.
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;

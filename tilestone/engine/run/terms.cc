@@ -123,6 +123,7 @@ Terms terms_of(const Location& location, const LoadOptions& options) {
           {"other_shape", policy(options.other_shape)},
           {"sharded_only", truth(options.sharded_only)},
           {"validate_access", truth(options.validate_access)},
+          {"objects_by_grid", truth(options.objects_by_grid)},
           {"two_phase", in_quotes(kWays[static_cast<size_t>(options.two_phase)])},
           {"verify_checksums", truth(options.verify_checksums)},
           {"format", in_quotes(name_of(options.format, "found from the files"))}};

@@ -1,0 +1,113 @@
+"""Saves and loads by strategies of a user's own, step by step as Megatron-Core takes them.
+
+Nothing makes such a save one step: a failure of one rank leaves what has been written, and reaches
+the others as their own steps let it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from tilestone._errors import StorageError
+from tilestone.megatron import _parts, _ranks
+from tilestone.megatron.core import CheckpointingConfig, save_config
+from tilestone.megatron.dict_utils import extract_matching_values, merge
+from tilestone.megatron.mapping import (
+    CommonStateDict,
+    ShardedObject,
+    ShardedStateDict,
+    StateDict,
+    apply_factory_merges,
+)
+from tilestone.megatron.state_dict_utils import load_preprocess, save_preprocess
+from tilestone.megatron.utils import extract_sharded_base
+from tilestone.megatron.validation import (
+    StrictHandling,
+    determine_global_metadata,
+    validate_integrity_and_strict_load,
+    validate_sharded_objects_handling,
+)
+
+
+def _is_object(item: Any) -> bool:
+    return isinstance(item, ShardedObject)
+
+
+def _make_directory(checkpoint_dir: Any) -> None:
+    """Rank 0 makes it, where it is not there."""
+    if _ranks.rank() == 0:
+        _parts.tell_replaced(checkpoint_dir)
+        try:
+            os.makedirs(checkpoint_dir, exist_ok=True)
+        except OSError as error:
+            path = os.fspath(checkpoint_dir)
+            message = "the directory can't be made"
+            raise StorageError(message=message, file=path, errno=error.errno) from error
+    _ranks.barrier()
+
+
+def save(
+    sharded_state_dict: ShardedStateDict,
+    checkpoint_dir: Any,
+    sharded_strategy: Any,
+    common_strategy: Any,
+    validate_access_integrity: bool,
+    preprocess: Callable[[CommonStateDict], StateDict] | None,
+) -> None:
+    """Saves common state, objects and tensors, and `metadata.json` last. Every rank calls."""
+    _make_directory(checkpoint_dir)
+    sharded, common = save_preprocess(sharded_state_dict, validate_access_integrity, preprocess)
+    common_strategy.save_common(common, checkpoint_dir)
+    if not sharded_strategy.can_handle_sharded_objects:
+        validate_sharded_objects_handling(sharded_strategy, common_strategy)
+        objects, sharded = extract_matching_values(sharded, _is_object)
+        common_strategy.save_sharded_objects(objects, checkpoint_dir)
+    sharded_strategy.save(sharded, checkpoint_dir)
+    if _ranks.rank() == 0:
+        config = CheckpointingConfig(sharded_strategy.backend, sharded_strategy.version)
+        save_config(config, checkpoint_dir)
+    _ranks.barrier()
+
+
+def sharded_metadata(checkpoint_dir: Any, sharded_strategy: Any, common_strategy: Any) -> Any:
+    """Tensors and objects of the checkpoint, without data, by key and unique key."""
+    found = sharded_strategy.load_sharded_metadata(checkpoint_dir)
+    if sharded_strategy.can_handle_sharded_objects:
+        return found
+    validate_sharded_objects_handling(sharded_strategy, common_strategy)
+    return merge(found, common_strategy.load_sharded_metadata(checkpoint_dir))
+
+
+def load(
+    sharded_state_dict: ShardedStateDict,
+    checkpoint_dir: Any,
+    sharded_strategy: Any,
+    common_strategy: Any,
+    validate_access_integrity: bool,
+    strict: StrictHandling,
+) -> tuple[StateDict, set[str], set[str]]:
+    """Loads common state, objects and tensors. Every rank calls.
+
+    Returns:
+        (state, missing keys, unexpected keys), as `strict` asks for them.
+    """
+    result = common_strategy.load_common(checkpoint_dir)
+    template, nonpersistent, factories = load_preprocess(sharded_state_dict)
+    merge(result, nonpersistent)
+    sharded, _ = extract_sharded_base(template)
+    stored = local = everybodys = None
+    if StrictHandling.requires_explicit_ckpt_mismatch_check(strict):
+        stored = sharded_metadata(checkpoint_dir, sharded_strategy, common_strategy)
+    if validate_access_integrity or StrictHandling.requires_global_app_metadata(strict):
+        local, everybodys = determine_global_metadata(sharded)
+    sharded, missing, unexpected = validate_integrity_and_strict_load(
+        sharded, strict, validate_access_integrity, local, everybodys, stored
+    )
+    if not sharded_strategy.can_handle_sharded_objects:
+        validate_sharded_objects_handling(sharded_strategy, common_strategy)
+        objects, sharded = extract_matching_values(sharded, _is_object)
+        merge(result, common_strategy.load_sharded_objects(objects, checkpoint_dir))
+    merge(result, sharded_strategy.load(sharded, checkpoint_dir))
+    return apply_factory_merges(result, factories), missing, unexpected

@@ -1,0 +1,302 @@
+"""State dicts of Megatron-Core's on their way through the engine's calls, which run all checks and
+report every failure on every rank."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from tilestone import _api
+from tilestone._api import LoadReport, Prepared
+from tilestone._errors import UnsupportedError
+from tilestone.megatron import _ranks
+from tilestone.megatron._stored import COMMON_FILE, HARMLESS
+from tilestone.megatron.core import CONFIG_FNAME
+from tilestone.megatron.dict_utils import extract_matching_values
+from tilestone.megatron.mapping import (
+    CommonStateDict,
+    LocalNonpersistentObject,
+    ShardedBase,
+    ShardedObject,
+    ShardedStateDict,
+    ShardedTensor,
+    ShardedTensorFactory,
+    StateDict,
+)
+from tilestone.megatron.utils import force_all_tensors_to_non_fp8
+
+logger = logging.getLogger("tilestone.megatron")
+
+_LEFT_OUT: Any = object()  # in the place of what is not in the result
+
+
+def _is_entity(item: Any) -> bool:
+    return isinstance(item, (ShardedBase, LocalNonpersistentObject))
+
+
+def _holds(tree: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether a leaf of a tree is as wanted."""
+    if isinstance(tree, (dict, list)):
+        values = tree.values() if isinstance(tree, dict) else tree
+        return any(_holds(value, wanted) for value in values)
+    return wanted(tree)
+
+
+def _is_common(item: Any) -> bool:
+    return not _is_entity(item)
+
+
+def _is_empty_slice(item: Any) -> bool:
+    flat = getattr(item, "flattened_range", None) if isinstance(item, ShardedTensor) else None
+    return flat is not None and flat.start == flat.stop
+
+
+def _not_quantized(item: Any) -> Any:
+    """The entity, with a tensor in its quantised type where its data is one of 8 bits."""
+    if type(getattr(item, "data", None)).__module__.split(".")[0] != "transformer_engine":
+        return item
+    copied = copy.copy(item)
+    force_all_tensors_to_non_fp8({"": copied})
+    return copied
+
+
+def asked_of(tree: Any, keep_common: bool = False) -> Any:
+    """What a load asks for: the entities, in dicts and lists that hold some.
+
+    Common values of the template are not asked for, whatever the checkpoint has. In a list that
+    holds both kinds they stay, to say which element is which.
+
+    Args:
+        tree: the caller's state dict, which stays as it is.
+        keep_common: it lies in such a list.
+    """
+    if isinstance(tree, Mapping):
+        parts = ((key, asked_of(value, keep_common)) for key, value in tree.items())
+        made: Any = {key: value for key, value in parts if value is not _LEFT_OUT}
+    elif isinstance(tree, list):
+        keep_common = keep_common or (_holds(tree, _is_entity) and _holds(tree, _is_common))
+        elements = (asked_of(value, keep_common) for value in tree)
+        made = [value for value in elements if value is not _LEFT_OUT]
+    elif not _is_entity(tree):
+        return tree if keep_common else _LEFT_OUT
+    else:
+        return _LEFT_OUT if _is_empty_slice(tree) else _not_quantized(tree)
+    return made if made or (keep_common and not tree) else _LEFT_OUT
+
+
+def built(tree: Any) -> Any:
+    """The same tree with what each factory builds in its place."""
+    if isinstance(tree, dict):
+        return {key: built(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [built(value) for value in tree]
+    return tree.build() if isinstance(tree, ShardedTensorFactory) else tree
+
+
+class _Taking:
+    """The result of a load: factories merged, and unexpected keys left out as in Megatron-Core.
+
+    Attributes:
+        unexpected: keys of this rank's entities that the checkpoint doesn't hold.
+    """
+
+    def __init__(self, kept: set[str]) -> None:
+        self._kept = kept
+        self.unexpected: set[str] = set()
+
+    def take(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...] = ()) -> Any:
+        """What stands in a place of the result.
+
+        Args:
+            asked: what asked_of() has there; `made`: what built() has there.
+            loaded: what the engine gave for it.
+            path: of the place.
+        """
+        if isinstance(asked, ShardedTensorFactory):
+            before = len(self.unexpected)
+            for item in _leaves(made):
+                self._is_left_out(item, path)
+            return _LEFT_OUT if len(self.unexpected) > before else asked.merge_fn(loaded)
+        if isinstance(asked, dict) and isinstance(loaded, dict):
+            return self._dict(asked, made, loaded, path)
+        if isinstance(asked, list) and isinstance(loaded, list):
+            return self._list(asked, made, loaded, path)
+        return _LEFT_OUT if self._is_left_out(asked, path) else loaded
+
+    def _is_left_out(self, item: Any, path: tuple[Any, ...]) -> bool:
+        if isinstance(item, ShardedBase):
+            key = item.unique_key if isinstance(item, ShardedObject) else item.key
+            if key in self._kept:
+                self.unexpected.add(item.key)
+            return key in self._kept
+        return _is_common(item) and ".".join(map(str, path)) in self._kept
+
+    def _dict(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...]) -> Any:
+        result = {}
+        for key, value in loaded.items():
+            if key in asked:
+                value = self.take(asked[key], made[key], value, (*path, key))
+            if value is not _LEFT_OUT:
+                result[key] = value
+        return result if result or not loaded or not path else _LEFT_OUT
+
+    def _list(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...]) -> Any:
+        places = list(range(len(asked)))
+        if len(asked) != len(loaded):  # the common elements are the checkpoint's, in the others
+            places = [place for place in places if _holds(asked[place], _is_entity)]
+        result = [
+            self.take(asked[place], made[place], value, (*path, place))
+            for place, value in zip(places, loaded, strict=True)
+        ]
+        return [value for value in result if value is not _LEFT_OUT] or (
+            _LEFT_OUT if loaded else []
+        )
+
+
+def _leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, (dict, list)):
+        values = tree.values() if isinstance(tree, dict) else tree
+        return [leaf for value in values for leaf in _leaves(value)]
+    return [tree]
+
+
+class Asked(Prepared):
+    """A template of a load.
+
+    Args:
+        sharded_state_dict: the caller's; it stays as it is.
+        check: called first; what it raises is this rank's failure.
+        judge: gets missing and unexpected keys, and may raise.
+
+    Attributes:
+        unexpected: set by the load: keys that this rank asked for, and the checkpoint lacks.
+        missing: set by the load: stored keys that no rank asked for, where that was to be reported.
+    """
+
+    harmless = HARMLESS
+    objects_by_grid = True
+
+    def __init__(
+        self,
+        sharded_state_dict: ShardedStateDict,
+        check: Callable[[], None] = lambda: None,
+        judge: Callable[[set[str], set[str]], None] = lambda missing, unexpected: None,
+    ) -> None:
+        self._given = sharded_state_dict
+        self._check = check
+        self._judge = judge
+        self._asked: Any = {}
+        self._made: Any = {}
+        self.missing: set[str] = set()
+        self.unexpected: set[str] = set()
+
+    def make(self) -> Mapping[Any, Any]:
+        """The entities, with factories built."""
+        self._check()
+        asked = asked_of(self._given) if isinstance(self._given, Mapping) else self._given
+        self._asked = {} if asked is _LEFT_OUT else asked
+        self._made = built(self._asked)
+        return self._made  # type: ignore[no-any-return]
+
+    def take(self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]) -> dict[Any, Any]:
+        """The result, once what was found of keys has been judged."""
+        taking = _Taking(kept)
+        result = taking.take(self._asked, self._made, loaded)
+        self.missing, self.unexpected = set(report.not_requested), taking.unexpected
+        self._judge(self.missing, self.unexpected)
+        return result  # type: ignore[no-any-return]
+
+
+def engine_load(asked: Asked, checkpoint_dir: Any, **options: Any) -> StateDict:
+    """Loads a template by the engine, with keywords of `tilestone.load`."""
+    return _api.load(cast("Any", asked), checkpoint_dir, **options)
+
+
+def load_sharded(sharded_state_dict: ShardedStateDict, checkpoint_dir: Any) -> StateDict:
+    """Loads entities and nothing else."""
+    asked = Asked(sharded_state_dict)
+    return engine_load(asked, checkpoint_dir, sharded_only=True)
+
+
+class Given(Prepared):
+    """The state of a save.
+
+    Args:
+        sharded_state_dict: the caller's; it stays as it is.
+        checkpoint_dir: where it goes.
+        check: called first; what it raises is this rank's failure.
+        group: the ranks that save; None: all.
+        preprocess: of a copy of the common state, makes what is compared between ranks.
+    """
+
+    def __init__(
+        self,
+        sharded_state_dict: ShardedStateDict,
+        checkpoint_dir: Any,
+        check: Callable[[], None] = lambda: None,
+        group: Any = None,
+        preprocess: Callable[[CommonStateDict], StateDict] | None = None,
+    ) -> None:
+        self._given = sharded_state_dict
+        self._directory = checkpoint_dir
+        self._check = check
+        self._group = group
+        self._preprocess = preprocess
+
+    def make(self) -> Mapping[Any, Any]:
+        """The state, once rank 0 has said what it replaces."""
+        self._check()
+        if _ranks.rank(self._group) == 0:
+            tell_replaced(self._directory)
+        return self._given
+
+    def compared_common(self) -> Mapping[Any, Any] | None:
+        """What preprocess makes of the common state, in dicts and lists of its own."""
+        if self._preprocess is None:
+            return None
+        common, _ = extract_matching_values(self._given, _is_common)
+        return self._preprocess(common)
+
+
+def tell_replaced(checkpoint_dir: Any) -> None:
+    """Warns of what a save replaces."""
+    try:
+        names = sorted(os.listdir(checkpoint_dir))
+    except OSError:
+        return  # there is nothing, or the save says what is wrong
+    if not names:
+        return
+    if CONFIG_FNAME in names:
+        logger.warning("Overwriting the checkpoint that stands at %s", checkpoint_dir)
+    else:
+        logger.warning(
+            "Overwriting old incomplete / corrupted checkpoint at %s: it holds %s and no %s",
+            checkpoint_dir, ", ".join(names[:5]), CONFIG_FNAME,
+        )  # fmt: skip
+
+
+def engine_save(given: Given, checkpoint_dir: Any, **options: Any) -> None:
+    """Saves a state by the engine, with keywords of `tilestone.save`."""
+    _api.save(cast("Any", given), checkpoint_dir, dialect="megatron", overwrite=True, **options)
+
+
+def save_sharded(
+    sharded_state_dict: ShardedStateDict, checkpoint_dir: Any, options: dict[str, Any]
+) -> None:
+    """Saves entities and nothing else; the checkpoint has an empty common state."""
+
+    def check() -> None:
+        if os.path.exists(os.path.join(checkpoint_dir, COMMON_FILE)):
+            raise UnsupportedError(
+                f"{checkpoint_dir} has a common state, and a strategy that is called by itself "
+                "saves none: it would be lost",
+                file=COMMON_FILE,
+                hint="give the strategy to tilestone.megatron.save, or save to another directory",
+            )
+
+    given = Given(sharded_state_dict, checkpoint_dir, check)
+    engine_save(given, checkpoint_dir, **options)
+

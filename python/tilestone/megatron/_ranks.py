@@ -1,0 +1,23 @@
+"""The ranks of torch.distributed; a program without it is one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+
+def rank(group: Any = None) -> int:
+    """This process's rank in a group (None: the default one); 0 without torch.distributed."""
+    return dist.get_rank(group) if dist.is_initialized() else 0
+
+
+def size(group: Any = None) -> int:
+    """How many ranks a group has (None: the default one); 1 without torch.distributed."""
+    return dist.get_world_size(group) if dist.is_initialized() else 1
+
+
+def barrier() -> None:
+    """Waits for all ranks of the default group; does nothing without torch.distributed."""
+    if dist.is_initialized():
+        dist.barrier()

@@ -1,0 +1,125 @@
+"""A checkpoint of Megatron-Core's, looked at without ranks: keys, shapes and common state."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import signal
+from typing import Any
+
+import torch
+
+from tilestone import _bridge, _checkpoint
+from tilestone._dtypes import native_type
+from tilestone._errors import CorruptError, NotFoundError
+from tilestone.megatron.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+
+COMMON_FILE = "common.pt"
+_INTEGRITY_FILE = "integrity.json"
+_ENUMS = {
+    "megatron.core.enums": ("ModelType", "Fp8Recipe", "Fp4Recipe"),
+    "megatron.core.transformer.enums": (
+        "ModelType", "LayerType", "AttnType", "AttnMaskType", "AttnBackend", "CudaGraphScope",
+    ),
+    "megatron.core.rerun_state_machine": ("RerunDiagnostic", "RerunMode", "RerunState"),
+}  # fmt: skip
+
+# Classes of which objects stand in the checkpoints of Megatron's programs, and which do nothing
+# when an object of them is made.
+HARMLESS = frozenset(
+    ["argparse.Namespace", "types.SimpleNamespace", "_io.BytesIO", "io.BytesIO", "signal.Signals"]
+    + [f"signal.{name}" for name in signal.Signals.__members__]
+    + [f"{module}.{name}" for module, names in _ENUMS.items() for name in names]
+)
+
+
+def harmless_classes() -> list[Any]:
+    """Those of the harmless classes that can be imported here."""
+    found = []
+    for full_name in sorted(HARMLESS):
+        module, _, name = full_name.rpartition(".")
+        try:
+            made = getattr(importlib.import_module(module), name, None)
+        except ImportError:
+            continue
+        if isinstance(made, type):
+            found.append(made)
+    return found
+
+
+def open_stored(checkpoint_dir: str | os.PathLike[str]) -> _checkpoint.Checkpoint:
+    """The checkpoint, open; its arrays are torch's."""
+    return _checkpoint.open(os.fspath(checkpoint_dir), framework="torch")
+
+
+def common_state(checkpoint_dir: str | os.PathLike[str]) -> StateDict:
+    """What a checkpoint has saved once for all ranks, tensors on the CPU.
+
+    Raises:
+        CheckpointingException: there is no checkpoint, or it has no common state.
+    """
+    with open_stored(checkpoint_dir) as checkpoint:
+        bridge = _bridge.Bridge(framework="torch", harmless=HARMLESS)
+        common: Any = checkpoint._handle.common(bridge)
+    if common is None:
+        path = os.path.join(checkpoint_dir, COMMON_FILE)
+        raise NotFoundError(f"Common file {path} does not exist", file=path)
+    return common  # type: ignore[no-any-return]
+
+
+def tensors_metadata(checkpoint: _checkpoint.Checkpoint) -> ShardedStateDict:
+    """key -> ShardedTensor of the whole tensor, without data."""
+    return {
+        key: ShardedTensor.from_rank_offsets(
+            key,
+            torch.empty(
+                checkpoint[key].shape, dtype=native_type(str(checkpoint[key].dtype)), device="meta"
+            ),
+        ).without_data()
+        for key in checkpoint.tensor_keys()
+    }
+
+
+def objects_metadata(checkpoint: _checkpoint.Checkpoint) -> ShardedStateDict:
+    """unique key -> ShardedObject without data."""
+    return {key: ShardedObject.empty_from_unique_key(key) for key in checkpoint.object_keys()}
+
+
+def check_integrity(checkpoint_dir: str | os.PathLike[str], rank: int, ranks: int) -> None:
+    """Compares this rank's share of the files with the hashes of `integrity.json`.
+
+    A checkpoint without that file has nothing to compare; what Tilestone has written is checked as
+    it is read.
+
+    Raises:
+        CheckpointingException: a file is missing or has another content.
+    """
+    path = os.path.join(checkpoint_dir, _INTEGRITY_FILE)
+    try:
+        with open(path, encoding="utf-8") as file:
+            found: Any = json.load(file)
+    except FileNotFoundError:
+        return
+    except ValueError as error:
+        raise CorruptError(f"{path} is no JSON: {error}", file=path) from error
+    files = found.get("files") if isinstance(found, dict) else None
+    if not isinstance(files, dict) or found.get("algorithm") != "sha256":
+        raise CorruptError(f"{path} holds no sha256 of files", file=path)
+    for name in sorted(files)[rank::ranks]:
+        if os.path.basename(name) != name:
+            raise CorruptError(f"{path} names a file outside the checkpoint: {name!r}", file=path)
+        _check_file(os.path.join(checkpoint_dir, name), files[name])
+
+
+def _check_file(path: str, expected: str) -> None:
+    try:
+        with open(path, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise CorruptError(f"{path} is missing, which integrity.json names", file=path) from None
+    if found != expected:
+        raise CorruptError(
+            f"{path} has the sha256 {found}, and integrity.json says {expected}", file=path
+        )

@@ -1,0 +1,424 @@
+"""Saving and loading sharded state dicts: the functions of Megatron-Core's `dist_checkpointing`.
+
+Saves and loads by Tilestone's own strategies are one call of the engine: a failure of one rank is
+raised on every rank, a save leaves either the old checkpoint or the whole new one, and what is read
+is checked. The caller's state dict is never changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any, Dict, Tuple, Union
+
+from tilestone import _core
+from tilestone._errors import InvalidArgumentError, UnsupportedError
+from tilestone.megatron import _foreign, _parts, _ranks, _stored
+from tilestone.megatron.mapping import (
+    CommonStateDict,
+    ShardedObject,
+    ShardedStateDict,
+    ShardedTensor,
+    StateDict,
+)
+from tilestone.megatron.strategies._engine import ASYNC_HINT
+from tilestone.megatron.strategies.async_utils import AsyncRequest
+from tilestone.megatron.strategies.base import (
+    LoadCommonStrategy,
+    LoadShardedStrategy,
+    SaveCommonStrategy,
+    SaveShardedStrategy,
+    StrategyAction,
+    get_default_strategy,
+)
+from tilestone.megatron.strategies.common import TorchCommonLoadStrategy
+from tilestone.megatron.utils import _clean_metadata_for_serialization
+from tilestone.megatron.validation import (
+    StrictHandling,
+    maybe_report_missing_and_unexpected_keys,
+    parse_strict_flag,
+    verify_checkpoint_and_load_strategy,
+)
+
+logger = logging.getLogger(__name__)
+
+# What a checkpoint holds: key of a tensor or unique key of an object -> the entity without data.
+CkptShardedMetadata = Dict[str, Union[ShardedTensor, ShardedObject]]
+_Directory = Union[str, "os.PathLike[str]"]
+
+_CONTENT_METADATA_KEY = "content_metadata"
+_LOGS = (StrictHandling.LOG_UNEXPECTED, StrictHandling.LOG_ALL)
+_RAISES = (StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
+_MISSING_TOO = (StrictHandling.LOG_ALL, StrictHandling.RAISE_ALL, StrictHandling.RETURN_ALL)
+
+
+def load(
+    sharded_state_dict: ShardedStateDict,
+    checkpoint_dir: _Directory,
+    sharded_strategy: Union[LoadShardedStrategy, Tuple[str, int], None] = None,
+    common_strategy: Union[LoadCommonStrategy, Tuple[str, int], None] = None,
+    validate_access_integrity: bool = True,
+    strict: Union[str, StrictHandling] = StrictHandling.ASSUME_OK_UNEXPECTED,
+    async_strategy: str = "nvrx",
+    verify_integrity: bool = False,
+    *,
+    process_group: Any = None,
+    timeout: float | None = _core.DEFAULT_TIMEOUT,
+    allow_classes: Any = (),
+) -> Union[StateDict, Tuple[StateDict, set[str], set[str]]]:
+    """Loads a checkpoint, in whatever parts it was saved. Every rank calls.
+
+    Args:
+        sharded_state_dict: what is wanted: entities in nested dicts and lists. Tensors of theirs
+            are filled in place; those without data are allocated on the CPU. Common values in it
+            are ignored; a LocalNonpersistentObject gives the object that it holds.
+        checkpoint_dir: the checkpoint's directory.
+        sharded_strategy: (backend, version), a LoadShardedStrategy, or None: found from the files.
+            One of a user's own is called as Megatron-Core calls it.
+        common_strategy: the same for common state.
+        validate_access_integrity: refuse a template of which the main replicas of all ranks leave
+            out a part of a tensor, or have one twice.
+        strict: what keys mean that the checkpoint lacks (*unexpected*) or that no rank asks for
+            (*missing*), see StrictHandling. Of an object that is its key, not its unique key.
+        async_strategy: without meaning here.
+        verify_integrity: compare the files with the hashes of `integrity.json`, where Megatron-Core
+            has written one; the ranks share the files. Tilestone's own checksums are always
+            compared.
+        process_group: the ranks that load; None: torch's default group, or this process alone
+            where torch.distributed is not initialised.
+        timeout: seconds for the whole load; None for no limit.
+        allow_classes: names of further classes of which objects may be made, as for
+            `tilestone.load`. Without it they come back as `tilestone.Opaque`; Namespaces, BytesIO,
+            signals and Megatron's enums need not be named.
+
+    Returns:
+        The common state of the checkpoint, with what was loaded in the entities' places. With the
+        modes RETURN_*, (state, missing keys, unexpected keys): missing ones are the same on every
+        rank, unexpected ones are this rank's. Unexpected entities are left out of the state.
+
+    Raises:
+        CheckpointingException: on every rank.
+        ValueError: `strict` names no mode.
+    """
+    mode = parse_strict_flag(strict)
+    strategies, failure = _load_strategies(checkpoint_dir, sharded_strategy, common_strategy)
+    options = _load_options(strategies)
+    if options is None:
+        assert strategies is not None
+        result = _foreign.load(
+            sharded_state_dict, checkpoint_dir, *strategies, validate_access_integrity, mode
+        )
+        return result if StrictHandling.requires_returning_mismatch_keys(mode) else result[0]
+
+    def check() -> None:
+        if failure is not None:
+            raise failure
+        if verify_integrity:
+            rank, size = _ranks.rank(process_group), _ranks.size(process_group)
+            _stored.check_integrity(checkpoint_dir, rank, size)
+
+    def judge(missing: set[str], unexpected: set[str]) -> None:
+        if mode in _LOGS + _RAISES:
+            maybe_report_missing_and_unexpected_keys(missing, unexpected, mode in _RAISES)
+
+    asked = _parts.Asked(sharded_state_dict, check, judge)
+    state = _parts.engine_load(
+        asked,
+        checkpoint_dir,
+        group=process_group,
+        timeout=timeout,
+        allow_classes=allow_classes,
+        not_in_checkpoint="error" if mode == StrictHandling.ASSUME_OK_UNEXPECTED else "ignore",
+        not_requested="report" if mode in _MISSING_TOO else "ignore",
+        validate_access=validate_access_integrity,
+        **options,
+    )
+    if StrictHandling.requires_returning_mismatch_keys(mode):
+        return state, asked.missing, asked.unexpected
+    return state
+
+
+def _load_strategies(
+    checkpoint_dir: _Directory, sharded_strategy: Any, common_strategy: Any
+) -> Tuple[Tuple[Any, Any] | None, Exception | None]:
+    """The strategies, or why there are none: that is raised where all ranks get to know."""
+    try:
+        found = verify_checkpoint_and_load_strategy(
+            checkpoint_dir, sharded_strategy, common_strategy
+        )
+        return found, None
+    except Exception as error:
+        return None, error
+
+
+def _load_options(strategies: Tuple[Any, Any] | None) -> dict[str, Any] | None:
+    """What the strategies ask of the engine; None where they do it themselves."""
+    if strategies is None:
+        return {}
+    sharded, common = strategies
+    if type(common) is not TorchCommonLoadStrategy:
+        return None
+    return _engine_options(sharded)
+
+
+def _engine_options(strategy: Any) -> dict[str, Any] | None:
+    options = getattr(strategy, "engine_options", None)
+    return None if options is None else options()
+
+
+def load_common_state_dict(checkpoint_dir: _Directory) -> StateDict:
+    """The common state of a checkpoint, tensors on the CPU. Ranks call it each for itself.
+
+    Raises:
+        CheckpointingException: there is no checkpoint, or its common state can't be read.
+    """
+    _, common = verify_checkpoint_and_load_strategy(checkpoint_dir)
+    return common.load_common(checkpoint_dir)  # type: ignore[no-any-return]
+
+
+def load_tensors_metadata(
+    checkpoint_dir: _Directory, sharded_strategy: Union[LoadShardedStrategy, None] = None
+) -> CkptShardedMetadata:
+    """What tensors a checkpoint holds. Ranks call it each for itself.
+
+    Args:
+        checkpoint_dir: the checkpoint's directory.
+        sharded_strategy: reads them; None: that of the checkpoint.
+
+    Returns:
+        key -> ShardedTensor of the whole tensor, without data: global shape and dtype.
+
+    Raises:
+        CheckpointingException: there is no checkpoint, or it can't be read.
+    """
+    strategy, _ = verify_checkpoint_and_load_strategy(checkpoint_dir, sharded_strategy)
+    return strategy.load_tensors_metadata(pathlib.Path(checkpoint_dir))  # type: ignore[no-any-return]
+
+
+def load_sharded_metadata(
+    checkpoint_dir: _Directory,
+    sharded_strategy: Union[LoadShardedStrategy, None] = None,
+    common_strategy: Union[LoadCommonStrategy, None] = None,
+) -> CkptShardedMetadata:
+    """What tensors and objects a checkpoint holds. Ranks call it each for itself.
+
+    Args:
+        checkpoint_dir: the checkpoint's directory.
+        sharded_strategy, common_strategy: read them; None: those of the checkpoint.
+
+    Returns:
+        As load_tensors_metadata, and for each object unique key -> ShardedObject without data. The
+        common state, which later versions of Megatron-Core store as an object, is not among them.
+
+    Raises:
+        CheckpointingException: there is no checkpoint, or it can't be read.
+    """
+    strategies = verify_checkpoint_and_load_strategy(
+        checkpoint_dir, sharded_strategy, common_strategy
+    )
+    return _foreign.sharded_metadata(checkpoint_dir, *strategies)  # type: ignore[no-any-return]
+
+
+def load_plain_tensors(checkpoint_dir: _Directory) -> StateDict:
+    """All tensors of a checkpoint, whole, on every rank; every rank calls.
+
+    Returns:
+        key -> tensor, on the CPU; beside them the common state, as in Megatron-Core.
+
+    Raises:
+        CheckpointingException: on every rank.
+    """
+    strategies, failure = _load_strategies(checkpoint_dir, None, None)
+    wanted = {}
+    if failure is None:
+        try:
+            wanted = load_tensors_metadata(checkpoint_dir)
+        except Exception as error:
+            failure = error
+
+    def check() -> None:
+        if failure is not None:
+            raise failure
+
+    if _load_options(strategies) is None:
+        return load(wanted, checkpoint_dir, validate_access_integrity=False)  # type: ignore[return-value]
+    asked = _parts.Asked(wanted, check)
+    return _parts.engine_load(asked, checkpoint_dir)
+
+
+def load_content_metadata(
+    checkpoint_dir: _Directory | None = None, *, preloaded_state_dict: StateDict | None = None
+) -> dict[Any, Any] | None:
+    """What the program that saved says of the content: `save(..., content_metadata=...)`.
+
+    Args:
+        checkpoint_dir: the checkpoint's directory.
+        preloaded_state_dict: its common state, or a loaded state; it is not read again then.
+
+    Returns:
+        None: the checkpoint has none.
+
+    Raises:
+        ValueError: both arguments are None.
+        CheckpointingException: there is no checkpoint, or its common state can't be read.
+    """
+    if preloaded_state_dict is None:
+        if checkpoint_dir is None:
+            raise InvalidArgumentError("checkpoint_dir or preloaded_state_dict must be given")
+        preloaded_state_dict = load_common_state_dict(checkpoint_dir)
+    return preloaded_state_dict.get(_CONTENT_METADATA_KEY)
+
+
+def remove_sharded_tensors(checkpoint_dir: _Directory, key_prefix: str) -> None:
+    """Removes the tensors whose key begins with a prefix, as the checkpoint's strategy does it.
+
+    Raises:
+        CheckpointingException: Tilestone's own strategies don't: see the hint.
+    """
+    strategy, _ = verify_checkpoint_and_load_strategy(checkpoint_dir)
+    strategy.remove_sharded_tensors(checkpoint_dir, key_prefix)
+
+
+def save(
+    sharded_state_dict: ShardedStateDict,
+    checkpoint_dir: _Directory,
+    sharded_strategy: Union[SaveShardedStrategy, Tuple[str, int], None] = None,
+    common_strategy: Union[SaveCommonStrategy, Tuple[str, int], None] = None,
+    validate_access_integrity: bool = True,
+    async_sharded_save: bool = False,
+    preprocess_common_before_consistancy_check: (
+        Callable[[CommonStateDict], StateDict] | None
+    ) = None,
+    content_metadata: dict[Any, Any] | None = None,
+    async_strategy: str = "nvrx",
+    verify_integrity: bool = False,
+    *,
+    process_group: Any = None,
+    timeout: float | None = _core.DEFAULT_TIMEOUT,
+    common_differs: str = "warn",
+) -> AsyncRequest | None:
+    """Saves a state dict in parts. Every rank calls.
+
+    When it returns, the checkpoint is complete and durable; until then a checkpoint that stands in
+    the directory stays valid, and it is replaced as a whole. So is what a save of Megatron-Core has
+    left that did not end; a warning says what is replaced. The directory is made where it is not
+    there. Files of others in it are refused by name.
+
+    Args:
+        sharded_state_dict: entities in nested dicts and lists; what is none is common state, of
+            which rank 0's is saved. LocalNonpersistentObjects are not saved.
+        checkpoint_dir: the checkpoint's directory.
+        sharded_strategy: (backend, version): ("torch_dist", 1) or ("zarr", 1); a
+            SaveShardedStrategy; or None: ("torch_dist", 1). One of a user's own is called as
+            Megatron-Core calls it.
+        common_strategy: None: there is one way.
+        validate_access_integrity: refuse a state of which the main replicas of all ranks leave out
+            a part of a tensor, or have one twice, and compare the ranks' common state.
+        async_sharded_save: refused: asynchronous saves come later.
+        preprocess_common_before_consistancy_check: of a copy of the common state, makes what is
+            compared between ranks; what is saved stays as it is.
+        content_metadata: what a program wants to know of the checkpoint before it loads it; it
+            becomes the common state's "content_metadata", without its "dp_cp_group".
+        async_strategy: without meaning here.
+        verify_integrity: without meaning here: every item of a checkpoint has a checksum, which is
+            compared when it is read.
+        process_group: the ranks that save; None: torch's default group, or this process alone
+            where torch.distributed is not initialised.
+        timeout: seconds for the whole save; None for no limit.
+        common_differs: "warn" or "error", where common state differs between ranks.
+
+    Returns:
+        None.
+
+    Raises:
+        CheckpointingException: on every rank; what stood in the directory still stands.
+        NotImplementedError: a common_strategy was given.
+    """
+    if async_sharded_save:
+        raise UnsupportedError("asynchronous saves are not there yet", hint=ASYNC_HINT)
+    if common_strategy is not None:
+        raise NotImplementedError("common state is saved in one way: leave common_strategy None")
+    state = _with_content_metadata(sharded_state_dict, content_metadata)
+    strategy, failure = _save_strategy(sharded_strategy)
+    options = {} if strategy is None else _engine_options(strategy)
+    if options is None:
+        _foreign.save(
+            state, checkpoint_dir, strategy, get_default_save_common_strategy(),
+            validate_access_integrity, preprocess_common_before_consistancy_check,
+        )  # fmt: skip
+        return None
+
+    def check() -> None:
+        if failure is not None:
+            raise failure
+
+    preprocess = preprocess_common_before_consistancy_check if validate_access_integrity else None
+    given = _parts.Given(state, checkpoint_dir, check, process_group, preprocess)
+    _parts.engine_save(
+        given,
+        checkpoint_dir,
+        group=process_group,
+        validate_access=validate_access_integrity,
+        common_differs=common_differs if validate_access_integrity else "ignore",
+        timeout=timeout,
+        **options,
+    )
+    return None
+
+
+def _with_content_metadata(state: Any, content_metadata: Any) -> Any:
+    """The state with what the program says of it, which holds no process group."""
+    if not isinstance(state, dict):
+        return state
+    metadata = state.get(_CONTENT_METADATA_KEY) if content_metadata is None else content_metadata
+    if not isinstance(metadata, dict):
+        return state
+    return {**state, _CONTENT_METADATA_KEY: _clean_metadata_for_serialization(metadata)}
+
+
+def _save_strategy(given: Any) -> Tuple[Any, Exception | None]:
+    """The strategy, or why there is none: that is raised where all ranks get to know."""
+    try:
+        if given is None:
+            return get_default_save_sharded_strategy(), None
+        if isinstance(given, tuple):
+            return get_default_strategy(StrategyAction.SAVE_SHARDED, *given), None
+    except Exception as error:
+        return None, error
+    if all(hasattr(given, name) for name in ("save", "backend", "version")):
+        return given, None
+    wanted = "sharded_strategy is a SaveShardedStrategy, (backend, version) or None"
+    return None, InvalidArgumentError(f"{wanted}, not {type(given).__name__}")
+
+
+def get_default_save_sharded_strategy(
+    backend: str = "torch_dist", version: int = 1
+) -> SaveShardedStrategy:
+    """The strategy that saves tensors and objects in a format.
+
+    Raises:
+        CheckpointingException: there is none; the message names those that there are.
+    """
+    return get_default_strategy(StrategyAction.SAVE_SHARDED, backend, version)  # type: ignore[no-any-return]
+
+
+def get_default_save_common_strategy(
+    backend: str = "torch", version: int = 1
+) -> SaveCommonStrategy:
+    """The strategy that saves common state beside a strategy of a user's own.
+
+    Raises:
+        CheckpointingException: there is none; the message names those that there are.
+    """
+    return get_default_strategy(StrategyAction.SAVE_COMMON, backend, version)  # type: ignore[no-any-return]
+
+
+def get_default_load_sharded_strategy(checkpoint_dir: _Directory) -> LoadShardedStrategy:
+    """The strategy that loads a checkpoint's tensors and objects.
+
+    Raises:
+        CheckpointingException: there is no checkpoint, or none loads its format.
+    """
+    return verify_checkpoint_and_load_strategy(checkpoint_dir)[0]  # type: ignore[no-any-return]

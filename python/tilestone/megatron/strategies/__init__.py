@@ -1,0 +1,1 @@
+"""How the parts of a checkpoint are saved and loaded."""

@@ -1,0 +1,145 @@
+"""Common state as `torch.save` and `torch.load` keep it, for strategies of a user's own."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Any
+
+import torch
+
+from tilestone._errors import CheckpointError, NotFoundError, UnsafeError, UnsupportedError
+from tilestone.megatron import _ranks, _stored
+from tilestone.megatron.dict_utils import dict_list_map_outplace, nested_values
+from tilestone.megatron.mapping import (
+    ShardedObject,
+    ShardedStateDict,
+    StateDict,
+    is_main_replica,
+)
+from tilestone.megatron.strategies.base import (
+    Directory,
+    LoadCommonStrategy,
+    SaveCommonStrategy,
+    StrategyAction,
+    register_own,
+)
+
+COMMON_STATE_FNAME = "common.pt"
+
+
+def register_default_common_strategies() -> None:
+    """Makes the strategies of this module those of the backend ("torch", 1)."""
+    register_own(StrategyAction.LOAD_COMMON, "torch", 1, TorchCommonLoadStrategy())
+    register_own(StrategyAction.SAVE_COMMON, "torch", 1, TorchCommonSaveStrategy("torch", 1))
+
+
+def _write(value: Any, path: str) -> None:
+    """In one step, durable: a reader finds the whole file or none."""
+    staged = f"{path}.tmp"
+    with open(staged, "wb") as file:
+        torch.save(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(staged, path)
+
+
+def _read(path: str) -> Any:
+    try:
+        with torch.serialization.safe_globals(_stored.harmless_classes()):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise UnsafeError(f"{path} can't be read: {error}", file=path) from error
+
+
+class TorchCommonSaveStrategy(SaveCommonStrategy):
+    """Writes common state to `common.pt`, and objects to `KEY/shard_OFFSET_SHAPE.pt`."""
+
+    def save_common(self, common_state_dict: StateDict, checkpoint_dir: Directory) -> None:
+        """Rank 0 writes `common.pt`; other ranks do nothing."""
+        if _ranks.rank() == 0:
+            _write(common_state_dict, os.path.join(checkpoint_dir, COMMON_STATE_FNAME))
+
+    def save_sharded_objects(
+        self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory
+    ) -> None:
+        """Writes a file for each object of which this rank has the main replica."""
+        for item in nested_values(sharded_objects_state_dict):
+            if is_main_replica(item.replica_id):
+                path = os.path.join(checkpoint_dir, f"{item.unique_key}.pt")
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                _write(item.data, path)
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        """True."""
+        return True
+
+
+class TorchCommonLoadStrategy(LoadCommonStrategy):
+    """Reads what TorchCommonSaveStrategy writes; no code of a file is run.
+
+    Objects of classes that tensors and settings of Megatron's programs don't need are refused, but
+    in checkpoints whose format Tilestone knows: there they come back as `tilestone.Opaque`.
+    """
+
+    def load_common(self, checkpoint_dir: Directory) -> StateDict:
+        """The common state, tensors on the CPU.
+
+        Raises:
+            CheckpointingException: there is none, or it can't be read.
+        """
+        try:
+            return _stored.common_state(checkpoint_dir)
+        except (NotFoundError, UnsupportedError):  # the format is a user's own
+            path = os.path.join(checkpoint_dir, COMMON_STATE_FNAME)
+            try:
+                return _read(path)  # type: ignore[no-any-return]
+            except FileNotFoundError:
+                raise NotFoundError(f"Common file {path} does not exist", file=path) from None
+
+    def load_sharded_objects(
+        self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory
+    ) -> StateDict:
+        """A state dict of the same nesting, with the object in the place of each ShardedObject.
+
+        Raises:
+            CheckpointingException: an object is not there.
+        """
+
+        def loaded(item: Any) -> Any:
+            path = os.path.join(checkpoint_dir, f"{item.unique_key}.pt")
+            try:
+                return _read(path)
+            except FileNotFoundError:
+                message = f"Object shard {path} not found"
+                raise NotFoundError(message, key=item.unique_key, file=path) from None
+
+        made: StateDict = dict_list_map_outplace(loaded, sharded_objects_state_dict)
+        return made
+
+    def load_sharded_metadata(self, checkpoint_dir: Directory) -> ShardedStateDict:
+        """The objects that are files of their own, by unique key, without data."""
+        top = pathlib.Path(checkpoint_dir)
+        found: ShardedStateDict = {}
+        for path in sorted(top.glob("**/shard_*.pt")):
+            name = str(path.relative_to(top).with_suffix(""))
+            try:
+                item = ShardedObject.empty_from_unique_key(name)
+            except (CheckpointError, ValueError):
+                continue  # a user's own file
+            found[item.unique_key] = item
+        return found
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        """True."""
+        return True
+
+    def check_backend_compatibility(self, loaded_backend: str) -> None:
+        """Raises nothing: the engine finds the format from the files."""
+
+    def check_version_compatibility(self, loaded_version: int) -> None:
+        """Raises nothing, see above."""

@@ -1,0 +1,56 @@
+"""The backend "torch_dist": PyTorch's distributed checkpoints, by Tilestone's engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilestone.megatron.strategies._engine import EngineLoadStrategy, EngineSaveStrategy
+from tilestone.megatron.strategies.base import StrategyAction, register_own
+
+
+def register_default_torch_strategies() -> None:
+    """Makes the strategies of this module those of the backend ("torch_dist", 1)."""
+    load, save = TorchDistLoadShardedStrategy(), TorchDistSaveShardedStrategy("torch_dist", 1)
+    register_own(StrategyAction.LOAD_SHARDED, "torch_dist", 1, load)
+    register_own(StrategyAction.SAVE_SHARDED, "torch_dist", 1, save)
+
+
+class TorchDistSaveShardedStrategy(EngineSaveStrategy):
+    """Saves in PyTorch's format.
+
+    Args:
+        backend: the format's name, "torch_dist".
+        version: of the format, 1.
+        keep_only_main_replica: without meaning here: of each part one copy is written, by a rank
+            that the plan chooses.
+        thread_count: without meaning here: each rank writes one file, with as many threads as it
+            has use for.
+        cached_metadata: without meaning here: plans are made anew for each save, which takes
+            milliseconds, so that a changed structure is never saved by an old plan.
+        separation_hint: without meaning here: no file holds tensors by their names.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        version: int,
+        keep_only_main_replica: bool = True,
+        thread_count: int = 2,
+        cached_metadata: bool = False,
+        separation_hint: str | None = None,
+    ) -> None:
+        super().__init__(backend, version)
+        self.keep_only_main_replica = keep_only_main_replica
+        self.thread_count = thread_count
+        self.use_cached_ckpt_structure = cached_metadata
+        self.separation_hint = separation_hint
+        self.cached_global_metadata: Any = None  # Megatron's programs set it; nothing reads it
+
+
+class TorchDistLoadShardedStrategy(EngineLoadStrategy):
+    """Loads PyTorch's format, as every version of Megatron-Core since 0.9 has written it."""
+
+    backend = "torch_dist"
+
+    def __init__(self) -> None:
+        self.cached_global_metadata: Any = None  # Megatron's programs read it; nothing sets it
