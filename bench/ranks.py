@@ -119,7 +119,7 @@ class _Opens:
         self._log.close()
 
 
-def _measure(case: Case, plan: Plan, who: list[Contestant], saved: Tensors, wanted: Tensors,
+def measure(case: Case, plan: Plan, who: list[Contestant], saved: Tensors, wanted: Tensors,
              count_reads: bool = False) -> None:
     order = random.Random(plan.seed)
     world = _World()
@@ -205,7 +205,7 @@ def _entry(rank: int, world: int, rendezvous: str, job: Job, case: Case, plan: P
     dist.destroy_process_group()
 
 
-def _run(job: Job, world: int, case: Case, plan: Plan) -> Case:
+def run(job: Job, world: int, case: Case, plan: Plan) -> Case:
     os.environ.setdefault("USE_LIBUV", "0")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     results = mp.get_context("spawn").SimpleQueue()
@@ -233,11 +233,11 @@ def _same_layout_job(case: Case, plan: Plan) -> None:
     saved = _sharded(mesh, 0, rows, 4096 * 8, 4)
     wanted = _sharded(mesh, 0, rows, 4096 * 8, 4)
     case.bytes = 4 * rows * 4096 * 8 * 4
-    _measure(case, plan, _contestants(), saved, wanted)
+    measure(case, plan, _contestants(), saved, wanted)
 
 
 def same_layout(case: Case, plan: Plan) -> Case:
-    return _run(_same_layout_job, 4, case, plan)
+    return run(_same_layout_job, 4, case, plan)
 
 
 def _reshard_job(case: Case, plan: Plan) -> None:
@@ -248,14 +248,14 @@ def _reshard_job(case: Case, plan: Plan) -> None:
     case.bytes = 4 * rows * 8192 * 4
     ways = [TilestoneLoad(two_phase="never"), TilestoneLoad(two_phase="always")]
     who = [Tilestone(), Tilestone(CONTROL), *ways, Dcp(1)]  # the others don't reshard on a CPU
-    _measure(case, plan, who, saved, wanted, count_reads=True)
+    measure(case, plan, who, saved, wanted, count_reads=True)
 
 
 def reshard(case: Case, plan: Plan, world: int) -> Case:
-    return _run(_reshard_job, world, case, plan)
+    return run(_reshard_job, world, case, plan)
 
 
-def _gpt_shapes(layers: int, width: int, vocabulary: int) -> dict[str, tuple[tuple[int, ...], int]]:
+def gpt_shapes(layers: int, width: int, vocabulary: int) -> dict[str, tuple[tuple[int, ...], int]]:
     """Parameter -> (shape, tensor-parallel dim or -1)."""
     shapes: dict[str, tuple[tuple[int, ...], int]] = {"embedding": ((vocabulary, width), 0)}
     for layer in range(layers):
@@ -275,7 +275,7 @@ def _gpt_state(mesh, scale: float) -> Tensors:
 
     width = max(64, int(1024 * scale**0.5) // 64 * 64)
     state: Tensors = {}
-    for name, (shape, tp_dim) in _gpt_shapes(10, width, 4 * width).items():
+    for name, (shape, tp_dim) in gpt_shapes(10, width, 4 * width).items():
         local = list(shape)
         local[0] //= mesh.size(0)
         placements = [Shard(0), Replicate()]
@@ -296,8 +296,8 @@ def _gpt_job(case: Case, plan: Plan) -> None:
     mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     saved, wanted = _gpt_state(mesh, plan.scale), _gpt_state(mesh, plan.scale)
     case.bytes = sum(t.numel() * t.element_size() for t in saved.values())
-    _measure(case, plan, _contestants(), saved, wanted)
+    measure(case, plan, _contestants(), saved, wanted)
 
 
 def gpt(case: Case, plan: Plan) -> Case:
-    return _run(_gpt_job, 4, case, plan)
+    return run(_gpt_job, 4, case, plan)
