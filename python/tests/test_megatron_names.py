@@ -20,17 +20,6 @@ import pytest
 
 OURS = "tilestone.megatron"
 TABLE = pathlib.Path(__file__).parents[2] / "docs" / "megatron_names.md"
-# Modules that are still to come; an entry goes when its module is there.
-NOT_YET = {
-    "serialization",
-    "exchange_utils",
-    "strategies",
-    "strategies.base",
-    "strategies.common",
-    "strategies.torch",
-    "strategies.async_utils",
-    "strategies.fully_parallel",
-}
 
 
 def _folder() -> pathlib.Path:
@@ -75,7 +64,7 @@ def _public(name: str, tree: ast.Module) -> dict[str, Any]:
     found = {n: node for n, node in _definitions(tree.body) if not n.startswith("_")}
     if not name:
         for node in tree.body:
-            if isinstance(node, ast.ImportFrom) and node.level and node.module not in NOT_YET:
+            if isinstance(node, ast.ImportFrom) and node.level:
                 found |= {alias.name: node for alias in node.names}
     return found
 
@@ -230,14 +219,9 @@ def _check_module(name: str, tree: ast.Module) -> list[str]:
 STOCK = _modules()
 
 
-@pytest.mark.parametrize("module", [name for name in STOCK if name not in NOT_YET])
+@pytest.mark.parametrize("module", list(STOCK))
 def test_every_name_parameter_and_default_is_there_or_in_the_table(module: str) -> None:
     assert _check_module(module, STOCK[module]) == []
-
-
-def test_modules_that_are_still_to_come_are_not_there() -> None:
-    assert [name for name in NOT_YET if _exists(name)] == []
-    assert NOT_YET <= set(STOCK)
 
 
 def test_the_table_lists_names_of_megatron_core_each_with_a_reason() -> None:
@@ -274,7 +258,7 @@ def _print_all() -> None:
     for module, tree in STOCK.items():
         for name in sorted(_public(module, tree)):
             reason = left_out.get((module, name)) or left_out.get((module, "all"))
-            state = "still to come" if module in NOT_YET else reason or "there"
+            state = reason or "there"
             print(f"{module or '(package)':45} {name:50} {state}")
 
 

@@ -349,6 +349,11 @@ def save(
             validate_access_integrity, preprocess_common_before_consistancy_check,
         )  # fmt: skip
         return None
+    if failure is None and hasattr(strategy, "engine_state"):
+        try:
+            state = strategy.engine_state(state)
+        except Exception as error:
+            failure = error
 
     def check() -> None:
         if failure is not None:
