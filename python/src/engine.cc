@@ -212,6 +212,8 @@ void bind_engine(nb::module_& m) {
       .def_ro("save_id", &SaveResult::save_id, "The attempt's unique name.")
       .def_ro("bytes_written", &SaveResult::bytes_written, "By this rank.")
       .def_ro("items_written", &SaveResult::items_written, "By this rank.")
+      .def_ro("common_differs", &SaveResult::common_differs,
+              "Whether the ranks' common states were compared, and are not the same.")
       .def("__repr__", [](const SaveResult& result) {
         return "SaveResult(save_id='" + result.save_id +
                "', bytes_written=" + std::to_string(result.bytes_written) +

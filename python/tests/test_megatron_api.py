@@ -347,7 +347,7 @@ def test_what_fails_on_a_rank_is_raised_on_every_rank(
 
 
 def _differ(rank: int, world: int, ckpt: str) -> list[str]:
-    """What rank 0 logs of common state that differs between ranks."""
+    """What a rank logs of common state that differs between ranks."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -377,6 +377,9 @@ def test_differing_common_state_warns_with_its_path_unless_it_is_preprocessed(
 ) -> None:
     said = worlds[2].run(_differ, ckpt)
     assert any("rank.deep" in text for text in said[0])
+    own = "Rank 1 common state dict differs from rank 0 common state dict. "  # as stock says it
+    assert any(text.startswith(own) and "('rank', 'deep'" in text for text in said[1]), said[1]
+    assert not any(text.startswith("Rank 0 common state") for text in said[0])
 
 
 def _tensor(value: float) -> dict[str, Any]:

@@ -396,6 +396,10 @@ class SaveResult:
     def items_written(self) -> int:
         """By this rank."""
 
+    @property
+    def common_differs(self) -> bool:
+        """Whether the ranks' common states were compared, and are not the same."""
+
     def __repr__(self) -> str: ...
 
 class SaveRequest:

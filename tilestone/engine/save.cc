@@ -101,7 +101,8 @@ class Saving {
       if (others_.empty()) return begin();
       return std::vector<Bytes>(messages_.size(), question(others_.front()));
     });
-    if (answer.front() == std::byte{1}) answer = compare_states(answer);
+    result_.common_differs = answer.front() == std::byte{1};
+    if (result_.common_differs) answer = compare_states(answer);
     ByteReader reader(answer, "orders of a save");
     reader.u8();
     staging_name_ = reader.string();
@@ -296,7 +297,8 @@ class Saving {
   }
 
   void note_result() {
-    result_ = {orders_.save_id, 0, report_.chunks.size() + report_.objects.size()};
+    result_.save_id = orders_.save_id;
+    result_.items_written = report_.chunks.size() + report_.objects.size();
     for (const ReportedFile& file : report_.files) {
       result_.bytes_written += file.size;
       written_.push_back(file.name);

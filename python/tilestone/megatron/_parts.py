@@ -27,6 +27,7 @@ from tilestone.megatron.mapping import (
     StateDict,
 )
 from tilestone.megatron.utils import force_all_tensors_to_non_fp8
+from tilestone.megatron.validation import _validate_common_state_dict
 
 logger = logging.getLogger("tilestone.megatron")
 
@@ -245,6 +246,7 @@ class Given(Prepared):
         self._check = check
         self._group = group
         self._preprocess = preprocess
+        self._compared: Any = None
 
     def make(self) -> Mapping[Any, Any]:
         """The state, once rank 0 has said what it replaces."""
@@ -257,8 +259,16 @@ class Given(Prepared):
         """What preprocess makes of the common state, in dicts and lists of its own."""
         if self._preprocess is None:
             return None
-        common, _ = extract_matching_values(self._given, _is_common)
-        return self._preprocess(common)
+        self._compared = self._preprocess(self._common())
+        return cast("Mapping[Any, Any]", self._compared)
+
+    def log_differences(self) -> None:
+        """Logs on each rank what of its common state is not rank 0's. Every rank calls."""
+        compared = self._common() if self._preprocess is None else self._compared
+        _validate_common_state_dict(compared, self._group)
+
+    def _common(self) -> Any:
+        return extract_matching_values(self._given, _is_common)[0]
 
 
 def tell_replaced(checkpoint_dir: Any) -> None:
@@ -280,7 +290,11 @@ def tell_replaced(checkpoint_dir: Any) -> None:
 
 def engine_save(given: Given, checkpoint_dir: Any, **options: Any) -> None:
     """Saves a state by the engine, with keywords of `tilestone.save`."""
-    _api.save(cast("Any", given), checkpoint_dir, dialect="megatron", overwrite=True, **options)
+    result = _api.save(
+        cast("Any", given), checkpoint_dir, dialect="megatron", overwrite=True, **options
+    )
+    if result.common_differs:
+        given.log_differences()
 
 
 def save_sharded(

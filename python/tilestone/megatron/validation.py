@@ -313,21 +313,21 @@ def _digest(value: Any) -> str | None:
     return hashed.digest()
 
 
-def _validate_common_state_dict(common_state_dict: CommonStateDict) -> None:
-    """Logs, on each rank whose common state differs from rank 0's, how. Every rank calls.
+def _validate_common_state_dict(common_state_dict: CommonStateDict, group: Any = None) -> None:
+    """Logs, on each rank whose common state differs from rank 0's, how. Every rank of a group calls.
 
     Hashes are compared first. Rank 0's state goes to the others only where one differs.
     """
     distributed = torch.distributed
-    if not distributed.is_initialized() or distributed.get_world_size() == 1:
+    if not distributed.is_initialized() or distributed.get_world_size(group) == 1:
         return
-    rank = distributed.get_rank()
-    digests: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(digests, _digest(common_state_dict))
+    rank = distributed.get_rank(group)
+    digests: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(digests, _digest(common_state_dict), group=group)
     if digests[0] is not None and len(set(digests)) == 1:
         return
     first: list[Any] = [_sendable(common_state_dict) if rank == 0 else None]
-    distributed.broadcast_object_list(first, src=0)
+    distributed.broadcast_object_list(first, group=group, group_src=0)
     problem, pickled = first[0]
     if problem is not None:
         raise InvalidArgumentError(f"common state can't be compared: {problem}", rank=0)

@@ -86,6 +86,8 @@ struct SaveResult {
   std::string save_id;
   uint64_t bytes_written = 0;  // by this rank
   uint64_t items_written = 0;  // by this rank
+  // The ranks' common states were compared, and are not the same (SaveOptions::common_differs).
+  bool common_differs = false;
 };
 
 // Equal on all ranks, else Error(kMismatch) that names the option: format, two_phase,
