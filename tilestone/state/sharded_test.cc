@@ -249,7 +249,7 @@ TEST(ShardedObject, NamesItsPlaceInTheGrid) {
   EXPECT_EQ(o.unique_key(), "w/shard_0.1_2.2");
   EXPECT_EQ(grid_key("w/shard_0.1_2.2"), "w");
   EXPECT_EQ(grid_key("a/shard_1_2/shard_0_12"), "a/shard_1_2");
-  for (const std::string& other :
+  for (const char* other :
        {"w", "/shard_", "w/shard_1", "w/shard_1_", "w/shard__2", "w/shard_x_2", "w/shard_1_2/x"}) {
     EXPECT_EQ(grid_key(other), other);
   }
