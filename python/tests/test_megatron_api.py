@@ -12,6 +12,7 @@ import pathlib
 import re
 import signal
 import zlib
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -344,6 +345,39 @@ def test_what_fails_on_a_rank_is_raised_on_every_rank(
         assert re.search(words, result.text), result.text
         assert "CheckpointError" in result.bases or what == "a factory", result.bases
     assert not pathlib.Path(ckpt, ".metadata").exists()
+
+
+def _one_rank_errs(rank: int, world: int, ckpt: str) -> list[str]:
+    """What calls raise of which rank 1 has an argument that nobody can use."""
+    state = {"w": ShardedTensor.from_rank_offsets("w", torch.ones(2), (0, rank, world))}
+    megatron.save(state, ckpt)
+    odd = rank == 1
+
+    def load(**options: Any) -> Any:
+        return megatron.load(dict(state), ckpt, **options)
+
+    calls: dict[str, Callable[[], Any]] = {
+        "strict": lambda: load(strict="bogus" if odd else "raise_all"),
+        "no dict": lambda: megatron.load(None if odd else state, ckpt),  # type: ignore[arg-type]
+        "tuple": lambda: megatron.load({"t": (None, state["w"])} if odd else state, ckpt),
+        "save None": lambda: megatron.save(None if odd else state, ckpt),  # type: ignore[arg-type]
+        "async": lambda: megatron.save(state, ckpt, async_sharded_save=odd),
+        "common": lambda: megatron.save(state, ckpt, common_strategy=("torch", 1) if odd else None),
+    }
+    found = []
+    for name, call in calls.items():
+        with pytest.raises(Exception) as raised:
+            call()
+        found.append(f"{name}: {type(raised.value).__name__}: {raised.value}")
+    assert load()["w"].tolist() == [1, 1]
+    return found
+
+
+def test_an_argument_that_one_rank_alone_has_wrong_fails_on_all(worlds: Worlds, ckpt: str) -> None:
+    first, second = worlds[2].run(_one_rank_errs, ckpt)
+    for own, others in zip(second, first, strict=True):
+        assert "TimeoutError" not in own + others, (own, others)
+        assert "rank 1" in others, (own, others)
 
 
 def _differ(rank: int, world: int, ckpt: str) -> list[str]:

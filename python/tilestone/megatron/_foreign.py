@@ -38,7 +38,7 @@ def _is_object(item: Any) -> bool:
 def _make_directory(checkpoint_dir: Any) -> None:
     """Rank 0 makes it, where it is not there."""
     if _ranks.rank() == 0:
-        _parts.tell_replaced(checkpoint_dir)
+        _parts.warn_replaced(checkpoint_dir)
         try:
             os.makedirs(checkpoint_dir, exist_ok=True)
         except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from tilestone import _api
 from tilestone._api import LoadReport, Prepared
-from tilestone._errors import UnsupportedError
+from tilestone._errors import InvalidArgumentError, UnsupportedError
 from tilestone.megatron import _ranks
 from tilestone.megatron._stored import COMMON_FILE, HARMLESS
 from tilestone.megatron.core import CONFIG_FNAME
@@ -50,6 +50,24 @@ def _is_common(item: Any) -> bool:
     return not _is_entity(item)
 
 
+def _expect_dict(state: Any) -> Mapping[Any, Any]:
+    if isinstance(state, Mapping):
+        return state
+    raise InvalidArgumentError(f"a state is a dict, not {type(state).__name__}")
+
+
+def _refuse_hidden(value: Any) -> None:
+    """Refuses a tuple that holds an entity, which no load would find there."""
+    for item in value if isinstance(value, tuple) else ():
+        if _is_entity(item):
+            raise InvalidArgumentError(
+                f"a {type(item).__name__} stands inside a tuple; entities are found in dicts and "
+                "lists only",
+                key=getattr(item, "key", ""),
+            )
+        _refuse_hidden(item)
+
+
 def _is_empty_slice(item: Any) -> bool:
     flat = getattr(item, "flattened_range", None) if isinstance(item, ShardedTensor) else None
     return flat is not None and flat.start == flat.stop
@@ -82,6 +100,7 @@ def asked_of(tree: Any, keep_common: bool = False) -> Any:
         elements = (asked_of(value, keep_common) for value in tree)
         made = [value for value in elements if value is not _LEFT_OUT]
     elif not _is_entity(tree):
+        _refuse_hidden(tree)
         return tree if keep_common else _LEFT_OUT
     else:
         return _LEFT_OUT if _is_empty_slice(tree) else _not_quantized(tree)
@@ -197,7 +216,7 @@ class Asked(Prepared):
     def make(self) -> Mapping[Any, Any]:
         """The entities, with factories built."""
         self._check()
-        asked = asked_of(self._given) if isinstance(self._given, Mapping) else self._given
+        asked = asked_of(_expect_dict(self._given))
         self._asked = {} if asked is _LEFT_OUT else asked
         self._made = built(self._asked)
         return self._made  # type: ignore[no-any-return]
@@ -251,8 +270,9 @@ class Given(Prepared):
     def make(self) -> Mapping[Any, Any]:
         """The state, once rank 0 has said what it replaces."""
         self._check()
+        _expect_dict(self._given)
         if _ranks.rank(self._group) == 0:
-            tell_replaced(self._directory)
+            warn_replaced(self._directory)
         return self._given
 
     def compared_common(self) -> Mapping[Any, Any] | None:
@@ -271,11 +291,11 @@ class Given(Prepared):
         return extract_matching_values(self._given, _is_common)[0]
 
 
-def tell_replaced(checkpoint_dir: Any) -> None:
+def warn_replaced(checkpoint_dir: Any) -> None:
     """Warns of what a save replaces."""
     try:
-        names = sorted(os.listdir(checkpoint_dir))
-    except OSError:
+        names = sorted(os.listdir(os.fspath(checkpoint_dir)))
+    except (OSError, TypeError):
         return  # there is nothing, or the save says what is wrong
     if not names:
         return

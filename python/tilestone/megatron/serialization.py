@@ -102,8 +102,12 @@ def load(
         CheckpointingException: on every rank.
         ValueError: `strict` names no mode.
     """
-    mode = parse_strict_flag(strict)
     strategies, failure = _load_strategies(checkpoint_dir, sharded_strategy, common_strategy)
+    mode = StrictHandling.ASSUME_OK_UNEXPECTED
+    try:
+        mode = parse_strict_flag(strict)
+    except ValueError as error:
+        strategies, failure = None, error
     options = _load_options(strategies)
     if options is None:
         assert strategies is not None
@@ -336,12 +340,16 @@ def save(
         CheckpointingException: on every rank; what stood in the directory still stands.
         NotImplementedError: a common_strategy was given.
     """
-    if async_sharded_save:
-        raise UnsupportedError("asynchronous saves are not there yet", hint=ASYNC_HINT)
-    if common_strategy is not None:
-        raise NotImplementedError("common state is saved in one way: leave common_strategy None")
     state = _with_content_metadata(sharded_state_dict, content_metadata)
     strategy, failure = _save_strategy(sharded_strategy)
+    if async_sharded_save:
+        strategy = None
+        failure = UnsupportedError("asynchronous saves are not there yet", hint=ASYNC_HINT)
+    elif common_strategy is not None:
+        strategy = None
+        failure = NotImplementedError(
+            "common state is saved in one way: leave common_strategy None"
+        )
     options = {} if strategy is None else _engine_options(strategy)
     if options is None:
         _foreign.save(
