@@ -448,6 +448,22 @@ def test_what_a_crashed_stock_save_left_is_replaced_and_foreign_files_are_refuse
     assert (folder / "__0_0.distcp").exists()
 
 
+def test_dtypes_are_converted_as_stock_converts_them_unless_that_is_refused(ckpt: str) -> None:
+    def state(kind: torch.dtype) -> dict[str, Any]:
+        return {"w": ShardedTensor.from_rank_offsets("w", torch.arange(6).to(kind), (0, 0, 1))}
+
+    megatron.save(state(torch.bfloat16), ckpt)
+    wanted = {"w": ShardedTensor.from_rank_offsets("w", torch.zeros(6), (0, 0, 1))}
+    loaded = megatron.load(wanted, ckpt)["w"]
+    assert loaded is wanted["w"].data and loaded.tolist() == list(range(6))
+    strategy = torch_strategies.TorchDistLoadShardedStrategy()
+    empty = {"w": ShardedTensor.from_rank_offsets("w", torch.zeros(6).double(), (0, 0, 1))}
+    assert strategy.load(empty, ckpt)["w"].tolist() == list(range(6))
+    with pytest.raises(tilestone.MismatchError) as raised:
+        megatron.load(wanted, ckpt, cast=False)
+    assert raised.value.key == "w"
+
+
 def test_backends_are_chosen_by_name_and_found_from_the_files(ckpt: str) -> None:
     megatron.save(_tensor(1), ckpt, ("zarr", 1))
     assert json.loads(pathlib.Path(ckpt, "metadata.json").read_text())["sharded_backend"] == "zarr"

@@ -236,9 +236,9 @@ def engine_load(asked: Asked, checkpoint_dir: Any, **options: Any) -> StateDict:
 
 
 def load_sharded(sharded_state_dict: ShardedStateDict, checkpoint_dir: Any) -> StateDict:
-    """Loads entities and nothing else."""
+    """Loads entities and nothing else; dtypes are converted."""
     asked = Asked(sharded_state_dict)
-    return engine_load(asked, checkpoint_dir, sharded_only=True)
+    return engine_load(asked, checkpoint_dir, sharded_only=True, cast=True)
 
 
 class Given(Prepared):

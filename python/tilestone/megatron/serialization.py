@@ -67,6 +67,7 @@ def load(
     process_group: Any = None,
     timeout: float | None = _core.DEFAULT_TIMEOUT,
     allow_classes: Any = (),
+    cast: bool = True,
 ) -> Union[StateDict, Tuple[StateDict, set[str], set[str]]]:
     """Loads a checkpoint, in whatever parts it was saved. Every rank calls.
 
@@ -92,6 +93,8 @@ def load(
         allow_classes: names of further classes of which objects may be made, as for
             `tilestone.load`. Without it they come back as `tilestone.Opaque`; Namespaces, BytesIO,
             signals and Megatron's enums need not be named.
+        cast: convert tensors from the stored dtype where it is not the wanted one, as Megatron-Core
+            does (weights in bfloat16 into ones in float32). False: a difference is an error.
 
     Returns:
         The common state of the checkpoint, with what was loaded in the entities' places. With the
@@ -134,6 +137,7 @@ def load(
         group=process_group,
         timeout=timeout,
         allow_classes=allow_classes,
+        cast=cast,
         not_in_checkpoint="error" if mode == StrictHandling.ASSUME_OK_UNEXPECTED else "ignore",
         not_requested="report" if mode in _MISSING_TOO else "ignore",
         validate_access=validate_access_integrity,
