@@ -9,6 +9,7 @@ import json
 import logging
 import multiprocessing
 import pathlib
+import pickle
 import sys
 import types
 import unittest.mock
@@ -344,6 +345,19 @@ def test_other_shapes_and_dtypes_are_taken_and_what_is_refused_is_so_on_every_ra
     worlds[4].run(_shapes, str(tmp_path))
 
 
+def test_errors_are_also_those_that_stocks_callers_catch(tmp_path: pathlib.Path) -> None:
+    from torch.distributed.checkpoint import CheckpointException
+
+    _megatron()
+    from megatron.core.dist_checkpointing.core import CheckpointingException
+
+    for caught in (CheckpointingException, CheckpointException, tilestone.NotFoundError):
+        with pytest.raises(caught) as raised:
+            stock.TilestoneLoadStrategy().load_tensors_metadata(tmp_path / "nowhere")
+        assert str(tmp_path / "nowhere") in str(raised.value)
+        assert type(pickle.loads(pickle.dumps(raised.value))) is tilestone.NotFoundError
+
+
 def _goldens(rank: int, world: int) -> int:
     stocks, count = _megatron(), 0
     from megatron.core.transformer.enums import AttnType
@@ -352,7 +366,7 @@ def _goldens(rank: int, world: int) -> int:
     folders = sorted(path for path in GOLDEN.glob("megatron-core-*/*-w[14]") if path.is_dir())
     for path in folders:
         expected = json.loads(pathlib.Path(f"{path}.expected.json").read_text())
-        wanted = stocks.load_sharded_metadata(str(path), load)
+        wanted = stocks.serialization.load_sharded_metadata(str(path), load)
         assert set(wanted) == {*expected["tensors"], *expected["objects"]}, path
         with torch.serialization.safe_globals([AttnType]):
             if path.parent.name == "megatron-core-0.19.2":  # 0.16 wants a common.pt

@@ -36,6 +36,7 @@ from tilestone._errors import (
     UnsafeError,
     UnsupportedError,
 )
+from tilestone.megatron._stock_errors import raises_stocks_errors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -274,6 +275,7 @@ class _SaveStrategy:
             "files_per_rank": files_per_rank,
         }
 
+    @raises_stocks_errors
     def save(self, sharded_state_dict: Any, checkpoint_dir: Path) -> None:
         """Saves what stock `dist_checkpointing.save` hands over; every rank calls.
 
@@ -309,6 +311,7 @@ class _SaveStrategy:
             **self._options,  # type: ignore[arg-type]
         )
 
+    @raises_stocks_errors
     def async_save(self, *_: Any, **__: Any) -> Any:
         """Refused, before anything is written.
 
@@ -385,6 +388,7 @@ class _LoadStrategy:
             "buffer_bytes": buffer_bytes,
         }
 
+    @raises_stocks_errors
     def load(self, sharded_state_dict: Any, checkpoint_dir: Path, *_: Any) -> Any:
         """Loads what stock `dist_checkpointing.load` asks for; every rank calls.
 
@@ -421,6 +425,7 @@ class _LoadStrategy:
         detached = (v.detach() if isinstance(v, torch.Tensor) else v for v in values)
         return _rebuilt(sharded_state_dict, detached)
 
+    @raises_stocks_errors
     def load_tensors_metadata(self, checkpoint_dir: Path, *_: Any) -> dict[str, Any]:
         """Megatron-Core's ShardedTensors without data, whole, by key, of all that are stored.
 
@@ -432,6 +437,7 @@ class _LoadStrategy:
         with _checkpoint.open(checkpoint_dir) as checkpoint:
             return self._tensors_of(checkpoint)
 
+    @raises_stocks_errors
     def load_sharded_metadata(self, checkpoint_dir: Path) -> dict[str, Any]:
         """The same with the ShardedObjects, by their unique keys; without the common state.
 
@@ -449,6 +455,7 @@ class _LoadStrategy:
                     raise UnsupportedError("an object that is no ShardedObject's", key=key) from error
             return {**found, **self._tensors_of(checkpoint)}
 
+    @raises_stocks_errors
     def check_backend_compatibility(self, loaded_backend: Any) -> None:
         """Refuses a checkpoint of a backend that can't be loaded, with UnsupportedError."""
         if loaded_backend not in _BACKENDS:
@@ -457,6 +464,7 @@ class _LoadStrategy:
                 hint=f"known are: {', '.join(_BACKENDS)}",
             )
 
+    @raises_stocks_errors
     def check_version_compatibility(self, loaded_version: Any) -> None:
         """Refuses a checkpoint of another version of its backend than 1, with UnsupportedError."""
         if loaded_version != 1:
@@ -464,6 +472,7 @@ class _LoadStrategy:
                 f"the checkpoint is of version {loaded_version!r} of its backend; known is 1"
             )
 
+    @raises_stocks_errors
     def remove_sharded_tensors(self, checkpoint_dir: Path, key_prefix: str) -> None:
         """Refused: nothing is ever taken out of a checkpoint.
 
