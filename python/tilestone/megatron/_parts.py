@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import torch
+
 from tilestone import _api
 from tilestone._api import LoadReport, Prepared
 from tilestone._errors import InvalidArgumentError, UnsupportedError
@@ -34,8 +36,13 @@ logger = logging.getLogger("tilestone.megatron")
 _LEFT_OUT: Any = object()  # in the place of what is not in the result
 
 
+def _is_dtensor(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and hasattr(item, "device_mesh")
+
+
 def _is_entity(item: Any) -> bool:
-    return isinstance(item, (ShardedBase, LocalNonpersistentObject))
+    """Whether each rank has its own of it. DTensors are saved as sharded tensors."""
+    return isinstance(item, (ShardedBase, LocalNonpersistentObject)) or _is_dtensor(item)
 
 
 def _holds(tree: Any, wanted: Callable[[Any], bool]) -> bool:
@@ -44,6 +51,11 @@ def _holds(tree: Any, wanted: Callable[[Any], bool]) -> bool:
         values = tree.values() if isinstance(tree, dict) else tree
         return any(_holds(value, wanted) for value in values)
     return wanted(tree)
+
+
+def holds_entities(tree: Any) -> bool:
+    """Whether something in a tree is not common state."""
+    return _holds(tree, _is_entity)
 
 
 def _is_common(item: Any) -> bool:
@@ -152,7 +164,11 @@ class _Taking:
             if key in self._kept:
                 self.unexpected.add(item.key)
             return key in self._kept
-        return _is_common(item) and ".".join(map(str, path)) in self._kept
+        where = ".".join(map(str, path))
+        if _is_dtensor(item) and where in self._kept:
+            self.unexpected.add(where)
+            return True
+        return _is_common(item) and where in self._kept
 
     def _dict(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...]) -> Any:
         result = {}

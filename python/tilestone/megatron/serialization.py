@@ -328,7 +328,8 @@ def save(
         preprocess_common_before_consistancy_check: of a copy of the common state, makes what is
             compared between ranks; what is saved stays as it is.
         content_metadata: what a program wants to know of the checkpoint before it loads it; it
-            becomes the common state's "content_metadata", without its "dp_cp_group".
+            becomes the common state's "content_metadata", without its "dp_cp_group", in the
+            place of one that is there. A dict without entities.
         async_strategy: without meaning here.
         verify_integrity: without meaning here: every item of a checkpoint has a checksum, which is
             compared when it is read.
@@ -344,8 +345,12 @@ def save(
         CheckpointingException: on every rank; what stood in the directory still stands.
         NotImplementedError: a common_strategy was given.
     """
-    state = _with_content_metadata(sharded_state_dict, content_metadata)
+    state: Any = sharded_state_dict
     strategy, failure = _save_strategy(sharded_strategy)
+    try:
+        state = _with_content_metadata(sharded_state_dict, content_metadata)
+    except InvalidArgumentError as error:
+        strategy, failure = None, error
     if async_sharded_save:
         strategy = None
         failure = UnsupportedError("asynchronous saves are not there yet", hint=ASYNC_HINT)
@@ -386,9 +391,28 @@ def save(
 
 
 def _with_content_metadata(state: Any, content_metadata: Any) -> Any:
-    """The state with what the program says of it, which holds no process group."""
+    """The state with what the program says of it, which holds no process group.
+
+    Raises:
+        InvalidArgumentError: that is no dict or holds entities, or takes the place of entities.
+    """
+    if content_metadata is not None and not isinstance(content_metadata, dict):
+        kind = type(content_metadata).__name__
+        raise InvalidArgumentError(f"content_metadata is a dict or None, not {kind}")
     if not isinstance(state, dict):
         return state
+    if content_metadata is not None:
+        if _parts.holds_entities(content_metadata):
+            raise InvalidArgumentError(
+                "content_metadata holds sharded entities, and is part of the common state",
+                key=_CONTENT_METADATA_KEY,
+            )
+        if _parts.holds_entities(state.get(_CONTENT_METADATA_KEY)):
+            raise InvalidArgumentError(
+                "content_metadata would take the place of sharded entities, which were lost",
+                key=_CONTENT_METADATA_KEY,
+                hint="put them under another key of the state dict",
+            )
     metadata = state.get(_CONTENT_METADATA_KEY) if content_metadata is None else content_metadata
     if not isinstance(metadata, dict):
         return state
