@@ -21,7 +21,7 @@ import test_megatron_files as files
 import torch
 
 import tilestone
-from tilestone import megatron
+from tilestone import _pickling, megatron
 from ranks import Raised, Worlds
 from test_goldens import GOLDEN, goldens
 from tilestone.megatron import serialization, strategies
@@ -479,14 +479,97 @@ def test_backends_are_chosen_by_name_and_found_from_the_files(ckpt: str) -> None
         megatron.remove_sharded_tensors(ckpt, "w")
 
 
-def test_strategies_save_and_load_by_themselves(ckpt: str) -> None:
-    save = torch_strategies.TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=4)
-    assert str(save) == "TorchDistSaveShardedStrategy(torch_dist, 1)"
+class _Counting(base.SaveShardedStrategy):
+    """A user's strategy around one of Tilestone's; it is called as stock calls strategies."""
+
+    can_handle_sharded_objects = True
+
+    def __init__(self) -> None:
+        super().__init__("torch_dist", 1)
+        self.inner = torch_strategies.TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=4)
+        self.calls = 0
+
+    def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
+        assert os.path.exists(os.path.join(checkpoint_dir, "common.pt"))
+        self.calls += 1
+        self.inner.save(sharded_state_dict, checkpoint_dir)
+
+
+def test_a_users_strategy_can_save_through_tilestones_again_and_again(ckpt: str) -> None:
+    strategy = _Counting()
+    assert str(strategy.inner) == "TorchDistSaveShardedStrategy(torch_dist, 1)"
+
+    def state(value: float) -> dict[str, Any]:
+        return {**_tensor(value), "o": [ShardedObject("o", value, (1,), (0,))], "step": value}
+
+    template = {**_tensor(0), "o": [ShardedObject("o", None, (1,), (0,))]}
+    for value in (1, 2):
+        megatron.save(state(value), ckpt, strategy)
+        loaded = megatron.load(dict(template), ckpt)
+        assert loaded["w"].tolist() == [value] * 2
+        assert loaded["o"] == [value] and loaded["step"] == value
+    refused = {**state(3), "o": [ShardedObject("o", lambda: 0, (1,), (0,))]}
+    with pytest.raises(tilestone.InvalidArgumentError, match="pickled"):
+        megatron.save(refused, ckpt, strategy)
+    # The new common state stands beside the old tensors: no checkpoint.
+    assert not os.path.exists(os.path.join(ckpt, "metadata.json"))
+    megatron.save(state(4), ckpt, strategy)
+    assert megatron.load(dict(template), ckpt)["w"].tolist() == [4, 4] and strategy.calls == 4
+    assert len(list(pathlib.Path(ckpt).glob("*.distcp"))) == 1
+    with tilestone.open(ckpt) as checkpoint:
+        assert checkpoint.dialect == "megatron" and checkpoint.verify().ok
+
+
+def test_strategies_save_and_load_the_sharded_part_by_themselves(ckpt: str) -> None:
+    save = torch_strategies.TorchDistSaveShardedStrategy("torch_dist", 1)
     save.save(_tensor(5), ckpt)
+    with pytest.raises(tilestone.CorruptError, match=r"metadata\.json"):
+        tilestone.open(ckpt)
+    with pytest.raises(tilestone.NotFoundError):
+        megatron.load(_tensor(0), ckpt)
+    megatron.core.save_config(megatron.core.CheckpointingConfig("torch_dist", 1), ckpt)
     load = serialization.get_default_load_sharded_strategy(ckpt)
     template = {"deep": [_tensor(0)]}
     assert load.load(template, pathlib.Path(ckpt))["deep"][0]["w"].tolist() == [5, 5]
     assert list(load.load_sharded_metadata(ckpt)) == ["w"]
+    with pytest.raises(tilestone.InvalidArgumentError, match="sharded part") as refused:
+        save.save({**_tensor(5), "lr": [0.1]}, ckpt)
+    assert refused.value.key == "lr.0"
+    with pytest.raises(tilestone.UnsupportedError, match="zarr"):
+        zarr.ZarrSaveShardedStrategy("zarr", 1).save(_tensor(5), ckpt)
+
+
+def test_a_second_replica_on_one_rank_is_left_out_as_stock_does(ckpt: str) -> None:
+    def tied(value: float) -> dict[str, Any]:
+        copy = _tensor(value)["w"]
+        copy.replica_id = 1
+        return {"head": [copy], **_tensor(value), "step": 1}
+
+    megatron.save(tied(6), ckpt)
+    loaded = megatron.load(tied(0), ckpt)
+    assert loaded["w"].tolist() == loaded["head"][0].tolist() == [6, 6] and loaded["step"] == 1
+
+
+def test_no_warning_is_given_of_objects_that_a_load_will_make(
+    ckpt: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mock.patch.object(_pickling, "_logged", set()):
+        megatron.save({"o": ShardedObject("o", io.BytesIO(b"1"), (1,), (0,))}, ckpt)
+        assert "Opaque" not in caplog.text
+        megatron.save({"o": ShardedObject("o", argparse.Action([], "x"), (1,), (0,))}, ckpt)
+        assert "argparse.Action is saved" in caplog.text
+
+
+def test_a_tilde_is_a_name_as_in_megatron_core(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    megatron.save(_tensor(1), "~/ckpt")
+    assert megatron.load(_tensor(0), "~/ckpt")["w"].tolist() == [1, 1]
+    assert (tmp_path / "~" / "ckpt" / "metadata.json").exists()
+    assert not list((tmp_path / "home").iterdir())
 
 
 class _OwnSave(base.SaveShardedStrategy):

@@ -1,4 +1,4 @@
-"""Tilestone's strategies inside stock Megatron-Core, alone, in its wrappers, and as its defaults."""
+"""Tilestone's strategies inside stock Megatron-Core, alone and in its wrappers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import contextlib
 import dataclasses
 import io
 import json
-import logging
 import multiprocessing
+import os
 import pathlib
 import pickle
-import sys
-import types
 import unittest.mock
 import warnings
 import zlib
@@ -224,6 +222,84 @@ def test_both_ways_alone_and_in_the_wrappers_every_entity_comes_back(
             assert checkpoint.common()["iteration"] == 12
 
 
+def _trains(rank: int, world: int, folder: str) -> None:
+    """Iterations as Megatron's training saves them: with two wrapped strategies for all its time."""
+    _make_groups(rank)
+    stocks, root = _megatron(), pathlib.Path(folder)
+    from megatron.core.dist_checkpointing.strategies import fully_parallel
+
+    wrap = fully_parallel.FullyParallelSaveStrategyWrapper
+    context: dict[str, Any] = {}
+    for mains_only in (False, True):
+        ours = stock.TilestoneSaveStrategy(keep_only_main_replica=mains_only)
+        context["save_strategy"] = wrap(ours, _groups["dp"], do_cache_distribution=True)
+        context["load_strategy"] = fully_parallel.FullyParallelLoadStrategyWrapper(
+            stock.TilestoneLoadStrategy(), _groups["dp"]
+        )
+        with _stock_on_cpu():
+            for iteration in (1, 2, 3):
+                path = root / str(mains_only) / f"iter_{iteration:07d}"
+                _make_directory(rank, path)
+                state = _state(rank, True)
+                state["big"]["big0"].data.fill_(iteration)
+                state["iteration"] = iteration
+                if iteration == 2:
+                    bad = stocks.ShardedObject("bad", lambda: 0, (1,), (0,), (0, rank, 0))
+                    with pytest.raises(tilestone.InvalidArgumentError, match="pickled"):
+                        stocks.save({**state, "bad": bad}, str(path), context["save_strategy"],
+                                    validate_access_integrity=False)  # fmt: skip
+                    assert not (path / "metadata.json").exists()
+                stocks.save(state, str(path), context["save_strategy"],
+                            validate_access_integrity=iteration == 1)  # fmt: skip
+                loaded = stocks.load(_state(rank, False), str(path), context["load_strategy"])
+                assert loaded["big"]["big0"].eq(iteration).all()
+                assert loaded["iteration"] == iteration
+                assert loaded["model"]["extra"].getvalue() == b"state"
+
+
+def test_wrapped_strategies_serve_a_whole_training_failed_saves_included(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[4].run(_trains, str(tmp_path))
+    assert len(list(tmp_path.glob("*/iter_*/metadata.json"))) == 6
+
+
+def _written_as(rank: int, world: int, folder: str) -> None:
+    """The same directory, said in other ways; and tied weights, two of which a rank holds."""
+    stocks = _megatron()
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        with _stock_on_cpu(), unittest.mock.patch.dict(os.environ, HOME=folder):
+            save, load = stock.TilestoneSaveStrategy(), stock.TilestoneLoadStrategy()
+            ways = ("relative", "slash/", pathlib.Path("a") / "..", f"{folder}/absolute", "~", "~x")
+            for number, path in enumerate(ways):
+                if rank == 0:
+                    os.makedirs(path, exist_ok=True)
+                dist.barrier()
+                stocks.save(_tied(rank, number), str(path), save)
+                loaded = stocks.load(_tied(rank, 0), str(path), load)
+                assert loaded["in"].eq(number).all() and loaded["out"].eq(number).all()
+                assert set(load.load_tensors_metadata(path)) == {"embedding"}
+    finally:
+        os.chdir(before)
+
+
+def _tied(rank: int, value: float) -> dict[str, Any]:
+    made = _megatron().ShardedTensor.from_rank_offsets
+    return {
+        name: made("embedding", torch.full((2,), float(value)), (0, rank, 4), replica_id=replica)
+        for replica, name in enumerate(("in", "out"))
+    }
+
+
+def test_any_way_to_write_a_path_and_a_second_replica_on_one_rank_are_taken_as_stock_does(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[4].run(_written_as, str(tmp_path))
+    assert (tmp_path / "~" / ".metadata").exists() and (tmp_path / "~x" / ".metadata").exists()
+
+
 def _overwrites(rank: int, world: int, folder: str) -> None:
     _make_groups(rank)
     stocks, path = _megatron(), pathlib.Path(folder)
@@ -245,6 +321,11 @@ def _overwrites(rank: int, world: int, folder: str) -> None:
         assert (path / "mine.distcp").read_text() == (path / "x" / ".zarray").read_text() == "mine"
         with pytest.raises(tilestone.UnsupportedError, match="synchronously"):
             stocks.save(_state(rank, True), folder, ours, async_sharded_save=True)
+        dist.barrier()
+        # Stock had written the new common.pt when it asked: the old tensors must not go with it.
+        assert not (path / "metadata.json").exists()
+        dist.barrier()
+        stocks.save(_state(rank, True), folder, ours)
 
 
 def _fails(rank: int, path: pathlib.Path, ours: Any) -> None:
@@ -285,6 +366,13 @@ def test_a_checkpoint_is_replaced_in_place_and_a_failed_save_leaves_no_whole_one
         tilestone.open(ckpt)
 
 
+@dataclasses.dataclass
+class Odd:
+    """Of a class that a load makes only when it is allowed."""
+
+    a: int
+
+
 def _shapes(rank: int, world: int, folder: str) -> None:
     """Another padding, another dtype, groups of different keys, objects that are not allowed."""
     stocks = _megatron()
@@ -293,7 +381,7 @@ def _shapes(rank: int, world: int, folder: str) -> None:
         _make_directory(rank, path)
         state = _state(rank, True)
         state["odd"] = stocks.mapping.ShardedObject(
-            "odd", types.SimpleNamespace(a=1) if rank == 0 else None, (1,), (0,), rank
+            "odd", Odd(1) if rank == 0 else None, (1,), (0,), rank
         )
         stocks.save(state, str(path), stock.TilestoneSaveStrategy())
         whole = torch.cat([EMBEDDING, torch.zeros(2, 4)]).to(torch.float64)
@@ -304,11 +392,11 @@ def _shapes(rank: int, world: int, folder: str) -> None:
             )  # fmt: skip
             loaded = stocks.load({"e": wanted}, str(path), _strategies(name)[1])["e"]
             assert torch.equal(loaded, whole.chunk(4)[rank])
-        load = stock.TilestoneLoadStrategy(allow_classes=["types.SimpleNamespace"])
+        load = stock.TilestoneLoadStrategy(allow_classes=[f"{Odd.__module__}.Odd"])
         odd = stocks.mapping.ShardedObject("odd", None, (1,), (0,))
         only = {("odd", (0,), None): odd} if rank == 2 else {}
         got = load.load(only, path)
-        assert got == ({("odd", (0,), None): types.SimpleNamespace(a=1)} if rank == 2 else {})
+        assert got == ({("odd", (0,), None): Odd(1)} if rank == 2 else {})
         _checks_refusals(rank, path, only)
 
 
@@ -395,167 +483,6 @@ def _goldens(rank: int, world: int) -> int:
 
 def test_goldens_of_every_version_and_backend_load_through_stock(worlds: Worlds) -> None:
     assert worlds[1].run(_goldens)[0] > 200
-
-
-def _switching(rank: int, world: int, folder: str) -> None:
-    stocks = _megatron()
-    from megatron.core.dist_checkpointing.strategies import base
-    from megatron.core.dist_checkpointing.strategies import torch as by_name
-
-    def remembered() -> list[Any]:
-        kinds = (by_name.TorchDistSaveShardedStrategy, by_name.TorchDistLoadShardedStrategy)
-        return [*(dict(vars(kind)) for kind in kinds), by_name.register_default_torch_strategies,
-                {kind: dict(entries) for kind, entries in base.default_strategies.items()
-                 if entries}]  # fmt: skip
-
-    class Own(by_name.TorchDistSaveShardedStrategy):  # type: ignore[misc]
-        pass
-
-    made_before = by_name.TorchDistSaveShardedStrategy("torch_dist", 1)
-    before = remembered()
-    stock.enable(save_strategy=stock.TilestoneSaveStrategy(files_per_rank=2))
-    stock.enable()
-    with _stock_on_cpu():
-        for number, save in enumerate((None, made_before, Own("torch_dist", 1))):
-            path = pathlib.Path(folder, str(number))
-            _make_directory(rank, path)
-            stocks.save(_state(rank, True), str(path), save)
-            load = by_name.TorchDistLoadShardedStrategy() if number else None
-            _check(stocks.load(_state(rank, False), str(path), load), rank)
-            dist.barrier()
-            by_tilestone = (path / ".tilestone").exists()
-            assert by_tilestone == (number < 2), number
-    assert isinstance(
-        stocks.serialization.get_default_save_sharded_strategy(), stock.TilestoneSaveStrategy
-    )
-    stock.disable()
-    stock.disable()
-    assert remembered() == before
-
-
-def test_enable_is_for_defaults_and_stocks_own_classes_and_disable_takes_it_back(
-    worlds: Worlds, tmp_path: pathlib.Path
-) -> None:
-    worlds[4].run(_switching, str(tmp_path))
-
-
-def test_enable_logs_once_and_refuses_what_is_no_strategy_of_ours(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    _megatron()
-    with caplog.at_level(logging.INFO, "tilestone"):
-        try:
-            stock.enable()
-            stock.enable()
-        finally:
-            stock.disable()
-    assert len([record for record in caplog.records if "Tilestone" in record.message]) == 1
-    with pytest.raises(tilestone.InvalidArgumentError, match="load_strategy"):
-        stock.enable(load_strategy=stock.TilestoneSaveStrategy())
-
-
-@pytest.fixture
-def no_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the strategies' classes had not been made yet."""
-    for name in ("TilestoneSaveStrategy", "TilestoneLoadStrategy"):
-        monkeypatch.delitem(vars(stock), name, raising=False)
-        monkeypatch.setitem(vars(stock), name, None)
-        monkeypatch.delitem(vars(stock), name)
-
-
-def test_a_megatron_that_is_not_there_or_unknown_is_an_error_that_says_so(
-    monkeypatch: pytest.MonkeyPatch, no_classes: None
-) -> None:
-    stock.disable()
-    core = types.ModuleType("megatron.core")
-    for version, said in (("0.12.3", "0.12.3"), ("1.0", "1.0"), ("", "unknown")):
-        core.__version__ = version  # type: ignore[attr-defined]
-        with monkeypatch.context() as patched:
-            patched.setitem(sys.modules, "megatron.core", core)
-            patched.setitem(
-                sys.modules, "megatron.core.dist_checkpointing.mapping", types.ModuleType("m")
-            )
-            with pytest.raises(tilestone.UnsupportedError, match=said):
-                stock.enable()
-    monkeypatch.setitem(sys.modules, "megatron.core", None)
-    for what in (stock.enable, lambda: stock.TilestoneSaveStrategy):
-        with pytest.raises(tilestone.UnsupportedError, match="can't be imported"):
-            what()
-
-
-def _stub_of_0_19() -> dict[str, types.ModuleType]:
-    """What 0.19's strategies look like to a plug-in: no base, no registry."""
-    package = "megatron.core.dist_checkpointing"
-    names = ("megatron.core", package, f"{package}.mapping", f"{package}.strategies",
-             f"{package}.strategies.torch")  # fmt: skip
-    modules = {name: types.ModuleType(name) for name in names}
-    modules["megatron.core"].__version__ = "0.19.2"  # type: ignore[attr-defined]
-
-    class TorchDistSaveShardedStrategy:
-        def __init__(self, backend: str, version: int, keep_only_main_replica: bool = True) -> None:
-            self.backend, self.version = backend, version
-
-        def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
-            raise AssertionError("stock's own")
-
-    class TorchDistLoadShardedStrategy:
-        def load(self, sharded_state_dict: Any, checkpoint_dir: Any, async_strategy: str) -> Any:
-            raise AssertionError("stock's own")
-
-    for kind in (TorchDistSaveShardedStrategy, TorchDistLoadShardedStrategy):
-        setattr(modules[f"{package}.strategies.torch"], kind.__name__, kind)
-    return modules
-
-
-@dataclasses.dataclass
-class ShardedObject:
-    """As 0.19 hands over the common state."""
-
-    key: str
-    data: Any
-    global_shape: tuple[int, ...] = (1,)
-    global_offset: tuple[int, ...] = (0,)
-    replica_id: Any = 0
-
-    @property
-    def unique_key(self) -> str:
-        return f"{self.key}/shard_0_1"
-
-
-ShardedObject.__module__ = "megatron.core.dist_checkpointing.mapping"
-
-
-def test_a_megatron_without_base_classes_takes_subclasses_of_its_own_strategy(
-    monkeypatch: pytest.MonkeyPatch, no_classes: None, ckpt: str
-) -> None:
-    modules = _stub_of_0_19()
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setitem(sys.modules, "megatron.core.dist_checkpointing.strategies.base", None)
-    by_name = modules["megatron.core.dist_checkpointing.strategies.torch"]
-    save = stock.TilestoneSaveStrategy()
-    assert isinstance(save, by_name.TorchDistSaveShardedStrategy)  # type: ignore[attr-defined]
-    folder = pathlib.Path(ckpt)
-    folder.mkdir()
-    for name in ("metadata.json", "common.pt", "integrity.json"):
-        (folder / name).write_text('{"sharded_backend": "torch_dist"}')
-    stock.enable(save_strategy=save)
-    try:
-        stocks = by_name.TorchDistSaveShardedStrategy("torch_dist", 1)  # type: ignore[attr-defined]
-        for step in (1, 2):
-            common = ShardedObject("common_state", {"step": step})
-            stocks.save({"common_state": common, "o": ShardedObject("o", [step])}, ckpt)
-            sealed = (folder / "metadata.json").exists()
-            assert sealed == (step == 2)  # replaced in one step, with nothing beside it
-            (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
-        assert not (folder / "common.pt").exists() and not (folder / "integrity.json").exists()
-        with tilestone.open(ckpt) as checkpoint:
-            assert checkpoint.common() == {"step": 2} and checkpoint.verify().ok
-        loads = by_name.TorchDistLoadShardedStrategy()  # type: ignore[attr-defined]
-        assert loads.load({"x": ShardedObject("o", None)}, ckpt, "nvrx") == {"x": [2]}
-    finally:
-        stock.disable()
-    assert "async_save" not in vars(by_name.TorchDistSaveShardedStrategy)  # type: ignore[attr-defined]
 
 
 def test_a_file_that_cant_be_removed_first_is_an_error_on_every_rank(

@@ -87,6 +87,10 @@ def _made(state: Any) -> Any:
     return state.make() if isinstance(state, Prepared) else state
 
 
+def _harmless(state: Any) -> frozenset[str]:
+    return state.harmless if isinstance(state, Prepared) else frozenset()
+
+
 def _compared(state: Any) -> Any:
     return state.compared_common() if isinstance(state, Prepared) else None
 
@@ -189,7 +193,10 @@ def save(
             return _core.SaveRequest(
                 _made(state),
                 _options.directory(path),
-                Bridge(group=group, ranks=comm.size, by_rule=by_rule and unwrapped, rank=comm.rank),
+                Bridge(
+                    group=group, ranks=comm.size, by_rule=by_rule and unwrapped, rank=comm.rank,
+                    harmless=_harmless(state),
+                ),
                 _options.word("format", format),
                 _options.word("dialect", dialect),
                 _options.flag("overwrite", overwrite),
@@ -345,8 +352,8 @@ def load(
                 vars(report).update(vars(LoadReport()))
             shown = reporting(_options.sink("progress", progress), "load", comm.rank)
             allowed = _options.names("allow_classes", allow_classes)
-            harmless = wanted.harmless if isinstance(wanted, Prepared) else frozenset()
-            bridge = Bridge(True, allowed, group=group, ranks=comm.size, harmless=harmless)
+            known = _harmless(wanted)
+            bridge = Bridge(True, allowed, group=group, ranks=comm.size, harmless=known)
             return _core.LoadRequest(
                 None if path is None else _made(wanted),
                 _options.directory(where),

@@ -224,7 +224,7 @@ class Bridge:
         """
         _leaves.check(item)
         pickled, archive = _pickling.dumps(item, key)
-        _pickling.check(pickled, archive, key, log=self.rank == 0)
+        _pickling.check(pickled, archive, key, self.rank == 0, self.harmless)
         return pickled, archive
 
     def make_array(self, loaded: _core.TensorView, original: Any) -> Any:

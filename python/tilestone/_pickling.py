@@ -122,8 +122,14 @@ def _name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def check(pickled: bytes, archive: bool, key: str, log: bool) -> None:
+def check(
+    pickled: bytes, archive: bool, key: str, log: bool, harmless: frozenset[str] = frozenset()
+) -> None:
     """Reads the pickle as a load would; logs once a class that comes back as Opaque.
+
+    Args:
+        log: this rank is the one that logs.
+        harmless: classes of which the load that goes with this save makes objects.
 
     Raises:
         InvalidArgumentError: it could not be read back, naming the key.
@@ -133,7 +139,7 @@ def check(pickled: bytes, archive: bool, key: str, log: bool) -> None:
     except CheckpointError as error:
         raise InvalidArgumentError(error.message, key=key, hint=error.hint) from error
     for name in names:
-        if not log or name in _logged or _plain_types.is_plain(name):
+        if not log or name in _logged | harmless or _plain_types.is_plain(name):
             continue
         _logged.add(name)
         _log.warning(

@@ -13,9 +13,9 @@ import torch
 
 from tilestone import _api
 from tilestone._api import LoadReport, Prepared
-from tilestone._errors import InvalidArgumentError, UnsupportedError
+from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
-from tilestone.megatron._stored import COMMON_FILE, HARMLESS
+from tilestone.megatron._stored import HARMLESS, literal
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.dict_utils import extract_matching_values
 from tilestone.megatron.mapping import (
@@ -28,6 +28,7 @@ from tilestone.megatron.mapping import (
     ShardedTensorFactory,
     StateDict,
 )
+from tilestone.megatron.strategies._shares import LocalCopies, without_copies
 from tilestone.megatron.utils import force_all_tensors_to_non_fp8
 from tilestone.megatron.validation import _validate_common_state_dict
 
@@ -248,13 +249,22 @@ class Asked(Prepared):
 
 def engine_load(asked: Asked, checkpoint_dir: Any, **options: Any) -> StateDict:
     """Loads a template by the engine, with keywords of `tilestone.load`."""
-    return _api.load(cast("Any", asked), checkpoint_dir, **options)
+    return _api.load(cast("Any", asked), literal(checkpoint_dir), **options)
 
 
 def load_sharded(sharded_state_dict: ShardedStateDict, checkpoint_dir: Any) -> StateDict:
     """Loads entities and nothing else; dtypes are converted."""
     asked = Asked(sharded_state_dict)
     return engine_load(asked, checkpoint_dir, sharded_only=True, cast=True)
+
+
+def without_local_copies(tree: Any) -> Any:
+    """The tree without a second replica of a shard on this rank; the same tree if there is none."""
+    leaves = _leaves(tree)
+    copies = LocalCopies(leaves)
+    if not any([copies.take(leaf) for leaf in leaves]):
+        return tree
+    return without_copies(tree, LocalCopies(leaves).take)
 
 
 class Given(Prepared):
@@ -267,6 +277,8 @@ class Given(Prepared):
         group: the ranks that save; None: all.
         preprocess: of a copy of the common state, makes what is compared between ranks.
     """
+
+    harmless = HARMLESS
 
     def __init__(
         self,
@@ -289,7 +301,7 @@ class Given(Prepared):
         _expect_dict(self._given)
         if _ranks.rank(self._group) == 0:
             warn_replaced(self._directory)
-        return self._given
+        return without_local_copies(self._given)  # type: ignore[no-any-return]
 
     def compared_common(self) -> Mapping[Any, Any] | None:
         """What preprocess makes of the common state, in dicts and lists of its own."""
@@ -326,27 +338,7 @@ def warn_replaced(checkpoint_dir: Any) -> None:
 
 def engine_save(given: Given, checkpoint_dir: Any, **options: Any) -> None:
     """Saves a state by the engine, with keywords of `tilestone.save`."""
-    result = _api.save(
-        cast("Any", given), checkpoint_dir, dialect="megatron", overwrite=True, **options
-    )
+    path = literal(checkpoint_dir)
+    result = _api.save(cast("Any", given), path, dialect="megatron", overwrite=True, **options)
     if result.common_differs:
         given.log_differences()
-
-
-def save_sharded(
-    sharded_state_dict: ShardedStateDict, checkpoint_dir: Any, options: dict[str, Any]
-) -> None:
-    """Saves entities and nothing else; the checkpoint has an empty common state."""
-
-    def check() -> None:
-        if os.path.exists(os.path.join(checkpoint_dir, COMMON_FILE)):
-            raise UnsupportedError(
-                f"{checkpoint_dir} has a common state, and a strategy that is called by itself "
-                "saves none: it would be lost",
-                file=COMMON_FILE,
-                hint="give the strategy to tilestone.megatron.save, or save to another directory",
-            )
-
-    given = Given(sharded_state_dict, checkpoint_dir, check)
-    engine_save(given, checkpoint_dir, **options)
-

@@ -49,9 +49,16 @@ def harmless_classes() -> list[Any]:
     return found
 
 
+def literal(checkpoint_dir: Any) -> Any:
+    """The directory as Megatron-Core means it: a leading "~" is a name like any other."""
+    path = os.fspath(checkpoint_dir) if isinstance(checkpoint_dir, os.PathLike) else checkpoint_dir
+    is_home = isinstance(path, (str, bytes)) and path[:1] in ("~", b"~")
+    return os.path.join(os.curdir, os.fsdecode(path)) if is_home else path
+
+
 def open_stored(checkpoint_dir: str | os.PathLike[str]) -> _checkpoint.Checkpoint:
     """The checkpoint, open; its arrays are torch's."""
-    return _checkpoint.open(os.fspath(checkpoint_dir), framework="torch")
+    return _checkpoint.open(literal(checkpoint_dir), framework="torch")
 
 
 def common_state(checkpoint_dir: str | os.PathLike[str]) -> StateDict:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tilestone._errors import MismatchError, UnsupportedError
 from tilestone.megatron import _parts, _stored
+from tilestone.megatron._in_place import save_in_place
 from tilestone.megatron.mapping import ShardedStateDict, StateDict
 from tilestone.megatron.strategies.async_utils import AsyncRequest
 from tilestone.megatron.strategies.base import (
@@ -22,17 +23,25 @@ ASYNC_HINT = (
 
 
 class EngineSaveStrategy(AsyncSaveShardedStrategy):
-    """Saves by the engine. `save` calls it once for sharded and common state together."""
+    """Saves by the engine. `tilestone.megatron.save` calls it once for sharded and common state."""
 
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
-        """Saves sharded state alone; every rank calls. What is in the directory is replaced.
+        """Saves the sharded part alone, as Megatron-Core has strategies do it; every rank calls.
 
-        The checkpoint is complete, with an empty common state.
+        It is a checkpoint once the caller has also written common.pt (before) and metadata.json
+        (after): `tilestone.megatron.save` does so for a strategy of a user's own, of which this one
+        may be a part. An older metadata.json goes first, and what the directory holds is replaced
+        in place, so after a failure no whole checkpoint stands there.
+
+        Args:
+            sharded_state_dict: nested dicts and lists of entities.
+            checkpoint_dir: its directory, on a file system that all ranks see.
 
         Raises:
-            CheckpointingException: on every rank, and nothing has changed.
+            CheckpointingException: on every rank. UnsupportedError: the format is zarr, of which
+                only whole checkpoints are saved.
         """
-        _parts.save_sharded(sharded_state_dict, checkpoint_dir, self._options())
+        save_in_place(sharded_state_dict, checkpoint_dir, **self._options())
 
     def async_save(
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory

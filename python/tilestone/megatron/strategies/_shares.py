@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tilestone.megatron.dict_utils import dict_list_map_outplace
@@ -38,8 +39,35 @@ def _is_copy(item: Any) -> bool:
     return isinstance(item, ShardedTensor) and not is_main_replica(item.replica_id)
 
 
-def without_copies(tree: Any) -> Any:
-    """The tree without the tensors that other ranks write.
+class LocalCopies:
+    """Tensors that a rank holds beside another replica of the same shard, as tied weights are.
+
+    Args:
+        leaves: all that the rank holds.
+    """
+
+    def __init__(self, leaves: Iterable[Any]) -> None:
+        tensors = [leaf for leaf in leaves if isinstance(leaf, ShardedTensor)]
+        self._seen = {self._place(each) for each in tensors if not _is_copy(each)}
+
+    def take(self, item: Any) -> bool:
+        """Whether a leaf is such a copy. To be asked once of each leaf, in order."""
+        if not _is_copy(item):
+            return False
+        place = self._place(item)
+        is_copy = place in self._seen
+        self._seen.add(place)
+        return is_copy
+
+    @staticmethod
+    def _place(item: Any) -> tuple[Any, ...]:
+        flat = getattr(item, "flattened_range", None)
+        within = None if flat is None else (flat.start, flat.stop)
+        return item.key, tuple(item.global_offset), tuple(item.local_shape), within
+
+
+def without_copies(tree: Any, is_copy: Callable[[Any], bool] = _is_copy) -> Any:
+    """The tree without some of its tensors: by default those that other ranks write.
 
     A dict or list that held nothing else goes with them: left behind, it would be common state.
     """
@@ -48,9 +76,9 @@ def without_copies(tree: Any) -> Any:
     items = tree.items() if isinstance(tree, dict) else enumerate(tree)
     kept = {}
     for name, value in items:
-        if _is_copy(value):
+        if is_copy(value):
             continue
-        rest = without_copies(value)
+        rest = without_copies(value, is_copy)
         emptied = isinstance(value, (dict, list)) and value and not rest
         if not emptied:
             kept[name] = rest

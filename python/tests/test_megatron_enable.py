@@ -1,0 +1,180 @@
+"""Tilestone's strategies as the defaults of stock Megatron-Core, and the versions of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import pathlib
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import tilestone
+from ranks import Worlds
+from test_megatron_stock import _check, _make_directory, _megatron, _state, _stock_on_cpu
+from tilestone.megatron import _stock_strategies, stock
+
+
+def _switching(rank: int, world: int, folder: str) -> None:
+    stocks = _megatron()
+    from megatron.core.dist_checkpointing.strategies import base
+    from megatron.core.dist_checkpointing.strategies import torch as by_name
+
+    def remembered() -> list[Any]:
+        kinds = (by_name.TorchDistSaveShardedStrategy, by_name.TorchDistLoadShardedStrategy)
+        return [*(dict(vars(kind)) for kind in kinds), by_name.register_default_torch_strategies,
+                {kind: dict(entries) for kind, entries in base.default_strategies.items()
+                 if entries}]  # fmt: skip
+
+    class Own(by_name.TorchDistSaveShardedStrategy):  # type: ignore[misc]
+        pass
+
+    made_before = by_name.TorchDistSaveShardedStrategy("torch_dist", 1)
+    before = remembered()
+    stock.enable(save_strategy=stock.TilestoneSaveStrategy(files_per_rank=2))
+    stock.enable()
+    with _stock_on_cpu():
+        for number, save in enumerate((None, made_before, Own("torch_dist", 1))):
+            path = pathlib.Path(folder, str(number))
+            _make_directory(rank, path)
+            stocks.save(_state(rank, True), str(path), save)
+            load = by_name.TorchDistLoadShardedStrategy() if number else None
+            _check(stocks.load(_state(rank, False), str(path), load), rank)
+            dist.barrier()
+            by_tilestone = (path / ".tilestone").exists()
+            assert by_tilestone == (number < 2), number
+    assert isinstance(
+        stocks.serialization.get_default_save_sharded_strategy(), stock.TilestoneSaveStrategy
+    )
+    stock.disable()
+    stock.disable()
+    assert remembered() == before
+
+
+def test_enable_is_for_defaults_and_stocks_own_classes_and_disable_takes_it_back(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[4].run(_switching, str(tmp_path))
+
+
+def test_enable_logs_once_and_refuses_what_is_no_strategy_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _megatron()
+    with caplog.at_level(logging.INFO, "tilestone"):
+        try:
+            stock.enable()
+            stock.enable()
+        finally:
+            stock.disable()
+    assert len([record for record in caplog.records if "Tilestone" in record.message]) == 1
+    with pytest.raises(tilestone.InvalidArgumentError, match="load_strategy"):
+        stock.enable(load_strategy=stock.TilestoneSaveStrategy())
+
+
+@pytest.fixture
+def no_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the strategies' classes had not been made yet."""
+    monkeypatch.setattr(_stock_strategies, "_made", {})
+
+
+def test_a_megatron_that_is_not_there_or_unknown_is_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch, no_classes: None
+) -> None:
+    stock.disable()
+    core = types.ModuleType("megatron.core")
+    for version, said in (("0.12.3", "0.12.3"), ("1.0", "1.0"), ("", "unknown")):
+        core.__version__ = version  # type: ignore[attr-defined]
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, "megatron.core", core)
+            patched.setitem(
+                sys.modules, "megatron.core.dist_checkpointing.mapping", types.ModuleType("m")
+            )
+            with pytest.raises(tilestone.UnsupportedError, match=said):
+                stock.enable()
+    monkeypatch.setitem(sys.modules, "megatron.core", None)
+    for what in (stock.enable, lambda: stock.TilestoneSaveStrategy):
+        with pytest.raises(tilestone.UnsupportedError, match="can't be imported"):
+            what()
+
+
+def _stub_of_0_19() -> dict[str, types.ModuleType]:
+    """What 0.19's strategies look like to a plug-in: no base, no registry."""
+    package = "megatron.core.dist_checkpointing"
+    names = ("megatron.core", package, f"{package}.mapping", f"{package}.strategies",
+             f"{package}.strategies.torch")  # fmt: skip
+    modules = {name: types.ModuleType(name) for name in names}
+    modules["megatron.core"].__version__ = "0.19.2"  # type: ignore[attr-defined]
+
+    class TorchDistSaveShardedStrategy:
+        def __init__(self, backend: str, version: int, keep_only_main_replica: bool = True) -> None:
+            self.backend, self.version = backend, version
+
+        def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
+            raise AssertionError("stock's own")
+
+    class TorchDistLoadShardedStrategy:
+        def load(self, sharded_state_dict: Any, checkpoint_dir: Any, async_strategy: str) -> Any:
+            raise AssertionError("stock's own")
+
+    for kind in (TorchDistSaveShardedStrategy, TorchDistLoadShardedStrategy):
+        setattr(modules[f"{package}.strategies.torch"], kind.__name__, kind)
+    return modules
+
+
+@dataclasses.dataclass
+class ShardedObject:
+    """As 0.19 hands over the common state."""
+
+    key: str
+    data: Any
+    global_shape: tuple[int, ...] = (1,)
+    global_offset: tuple[int, ...] = (0,)
+    replica_id: Any = 0
+
+    @property
+    def unique_key(self) -> str:
+        return f"{self.key}/shard_0_1"
+
+
+ShardedObject.__module__ = "megatron.core.dist_checkpointing.mapping"
+
+
+def test_a_megatron_without_base_classes_takes_subclasses_of_its_own_strategy(
+    monkeypatch: pytest.MonkeyPatch, no_classes: None, ckpt: str
+) -> None:
+    modules = _stub_of_0_19()
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "megatron.core.dist_checkpointing.strategies.base", None)
+    by_name = modules["megatron.core.dist_checkpointing.strategies.torch"]
+    save = stock.TilestoneSaveStrategy()
+    assert isinstance(save, by_name.TorchDistSaveShardedStrategy)  # type: ignore[attr-defined]
+    folder = pathlib.Path(ckpt)
+    folder.mkdir()
+    for name in ("metadata.json", "common.pt", "integrity.json"):
+        (folder / name).write_text('{"sharded_backend": "torch_dist"}')
+    stock.enable(save_strategy=save)
+    try:
+        stocks = by_name.TorchDistSaveShardedStrategy("torch_dist", 1)  # type: ignore[attr-defined]
+        for step in (1, 2):
+            common = ShardedObject("common_state", {"step": step})
+            stocks.save({"common_state": common, "o": ShardedObject("o", [step])}, ckpt)
+            sealed = (folder / "metadata.json").exists()
+            assert sealed == (step == 2)  # replaced in one step, with nothing beside it
+            (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+        unwritten = {"common_state": ShardedObject("common_state", {"step": 3})}
+        with pytest.raises(tilestone.UnsupportedError, match="synchronously"):
+            save.async_save(unwritten, ckpt, "nvrx")
+        assert (folder / "metadata.json").exists()  # nothing has been written
+        assert not (folder / "common.pt").exists() and not (folder / "integrity.json").exists()
+        with tilestone.open(ckpt) as checkpoint:
+            assert checkpoint.common() == {"step": 2} and checkpoint.verify().ok
+        loads = by_name.TorchDistLoadShardedStrategy()  # type: ignore[attr-defined]
+        assert loads.load({"x": ShardedObject("o", None)}, ckpt, "nvrx") == {"x": [2]}
+    finally:
+        stock.disable()
+    assert "async_save" not in vars(by_name.TorchDistSaveShardedStrategy)  # type: ignore[attr-defined]

@@ -1,0 +1,166 @@
+"""Saves of the sharded part of a checkpoint, between the two steps that are Megatron-Core's own.
+
+It writes common.pt before, and metadata.json after a strategy's save. What a strategy replaces, it
+replaces in the directory as it stands, and common.pt is the new one by then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tilestone import _api, _megatron
+from tilestone._errors import InvalidArgumentError, StorageError
+from tilestone.megatron import _parts, _ranks
+from tilestone.megatron._stored import COMMON_FILE, HARMLESS, literal
+from tilestone.megatron.core import CONFIG_FNAME
+from tilestone.megatron.mapping import is_main_replica
+from tilestone.megatron.strategies._shares import LocalCopies
+
+Path = str | os.PathLike[str]
+
+_COMMON_KEY = "common_state"  # of the ShardedObject in which 0.19 hands over the common state
+_INTEGRITY_FILE = "integrity.json"
+_SHARDED = {"ShardedTensor", "ShardedObject"}
+
+
+def _leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What stands in nested dicts and lists, each with its path, in order."""
+    if isinstance(tree, dict):
+        for key, item in tree.items():
+            yield from _leaves(item, (*path, key))
+    elif isinstance(tree, list):
+        for index, item in enumerate(tree):
+            yield from _leaves(item, (*path, index))
+    else:
+        yield path, tree
+
+
+def rebuilt(tree: Any, values: Iterator[Any]) -> Any:
+    """New dicts and lists of a tree's structure with other leaves, in the order of entities()."""
+    if isinstance(tree, dict):
+        return {key: rebuilt(item, values) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [rebuilt(item, values) for item in tree]
+    return next(values)
+
+
+def entities(tree: Any) -> list[Any]:
+    """The leaves of nested dicts and lists, which are the sharded part of a state dict.
+
+    Raises:
+        InvalidArgumentError: a leaf is no ShardedTensor or ShardedObject; its place is the key.
+    """
+    found = []
+    for path, leaf in _leaves(tree):
+        if _megatron.kind_of(type(leaf)) not in _SHARDED:
+            raise InvalidArgumentError(
+                f"a {type(leaf).__name__} is no ShardedTensor or ShardedObject, and only these "
+                "belong to the sharded part of a checkpoint",
+                key=".".join(map(str, path)),
+                hint="give the whole state dict to save or load of dist_checkpointing, which hand "
+                "the strategy its part",
+            )
+        found.append(leaf)
+    return found
+
+
+def _has_common_state(tree: Any) -> bool:
+    return any(
+        _megatron.kind_of(type(leaf)) == "ShardedObject" and leaf.key == _COMMON_KEY
+        for _, leaf in _leaves(tree)
+    )
+
+
+def _remove_seals(path: Any, common_is_sharded: bool) -> None:
+    """Removes, durably, what would show the directory as a whole checkpoint during the save.
+
+    The common state in common.pt is the new one already, or will be in an object: then nothing goes
+    where no other file than .metadata, which is replaced in one step, tells old from new.
+    """
+    try:
+        names = set(os.listdir(path))
+        if common_is_sharded and not names & {COMMON_FILE, _INTEGRITY_FILE}:
+            return
+        doomed = [CONFIG_FNAME, _INTEGRITY_FILE, *([COMMON_FILE] if common_is_sharded else [])]
+        for name in doomed:
+            if name in names:
+                os.unlink(os.path.join(path, name))
+                _sync_directory(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # nothing stands there, or the save says what does
+    except OSError as error:
+        raise StorageError(
+            f"a file of the checkpoint that is to be replaced can't be removed: {error.strerror}",
+            file=str(error.filename or path),
+            errno=error.errno,
+        ) from error
+
+
+def end_without_tensors(tree: Any, checkpoint_dir: Path) -> None:
+    """Called by one rank where a save is refused after Megatron-Core has written common.pt.
+
+    What stood in the directory is then no whole checkpoint any more, and must not look like one.
+    Where the common state is in the tree, nothing has been written, and nothing is done.
+    """
+    if not _has_common_state(tree):
+        _remove_seals(literal(checkpoint_dir), common_is_sharded=False)
+
+
+def _sync_directory(path: Any) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _Shards(_api.Prepared):
+    """The sharded part of a state dict on its way into a save."""
+
+    harmless = HARMLESS
+
+    def __init__(self, tree: Any, path: Any, group: Any, mains_only: bool) -> None:
+        self._tree = tree
+        self._path = path
+        self._group = group
+        self._mains_only = mains_only
+
+    def make(self) -> Mapping[Any, Any]:
+        """Entities by numbers, since their own keys name them; rank 0 removes the seals first."""
+        if _ranks.rank(self._group) == 0:
+            _remove_seals(self._path, _has_common_state(self._tree))
+        kept = [
+            entity
+            for entity in entities(_parts.built(self._tree))
+            if is_main_replica(entity.replica_id)
+            or not (self._mains_only or entity.data is None)
+        ]
+        copies = LocalCopies(kept)
+        kept = [entity for entity in kept if not copies.take(entity)]
+        return {str(number): entity for number, entity in enumerate(kept)}
+
+
+def save_in_place(
+    tree: Any, checkpoint_dir: Path, group: Any = None, mains_only: bool = False, **options: Any
+) -> None:
+    """Saves the sharded part of a state dict; every rank calls.
+
+    An older metadata.json goes first. So where the save fails, the directory holds the tensors that
+    stood there and no whole checkpoint.
+
+    Args:
+        tree: nested dicts and lists of entities; factories are built.
+        checkpoint_dir: its directory, on a file system that all ranks see.
+        group: the ranks that save together; None: the default group.
+        mains_only: each shard's main replica is written by its rank. Otherwise any rank that holds
+            a shard's data may be its writer.
+        options: keywords of `tilestone.save`.
+
+    Raises:
+        As `tilestone.save`, the same on every rank.
+    """
+    path = literal(checkpoint_dir)
+    state: Any = _Shards(tree, path, group, mains_only)
+    _api.save(state, path, group=group, dialect="megatron_shards", overwrite=True, **options)
