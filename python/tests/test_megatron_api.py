@@ -24,15 +24,13 @@ import tilestone
 from tilestone import _pickling, megatron
 from ranks import Raised, Worlds
 from test_goldens import GOLDEN, goldens
-from tilestone.megatron import serialization, strategies
 from tilestone.megatron.mapping import (
     LocalNonpersistentObject,
     ShardedObject,
     ShardedTensor,
     ShardedTensorFactory,
 )
-from tilestone.megatron.strategies import base, torch as torch_strategies, zarr
-from tilestone.megatron.strategies.async_utils import AsyncRequest
+from tilestone.megatron.strategies import torch as torch_strategies
 
 MODES = [mode.value for mode in megatron.StrictHandling]
 
@@ -464,81 +462,6 @@ def test_dtypes_are_converted_as_stock_converts_them_unless_that_is_refused(ckpt
     assert raised.value.key == "w"
 
 
-def test_backends_are_chosen_by_name_and_found_from_the_files(ckpt: str) -> None:
-    megatron.save(_tensor(1), ckpt, ("zarr", 1))
-    assert json.loads(pathlib.Path(ckpt, "metadata.json").read_text())["sharded_backend"] == "zarr"
-    assert megatron.load(_tensor(0), ckpt)["w"].tolist() == [1, 1]
-    found = serialization.get_default_load_sharded_strategy(ckpt)
-    assert isinstance(found, zarr.ZarrLoadShardedStrategy)
-    assert megatron.load(_tensor(0), ckpt, ("zarr", 1))["w"].tolist() == [1, 1]
-    with pytest.raises(tilestone.MismatchError, match="'zarr'.*'torch_dist'"):
-        megatron.load(_tensor(0), ckpt, ("torch_dist", 1))
-    with pytest.raises(NotImplementedError):
-        megatron.save(_tensor(1), ckpt, common_strategy=("torch", 1))
-    with pytest.raises(tilestone.UnsupportedError, match="'w'|\"w\""):
-        megatron.remove_sharded_tensors(ckpt, "w")
-
-
-class _Counting(base.SaveShardedStrategy):
-    """A user's strategy around one of Tilestone's; it is called as stock calls strategies."""
-
-    can_handle_sharded_objects = True
-
-    def __init__(self) -> None:
-        super().__init__("torch_dist", 1)
-        self.inner = torch_strategies.TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=4)
-        self.calls = 0
-
-    def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
-        assert os.path.exists(os.path.join(checkpoint_dir, "common.pt"))
-        self.calls += 1
-        self.inner.save(sharded_state_dict, checkpoint_dir)
-
-
-def test_a_users_strategy_can_save_through_tilestones_again_and_again(ckpt: str) -> None:
-    strategy = _Counting()
-    assert str(strategy.inner) == "TorchDistSaveShardedStrategy(torch_dist, 1)"
-
-    def state(value: float) -> dict[str, Any]:
-        return {**_tensor(value), "o": [ShardedObject("o", value, (1,), (0,))], "step": value}
-
-    template = {**_tensor(0), "o": [ShardedObject("o", None, (1,), (0,))]}
-    for value in (1, 2):
-        megatron.save(state(value), ckpt, strategy)
-        loaded = megatron.load(dict(template), ckpt)
-        assert loaded["w"].tolist() == [value] * 2
-        assert loaded["o"] == [value] and loaded["step"] == value
-    refused = {**state(3), "o": [ShardedObject("o", lambda: 0, (1,), (0,))]}
-    with pytest.raises(tilestone.InvalidArgumentError, match="pickled"):
-        megatron.save(refused, ckpt, strategy)
-    # The new common state stands beside the old tensors: no checkpoint.
-    assert not os.path.exists(os.path.join(ckpt, "metadata.json"))
-    megatron.save(state(4), ckpt, strategy)
-    assert megatron.load(dict(template), ckpt)["w"].tolist() == [4, 4] and strategy.calls == 4
-    assert len(list(pathlib.Path(ckpt).glob("*.distcp"))) == 1
-    with tilestone.open(ckpt) as checkpoint:
-        assert checkpoint.dialect == "megatron" and checkpoint.verify().ok
-
-
-def test_strategies_save_and_load_the_sharded_part_by_themselves(ckpt: str) -> None:
-    save = torch_strategies.TorchDistSaveShardedStrategy("torch_dist", 1)
-    save.save(_tensor(5), ckpt)
-    with pytest.raises(tilestone.CorruptError, match=r"metadata\.json"):
-        tilestone.open(ckpt)
-    with pytest.raises(tilestone.NotFoundError):
-        megatron.load(_tensor(0), ckpt)
-    megatron.core.save_config(megatron.core.CheckpointingConfig("torch_dist", 1), ckpt)
-    load = serialization.get_default_load_sharded_strategy(ckpt)
-    template = {"deep": [_tensor(0)]}
-    assert load.load(template, pathlib.Path(ckpt))["deep"][0]["w"].tolist() == [5, 5]
-    assert list(load.load_sharded_metadata(ckpt)) == ["w"]
-    with pytest.raises(tilestone.InvalidArgumentError, match="sharded part") as refused:
-        save.save({**_tensor(5), "lr": [0.1]}, ckpt)
-    assert refused.value.key == "lr.0"
-    with pytest.raises(tilestone.UnsupportedError, match="zarr"):
-        zarr.ZarrSaveShardedStrategy("zarr", 1).save(_tensor(5), ckpt)
-
-
 def test_a_second_replica_on_one_rank_is_left_out_as_stock_does(ckpt: str) -> None:
     def tied(value: float) -> dict[str, Any]:
         copy = _tensor(value)["w"]
@@ -572,54 +495,6 @@ def test_a_tilde_is_a_name_as_in_megatron_core(
     assert not list((tmp_path / "home").iterdir())
 
 
-class _OwnSave(base.SaveShardedStrategy):
-    can_handle_sharded_objects = False
-
-    def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
-        torch.save(sharded_state_dict["w"].data, os.path.join(checkpoint_dir, "own.pt"))
-
-
-class _OwnLoad(base.LoadShardedStrategy):
-    def load(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
-        return {"w": torch.load(os.path.join(checkpoint_dir, "own.pt"))}
-
-    def load_tensors_metadata(self, checkpoint_dir: Any) -> Any:
-        return {"w": ShardedTensor.from_rank_offsets("w", torch.zeros(2)).without_data()}
-
-    def check_backend_compatibility(self, loaded_backend: Any) -> None:
-        assert loaded_backend == "own"
-
-    def check_version_compatibility(self, loaded_version: Any) -> None:
-        assert loaded_version == 7
-
-
-def test_a_strategy_of_a_users_own_is_called_and_can_be_registered(ckpt: str) -> None:
-    state = {**_tensor(4), "o": ShardedObject("o", [1], (1,), (0,)), "step": 3}
-    megatron.save(state, ckpt, _OwnSave("own", 7))
-    assert json.loads(pathlib.Path(ckpt, "metadata.json").read_text())["sharded_backend"] == "own"
-    template = {**_tensor(0), "o": ShardedObject("o", None, (1,), (0,))}
-    with pytest.raises(tilestone.UnsupportedError, match="'own', 7"):
-        megatron.load(dict(template), ckpt)
-    with mock.patch.dict(base.default_strategies["load_sharded"]):
-        action = base.StrategyAction.LOAD_SHARDED
-        base.register_default_strategy(action, "own", 7, _OwnLoad())
-        state, missing, unexpected = megatron.load(
-            {**template, "new": _whole(megatron.mapping, "new", 0)}, ckpt, strict="return_all"
-        )
-    assert state["w"].tolist() == [4, 4] and state["o"] == [1] and state["step"] == 3
-    assert (missing, unexpected) == (set(), {"new"})
-
-
-def test_requests_of_asynchronous_saves_run_in_their_order() -> None:
-    done: list[Any] = []
-    request = AsyncRequest(lambda *args: done.append(args), (1, 2, 3), [], preload_fn=lambda: 9)
-    request.add_finalize_fn(lambda: done.append("end"))
-    request.execute_sync()
-    assert done == [(1, 9, 3), "end"]
-    with pytest.raises(RuntimeError, match="frozen"):
-        request.freeze().add_finalize_fn(lambda: None)
-
-
 def test_files_are_compared_with_the_hashes_that_megatron_core_wrote(
     ckpt: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -638,4 +513,3 @@ def test_files_are_compared_with_the_hashes_that_megatron_core_wrote(
     (folder / "integrity.json").write_text(json.dumps({"algorithm": "sha256", "files": hashes}))
     with pytest.raises(tilestone.CorruptError, match="common.pt"):
         megatron.load(_tensor(0), ckpt, verify_integrity=True)
-    assert strategies is not None

@@ -11,6 +11,7 @@ import numpy as np
 
 from tilestone import _checkpoint, geometry
 from tilestone.megatron._shard_lists import Row
+from tilestone.megatron._stored import literal
 
 # Stock writers' names, with or without a prefix, and Tilestone's: the prefix is the save's id.
 _DATA_FILE = re.compile(r"(?:.*__|__)(\d+)_\d+\.distcp")
@@ -75,7 +76,7 @@ def files_of(checkpoint_dir: str | os.PathLike[str], rows: Sequence[Row]) -> lis
     """
     found: list[str | None] = []
     stored: dict[str, _Stored | None] = {}
-    with _checkpoint.open(checkpoint_dir) as checkpoint:
+    with _checkpoint.open(literal(checkpoint_dir)) as checkpoint:
         keys = set(checkpoint.tensor_keys())
         for row in rows:
             key = row[0]
