@@ -92,11 +92,15 @@ class TreeMaker {
  public:
   // `claims` (may be null) gets what the Stateful objects of the tree claim.
   TreeMaker(const Bridge& bridge, Claims* claims)
-      : bridge_(bridge), claims_(claims), everywhere_(nb::cast<int>(bridge.call("everywhere"))) {}
+      : bridge_(bridge),
+        claims_(claims),
+        everywhere_(nb::cast<int>(bridge.call("everywhere"))),
+        keeps_keys_(nb::cast<bool>(bridge.call("keeps_keys"))) {}
 
   StateNode node(nb::handle object, const Path& path) const {
     if (PyODict_CheckExact(object.ptr())) log_attributes(object, path);
-    if (is_plain_dict(object)) return dict(object, path);
+    if (is_plain_dict(object))
+      return is_whole(object, path) ? leaf(object, path) : dict(object, path);
     if (PyList_CheckExact(object.ptr())) return list_or_leaf(object, path);
     if (is_plain(object)) return leaf(object, path);
     if (auto view = torch_view(object, path)) return array(*std::move(view), path);
@@ -123,6 +127,7 @@ class TreeMaker {
       below.back() = path_element(key);
       const bool is_int = std::holds_alternative<int64_t>(below.back());
       distinct = distinct && (is_int || PyUnicode_CheckExact(key.ptr()));
+      if (keeps_keys_ && !is_writable_key(key)) check_holds_sharded(item, below);
       entries.emplace_back(below.back(), node(item, below));
     }
     if (!distinct) check_distinct(out, path);
@@ -151,6 +156,53 @@ class TreeMaker {
    private:
     std::vector<PyObject*>& above_;
   };
+
+  // Whether a key of the common state comes back as an equal one.
+  static bool is_writable_key(nb::handle key) {
+    return PyUnicode_Check(key.ptr()) ||
+           (PyLong_CheckExact(key.ptr()) && std::holds_alternative<int64_t>(path_element(key)));
+  }
+
+  // Whether a dict is one value of the common state because of its keys: (1, 2), None, a dtype.
+  bool is_whole(nb::handle dict, const Path& path) const {
+    if (!keeps_keys_ || path.empty()) return false;
+    bool some = false;
+    for (auto [key, item] : nb::borrow<nb::dict>(dict)) {
+      some = some || !is_writable_key(key);
+    }
+    std::unordered_set<PyObject*> seen;
+    return some && !holds_sharded(dict, path, seen);
+  }
+
+  // Whether something in a tree is no common state. `seen`: containers that were looked at.
+  bool holds_sharded(nb::handle object, const Path& path,
+                     std::unordered_set<PyObject*>& seen) const {
+    if (is_plain(object)) return false;
+    const bool is_dict = PyDict_Check(object.ptr());
+    if (!is_dict && !PyList_Check(object.ptr())) {
+      return !torch_view(object, path) && nb::cast<bool>(bridge_.call("is_entity", object));
+    }
+    check_depth(path);
+    if (!seen.insert(object.ptr()).second) return false;
+    Path below = path;
+    below.emplace_back();
+    nb::object items = is_dict ? nb::object(object.attr("values")()) : nb::borrow(object);
+    return std::any_of(items.begin(), items.end(),
+                       [&](nb::handle item) { return holds_sharded(item, below, seen); });
+  }
+
+  // Keys of what is sharded are the template's; of common state they would be written as text.
+  void check_holds_sharded(nb::handle object, const Path& path) const {
+    std::unordered_set<PyObject*> seen;
+    if (holds_sharded(object, path, seen)) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                "a key of the common state that is neither text nor an int of 64 bits would come "
+                "back as text here")
+        .with_key(dotted(path))
+        .with_hint(
+            "it is kept in a dict, not of a class of its own, that lies below the top and "
+            "holds no sharded entities");
+  }
 
   static void check_depth(const Path& path) {
     if (path.size() <= kDepthLimit) return;
@@ -262,7 +314,8 @@ class TreeMaker {
 
   const Bridge& bridge_;
   Claims* const claims_;
-  const int everywhere_;  // how many ranks hold each plain array; 0: that is not known
+  const int everywhere_;   // how many ranks hold each plain array; 0: that is not known
+  const bool keeps_keys_;  // dicts of the common state come back with the keys that they have
   const TorchTensors torch_tensors_;
   mutable std::vector<PyObject*> containers_;  // those that the place under way is in
 };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
+import pytest
 import torch
 
 import tilestone
@@ -85,3 +86,40 @@ def test_content_metadata_that_would_lose_something_is_refused_on_every_rank(
         assert "content_metadata is a dict or None, not str" in texts[0] and "rank 1" in texts[0]
         assert "content_metadata holds sharded entities" in texts[1]
         assert "would take the place of sharded entities" in texts[2]
+
+
+# ---- Keys of common state ----
+
+KEYS: dict[str, Any] = {
+    "scalars": {(1, 2): "a", None: [1, {"b": None}], 1.5: {}, b"x": 1, True: 2, 1 << 70: 3},
+    "dtypes": {(torch.bfloat16, torch.float32): [1, 2], torch.int8: 4},
+    "in a list": [{None: 1}, {"below": {(): 2}}],
+    "text and ints": {"a": 1, 2: {-3: 4}},
+}
+
+
+@pytest.mark.parametrize("backend", ["torch_dist", "zarr"])
+def test_common_dicts_come_back_with_the_keys_that_they_had(
+    tmp_path: pathlib.Path, backend: str
+) -> None:
+    whole = ShardedTensor.from_rank_offsets("t", torch.ones(2))
+    megatron.save({"t": whole, **KEYS, "tensors": {(1,): torch.arange(3)}}, tmp_path, (backend, 1))
+    loaded = megatron.load({"t": whole}, tmp_path)
+    stored = torch.load(tmp_path / "common.pt", weights_only=False)
+    for found in (loaded, megatron.load_common_state_dict(tmp_path), stored):
+        assert {name: found[name] for name in KEYS} == KEYS
+        assert torch.equal(found["tensors"][(1,)], torch.arange(3))
+
+
+def test_a_common_key_that_can_not_come_back_is_refused(tmp_path: pathlib.Path) -> None:
+    whole = ShardedTensor.from_rank_offsets("t", torch.ones(2))
+    for state, key in (
+        ({"t": whole, None: 1}, "None"),
+        ({"x": {None: whole, (2,): 5}}, "x.(2,)"),
+    ):
+        with pytest.raises(tilestone.InvalidArgumentError, match="would come back as text") as found:
+            megatron.save(state, tmp_path)
+        assert found.value.key == key
+    # The keys of what is sharded are the template's.
+    megatron.save({(1, 2): whole}, tmp_path)
+    assert list(megatron.load({(1, 2): whole}, tmp_path)) == [(1, 2)]

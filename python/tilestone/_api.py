@@ -195,7 +195,7 @@ def save(
                 _options.directory(path),
                 Bridge(
                     group=group, ranks=comm.size, by_rule=by_rule and unwrapped, rank=comm.rank,
-                    harmless=_harmless(state),
+                    harmless=_harmless(state), common=not unwrapped,
                 ),
                 _options.word("format", format),
                 _options.word("dialect", dialect),

@@ -96,6 +96,7 @@ class Bridge:
         by_rule: ranks agree without a word, so that every rank is taken to hold a plain array.
         rank: which of the ranks this one is; rank 0 logs what all have in common.
         harmless: names of further classes, for those of them that can be imported.
+        common: what is not sharded is saved as common state, whose keys stay as they are.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Bridge:
         by_rule: bool = False,
         rank: int = 0,
         harmless: frozenset[str] = frozenset(),
+        common: bool = False,
     ) -> None:
         self.for_load = for_load
         self.allow = allow
@@ -117,6 +119,7 @@ class Bridge:
         self.ranks = ranks
         self.by_rule = by_rule
         self.rank = rank
+        self.common = common
         self._unpacked: dict[Any, Any] = {}
         self._replaced: dict[int, tuple[Any, Any, Callable[[Any], Any]]] = {}  # by id of the first
         self._statefuls = Statefuls()
@@ -205,6 +208,10 @@ class Bridge:
     def everywhere(self) -> int:
         """How many ranks are taken to hold each plain array; 0 where that is not known."""
         return self.ranks if self.by_rule else 0
+
+    def keeps_keys(self) -> bool:
+        """Whether a dict without sharded parts is saved with keys that are no text and no ints."""
+        return self.common and not self.for_load
 
     def describe_in_value(self, item: Any) -> Any:
         """What a leaf holds of an object inside it, see Converter.in_value; None: it is pickled."""
