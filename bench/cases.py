@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-import megatron
+import megatron_core
 import metadata
 import planning
 import programs
@@ -146,7 +146,7 @@ ALL = {
     "gpt": Entry("GPT, 2 × 2 ranks", "A GPT's parameters and AdamW state, about 1.5 GB, FSDP2 × TP "
                  "layout on 2 × 2 ranks.", ranks.gpt, 4),
     "megatron": Entry("Megatron-Core, 4 ranks", "The same GPT in Megatron-Core's layout, TP 2 × DP 2, "
-                      "beside stock dist_checkpointing.", megatron.megatron, 4),
+                      "beside stock dist_checkpointing.", megatron_core.megatron, 4),
     "reshard4": Entry("row to column, 4 ranks",
                       "1 GiB saved by rows on 4 ranks, loaded by columns on 4.",
                       lambda case, plan: ranks.reshard(case, plan, 4), 2),

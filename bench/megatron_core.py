@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,12 @@ class _Megatron(Contestant):
         """For a save and for a load; None: the package's own."""
         return None, None
 
-    def _wrapped(self) -> tuple[Any, Any]:
+    def wrapped(self) -> tuple[Any, Any]:
+        """The strategies for a save and for a load; None: the package's own."""
         save, load = self._strategies()
         if not self._parallel:
             return save, load
         package = self._package()
-        from importlib import import_module
-
         stock = import_module(f"{package.__name__}.strategies.torch")
         wrappers = import_module(f"{package.__name__}.strategies.fully_parallel")
         save = save or stock.TorchDistSaveShardedStrategy("torch_dist", 1)
@@ -89,10 +89,10 @@ class _Megatron(Contestant):
         if dist.get_rank() == 0:
             path.mkdir(parents=True, exist_ok=True)
         dist.barrier()
-        self._package().save(self._entities(tensors), str(path), self._wrapped()[0])
+        self._package().save(self._entities(tensors), str(path), self.wrapped()[0])
 
     def load(self, tensors: Parts, path: Path) -> None:
-        self._package().load(self._entities(tensors), str(path), self._wrapped()[1])
+        self._package().load(self._entities(tensors), str(path), self.wrapped()[1])
 
 
 class Native(_Megatron):
@@ -127,8 +127,12 @@ class PlugIn(Stock):
 
 
 def _without_cuda() -> None:
-    """Stock's fully parallel load moves every tensor to a GPU; here a tensor stays where it is."""
+    """Stock moves every tensor to a GPU in its fully parallel load, and flags in its save.
+
+    Here they stay where they are.
+    """
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+    torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[assignment,method-assign]
     real = {name: getattr(torch, name) for name in ("empty", "empty_like")}
 
@@ -146,12 +150,15 @@ def _without_cuda() -> None:
 
 def _job(case: Case, plan: Plan) -> None:
     _without_cuda()
+    warnings.simplefilter("ignore")  # stock's, of torch's older functions
     saved, wanted = state(plan.scale), state(plan.scale)
     whole = sum(part.data.nbytes * (TP if part.axis >= 0 else 1) for part in saved.values())
     case.bytes = whole
     who = [Native("tilestone"), Native(CONTROL), Native("tilestone, fully parallel", True),
            PlugIn("stock with Tilestone's strategies"), Stock("stock"),
            Stock("stock, fully parallel", True)]
+    for each in who:
+        each.wrapped()  # imports take seconds
     ranks.measure(case, plan, who, saved, wanted, count_reads=True)
 
 
