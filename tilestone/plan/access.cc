@@ -21,6 +21,8 @@ using planner::Listing;
 using planner::Tensor;
 
 constexpr size_t kNamedRanks = 4;
+// Megatron-Core's words, which its users look for.
+constexpr const char* kPattern = "Invalid access pattern: ";
 
 std::string rank_text(uint32_t rank) { return "rank " + std::to_string(rank); }
 
@@ -91,6 +93,11 @@ class Access final : public PlanSink {
       if (tensor.has_elements()) check(tensor, scratch, plans);
     }
     objects_.check();
+    for (const Tensor& tensor : tensors_) {
+      if (const auto rank = objects_.first_rank_of_grid(tensor.key())) {
+        refuse_as_both(tensor.key(), *rank, tensor.first_rank());
+      }
+    }
   }
 
  private:
@@ -99,7 +106,7 @@ class Access final : public PlanSink {
   void chunk(const PlanChunk& chunk) override;
   void object(const PlanObject& object) override;
   void take_tensor(const PlanTensor& tensor);
-  void refuse_as_both(const std::string& key, uint32_t other) const;
+  [[noreturn]] static void refuse_as_both(const std::string& key, uint32_t one, uint32_t other);
   static void check(Tensor& tensor, std::vector<Listing>& scratch, std::span<const ByteView> plans);
   [[noreturn]] static void refuse(const Tensor& tensor, const TilingFault& fault,
                                   std::span<const ByteView> plans);
@@ -129,7 +136,9 @@ void Access::take_tensor(const PlanTensor& listed) {
     const auto [known, is_new] = ids_.emplace(listed.key, next);
     id = known->second;
     if (is_new) {
-      if (const auto other = objects_.first_rank(listed.key)) refuse_as_both(listed.key, *other);
+      if (const auto other = objects_.first_rank(listed.key)) {
+        refuse_as_both(listed.key, *other, rank_);
+      }
       tensors_.emplace_back(listed.key, listed.dtype, listed.global_shape, rank_);
       common_ranks_.push_back(kNone);
     }
@@ -143,10 +152,10 @@ void Access::take_tensor(const PlanTensor& listed) {
       .with_key(listed.key);
 }
 
-void Access::refuse_as_both(const std::string& key, uint32_t other) const {
+void Access::refuse_as_both(const std::string& key, uint32_t one, uint32_t other) {
   throw Error(ErrorCode::kMismatch, "one key is that of a tensor and of an object, on " +
-                                        rank_text(std::min(other, rank_)) + " and on " +
-                                        rank_text(std::max(other, rank_)))
+                                        rank_text(std::min(one, other)) + " and on " +
+                                        rank_text(std::max(one, other)))
       .with_key(key);
 }
 
@@ -166,7 +175,9 @@ void Access::chunk(const PlanChunk& chunk) {
 
 void Access::object(const PlanObject& object) {
   const auto tensor = ids_.find(object.key);
-  if (tensor != ids_.end()) refuse_as_both(object.key, tensors_[tensor->second].first_rank());
+  if (tensor != ids_.end()) {
+    refuse_as_both(object.key, tensors_[tensor->second].first_rank(), rank_);
+  }
   objects_.add(object, rank_);
 }
 
@@ -177,7 +188,7 @@ void Access::check(Tensor& tensor, std::vector<Listing>& scratch, std::span<cons
       std::adjacent_find(listings.begin(), listings.end(),
                          [](const Listing& a, const Listing& b) { return a.same_box(b); });
   if (twice != listings.end()) {
-    throw Error(ErrorCode::kCoverage, "box " + to_string(tensor.box(*twice)) +
+    throw Error(ErrorCode::kCoverage, kPattern + ("box " + to_string(tensor.box(*twice))) +
                                           " is held by the main replicas " +
                                           ranks_text(twice->rank, (twice + 1)->rank))
         .with_key(tensor.key());
@@ -191,7 +202,7 @@ void Access::check(Tensor& tensor, std::vector<Listing>& scratch, std::span<cons
 
 void Access::refuse(const Tensor& tensor, const TilingFault& fault,
                     std::span<const ByteView> plans) {
-  std::string problem = "box " + to_string(fault.where);
+  std::string problem = kPattern + ("box " + to_string(fault.where));
   if (fault.kind == TilingFault::Kind::kUncovered) {
     problem += " of a tensor of shape " + to_string(tensor.shape()) + " is " +
                ReplicaFinder(tensor.key(), fault.where).look(plans);

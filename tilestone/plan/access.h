@@ -21,10 +21,12 @@ Bytes encode_access(const Items& items);
 // KEY/shard_OFFSET_SHAPE are places of one grid of KEY. Throws, naming key, box or place, and
 // ranks:
 //  kMismatch - ranks disagree on a key's dtype or global shape, on the shape of a grid, or on
-//      tensor versus object;
+//      tensor versus object (or grid of objects);
 //  kCoverage - elements of a tensor, or places of a grid, that two main replicas hold, or none;
 //  kInvalidArgument - an object whose place lies outside its grid;
 //  kCorrupt - what is no plan.
+// Texts of kCoverage and kInvalidArgument begin as Megatron-Core's: "Invalid access pattern: ", or
+// for objects that two main replicas hold "Duplicate ShardedObject keys: ".
 void check_access(std::span<const ByteView> plans);
 
 }  // namespace tilestone

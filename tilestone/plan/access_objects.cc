@@ -10,6 +10,8 @@ namespace tilestone {
 namespace {
 
 constexpr std::string_view kShard = "/shard_";
+// Megatron-Core's words, which its users look for.
+constexpr const char* kPattern = "Invalid access pattern: ";
 
 std::string rank_text(uint32_t rank) { return "rank " + std::to_string(rank); }
 
@@ -65,10 +67,11 @@ void AccessObjects::add(const PlanObject& listed, uint32_t rank) {
   if (listed.common || !listed.main_replica) return;
   if (object.main) {
     throw Error(ErrorCode::kCoverage,
-                *object.main == rank
-                    ? "an object is held twice as main replica by " + rank_text(rank)
-                    : "an object is held by the main replicas of ranks " +
-                          std::to_string(*object.main) + " and " + std::to_string(rank))
+                "Duplicate ShardedObject keys: " + listed.key +
+                    (*object.main == rank
+                         ? " is held twice as main replica by " + rank_text(rank)
+                         : " is held by the main replicas of ranks " +
+                               std::to_string(*object.main) + " and " + std::to_string(rank)))
         .with_key(listed.key);
   }
   object.main = rank;
@@ -80,23 +83,30 @@ std::optional<uint32_t> AccessObjects::first_rank(const std::string& key) const 
   return found->second.first_rank;
 }
 
-void AccessObjects::check() const {
+std::optional<uint32_t> AccessObjects::first_rank_of_grid(const std::string& key) const {
+  const auto found = grids_.find(key);
+  if (found == grids_.end()) return std::nullopt;
+  return found->second.rank;
+}
+
+void AccessObjects::check() {
   std::map<std::string_view, const Object*> sorted;
   for (const auto& [key, object] : objects_) {
     if (!object.common) sorted.emplace(key, &object);
   }
-  std::map<std::string_view, Grid> grids;
+  grids_.clear();
   for (const auto& [key, object] : sorted) {
     if (!object->main) {
       throw Error(ErrorCode::kCoverage,
-                  "an object is held by no main replica; a replica of it is on " +
+                  std::string(kPattern) +
+                      "an object is held by no main replica; a replica of it is on " +
                       rank_text(object->first_rank))
           .with_key(std::string(key));
     }
     auto place = parse_grid_place(key);
     if (!place) continue;
     const auto [grid, is_new] =
-        grids.try_emplace(place->key, Grid{place->shape, *object->main, {}});
+        grids_.try_emplace(std::string(place->key), Grid{place->shape, *object->main, {}});
     if (grid->second.shape != place->shape) {
       throw Error(ErrorCode::kMismatch,
                   "ranks disagree on the grid of an object: " + rank_text(grid->second.rank) +
@@ -106,7 +116,7 @@ void AccessObjects::check() const {
     }
     grid->second.places.emplace(std::move(place->offset), object);
   }
-  for (const auto& [key, grid] : grids) check_grid(key, grid);
+  for (const auto& [key, grid] : grids_) check_grid(key, grid);
 }
 
 // Places are looked for one by one until the first that is missing, so that a grid's claimed size
@@ -116,7 +126,7 @@ void AccessObjects::check_grid(std::string_view key, const Grid& grid) {
     for (size_t d = 0; d < place.size(); ++d) {
       if (place[d] < grid.shape[d]) continue;
       throw Error(ErrorCode::kInvalidArgument,
-                  rank_text(*object->main) + " holds the place " + to_string(place) +
+                  kPattern + rank_text(*object->main) + " holds the place " + to_string(place) +
                       " of an object whose grid is " + to_string(grid.shape))
           .with_key(std::string(key));
     }
@@ -129,7 +139,7 @@ void AccessObjects::check_grid(std::string_view key, const Grid& grid) {
       continue;
     }
     throw Error(ErrorCode::kCoverage,
-                "the place " + to_string(wanted) + " of an object whose grid is " +
+                kPattern + ("the place " + to_string(wanted)) + " of an object whose grid is " +
                     to_string(grid.shape) +
                     " is held by no rank (places held: " + std::to_string(grid.places.size()) + ")")
         .with_key(std::string(key));

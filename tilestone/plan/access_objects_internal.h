@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -28,7 +29,9 @@ class AccessObjects {
   void add(const PlanObject& object, uint32_t rank);
   std::optional<uint32_t> first_rank(const std::string& key) const;  // of those that list it
   // Errors as check_access().
-  void check() const;
+  void check();
+  // Of those that hold a place of the grid of this key; after check().
+  std::optional<uint32_t> first_rank_of_grid(const std::string& key) const;
 
  private:
   struct Object {
@@ -44,6 +47,7 @@ class AccessObjects {
   static void check_grid(std::string_view key, const Grid& grid);
 
   std::unordered_map<std::string, Object> objects_;
+  std::map<std::string, Grid, std::less<>> grids_;
 };
 
 }  // namespace tilestone

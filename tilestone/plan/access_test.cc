@@ -100,6 +100,22 @@ TEST(Access, NamesRanksThatDisagreeOnDtypeShapeOrKind) {
   EXPECT_THAT(problem(ranks), HasSubstr("tensor and of an object, on rank 0 and on rank 1"));
   std::swap(ranks[0], ranks[1]);
   EXPECT_THAT(problem(ranks), HasSubstr("tensor and of an object, on rank 0 and on rank 1"));
+  ranks[0] = {{}, {object("w/shard_0_1")}};
+  EXPECT_THAT(problem(ranks), AllOf(HasSubstr("(key w)"), HasSubstr("of a tensor and of an object, "
+                                                                    "on rank 0 and on rank 1")));
+}
+
+TEST(Access, SaysItInMegatronCoresWords) {
+  const std::string pattern = "Invalid access pattern: ";
+  const TensorItem half = shard("w", {4}, {{0}, {2}});
+  const TensorItem rest = shard("w", {4}, {{2}, {2}});
+  EXPECT_THAT(problem({{{half}, {}}}), HasSubstr(pattern + "box"));
+  EXPECT_THAT(problem({{{half, rest, half}, {}}}), HasSubstr(pattern + "box"));
+  EXPECT_THAT(problem(objects({{object("a/shard_0_2")}})), HasSubstr(pattern + "the place"));
+  EXPECT_THAT(problem(objects({{object("a/shard_3_2")}})), HasSubstr(pattern + "rank 0"));
+  EXPECT_THAT(problem(objects({{object("a", kReplica)}})), HasSubstr(pattern + "an object"));
+  EXPECT_THAT(problem(objects({{object("a/shard_0_1")}, {object("a/shard_0_1")}})),
+              HasSubstr("Duplicate ShardedObject keys: a/shard_0_1 is held by the main replicas"));
 }
 
 TEST(Access, CountsWhatIsCommonToAllRanksOnce) {
