@@ -22,7 +22,6 @@ import tilestone
 import torch
 from ranks import Raised, Worlds
 from tilestone.megatron import (
-    _access,
     core,
     dict_utils,
     mapping,
@@ -577,21 +576,21 @@ def _objects(*places: int) -> list[list[Any]]:
     [
         (_grid((2, 3), 0, 1, 2, 3), None),
         (_grid((0, 3), 0, 1, 2, 3), None),
-        (_grid((2, 3), 0, 1, 3), "6 of 24 elements"),
-        (_grid((2, 3), 0, 1, 2, 3, 1), "rank 1 and rank 4 both hold elements [2:4, 0:3]"),
-        (_grid((2, 3), 0, 1) + _grid((1, 6), 2, 3), "rank 0 and rank 2 differ in global_shape"),
+        (_grid((2, 3), 0, 1, 3), "box [4:6, 0:3] of a tensor of shape [8, 3] is held by no rank"),
+        (_grid((2, 3), 0, 1, 2, 3, 1), "box [2:4, 0:3] is held by the main replicas of ranks 1 and 4"),
+        (_grid((2, 3), 0, 1) + _grid((1, 6), 2, 3), "rank 0 has float32 [8, 3], rank 2 has float32 [4, 6]"),
         ([[_flat(0, 4, (2, 3))], [_flat(4, 4, (2, 3)), _flat(4, 6, (2, 3))]], None),
-        ([[_flat(0, 4, (2, 3))], [_flat(3, 6, (2, 3))]], "both hold elements [1:2, 0:1]"),
-        ([[_flat(0, 4, (2, 3))], [_flat(5, 6, (2, 3))]], "1 of 6 elements"),
+        ([[_flat(0, 4, (2, 3))], [_flat(3, 6, (2, 3))]], "box [1:2, 0:1] is held by the main replicas of ranks 0 and 1"),
+        ([[_flat(0, 4, (2, 3))], [_flat(5, 6, (2, 3))]], "box [1:2, 1:2] of a tensor of shape [2, 3] is held by no rank"),
         (_objects(0, 1, 2), None),
-        (_objects(0, 2), "1 ShardedObject are missing"),
-        (_objects(0, 1, 2, 1), "Duplicate ShardedObject keys: ['o/shard_1_3']"),
-        (_objects(0, 1, 3), "lies outside its grid"),
+        (_objects(0, 2), "the place [1] of an object whose grid is [3] is held by no rank"),
+        (_objects(0, 1, 2, 1), "Duplicate ShardedObject keys: o/shard_1_3"),
+        (_objects(0, 1, 3), "rank 2 holds the place [3]"),
         (
             [[ShardedTensor("w", None, torch.int8, (2,), (3,), (2,), None)]],
-            "rank 0 holds elements [2:4]",
+            "Invalid access pattern: what rank 0 holds: ",
         ),
-        ([[ShardedObject("w", 0, (4,), (0,))], *_grid((2, 3), 1)], "both a tensor and an object"),
+        ([[ShardedObject("w", 0, (1,), (0,))], *_grid((2, 3), 0, 1, 2, 3)], "a tensor and of an object"),
     ],
 )
 def test_what_is_wrong_between_ranks_is_named(ranks: Any, text: str | None) -> None:
@@ -600,7 +599,7 @@ def test_what_is_wrong_between_ranks_is_named(ranks: Any, text: str | None) -> N
         return
     with pytest.raises(CheckpointingException) as raised:
         validation.validate_sharding_integrity(ranks)
-    assert text in str(raised.value) and raised.value.key in ("w", "o")
+    assert text in str(raised.value) and raised.value.key in ("w", "o", "o/shard_1_3")
 
 
 def test_boxes_of_many_ranks_are_checked_without_comparing_each_with_each() -> None:
@@ -611,7 +610,7 @@ def test_boxes_of_many_ranks_are_checked_without_comparing_each_with_each() -> N
         ]
         for a, b in places
     ]
-    _access.check_access(ranks)
+    validation.validate_sharding_integrity(ranks)
 
 
 def test_strict_modes_are_megatron_cores(stock: Any) -> None:
@@ -753,7 +752,7 @@ def test_ranks_compare_common_states_by_hash_and_all_raise_what_is_wrong_between
         assert isinstance(result, Raised), result
         assert result.kind == "CoverageError", result.trace
         assert result.text == results[0].text
-        assert "rank 1 and rank 2 both hold elements [2:4]" in result.text
+        assert "box [2:4] is held by the main replicas of ranks 1 and 2" in result.text
 
 
 def test_a_template_is_taken_apart_without_empty_slices_and_stays_as_it_is() -> None:

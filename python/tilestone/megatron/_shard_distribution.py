@@ -177,9 +177,13 @@ def agree_on_distribution(
     agreement = _Agreement(
         state_of, group, ignore_groups, checkpoint_dir, only_if_checkpoint, known
     )
-    answer = _core.agree(
-        _WORK, TorchCommunicator(group), agreement.say, agreement.decide, _core.DEFAULT_TIMEOUT
-    )
+    try:
+        answer = _core.agree(
+            _WORK, TorchCommunicator(group), agreement.say, agreement.decide, _core.DEFAULT_TIMEOUT
+        )
+    except CheckpointError as error:
+        _name_globally(error, group)
+        raise
     if not answer:
         assert known is not None
         return known
@@ -194,6 +198,15 @@ def agree_on_distribution(
     return Agreed(
         distribution, token, {structure_of(agreement.shards)}, place_of(checkpoint_dir)
     )
+
+
+def _name_globally(error: CheckpointError, group: dist.ProcessGroup) -> None:
+    """Names the rank that failed as the program knows it, not by its place in a group."""
+    if not 0 <= error.rank < dist.get_world_size(group):
+        return
+    number = dist.get_global_rank(group, error.rank)
+    error.text = error.text.replace(f"(rank {error.rank})", f"(rank {number})")
+    error.rank = number
 
 
 def place_of(checkpoint_dir: str | os.PathLike[str] | None) -> str | None:

@@ -7,6 +7,7 @@ another in the engine.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 Group = torch.distributed.ProcessGroup
+logger = logging.getLogger(__name__)
 
 
 def is_float8tensor(tensor: torch.Tensor) -> bool:
@@ -121,28 +123,31 @@ class _Exchange:
     Attributes:
         device: where the group's backend wants its tensors.
         loaded: what this rank has, with what it has got so far.
+        distribution: the group's.
     """
 
     def __init__(
         self,
         loaded: Mapping[_ShardId, torch.Tensor],
         unloaded: Mapping[_ShardId, ShardedTensor],
-        distribution: ShardDistribution,
+        distribution: ShardDistribution | None,
         group: Group | None,
     ) -> None:
         members = _members(group)
         if members is None:
             raise InvalidArgumentError("an exchange needs torch.distributed, initialised")
+        if distribution is None:
+            raise InvalidArgumentError("an exchange needs the group's shard_distribution")
         self.group: Group = members
         self.rank = torch.distributed.get_rank(self.group)
         self.size = _size(self.group)
         self.device = _transfer_device(self.group)
         self.loaded = dict(loaded)
         self._unloaded = unloaded
-        self._distribution = distribution
+        self.distribution = distribution
 
     def metadata(self, shard_id: _ShardId) -> ShardedTensor:
-        return self._unloaded.get(shard_id) or self._distribution.shard_to_metadata[shard_id]
+        return self._unloaded.get(shard_id) or self.distribution.shard_to_metadata[shard_id]
 
     def to_send(self, shard_id: _ShardId) -> torch.Tensor:
         """A tensor that this rank has loaded, contiguous on the device.
@@ -216,19 +221,19 @@ def exchange_loaded_tensors_broadcast(
 def exchange_loaded_tensors_gather_rounds(
     loaded_tensors: dict[_ShardId, torch.Tensor],
     unloaded_shards: dict[_ShardId, ShardedTensor],
-    shard_distribution: ShardDistribution,
+    shard_distribution: ShardDistribution | None = None,
     parallelization_group: Group | None = None,
 ) -> dict[_ShardId, torch.Tensor]:
     """In each round every rank sends all others one tensor that it has loaded. Every rank calls.
 
     Each rank sends its largest tensors first, as bytes padded to the longest of the round. Arguments,
-    result and errors are those of exchange_loaded_tensors_broadcast.
+    result and errors are those of exchange_loaded_tensors_broadcast; the distribution must be given.
     """
     exchange = _Exchange(
         loaded_tensors, unloaded_shards, shard_distribution, parallelization_group
     )
     of_rank: list[list[tuple[int, _ShardId]]] = [[] for _ in range(exchange.size)]
-    for shard_id, rank in _exchanged(shard_distribution).items():
+    for shard_id, rank in _exchanged(exchange.distribution).items():
         of_rank[rank].append((_bytes(exchange.metadata(shard_id)), shard_id))
     for shards in of_rank:
         shards.sort(key=lambda shard: -shard[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Dict, Optional, Tuple, Union
 
@@ -18,6 +18,8 @@ import numpy as np
 import torch
 
 from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone.megatron._merges import merged
+from tilestone.megatron._places import grid_of, narrowed_pieces, with_entry
 from tilestone.megatron.dict_utils import dict_list_map_inplace
 
 logger = logging.getLogger(__name__)
@@ -286,7 +288,7 @@ class ShardedTensor(ShardedBase):
                 key=key,
             )
         local = (1,) * prepend_axis_num + tuple(data.shape)
-        places, fragments = _grid(key, rank_offsets, len(local))
+        places, fragments = grid_of(key, rank_offsets, len(local))
         return cls(
             key,
             data,
@@ -374,18 +376,18 @@ class ShardedTensor(ShardedBase):
         axis = dim + self.prepend_axis_num
         size = self._narrowed_size(dim, start, length)
         narrowed: dict[str, Any] = {
-            "local_shape": _with_entry(self.local_shape, dim, length),
-            "global_shape": _with_entry(
+            "local_shape": with_entry(self.local_shape, dim, length),
+            "global_shape": with_entry(
                 self.global_shape, axis, self.global_shape[axis] // size * length if size else 0
             ),
-            "global_offset": _with_entry(
+            "global_offset": with_entry(
                 self.global_offset, axis, self.global_offset[axis] // size * length if size else 0
             ),
         }
         if self.flattened_range is None:
             data = None if self.data is None else self.data.narrow(dim, start, length)
             return [replace(self, data=data, **narrowed)]
-        pieces = _narrowed_pieces(tuple(self.local_shape), self.flattened_range, dim, start, length)
+        pieces = narrowed_pieces(tuple(self.local_shape), self.flattened_range, dim, start, length)
         begin = self.flattened_range.start
         return [
             replace(
@@ -410,52 +412,6 @@ class ShardedTensor(ShardedBase):
         if size and (self.global_shape[axis] % size or self.global_offset[axis] % size):
             raise self._wrong(InvalidArgumentError, "only a regular grid can be narrowed")
         return size
-
-
-def _grid(
-    key: str, rank_offsets: Sequence[Tuple[int, int, int]], axes: int
-) -> tuple[list[int], list[int]]:
-    """Place and fragments for every axis."""
-    places, fragments = [0] * axes, [1] * axes
-    seen = set()
-    for axis, place, count in rank_offsets:
-        if not 0 <= axis < axes or count < 1 or not 0 <= place < count:
-            text = f"rank offsets {rank_offsets} don't describe a part of a tensor of {axes} axes"
-            raise InvalidArgumentError(text, key=key)
-        if axis in seen:
-            text = f"rank offsets {rank_offsets} name axis {axis} twice"
-            raise InvalidArgumentError(text, key=key)
-        seen.add(axis)
-        places[axis], fragments[axis] = place, count
-    return places, fragments
-
-
-def _with_entry(values: Sequence[int], place: int, value: int) -> Tuple[int, ...]:
-    return (*values[:place], value, *values[place + 1 :])
-
-
-def _narrowed_pieces(
-    shape: Tuple[int, ...], flat: slice, dim: int, start: int, length: int
-) -> list[tuple[slice, slice]]:
-    """Runs of a flat slice that stay when a box is narrowed: (in the old box, in the new one).
-
-    The box is a row of blocks, one for each index of the axes before `dim`; each block keeps
-    `length` entries of `inner` elements.
-    """
-    inner = math.prod(shape[dim + 1 :])
-    if length == shape[dim]:
-        return [(flat, flat)] if flat.stop > flat.start else []
-    old, new = shape[dim] * inner, length * inner
-    pieces = []
-    first = flat.start // old if old else 0
-    last = -(-flat.stop // old) if old else 0
-    for block in range(first, last):
-        shift = block * old + start * inner - block * new
-        begin = max(flat.start, block * new + shift)
-        end = min(flat.stop, (block + 1) * new + shift)
-        if begin < end:
-            pieces.append((slice(begin, end), slice(begin - shift, end - shift)))
-    return pieces
 
 
 def is_main_replica(replica_id: Union[ReplicaId, Iterable[int]]) -> bool:
@@ -618,32 +574,4 @@ def apply_factory_merges(x1: Any, x2: Any, key: Tuple[Any, ...] = ()) -> Any:
     Raises:
         ValueError: x1 lacks a place of x2.
     """
-    if isinstance(x2, ShardedTensorFactory):
-        return x2.merge_fn(x1)
-    if isinstance(x1, dict) and isinstance(x2, dict):
-        for name in x2:
-            if name not in x1:
-                raise ValueError(
-                    f"Different dict keys encountered in `apply_factory_merges` "
-                    f"({x1.keys()} vs {x2.keys()})"
-                )
-    elif isinstance(x1, list) and isinstance(x2, list):
-        if len(x1) != len(x2):
-            raise ValueError(
-                f"Cannot merge two lists with different lengths ({len(x1)} and {len(x2)}, "
-                f"encountered at key {key})"
-            )
-    elif isinstance(x1, list) and isinstance(x2, dict):
-        for name in x2:
-            if not isinstance(name, int) or not 0 <= name < len(x1):
-                raise ValueError(
-                    f"Dict key {name} is no index of a list of length {len(x1)} "
-                    f"(encountered at level {key})"
-                )
-    else:
-        raise ValueError(
-            f"Duplicate non-dict and non-list values encountered: `{x1}` and `{x2} (at key {key})`"
-        )
-    for name, inner in x2.items() if isinstance(x2, dict) else enumerate(x2):
-        x1[name] = apply_factory_merges(x1[name], inner, (*key, name))
-    return x1
+    return merged(x1, x2, key, ShardedTensorFactory)

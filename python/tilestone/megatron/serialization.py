@@ -366,9 +366,12 @@ def save(
             validate_access_integrity, preprocess_common_before_consistancy_check,
         )  # fmt: skip
         return None
+    unchecked = validate_access_integrity
     if failure is None and hasattr(strategy, "engine_state"):
         try:
-            state = strategy.engine_state(state)
+            if validate_access_integrity:
+                strategy.validate_access(state, process_group)
+            state, unchecked = strategy.engine_state(state, process_group), False
         except Exception as error:
             failure = error
 
@@ -382,7 +385,7 @@ def save(
         given,
         checkpoint_dir,
         group=process_group,
-        validate_access=validate_access_integrity,
+        validate_access=unchecked,
         common_differs=common_differs if validate_access_integrity else "ignore",
         timeout=timeout,
         **options,

@@ -11,14 +11,14 @@ import importlib
 import logging
 import os
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, List, Tuple, Union
 
 import torch
 
 from tilestone._errors import InvalidArgumentError, MismatchError, NotFoundError
-from tilestone.megatron._access import check_access
+from tilestone.megatron import _access
 from tilestone.megatron.core import maybe_load_config
 from tilestone.megatron.dict_utils import diff, extract_matching_values, nested_values
 from tilestone.megatron.mapping import (
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 # Entities of one rank, without data; of all ranks.
 _LocalMetadata = List[Union[ShardedTensor, ShardedObject]]
-_GlobalMetadata = List[_LocalMetadata]
+_GlobalMetadata = Sequence[_LocalMetadata]
 
 
 class StrictHandling(Enum):
@@ -242,6 +242,11 @@ def _determine_missing_and_unexpected_keys(
     return missing, unexpected
 
 
+def _listed(keys: set[str]) -> str:
+    """As Python prints a set, but in order."""
+    return "{" + ", ".join(map(repr, sorted(keys))) + "}"
+
+
 def maybe_report_missing_and_unexpected_keys(
     missing_keys: set[str], unexpected_keys: set[str], raise_error: bool = True
 ) -> None:
@@ -258,19 +263,19 @@ def maybe_report_missing_and_unexpected_keys(
     parts = []
     if missing_keys:
         parts.append(
-            "Some keys found in the checkpoint are missing in the provided sharded state dict. "
-            f"Missing keys (for all ranks): {missing_keys}."
+            "the checkpoint holds what no rank asks for. Missing keys (for all ranks): "
+            + _listed(missing_keys)
         )
     if unexpected_keys:
         parts.append(
-            "Unexpected keys (not found in the checkpoint) encountered in the provided sharded "
-            f"state dict. Unexpected keys (for this rank): {unexpected_keys}."
+            "the checkpoint does not hold all that is asked for. Unexpected keys (for this rank): "
+            + _listed(unexpected_keys)
         )
     if not parts:
         return
     if raise_error:
-        raise MismatchError("\n".join(parts))
-    logger.warning("\n".join(parts))
+        raise MismatchError("; ".join(parts))
+    logger.warning("; ".join(parts))
 
 
 class _Hashed:
@@ -370,7 +375,7 @@ def validate_sharding_integrity(
     """
     if common_state_dict is not None:
         _validate_common_state_dict(common_state_dict)
-    check_access(global_metadata)
+    _access.check_access(global_metadata)
 
 
 def determine_global_metadata(
@@ -378,14 +383,13 @@ def determine_global_metadata(
 ) -> Tuple[_LocalMetadata, _GlobalMetadata]:
     """The entities of this rank, and those of each rank, all without data. Every rank calls.
 
-    Without torch.distributed there is one rank.
+    Without torch.distributed there is one rank. The second result is a sequence that unpacks a
+    rank's entities when they are asked for; validate_sharding_integrity does without.
     """
     local = [item.without_data() for item in nested_values(sharded_state_dict)]
     if not torch.distributed.is_initialized():
         return local, [local]
-    everybodys: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everybodys, local)
-    return local, everybodys
+    return local, _access.gather(local)
 
 
 def validate_sharded_objects_handling(sharded_strategy: Any, common_strategy: Any) -> None:

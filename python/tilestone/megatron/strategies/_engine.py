@@ -84,8 +84,15 @@ class EngineLoadStrategy(LoadShardedStrategy):
         """
         return _parts.load_sharded(sharded_state_dict, checkpoint_dir)
 
-    def load_tensors_metadata(self, checkpoint_dir: Directory) -> ShardedStateDict:
-        """key -> ShardedTensor of the whole tensor, without data. Ranks call it each for itself."""
+    def load_tensors_metadata(
+        self, checkpoint_dir: Directory, metadata: Any = None
+    ) -> ShardedStateDict:
+        """key -> ShardedTensor of the whole tensor, without data. Ranks call it each for itself.
+
+        Args:
+            checkpoint_dir: the checkpoint's directory.
+            metadata: without meaning here: the checkpoint's own is read.
+        """
         with _stored.open_stored(checkpoint_dir) as checkpoint:
             return _stored.tensors_metadata(checkpoint)
 
@@ -111,11 +118,15 @@ class EngineLoadStrategy(LoadShardedStrategy):
         """True."""
         return True
 
-    def check_backend_compatibility(self, loaded_backend: str) -> None:
-        """Raises where the checkpoint is of another format."""
-        if loaded_backend != self.backend:
+    def check_backend_compatibility(self, loaded_version: str) -> None:
+        """Raises where the checkpoint is of another format.
+
+        Args:
+            loaded_version: the checkpoint's backend; the name is Megatron-Core's.
+        """
+        if loaded_version != self.backend:
             raise MismatchError(
-                f"the checkpoint's backend is {loaded_backend!r}, and {type(self).__name__} loads "
+                f"the checkpoint's backend is {loaded_version!r}, and {type(self).__name__} loads "
                 f"{self.backend!r}",
                 hint="leave sharded_strategy out: the format is found from the files",
             )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from tilestone.megatron.dict_utils import dict_list_map_outplace
+from tilestone.megatron._shard_distribution import ShardDistribution
+from tilestone.megatron.dict_utils import dict_list_map_outplace, nested_values
 from tilestone.megatron.mapping import (
     ShardedBase,
     ShardedTensor,
     ShardedTensorFactory,
     is_main_replica,
 )
+from tilestone.megatron.utils import _sharded_tensor_shard_id, _ShardId
 
 
 def copied(tree: Any) -> Any:
@@ -33,6 +37,10 @@ def built(tree: Any) -> Any:
     if isinstance(tree, ShardedTensorFactory):
         return built(tree.build())
     return copy.copy(tree) if isinstance(tree, ShardedBase) else tree
+
+
+def _name(shard_id: _ShardId) -> str:
+    return hashlib.blake2b(repr(shard_id).encode(), digest_size=12).hexdigest()
 
 
 def _is_copy(item: Any) -> bool:
@@ -66,10 +74,47 @@ class LocalCopies:
         return item.key, tuple(item.global_offset), tuple(item.local_shape), within
 
 
-def without_copies(tree: Any, is_copy: Callable[[Any], bool] = _is_copy) -> Any:
-    """The tree without some of its tensors: by default those that other ranks write.
+def saved_by(distribution: ShardDistribution) -> bytes:
+    """What a group of ranks saves of what it holds, and what it doesn't."""
+    chosen = distribution.shards_in_this_group
+    others = [shard for shard in distribution.shard_to_metadata if shard not in chosen]
+    words = {"saved": list(map(_name, chosen)), "others": list(map(_name, others))}
+    return json.dumps(words).encode()
+
+
+def unsaved_by_all(said: list[bytes]) -> bytes:
+    """The shards that no group saves; `said` are saved_by() of each, and empty words."""
+    saved: set[str] = set()
+    others: set[str] = set()
+    for words in filter(None, said):
+        group = json.loads(words)
+        saved.update(group["saved"])
+        others.update(group["others"])
+    return json.dumps(sorted(others - saved)).encode()
+
+
+def written_by_others(kept_ids: Collection[int]) -> Callable[[Any], bool]:
+    """Whether a leaf is a tensor that other ranks write: no main replica, and none of these ids."""
+    return lambda item: _is_copy(item) and id(item) not in kept_ids
+
+
+def left_to_engine(tree: Any, unsaved: bytes) -> set[int]:
+    """ids of the tensors in a tree that no group saves, as unsaved_by_all() names them."""
+    names = set(json.loads(unsaved))
+    if not names:
+        return set()
+    tensors = (item for item in nested_values(tree) if isinstance(item, ShardedTensor))
+    return {id(item) for item in tensors if _name(_sharded_tensor_shard_id(item)) in names}
+
+
+def without_copies(tree: Any, is_copy: Callable[[Any], bool]) -> Any:
+    """The tree without some of its tensors.
 
     A dict or list that held nothing else goes with them: left behind, it would be common state.
+
+    Args:
+        tree: of entities.
+        is_copy: asked once of each leaf, in order: whether it is left out.
     """
     if not isinstance(tree, (dict, list)) or not tree:
         return tree

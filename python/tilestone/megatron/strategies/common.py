@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 from typing import Any
@@ -24,6 +25,8 @@ from tilestone.megatron.strategies.base import (
     StrategyAction,
     register_own,
 )
+
+logger = logging.getLogger(__name__)
 
 COMMON_STATE_FNAME = "common.pt"
 
@@ -141,8 +144,8 @@ class TorchCommonLoadStrategy(LoadCommonStrategy):
         """True."""
         return True
 
-    def check_backend_compatibility(self, loaded_backend: str) -> None:
-        """Raises nothing: the engine finds the format from the files."""
+    def check_backend_compatibility(self, loaded_version: str) -> None:
+        """Raises nothing: the engine finds the format from the files. (The argument is a backend.)"""
 
     def check_version_compatibility(self, loaded_version: int) -> None:
         """Raises nothing, see above."""

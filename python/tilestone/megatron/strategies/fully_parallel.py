@@ -12,13 +12,12 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tilestone import _core
-from tilestone._torch_comm import TorchCommunicator
+from tilestone.megatron import _access
 from tilestone.megatron._shard_distribution import (
     Agreed,
     agree_on_distribution,
@@ -38,13 +37,23 @@ from tilestone.megatron.exchange_utils import (
     exchange_loaded_objects_gather_object,
 )
 from tilestone.megatron.mapping import (
+    ShardedBase,
     ShardedObject,
     ShardedStateDict,
     ShardedTensor,
     StateDict,
     is_main_replica,
 )
-from tilestone.megatron.strategies._shares import built, copied, without_copies
+from tilestone.megatron.strategies._shares import (
+    built,
+    copied,
+    left_to_engine,
+    saved_by,
+    unsaved_by_all,
+    without_copies,
+    written_by_others,
+)
+from tilestone.megatron.strategies._together import Group, agreed, default_group, size_of, together
 from tilestone.megatron.strategies.base import (
     AsyncSaveShardedStrategy,
     LoadShardedStrategy,
@@ -56,53 +65,16 @@ from tilestone.megatron.utils import (
     _ShardId,
     debug_time,
 )
-from tilestone.megatron.validation import determine_global_metadata, validate_sharding_integrity
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
 _WORK = "distribution of a save"
-Group = dist.ProcessGroup
-
-
-def _default(group: Group | None) -> Group | None:
-    """The group itself, else the default one, else (torch.distributed is not in use) None."""
-    return dist.group.WORLD if group is None and dist.is_initialized() else group
-
-
-def _world() -> Group | None:
-    return _default(None)
-
-
-def _size(group: Group | None) -> int:
-    return 1 if group is None else dist.get_world_size(group)
 
 
 def _engine_options(strategy: Any) -> dict[str, Any] | None:
     """What a strategy that hands over to Tilestone's engine tells it; None for any other one."""
     options = getattr(strategy, "engine_options", None)
     return None if options is None else options()
-
-
-def _together(work: str, group: Group | None, step: Callable[[], Result]) -> Result:
-    """step() on every rank of a group; what it raises on one, all raise."""
-    if group is None or _size(group) <= 1:
-        return step()
-    result: list[Result] = []
-    failure: list[BaseException] = []
-    try:
-        result.append(step())
-    except Exception as error:  # it goes to the other ranks, and out of the call below
-        failure.append(error)
-
-    def say(round: int, answer: bytes) -> bytes:
-        if failure:
-            raise failure[0]
-        return b""
-
-    comm = TorchCommunicator(group)
-    _core.agree(work, comm, say, lambda round, said: (b"", True), _core.DEFAULT_TIMEOUT)
-    return result[0]
 
 
 class _Distributes:
@@ -122,7 +94,7 @@ class _Distributes:
     ) -> ShardDistribution | None:
         """The distribution; the kept one while no rank's shards have changed."""
         group = self.parallelization_group
-        if group is None or _size(group) <= 1:
+        if group is None or size_of(group) <= 1:
             return None
         kept = self._agreed if self.do_cache_distribution else None
         if kept is not None and kept.distribution is not self.cached_distribution:
@@ -180,7 +152,7 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         """
         super().__init__(strategy.backend, strategy.version)
         self.base_strategy = strategy
-        self.parallelization_group = _default(parallelization_group)
+        self.parallelization_group = default_group(parallelization_group)
         self.do_cache_distribution = do_cache_distribution
         self.cached_distribution = None
 
@@ -220,18 +192,42 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
     def _share(self, sharded_state_dict: ShardedStateDict) -> ShardedStateDict:
         """What the base strategy gets: the state dict with other replica ids, or less of it."""
         if self.engine_options() is not None:
-            return _together(_WORK, _world(), lambda: self.engine_state(sharded_state_dict))
+            return self.engine_state(sharded_state_dict)
         share: ShardedStateDict = copied(sharded_state_dict)
         self.apply_saving_parallelization(share)
         return share
 
-    def engine_state(self, sharded_state_dict: ShardedStateDict) -> ShardedStateDict:
-        """A state dict without the tensors that other ranks write, so that the engine has no choice.
+    def validate_access(
+        self, sharded_state_dict: ShardedStateDict, process_group: Group | None = None
+    ) -> None:
+        """Checks that all ranks hold the whole of each tensor and object once, as main replicas.
 
-        Every rank of the group calls. Factories are built; data and all else are the caller's.
+        Of what engine_state() gives it could not be seen any more that two ranks of the group hold
+        the main replica of the same shard. Every rank that saves calls.
+
+        Args:
+            sharded_state_dict: as the caller of a save gives it.
+            process_group: the ranks that save; None for the default group.
 
         Raises:
-            CheckpointingException: the shards can't be distributed; on every rank of the group.
+            CheckpointingException: they don't; on every rank.
+        """
+        _access.check_together(lambda: _entities(built(sharded_state_dict)), process_group)
+
+    def engine_state(
+        self, sharded_state_dict: ShardedStateDict, process_group: Group | None = None
+    ) -> ShardedStateDict:
+        """A state dict without the tensors that other ranks write, so that the engine has no choice.
+
+        Every rank that saves calls. Factories are built; data and all else are the caller's. A
+        tensor of which no rank has the main replica is left to the engine: it saves a copy.
+
+        Args:
+            sharded_state_dict: stays as it is.
+            process_group: the ranks that save; None for the default group.
+
+        Raises:
+            CheckpointingException: the shards can't be distributed; on every rank.
         """
         made: list[ShardedStateDict] = []
 
@@ -239,12 +235,26 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
             made.append(built(sharded_state_dict))
             return made[0]
 
-        distribution = self._distribution(state_of, ignore_groups=False)
+        distribution, left = agreed(
+            _WORK,
+            default_group(process_group),
+            lambda: self._distribution(state_of, ignore_groups=False),
+            self._saved,
+            unsaved_by_all,
+        )
         if distribution is None:
             return sharded_state_dict
+        kept = left_to_engine(made[0], left)
         self._apply(made[0], distribution)
-        state: ShardedStateDict = without_copies(made[0])
+        state: ShardedStateDict = without_copies(made[0], written_by_others(kept))
         return state
+
+    def _saved(self, distribution: ShardDistribution | None) -> bytes:
+        """What this rank's group saves and what not, said by one of its ranks for all."""
+        group = self.parallelization_group
+        if distribution is None or group is None or dist.get_rank(group) != 0:
+            return b""
+        return saved_by(distribution)
 
     def apply_saving_parallelization(self, sharded_state_dict: ShardedStateDict) -> None:
         """Gives replica_id 0 to the shards that this rank saves, and 1 to the others, in place.
@@ -262,9 +272,9 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
 
         with debug_time("apply_saving_parallelization", logger):
             first = self.cached_distribution is None
-            _together(_WORK, _world(), apply)
-            if first:
-                _validate(sharded_state_dict)
+            together(_WORK, default_group(None), apply)
+            if first and dist.is_initialized():
+                _access.check_together(lambda: _entities(sharded_state_dict), None)
 
     @property
     def can_handle_sharded_objects(self) -> bool:
@@ -272,11 +282,8 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         return bool(self.base_strategy.can_handle_sharded_objects)
 
 
-def _validate(sharded_state_dict: ShardedStateDict) -> None:
-    """Fails on every rank where the ranks do not save each tensor exactly once."""
-    if not dist.is_initialized():
-        return
-    validate_sharding_integrity(determine_global_metadata(sharded_state_dict)[1])
+def _entities(tree: Any) -> list[ShardedBase]:
+    return [item for item in nested_values(tree) if isinstance(item, ShardedBase)]
 
 
 @dataclass
@@ -320,7 +327,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
         """
         super().__init__()
         self.base_strategy = strategy
-        self.parallelization_group = _default(parallelization_group)
+        self.parallelization_group = default_group(parallelization_group)
         self.do_cache_distribution = do_cache_distribution
         self.exchange_algo = exchange_algo
         self.cached_distribution = None
@@ -354,7 +361,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
                 rank, or some shard was loaded by none; on every rank.
         """
         native = self.engine_options() is not None
-        if _size(self.parallelization_group) <= 1 or native:
+        if size_of(self.parallelization_group) <= 1 or native:
             if native and self.do_cache_distribution:
                 self._distribution(lambda: sharded_state_dict, ignore_groups=True)
             loaded = self.base_strategy.load(sharded_state_dict, checkpoint_dir)
@@ -367,9 +374,9 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
     def _load_shared(
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
     ) -> StateDict:
-        share = _together(
+        share = together(
             "load of a share",
-            _world(),
+            default_group(None),
             lambda: self._load_share(sharded_state_dict, checkpoint_dir),
         )
         all_tensors = exchange_by_distribution(
@@ -389,7 +396,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
             self.fill_in_deferred_sharded_objects(loaded, all_objects)
             return loaded[""]
 
-        return _together("end of a load", _world(), fill_in)
+        return together("end of a load", default_group(None), fill_in)
 
     def _load_share(
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
@@ -511,8 +518,8 @@ def distribute_main_replicas_with_precomputed_distribution(
     Raises:
         ValueError: there is no distribution.
     """
-    group = _default(parallelization_group)
-    if _size(group) <= 1:
+    group = default_group(parallelization_group)
+    if size_of(group) <= 1:
         return
     if precomputed_distribution is None:
         raise ValueError(

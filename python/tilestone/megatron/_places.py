@@ -1,0 +1,61 @@
+"""Arithmetic of the places that entities have in global tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Tuple
+
+from tilestone._errors import InvalidArgumentError
+
+
+def grid_of(
+    key: str, rank_offsets: Sequence[Tuple[int, int, int]], axes: int
+) -> tuple[list[int], list[int]]:
+    """Place and fragments along each axis, of rank offsets as ShardedTensor.from_rank_offsets takes them.
+
+    Raises:
+        InvalidArgumentError: an axis that does not exist or is named twice, or a place outside its
+            fragments.
+    """
+    places, fragments = [0] * axes, [1] * axes
+    seen = set()
+    for axis, place, count in rank_offsets:
+        if not 0 <= axis < axes or count < 1 or not 0 <= place < count:
+            text = f"rank offsets {rank_offsets} don't describe a part of a tensor of {axes} axes"
+            raise InvalidArgumentError(text, key=key)
+        if axis in seen:
+            text = f"rank offsets {rank_offsets} name axis {axis} twice"
+            raise InvalidArgumentError(text, key=key)
+        seen.add(axis)
+        places[axis], fragments[axis] = place, count
+    return places, fragments
+
+
+def with_entry(values: Sequence[int], place: int, value: int) -> Tuple[int, ...]:
+    """The values, with another one at a place."""
+    return (*values[:place], value, *values[place + 1 :])
+
+
+def narrowed_pieces(
+    shape: Tuple[int, ...], flat: slice, dim: int, start: int, length: int
+) -> list[tuple[slice, slice]]:
+    """Runs of a flat slice that stay when a box is narrowed: (in the old box, in the new one).
+
+    The box is a row of blocks, one for each index of the axes before `dim`; each block keeps
+    `length` entries of `inner` elements.
+    """
+    inner = math.prod(shape[dim + 1 :])
+    if length == shape[dim]:
+        return [(flat, flat)] if flat.stop > flat.start else []
+    old, new = shape[dim] * inner, length * inner
+    pieces = []
+    first = flat.start // old if old else 0
+    last = -(-flat.stop // old) if old else 0
+    for block in range(first, last):
+        shift = block * old + start * inner - block * new
+        begin = max(flat.start, block * new + shift)
+        end = min(flat.stop, (block + 1) * new + shift)
+        if begin < end:
+            pieces.append((slice(begin, end), slice(begin - shift, end - shift)))
+    return pieces
