@@ -54,6 +54,12 @@ class Hosts:
         """up or down"""
         run("ip", "-n", self.names[1], "link", "set", self.names[1], state)
 
+    def narrow(self, rate: str) -> None:
+        """Both directions of the link carry no more than this, as tc writes it: 4mbit."""
+        for name in self.names:
+            shape = ("root", "tbf", "rate", rate, "burst", "32kb", "latency", "400ms")
+            run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", name, *shape)
+
     def on(self, host: int, command: str) -> list[str]:
         """A command line that runs a shell's command on a host."""
         name = self.names[host]

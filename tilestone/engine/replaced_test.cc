@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <mutex>
+#include <string>
+#include <vector>
 
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
@@ -125,17 +128,20 @@ TEST(Replaced, VerifyChecksTheOldOrTheNewCheckpointOrSaysSoAndFindsNoDamage) {
   EXPECT_GT(outcomes.reported, 0);
 }
 
-// Directories may hold many files, on a server that answers slowly.
-TEST(Opening, ListsTheDirectoryOnce) {
+// Directories may hold many files, on a server that answers slowly, and many others beside them.
+TEST(Opening, ListsTheDirectoryAndItsOwnOnceAndNothingElse) {
   const auto memory = memory_storage();
   save_rows(memory, kOld);
-  std::atomic<int> listed = 0;
+  memory->make_directory("users");
+  std::vector<std::string> listed;
+  std::mutex mutex;
   const auto disk = FaultDisk::create(memory, [&](const StorageCall& call) {
-    if (call.op == StorageOp::kList) ++listed;
+    std::lock_guard lock(mutex);
+    if (call.op == StorageOp::kList) listed.emplace_back(call.name);
     return FaultAction::pass();
   });
   EXPECT_FALSE(Checkpoint::open(disk->storage()).keys().empty());
-  EXPECT_EQ(listed, 1);
+  EXPECT_EQ(listed, (std::vector<std::string>{"", ".tilestone/"}));
 }
 
 }  // namespace

@@ -67,6 +67,9 @@ class ChildStorage : public Storage {
   std::vector<std::string> list(const std::string& prefix) override {
     return own_names(base_->list(directory_ + "/" + prefix));
   }
+  std::vector<std::string> list_files(const std::string& prefix) override {
+    return own_names(base_->list_files(directory_ + "/" + prefix));
+  }
   std::vector<std::string> list_directories(const std::string& prefix) override {
     return own_names(base_->list_directories(directory_ + "/" + prefix));
   }

@@ -271,6 +271,13 @@ class FaultStorage : public Storage {
     return names;
   }
 
+  std::vector<std::string> list_files(const std::string& prefix) override {
+    std::vector<std::string> names;
+    state_.perform(call(StorageOp::kList, prefix),
+                   [&] { names = state_.inner->list_files(prefix); });
+    return names;
+  }
+
   std::vector<std::string> list_directories(const std::string& prefix) override {
     std::vector<std::string> names;
     state_.perform(call(StorageOp::kList, prefix),

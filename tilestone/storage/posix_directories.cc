@@ -110,13 +110,14 @@ class Listing {
     return found;
   }
 
-  std::vector<std::string> directories() {
+  // Of the one directory that the prefix leads to: its directories, or its files.
+  std::vector<std::string> one_level(bool directories) {
     expect_usable_root();
     std::vector<std::string> found;
     const std::optional<std::string> first = start();
     if (!first) return found;
     visit(*first, [&](std::string name, bool is_directory) {
-      if (is_directory) found.push_back(std::move(name));
+      if (is_directory == directories) found.push_back(std::move(name));
     });
     std::sort(found.begin(), found.end());
     return found;
@@ -268,8 +269,12 @@ std::vector<std::string> posix_list(PosixContext& context, const std::string& pr
   return Listing(context, prefix).files();
 }
 
+std::vector<std::string> posix_list_files(PosixContext& context, const std::string& prefix) {
+  return Listing(context, prefix).one_level(false);
+}
+
 std::vector<std::string> posix_list_directories(PosixContext& context, const std::string& prefix) {
-  return Listing(context, prefix).directories();
+  return Listing(context, prefix).one_level(true);
 }
 
 void posix_make_directory(PosixContext& context, const std::string& name) {

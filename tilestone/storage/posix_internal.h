@@ -173,6 +173,7 @@ bool posix_is_locked(int fd, const std::string& name);
 
 // As the functions of Storage (posix_directories.cc).
 std::vector<std::string> posix_list(PosixContext& context, const std::string& prefix);
+std::vector<std::string> posix_list_files(PosixContext& context, const std::string& prefix);
 std::vector<std::string> posix_list_directories(PosixContext& context, const std::string& prefix);
 void posix_make_directory(PosixContext& context, const std::string& name);
 void posix_remove_directory(PosixContext& context, const std::string& name);

@@ -86,6 +86,9 @@ class PosixStorage : public Storage {
   std::vector<std::string> list(const std::string& prefix) override {
     return posix_list(*context_, prefix);
   }
+  std::vector<std::string> list_files(const std::string& prefix) override {
+    return posix_list_files(*context_, prefix);
+  }
   std::vector<std::string> list_directories(const std::string& prefix) override {
     return posix_list_directories(*context_, prefix);
   }

@@ -92,6 +92,14 @@ void Storage::remove_tree(const std::string& name) {
   }
 }
 
+std::vector<std::string> Storage::list_files(const std::string& prefix) {
+  std::vector<std::string> names = list(prefix);
+  std::erase_if(names, [&](const std::string& name) {
+    return name.find('/', prefix.size()) != std::string::npos;
+  });
+  return names;
+}
+
 std::shared_ptr<Storage> Storage::child(const std::string& name) {
   return child_storage(shared_from_this(), name);
 }

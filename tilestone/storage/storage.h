@@ -163,6 +163,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   virtual std::optional<FileInfo> stat(const std::string& name) = 0;  // nullopt: not there
   // Files (not directories) whose name starts with prefix, whole subtree, sorted.
   virtual std::vector<std::string> list(const std::string& prefix = "") = 0;
+  // Those of list(prefix) that have no '/' behind the prefix. By default all are listed; a storage
+  // with directories looks into one of them only.
+  virtual std::vector<std::string> list_files(const std::string& prefix = "");
   // Directories whose name starts with prefix and has no '/' behind it, sorted: with "a/.b" those
   // that stand directly in "a". Nothing below them is looked at. Links are no directories.
   virtual std::vector<std::string> list_directories(const std::string& prefix = "") = 0;

@@ -128,6 +128,19 @@ TEST_P(StorageConformance, DirectoriesAreListedInOneLevelByPrefix) {
   EXPECT_EQ(listed("/"), Names{});
 }
 
+TEST_P(StorageConformance, FilesAreListedInOneLevelByPrefix) {
+  put_tree(storage(), "a");  // a/f, a/in/g, a0
+  put_file(storage(), "a/f2", {});
+  storage().make_directory("empty");
+  EXPECT_EQ(storage().list_files(), Names{"a0"});
+  EXPECT_EQ(storage().list_files("a"), Names{"a0"});
+  EXPECT_EQ(storage().list_files("a/"), (Names{"a/f", "a/f2"}));
+  EXPECT_EQ(storage().list_files("a/in/"), Names{"a/in/g"});
+  EXPECT_EQ(storage().list_files("absent/"), Names{});
+  EXPECT_EQ(storage().list_files("../"), Names{});
+  EXPECT_EQ(storage().child("a")->list_files(), (Names{"f", "f2"}));
+}
+
 TEST_P(StorageConformance, AChildIsADirectoryAsAStorageOfItsOwn) {
   const auto child = storage().child("c/d");
   EXPECT_EQ(child->describe(), storage().describe() + "/c/d");

@@ -35,6 +35,18 @@ std::vector<std::string> without(std::vector<std::string> names,
   return names;
 }
 
+// The names that tell what a checkpoint is. Only arrays in directories of their own, beside
+// metadata.json, are looked for further down: a large tree that holds no checkpoint is not walked,
+// and a directory in it that can't be read is in nobody's way.
+std::vector<std::string> names_of_checkpoint(Storage& storage) {
+  std::vector<std::string> names = storage.list_files();
+  if (contains_name(names, kMegatronConfig)) return storage.list();
+  const std::vector<std::string> own = storage.list(std::string(kOwnDirectory) + "/");
+  names.insert(names.end(), own.begin(), own.end());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 // Reads what the format and the dialect need of these files.
 DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect* dialect,
                           std::span<const std::string> names) {
@@ -223,7 +235,7 @@ Description read_description(Storage& storage, const DetectedFormat& detected,
                              std::vector<std::string> names) {
   Description found = read_once(storage, detected, std::move(names));
   for (int i = 0; i < kMostOverwrites && lacks_manifest(found, *detected.format); ++i) {
-    Description next = read_once(storage, detected, storage.list());
+    Description next = read_once(storage, detected, names_of_checkpoint(storage));
     const bool same = same_files(next, found);
     found = std::move(next);
     if (same) break;
@@ -234,12 +246,12 @@ Description read_description(Storage& storage, const DetectedFormat& detected,
 }  // namespace
 
 bool any_checkpoint(Storage& storage, const Format& also) {
-  const std::vector<std::string> names = storage.list();
+  const std::vector<std::string> names = names_of_checkpoint(storage);
   return also.detect(names) || detect(storage, names).format != nullptr;
 }
 
 std::optional<Replaced> find_replaced(Storage& storage, const Format& format) {
-  return replaced_of(storage, format, storage.list());
+  return replaced_of(storage, format, names_of_checkpoint(storage));
 }
 
 std::shared_ptr<Storage> hold(const std::shared_ptr<Storage>& storage) {
@@ -257,7 +269,7 @@ Found find_checkpoint(const std::shared_ptr<Storage>& storage,
   for (int i = 0;; ++i) {
     Found found{hold(storage), {}, {}};
     try {
-      std::vector<std::string> names = found.storage->list();
+      std::vector<std::string> names = names_of_checkpoint(*found.storage);
       found.format = find_format(*found.storage, wanted, names);
       found.description = read_description(*found.storage, found.format, std::move(names));
       return found;
@@ -301,7 +313,7 @@ Opened open_description(Description description, const std::shared_ptr<const For
 
 Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wanted) {
   Standing standing;
-  std::vector<std::string> names = storage.list();
+  std::vector<std::string> names = names_of_checkpoint(storage);
   const bool as_wanted = wanted->detect(names);
   if (!as_wanted && detect(storage, names).format == nullptr) return standing;
   const DetectedFormat found = find_format(storage, as_wanted ? wanted : nullptr, names);
