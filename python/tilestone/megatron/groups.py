@@ -1,0 +1,285 @@
+"""Process groups of Megatron's parallelism, looked up one by one.
+
+A group is the argument that the caller gave; else that of the module; else that of the metadata
+(dp_cp); else Megatron's own, where the program has initialised its `parallel_state`; else a group
+of this rank alone where there are no other ranks, and an error where there are. That one group is
+given says nothing of another.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Tuple
+
+import torch.distributed as dist
+
+from tilestone._errors import InvalidArgumentError
+
+logger = logging.getLogger("tilestone.megatron")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a group is, in words, and the function of parallel_state that returns it."""
+
+    words: str
+    function: str
+    options: Mapping[str, bool]
+
+
+_UNCHECKED = {"check_initialized": False}
+
+_KINDS = {
+    "tp": _Kind("tensor parallel", "get_tensor_model_parallel_group", _UNCHECKED),
+    "pp": _Kind("pipeline parallel", "get_pipeline_model_parallel_group", _UNCHECKED),
+    "cp": _Kind("context parallel", "get_context_parallel_group", _UNCHECKED),
+    "dp": _Kind("data parallel", "get_data_parallel_group", {}),
+    "dp_cp": _Kind(
+        "data and context parallel", "get_data_parallel_group", {"with_context_parallel": True}
+    ),
+    "ep": _Kind("expert parallel", "get_expert_model_parallel_group", _UNCHECKED),
+    "expt_tp": _Kind("expert tensor parallel", "get_expert_tensor_parallel_group", _UNCHECKED),
+    "expt_dp": _Kind("expert data parallel", "get_expert_data_parallel_group", _UNCHECKED),
+}
+# Megatron's modules of experts name their groups as dense modules do.
+_OF_EXPERTS = {"expt_tp": "tp_group", "expt_dp": "dp_group"}
+_ALIASES = {"etp": "expt_tp", "edp": "expt_dp"}
+
+#: The names of the groups, as `find_group` takes them and `pg_collection` of Megatron's has them.
+NAMES = tuple(_KINDS)
+
+_logged: set[str] = set()  # names of groups of which has been said where they come from
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks along one dimension of the parallelism, and which of them this one is.
+
+    It may be given where a process group may: to the functions of this package, and to those of
+    Megatron that ask a group for no more than `size()` and `rank()`.
+
+    Attributes:
+        members: how many ranks it has.
+        position: this rank's in the group.
+        ranks: global ranks, in the group's order; None: not known.
+        process_group: torch's; None: this rank is alone in the group, and there may be none.
+    """
+
+    members: int
+    position: int
+    ranks: Tuple[int, ...] | None
+    process_group: Any = None
+
+    def size(self) -> int:
+        """How many ranks it has."""
+        return self.members
+
+    def rank(self) -> int:
+        """This rank's place in the group."""
+        return self.position
+
+
+def alone() -> Group:
+    """A group of this rank alone: to be given for a dimension that the program does not have.
+
+    torch.distributed needs no group of its own for it.
+    """
+    return Group(1, 0, (dist.get_rank(),) if dist.is_initialized() else None)
+
+
+def get_pg_size(group: Any = None) -> int:
+    """How many ranks a process group has; 1 for None, or without torch.distributed."""
+    if group is None or not dist.is_initialized():
+        return 1
+    return int(group.size())
+
+
+def get_pg_rank(group: Any = None) -> int:
+    """This process's rank in a process group; 0 for None, or without torch.distributed."""
+    if group is None or not dist.is_initialized():
+        return 0
+    return int(group.rank())
+
+
+def argument_of(name: str) -> str:
+    """The argument that takes the group of a name: "tp_group" for "tp"."""
+    return f"{_ALIASES.get(name, name)}_group"
+
+
+def find_group(
+    name: str, given: Any = None, module: Any = None, metadata: Mapping[Any, Any] | None = None
+) -> Group:
+    """Looks a group up: see the top of this module for where, and in which order.
+
+    Args:
+        name: one of NAMES.
+        given: the caller's argument: a process group of torch's, a `Group`, or None.
+        module: one that may have the group: as `tp_group`, or in its `pg_collection`. Of a wrapper
+            (DistributedDataParallel, Float16Module), the modules inside are asked after it. In
+            Megatron's modules of experts `tp_group` and `dp_group` are expt_tp and expt_dp.
+        metadata: of a sharded state dict, which may have a "dp_cp_group".
+
+    Returns:
+        The group. One that comes from Megatron's parallel_state is logged, once for each name.
+
+    Raises:
+        InvalidArgumentError: the group is not to be found, and there are several ranks; or what is
+            found is no process group, or one of which this rank is no member. The message names
+            the argument.
+    """
+    name = _ALIASES.get(name, name)
+    if name not in _KINDS:
+        raise InvalidArgumentError(f"{name!r} is no group; known are {', '.join(NAMES)}")
+    places = [("the argument", given)]
+    if metadata is not None and name == "dp_cp":
+        places.append(("the metadata's", metadata.get("dp_cp_group")))
+    for place, found in places:
+        if found is not None:
+            return _as_group(name, found, place)
+    for each in _unwrapped(module):
+        found = _of_module(name, each)
+        if found is not None:
+            return _as_group(name, found, f"{type(each).__name__}'s")
+    found = _of_parallel_state(name)
+    if found is not None:
+        _log_once(name)
+        return _as_group(name, found, "megatron.core.parallel_state's")
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return alone()
+    raise _not_found(name, module)
+
+
+def _not_found(name: str, module: Any) -> InvalidArgumentError:
+    argument = argument_of(name)
+    of_module = "" if module is None else f", {type(module).__name__} has none"
+    return InvalidArgumentError(
+        f"the {_KINDS[name].words} group is not known: there are {dist.get_world_size()} ranks, "
+        f"{argument} was not given{of_module}, and Megatron's parallel_state is not initialised",
+        rank=dist.get_rank(),
+        hint=f"give {argument}; where there is no such parallelism, "
+        "tilestone.megatron.groups.alone()",
+    )
+
+
+def _as_group(name: str, found: Any, place: str) -> Group:
+    """A group of torch's, or of a class with size() and rank(), as a Group."""
+    if isinstance(found, Group):
+        return found
+    argument = argument_of(name)
+    here = dist.get_rank() if dist.is_initialized() else -1
+    if isinstance(found, int) and found == dist.GroupMember.NON_GROUP_MEMBER:
+        raise InvalidArgumentError(f"this rank is no member of {place} {argument}", rank=here)
+    methods = [getattr(found, method, None) for method in ("size", "rank")]
+    if isinstance(found, type) or not all(map(callable, methods)):
+        raise InvalidArgumentError(
+            f"{place} {argument} is no process group but a {type(found).__name__}: {found!r}",
+            rank=here,
+        )
+    members, position = int(found.size()), int(found.rank())
+    if not 0 <= position < members:
+        raise InvalidArgumentError(f"this rank is no member of {place} {argument}", rank=here)
+    return Group(members, position, _ranks_of(found), found)
+
+
+def _ranks_of(process_group: Any) -> Tuple[int, ...] | None:
+    """Global ranks by rank in the group; None for what torch.distributed does not know."""
+    if not dist.is_initialized():
+        return None
+    try:
+        return tuple(dist.get_process_group_ranks(process_group))
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        return None  # another class's: its size and rank are all that there is
+
+
+def _unwrapped(module: Any) -> Iterator[Any]:
+    """A module, and what it wraps, from the outside in."""
+    seen: set[int] = set()
+    while module is not None and id(module) not in seen:
+        seen.add(id(module))
+        yield module
+        module = getattr(module, "module", None)
+
+
+def _of_module(name: str, module: Any) -> Any:
+    """The group that a module has of its own, or None."""
+    found = getattr(getattr(module, "pg_collection", None), name, None)
+    if found is not None:
+        return found
+    attribute = argument_of(name)
+    if hasattr(module, "ep_group") and hasattr(module, "num_local_experts"):
+        if attribute in _OF_EXPERTS.values():
+            return None  # there it is a group of the experts
+        attribute = _OF_EXPERTS.get(name, attribute)
+    return getattr(module, attribute, None)
+
+
+def _of_parallel_state(name: str) -> Any:
+    """Megatron's own group, or None: it is not imported, or has no such group (yet)."""
+    state = sys.modules.get("megatron.core.parallel_state")
+    function = getattr(state, _KINDS[name].function, None)
+    if function is None:
+        return None
+    try:
+        return function(**_KINDS[name].options)
+    except AssertionError:
+        return None  # what parallel_state raises before it is initialised
+
+
+def _log_once(name: str) -> None:
+    if name not in _logged:
+        _logged.add(name)
+        logger.info(
+            "The %s group is that of Megatron's parallel_state: no %s was given",
+            _KINDS[name].words, argument_of(name),
+        )  # fmt: skip
+
+
+def holders_of(*groups: Group) -> Tuple[int, ...] | None:
+    """The ranks that hold the same, where it is the same along each of these groups.
+
+    That is the product of the groups. A rank knows the members of its own groups only, and takes
+    the others to lie as those do: the numbers of ranks are sums of a stride for each dimension, as
+    Megatron numbers them and a DeviceMesh over ascending ranks.
+
+    Returns:
+        global ranks, ascending, this one among them; None where they can't be known: the ranks of
+        a group are not, do not lie at strides, or can't be combined.
+    """
+    if not dist.is_initialized():
+        return None
+    ranks = [group.ranks for group in groups]
+    if any(each is None for each in ranks):
+        return None
+    return _product(tuple(ranks), dist.get_rank(), dist.get_world_size())  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=256)
+def _product(groups: Tuple[Tuple[int, ...], ...], here: int, world: int) -> Tuple[int, ...] | None:
+    ranks = [here]
+    for group in groups:
+        if here not in group or not _lies_at_strides(sorted(group)):
+            return None
+        ranks = [rank + other - here for rank in ranks for other in group]
+    if len(set(ranks)) != len(ranks) or not all(0 <= rank < world for rank in ranks):
+        return None
+    return tuple(sorted(ranks))
+
+
+def _lies_at_strides(ranks: list[int]) -> bool:
+    """Whether ascending numbers are the first plus all sums of multiples of some strides."""
+    while len(ranks) > 1:
+        stride = ranks[1] - ranks[0]
+        run = 1
+        while run < len(ranks) and ranks[run] - ranks[run - 1] == stride:
+            run += 1
+        if len(ranks) % run != 0:
+            return False
+        firsts = ranks[::run]
+        if ranks != [first + i * stride for first in firsts for i in range(run)]:
+            return False
+        ranks = firsts
+    return True
