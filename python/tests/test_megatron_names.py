@@ -253,6 +253,57 @@ def test_the_comparison_sees_a_difference(stock: str, ours: Any) -> None:
     assert _check_parameters("f", _parameters(function), ours)
 
 
+# ---- Helpers for models, which stand in other modules of Megatron-Core ----
+
+MODELS = {
+    "utils.py": [
+        "make_tp_sharded_tensor_for_checkpoint",
+        "make_sharded_tensor_for_checkpoint",
+    ],
+    "transformer/utils.py": [
+        "make_sharded_tensors_for_checkpoint",
+        "make_sharded_object_for_checkpoint",
+        "sharded_state_dict_default",
+        "ensure_metadata_has_dp_cp_group",
+    ],
+    "transformer/mlp.py": ["apply_swiglu_sharded_factory"],
+    "transformer/multi_token_prediction.py": [
+        "tie_word_embeddings_state_dict",
+        "tie_output_layer_state_dict",
+    ],
+}
+
+
+def definition_of(file: str, name: str) -> Any:
+    """A function or class of a file of Megatron-Core, as source."""
+    tree = ast.parse((_folder().parent / file).read_text(encoding="utf-8"))
+    return next(node for node in ast.walk(tree) if getattr(node, "name", None) == name)
+
+
+def fields_of(file: str, name: str) -> list[str]:
+    """The annotated attributes of a class."""
+    return [field for field, _ in _fields(definition_of(file, name))]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [(file, name) for file, names in MODELS.items() for name in names]
+)
+def test_helpers_for_models_have_megatrons_parameters_and_defaults(file: str, name: str) -> None:
+    from tilestone.megatron import models
+
+    assert name in models.__all__
+    stock = _parameters(definition_of(file, name))
+    assert _check_parameters(name, stock, getattr(models, name)) == []
+
+
+@pytest.mark.parametrize("name", ["get_pg_size", "get_pg_rank"])
+def test_functions_of_groups_have_megatrons_parameters_and_defaults(name: str) -> None:
+    from tilestone.megatron import groups
+
+    stock = _parameters(definition_of("utils.py", name))
+    assert _check_parameters(name, stock, getattr(groups, name)) == []
+
+
 def _print_all() -> None:
     left_out = _left_out()
     for module, tree in STOCK.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tilestone import _core
@@ -44,6 +44,20 @@ class Call(Protocol):
 
     def replace(self, item: Any, made: Any, restore: Callable[[Any], Any]) -> None:
         """Notes that `made` stands in the item's place; restore(loaded) undoes it after a load."""
+
+
+def ranks_in(call: Call, ranks: Sequence[int]) -> list[int]:
+    """Global ranks as ranks of the group that takes part; none where that can't be known.
+
+    Without torch.distributed the ranks are the communicator's own.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return list(ranks)
+    if call.group is None:
+        return list(ranks) if call.ranks == dist.get_world_size() else []
+    members = {rank: place for place, rank in enumerate(dist.get_process_group_ranks(call.group))}
+    return sorted(members[rank] for rank in ranks if rank in members)
 
 
 class Converter:

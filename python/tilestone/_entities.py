@@ -419,7 +419,10 @@ class LocalNonpersistent:
 class _EntityConverter(_converters.PartConverter):
     def node(self, item: Any, path: str, call: Call) -> Node | None:
         if isinstance(item, ShardedTensor):
-            return item._entity(call.for_load)
+            made = item._entity(call.for_load)
+            if made.holders:
+                made.holders = _converters.ranks_in(call, made.holders)
+            return made
         if isinstance(item, LocalNonpersistent):
             return _core.LocalNonpersistent.make(item.value)
         entity: Node = item._entity(call)

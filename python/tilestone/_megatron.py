@@ -55,6 +55,7 @@ def _tensor(item: Any, for_load: bool) -> ShardedTensor:
         "replica_id": item.replica_id,
         "prepend_axis_num": item.prepend_axis_num,
         "allow_shape_mismatch": bool(item.allow_shape_mismatch),
+        "holders": getattr(item, "holders", None),  # Megatron-Core's own know none
     }
     data = _data(item, for_load)
     shape = (1,) * item.prepend_axis_num + tuple(item.local_shape)
@@ -69,6 +70,8 @@ def _tensor(item: Any, for_load: bool) -> ShardedTensor:
 
 def _factory(item: Any) -> ShardedTensorFactory:
     def build(key: str, data: Any, replica_id: Any, flattened_range: Any) -> Any:
+        if hasattr(item, "build_of"):  # tilestone.megatron's, which hands its holders on
+            return item.build_of(key, data)
         return item.build_fn(key, data, item.replica_id, item.flattened_range)
 
     if item.data is None:

@@ -340,7 +340,7 @@ def distributed_entity(item: Any, path: str, call: Call) -> _core.ShardedTensor:
         [placement(p, path) for p in spec.placements],
         dist.get_rank(),
     )
-    entity.holders = _holders(entity.holders, call)
+    entity.holders = _converters.ranks_in(call, entity.holders)
     return entity
 
 
@@ -368,14 +368,6 @@ def _with_memory(item: DTensor, local: torch.Tensor) -> Any:
         stride=item.stride(),
     )
     return _as_template(made, item)
-
-
-def _holders(holders: list[int], call: Call) -> list[int]:
-    """Global ranks as ranks of the group that saves; none where that can't be known."""
-    if call.group is None:
-        return holders if call.ranks == dist.get_world_size() else []
-    members = dist.get_process_group_ranks(call.group)
-    return sorted(members.index(rank) for rank in holders if rank in members)
 
 
 @functools.lru_cache(maxsize=64)

@@ -251,10 +251,10 @@ def holders_of(*groups: Group) -> Tuple[int, ...] | None:
     """
     if not dist.is_initialized():
         return None
-    ranks = [group.ranks for group in groups]
-    if any(each is None for each in ranks):
+    ranks = tuple(group.ranks for group in groups if group.ranks is not None)
+    if len(ranks) < len(groups):
         return None
-    return _product(tuple(ranks), dist.get_rank(), dist.get_world_size())  # type: ignore[arg-type]
+    return _product(ranks, dist.get_rank(), dist.get_world_size())
 
 
 @lru_cache(maxsize=256)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone.megatron._holders import Held, passed_on
 from tilestone.megatron._merges import merged
 from tilestone.megatron._places import grid_of, narrowed_pieces, with_entry
 from tilestone.megatron.dict_utils import dict_list_map_inplace
@@ -76,7 +77,7 @@ class ShardedBase(_Entity):
 
 
 @dataclass
-class ShardedTensor(ShardedBase):
+class ShardedTensor(Held, ShardedBase):
     """A rank's part of a global tensor: a box of it, or a slice of a flattened box.
 
     Attributes:
@@ -94,6 +95,9 @@ class ShardedTensor(ShardedBase):
         allow_shape_mismatch: a load takes a stored tensor of another global shape (padding).
         flattened_range: data is this slice (start and stop, no step) of the flattened box; an
             empty slice holds nothing.
+        holders: not in Megatron-Core: global ranks that hold the same part, this one included;
+            None: not known. Saves by rule share the writing among them. Another replica_id makes
+            it None; with replace() give both.
 
     Raises:
         CheckpointingException: the attributes don't fit together, see validate_metadata_integrity.
@@ -110,6 +114,7 @@ class ShardedTensor(ShardedBase):
     prepend_axis_num: int = 0
     allow_shape_mismatch: bool = False
     flattened_range: Optional[slice] = None
+    holders: Optional[Tuple[int, ...]] = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.validate_metadata_integrity()
@@ -516,7 +521,7 @@ FactoryMergeFn = Callable[[StateDict], torch.Tensor]
 
 
 @dataclass
-class ShardedTensorFactory(ShardedBase):
+class ShardedTensorFactory(Held, ShardedBase):
     """Stands for a tensor that is stored as a subtree of entities.
 
     What is built depends on nothing but the arguments of build_fn, so the same factory serves
@@ -529,6 +534,7 @@ class ShardedTensorFactory(ShardedBase):
         merge_fn: merge_fn(loaded subtree) returns the tensor.
         replica_id: which copy of the same tensor this is.
         flattened_range: data is this slice of the flattened tensor.
+        holders: as of ShardedTensor, of the tensor; what is built gets them.
     """
 
     key: str
@@ -537,10 +543,16 @@ class ShardedTensorFactory(ShardedBase):
     merge_fn: FactoryMergeFn
     replica_id: ReplicaId = 0
     flattened_range: Optional[slice] = None
+    holders: Optional[Tuple[int, ...]] = field(default=None, repr=False, compare=False)
 
     def build(self) -> Any:
         """The subtree that stands for the tensor."""
-        return self.build_fn(self.key, self.data, self.replica_id, self.flattened_range)
+        return self.build_of(self.key, self.data)
+
+    def build_of(self, key: str, data: torch.Tensor) -> Any:
+        """The subtree that would stand for another tensor of the same place."""
+        built = self.build_fn(key, data, self.replica_id, self.flattened_range)
+        return passed_on(self, built)
 
     def validate_metadata_integrity(self) -> None:
         """Nothing can be checked before the subtree is built."""

@@ -306,6 +306,7 @@ def save(
     process_group: Any = None,
     timeout: float | None = _core.DEFAULT_TIMEOUT,
     common_differs: str = "warn",
+    agreement: str = "exchange",
 ) -> AsyncRequest | None:
     """Saves a state dict in parts. Every rank calls.
 
@@ -337,6 +338,10 @@ def save(
             where torch.distributed is not initialised.
         timeout: seconds for the whole save; None for no limit.
         common_differs: "warn" or "error", where common state differs between ranks.
+        agreement: how ranks agree who writes what, as for `tilestone.save`. By "rule" the holders
+            of each ShardedTensor share the writing; where they are not known (those of Megatron's
+            own modules aren't), the main replica's rank writes. Not with a fully parallel strategy
+            or one of a user's own, which agree in their own way.
 
     Returns:
         None.
@@ -360,6 +365,11 @@ def save(
             "common state is saved in one way: leave common_strategy None"
         )
     options = {} if strategy is None else _engine_options(strategy)
+    if agreement != "exchange" and (options is None or hasattr(strategy, "engine_state")):
+        failure = InvalidArgumentError(
+            f"agreement={agreement!r} with a {type(strategy).__name__}, which decides who writes"
+        )
+        strategy, options = None, {}
     if options is None:
         _foreign.save(
             state, checkpoint_dir, strategy, get_default_save_common_strategy(),
@@ -388,6 +398,7 @@ def save(
         validate_access=unchecked,
         common_differs=common_differs if validate_access_integrity else "ignore",
         timeout=timeout,
+        agreement=agreement,
         **options,
     )
     return None

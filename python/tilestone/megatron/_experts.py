@@ -1,0 +1,382 @@
+"""Sharded state dicts of experts: one tensor of all experts for each weight, or one for each expert.
+
+In the checkpoint a weight of all experts has an axis before its own, on which each expert has its
+place: local number + rank in ep * experts of a rank. So however the experts of a rank are kept (as
+modules, as one tensor, as the weights of a grouped linear layer), they load as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+
+from tilestone._errors import InvalidArgumentError
+from tilestone.megatron._factories import (
+    apply_swiglu_sharded_factory,
+    concatenated,
+    refuse_flat,
+)
+from tilestone.megatron._model_tensors import (
+    Offset,
+    make_sharded_object_for_checkpoint,
+    make_sharded_tensors_for_checkpoint,
+    sharded_state_dict_default,
+    to_pass,
+)
+from tilestone.megatron.groups import Group, find_group, holders_of
+from tilestone.megatron.mapping import (
+    ReplicaId,
+    ShardedStateDict,
+    ShardedTensor,
+    ShardedTensorFactory,
+)
+from tilestone.megatron.utils import replace_prefix_for_sharding
+
+_Metadata = Optional[Mapping[Any, Any]]
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """The experts of a rank.
+
+    Attributes:
+        count: of this rank.
+        ep, tp, dp: the groups of experts: expert parallel, and their own tensor and data parallel.
+        apart: each expert has tensors of its own.
+        offsets: of prepended axes.
+    """
+
+    count: int
+    ep: Group
+    tp: Group
+    dp: Group
+    apart: bool
+    offsets: Tuple[Offset, ...]
+
+    def number(self, local: int) -> int:
+        """An expert's number among all."""
+        return self.ep.rank() * self.count + local
+
+    def offsets_of(self, local: int) -> Tuple[Offset, ...]:
+        """The prepended axes of an expert's tensors."""
+        if self.apart:
+            return self.offsets
+        total = self.ep.size() * self.count
+        return (*self.offsets, (len(self.offsets), self.number(local), total))
+
+    def prefix_of(self, prefix: str, local: int) -> str:
+        """What an expert's keys begin with."""
+        return f"{prefix}experts.{self.number(local)}." if self.apart else f"{prefix}experts."
+
+
+def _experts_of(
+    count: int, offsets: Iterable[Offset], metadata: _Metadata, groups: Mapping[str, Any],
+    module: Any,
+) -> _Experts:  # fmt: skip
+    ep, tp, dp = (find_group(name, groups[name], module) for name in ("ep", "expt_tp", "expt_dp"))
+    apart = bool((metadata or {}).get("singleton_local_shards", False))
+    return _Experts(count, ep, tp, dp, apart, tuple(offsets))
+
+
+def sequential_experts_state_dict(
+    experts: Sequence[torch.nn.Module],
+    prefix: str = "",
+    sharded_offsets: Tuple[Offset, ...] = (),
+    metadata: _Metadata = None,
+    *,
+    ep_group: Any = None,
+    expt_tp_group: Any = None,
+    expt_dp_group: Any = None,
+    module: Any = None,
+) -> ShardedStateDict:
+    """The sharded state dict of experts that are modules, as Megatron's SequentialMLP makes it.
+
+    Args:
+        experts: those of this rank, in order, as many on every rank. Each makes its own sharded
+            state dict, with expt_dp as the metadata's "dp_cp_group"; of one that has no such
+            method all tensors are the same along expt_tp.
+        prefix: of the module that holds them; their keys are PREFIXexperts.NAME in the checkpoint
+            and PREFIXlocal_experts.NUMBER.NAME in the dict.
+        sharded_offsets: of prepended axes, which modules around this one have added.
+        metadata: for the experts. With "singleton_local_shards", each expert has keys of its own:
+            PREFIXexperts.NUMBER.NAME.
+        ep_group, expt_tp_group, expt_dp_group: looked up as `groups.find_group` does, in module.
+        module: that holds the experts.
+
+    Raises:
+        CheckpointingException: a group is not known; an expert's entities have replica ids that are
+            not (PP, TP, DP), or come from another tensor-parallel group than expt_tp: then shards
+            of some ranks would count as copies, and be lost.
+    """
+    given = {"ep": ep_group, "expt_tp": expt_tp_group, "expt_dp": expt_dp_group}
+    all_experts = _experts_of(len(experts), sharded_offsets, metadata, given, module)
+    own: Dict[Any, Any] = {**(metadata or {}), "dp_cp_group": to_pass(all_experts.dp)}
+    sharded: ShardedStateDict = {}
+    for local, expert in enumerate(experts):
+        in_dict = f"{prefix}local_experts.{local}."
+        tp: Any = to_pass(all_experts.tp)
+        made = sharded_state_dict_default(
+            expert, in_dict, all_experts.offsets_of(local), own, tp_group=tp
+        )
+        replace_prefix_for_sharding(made, in_dict, all_experts.prefix_of(prefix, local))
+        for entity in made.values():
+            _check_replica(entity, all_experts)
+        sharded.update(made)
+    return sharded
+
+
+def _check_replica(entity: Any, experts: _Experts) -> None:
+    """Gives an expert's entity the replica id of expert data parallelism, in place."""
+    replica_id = entity.replica_id
+    if not isinstance(replica_id, tuple) or len(replica_id) != 3:
+        raise InvalidArgumentError(
+            f"an expert's replica id is (PP, TP, DP), not {replica_id}", key=entity.key
+        )
+    if replica_id[1] not in (0, experts.tp.rank()):
+        raise InvalidArgumentError(
+            f"an expert's replica id {replica_id} comes from another tensor-parallel group than "
+            f"expt_tp, in which this rank is {experts.tp.rank()} of {experts.tp.size()}",
+            key=entity.key,
+            hint="give the expert's own layers expt_tp_group as their tp_group",
+        )
+    entity.replica_id = (*replica_id[:2], experts.dp.rank())
+
+
+def grouped_linear_state_dict(
+    state_dict: Mapping[str, Any],
+    prefix: str,
+    name: str,
+    tensor_parallel_layers_axis_map: Mapping[str, int],
+    sharded_offsets: Tuple[Offset, ...] = (),
+    metadata: _Metadata = None,
+    *,
+    num_local_experts: int,
+    gated: bool = False,
+    extra_states: Sequence[Any] | None = None,
+    ep_group: Any = None,
+    expt_tp_group: Any = None,
+    expt_dp_group: Any = None,
+    module: Any = None,
+) -> ShardedStateDict:
+    """The sharded state dict of a linear layer of all experts of a rank, as TEGroupedMLP makes it.
+
+    Args:
+        state_dict: weight0, weight1, ... and, where there are biases, bias0, bias1, ...
+        prefix: of the module that holds the layer.
+        name: of the layer in it: "linear_fc1". Keys are PREFIXexperts.NAME.weight in the
+            checkpoint and PREFIXNAME.weight0 in the dict.
+        tensor_parallel_layers_axis_map: the axis of "weight" and "bias" that expt_tp divides.
+        sharded_offsets, metadata: as for sequential_experts_state_dict.
+        num_local_experts: of this rank, as many on every rank.
+        gated: W and V are stored as apply_swiglu_sharded_factory does it.
+        extra_states: one for each expert; None: they have none, and None is stored.
+        ep_group, expt_tp_group, expt_dp_group, module: as for sequential_experts_state_dict.
+
+    Raises:
+        CheckpointingException: a group is not known, or the state lacks a weight.
+    """
+    given = {"ep": ep_group, "expt_tp": expt_tp_group, "expt_dp": expt_dp_group}
+    experts = _experts_of(num_local_experts, sharded_offsets, metadata, given, module)
+    sharded: ShardedStateDict = {}
+    for local in range(num_local_experts):
+        key = f"{experts.prefix_of(prefix, local)}{name}."
+        state = _state_of_expert(state_dict, local, key, extra_states)
+        tp: Any = experts.tp
+        dp: Any = experts.dp
+        made = make_sharded_tensors_for_checkpoint(
+            state, key, dict(tensor_parallel_layers_axis_map), experts.offsets_of(local),
+            tp_group=tp, dp_cp_group=dp,
+        )  # fmt: skip
+        for each, entity in made.items():
+            own = each[len(key) :]
+            if gated and own in ("weight", "bias"):
+                entity = apply_swiglu_sharded_factory(
+                    entity, experts.offsets_of(local), experts.apart
+                )
+            number = "" if own == "_extra_state" and local == 0 else str(local)
+            sharded[f"{prefix}{name}.{own}{number}"] = entity
+    return sharded
+
+
+def _state_of_expert(
+    state_dict: Mapping[str, Any], local: int, key: str, extra_states: Sequence[Any] | None
+) -> Dict[str, Any]:
+    if f"weight{local}" not in state_dict:
+        text = f"the layer has no weight{local}; it has {sorted(state_dict)}"
+        raise InvalidArgumentError(text, key=f"{key}weight")
+    state = {"weight": state_dict[f"weight{local}"]}
+    if f"bias{local}" in state_dict:
+        state["bias"] = state_dict[f"bias{local}"]
+    state["_extra_state"] = None if extra_states is None else extra_states[local]
+    return state
+
+
+# ---- One tensor for all experts of a rank ----
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """A weight of all experts of a rank in one 2-D tensor, input features first.
+
+    Attributes:
+        experts: whose weight it is.
+        shape: (experts, input features, output features) of the local tensor.
+        tp_axis: the axis of an expert's stored weight (output, input) that expt_tp divides.
+        gated: its output features are W and then V.
+    """
+
+    experts: _Experts
+    shape: Tuple[int, int, int]
+    tp_axis: int
+    gated: bool
+
+    def build(
+        self, key: str, data: torch.Tensor, replica_id: ReplicaId, flat: Optional[slice]
+    ) -> List[Any]:
+        refuse_flat(key, flat, "weight of grouped experts")
+        with torch.no_grad():
+            stored = data.reshape(self.shape).transpose(1, 2)  # (experts, output, input)
+            parts = torch.chunk(stored, 2, dim=1) if self.gated else (stored,)
+            if self.experts.apart:
+                return [
+                    self._one_by_one(key, number, part, replica_id)
+                    for number, part in enumerate(parts)
+                ]
+            return [
+                self._together(key, number, part, replica_id) for number, part in enumerate(parts)
+            ]
+
+    def merge(self, loaded: List[Any]) -> torch.Tensor:
+        with torch.no_grad():
+            parts = [torch.stack(part) if self.experts.apart else part for part in loaded]
+            stored = concatenated(parts, 1)
+            experts, inputs, outputs = self.shape
+            whole = stored.transpose(1, 2)
+            if self.tp_axis == 0:
+                # (input, experts * output) has the memory of (experts, input, output).
+                return whole.reshape(inputs, experts * outputs)
+            return whole.reshape(experts * inputs, outputs)
+
+    def _together(
+        self, key: str, number: int, part: torch.Tensor, replica_id: ReplicaId
+    ) -> ShardedTensor:
+        """All experts under one key."""
+        axis, experts = len(self.experts.offsets), self.experts
+        tp = experts.tp
+        place, fragments = tp.rank() + number * tp.size(), tp.size() * (2 if self.gated else 1)
+        return ShardedTensor.from_rank_offsets(
+            key,
+            part.contiguous(),
+            *experts.offsets,
+            (axis, experts.ep.rank(), experts.ep.size()),
+            (axis + 1 + self.tp_axis, place, fragments),
+            replica_id=replica_id,
+            prepend_axis_num=axis,
+        )
+
+    def _one_by_one(
+        self, key: str, number: int, part: torch.Tensor, replica_id: ReplicaId
+    ) -> List[ShardedTensor]:
+        """Each expert under a key of its own."""
+        axis, experts = len(self.experts.offsets), self.experts
+        before, found, layer = key.rpartition("experts.")
+        if not found:
+            raise InvalidArgumentError("the key of experts has no experts.LAYER", key=key)
+        suffix = f"_{'wv'[number]}" if self.gated else ""
+        return [
+            ShardedTensor.from_rank_offsets(
+                f"{before}experts.{experts.number(local)}.{layer}{suffix}",
+                weight.contiguous(),
+                *experts.offsets,
+                (axis + self.tp_axis, experts.tp.rank(), experts.tp.size()),
+                replica_id=replica_id,
+                prepend_axis_num=axis,
+            )
+            for local, weight in enumerate(part)
+        ]
+
+
+def grouped_experts_state_dict(
+    state_dict: Mapping[str, torch.Tensor],
+    prefix: str = "",
+    sharded_offsets: Tuple[Offset, ...] = (),
+    metadata: _Metadata = None,
+    *,
+    num_local_experts: int,
+    hidden_size: int,
+    gated: bool = False,
+    ep_group: Any = None,
+    expt_tp_group: Any = None,
+    expt_dp_group: Any = None,
+    module: Any = None,
+) -> ShardedStateDict:
+    """The sharded state dict of experts that are two tensors, as Megatron's GroupedMLP makes it.
+
+    The weights are stored transposed, so that they load as sequential experts. States of an
+    optimizer that are whole follow them; slices of flattened ones are refused.
+
+    Args:
+        state_dict: weight1 (hidden_size, num_local_experts * features) with features of W and V one
+            after the other where they are gated, and weight2 (num_local_experts * features,
+            hidden_size).
+        prefix: of the module; keys are PREFIXexperts.linear_fc1.weight in the checkpoint and
+            PREFIXweight1 in the dict. Extra states of None are added, which sequential experts
+            have too.
+        sharded_offsets, metadata: as for sequential_experts_state_dict.
+        num_local_experts: of this rank, as many on every rank.
+        hidden_size: input features of weight1.
+        gated: the first layer is W and V.
+        ep_group, expt_tp_group, expt_dp_group, module: as for sequential_experts_state_dict.
+
+    Raises:
+        CheckpointingException: a group is not known, or the weights have other shapes.
+    """
+    given = {"ep": ep_group, "expt_tp": expt_tp_group, "expt_dp": expt_dp_group}
+    experts = _experts_of(num_local_experts, sharded_offsets, metadata, given, module)
+    if set(state_dict) != {"weight1", "weight2"}:
+        text = f"the state of grouped experts is weight1 and weight2, not {sorted(state_dict)}"
+        raise InvalidArgumentError(text, key=f"{prefix}experts")
+    features = state_dict["weight2"].numel() // (num_local_experts * hidden_size)
+    first = (num_local_experts, hidden_size, features * (2 if gated else 1))
+    second = (num_local_experts, features, hidden_size)
+    weights = {
+        "weight1": ("linear_fc1", _Fused(experts, first, 0, gated)),
+        "weight2": ("linear_fc2", _Fused(experts, second, 1, False)),
+    }
+    sharded: ShardedStateDict = {}
+    for name, tensor in state_dict.items():
+        layer, fused = weights[name]
+        key = f"{prefix}experts.{layer}.weight"
+        sharded[f"{prefix}{name}"] = _fused_factory(key, tensor, fused)
+    sharded.update(_extra_states(prefix, experts))
+    return sharded
+
+
+def _fused_factory(key: str, tensor: torch.Tensor, fused: _Fused) -> ShardedTensorFactory:
+    experts = fused.experts
+    if tensor.numel() != torch.Size(fused.shape).numel():
+        count, inputs, outputs = fused.shape
+        text = f"a weight of shape {tuple(tensor.shape)} is not {count} of {inputs} x {outputs}"
+        raise InvalidArgumentError(text, key=key)
+    replica_id, holders = (0, 0, experts.dp.rank()), holders_of(experts.dp)
+    build_fn: Any = fused.build
+    merge_fn: Any = fused.merge
+    return ShardedTensorFactory(key, tensor, build_fn, merge_fn, replica_id, holders=holders)
+
+
+def _extra_states(prefix: str, experts: _Experts) -> ShardedStateDict:
+    """Empty ones, as sequential experts have them."""
+    replica_id = (0, experts.tp.rank(), experts.dp.rank())
+    made: ShardedStateDict = {}
+    for local in range(experts.count):
+        for layer in ("linear_fc1", "linear_fc2"):
+            key = f"{experts.prefix_of(prefix, local)}{layer}._extra_state"
+            made[f"{prefix}expert{experts.number(local)}.{layer}._extra_state"] = (
+                make_sharded_object_for_checkpoint(
+                    None, key, experts.offsets_of(local), replica_id
+                )
+            )
+    return made

@@ -1,0 +1,71 @@
+"""Parts of tensors that FSDP2 divides over data parallelism, beside tensor parallelism."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Tuple
+
+import torch
+
+from tilestone._errors import UnsupportedError
+from tilestone.megatron.groups import Group
+
+
+@dataclass(frozen=True)
+class FsdpPart:
+    """Rows of a tensor that FSDP2 has left to a rank.
+
+    Attributes:
+        shape: of the tensor before FSDP2 divided its axis 0.
+        begin: the first row of the part.
+        place, fragments: it is the part at this place of that many.
+    """
+
+    shape: Tuple[int, ...]
+    begin: int
+    place: int
+    fragments: int
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all parts have the same number of rows, and some."""
+        return self.shape[0] > 0 and self.shape[0] % self.fragments == 0
+
+
+def fsdp_part(tensor: Any, key: str, dp_cp: Group) -> Tuple[torch.Tensor, FsdpPart | None]:
+    """The local tensor of a tensor, and which part of it that is (None: all of it).
+
+    Sizes are those that torch.chunk gives. (Megatron-Core takes all parts to be equal, and gathers
+    the tensor where there are more ranks than rows.)
+
+    Raises:
+        UnsupportedError: a DTensor on another mesh than the ranks of dp_cp, or divided along
+            another axis than 0.
+    """
+    if not hasattr(tensor, "device_mesh"):
+        return tensor, None
+    mesh, placements = tensor.device_mesh, tensor.placements
+    local: torch.Tensor = tensor._local_tensor
+    ranks = sorted(mesh.mesh.flatten().tolist())
+    if mesh.ndim != 1 or len(ranks) != dp_cp.size() or ranks != sorted(dp_cp.ranks or ranks):
+        raise _refusal(key, f"on a mesh of ranks {ranks} in {mesh.ndim} dims, which is not dp_cp")
+    if placements[0].is_replicate():
+        return local, None
+    if type(placements[0]) is not torch.distributed.tensor.Shard or placements[0].dim != 0:
+        raise _refusal(key, f"with placements {tuple(placements)}")
+    shape, count, place = tuple(tensor.shape), len(ranks), mesh.get_local_rank()
+    rows = math.ceil(shape[0] / count)
+    begin, end = (min(n * rows, shape[0]) for n in (place, place + 1))
+    if local.shape[0] != end - begin:
+        raise _refusal(key, f"of which this rank has {local.shape[0]} rows, not {end - begin}")
+    return local, FsdpPart(shape, begin, place, count)
+
+
+def _refusal(key: str, found: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"a DTensor {found}",
+        key=key,
+        hint="make_... take DTensors whose axis 0 FSDP2 divides over dp_cp; others say themselves "
+        "how they are divided: put them into the state dict as they are",
+    )

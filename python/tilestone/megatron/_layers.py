@@ -1,0 +1,192 @@
+"""Sharded state dicts of stacks of layers, and of weights that two parts of a model share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+
+from tilestone._errors import InvalidArgumentError
+from tilestone.megatron._model_tensors import (
+    make_tp_sharded_tensor_for_checkpoint,
+    metadata_with_dp_cp_group,
+    sharded_state_dict_default,
+)
+from tilestone.megatron.groups import find_group
+from tilestone.megatron.mapping import ShardedStateDict
+from tilestone.megatron.utils import replace_prefix_for_sharding
+
+
+def sharded_layers_state_dict(
+    layers: Sequence[torch.nn.Module],
+    prefix: str = "layers.",
+    metadata: Optional[Dict[Any, Any]] = None,
+    *,
+    first_layer: int,
+    num_layers: int,
+    non_homogeneous_layers: Optional[bool] = None,
+    tp_group: Any = None,
+) -> ShardedStateDict:
+    """The sharded state dict of a pipeline stage's layers, as Megatron's TransformerBlock makes it.
+
+    Layers that are alike are stored as one tensor for each of their weights, on whose first axis
+    each layer has its place, so that they load under any pipeline parallelism without their numbers
+    in the keys. Layers that are not have their number in the keys: PREFIX3.NAME.
+
+    Args:
+        layers: those of this rank, or of one of its virtual stages, in order.
+        prefix: of the keys. In the dict the layer's number among `layers` follows.
+        metadata: for the layers; with "dp_cp_group", which is looked up where it is missing.
+        first_layer: number of the first of them in the whole model, from 0.
+        num_layers: of the whole model.
+        non_homogeneous_layers: their numbers stand in the keys; None: as the metadata says under
+            that name; always where it says "singleton_local_shards".
+        tp_group: for layers without a method sharded_state_dict, looked up as
+            `groups.find_group` does.
+
+    Raises:
+        CheckpointingException: more layers than the model has, a group is not known, or what a
+            layer raises.
+    """
+    if not 0 <= first_layer <= first_layer + len(layers) <= num_layers:
+        raise InvalidArgumentError(
+            f"{len(layers)} layers from {first_layer} on are not among {num_layers}", key=prefix
+        )
+    said = metadata or {}
+    if non_homogeneous_layers is None:
+        non_homogeneous_layers = bool(said.get("non_homogeneous_layers", False))
+    numbered = non_homogeneous_layers or bool(said.get("singleton_local_shards", False))
+    sharded: ShardedStateDict = {}
+    for local, layer in enumerate(layers):
+        metadata = metadata_with_dp_cp_group(metadata, layer)
+        number = first_layer + local
+        in_dict, offsets = f"{prefix}{local}.", () if numbered else ((0, number, num_layers),)
+        made = sharded_state_dict_default(layer, in_dict, offsets, metadata, tp_group=tp_group)
+        replace_prefix_for_sharding(made, in_dict, f"{prefix}{number}." if numbered else prefix)
+        sharded.update(made)
+    return sharded
+
+
+def allow_vocab_padding(sharded_state_dict: ShardedStateDict, keys: Iterable[str]) -> None:
+    """Lets tensors that are padded to the vocabulary's divisor load in another size, in place.
+
+    A row that the checkpoint lacks is loaded as zeros, and one that it has too many is left out.
+
+    Args:
+        sharded_state_dict: of a model.
+        keys: of the dict: embedding, output weight and bias. Those that the rank lacks are no
+            fault: other stages have them.
+    """
+    for key in keys:
+        if key in sharded_state_dict:
+            sharded_state_dict[key].allow_shape_mismatch = True
+
+
+def tie_word_embeddings_state_dict(
+    sharded_state_dict: ShardedStateDict,
+    word_emb_weight: torch.Tensor,
+    word_emb_weight_key: str,
+    tp_group: Any,
+    dp_cp_group: Any,
+) -> None:
+    """Makes the word embedding of a later stage a copy of the first one's, in place.
+
+    Args:
+        sharded_state_dict: of a stage for multi-token prediction, with an embedding of its own.
+        word_emb_weight: its weight.
+        word_emb_weight_key: of the dict; also that of the first stage's embedding in the
+            checkpoint.
+        tp_group, dp_cp_group: looked up as `groups.find_group` does.
+
+    Raises:
+        CheckpointingException: the state dict has no such key, or a group is not known.
+    """
+    _tie(
+        sharded_state_dict, word_emb_weight, word_emb_weight_key, word_emb_weight_key,
+        tp_group, dp_cp_group,
+    )  # fmt: skip
+
+
+def tie_output_layer_state_dict(
+    sharded_state_dict: ShardedStateDict,
+    output_layer_weight: torch.Tensor,
+    output_layer_weight_key: str,
+    tp_group: Any,
+    dp_cp_group: Any,
+) -> None:
+    """Makes the output layer of a stage a copy of the last stage's, in place.
+
+    Args:
+        sharded_state_dict: of a stage for multi-token prediction, with an output layer of its own.
+        output_layer_weight: its weight.
+        output_layer_weight_key: of the dict, and in the checkpoint.
+        tp_group, dp_cp_group: looked up as `groups.find_group` does.
+
+    Raises:
+        CheckpointingException: the state dict has no such key, or a group is not known.
+    """
+    _tie(
+        sharded_state_dict, output_layer_weight, output_layer_weight_key, output_layer_weight_key,
+        tp_group, dp_cp_group,
+    )  # fmt: skip
+
+
+def tie_embeddings_and_output_weights_state_dict(
+    sharded_state_dict: ShardedStateDict,
+    output_layer_weight: torch.Tensor,
+    output_layer_weight_key: str,
+    first_stage_word_emb_key: str,
+    *,
+    tp_group: Any = None,
+    dp_cp_group: Any = None,
+) -> None:
+    """Makes the last stage's output weight a copy of the first stage's embedding, in place.
+
+    It gets the embedding's key, and the replica id (1, 0, rank in dp_cp): the first stage's ranks
+    write it. Which ranks they are is not known here, so it has no holders. To be called on the last
+    stage. Where that is the first one too, the embedding is there already, and an entry for the
+    output is dropped.
+
+    Args:
+        sharded_state_dict: of the last stage's model.
+        output_layer_weight: the shared weight.
+        output_layer_weight_key: of the dict, for the output layer's weight.
+        first_stage_word_emb_key: of the embedding in the checkpoint.
+        tp_group, dp_cp_group: looked up as `groups.find_group` does.
+
+    Raises:
+        CheckpointingException: a group is not known.
+    """
+    if first_stage_word_emb_key in sharded_state_dict:
+        sharded_state_dict.pop(output_layer_weight_key, None)
+        return
+    sharded_state_dict.setdefault(output_layer_weight_key, None)
+    _tie(
+        sharded_state_dict, output_layer_weight, output_layer_weight_key, first_stage_word_emb_key,
+        tp_group, dp_cp_group,
+    )  # fmt: skip
+
+
+def _tie(
+    sharded_state_dict: ShardedStateDict,
+    weight: torch.Tensor,
+    entry: str,
+    key: str,
+    tp_group: Any,
+    dp_cp_group: Any,
+) -> None:
+    """Puts a copy of another stage's tensor in the place of an entry."""
+    if entry not in sharded_state_dict:
+        raise InvalidArgumentError("the state dict has no entry to be tied", key=entry)
+    dp_cp = find_group("dp_cp", dp_cp_group)
+    is_divided = any(each.is_shard() for each in getattr(weight, "placements", ()))
+    replica_id: Tuple[int, ...] = (1, 0, 0 if is_divided else dp_cp.rank())
+    sharded_state_dict[entry] = make_tp_sharded_tensor_for_checkpoint(
+        weight,
+        key,
+        replica_id=replica_id,
+        allow_shape_mismatch=True,
+        tp_group=tp_group,
+        dp_cp_group=dp_cp,
+    )
