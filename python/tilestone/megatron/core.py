@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from tilestone._errors import CheckpointError, CorruptError, StorageError
+from tilestone.megatron._files import replace_file
 
 CONFIG_FNAME = "metadata.json"
 
@@ -99,37 +98,7 @@ def save_config(config: CheckpointingConfig, checkpoint_dir: str | os.PathLike[s
     """
     path = os.path.join(checkpoint_dir, CONFIG_FNAME)
     try:
-        _replace_file(path, json.dumps(asdict(config)))
+        replace_file(path, json.dumps(asdict(config)))
     except OSError as error:
         message = "the checkpoint's format can't be written"
         raise StorageError(message=message, file=path, errno=error.errno) from error
-
-
-def _replace_file(path: str, text: str) -> None:
-    folder = os.path.dirname(path)
-    descriptor, staged = tempfile.mkstemp(prefix=f".{CONFIG_FNAME}.", dir=folder)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, 0o666 & ~_umask())
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(staged, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(staged)
-        raise
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-def _umask() -> int:
-    """The process's umask, which can only be read by setting it, or from /proc."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        for line in file:
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
-    return 0o022

@@ -1,0 +1,57 @@
+"""Small files that are replaced in one step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+
+
+def replace_file(path: str, text: str) -> None:
+    """Writes a file in one step: a reader finds the old content, the new one, or no file.
+
+    The bytes are on disk before the name is, and the name is when the call returns.
+
+    Args:
+        path: the file; its folder exists.
+        text: its content.
+
+    Raises:
+        OSError: it can't be written; nothing of it is left.
+    """
+    folder = os.path.dirname(path) or os.curdir
+    descriptor, staged = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o666 & ~_umask())
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(staged, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(staged)
+        raise
+    sync_folder(folder)
+
+
+def sync_folder(path: str) -> None:
+    """Makes the names in a folder durable.
+
+    Raises:
+        OSError: the file system says no.
+    """
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it, or from /proc."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022

@@ -1,0 +1,47 @@
+"""Checkpoints of training runs: those of Megatron's `training/checkpointing.py`.
+
+The directories, the tracker file and the state are Megatron's; either side resumes the other's
+runs. The program's arguments and every process group are arguments; nothing is global.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from tilestone.megatron.training import _arguments
+from tilestone.megatron.training._choice import Places, find_iteration
+from tilestone.megatron.training._look import Found
+from tilestone.megatron.training.checkpointing import load_checkpoint, save_checkpoint
+from tilestone.megatron.training.names import (
+    get_checkpoint_name,
+    get_checkpoint_tracker_filename,
+    read_metadata,
+)
+from tilestone.megatron.training.rng import get_rng_state, restore_rng_state
+from tilestone.megatron.training.state import (
+    build_sharded_state_dict_metadata,
+    generate_state_dict,
+    unwrap_model,
+)
+
+#: Every attribute of `args` that is read, with its value where `args` lacks it.
+ARGUMENTS: Mapping[str, Any] = types.MappingProxyType(_arguments.DEFAULTS)
+
+__all__ = [
+    "ARGUMENTS",
+    "Found",
+    "Places",
+    "build_sharded_state_dict_metadata",
+    "find_iteration",
+    "generate_state_dict",
+    "get_checkpoint_name",
+    "get_checkpoint_tracker_filename",
+    "get_rng_state",
+    "load_checkpoint",
+    "read_metadata",
+    "restore_rng_state",
+    "save_checkpoint",
+    "unwrap_model",
+]

@@ -1,0 +1,174 @@
+"""What is read of a training program's arguments, and what an argument is where it is missing."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tilestone._errors import InvalidArgumentError, UnsupportedError
+from tilestone.megatron.validation import StrictHandling, parse_strict_flag
+
+# Every argument that is read, with its value where the program's arguments lack it.
+DEFAULTS: dict[str, Any] = {
+    # Where, and in what form.
+    "save": None,
+    "load": None,
+    "ckpt_format": "torch_dist",
+    "use_dist_ckpt": True,
+    "auto_detect_ckpt_format": False,
+    "async_save": False,
+    "pretrained_checkpoint": None,
+    "ckpt_step": None,
+    "exit_on_missing_checkpoint": False,
+    "non_persistent_ckpt_type": None,
+    "non_persistent_global_ckpt_dir": None,
+    "save_retain_interval": None,
+    "dataloader_save": None,
+    # Which parts of the state.
+    "finetune": False,
+    "no_save_optim": False,
+    "no_save_rng": False,
+    "no_load_optim": False,
+    "no_load_rng": False,
+    "data_parallel_random_init": False,
+    "fp16": False,
+    "bf16": False,
+    "load_main_params_from_ckpt": False,
+    # How the optimizer's state is sharded.
+    "use_distributed_optimizer": False,
+    "use_layer_wise_distributed_optimizer": False,
+    "dist_ckpt_optim_fully_reshardable": False,
+    "distrib_optim_fully_reshardable_mem_efficient": False,
+    # How it is saved and loaded.
+    "ckpt_fully_parallel_save": False,
+    "ckpt_fully_parallel_save_process_group": "dp",
+    "ckpt_fully_parallel_load": False,
+    "ckpt_fully_parallel_load_process_group": "dp",
+    "ckpt_fully_parallel_load_exchange_algo": "broadcast",
+    "ckpt_assume_constant_structure": False,
+    "ckpt_load_validate_sharding_integrity": True,
+    "dist_ckpt_strictness": "assume_ok_unexpected",
+    "verify_integrity": False,
+}
+
+FORMATS = ("torch_dist", "zarr")
+
+# What must be equal to resume a run, where both sides have it: (name, only if this run's
+# argument of that name is set).
+_EQUAL = (
+    ("num_layers", None),
+    ("hidden_size", None),
+    ("num_attention_heads", None),
+    ("add_position_embedding", None),
+    ("max_position_embeddings", "vocab_file"),
+    ("make_vocab_size_divisible_by", "vocab_file"),
+    ("tokenizer_type", "vocab_file"),
+    ("data_parallel_random_init", "data_parallel_random_init"),
+    ("global_batch_size", "phase_transition_iterations"),
+)
+# Set on the arguments of a run that resumes.
+CONSUMED = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
+# What is looked at of the stored arguments, beside the above.
+_STORED = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size",
+    "world_size", "no_save_optim", "no_save_rng", "ckpt_fully_parallel_save",
+)  # fmt: skip
+
+
+def read(args: Any, name: str) -> Any:
+    """An argument, or its default."""
+    return getattr(args, name, DEFAULTS[name])
+
+
+def stored_arguments(args: Any) -> dict[str, Any]:
+    """Of the arguments in a checkpoint, those that decide how it is loaded."""
+    names = (*_STORED, *CONSUMED, *(name for name, _ in _EQUAL))
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+
+
+def to_namespace(args: Any) -> argparse.Namespace:
+    """The arguments as they are saved: a Namespace, whatever object the program has.
+
+    Raises:
+        InvalidArgumentError: an object without attributes of its own.
+    """
+    if isinstance(args, argparse.Namespace):
+        return args
+    try:
+        return argparse.Namespace(**vars(args))
+    except TypeError:
+        raise InvalidArgumentError(
+            f"args is a Namespace or another object with attributes, not {type(args).__name__}"
+        ) from None
+
+
+def check_saveable(args: Any, train_data_iterator: Any) -> None:
+    """Refuses what a save can't keep.
+
+    Raises:
+        UnsupportedError: asynchronous saves, formats that are not torch_dist or zarr, the state
+            of a data loader.
+        InvalidArgumentError: `args` has no attributes.
+    """
+    to_namespace(args)
+    if read(args, "async_save"):
+        raise UnsupportedError(
+            "args.async_save: asynchronous saves are not there yet",
+            hint="leave async_save False: the save returns when the checkpoint is durable",
+        )
+    check_format(args)
+    if read(args, "dataloader_save") and train_data_iterator is not None:
+        raise UnsupportedError(
+            "args.dataloader_save: the state of a data loader is not saved with the checkpoint",
+            hint="save it beside the checkpoint, and leave dataloader_save None",
+        )
+
+
+def check_format(args: Any) -> None:
+    """Refuses formats of checkpoints that are none of `dist_checkpointing`.
+
+    Raises:
+        UnsupportedError: with the format's name.
+    """
+    found = read(args, "ckpt_format")
+    if found not in FORMATS or not read(args, "use_dist_ckpt"):
+        named = f"args.ckpt_format={found!r}" if found not in FORMATS else "args.use_dist_ckpt=False"
+        raise UnsupportedError(f"{named}: checkpoints are saved and loaded as {', '.join(FORMATS)}")
+
+
+def strictness(args: Any) -> StrictHandling:
+    """The mode of `dist_ckpt_strictness`.
+
+    Raises:
+        ValueError: there is no such mode.
+        InvalidArgumentError: a mode that returns keys, for which there is no place.
+    """
+    mode = parse_strict_flag(read(args, "dist_ckpt_strictness"))
+    if StrictHandling.requires_returning_mismatch_keys(mode):
+        raise InvalidArgumentError(
+            f"args.dist_ckpt_strictness={mode.value!r}: load_checkpoint can't return keys",
+            hint="log_all or log_unexpected logs them",
+        )
+    return mode
+
+
+def check_equal(args: Any, stored: dict[str, Any]) -> None:
+    """Compares what must be equal to resume a run.
+
+    Raises:
+        InvalidArgumentError: an argument differs; with its name and both values.
+    """
+    for name, condition in _EQUAL:
+        if condition is not None and not getattr(args, condition, None):
+            continue
+        if name in stored and hasattr(args, name) and getattr(args, name) != stored[name]:
+            raise InvalidArgumentError(
+                f"args.{name} is {getattr(args, name)!r}, and the checkpoint's is {stored[name]!r}",
+                hint="resume with the checkpoint's, or set finetune",
+            )
+
+
+def take_over(args: Any, stored: dict[str, Any]) -> None:
+    """Sets how many samples the run has consumed, as the checkpoint has it."""
+    for name in CONSUMED:
+        setattr(args, name, stored.get(name, 0))

@@ -1,0 +1,261 @@
+"""Which checkpoint a run resumes from: one rank decides, and all check that they see it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import pickle
+from dataclasses import dataclass
+from typing import Any, List
+
+import torch.distributed as dist
+
+from tilestone import _core
+from tilestone._errors import (
+    CorruptError,
+    InvalidArgumentError,
+    MismatchError,
+    NotFoundError,
+    StorageError,
+    UnsupportedError,
+)
+from tilestone._torch_comm import TorchCommunicator
+from tilestone.megatron.strategies._together import default_group, size_of
+from tilestone.megatron.training import _arguments, _look, names
+from tilestone.megatron.training._look import Found, NotPublishedError
+
+logger = logging.getLogger("tilestone.megatron")
+
+_NAMED = 8  # ranks in a message
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where to look for the checkpoint of a run.
+
+    Attributes:
+        load: the run's directory, or None.
+        non_persistent: that of its non-persistent checkpoints; None: it has none.
+        pretrained: where a new run starts, if `load` has no checkpoint; or None.
+        step: the iteration that is wanted; None: the latest.
+    """
+
+    load: str | None
+    non_persistent: str | None = None
+    pretrained: str | None = None
+    step: int | None = None
+
+    @staticmethod
+    def of(args: Any, load_arg: str = "load") -> Places:
+        """The places that a program's arguments name.
+
+        Raises:
+            UnsupportedError: local non-persistent checkpoints, or another kind that is not known.
+            InvalidArgumentError: `args` has no attribute `load_arg`.
+        """
+        if load_arg not in _arguments.DEFAULTS and not hasattr(args, load_arg):
+            raise InvalidArgumentError(f"args has no attribute {load_arg!r}, which load_arg names")
+        load = _path(getattr(args, load_arg, None))
+        has_fleeting = check_non_persistent_type(args) is not None
+        return Places(
+            load,
+            non_persistent_directory(args, load) if has_fleeting else None,
+            _path(_arguments.read(args, "pretrained_checkpoint")),
+            _arguments.read(args, "ckpt_step"),
+        )
+
+
+def _path(given: Any) -> str | None:
+    return None if given is None else os.fspath(given)
+
+
+def check_non_persistent_type(args: Any) -> str | None:
+    """`args.non_persistent_ckpt_type`: "global" or None.
+
+    Raises:
+        UnsupportedError: another type, by its name.
+    """
+    kind: str | None = _arguments.read(args, "non_persistent_ckpt_type")
+    if kind not in (None, "global"):
+        raise UnsupportedError(
+            f"args.non_persistent_ckpt_type={kind!r}: non-persistent checkpoints are of the type "
+            "'global'"
+        )
+    return kind
+
+
+def non_persistent_directory(args: Any, directory: str | None) -> str | None:
+    """Where a run keeps its non-persistent checkpoints.
+
+    Args:
+        args: of the program.
+        directory: where it keeps the others.
+    """
+    given = _path(_arguments.read(args, "non_persistent_global_ckpt_dir"))
+    if given:
+        return given
+    return None if directory is None else os.path.join(directory, names.NON_PERSISTENT)
+
+
+def find_iteration(places: Places, group: Any = None) -> Found | None:
+    """The checkpoint to load. Every rank of the group calls; rank 0 decides for all.
+
+    Args:
+        places: where to look. Rank 0's count.
+        group: the ranks; None: torch's default group, or this process alone.
+
+    Returns:
+        The same on every rank; None: there is no checkpoint.
+
+    Raises:
+        CheckpointingException: on every rank: `step` is not there; a tracker is there and no
+            checkpoint that can be loaded; ranks see other files than rank 0, with their numbers.
+    """
+    group = default_group(group)
+    if size_of(group) <= 1:
+        return decide(places)
+    decided: List[Found | None] = []
+
+    def say(round: int, answer: bytes) -> bytes:
+        if round == 0:
+            return b""
+        decided.append(pickle.loads(answer))
+        return _seen(places, decided[0]).encode()
+
+    def answer(round: int, said: List[bytes]) -> tuple[bytes, bool]:
+        if round == 0:
+            return pickle.dumps(decide(places)), False
+        _check_views([each.decode() for each in said], places, decided[0], group)
+        return b"", True
+
+    _core.agree(
+        "choice of a checkpoint", TorchCommunicator(group), say, answer, _core.DEFAULT_TIMEOUT
+    )
+    return decided[0]
+
+
+def _seen(places: Places, found: Found | None) -> str:
+    try:
+        if found is not None:
+            return _look.fingerprint(found.directory)
+        looked = (places.load, places.non_persistent)
+        return "".join(_look.fingerprint_of_run(path) for path in looked)
+    except OSError as error:
+        raise StorageError(message=str(error), errno=error.errno) from error
+
+
+def _check_views(seen: List[str], places: Places, found: Found | None, group: Any) -> None:
+    others = [rank for rank, view in enumerate(seen) if view != seen[0]]
+    if not others:
+        return
+    numbers = [dist.get_global_rank(group, rank) for rank in others]
+    more = len(numbers) - _NAMED
+    named = ", ".join(map(str, numbers[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+    rank0 = dist.get_global_rank(group, 0)
+    what = (
+        f"rank {rank0} sees no checkpoint in {places.load}" if found is None
+        else f"rank {rank0} sees the checkpoint {found.directory}"
+    )  # fmt: skip
+    nothing = all(seen[rank] == "" for rank in others)
+    raise MismatchError(
+        f"{what}, and rank{'s'[:len(others) > 1]} {named} see{'s'[len(others) > 1:]} "
+        f"{'none' if nothing and found is not None else 'other files'} there",
+        file=places.load or "" if found is None else found.directory,
+        rank=numbers[0],
+        hint="all ranks must see the same file system",
+    )
+
+
+def decide(places: Places) -> Found | None:
+    """The checkpoint to load, by what this rank sees.
+
+    Raises:
+        NotFoundError, CorruptError: as for find_iteration().
+    """
+    if places.step is not None:
+        return _of_step(places, places.step)
+    found = _latest(places.load)
+    fleeting = _latest(places.non_persistent, may_be_release=False)
+    if fleeting is not None and (found is None or fleeting.iteration >= found.iteration):
+        return dataclasses.replace(fleeting, non_persistent=True)
+    if fleeting is not None and found is not None:
+        logger.info(
+            "The non-persistent checkpoint of iteration %d is older than that of iteration %d",
+            fleeting.iteration, found.iteration,
+        )  # fmt: skip
+    if found is None and places.pretrained is not None:
+        start = _latest(places.pretrained)
+        if start is None:
+            raise NotFoundError(
+                f"there is no checkpoint in {places.load} and none in {places.pretrained}",
+                file=places.pretrained,
+            )
+        return dataclasses.replace(start, finetune=True)
+    return found
+
+
+def _of_step(places: Places, step: int) -> Found:
+    problems = []
+    for directory in (places.load, places.non_persistent):
+        if directory is None:
+            continue
+        try:
+            found = _look.examine(directory, step)
+        except NotPublishedError as problem:
+            problems.append(str(problem))
+            continue
+        return dataclasses.replace(found, non_persistent=directory == places.non_persistent)
+    raise NotFoundError(
+        f"there is no checkpoint of iteration {step} (ckpt_step): {'; '.join(problems)}",
+        file=places.load or "",
+    )
+
+
+def _latest(directory: str | None, may_be_release: bool = True) -> Found | None:
+    """The checkpoint that the tracker names; where that can't be, the newest valid one."""
+    if directory is None:
+        return None
+    tracker = names.get_checkpoint_tracker_filename(directory)
+    tried: List[tuple[int, bool]] = []
+    has_tracker = True
+    try:
+        named = names.read_metadata(tracker)
+        tried.append(named)
+        if named[1] and not may_be_release:
+            raise CorruptError(f"{tracker} names a release, which is never non-persistent")
+        return _look.examine(directory, *named)
+    except NotFoundError as problem:
+        has_tracker, why = False, str(problem)
+    except CorruptError as problem:
+        why = str(problem)
+    except NotPublishedError as problem:
+        why = f"the tracker {tracker} names a checkpoint that can't be loaded: {problem}"
+    return _newest_valid(directory, tried, why, has_tracker)
+
+
+def _newest_valid(
+    directory: str, tried: List[tuple[int, bool]], why: str, has_tracker: bool
+) -> Found | None:
+    candidates = [(iteration, False) for iteration in names.stored_iterations(directory)]
+    if os.path.isdir(os.path.join(directory, names.RELEASE)):
+        candidates.append((0, True))
+    if candidates or has_tracker:
+        logger.warning("%s; the newest valid checkpoint is looked for", why)
+    for iteration, release in candidates:
+        if (iteration, release) in tried:
+            continue
+        try:
+            found = _look.examine(directory, iteration, release)
+        except NotPublishedError as problem:
+            logger.warning("Passed over: %s", problem)
+            continue
+        logger.warning("The newest valid checkpoint is %s", found.directory)
+        return found
+    if has_tracker:
+        raise CorruptError(
+            f"{why}; {directory} holds no valid checkpoint",
+            file=names.get_checkpoint_tracker_filename(directory),
+            hint="remove the tracker to start anew",
+        )
+    return None

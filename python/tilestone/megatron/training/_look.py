@@ -1,0 +1,161 @@
+"""What stands in a checkpoint's directory, as one rank sees it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Tuple
+
+from tilestone import _bridge
+from tilestone._errors import CorruptError, InvalidArgumentError, NotFoundError, UnsupportedError
+from tilestone.megatron import _stored
+from tilestone.megatron.core import CONFIG_FNAME, maybe_load_config
+from tilestone.megatron.mapping import ShardedObject
+from tilestone.megatron.training import _arguments, names
+from tilestone.megatron.training.rng import RNG_KEY
+
+_INDEX_FILES = (CONFIG_FNAME, ".metadata", _stored.COMMON_FILE)
+_EDGE = 4096  # bytes that are compared at either end of an index file
+
+
+class NotPublishedError(Exception):
+    """A directory holds no checkpoint that its save has ended; the text says what is wrong."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint of a training run, and what decides how it is loaded.
+
+    Attributes:
+        directory: its own.
+        iteration: 0 for the release checkpoint.
+        release: whether it is that.
+        content_metadata: what the program that saved says of the content; None: nothing.
+        arguments: those of the stored arguments that matter; None: it holds none.
+        rng_grids: by key of random states, the grid (PP, TP) that they are stored as.
+        rerun_state: common part of the state of the machine that reruns steps, or None.
+        non_persistent: whether it is one of those that are replaced by the next one.
+        finetune: whether it is where a new run starts.
+    """
+
+    directory: str
+    iteration: int
+    release: bool
+    content_metadata: Dict[Any, Any] | None = None
+    arguments: Dict[str, Any] | None = None
+    rng_grids: Dict[str, Tuple[int, ...]] = field(default_factory=dict)
+    rerun_state: Any = None
+    non_persistent: bool = False
+    finetune: bool = False
+
+
+def examine(run_directory: str, iteration: int, release: bool = False) -> Found:
+    """The checkpoint of an iteration.
+
+    Raises:
+        NotPublishedError: there is none, or its save has not ended, or its index is damaged.
+        UnsupportedError: it is in Megatron's legacy format.
+        CheckpointError: it can't be read.
+    """
+    path = names.get_checkpoint_name(run_directory, iteration, release, return_base_dir=True)
+    try:
+        return _examined(path, iteration, release)
+    except (NotFoundError, CorruptError) as error:
+        text = str(error)
+        raise NotPublishedError(text if path in text else f"{path}: {text}") from error
+
+
+def _examined(path: str, iteration: int, release: bool) -> Found:
+    check_is_published(path)
+    with _stored.open_stored(path) as checkpoint:
+        bridge = _bridge.Bridge(framework="torch", harmless=_stored.HARMLESS)
+        common: Any = checkpoint._handle.common(bridge)
+        grids = _rng_grids(checkpoint.object_keys())
+    if common is None:
+        raise CorruptError(f"{path} holds no common state", file=path)
+    args = common.get("args")
+    return Found(
+        path,
+        iteration,
+        release,
+        common.get("content_metadata"),
+        None if args is None else _arguments.stored_arguments(args),
+        grids,
+        common.get("rerun_state_machine"),
+    )
+
+
+def check_is_published(path: str) -> None:
+    """Looks for the file that a save writes last; the index is not opened.
+
+    Raises:
+        NotFoundError, CorruptError: it is not there, or torn.
+        UnsupportedError: the directory holds a checkpoint of the legacy format.
+    """
+    if maybe_load_config(path) is not None:
+        return
+    try:
+        listed = sorted(os.listdir(path))
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFoundError(f"there is no directory {path}", file=path) from None
+    if any(name.startswith("mp_rank_") for name in listed):
+        raise UnsupportedError(
+            f"{path} is a checkpoint of Megatron's legacy format (torch)",
+            file=path,
+            hint="convert it with Megatron-LM, which saves it as torch_dist",
+        )
+    raise NotFoundError(f"{path} has no {CONFIG_FNAME}: its save has not ended", file=path)
+
+
+def _rng_grids(unique_keys: List[str]) -> Dict[str, Tuple[int, ...]]:
+    grids = {}
+    for unique_key in unique_keys:
+        try:
+            entity = ShardedObject.empty_from_unique_key(unique_key)
+        except InvalidArgumentError:
+            continue  # an object that is in no grid
+        if entity.key.endswith(RNG_KEY):
+            grids[entity.key] = tuple(entity.global_shape)
+    return grids
+
+
+def fingerprint(path: str) -> str:
+    """Names what this rank sees of a checkpoint: "" where it sees none.
+
+    Of the files that describe it, the names, sizes and both ends are compared.
+
+    Raises:
+        OSError: a file is there and can't be read.
+    """
+    seen = hashlib.blake2b(digest_size=16)
+    found = False
+    for name in _INDEX_FILES:
+        try:
+            with open(os.path.join(path, name), "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                begin = file.read(_EDGE)
+                file.seek(max(0, size - _EDGE))
+                seen.update(f"{name} {size}\n".encode() + begin + file.read(_EDGE))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        found = True
+    return seen.hexdigest() if found else ""
+
+
+def fingerprint_of_run(path: str | None) -> str:
+    """Names what this rank sees of a run's directory: "" where it sees no checkpoint at all.
+
+    Raises:
+        OSError: the tracker is there and can't be read.
+        StorageError: the directory can't be read.
+    """
+    if path is None:
+        return ""
+    try:
+        with open(names.get_checkpoint_tracker_filename(path), "rb") as file:
+            tracker = repr(file.read(_EDGE))
+    except (FileNotFoundError, NotADirectoryError):
+        tracker = ""
+    iterations = names.stored_iterations(path)
+    return f"{tracker} {iterations}" if tracker or iterations else ""

@@ -1,0 +1,39 @@
+"""What Megatron-Core has set up in this process. It is looked at, never imported or started."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+# Tuples with names that the state of the machine that reruns steps holds.
+RERUN_CLASSES = ("megatron.core.rerun_state_machine.Call", "megatron.core.rerun_state_machine.Caller")
+
+
+def _found(module: str, attribute: str) -> Any:
+    return getattr(sys.modules.get(f"megatron.core.{module}"), attribute, None)
+
+
+def rng_tracker() -> Any:
+    """The tracker of the CUDA generators; None where the program has none."""
+    return _found("tensor_parallel.random", "_CUDA_RNG_STATE_TRACKER")
+
+
+def to_tracker_state(tracker: Any, state: Any) -> Any:
+    """A generator's state in the form that the tracker keeps."""
+    is_graph_safe = _found("tensor_parallel.random", "is_graph_safe_cuda_rng_tracker")
+    convert = _found("tensor_parallel.random", "convert_cuda_rng_state")
+    if is_graph_safe is None or convert is None:
+        return state
+    return convert(state, to_graphable=is_graph_safe(tracker))
+
+
+def rerun_state_machine() -> Any:
+    """The machine that reruns steps; None where the program has none."""
+    return _found("rerun_state_machine", "_GLOBAL_RERUN_STATE_MACHINE")
+
+
+def update_num_microbatches(consumed_samples: int) -> None:
+    """Says how many samples are consumed to what computes the number of micro-batches."""
+    if _found("num_microbatches_calculator", "_GLOBAL_NUM_MICROBATCHES_CALCULATOR") is not None:
+        update = _found("num_microbatches_calculator", "update_num_microbatches")
+        update(consumed_samples=consumed_samples, verbose=True)

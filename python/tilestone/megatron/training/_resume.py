@@ -1,0 +1,285 @@
+"""One load of a training run: what of a checkpoint it takes, and how that comes back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Any, Dict, List, Tuple
+
+from tilestone._errors import NotFoundError, UnsupportedError
+from tilestone.megatron import groups, serialization
+from tilestone.megatron.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
+from tilestone.megatron.training import _arguments, _program, state
+from tilestone.megatron.training._choice import Places
+from tilestone.megatron.training._groups import Groups
+from tilestone.megatron.training._look import Found
+from tilestone.megatron.training.rng import RNG_KEY, get_rng_state, restore_rng_state
+from tilestone.megatron.validation import StrictHandling
+
+logger = logging.getLogger("tilestone.megatron")
+
+_STRICT = (
+    StrictHandling.ASSUME_OK_UNEXPECTED, StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL,
+)  # fmt: skip
+_SHARDING = "distrib_optim_sharding_type"
+_NO_OPTIMIZER_HINT = "set no_load_optim or finetune, to load without it"
+
+
+class Resume:
+    """A load, from its arguments to what it returns. Methods raise on this rank alone.
+
+    Attributes:
+        places: where the checkpoint is looked for.
+        mode: what keys mean that are asked for and not stored, or the reverse.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        places: Places,
+        given: Groups,
+        key_prefix: str,
+        rng_tracker: Any,
+        rerun_machine: Any,
+        world: int,
+    ) -> None:
+        """
+        Raises:
+            CheckpointError: an argument can't be meant, or a group is not known.
+        """
+        _arguments.to_namespace(args)  # an object with attributes, or an error
+        if not _arguments.read(args, "auto_detect_ckpt_format"):
+            _arguments.check_format(args)
+        self.args = args
+        self.places = places
+        self.mode = _arguments.strictness(args)
+        self._groups = given
+        self._key_prefix = key_prefix
+        self._rng_tracker = rng_tracker
+        self._machine = rerun_machine
+        self._world = world
+        self._tp, self._pp = given.find("tp"), given.find("pp")
+        self._dp_cp = given.find("dp_cp")
+        self._sharing: groups.Group | None = None
+        if _arguments.read(args, "ckpt_fully_parallel_load"):
+            self._sharing = given.sharing(args, "ckpt_fully_parallel_load_process_group")
+        if not _arguments.read(args, "no_load_rng"):
+            given.for_random_states(args)
+
+    def report_none(self) -> None:
+        """There is no checkpoint.
+
+        Raises:
+            NotFoundError: `args.exit_on_missing_checkpoint` is set.
+        """
+        text = f"there is no checkpoint in {self.places.load}"
+        if _arguments.read(self.args, "exit_on_missing_checkpoint"):
+            raise NotFoundError(text, file=self.places.load or "")
+        if self._tp.rank() == self._pp.rank() == self._dp_cp.rank() == 0:
+            logger.warning("%s: the run starts from its initial state", text)
+
+    def take(self, found: Found, speaks: bool, optimizer: Any) -> None:
+        """Decides what of a checkpoint is loaded.
+
+        Args:
+            found: the checkpoint.
+            speaks: whether this rank logs what all ranks find.
+            optimizer: of the program, or None.
+
+        Raises:
+            CheckpointError: the run can't be resumed from it.
+        """
+        self._found = found
+        self._say = logger.warning if speaks else (lambda *words: None)
+        if found.finetune:
+            self.args.finetune = True
+        self._finetune = bool(_arguments.read(self.args, "finetune"))
+        self._stored = found.arguments or {}
+        if not self._finetune:
+            _arguments.check_equal(self.args, self._stored)
+        is_new = found.release or self._finetune
+        self._has_layout = self._stored_layout() == (self._pp.size(), self._tp.size())
+        self._with_optimizer = not is_new and not _arguments.read(self.args, "no_load_optim")
+        self._with_rng = (
+            not is_new and not _arguments.read(self.args, "no_load_rng") and self._keeps_rng()
+        )
+        self._with_rerun = not is_new and self._keeps_rerun()
+        self._metadata = dict(found.content_metadata or {})
+        if self._with_optimizer and state.has_state(optimizer):
+            self._check_optimizer(optimizer)
+        self._metadata["dp_cp_group"] = state.in_metadata(self._dp_cp)
+
+    def _stored_layout(self) -> Tuple[int, int]:
+        """(PP, TP) of the run that saved."""
+        grid = self._found.rng_grids.get(f"{self._key_prefix}{RNG_KEY}", ())
+        if len(grid) == 2:
+            return grid[0], grid[1]
+        sizes = []
+        for name in ("pipeline_model_parallel_size", "tensor_model_parallel_size"):
+            if name not in self._stored:
+                self._say("The checkpoint's arguments have no %s: it is taken to be 1", name)
+            sizes.append(self._stored.get(name, 1))
+        return sizes[0], sizes[1]
+
+    def _layouts(self) -> str:
+        pp, tp = self._stored_layout()
+        return (
+            f"it was saved at TP {tp} x PP {pp}, and this run has TP {self._tp.size()} x "
+            f"PP {self._pp.size()}"
+        )
+
+    def _keeps_rng(self) -> bool:
+        """Whether the random states can be restored; where they can't, it is said why."""
+        if self._stored.get("no_save_rng"):
+            self._say("Random states are not restored: the checkpoint has none (no_save_rng)")
+            return False
+        key = f"{self._key_prefix}{RNG_KEY}"
+        if key not in self._found.rng_grids:
+            raise NotFoundError(
+                f"{self._found.directory} holds no random states",
+                key=key,
+                hint="set no_load_rng or finetune, to load without them",
+            )
+        if not self._has_layout:
+            self._say("Random states of the checkpoint are not restored: %s", self._layouts())
+        return self._has_layout
+
+    def _keeps_rerun(self) -> bool:
+        """Whether a step that was to be run again can be."""
+        if self._machine is None or not self._machine.validate_state_dict(self._found.rerun_state):
+            return False
+        same = self._has_layout and self._stored.get("world_size", 0) == self._world
+        if "data_parallel_size" in self._stored and hasattr(self.args, "data_parallel_size"):
+            same &= self._stored["data_parallel_size"] == self.args.data_parallel_size
+        if not same:
+            self._say("The state of the rerun state machine is ignored: the layout is another")
+        return same
+
+    def _check_optimizer(self, optimizer: Any) -> None:
+        if self._stored.get("no_save_optim"):
+            raise NotFoundError(
+                f"{self._found.directory} was saved without the optimizer (no_save_optim)",
+                key="optimizer",
+                hint=_NO_OPTIMIZER_HINT,
+            )
+        if not _arguments.read(self.args, "use_distributed_optimizer"):
+            return
+        if self._found.content_metadata is None:  # saved before Megatron-Core 0.13
+            fully_parallel = self._stored.get("ckpt_fully_parallel_save")
+            self._metadata[_SHARDING] = (
+                "fully_sharded_model_space" if fully_parallel else "dp_zero_gather_scatter"
+            )
+        kind = self._metadata.get(_SHARDING)
+        known = getattr(
+            optimizer, "checkpoint_fully_reshardable_formats", state.FULLY_RESHARDABLE
+        )
+        if kind is not None and kind not in known and not self._has_layout:
+            raise UnsupportedError(
+                f"the optimizer's state in {self._found.directory} is sharded as {kind!r}, which "
+                f"loads at the same TP and PP only: {self._layouts()}",
+                key="optimizer",
+                hint="save with dist_ckpt_optim_fully_reshardable, or set no_load_optim",
+            )
+
+    def template(
+        self, model: Any, optimizer: Any, opt_param_scheduler: Any
+    ) -> Dict[str, Any]:
+        """What is asked for. With random data parallel ranks, they all call."""
+        rng = rerun = None
+        if self._with_rng:
+            rng = get_rng_state(
+                "torch_dist",
+                **self._groups.for_random_states(self.args),
+                key_prefix=self._key_prefix,
+                args=self.args,
+                rng_tracker=self._rng_tracker,
+            )
+        if self._with_rerun:
+            rerun = self._machine.state_dict(
+                data_iterator=None, ckpt_format="torch_dist", force=True
+            )
+        return state.state_of(
+            self.args,
+            model,
+            optimizer if self._with_optimizer else None,
+            opt_param_scheduler if self._with_optimizer else None,
+            rng,
+            None,
+            {"metadata": self._metadata, "is_loading": True},
+            {"metadata": self._metadata},
+            rerun,
+        )
+
+    def strategy(self, context: Dict[str, Any] | None) -> Any:
+        """What loads; None: found from the files."""
+        if context is not None and "load_strategy" in context:
+            return context["load_strategy"]
+        if self._sharing is None or self._sharing.size() == 1:
+            return None
+        return FullyParallelLoadStrategyWrapper(
+            serialization.get_default_load_sharded_strategy(self._found.directory),
+            self._sharing.process_group,
+            exchange_algo=_arguments.read(self.args, "ckpt_fully_parallel_load_exchange_algo"),
+        )
+
+    def known_classes(self, allow_classes: Collection[str]) -> Collection[str]:
+        """Names of the classes of which objects may be made: the caller's, and Megatron's own."""
+        is_named = isinstance(allow_classes, str)  # an error of the load, not letters
+        if is_named or not self._with_rerun:
+            return allow_classes
+        return [*allow_classes, *_program.RERUN_CLASSES]
+
+    def load_modules(self, stages: List[Any], loaded: Dict[str, Any], strict: bool) -> None:
+        """Gives the stages of the model what was loaded."""
+        strict = strict and self.mode in _STRICT
+        for stage, module in enumerate(stages):
+            key = state.model_key(stage, len(stages))
+            if key in loaded or len(stages) == 1:  # one of several may have no parameters
+                module.load_state_dict(self._part(loaded, key), strict=strict)
+
+    def load_optimizer(
+        self, optimizer: Any, opt_param_scheduler: Any, loaded: Dict[str, Any], skip: bool
+    ) -> None:
+        """Gives optimizer and scheduler what was loaded; without that, the optimizer's copies of
+        the parameters are made of the model's again."""
+        if not self._with_optimizer:
+            halves = _arguments.read(self.args, "fp16") or _arguments.read(self.args, "bf16")
+            if halves and optimizer is not None:
+                main = _arguments.read(self.args, "load_main_params_from_ckpt")
+                optimizer.reload_model_params(**({"state_dict": loaded} if main else {}))
+            return
+        if state.has_state(optimizer) and not skip:
+            optimizer.load_state_dict(self._part(loaded, "optimizer"))
+        if opt_param_scheduler is not None:
+            older = "lr_scheduler"
+            key = older if older in loaded else "opt_param_scheduler"
+            opt_param_scheduler.load_state_dict(self._part(loaded, key))
+
+    def _part(self, loaded: Dict[str, Any], key: str) -> Any:
+        if key in loaded:
+            return loaded[key]
+        hint = "" if key.startswith("model") else _NO_OPTIMIZER_HINT
+        raise NotFoundError(f"{self._found.directory} holds no {key!r}", key=key, hint=hint)
+
+    def restore(self, loaded: Dict[str, Any]) -> None:
+        """Restores what is neither model nor optimizer."""
+        if self._with_rerun:
+            self._machine.load_state_dict(self._part(loaded, "rerun_state_machine"))
+        if self._found.arguments is not None and not self._finetune:
+            _arguments.take_over(self.args, self._stored)
+            _program.update_num_microbatches(self.args.consumed_train_samples)
+        if self._with_rng:
+            found = self._groups.for_random_states(self.args)
+            restore_rng_state(
+                self._part(loaded, RNG_KEY),
+                args=self.args,
+                dp_group=found.get("dp_group"),
+                rng_tracker=self._rng_tracker,
+            )
+
+    def iteration(self, loaded: Dict[str, Any]) -> int:
+        """Where the run goes on."""
+        if self._found.release or self._finetune:
+            return 0
+        older = "total_iters"
+        return int(self._part(loaded, "iteration" if "iteration" in loaded else older))

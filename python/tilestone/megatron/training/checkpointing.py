@@ -1,0 +1,447 @@
+"""Saving and resuming a training run: the functions of Megatron's `training/checkpointing.py`.
+
+Directories, files and state are Megatron's, so that either side resumes the other's runs. What
+Megatron takes from global state is an argument here: the program's arguments are `args=`, and each
+process group is an argument that is looked up by itself where it is None (see
+`tilestone.megatron.groups.find_group`).
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import operator
+import os
+from collections.abc import Callable
+from typing import Any, Dict, List, Tuple
+
+from tilestone import _core
+from tilestone._errors import InvalidArgumentError, StorageError, UnsupportedError
+from tilestone.megatron import _files, _ranks, serialization
+from tilestone.megatron.mapping import CommonStateDict, StateDict
+from tilestone.megatron.strategies._together import default_group, together
+from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+from tilestone.megatron.training import _arguments, _program, _removal, names, state
+from tilestone.megatron.training._choice import (
+    Places,
+    check_non_persistent_type,
+    find_iteration,
+    non_persistent_directory,
+)
+from tilestone.megatron.training._groups import Groups
+from tilestone.megatron.training._resume import Resume
+from tilestone.megatron.training.names import (
+    get_checkpoint_name,
+    get_checkpoint_tracker_filename,
+    read_metadata,
+)
+from tilestone.megatron.training.rng import get_rng_state, restore_rng_state
+from tilestone.megatron.training.state import (
+    build_sharded_state_dict_metadata,
+    generate_state_dict,
+    unwrap_model,
+)
+
+logger = logging.getLogger("tilestone.megatron")
+
+__all__ = [
+    "build_sharded_state_dict_metadata",
+    "generate_state_dict",
+    "get_checkpoint_name",
+    "get_checkpoint_tracker_filename",
+    "get_rng_state",
+    "load_checkpoint",
+    "read_metadata",
+    "restore_rng_state",
+    "save_checkpoint",
+    "unwrap_model",
+]
+
+_build_sharded_state_dict_metadata = build_sharded_state_dict_metadata  # Megatron's name for it
+
+_OF_ONE_RANK = ("rank", "local_rank")  # arguments in which ranks differ by their nature
+
+
+def save_checkpoint(
+    iteration: int,
+    model: Any,
+    optimizer: Any,
+    opt_param_scheduler: Any,
+    num_floating_point_operations_so_far: Any,
+    checkpointing_context: Dict[str, Any] | None = None,
+    pipeline_rank: int | None = None,
+    expert_rank: int | None = None,
+    tensor_rank: int | None = None,
+    pipeline_parallel: bool | None = None,
+    expert_parallel: bool | None = None,
+    non_persistent_ckpt: bool = False,
+    train_data_iterator: Any = None,
+    preprocess_common_state_dict_fn: Callable[[CommonStateDict], StateDict] | None = None,
+    release: bool = False,
+    tp_group: Any = None,
+    pp_group: Any = None,
+    dp_cp_group: Any = None,
+    dp_group: Any = None,
+    expt_dp_group: Any = None,
+    rng_state_key_prefix: str = "",
+    *,
+    args: Any,
+    rng_tracker: Any = None,
+    rerun_state_machine: Any = None,
+    process_group: Any = None,
+    timeout: float | None = _core.DEFAULT_TIMEOUT,
+) -> None:
+    """Saves a training run into `args.save`, in the directory of its iteration. Every rank calls.
+
+    When it returns, the checkpoint is complete and durable, and the tracker file names it. The
+    tracker is replaced in one step after the checkpoint is published: a crash leaves it naming a
+    whole one. With `args.save_retain_interval` the checkpoint that the tracker named before is then
+    removed, unless its iteration is a multiple of the interval, it is a symbolic link, or it has
+    not been published.
+
+    Args:
+        iteration: how many iterations the run has done.
+        model: a module, or the list of this rank's virtual pipeline stages; wrappers for data
+            parallelism and half precision are taken off. Each has `sharded_state_dict(metadata=)`.
+        optimizer: has `sharded_state_dict(model_state, metadata=)`; or None.
+        opt_param_scheduler: has `state_dict()`; or None.
+        num_floating_point_operations_so_far: saved, and given back by load_checkpoint().
+        checkpointing_context: kept by the program from save to save. "save_strategy" in it saves;
+            where it has none, the strategy that is made from `args` is put there.
+        pipeline_rank, expert_rank, tensor_rank, pipeline_parallel, expert_parallel: without meaning
+            here: they name files of the legacy format.
+        non_persistent_ckpt: save one of those that the next one replaces, into the directory
+            "non_persistent" of `args.save` (or `args.non_persistent_global_ckpt_dir`).
+            `args.non_persistent_ckpt_type` must be "global".
+        train_data_iterator: given to the machine that reruns steps.
+        preprocess_common_state_dict_fn: of a copy of the common state, makes what is compared
+            between ranks; by default the arguments without `rank` and `local_rank`.
+        release: save as "release", without an iteration in the name.
+        tp_group, pp_group: tensor and pipeline parallel ranks: the place of the random states.
+        dp_cp_group: data and context parallel ranks: goes to the `sharded_state_dict` methods in
+            their metadata, and says which copy of the random states a rank has.
+        dp_group: data parallel ranks; used with `args.data_parallel_random_init`.
+        expt_dp_group: expert data parallel ranks; used where
+            `args.ckpt_fully_parallel_save_process_group` is "ep_dp".
+        rng_state_key_prefix: as key_prefix of get_rng_state().
+        args: the program's arguments; it is saved, as a Namespace. What is read of it, and the
+            defaults, are in `tilestone.megatron.training.ARGUMENTS`.
+        rng_tracker: as for get_rng_state().
+        rerun_state_machine: Megatron-Core's; by default the one that the program has made.
+        process_group: the ranks that save; None: torch's default group.
+        timeout: seconds for the save of the state; None for no limit.
+
+    Raises:
+        CheckpointingException: on every rank; what stood in the directory still stands, and the
+            tracker names what it named. UnsupportedError: asynchronous saves, local non-persistent
+            checkpoints and other formats, by their argument.
+    """
+    group = default_group(process_group)
+    given = Groups.given(tp_group, pp_group, dp_cp_group, dp_group, expt_dp_group)
+
+    def prepare() -> _Save:
+        return _Save(
+            args, iteration, release, non_persistent_ckpt, train_data_iterator,
+            given.of_module(_first(unwrap_model(model))), checkpointing_context,
+        )  # fmt: skip
+
+    save = together("preparation of a save", group, prepare)
+
+    def generate() -> Dict[str, Any]:
+        save.rng = save.random_states(rng_state_key_prefix, rng_tracker)
+        machine = rerun_state_machine or _program.rerun_state_machine()
+        rerun = None if machine is None else machine.state_dict(
+            data_iterator=train_data_iterator, ckpt_format=_arguments.read(args, "ckpt_format")
+        )  # fmt: skip
+        made = save.state_dict(unwrap_model(model), optimizer, opt_param_scheduler, rerun)
+        made["num_floating_point_operations_so_far"] = num_floating_point_operations_so_far
+        return made
+
+    save.write(
+        together("state of a training run", group, generate),
+        preprocess_common_state_dict_fn or _without_own_arguments,
+        process_group,
+        timeout,
+    )
+    mine = _ranks.rank(group) == 0
+    together("tracker of a training run", group, save.publish if mine else _nothing)
+    if mine:
+        save.remove_files()
+
+
+def _nothing() -> None:
+    """What the other ranks do while one works."""
+
+
+def _first(model: Any) -> Any:
+    stages = state.as_list(model)
+    return stages[0] if stages else None
+
+
+def _without_own_arguments(common: CommonStateDict) -> StateDict:
+    """The common state without what differs from rank to rank by its nature."""
+    if "args" not in common:
+        return common
+    args = copy.copy(common["args"])
+    for name in _OF_ONE_RANK:
+        vars(args).pop(name, None)
+    return {**common, "args": args}
+
+
+class _Save:
+    """One save: where it goes, and by which groups.
+
+    Raises:
+        CheckpointError: what can't be kept, or a group that is not known.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        iteration: int,
+        release: bool,
+        non_persistent: bool,
+        train_data_iterator: Any,
+        groups: Groups,
+        context: Dict[str, Any] | None,
+    ) -> None:
+        _arguments.check_saveable(args, train_data_iterator)
+        self.args = args
+        self.release = release
+        self.non_persistent = non_persistent
+        self.groups = groups
+        self.rng: Any = None
+        try:
+            self.iteration = operator.index(iteration)
+        except TypeError:
+            raise InvalidArgumentError(f"an iteration is an int, not {iteration!r}") from None
+        self.run_directory = self._run_directory()
+        self.path = get_checkpoint_name(
+            self.run_directory, self.iteration, release, return_base_dir=True
+        )
+        self.metadata = build_sharded_state_dict_metadata(args, groups.find("dp_cp"))
+        self.interval = self._interval()
+        self._choose_strategy(context)
+        if not _arguments.read(args, "no_save_rng"):
+            groups.for_random_states(args)
+
+    def _run_directory(self) -> str:
+        given = _arguments.read(self.args, "save")
+        directory: str | None = None if given is None else os.fspath(given)
+        if self.non_persistent:
+            if check_non_persistent_type(self.args) is None:
+                raise InvalidArgumentError(
+                    "non_persistent_ckpt=True needs args.non_persistent_ckpt_type='global'"
+                )
+            if self.release:
+                raise UnsupportedError("a release checkpoint is never a non-persistent one")
+            directory = non_persistent_directory(self.args, directory)
+        if not directory:
+            raise InvalidArgumentError("args.save names no directory to save to")
+        return directory
+
+    def _interval(self) -> int | None:
+        interval: int | None = _arguments.read(self.args, "save_retain_interval")
+        if interval is not None and (isinstance(interval, bool) or interval < 1):
+            raise InvalidArgumentError(
+                f"args.save_retain_interval is 1 or more, or None, not {interval!r}"
+            )
+        return interval
+
+    def _choose_strategy(self, context: Dict[str, Any] | None) -> None:
+        constant = _arguments.read(self.args, "ckpt_assume_constant_structure")
+        if context is not None and "save_strategy" in context:
+            self.strategy = context["save_strategy"]
+            self.validates = not constant
+            return
+        self.validates = True
+        self.strategy = serialization.get_default_save_sharded_strategy(
+            _arguments.read(self.args, "ckpt_format")
+        )
+        if _arguments.read(self.args, "ckpt_fully_parallel_save"):
+            sharing = self.groups.sharing(self.args, "ckpt_fully_parallel_save_process_group")
+            if sharing.size() > 1:
+                self.strategy = FullyParallelSaveStrategyWrapper(
+                    self.strategy, sharing.process_group, constant
+                )
+        if context is not None:
+            context["save_strategy"] = self.strategy
+
+    def random_states(self, key_prefix: str, rng_tracker: Any) -> Any:
+        """The entity of the random states; with random data parallel ranks, they all call."""
+        if _arguments.read(self.args, "no_save_rng"):
+            return None
+        return get_rng_state(
+            _arguments.read(self.args, "ckpt_format"),
+            **self.groups.for_random_states(self.args),
+            key_prefix=key_prefix,
+            args=self.args,
+            rng_tracker=rng_tracker,
+        )
+
+    def state_dict(
+        self, model: Any, optimizer: Any, opt_param_scheduler: Any, rerun: Any
+    ) -> Dict[str, Any]:
+        """What is saved, with sharded entities."""
+        metadata = {"metadata": self.metadata}
+        return generate_state_dict(
+            self.args, model, optimizer, opt_param_scheduler, self.rng, self.iteration,
+            metadata, metadata, rerun,
+        )  # fmt: skip
+
+    def write(
+        self,
+        made: Dict[str, Any],
+        preprocess: Callable[[CommonStateDict], StateDict],
+        process_group: Any,
+        timeout: float | None,
+    ) -> None:
+        """Saves and publishes the checkpoint. Every rank calls."""
+        serialization.save(
+            made,
+            self.path,
+            self.strategy,
+            validate_access_integrity=self.validates,
+            preprocess_common_before_consistancy_check=preprocess,
+            content_metadata=self.metadata,
+            process_group=process_group,
+            timeout=timeout,
+        )
+
+    def publish(self) -> None:
+        """Names the checkpoint in the tracker, and takes away those that it replaces."""
+        tracker = get_checkpoint_tracker_filename(self.run_directory)
+        try:
+            replaced = self._replaced(tracker)
+            _removal.remove_staged_trackers(self.run_directory)
+            _files.replace_file(tracker, names.RELEASE if self.release else str(self.iteration))
+            for iteration in replaced:
+                _removal.hide(self.run_directory, iteration)
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(message=str(error), file=tracker, errno=error.errno) from error
+        logger.info("Saved the checkpoint of iteration %d: %s", self.iteration, self.path)
+
+    def _replaced(self, tracker: str) -> List[int]:
+        """The iterations that are not kept once the tracker names the new one."""
+        if self.non_persistent:
+            stored = names.stored_iterations(self.run_directory)
+            return [iteration for iteration in stored if iteration != self.iteration]
+        if self.interval is None or self.release:
+            return []
+        previous = names.previous(tracker)
+        return _removal.superseded(previous, self.iteration, self.interval)
+
+    def remove_files(self) -> None:
+        """Removes the files of checkpoints that were taken away."""
+        if self.interval is not None or self.non_persistent:
+            _removal.remove_hidden(self.run_directory)
+
+
+def load_checkpoint(
+    ddp_model: Any,
+    optimizer: Any,
+    opt_param_scheduler: Any,
+    load_arg: str = "load",
+    strict: bool = True,
+    checkpointing_context: Dict[str, Any] | None = None,
+    skip_load_to_model_and_opt: bool = False,
+    tp_group: Any = None,
+    pp_group: Any = None,
+    dp_cp_group: Any = None,
+    dp_group: Any = None,
+    expt_dp_group: Any = None,
+    rng_state_key_prefix: str = "",
+    *,
+    args: Any,
+    rng_tracker: Any = None,
+    rerun_state_machine: Any = None,
+    process_group: Any = None,
+    timeout: float | None = _core.DEFAULT_TIMEOUT,
+    allow_classes: Any = (),
+) -> Tuple[int, Any]:
+    """Resumes a training run from `args.load`, at any layout. Every rank calls.
+
+    The tracker names the checkpoint. Where it is empty, torn, missing, or names one that can't be
+    loaded, the newest valid one is taken, and a warning says so. One rank decides for all.
+
+    Args:
+        ddp_model: a module, or the list of this rank's virtual pipeline stages; filled in place,
+            by `load_state_dict` of what is given, wrapped or not.
+        optimizer, opt_param_scheduler: as for save_checkpoint(); loaded by `load_state_dict`.
+        load_arg: the attribute of `args` that names the run's directory.
+        strict: of `load_state_dict` of the modules. Where `args.dist_ckpt_strictness` lets keys be
+            missing, they are left out of that as well.
+        checkpointing_context: "load_strategy" in it loads.
+        skip_load_to_model_and_opt: don't call `load_state_dict` of modules and optimizer: what they
+            hold has been filled in place.
+        tp_group, pp_group, dp_cp_group, dp_group, expt_dp_group, rng_state_key_prefix: as for
+            save_checkpoint(). `dp_cp_group` is put into the content metadata of the checkpoint,
+            which goes to the `sharded_state_dict` methods.
+        args: the program's arguments, see save_checkpoint(). Its consumed_train_samples,
+            skipped_train_samples and consumed_valid_samples are set to the checkpoint's, and
+            `finetune` to True where `pretrained_checkpoint` was loaded.
+        rng_tracker, rerun_state_machine, process_group, timeout: as for save_checkpoint().
+        allow_classes: as for `tilestone.load`. Namespaces, signals and Megatron's enums need not
+            be named.
+
+    Returns:
+        (iteration, num_floating_point_operations_so_far); (0, 0) where there is no checkpoint. The
+        iteration is 0 too after loading a release checkpoint, or with `finetune`.
+
+    Raises:
+        CheckpointingException: on every rank. NotFoundError: no checkpoint, with
+            `args.exit_on_missing_checkpoint`, or something in it is missing. InvalidArgumentError:
+            arguments that must be equal are not. MismatchError: a rank sees other files.
+    """
+    group = default_group(process_group)
+    given = Groups.given(tp_group, pp_group, dp_cp_group, dp_group, expt_dp_group)
+
+    def prepare() -> Resume:
+        return Resume(
+            args, Places.of(args, load_arg), given.of_module(_first(unwrap_model(ddp_model))),
+            rng_state_key_prefix, rng_tracker,
+            rerun_state_machine or _program.rerun_state_machine(), _ranks.size(group),
+        )  # fmt: skip
+
+    resume = together("preparation of a load", group, prepare)
+    found = find_iteration(resume.places, group)
+    if found is None:
+        together("choice of a checkpoint", group, resume.report_none)
+        return 0, 0
+
+    def ask() -> Tuple[Dict[str, Any], Any]:
+        resume.take(found, _ranks.rank(group) == 0, optimizer)
+        strategy = resume.strategy(checkpointing_context)
+        model = unwrap_model(ddp_model)
+        return resume.template(model, optimizer, opt_param_scheduler), strategy
+
+    wanted, strategy = together("state of a training run", group, ask)
+    loaded = serialization.load(
+        wanted,
+        found.directory,
+        strategy,
+        validate_access_integrity=_arguments.read(args, "ckpt_load_validate_sharding_integrity"),
+        strict=resume.mode,
+        verify_integrity=_arguments.read(args, "verify_integrity"),
+        process_group=process_group,
+        timeout=timeout,
+        allow_classes=resume.known_classes(allow_classes),
+    )
+    assert isinstance(loaded, dict)
+
+    def give_back() -> Tuple[int, Any]:
+        stages = state.as_list(ddp_model)
+        if not skip_load_to_model_and_opt:
+            resume.load_modules(stages, loaded, strict)
+        resume.load_optimizer(
+            optimizer, opt_param_scheduler, loaded, skip_load_to_model_and_opt
+        )
+        resume.restore(loaded)
+        return resume.iteration(loaded), loaded.get("num_floating_point_operations_so_far", 0)
+
+    result = together("resumption of a training run", group, give_back)
+    if _ranks.rank(group) == 0:
+        logger.info("Loaded the checkpoint %s at iteration %d", found.directory, result[0])
+    return result

@@ -1,0 +1,181 @@
+"""What a training run's checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Dict, List
+
+from tilestone._errors import InvalidArgumentError
+from tilestone.megatron import groups
+from tilestone.megatron.training import _arguments
+
+CHECKPOINT_VERSION = 3.0
+# The sharding of a distributed optimizer's state that needs no equal TP and PP.
+FULLY_RESHARDABLE = frozenset(["fully_reshardable", "fully_sharded_model_space", "fsdp_dtensor"])
+_WRAPPERS = {
+    "DistributedDataParallel", "TorchFullyShardedDataParallel", "FullyShardedDataParallel",
+    "Float16Module",
+}  # fmt: skip
+
+
+def unwrap_model(model: Any) -> Any:
+    """The module inside data parallel and half-precision wrappers; of a list, a list of them."""
+    if isinstance(model, (list, tuple)):
+        return [unwrap_model(each) for each in model]
+    while _WRAPPERS & {kind.__name__ for kind in type(model).__mro__} and hasattr(model, "module"):
+        model = model.module
+    return model
+
+
+def as_list(model: Any) -> List[Any]:
+    """The stages of a model: a list stays one, a module is one stage."""
+    return list(model) if isinstance(model, (list, tuple)) else [model]
+
+
+def model_key(stage: int, stages: int) -> str:
+    """Where a virtual pipeline stage stands: "model", or "model0", "model1" of several."""
+    return "model" if stages == 1 else f"model{stage}"
+
+
+def in_metadata(group: groups.Group) -> Any:
+    """A group as it travels in metadata: torch's where there is one."""
+    return group if group.process_group is None else group.process_group
+
+
+def build_sharded_state_dict_metadata(
+    args: Any, dp_cp_group: Any = None, *, module: Any = None
+) -> Dict[str, Any]:
+    """What `sharded_state_dict` methods get as `metadata` in a save.
+
+    It is saved with the checkpoint as its content metadata, without the group, and is what they
+    get in a load, with the group put back.
+
+    Args:
+        args: of the program; `ckpt_format`, `use_distributed_optimizer`,
+            `use_layer_wise_distributed_optimizer`, `dist_ckpt_optim_fully_reshardable` and
+            `distrib_optim_fully_reshardable_mem_efficient` are read.
+        dp_cp_group: the group of data and context parallelism; None: looked up, see
+            `tilestone.megatron.groups.find_group`.
+        module: one that may have the group.
+
+    Returns:
+        `distrib_optim_sharding_type` where there is a distributed optimizer ("dp_reshardable",
+        "fully_reshardable" with `distrib_optim_fully_reshardable_mem_efficient`, "fsdp_dtensor"),
+        `singleton_local_shards` False, `chained_optim_avoid_prefix` True, and `dp_cp_group`.
+
+    Raises:
+        InvalidArgumentError: the group is not known.
+    """
+    metadata: Dict[str, Any] = {}
+    optimizers = ("use_distributed_optimizer", "use_layer_wise_distributed_optimizer")
+    if any(_arguments.read(args, name) for name in optimizers):
+        metadata.update(_optimizer_metadata(args))
+    metadata["singleton_local_shards"] = False
+    metadata["chained_optim_avoid_prefix"] = True
+    metadata["dp_cp_group"] = in_metadata(groups.find_group("dp_cp", dp_cp_group, module))
+    return metadata
+
+
+def _optimizer_metadata(args: Any) -> Dict[str, Any]:
+    kind, efficient = "distrib_optim_sharding_type", "distrib_optim_fully_reshardable_mem_efficient"
+    if _arguments.read(args, "ckpt_format") == "fsdp_dtensor":
+        return {kind: "fsdp_dtensor"}
+    if _arguments.read(args, "dist_ckpt_optim_fully_reshardable"):
+        return {kind: "fully_reshardable", efficient: _arguments.read(args, efficient)}
+    return {kind: "dp_reshardable"}
+
+
+def generate_state_dict(
+    args: Any,
+    model: Any,
+    optimizer: Any,
+    opt_param_scheduler: Any,
+    rng_state: Any,
+    iteration: int | None = None,
+    optim_sd_kwargs: Mapping[str, Any] | None = None,
+    model_sd_kwargs: Mapping[str, Any] | None = None,
+    rerun_state: Any = None,
+) -> Dict[str, Any]:
+    """The state dict of a training run, with sharded entities of model and optimizer.
+
+    Args:
+        args: of the program; saved as a Namespace. `no_save_optim` and `no_save_rng` are read.
+        model: a module, or the list of a rank's virtual pipeline stages; `sharded_state_dict()` of
+            each is called.
+        optimizer: its `sharded_state_dict(state)` is called, where it is no stub; or None.
+        opt_param_scheduler: its `state_dict()` is taken; or None.
+        rng_state: of get_rng_state(), or None.
+        iteration: of the run; None: left out.
+        optim_sd_kwargs, model_sd_kwargs: for the two methods; by default `metadata` with the
+            looked up `dp_cp_group` and nothing else.
+        rerun_state: of the machine that reruns steps, or None.
+
+    Returns:
+        `args`, `checkpoint_version` 3.0, `iteration`, `model` (of several stages `model0`,
+        `model1`, …), `optimizer`, `opt_param_scheduler`, `rerun_state_machine`, `rng_state`: those
+        that there are.
+
+    Raises:
+        InvalidArgumentError: a module or optimizer without `sharded_state_dict`; a group that is
+            not known.
+    """
+    if _arguments.read(args, "no_save_optim"):
+        optimizer = opt_param_scheduler = None
+    if _arguments.read(args, "no_save_rng"):
+        rng_state = None
+    return state_of(
+        args, model, optimizer, opt_param_scheduler, rng_state, iteration, optim_sd_kwargs,
+        model_sd_kwargs, rerun_state,
+    )  # fmt: skip
+
+
+def state_of(
+    args: Any,
+    model: Any,
+    optimizer: Any,
+    opt_param_scheduler: Any,
+    rng_state: Any,
+    iteration: int | None,
+    optim_sd_kwargs: Mapping[str, Any] | None,
+    model_sd_kwargs: Mapping[str, Any] | None,
+    rerun_state: Any,
+) -> Dict[str, Any]:
+    """generate_state_dict() of all that is given, whatever `args` say of saves."""
+    stages = as_list(model)
+
+    def metadata() -> Dict[str, Any]:
+        found = groups.find_group("dp_cp", None, stages[0] if stages else None)
+        return {"metadata": {"dp_cp_group": in_metadata(found)}}
+
+    state: Dict[str, Any] = {"args": _arguments.to_namespace(args)}
+    state["checkpoint_version"] = CHECKPOINT_VERSION
+    if iteration is not None:
+        state["iteration"] = iteration
+    for stage, module in enumerate(stages):
+        made = _sharded_state_dict_of(module)(**(model_sd_kwargs or metadata()))
+        state[model_key(stage, len(stages))] = made
+    if has_state(optimizer):
+        sharded = _sharded_state_dict_of(optimizer)
+        state["optimizer"] = sharded(state, **(optim_sd_kwargs or metadata()))
+    if opt_param_scheduler is not None:
+        state["opt_param_scheduler"] = opt_param_scheduler.state_dict()
+    if rerun_state:
+        state["rerun_state_machine"] = rerun_state
+    if rng_state:
+        state["rng_state"] = rng_state
+    return state
+
+
+def has_state(optimizer: Any) -> bool:
+    """Whether there is an optimizer, and not one in name only."""
+    return optimizer is not None and not getattr(optimizer, "is_stub_optimizer", False)
+
+
+def _sharded_state_dict_of(item: Any) -> Any:
+    method = getattr(item, "sharded_state_dict", None)
+    if method is None:
+        raise InvalidArgumentError(
+            f"{type(item).__name__} has no method sharded_state_dict, which says how its state is "
+            "sharded"
+        )
+    return method
