@@ -513,3 +513,11 @@ def test_files_are_compared_with_the_hashes_that_megatron_core_wrote(
     (folder / "integrity.json").write_text(json.dumps({"algorithm": "sha256", "files": hashes}))
     with pytest.raises(tilestone.CorruptError, match="common.pt"):
         megatron.load(_tensor(0), ckpt, verify_integrity=True)
+
+
+def test_megatrons_optimizer_config_comes_back_without_being_allowed(ckpt: str) -> None:
+    from megatron.core.optimizer import OptimizerConfig
+
+    config = OptimizerConfig(lr=0.5, params_dtype=torch.bfloat16)
+    megatron.save({"config": config}, ckpt)
+    assert megatron.load({}, ckpt)["config"] == config

@@ -32,6 +32,7 @@ HARMLESS = frozenset(
     ["argparse.Namespace", "types.SimpleNamespace", "_io.BytesIO", "io.BytesIO", "signal.Signals"]
     + [f"signal.{name}" for name in signal.Signals.__members__]
     + [f"{module}.{name}" for module, names in _ENUMS.items() for name in names]
+    + ["megatron.core.optimizer.optimizer_config.OptimizerConfig"]
 )
 
 
