@@ -25,7 +25,7 @@ from tilestone import (
     megatron,
 )
 from tilestone.megatron import training
-from tilestone.megatron.training import _removal, checkpointing
+from tilestone.megatron.training import _removal, _saving
 from training_runs import Model, Optimizer, Scheduler, arguments, draw, make_model, seed_all, weight
 
 LOG = "tilestone.megatron"
@@ -198,7 +198,7 @@ def _save_and_die(folder: Any, iteration: int, place: tuple[Any, str], **more: A
 def test_a_kill_between_publishing_and_the_tracker_leaves_the_tracker_at_a_whole_checkpoint(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place = (checkpointing._files, "replace_file")
+    place = (_saving._files, "replace_file")
     _killed(_save_and_die, tmp_path, 100, place)
     assert _iterations(tmp_path) == ["iter_0000100"] and not _tracker(tmp_path).exists()
     with caplog.at_level(logging.WARNING, LOG):

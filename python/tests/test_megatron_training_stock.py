@@ -220,4 +220,4 @@ def _everything(rank: int, world: int, folder: str) -> None:
 def test_either_side_resumes_the_others_run_and_other_views_are_named(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
-    worlds[2].run(_everything, str(tmp_path))
+    worlds[2].run(_everything, str(tmp_path), timeout=300)

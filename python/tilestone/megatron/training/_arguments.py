@@ -132,8 +132,9 @@ def check_format(args: Any) -> None:
     """
     found = read(args, "ckpt_format")
     if found not in FORMATS or not read(args, "use_dist_ckpt"):
-        named = f"args.ckpt_format={found!r}" if found not in FORMATS else "args.use_dist_ckpt=False"
-        raise UnsupportedError(f"{named}: checkpoints are saved and loaded as {', '.join(FORMATS)}")
+        named = "use_dist_ckpt=False" if found in FORMATS else f"ckpt_format={found!r}"
+        known = ", ".join(FORMATS)
+        raise UnsupportedError(f"args.{named}: checkpoints are saved and loaded as {known}")
 
 
 def strictness(args: Any) -> StrictHandling:

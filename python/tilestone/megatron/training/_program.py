@@ -6,7 +6,8 @@ import sys
 from typing import Any
 
 # Tuples with names that the state of the machine that reruns steps holds.
-RERUN_CLASSES = ("megatron.core.rerun_state_machine.Call", "megatron.core.rerun_state_machine.Caller")
+_RERUN = "megatron.core.rerun_state_machine"
+RERUN_CLASSES = (f"{_RERUN}.Call", f"{_RERUN}.Caller")
 
 
 def _found(module: str, attribute: str) -> Any:

@@ -261,8 +261,12 @@ class Resume:
         hint = "" if key.startswith("model") else _NO_OPTIMIZER_HINT
         raise NotFoundError(f"{self._found.directory} holds no {key!r}", key=key, hint=hint)
 
-    def restore(self, loaded: Dict[str, Any]) -> None:
-        """Restores what is neither model nor optimizer."""
+    def restore(self, loaded: Dict[str, Any]) -> Tuple[int, Any]:
+        """Restores what is neither model nor optimizer.
+
+        Returns:
+            (iteration, floating point operations): where the run goes on.
+        """
         if self._with_rerun:
             self._machine.load_state_dict(self._part(loaded, "rerun_state_machine"))
         if self._found.arguments is not None and not self._finetune:
@@ -276,9 +280,9 @@ class Resume:
                 dp_group=found.get("dp_group"),
                 rng_tracker=self._rng_tracker,
             )
+        return self._iteration(loaded), loaded.get("num_floating_point_operations_so_far", 0)
 
-    def iteration(self, loaded: Dict[str, Any]) -> int:
-        """Where the run goes on."""
+    def _iteration(self, loaded: Dict[str, Any]) -> int:
         if self._found.release or self._finetune:
             return 0
         older = "total_iters"

@@ -8,28 +8,19 @@ process group is an argument that is looked up by itself where it is None (see
 
 from __future__ import annotations
 
-import copy
 import logging
-import operator
-import os
 from collections.abc import Callable
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Tuple
 
 from tilestone import _core
-from tilestone._errors import InvalidArgumentError, StorageError, UnsupportedError
-from tilestone.megatron import _files, _ranks, serialization
+from tilestone.megatron import _ranks, serialization
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.strategies._together import default_group, together
-from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
-from tilestone.megatron.training import _arguments, _program, _removal, names, state
-from tilestone.megatron.training._choice import (
-    Places,
-    check_non_persistent_type,
-    find_iteration,
-    non_persistent_directory,
-)
+from tilestone.megatron.training import _arguments, _program, state
+from tilestone.megatron.training._choice import Places, find_iteration
 from tilestone.megatron.training._groups import Groups
 from tilestone.megatron.training._resume import Resume
+from tilestone.megatron.training._saving import Saving, without_own_arguments
 from tilestone.megatron.training.names import (
     get_checkpoint_name,
     get_checkpoint_tracker_filename,
@@ -59,7 +50,6 @@ __all__ = [
 
 _build_sharded_state_dict_metadata = build_sharded_state_dict_metadata  # Megatron's name for it
 
-_OF_ONE_RANK = ("rank", "local_rank")  # arguments in which ranks differ by their nature
 
 
 def save_checkpoint(
@@ -139,8 +129,8 @@ def save_checkpoint(
     group = default_group(process_group)
     given = Groups.given(tp_group, pp_group, dp_cp_group, dp_group, expt_dp_group)
 
-    def prepare() -> _Save:
-        return _Save(
+    def prepare() -> Saving:
+        return Saving(
             args, iteration, release, non_persistent_ckpt, train_data_iterator,
             given.of_module(_first(unwrap_model(model))), checkpointing_context,
         )  # fmt: skip
@@ -159,7 +149,7 @@ def save_checkpoint(
 
     save.write(
         together("state of a training run", group, generate),
-        preprocess_common_state_dict_fn or _without_own_arguments,
+        preprocess_common_state_dict_fn or without_own_arguments,
         process_group,
         timeout,
     )
@@ -176,167 +166,6 @@ def _nothing() -> None:
 def _first(model: Any) -> Any:
     stages = state.as_list(model)
     return stages[0] if stages else None
-
-
-def _without_own_arguments(common: CommonStateDict) -> StateDict:
-    """The common state without what differs from rank to rank by its nature."""
-    if "args" not in common:
-        return common
-    args = copy.copy(common["args"])
-    for name in _OF_ONE_RANK:
-        vars(args).pop(name, None)
-    return {**common, "args": args}
-
-
-class _Save:
-    """One save: where it goes, and by which groups.
-
-    Raises:
-        CheckpointError: what can't be kept, or a group that is not known.
-    """
-
-    def __init__(
-        self,
-        args: Any,
-        iteration: int,
-        release: bool,
-        non_persistent: bool,
-        train_data_iterator: Any,
-        groups: Groups,
-        context: Dict[str, Any] | None,
-    ) -> None:
-        _arguments.check_saveable(args, train_data_iterator)
-        self.args = args
-        self.release = release
-        self.non_persistent = non_persistent
-        self.groups = groups
-        self.rng: Any = None
-        try:
-            self.iteration = operator.index(iteration)
-        except TypeError:
-            raise InvalidArgumentError(f"an iteration is an int, not {iteration!r}") from None
-        self.run_directory = self._run_directory()
-        self.path = get_checkpoint_name(
-            self.run_directory, self.iteration, release, return_base_dir=True
-        )
-        self.metadata = build_sharded_state_dict_metadata(args, groups.find("dp_cp"))
-        self.interval = self._interval()
-        self._choose_strategy(context)
-        if not _arguments.read(args, "no_save_rng"):
-            groups.for_random_states(args)
-
-    def _run_directory(self) -> str:
-        given = _arguments.read(self.args, "save")
-        directory: str | None = None if given is None else os.fspath(given)
-        if self.non_persistent:
-            if check_non_persistent_type(self.args) is None:
-                raise InvalidArgumentError(
-                    "non_persistent_ckpt=True needs args.non_persistent_ckpt_type='global'"
-                )
-            if self.release:
-                raise UnsupportedError("a release checkpoint is never a non-persistent one")
-            directory = non_persistent_directory(self.args, directory)
-        if not directory:
-            raise InvalidArgumentError("args.save names no directory to save to")
-        return directory
-
-    def _interval(self) -> int | None:
-        interval: int | None = _arguments.read(self.args, "save_retain_interval")
-        if interval is not None and (isinstance(interval, bool) or interval < 1):
-            raise InvalidArgumentError(
-                f"args.save_retain_interval is 1 or more, or None, not {interval!r}"
-            )
-        return interval
-
-    def _choose_strategy(self, context: Dict[str, Any] | None) -> None:
-        constant = _arguments.read(self.args, "ckpt_assume_constant_structure")
-        if context is not None and "save_strategy" in context:
-            self.strategy = context["save_strategy"]
-            self.validates = not constant
-            return
-        self.validates = True
-        self.strategy = serialization.get_default_save_sharded_strategy(
-            _arguments.read(self.args, "ckpt_format")
-        )
-        if _arguments.read(self.args, "ckpt_fully_parallel_save"):
-            sharing = self.groups.sharing(self.args, "ckpt_fully_parallel_save_process_group")
-            if sharing.size() > 1:
-                self.strategy = FullyParallelSaveStrategyWrapper(
-                    self.strategy, sharing.process_group, constant
-                )
-        if context is not None:
-            context["save_strategy"] = self.strategy
-
-    def random_states(self, key_prefix: str, rng_tracker: Any) -> Any:
-        """The entity of the random states; with random data parallel ranks, they all call."""
-        if _arguments.read(self.args, "no_save_rng"):
-            return None
-        return get_rng_state(
-            _arguments.read(self.args, "ckpt_format"),
-            **self.groups.for_random_states(self.args),
-            key_prefix=key_prefix,
-            args=self.args,
-            rng_tracker=rng_tracker,
-        )
-
-    def state_dict(
-        self, model: Any, optimizer: Any, opt_param_scheduler: Any, rerun: Any
-    ) -> Dict[str, Any]:
-        """What is saved, with sharded entities."""
-        metadata = {"metadata": self.metadata}
-        return generate_state_dict(
-            self.args, model, optimizer, opt_param_scheduler, self.rng, self.iteration,
-            metadata, metadata, rerun,
-        )  # fmt: skip
-
-    def write(
-        self,
-        made: Dict[str, Any],
-        preprocess: Callable[[CommonStateDict], StateDict],
-        process_group: Any,
-        timeout: float | None,
-    ) -> None:
-        """Saves and publishes the checkpoint. Every rank calls."""
-        serialization.save(
-            made,
-            self.path,
-            self.strategy,
-            validate_access_integrity=self.validates,
-            preprocess_common_before_consistancy_check=preprocess,
-            content_metadata=self.metadata,
-            process_group=process_group,
-            timeout=timeout,
-        )
-
-    def publish(self) -> None:
-        """Names the checkpoint in the tracker, and takes away those that it replaces."""
-        tracker = get_checkpoint_tracker_filename(self.run_directory)
-        try:
-            replaced = self._replaced(tracker)
-            _removal.remove_staged_trackers(self.run_directory)
-            _files.replace_file(tracker, names.RELEASE if self.release else str(self.iteration))
-            for iteration in replaced:
-                _removal.hide(self.run_directory, iteration)
-        except OSError as error:
-            if isinstance(error, StorageError):
-                raise
-            raise StorageError(message=str(error), file=tracker, errno=error.errno) from error
-        logger.info("Saved the checkpoint of iteration %d: %s", self.iteration, self.path)
-
-    def _replaced(self, tracker: str) -> List[int]:
-        """The iterations that are not kept once the tracker names the new one."""
-        if self.non_persistent:
-            stored = names.stored_iterations(self.run_directory)
-            return [iteration for iteration in stored if iteration != self.iteration]
-        if self.interval is None or self.release:
-            return []
-        previous = names.previous(tracker)
-        return _removal.superseded(previous, self.iteration, self.interval)
-
-    def remove_files(self) -> None:
-        """Removes the files of checkpoints that were taken away."""
-        if self.interval is not None or self.non_persistent:
-            _removal.remove_hidden(self.run_directory)
 
 
 def load_checkpoint(
@@ -432,14 +261,12 @@ def load_checkpoint(
     assert isinstance(loaded, dict)
 
     def give_back() -> Tuple[int, Any]:
-        stages = state.as_list(ddp_model)
         if not skip_load_to_model_and_opt:
-            resume.load_modules(stages, loaded, strict)
+            resume.load_modules(state.as_list(ddp_model), loaded, strict)
         resume.load_optimizer(
             optimizer, opt_param_scheduler, loaded, skip_load_to_model_and_opt
         )
-        resume.restore(loaded)
-        return resume.iteration(loaded), loaded.get("num_floating_point_operations_so_far", 0)
+        return resume.restore(loaded)
 
     result = together("resumption of a training run", group, give_back)
     if _ranks.rank(group) == 0:

@@ -1,0 +1,195 @@
+"""One save of a training run: where it goes, by which groups, and what it replaces."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import operator
+import os
+from collections.abc import Callable
+from typing import Any, Dict, List
+
+from tilestone._errors import InvalidArgumentError, StorageError, UnsupportedError
+from tilestone.megatron import _files, serialization
+from tilestone.megatron.mapping import CommonStateDict, StateDict
+from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+from tilestone.megatron.training import _arguments, _removal, names
+from tilestone.megatron.training._choice import (
+    check_non_persistent_type,
+    non_persistent_directory,
+)
+from tilestone.megatron.training._groups import Groups
+from tilestone.megatron.training.names import (
+    get_checkpoint_name,
+    get_checkpoint_tracker_filename,
+)
+from tilestone.megatron.training.rng import get_rng_state
+from tilestone.megatron.training.state import (
+    build_sharded_state_dict_metadata,
+    generate_state_dict,
+)
+
+logger = logging.getLogger("tilestone.megatron")
+
+_OF_ONE_RANK = ("rank", "local_rank")  # arguments in which ranks differ by their nature
+
+
+def without_own_arguments(common: CommonStateDict) -> StateDict:
+    """The common state without what differs from rank to rank by its nature."""
+    if "args" not in common:
+        return common
+    args = copy.copy(common["args"])
+    for name in _OF_ONE_RANK:
+        vars(args).pop(name, None)
+    return {**common, "args": args}
+
+
+class Saving:
+    """A save, from its arguments to the tracker. Methods raise on this rank alone.
+
+    Raises:
+        CheckpointError: what can't be kept, or a group that is not known.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        iteration: int,
+        release: bool,
+        non_persistent: bool,
+        train_data_iterator: Any,
+        groups: Groups,
+        context: Dict[str, Any] | None,
+    ) -> None:
+        _arguments.check_saveable(args, train_data_iterator)
+        self.args = args
+        self.release = release
+        self.non_persistent = non_persistent
+        self.groups = groups
+        self.rng: Any = None
+        try:
+            self.iteration = operator.index(iteration)
+        except TypeError:
+            raise InvalidArgumentError(f"an iteration is an int, not {iteration!r}") from None
+        self.run_directory = self._run_directory()
+        self.path = get_checkpoint_name(
+            self.run_directory, self.iteration, release, return_base_dir=True
+        )
+        self.metadata = build_sharded_state_dict_metadata(args, groups.find("dp_cp"))
+        self.interval = self._interval()
+        self._choose_strategy(context)
+        if not _arguments.read(args, "no_save_rng"):
+            groups.for_random_states(args)
+
+    def _run_directory(self) -> str:
+        given = _arguments.read(self.args, "save")
+        directory: str | None = None if given is None else os.fspath(given)
+        if self.non_persistent:
+            if check_non_persistent_type(self.args) is None:
+                raise InvalidArgumentError(
+                    "non_persistent_ckpt=True needs args.non_persistent_ckpt_type='global'"
+                )
+            if self.release:
+                raise UnsupportedError("a release checkpoint is never a non-persistent one")
+            directory = non_persistent_directory(self.args, directory)
+        if not directory:
+            raise InvalidArgumentError("args.save names no directory to save to")
+        return directory
+
+    def _interval(self) -> int | None:
+        interval: int | None = _arguments.read(self.args, "save_retain_interval")
+        if interval is not None and (isinstance(interval, bool) or interval < 1):
+            raise InvalidArgumentError(
+                f"args.save_retain_interval is 1 or more, or None, not {interval!r}"
+            )
+        return interval
+
+    def _choose_strategy(self, context: Dict[str, Any] | None) -> None:
+        constant = _arguments.read(self.args, "ckpt_assume_constant_structure")
+        if context is not None and "save_strategy" in context:
+            self.strategy = context["save_strategy"]
+            self.validates = not constant
+            return
+        self.validates = True
+        self.strategy = serialization.get_default_save_sharded_strategy(
+            _arguments.read(self.args, "ckpt_format")
+        )
+        if _arguments.read(self.args, "ckpt_fully_parallel_save"):
+            sharing = self.groups.sharing(self.args, "ckpt_fully_parallel_save_process_group")
+            if sharing.size() > 1:
+                self.strategy = FullyParallelSaveStrategyWrapper(
+                    self.strategy, sharing.process_group, constant
+                )
+        if context is not None:
+            context["save_strategy"] = self.strategy
+
+    def random_states(self, key_prefix: str, rng_tracker: Any) -> Any:
+        """The entity of the random states; with random data parallel ranks, they all call."""
+        if _arguments.read(self.args, "no_save_rng"):
+            return None
+        return get_rng_state(
+            _arguments.read(self.args, "ckpt_format"),
+            **self.groups.for_random_states(self.args),
+            key_prefix=key_prefix,
+            args=self.args,
+            rng_tracker=rng_tracker,
+        )
+
+    def state_dict(
+        self, model: Any, optimizer: Any, opt_param_scheduler: Any, rerun: Any
+    ) -> Dict[str, Any]:
+        """What is saved, with sharded entities."""
+        metadata = {"metadata": self.metadata}
+        return generate_state_dict(
+            self.args, model, optimizer, opt_param_scheduler, self.rng, self.iteration,
+            metadata, metadata, rerun,
+        )  # fmt: skip
+
+    def write(
+        self,
+        made: Dict[str, Any],
+        preprocess: Callable[[CommonStateDict], StateDict],
+        process_group: Any,
+        timeout: float | None,
+    ) -> None:
+        """Saves and publishes the checkpoint. Every rank calls."""
+        serialization.save(
+            made,
+            self.path,
+            self.strategy,
+            validate_access_integrity=self.validates,
+            preprocess_common_before_consistancy_check=preprocess,
+            content_metadata=self.metadata,
+            process_group=process_group,
+            timeout=timeout,
+        )
+
+    def publish(self) -> None:
+        """Names the checkpoint in the tracker, and takes away those that it replaces."""
+        tracker = get_checkpoint_tracker_filename(self.run_directory)
+        try:
+            replaced = self._replaced(tracker)
+            _removal.remove_staged_trackers(self.run_directory)
+            _files.replace_file(tracker, names.RELEASE if self.release else str(self.iteration))
+            for iteration in replaced:
+                _removal.hide(self.run_directory, iteration)
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(message=str(error), file=tracker, errno=error.errno) from error
+        logger.info("Saved the checkpoint of iteration %d: %s", self.iteration, self.path)
+
+    def _replaced(self, tracker: str) -> List[int]:
+        """The iterations that are not kept once the tracker names the new one."""
+        if self.non_persistent:
+            stored = names.stored_iterations(self.run_directory)
+            return [iteration for iteration in stored if iteration != self.iteration]
+        if self.interval is None or self.release:
+            return []
+        previous = names.previous(tracker)
+        return _removal.superseded(previous, self.iteration, self.interval)
+
+    def remove_files(self) -> None:
+        """Removes the files of checkpoints that were taken away."""
+        if self.interval is not None or self.non_persistent:
+            _removal.remove_hidden(self.run_directory)
