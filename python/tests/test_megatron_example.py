@@ -1,0 +1,29 @@
+"""examples/megatron, run as its page says."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+
+def test_trainings_of_megatron_core_go_on_at_other_layouts(tmp_path: pathlib.Path) -> None:
+    program = ROOT / "examples" / "megatron" / "continuations.py"
+    ran = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "checkpoints")],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "WRONG" not in ran.stdout and ran.stdout.count("max_delta loaded") == 2
+    rows = [line.split("  ") for line in ran.stdout.splitlines() if line.startswith(("TP", "PP", "EP", "one"))]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert len(cells) == 8
+    for layout, tensors, missing, mismatched, loaded, last in cells:
+        assert int(tensors) > 40 and (missing, mismatched, loaded) == ("0", "0", "0.0"), layout
+        assert float(last) < 1e-5
+    # The layout that trained from the start goes on bit for bit.
+    assert [row[-1] for row in cells if row[0] in ("TP 2 x PP 2", "PP 2 x EP 2")] == ["0.0", "0.0"]
