@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import logging
-import sys
 import types
 import unittest.mock
 import warnings
@@ -52,8 +52,8 @@ def import_megatron() -> None:
         import megatron.core.models.gpt
         import megatron.core.optimizer
         import megatron.core.pipeline_parallel
-    if "torch._dynamo" in sys.modules:  # imported before, compiler and all
-        torch.compiler.set_stance("force_eager")
+        importlib.import_module("torch._dynamo")  # torch's optimizers import it
+    torch.compiler.set_stance("force_eager")  # of what was imported before, compiler and all
 
 
 def _as_it_is(function: Any = None, **options: Any) -> Any:
@@ -183,6 +183,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (transformer_block, "LayerNormImpl", Norm),
         (optimizer, "Adam", FusedAdam),
         (optimizer, "USING_PYTORCH_OPTIMIZER", False),
+        (distrib_optimizer, "gc", types.SimpleNamespace(collect=lambda: 0)),  # takes its time
         (distrib_optimizer, "Adam", FusedAdam),
         (distrib_optimizer, "HAVE_APEX_OR_TE", True),
         (distrib_optimizer, "USING_APEX_OPTIMIZER", True),
