@@ -1,5 +1,5 @@
 """Where the groups of Megatron's parallelism are found, in one process; see
-test_megatron_models.py for real groups and Megatron's own parallel_state."""
+test_megatron_model_helpers.py for real groups and Megatron's own parallel_state."""
 
 from __future__ import annotations
 
