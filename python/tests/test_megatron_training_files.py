@@ -10,6 +10,7 @@ import pathlib
 import re
 import shutil
 import signal
+import sys
 import types
 from typing import Any
 
@@ -26,7 +27,17 @@ from tilestone import (
 )
 from tilestone.megatron import training
 from tilestone.megatron.training import _removal, _saving
-from training_runs import Model, Optimizer, Scheduler, arguments, draw, make_model, seed_all, weight
+from training_runs import (
+    Model,
+    Optimizer,
+    Scheduler,
+    Tracker,
+    arguments,
+    draw,
+    make_model,
+    seed_all,
+    weight,
+)
 
 LOG = "tilestone.megatron"
 
@@ -480,6 +491,39 @@ def test_megatrons_and_our_random_states_lack_no_part(tmp_path: pathlib.Path) ->
         training.restore_rng_state(entity.data, args=args)
     with pytest.raises(UnsupportedError, match="in the format 'torch_dcp'"):
         training.get_rng_state("torch_dcp", args=args)
+
+
+def test_states_of_cuda_and_of_megatrons_tracker_come_back_or_it_is_said_why_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = arguments("")
+    on_cpu = training.get_rng_state("torch_dist", args=args).data
+    assert on_cpu[0]["cuda_rng_state"].numel() == 0 and on_cpu[0]["rng_tracker_states"] == {}
+
+    class Patched:  # a GPU, and Megatron-Core as a program has set it up
+        state = torch.full((16,), 3, dtype=torch.uint8)
+
+    module: Any = types.ModuleType("megatron.core.tensor_parallel.random")
+    module._CUDA_RNG_STATE_TRACKER = Tracker(5)
+    module.is_graph_safe_cuda_rng_tracker = lambda tracker: True
+    module.convert_cuda_rng_state = lambda state, to_graphable: (state.tolist(), to_graphable)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "get_rng_state", lambda: Patched.state)
+        patch.setattr(torch.cuda, "set_rng_state", lambda state: setattr(Patched, "state", state))
+        patch.setitem(sys.modules, module.__name__, module)
+        on_gpu = training.get_rng_state("torch_dist", args=args).data
+        Patched.state = torch.zeros(16, dtype=torch.uint8)
+        module._CUDA_RNG_STATE_TRACKER.states = {}
+        assert training.restore_rng_state(on_gpu, args=args)
+        assert Patched.state.tolist() == [3] * 16
+        assert module._CUDA_RNG_STATE_TRACKER.states == {"model-parallel-rng": ([5], True)}
+        training.restore_rng_state(on_cpu, args=args)
+        assert Patched.state.tolist() == [3] * 16
+        assert "CUDA generator keeps its state: the checkpoint is from a CPU run" in caplog.text
+    training.restore_rng_state(on_gpu, args=args)
+    assert "this rank has no CUDA" in caplog.text
+    assert "'model-parallel-rng' of the CUDA generators' tracker are not restored" in caplog.text
 
 
 def test_the_page_on_training_lists_every_argument_with_its_default() -> None:

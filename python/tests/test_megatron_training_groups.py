@@ -180,6 +180,27 @@ def _round_trip(rank: int, world: int, folder: str) -> None:
     }
 
 
+def _groups_of_the_module(rank: int, world: int, folder: str) -> None:
+    """Saves and loads with some groups as arguments, and the others from the model."""
+    layout = Layout.make(2, 2, world)
+    for number, subset in enumerate([("tp",), ("dp_cp", "dp"), ()]):
+        model, optimizer, scheduler = _parts(layout, True)
+        empty, again, _ = _parts(layout, False)
+        for module in (model, empty):
+            for name in NAMES:
+                setattr(module, f"{name}_group", getattr(layout, name))
+        args = arguments(f"{folder}/{number}")
+        keywords = {"args": args, **layout.arguments(subset)}
+        training.save_checkpoint(1, model, optimizer, scheduler, 0, **keywords)
+        assert model.metadata["dp_cp_group"] is layout.dp_cp
+        assert training.load_checkpoint(empty, again, None, **keywords) == (1, 0)
+        assert empty.metadata["dp_cp_group"] is layout.dp_cp
+        empty.check()
+        again.check()
+        keys = megatron.load_sharded_metadata(f"{folder}/{number}/iter_0000001")
+        assert f"rng_state/shard_{layout.pp.rank()}.{layout.tp.rank()}_2.2" in keys
+
+
 def _other_layouts(rank: int, world: int, folder: str) -> None:
     """Weights and optimizer at other layouts; random states with a message why not."""
     saved = Layout.make(2, 2, world)
@@ -224,6 +245,7 @@ def _other_layouts(rank: int, world: int, folder: str) -> None:
 def _everything(rank: int, world: int, folder: str) -> None:
     _missing_groups(rank, world, folder)
     _round_trip(rank, world, f"{folder}/round")
+    _groups_of_the_module(rank, world, f"{folder}/module")
     _other_layouts(rank, world, f"{folder}/other")
 
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ranks import Worlds
-from tilestone import MismatchError
+from tilestone import MismatchError, megatron
 from test_megatron_stock import _stock_on_cpu
 from tilestone.megatron import training
 from tilestone.megatron.groups import alone
@@ -147,6 +147,9 @@ def _resumes_stock(rank: int, folder: str) -> None:
     found = training.load_checkpoint(
         empty, optimizer, scheduler, args=again, rerun_state_machine=machine, **layout.arguments()
     )
+    stored = megatron.load_common_state_dict(f"{folder}/iter_0000100")["args"]
+    assert stored.attention_backend is enums.AttnBackend.flash
+    assert stored.exit_signal is signal.SIGTERM
     assert found == (100, 5) and again.consumed_train_samples == 640
     empty.check()
     optimizer.check()
