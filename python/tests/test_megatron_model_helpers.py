@@ -235,6 +235,14 @@ def _by_rule(rank: int, world: int, folder: str) -> dict[str, Any]:
 
         with pytest.raises(tilestone.InvalidArgumentError, match="which decides who writes"):
             tm.save(state, f"{folder}/x", FullyParallelSaveStrategyWrapper(wrapper), agreement="rule")
+        wrong = [
+            ShardedTensor.from_rank_offsets(
+                f"w{n}", torch.ones(8), replica_id=rank, holders=(rank, (rank + 1) % world)
+            )
+            for n in range(16)
+        ]
+        with pytest.raises(tilestone.CoverageError):
+            _saved({"all": wrong}, f"{folder}/wrong")
         loaded = tm.load(_model(at), f"{folder}/tm")
         for name, entity in _model(at).items():
             if hasattr(entity, "data") and isinstance(entity.data, torch.Tensor):
@@ -255,5 +263,6 @@ def test_saves_by_rule_store_each_shard_once_and_share_the_bytes(
     bytes_of = {name: [r[name][0] for r in results] for name in ("known", "unknown")}
     assert max(bytes_of["known"]) < 1.15 * min(bytes_of["known"]), bytes_of
     assert max(bytes_of["unknown"]) > 3 * min(bytes_of["unknown"]), bytes_of
+    assert not (tmp_path / "wrong" / ".metadata").exists()
     one, other = (results[rank]["part"][0] for rank in (1, 3))
     assert abs(one - other) < 1000, (one, other)
