@@ -13,11 +13,11 @@ using Stop = std::shared_ptr<const Interrupt>;
 // means the deadline passed, a ConnectionError that a rank is gone; either may name ranks.
 //
 // An object that has `call_memory` (a tilestone._core.CallMemory, the same for all objects that
-// stand for one rank of one group) is a CallPort, too: it has post({rank: bytes}), newest(timeout,
-// check), which returns a list of (rank, bytes), last_operation(), enter(call), abort(error) and
-// leave(). Its operations take a further argument `check`: they call check() about every 50 ms
-// while they wait, and end with what it raises. An operation that another rank's abort(error) has
-// ended raises an exception with these bytes as `error`.
+// stand for one rank of one group) is a CallPort, too: it has post({rank: bytes}, timeout,
+// check), newest(timeout, check), which returns a list of (rank, bytes), last_operation(),
+// enter(call), abort(error) and leave(). Its operations take a further argument `check`: they call
+// check() about every 50 ms while they wait, and end with what it raises. An operation that another
+// rank's abort(error) has ended raises an exception with these bytes as `error`.
 //
 // With an object without `call_memory` calls are not agreed on: its ranks must make the same saves
 // and loads, and one that skips one puts all later ones out of step.
@@ -60,13 +60,13 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
   CallPort* call_port() override { return memory_ == nullptr ? nullptr : this; }
 
  private:
-  void post(std::vector<Notice> notices) override {
-    call("rendezvous", Deadline::never(), [&](nb::handle self) {
+  void post(std::vector<Notice> notices, Deadline deadline) override {
+    call("rendezvous", deadline, [&](nb::handle self) {
       nb::dict by_rank;
       for (const Notice& notice : notices) {
         by_rank[nb::int_(notice.rank)] = python_bytes(notice.bytes);
       }
-      self.attr("post")(by_rank);
+      operate(self.attr("post"), deadline, by_rank);
     });
   }
   std::vector<Notice> newest(Deadline deadline) override {

@@ -12,6 +12,7 @@ import pytest
 import ranks
 import torch.distributed as dist
 
+import tilestone
 from tilestone._torch_comm import TorchCommunicator
 
 PLENTY = 60.0  # seconds; for what must come
@@ -196,6 +197,39 @@ def keys_in_the_store(rank: int, world: int) -> list[int]:
 def test_store_does_not_grow(worlds: ranks.Worlds) -> None:
     few, many = worlds[2].run(keys_in_the_store)[0]
     assert many <= few + 3
+
+
+class _SlowStore:
+    """A store that takes its time for the notices by which calls are agreed on."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def set(self, key: str, value: str) -> None:
+        if key.startswith("notice/"):
+            time.sleep(3)
+        self._store.set(key, value)
+
+
+def saves_over_a_slow_store(rank: int, world: int, path: str) -> None:
+    shared = TorchCommunicator()._shared
+    store = shared.store
+    shared._store = _SlowStore(store)
+    try:
+        tilestone.save({"step": 1}, path, timeout=PLENTY)
+    finally:
+        shared._store = store
+
+
+def test_a_store_that_answers_slowly_ends_no_call_before_its_deadline(
+    worlds: ranks.Worlds, ckpt: str
+) -> None:
+    worlds[2].run(saves_over_a_slow_store, ckpt)
+    with tilestone.open(ckpt) as opened:
+        assert opened["step"] == 1
 
 
 def die(*_: Any) -> None:

@@ -57,7 +57,6 @@ _LEAST_TRANSFER = 1.0  # seconds for a transfer that all ranks have agreed on
 _LONGEST_WAIT = datetime.timedelta(days=1)  # of one wait inside torch
 _NAMED_RANKS = 8
 _NEVER = math.inf
-_LOST_NOTICE = 1.0  # seconds after which a notice that was announced counts as lost
 
 
 def _transfer_device(group: dist.ProcessGroup) -> torch.device:
@@ -162,7 +161,9 @@ class TorchCommunicator:
 
     # What agreeing on calls needs (CallPort in tilestone/comm/call_port.h).
 
-    def post(self, notices: dict[int, bytes]) -> None:
+    def post(
+        self, notices: dict[int, bytes], timeout_s: float | None = None, check: Check = None
+    ) -> None:
         """The coordinator's answers to other ranks, or a member's notice to the coordinator."""
 
         def work(task: Task) -> None:
@@ -176,7 +177,7 @@ class TorchCommunicator:
                 number = store.add("notices", 1)
                 store.set(f"notice/{number}", f"{self.rank}\n{notice.hex()}")
 
-        self._do("a notice", work, time.monotonic() + LAST_WORDS)
+        self._do("a notice", work, _end_of(timeout_s), check)
 
     def newest(
         self, timeout_s: float | None = None, check: Check = None
@@ -227,20 +228,21 @@ class TorchCommunicator:
         """Coordinator: the members' notices, oldest first."""
         store, shared = self._shared.store, self._shared
         last = store.add("notices", 0)
-        keys = [f"notice/{number}" for number in range(shared.notices_seen + 1, last + 1)]
+        shared.unread += range(shared.announced + 1, last + 1)
+        shared.announced = last
+        # Announced and written are two requests, between which a rank may pause, or die. Its notice
+        # is looked for until it comes. Those that it writes later are announced later.
+        keys = {number: f"notice/{number}" for number in shared.unread}
+        if keys and not store.check(list(keys.values())):
+            keys = {number: key for number, key in keys.items() if store.check([key])}
         if not keys:
             return []
-        # Announced and written are two requests; a rank may have died between them.
-        end = time.monotonic() + _LOST_NOTICE
-        while not store.check(keys) and time.monotonic() < end:
-            time.sleep(_SHORTEST_POLL)
-        keys = keys if store.check(keys) else [key for key in keys if store.check([key])]
-        shared.notices_seen = last
         found = []
-        for value in store.multi_get(keys) if keys else []:
+        for value in store.multi_get(list(keys.values())):
             rank, notice = value.decode().split("\n")
             found.append((int(rank), bytes.fromhex(notice)))
-        for key in keys:
+        shared.unread = [number for number in shared.unread if number not in keys]
+        for key in keys.values():
             store.delete_key(key)
         return found
 

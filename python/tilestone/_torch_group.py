@@ -29,7 +29,8 @@ class Shared:
         self.old_keys: list[str] = []  # this rank deletes them
         self.memory = _core.CallMemory()
         self.inbox: list[tuple[int, bytes]] = []  # notices that came
-        self.notices_seen = 0  # coordinator
+        self.announced = 0  # coordinator: the number of the newest notice that it knows of
+        self.unread: list[int] = []  # coordinator: the numbers of those that it has not got
         self.last_answer = b""  # member
 
     @property

@@ -81,6 +81,9 @@ Hello unpack_withdrawal(ByteView content, int rank) {
   return hello;
 }
 
+// For what a rank says as it leaves a call, whether or not its deadline has passed.
+Deadline last_words() { return Deadline::after(std::chrono::seconds(1)); }
+
 uint64_t random_nonce() {
   std::random_device source;
   return (uint64_t{source()} << 32) ^ source();
@@ -166,7 +169,7 @@ class Member {
   // The call's number.
   uint64_t come() {
     try {
-      port_.post({{0, pack(Kind::kHello, hello_.nonce, hello_.encode()), {}}});
+      port_.post({{0, pack(Kind::kHello, hello_.nonce, hello_.encode()), {}}}, deadline_);
       while (true) {
         const Deadline until = grace_.next_wait(coordinator_left(), deadline_);
         if (const std::optional<uint64_t> number = answer(until)) return *number;
@@ -213,7 +216,7 @@ class Member {
   void withdraw() {
     const Error why = current_error();
     try {
-      port_.post({{0, pack_withdrawal(hello_.nonce, hello_, why), {}}});
+      port_.post({{0, pack_withdrawal(hello_.nonce, hello_, why), {}}}, last_words());
       const std::optional<uint64_t> number = answer(Deadline::after(std::chrono::seconds(0)));
       if (!number) return;
       port_.enter(*number);
@@ -306,8 +309,8 @@ class Coordinator {
 
   void came(int rank, const Unpacked& said) {
     waiting_.insert_or_assign(rank, Hello::decode(said.content));
-    if (memory_.unaware.erase(rank) > 0)
-      port_.post({{rank, pack(Kind::kHere, said.nonce, {}), {}}});
+    if (memory_.unaware.erase(rank) == 0) return;
+    port_.post({{rank, pack(Kind::kHere, said.nonce, {}), {}}}, deadline_);
   }
 
   // Who leaves the call that the coordinator is waiting in has failed it for all. Who left it
@@ -354,7 +357,7 @@ class Coordinator {
   std::optional<Error> let_begin(std::vector<Notice> answers, uint64_t number,
                                  const std::map<int, Hello>& began) {
     try {
-      port_.post(std::move(answers));
+      port_.post(std::move(answers), deadline_);
       port_.enter(number);
       return who_withdrew(began);
     } catch (...) {
@@ -452,7 +455,7 @@ class Coordinator {
         notices.push_back({rank, pack_withdrawal(memory_.answered[rank], own_, error), {}});
         memory_.unaware.insert(rank);
       }
-      port_.post(std::move(notices));
+      port_.post(std::move(notices), last_words());
     } catch (...) {
       log(LogLevel::kWarning,
           own_.name() +
@@ -477,7 +480,7 @@ class Coordinator {
       memory_.answered[rank] = hello.mapped().nonce;
       answers.push_back({rank, pack(Kind::kRefusal, hello.mapped().nonce, content), {}});
     }
-    port_.post(std::move(answers));
+    port_.post(std::move(answers), last_words());
   }
 
   static constexpr std::string_view kHint =

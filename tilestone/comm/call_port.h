@@ -67,8 +67,9 @@ class CallPort {
  public:
   virtual ~CallPort() = default;
 
-  // Rank 0 sends to any other rank, the others send to rank 0. Does not wait for them.
-  virtual void post(std::vector<Notice> notices) = 0;
+  // Rank 0 sends to any other rank, the others send to rank 0. Does not wait for them; where it
+  // waits for what carries the notices, until the deadline at the longest, and then throws.
+  virtual void post(std::vector<Notice> notices, Deadline deadline) = 0;
   // The notices that came since the last call of newest(), in the order in which they came from
   // each rank; waits for the first, until the deadline, and then returns nothing.
   virtual std::vector<Notice> newest(Deadline deadline) = 0;

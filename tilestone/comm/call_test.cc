@@ -161,8 +161,8 @@ class ThrowsAfterAnswering final : public CommunicatorImpl, private CallPort {
   CallPort* call_port() override { return this; }
 
  private:
-  void post(std::vector<Notice> notices) override {
-    comm_.call_port()->post(std::move(notices));
+  void post(std::vector<Notice> notices, Deadline deadline) override {
+    comm_.call_port()->post(std::move(notices), deadline);
     throw std::runtime_error("SIGTERM came");
   }
   std::vector<Notice> newest(Deadline deadline) override {

@@ -400,7 +400,7 @@ class Mpi final : public CommunicatorImpl, private CallPort {
   CallPort* call_port() override { return this; }
 
  private:
-  void post(std::vector<Notice> notices) override {
+  void post(std::vector<Notice> notices, Deadline) override {
     refuse_in_forked_child();
     channel_.notices.post(std::move(notices));
   }

@@ -228,7 +228,9 @@ class ThreadsEnd final : public CommunicatorImpl, private CallPort {
   CallPort* call_port() override { return this; }
 
  private:
-  void post(std::vector<Notice> notices) override { hub_->post(rank_, std::move(notices)); }
+  void post(std::vector<Notice> notices, Deadline) override {
+    hub_->post(rank_, std::move(notices));
+  }
   std::vector<Notice> newest(Deadline deadline) override { return hub_->newest(rank_, deadline); }
   uint64_t last_operation() const override { return operation_; }
   void enter(uint64_t first) override { operation_ = call_ = first; }
