@@ -30,12 +30,26 @@ KEEP_VARS_HINT = (
 )
 
 
+_EXCLUDE_HINT = (
+    "a state that is no tensor of the parameter's shape, as torch's `step`, is named in exclude_keys"
+    " and saved by itself"
+)
+
+
 def _local(tensor: Any) -> Any:
-    """A DTensor's local tensor; any other tensor itself."""
+    """A DTensor's local tensor, always the same object; any other tensor itself."""
     if isinstance(tensor, torch.Tensor) and hasattr(tensor, "to_local"):
+        # to_local() of a parameter makes a new tensor each time, from torch 2.13 on.
+        own = getattr(tensor, "_local_tensor", None)
         with torch.no_grad():
-            return tensor.to_local()
+            return tensor.to_local() if own is None else own
     return tensor
+
+
+def _memory(tensor: torch.Tensor) -> Tuple[Any, ...]:
+    """The same for tensors that are the same elements of the same memory, and for no others."""
+    storage = tensor.untyped_storage()._cdata
+    return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
 
 
 def get_optim_param_to_id_map(optim_params_iter: Iterable[torch.nn.Parameter]) -> dict[int, int]:
@@ -56,7 +70,8 @@ def get_param_id_to_sharded_param_map(
     """The model's entity of each parameter, by the parameter's number in the optimizer.
 
     Args:
-        model_sharded_state_dict: of any nesting; its entities' data are the parameters themselves.
+        model_sharded_state_dict: of any nesting; its entities' data are the parameters themselves. For
+            a parameter that is a DTensor it is its local tensor, or what its to_local() gives.
         optim_params_iter: the parameters in the optimizer's order.
 
     Returns:
@@ -64,14 +79,22 @@ def get_param_id_to_sharded_param_map(
         a warning.
     """
     entities, _ = extract_sharded_tensors_and_factories(model_sharded_state_dict)
-    numbers = get_optim_param_to_id_map(optim_params_iter)
+    parameters = list(optim_params_iter)
+    numbers = get_optim_param_to_id_map(parameters)
+    places: dict[Any, int] = {}
+    for number, parameter in enumerate(parameters):
+        if hasattr(parameter, "to_local"):
+            places.setdefault(_memory(_local(parameter)), number)
     found = {}
     for entity in nested_values(entities):
-        number = numbers.get(id(entity.data))
-        if number is None:
+        data = _local(entity.data)
+        place = numbers.get(id(data))
+        if place is None and places and isinstance(data, torch.Tensor):
+            place = places.get(_memory(data))
+        if place is None:
             logger.debug(f"{entity} is not tracked by the optimizer")
         else:
-            found[number] = entity
+            found[place] = entity
     if not found and _is_first_rank():
         logger.warning(
             "Sharded parameters mapping is empty: no tensor of the model's state dict is a"
@@ -96,19 +119,29 @@ def make_sharded_optimizer_tensor(
         prefix: put before the parameter's key, with a dot between them.
 
     Raises:
-        CheckpointingException: the state has another shape than the parameter.
+        CheckpointingException: the state is no tensor, or has another shape than the parameter.
     """
     optim_param = _local(optim_param)
     key = f"{prefix}.{model_param.key}"
+    if not isinstance(optim_param, torch.Tensor):
+        kind = type(optim_param).__name__
+        raise MismatchError(f"optimizer state is a {kind}, no tensor", key=key, hint=_EXCLUDE_HINT)
     if isinstance(model_param, ShardedTensorFactory):
+        _check_shape(key, optim_param, getattr(model_param.data, "shape", None))
         return replace(model_param, key=key, data=optim_param)
-    if tuple(optim_param.shape) != tuple(model_param.local_shape):
+    _check_shape(key, optim_param, model_param.local_shape)
+    return replace(model_param, key=key, data=optim_param, dtype=optim_param.dtype)
+
+
+def _check_shape(key: str, optim_param: torch.Tensor, expected: Any) -> None:
+    """Refuses a state of another shape than its parameter's; None: that is not known."""
+    if expected is not None and tuple(optim_param.shape) != tuple(expected):
         raise MismatchError(
             f"optimizer state of shape {tuple(optim_param.shape)} belongs to a parameter of local "
-            f"shape {tuple(model_param.local_shape)}",
+            f"shape {tuple(expected)}",
             key=key,
+            hint=_EXCLUDE_HINT,
         )
-    return replace(model_param, key=key, data=optim_param, dtype=optim_param.dtype)
 
 
 def optim_state_to_sharding_state(
@@ -124,14 +157,15 @@ def optim_state_to_sharding_state(
     Args:
         optim_state_dict: as torch's optimizers give it: "state" and "param_groups".
         id_to_sharded_param_map: the model's entities, see get_param_id_to_sharded_param_map.
-        exclude_keys: names of states that are left out.
+        exclude_keys: names of states that are left out; one name may be given as text.
 
     Raises:
         ValueError: a parameter with states that the map lacks; nothing is changed then.
     """
+    excluded = {exclude_keys} if isinstance(exclude_keys, str) else set(exclude_keys)
     sharded: dict[Any, dict[Any, Any]] = {}
     for number, states in optim_state_dict["state"].items():
-        kept = {name: state for name, state in states.items() if name not in exclude_keys}
+        kept = {name: state for name, state in states.items() if name not in excluded}
         if kept and number not in id_to_sharded_param_map:
             raise InvalidArgumentError(
                 f"Param id {number} does not match any model sharded param." + KEEP_VARS_HINT

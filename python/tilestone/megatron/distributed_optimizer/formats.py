@@ -1,0 +1,279 @@
+"""The formats of a distributed optimizer's state: what of a shard is stored under which key.
+
+dp_reshardable
+    A 1-D tensor for each bucket and state, up to the end of its last parameter. A rank stores its
+    part of it; gaps between parameters are zeros.
+fully_reshardable, fully_sharded_model_space
+    A tensor for each parameter and state, `optimizer.state.STATE.KEY`, of the shape and at the
+    place that the model's tensor `KEY` has. A rank stores its slice of the flattened parameter as
+    boxes of it, so nothing is gathered. The second calls the state "param" "fp32_param".
+dp_zero_gather_scatter
+    An object for each model-parallel rank, with each state of a buffer in one 1-D tensor. Read
+    only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Optional, Tuple
+
+import torch
+
+from tilestone._errors import InvalidArgumentError, UnsupportedError
+from tilestone.megatron.distributed_optimizer.layout import Bucket, Layout, Slice
+from tilestone.megatron.distributed_optimizer.pieces import Piece
+from tilestone.megatron.distributed_optimizer.shard import OptimizerShard
+from tilestone.megatron.mapping import ReplicaId, ShardedObject, ShardedTensor
+
+DP_RESHARDABLE = "dp_reshardable"
+FULLY_RESHARDABLE = "fully_reshardable"
+MODEL_SPACE = "fully_sharded_model_space"
+DP_ZERO = "dp_zero_gather_scatter"
+FORMATS = (DP_RESHARDABLE, FULLY_RESHARDABLE, MODEL_SPACE, DP_ZERO)
+
+# Of an optimizer's part of a state dict: which format it is in, and where its tensors are.
+SHARDING_TYPE = "param_state_sharding_type"
+PARAM_STATE = "param_state"
+LAYOUT = "layout"  # the end of the key of the object that describes a layout
+
+
+def stored_name(state: str, sharding_type: str) -> str:
+    """What a format of the model's space calls a state."""
+    return "fp32_param" if sharding_type == MODEL_SPACE and state == "param" else state
+
+
+def optimizer_state(
+    shards: Sequence[OptimizerShard], sharding_type: str, *, with_layout: bool = True
+) -> dict[Any, Any]:
+    """The optimizer's part of a rank's sharded state dict, to be saved under "optimizer".
+
+    `save(..., content_metadata={"distrib_optim_sharding_type": sharding_type})` says to others what
+    it is, as Megatron-Core's training does.
+
+    Args:
+        shards: one, or those of a chain of optimizers, each with its number as `layout.chain`.
+        sharding_type: "dp_reshardable", "fully_reshardable" or "fully_sharded_model_space".
+        with_layout: with "dp_reshardable", store what lies where in the buckets too, so that any
+            layout can load it. Megatron-Core does not ask for this object. Without effect on the
+            other formats.
+
+    Returns:
+        entities and common values, nested as Megatron-Core nests them: of a chain, one dict for
+        each number. The states are not copied.
+
+    Raises:
+        CheckpointingException: another format; shards of which none or two have the same number; a
+            parameter's replica id does not say which of its entries is the data-parallel one.
+    """
+    if sharding_type not in (DP_RESHARDABLE, FULLY_RESHARDABLE, MODEL_SPACE):
+        raise UnsupportedError(
+            f"a distributed optimizer is not saved as {sharding_type!r}",
+            hint=f"{DP_RESHARDABLE}, {FULLY_RESHARDABLE} and {MODEL_SPACE} are",
+        )
+    check_chain(shards)
+    states: dict[Any, Any] = {}
+    for shard in shards:
+        if sharding_type == DP_RESHARDABLE:
+            state = _bucket_state(shard, with_layout)
+        else:
+            state = {**shard.common, PARAM_STATE: _model_space_state(shard, sharding_type)}
+        states[shard.layout.chain] = {**state, SHARDING_TYPE: sharding_type}
+    return states[None] if None in states else states
+
+
+def check_chain(shards: Sequence[OptimizerShard]) -> None:
+    """Refuses shards that are neither one without a number nor several with numbers.
+
+    Raises:
+        CheckpointingException: with the numbers.
+    """
+    numbers = [shard.layout.chain for shard in shards]
+    if not numbers or len(set(numbers)) != len(numbers) or (None in numbers and len(numbers) > 1):
+        raise InvalidArgumentError(
+            f"shards are one without a number in a chain or some with different ones, not {numbers}"
+        )
+
+
+# ---- The model's space ----
+
+
+def _model_space_state(shard: OptimizerShard, sharding_type: str) -> dict[int, Any]:
+    found: dict[int, Any] = {}
+    for number, part in enumerate(shard.slices()):
+        found[number] = {
+            name: list(
+                model_space_tensors(
+                    part,
+                    f"optimizer.state.{stored_name(name, sharding_type)}.",
+                    shard.states[part.place][name],
+                    shard.instance,
+                )
+            )
+            for name in shard.dtypes
+        }
+    return found
+
+
+def model_space_tensors(
+    part: Slice, prefix: str, memory: torch.Tensor, instance: int = 0
+) -> Iterator[ShardedTensor]:
+    """A slice's state as entities at the place of the parameter.
+
+    Args:
+        part: the slice.
+        prefix: put before the model's key.
+        memory: the state, 1-D; the entities' data are views of it.
+        instance: the optimizer's instance, the last entry of the replica ids.
+
+    Yields:
+        where a box of the parameter is stored in its order, a flattened range of it; else boxes.
+
+    Raises:
+        CheckpointingException: a replica id has no entry for the data-parallel rank.
+    """
+    for piece in part.parameter.pieces:
+        replica_id = _replica_of_slice(piece, instance)
+        if piece.is_contiguous:
+            begin = max(part.begin, piece.start)
+            end = min(part.end, piece.start + piece.numel)
+            if begin < end:
+                data = memory[begin - part.begin : end - part.begin]
+                flat = slice(begin - piece.start, end - piece.start)
+                yield _tensor(piece, prefix, data, replica_id, flat)
+            continue
+        for box in piece.within(part.begin, part.end):
+            yield _tensor(box, prefix, box.of(memory, part.begin), replica_id, None)
+
+
+def _tensor(
+    piece: Piece, prefix: str, data: torch.Tensor, replica_id: ReplicaId, flat: Optional[slice]
+) -> ShardedTensor:
+    return ShardedTensor(
+        prefix + piece.key,
+        data,
+        data.dtype,
+        piece.shape,
+        piece.global_shape,
+        piece.offset,
+        None,
+        replica_id,
+        allow_shape_mismatch=piece.allow_shape_mismatch,
+        flattened_range=flat,
+    )
+
+
+def _replica_of_slice(piece: Piece, instance: int) -> ReplicaId:
+    """Data-parallel ranks hold copies of the parameter, but not of its optimizer's slices."""
+    replica_id = piece.replica_id
+    if isinstance(replica_id, int) or len(replica_id) != 3:
+        raise InvalidArgumentError(
+            f"replica_id {replica_id} of a parameter of a distributed optimizer has no entry of "
+            "its data-parallel rank",
+            key=piece.key,
+            hint="Megatron-Core's convention is (pipeline, tensor, data parallel)",
+        )
+    return (*replica_id[:2], instance)
+
+
+# ---- The buckets' space ----
+
+
+def _object(shard: OptimizerShard, name: str, value: Any) -> ShardedObject:
+    replica_id = (shard.instance, 0, shard.dp_rank)
+    return ShardedObject(f"{shard.layout.prefix}.{name}", value, (1,), (0,), replica_id)
+
+
+def layout_object(shard: OptimizerShard) -> ShardedObject:
+    """An object that says what lies where in the buckets of a shard.
+
+    In a checkpoint of the format "dp_reshardable" or "dp_zero_gather_scatter" it makes it possible
+    to load the optimizer's state into any other layout: `load_optimizer` finds it by its key. Every
+    rank adds its own, anywhere in the state dict.
+    """
+    return _object(shard, LAYOUT, shard.layout.to_plain())
+
+
+def _bucket_state(shard: OptimizerShard, with_layout: bool) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        name: _object(shard, name, value) for name, value in shard.common.items()
+    }
+    sizes: Mapping[str, Any] = {
+        "per_bucket_numel": lambda bucket: bucket.numel,
+        "per_bucket_numel_unpadded": lambda bucket: bucket.numel_unpadded,
+    }
+    tensors: dict[str, Any] = {}
+    for name, size in sizes.items():
+        each = [{b.dtypes: [size(x) for x in b.buckets]} for b in shard.layout.buffers]
+        tensors[name] = _object(shard, name, each)
+    parts: dict[Tuple[int, int], list[Slice]] = {}
+    for part in shard.slices():
+        parts.setdefault(part.place[:2], []).append(part)
+    tensors["buckets"] = [
+        _bucket_tensors(shard, place, bucket, parts.get(place, []))
+        for place, bucket in shard.layout.buckets()
+    ]
+    if with_layout:
+        tensors[LAYOUT] = layout_object(shard)
+    return {**state, PARAM_STATE: tensors}
+
+
+def _bucket_tensors(
+    shard: OptimizerShard, place: Tuple[int, int], bucket: Bucket, parts: Sequence[Slice]
+) -> list[dict[str, ShardedTensor]]:
+    """The rank's part of a bucket up to its last parameter, slice by slice and gap by gap."""
+    local = bucket.numel // shard.dp_size
+    end = min((shard.dp_rank + 1) * local, bucket.numel_unpadded)
+    at = min(shard.dp_rank * local, end)
+    device = "cpu"
+    found = []
+    for part in parts:
+        states = shard.states[part.place]
+        device = str(next(iter(states.values())).device)
+        begin = part.parameter.start + part.begin
+        found += _gap(shard, place, bucket, at, begin, device)
+        found.append(_bucket_part(shard.layout, shard.instance, place, bucket, begin, states))
+        at = begin + part.numel
+    return found + _gap(shard, place, bucket, at, end, device)
+
+
+def _gap(
+    shard: OptimizerShard,
+    place: Tuple[int, int],
+    bucket: Bucket,
+    begin: int,
+    end: int,
+    device: str,
+) -> list[dict[str, ShardedTensor]]:
+    if begin >= end:
+        return []
+    zeros = {
+        name: torch.zeros(end - begin, dtype=dtype, device=device)
+        for name, dtype in shard.dtypes.items()
+    }
+    return [_bucket_part(shard.layout, shard.instance, place, bucket, begin, zeros)]
+
+
+def _bucket_part(
+    layout: Layout,
+    instance: int,
+    place: Tuple[int, int],
+    bucket: Bucket,
+    begin: int,
+    states: Mapping[str, torch.Tensor],
+) -> dict[str, ShardedTensor]:
+    key = layout.bucket_key(*place)
+    return {
+        name: flat_tensor(
+            f"{key}.{name}", bucket.numel_unpadded, begin, tensor, (instance, 0, 0)
+        )
+        for name, tensor in states.items()
+    }
+
+
+def flat_tensor(
+    key: str, numel: int, begin: int, data: torch.Tensor, replica_id: ReplicaId = 0
+) -> ShardedTensor:
+    """Elements of a 1-D tensor of `numel` elements, from `begin` on."""
+    return ShardedTensor(
+        key, data, data.dtype, tuple(data.shape), (numel,), (begin,), None, replica_id
+    )

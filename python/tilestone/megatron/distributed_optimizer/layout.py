@@ -1,0 +1,336 @@
+"""How a distributed optimizer packs parameters into flat buffers, and which part a rank has.
+
+The parameters that a model-parallel rank trains lie one after the other in buffers, one for each
+pair of dtypes. A buffer is cut into buckets, and each bucket evenly among the data-parallel ranks,
+wherever parameters begin or end. All offsets and sizes are in elements, and those of parameters
+count from the beginning of their bucket.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Optional, Tuple
+
+import torch
+
+from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone.megatron.distributed_optimizer.pieces import Entity, Piece, pieces_of, shape_of
+
+Dtypes = Tuple[torch.dtype, torch.dtype]  # of a buffer's parameters, of their gradients
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter in a bucket.
+
+    Attributes:
+        key: of the model's entity, for errors.
+        numel: elements of the local tensor.
+        start: its first element in the bucket.
+        pieces: the boxes of global tensors that it is stored as.
+    """
+
+    key: str
+    numel: int
+    start: int
+    pieces: Tuple[Piece, ...]
+
+    @classmethod
+    def of(cls, entity: Entity, start: int) -> Parameter:
+        """A parameter of the model.
+
+        Args:
+            entity: the model's ShardedTensor or ShardedTensorFactory of it. Its data is not read.
+            start: its first element in the bucket.
+
+        Raises:
+            CheckpointingException: the entity is a flattened slice, or a factory without a
+                description (see pieces_of).
+        """
+        return cls(entity.key, math.prod(shape_of(entity)), start, pieces_of(entity))
+
+    @property
+    def end(self) -> int:
+        """Behind its last element in the bucket."""
+        return self.start + self.numel
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A part of a buffer that is reduced at once, and divided evenly among the ranks.
+
+    Attributes:
+        parameters: in the order in which they lie in it, with or without gaps.
+        numel_unpadded: without the padding at its end, which depends on the number of ranks; gaps
+            between parameters count, and one behind the last of them may.
+        numel: with that padding.
+
+    Raises:
+        CheckpointingException: parameters overlap, are not in order, or reach beyond the bucket.
+    """
+
+    parameters: Tuple[Parameter, ...]
+    numel_unpadded: int
+    numel: int
+
+    def __post_init__(self) -> None:
+        end = 0
+        for parameter in self.parameters:
+            if parameter.start < end:
+                text = f"begins at {parameter.start} of its bucket, where another ends at {end}"
+                raise InvalidArgumentError(f"a parameter {text}", key=parameter.key)
+            end = parameter.end
+            if end > self.numel_unpadded:
+                text = f"ends at {end} of its bucket of {self.numel_unpadded} elements"
+                raise InvalidArgumentError(f"a parameter {text}", key=parameter.key)
+        if self.numel_unpadded > self.numel:
+            text = f"{self.numel_unpadded} elements has {self.numel} with its padding"
+            raise InvalidArgumentError(f"a bucket of {text}")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """The parameters of one pair of dtypes.
+
+    Attributes:
+        dtypes: of the parameters and of their gradients.
+        buckets: in the buffer's order.
+    """
+
+    dtypes: Dtypes
+    buckets: Tuple[Bucket, ...]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What one data-parallel rank has of one parameter.
+
+    Attributes:
+        place: the buffer's, the bucket's and the parameter's number.
+        parameter: the whole.
+        begin, end: which elements of the flattened parameter it is.
+    """
+
+    place: Tuple[int, int, int]
+    parameter: Parameter
+    begin: int
+    end: int
+
+    @property
+    def numel(self) -> int:
+        """Elements of the slice."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The buffers of one model-parallel rank; its data-parallel ranks share them.
+
+    Attributes:
+        buffers: in the optimizer's order.
+        group: the number of the model-parallel rank: Megatron-Core's `data_parallel_group_idx`.
+        chain: the optimizer's number in a chain of several (dense parameters, experts); None: there
+            is only one.
+    """
+
+    buffers: Tuple[Buffer, ...]
+    group: int = 0
+    chain: Optional[int] = None
+
+    @cached_property
+    def prefix(self) -> str:
+        """How the keys of this model-parallel rank begin in formats that keep the buckets."""
+        chained = "" if self.chain is None else f"chained_{self.chain}."
+        return f"{chained}optimizer.distributed.dp_group_idx_{self.group}"
+
+    def bucket_key(self, buffer: int, bucket: int) -> str:
+        """How the keys of a bucket's tensors begin; ".STATE" follows."""
+        dtypes = self.buffers[buffer].dtypes
+        return f"{self.prefix}.gbuf_idx_{buffer}.dtype_{dtypes}.bucket_idx_{bucket}"
+
+    def buckets(self) -> Iterator[Tuple[Tuple[int, int], Bucket]]:
+        """All buckets, with the numbers of their buffer and of them in it."""
+        for i, buffer in enumerate(self.buffers):
+            for j, bucket in enumerate(buffer.buckets):
+                yield (i, j), bucket
+
+    def check_ranks(self, dp_size: int) -> None:
+        """Refuses a number of ranks among which a bucket can't be divided evenly.
+
+        Raises:
+            CheckpointingException: with the bucket.
+        """
+        for (i, j), bucket in self.buckets():
+            if bucket.numel % dp_size:
+                raise InvalidArgumentError(
+                    f"a bucket of {bucket.numel} elements can't be divided among {dp_size} ranks",
+                    key=self.bucket_key(i, j),
+                )
+
+    def slices(self, dp_rank: int, dp_size: int) -> Iterator[Slice]:
+        """What a data-parallel rank has of the parameters, in the order of the buffers.
+
+        Parameters of which it has nothing are left out.
+        """
+        for (i, j), bucket in self.buckets():
+            local = bucket.numel // dp_size
+            low, high = dp_rank * local, (dp_rank + 1) * local
+            for k, parameter in enumerate(bucket.parameters):
+                begin = max(low, parameter.start) - parameter.start
+                end = min(high, parameter.end) - parameter.start
+                if begin < end:
+                    yield Slice((i, j, k), parameter, begin, end)
+
+    def to_plain(self) -> dict[str, Any]:
+        """The layout in dicts, lists, ints and text; from_plain() is its inverse."""
+        buffers = [
+            {
+                "dtypes": [str(dtype).removeprefix("torch.") for dtype in buffer.dtypes],
+                "buckets": [
+                    {
+                        "numel": bucket.numel,
+                        "numel_unpadded": bucket.numel_unpadded,
+                        "parameters": [_plain(p) for p in bucket.parameters],
+                    }
+                    for bucket in buffer.buckets
+                ],
+            }
+            for buffer in self.buffers
+        ]
+        return {"version": 1, "group": self.group, "chain": self.chain, "buffers": buffers}
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> Layout:
+        """The layout that to_plain() has described.
+
+        Raises:
+            CheckpointingException: it is no such description.
+        """
+        try:
+            if plain["version"] != 1:
+                raise ValueError(f"version {plain['version']}")
+            buffers = tuple(
+                Buffer(
+                    _dtypes_of(buffer["dtypes"]),
+                    tuple(
+                        Bucket(
+                            tuple(_parameter_of(each) for each in bucket["parameters"]),
+                            int(bucket["numel_unpadded"]),
+                            int(bucket["numel"]),
+                        )
+                        for bucket in buffer["buckets"]
+                    ),
+                )
+                for buffer in plain["buffers"]
+            )
+            chain = plain["chain"]
+            return cls(buffers, int(plain["group"]), None if chain is None else int(chain))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise MismatchError(f"no layout of a distributed optimizer: {error!r}") from error
+
+
+def _plain(parameter: Parameter) -> dict[str, Any]:
+    pieces = [
+        [
+            piece.key,
+            *map(list, (piece.global_shape, piece.offset, piece.shape, piece.strides)),
+            piece.start,
+            piece.allow_shape_mismatch,
+        ]
+        for piece in parameter.pieces
+    ]
+    return {
+        "key": parameter.key,
+        "numel": parameter.numel,
+        "start": parameter.start,
+        "pieces": pieces,
+    }
+
+
+def _numbers(values: Iterable[Any]) -> Tuple[int, ...]:
+    numbers = tuple(int(value) for value in values)
+    if any(number < 0 for number in numbers):
+        raise ValueError(f"{numbers} has negative entries")
+    return numbers
+
+
+def _parameter_of(plain: Any) -> Parameter:
+    pieces = []
+    for key, whole, offset, shape, strides, start, mismatch in plain["pieces"]:
+        axes = [_numbers(each) for each in (whole, offset, shape, strides)]
+        if len({len(each) for each in axes}) != 1:
+            raise ValueError(f"a box of {key} has axes that differ in number")
+        whole, offset, shape, strides = axes
+        (start,) = _numbers([start])
+        piece = Piece(
+            str(key), whole, offset, shape, strides, start, allow_shape_mismatch=bool(mismatch)
+        )
+        if piece.start + piece.span > int(plain["numel"]):
+            raise ValueError(f"a box of {key} lies outside its parameter")
+        pieces.append(piece)
+    numel, start = _numbers([plain["numel"], plain["start"]])
+    return Parameter(str(plain["key"]), numel, start, tuple(pieces))
+
+
+def _dtypes_of(names: Sequence[str]) -> Dtypes:
+    found = [getattr(torch, str(name), None) for name in names]
+    if len(found) != 2 or not all(isinstance(dtype, torch.dtype) for dtype in found):
+        raise ValueError(f"{names} are no two dtypes")
+    return found[0], found[1]  # type: ignore[return-value]
+
+
+def pack(
+    entities: Iterable[Entity],
+    dp_size: int,
+    dtypes: Dtypes = (torch.float32, torch.float32),
+    bucket_numel: Optional[int] = None,
+    *,
+    alone: Collection[str] = (),
+    parameter_multiple: int = 64,
+    bucket_multiple: int = 128,
+) -> Buffer:
+    """Packs parameters as Megatron-Core's buffers do: the last one first.
+
+    Args:
+        entities: the model's entities of the parameters, in the model's order.
+        dp_size: among how many ranks each bucket is divided.
+        dtypes: of the parameters and of their gradients.
+        bucket_numel: a bucket ends with the parameter that makes it at least so long; None: there
+            is one bucket.
+        alone: keys of parameters that get a bucket of their own (embeddings that pipeline stages
+            share).
+        parameter_multiple: each parameter begins at a multiple of it.
+        bucket_multiple: each bucket ends at a multiple of it, and of dp_size.
+
+    Raises:
+        CheckpointingException: see Parameter.of().
+    """
+    multiple = math.lcm(dp_size, bucket_multiple)
+    buckets: list[Bucket] = []
+    waiting: list[Parameter] = []
+
+    def close(end: int) -> None:
+        if waiting:
+            buckets.append(Bucket(tuple(waiting), end, _up(end, multiple)))
+            waiting.clear()
+
+    for entity in reversed(list(entities)):
+        begin = sum(bucket.numel for bucket in buckets)  # of the bucket, in the buffer
+        start = _up(begin + (waiting[-1].end if waiting else 0), parameter_multiple) - begin
+        if entity.key in alone and waiting:
+            close(start)  # the gap before the parameter stays in the bucket that it ends
+            start = 0
+        waiting.append(Parameter.of(entity, start))
+        full = bucket_numel is not None and waiting[-1].end >= bucket_numel
+        if full or entity.key in alone:
+            close(waiting[-1].end)
+    if waiting:
+        close(waiting[-1].end)
+    return Buffer(dtypes, tuple(buckets))
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -1,0 +1,111 @@
+"""Where a saving job's buckets hold the elements of the model's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Tuple
+
+from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone.megatron.distributed_optimizer.layout import Layout, Slice
+from tilestone.megatron.distributed_optimizer.pieces import Piece
+
+
+@dataclass(frozen=True)
+class Source:
+    """A box of a model's tensor in a bucket.
+
+    Attributes:
+        layout: of the model-parallel rank that saved it.
+        place: the buffer's and the bucket's number.
+        piece: the box; its start counts from the beginning of the bucket.
+    """
+
+    layout: Layout
+    place: Tuple[int, int]
+    piece: Piece
+
+
+@dataclass(frozen=True)
+class Found:
+    """A box of a slice, and the bucket that holds it.
+
+    Attributes:
+        source: what holds it.
+        theirs: the box in the bucket.
+        ours: the same box in the slice's parameter, flattened.
+    """
+
+    source: Source
+    theirs: Piece
+    ours: Piece
+
+
+class Sources:
+    """The boxes that some layouts hold.
+
+    Args:
+        layouts: of the model-parallel ranks of the job that saved. Of copies of a box, the one of
+            the layout that comes first is read.
+
+    Raises:
+        CheckpointingException: two layouts are of the same model-parallel rank.
+    """
+
+    def __init__(self, layouts: Iterable[Layout]) -> None:
+        self._by_key: dict[str, dict[object, Source]] = {}
+        self.layouts: dict[str, Layout] = {}
+        for layout in layouts:
+            if layout.prefix in self.layouts:
+                raise InvalidArgumentError(f"two layouts are those of {layout.prefix}")
+            self.layouts[layout.prefix] = layout
+            for place, bucket in layout.buckets():
+                for parameter in bucket.parameters:
+                    for piece in parameter.pieces:
+                        source = Source(layout, place, piece.moved(parameter.start))
+                        boxes = self._by_key.setdefault(piece.key, {})
+                        boxes.setdefault((piece.offset, piece.shape), source)
+
+    def find(self, part: Slice) -> list[Found]:
+        """What holds the elements of a slice.
+
+        Raises:
+            CheckpointingException: no layout holds some of them, or one of the parameter's tensors
+                has another global shape there (and allow_shape_mismatch is not set).
+        """
+        found = [one for piece in part.parameter.pieces for one in self._find_piece(part, piece)]
+        wanted = part.numel
+        if any(self._is_other_shape(piece) for piece in part.parameter.pieces):
+            return found  # what is not there is padding
+        there = sum(one.ours.numel for one in found)
+        if there != wanted:
+            raise MismatchError(
+                f"the layouts that are known of the job that saved hold {there} of {wanted} "
+                "elements of the parameter's slice",
+                key=part.parameter.key,
+                hint=f"known: {', '.join(sorted(self.layouts))}",
+            )
+        return found
+
+    def _find_piece(self, part: Slice, piece: Piece) -> Iterator[Found]:
+        self._is_other_shape(piece)
+        for source in self._by_key.get(piece.key, {}).values():
+            shared = piece.cut(source.piece.offset, source.piece.shape)
+            for ours in [] if shared is None else shared.within(part.begin, part.end):
+                theirs = source.piece.cut(ours.offset, ours.shape)
+                assert theirs is not None
+                yield Found(source, theirs, ours)
+
+    def _is_other_shape(self, piece: Piece) -> bool:
+        """Whether the tensor has another global shape there, which may be."""
+        for source in self._by_key.get(piece.key, {}).values():
+            there = source.piece.global_shape
+            if there != piece.global_shape and not piece.allow_shape_mismatch:
+                raise MismatchError(
+                    f"the tensor has global shape {there} in the layout of {source.layout.prefix}, "
+                    f"not {piece.global_shape}",
+                    key=piece.key,
+                )
+            if there != piece.global_shape:
+                return True
+        return False

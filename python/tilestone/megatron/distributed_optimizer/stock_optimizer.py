@@ -1,0 +1,230 @@
+"""Shards of Megatron-Core's own DistributedOptimizer, known by its attributes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Optional, Tuple
+
+import torch
+
+from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone.megatron.dict_utils import nested_values
+from tilestone.megatron.distributed_optimizer.layout import Bucket, Buffer, Layout, Parameter, Slice
+from tilestone.megatron.distributed_optimizer.pieces import Entity
+from tilestone.megatron.distributed_optimizer.shard import ADAM, OptimizerShard
+from tilestone.megatron.mapping import ShardedStateDict
+from tilestone.megatron.optimizer import KEEP_VARS_HINT
+from tilestone.megatron.utils import extract_sharded_tensors_and_factories
+
+
+def _chained(optimizer: Any) -> list[Tuple[Optional[int], Any]]:
+    """The distributed optimizers of a chain with their numbers; a single one has none."""
+    several = getattr(optimizer, "chained_optimizers", [optimizer])
+    numbers = [None] if len(several) == 1 else list(range(len(several)))
+    numbered = [
+        (number, one)
+        for number, one in zip(numbers, several)
+        if not getattr(one, "is_stub_optimizer", False)
+    ]
+    for _, one in numbered:
+        if not hasattr(one, "gbuf_ranges") or not hasattr(one, "model_param_gbuf_map"):
+            raise InvalidArgumentError(
+                f"a {type(one).__name__} is no distributed optimizer with buffers of its own"
+            )
+    return numbered
+
+
+def shards_of(
+    optimizer: Any, model_sharded_state_dict: ShardedStateDict
+) -> list[OptimizerShard]:
+    """What this rank holds of a Megatron-Core DistributedOptimizer, or of a chain of them.
+
+    Args:
+        optimizer: a DistributedOptimizer, or a ChainedOptimizer of some. Megatron FSDP's are none.
+        model_sharded_state_dict: the model's; its entities' data are the parameters themselves.
+
+    Returns:
+        a shard for each optimizer; one without parameters on this rank is left out. The states are
+        the optimizer's own tensors where it has them in memory as they are stored; states that it
+        has not made yet are zeros.
+
+    Raises:
+        CheckpointingException: a parameter is none of the model's; the optimizer is of another
+            class; its buffers are cut in another way than Megatron-Core cuts them.
+    """
+    tensors, _ = extract_sharded_tensors_and_factories(model_sharded_state_dict)
+    entities = {id(entity.data): entity for entity in nested_values(tensors)}
+    return [_shard(one, number, entities) for number, one in _chained(optimizer)]
+
+
+def _shard(optimizer: Any, number: Optional[int], entities: Mapping[int, Entity]) -> OptimizerShard:
+    layout = Layout(
+        tuple(_buffer(each, entities) for each in optimizer.buffers),
+        int(optimizer.data_parallel_group_idx),
+        number,
+    )
+    group = optimizer.data_parallel_group
+    rank, size = group.rank(), group.size()
+    states: dict[Tuple[int, int, int], dict[str, torch.Tensor]] = {}
+    for part, parameter in _slices(optimizer, layout, rank, size):
+        states[part.place] = _states(optimizer, parameter, part)
+    dtypes = {name: tensor.dtype for each in states.values() for name, tensor in each.items()}
+    return OptimizerShard(
+        layout,
+        rank,
+        size,
+        states,
+        dtypes or dict(ADAM),
+        _common(optimizer),
+        int(optimizer.distributed_optimizer_instance_id),
+    )
+
+
+def _buffer(buffer: Any, entities: Mapping[int, Entity]) -> Buffer:
+    parameters: list[list[Parameter]] = [[] for _ in buffer.buckets]
+    for parameter, (start, _, number) in buffer.param_index_map.items():
+        entity = entities.get(id(parameter))
+        if entity is None:
+            raise InvalidArgumentError(
+                f"a parameter of shape {tuple(parameter.shape)} of the optimizer is none of the "
+                "model's state dict." + KEEP_VARS_HINT
+            )
+        parameters[number].append(Parameter.of(entity, start - buffer.buckets[number].offset))
+    buckets = (
+        Bucket(
+            tuple(sorted(each, key=lambda one: one.start)),
+            int(bucket.numel_unpadded),
+            int(bucket.grad_data.numel()),
+        )
+        for each, bucket in zip(parameters, buffer.buckets)
+    )
+    return Buffer((buffer.param_dtype, buffer.grad_dtype), tuple(buckets))
+
+
+def _slices(
+    optimizer: Any, layout: Layout, rank: int, size: int
+) -> Iterator[Tuple[Slice, torch.nn.Parameter]]:
+    """The rank's slices with the optimizer's parameters, whose ranges must be the same."""
+    found: dict[Tuple[int, int, int], torch.nn.Parameter] = {}
+    for i, buffer in enumerate(optimizer.buffers):
+        for parameter, (start, _, j) in buffer.param_index_map.items():
+            if parameter.numel():
+                found[i, j, start - buffer.buckets[j].offset] = parameter
+    for part in layout.slices(rank, size):
+        i, j, _ = part.place
+        parameter = found[i, j, part.parameter.start]
+        ranges = optimizer.gbuf_ranges[i][layout.buffers[i].dtypes][j]["param_map"].get(parameter)
+        there = None if ranges is None else (ranges["param"].start, ranges["param"].end)
+        if there != (part.begin, part.end):
+            raise MismatchError(
+                f"the optimizer has {there} of the flattened parameter on this rank, where its "
+                f"buckets say {(part.begin, part.end)}",
+                key=part.parameter.key,
+            )
+        yield part, parameter
+
+
+def _states(
+    optimizer: Any, parameter: torch.nn.Parameter, part: Slice
+) -> dict[str, torch.Tensor]:
+    """The states of a slice by name. torch's "step" is in the param groups."""
+    inner = _inner_parameter(optimizer, parameter)
+    if inner in optimizer.optimizer.state:
+        tensors = optimizer._get_main_param_and_optimizer_states(parameter)
+    else:
+        tensors = {
+            name: torch.zeros(part.numel, dtype=dtype, device=inner.device)
+            for name, dtype in _dtypes_of(optimizer).items()
+        }
+        if inner.dtype == torch.float32:
+            tensors["param"] = inner
+    return {
+        name: tensor.detach().contiguous()
+        for name, tensor in tensors.items()
+        if isinstance(tensor, torch.Tensor) and tuple(tensor.shape) == (part.numel,)
+        if name != "step"
+    }
+
+
+def _inner_parameter(optimizer: Any, parameter: torch.nn.Parameter) -> Any:
+    """What the inner optimizer updates in the place of the rank's slice of a parameter.
+
+    Raises:
+        CheckpointingException: the optimizer's two orders of a group's parameters differ, and its
+            states would be taken for those of other parameters.
+    """
+    group, order = optimizer.model_param_group_index_map[parameter]
+    found = optimizer.optimizer.param_groups[group]["params"][order]
+    flat = optimizer._get_model_param_range_map(parameter)["param"]
+    own_dtype = parameter.dtype == torch.float32
+    kinds = [optimizer.model_fp32_groups[group], optimizer.model_float16_groups[group]]
+    count = len(kinds[0])
+    if found.numel() != flat.size or own_dtype != (order < count) and all(kinds):
+        raise InvalidArgumentError(
+            f"a param group mixes {count} float32 parameters with {len(kinds[1])} of 16 bits, of "
+            "which Megatron-Core confuses the states",
+            hint="put them into groups of their own",
+        )
+    return found
+
+
+def _dtypes_of(optimizer: Any) -> dict[str, torch.dtype]:
+    config = optimizer.config
+    return {
+        "param": getattr(config, "main_params_dtype", torch.float32),
+        "exp_avg": getattr(config, "exp_avg_dtype", torch.float32),
+        "exp_avg_sq": getattr(config, "exp_avg_sq_dtype", torch.float32),
+    }
+
+
+def _common(optimizer: Any) -> dict[str, Any]:
+    """The optimizer's own state dict, where it has made its states; else the param groups."""
+    if optimizer.optimizer.state:
+        return dict(optimizer.state_dict())
+    groups = optimizer.optimizer.state_dict()["param_groups"]
+    kept = [{name: v for name, v in group.items() if name != "params"} for group in groups]
+    return {"optimizer": {"param_groups": kept}}
+
+
+@torch.no_grad()
+def put_into(
+    optimizer: Any, shards: Sequence[OptimizerShard], commons: Sequence[Mapping[str, Any]]
+) -> None:
+    """Gives a DistributedOptimizer, or a chain of them, what `load_optimizer` has loaded.
+
+    Param groups are matched as Megatron-Core's `load_state_dict` matches them. The model's own
+    parameters stay as they are: they are loaded with the model.
+
+    Args:
+        optimizer: the one that `shards_of` got.
+        shards: what it returned, loaded.
+        commons: what `load_optimizer` returned.
+
+    Raises:
+        CheckpointingException: there are other optimizers than shards.
+    """
+    numbered = _chained(optimizer)
+    if len(numbered) != len(shards) or len(commons) != len(shards):
+        raise InvalidArgumentError(
+            f"{len(numbered)} optimizers, {len(shards)} shards and {len(commons)} common states"
+        )
+    for (_, one), shard, common in zip(numbered, shards, commons):
+        _put_shard(one, shard, common)
+
+
+def _put_shard(optimizer: Any, shard: OptimizerShard, common: Mapping[str, Any]) -> None:
+    parts = list(_slices(optimizer, shard.layout, shard.dp_rank, shard.dp_size))
+    if not getattr(optimizer.config, "use_precision_aware_optimizer_no_fp8_or_ds_fp8", False):
+        for part, parameter in parts:
+            state = optimizer.optimizer.state[_inner_parameter(optimizer, parameter)]
+            for name, tensor in shard.states[part.place].items():
+                if name != "param":
+                    state.setdefault(name, tensor)
+    optimizer.load_state_dict(dict(common))  # it may replace the states: they are set after it
+    for part, parameter in parts:
+        own = optimizer._get_main_param_and_optimizer_states(parameter)
+        loaded = shard.states[part.place]
+        optimizer._set_main_param_and_optimizer_states(parameter, {**own, **loaded})
+    synchronize = getattr(optimizer.optimizer, "_sync_hdo_state_to_sub_optimizers", None)
+    if synchronize is not None:  # an optimizer that has some of its states on the CPU
+        synchronize()
