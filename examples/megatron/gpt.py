@@ -167,7 +167,7 @@ def unwrapped(model: Any) -> Any:
 
 def model_state(models: list[Any], metadata: dict[str, Any] | None = None) -> dict[str, Any]:
     """The chunks' sharded state dicts as Megatron's training names them: model, or model0, …"""
-    states = [unwrapped(model).sharded_state_dict(metadata=dict(metadata or {})) for model in models]
+    states = [unwrapped(m).sharded_state_dict(metadata=dict(metadata or {})) for m in models]
     if len(states) == 1:
         return {"model": states[0]}
     return {f"model{number}": state for number, state in enumerate(states)}

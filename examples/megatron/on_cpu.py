@@ -40,8 +40,8 @@ class Layout:
     vpp: int = 1
 
     def __str__(self) -> str:
-        sizes = dataclasses.asdict(self)
-        parts = [f"{name.upper()} {n}" for name, n in sizes.items() if n > 1 or (name, n) == ("etp", 1)]
+        sizes = dataclasses.asdict(self).items()
+        parts = [f"{name.upper()} {n}" for name, n in sizes if n > 1 or (name == "etp" and n)]
         return " x ".join(parts) or "one rank"
 
 
@@ -103,8 +103,8 @@ def _grouped_product(
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """Adam with the states that Apex's and TransformerEngine's have, which Megatron-Core trains with:
-    the number of steps is a group's, not each parameter's."""
+    """Adam with the states of Apex's and TransformerEngine's, with which Megatron-Core trains: the
+    number of steps is a group's, not each parameter's."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ def on_cpu() -> Iterator[None]:
 
 @contextlib.contextmanager
 def laid_over(layout: Layout, seed: int = 1) -> Iterator[None]:
-    """Megatron-Core's groups over all ranks of torch.distributed, and its seeds. Inside on_cpu()."""
+    """Megatron-Core's groups over torch.distributed's ranks, and its seeds. Inside on_cpu()."""
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 

@@ -1,7 +1,7 @@
 """Megatron-Core's own GPT models and optimizers, saved and loaded at other layouts, by stock too.
 
-The truth is known without a checkpoint: each whole tensor's values belong to its key, and a layout's
-part of it follows from Megatron-Core's own sharded state dict.
+The truth is known without a checkpoint: each whole tensor's values belong to its key, and the part
+of it at a layout follows from Megatron-Core's own sharded state dict.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def test_a_models_parameters_are_equal_bit_for_bit_at_every_layout_whoever_saves
 def test_layers_and_experts_under_keys_of_their_own_reshard_too(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
-    steps = [(_GROUPED, Layout(tp=2, ep=2)), (_EXPERTS, Layout(pp=2, ep=2)), (_GROUPED, Layout(ep=4))]
+    in_list = (_EXPERTS, Layout(pp=2, ep=2))
+    steps = [(_GROUPED, Layout(tp=2, ep=2)), in_list, (_GROUPED, Layout(ep=4))]
     metadata = {"singleton_local_shards": True}
     worlds[4].run(_reshards, str(tmp_path), steps, metadata, timeout=300)
 
@@ -166,7 +167,8 @@ _GATHERED_ON_ONE = {**mm.FULLY_RESHARDABLE, "distrib_optim_fully_reshardable_mem
 
 OPTIMIZERS: dict[str, tuple[Steps, bool, dict[str, Any]]] = {
     "FP32Optimizer": (
-        _each(Shape(gated=True), Layout(tp=2, pp=2), Layout(tp=4), Layout(pp=2)), False, _AVOID_PREFIX,
+        _each(Shape(gated=True), Layout(tp=2, pp=2), Layout(tp=4), Layout(pp=2)),
+        False, _AVOID_PREFIX,
     ),
     "Float16Optimizer": (
         _each(_EXPERTS, Layout(tp=2, ep=2), Layout(pp=2, ep=2), Layout(ep=4)), False, _AVOID_PREFIX,
@@ -175,7 +177,8 @@ OPTIMIZERS: dict[str, tuple[Steps, bool, dict[str, Any]]] = {
         _each(Shape(), Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2)), True, mm.FULLY_RESHARDABLE,
     ),
     "DistributedOptimizer, experts": (
-        _each(_EXPERTS, Layout(tp=2, ep=2), Layout(pp=2, ep=2), Layout(ep=4)), True, mm.FULLY_RESHARDABLE,
+        _each(_EXPERTS, Layout(tp=2, ep=2), Layout(pp=2, ep=2), Layout(ep=4)),
+        True, mm.FULLY_RESHARDABLE,
     ),
     "DistributedOptimizer, gathered on one rank": (
         _each(Shape(gated=True, half=True), Layout(tp=2), Layout(pp=2)), True, _GATHERED_ON_ONE,
