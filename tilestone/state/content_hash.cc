@@ -9,6 +9,7 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/checksum.h"
+#include "tilestone/state/value_children.h"
 
 namespace tilestone {
 namespace {
@@ -31,6 +32,23 @@ uint64_t hash_of_elements(const TensorView& tensor) {
     hashes.u64(xxh3_64(part));
   }
   return xxh3_64(std::move(hashes).take());
+}
+
+void write_own(ByteWriter& out, const TensorView& tensor, const Autograd& autograd) {
+  out.u8(static_cast<uint8_t>(tensor.dtype));
+  out.varint(tensor.shape.size());
+  for (const int64_t n : tensor.shape) out.i64(n);
+  out.u8(static_cast<uint8_t>((autograd.parameter ? 2 : 0) | (autograd.requires_grad ? 1 : 0)));
+  out.u64(hash_of_elements(tensor));
+}
+
+void write_own(ByteWriter& out, const Opaque& opaque) {
+  out.u8(static_cast<uint8_t>(opaque.kind));
+  out.string(opaque.module);
+  out.string(opaque.name);
+  for (const size_t n : {opaque.args.size(), opaque.keywords.size(), opaque.appended.size()}) {
+    out.varint(n);
+  }
 }
 
 // What a value holds itself, without its children.
@@ -58,55 +76,10 @@ void write_own(ByteWriter& out, const Value& value) {
       return out.u8(static_cast<uint8_t>(value.as_dtype()));
     case Value::Kind::kPickled:
       return out.blob(value.as_pickled().bytes);
-    case Value::Kind::kTensor: {
-      const TensorView& tensor = value.as_tensor();
-      out.u8(static_cast<uint8_t>(tensor.dtype));
-      out.varint(tensor.shape.size());
-      for (const int64_t n : tensor.shape) out.i64(n);
-      out.u8(static_cast<uint8_t>((value.autograd().parameter ? 2 : 0) |
-                                  (value.autograd().requires_grad ? 1 : 0)));
-      return out.u64(hash_of_elements(tensor));
-    }
-    case Value::Kind::kOpaque: {
-      const Opaque& opaque = value.as_opaque();
-      out.u8(static_cast<uint8_t>(opaque.kind));
-      out.string(opaque.module);
-      out.string(opaque.name);
-      for (const size_t n : {opaque.args.size(), opaque.keywords.size(), opaque.appended.size()}) {
-        out.varint(n);
-      }
-      return;
-    }
-    default:
-      return;
-  }
-}
-
-void add_children(const Value& value, std::vector<const Value*>& out) {
-  const auto list = [&](const Value::List& items) {
-    for (const Value& item : items) out.push_back(&item);
-  };
-  const auto dict = [&](const Value::Dict& entries) {
-    for (const auto& [key, item] : entries) {
-      out.push_back(&key);
-      out.push_back(&item);
-    }
-  };
-  switch (value.kind()) {
-    case Value::Kind::kList:
-    case Value::Kind::kTuple:
-      return list(value.items());
-    case Value::Kind::kDict:
-      dict(value.as_dict());
-      return out.push_back(&value.attributes());
-    case Value::Kind::kOpaque: {
-      const Opaque& opaque = value.as_opaque();
-      list(opaque.args);
-      dict(opaque.keywords);
-      out.push_back(&opaque.state);
-      list(opaque.appended);
-      return dict(opaque.entries);
-    }
+    case Value::Kind::kTensor:
+      return write_own(out, value.as_tensor(), value.autograd());
+    case Value::Kind::kOpaque:
+      return write_own(out, value.as_opaque());
     default:
       return;
   }
@@ -140,7 +113,8 @@ class Hasher {
 
   void open(const Value& value, bool unordered) {
     stack_.push_back({&value, unordered, {}, {}});
-    add_children(value, stack_.back().children);
+    std::vector<const Value*>& children = stack_.back().children;
+    for_each_child(value, [&](const Value& child) { children.push_back(&child); });
   }
 
   void visit(Frame& top) {

@@ -13,44 +13,13 @@
 #include "tilestone/format/archive/python2_names_internal.h"
 #include "tilestone/format/archive/utf8_internal.h"
 #include "tilestone/format/archive/value_reader_internal.h"
+#include "tilestone/state/value_children.h"
 
 namespace tilestone::archive {
 namespace {
 
 [[noreturn]] void refuse(const std::string& problem) {
   throw Error(ErrorCode::kInvalidArgument, problem);
-}
-
-// Calls visit(child) for each value that stands directly in a container or object.
-template <typename Visit>
-void for_each_child(const Value& value, const Visit& visit) {
-  const auto list = [&](const Value::List& items) {
-    std::for_each(items.begin(), items.end(), visit);
-  };
-  const auto dict = [&](const Value::Dict& entries) {
-    for (const auto& [key, item] : entries) {
-      visit(key);
-      visit(item);
-    }
-  };
-  switch (value.kind()) {
-    case Value::Kind::kList:
-    case Value::Kind::kTuple:
-      return list(value.items());
-    case Value::Kind::kDict:
-      dict(value.as_dict());
-      return visit(value.attributes());
-    case Value::Kind::kOpaque: {
-      const Opaque& opaque = value.as_opaque();
-      list(opaque.args);
-      dict(opaque.keywords);
-      visit(opaque.state);
-      list(opaque.appended);
-      return dict(opaque.entries);
-    }
-    default:
-      return;
-  }
 }
 
 // Depth first, by recursion that ends at kMaxDepth; what is shared is measured once.
