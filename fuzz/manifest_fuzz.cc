@@ -1,18 +1,52 @@
-// Any bytes as a manifest: as they are, and with the checksum made right.
+// Any bytes as a manifest and as a rank's report in it: as they are, and with checksums made right.
+#include <cstring>
+
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/format/manifest.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const tilestone::ByteView bytes(reinterpret_cast<const std::byte*>(data), size);
-  tilestone::ByteWriter sealed;
-  sealed.raw(bytes);
-  sealed.u64(tilestone::xxh3_64(bytes));
-  for (const tilestone::ByteView input : {bytes, tilestone::ByteView(sealed.bytes())}) {
-    try {
-      tilestone::Manifest::decode(input, "manifest");
-    } catch (const tilestone::Error&) {
-    }
+namespace {
+
+using tilestone::Bytes;
+using tilestone::ByteView;
+
+template <typename Parse>
+void attempt(const Parse& parse) {
+  try {
+    parse();
+  } catch (const tilestone::Error&) {
   }
+}
+
+Bytes sealed(ByteView bytes) {
+  tilestone::ByteWriter out;
+  out.raw(bytes);
+  out.u64(tilestone::xxh3_64(bytes));
+  return std::move(out).take();
+}
+
+// With the checksum of a head of the size that the bytes give.
+Bytes with_sealed_head(ByteView bytes) {
+  Bytes out(bytes.begin(), bytes.end());
+  constexpr uint64_t kSizeAt = 12, kSum = 8;
+  if (bytes.size() < tilestone::kManifestStart + kSum) return out;
+  uint64_t head = 0;
+  std::memcpy(&head, bytes.data() + kSizeAt, sizeof head);
+  if (head < tilestone::kManifestStart + kSum || head > bytes.size()) return out;
+  const uint64_t sum = tilestone::xxh3_64(bytes.first(head - kSum));
+  std::memcpy(out.data() + head - kSum, &sum, sizeof sum);
+  return out;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const ByteView bytes(reinterpret_cast<const std::byte*>(data), size);
+  for (const Bytes& input :
+       {Bytes(bytes.begin(), bytes.end()), sealed(bytes), with_sealed_head(bytes)}) {
+    attempt([&] { tilestone::Manifest::decode(input, "manifest"); });
+  }
+  attempt([&] { tilestone::RankReport::decode(bytes); });
+  attempt([&] { tilestone::RankReport::decode(sealed(bytes)); });
   return 0;
 }

@@ -185,6 +185,35 @@ TEST(MemoryMultiple, OfManifests) {
   }
 }
 
+TEST(MemoryMultiple, OfReports) {
+  Meter meter("rank report", 64, [](ByteView bytes) {
+    ByteWriter sealed;
+    sealed.raw(bytes);
+    sealed.u64(xxh3_64(bytes));
+    RankReport::decode(sealed.bytes());
+  });
+  RankReport report;
+  report.files = {{"f", 1}};
+  report.tensors = {{"w", {}, DType::kInt8, {1}}};
+  const auto feed = [&](const std::string& name) {
+    const Bytes bytes = report.encode();
+    meter.feed(name, ByteView(bytes).first(bytes.size() - sizeof(uint64_t)));
+  };
+  report.copies.assign(10'000, {0, {{0}, {1}}, {}});
+  feed("copies");
+  report.copies.clear();
+  report.parts.assign(10'000, {});
+  feed("parts");
+  report.parts.clear();
+  report.attributes[0]["a"] = Value::list(Value::List(100'000));
+  feed("a list of nulls");
+  report.attributes[0]["a"] = Value::dict(Value::Dict(10'000, {"", nullptr}));
+  feed("a dict of nulls");
+  report.attributes.clear();
+  for (int i = 0; i < 10'000; ++i) report.attributes[0][std::to_string(i)] = nullptr;
+  feed("many attributes");
+}
+
 TEST(MemoryMultiple, OfCompressedItemsIsWhatTheReaderAllows) {
   const Bytes zeros(64u << 20);
   Bytes bomb(ZSTD_compressBound(zeros.size()));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "tilestone/cli/commands.h"
 #include "tilestone/cli/opened.h"
@@ -42,6 +43,7 @@ std::vector<FileUse> use_of_files(const Metadata& metadata) {
       if (tensor.first_of_item(c) == c) add(tensor.chunks[c].at);
     }
   }
+  for (const StoredCopy& copy : metadata.copies) add(copy.at);
   for (const StoredObject& object : metadata.objects) add(object.at);
   return uses;
 }
@@ -96,35 +98,36 @@ void print_record(const SaveRecord& record) {
   }
 }
 
-int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {
+Json whole_json(const Checkpoint& checkpoint, const std::vector<FileUse>& uses) {
   const Metadata& metadata = checkpoint.metadata();
-  const std::vector<FileUse> uses = use_of_files(metadata);
-  if (options.json) {
-    Json out = {{"format", checkpoint.format().name()},
-                {"format_version", checkpoint.format().backend_version()},
-                {"dialect", checkpoint.dialect().name()},
-                {"writer", metadata.writer},
-                {"save_id", metadata.save_id},
-                {"rank_local", metadata.rank_local},
-                {"manifest", checkpoint.save_record().has_value()},
-                {"tensors", metadata.tensors.size()},
-                {"objects", metadata.objects.size()},
-                {"tensor_bytes", metadata.tensor_bytes()},
-                {"bytes_by_dtype", bytes_by_dtype(metadata)}};
-    if (const auto& record = checkpoint.save_record()) {
-      out["hosts"] = record->hosts;
-      out["attributes"] = record->attributes;
-    }
-    out["files"] = Json::array();
-    for (size_t i = 0; i < uses.size(); ++i) {
-      out["files"].push_back(
-          {{"name", metadata.files[i]}, {"items", uses[i].items}, {"item_bytes", uses[i].bytes}});
-    }
-    fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
-    return kOk;
+  Json out = {{"format", checkpoint.format().name()},
+              {"format_version", checkpoint.format().backend_version()},
+              {"dialect", checkpoint.dialect().name()},
+              {"writer", metadata.writer},
+              {"save_id", metadata.save_id},
+              {"rank_local", metadata.rank_local},
+              {"manifest", checkpoint.save_record().has_value()},
+              {"tensors", metadata.tensors.size()},
+              {"objects", metadata.objects.size()},
+              {"copies", metadata.copies.size()},
+              {"tensor_bytes", metadata.tensor_bytes()},
+              {"bytes_by_dtype", bytes_by_dtype(metadata)}};
+  if (const auto& record = checkpoint.save_record()) {
+    out["hosts"] = record->hosts;
+    out["attributes"] = record->attributes;
   }
-  fmt::print("location   {}\nformat     {}, version {}\ndialect    {}\nwriter     {}\n",
-             options.path, checkpoint.format().name(), checkpoint.format().backend_version(),
+  out["files"] = Json::array();
+  for (size_t i = 0; i < uses.size(); ++i) {
+    out["files"].push_back(
+        {{"name", metadata.files[i]}, {"items", uses[i].items}, {"item_bytes", uses[i].bytes}});
+  }
+  return out;
+}
+
+void print_whole(const Checkpoint& checkpoint, const std::string& path) {
+  const Metadata& metadata = checkpoint.metadata();
+  fmt::print("location   {}\nformat     {}, version {}\ndialect    {}\nwriter     {}\n", path,
+             checkpoint.format().name(), checkpoint.format().backend_version(),
              checkpoint.dialect().name(), printable(metadata.writer));
   fmt::print("save id    {}\ncommit     {}\n",
              metadata.save_id.empty() ? "none" : printable(metadata.save_id),
@@ -132,9 +135,23 @@ int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {
   if (const auto& record = checkpoint.save_record()) print_record(*record);
   fmt::print("tensors    {}, {}\nobjects    {}\n", grouped(metadata.tensors.size()),
              human_bytes(metadata.tensor_bytes()), grouped(metadata.objects.size()));
+  if (!metadata.copies.empty()) {
+    fmt::print("copies     {} of shards, in other files\n", grouped(metadata.copies.size()));
+  }
   for (const auto& [dtype, bytes] : bytes_by_dtype(metadata)) {
     fmt::print("  {:<16} {}\n", dtype, human_bytes(bytes));
   }
+}
+
+int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {
+  const Metadata& metadata = checkpoint.metadata();
+  const std::vector<FileUse> uses = use_of_files(metadata);
+  if (options.json) {
+    const Json out = whole_json(checkpoint, uses);
+    fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+    return kOk;
+  }
+  print_whole(checkpoint, options.path);
   fmt::print("\n");
   const size_t shown = rows_shown(uses.size(), options.all);
   Table table({"FILE", "ITEMS", "ITEM BYTES"}, "lrr");
@@ -160,18 +177,65 @@ void print_picture(const StoredTensor& tensor) {
   fmt::print("  +{}+\n", edge);
 }
 
+// The copies of a tensor's chunks, which stand in its order.
+std::span<const StoredCopy> copies_of(const Metadata& metadata, const StoredTensor& tensor) {
+  const auto place = static_cast<uint32_t>(&tensor - metadata.tensors.data());
+  const auto [begin, end] = std::equal_range(
+      metadata.copies.begin(), metadata.copies.end(), StoredCopy{place, 0, {}},
+      [](const StoredCopy& a, const StoredCopy& b) { return a.tensor < b.tensor; });
+  return {begin, end};
+}
+
+// Scalars as JSON has them, anything else as text.
+Json json_of(const Value& value) {
+  switch (value.kind()) {
+    case Value::Kind::kNull:
+      return nullptr;
+    case Value::Kind::kBool:
+      return value.as_bool();
+    case Value::Kind::kInt:
+      return value.as_int();
+    case Value::Kind::kFloat:
+      return value.as_float();
+    case Value::Kind::kString:
+      return value.as_string();
+    default:
+      return to_string(value);
+  }
+}
+
+Json tensor_json(const Metadata& metadata, const StoredTensor& tensor) {
+  Json out = {
+      {"key", tensor.key}, {"dtype", to_string(tensor.dtype)}, {"shape", tensor.shape.span()}};
+  const auto attributes = metadata.attributes.find(tensor.key);
+  if (attributes != metadata.attributes.end()) {
+    for (const auto& [name, value] : attributes->second) out["attributes"][name] = json_of(value);
+  }
+  out["chunks"] = Json::array();
+  for (const StoredChunk& chunk : tensor.chunks) {
+    Json entry = {{"offset", chunk.box.offset.span()}, {"shape", chunk.box.shape.span()}};
+    entry["at"] = location_json(metadata, chunk.at);
+    if (chunk.flat) entry["at"]["first_element"] = chunk.flat->begin;
+    out["chunks"].push_back(std::move(entry));
+  }
+  for (const StoredCopy& copy : copies_of(metadata, tensor)) {
+    out["chunks"][copy.chunk]["copies"].push_back(location_json(metadata, copy.at));
+  }
+  return out;
+}
+
+void print_attributes(const Metadata& metadata, const std::string& key) {
+  const auto attributes = metadata.attributes.find(key);
+  if (attributes == metadata.attributes.end()) return;
+  for (const auto& [name, value] : attributes->second) {
+    fmt::print("attribute  {} = {}\n", printable(name), printable(to_string(value)));
+  }
+}
+
 int inspect_tensor(const Metadata& metadata, const StoredTensor& tensor,
                    const InspectOptions& options) {
   if (options.json) {
-    Json out = {
-        {"key", tensor.key}, {"dtype", to_string(tensor.dtype)}, {"shape", tensor.shape.span()}};
-    out["chunks"] = Json::array();
-    for (const StoredChunk& chunk : tensor.chunks) {
-      Json entry = {{"offset", chunk.box.offset.span()}, {"shape", chunk.box.shape.span()}};
-      entry["at"] = location_json(metadata, chunk.at);
-      if (chunk.flat) entry["at"]["first_element"] = chunk.flat->begin;
-      out["chunks"].push_back(std::move(entry));
-    }
+    const Json out = tensor_json(metadata, tensor);
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
     return kOk;
   }
@@ -179,6 +243,10 @@ int inspect_tensor(const Metadata& metadata, const StoredTensor& tensor,
              shape_text(tensor.shape),
              human_bytes(static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype)),
              counted(tensor.chunks.size(), "shard"));
+  print_attributes(metadata, tensor.key);
+  if (const auto copies = copies_of(metadata, tensor); !copies.empty()) {
+    fmt::print("copies     {} in other files\n", grouped(copies.size()));
+  }
   print_picture(tensor);
   const size_t shown = rows_shown(tensor.chunks.size(), options.all);
   Table table({"", "BOX", "FILE", "OFFSET", "LENGTH", "CRC-32"}, "lllrrl");

@@ -164,6 +164,7 @@ class Saving {
   PlanMessage plan_locally() {
     items_ = items_of(*brought_.state);
     format_->check(items_);
+    if (!options().tensor_attributes.empty()) check_tensor_attributes();
     check_agreement();
     for (const TensorItem& item : items_.tensors) {
       for (const Piece& piece : item.pieces) {
@@ -180,6 +181,18 @@ class Saving {
     const bool exchanged = !by_rule() && !is_alone();
     if (exchanged || options().validate_access) message.plan = local_.encode();
     return message;
+  }
+
+  void check_tensor_attributes() const {
+    std::set<std::string_view> keys;
+    for (const TensorItem& item : items_.tensors) keys.insert(item.key);
+    for (const auto& [key, attributes] : options().tensor_attributes) {
+      if (keys.contains(key)) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  "attributes are given for a tensor that this rank does not save")
+          .with_key(key)
+          .with_hint("tensor_attributes are given by the keys of the checkpoint");
+    }
   }
 
   void check_agreement() const {

@@ -7,7 +7,9 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <string_view>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "tilestone/base/checksum.h"
@@ -24,6 +26,8 @@
 namespace tilestone::engine {
 namespace {
 
+using Kind = VerifyItem::Kind;
+
 class Verifier {
  public:
   Verifier(const ReadContext& context, const Opened& opened)
@@ -31,8 +35,9 @@ class Verifier {
 
   VerifyReport run(const ProgressFn& fn) {
     open_files();
-    plan_ =
-        plan_verify(context_, sizes_, written_sizes(), opened_.common ? &*opened_.common : nullptr);
+    take_parts();
+    plan_ = plan_verify(context_, sizes_, written_sizes(), parts_,
+                        opened_.common ? &*opened_.common : nullptr);
     std::move(plan_.damages.begin(), plan_.damages.end(), std::back_inserter(damages_));
     check_manifest_is_there();
     check_dialect();
@@ -65,6 +70,29 @@ class Verifier {
       }
       sizes_.push_back(size);
     }
+  }
+
+  // How the format begins and ends the files, as the manifest has it.
+  void take_parts() {
+    if (!opened_.manifest) return;
+    std::unordered_map<std::string_view, uint32_t> files;
+    for (const RankReport& report : opened_.manifest->reports) {
+      if (report.parts.empty()) continue;
+      if (files.empty()) files = files_by_name();
+      for (const RankReport::FilePart& part : report.parts) {
+        const uint32_t file = files.at(report.files[part.file].name);
+        const ItemChecksums sums{0, 0, part.crc32};
+        parts_.push_back({file, Codec::kNone, part.offset, part.length, sums});
+      }
+    }
+  }
+
+  std::unordered_map<std::string_view, uint32_t> files_by_name() const {
+    std::unordered_map<std::string_view, uint32_t> files;
+    for (uint32_t i = 0; i < context_.metadata.files.size(); ++i) {
+      files.emplace(context_.metadata.files[i], i);
+    }
+    return files;
   }
 
   std::map<std::string, uint64_t> written_sizes() const {
@@ -181,25 +209,26 @@ class Verifier {
   }
 
   uint64_t limit_of(const VerifyItem& item) const {
-    if (!item.is_tensor) return decoded_limit(*item.at);
+    if (item.kind != Kind::kTensor) return decoded_limit(*item.at);
     const StoredTensor& tensor = context_.metadata.tensors[item.chunk.tensor];
     return decoded_limit(tensor, tensor.chunks[item.chunk.chunk]);
   }
 
   std::optional<ItemFault> verify_structure(const VerifyItem& item, ByteView bytes) const {
-    if (!item.is_tensor) return context_.format.verify_object(bytes);
+    if (item.kind == Kind::kObject) return context_.format.verify_object(bytes);
     const StoredTensor& tensor = context_.metadata.tensors[item.chunk.tensor];
     return context_.format.verify_tensor(tensor, tensor.chunks[item.chunk.chunk], bytes);
   }
 
   void check_structure(const VerifyItem& item, ByteView bytes) {
+    if (item.kind == Kind::kFilePart) return;
     const bool decoded = item.at->codec != Codec::kNone;
     try {
       if (const auto fault = verify_structure(item, bytes)) {
         const uint64_t within = decoded ? 0 : std::min(fault->offset, item.at->length);
         return damage(item, within, item.at->length - within, fault->problem);
       }
-      if (!item.is_tensor) {
+      if (item.kind == Kind::kObject) {
         parse_object(opened_, bytes);
       } else if (!payload_in(context_, item.chunk, bytes).record_crc32 && !item.at->checksums) {
         std::lock_guard lock(mutex_);
@@ -239,7 +268,7 @@ class Verifier {
     });
     VerifyReport report;
     report.files = plan_.files;
-    report.items = plan_.items.size();
+    report.items = plan_.items.size() - parts_.size();
     report.bytes = plan_.bytes;
     report.items_without_checksum = plan_.unchecked + unchecked_;
     report.damages = std::move(damages_);
@@ -251,6 +280,7 @@ class Verifier {
   const Opened& opened_;
   RangeReader reader_;
   std::vector<int64_t> sizes_;
+  std::vector<ItemLocation> parts_;
   VerifyPlan plan_;
   std::map<uint32_t, RecordSum> sums_;  // of large items
   ProgressMeter* progress_ = nullptr;

@@ -10,11 +10,14 @@
 namespace tilestone::engine {
 namespace {
 
+using Kind = VerifyItem::Kind;
+
 class Planner {
  public:
   Planner(const ReadContext& context, const std::vector<int64_t>& sizes,
-          const std::map<std::string, uint64_t>& written, const StoredObject* common)
-      : context_(context), sizes_(sizes), written_(written), common_(common) {}
+          const std::map<std::string, uint64_t>& written, const std::vector<ItemLocation>& parts,
+          const StoredObject* common)
+      : context_(context), sizes_(sizes), written_(written), parts_(parts), common_(common) {}
 
   VerifyPlan run() {
     list_items();
@@ -38,13 +41,21 @@ class Planner {
       const StoredTensor& tensor = metadata.tensors[t];
       for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
         if (tensor.first_of_item(c) != c) continue;
-        plan_.items.push_back({&tensor.key, &tensor.chunks[c].at, true, {t, c}});
+        plan_.items.push_back({&tensor.key, &tensor.chunks[c].at, Kind::kTensor, {t, c}});
       }
     }
-    for (const StoredObject& object : metadata.objects) {
-      plan_.items.push_back({&object.key, &object.at, false, {}});
+    for (const StoredCopy& copy : metadata.copies) {
+      const std::string& key = metadata.tensors[copy.tensor].key;
+      plan_.items.push_back({&key, &copy.at, Kind::kTensor, {copy.tensor, copy.chunk}});
     }
-    if (common_ != nullptr) plan_.items.push_back({&common_->key, &common_->at, false, {}});
+    for (const StoredObject& object : metadata.objects) {
+      plan_.items.push_back({&object.key, &object.at, Kind::kObject, {}});
+    }
+    if (common_ != nullptr) plan_.items.push_back({&common_->key, &common_->at, Kind::kObject, {}});
+    for (const ItemLocation& part : parts_) {
+      static const std::string kNoKey;
+      plan_.items.push_back({&kNoKey, &part, Kind::kFilePart, {}});
+    }
     by_file_.resize(metadata.files.size());
     for (uint32_t i = 0; i < plan_.items.size(); ++i) {
       by_file_[plan_.items[i].at->file].push_back(i);
@@ -80,6 +91,11 @@ class Planner {
              "the file has " + std::to_string(size) + " bytes, its save wrote " +
                  std::to_string(expected->second));
     }
+    plan_items(file, size);
+  }
+
+  // The items of a file of this size, and the gaps between them.
+  void plan_items(uint32_t file, uint64_t size) {
     std::vector<uint32_t>& items = by_file_[file];
     std::sort(items.begin(), items.end(), [&](uint32_t a, uint32_t b) {
       return plan_.items[a].at->offset < plan_.items[b].at->offset;
@@ -123,7 +139,7 @@ class Planner {
     } else if (at.checksums && at.codec == Codec::kNone) {
       plan_.expected[index] = at.checksums->item_crc32;
       add_large(file, index, 0, at.length, true);
-    } else if (at.codec == Codec::kNone && item.is_tensor) {
+    } else if (at.codec == Codec::kNone && item.kind == Kind::kTensor) {
       add_foreign_tensor(file, index);
     } else {
       plan_.alone.push_back(index);
@@ -168,6 +184,7 @@ class Planner {
   const ReadContext& context_;
   const std::vector<int64_t>& sizes_;
   const std::map<std::string, uint64_t>& written_;
+  const std::vector<ItemLocation>& parts_;
   const StoredObject* const common_;
   std::vector<std::vector<uint32_t>> by_file_;  // items
   VerifyPlan plan_;
@@ -176,8 +193,9 @@ class Planner {
 }  // namespace
 
 VerifyPlan plan_verify(const ReadContext& context, const std::vector<int64_t>& sizes,
-                       const std::map<std::string, uint64_t>& written, const StoredObject* common) {
-  return Planner(context, sizes, written, common).run();
+                       const std::map<std::string, uint64_t>& written,
+                       const std::vector<ItemLocation>& parts, const StoredObject* common) {
+  return Planner(context, sizes, written, parts, common).run();
 }
 
 }  // namespace tilestone::engine

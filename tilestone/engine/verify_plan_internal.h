@@ -12,10 +12,13 @@
 namespace tilestone::engine {
 
 struct VerifyItem {
+  // What is checked beside the bytes' checksum: a tensor's or an object's structure; nothing of
+  // how a format begins and ends a file.
+  enum class Kind : uint8_t { kTensor, kObject, kFilePart };
   const std::string* key = nullptr;
   const ItemLocation* at = nullptr;
-  bool is_tensor = false;
-  ChunkRef chunk;  // of a tensor
+  Kind kind = Kind::kObject;
+  ChunkRef chunk;  // of a tensor; the chunk's own item, or a copy of it
 };
 
 // A stretch of a file: a gap, a whole item, or a piece of an item that is larger than a buffer.
@@ -45,8 +48,10 @@ inline constexpr int64_t kMissing = -1;
 inline constexpr int64_t kRefused = -2;
 
 // `sizes`: of the files, by index into Metadata::files. `written`: sizes that the manifest gives,
-// by name. `common`: the object of the common state, which is not among the metadata's; null: none.
+// by name. `parts`: of files, likewise. `common`: the object of the common state, which is not
+// among the metadata's; null: none. What is given is borrowed.
 VerifyPlan plan_verify(const ReadContext& context, const std::vector<int64_t>& sizes,
-                       const std::map<std::string, uint64_t>& written, const StoredObject* common);
+                       const std::map<std::string, uint64_t>& written,
+                       const std::vector<ItemLocation>& parts, const StoredObject* common);
 
 }  // namespace tilestone::engine

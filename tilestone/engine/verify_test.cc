@@ -4,17 +4,21 @@
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/format_testing.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone {
 namespace {
 
 using testing::HasSubstr;
 
-FileImage small_checkpoint() {
+FileImage small_checkpoint(const std::shared_ptr<const Format>& format = nullptr) {
   const auto storage = memory_storage();
   run_ranks(2, [&](Communicator comm) {
     SaveOptions options;
     options.comm = comm;
+    options.format = format;
+    options.files_per_rank = format ? 2 : 1;
     options.buffer_bytes = 1u << 20;
     save(row_state(comm, 1), Location(storage), options);
   });
@@ -60,6 +64,25 @@ TEST(Verify, AFlippedByteAnywhereIsFound) {
   }
   std::printf("[          ] %zu flipped bytes, every one found\n", flips);
   EXPECT_GT(flips, 1000u);
+}
+
+// In formats whose files have them; the bytes belong to no item, and every file has its own.
+TEST(Verify, AFlippedByteOfAHeaderOrTrailerIsFoundInItsFile) {
+  const FileImage image = small_checkpoint(framed_format(torch_dist_format()));
+  ASSERT_EQ(problems(image), "");
+  expect_rows(Location(memory_storage(image)), 1, 2);
+  size_t files = 0;
+  for (const auto& [name, bytes] : image) {
+    if (!name.ends_with(".distcp")) continue;
+    ++files;
+    EXPECT_EQ(as_text(ByteView(bytes).subspan(1, 5)), "BEGIN") << name;
+    for (const size_t at : {size_t{0}, size_t{6}, bytes.size() - 20, bytes.size() - 1}) {
+      FileImage damaged = image;
+      damaged[name][at] ^= std::byte{2};
+      EXPECT_THAT(problems(damaged), HasSubstr(name)) << at;
+    }
+  }
+  EXPECT_EQ(files, 3u);  // rank 1 has a chunk alone
 }
 
 TEST(Verify, TruncationAndBytesAppendedAreFound) {

@@ -4,6 +4,7 @@
 
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/known/known.h"
 
 namespace tilestone {
 namespace {
@@ -24,7 +25,12 @@ void expect_counting(const StateNode& node, DType dtype, const Dims& shape, int6
   EXPECT_EQ(elements(*tensor), elements(counting(dtype, shape, first)));
 }
 
-TEST(LoadAll, GivesEachRankTheTreeAsItWasSaved) {
+class LoadAll : public testing::TestWithParam<std::string> {};
+
+INSTANTIATE_TEST_SUITE_P(Formats, LoadAll, testing::Values("torch_dist", "zarr"),
+                         [](const auto& format) { return format.param; });
+
+TEST_P(LoadAll, GivesEachRankTheTreeAsItWasSaved) {
   const Location location(memory_storage());
   run_ranks(2, [&](Communicator comm) {
     StateDict state = row_state(comm, 5), group, deeper;
@@ -36,6 +42,7 @@ TEST(LoadAll, GivesEachRankTheTreeAsItWasSaved) {
         "its.own.key", counting(DType::kInt32, {2}, 2 * comm.rank()), {{0, comm.rank(), 2}});
     SaveOptions options;
     options.comm = comm;
+    options.format = format_named(GetParam());
     save(state, location, options);
   });
   for (const auto two_phase : {LoadOptions::TwoPhase::kNever, LoadOptions::TwoPhase::kAlways}) {
@@ -56,7 +63,7 @@ TEST(LoadAll, GivesEachRankTheTreeAsItWasSaved) {
   }
 }
 
-TEST(LoadAll, TwoItemsInOnePlaceAreRefusedByKey) {
+TEST(LoadWithoutTemplate, TwoItemsInOnePlaceAreRefusedByKey) {
   const Location location(memory_storage());
   StateDict state, inner;
   inner["b"] = counting(DType::kInt64, {2});

@@ -44,10 +44,30 @@ struct ItemRecipe {
   std::vector<Segment> segments;  // one tensor at most; its CRC-32 only behind it
 };
 
+// An item of a file: a chunk, or an object. Borrowed.
+struct FileItem {
+  const TensorItem* tensor = nullptr;  // with `piece`; null: an object
+  const Piece* piece = nullptr;
+  const ObjectItem* object = nullptr;
+};
+// One that has been written.
+struct WrittenItem {
+  FileItem item;
+  uint64_t offset = 0;  // in the file, bytes
+  uint64_t length = 0;  // bytes
+  ItemChecksums checksums;
+};
+
 // Makes the recipes of one file's items, one after the other; used by one thread.
 class ItemEncoder {
  public:
   virtual ~ItemEncoder() = default;
+  // In formats whose files_have_ends(): the bytes before the first item and after the last one.
+  // Both belong to no item; reports have their checksums, and verify compares them. begin_file:
+  // asked first, with all items that the file is to have, in their order.
+  virtual Bytes begin_file(std::span<const FileItem>) { return {}; }
+  // end_file: asked last, with the same items as they were written.
+  virtual Bytes end_file(std::span<const WrittenItem>) { return {}; }
   // The bytes of one chunk or object that will stand at `file_offset` (bytes) or, after padding,
   // little beyond it. `piece` is one of the item's; the recipe borrows its data.
   virtual ItemRecipe tensor(const TensorItem& item, const Piece& piece, uint64_t file_offset) = 0;
@@ -114,6 +134,8 @@ class Format {
   virtual std::string data_file_name(std::string_view save_id, int rank, int index) const = 0;
   virtual std::optional<DataFileName> parse_data_file_name(std::string_view name) const = 0;
   virtual std::unique_ptr<ItemEncoder> encoder() const = 0;
+  // The encoder gives bytes with which a file begins, or ends.
+  virtual bool files_have_ends() const { return false; }
   // The format's part of the index. Deterministic.
   virtual Index encode_index(const Metadata& metadata) const = 0;
 

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/geometry/strided_copy.h"
@@ -41,6 +42,118 @@ Bytes render(const ItemRecipe& recipe) {
   }
   if (out.size() != recipe.padding + recipe.length) throw std::logic_error("another length");
   return out;
+}
+
+ItemChecksums checksums_of(const ItemRecipe& recipe) {
+  const Bytes bytes = render(recipe);
+  ItemChecksums sums{recipe.payload_offset, 0, crc32(ByteView(bytes).subspan(recipe.padding))};
+  for (const Segment& segment : recipe.segments) {
+    if (segment.tensor != nullptr) sums.payload_crc32 = crc32(payload(segment));
+  }
+  return sums;
+}
+
+Bytes frame_header(std::span<const FileItem> items) {
+  ByteWriter out;
+  out.string("BEGIN");
+  for (const FileItem& item : items) {
+    out.string(item.object != nullptr ? item.object->key : item.tensor->key);
+  }
+  return std::move(out).take();
+}
+
+Bytes frame_trailer(std::span<const FramePlace> places) {
+  ByteWriter out;
+  out.string("END");
+  for (const FramePlace& place : places) {
+    out.u64(place.offset);
+    out.u64(place.length);
+    out.u32(place.crc32);
+  }
+  return std::move(out).take();
+}
+
+namespace {
+
+class FramingEncoder final : public ItemEncoder {
+ public:
+  explicit FramingEncoder(std::unique_ptr<ItemEncoder> inner) : inner_(std::move(inner)) {}
+  Bytes begin_file(std::span<const FileItem> items) override { return frame_header(items); }
+  Bytes end_file(std::span<const WrittenItem> items) override {
+    std::vector<FramePlace> places;
+    for (const WrittenItem& item : items) {
+      places.push_back({item.offset, item.length, item.checksums.item_crc32});
+    }
+    return frame_trailer(places);
+  }
+  ItemRecipe tensor(const TensorItem& item, const Piece& piece, uint64_t file_offset) override {
+    return inner_->tensor(item, piece, file_offset);
+  }
+  ItemRecipe object(const ObjectItem& item, uint64_t file_offset) override {
+    return inner_->object(item, file_offset);
+  }
+
+ private:
+  const std::unique_ptr<ItemEncoder> inner_;
+};
+
+class FramedFormat final : public Format {
+ public:
+  explicit FramedFormat(std::shared_ptr<const Format> inner) : inner_(std::move(inner)) {}
+
+  bool files_have_ends() const override { return true; }
+  std::unique_ptr<ItemEncoder> encoder() const override {
+    return std::make_unique<FramingEncoder>(inner_->encoder());
+  }
+
+  std::string_view name() const override { return inner_->name(); }
+  int backend_version() const override { return inner_->backend_version(); }
+  void check(const Items& items) const override { inner_->check(items); }
+  std::string data_file_name(std::string_view save_id, int rank, int index) const override {
+    return inner_->data_file_name(save_id, rank, index);
+  }
+  std::optional<DataFileName> parse_data_file_name(std::string_view name) const override {
+    return inner_->parse_data_file_name(name);
+  }
+  Index encode_index(const Metadata& metadata) const override {
+    return inner_->encode_index(metadata);
+  }
+  bool detect(std::span<const std::string> names) const override { return inner_->detect(names); }
+  std::vector<std::string> index_files(std::span<const std::string> names) const override {
+    return inner_->index_files(names);
+  }
+  std::vector<std::string> rank_local_files(std::span<const std::string> names) const override {
+    return inner_->rank_local_files(names);
+  }
+  Metadata parse_index(const DirectoryFiles& files) const override {
+    return inner_->parse_index(files);
+  }
+  std::vector<ProbeRange> probe(const ItemLocation& at) const override { return inner_->probe(at); }
+  StoredPayload parse_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
+                             const ItemLocation& at,
+                             std::span<const ByteView> probed) const override {
+    return inner_->parse_tensor(tensor, chunk, at, probed);
+  }
+  Value parse_object(ByteView item) const override { return inner_->parse_object(item); }
+  Bytes decode(Codec codec, ByteView item, uint64_t max_size) const override {
+    return inner_->decode(codec, item, max_size);
+  }
+  std::optional<ItemFault> verify_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
+                                         ByteView item) const override {
+    return inner_->verify_tensor(tensor, chunk, item);
+  }
+  std::optional<ItemFault> verify_object(ByteView item) const override {
+    return inner_->verify_object(item);
+  }
+
+ private:
+  const std::shared_ptr<const Format> inner_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Format> framed_format(std::shared_ptr<const Format> inner) {
+  return std::make_shared<FramedFormat>(std::move(inner));
 }
 
 }  // namespace tilestone

@@ -1,10 +1,9 @@
 #include "tilestone/format/manifest.h"
 
-#include <algorithm>
 #include <limits>
-#include <unordered_map>
 #include <utility>
 
+#include "tilestone/base/checked.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/named_fields.h"
@@ -14,14 +13,27 @@ namespace {
 
 // Bytes of docs/formats/manifest.md.
 constexpr std::string_view kMagic = "TILEMAN\n";
-constexpr uint32_t kFormatVersion = 2;
+constexpr uint32_t kFormatVersion = 3;
+constexpr uint32_t kWithoutTable = 2;  // an earlier version, which is read whole
 constexpr uint64_t kChecksumSize = 8;
 constexpr size_t kLongestSaveId = 200;
 constexpr std::string_view kAttributes = "attributes";
-constexpr uint64_t kSmallestSum = 18;  // bytes of an encoded IndexSum
+constexpr uint64_t kSmallestSum = 18;   // bytes of an encoded IndexSum
+constexpr uint64_t kSmallestPlace = 9;  // bytes of an encoded ReportPlace
 
 [[noreturn]] void corrupt(const std::string& problem) {
   throw Error(ErrorCode::kCorrupt, "manifest: " + problem);
+}
+
+// Runs `body`; its errors name the file.
+template <typename Body>
+auto with_file(const std::string& file, const Body& body) {
+  try {
+    return body();
+  } catch (Error& error) {
+    error.with_file(file);
+    throw;
+  }
 }
 
 int to_int(uint64_t value, const ByteReader& reader) {
@@ -66,126 +78,129 @@ std::map<std::string, std::string> decode_attributes(ByteView bytes) {
   return attributes;
 }
 
-Manifest decode_body(ByteReader& reader) {
-  Manifest manifest;
-  manifest.save_id = reader.string();
-  manifest.world_size = to_int(reader.varint(), reader);
-  manifest.format = reader.string();
-  manifest.dialect = reader.string();
-  manifest.writer = reader.string();
+uint32_t version_of(ByteView bytes) {
+  if (bytes.size() < kManifestStart) {
+    corrupt("it has only " + std::to_string(bytes.size()) + " bytes");
+  }
+  if (as_text(bytes.first(kMagic.size())) != kMagic) corrupt("it does not start as one");
+  ByteReader reader(bytes.subspan(kMagic.size()), "manifest");
+  const uint32_t version = reader.u32();
+  if (version == kFormatVersion || version == kWithoutTable) return version;
+  throw Error(ErrorCode::kUnsupported, "manifest: version " + std::to_string(version) +
+                                           "; only versions " + std::to_string(kWithoutTable) +
+                                           " and " + std::to_string(kFormatVersion) +
+                                           " are known here");
+}
+
+// What lies between the version and the checksum behind it.
+ByteReader checked_body(ByteView bytes, uint64_t begin) {
+  const ByteView body = bytes.first(bytes.size() - kChecksumSize);
+  ByteReader checksum(bytes.last(kChecksumSize), "manifest checksum");
+  if (checksum.u64() != xxh3_64(body)) corrupt("its checksum does not match its bytes");
+  ByteReader reader(body, "manifest");
+  reader.raw(begin);
+  return reader;
+}
+
+// From the save id to the sums of the index.
+void decode_first_fields(ByteReader& reader, ManifestHead& head) {
+  head.save_id = reader.string();
+  head.world_size = to_int(reader.varint(), reader);
+  head.format = reader.string();
+  head.dialect = reader.string();
+  head.writer = reader.string();
   for (uint64_t left = reader.count(kSmallestSum); left > 0; --left) {
-    manifest.index.push_back(decode_sum(reader));
+    head.index.push_back(decode_sum(reader));
   }
-  const uint64_t count = reader.count();
-  if (count != static_cast<uint64_t>(manifest.world_size)) {
+}
+
+void decode_optional_fields(ByteReader& reader, ManifestHead& head) {
+  read_named_fields(reader, [&](std::string_view name, ByteView value) {
+    if (name == kAttributes) head.attributes = decode_attributes(value);
+  });
+}
+
+uint64_t read_count(ByteReader& reader, const ManifestHead& head, uint64_t smallest) {
+  const uint64_t count = reader.count(smallest);
+  if (count != static_cast<uint64_t>(head.world_size)) {
     reader.fail("found " + std::to_string(count) + " reports, expected one for each of " +
-                std::to_string(manifest.world_size) + " ranks");
+                std::to_string(head.world_size) + " ranks");
   }
+  return count;
+}
+
+RankReport report_of(const ManifestHead& head, uint64_t rank, ByteView bytes) {
+  RankReport report = RankReport::decode(bytes);
+  if (static_cast<uint64_t>(report.rank) != rank || report.world_size != head.world_size ||
+      report.save_id != head.save_id) {
+    corrupt("report " + std::to_string(rank) + " is of another rank or save");
+  }
+  return report;
+}
+
+Manifest decode_without_table(ByteView bytes) {
+  ByteReader reader = checked_body(bytes, kMagic.size() + sizeof(uint32_t));
+  Manifest manifest;
+  decode_first_fields(reader, manifest);
+  const uint64_t count = read_count(reader, manifest, 1);
   manifest.reports.reserve(count);
   for (uint64_t rank = 0; rank < count; ++rank) {
-    manifest.reports.push_back(RankReport::decode(reader.blob()));
-    const RankReport& report = manifest.reports.back();
-    if (static_cast<uint64_t>(report.rank) != rank || report.world_size != manifest.world_size ||
-        report.save_id != manifest.save_id) {
-      reader.fail("report " + std::to_string(rank) + " is of another rank or save");
-    }
+    manifest.reports.push_back(report_of(manifest, rank, reader.blob()));
   }
-  read_named_fields(reader, [&](std::string_view name, ByteView value) {
-    if (name == kAttributes) manifest.attributes = decode_attributes(value);
-  });
+  decode_optional_fields(reader, manifest);
   return manifest;
 }
 
-// What the manifest says of one item.
-struct Entry {
-  const ReportedItem* item = nullptr;
-  const std::string* key = nullptr;
-  const Box* box = nullptr;  // null: an object
-};
-
-// The manifest's items by the metadata's file index and the offset in the file.
-class ItemIndex {
- public:
-  ItemIndex(const Metadata& metadata, const Manifest& manifest) {
-    for (uint32_t i = 0; i < metadata.files.size(); ++i) files_.emplace(metadata.files[i], i);
-    by_file_.resize(metadata.files.size());
-    for (const RankReport& report : manifest.reports) add(report);
-    const auto before = [](const Entry& a, const Entry& b) {
-      return a.item->offset < b.item->offset;
-    };
-    for (auto& entries : by_file_) {
-      if (!std::is_sorted(entries.begin(), entries.end(), before)) {
-        std::sort(entries.begin(), entries.end(), before);
-      }
-    }
+ManifestTable decode_head(ByteView head) {
+  ByteReader reader = checked_body(head, kManifestStart);
+  ManifestTable table;
+  decode_first_fields(reader, table.head);
+  const uint64_t count = read_count(reader, table.head, kSmallestPlace);
+  table.places.reserve(count);
+  uint64_t offset = head.size();
+  for (uint64_t rank = 0; rank < count; ++rank) {
+    const uint64_t size = reader.varint();
+    table.places.push_back({offset, size, reader.u64()});
+    const auto end = try_add(offset, size);
+    if (!end) reader.fail("a report reaches beyond every file");
+    offset = *end;
   }
-
-  const Entry* find(const ItemLocation& at) {
-    const std::vector<Entry>& entries = by_file_[at.file];
-    // Neighbours in the metadata are mostly neighbours in the file.
-    auto found = entries.begin() + static_cast<ptrdiff_t>(std::min(next_, entries.size()));
-    if (found == entries.end() || found->item->offset != at.offset) {
-      found = std::lower_bound(
-          entries.begin(), entries.end(), at.offset,
-          [](const Entry& entry, uint64_t offset) { return entry.item->offset < offset; });
-    }
-    next_ = static_cast<size_t>(found - entries.begin()) + 1;
-    return found != entries.end() && found->item->offset == at.offset ? &*found : nullptr;
-  }
-
- private:
-  void add(const RankReport& report) {
-    for (const RankReport::Chunk& chunk : report.chunks) {
-      add(report, {&chunk.at, &report.tensors[chunk.tensor].key, &chunk.box});
-    }
-    for (const RankReport::Object& object : report.objects) {
-      add(report, {&object.at, &object.key, nullptr});
-    }
-  }
-  void add(const RankReport& report, const Entry& entry) {
-    const std::string& name = report.files[entry.item->file].name;
-    const auto file = files_.find(name);
-    if (file == files_.end()) {
-      throw Error(ErrorCode::kCorrupt, "manifest: it names a file that the metadata does not")
-          .with_key(*entry.key)
-          .with_file(name);
-    }
-    by_file_[file->second].push_back(entry);
-  }
-
-  std::unordered_map<std::string_view, uint32_t> files_;
-  std::vector<std::vector<Entry>> by_file_;
-  size_t next_ = 0;  // after the last one found
-};
-
-void attach(const Metadata& metadata, ItemIndex& index, const std::string& key, const Box* box,
-            ItemLocation& at) {
-  const Entry* entry = index.find(at);
-  const bool same = entry != nullptr && *entry->key == key && entry->item->length == at.length &&
-                    (entry->box != nullptr) == (box != nullptr) &&
-                    (box == nullptr || *entry->box == *box);
-  if (!same) {
-    throw Error(ErrorCode::kCorrupt, "manifest: it contradicts the metadata about the item at " +
-                                         std::to_string(at.offset) + " of " +
-                                         std::to_string(at.length) + " bytes")
-        .with_key(key)
-        .with_file(metadata.files[at.file]);
-  }
-  at.checksums = entry->item->checksums;
+  decode_optional_fields(reader, table.head);
+  return table;
 }
 
-size_t items_of(const Metadata& metadata) {
-  size_t items = metadata.objects.size();
-  for (const StoredTensor& tensor : metadata.tensors) items += tensor.chunks.size();
-  return items;
+// `start`: of a manifest with a table.
+uint64_t head_bytes(ByteView start) {
+  ByteReader reader(start.subspan(kMagic.size() + sizeof(uint32_t)), "manifest");
+  const uint64_t bytes = reader.u64();
+  if (bytes < kManifestStart + kChecksumSize) corrupt("its head has an impossible size");
+  return bytes;
 }
 
-size_t items_of(const Manifest& manifest) {
-  size_t items = 0;
-  for (const RankReport& report : manifest.reports) {
-    items += report.chunks.size() + report.objects.size();
+RankReport report_in(const ManifestTable& table, size_t rank, ByteView bytes) {
+  const ReportPlace& place = table.places.at(rank);
+  if (bytes.size() != place.size || xxh3_64(bytes) != place.xxh3) {
+    corrupt("the report of rank " + std::to_string(rank) + " does not match its checksum");
   }
-  return items;
+  return report_of(table.head, rank, bytes);
+}
+
+Manifest decode_with_table(ByteView bytes) {
+  const uint64_t head_size = head_bytes(bytes);
+  if (head_size > bytes.size()) corrupt("it ends within its head");
+  ManifestTable table = decode_head(bytes.first(head_size));
+  const uint64_t end =
+      table.places.empty() ? head_size : table.places.back().offset + table.places.back().size;
+  if (end != bytes.size()) {
+    corrupt("it has " + std::to_string(bytes.size()) + " bytes, expected " + std::to_string(end));
+  }
+  Manifest manifest{table.head, {}};
+  manifest.reports.reserve(table.places.size());
+  for (size_t rank = 0; rank < table.places.size(); ++rank) {
+    const ReportPlace& place = table.places[rank];
+    manifest.reports.push_back(report_in(table, rank, bytes.subspan(place.offset, place.size)));
+  }
+  return manifest;
 }
 
 }  // namespace
@@ -197,52 +212,65 @@ Bytes Manifest::encode() const {
 }
 
 Bytes Manifest::encode(std::span<const Bytes> encoded_reports) const {
+  ByteWriter fields;
+  fields.string(save_id);
+  fields.varint(static_cast<uint64_t>(world_size));
+  fields.string(format);
+  fields.string(dialect);
+  fields.string(writer);
+  fields.varint(index.size());
+  for (const IndexSum& sum : index) {
+    fields.string(sum.name);
+    fields.u64(sum.size);
+    fields.u64(sum.xxh3);
+    fields.u8(static_cast<uint8_t>(sum.role));
+  }
+  fields.varint(encoded_reports.size());
+  uint64_t report_bytes = 0;
+  for (const Bytes& report : encoded_reports) {
+    fields.varint(report.size());
+    fields.u64(xxh3_64(report));
+    report_bytes += report.size();
+  }
+  if (!attributes.empty()) {
+    write_named_fields(fields, {{std::string(kAttributes), encode_attributes(attributes)}});
+  }
   ByteWriter out;
+  const uint64_t head_size = kManifestStart + fields.size() + kChecksumSize;
+  out.reserve(head_size + report_bytes);
   out.raw(as_bytes(kMagic));
   out.u32(kFormatVersion);
-  out.string(save_id);
-  out.varint(static_cast<uint64_t>(world_size));
-  out.string(format);
-  out.string(dialect);
-  out.string(writer);
-  out.varint(index.size());
-  for (const IndexSum& sum : index) {
-    out.string(sum.name);
-    out.u64(sum.size);
-    out.u64(sum.xxh3);
-    out.u8(static_cast<uint8_t>(sum.role));
-  }
-  out.varint(encoded_reports.size());
-  for (const Bytes& report : encoded_reports) out.blob(report);
-  if (!attributes.empty()) {
-    write_named_fields(out, {{std::string(kAttributes), encode_attributes(attributes)}});
-  }
+  out.u64(head_size);
+  out.raw(fields.bytes());
   out.u64(xxh3_64(out.bytes()));
+  for (const Bytes& report : encoded_reports) out.raw(report);
   return std::move(out).take();
 }
 
 Manifest Manifest::decode(ByteView bytes, const std::string& file) {
-  try {
-    if (bytes.size() < kMagic.size() + sizeof(uint32_t) + kChecksumSize) {
-      corrupt("it has only " + std::to_string(bytes.size()) + " bytes");
-    }
-    if (as_text(bytes.first(kMagic.size())) != kMagic) corrupt("it does not start as one");
-    const ByteView body = bytes.first(bytes.size() - kChecksumSize);
-    ByteReader checksum(bytes.last(kChecksumSize), "manifest checksum");
-    if (checksum.u64() != xxh3_64(body)) corrupt("its checksum does not match its bytes");
-    ByteReader reader(body, "manifest");
-    reader.raw(kMagic.size());
-    const uint32_t version = reader.u32();
-    if (version != kFormatVersion) {
-      throw Error(ErrorCode::kUnsupported, "manifest: version " + std::to_string(version) +
-                                               "; only version " + std::to_string(kFormatVersion) +
-                                               " is known here");
-    }
-    return decode_body(reader);
-  } catch (Error& error) {
-    error.with_file(file);
-    throw;
-  }
+  return with_file(file, [&] {
+    return version_of(bytes) == kWithoutTable ? decode_without_table(bytes)
+                                              : decode_with_table(bytes);
+  });
+}
+
+uint64_t manifest_head_bytes(ByteView start, const std::string& file) {
+  return with_file(file, [&] {
+    if (version_of(start) == kFormatVersion) return head_bytes(start);
+    throw Error(ErrorCode::kUnsupported, "manifest: one of this version has no table of reports");
+  });
+}
+
+ManifestTable decode_manifest_head(ByteView head, const std::string& file) {
+  return with_file(file, [&] {
+    if (head.size() < kManifestStart + kChecksumSize) corrupt("it ends within its head");
+    return decode_head(head);
+  });
+}
+
+RankReport decode_report(const ManifestTable& table, int rank, ByteView bytes,
+                         const std::string& file) {
+  return with_file(file, [&] { return report_in(table, static_cast<size_t>(rank), bytes); });
 }
 
 std::string manifest_name(std::string_view save_id) {
@@ -280,23 +308,6 @@ void check_index(const Manifest& manifest, const DirectoryFiles& files) {
                                          std::to_string(xxh3_64(bytes)))
         .with_file(sum.name);
   }
-}
-
-void attach_checksums(Metadata& metadata, const Manifest& manifest) {
-  ItemIndex index(metadata, manifest);
-  for (StoredTensor& tensor : metadata.tensors) {
-    for (StoredChunk& chunk : tensor.chunks) {
-      attach(metadata, index, tensor.key, &chunk.box, chunk.at);
-    }
-  }
-  for (StoredObject& object : metadata.objects) {
-    attach(metadata, index, object.key, nullptr, object.at);
-  }
-  if (items_of(metadata) != items_of(manifest)) {
-    corrupt("it has " + std::to_string(items_of(manifest)) + " items, the metadata " +
-            std::to_string(items_of(metadata)));
-  }
-  metadata.writer = manifest.writer;
 }
 
 }  // namespace tilestone

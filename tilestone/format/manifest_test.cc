@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tilestone/base/checksum.h"
-#include "tilestone/base/error.h"
+#include "tilestone/base/error_testing.h"
 #include "tilestone/base/named_fields.h"
 
 namespace tilestone {
@@ -84,35 +84,108 @@ TEST(Manifest, AttributesAndHostsAreOptional) {
   EXPECT_TRUE(Manifest::decode(example().encode(), "m").attributes.empty());
 }
 
-// A manifest's bytes with others before its checksum, which is made right, and a version.
-Bytes changed(Bytes bytes, ByteView tail, uint8_t version) {
-  bytes.resize(bytes.size() - sizeof(uint64_t));
-  bytes[8] = static_cast<std::byte>(version);
-  bytes.insert(bytes.end(), tail.begin(), tail.end());
+// The example in version 2: no table, and one checksum of the whole at the end.
+Bytes version_2(const Manifest& manifest, ByteView optional_fields) {
   ByteWriter out;
-  out.raw(bytes);
-  out.u64(xxh3_64(bytes));
+  out.raw(as_bytes("TILEMAN\n"));
+  out.u32(2);
+  out.string(manifest.save_id);
+  out.varint(static_cast<uint64_t>(manifest.world_size));
+  for (const std::string* text : {&manifest.format, &manifest.dialect, &manifest.writer}) {
+    out.string(*text);
+  }
+  out.varint(manifest.index.size());
+  for (const IndexSum& sum : manifest.index) {
+    out.string(sum.name);
+    out.u64(sum.size);
+    out.u64(sum.xxh3);
+    out.u8(static_cast<uint8_t>(sum.role));
+  }
+  out.varint(manifest.reports.size());
+  for (const RankReport& report : manifest.reports) out.blob(report.encode());
+  out.raw(optional_fields);
+  out.u64(xxh3_64(out.bytes()));
   return std::move(out).take();
 }
 
-TEST(Manifest, OptionalFieldsOfLaterVersionsAreSkippedAndOtherVersionsRefused) {
+uint64_t head_bytes_of(const Bytes& manifest) {
+  return manifest_head_bytes(ByteView(manifest).first(kManifestStart), "m");
+}
+
+// A manifest's bytes with others at the end of its head, whose checksum and size are made right.
+Bytes with_tail(const Bytes& manifest, ByteView tail) {
+  const uint64_t head = head_bytes_of(manifest);
+  Bytes bytes(manifest.begin(), manifest.begin() + static_cast<ptrdiff_t>(head - 8));
+  bytes.insert(bytes.end(), tail.begin(), tail.end());
+  const uint64_t size = head + tail.size();
+  for (size_t i = 0; i < sizeof size; ++i) bytes[12 + i] = static_cast<std::byte>(size >> 8 * i);
+  ByteWriter out;
+  out.raw(bytes);
+  out.u64(xxh3_64(bytes));
+  out.raw(ByteView(manifest).subspan(head));
+  return std::move(out).take();
+}
+
+TEST(Manifest, OneOfVersion2OpensAndOtherVersionsAreRefused) {
+  ByteWriter attributes, tail;
+  attributes.varint(1);
+  for (const char* text : {"iteration", "7"}) attributes.string(text);
+  write_named_fields(tail, {{"attributes", attributes.bytes()}});
+  const Manifest found = Manifest::decode(version_2(example(), tail.bytes()), "m");
+  Manifest expected = example();
+  expected.attributes = {{"iteration", "7"}};
+  EXPECT_EQ(found.encode(), expected.encode());
+  for (const uint8_t version : {uint8_t{1}, uint8_t{4}}) {
+    Bytes bytes = example().encode();
+    bytes[8] = static_cast<std::byte>(version);
+    EXPECT_EQ(error_of([&] { Manifest::decode(bytes, "m"); }).code(), ErrorCode::kUnsupported);
+  }
+  Bytes damaged = version_2(example(), {});
+  damaged[40] ^= std::byte{1};
+  EXPECT_EQ(error_of([&] { Manifest::decode(damaged, "m"); }).code(), ErrorCode::kCorrupt);
+}
+
+TEST(Manifest, OptionalFieldsOfLaterVersionsAreSkipped) {
   ByteWriter tail;
   write_named_fields(tail, {{"later", to_bytes("x")}});
-  EXPECT_EQ(Manifest::decode(changed(example().encode(), tail.bytes(), 2), "m").save_id, "a1");
-  for (const uint8_t version : {uint8_t{1}, uint8_t{3}}) {
-    try {
-      Manifest::decode(changed(example().encode(), {}, version), "m");
-      FAIL();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-    }
-  }
+  EXPECT_EQ(Manifest::decode(with_tail(example().encode(), tail.bytes()), "m").save_id, "a1");
   ByteWriter twice;  // one attribute twice
   ByteWriter attributes;
   attributes.varint(2);
   for (const char* text : {"a", "1", "a", "2"}) attributes.string(text);
   write_named_fields(twice, {{"attributes", attributes.bytes()}});
-  EXPECT_THROW(Manifest::decode(changed(example().encode(), twice.bytes(), 2), "m"), Error);
+  EXPECT_THROW(Manifest::decode(with_tail(example().encode(), twice.bytes()), "m"), Error);
+}
+
+// As a rank of a large job reads: the start, the head, its own part.
+TEST(Manifest, ARankReadsItsOwnReportOnly) {
+  const Manifest manifest = example();
+  const Bytes bytes = manifest.encode();
+  const ByteView view(bytes);
+  const ByteView head = view.first(head_bytes_of(bytes));
+  const ManifestTable table = decode_manifest_head(head, "m");
+  EXPECT_EQ(table.head.save_id, "a1");
+  EXPECT_EQ(table.head.index, manifest.index);
+  ASSERT_EQ(table.places.size(), 2u);
+  const ReportPlace& place = table.places[1];
+  const ByteView mine = view.subspan(place.offset, place.size);
+  EXPECT_EQ(decode_report(table, 1, mine, "m").encode(), manifest.reports[1].encode());
+
+  const Bytes damaged(mine.size());
+  const Bytes other(view.begin() + static_cast<ptrdiff_t>(table.places[0].offset),
+                    view.begin() + static_cast<ptrdiff_t>(place.offset));
+  for (const ByteView wrong : {ByteView(damaged), ByteView(other), mine.first(mine.size() - 1)}) {
+    const Error error = error_of([&] { decode_report(table, 1, wrong, "m"); });
+    EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
+    EXPECT_EQ(error.file(), "m");
+  }
+  for (const size_t at : {size_t{25}, head.size() - 1}) {
+    Bytes changed(head.begin(), head.end());
+    changed[at] ^= std::byte{1};
+    EXPECT_THROW(decode_manifest_head(changed, "m"), Error) << at;
+  }
+  const Bytes earlier = version_2(manifest, {});
+  EXPECT_EQ(error_of([&] { head_bytes_of(earlier); }).code(), ErrorCode::kUnsupported);
 }
 
 TEST(Manifest, ErrorsNameTheFile) {
@@ -180,10 +253,65 @@ TEST(Manifest, AFileOfTheIndexThatIsMissingOrChangedIsNamed) {
 TEST(Manifest, ChecksumsComeToTheirItems) {
   Metadata metadata = metadata_of(example());
   forget_checksums(metadata);
-  attach_checksums(metadata, example());
+  attach_manifest(metadata, example());
   EXPECT_EQ(metadata.tensors[0].chunks[1].at.checksums, (ItemChecksums{448, 2, 4}));
   EXPECT_EQ(metadata.objects[0].at.checksums, (ItemChecksums{0, 0, 9}));
   EXPECT_EQ(metadata.writer, "Tilestone 0.1.0");
+}
+
+// The example with a copy of rank 0's chunk in a further file of rank 1, which no index names.
+Manifest with_copy() {
+  Manifest manifest = example();
+  RankReport& report = manifest.reports[1];
+  report.files.push_back({"a1__1_1.distcp", 2048});
+  report.copies = {{0, {{0, 0}, {2, 4}}, {1, 128, 900, {448, 1, 9}}}};
+  return manifest;
+}
+
+TEST(Manifest, CopiesComeWithTheirFilesAndOutsideTheIndexsItems) {
+  Metadata metadata = metadata_of(example());
+  attach_manifest(metadata, with_copy());
+  EXPECT_EQ(metadata.find_tensor("w")->chunks.size(), 2u);
+  ASSERT_EQ(metadata.copies.size(), 1u);
+  const StoredCopy& copy = metadata.copies[0];
+  EXPECT_EQ(metadata.tensors[copy.tensor].chunks[copy.chunk].box, (Box{{0, 0}, {2, 4}}));
+  EXPECT_EQ(metadata.files.at(copy.at.file), "a1__1_1.distcp");
+  EXPECT_EQ(copy.at.offset, 128u);
+  EXPECT_EQ(copy.at.checksums, (ItemChecksums{448, 1, 9}));
+}
+
+TEST(Manifest, ACopyOfNoChunkAndAnIndexThatNamesACopyAreContradictions) {
+  Manifest manifest = with_copy();
+  manifest.reports[1].copies[0].box = {{1, 0}, {2, 4}};
+  Metadata metadata = metadata_of(example());
+  Error error = error_of([&] { attach_manifest(metadata, manifest); });
+  EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
+  EXPECT_EQ(error.key(), "w");
+  EXPECT_EQ(error.file(), "a1__1_1.distcp");
+
+  metadata = metadata_of(example());
+  metadata.files.push_back("a1__1_1.distcp");
+  metadata.tensors[0].chunks[0].at.file = 2;
+  metadata.tensors[0].chunks[0].at.offset = 128;
+  error = error_of([&] { attach_manifest(metadata, with_copy()); });
+  EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
+}
+
+TEST(Manifest, AttributesAndPathsThatTheIndexLacksComeFromTheReports) {
+  Manifest manifest = example();
+  manifest.reports[1].attributes[0] = {{"kind", "glu"}};
+  Metadata metadata = metadata_of(example());
+  metadata.tensors[0].path.clear();
+  metadata.objects[0].path.clear();
+  attach_manifest(metadata, manifest);
+  EXPECT_EQ(metadata.attributes.at("w"), (Attributes{{"kind", "glu"}}));
+  EXPECT_EQ(metadata.tensors[0].path, Path{std::string("w")});
+  EXPECT_EQ(metadata.objects[0].path, Path{std::string("lr")});
+
+  metadata = metadata_of(example());
+  metadata.tensors[0].path.clear();  // an index that records paths says that there is none
+  attach_manifest(metadata, manifest);
+  EXPECT_TRUE(metadata.tensors[0].path.empty());
 }
 
 TEST(Manifest, ContradictionsWithTheMetadataAreRefused) {
@@ -191,7 +319,7 @@ TEST(Manifest, ContradictionsWithTheMetadataAreRefused) {
     Metadata metadata = metadata_of(example());
     change(metadata);
     try {
-      attach_checksums(metadata, example());
+      attach_manifest(metadata, example());
       ADD_FAILURE() << "not refused";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kCorrupt);

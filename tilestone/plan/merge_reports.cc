@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <span>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -55,16 +57,26 @@ std::vector<RankReport*> by_rank(std::span<RankReport> reports) {
 
 class Merger {
  public:
+  explicit Merger(CopyPolicy policy) : policy_(policy) {}
+
   Metadata merge(std::span<RankReport* const> reports) {
     metadata_.save_id = reports.front()->save_id;
     metadata_.writer = "Tilestone " + std::string(kVersion);
     for (RankReport* report : reports) add(*report);
     for (size_t t = 0; t < metadata_.tensors.size(); ++t) finish(t);
     metadata_.index();
+    place_copies();
     return std::move(metadata_);
   }
 
  private:
+  struct Copy {
+    std::string key;
+    Box box;
+    ItemLocation at;
+    int rank = 0;
+  };
+
   // Takes keys, paths and boxes out of the report.
   void add(RankReport& report) {
     first_file_ = static_cast<uint32_t>(metadata_.files.size());
@@ -89,7 +101,38 @@ class Merger {
           {std::move(chunk.box), location(report, chunk.at, metadata_.tensors[t].key)});
       ranks_[t].push_back(report.rank);
     }
+    for (RankReport::Chunk& copy : report.copies) add_copy(report, copy, tensors.at(copy.tensor));
     for (RankReport::Object& object : report.objects) add(report, object);
+    for (auto& [tensor, attributes] : report.attributes) {
+      add_attributes(report.rank, metadata_.tensors[tensors.at(tensor)].key, attributes);
+    }
+  }
+
+  void add_copy(const RankReport& report, RankReport::Chunk& copy, uint32_t t) {
+    const std::string& key = metadata_.tensors[t].key;
+    if (policy_ == CopyPolicy::kRefuse) {
+      throw Error(ErrorCode::kInvalidArgument, rank_text(report.rank) + " reports a copy of box " +
+                                                   to_string(copy.box) +
+                                                   ", and no copies are accepted")
+          .with_key(key)
+          .with_rank(report.rank);
+    }
+    copies_.push_back({key, std::move(copy.box), location(report, copy.at, key), report.rank});
+  }
+
+  void add_attributes(int rank, const std::string& key, Attributes& attributes) {
+    Attributes& known = metadata_.attributes[key];
+    for (auto& [name, value] : attributes) {
+      const auto [found, is_new] = known.try_emplace(name, std::move(value));
+      const auto first = attribute_ranks_.try_emplace({key, name}, rank).first;
+      if (is_new || found->second == value) continue;
+      throw Error(ErrorCode::kMismatch, rank_text(first->second) + " and " + rank_text(rank) +
+                                            " give the tensor's attribute \"" + name +
+                                            "\" two values, " + to_string(found->second, 100) +
+                                            " and " + to_string(value, 100))
+          .with_key(key)
+          .with_rank(rank);
+    }
   }
 
   ItemLocation location(const RankReport& report, const ReportedItem& item,
@@ -166,7 +209,7 @@ class Merger {
     std::vector<uint32_t> order(tensor.chunks.size());
     std::iota(order.begin(), order.end(), 0);
     if (numel(tensor.shape) == 0) {
-      if (order.size() > 1)
+      if (policy_ == CopyPolicy::kRefuse && order.size() > 1)
         order.erase(order.begin() + 1, order.end());  // all but the lowest rank's
     } else {
       std::erase_if(order, [&](uint32_t i) { return tensor.chunks[i].box.empty(); });
@@ -174,6 +217,7 @@ class Merger {
     std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
       return tensor.chunks[a].box < tensor.chunks[b].box;
     });
+    if (policy_ == CopyPolicy::kAccept) take_equal_boxes(tensor, ranks, order);
     std::vector<Box> boxes;
     std::vector<StoredChunk> chunks;
     for (uint32_t i : order) {
@@ -186,6 +230,57 @@ class Merger {
         return rank_text(ranks[order[i]]) + " wrote box " + to_string(boxes[i]);
       });
     }
+  }
+
+  // Of chunks with one box, which follow one another by rank, all but the first become copies.
+  void take_equal_boxes(StoredTensor& tensor, const std::vector<int>& ranks,
+                        std::vector<uint32_t>& order) {
+    std::vector<uint32_t> kept;
+    for (const uint32_t i : order) {
+      if (kept.empty() || tensor.chunks[kept.back()].box != tensor.chunks[i].box) {
+        kept.push_back(i);
+      } else {
+        copies_.push_back(
+            {tensor.key, std::move(tensor.chunks[i].box), tensor.chunks[i].at, ranks[i]});
+      }
+    }
+    order = std::move(kept);
+  }
+
+  // Gives each copy the chunk that it is one of.
+  void place_copies() {
+    std::sort(copies_.begin(), copies_.end(), [](const Copy& a, const Copy& b) {
+      return std::tie(a.key, a.box, a.at.file) < std::tie(b.key, b.box, b.at.file);
+    });
+    for (size_t begin = 0, end = 0; begin < copies_.size(); begin = end) {
+      const StoredTensor& tensor = *metadata_.find_tensor(copies_[begin].key);
+      const ChunksByBox chunks(tensor);
+      for (; end < copies_.size() && copies_[end].key == tensor.key; ++end) {
+        place_copy(copies_[end], tensor, chunks);
+      }
+    }
+  }
+
+  void place_copy(const Copy& copy, const StoredTensor& tensor, const ChunksByBox& chunks) {
+    const auto refuse = [&](ErrorCode code, const std::string& problem) {
+      throw Error(code,
+                  rank_text(copy.rank) + " reports a copy of box " + to_string(copy.box) + problem)
+          .with_key(copy.key)
+          .with_rank(copy.rank);
+    };
+    const auto found = chunks.find(copy.box);
+    if (!found) refuse(ErrorCode::kCoverage, ", which no rank wrote as a chunk");
+    const ItemLocation& chunk = tensor.chunks[*found].at;
+    const std::string& file = metadata_.files[chunk.file];
+    if (chunk.file == copy.at.file) {
+      refuse(ErrorCode::kInvalidArgument, " in the file of the chunk itself, " + file);
+    }
+    if (chunk.checksums->payload_crc32 != copy.at.checksums->payload_crc32) {
+      refuse(ErrorCode::kMismatch, " with other elements than " + rank_text(writers_.at(file)) +
+                                       " wrote: data that differs between ranks needs a key each");
+    }
+    const auto t = static_cast<uint32_t>(&tensor - metadata_.tensors.data());
+    metadata_.copies.push_back({t, *found, copy.at});
   }
 
   template <typename Written>
@@ -208,7 +303,10 @@ class Merger {
     throw Error(ErrorCode::kCoverage, problem).with_key(tensor.key);
   }
 
+  const CopyPolicy policy_;
   Metadata metadata_;
+  std::vector<Copy> copies_;
+  std::map<std::pair<std::string, std::string>, int> attribute_ranks_;  // by key and name
   std::vector<std::vector<int>> ranks_;  // by tensor, of each of its chunks
   std::vector<int> first_ranks_;         // by tensor
   std::unordered_map<std::string, uint32_t> tensors_;
@@ -219,6 +317,8 @@ class Merger {
 
 }  // namespace
 
-Metadata merge_reports(std::vector<RankReport> reports) { return Merger().merge(by_rank(reports)); }
+Metadata merge_reports(std::vector<RankReport> reports, CopyPolicy copies) {
+  return Merger(copies).merge(by_rank(reports));
+}
 
 }  // namespace tilestone

@@ -9,7 +9,12 @@ namespace {
 
 constexpr uint8_t kVersion = 1;
 constexpr uint64_t kTrailerSize = 8;
+
+// Optional fields; a report has those of which it has something to say.
+constexpr std::string_view kAttributes = "attributes";
+constexpr std::string_view kCopies = "copies";
 constexpr std::string_view kHost = "host";
+constexpr std::string_view kParts = "parts";
 
 void write_item(ByteWriter& out, const ReportedItem& item) {
   out.varint(item.file);
@@ -64,9 +69,18 @@ void read_tensors(ByteReader& in, wire::KeyReader& keys, RankReport& report) {
   }
 }
 
-void read_chunks(ByteReader& in, RankReport& report) {
-  report.chunks.resize(in.count(1 + kMinItemSize));
-  for (RankReport::Chunk& chunk : report.chunks) {
+void write_chunks(ByteWriter& out, const std::vector<RankReport::Chunk>& chunks) {
+  out.varint(chunks.size());
+  for (const RankReport::Chunk& chunk : chunks) {
+    out.varint(chunk.tensor);
+    wire::write_box(out, chunk.box);
+    write_item(out, chunk.at);
+  }
+}
+
+void read_chunks(ByteReader& in, const RankReport& report, std::vector<RankReport::Chunk>& chunks) {
+  chunks.resize(in.count(1 + kMinItemSize));
+  for (RankReport::Chunk& chunk : chunks) {
     chunk.tensor = wire::read_index(in, report.tensors.size(), "a chunk's tensor");
     chunk.box = wire::read_box(in, report.tensors[chunk.tensor].global_shape);
     chunk.at = read_item(in, report.files);
@@ -82,7 +96,95 @@ void read_objects(ByteReader& in, wire::KeyReader& keys, RankReport& report) {
   }
 }
 
+Bytes encode_copies(const RankReport& report) {
+  ByteWriter out;
+  write_chunks(out, report.copies);
+  return std::move(out).take();
+}
+
+Bytes encode_parts(const RankReport& report) {
+  ByteWriter out;
+  out.varint(report.parts.size());
+  for (const RankReport::FilePart& part : report.parts) {
+    out.varint(part.file);
+    out.varint(part.offset);
+    out.varint(part.length);
+    out.u32(part.crc32);
+  }
+  return std::move(out).take();
+}
+
+void read_parts(ByteReader& in, RankReport& report) {
+  report.parts.resize(in.count(7));
+  for (RankReport::FilePart& part : report.parts) {
+    part.file = wire::read_index(in, report.files.size(), "a part's file");
+    part.offset = in.varint();
+    part.length = in.varint();
+    part.crc32 = in.u32();
+    const uint64_t size = report.files[part.file].size;
+    if (part.offset > size || part.length > size - part.offset) {
+      in.fail("a part lies outside its file");
+    }
+  }
+}
+
+Bytes encode_attributes(const RankReport& report) {
+  ByteWriter out;
+  out.varint(report.attributes.size());
+  for (const auto& [tensor, attributes] : report.attributes) {
+    out.varint(tensor);
+    wire::write_attributes(out, attributes);
+  }
+  return std::move(out).take();
+}
+
+void read_attributes(ByteReader& in, RankReport& report) {
+  for (uint64_t left = in.count(2); left > 0; --left) {
+    const uint32_t tensor = wire::read_index(in, report.tensors.size(), "an attribute's tensor");
+    if (!report.attributes.empty() && tensor <= report.attributes.rbegin()->first) {
+      in.fail("the tensors of attributes do not ascend");
+    }
+    report.attributes.emplace_hint(report.attributes.end(), tensor, wire::read_attributes(in));
+  }
+}
+
+std::vector<NamedField> optional_fields(const RankReport& report) {
+  std::vector<NamedField> fields;
+  const auto add = [&](std::string_view name, Bytes value) {
+    fields.emplace_back(std::string(name), std::move(value));
+  };
+  if (!report.attributes.empty()) add(kAttributes, encode_attributes(report));
+  if (!report.copies.empty()) add(kCopies, encode_copies(report));
+  if (!report.host.empty()) add(kHost, to_bytes(report.host));
+  if (!report.parts.empty()) add(kParts, encode_parts(report));
+  return fields;
+}
+
+void read_optional_field(std::string_view name, ByteView value, RankReport& report) {
+  if (name == kHost) {
+    report.host = as_text(value);
+    return;
+  }
+  ByteReader in(value, "rank report: " + std::string(name));
+  if (name == kAttributes) {
+    read_attributes(in, report);
+  } else if (name == kCopies) {
+    read_chunks(in, report, report.copies);
+  } else if (name == kParts) {
+    read_parts(in, report);
+  } else {
+    return;  // a later version's
+  }
+  in.expect_end();
+}
+
 }  // namespace
+
+uint64_t attribute_bytes(const Attributes& attributes) {
+  ByteWriter out;
+  wire::write_attributes(out, attributes);
+  return out.size();
+}
 
 Bytes RankReport::encode() const {
   ByteWriter out;
@@ -104,19 +206,14 @@ Bytes RankReport::encode() const {
     wire::write_dtype(out, tensor.dtype);
     wire::write_shape(out, tensor.global_shape);
   }
-  out.varint(chunks.size());
-  for (const Chunk& chunk : chunks) {
-    out.varint(chunk.tensor);
-    wire::write_box(out, chunk.box);
-    write_item(out, chunk.at);
-  }
+  write_chunks(out, chunks);
   out.varint(objects.size());
   for (const Object& object : objects) {
     keys.write(out, object.key);
     wire::write_path(out, object.key, object.path);
     write_item(out, object.at);
   }
-  if (!host.empty()) write_named_fields(out, {{std::string(kHost), to_bytes(host)}});
+  write_named_fields(out, optional_fields(*this));
   out.u64(xxh3_64(out.bytes()));
   return std::move(out).take();
 }
@@ -132,11 +229,10 @@ RankReport RankReport::decode(ByteView bytes) {
   read_files(in, report);
   wire::KeyReader keys;
   read_tensors(in, keys, report);
-  read_chunks(in, report);
+  read_chunks(in, report, report.chunks);
   read_objects(in, keys, report);
-  read_named_fields(in, [&](std::string_view name, ByteView value) {
-    if (name == kHost) report.host = as_text(value);
-  });
+  read_named_fields(
+      in, [&](std::string_view name, ByteView value) { read_optional_field(name, value, report); });
   return report;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -26,8 +27,8 @@ struct ReportedItem {
 struct RankReport {
   int rank = 0;
   int world_size = 1;
-  std::string save_id;
-  std::string host;  // where the rank ran; "": not known
+  std::string save_id;  // also the nonce of the attempt: each has a new one
+  std::string host;     // where the rank ran; "": not known
   std::vector<ReportedFile> files;
   struct Tensor {
     std::string key;
@@ -42,17 +43,40 @@ struct RankReport {
     ReportedItem at;
   };
   std::vector<Chunk> chunks;
+  // Chunks that another file holds too, here or on another rank: same key, same box.
+  std::vector<Chunk> copies;
   struct Object {
     std::string key;
     Path path;
     ReportedItem at;
   };
   std::vector<Object> objects;
+  // Bytes of a file that belong to no item: how its format begins and ends it.
+  struct FilePart {
+    uint32_t file = 0;    // index into files
+    uint64_t offset = 0;  // bytes
+    uint64_t length = 0;  // bytes
+    uint32_t crc32 = 0;
+  };
+  std::vector<FilePart> parts;
+  std::map<uint32_t, Attributes> attributes;  // by index into tensors
 
   // Keys and paths compact, numbers as varints, then optional fields (base/named_fields.h), the
   // XXH3 of all that at the end.
   Bytes encode() const;
   static RankReport decode(ByteView bytes);  // Error(kCorrupt)
+};
+
+// Bytes that attributes take in a report. Error(kInvalidArgument) naming the attribute when a value
+// is of none of the kinds null, bool, int, float, string, bytes, list, tuple and dict, a dict's key
+// is neither text nor int, or values are nested deeper than 16.
+uint64_t attribute_bytes(const Attributes& attributes);
+
+// What a merge makes of elements that are there twice.
+enum class CopyPolicy : uint8_t {
+  kRefuse,  // no report may have copies, and no element may be written twice
+  kAccept,  // of chunks with one box the lowest rank's stands; the others, and what the reports
+            // call copies, go to Metadata::copies
 };
 
 // Checks that the reports are those of one save (all ranks there, one world size and save id), that
@@ -61,9 +85,11 @@ struct RankReport {
 // matter. Empty chunks are left out, but for one (the lowest rank's) of a tensor without elements.
 // Errors name key, box and ranks:
 //  kInvalidArgument - reports of several saves, a rank missing or twice, two files of one name, an
-//                     item outside its file;
-//  kMismatch - ranks disagree on a key's dtype or shape, or on tensor versus object;
-//  kCoverage - an element written by nobody or twice, an object written twice.
-Metadata merge_reports(std::vector<RankReport> reports);
+//                     item outside its file, a copy where none is accepted or in its chunk's file;
+//  kMismatch - ranks disagree on a key's dtype, shape or attribute, on tensor versus object, or a
+//              copy's payload has another checksum than its chunk's: per-rank data under one key;
+//  kCoverage - an element written by nobody or twice, an object written twice, a copy of a box that
+//              nobody wrote as a chunk.
+Metadata merge_reports(std::vector<RankReport> reports, CopyPolicy copies = CopyPolicy::kRefuse);
 
 }  // namespace tilestone

@@ -206,7 +206,93 @@ TEST(MergeReports, ASingleChunkThatDoesNotCoverItsTensorIsRefused) {
   }
 }
 
+// ---- Copies and attributes ----
+
+ReportedItem in_file(uint32_t file, uint32_t payload_crc32) {
+  return {file, 0, 100, {50, payload_crc32, 7}};
+}
+
+// Two ranks with a row block of "w" each; rank 1 has also a copy of rank 0's, in a file of its own.
+std::vector<RankReport> with_copy() {
+  std::vector<RankReport> reports = {report_of(0, 2), report_of(1, 2)};
+  reports[1].files.push_back({"__1_1.distcp", 100});
+  reports[1].copies.push_back({0, reports[0].chunks[0].box, in_file(1, 0x12345678)});
+  return reports;
+}
+
+TEST(MergeReports, ACopyIsAcceptedIfAskedAndCountsForNoCoverage) {
+  const Metadata metadata = merge_reports(with_copy(), CopyPolicy::kAccept);
+  ASSERT_EQ(metadata.find_tensor("w")->chunks.size(), 2u);
+  ASSERT_EQ(metadata.copies.size(), 1u);
+  EXPECT_EQ(metadata.copies[0].chunk, 0u);
+  EXPECT_EQ(metadata.files[metadata.copies[0].at.file], "__1_1.distcp");
+  EXPECT_TRUE(merge_reports({report_of(0, 1)}, CopyPolicy::kAccept).copies.empty());
+
+  const Error error = merge_error(with_copy());
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(error.key(), "w");
+  EXPECT_EQ(error.rank(), 1);
+}
+
+TEST(MergeReports, AChunkThatTwoRanksWroteIsTheLowestRanksAndACopy) {
+  std::vector<RankReport> reports = {report_of(0, 2, {"v", "w"}), report_of(1, 2, {"v", "w"})};
+  reports[1].chunks[1].box = reports[0].chunks[1].box;  // of w, which then lacks its second half
+  EXPECT_EQ(error_of([&] { merge_reports(reports, CopyPolicy::kAccept); }).code(),
+            ErrorCode::kCoverage);
+  reports[1].chunks.push_back({1, {{2, 0}, {2, 3}}, at(0, 300, 100)});
+  const Metadata metadata = merge_reports(reports, CopyPolicy::kAccept);
+  ASSERT_EQ(metadata.copies.size(), 1u);
+  EXPECT_EQ(metadata.tensors[metadata.copies[0].tensor].key, "w");
+  EXPECT_EQ(metadata.tensors[1].chunks[metadata.copies[0].chunk].at.file, 0u);
+  EXPECT_EQ(metadata.copies[0].at.file, 1u);
+  EXPECT_EQ(merge_error(reports).code(), ErrorCode::kCoverage);  // where copies are refused
+}
+
+TEST(MergeReports, ACopyWithOtherElementsOrOfNoChunkIsRefusedByKeyAndRank) {
+  const auto check = [](ErrorCode code, void (*change)(std::vector<RankReport>&)) {
+    std::vector<RankReport> reports = with_copy();
+    change(reports);
+    const Error error = error_of([&] { merge_reports(reports, CopyPolicy::kAccept); });
+    EXPECT_EQ(error.code(), code) << error.message();
+    EXPECT_EQ(error.key(), "w");
+    EXPECT_EQ(error.rank(), 1);
+  };
+  using Reports = std::vector<RankReport>;
+  check(ErrorCode::kMismatch, [](Reports& r) { r[1].copies[0].at.checksums.payload_crc32 = 1; });
+  check(ErrorCode::kCoverage, [](Reports& r) { r[1].copies[0].box = {{1, 0}, {2, 3}}; });
+  check(ErrorCode::kInvalidArgument, [](Reports& r) {  // in the file of the chunk itself
+    r[1].copies[0] = r[1].chunks[0];
+    r[1].copies[0].at.offset = 1000;
+  });
+}
+
+TEST(MergeReports, AttributesOfAllRanksComeTogetherAndMayNotDiffer) {
+  std::vector<RankReport> reports = {report_of(0, 2, {"v", "w"}), report_of(1, 2, {"w", "v"})};
+  reports[0].attributes[1] = {{"kind", "glu"}, {"scale", 0.5}};
+  reports[1].attributes[0] = {{"kind", "glu"}, {"layer", int64_t{3}}};
+  const Metadata metadata = merge_reports(reports);
+  ASSERT_EQ(metadata.attributes.size(), 1u);
+  EXPECT_EQ(metadata.attributes.at("w"),
+            (Attributes{{"kind", "glu"}, {"layer", int64_t{3}}, {"scale", 0.5}}));
+  reports[1].attributes[0]["scale"] = 0.25;
+  const Error error = merge_error(reports);
+  EXPECT_EQ(error.code(), ErrorCode::kMismatch);
+  EXPECT_EQ(error.key(), "w");
+  for (const char* part : {"rank 0", "rank 1", "\"scale\"", "0.5", "0.25"}) {
+    EXPECT_THAT(error.message(), HasSubstr(part));
+  }
+}
+
 // ---- Encoding ----
+
+// One of each kind.
+Attributes attributes() {
+  return {{"bool", true},
+          {"bytes", Bytes(3)},
+          {"dict", Value::dict({{"a", Value::list({1, 2.5, nullptr})}, {3, Value::tuple({})}})},
+          {"int", int64_t{-4}},
+          {"text", "glu"}};
+}
 
 RankReport sample_report() {
   RankReport report = report_of(1, 4, {"model.layers.0.weight", "model.layers.1.weight"});
@@ -218,6 +304,10 @@ RankReport sample_report() {
   report.tensors.push_back(tensor("no.path", {int64_t{1} << 62}));
   report.chunks.push_back({2, {{}, {}}, at(0, 4000, 96)});
   report.objects.push_back({"rng", {"rng"}, at(0, 300, 7)});
+  report.host = "node7";
+  report.copies.push_back({0, {{0, 0}, {2, 3}}, at(0, 500, 100)});
+  report.parts = {{0, 0, 60, 0xabcdef01}, {1, 0, 0, 0}};
+  report.attributes[1] = attributes();
   return report;
 }
 
@@ -248,6 +338,15 @@ TEST(ReportEncoding, ComesBack) {
   ASSERT_EQ(back.objects.size(), 1u);
   EXPECT_EQ(back.objects[0].key, "rng");
   EXPECT_EQ(back.objects[0].at.length, 7u);
+  EXPECT_EQ(back.host, "node7");
+  ASSERT_EQ(back.copies.size(), 1u);
+  EXPECT_EQ(back.copies[0].box, report.copies[0].box);
+  EXPECT_EQ(back.copies[0].at.offset, 500u);
+  EXPECT_EQ(back.copies[0].at.checksums, at(0, 0, 100).checksums);
+  ASSERT_EQ(back.parts.size(), 2u);
+  EXPECT_EQ(back.parts[0].length, 60u);
+  EXPECT_EQ(back.parts[0].crc32, 0xabcdef01);
+  EXPECT_EQ(back.attributes, report.attributes);
   EXPECT_EQ(back.encode(), report.encode());
 }
 
@@ -261,6 +360,21 @@ TEST(ReportEncoding, EveryChangedOrMissingByteIsFound) {
     Bytes bad = good;
     bad[i] ^= std::byte{1};
     EXPECT_EQ(error_of([&] { RankReport::decode(bad); }).code(), ErrorCode::kCorrupt) << i;
+  }
+}
+
+TEST(ReportEncoding, AttributesAreOfPlainKindsAndNotDeep) {
+  EXPECT_GT(attribute_bytes(attributes()), 10u);
+  Value deep;
+  for (int depth = 0; depth < 15; ++depth) deep = Value::list({deep});
+  attribute_bytes({{"deep", deep}});
+  const Value refused[] = {Value::list({deep}), Value(DType::kInt8),
+                           Value(BigInt{Bytes(9, std::byte{1})}), Value::ordered_dict({}),
+                           Value::dict({{Value(1.5), Value()}})};
+  for (const Value& value : refused) {
+    const Error error = error_of([&] { attribute_bytes({{"mine", value}}); });
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << to_string(value);
+    EXPECT_THAT(error.message(), HasSubstr("\"mine\""));
   }
 }
 

@@ -7,6 +7,7 @@
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/dtype.h"
 #include "tilestone/geometry/box.h"
+#include "tilestone/state/metadata.h"
 #include "tilestone/state/state_dict.h"
 
 namespace tilestone::wire {
@@ -45,6 +46,11 @@ Dims read_shape(ByteReader& in);
 void write_box(ByteWriter& out, const Box& box);
 Box read_box(ByteReader& in, const Dims& shape);
 void read_box(ByteReader& in, const Dims& shape, Box& box);  // the same, into a box that is there
+
+// Attributes of the kinds that attribute_bytes() names, of the depth that it says; refused by the
+// writer as there.
+void write_attributes(ByteWriter& out, const Attributes& attributes);
+Attributes read_attributes(ByteReader& in);
 
 // An index below `size`.
 uint32_t read_index(ByteReader& in, size_t size, std::string_view what);

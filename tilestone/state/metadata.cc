@@ -1,6 +1,7 @@
 #include "tilestone/state/metadata.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "tilestone/base/checked.h"
@@ -40,6 +41,21 @@ Dims item_shape(const StoredChunk& chunk) {
 
 uint64_t begin_in_item(const StoredChunk& chunk, DType dtype) {
   return chunk.flat ? static_cast<uint64_t>(chunk.flat->begin) * itemsize(dtype) : 0;
+}
+
+ChunksByBox::ChunksByBox(const StoredTensor& tensor)
+    : tensor_(tensor), order_(tensor.chunks.size()) {
+  std::iota(order_.begin(), order_.end(), 0u);
+  std::sort(order_.begin(), order_.end(),
+            [&](uint32_t a, uint32_t b) { return tensor_.chunks[a].box < tensor_.chunks[b].box; });
+}
+
+std::optional<uint32_t> ChunksByBox::find(const Box& box) const {
+  const auto found =
+      std::lower_bound(order_.begin(), order_.end(), box,
+                       [&](uint32_t i, const Box& b) { return tensor_.chunks[i].box < b; });
+  if (found == order_.end() || tensor_.chunks[*found].box != box) return std::nullopt;
+  return *found;
 }
 
 void Metadata::index() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +15,10 @@
 #include "tilestone/state/state_dict.h"
 
 namespace tilestone {
+
+// What the caller of a save said of a tensor: values of plain kinds by name (attribute_bytes() in
+// plan/report.h).
+using Attributes = std::map<std::string, Value>;
 
 // How an item's bytes are wrapped as a whole.
 enum class Codec : uint8_t { kNone = 0, kZstd = 1 };
@@ -77,14 +82,35 @@ struct StoredObject {
   ItemLocation at;
 };
 
+// The elements of a chunk once more, in an item of another file.
+struct StoredCopy {
+  uint32_t tensor = 0;  // index into Metadata::tensors
+  uint32_t chunk = 0;   // index into its chunks
+  ItemLocation at;
+};
+
+// Finds the chunks of a tensor by their boxes. Borrows the tensor.
+class ChunksByBox {
+ public:
+  explicit ChunksByBox(const StoredTensor& tensor);
+  std::optional<uint32_t> find(const Box& box) const;  // index into the chunks
+
+ private:
+  const StoredTensor& tensor_;
+  std::vector<uint32_t> order_;
+};
+
 class Metadata {
  public:
   std::vector<std::string> files;     // names relative to the checkpoint
   std::vector<StoredTensor> tensors;  // sorted by key after index()
   std::vector<StoredObject> objects;  // sorted by key after index()
-  std::string save_id;                // of the writer; "" when there is none
-  std::string writer;                 // "Tilestone 0.1.0", "PyTorch (torch_dist 1.0.0)", ...
-  std::string dialect;                // "pytorch", "megatron"
+  // Known from the manifest alone. The format's index names none of them, and a load reads none.
+  std::vector<StoredCopy> copies;
+  std::map<std::string, Attributes, std::less<>> attributes;  // by the tensor's key, likewise
+  std::string save_id;      // of the writer; "" when there is none
+  std::string writer;       // "Tilestone 0.1.0", "PyTorch (torch_dist 1.0.0)", ...
+  std::string dialect;      // "pytorch", "megatron"
   bool rank_local = false;  // each rank wrote its own metadata (torch's use_collectives=False)
 
   // Sorts and builds the look-up tables; call after filling. Error(kCorrupt) on a key twice.

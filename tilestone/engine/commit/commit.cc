@@ -11,7 +11,9 @@
 //  2. Each rank writes its data files, syncs them, syncs their directory, and reports.
 //  3. The coordinator merges the reports (coverage is checked), opens each file that a rank
 //     reported, so that no rank has written to another directory than its own, and publishes the
-//     manifest: written to a temporary file, synced, renamed, directory synced.
+//     manifest: written to a temporary file, synced, renamed, directory synced. Files of the index
+//     that come before the switch have new names, and say nothing without it: they are written
+//     under them, many at a time, and synced, and then their directories are (new_files.cc).
 //  4. The coordinator publishes the metadata file in the same way. The rename is the commit.
 //  5. The coordinator removes the files of the checkpoint that was replaced, and leftovers; once
 //     they are gone for good, the note.
@@ -103,6 +105,7 @@
 #include "tilestone/base/log.h"
 #include "tilestone/engine/commit/presence_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/write/new_files_internal.h"
 #include "tilestone/format/foreign.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/version.h"
@@ -118,19 +121,6 @@ bool in_own_directory(const std::string& name) {
 std::string base_name(const std::string& name) {
   const std::string last = name.substr(name.rfind('/') + 1);
   return last.substr(std::min(last.find_first_not_of('.'), last.size()));
-}
-
-// The directories that the files of a role lie in, parents first.
-std::set<std::string> directories_of(const Index& index, IndexRole role) {
-  std::set<std::string> found;
-  for (const IndexFile& file : index) {
-    if (file.role != role) continue;
-    for (size_t slash = file.name.find('/'); slash != std::string::npos;
-         slash = file.name.find('/', slash + 1)) {
-      found.insert(file.name.substr(0, slash));
-    }
-  }
-  return found;
 }
 
 bool holds_data(Storage& storage, const Format& format, const std::string& save_id) {
@@ -300,7 +290,7 @@ void Commit::remove_leftovers(const std::set<std::string>& referenced,
 
 void Commit::prepare(Reported reported, Deadline deadline) {
   expect_files(*storage_, reported.reports, reported.threads, deadline);
-  Metadata metadata = merge_reports(std::move(reported.reports));
+  Metadata metadata = merge_reports(std::move(reported.reports), reported.copies);
   metadata.save_id = save_id_;
   metadata.writer = std::string("Tilestone ") + kVersion;
   metadata.dialect = dialect_->read_as();
@@ -315,7 +305,7 @@ void Commit::prepare(Reported reported, Deadline deadline) {
   storage_->publish(name, temporary_name(save_id_, "manifest"), manifest.encode(reported.encoded),
                     false, deadline);
   if (!old_rank_local_.empty()) mark_replaced(deadline);
-  publish(IndexRole::kBefore, deadline);
+  publish_before(reported.threads, deadline);
   if (!staging_) return;
   publish(IndexRole::kSwitch, deadline);
   publish(IndexRole::kAfter, deadline);
@@ -347,10 +337,17 @@ void Commit::publish(Deadline deadline) {
   publish(IndexRole::kAfter, deadline);
 }
 
-// Directories that are new are durable, as their files are, before the next role's turn.
+// Their names are new: of this save alone, or in a directory of its own.
+void Commit::publish_before(int threads, Deadline deadline) {
+  std::vector<NewFile> files;
+  for (const IndexFile& file : index_) {
+    if (file.role == IndexRole::kBefore) files.push_back({&file.name, file.bytes});
+  }
+  write_new_files(*storage_, files, threads, deadline,
+                  [&](const std::string& name) { published_.push_back(name); });
+}
+
 void Commit::publish(IndexRole role, Deadline deadline) {
-  const std::set<std::string> directories = directories_of(index_, role);
-  for (const std::string& directory : directories) storage_->make_directory(directory);
   for (const IndexFile& file : index_) {
     if (file.role != role) continue;
     try {
@@ -362,14 +359,6 @@ void Commit::publish(IndexRole role, Deadline deadline) {
       throw;
     }
     published_.push_back(file.name);
-  }
-  std::set<std::string> parents;
-  for (const std::string& directory : directories) {
-    parents.insert(directory.substr(0, directory.find_last_of('/') + 1));
-  }
-  for (std::string parent : parents) {
-    if (!parent.empty()) parent.pop_back();
-    storage_->sync_directory(parent);
   }
 }
 

@@ -42,6 +42,7 @@ class Commit {
     int threads = 0;                  // the save's option
     const Items* items = nullptr;     // the coordinator's
     std::map<std::string, std::string> attributes = {};  // likewise
+    CopyPolicy copies = CopyPolicy::kRefuse;
   };
   // Step 3: checks the reports, and that every file they name is here; makes everything durable but
   // the switch of the index and what is published after it.
@@ -67,6 +68,7 @@ class Commit {
   void mark_replaced(Deadline deadline);
   void remove_rank_local();
   Manifest make_manifest(const Metadata& metadata, int world_size) const;
+  void publish_before(int threads, Deadline deadline);
   void publish(IndexRole role, Deadline deadline);
 
   std::shared_ptr<Storage> storage_;

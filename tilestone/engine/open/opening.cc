@@ -162,7 +162,7 @@ void check_dialect(const Opened& opened, const Manifest& manifest) {
 
 // Where the index names no save, a manifest of another index is one that another writer has saved
 // over: it is left out.
-void attach_manifest(Opened& opened, ByteView bytes) {
+void take_manifest(Opened& opened, ByteView bytes) {
   std::string& save_id = opened.metadata.save_id;
   const bool named = !save_id.empty();
   const std::string name = named ? manifest_name(save_id) : std::string(kOwnDirectory);
@@ -185,7 +185,7 @@ void attach_manifest(Opened& opened, ByteView bytes) {
     return;
   }
   save_id = manifest.save_id;
-  attach_checksums(opened.metadata, manifest);
+  attach_manifest(opened.metadata, manifest);
   opened.manifest = std::move(manifest);
 }
 
@@ -306,7 +306,7 @@ Opened open_description(Description description, const std::shared_ptr<const For
   if (!description.metadata) description.metadata = opened.format->parse_index(opened.files);
   opened.metadata = std::move(*description.metadata);
   opened.metadata.dialect = opened.dialect->name();
-  if (!description.manifest.empty()) attach_manifest(opened, description.manifest);
+  if (!description.manifest.empty()) take_manifest(opened, description.manifest);
   take_common(opened);
   return opened;
 }
@@ -326,7 +326,13 @@ Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wa
     standing.index.insert(name);
   }
   standing.files.insert(metadata.files.begin(), metadata.files.end());
-  if (!description.manifest.empty()) standing.files.insert(description.manifest_file);
+  if (description.manifest.empty()) return standing;
+  standing.files.insert(description.manifest_file);
+  // The index does not name the files that hold copies alone.
+  const Manifest manifest = Manifest::decode(description.manifest, description.manifest_file);
+  for (const RankReport& report : manifest.reports) {
+    for (const ReportedFile& file : report.files) standing.files.insert(file.name);
+  }
   return standing;
 }
 

@@ -66,7 +66,7 @@ Opened open_description(Description description, const std::shared_ptr<const For
 struct Standing {
   bool found = false;
   std::string save_id;               // "": another writer's
-  std::set<std::string> files;       // its data files, manifest
+  std::set<std::string> files;       // its data files, those of copies too, and its manifest
   std::set<std::string> index;       // the files that describe it
   std::set<std::string> rank_local;  // those, when it is a rank-local one
 };

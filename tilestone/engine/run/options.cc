@@ -2,6 +2,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/run/options_internal.h"
+#include "tilestone/plan/report.h"
 
 namespace tilestone::engine {
 namespace {
@@ -37,10 +38,26 @@ void check_attributes(const SaveOptions& options) {
   refuse(fmt::format("attributes have {} bytes; expected at most {}", bytes, kMaxAttributeBytes));
 }
 
+void check_tensor_attributes(const SaveOptions& options) {
+  uint64_t bytes = 0;
+  for (const auto& [key, attributes] : options.tensor_attributes) {
+    try {
+      bytes += attribute_bytes(attributes);
+    } catch (Error& error) {
+      error.with_key(key);
+      throw;
+    }
+  }
+  if (bytes <= kMaxTensorAttributeBytes) return;
+  refuse(fmt::format("tensor_attributes have {} bytes; expected at most {}", bytes,
+                     kMaxTensorAttributeBytes));
+}
+
 }  // namespace
 
 void check_options(const SaveOptions& options) {
   check_attributes(options);
+  check_tensor_attributes(options);
   check_timeout(options.timeout);
   check_threads(options.threads);
   check_buffer_bytes(options.buffer_bytes);

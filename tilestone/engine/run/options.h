@@ -18,6 +18,7 @@
 #include "tilestone/comm/communicator.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
+#include "tilestone/state/metadata.h"
 #include "tilestone/state/state_dict.h"
 #include "tilestone/storage/storage.h"
 
@@ -41,7 +42,8 @@ inline constexpr uint64_t kMinBufferBytes = 128u << 10;
 inline constexpr uint64_t kMaxBufferBytes = uint64_t{1} << 44;
 inline constexpr int kMaxThreads = 1024;
 inline constexpr int kMaxFilesPerRank = 1024;
-inline constexpr uint64_t kMaxAttributeBytes = 1u << 20;  // of all names and values together
+inline constexpr uint64_t kMaxAttributeBytes = 1u << 20;         // of all names and values together
+inline constexpr uint64_t kMaxTensorAttributeBytes = 16u << 20;  // likewise, of one rank
 
 // Equal on all ranks, else Error(kMismatch) that names the option: format, dialect, agreement,
 // overwrite, attributes, validate_access, common_differs.
@@ -75,6 +77,11 @@ struct SaveOptions {
   int files_per_rank = 1;
   // Texts that say something of the checkpoint ("iteration": "100"), kept in its manifest.
   std::map<std::string, std::string> attributes = {};
+  // The same for tensors, by key: values of plain kinds (null, bool, int, float, string, bytes,
+  // list, tuple, dict). Each rank gives them for tensors that it saves (Error(kInvalidArgument) for
+  // another key), whether or not it is the one that writes; what several ranks say of a tensor is
+  // put together, and Error(kMismatch) where two contradict one another.
+  std::map<std::string, Attributes> tensor_attributes = {};
   ProgressFn progress = nullptr;
   // Another thread may request it: the save then ends soon, as after any failure, and throws the
   // request's reason here and Error(kInterrupted) on the other ranks. Once the checkpoint is being

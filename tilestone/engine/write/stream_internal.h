@@ -31,6 +31,7 @@ class FileStream {
   uint64_t position() const { return position_; }  // bytes written so far
   // Writes the item's padding and segments; the checksums of what was handed over.
   ItemChecksums write(const ItemRecipe& recipe);
+  uint32_t write(ByteView bytes) { return literal(bytes, 0); }  // returns their CRC-32
   void finish();  // hands over the last, partly filled buffer
 
  private:

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <iterator>
-#include <set>
+#include <map>
+#include <mutex>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
+#include "tilestone/engine/write/new_files_internal.h"
 #include "tilestone/engine/write/stream_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
 
@@ -58,6 +60,7 @@ class RankWriter {
       : storage_(storage),
         format_(format),
         task_(task),
+        attributes_(options.tensor_attributes),
         refs_(pieces_of(*task.items, *task.plan)),
         shares_(deal(static_cast<size_t>(std::max(1, options.files_per_rank)))),
         progress_(options.progress, "write", total_bytes()) {
@@ -89,6 +92,9 @@ class RankWriter {
       discard();
       throw;
     }
+    // In the order of the files, whichever thread wrote first.
+    std::stable_sort(report_.parts.begin(), report_.parts.end(),
+                     [](const auto& a, const auto& b) { return a.file < b.file; });
     return std::move(report_);
   }
 
@@ -168,6 +174,8 @@ class RankWriter {
       // Of ranks that are known to hold the same, the first one speaks for all.
       const bool speaks = item.holders.empty() || item.holders.front() == task_.rank;
       const bool unsure = task_.report_held && speaks;
+      const auto attributes = attributes_.empty() ? attributes_.end() : attributes_.find(item.key);
+      if (attributes != attributes_.end()) report_.attributes[describe(item)] = attributes->second;
       if (!item.pieces.empty() && (without_elements || unsure)) describe(item);
     }
     report_.objects.resize(task_.assignment.objects.size());
@@ -179,24 +187,16 @@ class RankWriter {
   }
 
   void write_files() {
-    std::set<std::string> directories{""};
-    for (const ReportedFile& file : report_.files) {
-      for (size_t slash = file.name.find('/'); slash != std::string::npos;
-           slash = file.name.find('/', slash + 1)) {
-        directories.insert(file.name.substr(0, slash));
-      }
-    }
-    for (const std::string& directory : directories) {
-      if (!directory.empty()) storage_.make_directory(directory);
-    }
+    Directories directories;
+    for (const ReportedFile& file : report_.files) directories.add_parents_of(file.name);
+    directories.make(storage_);
     if (streams_ == 1) {
       for (size_t index = 0; index < shares_.size(); ++index) write_file(index);
     } else if (!shares_.empty()) {
       ThreadPool threads(streams_ - 1);
       threads.parallel_for(shares_.size(), [&](size_t index) { write_file(index); });
     }
-    if (shares_.empty()) return;
-    for (const std::string& directory : directories) storage_.sync_directory(directory);
+    if (!shares_.empty()) directories.sync(storage_, static_cast<int>(streams_));
   }
 
   void write_file(size_t index) {
@@ -204,31 +204,64 @@ class RankWriter {
     const auto file = storage_.create(report_.files[index].name, expected_bytes(share));
     FileStream stream(*file, context_);
     const auto encoder = format_.encoder();
-    for (uint32_t i : share.objects) {
-      const ObjectItem& object = task_.items->objects[task_.assignment.objects[i]];
-      write_item(index, stream, report_.objects[i].at, object.key,
-                 [&](uint64_t at) { return encoder->object(object, at); });
-    }
-    for (uint32_t i : share.chunks) {
-      const uint32_t chunk = task_.assignment.chunks[i];
-      const TensorItem& item = task_.items->tensors[refs_[chunk].item];
-      write_item(index, stream, report_.chunks[i].at, item.key,
-                 [&](uint64_t at) { return encoder->tensor(item, piece(chunk), at); });
-    }
+    if (format_.files_have_ends()) begin_file(index, stream, *encoder);
+    each_item(share, [&](const FileItem& item, ReportedItem& at) {
+      write_item(index, stream, *encoder, item, at);
+    });
+    if (format_.files_have_ends()) end_file(index, stream, *encoder);
     stream.finish();
     file->sync(context_.deadline);
     file->close();
     report_.files[index].size = stream.position();
   }
 
-  template <typename Encode>
-  void write_item(size_t file, FileStream& stream, ReportedItem& at, const std::string& key,
-                  const Encode& encode) {
+  // What write_file() writes, in its order; `take` gets each item and its place in the report.
+  template <typename Take>
+  void each_item(const FileShare& share, const Take& take) {
+    for (uint32_t i : share.objects) {
+      const ObjectItem& object = task_.items->objects[task_.assignment.objects[i]];
+      take(FileItem{nullptr, nullptr, &object}, report_.objects[i].at);
+    }
+    for (uint32_t i : share.chunks) {
+      const uint32_t chunk = task_.assignment.chunks[i];
+      const TensorItem& item = task_.items->tensors[refs_[chunk].item];
+      take(FileItem{&item, &piece(chunk), nullptr}, report_.chunks[i].at);
+    }
+  }
+
+  void begin_file(size_t index, FileStream& stream, ItemEncoder& encoder) {
+    std::vector<FileItem> items;
+    each_item(shares_[index],
+              [&](const FileItem& item, const ReportedItem&) { items.push_back(item); });
+    write_part(index, stream, encoder.begin_file(items));
+  }
+
+  void end_file(size_t index, FileStream& stream, ItemEncoder& encoder) {
+    std::vector<WrittenItem> items;
+    each_item(shares_[index], [&](const FileItem& item, const ReportedItem& at) {
+      items.push_back({item, at.offset, at.length, at.checksums});
+    });
+    write_part(index, stream, encoder.end_file(items));
+  }
+
+  void write_part(size_t index, FileStream& stream, const Bytes& bytes) {
+    if (bytes.empty()) return;
+    RankReport::FilePart part{static_cast<uint32_t>(index), stream.position(), bytes.size(), 0};
+    part.crc32 = stream.write(ByteView(bytes));
+    std::lock_guard lock(parts_mutex_);
+    report_.parts.push_back(part);
+  }
+
+  void write_item(size_t file, FileStream& stream, ItemEncoder& encoder, const FileItem& item,
+                  ReportedItem& at) {
+    const std::string& key = item.object != nullptr ? item.object->key : item.tensor->key;
     if (context_.deadline.expired()) {
       throw Error(ErrorCode::kTimeout, "the deadline passed while writing").with_key(key);
     }
     try {
-      const ItemRecipe recipe = encode(stream.position());
+      const ItemRecipe recipe = item.object != nullptr
+                                    ? encoder.object(*item.object, stream.position())
+                                    : encoder.tensor(*item.tensor, *item.piece, stream.position());
       at.file = static_cast<uint32_t>(file);
       at.offset = stream.position() + recipe.padding;
       at.length = recipe.length;
@@ -247,12 +280,14 @@ class RankWriter {
   Storage& storage_;
   const Format& format_;
   const WriteTask& task_;
+  const std::map<std::string, Attributes>& attributes_;  // by key
   const std::vector<PieceRef> refs_;
   const std::vector<FileShare> shares_;
   size_t streams_ = 0;  // files that are written at a time
   ProgressMeter progress_;
   StreamContext context_;
-  RankReport report_;
+  std::mutex parts_mutex_;
+  RankReport report_;  // parts: under parts_mutex_ while files are written
 };
 
 }  // namespace

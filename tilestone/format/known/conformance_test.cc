@@ -1,13 +1,14 @@
 // What every format promises in every dialect, over all that are known: a new one is tested as soon
-// as known_formats() or known_dialects() has it. Written and read here as one rank would, with the
+// as known_formats() or known_dialects() has it. So is one made for these tests whose files have a
+// header and a trailer. Written and read here as one rank would, with the
 // functions of format, dialect and index alone.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
-#include <tuple>
 
+#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/format/format_testing.h"
 #include "tilestone/format/known/known.h"
@@ -43,8 +44,11 @@ class Written {
     metadata_.dialect = dialect.name();
     format.check(items_);
     if (format.needs_grid()) agree_on_grids();
-    for (const ObjectItem& item : items_.objects) add(item);
+    for (const ObjectItem& item : items_.objects) {
+      add(format_.own_file(item), {nullptr, nullptr, &item});
+    }
     for (const TensorItem& item : items_.tensors) add(item);
+    for (uint32_t file = 0; file < planned_.size(); ++file) write(file);
     metadata_.index();
     index = merge_index(format.encode_index(metadata_), dialect.encode_index(items_, format));
     for (const IndexFile& file : index) files[file.name] = file.bytes;
@@ -66,46 +70,63 @@ class Written {
   }
 
   void add(const TensorItem& item) {
-    auto tensor = std::find_if(metadata_.tensors.begin(), metadata_.tensors.end(),
-                               [&](const StoredTensor& known) { return known.key == item.key; });
-    if (tensor == metadata_.tensors.end()) {
-      tensor = metadata_.tensors.insert(tensor,
-                                        {item.key, item.path, item.dtype, item.global_shape, {}});
+    const bool known = std::any_of(metadata_.tensors.begin(), metadata_.tensors.end(),
+                                   [&](const StoredTensor& t) { return t.key == item.key; });
+    if (!known) {
+      metadata_.tensors.push_back({item.key, item.path, item.dtype, item.global_shape, {}});
     }
     for (const Piece& piece : item.pieces) {
       if (piece.box.empty() && format_.needs_grid()) continue;
-      const std::string file = file_of(format_.own_file(item, piece));
-      const auto encoder = format_.encoder();
-      tensor->chunks.push_back(
-          {piece.box, append(file, encoder->tensor(item, piece, files[file].size()))});
+      add(format_.own_file(item, piece), {&item, &piece, nullptr});
     }
   }
-  void add(const ObjectItem& item) {
-    const std::string file = file_of(format_.own_file(item));
-    const ItemLocation at = append(file, format_.encoder()->object(item, files[file].size()));
-    metadata_.objects.push_back({item.key, item.path, at});
+  void add(const std::optional<std::string>& own, const FileItem& item) {
+    const std::string name = own ? *own : format_.data_file_name(kSaveId, 0, 0);
+    const auto known = std::find(metadata_.files.begin(), metadata_.files.end(), name);
+    const auto file = static_cast<size_t>(known - metadata_.files.begin());
+    if (known == metadata_.files.end()) {
+      metadata_.files.push_back(name);
+      planned_.emplace_back();
+    }
+    planned_[file].push_back(item);
   }
 
-  std::string file_of(const std::optional<std::string>& own) const {
-    return own ? *own : format_.data_file_name(kSaveId, 0, 0);
+  void write(uint32_t file) {
+    Bytes bytes;
+    const auto append = [&](const Bytes& more) {
+      bytes.insert(bytes.end(), more.begin(), more.end());
+    };
+    const auto encoder = format_.encoder();
+    if (format_.files_have_ends()) append(encoder->begin_file(planned_[file]));
+    std::vector<WrittenItem> written;
+    for (const FileItem& item : planned_[file]) {
+      const ItemRecipe recipe = item.object != nullptr
+                                    ? encoder->object(*item.object, bytes.size())
+                                    : encoder->tensor(*item.tensor, *item.piece, bytes.size());
+      const ItemLocation at{file, Codec::kNone, bytes.size() + recipe.padding, recipe.length, {}};
+      written.push_back({item, at.offset, at.length, checksums_of(recipe)});
+      append(render(recipe));
+      note(item, at);
+    }
+    if (format_.files_have_ends()) append(encoder->end_file(written));
+    files[metadata_.files[file]] = std::move(bytes);
   }
-  ItemLocation append(const std::string& name, const ItemRecipe& recipe) {
-    auto known = std::find(metadata_.files.begin(), metadata_.files.end(), name);
-    if (known == metadata_.files.end()) known = metadata_.files.insert(known, name);
-    Bytes& file = files[name];
-    const Bytes bytes = render(recipe);
-    const ItemLocation at{static_cast<uint32_t>(known - metadata_.files.begin()),
-                          Codec::kNone,
-                          file.size() + recipe.padding,
-                          recipe.length,
-                          {}};
-    file.insert(file.end(), bytes.begin(), bytes.end());
-    return at;
+
+  void note(const FileItem& item, const ItemLocation& at) {
+    if (item.object != nullptr) {
+      metadata_.objects.push_back({item.object->key, item.object->path, at});
+      return;
+    }
+    const auto tensor =
+        std::find_if(metadata_.tensors.begin(), metadata_.tensors.end(),
+                     [&](const StoredTensor& t) { return t.key == item.tensor->key; });
+    tensor->chunks.push_back({item.piece->box, at});
   }
 
   const Format& format_;
   Items items_;
   Metadata metadata_;
+  std::vector<std::vector<FileItem>> planned_;  // by file of the metadata
 };
 
 std::vector<std::string> names_of(const FileImage& files) {
@@ -179,28 +200,33 @@ StateDict example() {
   return state;
 }
 
-using Names = std::tuple<std::string, std::string>;
-
-class EveryFormat : public testing::TestWithParam<Names> {
- protected:
-  const std::shared_ptr<const Format> format_ = format_named(std::get<0>(GetParam()));
-  const std::shared_ptr<const Dialect> dialect_ = dialect_named(std::get<1>(GetParam()));
+struct Kind {
+  std::string name;
+  std::shared_ptr<const Format> format;
+  std::shared_ptr<const Dialect> dialect;
 };
 
-std::vector<Names> all_names() {
-  std::vector<Names> names;
-  for (const auto& format : known_formats()) {
-    for (const auto& dialect : known_dialects())
-      names.emplace_back(format->name(), dialect->name());
-  }
-  return names;
+class EveryFormat : public testing::TestWithParam<Kind> {
+ protected:
+  const std::shared_ptr<const Format> format_ = GetParam().format;
+  const std::shared_ptr<const Dialect> dialect_ = GetParam().dialect;
+};
+
+std::vector<Kind> all_kinds() {
+  std::vector<Kind> kinds;
+  const auto add = [&](const std::string& name, const std::shared_ptr<const Format>& format) {
+    for (const auto& dialect : known_dialects()) {
+      kinds.push_back({name + "_" + std::string(dialect->name()), format, dialect});
+    }
+  };
+  for (const auto& format : known_formats()) add(std::string(format->name()), format);
+  add("framed", framed_format(format_named("torch_dist")));
+  return kinds;
 }
 
-std::string name_of(const testing::TestParamInfo<Names>& names) {
-  return std::get<0>(names.param) + "_" + std::get<1>(names.param);
-}
+std::string name_of(const testing::TestParamInfo<Kind>& kind) { return kind.param.name; }
 
-INSTANTIATE_TEST_SUITE_P(Known, EveryFormat, testing::ValuesIn(all_names()), name_of);
+INSTANTIATE_TEST_SUITE_P(Known, EveryFormat, testing::ValuesIn(all_kinds()), name_of);
 
 TEST_P(EveryFormat, WhatIsWrittenIsFoundAndReadsBack) {
   const Written written(*format_, *dialect_, example());
@@ -340,6 +366,41 @@ TEST_P(EveryFormat, ADamagedIndexIsAnErrorThatNamesItsFile) {
     }
   }
   EXPECT_GT(refused, 0u);
+}
+
+// Where the metadata has the items of a file, and what they hold.
+std::vector<FramePlace> places_of(const Written& written, const Metadata& metadata) {
+  std::vector<FramePlace> places;
+  const auto add = [&](const ItemLocation& at) {
+    places.push_back({at.offset, at.length, crc32(item_of(written.files, metadata, at))});
+  };
+  for (const StoredTensor& tensor : metadata.tensors) {
+    for (const StoredChunk& chunk : tensor.chunks) add(chunk.at);
+  }
+  for (const StoredObject& object : metadata.objects) add(object.at);
+  std::sort(places.begin(), places.end(),
+            [](const FramePlace& a, const FramePlace& b) { return a.offset < b.offset; });
+  return places;
+}
+
+TEST(FormatWithEnds, AFileBeginsWithItsItemsAndEndsWithTheirPlaces) {
+  const auto format = framed_format(format_named("torch_dist"));
+  const Written written(*format, *pytorch_dialect(), example());
+  const Metadata metadata =
+      format->parse_index(directory_of(written.files, *format, *pytorch_dialect()));
+  ASSERT_EQ(metadata.files.size(), 1u);
+  const Bytes& file = written.files.at(metadata.files[0]);
+  const Items items = pytorch_dialect()->to_items(example(), *format);
+  std::vector<FileItem> planned;
+  for (const ObjectItem& item : items.objects) planned.push_back({nullptr, nullptr, &item});
+  for (const TensorItem& item : items.tensors) planned.push_back({&item, nullptr, nullptr});
+  const Bytes header = frame_header(planned);
+  const std::vector<FramePlace> places = places_of(written, metadata);
+  const Bytes trailer = frame_trailer(places);
+  EXPECT_TRUE(std::equal(header.begin(), header.end(), file.begin()));
+  EXPECT_TRUE(std::equal(trailer.rbegin(), trailer.rend(), file.rbegin()));
+  EXPECT_GE(places.front().offset, header.size());
+  EXPECT_EQ(places.back().offset + places.back().length + trailer.size(), file.size());
 }
 
 TEST_P(EveryFormat, AnItemThatIsCutShortIsDamage) {

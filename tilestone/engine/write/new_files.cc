@@ -1,0 +1,76 @@
+#include <mutex>
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/thread_pool.h"
+#include "tilestone/engine/run/resources_internal.h"
+#include "tilestone/engine/write/new_files_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+// Fewer are not worth threads. Waiting for a disk, many files at a time cost little more than one.
+constexpr size_t kWorthThreads = 16;
+
+template <typename Body>
+void for_each(size_t count, int threads, const Body& body) {
+  if (count >= kWorthThreads && thread_count(threads) > 1) {
+    ThreadPool(thread_count(threads) - 1).parallel_for(count, body);
+  } else {
+    for (size_t i = 0; i < count; ++i) body(i);
+  }
+}
+
+}  // namespace
+
+void Directories::add_parents_of(const std::string& file) {
+  for (size_t slash = file.find('/'); slash != std::string::npos;
+       slash = file.find('/', slash + 1)) {
+    names_.insert(file.substr(0, slash));
+  }
+}
+
+void Directories::make(Storage& storage) const {
+  for (const std::string& name : names_) {
+    if (!name.empty()) storage.make_directory(name);
+  }
+}
+
+void Directories::sync(Storage& storage, int threads) const {
+  const std::vector<std::string> names(names_.begin(), names_.end());
+  for_each(names.size(), threads, [&](size_t i) { storage.sync_directory(names[i]); });
+}
+
+void write_new_files(Storage& storage, std::span<const NewFile> files, int threads,
+                     Deadline deadline, const std::function<void(const std::string&)>& note) {
+  if (files.empty()) return;
+  Directories directories;
+  for (const NewFile& file : files) directories.add_parents_of(*file.name);
+  directories.make(storage);
+  std::mutex mutex;
+  const auto note_one = [&](const std::string& name) {
+    std::lock_guard lock(mutex);
+    note(name);
+  };
+  for_each(files.size(), threads, [&](size_t i) {
+    const std::string& name = *files[i].name;
+    if (deadline.expired()) {
+      throw Error(ErrorCode::kTimeout, "the deadline passed before a file was written")
+          .with_file(name);
+    }
+    std::unique_ptr<WritableFile> file;
+    try {
+      file = storage.create(name, files[i].bytes.size());
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kAlreadyExists) note_one(name);  // then it is somebody else's
+      throw;
+    }
+    note_one(name);
+    file->append(files[i].bytes);
+    file->sync(deadline);
+    file->close();
+  });
+  directories.sync(storage, threads);
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,214 @@
+// What the manifest knows of the items that an index names, and of those that it does not.
+#include <algorithm>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/format/manifest.h"
+
+namespace tilestone {
+namespace {
+
+// What the manifest says of one item.
+struct Entry {
+  const ReportedItem* item = nullptr;
+  const std::string* key = nullptr;
+  const Box* box = nullptr;  // null: an object
+  bool is_copy = false;      // reported as one
+  bool found = false;        // the index names it
+};
+
+// The manifest's items by the metadata's file index and the offset in the file. Files that the
+// index does not name are added to the metadata's.
+class ItemIndex {
+ public:
+  ItemIndex(Metadata& metadata, const Manifest& manifest) : metadata_(metadata) {
+    size_t most = metadata.files.size();
+    for (const RankReport& report : manifest.reports) most += report.files.size();
+    metadata.files.reserve(most);  // files_ borrows the names
+    for (uint32_t i = 0; i < metadata.files.size(); ++i) files_.emplace(metadata.files[i], i);
+    by_file_.resize(metadata.files.size());
+    for (const RankReport& report : manifest.reports) add(report);
+    const auto before = [](const Entry& a, const Entry& b) {
+      return a.item->offset < b.item->offset;
+    };
+    for (auto& entries : by_file_) {
+      if (!std::is_sorted(entries.begin(), entries.end(), before)) {
+        std::sort(entries.begin(), entries.end(), before);
+      }
+    }
+  }
+
+  Entry* find(const ItemLocation& at) {
+    std::vector<Entry>& entries = by_file_[at.file];
+    // Neighbours in the metadata are mostly neighbours in the file.
+    auto found = entries.begin() + static_cast<ptrdiff_t>(std::min(next_, entries.size()));
+    if (found == entries.end() || found->item->offset != at.offset) {
+      found = std::lower_bound(
+          entries.begin(), entries.end(), at.offset,
+          [](const Entry& entry, uint64_t offset) { return entry.item->offset < offset; });
+    }
+    next_ = static_cast<size_t>(found - entries.begin()) + 1;
+    return found != entries.end() && found->item->offset == at.offset ? &*found : nullptr;
+  }
+
+  size_t items() const { return items_; }
+  const std::vector<std::vector<Entry>>& by_file() const { return by_file_; }
+
+ private:
+  void add(const RankReport& report) {
+    items_ += report.chunks.size() + report.copies.size() + report.objects.size();
+    std::vector<uint32_t> files;  // of the metadata, by the report's
+    for (const ReportedFile& file : report.files) files.push_back(index_of(file.name));
+    for (const RankReport::Chunk& chunk : report.chunks) {
+      by_file_[files[chunk.at.file]].push_back(
+          {&chunk.at, &report.tensors[chunk.tensor].key, &chunk.box});
+    }
+    for (const RankReport::Chunk& copy : report.copies) {
+      by_file_[files[copy.at.file]].push_back(
+          {&copy.at, &report.tensors[copy.tensor].key, &copy.box, true});
+    }
+    for (const RankReport::Object& object : report.objects) {
+      by_file_[files[object.at.file]].push_back({&object.at, &object.key, nullptr});
+    }
+  }
+
+  uint32_t index_of(const std::string& name) {
+    const auto next = static_cast<uint32_t>(metadata_.files.size());
+    const auto [found, is_new] = files_.try_emplace(name, next);
+    if (is_new) {
+      metadata_.files.push_back(name);
+      by_file_.emplace_back();
+    }
+    return found->second;
+  }
+
+  Metadata& metadata_;
+  std::unordered_map<std::string_view, uint32_t> files_;
+  std::vector<std::vector<Entry>> by_file_;
+  size_t items_ = 0;
+  size_t next_ = 0;  // after the last one found
+};
+
+void attach(const Metadata& metadata, ItemIndex& index, const std::string& key, const Box* box,
+            ItemLocation& at) {
+  Entry* entry = index.find(at);
+  const bool same = entry != nullptr && !entry->is_copy && !entry->found && *entry->key == key &&
+                    entry->item->length == at.length &&
+                    (entry->box != nullptr) == (box != nullptr) &&
+                    (box == nullptr || *entry->box == *box);
+  if (!same) {
+    throw Error(ErrorCode::kCorrupt, "manifest: it contradicts the metadata about the item at " +
+                                         std::to_string(at.offset) + " of " +
+                                         std::to_string(at.length) + " bytes")
+        .with_key(key)
+        .with_file(metadata.files[at.file]);
+  }
+  entry->found = true;
+  at.checksums = entry->item->checksums;
+}
+
+// Items that the index does not name are copies of chunks that it does.
+class CopyFinder {
+ public:
+  explicit CopyFinder(Metadata& metadata) : metadata_(metadata) {}
+
+  void take(const std::vector<std::vector<Entry>>& by_file) {
+    for (uint32_t file = 0; file < by_file.size(); ++file) {
+      for (const Entry& entry : by_file[file]) {
+        if (!entry.found) take(entry, file);
+      }
+    }
+    std::sort(metadata_.copies.begin(), metadata_.copies.end(),
+              [](const StoredCopy& a, const StoredCopy& b) {
+                return std::tie(a.tensor, a.chunk, a.at.file) <
+                       std::tie(b.tensor, b.chunk, b.at.file);
+              });
+  }
+
+ private:
+  void take(const Entry& entry, uint32_t file) {
+    const StoredTensor* tensor = entry.box != nullptr ? metadata_.find_tensor(*entry.key) : nullptr;
+    const auto chunk = tensor != nullptr ? chunks_of(*tensor).find(*entry.box) : std::nullopt;
+    if (!chunk || tensor->chunks[*chunk].at.file == file) {
+      throw Error(ErrorCode::kCorrupt,
+                  "manifest: it names an item that the metadata does not, at offset " +
+                      std::to_string(entry.item->offset))
+          .with_key(*entry.key)
+          .with_file(metadata_.files[file]);
+    }
+    const auto t = static_cast<uint32_t>(tensor - metadata_.tensors.data());
+    const ReportedItem& item = *entry.item;
+    metadata_.copies.push_back(
+        {t, *chunk, {file, Codec::kNone, item.offset, item.length, item.checksums}});
+  }
+
+  const ChunksByBox& chunks_of(const StoredTensor& tensor) {
+    return chunks_.try_emplace(&tensor, tensor).first->second;
+  }
+
+  Metadata& metadata_;
+  std::unordered_map<const StoredTensor*, ChunksByBox> chunks_;
+};
+
+size_t items_of(const Metadata& metadata) {
+  size_t items = metadata.objects.size();
+  for (const StoredTensor& tensor : metadata.tensors) items += tensor.chunks.size();
+  return items;
+}
+
+bool has_paths(const Metadata& metadata) {
+  const auto has = [](const auto& item) { return !item.path.empty(); };
+  return std::any_of(metadata.tensors.begin(), metadata.tensors.end(), has) ||
+         std::any_of(metadata.objects.begin(), metadata.objects.end(), has);
+}
+
+// zarr's index has keys alone.
+void take_paths(Metadata& metadata, const Manifest& manifest) {
+  std::unordered_map<std::string_view, const Path*> paths;
+  for (const RankReport& report : manifest.reports) {
+    for (const auto& tensor : report.tensors) {
+      if (!tensor.path.empty()) paths.emplace(tensor.key, &tensor.path);
+    }
+    for (const auto& object : report.objects) {
+      if (!object.path.empty()) paths.emplace(object.key, &object.path);
+    }
+  }
+  const auto give = [&](auto& items) {
+    for (auto& item : items) {
+      if (const auto found = paths.find(item.key); found != paths.end()) item.path = *found->second;
+    }
+  };
+  give(metadata.tensors);
+  give(metadata.objects);
+}
+
+void take_attributes(Metadata& metadata, const Manifest& manifest) {
+  for (const RankReport& report : manifest.reports) {
+    for (const auto& [tensor, attributes] : report.attributes) {
+      metadata.attributes[report.tensors[tensor].key].insert(attributes.begin(), attributes.end());
+    }
+  }
+}
+
+}  // namespace
+
+void attach_manifest(Metadata& metadata, const Manifest& manifest) {
+  const size_t named = items_of(metadata);
+  ItemIndex index(metadata, manifest);
+  for (StoredTensor& tensor : metadata.tensors) {
+    for (StoredChunk& chunk : tensor.chunks) {
+      attach(metadata, index, tensor.key, &chunk.box, chunk.at);
+    }
+  }
+  for (StoredObject& object : metadata.objects) {
+    attach(metadata, index, object.key, nullptr, object.at);
+  }
+  if (index.items() != named) CopyFinder(metadata).take(index.by_file());
+  if (!has_paths(metadata)) take_paths(metadata, manifest);
+  take_attributes(metadata, manifest);
+  metadata.writer = manifest.writer;
+}
+
+}  // namespace tilestone
