@@ -52,6 +52,24 @@ void bind_leftovers(nb::module_& m) {
       "path"_a, "remove"_a, "force"_a, "follow_links"_a);
 }
 
+void bind_removal(nb::module_& m) {
+  nb::class_<Removal>(m, "Removal", "What remove_keys has removed.")
+      .def_ro("keys", &Removal::keys, "Of tensors, and unique ones of objects; sorted.")
+      .def_ro("files", &Removal::files, "Data files of which nothing is left.")
+      .def_ro("bytes", &Removal::bytes, "Of these files.")
+      .def_ro("by_other", &Removal::by_other,
+              "Another caller has removed the keys while this one waited.");
+  m.def(
+      "remove_keys",
+      [](const nb::bytes& path, const std::string& prefix, double seconds) {
+        const Location location = location_of(path, false);
+        return without_gil([&](const std::shared_ptr<const Interrupt>& stop) {
+          return remove_keys(location, prefix, {seconds, stop});
+        });
+      },
+      "path"_a, "prefix"_a, "seconds"_a);
+}
+
 const StoredTensor& tensor_of(const Checkpoint& checkpoint, const std::string& key) {
   if (const StoredTensor* tensor = checkpoint.metadata().find_tensor(key)) return *tensor;
   throw Error(ErrorCode::kNotFound, "the checkpoint holds no tensor of this key").with_key(key);
@@ -181,6 +199,7 @@ void bind_tensors(nb::class_<Checkpoint>& bound) {
 void bind_checkpoint(nb::module_& m) {
   bind_reports(m);
   bind_leftovers(m);
+  bind_removal(m);
   nb::class_<Checkpoint> bound(m, "Checkpoint");
   bound.def_static(
       "open",

@@ -93,7 +93,7 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
                       const std::optional<std::string>& not_requested,
                       const std::string& other_shape, bool sharded_only, bool validate_access,
                       double timeout, int threads, uint64_t buffer_bytes, nb::handle progress,
-                      bool objects_by_grid) {
+                      bool objects_by_grid, bool log_report) {
   const Bridge bridge(bridge_object);
   Claims claims;
   LoadRequest request{std::nullopt, location_of(path, follow_links), {}};
@@ -115,6 +115,7 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
   request.options.sharded_only = sharded_only;
   request.options.validate_access = validate_access;
   request.options.objects_by_grid = objects_by_grid;
+  request.options.log_report = log_report;
   request.options.timeout = timeout;
   request.options.threads = threads;
   request.options.buffer_bytes = buffer_bytes;
@@ -229,7 +230,7 @@ void bind_engine(nb::module_& m) {
            "cast"_a, "verify_checksums"_a, "two_phase"_a, "cache"_a, "not_in_checkpoint"_a,
            "not_requested"_a.none(), "other_shape"_a, "sharded_only"_a, "validate_access"_a,
            "timeout"_a, "threads"_a, "buffer_bytes"_a, "progress"_a.none(),
-           "objects_by_grid"_a = false);
+           "objects_by_grid"_a = false, "log_report"_a = true);
   m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
                 "object, seconds: float) -> SaveResult"));

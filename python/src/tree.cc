@@ -103,11 +103,14 @@ class TreeMaker {
       return is_whole(object, path) ? leaf(object, path) : dict(object, path);
     if (PyList_CheckExact(object.ptr())) return list_or_leaf(object, path);
     if (is_plain(object)) return leaf(object, path);
-    if (auto view = torch_view(object, path)) return array(*std::move(view), path);
+    if (auto view = torch_view(object, path)) return tensor(object, *std::move(view), path);
     const nb::object described =
         keyed(path, [&] { return bridge_.call("describe", object, dotted(path)); });
     if (PyTuple_CheckExact(described.ptr())) return stateful(described, path);
-    if (auto entity = from_described(described, path)) return *std::move(entity);
+    if (nb::isinstance<TensorView>(described)) {
+      return tensor(object, nb::cast<TensorView>(described), path);
+    }
+    if (auto entity = from_described(described)) return *std::move(entity);
     if (is_mapping(object)) return dict(checked_container(object, path), path);
     if (PyList_Check(object.ptr())) return list_or_leaf(object, path);
     return leaf(object, path);
@@ -286,6 +289,15 @@ class TreeMaker {
     }
   }
 
+  // An array. One of the common state of which autograd knows comes back as it was, as in a leaf.
+  StateNode tensor(nb::handle object, TensorView view, const Path& path) const {
+    if (!keeps_keys_) return array(std::move(view), path);
+    const nb::object found = keyed(path, [&] { return bridge_.call("variable", object); });
+    if (found.is_none()) return array(std::move(view), path);
+    const Autograd autograd{nb::cast<bool>(found[1]), nb::cast<bool>(found[2])};
+    return Value(nb::cast<TensorView>(found[0]), autograd);
+  }
+
   // A plain array; by rule, one that every rank is known to hold.
   StateNode array(TensorView view, const Path& path) const {
     if (everywhere_ == 0) return view;
@@ -297,10 +309,9 @@ class TreeMaker {
     return tensor;
   }
 
-  // An array or entity that the bridge made, or nothing.
-  std::optional<StateNode> from_described(nb::handle described, const Path& path) const {
+  // An entity that the bridge made, or nothing.
+  static std::optional<StateNode> from_described(nb::handle described) {
     if (described.is_none()) return std::nullopt;
-    if (nb::isinstance<TensorView>(described)) return array(nb::cast<TensorView>(described), path);
     if (nb::isinstance<ShardedTensor>(described)) return nb::cast<ShardedTensor>(described);
     if (nb::isinstance<ShardedObject>(described)) return nb::cast<ShardedObject>(described);
     if (nb::isinstance<ShardedTensorFactory>(described)) {
@@ -387,6 +398,9 @@ class TreeReader {
       path_.push_back(element);
       out[key] = node(child, item_of(known, key));
       path_.pop_back();
+    }
+    for (const auto& [key, value] : dict.others()) {
+      out[from_value(key, nb::none(), bridge_)] = from_value(value, nb::none(), bridge_);
     }
     return known.is_none() || PyDict_CheckExact(known.ptr()) ? nb::object(out)
                                                              : bridge_.call("rebuilt", known, out);

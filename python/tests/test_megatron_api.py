@@ -73,14 +73,20 @@ def _load_with_ours(rank: int, world: int, ckpt: str, entities: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("saving", "entities"), [(4, "ours"), (2, "stock"), (1, "ours"), (2, "saved by stock")]
-)
+    ("saving", "entities", "others"),
+    [
+        (4, "ours", (1, 6)), (2, "stock", (3, 4)), (1, "ours", (2, 6)),
+        (1, "saved by stock", (3, 6)), (2, "saved by stock", (1, 3)),
+        (3, "saved by stock", (2, 4)), (4, "saved by stock", (1, 6)),
+        (6, "saved by stock", (4, 2)),
+    ],
+)  # fmt: skip
 def test_every_kind_of_entity_goes_to_stock_and_comes_from_stock_under_other_worlds(
-    worlds: Worlds, ckpt: str, saving: int, entities: str
+    worlds: Worlds, ckpt: str, saving: int, entities: str, others: tuple[int, ...]
 ) -> None:
     worlds[saving].run(_save, ckpt, entities)
-    for loading in (1, 2, 4):
-        worlds[loading].run(_load_with_ours, ckpt, "ours" if loading == 2 else "stock")
+    for loading in others:
+        worlds[loading].run(_load_with_ours, ckpt, "ours" if loading % 2 else "stock")
         if entities != "saved by stock":
             worlds[loading].run(files._load_stock, ckpt)
 

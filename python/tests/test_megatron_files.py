@@ -16,9 +16,10 @@ import torch.distributed.checkpoint as dcp
 import tilestone
 from ranks import Raised, Worlds
 
-WHOLE = torch.arange(2 * 8 * 12.0).reshape(2, 8, 12)  # layers, rows, columns
-COLUMNS = torch.arange(6 * 8).reshape(6, 8).to(torch.bfloat16)
-GLU = torch.arange(16.0)
+# What 1, 2, 3, 4 and 6 ranks can divide.
+WHOLE = torch.arange(2 * 12 * 5.0).reshape(2, 12, 5)  # layers, rows, columns
+COLUMNS = torch.arange(6 * 12).reshape(6, 12).to(torch.bfloat16)
+GLU = torch.arange(24.0)
 COMMON = {
     "iteration": 1200,
     "args": argparse.Namespace(lr=0.5, dtype=torch.bfloat16, betas=(0.9, 0.95), none=None),
@@ -137,12 +138,18 @@ def _load_stock(rank: int, world: int, ckpt: str) -> None:
     _check(loaded, rank, world)
 
 
-@pytest.mark.parametrize(("saving", "agreement"), [(4, "exchange"), (2, "rule"), (1, "exchange")])
+@pytest.mark.parametrize(
+    ("saving", "agreement", "others"),
+    [
+        (1, "exchange", (2, 6)), (2, "rule", (4, 3)), (3, "exchange", (1, 4)),
+        (4, "exchange", (1, 2)), (6, "rule", (3, 4)),
+    ],
+)  # fmt: skip
 def test_stock_megatron_loads_every_kind_of_entity_under_other_worlds(
-    worlds: Worlds, ckpt: str, saving: int, agreement: str
+    worlds: Worlds, ckpt: str, saving: int, agreement: str, others: tuple[int, ...]
 ) -> None:
     worlds[saving].run(_save, ckpt, agreement)
-    for loading in {1, 2, 4} - {saving}:
+    for loading in others:
         worlds[loading].run(_load_stock, ckpt)
         worlds[loading].run(_load_and_check, ckpt)
 
@@ -177,7 +184,7 @@ def _metadata_of_stock(rank: int, world: int, ckpt: str) -> list[str]:
 
 def test_stock_dcp_opens_it(ckpt: str) -> None:
     tilestone.save(_state(0, 1, True), ckpt, dialect="megatron")
-    state = {"columns": torch.zeros(6, 8, dtype=torch.bfloat16), "glu": torch.zeros(16)}
+    state = {"columns": torch.zeros_like(COLUMNS), "glu": torch.zeros_like(GLU)}
     dcp.load(state, checkpoint_id=ckpt)
     assert torch.equal(state["columns"], COLUMNS)
     assert torch.equal(state["glu"], GLU)

@@ -156,7 +156,7 @@ def _files_are_the_writers(state: Any, group: Any, folder: str) -> int:
     shards = [s for s in nested_values(built(state)) if isinstance(s, tm.ShardedTensor)]
     mine = {utils._sharded_tensor_shard_id(shard): shard for shard in shards}
     chosen = [shard_id for shard_id in mine if shard_id in given.main_rank_for_shard]
-    rows = [_shard_lists._row(mine[shard_id]) for shard_id in chosen]
+    rows = [_shard_lists.row_of(mine[shard_id]) for shard_id in chosen]
     for shard_id, file in zip(chosen, _shard_files.files_of(folder, rows), strict=True):
         writer = members[given.main_rank_for_shard[shard_id]]
         assert file is None or _shard_files.writer_of(file) == writer, (shard_id, file, writer)

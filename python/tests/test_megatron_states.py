@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import pathlib
+import shutil
 from typing import Any
 
 import pytest
@@ -10,8 +12,13 @@ import torch
 
 import tilestone
 from ranks import Worlds
+from test_megatron_stock import _megatron as _stock, _stock_on_cpu
 from tilestone import megatron
-from tilestone.megatron.mapping import LocalNonpersistentObject, ShardedTensor
+from tilestone.megatron.mapping import (
+    LocalNonpersistentObject,
+    ShardedTensor,
+    ShardedTensorFactory,
+)
 
 
 def _half(rank: int, world: int, value: float, key: str = "t") -> ShardedTensor:
@@ -123,3 +130,155 @@ def test_a_common_key_that_can_not_come_back_is_refused(tmp_path: pathlib.Path) 
     # The keys of what is sharded are the template's.
     megatron.save({(1, 2): whole}, tmp_path)
     assert list(megatron.load({(1, 2): whole}, tmp_path)) == [(1, 2)]
+
+
+def test_odd_keys_of_a_stock_common_state_come_back_at_the_top_and_beside_entities(
+    tmp_path: pathlib.Path,
+) -> None:
+    whole = ShardedTensor.from_rank_offsets("t", torch.ones(2))
+    other = ShardedTensor.from_rank_offsets("u", torch.ones(2))
+    megatron.save({"t": whole, "beside": {"t": other}, "iteration": 3}, tmp_path)
+    odd: dict[Any, Any] = {"None": 1, None: 2, (1, 2): {1.5: "a"}, torch.int8: 4, 1 << 70: 5}
+    stored = {**odd, "iteration": 3, "beside": dict(odd)}
+    torch.save(stored, tmp_path / "common.pt")  # as stock writes it
+    shutil.rmtree(tmp_path / ".tilestone")
+    own = LocalNonpersistentObject(7)
+    loaded = megatron.load({"beside": {"t": other}, "t": whole, "own": own}, tmp_path)
+    assert loaded.pop("t") is whole.data and loaded["beside"].pop("t") is other.data
+    assert loaded.pop("own") == 7
+    assert loaded == stored and megatron.load_common_state_dict(tmp_path) == stored
+    everything = tilestone.load(tmp_path)
+    del everything["t"], everything["u"]
+    assert everything == stored
+
+
+# ---- Tensors of common state ----
+
+
+def test_parameters_of_common_state_come_back_as_what_they_are(tmp_path: pathlib.Path) -> None:
+    def state() -> dict[str, Any]:
+        marked = torch.nn.Parameter(torch.arange(3.0))
+        marked.mark = 1  # type: ignore[attr-defined]
+        return {
+            "trained": torch.nn.Parameter(torch.ones(2, 3).t()),
+            "frozen": [torch.nn.Parameter(torch.ones(1), requires_grad=False), {"marked": marked}],
+            "leaf": torch.ones(4).requires_grad_(),
+            "made": torch.ones(2).requires_grad_() * 2,
+            "plain": torch.arange(3),
+            "complex": torch.ones(2, dtype=torch.complex64).requires_grad_().conj(),
+        }
+
+    def kinds(found: dict[str, Any]) -> list[Any]:
+        tensors = [found["trained"], found["frozen"][0], found["frozen"][1]["marked"]]
+        tensors += [found[name] for name in ("leaf", "made", "plain", "complex")]
+        assert all(tensor.is_leaf for tensor in tensors)
+        return [(type(t), t.requires_grad, t.tolist()) for t in tensors]
+
+    given = {**state(), "t": ShardedTensor.from_rank_offsets("t", torch.ones(2))}
+    megatron.save(given, tmp_path)
+    expected = state()
+    expected["made"], expected["complex"] = (
+        expected[name].detach().resolve_conj().requires_grad_() for name in ("made", "complex")
+    )
+    stored = torch.load(tmp_path / "common.pt", weights_only=False)
+    for found in (
+        megatron.load({}, tmp_path), megatron.load_common_state_dict(tmp_path), stored,
+    ):  # fmt: skip
+        assert kinds(found) == kinds(expected)
+    weight = torch.nn.Parameter(torch.zeros(3, 2))
+    loaded = tilestone.load({"trained": weight}, tmp_path)["trained"]
+    assert loaded is weight and weight.tolist() == torch.ones(3, 2).tolist()
+
+
+def test_dict_classes_of_common_state_come_back_as_dicts_as_from_stock(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    """Only where stock does not look, in tuples, they stay what they are."""
+    worlds[1].run(_dict_classes, str(tmp_path))
+
+
+def _dict_classes(rank: int, world: int, folder: str) -> None:
+    ordered = collections.OrderedDict(b=1, a=torch.ones(1))
+    default = collections.defaultdict(list, {"x": [1]})
+    found = []
+    for api in (_stock(), megatron):
+        path = pathlib.Path(folder, api.__name__)
+        path.mkdir()
+        state = {"o": ordered, "l": [default, {"d": default}], "t": (ordered, default)}
+        with _stock_on_cpu():
+            api.save({**state, "w": api.ShardedTensor.from_rank_offsets("w", torch.ones(1))}, path)
+        common = megatron.load({}, path)
+        kinds = [type(common["o"]), type(common["l"][0]), type(common["l"][1]["d"])]
+        found.append([kinds, [type(each) for each in common["t"]]])
+        assert common["l"] == [{"x": [1]}, {"d": {"x": [1]}}]
+        assert common["t"][1].default_factory is list and list(common["t"][0]) == ["b", "a"]
+    assert found[0] == found[1] == [[dict] * 3, [collections.OrderedDict, collections.defaultdict]]
+
+
+# ---- What is said, and what is left ----
+
+
+def _whole(key: str) -> ShardedTensor:
+    return ShardedTensor.from_rank_offsets(key, torch.ones(2))
+
+
+def test_each_thing_is_said_once(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    megatron.save({"a": _whole("a"), "b": _whole("b"), "c": _whole("c")}, tmp_path / "x")
+    for mode in ("log_all", "return_all", "raise_all", "log_unexpected"):
+        caplog.clear()
+        try:
+            megatron.load({"a": _whole("a"), "n": _whole("new")}, tmp_path / "x", strict=mode)
+        except tilestone.MismatchError:
+            assert mode == "raise_all"
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) == mode.startswith("log"), said
+    assert said == [
+        "the checkpoint does not hold all that is asked for. Unexpected keys (for this rank): "
+        "{'new'}"
+    ]
+
+
+def test_a_refused_save_leaves_nothing_and_warns_of_nothing(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(tilestone.UnsupportedError, match="mine.txt"):
+        megatron.save({"a": _whole("a")}, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert list(tmp_path.parent.glob(f".{tmp_path.name}*")) == []
+    assert caplog.records == []
+
+
+# ---- Factories ----
+
+
+def test_a_load_does_not_ask_for_common_values_that_a_factory_builds(
+    tmp_path: pathlib.Path,
+) -> None:
+    merged: list[Any] = []
+
+    def factory(extra: dict[str, Any], slices: bool = False) -> ShardedTensorFactory:
+        def build(key: str, data: Any, replica_id: Any, flat: Any) -> Any:
+            if not slices:
+                return {"s": ShardedTensor.from_rank_offsets(key, data), **extra}
+            cuts = (0, 0, 2)  # of which the first slice is empty
+            return {
+                str(i): ShardedTensor.from_rank_offsets_flat(
+                    key, data[a:b], (2,), flattened_range=slice(a, b)
+                )
+                for i, (a, b) in enumerate(zip(cuts, cuts[1:]))
+            }
+
+        def merge(parts: Any) -> Any:
+            merged.append(sorted(parts))
+            return torch.cat([part for part in parts.values() if isinstance(part, torch.Tensor)])
+
+        return ShardedTensorFactory("f", torch.ones(2), build, merge)
+
+    megatron.save({"f": factory({})}, tmp_path)
+    for extra in ({"n": [], "deep": {"e": {}}, "x": 1}, {}):
+        assert megatron.load({"f": factory(extra)}, tmp_path)["f"].tolist() == [1, 1]
+    megatron.save({"f": factory({"n": [], "x": 5})}, tmp_path)
+    assert megatron.load({"f": factory({})}, tmp_path)["f"].tolist() == [1, 1]
+    assert megatron.load({"f": factory({}, True)}, tmp_path)["f"].tolist() == [1, 1]
+    assert merged == [["s"], ["s"], ["n", "s", "x"], ["0", "1", "n", "x"]]

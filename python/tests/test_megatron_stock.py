@@ -417,7 +417,6 @@ def _checks_refusals(rank: int, path: pathlib.Path, only: Any) -> None:
             call(values, path)
         assert invalid.value.key == "a.0"
     for refused in (
-        lambda: load.remove_sharded_tensors(path, "big"),
         lambda: load.check_backend_compatibility("other"),
         lambda: load.check_version_compatibility(2),
         lambda: stock.TilestoneSaveStrategy("zarr", 1),

@@ -31,7 +31,7 @@ def test_backends_are_chosen_by_name_and_found_from_the_files(ckpt: str) -> None
         megatron.load(_tensor(0), ckpt, ("torch_dist", 1))
     with pytest.raises(NotImplementedError):
         megatron.save(_tensor(1), ckpt, common_strategy=("torch", 1))
-    with pytest.raises(tilestone.UnsupportedError, match="'w'|\"w\""):
+    with pytest.raises(tilestone.UnsupportedError, match="of the format zarr"):
         megatron.remove_sharded_tensors(ckpt, "w")
 
 

@@ -60,6 +60,8 @@ class Prepared(abc.ABC):
     harmless: frozenset[str] = frozenset()
     #: LoadOptions::objects_by_grid: sharded objects are looked at by the key of their grid.
     objects_by_grid: bool = False
+    #: LoadOptions::log_report: rank 0 logs what was found of keys.
+    log_report: bool = True
 
     @abc.abstractmethod
     def make(self) -> Mapping[Any, Any]:
@@ -373,6 +375,7 @@ def load(
                 _options.whole("buffer_bytes", buffer_bytes, 64),
                 until_the_end.enter_context(shown),
                 objects_by_grid=isinstance(wanted, Prepared) and wanted.objects_by_grid,
+                log_report=not isinstance(wanted, Prepared) or wanted.log_report,
             )
 
         def take(

@@ -213,6 +213,13 @@ class Bridge:
         """Whether a dict without sharded parts is saved with keys that are no text and no ints."""
         return self.common and not self.for_load
 
+    def variable(self, tensor: Any) -> Any:
+        """(view in host memory, is a parameter, requires grad) of a tensor; None of any other array."""
+        torch = _torch()
+        if torch is None or not torch.is_tensor(tensor):
+            return None
+        return torch.variable_in_common(tensor)
+
     def describe_in_value(self, item: Any) -> Any:
         """What a leaf holds of an object inside it, see Converter.in_value; None: it is pickled."""
         converter = _converters.find(item)

@@ -410,7 +410,7 @@ class SaveRequest:
 class LoadRequest:
     """What a rank brings to a load."""
 
-    def __init__(self, wanted: object | None, path: bytes, bridge: object, follow_links: bool, cast: bool, verify_checksums: bool, two_phase: str, cache: str, not_in_checkpoint: str, not_requested: str | None, other_shape: str, sharded_only: bool, validate_access: bool, timeout: float, threads: int, buffer_bytes: int, progress: object | None, objects_by_grid: bool = False) -> None: ...
+    def __init__(self, wanted: object | None, path: bytes, bridge: object, follow_links: bool, cast: bool, verify_checksums: bool, two_phase: str, cache: str, not_in_checkpoint: str, not_requested: str | None, other_shape: str, sharded_only: bool, validate_access: bool, timeout: float, threads: int, buffer_bytes: int, progress: object | None, objects_by_grid: bool = False, log_report: bool = True) -> None: ...
 
 def save(prepare: Callable[[], SaveRequest], path: bytes, comm: object, seconds: float) -> SaveResult: ...
 
@@ -496,6 +496,27 @@ class Leftover:
     def __repr__(self) -> str: ...
 
 def leftovers(path: bytes, remove: bool, force: bool, follow_links: bool) -> list[Leftover]: ...
+
+class Removal:
+    """What remove_keys has removed."""
+
+    @property
+    def keys(self) -> list[str]:
+        """Of tensors, and unique ones of objects; sorted."""
+
+    @property
+    def files(self) -> list[str]:
+        """Data files of which nothing is left."""
+
+    @property
+    def bytes(self) -> int:
+        """Of these files."""
+
+    @property
+    def by_other(self) -> bool:
+        """Another caller has removed the keys while this one waited."""
+
+def remove_keys(path: bytes, prefix: str, seconds: float) -> Removal: ...
 
 class Checkpoint:
     @staticmethod

@@ -197,6 +197,14 @@ def in_value(tensor: torch.Tensor) -> Any:
     return host_view(tensor), type(tensor) is torch.nn.Parameter, tensor.requires_grad
 
 
+def variable_in_common(tensor: torch.Tensor) -> tuple[_core.TensorView, bool, bool] | None:
+    """(view in host memory, is a parameter, requires grad); None where autograd does not know of it."""
+    parameter = isinstance(tensor, torch.nn.Parameter)
+    if not parameter and not tensor.requires_grad:
+        return None
+    return host_view(tensor), parameter, tensor.requires_grad
+
+
 def variable(made: torch.Tensor, parameter: bool, requires_grad: bool) -> torch.Tensor:
     """A tensor as the parameter, or with the need of grad, that it was saved as."""
     if parameter:

@@ -1,8 +1,8 @@
 // Every byte of every data file belongs to an item or to a gap. Items are checked against their
-// checksums and their inner structure, gaps must be zero (but in files of other writers: stock
-// PyTorch leaves items there that no metadata names, replicas of others). The metadata file has
-// been checked against the manifest, and the manifest against itself, when the checkpoint was
-// opened.
+// checksums and their inner structure, gaps must be zero, but where bytes of removed items stay,
+// and in files of other writers: stock PyTorch leaves items there that no metadata names, replicas
+// of others. The metadata file has been checked against the manifest, and the manifest against
+// itself, when the checkpoint was opened.
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -184,12 +184,12 @@ class Verifier {
       if (piece.whole) check_item(plan_.items[piece.item], bytes);
       return;
     }
-    if (!opened_.manifest) return;
+    const std::string& name = context_.metadata.files[piece.file];
+    if (!opened_.manifest || opened_.manifest->remains.contains(name)) return;
     const auto found =
         std::find_if(bytes.begin(), bytes.end(), [](std::byte b) { return b != std::byte{0}; });
     if (found == bytes.end()) return;
-    damage(context_.metadata.files[piece.file],
-           piece.begin + static_cast<uint64_t>(found - bytes.begin()),
+    damage(name, piece.begin + static_cast<uint64_t>(found - bytes.begin()),
            static_cast<uint64_t>(bytes.end() - found), "",
            "bytes that belong to no item are not zero");
   }

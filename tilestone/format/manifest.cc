@@ -18,6 +18,7 @@ constexpr uint32_t kWithoutTable = 2;  // an earlier version, which is read whol
 constexpr uint64_t kChecksumSize = 8;
 constexpr size_t kLongestSaveId = 200;
 constexpr std::string_view kAttributes = "attributes";
+constexpr std::string_view kRemains = "remains";
 constexpr uint64_t kSmallestSum = 18;   // bytes of an encoded IndexSum
 constexpr uint64_t kSmallestPlace = 9;  // bytes of an encoded ReportPlace
 
@@ -78,6 +79,21 @@ std::map<std::string, std::string> decode_attributes(ByteView bytes) {
   return attributes;
 }
 
+Bytes encode_remains(const std::set<std::string>& files) {
+  ByteWriter out;
+  out.varint(files.size());
+  for (const std::string& name : files) out.string(name);
+  return std::move(out).take();
+}
+
+std::set<std::string> decode_remains(ByteView bytes) {
+  ByteReader reader(bytes, "manifest: remains");
+  std::set<std::string> files;
+  for (uint64_t left = reader.count(1); left > 0; --left) files.emplace(reader.string());
+  reader.expect_end();
+  return files;
+}
+
 uint32_t version_of(ByteView bytes) {
   if (bytes.size() < kManifestStart) {
     corrupt("it has only " + std::to_string(bytes.size()) + " bytes");
@@ -117,6 +133,7 @@ void decode_first_fields(ByteReader& reader, ManifestHead& head) {
 void decode_optional_fields(ByteReader& reader, ManifestHead& head) {
   read_named_fields(reader, [&](std::string_view name, ByteView value) {
     if (name == kAttributes) head.attributes = decode_attributes(value);
+    if (name == kRemains) head.remains = decode_remains(value);
   });
 }
 
@@ -232,9 +249,10 @@ Bytes Manifest::encode(std::span<const Bytes> encoded_reports) const {
     fields.u64(xxh3_64(report));
     report_bytes += report.size();
   }
-  if (!attributes.empty()) {
-    write_named_fields(fields, {{std::string(kAttributes), encode_attributes(attributes)}});
-  }
+  std::vector<NamedField> optional;
+  if (!attributes.empty()) optional.emplace_back(kAttributes, encode_attributes(attributes));
+  if (!remains.empty()) optional.emplace_back(kRemains, encode_remains(remains));
+  write_named_fields(fields, optional);
   ByteWriter out;
   const uint64_t head_size = kManifestStart + fields.size() + kChecksumSize;
   out.reserve(head_size + report_bytes);

@@ -8,6 +8,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,6 +37,8 @@ struct ManifestHead {
   std::vector<IndexSum> index;  // in the order of publishing
   // What the caller of the save said of the checkpoint.
   std::map<std::string, std::string> attributes = {};
+  // Data files in which bytes of items stay that were removed from the checkpoint.
+  std::set<std::string> remains = {};
 };
 
 struct Manifest : ManifestHead {

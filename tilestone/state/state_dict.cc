@@ -214,6 +214,7 @@ StateNode build_node(const StateNode& node, size_t& depth) {
 
 StateDict build_dict(const StateDict& state, size_t& depth) {
   StateDict built;
+  built.others() = state.others();
   auto& entries = built.entries();
   entries.reserve(state.size());
   for (const auto& [key, node] : state) entries.emplace_back(key, build_node(node, depth));
@@ -238,6 +239,7 @@ StateNode drop_from_node(const StateNode& node, size_t& depth) {
 
 StateDict drop_from_dict(const StateDict& state, size_t& depth) {
   StateDict kept;
+  kept.others() = state.others();
   auto& entries = kept.entries();
   for (const auto& [key, node] : state) {
     if (!is_a<LocalNonpersistent>(node)) entries.emplace_back(key, drop_from_node(node, depth));
@@ -337,6 +339,7 @@ class Restorer {
   StateDict restore(StateDict loaded, const StateDict& original) {
     std::unordered_set<const StateNode*> taken;
     StateDict restored;
+    restored.others() = std::move(loaded.others());
     auto& entries = restored.entries();
     for (const auto& [key, node] : original) {
       StateNode* found = loaded.find(key);

@@ -59,6 +59,10 @@ class StateDict {
     return entries_;
   }
   const std::vector<Entry>& entries() const { return entries_; }
+  // What a common state has beside, under keys that are no PathElement (None, a tuple), in its
+  // order: a load gives it, a save keeps it, and no other member looks at it.
+  Value::Dict& others() { return others_; }
+  const Value::Dict& others() const { return others_; }
   auto begin();
   auto end();
   auto begin() const;
@@ -87,6 +91,7 @@ class StateDict {
   void update_index();
 
   std::vector<Entry> entries_;
+  Value::Dict others_;
   Index index_;
 };
 

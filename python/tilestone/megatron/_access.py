@@ -6,8 +6,9 @@ bytes, and the ranks' bytes are checked together.
 
 from __future__ import annotations
 
+import json
 import math
-import pickle
+import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ import torch
 from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone._torch_comm import TorchCommunicator
+from tilestone.megatron._shard_lists import as_given, numbers, replica_of, row_of, shard_of
 from tilestone.megatron.mapping import ShardedObject, is_main_replica
 
 _WORK = "check of what the ranks hold"
+_OBJECT_ROW = 4  # entries
 _Part = Tuple[str, str, Tuple[int, ...], Tuple[int, ...], Tuple[int, ...], bool]
 
 
@@ -32,13 +35,38 @@ class Held:
         encoded: as `_core.check_access` takes it.
         problem: why it can't be encoded; empty where it can.
         key: of the entity that can't be.
-        packed: the entities themselves, without data, for those who ask for them.
+        packed: rows that describe the entities, for those who ask for them.
     """
 
     encoded: bytes
     problem: str = ""
     key: str = ""
     packed: bytes = b""
+
+    def encode(self) -> bytes:
+        """As it travels between ranks."""
+        return _framed([self.encoded, self.problem.encode(), self.key.encode(), self.packed])
+
+    @classmethod
+    def decode(cls, words: bytes) -> Held:
+        """What encode() gave."""
+        encoded, problem, key, packed = _unframed(words)
+        return cls(encoded, problem.decode(), key.decode(), packed)
+
+
+def _framed(parts: Sequence[bytes]) -> bytes:
+    """Several texts as one: how many, their lengths, and themselves."""
+    return struct.pack(f"<Q{len(parts)}Q", len(parts), *map(len, parts)) + b"".join(parts)
+
+
+def _unframed(words: bytes) -> list[bytes]:
+    """What _framed() was given."""
+    (count,) = struct.unpack_from("<Q", words)
+    begin, parts = 8 * (count + 1), []
+    for length in struct.unpack_from(f"<{count}Q", words, 8):
+        parts.append(words[begin : begin + length])
+        begin += length
+    return parts
 
 
 class AllRanks(Sequence[List[Any]]):
@@ -53,7 +81,8 @@ class AllRanks(Sequence[List[Any]]):
     def __getitem__(self, rank: Any) -> Any:
         if isinstance(rank, slice):
             return [self[i] for i in range(*rank.indices(len(self)))]
-        return pickle.loads(zlib.decompress(self.ranks[rank].packed))
+        _encoded(rank, self.ranks[rank])  # what can't be described raises here
+        return [_entity_of(row) for row in json.loads(zlib.decompress(self.ranks[rank].packed))]
 
     def __iter__(self) -> Iterator[List[Any]]:
         return (self[rank] for rank in range(len(self)))
@@ -64,12 +93,42 @@ def gather(entities: Sequence[Any]) -> AllRanks:
 
     Args:
         entities: this rank's, without data.
+
+    Raises:
+        CheckpointingException: on every rank, whichever of them failed.
     """
-    mine = held_by(entities)
-    mine.packed = zlib.compress(pickle.dumps(entities, protocol=5), 1)
-    everybodys: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everybodys, mine)
-    return AllRanks(everybodys)
+
+    def say(round: int, answer: bytes) -> bytes:
+        mine = held_by(entities)
+        if not mine.problem:
+            rows = [_row_of(entity) for entity in entities]
+            mine.packed = zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 1)
+        return mine.encode()
+
+    answer = _core.agree(
+        _WORK,
+        TorchCommunicator(torch.distributed.group.WORLD),
+        say,
+        lambda round, said: (_framed(said), True),
+        _core.DEFAULT_TIMEOUT,
+    )
+    return AllRanks([Held.decode(words) for words in _unframed(answer)])
+
+
+def _row_of(entity: Any) -> list[Any]:
+    """An entity as JSON can say it; an object's row is the shorter one."""
+    if not isinstance(entity, ShardedObject):
+        return row_of(entity)
+    place = [numbers(entity.global_shape), numbers(entity.global_offset)]
+    return [entity.key, *place, replica_of(entity)]
+
+
+def _entity_of(row: list[Any]) -> Any:
+    """The entity that a row describes, without data."""
+    if len(row) != _OBJECT_ROW:
+        return shard_of(row)
+    key, shape, offset, replica_id = row
+    return ShardedObject(key, None, tuple(shape), tuple(offset), as_given(replica_id))
 
 
 def held_by(entities: Iterable[Any]) -> Held:

@@ -22,6 +22,7 @@ from tilestone.megatron.mapping import (
     apply_factory_merges,
 )
 from tilestone.megatron.state_dict_utils import load_preprocess, save_preprocess
+from tilestone.megatron.strategies._shares import copied
 from tilestone.megatron.utils import extract_sharded_base
 from tilestone.megatron.validation import (
     StrictHandling,
@@ -38,7 +39,8 @@ def _is_object(item: Any) -> bool:
 def _make_directory(checkpoint_dir: Any) -> None:
     """Rank 0 makes it, where it is not there."""
     if _ranks.rank() == 0:
-        _parts.warn_replaced(checkpoint_dir)
+        if replaced := _parts.replaced_by(checkpoint_dir):
+            _parts.logger.warning(replaced)
         try:
             os.makedirs(checkpoint_dir, exist_ok=True)
         except OSError as error:
@@ -64,7 +66,8 @@ def save(
         validate_sharded_objects_handling(sharded_strategy, common_strategy)
         objects, sharded = extract_matching_values(sharded, _is_object)
         common_strategy.save_sharded_objects(objects, checkpoint_dir)
-    sharded_strategy.save(sharded, checkpoint_dir)
+    # A fully parallel save says in the entities who saves what; the caller's stay as they are.
+    sharded_strategy.save(copied(sharded), checkpoint_dir)
     if _ranks.rank() == 0:
         config = CheckpointingConfig(sharded_strategy.backend, sharded_strategy.version)
         save_config(config, checkpoint_dir)

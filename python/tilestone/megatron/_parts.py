@@ -95,7 +95,7 @@ def _not_quantized(item: Any) -> Any:
     return copied
 
 
-def asked_of(tree: Any, keep_common: bool = False) -> Any:
+def asked_of(tree: Any, keep_common: bool = False, keep_empty: bool = False) -> Any:
     """What a load asks for: the entities, in dicts and lists that hold some.
 
     Common values of the template are not asked for, whatever the checkpoint has. In a list that
@@ -104,19 +104,21 @@ def asked_of(tree: Any, keep_common: bool = False) -> Any:
     Args:
         tree: the caller's state dict, which stays as it is.
         keep_common: it lies in such a list.
+        keep_empty: slices of flattened tensors that hold nothing are asked for too.
     """
     if isinstance(tree, Mapping):
-        parts = ((key, asked_of(value, keep_common)) for key, value in tree.items())
+        parts = ((key, asked_of(value, keep_common, keep_empty)) for key, value in tree.items())
         made: Any = {key: value for key, value in parts if value is not _LEFT_OUT}
     elif isinstance(tree, list):
         keep_common = keep_common or (_holds(tree, _is_entity) and _holds(tree, _is_common))
-        elements = (asked_of(value, keep_common) for value in tree)
+        elements = (asked_of(value, keep_common, keep_empty) for value in tree)
         made = [value for value in elements if value is not _LEFT_OUT]
     elif not _is_entity(tree):
         _refuse_hidden(tree)
         return tree if keep_common else _LEFT_OUT
     else:
-        return _LEFT_OUT if _is_empty_slice(tree) else _not_quantized(tree)
+        left_out = _is_empty_slice(tree) and not keep_empty
+        return _LEFT_OUT if left_out else _not_quantized(tree)
     return made if made or (keep_common and not tree) else _LEFT_OUT
 
 
@@ -127,6 +129,22 @@ def built(tree: Any) -> Any:
     if isinstance(tree, list):
         return [built(value) for value in tree]
     return tree.build() if isinstance(tree, ShardedTensorFactory) else tree
+
+
+def asked_built(asked: Any) -> Any:
+    """What asked_of() gives, with what a load asks for of each factory's in its place.
+
+    Common values that a factory builds are not asked for either. Slices that hold nothing are: its
+    merge_fn may count on them.
+    """
+    if isinstance(asked, dict):
+        return {key: asked_built(value) for key, value in asked.items()}
+    if isinstance(asked, list):
+        return [asked_built(value) for value in asked]
+    if not isinstance(asked, ShardedTensorFactory):
+        return asked
+    parts = asked_of(asked.build(), keep_empty=True)
+    return {} if parts is _LEFT_OUT else parts
 
 
 class _Taking:
@@ -215,6 +233,7 @@ class Asked(Prepared):
 
     harmless = HARMLESS
     objects_by_grid = True
+    log_report = False  # what is to be said of keys, the strict modes say
 
     def __init__(
         self,
@@ -235,7 +254,7 @@ class Asked(Prepared):
         self._check()
         asked = asked_of(_expect_dict(self._given))
         self._asked = {} if asked is _LEFT_OUT else asked
-        self._made = built(self._asked)
+        self._made = asked_built(self._asked)
         return self._made  # type: ignore[no-any-return]
 
     def take(self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]) -> dict[Any, Any]:
@@ -294,13 +313,14 @@ class Given(Prepared):
         self._group = group
         self._preprocess = preprocess
         self._compared: Any = None
+        self._replaced = ""
 
     def make(self) -> Mapping[Any, Any]:
-        """The state, once rank 0 has said what it replaces."""
+        """The state, once rank 0 has looked what it replaces."""
         self._check()
         _expect_dict(self._given)
         if _ranks.rank(self._group) == 0:
-            warn_replaced(self._directory)
+            self._replaced = replaced_by(self._directory)
         return without_local_copies(self._given)  # type: ignore[no-any-return]
 
     def compared_common(self) -> Mapping[Any, Any] | None:
@@ -309,6 +329,11 @@ class Given(Prepared):
             return None
         self._compared = self._preprocess(self._common())
         return cast("Mapping[Any, Any]", self._compared)
+
+    def log_replaced(self) -> None:
+        """Logs, on rank 0, what the save has replaced: not before, since it may still be refused."""
+        if self._replaced:
+            logger.warning(self._replaced)
 
     def log_differences(self) -> None:
         """Logs on each rank what of its common state is not rank 0's. Every rank calls."""
@@ -319,26 +344,26 @@ class Given(Prepared):
         return extract_matching_values(self._given, _is_common)[0]
 
 
-def warn_replaced(checkpoint_dir: Any) -> None:
-    """Warns of what a save replaces."""
+def replaced_by(checkpoint_dir: Any) -> str:
+    """What a save to a directory replaces, as a warning; empty where that is nothing."""
     try:
         names = sorted(os.listdir(os.fspath(checkpoint_dir)))
     except (OSError, TypeError):
-        return  # there is nothing, or the save says what is wrong
+        return ""  # there is nothing, or the save says what is wrong
     if not names:
-        return
+        return ""
     if CONFIG_FNAME in names:
-        logger.warning("Overwriting the checkpoint that stands at %s", checkpoint_dir)
-    else:
-        logger.warning(
-            "Overwriting old incomplete / corrupted checkpoint at %s: it holds %s and no %s",
-            checkpoint_dir, ", ".join(names[:5]), CONFIG_FNAME,
-        )  # fmt: skip
+        return f"Overwriting the checkpoint that stands at {checkpoint_dir}"
+    return (
+        f"Overwriting old incomplete / corrupted checkpoint at {checkpoint_dir}: it holds "
+        f"{', '.join(names[:5])} and no {CONFIG_FNAME}"
+    )
 
 
 def engine_save(given: Given, checkpoint_dir: Any, **options: Any) -> None:
     """Saves a state by the engine, with keywords of `tilestone.save`."""
     path = literal(checkpoint_dir)
     result = _api.save(cast("Any", given), path, dialect="megatron", overwrite=True, **options)
+    given.log_replaced()
     if result.common_differs:
         given.log_differences()

@@ -25,29 +25,36 @@ Row = list[Any]  # of one shard, in the order of ShardedTensor's attributes from
 _REPLICA_ID = 6  # its place in a row
 
 
-def _numbers(values: Sequence[int]) -> list[int]:
+def numbers(values: Sequence[int]) -> list[int]:
+    """Ints of whatever class as plain ones."""
     return [int(value) for value in values]
 
 
-def _row(shard: ShardedTensor) -> Row:
+def replica_of(entity: Any) -> list[int] | int:
+    """An entity's replica id as JSON can say it."""
+    replica_id = entity.replica_id
+    return int(replica_id) if isinstance(replica_id, int) else numbers(tuple(replica_id))
+
+
+def row_of(shard: ShardedTensor) -> Row:
+    """What describes a shard, but for its data."""
     flat = getattr(shard, "flattened_range", None)
-    replica_id = shard.replica_id
     return [
         shard.key,
         str(shard.dtype).removeprefix("torch."),
-        _numbers(shard.local_shape),
-        _numbers(shard.global_shape),
-        _numbers(shard.global_offset),
-        None if shard.axis_fragmentations is None else _numbers(shard.axis_fragmentations),
-        int(replica_id) if isinstance(replica_id, int) else _numbers(tuple(replica_id)),
+        numbers(shard.local_shape),
+        numbers(shard.global_shape),
+        numbers(shard.global_offset),
+        None if shard.axis_fragmentations is None else numbers(shard.axis_fragmentations),
+        replica_of(shard),
         int(shard.prepend_axis_num),
         bool(shard.allow_shape_mismatch),
         None if flat is None else [int(flat.start), int(flat.stop)],
     ]
 
 
-def _as_given(values: list[int] | int | None) -> Any:
-    """Lists are JSON's for tuples."""
+def as_given(values: list[int] | int | None) -> Any:
+    """A shape or replica id: lists are JSON's for tuples."""
     return tuple(values) if isinstance(values, list) else values
 
 
@@ -58,11 +65,11 @@ def shard_of(row: Row) -> ShardedTensor:
         key,
         None,
         getattr(torch, dtype),
-        _as_given(local),
-        _as_given(whole),
-        _as_given(offset),
-        _as_given(fragments),
-        _as_given(replica_id),
+        as_given(local),
+        as_given(whole),
+        as_given(offset),
+        as_given(fragments),
+        as_given(replica_id),
         prepended,
         mismatch,
         None if flat is None else slice(*flat),
@@ -103,7 +110,7 @@ class ShardList:
             if not isinstance(item, ShardedTensor):
                 continue
             try:
-                rows.append(_row(item))
+                rows.append(row_of(item))
                 mains |= int(is_main_replica(item.replica_id)) << (len(rows) - 1)
             except (AttributeError, TypeError, ValueError) as error:
                 key = str(getattr(item, "key", ""))

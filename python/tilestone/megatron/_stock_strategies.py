@@ -25,7 +25,7 @@ from tilestone.megatron._in_place import (
 )
 from tilestone.megatron._installed import find_base, find_module
 from tilestone.megatron._stock_errors import raises_stocks_errors
-from tilestone.megatron._stored import HARMLESS, literal
+from tilestone.megatron._stored import HARMLESS, literal, remove_keys
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -323,16 +323,14 @@ class _LoadStrategy:
 
     @raises_stocks_errors
     def remove_sharded_tensors(self, checkpoint_dir: Path, key_prefix: str) -> None:
-        """Refused: nothing is ever taken out of a checkpoint.
+        """Removes tensors and objects whose keys begin with a prefix.
+
+        See `tilestone.megatron.remove_sharded_tensors`.
 
         Raises:
-            UnsupportedError: always.
+            As there.
         """
-        raise UnsupportedError(
-            f"tensors under {key_prefix!r} can't be removed from {os.fspath(checkpoint_dir)}: "
-            "Tilestone does not change a checkpoint that stands",
-            hint="load what should stay, and save it",
-        )
+        remove_keys(checkpoint_dir, key_prefix)
 
     @staticmethod
     def _tensors_of(checkpoint: _checkpoint.Checkpoint) -> dict[str, Any]:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import logging
 import os
 import signal
 from typing import Any
 
 import torch
 
-from tilestone import _bridge, _checkpoint
+from tilestone import _bridge, _checkpoint, _core, _options
 from tilestone._dtypes import native_type
-from tilestone._errors import CorruptError, NotFoundError
+from tilestone._errors import CorruptError, InvalidArgumentError, NotFoundError
 from tilestone.megatron.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 
+logger = logging.getLogger("tilestone.megatron")
+
 COMMON_FILE = "common.pt"
+_WAIT_FOR_OTHERS = 60.0  # seconds, for other ranks that remove the same keys
 _INTEGRITY_FILE = "integrity.json"
 _ENUMS = {
     "megatron.core.enums": ("ModelType", "Fp8Recipe", "Fp4Recipe"),
@@ -93,6 +97,27 @@ def tensors_metadata(checkpoint: _checkpoint.Checkpoint) -> ShardedStateDict:
 def objects_metadata(checkpoint: _checkpoint.Checkpoint) -> ShardedStateDict:
     """unique key -> ShardedObject without data."""
     return {key: ShardedObject.empty_from_unique_key(key) for key in checkpoint.object_keys()}
+
+
+def remove_keys(checkpoint_dir: str | os.PathLike[str], key_prefix: str) -> None:
+    """Removes tensors and objects whose keys begin with a prefix; logs what went.
+
+    Raises:
+        CheckpointingException: see `tilestone.megatron.remove_sharded_tensors`.
+    """
+    if not isinstance(key_prefix, str):
+        raise InvalidArgumentError(f"key_prefix is text, not {type(key_prefix).__name__}")
+    path = _options.directory(literal(checkpoint_dir))
+    removed = _core.remove_keys(path, key_prefix, _WAIT_FOR_OTHERS)
+    if removed.keys:
+        logger.info(
+            "%s keys that begin with %r were removed from %s, and %s files with %s bytes",
+            len(removed.keys), key_prefix, checkpoint_dir, len(removed.files), removed.bytes,
+        )  # fmt: skip
+    elif not removed.by_other:
+        logger.warning(
+            "No key in %s begins with %r: nothing is removed", checkpoint_dir, key_prefix
+        )
 
 
 def check_integrity(checkpoint_dir: str | os.PathLike[str], rank: int, ranks: int) -> None:

@@ -97,7 +97,8 @@ def load(
             does (weights in bfloat16 into ones in float32). False: a difference is an error.
 
     Returns:
-        The common state of the checkpoint, with what was loaded in the entities' places. With the
+        The common state of the checkpoint, with what was loaded in the entities' places. Slices of
+        flattened tensors that hold nothing are left out, as Megatron-Core does. With the
         modes RETURN_*, (state, missing keys, unexpected keys): missing ones are the same on every
         rank, unexpected ones are this rank's. Unexpected entities are left out of the state.
 
@@ -280,10 +281,25 @@ def load_content_metadata(
 
 
 def remove_sharded_tensors(checkpoint_dir: _Directory, key_prefix: str) -> None:
-    """Removes the tensors whose key begins with a prefix, as the checkpoint's strategy does it.
+    """Removes tensors and objects whose keys begin with a prefix from a checkpoint that stands.
+
+    One rank calls, or several: one of them removes, and each returns once the keys are gone. The
+    checkpoint is replaced in one step: at any moment, and after a crash at any moment, it is what it
+    was or the same without these keys. Then data files go in which nothing is left of it (by stock's
+    separation_hint a prefix has files of its own); in the others the bytes stay. A program that has
+    the checkpoint open may find files gone. The common state stays.
+
+    Args:
+        checkpoint_dir: the checkpoint's directory; of the format torch_dist, whoever wrote it. With
+            it goes an `integrity.json`, whose hashes would be wrong.
+        key_prefix: of tensors' keys and of objects' unique keys; not empty. Where none begins so,
+            that is a warning, and nothing changes. (Megatron-Core looks for files whose names begin
+            so first, and removes nothing where there are none.)
 
     Raises:
-        CheckpointingException: Tilestone's own strategies don't: see the hint.
+        CheckpointingException: there is no checkpoint, a save to it is under way, or it is one whose
+            index can't be written anew: of the format zarr, whose tensors are directories of their
+            own, or with flattened tensors of Megatron-Core up to 0.15 that would stay.
     """
     strategy, _ = verify_checkpoint_and_load_strategy(checkpoint_dir)
     strategy.remove_sharded_tensors(checkpoint_dir, key_prefix)

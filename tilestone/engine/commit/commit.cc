@@ -265,6 +265,10 @@ void Commit::look_at_old() {
   old_rank_local_ = std::move(old.rank_local);
   old_files_ = std::move(old.files);
   if (old.found) replaces_.insert(old.save_id);
+  // Data files that a removal (removal.h) has left have the id of the save that wrote them.
+  for (const std::string& name : old_files_) {
+    if (const auto own = parse_own_name(*format_, name)) replaces_.insert(own->save_id);
+  }
   if (!old.found) {
     if (const auto lost = find_lost(*storage_, *format_, names, read_notes(*storage_, names))) {
       log(LogLevel::kWarning,

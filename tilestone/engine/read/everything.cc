@@ -85,9 +85,11 @@ class TreeBuilder {
 void merge(StateDict& tree, const Value& common, const std::string& at) {
   for (const auto& [key, value] : common.as_dict()) {
     const bool is_int = key.kind() == Value::Kind::kInt;
-    const PathElement element =
-        is_int ? PathElement(key.as_int())
-               : PathElement(key.kind() == Value::Kind::kString ? key.as_string() : to_string(key));
+    if (!is_int && key.kind() != Value::Kind::kString) {
+      tree.others().emplace_back(key, value);
+      continue;
+    }
+    const PathElement element = is_int ? PathElement(key.as_int()) : PathElement(key.as_string());
     const std::string name = at.empty() ? dotted({element}) : at + "." + dotted({element});
     StateNode* found = tree.find(element);
     if (found == nullptr) {

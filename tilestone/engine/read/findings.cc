@@ -232,6 +232,7 @@ LoadReport unite_findings(const std::vector<Bytes>& of_ranks, const Metadata& st
     const std::set<std::string> sorted(keys.begin(), keys.end());
     report.not_requested.assign(sorted.begin(), sorted.end());
   }
+  if (!options.log_report) return report;
   warn(report.not_in_checkpoint, "not in the checkpoint");
   warn(report.not_requested, "of the checkpoint not requested");
   warn(report.other_shape, "of another shape in the checkpoint");

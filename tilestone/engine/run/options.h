@@ -145,6 +145,7 @@ struct LoadOptions {
   // checkpoint when any of its grid is, requested when any of its grid is, and reported under the
   // grid's key. (A load fails where one is wanted that is not stored and others of its grid are.)
   bool objects_by_grid = false;
+  bool log_report = true;  // what the report has is logged by rank 0, as that rank's option says
   double timeout = kDefaultTimeout;
   // Memory of this rank, bytes: the pool's, and in two-phase reading the messages'.
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;

@@ -4,6 +4,7 @@
 // state), or, where the template has only the sharded elements, one by one with those.
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -36,7 +37,11 @@ bool has_common(const StateNode& node) {
   return node.get_if<Value>() != nullptr || node.get_if<TensorView>() != nullptr;
 }
 
-// A key of a pickled dict as one of a state dict: text and ints as they are, others as text.
+bool is_path_element(const Value& key) {
+  return key.kind() == Value::Kind::kString || key.kind() == Value::Kind::kInt;
+}
+
+// A key of a pickled dict as one of a template: text and ints as they are, others as text.
 PathElement path_element(const Value& key) {
   if (key.kind() == Value::Kind::kInt) return key.as_int();
   return key_text(key);
@@ -92,28 +97,44 @@ class Merger {
       return *common;
     }
     std::unordered_map<PathElement, const Value*> stored;
-    if (common != nullptr) {
-      for (const auto& [key, value] : common->as_dict()) stored.emplace(path_element(key), &value);
-    }
+    if (common != nullptr) stored = by_element(common->as_dict());
+    std::unordered_set<const Value*> taken;
     StateDict tree;
     auto& entries = tree.entries();
     for (const auto& [key, node] : dict.entries()) {
       const auto found = stored.find(key);
+      const Value* part = found == stored.end() ? nullptr : found->second;
       path_.push_back(key);
-      entries.emplace_back(key, merge(node, found == stored.end() ? nullptr : found->second));
+      entries.emplace_back(key, merge(node, part));
       path_.pop_back();
-      if (found != stored.end()) stored.erase(found);
+      taken.insert(part);
     }
-    if (!stored.empty()) add_others(*common, stored, entries);
+    if (common != nullptr) add_rest(common->as_dict(), taken, tree);
     return tree;
   }
 
-  // What only the common state has, in its order.
-  static void add_others(const Value& common, std::unordered_map<PathElement, const Value*>& others,
-                         std::vector<StateDict::Entry>& entries) {
-    for (const auto& [key, value] : common.as_dict()) {
-      PathElement element = path_element(key);
-      if (others.erase(element) > 0) entries.emplace_back(std::move(element), value);
+  // Of two keys that are written alike, the text or int.
+  static std::unordered_map<PathElement, const Value*> by_element(const Value::Dict& dict) {
+    std::unordered_map<PathElement, const Value*> found;
+    for (const bool plain : {true, false}) {
+      for (const auto& [key, value] : dict) {
+        if (is_path_element(key) == plain) found.emplace(path_element(key), &value);
+      }
+    }
+    return found;
+  }
+
+  // What only the common state has, in its order and under its keys.
+  static void add_rest(const Value::Dict& common, const std::unordered_set<const Value*>& taken,
+                       StateDict& tree) {
+    auto& entries = tree.entries();
+    for (const auto& [key, value] : common) {
+      if (taken.contains(&value)) continue;
+      if (is_path_element(key)) {
+        entries.emplace_back(path_element(key), value);
+      } else {
+        tree.others().emplace_back(key, value);
+      }
     }
   }
 

@@ -69,6 +69,11 @@ class Splitter {
       if (Common common = part(node)) kept.emplace_back(key_value(key), *std::move(common));
       path_.pop_back();
     }
+    for (const auto& [key, value] : dict.others()) {
+      path_.push_back(key_text(key));
+      kept.emplace_back(key, *part(value));
+      path_.pop_back();
+    }
     if (kept.empty() && !dict.empty()) return std::nullopt;
     return Value::dict(std::move(kept));
   }

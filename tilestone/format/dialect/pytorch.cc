@@ -65,6 +65,7 @@ class Flattener {
  private:
   void visit(const StateDict& dict) {
     for (const auto& [key, node] : dict.entries()) at(key_text(key), [&] { visit(node); });
+    for (const auto& [key, value] : dict.others()) at(key_text(key), [&] { visit(value); });
   }
   void visit(const StateNode& node) {
     std::visit([&](const auto& content) { visit(content); }, node.variant());

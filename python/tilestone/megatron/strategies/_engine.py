@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from tilestone._errors import MismatchError, UnsupportedError
@@ -102,12 +101,11 @@ class EngineLoadStrategy(LoadShardedStrategy):
             return _stored.objects_metadata(checkpoint) | _stored.tensors_metadata(checkpoint)
 
     def remove_sharded_tensors(self, checkpoint_dir: Directory, key_prefix: str) -> None:
-        """Refused: what a checkpoint consists of is decided by its save."""
-        raise UnsupportedError(
-            "tensors can't be removed from a checkpoint that stands",
-            file=os.fspath(checkpoint_dir),
-            hint=f"load it, and save without the keys that begin with {key_prefix!r}",
-        )
+        """Removes tensors and objects whose keys begin with a prefix.
+
+        See `tilestone.megatron.remove_sharded_tensors`.
+        """
+        _stored.remove_keys(checkpoint_dir, key_prefix)
 
     def engine_options(self) -> dict[str, Any] | None:
         """Nothing to say; None where a subclass loads in a way of its own."""

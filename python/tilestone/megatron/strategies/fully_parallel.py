@@ -166,7 +166,8 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         """Saves this rank's share with the base strategy. Every rank of the default group calls.
 
         Args:
-            sharded_state_dict: stays as it is.
+            sharded_state_dict: its entities get the replica ids that say what this rank saves, see
+                apply_saving_parallelization. With a strategy of Tilestone's it stays as it is.
             checkpoint_dir: as the base strategy wants it.
 
         Raises:
@@ -190,12 +191,14 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         return self.base_strategy.async_save(self._share(sharded_state_dict), checkpoint_dir)
 
     def _share(self, sharded_state_dict: ShardedStateDict) -> ShardedStateDict:
-        """What the base strategy gets: the state dict with other replica ids, or less of it."""
+        """What the base strategy gets: the state dict itself with other replica ids, or less of it.
+
+        Programs look up in their own entities what a strategy of theirs saves.
+        """
         if self.engine_options() is not None:
             return self.engine_state(sharded_state_dict)
-        share: ShardedStateDict = copied(sharded_state_dict)
-        self.apply_saving_parallelization(share)
-        return share
+        self.apply_saving_parallelization(sharded_state_dict)
+        return sharded_state_dict
 
     def validate_access(
         self, sharded_state_dict: ShardedStateDict, process_group: Group | None = None

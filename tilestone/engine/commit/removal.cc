@@ -1,0 +1,306 @@
+// The new index names a save id of its own, and so a manifest of its own; both are those of the
+// standing checkpoint without what goes. As in a save (commit.cc) one rename switches both:
+//
+//  1. The lock of the location. A note that this removal has begun and which saves' files it
+//     replaces, durable before anything else.
+//  2. The new manifest, under its own name.
+//  3. The new index over the old one. The rename is the commit.
+//  4. Data files that the new index does not name, the old manifest, then the note.
+//
+// A crash before 3 leaves the old checkpoint, and a note and a manifest that the next save or gc
+// removes. A crash after it leaves the new one, and files that are leftovers by the note. Of a
+// checkpoint without a manifest only the index is replaced, by the same rename.
+#include "tilestone/engine/commit/removal.h"
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
+
+namespace tilestone {
+namespace engine {
+namespace {
+
+constexpr auto kPause = std::chrono::milliseconds(10);
+constexpr const char* kHashes = "integrity.json";  // Megatron-Core's, of the files as they were
+
+// What a standing checkpoint is, and what is left of it.
+struct Plan {
+  Opened opened;
+  Metadata kept;
+  std::vector<std::string> keys;  // that go
+};
+
+Opened open_standing(const std::shared_ptr<Storage>& storage) {
+  Found found = find_checkpoint(storage, nullptr);
+  return open_description(std::move(found.description), nullptr);
+}
+
+void expect_possible(const Opened& opened, const Storage& storage) {
+  const bool one_file = !opened.format->has_fixed_names() && !opened.metadata.rank_local;
+  if (opened.dialect->name() != megatron_dialect()->name() || !one_file) {
+    throw Error(ErrorCode::kUnsupported,
+                "keys can be removed from checkpoints of Megatron-Core in the format torch_dist; " +
+                    storage.describe() + " holds one of the format " +
+                    std::string(opened.format->name()) + " in the dialect " +
+                    std::string(opened.dialect->name()))
+        .with_hint("load what should stay, and save it");
+  }
+  const auto& files = opened.metadata.files;
+  const bool ours = std::any_of(files.begin(), files.end(), [&](const std::string& name) {
+    return is_own_name(*opened.format, name);
+  });
+  if (!ours || opened.manifest) return;
+  throw Error(ErrorCode::kCorrupt,
+              "the manifest of the save \"" + opened.metadata.save_id + "\" is missing");
+}
+
+// An item of such a tensor holds several of its chunks, which no index of today can say.
+void expect_writable(const Metadata& kept) {
+  for (const StoredTensor& tensor : kept.tensors) {
+    for (const StoredChunk& chunk : tensor.chunks) {
+      if (!chunk.flat) continue;
+      throw Error(
+          ErrorCode::kUnsupported,
+          "a flattened tensor of Megatron-Core up to 0.15 would stay, and the index of such "
+          "can't be written anew")
+          .with_key(tensor.key)
+          .with_hint("load what should stay, and save it");
+    }
+  }
+}
+
+// The files that items lie in, and no others.
+void drop_unused_files(Metadata& metadata) {
+  constexpr uint32_t kUnused = ~uint32_t{0};
+  std::vector<uint32_t> places(metadata.files.size(), kUnused);
+  std::vector<std::string> used;
+  const auto move_to = [&](ItemLocation& at) {
+    uint32_t& place = places[at.file];
+    if (place == kUnused) {
+      place = static_cast<uint32_t>(used.size());
+      used.push_back(metadata.files[at.file]);
+    }
+    at.file = place;
+  };
+  for (StoredTensor& tensor : metadata.tensors) {
+    for (StoredChunk& chunk : tensor.chunks) move_to(chunk.at);
+  }
+  for (StoredObject& object : metadata.objects) move_to(object.at);
+  metadata.files = std::move(used);
+}
+
+Plan plan_removal(const std::shared_ptr<Storage>& storage, std::string_view prefix) {
+  Plan plan{open_standing(storage), {}, {}};
+  expect_possible(plan.opened, *storage);
+  plan.kept = plan.opened.metadata;
+  const auto goes = [&](const auto& item) {
+    const bool gone = item.key.starts_with(prefix);
+    if (gone) plan.keys.push_back(item.key);
+    return gone;
+  };
+  std::erase_if(plan.kept.tensors, goes);
+  std::erase_if(plan.kept.objects, goes);
+  if (plan.keys.empty()) return plan;
+  std::sort(plan.keys.begin(), plan.keys.end());
+  if (plan.opened.common) plan.kept.objects.push_back(*plan.opened.common);
+  expect_writable(plan.kept);
+  drop_unused_files(plan.kept);
+  plan.kept.index();
+  return plan;
+}
+
+// One rank's report without what goes, as if it had never written it.
+RankReport without(const RankReport& report, const std::set<std::string>& keys,
+                   const std::set<std::string>& kept_files) {
+  RankReport left{report.rank, report.world_size, report.save_id, report.host, {}, {}, {}, {}};
+  std::vector<uint32_t> files(report.files.size()), tensors(report.tensors.size());
+  for (size_t i = 0; i < report.files.size(); ++i) {
+    files[i] = static_cast<uint32_t>(left.files.size());
+    if (kept_files.contains(report.files[i].name)) left.files.push_back(report.files[i]);
+  }
+  for (size_t i = 0; i < report.tensors.size(); ++i) {
+    tensors[i] = static_cast<uint32_t>(left.tensors.size());
+    if (!keys.contains(report.tensors[i].key)) left.tensors.push_back(report.tensors[i]);
+  }
+  for (RankReport::Chunk chunk : report.chunks) {
+    if (keys.contains(report.tensors[chunk.tensor].key)) continue;
+    chunk.tensor = tensors[chunk.tensor];
+    chunk.at.file = files[chunk.at.file];
+    left.chunks.push_back(std::move(chunk));
+  }
+  for (RankReport::Object object : report.objects) {
+    if (keys.contains(object.key)) continue;
+    object.at.file = files[object.at.file];
+    left.objects.push_back(std::move(object));
+  }
+  return left;
+}
+
+class Remover {
+ public:
+  Remover(Storage& storage, Plan plan) : storage_(storage), plan_(std::move(plan)) {
+    const auto& files = plan_.kept.files;
+    kept_files_.insert(files.begin(), files.end());
+  }
+
+  Removal run() {
+    storage_.sync_directory("");  // an index that a crash could take back must not be the old one
+    remove_hashes();
+    if (plan_.opened.manifest) leave_note(storage_, save_id_, replaced_saves(), Deadline::never());
+    try {
+      make_index();
+    } catch (...) {
+      take_back();
+      throw;
+    }
+    // From here on nobody can know which index a later boot will show, should this fail.
+    storage_.publish(index_.name, temporary_name(save_id_, "metadata"), index_.bytes, true,
+                     Deadline::never());
+    Removal removal{std::move(plan_.keys), {}, 0, false};
+    clean(removal);
+    return removal;
+  }
+
+ private:
+  // They would be those of another .metadata.
+  void remove_hashes() {
+    if (!storage_.stat(kHashes)) return;
+    storage_.remove(kHashes);
+    storage_.sync_directory("");
+    log(LogLevel::kWarning, std::string(kHashes) + " is removed from " + storage_.describe() +
+                                ": it has hashes of files that change");
+  }
+
+  // Those whose names the files of the checkpoint have.
+  std::set<std::string> replaced_saves() const {
+    std::set<std::string> saves{plan_.opened.metadata.save_id};
+    for (const std::string& name : plan_.opened.metadata.files) {
+      if (const auto own = parse_own_name(*plan_.opened.format, name)) saves.insert(own->save_id);
+    }
+    return saves;
+  }
+
+  // The new index, not published yet, and the manifest that it names, published.
+  void make_index() {
+    if (plan_.opened.manifest) plan_.kept.save_id = save_id_;
+    Index index = plan_.opened.format->encode_index(plan_.kept);
+    if (index.size() != 1) throw Error(ErrorCode::kInternal, "an index of several files");
+    index_ = std::move(index.front());
+    if (!plan_.opened.manifest) return;
+    storage_.publish(manifest_name(save_id_), temporary_name(save_id_, "manifest"),
+                     make_manifest().encode(), false, Deadline::never());
+  }
+
+  Manifest make_manifest() const {
+    const Manifest& old = *plan_.opened.manifest;
+    Manifest made = old;
+    const std::set<std::string> keys(plan_.keys.begin(), plan_.keys.end());
+    made.save_id = save_id_;
+    made.reports.clear();
+    for (const RankReport& report : old.reports) {
+      made.reports.push_back(without(report, keys, kept_files_));
+      made.reports.back().save_id = save_id_;
+    }
+    for (IndexSum& sum : made.index) {
+      if (sum.name != index_.name) continue;
+      sum.size = index_.bytes.size();
+      sum.xxh3 = xxh3_64(index_.bytes);
+    }
+    note_remains(made, keys);
+    return made;
+  }
+
+  // The files in which bytes of removed items stay.
+  void note_remains(Manifest& made, const std::set<std::string>& keys) const {
+    const auto note = [&](const std::string& key, const ItemLocation& at) {
+      const std::string& file = plan_.opened.metadata.files[at.file];
+      if (keys.contains(key) && kept_files_.contains(file)) made.remains.insert(file);
+    };
+    for (const StoredTensor& tensor : plan_.opened.metadata.tensors) {
+      for (const StoredChunk& chunk : tensor.chunks) note(tensor.key, chunk.at);
+    }
+    for (const StoredObject& object : plan_.opened.metadata.objects) note(object.key, object.at);
+    std::erase_if(made.remains, [&](const auto& file) { return !kept_files_.contains(file); });
+  }
+
+  void take_back() {
+    if (!plan_.opened.manifest) return;
+    if (remove_files(storage_, std::vector{manifest_name(save_id_)})) {
+      remove_files(storage_, std::vector{note_name(save_id_)});
+    }
+  }
+
+  void clean(Removal& removal) {
+    try {
+      std::vector<std::string> gone;
+      for (const std::string& name : plan_.opened.metadata.files) {
+        if (kept_files_.contains(name) || !may_go(name)) continue;
+        const auto info = storage_.stat(name);
+        if (!info || !info->regular) continue;
+        gone.push_back(name);
+        removal.bytes += info->size;
+      }
+      removal.files = gone;
+      std::sort(removal.files.begin(), removal.files.end());
+      const auto& manifest = plan_.opened.manifest;
+      if (manifest) gone.push_back(manifest_name(manifest->save_id));
+      if (!remove_files(storage_, gone)) return;  // the note speaks of what stays
+      storage_.sync_directory("");
+      if (manifest) remove_files(storage_, std::vector{note_name(save_id_)});
+    } catch (const Error& error) {
+      log(LogLevel::kWarning, std::string("files of removed keys stay: ") + error.what());
+    }
+  }
+
+  // The names are another writer's: data files they are, and none that describes the checkpoint.
+  bool may_go(const std::string& name) const {
+    const bool in_own = name.starts_with(std::string(kOwnDirectory) + "/");
+    return !in_own && !plan_.opened.files.contents.contains(name);
+  }
+
+  Storage& storage_;
+  Plan plan_;
+  const std::string save_id_ = random_save_id();
+  std::set<std::string> kept_files_;
+  IndexFile index_;
+};
+
+std::unique_ptr<StorageLock> wait_for_lock(Storage& storage, const RemovalOptions& options) {
+  const auto end = Deadline::after(std::chrono::duration<double>(options.timeout))
+                       .with_interrupt(options.interrupt);
+  while (true) {
+    if (auto lock = try_lock_location(storage)) return lock;
+    if (end.expired()) fail_under_way(storage, "a save");
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+}  // namespace
+}  // namespace engine
+
+Removal remove_keys(const Location& location, std::string_view prefix,
+                    const RemovalOptions& options) {
+  if (prefix.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "an empty prefix would remove all tensors and objects");
+  }
+  const std::shared_ptr<Storage>& storage = location.shared();
+  // Where nothing begins so, no lock's file is made.
+  engine::Plan plan = engine::plan_removal(storage, prefix);
+  if (plan.keys.empty()) return {};
+  const auto lock = engine::wait_for_lock(*storage, options);
+  plan = engine::plan_removal(storage, prefix);
+  if (plan.keys.empty()) return {{}, {}, 0, true};
+  return engine::Remover(*storage, std::move(plan)).run();
+}
+
+}  // namespace tilestone

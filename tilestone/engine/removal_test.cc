@@ -1,0 +1,253 @@
+#include "tilestone/engine/commit/removal.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <thread>
+
+#include "tilestone/base/log.h"
+#include "tilestone/comm/solo.h"
+#include "tilestone/comm/threads.h"
+#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr int64_t kFirst = 7;  // what the tensors count from
+
+ShardedTensor whole(const std::string& key) {
+  return ShardedTensor::from_rank_offsets(key, counting(DType::kInt32, {40}, kFirst), {});
+}
+
+// Rank 0 has "keep", "drop.a" and an object "drop.o", rank 1 only "drop.b": nothing is left of it.
+StateDict state_of(const Communicator& comm) {
+  StateDict state;
+  state["step"] = 3;
+  if (comm.rank() == 0) {
+    state["a"] = whole("drop.a");
+    state["k"] = whole("keep");
+    state["o"] = ShardedObject::make("drop.o", Value("mine"), {1}, {0});
+    state["p"] = ShardedObject::make("keep.o", Value("yours"), {1}, {0});
+  } else {
+    state["b"] = whole("drop.b");
+  }
+  return state;
+}
+
+void save_to(const std::shared_ptr<Storage>& storage, bool overwrite = false,
+             const std::shared_ptr<const Dialect>& dialect = megatron_dialect()) {
+  run_ranks(2, [&](Communicator comm) {
+    SaveOptions options;
+    options.comm = comm;
+    options.dialect = dialect;
+    options.overwrite = overwrite;
+    options.buffer_bytes = 1u << 20;
+    options.attributes = {{"iteration", "5"}};
+    save(state_of(comm), Location(storage), options);
+  });
+}
+
+FileImage saved() {
+  const auto storage = memory_storage();
+  save_to(storage);
+  return memory_image(*storage);
+}
+
+// What another writer leaves: none of our files, and data files of other names.
+FileImage of_another_writer() {
+  FileImage image = saved();
+  std::erase_if(image, [](const auto& file) { return file.first.starts_with(".tilestone"); });
+  Metadata metadata =
+      torch_dist_format()->parse_index({{".metadata"}, {{".metadata", image.at(".metadata")}}, {}});
+  metadata.save_id.clear();
+  for (size_t i = 0; i < metadata.files.size(); ++i) {
+    const std::string name = "__" + std::to_string(i) + "_0.distcp";
+    auto node = image.extract(metadata.files[i]);
+    node.key() = metadata.files[i] = name;
+    image.insert(std::move(node));
+  }
+  metadata.index();
+  image[".metadata"] = torch_dist_format()->encode_index(metadata).front().bytes;
+  return image;
+}
+
+std::vector<std::string> keys_at(const std::shared_ptr<Storage>& storage) {
+  const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+  const VerifyReport report = checkpoint.verify();
+  EXPECT_TRUE(report.ok()) << report.damages.front().file << ": " << report.damages.front().problem;
+  EXPECT_EQ(elements(checkpoint.read("keep")), elements(counting(DType::kInt32, {40}, kFirst)));
+  EXPECT_EQ(checkpoint.read_object("keep.o/shard_0_1"), Value("yours"));
+  EXPECT_EQ(checkpoint.common(), Value::dict({{"step", 3}}));
+  return checkpoint.keys();
+}
+
+size_t data_files(Storage& storage) {
+  size_t found = 0;
+  for (const auto& [name, bytes] : memory_image(storage)) found += name.ends_with(".distcp");
+  return found;
+}
+
+const std::vector<std::string> kAll = {"drop.a", "drop.b", "drop.o/shard_0_1", "keep",
+                                       "keep.o/shard_0_1"};
+const std::vector<std::string> kKept = {"keep", "keep.o/shard_0_1"};
+
+TEST(RemoveKeys, TakesTensorsAndObjectsAndTheFilesOfWhichNothingIsLeft) {
+  const auto storage = memory_storage(saved());
+  ASSERT_EQ(keys_at(storage), kAll);
+  ASSERT_EQ(data_files(*storage), 2u);
+  const Removal removal = remove_keys(Location(storage), "drop.");
+  EXPECT_THAT(removal.keys, ElementsAre("drop.a", "drop.b", "drop.o/shard_0_1"));
+  EXPECT_THAT(removal.files, ElementsAre(HasSubstr("__1_0.distcp")));
+  EXPECT_GT(removal.bytes, 160u);
+  EXPECT_EQ(keys_at(storage), kKept);
+  EXPECT_EQ(data_files(*storage), 1u);
+  const auto record = Checkpoint::open(Location(storage)).save_record();
+  ASSERT_TRUE(record.has_value());
+  EXPECT_EQ(record->world_size, 2);
+  EXPECT_EQ(record->attributes.at("iteration"), "5");
+  EXPECT_THAT(find_leftovers(Location(storage)), IsEmpty());
+}
+
+TEST(RemoveKeys, WhereNoKeyBeginsSoNothingChanges) {
+  FileImage image = saved();
+  image.erase(".tilestone/lock");
+  const auto storage = memory_storage(image);
+  EXPECT_THAT(remove_keys(Location(storage), "common").keys, IsEmpty());  // it stays
+  EXPECT_THAT(remove_keys(Location(storage), "rop.").keys, IsEmpty());
+  EXPECT_EQ(memory_image(*storage), image);
+}
+
+TEST(RemoveKeys, AllKeysMayGo) {
+  const auto storage = memory_storage(saved());
+  EXPECT_EQ(remove_keys(Location(storage), "drop.").keys.size(), 3u);
+  EXPECT_EQ(remove_keys(Location(storage), "keep").keys.size(), 2u);
+  const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+  EXPECT_THAT(checkpoint.keys(), IsEmpty());
+  EXPECT_EQ(checkpoint.common(), Value::dict({{"step", 3}}));
+  EXPECT_TRUE(checkpoint.verify().ok());
+}
+
+TEST(RemoveKeys, TheNextSaveLeavesNothingOfTheOldFiles) {
+  const auto storage = memory_storage(saved());
+  remove_keys(Location(storage), "drop.");
+  remove_keys(Location(storage), "keep.");
+  save_to(storage, true);
+  EXPECT_EQ(keys_at(storage), kAll);
+  EXPECT_EQ(data_files(*storage), 2u);
+  EXPECT_THAT(find_leftovers(Location(storage)), IsEmpty());
+}
+
+TEST(RemoveKeys, OfAnotherWritersCheckpointToo) {
+  FileImage image = of_another_writer();
+  image["integrity.json"] = to_bytes("{}");
+  image["notes.txt"] = to_bytes("mine");
+  const auto storage = memory_storage(image);
+  ASSERT_EQ(keys_at(storage), kAll);
+  EXPECT_THAT(remove_keys(Location(storage), "drop.").files, ElementsAre("__1_0.distcp"));
+  EXPECT_EQ(keys_at(storage), kKept);
+  const FileImage after = memory_image(*storage);
+  EXPECT_FALSE(after.contains("integrity.json"));
+  EXPECT_TRUE(after.contains("notes.txt"));
+  EXPECT_EQ(after.at("__0_0.distcp"), image.at("__0_0.distcp"));
+}
+
+TEST(RemoveKeys, RefusesWhatItCantKeep) {
+  const auto refused = [](const FileImage& image, ErrorCode code, const std::string& text) {
+    const auto storage = memory_storage(image);
+    expect_error([&] { remove_keys(Location(storage), "drop."); }, code, text);
+    EXPECT_EQ(memory_image(*storage), image);
+  };
+  const auto storage = memory_storage();
+  save_to(storage, false, pytorch_dialect());
+  refused(memory_image(*storage), ErrorCode::kUnsupported, "in the dialect pytorch");
+  refused({}, ErrorCode::kNotFound, "no checkpoint");
+  FileImage lost = saved();
+  std::erase_if(lost, [](const auto& file) { return file.first.ends_with(".manifest"); });
+  refused(lost, ErrorCode::kCorrupt, "manifest");
+  expect_error([&] { remove_keys(Location(storage), ""); }, ErrorCode::kInvalidArgument,
+               "an empty prefix");
+}
+
+TEST(RemoveKeys, WaitsForWhoeverHoldsTheLockAndSeesWhatHeDid) {
+  const auto storage = memory_storage(saved());
+  auto lock = storage->try_lock(std::string(engine::kLockName));
+  ASSERT_NE(lock, nullptr);
+  RemovalOptions options;
+  options.timeout = 0;
+  expect_error([&] { remove_keys(Location(storage), "drop.", options); }, ErrorCode::kAlreadyExists,
+               "is under way");
+  lock.reset();
+  std::vector<Removal> found(4);
+  {
+    std::vector<std::jthread> callers;
+    for (Removal& removal : found) {
+      callers.emplace_back([&] { removal = remove_keys(Location(storage), "drop."); });
+    }
+  }
+  size_t removed = 0;
+  for (const Removal& removal : found) removed += removal.keys.size();
+  EXPECT_EQ(removed, 3u);
+  EXPECT_EQ(keys_at(storage), kKept);
+}
+
+// The machine dies at every call; of what was not synced anything may survive.
+void crash_everywhere(const FileImage& before) {
+  const LogLevel level = set_log_level(LogLevel::kOff);
+  const auto run = [&](const FaultHook& hook) {
+    const auto disk = FaultDisk::create(memory_storage(before), hook);
+    try {
+      remove_keys(Location(disk->storage()), "drop.");
+    } catch (const Error&) {
+      EXPECT_TRUE(disk->crashed());
+    }
+    return disk;
+  };
+  const uint64_t calls = run({})->calls();
+  for (uint64_t k = 0; k < calls && !testing::Test::HasFailure(); ++k) {
+    for (const FaultAction& action : {FaultAction::crash(), FaultAction::crash_after()}) {
+      const auto disk = run(
+          [&](const StorageCall& call) { return call.index == k ? action : FaultAction::pass(); });
+      for (const Survival survival : kAllSurvivals) {
+        SCOPED_TRACE("call " + std::to_string(k) + ", " + std::string(to_string(survival)));
+        const auto storage = memory_storage(disk->surviving_image(survival, k));
+        const auto keys = keys_at(storage);
+        EXPECT_TRUE(keys == kAll || keys == kKept);
+        remove_keys(Location(storage), "drop.");
+        EXPECT_EQ(keys_at(storage), kKept);
+        remove_leftovers(Location(storage));
+        EXPECT_LE(data_files(*storage), before.contains("__1_0.distcp") ? 2u : 1u);
+      }
+    }
+  }
+  set_log_level(level);
+}
+
+TEST(RemoveKeys, ACrashAtAnyMomentLeavesTheOldCheckpointOrTheNewOne) { crash_everywhere(saved()); }
+
+TEST(RemoveKeys, SoDoesOneInAnotherWritersCheckpoint) { crash_everywhere(of_another_writer()); }
+
+TEST(RemoveKeys, AFailureBeforeTheSwitchLeavesNothing) {
+  const FileImage before = saved();
+  const auto inner = memory_storage(before);
+  const auto disk = FaultDisk::create(inner, [](const StorageCall& call) {
+    const bool hit = call.op == StorageOp::kCreate && call.name.ends_with("manifest.tmp");
+    return hit ? FaultAction::fail(ENOSPC) : FaultAction::pass();
+  });
+  expect_error([&] { remove_keys(Location(disk->storage()), "drop."); }, ErrorCode::kIo);
+  EXPECT_EQ(memory_image(*inner), before);
+}
+
+}  // namespace
+}  // namespace tilestone
