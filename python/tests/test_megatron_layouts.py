@@ -211,7 +211,7 @@ def _rows(rank: int, world: int, value: float) -> dict[str, Any]:
 
 def _saves(rank: int, world: int, folder: str, count: int) -> None:
     for number in range(1, count + 1):
-        tm.save({**_rows(rank, world, number), "step": float(number)}, folder)
+        tm.save({**_rows(rank, world, float(number)), "step": float(number)}, folder)
 
 
 def _loads(rank: int, world: int, folder: str, last: float) -> list[Any]:
