@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import multiprocessing
 import types
 import unittest.mock
@@ -55,14 +57,25 @@ def _gather(tensor: torch.Tensor, into: Any, dst: int, group: Group) -> None:
             memory.copy_(sent[number])
 
 
+@functools.cache
+def _results_queue() -> Any:
+    """Of stock's writers: stock's own is a process that imports everything anew."""
+    return multiprocessing.get_context("fork").Manager().Queue()
+
+
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
     """Runs Megatron-Core's optimizers without a GPU and without process groups."""
     patch = unittest.mock.patch.object
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.dist_checkpointing.strategies import filesystem_async
     with (
         _OnCpu(),
         patch(torch.cuda, "synchronize", lambda *_: None),
         patch(torch.cuda, "current_device", lambda: "cpu"),
+        patch(gc, "collect", lambda *_: 0),  # stock calls it for every state dict
+        patch(filesystem_async, "_get_write_results_queue", _results_queue),
         patch(torch.distributed, "gather", _gather),
         patch(torch.distributed, "get_process_group_ranks", lambda g: list(range(g.size()))),
         # Stock's writers are child processes.

@@ -146,7 +146,7 @@ def _stock_to_own(rank: int, world: int, folder: str) -> None:
 def test_what_stock_saves_in_each_format_loads_into_other_layouts(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
-    worlds[2].run(_stock_to_own, str(tmp_path))
+    worlds[2].run(_stock_to_own, str(tmp_path), timeout=300)
 
 
 def _stock_load(job: Ranks, kind: str, path: str, bucket_numel: int | None) -> None:
@@ -189,7 +189,7 @@ def _own_to_stock(rank: int, world: int, folder: str) -> None:
 
 
 def test_what_we_save_loads_into_stocks_optimizers(worlds: Worlds, tmp_path: pathlib.Path) -> None:
-    worlds[2].run(_own_to_stock, str(tmp_path))
+    worlds[2].run(_own_to_stock, str(tmp_path), timeout=300)
 
 
 def _entities(tree: Any) -> Any:
@@ -285,7 +285,7 @@ def _regular_on_cpu(rank: int, world: int, folder: str) -> None:
 def test_stocks_regular_optimizers_make_the_same_entities_with_our_helpers(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
-    worlds[2].run(_regular_on_cpu, str(tmp_path))
+    worlds[2].run(_regular_on_cpu, str(tmp_path), timeout=300)
 
 
 def _stock_buckets(rank: int, world: int) -> None:
@@ -339,4 +339,4 @@ def _stock_buckets_on_cpu(rank: int, world: int) -> None:
 
 
 def test_parameters_are_packed_as_stock_packs_them(worlds: Worlds) -> None:
-    worlds[2].run(_stock_buckets_on_cpu)
+    worlds[2].run(_stock_buckets_on_cpu, timeout=300)
