@@ -108,6 +108,8 @@ def make_corpus() -> None:
         put("corpus", "checkpoint", name, packed(files))
     for name, content in zarr_corpus().items():
         put("corpus", "zarr_array", name, content)
+    for name, content in manifest_corpus().items():
+        put("corpus", "manifest", name, content)
 
 
 # ---- Hostile pickles ----
@@ -359,10 +361,36 @@ def metadatas(good: Files) -> tuple[Files, Files]:
     return hostile | lengths, checkpoints
 
 
+def manifest_corpus() -> Files:
+    """A manifest with a table, and a report in it, of two ranks that say something of a tensor."""
+    import tilestone
+
+    with tempfile.TemporaryDirectory() as name:
+
+        def rank(comm: tilestone.Communicator) -> None:
+            mine = numpy.arange(4, dtype="float32") + comm.rank
+            w = tilestone.ShardedTensor.from_rank_offsets("w", mine, (0, comm.rank, comm.size))
+            told = {"w": {"kind": "glu", "order": [0, (None, True)], "by": {"a": 1.5, 3: b"x"}}}
+            tilestone.save(
+                {"w": w}, name, comm=comm, attributes={"a": "b"}, tensor_attributes=told
+            )
+
+        tilestone.run_ranks(2, rank)
+        (path,) = pathlib.Path(name, ".tilestone").glob("*.manifest")
+        manifest = path.read_bytes()
+    (head,) = struct.unpack_from("<Q", manifest, 12)
+    middle = head + (len(manifest) - head) // 2  # the reports are of one size
+    return {"table_of_two_ranks": manifest, "report": manifest[head:middle]}
+
+
 def manifests() -> Files:
     good = (FUZZ / "corpus" / "manifest" / "two_ranks").read_bytes()
+    table = (FUZZ / "corpus" / "manifest" / "table_of_two_ranks").read_bytes()
     most = b"\xff" * 9 + b"\x01"
     return {
+        "head_of_2_64_bytes": table[:12] + b"\xff" * 8 + table[20:],
+        "head_of_no_bytes": table[:12] + bytes(8) + table[20:],
+        "head_of_all_bytes": table[:12] + struct.pack("<Q", len(table)) + table[20:],
         "save_id_of_2_64_bytes": good[:12] + most,
         "world_of_2_64_ranks": good[:15] + most + good[16:],
         "reports_of_2_64_bytes": good[:0x33] + most,

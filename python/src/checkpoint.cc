@@ -194,31 +194,7 @@ void bind_tensors(nb::class_<Checkpoint>& bound) {
           "key"_a, "box"_a.none(), "target"_a);
 }
 
-}  // namespace
-
-void bind_checkpoint(nb::module_& m) {
-  bind_reports(m);
-  bind_leftovers(m);
-  bind_removal(m);
-  nb::class_<Checkpoint> bound(m, "Checkpoint");
-  bound.def_static(
-      "open",
-      [](const nb::bytes& path, bool verify_checksums, const std::string& cache,
-         uint64_t buffer_bytes, int threads, bool follow_links) {
-        const Location location = location_of(path, follow_links);
-        OpenOptions options;
-        options.verify_checksums = verify_checksums;
-        options.cache = cache_named(cache);
-        options.buffer_bytes = buffer_bytes;
-        options.threads = threads;
-        return without_gil([&](const Stop& stop) {
-          options.interrupt = stop;
-          return Checkpoint::open(location, options);
-        });
-      },
-      "path"_a, "verify_checksums"_a, "cache"_a, "buffer_bytes"_a, "threads"_a, "follow_links"_a);
-  bind_keys(bound);
-  bind_tensors(bound);
+void bind_values(nb::class_<Checkpoint>& bound) {
   bound
       .def(
           "read_object",
@@ -230,6 +206,20 @@ void bind_checkpoint(nb::module_& m) {
             return from_value(value, nb::none(), Bridge(bridge));
           },
           "key"_a, "bridge"_a)
+      .def(
+          "tensor_attributes",
+          [](const Checkpoint& c, const std::string& key, nb::handle bridge) {
+            nb::dict attributes;
+            const StoredTensor& tensor = tensor_of(c, key);
+            const auto found = c.metadata().attributes.find(tensor.key);
+            if (found == c.metadata().attributes.end()) return attributes;
+            for (const auto& [name, value] : found->second) {
+              attributes[python_text(name)] = from_value(value, nb::none(), Bridge(bridge));
+            }
+            return attributes;
+          },
+          "key"_a, "bridge"_a,
+          nb::sig("def tensor_attributes(self, key: str, bridge: object) -> dict[str, object]"))
       .def(
           "common",
           [](const Checkpoint& c, nb::handle bridge) -> nb::object {
@@ -248,16 +238,11 @@ void bind_checkpoint(nb::module_& m) {
                 length_of_object(c, key));
             return nb::bytes(bytes.data(), bytes.size());
           },
-          "key"_a)
-      .def(
-          "verify",
-          [](const Checkpoint& c, nb::handle progress) {
-            const ProgressFn callback = to_progress(progress);
-            return without_gil(
-                [&](const Stop& stop) { return c.with_interrupt(stop).verify(callback); });
-          },
-          "progress"_a.none())
-      .def_prop_ro("files", [](const Checkpoint& c) { return c.metadata().files; })
+          "key"_a);
+}
+
+void bind_facts(nb::class_<Checkpoint>& bound) {
+  bound.def_prop_ro("files", [](const Checkpoint& c) { return c.metadata().files; })
       .def_prop_ro("writer", [](const Checkpoint& c) { return c.metadata().writer; })
       .def_prop_ro("save_id", [](const Checkpoint& c) { return c.metadata().save_id; })
       .def_prop_ro("rank_local", [](const Checkpoint& c) { return c.metadata().rank_local; })
@@ -291,6 +276,43 @@ void bind_checkpoint(nb::module_& m) {
           },
           nb::sig("def attributes(self) -> dict[str, str]"))
       .def_prop_ro("tensor_bytes", [](const Checkpoint& c) { return c.metadata().tensor_bytes(); });
+}
+
+}  // namespace
+
+void bind_checkpoint(nb::module_& m) {
+  bind_reports(m);
+  bind_leftovers(m);
+  bind_removal(m);
+  nb::class_<Checkpoint> bound(m, "Checkpoint");
+  bound.def_static(
+      "open",
+      [](const nb::bytes& path, bool verify_checksums, const std::string& cache,
+         uint64_t buffer_bytes, int threads, bool follow_links) {
+        const Location location = location_of(path, follow_links);
+        OpenOptions options;
+        options.verify_checksums = verify_checksums;
+        options.cache = cache_named(cache);
+        options.buffer_bytes = buffer_bytes;
+        options.threads = threads;
+        return without_gil([&](const Stop& stop) {
+          options.interrupt = stop;
+          return Checkpoint::open(location, options);
+        });
+      },
+      "path"_a, "verify_checksums"_a, "cache"_a, "buffer_bytes"_a, "threads"_a, "follow_links"_a);
+  bind_keys(bound);
+  bind_tensors(bound);
+  bind_values(bound);
+  bind_facts(bound);
+  bound.def(
+      "verify",
+      [](const Checkpoint& c, nb::handle progress) {
+        const ProgressFn callback = to_progress(progress);
+        return without_gil(
+            [&](const Stop& stop) { return c.with_interrupt(stop).verify(callback); });
+      },
+      "progress"_a.none());
 }
 
 }  // namespace tilestone::python

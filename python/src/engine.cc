@@ -61,13 +61,26 @@ struct BridgedLoad {
   Bridge bridge;
 };
 
+// By key and name; of plain Python objects, as _options.by_key() has checked them.
+std::map<std::string, Attributes> tensor_attributes_of(const nb::dict& given,
+                                                       const Bridge& bridge) {
+  std::map<std::string, Attributes> found;
+  for (const auto [key, named] : given) {
+    const auto text = nb::cast<std::string>(key);
+    for (const auto [name, value] : nb::cast<nb::dict>(named)) {
+      found[text][nb::cast<std::string>(name)] = to_value(value, bridge, {text});
+    }
+  }
+  return found;
+}
+
 SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge_object,
                       const std::string& format, const std::string& dialect, bool overwrite,
                       const std::string& agreement, bool validate_access,
                       const std::string& common_differs, double timeout, int threads,
                       uint64_t buffer_bytes, int files_per_rank,
-                      std::map<std::string, std::string> attributes, nb::handle progress,
-                      nb::handle compared_common) {
+                      std::map<std::string, std::string> attributes, nb::handle tensor_attributes,
+                      nb::handle progress, nb::handle compared_common) {
   const Bridge bridge(bridge_object);
   SaveRequest request{to_state(bridge.call("unpack", state), bridge), path_of(path), {}, {}};
   if (!compared_common.is_none()) request.compared_common = to_state(compared_common, bridge);
@@ -82,6 +95,8 @@ SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge
   request.options.buffer_bytes = buffer_bytes;
   request.options.files_per_rank = files_per_rank;
   request.options.attributes = std::move(attributes);
+  request.options.tensor_attributes =
+      tensor_attributes_of(nb::cast<nb::dict>(tensor_attributes), bridge);
   request.options.progress = to_progress(progress);
   return request;
 }
@@ -223,8 +238,8 @@ void bind_engine(nb::module_& m) {
   nb::class_<SaveRequest>(m, "SaveRequest", "What a rank brings to a save.")
       .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "format"_a, "dialect"_a,
            "overwrite"_a, "agreement"_a, "validate_access"_a, "common_differs"_a, "timeout"_a,
-           "threads"_a, "buffer_bytes"_a, "files_per_rank"_a, "attributes"_a, "progress"_a.none(),
-           "compared_common"_a.none() = nb::none());
+           "threads"_a, "buffer_bytes"_a, "files_per_rank"_a, "attributes"_a, "tensor_attributes"_a,
+           "progress"_a.none(), "compared_common"_a.none() = nb::none());
   nb::class_<BridgedLoad>(m, "LoadRequest", "What a rank brings to a load.")
       .def(nb::new_(&make_load), "wanted"_a.none(), "path"_a, "bridge"_a, "follow_links"_a,
            "cast"_a, "verify_checksums"_a, "two_phase"_a, "cache"_a, "not_in_checkpoint"_a,

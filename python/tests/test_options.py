@@ -36,6 +36,10 @@ SAVE = [
     ("attributes", ["a"], "attributes is a dict of texts by text, not ['a']"),
     ("attributes", {"a": "\udc80"}, "attributes can't be written as UTF-8"),
     ("attributes", {"a": "x" * (1 << 20)}, "attributes have 1048577 bytes"),
+    ("tensor_attributes", {"w": 1}, "tensor_attributes is a dict of dicts, both with texts for keys"),
+    ("tensor_attributes", ["w"], "tensor_attributes is a dict of dicts"),
+    ("tensor_attributes", {"w": {1: 2}}, "tensor_attributes is a dict of dicts"),
+    ("tensor_attributes", {"not there": {"a": 1}}, "a tensor that this rank does not save"),
     ("agreement", "ruled", 'agreement is "exchange" or "rule", not "ruled"'),
     ("agreement", None, "agreement is a text, not None"),
     ("validate_access", 1, "validate_access is True or False, not 1"),
@@ -139,6 +143,22 @@ def test_attributes_and_hosts_are_kept_with_the_checkpoint(format: str, ckpt: st
     tilestone.save({"w": numpy.ones(2)}, ckpt, format=format, overwrite=True)
     with tilestone.open(ckpt) as opened:
         assert opened.attributes == {}
+
+
+@pytest.mark.parametrize("format", ["torch_dist", "zarr"])
+def test_attributes_of_tensors_come_back_by_key(format: str, ckpt: str) -> None:
+    told = {"kind": "glu", "order": [0, (1, None)], "by": {"a": 1.5, 3: b"x"}, "on": True}
+    state = {"w": numpy.ones(2), "v": {"u": numpy.ones(3)}}
+    tilestone.save(state, ckpt, format=format, tensor_attributes={"w": told, "v.u": {"n": -7}})
+    with tilestone.open(ckpt) as opened:
+        assert opened.tensor_attributes("w") == told
+        assert opened.tensor_attributes("v.u") == {"n": -7}
+        with pytest.raises(tilestone.NotFoundError):
+            opened.tensor_attributes("x")
+    for value in (2**64, {1, 2}, numpy.ones(2)):
+        with pytest.raises(tilestone.InvalidArgumentError) as raised:
+            tilestone.save(state, ckpt, tensor_attributes={"w": {"mine": value}}, overwrite=True)
+        assert raised.value.key == "w" and '"mine"' in str(raised.value)
 
 
 def test_no_timeout_and_bytes_for_a_path(ckpt: str) -> None:

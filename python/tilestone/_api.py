@@ -114,6 +114,7 @@ def save(
     buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
     files_per_rank: int = 1,
     attributes: Mapping[str, str] | None = None,
+    tensor_attributes: Mapping[str, Mapping[str, Any]] | None = None,
     progress: bool | ProgressCallback = False,
 ) -> _core.SaveResult:
     """Saves the state that all ranks hold together. Every rank calls.
@@ -171,6 +172,11 @@ def save(
         files_per_rank: data files that each rank writes.
         attributes: texts that say something of the checkpoint ({"iteration": "100"}), at most
             1 MiB in all. `Checkpoint.attributes` has them, and `tilestone inspect` shows them.
+        tensor_attributes: what is to be known of single tensors, by the tensor's key and a name
+            ({"layer.w": {"kind": "glu", "order": [0, 1]}}): None, bools, ints of 64 bits, floats,
+            text, bytes, lists, tuples and dicts, at most 16 deep and 16 MiB in all. Each rank
+            gives them for tensors that it holds; those of all ranks are put together.
+            `Checkpoint.tensor_attributes` and `tilestone inspect PATH KEY` give them back.
         progress: True for a bar on a terminal, or a function that gets `Progress`.
 
     Raises:
@@ -181,7 +187,9 @@ def save(
         InvalidArgumentError, MismatchError, CoverageError: the ranks' states contradict each other,
             or not all of them can be kept: sharded or device data inside a tuple or another object,
             an element type or a kind of tensor that no checkpoint holds, a container of which
-            a load could not make another. The error names the key, and nothing is written.
+            a load could not make another, attributes of a tensor that this rank does not have.
+            The error names the key, and nothing is written. Ranks that give a tensor's attribute
+            two values end the save too.
         StorageError, TimeoutError, RankFailedError: it could not be written.
     """
     comm = _communicator(group, comm)
@@ -210,6 +218,7 @@ def save(
                 _options.whole("buffer_bytes", buffer_bytes, 64),
                 _options.whole("files_per_rank", files_per_rank),
                 _options.texts("attributes", attributes),
+                _options.by_key("tensor_attributes", tensor_attributes),
                 until_the_end.enter_context(shown),
                 compared_common=_compared(state),
             )

@@ -320,6 +320,16 @@ class Checkpoint:
         """The `attributes` that `save` was given; empty without a commit manifest."""
         return self._handle.attributes
 
+    def tensor_attributes(self, key: str) -> dict[str, Any]:
+        """What `save` was told of a tensor (`tensor_attributes`), by name.
+
+        Empty where it was told nothing, or without a commit manifest.
+
+        Raises:
+            NotFoundError: no tensor of this key is in the checkpoint.
+        """
+        return self._handle.tensor_attributes(_options.word("key", key), self._bridge(None, ()))
+
     @property
     def rank_local(self) -> bool:
         """Whether each rank wrote metadata of its own (torch's use_collectives=False)."""

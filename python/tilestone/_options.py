@@ -6,7 +6,7 @@ import math
 import operator
 import os
 from collections.abc import Collection, Mapping
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError
@@ -116,6 +116,22 @@ def texts(name: str, value: object) -> dict[str, str]:
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(f"{name} can't be written as UTF-8: {error}") from None
     return found
+
+
+def by_key(name: str, value: object) -> dict[str, dict[str, Any]]:
+    """A dict of dicts with texts for keys, both; None is an empty one."""
+    if value is None:
+        return {}
+    found = {
+        key: dict(named) if isinstance(named, Mapping) else None
+        for key, named in (value.items() if isinstance(value, Mapping) else [(None, None)])
+    }
+    for key, named in found.items():
+        if named is None or not all(isinstance(text, str) for text in (key, *named)):
+            raise InvalidArgumentError(
+                f"{name} is a dict of dicts, both with texts for keys, not {value!r}"
+            )
+    return cast("dict[str, dict[str, Any]]", found)
 
 
 def sink(name: str, value: Any) -> Any:
