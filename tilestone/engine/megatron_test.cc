@@ -349,7 +349,7 @@ TEST(MegatronSave, ReplacesAnotherCheckpointAsAWhole) {
 TEST(MegatronSave, OneThatFailsBeforeTheSwitchLeavesNoFileOfTheIndex) {
   const auto storage = memory_storage();
   const auto disk = FaultDisk::create(storage, [](const StorageCall& call) {
-    return call.op == StorageOp::kRename && call.to == "common.pt" ? FaultAction::fail(EIO)
+    return call.op == StorageOp::kSync && call.name == "common.pt" ? FaultAction::fail(EIO)
                                                                    : FaultAction::pass();
   });
   expect_error([&] { save(row_state(solo(), 1), Location(disk->storage()), options_of(solo())); },
