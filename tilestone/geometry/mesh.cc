@@ -1,6 +1,7 @@
 #include "tilestone/geometry/mesh.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "tilestone/base/error.h"
 
@@ -11,17 +12,24 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, "mesh of shape " + to_string(shape) + ": " + problem);
 }
 
-void check_ranks(const Dims& shape, const std::vector<int>& ranks) {
+// Places in `ranks`, ascending by rank. Refuses ranks that are no mesh's.
+std::vector<size_t> sorted_places(const Dims& shape, const std::vector<int>& ranks) {
   const int64_t expected = numel(shape);
   if (static_cast<int64_t>(ranks.size()) != expected) {
     fail(shape,
          "expected " + std::to_string(expected) + " ranks, got " + std::to_string(ranks.size()));
   }
-  std::vector<int> sorted = ranks;
-  std::sort(sorted.begin(), sorted.end());
-  if (sorted.front() < 0) fail(shape, "rank " + std::to_string(sorted.front()) + " is negative");
-  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-  if (twice != sorted.end()) fail(shape, "rank " + std::to_string(*twice) + " appears twice");
+  std::vector<size_t> places(ranks.size());
+  std::iota(places.begin(), places.end(), size_t{0});
+  std::sort(places.begin(), places.end(), [&](size_t a, size_t b) { return ranks[a] < ranks[b]; });
+  const int first = ranks[places.front()];
+  if (first < 0) fail(shape, "rank " + std::to_string(first) + " is negative");
+  const auto twice = std::adjacent_find(places.begin(), places.end(),
+                                        [&](size_t a, size_t b) { return ranks[a] == ranks[b]; });
+  if (twice != places.end()) {
+    fail(shape, "rank " + std::to_string(ranks[*twice]) + " appears twice");
+  }
+  return places;
 }
 
 void check_names(const Dims& shape, const std::vector<std::string>& names) {
@@ -50,7 +58,7 @@ Mesh::Mesh(Dims shape, std::vector<int> ranks, std::vector<std::string> names)
   for (int64_t n : shape_) {
     if (n < 1) fail(shape_, "every dim must be at least 1 long");
   }
-  check_ranks(shape_, ranks_);
+  by_rank_ = sorted_places(shape_, ranks_);
   check_names(shape_, names_);
 }
 
@@ -66,9 +74,10 @@ std::optional<size_t> Mesh::find_dim(std::string_view name) const {
 }
 
 std::optional<Dims> Mesh::coordinate(int rank) const {
-  const auto found = std::find(ranks_.begin(), ranks_.end(), rank);
-  if (found == ranks_.end()) return std::nullopt;
-  int64_t index = found - ranks_.begin();
+  const auto found = std::lower_bound(by_rank_.begin(), by_rank_.end(), rank,
+                                      [&](size_t place, int r) { return ranks_[place] < r; });
+  if (found == by_rank_.end() || ranks_[*found] != rank) return std::nullopt;
+  auto index = static_cast<int64_t>(*found);
   Dims at(dims(), 0);
   for (size_t d = dims(); d-- > 0;) {
     at[d] = index % shape_[d];

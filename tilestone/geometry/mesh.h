@@ -35,6 +35,7 @@ class Mesh {
   Dims shape_;
   std::vector<int> ranks_;
   std::vector<std::string> names_;
+  std::vector<size_t> by_rank_;  // places in ranks_, ascending by rank: a look-up is a bisection
 };
 
 }  // namespace tilestone

@@ -75,30 +75,53 @@ struct Sharding {
   std::vector<Placement> placements;
 };
 
-// A parameter as one rank sees it beside the placements that the checkpoint rules give it. With
-// expert parallelism each expert-parallel rank's parameter (an FSDP2 DTensor over the expert-data
-// mesh, say) only knows its own experts: its global shape is one shard of the tensor that the
-// checkpoint holds.
+// A parameter's own sharding, merged with the one that the checkpoint gives it. With expert
+// parallelism each expert-parallel rank's parameter (an FSDP2 DTensor over the expert-data mesh,
+// say) only knows its own experts: its global shape is one shard of the tensor that the checkpoint
+// holds, and its own placements would call different experts the same.
 struct MergedSharding {
   Dims global_shape;  // of the tensor in the checkpoint
   Dims strides;       // contiguous, elements
-  LocalBoxes held;    // what the rank at both coordinates holds of it
-  // The coordinates along the mesh dims over which it is replicated, the checkpoint's first, then
-  // those of the parameter's mesh that the checkpoint's mesh lacks; all zeros for the main replica.
-  // Leave a pipeline dim out of the mesh unless its stages really hold the same parameter.
+  LocalBoxes held;    // what the rank holds of it
+  // Of the ranks that hold the same, exactly one has all zeros. First which copy of the parameter
+  // this is among those that the checkpoint's mesh knows of, then the places along the
+  // parameter's own Replicate dims.
   Dims replica_id;
+  // The ranks that hold the same, ascending, the rank itself included; of a tensor without elements
+  // all ranks. Empty where the two meshes don't say: where copies are both along a mesh dim of the
+  // parameter and along one of the checkpoint that the other mesh does not have, or where a mesh
+  // dim crosses the other mesh without lying inside it.
+  std::vector<int> holders;
 };
-// If any checkpoint placement is a Shard, the checkpoint's mesh and placements describe the tensor
-// and the parameter's own sharding lies inside each of its shards: along a tensor dim
-// d, outer to inner over the Shard(d) of the checkpoint's mesh, rank = rank * size + coordinate and
-// fragments *= size; the tensor's dim is fragments times the parameter's, and the parameter's boxes
-// are shifted by rank times it. A mesh dim that both name counts once: the parameter already
-// spans it. If all are Replicate, the parameter's sharding stays as it is.
-// Throws Error(kInvalidArgument) when mesh dims of one name differ in size, coordinate or sharded
-// tensor dim, on StridedShard or Partial in the checkpoint's placements, and as held_boxes does.
+// What `rank`, which is in both meshes, holds of the checkpoint's tensor. `param` is the
+// parameter's own sharding; of a plain tensor, Mesh({}, {rank}) without placements. The
+// checkpoint's mesh has all ranks that hold the tensor, or the parameter's mesh has the others. A
+// pipeline dim belongs into neither, unless its stages hold the same parameter.
+//
+// Outer and inner. A Shard(d) of the checkpoint over ranks that the parameter takes for equal, or
+// does not know, lies outside of the parameter's sharding. Along each tensor dim d, over these
+// mesh dims from outer to inner, rank = rank * size + coordinate and fragments *= size; the
+// tensor's dim is fragments times the parameter's, and the parameter's boxes are shifted by rank
+// times its dim. So the parameter's own shards lie inside of the checkpoint's, whatever the order
+// of the dims in the checkpoint's mesh is: with a mesh [edp, ep], expert-parallel rank 1 holds the
+// second half of the experts, cut in pieces over edp.
+//
+// Which dims match. What is compared is ranks, never names: a mesh dim is the line of ranks through
+// this one, and it is known to the other mesh where those ranks are in it, along one of its dims
+// or several (a flattened one).
+//  - A Shard(d) over ranks among which the parameter splits dim d already counts once.
+//  - A Shard over ranks that the parameter takes for replicas: the checkpoint is right, and only
+//    the replicas within its shard remain.
+//  - A Replicate changes nothing of what is held: over ranks that the parameter tells apart, the
+//    parameter is right; over others it makes them copies.
+// If all are Replicate, the parameter's sharding stays as it is, an empty local shard included.
+//
+// Throws Error(kInvalidArgument) when `rank` is in one mesh only, when the two contradict one
+// another (they split different dims over the same ranks; the parameter splits over ranks of which
+// some are in another shard of the checkpoint), on StridedShard or Partial in the checkpoint's
+// placements, and as held_boxes does.
 MergedSharding merge_shardings(const Dims& param_local_shape, const Dims& param_global_shape,
-                               const Sharding& param, const Dims& param_coordinate,
-                               const Sharding& checkpoint, const Dims& checkpoint_coordinate);
+                               const Sharding& param, const Sharding& checkpoint, int rank);
 
 // A rule that names the placements of the parameters it matches. A pattern is a dotted path whose
 // components are literal, "*" (any one component) or "**" (any number of them, also none). It
@@ -108,8 +131,11 @@ struct PlacementRule {
   std::string pattern;
   std::vector<Placement> placements;
 };
-// The most specific matching rule's index: more literal components first, then more "*", then the
-// earlier rule. -1 when none matches.
+// The most specific matching rule's index; -1 when none matches. More specific is the pattern with
+// more literal components ("hc_head.*" and "head" have one each); of those with as many, the one
+// with more "*", which is the longer ("hc_head.*"); of those, the one with fewer "**". The order of
+// the rules means nothing: throws Error(kInvalidArgument) with the name and both patterns where two
+// are left.
 int find_rule(std::span<const PlacementRule> rules, std::string_view name);
 
 }  // namespace tilestone

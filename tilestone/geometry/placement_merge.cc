@@ -1,18 +1,24 @@
+#include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/placement.h"
 
+// How ranks are told apart. Let m be a mesh dim of the checkpoint, and its line the ranks that
+// differ from this one in coordinate m alone. Where the parameter's coordinates along a dim that it
+// splits vary on the line, the parameter knows these ranks for different shards; else, to it they
+// are replicas or strangers. A Shard over a line of the second kind is outer: every coordinate
+// along the outer dims has a parameter of its own, one shard of the checkpoint's tensor. So what
+// is left of the checkpoint's mesh at this rank's outer coordinates has copies of one parameter,
+// and what is left of the parameter's mesh there is one copy.
+
 namespace tilestone {
 namespace {
 
 [[noreturn]] void fail(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, "merging placements: " + message);
-}
-
-bool is_replicate(const Placement& placement) {
-  return std::holds_alternative<Replicate>(placement);
 }
 
 // The tensor dim that a placement splits, counted from the front; nullopt for Replicate.
@@ -33,45 +39,258 @@ std::optional<size_t> shard_dim(const Placement& placement, size_t rank) {
   return static_cast<size_t>(dim < 0 ? dim + dims : dim);
 }
 
+// A sharding as one of its ranks sees it.
 struct Side {
-  const Sharding& sharding;
-  const Dims& coordinate;
+  const Mesh& mesh;
+  std::span<const Placement> placements;
+  std::string whose;                          // "parameter", "checkpoint"
+  Dims at;                                    // the rank's coordinate
+  std::vector<std::optional<size_t>> splits;  // the tensor dim that each mesh dim splits
+
+  Side(const Sharding& sharding, std::string name, int rank, size_t tensor_dims)
+      : mesh(sharding.mesh), placements(sharding.placements), whose(std::move(name)) {
+    if (placements.size() != mesh.dims()) {
+      fail("expected one placement for each of the " + std::to_string(mesh.dims()) +
+           " mesh dims of the " + whose + ", got " + std::to_string(placements.size()));
+    }
+    const auto found = mesh.coordinate(rank);
+    if (!found) fail("rank " + std::to_string(rank) + " is not in the " + whose + "'s mesh");
+    at = *found;
+    for (const Placement& placement : placements) {
+      splits.push_back(shard_dim(placement, tensor_dims));
+    }
+  }
+
+  int64_t size(size_t m) const { return mesh.shape()[m]; }
+
+  // The rank at place `index` of the line along mesh dim m.
+  int on_line(size_t m, int64_t index) const {
+    Dims there = at;
+    there[m] = index;
+    return mesh.rank_at(there);
+  }
+
+  std::string name(size_t m) const {
+    const bool named = !mesh.names().empty();
+    return "mesh dim " + (named ? "'" + mesh.names()[m] + "'" : std::to_string(m)) + " of the " +
+           whose;
+  }
 };
 
-// The mesh dim of `other` that is mesh dim m of `one`: by name, or by position in equal meshes.
-std::optional<size_t> same_axis(const Mesh& one, size_t m, const Mesh& other) {
-  if (one == other) return m;
-  if (one.names().empty()) return std::nullopt;
-  return other.find_dim(one.names()[m]);
+void insert(std::vector<size_t>& set, size_t item) {
+  if (std::find(set.begin(), set.end(), item) == set.end()) set.push_back(item);
 }
 
-// Whether the parameter's own sharding already spans the checkpoint's mesh dim m.
-bool spanned_by_param(const Side& checkpoint, size_t m, const Side& param, size_t rank) {
-  const Mesh& mesh = checkpoint.sharding.mesh;
-  const auto axis = same_axis(mesh, m, param.sharding.mesh);
-  if (!axis) return false;
-  const std::string name =
-      "mesh dim " + (mesh.names().empty() ? std::to_string(m) : "'" + mesh.names()[m] + "'");
-  if (param.sharding.mesh.shape()[*axis] != mesh.shape()[m] ||
-      param.coordinate[*axis] != checkpoint.coordinate[m]) {
-    fail(name + " differs in size or coordinate between the parameter's mesh and the checkpoint's");
+class Merge {
+ public:
+  Merge(const Side& param, const Side& checkpoint) : param_(param), checkpoint_(checkpoint) {
+    for (size_t m = 0; m < checkpoint_.mesh.dims(); ++m) outer_.push_back(is_outer(m));
+    for (size_t i = 0; i < param_.mesh.dims(); ++i) kept_.push_back(kept_places(i));
+    look_at_copies();
   }
-  const Placement& own = param.sharding.placements[*axis];
-  const Placement& wanted = checkpoint.sharding.placements[m];
-  if (is_replicate(own)) return false;
-  if (!is_replicate(wanted) && shard_dim(own, rank) != shard_dim(wanted, rank)) {
-    fail("over " + name + " the parameter is " + to_string(own) + " but the checkpoint is " +
-         to_string(wanted));
+
+  bool outer(size_t m) const { return outer_[m]; }
+  Dims replica_id() const;
+  std::vector<int> holders() const;
+
+ private:
+  bool is_outer(size_t m) const;
+  std::vector<int64_t> kept_places(size_t i) const;
+  void look_at_copies();
+  std::vector<std::vector<int64_t>> same_shard() const;
+  bool is_copy(int rank) const;
+  std::optional<std::vector<size_t>> dims_between_copies() const;
+  bool same_along(const Dims& coordinate, const std::vector<size_t>& dims) const;
+  bool in_outer_shard(const Dims& coordinate) const;
+
+  const Side& param_;
+  const Side& checkpoint_;
+  std::vector<bool> outer_;  // for each mesh dim of the checkpoint
+  // For each mesh dim of the parameter, the places along it in this rank's outer shard, ascending.
+  std::vector<std::vector<int64_t>> kept_;
+  int64_t copy_ = 0;           // which copy of the parameter the outer shard's ranks have here
+  std::vector<Dims> in_both_;  // the checkpoint's coordinates of this copy's ranks that have some
+};
+
+// Whether the checkpoint's Shard over mesh dim m lies outside of the parameter's sharding.
+bool Merge::is_outer(size_t m) const {
+  const auto dim = checkpoint_.splits[m];
+  if (!dim) return false;
+  bool all_known = true;
+  std::vector<size_t> varying;  // mesh dims of the parameter
+  for (int64_t k = 0; k < checkpoint_.size(m); ++k) {
+    const auto there = param_.mesh.coordinate(checkpoint_.on_line(m, k));
+    all_known = all_known && there;
+    for (size_t i = 0; there && i < there->size(); ++i) {
+      if ((*there)[i] != param_.at[i]) insert(varying, i);
+    }
+  }
+  const auto is_split = [&](size_t i) { return param_.splits[i].has_value(); };
+  if (std::none_of(varying.begin(), varying.end(), is_split)) return true;
+  const auto other = std::find_if(varying.begin(), varying.end(),
+                                  [&](size_t i) { return param_.splits[i] != dim; });
+  if (all_known && other == varying.end()) return false;
+  const size_t i = other == varying.end() ? varying.front() : *other;
+  fail("over the ranks of " + checkpoint_.name(m) + ", which is " +
+       to_string(checkpoint_.placements[m]) + ", " + param_.name(i) + " is " +
+       to_string(param_.placements[i]) + (all_known ? "" : " and has only some of them"));
+}
+
+bool Merge::same_along(const Dims& coordinate, const std::vector<size_t>& dims) const {
+  return std::all_of(dims.begin(), dims.end(),
+                     [&](size_t m) { return coordinate[m] == checkpoint_.at[m]; });
+}
+
+bool Merge::in_outer_shard(const Dims& coordinate) const {
+  for (size_t m = 0; m < outer_.size(); ++m) {
+    if (outer_[m] && coordinate[m] != checkpoint_.at[m]) return false;
   }
   return true;
 }
 
-void check_placements(const Sharding& sharding, const Dims& coordinate) {
-  if (sharding.placements.size() != sharding.mesh.dims()) {
-    fail("expected one placement for each of the " + std::to_string(sharding.mesh.dims()) +
-         " mesh dims, got " + std::to_string(sharding.placements.size()));
+std::vector<int64_t> Merge::kept_places(size_t i) const {
+  std::vector<int64_t> kept;
+  bool all_known = true;
+  for (int64_t k = 0; k < param_.size(i); ++k) {
+    const auto there = checkpoint_.mesh.coordinate(param_.on_line(i, k));
+    all_known = all_known && there;
+    if (!there || in_outer_shard(*there)) kept.push_back(k);
   }
-  sharding.mesh.rank_at(coordinate);  // throws on a coordinate outside the mesh
+  if (static_cast<int64_t>(kept.size()) == param_.size(i)) return kept;
+  if (!param_.splits[i] && all_known) return kept;
+  fail(param_.name(i) + ", which is " + to_string(param_.placements[i]) +
+       ", has ranks of another shard of the checkpoint" +
+       (all_known ? "" : ", and ranks that the checkpoint's mesh has not"));
+}
+
+// Calls visit(coordinate) for each coordinate of the product of the places, last dim fastest.
+template <typename Visit>
+void for_each_in(const std::vector<std::vector<int64_t>>& places, Visit&& visit) {
+  std::vector<size_t> at(places.size(), 0);
+  Dims coordinate;
+  for (const auto& along : places) coordinate.push_back(along.front());
+  while (true) {
+    visit(coordinate);
+    size_t d = places.size();
+    while (d > 0 && at[d - 1] + 1 == places[d - 1].size()) {
+      --d;
+      at[d] = 0;
+      coordinate[d] = places[d].front();
+    }
+    if (d == 0) return;
+    coordinate[d - 1] = places[d - 1][++at[d - 1]];
+  }
+}
+
+// A copy's number is the first place that a rank of it has in the checkpoint's mesh.
+void Merge::look_at_copies() {
+  int64_t first = std::numeric_limits<int64_t>::max();
+  for_each_in(kept_, [&](const Dims& coordinate) {
+    const auto there = checkpoint_.mesh.coordinate(param_.mesh.rank_at(coordinate));
+    if (!there || !in_outer_shard(*there)) return;
+    int64_t place = 0;
+    for (size_t m = 0; m < there->size(); ++m) {
+      if (!outer_[m]) place = place * checkpoint_.size(m) + (*there)[m];
+    }
+    first = std::min(first, place);
+    in_both_.push_back(*there);
+  });
+  copy_ = first;
+}
+
+Dims Merge::replica_id() const {
+  Dims id{copy_};
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    if (param_.splits[i]) continue;
+    const auto place = std::find(kept_[i].begin(), kept_[i].end(), param_.at[i]);
+    id.push_back(place - kept_[i].begin());
+  }
+  return id;
+}
+
+// The parameter's coordinates that hold what this rank holds, for each mesh dim.
+std::vector<std::vector<int64_t>> Merge::same_shard() const {
+  std::vector<std::vector<int64_t>> places = kept_;
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (param_.splits[i]) places[i] = {param_.at[i]};
+  }
+  return places;
+}
+
+// Whether a rank is of this copy.
+bool Merge::is_copy(int rank) const {
+  const auto there = param_.mesh.coordinate(rank);
+  if (!there) return false;
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    if (!std::binary_search(kept_[i].begin(), kept_[i].end(), (*there)[i])) return false;
+  }
+  return true;
+}
+
+// The mesh dims of the checkpoint along which other copies are; nullopt where that can't be said,
+// because a dim crosses the parameter's mesh without lying inside it.
+std::optional<std::vector<size_t>> Merge::dims_between_copies() const {
+  std::vector<size_t> between;
+  for (size_t m = 0; m < outer_.size(); ++m) {
+    if (outer_[m] || checkpoint_.size(m) == 1) continue;
+    int64_t inside = 0;
+    for (int64_t k = 0; k < checkpoint_.size(m); ++k) {
+      if (is_copy(checkpoint_.on_line(m, k))) ++inside;
+    }
+    if (inside == checkpoint_.size(m)) continue;
+    if (inside != 1) return std::nullopt;
+    between.push_back(m);
+  }
+  const auto here = [&](const Dims& coordinate) { return same_along(coordinate, between); };
+  if (!std::all_of(in_both_.begin(), in_both_.end(), here)) return std::nullopt;
+  return between;
+}
+
+std::vector<int> Merge::holders() const {
+  const auto between = dims_between_copies();
+  if (!between) return {};
+  std::vector<int> ranks;
+  bool known = true;
+  for_each_in(same_shard(), [&](const Dims& own) {
+    const int holder = param_.mesh.rank_at(own);
+    if (between->empty()) {
+      ranks.push_back(holder);
+      return;
+    }
+    const auto there = checkpoint_.mesh.coordinate(holder);
+    known = known && there;
+    if (!there) return;
+    std::vector<std::vector<int64_t>> places;
+    for (int64_t index : *there) places.push_back({index});
+    for (size_t m : *between) {
+      places[m].clear();
+      for (int64_t k = 0; k < checkpoint_.size(m); ++k) places[m].push_back(k);
+    }
+    for_each_in(places, [&](const Dims& at) { ranks.push_back(checkpoint_.mesh.rank_at(at)); });
+  });
+  if (!known) return {};
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+void check_rules(std::span<const Placement> placements) {
+  for (const Placement& placement : placements) {
+    if (std::holds_alternative<Shard>(placement) || std::holds_alternative<Replicate>(placement)) {
+      continue;
+    }
+    fail("a checkpoint placement must be Shard or Replicate, not " + to_string(placement));
+  }
+}
+
+// The ranks of both meshes, where every rank knows them: those of the checkpoint's, which has the
+// parameter's. Of a tensor without elements all hold the same.
+std::vector<int> all_of(const Side& param, const Side& checkpoint) {
+  for (int rank : param.mesh.ranks()) {
+    if (!checkpoint.mesh.coordinate(rank)) return {};
+  }
+  std::vector<int> ranks = checkpoint.mesh.ranks();
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
 }
 
 // Places the parameter's boxes, which lie in a tensor of merged.global_shape, as shard `rank` of
@@ -87,42 +306,28 @@ void scale(MergedSharding& merged, const Dims& ranks, const Dims& fragments) {
 }  // namespace
 
 MergedSharding merge_shardings(const Dims& param_local_shape, const Dims& param_global_shape,
-                               const Sharding& param, const Dims& param_coordinate,
-                               const Sharding& checkpoint, const Dims& checkpoint_coordinate) {
-  check_placements(checkpoint, checkpoint_coordinate);
-  const size_t rank = param_global_shape.size();
+                               const Sharding& param, const Sharding& checkpoint, int rank) {
+  const size_t dims = param_global_shape.size();
+  check_rules(checkpoint.placements);
+  const Side own(param, "parameter", rank, dims);
+  const Side rules(checkpoint, "checkpoint", rank, dims);
   MergedSharding merged;
   merged.global_shape = param_global_shape;
-  merged.held = held_boxes(param_global_shape, param.mesh, param_coordinate, param.placements,
-                           param_local_shape);
-
-  const Side own{param, param_coordinate};
-  const Side rules{checkpoint, checkpoint_coordinate};
-  Dims ranks(rank, 0);
-  Dims fragments(rank, 1);
+  merged.held =
+      held_boxes(param_global_shape, param.mesh, own.at, param.placements, param_local_shape);
+  const Merge merge(own, rules);
+  Dims ranks(dims, 0);
+  Dims fragments(dims, 1);
   for (size_t m = 0; m < checkpoint.mesh.dims(); ++m) {
-    const Placement& placement = checkpoint.placements[m];
-    if (!is_replicate(placement) && !std::holds_alternative<Shard>(placement)) {
-      fail("a checkpoint placement must be Shard or Replicate, not " + to_string(placement));
-    }
-    const auto dim = shard_dim(placement, rank);
-    if (spanned_by_param(rules, m, own, rank)) continue;
-    if (!dim) {
-      merged.replica_id.push_back(checkpoint_coordinate[m]);
-      continue;
-    }
-    const int64_t size = checkpoint.mesh.shape()[m];
-    ranks[*dim] = ranks[*dim] * size + checkpoint_coordinate[m];
-    fragments[*dim] = checked_mul(fragments[*dim], size, "fragments");
-  }
-  for (size_t m = 0; m < param.mesh.dims(); ++m) {
-    if (is_replicate(param.placements[m]) && !same_axis(param.mesh, m, checkpoint.mesh)) {
-      merged.replica_id.push_back(param_coordinate[m]);
-    }
+    if (!merge.outer(m)) continue;
+    const size_t d = *rules.splits[m];
+    ranks[d] = ranks[d] * rules.size(m) + rules.at[m];
+    fragments[d] = checked_mul(fragments[d], rules.size(m), "fragments");
   }
   scale(merged, ranks, fragments);
-  numel(merged.global_shape);  // throws on overflow
   merged.strides = contiguous_strides(merged.global_shape);
+  merged.replica_id = merge.replica_id();
+  merged.holders = numel(merged.global_shape) > 0 ? merge.holders() : all_of(own, rules);
   return merged;
 }
 

@@ -10,7 +10,10 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 using Placements = std::vector<Placement>;
+
+const Sharding kPlain{Mesh({}, {0}), {}};  // of rank 0
 
 // Expert weights under expert parallelism inside FSDP2: each expert-parallel rank's parameter is a
 // DTensor over the expert-data mesh that only knows its own experts.
@@ -28,11 +31,10 @@ struct Experts {
     const Dims coordinate = *mesh.coordinate(rank);
     std::vector<int> peers;
     for (int64_t e = 0; e < edp; ++e) peers.push_back(mesh.rank_at({e, coordinate[1]}));
-    const Sharding param{Mesh({edp}, peers, {"edp"}), {own}};
-    const Dims inner{coordinate[0]};
-    const Dims local = local_boxes(per_ep_rank, param.mesh, inner, param.placements).local_shape;
-    const Sharding checkpoint{mesh, {Replicate{}, rule}};
-    return merge_shardings(local, per_ep_rank, param, inner, checkpoint, coordinate);
+    const Sharding param{Mesh({edp}, peers, {"fsdp"}), {own}};
+    const Dims local =
+        local_boxes(per_ep_rank, param.mesh, {coordinate[0]}, param.placements).local_shape;
+    return merge_shardings(local, per_ep_rank, param, {mesh, {Replicate{}, rule}}, rank);
   }
 
   int ranks() const { return static_cast<int>(edp * ep); }
@@ -57,6 +59,7 @@ TEST(PlacementMerge, RankZeroHoldsItsOwnExpertsNotRankOnes) {
     const Experts experts{.edp = 1, .ep = ep, .per_ep_rank = {3, 8}};
     for (int rank = 0; rank < experts.ranks(); ++rank) {
       EXPECT_THAT(experts.at(rank).held.boxes, ElementsAre(Box{{rank * 3, 0}, {3, 8}}));
+      EXPECT_THAT(experts.at(rank).holders, ElementsAre(rank));
     }
     expect_tiles(experts, {3 * ep, 8});
   }
@@ -68,7 +71,8 @@ TEST(PlacementMerge, TheParametersShardLiesInsideTheCheckpoints) {
   EXPECT_THAT(experts.at(1).held.boxes, ElementsAre(Box{{4, 0}, {2, 8}}));  // edp 0, ep 1
   EXPECT_THAT(experts.at(2).held.boxes, ElementsAre(Box{{2, 0}, {2, 8}}));  // edp 1, ep 0
   EXPECT_THAT(experts.at(3).held.boxes, ElementsAre(Box{{6, 0}, {2, 8}}));
-  EXPECT_EQ(experts.at(3).replica_id, Dims());
+  EXPECT_EQ(experts.at(3).replica_id, Dims{0});
+  EXPECT_THAT(experts.at(3).holders, ElementsAre(3));
 }
 
 TEST(PlacementMerge, EveryElementHasOneMainReplicaAtExpertParallelTwoAndFour) {
@@ -87,52 +91,87 @@ TEST(PlacementMerge, EveryElementHasOneMainReplicaAtExpertParallelTwoAndFour) {
 }
 
 TEST(PlacementMerge, RepeatedCheckpointShardsComposeOuterToInner) {
-  const Mesh mesh = Mesh::grid({2, 3}, {"ep", "etp"});
-  const Sharding param{Mesh::grid({}), {}};
-  const Sharding checkpoint{mesh, {Shard{0}, Shard{0}}};
-  const auto merged = merge_shardings({4}, {4}, param, {}, checkpoint, {1, 2});
+  const Sharding checkpoint{Mesh::grid({2, 3}, {"ep", "etp"}), {Shard{0}, Shard{0}}};
+  const auto merged = merge_shardings({4}, {4}, {Mesh({}, {5}), {}}, checkpoint, 5);
   EXPECT_EQ(merged.global_shape, Dims{24});
   EXPECT_THAT(merged.held.boxes, ElementsAre(Box{{20}, {4}}));  // rank 1 * 3 + 2 of 6
 }
 
 TEST(PlacementMerge, AllReplicateKeepsTheParametersShardingEmptyShardsIncluded) {
-  const Sharding param{Mesh::grid({4}, {"dp"}), {Shard{0}}};
   const Sharding checkpoint{Mesh::grid({4, 2}, {"dp", "tp"}), {Replicate{}, Replicate{}}};
-  const auto full = merge_shardings({2, 3}, {5, 3}, param, {1}, checkpoint, {1, 0});
+  const Sharding param{Mesh({4}, {0, 2, 4, 6}, {"dp"}), {Shard{0}}};  // of tp rank 0
+  const Sharding other{Mesh({4}, {1, 3, 5, 7}, {"dp"}), {Shard{0}}};  // of tp rank 1
+  const auto full = merge_shardings({2, 3}, {5, 3}, param, checkpoint, 2);
   EXPECT_EQ(full.global_shape, (Dims{5, 3}));
   EXPECT_THAT(full.held.boxes, ElementsAre(Box{{2, 0}, {2, 3}}));
-  EXPECT_EQ(full.replica_id, Dims{0});  // along tp; dp shards it
-  const auto empty = merge_shardings({0, 3}, {5, 3}, param, {3}, checkpoint, {3, 1});
+  EXPECT_EQ(full.replica_id, Dims{0});
+  EXPECT_THAT(full.holders, ElementsAre(2, 3));  // tp replicates, dp shards
+  const auto empty = merge_shardings({0, 3}, {5, 3}, other, checkpoint, 7);
   EXPECT_EQ(empty.global_shape, (Dims{5, 3}));
   EXPECT_THAT(empty.held.boxes, ElementsAre(Box{{5, 0}, {0, 3}}));
   EXPECT_EQ(empty.replica_id, Dims{1});
 }
 
-TEST(PlacementMerge, AMeshDimThatBothNameCountsOnce) {
+TEST(PlacementMerge, RanksThatBothShardCountOnce) {
   // The parameter is a DTensor over both dims, as it is where one mesh serves both.
   const Mesh mesh = Mesh::grid({2, 2}, {"edp", "ep"});
   const Sharding param{mesh, {StridedShard{0, 2}, Shard{0}}};
-  const Sharding checkpoint{mesh, {Replicate{}, Shard{0}}};
-  const auto merged = merge_shardings({2, 3}, {8, 3}, param, {1, 0}, checkpoint, {1, 0});
+  const auto merged = merge_shardings({2, 3}, {8, 3}, param, {mesh, {Replicate{}, Shard{0}}}, 2);
   EXPECT_EQ(merged.global_shape, (Dims{8, 3}));
   EXPECT_THAT(merged.held.boxes, ElementsAre(Box{{2, 0}, {2, 3}}));
-  EXPECT_EQ(merged.replica_id, Dims());
+  EXPECT_THAT(merged.holders, ElementsAre(2));
 }
 
-TEST(PlacementMerge, ReplicaIdHasTheDimsOverWhichNeitherShards) {
-  const Sharding param{Mesh::grid({2, 2}, {"replicate", "edp"}), {Replicate{}, Shard{0}}};
-  const Sharding checkpoint{Mesh::grid({2, 2, 2}, {"edp", "ep", "etp"}),
-                            {Replicate{}, Shard{0}, Replicate{}}};
-  const auto merged = merge_shardings({2}, {4}, param, {1, 0}, checkpoint, {0, 1, 1});
-  EXPECT_EQ(merged.replica_id, (Dims{1, 1}));  // etp of the checkpoint, then replicate
+TEST(PlacementMerge, AFlattenedMeshDimKnowsTheRanksOfBoth) {
+  // FSDP2 over all of dp and cp; the checkpoint's mesh has the two apart, and tp between them.
+  const Sharding checkpoint{Mesh::grid({2, 2, 2}, {"dp", "tp", "cp"}),
+                            {Replicate{}, Shard{1}, Replicate{}}};
+  const Sharding param{Mesh({4}, {2, 3, 6, 7}, {"dp_cp"}), {Shard{0}}};
+  const auto merged = merge_shardings({1, 3}, {4, 3}, param, checkpoint, 6);
+  EXPECT_EQ(merged.global_shape, (Dims{4, 6}));
+  EXPECT_THAT(merged.held.boxes, ElementsAre(Box{{2, 3}, {1, 3}}));
+  EXPECT_EQ(merged.replica_id, Dims{0});
+  EXPECT_THAT(merged.holders, ElementsAre(6));
 }
 
-void expect_refused(const Dims& local, const Sharding& param, const Dims& at,
-                    const Placements& rules, const Dims& checkpoint_at,
-                    const std::string& problem) {
+TEST(PlacementMerge, TheCheckpointIsRightWhereTheParameterCallsShardsReplicas) {
+  // A wrapper that flattened edp and ep calls all four ranks replicas of one another.
+  const Sharding checkpoint{Mesh::grid({2, 2}, {"edp", "ep"}), {Replicate{}, Shard{0}}};
+  const Sharding param{Mesh::grid({4}, {"dp"}), {Replicate{}}};
+  const auto first = merge_shardings({3}, {3}, param, checkpoint, 1);
+  EXPECT_THAT(first.held.boxes, ElementsAre(Box{{3}, {3}}));
+  EXPECT_EQ(first.replica_id, (Dims{0, 0}));
+  EXPECT_THAT(first.holders, ElementsAre(1, 3));
+  EXPECT_EQ(merge_shardings({3}, {3}, param, checkpoint, 3).replica_id, (Dims{0, 1}));
+}
+
+TEST(PlacementMerge, CopiesOverAMeshThatCrossesTheParametersHaveOneMainReplica) {
+  // Dense: dp 4 outside tp 2; experts: edp 2 outside ep 4. A dense parameter under the expert mesh.
+  const Sharding checkpoint{Mesh::grid({2, 4}, {"edp", "ep"}), {Replicate{}, Replicate{}}};
+  const Sharding param{Mesh({4}, {0, 2, 4, 6}, {"dp"}), {Shard{0}}};
+  const Sharding other{Mesh({4}, {1, 3, 5, 7}, {"dp"}), {Shard{0}}};
+  EXPECT_EQ(merge_shardings({1}, {4}, param, checkpoint, 4).replica_id, Dims{0});
+  EXPECT_EQ(merge_shardings({1}, {4}, other, checkpoint, 5).replica_id, Dims{1});
+  // Who holds the same can't be said: nothing tells how tp's other rank divides its copy.
+  EXPECT_THAT(merge_shardings({1}, {4}, param, checkpoint, 4).holders, IsEmpty());
+}
+
+TEST(PlacementMerge, ReplicasAreCountedOverTheParametersDimsAndTheCheckpoints) {
+  const Sharding param{Mesh({2, 2}, {5, 105, 7, 107}, {"edp", "replicate"}),
+                       {Shard{0}, Replicate{}}};
+  const Sharding checkpoint{Mesh::grid({2, 2, 2}, {"ep", "edp", "etp"}),
+                            {Shard{0}, Replicate{}, Replicate{}}};
+  const auto merged = merge_shardings({2}, {4}, param, checkpoint, 5);
+  EXPECT_EQ(merged.global_shape, Dims{8});
+  EXPECT_THAT(merged.held.boxes, ElementsAre(Box{{4}, {2}}));
+  EXPECT_EQ(merged.replica_id, (Dims{1, 0}));
+  EXPECT_THAT(merged.holders, IsEmpty());  // rank 105's own peers over etp are in neither mesh
+}
+
+void expect_refused(const Dims& local, const Sharding& param, const Sharding& checkpoint,
+                    const std::string& problem, int rank = 0) {
   try {
-    merge_shardings(local, {4, 4}, param, at, {Mesh::grid({2, 2}, {"edp", "ep"}), rules},
-                    checkpoint_at);
+    merge_shardings(local, {4, 4}, param, checkpoint, rank);
     ADD_FAILURE() << "accepted: " << problem;
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
@@ -140,19 +179,44 @@ void expect_refused(const Dims& local, const Sharding& param, const Dims& at,
   }
 }
 
-TEST(PlacementMerge, ContradictionsAreRefused) {
-  const Sharding edp{Mesh::grid({2}, {"edp"}), {Shard{0}}};
-  const Sharding ep{Mesh::grid({2}, {"ep"}), {Shard{1}}};
-  const Sharding wide{Mesh::grid({4}, {"ep"}), {Shard{0}}};
-  const Placements rules{Replicate{}, Shard{0}};
-  expect_refused({4, 4}, edp, {0}, rules, {0, 0}, "the local tensor has shape [4, 4]");
-  expect_refused({2, 4}, edp, {0}, rules, {1, 0}, "'edp' differs in size or coordinate");
-  expect_refused({1, 4}, wide, {0}, rules, {0, 0}, "'ep' differs in size or coordinate");
-  expect_refused({4, 2}, ep, {0}, rules, {0, 0}, "the parameter is Shard(1) but the checkpoint is");
-  expect_refused({2, 4}, edp, {0}, {Replicate{}, StridedShard{0, 2}}, {0, 0}, "must be Shard");
-  expect_refused({2, 4}, edp, {0}, {Replicate{}, Partial{}}, {0, 0}, "must be Shard");
-  expect_refused({2, 4}, edp, {0}, {Shard{0}}, {0, 0}, "expected one placement");
-  expect_refused({2, 4}, edp, {0}, {Replicate{}, Shard{2}}, {0, 0}, "Shard(2) names a dim");
+TEST(PlacementMerge, BadArgumentsAreRefused) {
+  const Mesh mesh = Mesh::grid({2, 2}, {"edp", "ep"});
+  const Sharding edp{Mesh({2}, {0, 2}, {"edp"}), {Shard{0}}};
+  const Sharding rules{mesh, {Replicate{}, Shard{0}}};
+  expect_refused({4, 4}, edp, rules, "the local tensor has shape [4, 4]");
+  expect_refused({2, 4}, edp, {mesh, {Replicate{}, StridedShard{0, 2}}}, "must be Shard");
+  expect_refused({2, 4}, edp, {mesh, {Replicate{}, Partial{}}}, "must be Shard");
+  expect_refused({2, 4}, edp, {mesh, {Shard{0}}}, "one placement for each of the 2 mesh dims");
+  expect_refused({2, 4}, edp, {mesh, {Replicate{}, Shard{2}}}, "Shard(2) names a dim");
+  expect_refused({2, 4}, edp, rules, "rank 1 is not in the parameter's mesh", 1);
+  expect_refused({4, 4}, {Mesh({}, {9}), {}}, rules, "rank 9 is not in the checkpoint's mesh", 9);
+  expect_refused({4, 4}, {Mesh({}, {0}), {Partial{}}}, rules, "one placement for each of the 0");
+}
+
+TEST(PlacementMerge, MeshesThatContradictOneAnotherAreRefusedByTheNamesOfTheirDims) {
+  const Mesh mesh = Mesh::grid({2, 2}, {"edp", "ep"});
+  const Sharding rules{mesh, {Replicate{}, Shard{0}}};
+  const Sharding other_dim{Mesh({2}, {0, 1}, {"ep"}), {Shard{1}}};
+  expect_refused({4, 2}, other_dim, rules,
+                 "'ep' of the checkpoint, which is Shard(0), mesh dim 'ep' of the parameter is "
+                 "Shard(1)");
+  const Sharding wide{Mesh({2, 2}, {0, 1, 4, 5}, {"replicate", "shard"}), {Shard{0}, Replicate{}}};
+  expect_refused({2, 4}, wide, {Mesh({4}, {0, 4, 8, 12}, {"ep"}), {Shard{0}}},
+                 "mesh dim 'replicate' of the parameter is Shard(0) and has only some of them");
+  const Sharding across{Mesh({2}, {0, 3}, {"dp"}), {Shard{0}}};
+  expect_refused({2, 4}, across, rules,
+                 "mesh dim 'dp' of the parameter, which is Shard(0), has ranks of another shard");
+  const Sharding half{Mesh({4}, {0, 1, 8, 9}, {"dp"}), {Replicate{}}};
+  expect_refused({4, 4}, half, rules, "ranks that the checkpoint's mesh has not");
+}
+
+TEST(PlacementMerge, APlainTensorIsWholeOnEachRankOfTheMesh) {
+  const Sharding checkpoint{Mesh::grid({2, 2}, {"edp", "ep"}), {Replicate{}, Replicate{}}};
+  const auto merged = merge_shardings({4, 4}, {4, 4}, kPlain, checkpoint, 0);
+  EXPECT_EQ(merged.replica_id, Dims{0});
+  EXPECT_THAT(merged.holders, ElementsAre(0, 1, 2, 3));
+  EXPECT_EQ(merge_shardings({4, 4}, {4, 4}, {Mesh({}, {2}), {}}, checkpoint, 2).replica_id,
+            Dims{2});
 }
 
 }  // namespace

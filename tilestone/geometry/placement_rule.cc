@@ -1,5 +1,6 @@
 #include <tuple>
 
+#include "tilestone/base/error.h"
 #include "tilestone/geometry/placement.h"
 
 namespace tilestone {
@@ -38,15 +39,25 @@ bool matches(const std::vector<std::string_view>& pattern,
   return false;
 }
 
-// Compares as "more specific".
-std::tuple<int, int> specificity(const std::vector<std::string_view>& pattern) {
+using Specificity = std::tuple<int, int, int>;  // compares as "more specific"
+
+Specificity specificity(const std::vector<std::string_view>& pattern) {
   int literals = 0;
   int singles = 0;
+  int runs = 0;
   for (std::string_view part : pattern) {
     literals += part != "*" && part != "**" ? 1 : 0;
     singles += part == "*" ? 1 : 0;
+    runs += part == "**" ? 1 : 0;
   }
-  return {literals, singles};
+  return {literals, singles, -runs};
+}
+
+[[noreturn]] void refuse_tie(std::string_view name, const std::string& a, const std::string& b) {
+  throw Error(ErrorCode::kInvalidArgument, "the rules '" + a + "' and '" + b +
+                                               "' are equally specific, and both match '" +
+                                               std::string(name) + "'")
+      .with_hint("give one of them another literal component of the name");
 }
 
 }  // namespace
@@ -54,14 +65,20 @@ std::tuple<int, int> specificity(const std::vector<std::string_view>& pattern) {
 int find_rule(std::span<const PlacementRule> rules, std::string_view name) {
   const auto parts = components(name);
   int best = -1;
-  std::tuple<int, int> best_specificity;
+  int rival = -1;  // the last one as specific as the best one
+  Specificity best_specificity;
   for (size_t i = 0; i < rules.size(); ++i) {
     const auto pattern = components(rules[i].pattern);
     const auto candidate = specificity(pattern);
-    if (best >= 0 && candidate <= best_specificity) continue;
+    if (best >= 0 && candidate < best_specificity) continue;
     if (!matches(pattern, parts)) continue;
+    rival = best >= 0 && candidate == best_specificity ? best : -1;
     best = static_cast<int>(i);
     best_specificity = candidate;
+  }
+  if (rival >= 0) {
+    refuse_tie(name, rules[static_cast<size_t>(rival)].pattern,
+               rules[static_cast<size_t>(best)].pattern);
   }
   return best;
 }

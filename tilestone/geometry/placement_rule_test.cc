@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "tilestone/base/error.h"
 #include "tilestone/geometry/placement.h"
 
 namespace tilestone {
@@ -31,11 +34,36 @@ TEST(PlacementRule, TheHyperConnectionHeadIsNotTheHead) {
   }
 }
 
-TEST(PlacementRule, MoreLiteralComponentsWinThenTheEarlierRule) {
-  EXPECT_EQ(find({"experts", "experts.*.w1", "w1"}, "layer.experts.3.w1"), 1);
-  EXPECT_EQ(find({"experts", "w1"}, "layer.experts.3.w1"), 0);
-  EXPECT_EQ(find({"w1", "experts"}, "layer.experts.3.w1"), 0);
-  EXPECT_EQ(find({"**", "*"}, "anything"), 1);
+TEST(PlacementRule, MoreLiteralComponentsWinThenMoreStarsThenFewerDoubleOnes) {
+  for (bool reversed : {false, true}) {
+    const auto expect = [&](std::vector<std::string> patterns, std::string_view name) {
+      const std::string winner = patterns.front();
+      if (reversed) std::reverse(patterns.begin(), patterns.end());
+      EXPECT_EQ(patterns[static_cast<size_t>(find(patterns, name))], winner) << name;
+    };
+    expect({"experts.*.w1", "experts", "w1"}, "layer.experts.3.w1");
+    expect({"layer.w1", "*.*.*"}, "layer.w1.weight");
+    expect({"experts.*", "experts"}, "layer.experts.3");
+    expect({"*", "**"}, "anything");
+    expect({"layer.w1", "layer.**.w1"}, "layer.w1");
+    expect({"layer.*.w1", "layer.**.w1"}, "layer.x.w1");
+  }
+}
+
+TEST(PlacementRule, RulesThatAreEquallySpecificAreRefusedWhereBothMatch) {
+  EXPECT_EQ(find({"experts", "w1", "experts.w1"}, "layer.experts.w1"), 2);
+  EXPECT_EQ(find({"experts", "w1"}, "layer.experts.w2"), 0);
+  const std::vector<std::vector<std::string>> ties = {
+      {"experts", "w1", "layer.experts.w1"}, {"head", "head", "head"}, {"a.*.w", "a.b.*", "a.b.w"}};
+  for (const auto& tie : ties) {
+    try {
+      find({tie[0], "**", tie[1]}, tie[2]);
+      ADD_FAILURE() << "accepted: " << tie[2];
+    } catch (const Error& e) {
+      EXPECT_EQ(e.message(), "the rules '" + tie[0] + "' and '" + tie[1] +
+                                 "' are equally specific, and both match '" + tie[2] + "'");
+    }
+  }
 }
 
 TEST(PlacementRule, AStarIsOneComponentAndTwoAreAnyNumber) {

@@ -153,6 +153,36 @@ std::vector<Piece> flat_pieces(const TensorView& data, const Dims& local_shape, 
   return pieces;
 }
 
+// Runs `body`, which merges or reads placements, and names key and rank in its errors.
+template <typename Body>
+auto naming_rank(const std::string& key, int rank, Body&& body) {
+  return naming(key, [&] {
+    try {
+      return body();
+    } catch (Error& error) {
+      throw error.with_rank(rank);
+    }
+  });
+}
+
+std::vector<int> ascending(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+// What is held of a tensor whose global shape is set, as box and pieces.
+void hold(ShardedTensor& tensor, const LocalBoxes& held) {
+  tensor.box = bounding(held.boxes);
+  if (!has_elements(tensor.global_shape)) {
+    tensor.pieces.push_back(whole_empty_piece(tensor.data.dtype, tensor.global_shape));
+    return;
+  }
+  for (size_t i = 0; i < held.boxes.size(); ++i) {
+    if (held.boxes[i].empty()) continue;
+    tensor.pieces.push_back({held.boxes[i], tensor.data.narrow(held.locals[i])});
+  }
+}
+
 }  // namespace
 
 bool is_main_replica(const ReplicaId& id) {
@@ -241,24 +271,30 @@ ShardedTensor ShardedTensor::from_placements(std::string key, TensorView local,
     return tensor;
   }
   // By the shape that the rank really holds: see held_boxes for the case where that matters.
-  const LocalBoxes held = naming(tensor.key, [&] {
-    try {
-      return held_boxes(global_shape, mesh, *coordinate, placements, tensor.data.shape);
-    } catch (Error& error) {
-      throw error.with_rank(rank);
-    }
+  const LocalBoxes held = naming_rank(tensor.key, rank, [&] {
+    return held_boxes(global_shape, mesh, *coordinate, placements, tensor.data.shape);
   });
   tensor.replica_id = tilestone::replica_id(mesh, *coordinate, placements);
-  tensor.box = bounding(held.boxes);
-  if (!has_elements(global_shape)) {
-    tensor.pieces.push_back(whole_empty_piece(tensor.data.dtype, global_shape));
-    return std::move(tensor.declare_replicas(mesh.ranks()));
-  }
-  tensor.holders = replica_holders(mesh, *coordinate, placements);
-  for (size_t i = 0; i < held.boxes.size(); ++i) {
-    if (held.boxes[i].empty()) continue;
-    tensor.pieces.push_back({held.boxes[i], tensor.data.narrow(held.locals[i])});
-  }
+  hold(tensor, held);
+  tensor.holders = has_elements(global_shape) ? replica_holders(mesh, *coordinate, placements)
+                                              : ascending(mesh.ranks());
+  return tensor;
+}
+
+ShardedTensor ShardedTensor::from_param(std::string key, TensorView local, const Dims& param_shape,
+                                        const Sharding& param, const Sharding& checkpoint,
+                                        int rank) {
+  check_common(key, local, {}, 0);
+  MergedSharding merged = naming_rank(key, rank, [&] {
+    return merge_shardings(local.shape, param_shape, param, checkpoint, rank);
+  });
+  ShardedTensor tensor;
+  tensor.key = std::move(key);
+  tensor.data = std::move(local);
+  tensor.global_shape = std::move(merged.global_shape);
+  tensor.replica_id = std::move(merged.replica_id);
+  hold(tensor, merged.held);
+  tensor.holders = std::move(merged.holders);
   return tensor;
 }
 

@@ -47,7 +47,7 @@ struct ShardedTensor {
   bool allow_shape_mismatch = false;
   std::optional<FlatRange> flat_range;  // data is this slice of the flattened local tensor
   // Global ranks that hold the same pieces, ascending, this one included, where that is known by
-  // rule (placements, or declare_replicas); empty: not known.
+  // rule (placements, a parameter, or declare_replicas); empty: not known.
   std::vector<int> holders;
   // What is stored and loaded: the one box, or those of the flat range or strided placement. Empty
   // boxes are left out, but a tensor that has no elements anywhere has one piece, the whole of it.
@@ -74,6 +74,11 @@ struct ShardedTensor {
   static ShardedTensor from_placements(std::string key, TensorView local, const Dims& global_shape,
                                        const Mesh& mesh, std::span<const Placement> placements,
                                        int rank);
+  // The local tensor of `rank` of a parameter of `param_shape` (of the whole, as the parameter
+  // knows it) that the checkpoint lays out in its own way; see merge_shardings, which throws.
+  // `rank` is in both meshes.
+  static ShardedTensor from_param(std::string key, TensorView local, const Dims& param_shape,
+                                  const Sharding& param, const Sharding& checkpoint, int rank);
   // Any box of any global tensor (an irregular grid). box.shape equals data.shape, after
   // prepend_axis_num leading dims of size 1.
   static ShardedTensor from_box(std::string key, TensorView data, const Dims& global_shape,

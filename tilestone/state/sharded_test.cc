@@ -222,6 +222,41 @@ TEST(ShardedTensor, LoneStridedShardsGiveSeveralBoxes) {
   EXPECT_FALSE(t.is_regular_grid());
 }
 
+TEST(ShardedTensor, AParameterLiesWhereTheCheckpointSays) {
+  // EP 2 and FSDP over two ranks each: rank 3 is the second half of the second half.
+  const Sharding param{Mesh({2}, {1, 3}, {"edp"}), {Shard{0}}};
+  const Sharding checkpoint{Mesh::grid({2, 2}, {"edp", "ep"}), {Replicate{}, Shard{0}}};
+  const ShardedTensor t =
+      ShardedTensor::from_param("w", data({2, 3}), {5, 3}, param, checkpoint, 3);
+  EXPECT_EQ(t.global_shape, (Dims{10, 3}));
+  ASSERT_EQ(t.pieces.size(), 1u);
+  EXPECT_EQ(to_string(t.pieces[0].box), "[8:10, 0:3]");
+  EXPECT_EQ(to_string(t.box), "[8:10, 0:3]");
+  EXPECT_THAT(t.holders, ElementsAre(3));
+  EXPECT_TRUE(is_main_replica(t.replica_id));
+  EXPECT_THAT(
+      refusal([&] { ShardedTensor::from_param("w", data({2, 3}), {5, 3}, param, checkpoint, 2); }),
+      HasSubstr("rank 2 is not in the parameter's mesh"));
+}
+
+TEST(ShardedTensor, AnEmptyShardOfAParameterHasNoPieces) {
+  const Sharding param{Mesh({2}, {1, 3}, {"edp"}), {Shard{0}}};
+  const Sharding checkpoint{Mesh::grid({2, 2}, {"edp", "ep"}), {Replicate{}, Shard{0}}};
+  const ShardedTensor t =
+      ShardedTensor::from_param("w", data({0, 3}), {1, 3}, param, checkpoint, 3);
+  EXPECT_EQ(t.global_shape, (Dims{2, 3}));
+  EXPECT_TRUE(t.pieces.empty());
+}
+
+TEST(ShardedTensor, AParameterWithoutElementsIsOnePieceOnEveryRank) {
+  const Sharding checkpoint{Mesh::grid({2}, {"ep"}), {Shard{0}}};
+  const ShardedTensor t =
+      ShardedTensor::from_param("w", data({4, 0}), {4, 0}, {Mesh({}, {1}), {}}, checkpoint, 1);
+  ASSERT_EQ(t.pieces.size(), 1u);
+  EXPECT_EQ(t.pieces[0].box, Box::whole({8, 0}));
+  EXPECT_THAT(t.holders, ElementsAre(0, 1));
+}
+
 TEST(ShardedTensor, AnyBoxMayBeGivenWhenItFits) {
   const ShardedTensor t = ShardedTensor::from_box("w", data({3, 2}), {7, 7}, {{2, 5}, {3, 2}});
   EXPECT_FALSE(t.is_regular_grid());
