@@ -49,6 +49,17 @@ void bind_sharded_tensor(nb::module_& m) {
                                                   mesh, placements, rank);
           },
           "key"_a, "local"_a, "global_shape"_a, "mesh"_a, "placements"_a, "rank"_a)
+      .def_static(
+          "from_param",
+          [](std::string key, TensorView local, const Dims& param_shape, const Mesh& mesh,
+             const std::vector<Placement>& placements, const Mesh& checkpoint_mesh,
+             const std::vector<Placement>& checkpoint_placements, int rank) {
+            return ShardedTensor::from_param(
+                std::move(key), std::move(local), param_shape, Sharding{mesh, placements},
+                Sharding{checkpoint_mesh, checkpoint_placements}, rank);
+          },
+          "key"_a, "local"_a, "param_shape"_a, "mesh"_a, "placements"_a, "checkpoint_mesh"_a,
+          "checkpoint_placements"_a, "rank"_a)
       .def_static("from_box", &ShardedTensor::from_box, "key"_a, "data"_a, "global_shape"_a,
                   "box"_a, "replica_id"_a, "prepend_axis_num"_a)
       .def_static(

@@ -182,27 +182,51 @@ void bind_boxes_of_placements(nb::module_& m) {
 }
 
 void bind_merging(nb::module_& m) {
-  nb::class_<MergedSharding>(m, "MergedSharding",
-                             "How the checkpoint's tensor is laid over a parameter's rank.")
-      .def_prop_ro("global_shape", [](const MergedSharding& s) { return s.global_shape; })
-      .def_prop_ro("strides", [](const MergedSharding& s) { return s.strides; })
-      .def_prop_ro("held", [](const MergedSharding& s) { return s.held; })
-      .def_prop_ro("replica_id", [](const MergedSharding& s) { return s.replica_id; });
+  nb::class_<MergedSharding>(m, "MergedSharding", "What a rank holds of the checkpoint's tensor.")
+      .def_prop_ro(
+          "global_shape", [](const MergedSharding& s) { return s.global_shape; },
+          "Of the checkpoint's tensor, elements per dim.")
+      .def_prop_ro(
+          "strides", [](const MergedSharding& s) { return s.strides; },
+          "Of the whole tensor as it would lie contiguously, in elements.")
+      .def_prop_ro(
+          "held", [](const MergedSharding& s) { return s.held; }, "What the rank holds.")
+      .def_prop_ro(
+          "replica_id", [](const MergedSharding& s) { return s.replica_id; },
+          "All zeros on exactly one of the ranks that hold the same.")
+      .def_prop_ro(
+          "holders", [](const MergedSharding& s) { return s.holders; },
+          "Global ranks that hold the same, ascending, this one included; empty where the meshes "
+          "don't say.");
   m.def(
       "merge_shardings",
       [](const Dims& local_shape, const Dims& global_shape, const Mesh& mesh,
-         const std::vector<Placement>& placements, const Dims& coordinate,
-         const Mesh& checkpoint_mesh, const std::vector<Placement>& checkpoint_placements,
-         const Dims& checkpoint_coordinate) {
-        return merge_shardings(local_shape, global_shape, Sharding{mesh, placements}, coordinate,
-                               Sharding{checkpoint_mesh, checkpoint_placements},
-                               checkpoint_coordinate);
+         const std::vector<Placement>& placements, const Mesh& checkpoint_mesh,
+         const std::vector<Placement>& checkpoint_placements, int rank) {
+        return merge_shardings(local_shape, global_shape, Sharding{mesh, placements},
+                               Sharding{checkpoint_mesh, checkpoint_placements}, rank);
       },
-      "local_shape"_a, "global_shape"_a, "mesh"_a, "placements"_a, "coordinate"_a,
-      "checkpoint_mesh"_a, "checkpoint_placements"_a, "checkpoint_coordinate"_a,
+      "local_shape"_a, "global_shape"_a, "mesh"_a, "placements"_a, "checkpoint_mesh"_a,
+      "checkpoint_placements"_a, "rank"_a,
       "Merges a parameter's mesh and placements with those that the checkpoint gives it (expert "
-      "weights under expert parallelism inside FSDP2). Shapes in elements.\n"
+      "weights under expert parallelism inside FSDP2), for the global rank `rank`, which is in "
+      "both meshes. A Shard of the checkpoint lies outside of the parameter's own shards, unless "
+      "the parameter splits the same ranks along the same dim already; which ranks those are is "
+      "found from the meshes' ranks, names have no meaning. Shapes in elements; the global shape "
+      "is the one that the parameter knows.\n"
       "Raises InvalidArgumentError where the two contradict one another.");
+  m.def(
+      "find_rule",
+      [](const std::vector<std::string>& patterns, std::string_view name) -> std::optional<int> {
+        std::vector<PlacementRule> rules;
+        for (const std::string& pattern : patterns) rules.push_back({pattern, {}});
+        const int found = find_rule(rules, name);
+        return found < 0 ? std::nullopt : std::optional<int>(found);
+      },
+      "patterns"_a, "name"_a,
+      "Place of the most specific pattern that fits a run of the name's components; None where "
+      "none does. See tilestone.PlacementRules.\n"
+      "Raises InvalidArgumentError where two that match are equally specific.");
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ import pytest
 import ranks
 
 KILLS = "kills"  # a property of a test: a line for the summary
+TABLES = "tables"  # likewise, several
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 
@@ -26,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.getreports("passed"):
         for name, line in report.user_properties:
-            if name == KILLS:
+            if name in (KILLS, TABLES):
                 terminalreporter.write_line(line)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import pathlib
 import random
 from collections.abc import Iterator
 
@@ -219,6 +220,20 @@ def test_boxes_of_a_real_local_shape_equal_what_uneven_fsdp2_holds(seed: int) ->
         grid = tilestone.geometry.Mesh(sizes)
         held = tilestone.geometry.held_boxes(shape, grid, grid.coordinate(rank), placements, local_shape)
         check_real(whole, held, weight)
+
+
+def test_a_parameter_on_the_meta_device_comes_back_with_memory(tmp_path: pathlib.Path) -> None:
+    with being_rank(0, 1):
+        mesh = DeviceMesh("cpu", [0], mesh_dim_names=("edp",))
+        checkpoint = tilestone.geometry.Mesh((1,), names=["ep"])
+        weight = distribute_tensor(torch.ones(3, 2), mesh, [Shard(0)])
+        given = tilestone.ShardedTensor.from_param(weight, checkpoint, Shard(0))
+        tilestone.save({"w": given}, tmp_path / "ckpt", comm=tilestone.solo())
+        meta = torch.nn.Parameter(weight.to("meta"))
+        wanted = tilestone.ShardedTensor.from_param(meta, checkpoint, Shard(0))
+        loaded = tilestone.load({"w": wanted}, tmp_path / "ckpt", comm=tilestone.solo())["w"]
+        assert isinstance(loaded, torch.nn.Parameter) and isinstance(loaded.data, DTensor)
+        assert torch.equal(loaded.to_local(), torch.ones(3, 2))
 
 
 def test_a_lone_strided_shard_is_several_boxes_where_torch_describes_one() -> None:

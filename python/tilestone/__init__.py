@@ -51,6 +51,7 @@ from tilestone._errors import (
     UnsupportedError,
 )
 from tilestone._opaque import Opaque
+from tilestone._placements import PlacementRules
 from tilestone._plugins import register_converter
 from tilestone._progress import Progress
 
@@ -72,6 +73,7 @@ __all__ = [
     "MismatchError",
     "NotFoundError",
     "Opaque",
+    "PlacementRules",
     "Progress",
     "RankFailedError",
     "SaveResult",

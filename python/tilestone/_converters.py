@@ -11,10 +11,11 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError
+from tilestone._placements import Placement
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -60,6 +61,21 @@ def ranks_in(call: Call, ranks: Sequence[int]) -> list[int]:
     return sorted(members[rank] for rank in ranks if rank in members)
 
 
+class Layout(NamedTuple):
+    """One rank's part of an array that knows how it lies over ranks, as a DTensor does.
+
+    Attributes:
+        view: of the local memory; a load gives back its owner.
+        global_shape: of the whole, in elements.
+        mesh, placements: a placement for each dim of the mesh.
+    """
+
+    view: _core.TensorView
+    global_shape: tuple[int, ...]
+    mesh: _core.Mesh
+    placements: Sequence[Placement]
+
+
 class Converter:
     """What objects of one type are to the engine. Methods get objects of that type only.
 
@@ -88,6 +104,14 @@ class Converter:
     def description(self, item: Any) -> _core.TensorView | None:
         """Dtype and shape of an array; its view, where it has memory."""
         return self.view(item, for_load=False)
+
+    def layout(self, item: Any, for_load: bool | None) -> Layout | None:
+        """How an array that is a part of a whole lies over ranks; None: it doesn't say.
+
+        Args:
+            for_load: for a load, for a save, or (None) only to tell its place.
+        """
+        return None
 
     def is_writable(self, item: Any) -> bool:
         """Whether exactly this array may be filled."""

@@ -172,24 +172,40 @@ def flat_range_to_boxes(shape: Sequence[int], begin: int, end: int) -> list[Box]
     """
 
 class MergedSharding:
-    """How the checkpoint's tensor is laid over a parameter's rank."""
+    """What a rank holds of the checkpoint's tensor."""
 
     @property
-    def global_shape(self) -> tuple[int, ...]: ...
+    def global_shape(self) -> tuple[int, ...]:
+        """Of the checkpoint's tensor, elements per dim."""
 
     @property
-    def strides(self) -> tuple[int, ...]: ...
+    def strides(self) -> tuple[int, ...]:
+        """Of the whole tensor as it would lie contiguously, in elements."""
 
     @property
-    def held(self) -> LocalBoxes: ...
+    def held(self) -> LocalBoxes:
+        """What the rank holds."""
 
     @property
-    def replica_id(self) -> tuple[int, ...]: ...
+    def replica_id(self) -> tuple[int, ...]:
+        """All zeros on exactly one of the ranks that hold the same."""
 
-def merge_shardings(local_shape: Sequence[int], global_shape: Sequence[int], mesh: Mesh, placements: Sequence[Shard | StridedShard | Replicate | Partial], coordinate: Sequence[int], checkpoint_mesh: Mesh, checkpoint_placements: Sequence[Shard | StridedShard | Replicate | Partial], checkpoint_coordinate: Sequence[int]) -> MergedSharding:
+    @property
+    def holders(self) -> list[int]:
+        """
+        Global ranks that hold the same, ascending, this one included; empty where the meshes don't say.
+        """
+
+def merge_shardings(local_shape: Sequence[int], global_shape: Sequence[int], mesh: Mesh, placements: Sequence[Shard | StridedShard | Replicate | Partial], checkpoint_mesh: Mesh, checkpoint_placements: Sequence[Shard | StridedShard | Replicate | Partial], rank: int) -> MergedSharding:
     """
-    Merges a parameter's mesh and placements with those that the checkpoint gives it (expert weights under expert parallelism inside FSDP2). Shapes in elements.
+    Merges a parameter's mesh and placements with those that the checkpoint gives it (expert weights under expert parallelism inside FSDP2), for the global rank `rank`, which is in both meshes. A Shard of the checkpoint lies outside of the parameter's own shards, unless the parameter splits the same ranks along the same dim already; which ranks those are is found from the meshes' ranks, names have no meaning. Shapes in elements; the global shape is the one that the parameter knows.
     Raises InvalidArgumentError where the two contradict one another.
+    """
+
+def find_rule(patterns: Sequence[str], name: str) -> int | None:
+    """
+    Place of the most specific pattern that fits a run of the name's components; None where none does. See tilestone.PlacementRules.
+    Raises InvalidArgumentError where two that match are equally specific.
     """
 
 class TensorView:
@@ -269,6 +285,9 @@ class ShardedTensor:
 
     @staticmethod
     def from_placements(key: str, local: TensorView, global_shape: Sequence[int], mesh: Mesh, placements: Sequence[Shard | StridedShard | Replicate | Partial], rank: int) -> ShardedTensor: ...
+
+    @staticmethod
+    def from_param(key: str, local: TensorView, param_shape: Sequence[int], mesh: Mesh, placements: Sequence[Shard | StridedShard | Replicate | Partial], checkpoint_mesh: Mesh, checkpoint_placements: Sequence[Shard | StridedShard | Replicate | Partial], rank: int) -> ShardedTensor: ...
 
     @staticmethod
     def from_box(key: str, data: TensorView, global_shape: Sequence[int], box: Box, replica_id: Sequence[int], prepend_axis_num: int) -> ShardedTensor: ...

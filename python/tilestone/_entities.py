@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilestone import _converters, _core
+from tilestone import _converters, _core, _params
 from tilestone._converters import Call, Node
 from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone._protocols import SupportsDlpack
@@ -27,8 +27,8 @@ def _replica(replica_id: ReplicaId) -> tuple[int, ...]:
 class ShardedTensor:
     """This rank's part of a global tensor.
 
-    Made by one of `from_rank_offsets`, `from_rank_offsets_flat`, `from_placements` and
-    `from_box`. Arguments that can't be meant are refused there, with InvalidArgumentError naming
+    Made by one of `from_rank_offsets`, `from_rank_offsets_flat`, `from_placements`, `from_param`,
+    `from_box` and `from_box_flat`. Arguments that can't be meant are refused there, with InvalidArgumentError naming
     key, argument and value.
 
     Attributes:
@@ -152,6 +152,65 @@ class ShardedTensor:
         return cls(make, data, allow_shape_mismatch)
 
     @classmethod
+    def from_param(
+        cls,
+        param: Any,
+        checkpoint_mesh: Any,
+        placements: Any,
+        *,
+        key: str | None = None,
+        rank: int | None = None,
+        allow_shape_mismatch: bool = False,
+    ) -> ShardedTensor:
+        """A parameter that the checkpoint lays over other ranks than the parameter itself says.
+
+            rules = PlacementRules({"experts": {"ep": Shard(0)}})
+            mesh = expert_mesh["edp", "ep", "etp"]
+            state = {name: ShardedTensor.from_param(p, mesh, rules)
+                     for name, p in model.named_parameters()}
+
+        With expert parallelism each rank's parameter knows its own experts only: on every
+        expert-parallel rank it has one name and one shape, and by its own placements rank 1's
+        experts would be the same as rank 0's. `checkpoint_mesh` and `placements` say what they are
+        of the checkpoint's tensor. A Shard there lies outside of the parameter's own shards, which
+        stay inside it (FSDP2 over the expert-data ranks); over ranks that the parameter splits
+        along the same dim already it counts once. With Replicate alone the parameter's own mesh
+        and placements stay. Which ranks are which is found from the ranks of both meshes, not from
+        the names of their dims. See docs/placements.md.
+
+        A load gives back `param` itself, filled. Nothing is gathered: an empty local shard is
+        saved and loaded as one.
+
+        Args:
+            param: an array (torch tensor, parameter, numpy array, or anything with __dlpack__), all
+                of which is this rank's; a DTensor; or an object with device_mesh, placements, shape
+                (of the whole) and to_local(), which gives the memory itself.
+            checkpoint_mesh: a torch DeviceMesh, or a `geometry.Mesh` of global ranks, that has this
+                rank. It has all ranks that hold a part or a copy of the tensor, but for those of
+                the parameter's own mesh; so no pipeline ranks, whose parameters are others.
+            placements: over checkpoint_mesh: `PlacementRules`; or a placement (Shard over a mesh of
+                one dim, Replicate over any; torch's or those of `tilestone.geometry`), a sequence
+                with one for each dim, or a mapping from names of dims, the others being Replicate.
+            key: the tensor's name in the checkpoint, to which the rules apply; by default its
+                dotted path in the state.
+            rank: this process's global rank; by default what a torch DeviceMesh says, the
+                checkpoint's or the parameter's.
+            allow_shape_mismatch: see the class.
+
+        Raises:
+            InvalidArgumentError: no rank is known, or it is in one of the meshes only; placements
+                that don't fit the mesh or contradict the parameter's; a Partial placement. What
+                needs the key (rules, without `key=`) is raised by the save or load.
+            UnsupportedError: a placement of torch's that Tilestone doesn't know.
+        """
+        try:
+            place = _params.Param(param, checkpoint_mesh, placements, rank)
+            return _OfParam(place, param, key, allow_shape_mismatch)
+        except CheckpointError as error:
+            error.add_key(key or "")
+            raise
+
+    @classmethod
     def from_box(
         cls,
         key: str,
@@ -263,6 +322,54 @@ class ShardedTensor:
 
     def __repr__(self) -> str:
         return f"ShardedTensor({self.key!r}, global_shape={self.global_shape}, boxes={self.boxes})"
+
+
+class _OfParam(ShardedTensor):
+    """What from_param makes: without a key of its own it gets its path."""
+
+    __slots__ = ("_given", "_place")
+
+    def __init__(
+        self, place: _params.Param, data: Any, key: str | None, allow_shape_mismatch: bool
+    ) -> None:
+        self._place = place
+        self._given = key
+        self.data = data
+        self.allow_shape_mismatch = allow_shape_mismatch
+        self.holders = None
+        if key is None and place.needs_name:
+            place.check()
+        else:
+            self._entity()
+
+    @property
+    def key(self) -> str:
+        """The tensor's name in the checkpoint; "": its path."""
+        return self._given or ""
+
+    def _entity(self, for_load: bool | None = None) -> _core.ShardedTensor:
+        if self._given is None and self._place.needs_name:
+            raise InvalidArgumentError(
+                "where it lies follows from its name, which it has in a state only",
+                hint="give from_param key=",
+            )
+        return self.named(self.key, for_load)
+
+    def named(self, path: str, for_load: bool | None) -> _core.ShardedTensor:
+        """The entity at a path of the state."""
+        key = path if self._given is None else self._given
+        try:
+            entity = self._place.entity(key, for_load)
+        except CheckpointError as error:
+            error.add_key(key)
+            raise
+        entity.allow_shape_mismatch = self.allow_shape_mismatch
+        if self.holders is not None:
+            entity.holders = list(self.holders)
+        return entity
+
+    def __repr__(self) -> str:
+        return f"ShardedTensor.from_param(key={self._given!r})"
 
 
 def _with_data(
@@ -419,7 +526,8 @@ class LocalNonpersistent:
 class _EntityConverter(_converters.PartConverter):
     def node(self, item: Any, path: str, call: Call) -> Node | None:
         if isinstance(item, ShardedTensor):
-            made = item._entity(call.for_load)
+            of_param = isinstance(item, _OfParam)
+            made = item.named(path, call.for_load) if of_param else item._entity(call.for_load)
             if made.holders:
                 made.holders = _converters.ranks_in(call, made.holders)
             return made

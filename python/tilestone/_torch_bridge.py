@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 
 from tilestone import _converters, _core, _numpy
-from tilestone._converters import Call, Node
+from tilestone._converters import Call, Layout, Node
 from tilestone._copied_back import CopiedBack
 from tilestone._errors import InvalidArgumentError, UnsupportedError
+from tilestone._placements import to_mesh, to_placement
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 
@@ -320,33 +320,45 @@ def is_distributed(cls: type) -> bool:
     return issubclass(cls, _dtensor_type()) or cls.__name__ == "ShardedTensor"
 
 
+def layout(item: Any, for_load: bool | None) -> Layout:
+    """A DTensor's local tensor, and what its mesh and placements say of it.
+
+    Args:
+        for_load: for a load (one on the meta device is given memory), for a save, or (None) only
+            to tell its place.
+
+    Raises:
+        UnsupportedError: a placement or a kind of tensor that Tilestone doesn't know.
+    """
+    if not isinstance(item, _dtensor_type()):
+        raise UnsupportedError(
+            "torch's older ShardedTensor is not supported; use DTensor or tilestone.ShardedTensor"
+        )
+    local = item._local_tensor
+    if hasattr(local, "wait"):
+        local = local.wait()
+    if local.is_meta and for_load:
+        item = _with_memory(item, local)
+        local = item._local_tensor
+    if local.is_meta and for_load is None:
+        seen = _core.TensorView.without_data(dtype_name(local.dtype), tuple(local.shape))
+    else:
+        seen = view(local, bool(for_load), owner=item)
+    spec = item._spec
+    placements = [to_placement(each) for each in spec.placements]
+    return Layout(seen, tuple(spec.shape), to_mesh(spec.mesh), placements)
+
+
 def distributed_entity(item: Any, path: str, call: Call) -> _core.ShardedTensor:
     """A DTensor as the sharded tensor that its mesh and placements make it.
 
     Raises:
         InvalidArgumentError: a Partial placement, with the key.
-        UnsupportedError: a placement or a kind of tensor that Tilestone doesn't know.
+        UnsupportedError: as for `layout`.
     """
-    if not isinstance(item, _dtensor_type()):
-        raise UnsupportedError(
-            f"{path}: torch's older ShardedTensor is not supported; use DTensor or "
-            "tilestone.ShardedTensor",
-            key=path,
-        )
-    local = item._local_tensor
-    if hasattr(local, "wait"):
-        local = local.wait()
-    if local.is_meta and call.for_load:
-        item = _with_memory(item, local)
-        local = item._local_tensor
-    spec = item._spec
+    local, shape, mesh, placements = layout(item, call.for_load)
     entity = _core.ShardedTensor.from_placements(
-        path,
-        view(local, call.for_load, owner=item),
-        tuple(spec.shape),
-        mesh(spec.mesh),
-        [placement(p, path) for p in spec.placements],
-        dist.get_rank(),
+        path, local, shape, mesh, placements, dist.get_rank()
     )
     entity.holders = _converters.ranks_in(call, entity.holders)
     return entity
@@ -376,31 +388,6 @@ def _with_memory(item: DTensor, local: torch.Tensor) -> Any:
         stride=item.stride(),
     )
     return _as_template(made, item)
-
-
-@functools.lru_cache(maxsize=64)
-def mesh(device_mesh: DeviceMesh) -> _core.Mesh:
-    """A torch DeviceMesh as a Mesh of global ranks."""
-    names = device_mesh.mesh_dim_names or ()
-    ranks = device_mesh.mesh
-    return _core.Mesh(tuple(ranks.shape), [int(r) for r in ranks.flatten()], list(names))
-
-
-def placement(
-    given: Any, key: str = ""
-) -> _core.Shard | _core.StridedShard | _core.Replicate | _core.Partial:
-    """A torch placement as Tilestone's."""
-    from torch.distributed.tensor.placement_types import _StridedShard
-
-    if isinstance(given, _StridedShard):
-        return _core.StridedShard(given.dim, int(given.split_factor))
-    if given.is_partial():
-        return _core.Partial()
-    if given.is_replicate():
-        return _core.Replicate()
-    if given.is_shard():
-        return _core.Shard(given.dim)
-    raise UnsupportedError(f"{key}: placement {given} is not supported", key=key)
 
 
 def default_group() -> ProcessGroup | None:
@@ -439,6 +426,9 @@ class _TensorConverter(_converters.ArrayConverter):
 class _DistributedConverter(_converters.PartConverter):
     def node(self, item: Any, path: str, call: Call) -> Node | None:
         return distributed_entity(item, path, call)
+
+    def layout(self, item: Any, for_load: bool | None) -> Layout | None:
+        return layout(item, for_load)
 
     def view(self, item: Any, for_load: bool) -> _core.TensorView | None:
         return view(item, for_load)  # which refuses it

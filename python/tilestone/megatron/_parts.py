@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from tilestone import _api
+from tilestone import _api, _entities
 from tilestone._api import LoadReport, Prepared
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
@@ -34,6 +34,13 @@ from tilestone.megatron.validation import _validate_common_state_dict
 
 logger = logging.getLogger("tilestone.megatron")
 
+# Tilestone's own entities mean the same here as in `tilestone.save`.
+_OURS = (
+    _entities.ShardedTensor,
+    _entities.ShardedObject,
+    _entities.ShardedTensorFactory,
+    _entities.LocalNonpersistent,
+)
 _LEFT_OUT: Any = object()  # in the place of what is not in the result
 
 
@@ -43,7 +50,8 @@ def _is_dtensor(item: Any) -> bool:
 
 def _is_entity(item: Any) -> bool:
     """Whether each rank has its own of it. DTensors are saved as sharded tensors."""
-    return isinstance(item, (ShardedBase, LocalNonpersistentObject)) or _is_dtensor(item)
+    kinds = (ShardedBase, LocalNonpersistentObject, *_OURS)
+    return isinstance(item, kinds) or _is_dtensor(item)
 
 
 def _holds(tree: Any, wanted: Callable[[Any], bool]) -> bool:
@@ -179,15 +187,21 @@ class _Taking:
 
     def _is_left_out(self, item: Any, path: tuple[Any, ...]) -> bool:
         if isinstance(item, ShardedBase):
-            key = item.unique_key if isinstance(item, ShardedObject) else item.key
-            if key in self._kept:
-                self.unexpected.add(item.key)
-            return key in self._kept
+            kept_as = item.unique_key if isinstance(item, ShardedObject) else item.key
+            return self._is_unexpected(kept_as, item.key)
         where = ".".join(map(str, path))
-        if _is_dtensor(item) and where in self._kept:
-            self.unexpected.add(where)
-            return True
+        if isinstance(item, _entities.ShardedObject):
+            return self._is_unexpected(item.unique_key, item.key)
+        if isinstance(item, _entities.ShardedTensor):
+            return self._is_unexpected(item.key or where, item.key or where)
+        if _is_dtensor(item):
+            return self._is_unexpected(where, where)
         return _is_common(item) and where in self._kept
+
+    def _is_unexpected(self, kept_as: str, key: str) -> bool:
+        if kept_as in self._kept:
+            self.unexpected.add(key)
+        return kept_as in self._kept
 
     def _dict(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...]) -> Any:
         result = {}

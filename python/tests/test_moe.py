@@ -1,0 +1,155 @@
+"""A mixture-of-experts model goes on after a load as if it had never stopped, and moves to other
+layouts: expert weights under expert parallelism, inside FSDP2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import moe
+import pytest
+import torch
+from conftest import TABLES
+from ranks import Worlds
+from torch.distributed.tensor import DTensor
+
+import tilestone
+import tilestone.megatron
+
+EP_2 = moe.Sizes(ep=2)
+LAYOUTS = [
+    EP_2,
+    moe.Sizes(cp=2, ep=4),
+    moe.Sizes(pp=2, ep=2),
+    moe.Sizes(tp=2, ep=2),
+    moe.Sizes(ep=2, etp=2),
+    moe.Sizes(),
+]
+
+
+def _refused(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a checkpoint gathers nothing")
+
+
+def _no_gathering() -> Any:
+    names = ("full_tensor", "redistribute")
+    return mock.patch.multiple(DTensor, **{name: _refused for name in names})
+
+
+def _save(training: moe.Training, path: str, rule: bool = False) -> None:
+    with _no_gathering():
+        agreement = "rule" if rule else "exchange"
+        tilestone.save(training.state(), path, validate_access=True, agreement=agreement)
+        iteration = {"iteration": 2, **training.state()}
+        tilestone.megatron.save(iteration, f"{path}-megatron")
+
+
+def _load(training: moe.Training, path: str) -> tilestone.LoadReport:
+    """Fills the training's own tensors, from both checkpoints, one after the other."""
+    report = tilestone.LoadReport()
+    reported = ("not_in_checkpoint", "not_requested", "other_shape")
+    with _no_gathering():
+        tilestone.load(training.state(), path, report=report, **dict.fromkeys(reported, "report"))
+        once = training.local()
+        for tensor in training.tensors().values():
+            (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach().zero_()
+        loaded, missing, unexpected = tilestone.megatron.load(
+            training.state(), f"{path}-megatron", strict="return_all"
+        )
+    assert loaded["iteration"] == 2 and not missing and not unexpected
+    assert _delta(once, training.local()) == 0.0
+    return report
+
+
+def _delta(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    deltas = [(one[path] - other[path]).abs().max() for path in one if one[path].numel()]
+    return float(torch.stack(deltas).max())
+
+
+def continuation(rank: int, world: int, sizes: moe.Sizes, path: str) -> Any:
+    """Two steps, a save, two more; and the last two again, by a model that was loaded."""
+    meshes = moe.Meshes(sizes)
+    whole = moe.Training(meshes, seed=1)
+    for number in (0, 1):
+        whole.step(number)
+    _save(whole, path, rule=sizes != EP_2)
+    saved, empty = whole.local(), sum(not each.numel() for each in whole.local().values())
+    for number in (2, 3):
+        whole.step(number)
+    resumed = moe.Training(meshes, seed=2)
+    resumed.step(9)  # makes the optimizer's state
+    assert _delta(resumed.local(), saved) > 0.01
+    report = _load(resumed, path)
+    assert _delta(resumed.local(), saved) == 0.0
+    for number in (2, 3):
+        resumed.step(number)
+    missing = len(report.not_in_checkpoint) + len(report.not_requested)
+    delta = _delta(resumed.local(), whole.local())
+    return delta, missing, len(report.other_shape), empty
+
+
+def test_a_loaded_model_continues_as_the_uninterrupted_one(
+    worlds: Worlds, ckpt: str, request: pytest.FixtureRequest
+) -> None:
+    lines = [f"{'layout (4 ranks)':20} {'max_delta':>9} {'missing':>7} {'mismatched':>10}"]
+    for sizes in LAYOUTS:
+        found = worlds[4].run(continuation, sizes, f"{ckpt}-{sizes}")
+        delta = max(each[0] for each in found)
+        missing, mismatched = found[0][1:3]
+        lines.append(f"{sizes!s:20} {delta:9} {missing:7} {mismatched:10}")
+        assert (delta, missing, mismatched) == (0.0, 0, 0), sizes
+        if sizes in (EP_2, moe.Sizes()):
+            assert any(each[3] for each in found)  # ranks with empty shards of hc_head.scale
+    request.node.user_properties += [(TABLES, line) for line in lines]
+
+
+def source(rank: int, world: int, path: str) -> dict[str, torch.Tensor]:
+    training = moe.Training(moe.Meshes(EP_2), seed=1)
+    training.step(0)
+    _save(training, path)
+    return training.gathered()
+
+
+def moved(rank: int, world: int, sizes: moe.Sizes, path: str) -> Any:
+    training = moe.Training(moe.Meshes(sizes), seed=2)
+    training.step(9)
+    report = _load(training, path)
+    return training.gathered(), report
+
+
+def test_a_model_of_ep_2_moves_to_other_layouts(worlds: Worlds, ckpt: str) -> None:
+    saved = worlds[4].run(source, ckpt)[0]
+    assert saved["model.layers.0.experts.w1"].shape == (moe.EXPERTS, moe.WIDTH, moe.HIDDEN)
+    for sizes in LAYOUTS[1:]:
+        for tensors, report in worlds[4].run(moved, sizes, ckpt):
+            assert report == tilestone.LoadReport()
+            assert _delta(tensors, saved) == 0.0
+
+
+def naive(rank: int, world: int, path: str) -> Any:
+    """A save of the wrapped parameters as they are, and one that says where they lie."""
+    training = moe.Training(moe.Meshes(EP_2), seed=1)
+    found = {}
+    for kind in ("naive", "placed"):
+        weights = {
+            name: parameter if kind == "naive" else training.placed(name, parameter)
+            for name, parameter in training.model.named_parameters()
+            if name == "layers.0.experts.w1"
+        }
+        before = training.local()["model.layers.0.experts.w1"]
+        tilestone.save(weights, f"{path}-{kind}")
+        tilestone.load(weights, f"{path}-{kind}")
+        after = training.local()["model.layers.0.experts.w1"]
+        found[kind] = bool(torch.equal(before, after))
+    return moe.at(training.meshes.expert, "ep"), found
+
+
+def test_the_wrapped_parameters_own_placements_give_a_rank_anothers_experts(
+    worlds: Worlds, ckpt: str
+) -> None:
+    found = worlds[4].run(naive, ckpt)
+    assert all(kinds["placed"] for _, kinds in found)
+    wrong = {ep for ep, kinds in found if not kinds["naive"]}
+    assert len(wrong) == 1  # the experts of the other expert-parallel rank, without an error
