@@ -199,6 +199,44 @@ def test_what_is_no_fused_projection_is_refused_by_its_key() -> None:
     assert caught.value.key == "w"
 
 
+def test_offsets_and_divisions_that_are_not_the_fused_tensors_are_refused() -> None:
+    third, columns = _parts(_ramp(4, 2), 1, LAYER)[0], ShardedTensor.from_rank_offsets(
+        "w", _ramp(4, 2), (1, 0, 2)
+    )  # fmt: skip
+    no_axes: Any = ShardedTensor.from_rank_offsets("w", torch.tensor(1.0))
+    factory: Any = models.apply_swiglu_sharded_factory(third, LAYER)
+    for entity, message in (
+        (third, "1 prepended ones"), (columns, "along another axis"), (no_axes, "0 axes"),
+        (factory, "not of a ShardedTensorFactory"),
+    ):  # fmt: skip
+        with pytest.raises(tilestone.InvalidArgumentError, match=message):
+            models.apply_swiglu_sharded_factory(entity, ())
+    with pytest.raises(tilestone.InvalidArgumentError, match="1 prepended ones"):
+        models.apply_qkv_sharded_factory(third, (), 2, 1, stored="split")
+    with pytest.raises(tilestone.InvalidArgumentError, match="8 rows are not those of -2 heads"):
+        models.apply_qkv_sharded_factory(_parts(_ramp(8), 1)[0], (), -2, 1, stored="split")
+
+
+def test_what_makes_no_entity_is_refused_by_its_key() -> None:
+    make: Any = models.make_sharded_tensor_for_checkpoint
+    for prepended in (((1, 0, 2),), ((0, 0),), ((0, 0, 2), (0, 1, 2))):
+        with pytest.raises(tilestone.InvalidArgumentError, match="prepended offsets") as caught:
+            make(_ramp(2), "w", prepended)
+        assert caught.value.key == "w"
+    for no_tensor in ([1.0], None, _ramp(2).numpy()):
+        with pytest.raises(tilestone.InvalidArgumentError, match="a tensor is wanted") as caught:
+            make(no_tensor, "w")
+        assert caught.value.key == "w"
+    for place in (-1, 2):
+        with pytest.raises(tilestone.InvalidArgumentError, match="no place in a grid"):
+            models.make_sharded_object_for_checkpoint(1, "o", ((0, place, 2),))
+    made: Any = {"w": models.apply_swiglu_sharded_factory(make(_ramp(4), "w"), ())}
+    with pytest.raises(tilestone.InvalidArgumentError, match="before a factory is made"):
+        models.allow_vocab_padding(made, ["w"])
+    with pytest.raises(tilestone.InvalidArgumentError, match="not the letters of 'w'"):
+        models.allow_vocab_padding(made, "w")
+
+
 # ---- Experts ----
 
 
@@ -225,6 +263,7 @@ def test_weights_of_experts_that_do_not_fit_are_refused_by_key() -> None:
     fits = {"weight1": _ramp(3, 8), "weight2": _ramp(8, 3)}
     for state, message in (
         ({**fits, "weight1": _ramp(3, 6)}, "is not 2 of 3 x 4"),
+        ({"weight1": _ramp(8, 3), "weight2": _ramp(3, 8)}, r"shape \(8, 3\) is not 2 of 3 x 4"),
         ({**fits, "bias1": _ramp(3)}, r"not \['bias1', 'weight1', 'weight2'\]"),
     ):
         with pytest.raises(tilestone.InvalidArgumentError, match=message):
@@ -234,6 +273,18 @@ def test_weights_of_experts_that_do_not_fit_are_refused_by_key() -> None:
             {"weight0": _ramp(2, 2)}, "mlp.", "linear_fc1", {"weight": 0}, num_local_experts=2
         )
     assert caught.value.key == "mlp.experts.linear_fc1.weight"
+    linear: dict[str, Any] = {f"weight{n}": _ramp(2, 2) for n in range(2)}
+    for more, options, message in (
+        ({"weight2": 1}, {}, r"\['weight2'\] of the layer are no weight or bias of its 2 experts"),
+        ({"_extra_state": 1}, {}, "extra states are given as extra_states"),
+        ({}, {"extra_states": [1]}, "1 extra states are not one for each of 2"),
+        ({}, {"num_local_experts": -1}, "0 experts or more, not -1"),
+    ):
+        keywords: Any = {"num_local_experts": 2, **options}
+        with pytest.raises(tilestone.InvalidArgumentError, match=message):
+            models.grouped_linear_state_dict(linear | more, "", "fc", {"weight": 0}, **keywords)
+    with pytest.raises(tilestone.InvalidArgumentError, match="0 experts of hidden size 3"):
+        models.grouped_experts_state_dict(fits, num_local_experts=0, hidden_size=3)
     made: Any = models.grouped_experts_state_dict(fits, num_local_experts=2, hidden_size=3)
     flat = replace(made["weight1"], data=_ramp(4), flattened_range=slice(0, 4))
     with pytest.raises(tilestone.UnsupportedError, match="weight of grouped experts"):

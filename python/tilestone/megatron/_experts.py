@@ -76,6 +76,8 @@ def _experts_of(
     count: int, offsets: Iterable[Offset], metadata: _Metadata, groups: Mapping[str, Any],
     module: Any,
 ) -> _Experts:  # fmt: skip
+    if not isinstance(count, int) or count < 0:
+        raise InvalidArgumentError(f"a rank has 0 experts or more, not {count!r}")
     ep, tp, dp = (find_group(name, groups[name], module) for name in ("ep", "expt_tp", "expt_dp"))
     apart = bool((metadata or {}).get("singleton_local_shards", False))
     return _Experts(count, ep, tp, dp, apart, tuple(offsets))
@@ -176,10 +178,12 @@ def grouped_linear_state_dict(
         ep_group, expt_tp_group, expt_dp_group, module: as for sequential_experts_state_dict.
 
     Raises:
-        CheckpointingException: a group is not known, or the state lacks a weight.
+        CheckpointingException: a group is not known; the state lacks a weight, or has what is none
+            of the experts', which would not be stored.
     """
     given = {"ep": ep_group, "expt_tp": expt_tp_group, "expt_dp": expt_dp_group}
     experts = _experts_of(num_local_experts, sharded_offsets, metadata, given, module)
+    _check_linear(state_dict, f"{prefix}{name}", num_local_experts, extra_states)
     sharded: ShardedStateDict = {}
     for local in range(num_local_experts):
         key = f"{experts.prefix_of(prefix, local)}{name}."
@@ -199,6 +203,26 @@ def grouped_linear_state_dict(
             number = "" if own == "_extra_state" and local == 0 else str(local)
             sharded[f"{prefix}{name}.{own}{number}"] = entity
     return sharded
+
+
+def _check_linear(
+    state_dict: Mapping[str, Any], key: str, count: int, extra_states: Sequence[Any] | None
+) -> None:
+    """Refuses a state of which something would not be stored."""
+    kept = {f"{kind}{local}" for kind in ("weight", "bias") for local in range(count)}
+    lost = [
+        name for name, value in state_dict.items()
+        if name not in kept and not (name.startswith("_extra_state") and value is None)
+    ]  # fmt: skip
+    if lost:
+        raise InvalidArgumentError(
+            f"{sorted(lost)} of the layer are no weight or bias of its {count} experts",
+            key=key,
+            hint="extra states are given as extra_states, one for each expert",
+        )
+    if extra_states is not None and len(extra_states) != count:
+        text = f"{len(extra_states)} extra states are not one for each of {count} experts"
+        raise InvalidArgumentError(text, key=key)
 
 
 def _state_of_expert(
@@ -339,6 +363,9 @@ def grouped_experts_state_dict(
     if set(state_dict) != {"weight1", "weight2"}:
         text = f"the state of grouped experts is weight1 and weight2, not {sorted(state_dict)}"
         raise InvalidArgumentError(text, key=f"{prefix}experts")
+    if num_local_experts < 1 or hidden_size < 1:
+        text = f"no weights are those of {num_local_experts} experts of hidden size {hidden_size}"
+        raise InvalidArgumentError(text, key=f"{prefix}experts")
     features = state_dict["weight2"].numel() // (num_local_experts * hidden_size)
     first = (num_local_experts, hidden_size, features * (2 if gated else 1))
     second = (num_local_experts, features, hidden_size)
@@ -357,8 +384,9 @@ def grouped_experts_state_dict(
 
 def _fused_factory(key: str, tensor: torch.Tensor, fused: _Fused) -> ShardedTensorFactory:
     experts = fused.experts
-    if tensor.numel() != torch.Size(fused.shape).numel():
-        count, inputs, outputs = fused.shape
+    count, inputs, outputs = fused.shape
+    wanted = (inputs, count * outputs) if fused.tp_axis == 0 else (count * inputs, outputs)
+    if tuple(tensor.shape) != wanted:
         text = f"a weight of shape {tuple(tensor.shape)} is not {count} of {inputs} x {outputs}"
         raise InvalidArgumentError(text, key=key)
     replica_id, holders = (0, 0, experts.dp.rank()), holders_of(experts.dp)

@@ -44,16 +44,37 @@ def refuse_flat(key: str, flattened_range: Optional[slice], what: str) -> None:
         )
 
 
-def _grid_place(entity: ShardedTensor, axis: int) -> Tuple[int, int]:
-    """(place, fragments) of a cell of a regular grid along an axis of the local tensor."""
-    along = axis + entity.prepend_axis_num
+def _grid_place(entity: ShardedTensor, offsets: Tuple[Offset, ...]) -> Tuple[int, int]:
+    """(place, fragments) of a cell of a regular grid along axis 0 of the local tensor.
+
+    Raises:
+        InvalidArgumentError: what is given is no such cell, or the offsets are not those of its
+            prepended axes.
+    """
+    if not isinstance(entity, ShardedTensor):
+        kind = type(entity).__name__
+        raise InvalidArgumentError(f"a factory is made of a ShardedTensor, not of a {kind}")
+    along = entity.prepend_axis_num
+    if len(offsets) != along or not entity.local_shape:
+        raise InvalidArgumentError(
+            f"a tensor of {len(entity.local_shape)} axes with {along} prepended ones is no fused "
+            f"one with the offsets {offsets} before its own",
+            key=entity.key,
+            hint="give the sharded_offsets with which the entity was made",
+        )
     fragments = entity.axis_fragmentations
     if fragments is None:
         raise InvalidArgumentError(
             "a part of an irregular grid (as FSDP2 leaves it) can't be divided into fused tensors",
             key=entity.key,
         )
-    size = entity.local_shape[axis]
+    if any(count != 1 for count in fragments[along + 1 :]):
+        raise InvalidArgumentError(
+            f"a tensor divided into {fragments} parts is divided along another axis than the fused "
+            "one",
+            key=entity.key,
+        )
+    size = entity.local_shape[0]
     return (entity.global_offset[along] // size if size else 0), fragments[along]
 
 
@@ -145,7 +166,8 @@ def apply_swiglu_sharded_factory(
     Raises:
         CheckpointingException: the rows can't be halved, or lie on no regular grid.
     """
-    place, fragments = _grid_place(original_sh_ten, 0)
+    offsets = tuple(sharded_offsets)
+    place, fragments = _grid_place(original_sh_ten, offsets)
     shape = tuple(original_sh_ten.local_shape)
     if shape[0] % 2 != 0:
         raise InvalidArgumentError(
@@ -153,7 +175,7 @@ def apply_swiglu_sharded_factory(
         )
     halves = _Halves(
         shape,
-        tuple(sharded_offsets),
+        offsets,
         place,
         fragments,
         singleton_local_shards,
@@ -322,9 +344,9 @@ def apply_qkv_sharded_factory(
 def _attention(
     entity: ShardedTensor, offsets: Tuple[Offset, ...], heads: int, groups: int, blocks: bool
 ) -> _Attention:
-    place, fragments = _grid_place(entity, 0)
+    place, fragments = _grid_place(entity, offsets)
     size = entity.local_shape[0] * fragments
-    if groups < 1 or heads % groups != 0 or size % (heads + 2 * groups) != 0:
+    if groups < 1 or heads < 1 or heads % groups != 0 or size % (heads + 2 * groups) != 0:
         raise InvalidArgumentError(
             f"{size} rows are not those of {heads} heads in {groups} query groups", key=entity.key
         )

@@ -8,7 +8,7 @@ from typing import Any, Tuple
 
 import torch
 
-from tilestone._errors import UnsupportedError
+from tilestone._errors import InvalidArgumentError, UnsupportedError
 from tilestone.megatron.groups import Group
 
 
@@ -40,13 +40,18 @@ def fsdp_part(tensor: Any, key: str, dp_cp: Group) -> Tuple[torch.Tensor, FsdpPa
     the tensor where there are more ranks than rows.)
 
     Raises:
+        InvalidArgumentError: it is no tensor.
         UnsupportedError: a DTensor on another mesh than the ranks of dp_cp, or divided along
             another axis than 0.
     """
+    if not isinstance(tensor, torch.Tensor):
+        kind = type(tensor).__name__
+        raise InvalidArgumentError(f"a tensor is wanted, not a {kind}", key=key)
     if not hasattr(tensor, "device_mesh"):
         return tensor, None
-    mesh, placements = tensor.device_mesh, tensor.placements
-    local: torch.Tensor = tensor._local_tensor
+    divided: Any = tensor
+    mesh, placements = divided.device_mesh, divided.placements
+    local: torch.Tensor = divided._local_tensor
     ranks = sorted(mesh.mesh.flatten().tolist())
     if mesh.ndim != 1 or len(ranks) != dp_cp.size() or ranks != sorted(dp_cp.ranks or ranks):
         raise _refusal(key, f"on a mesh of ranks {ranks} in {mesh.ndim} dims, which is not dp_cp")

@@ -77,10 +77,21 @@ def allow_vocab_padding(sharded_state_dict: ShardedStateDict, keys: Iterable[str
         sharded_state_dict: of a model.
         keys: of the dict: embedding, output weight and bias. Those that the rank lacks are no
             fault: other stages have them.
+
+    Raises:
+        CheckpointingException: keys is a str; an entry is no ShardedTensor.
     """
+    if isinstance(keys, str):
+        raise InvalidArgumentError(f"keys are several, not the letters of {keys!r}", key=keys)
     for key in keys:
-        if key in sharded_state_dict:
-            sharded_state_dict[key].allow_shape_mismatch = True
+        if key not in sharded_state_dict:
+            continue
+        if not hasattr(sharded_state_dict[key], "allow_shape_mismatch"):
+            kind = type(sharded_state_dict[key]).__name__
+            raise InvalidArgumentError(
+                f"a {kind} has no shape that may differ: allow it before a factory is made", key=key
+            )
+        sharded_state_dict[key].allow_shape_mismatch = True
 
 
 def tie_word_embeddings_state_dict(

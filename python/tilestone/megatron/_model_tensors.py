@@ -118,6 +118,7 @@ def _entity(
         prepended: offsets of prepended axes; tp_offset: of a TP rank's tensor, None: it is whole.
     """
     axis = len(prepended)
+    _check_prepended(key, prepended)
     offsets = [*prepended] if tp_offset is None else [*prepended, tp_offset]
     options = {**options, "prepend_axis_num": axis}
     if part is None:
@@ -140,6 +141,18 @@ def _entity(
         global_offset=with_entry(whole.global_offset, axis, begin),
         axis_fragmentations=None,
     )
+
+
+def _check_prepended(key: str, prepended: Tuple[Offset, ...]) -> None:
+    """Refuses offsets that are not those of all prepended axes."""
+    if any(len(each) != 3 for each in prepended) or (
+        sorted(axis for axis, _, _ in prepended) != list(range(len(prepended)))
+    ):
+        raise InvalidArgumentError(
+            f"prepended offsets {prepended} are not (axis, place, fragments) of the axes 0 to "
+            f"{len(prepended) - 1}",
+            key=key,
+        )
 
 
 def make_sharded_tensors_for_checkpoint(
@@ -209,7 +222,8 @@ def make_sharded_object_for_checkpoint(
             replica_id.
 
     Raises:
-        CheckpointingException: a group is not known, or the axes are not 0, 1, ... .
+        CheckpointingException: a group is not known, the axes are not 0, 1, ..., or a place is not
+            in the grid.
     """
     tp_group, dp_cp_group = kwargs.pop("tp_group", None), kwargs.pop("dp_cp_group", None)
     if replica_id is None:
@@ -229,6 +243,8 @@ def _grid_of_objects(
     if axes != tuple(range(len(axes))):
         text = f"offsets {offsets} of an object are not those of axes 0 to {len(offsets) - 1}"
         raise InvalidArgumentError(text, key=key)
+    if not all(0 <= place < count for place, count in zip(places, counts)):
+        raise InvalidArgumentError(f"offsets {offsets} name no place in a grid", key=key)
     return counts, places
 
 
