@@ -323,11 +323,7 @@ def test_what_is_not_there_is_refused_by_its_argument(tmp_path: pathlib.Path) ->
     with pytest.raises(InvalidArgumentError, match="process_group is 'dp' or 'ep_dp', not 'tp'"):
         group = "ckpt_fully_parallel_save_process_group"
         _save(tmp_path, ckpt_fully_parallel_save=True, **{group: "tp"})
-    with pytest.raises(InvalidArgumentError, match="args is a Namespace or another object"):
-        training.save_checkpoint(1, model, None, None, 0, args=None)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(InvalidArgumentError, match="args is a Namespace or another object"):
-        training.load_checkpoint(model, None, None, args=None)
     with pytest.raises(InvalidArgumentError, match="no attribute 'lode'"):
         training.load_checkpoint(model, None, None, "lode", args=arguments(tmp_path))
     _save(tmp_path)
@@ -335,6 +331,130 @@ def test_what_is_not_there_is_refused_by_its_argument(tmp_path: pathlib.Path) ->
         _load(tmp_path, non_persistent_ckpt_type="local")
     with pytest.raises(InvalidArgumentError, match="dist_ckpt_strictness='return_all'"):
         _load(tmp_path, dist_ckpt_strictness="return_all")
+
+
+def test_megatrons_global_arguments_are_taken_where_none_are_given(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(None)
+    for _ in range(2):  # there is no such module; it is there, and its arguments are not set up
+        with pytest.raises(InvalidArgumentError, match="args was not given"):
+            training.save_checkpoint(1, model, None, None, 0)
+        with pytest.raises(InvalidArgumentError, match="args was not given"):
+            training.load_checkpoint(model, None, None)
+        module: Any = types.ModuleType("megatron.training.global_vars")
+        module.held = None
+
+        def get_args(module: Any = module) -> Any:
+            assert module.held is not None, "args is not initialized."
+            return module.held
+
+        module.get_args = get_args
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    module.held = arguments(tmp_path, consumed_train_samples=5)
+    training.save_checkpoint(1, model, None, None, 0)
+    module.held = arguments(tmp_path)
+    again = make_model(None, filled=False)
+    assert training.load_checkpoint(again, None, None) == (1, 0)
+    again.check()
+    assert module.held.consumed_train_samples == 5
+    assert training.restore_rng_state(training.get_rng_state("torch_dist").data)
+    # Those that are given count.
+    with pytest.raises(NotFoundError):
+        given = arguments(tmp_path / "no", exit_on_missing_checkpoint=True)
+        training.load_checkpoint(again, None, None, args=given)
+
+
+class _Program:
+    """Arguments of which some are the class's."""
+
+    num_layers = 4
+
+    def __init__(self, folder: Any) -> None:
+        self.save = self.load = str(folder)
+
+    @property
+    def consumed_train_samples(self) -> int:
+        return 77
+
+
+def test_arguments_that_can_not_be_meant_are_refused_by_name(tmp_path: pathlib.Path) -> None:
+    for iteration in (True, -1, 10**70):
+        with pytest.raises(InvalidArgumentError, match="of 18 digits at most, not"):
+            _save(tmp_path, iteration, release=True)
+    with pytest.raises(InvalidArgumentError, match="args.save is a path, not int"):
+        args: Any = argparse.Namespace(save=5)
+        training.save_checkpoint(1, make_model(None), None, None, 0, args=args)
+    for args in (_Program, types, {"save": str(tmp_path)}):
+        with pytest.raises(InvalidArgumentError, match="args is a Namespace or another object"):
+            training.save_checkpoint(1, make_model(None), None, None, 0, args=args)
+    assert list(tmp_path.iterdir()) == []
+    args = _Program(tmp_path)
+    training.save_checkpoint(1, make_model(None), None, None, 0, args=args)
+    stored = vars(megatron.load_common_state_dict(tmp_path / "iter_0000001")["args"])
+    assert stored["num_layers"] == 4 and stored["consumed_train_samples"] == 77
+    with pytest.raises(InvalidArgumentError, match="args.consumed_train_samples can't be set"):
+        training.load_checkpoint(make_model(None), None, None, args=args)
+    for name, value in (("load", ""), ("pretrained_checkpoint", ""), ("load", 7)):
+        with pytest.raises(InvalidArgumentError, match=f"args.{name} is an? .*path"):
+            training.load_checkpoint(
+                make_model(None), None, None, args=argparse.Namespace(**{name: value})
+            )
+    for step in ("1", 1.0, True, -1):
+        with pytest.raises(InvalidArgumentError, match="args.ckpt_step is 0 or more, or None"):
+            _load(tmp_path, ckpt_step=step)
+    with pytest.raises(InvalidArgumentError, match="save_retain_interval is 1 or more"):
+        _save(tmp_path, 2, save_retain_interval=1.5)
+
+
+def test_state_that_a_model_does_not_return_sharded_is_refused(tmp_path: pathlib.Path) -> None:
+    args = arguments(tmp_path)
+    with pytest.raises(InvalidArgumentError, match="the model is an empty list"):
+        training.save_checkpoint(1, [], None, None, 0, args=args)
+    model: Any = make_model(None)
+    optimizer: Any = Optimizer(model)
+    optimizer.sharded_state_dict = lambda *given, **more: None
+    with pytest.raises(InvalidArgumentError, match=r"\(\) of Optimizer returned a NoneType"):
+        training.save_checkpoint(1, model, optimizer, None, 0, args=args)
+    for returned, message in (({"w": torch.ones(2)}, "plain tensors"), (None, "a NoneType")):
+        model.sharded_state_dict = lambda returned=returned, **more: returned
+        with pytest.raises(InvalidArgumentError, match=f"of Model returned {message}"):
+            training.save_checkpoint(1, model, None, None, 0, args=args)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_non_persistent_checkpoints_never_lie_among_those_that_stay(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = {"non_persistent_ckpt_type": "global"}
+    _save(tmp_path / "run", 100)
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with pytest.raises(InvalidArgumentError, match="would remove all the others"):
+        same = {**kind, "non_persistent_global_ckpt_dir": str(tmp_path / "link")}
+        _save(tmp_path / "run", 200, non_persistent_ckpt=True, **same)
+    assert _iterations(tmp_path / "run") == ["iter_0000100"]
+    # One directory without a valid checkpoint hides that of the other in neither direction.
+    fleeting = tmp_path / "run" / "non_persistent"
+    fleeting.mkdir()
+    _tracker(fleeting).write_text("150")
+    with caplog.at_level(logging.WARNING, LOG):
+        assert _load(tmp_path / "run", **kind) == 100
+    assert "Passed over: the tracker" in caplog.text
+    _save(tmp_path / "run", 150, non_persistent_ckpt=True, **kind)
+    shutil.rmtree(tmp_path / "run" / "iter_0000100")
+    assert _load(tmp_path / "run", **kind) == 150
+
+
+def test_a_run_that_goes_back_removes_nothing_newer_and_no_file_of_others(
+    tmp_path: pathlib.Path,
+) -> None:
+    _save(tmp_path, 300)
+    swap, staged = (tmp_path / f".{_tracker(tmp_path).name}.{end}" for end in ("swp", "ab12_cd3"))
+    swap.write_text("an editor's")
+    staged.mkdir()  # can't be unlinked
+    _save(tmp_path, 150, save_retain_interval=1000)
+    assert {"iter_0000150", "iter_0000300"} < set(_iterations(tmp_path))
+    assert swap.exists() and _load(tmp_path) == 150
 
 
 class _Wrapper:

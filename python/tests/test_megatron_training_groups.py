@@ -14,7 +14,13 @@ import torch
 import torch.distributed as dist
 
 from ranks import Worlds
-from tilestone import CheckpointError, InvalidArgumentError, UnsupportedError, megatron
+from tilestone import (
+    CheckpointError,
+    InvalidArgumentError,
+    MismatchError,
+    UnsupportedError,
+    megatron,
+)
 from tilestone.megatron import training
 from tilestone.megatron.training._groups import Groups
 from training_runs import (
@@ -242,8 +248,33 @@ def _other_layouts(rank: int, world: int, folder: str) -> None:
     assert any(said in line for line in lines)
 
 
+def _different_arguments(rank: int, world: int, folder: str) -> None:
+    """What would send ranks different ways is refused on all of them, before any waits."""
+    layout = Layout.make(2, 2, world)
+    model, optimizer, scheduler = _parts(layout, True)
+    keywords = layout.arguments()
+    for name in ("data_parallel_random_init", "ckpt_fully_parallel_save", "no_save_optim"):
+        said = f"args.{name} is False on rank 0 and True on rank 5"
+        with pytest.raises(MismatchError, match=said):
+            _save(layout, arguments(folder, **{name: rank == 5}))
+    for name, value in (("no_load_rng", True), ("ckpt_step", 7), ("ckpt_fully_parallel_load", 1)):
+        args = arguments(folder, **{name: value if rank == 5 else None})
+        with pytest.raises(MismatchError, match=f"args.{name} is .* and {value} on rank 5"):
+            training.load_checkpoint(model, optimizer, scheduler, args=args, **keywords)
+
+    def interrupted(**_: Any) -> None:
+        raise KeyboardInterrupt
+
+    if rank == 5:
+        model.sharded_state_dict = interrupted  # type: ignore[method-assign, assignment]
+    with pytest.raises(KeyboardInterrupt if rank == 5 else CheckpointError):
+        training.save_checkpoint(1, model, None, None, 0, args=arguments(folder), **keywords)
+    assert not os.path.exists(folder)
+
+
 def _everything(rank: int, world: int, folder: str) -> None:
     _missing_groups(rank, world, folder)
+    _different_arguments(rank, world, f"{folder}/different")
     _round_trip(rank, world, f"{folder}/round")
     _groups_of_the_module(rank, world, f"{folder}/module")
     _other_layouts(rank, world, f"{folder}/other")

@@ -67,6 +67,11 @@ def holds_entities(tree: Any) -> bool:
     return _holds(tree, _is_entity)
 
 
+def holds_tensors(tree: Any) -> bool:
+    """Whether something in a tree is a tensor and no entity."""
+    return _holds(tree, lambda item: isinstance(item, torch.Tensor) and not _is_entity(item))
+
+
 def _is_common(item: Any) -> bool:
     return not _is_entity(item)
 

@@ -52,7 +52,7 @@ def agreed(
     failure: list[BaseException] = []
     try:
         result.append(step())
-    except Exception as error:  # it goes to the other ranks, and out of the call below
+    except BaseException as error:  # it goes to the other ranks, and out of the call below
         failure.append(error)
 
     def say(round: int, answer: bytes) -> bytes:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import operator
+import os
+import types
 from typing import Any
 
 from tilestone._errors import InvalidArgumentError, UnsupportedError
+from tilestone.megatron.training import _program
 from tilestone.megatron.validation import StrictHandling, parse_strict_flag
 
 # Every argument that is read, with its value where the program's arguments lack it.
@@ -82,24 +86,89 @@ def read(args: Any, name: str) -> Any:
 
 def stored_arguments(args: Any) -> dict[str, Any]:
     """Of the arguments in a checkpoint, those that decide how it is loaded."""
-    names = (*_STORED, *CONSUMED, *(name for name, _ in _EQUAL))
-    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+    return {name: getattr(args, name) for name in _decisive() if hasattr(args, name)}
+
+
+def _decisive() -> tuple[str, ...]:
+    return (*_STORED, *CONSUMED, *(name for name, _ in _EQUAL))
+
+
+def given_or_global(args: Any) -> Any:
+    """The arguments that the caller gave; of None, Megatron's global ones.
+
+    Raises:
+        InvalidArgumentError: there are neither.
+    """
+    found = _program.arguments() if args is None else args
+    if found is None:
+        raise InvalidArgumentError(
+            "args was not given, and Megatron's global arguments (get_args() of "
+            "megatron.training.global_vars) are not set up",
+            hint="give args, the program's arguments",
+        )
+    return found
 
 
 def to_namespace(args: Any) -> argparse.Namespace:
     """The arguments as they are saved: a Namespace, whatever object the program has.
 
+    Of another object, those attributes that are its class's (properties, defaults) are in it too,
+    where a load asks for them.
+
     Raises:
-        InvalidArgumentError: an object without attributes of its own.
+        InvalidArgumentError: an object without attributes of its own, a class or a module.
     """
     if isinstance(args, argparse.Namespace):
         return args
+    if isinstance(args, (type, types.ModuleType)) or not hasattr(args, "__dict__"):
+        text = f"args is a Namespace or another object with attributes, not {type(args).__name__}"
+        raise InvalidArgumentError(text)
+    return argparse.Namespace(**stored_arguments(args), **_others(args))
+
+
+def _others(args: Any) -> dict[str, Any]:
+    """An object's own attributes without those of stored_arguments()."""
+    return {name: value for name, value in vars(args).items() if name not in _decisive()}
+
+
+def path(args: Any, name: str) -> str | None:
+    """The directory that an argument names; None: none.
+
+    Raises:
+        InvalidArgumentError: no path, or an empty one, which would be the working directory.
+    """
+    given = getattr(args, name, None)
+    if given is None:
+        return None
     try:
-        return argparse.Namespace(**vars(args))
+        found = os.fsdecode(given)
     except TypeError:
         raise InvalidArgumentError(
-            f"args is a Namespace or another object with attributes, not {type(args).__name__}"
+            f"args.{name} is a path, not {type(given).__name__}: {given!r}"
         ) from None
+    if not found:
+        raise InvalidArgumentError(f"args.{name} is an empty path", hint="None: no directory")
+    return found
+
+
+def whole_number(args: Any, name: str, least: int) -> int | None:
+    """An argument that is a number or None.
+
+    Raises:
+        InvalidArgumentError: it is neither, or less than `least`.
+    """
+    given = read(args, name)
+    if given is None:
+        return None
+    try:
+        found = least - 1 if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        found = least - 1
+    if found < least:
+        raise InvalidArgumentError(
+            f"args.{name} is {least} or more, or None, not {given!r}"
+        )
+    return found
 
 
 def check_saveable(args: Any, train_data_iterator: Any) -> None:
@@ -170,6 +239,25 @@ def check_equal(args: Any, stored: dict[str, Any]) -> None:
 
 
 def take_over(args: Any, stored: dict[str, Any]) -> None:
-    """Sets how many samples the run has consumed, as the checkpoint has it."""
+    """Sets how many samples the run has consumed, as the checkpoint has it.
+
+    Raises:
+        InvalidArgumentError: an argument can't be set.
+    """
     for name in CONSUMED:
-        setattr(args, name, stored.get(name, 0))
+        set_argument(args, name, stored.get(name, 0))
+
+
+def set_argument(args: Any, name: str, value: Any) -> None:
+    """Sets an argument of the program.
+
+    Raises:
+        InvalidArgumentError: it can't be set (a frozen dataclass, a property).
+    """
+    try:
+        setattr(args, name, value)
+    except (AttributeError, TypeError) as error:
+        raise InvalidArgumentError(
+            f"args.{name} can't be set: {error}",
+            hint="a load sets what the run has consumed: give args whose attributes can be set",
+        ) from error

@@ -52,22 +52,19 @@ class Places:
 
         Raises:
             UnsupportedError: local non-persistent checkpoints, or another kind that is not known.
-            InvalidArgumentError: `args` has no attribute `load_arg`.
+            InvalidArgumentError: `args` has no attribute `load_arg`; what should be a path or an
+                iteration is none.
         """
         if load_arg not in _arguments.DEFAULTS and not hasattr(args, load_arg):
             raise InvalidArgumentError(f"args has no attribute {load_arg!r}, which load_arg names")
-        load = _path(getattr(args, load_arg, None))
+        load = _arguments.path(args, load_arg)
         has_fleeting = check_non_persistent_type(args) is not None
         return Places(
             load,
             non_persistent_directory(args, load) if has_fleeting else None,
-            _path(_arguments.read(args, "pretrained_checkpoint")),
-            _arguments.read(args, "ckpt_step"),
+            _arguments.path(args, "pretrained_checkpoint"),
+            _arguments.whole_number(args, "ckpt_step", 0),
         )
-
-
-def _path(given: Any) -> str | None:
-    return None if given is None else os.fspath(given)
 
 
 def check_non_persistent_type(args: Any) -> str | None:
@@ -92,9 +89,9 @@ def non_persistent_directory(args: Any, directory: str | None) -> str | None:
         args: of the program.
         directory: where it keeps the others.
     """
-    given = _path(_arguments.read(args, "non_persistent_global_ckpt_dir"))
+    given = _arguments.read(args, "non_persistent_global_ckpt_dir")
     if given:
-        return given
+        return _arguments.path(args, "non_persistent_global_ckpt_dir")
     return None if directory is None else os.path.join(directory, names.NON_PERSISTENT)
 
 
@@ -175,8 +172,7 @@ def decide(places: Places) -> Found | None:
     """
     if places.step is not None:
         return _of_step(places, places.step)
-    found = _latest(places.load)
-    fleeting = _latest(places.non_persistent, may_be_release=False)
+    found, fleeting = _latest_of_both(places)
     if fleeting is not None and (found is None or fleeting.iteration >= found.iteration):
         return dataclasses.replace(fleeting, non_persistent=True)
     if fleeting is not None and found is not None:
@@ -192,6 +188,29 @@ def decide(places: Places) -> Found | None:
                 file=places.pretrained,
             )
         return dataclasses.replace(start, finetune=True)
+    return found
+
+
+def _latest_of_both(places: Places) -> tuple[Found | None, Found | None]:
+    """The latest checkpoint, and the latest non-persistent one.
+
+    Raises:
+        CorruptError: one of them can't be found, and the other is not there.
+    """
+    problems: List[CorruptError] = []
+
+    def latest(directory: str | None, may_be_release: bool) -> Found | None:
+        try:
+            return _latest(directory, may_be_release)
+        except CorruptError as problem:
+            problems.append(problem)
+            return None
+
+    found = latest(places.load, True), latest(places.non_persistent, False)
+    if problems and found == (None, None):
+        raise problems[0]
+    for problem in problems:
+        logger.warning("Passed over: %s", problem)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What Megatron-Core has set up in this process. It is looked at, never imported or started."""
+"""What Megatron has set up in this process. It is looked at, never imported or started."""
 
 from __future__ import annotations
 
@@ -12,6 +12,17 @@ RERUN_CLASSES = (f"{_RERUN}.Call", f"{_RERUN}.Caller")
 
 def _found(module: str, attribute: str) -> Any:
     return getattr(sys.modules.get(f"megatron.core.{module}"), attribute, None)
+
+
+def arguments() -> Any:
+    """Megatron's global arguments; None where the program has none, or has not set them up yet."""
+    get_args = getattr(sys.modules.get("megatron.training.global_vars"), "get_args", None)
+    if get_args is None:
+        return None
+    try:
+        return get_args()
+    except AssertionError:
+        return None  # what it raises before they are set up
 
 
 def rng_tracker() -> Any:

@@ -23,6 +23,10 @@ logger = logging.getLogger("tilestone.megatron")
 _HIDDEN = re.compile(r"\.iter_[0-9]{7,}\.removed-[0-9a-f]{32}")
 
 
+# As tempfile names the files that replace_file() writes; not those of an editor.
+_STAGED = re.compile(rf"\.{re.escape(names.TRACKER)}\.[a-z0-9_]{{8}}")
+
+
 def hide(run_directory: str, iteration: int) -> None:
     """Makes the checkpoint of an iteration vanish; remove_hidden() removes its files.
 
@@ -69,14 +73,21 @@ def remove_hidden(run_directory: str) -> None:
 
 
 def remove_staged_trackers(run_directory: str) -> None:
-    """Removes what saves that were killed have left beside the tracker.
+    """Removes what saves that were killed have left beside the tracker; what stays is logged.
 
     Raises:
-        OSError: the directory can't be read, or a file can't be removed.
+        OSError: the directory can't be read.
     """
     for name in os.listdir(run_directory):
-        if name.startswith(f".{names.TRACKER}."):
-            os.unlink(os.path.join(run_directory, name))
+        if not _STAGED.fullmatch(name):
+            continue
+        path = os.path.join(run_directory, name)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            continue  # another's, which has taken its place
+        except OSError as problem:
+            logger.warning("%s, which a save has left, stays: %s", path, problem)
 
 
 def superseded(previous: tuple[int, bool] | None, iteration: int, interval: int) -> List[int]:
@@ -85,10 +96,11 @@ def superseded(previous: tuple[int, bool] | None, iteration: int, interval: int)
     Args:
         previous: what the tracker said before: (iteration, whether it is the release checkpoint);
             None: nothing that could be read.
-        iteration: the new one.
+        iteration: the new one. A newer one than that stays: the run has gone back, and nothing of
+            what it left behind is superseded.
         interval: multiples of it are kept for good.
     """
     if previous is None or previous[1]:
         return []
     before = previous[0]
-    return [before] if before > 0 and before != iteration and before % interval != 0 else []
+    return [before] if 0 < before < iteration and before % interval != 0 else []

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Tuple
 from tilestone._errors import NotFoundError, UnsupportedError
 from tilestone.megatron import groups, serialization
 from tilestone.megatron.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
-from tilestone.megatron.training import _arguments, _program, state
+from tilestone.megatron.training import _alike, _arguments, _program, state
 from tilestone.megatron.training._choice import Places
 from tilestone.megatron.training._groups import Groups
 from tilestone.megatron.training._look import Found
@@ -42,6 +42,7 @@ class Resume:
         rng_tracker: Any,
         rerun_machine: Any,
         world: int,
+        context: Dict[str, Any] | None,
     ) -> None:
         """
         Raises:
@@ -58,6 +59,7 @@ class Resume:
         self._rng_tracker = rng_tracker
         self._machine = rerun_machine
         self._world = world
+        self._given_strategy = None if context is None else context.get("load_strategy")
         self._tp, self._pp = given.find("tp"), given.find("pp")
         self._dp_cp = given.find("dp_cp")
         self._sharing: groups.Group | None = None
@@ -65,6 +67,10 @@ class Resume:
             self._sharing = given.sharing(args, "ckpt_fully_parallel_load_process_group")
         if not _arguments.read(args, "no_load_rng"):
             given.for_random_states(args)
+
+    def decisions(self) -> Dict[str, str]:
+        """What must be the same on every rank, by words for it."""
+        return _alike.of_a_load(self.args, self._given_strategy)
 
     def report_none(self) -> None:
         """There is no checkpoint.
@@ -92,7 +98,7 @@ class Resume:
         self._found = found
         self._say = logger.warning if speaks else (lambda *words: None)
         if found.finetune:
-            self.args.finetune = True
+            _arguments.set_argument(self.args, "finetune", True)
         self._finetune = bool(_arguments.read(self.args, "finetune"))
         self._stored = found.arguments or {}
         if not self._finetune:
@@ -210,10 +216,10 @@ class Resume:
             rerun,
         )
 
-    def strategy(self, context: Dict[str, Any] | None) -> Any:
+    def strategy(self) -> Any:
         """What loads; None: found from the files."""
-        if context is not None and "load_strategy" in context:
-            return context["load_strategy"]
+        if self._given_strategy is not None:
+            return self._given_strategy
         if self._sharing is None or self._sharing.size() == 1:
             return None
         return FullyParallelLoadStrategyWrapper(

@@ -13,7 +13,7 @@ from tilestone._errors import InvalidArgumentError, StorageError, UnsupportedErr
 from tilestone.megatron import _files, serialization
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
-from tilestone.megatron.training import _arguments, _removal, names
+from tilestone.megatron.training import _alike, _arguments, _removal, names
 from tilestone.megatron.training._choice import (
     check_non_persistent_type,
     non_persistent_directory,
@@ -31,6 +31,7 @@ from tilestone.megatron.training.state import (
 
 logger = logging.getLogger("tilestone.megatron")
 
+_LAST_ITERATION = 10**18 - 1
 _OF_ONE_RANK = ("rank", "local_rank")  # arguments in which ranks differ by their nature
 
 
@@ -42,6 +43,20 @@ def without_own_arguments(common: CommonStateDict) -> StateDict:
     for name in _OF_ONE_RANK:
         vars(args).pop(name, None)
     return {**common, "args": args}
+
+
+def _iteration(given: Any) -> int:
+    """An iteration that a folder's name and the tracker can hold."""
+    try:
+        found = operator.index(given)
+    except TypeError:
+        found = None
+    if found is None or isinstance(given, bool) or not 0 <= found <= _LAST_ITERATION:
+        raise InvalidArgumentError(
+            f"an iteration is an int of 0 or more, and of {len(str(_LAST_ITERATION))} digits at "
+            f"most, not {given!r}"
+        )
+    return found
 
 
 class Saving:
@@ -67,23 +82,19 @@ class Saving:
         self.non_persistent = non_persistent
         self.groups = groups
         self.rng: Any = None
-        try:
-            self.iteration = operator.index(iteration)
-        except TypeError:
-            raise InvalidArgumentError(f"an iteration is an int, not {iteration!r}") from None
+        self.iteration = _iteration(iteration)
         self.run_directory = self._run_directory()
         self.path = get_checkpoint_name(
             self.run_directory, self.iteration, release, return_base_dir=True
         )
         self.metadata = build_sharded_state_dict_metadata(args, groups.find("dp_cp"))
-        self.interval = self._interval()
+        self.interval = _arguments.whole_number(args, "save_retain_interval", 1)
         self._choose_strategy(context)
         if not _arguments.read(args, "no_save_rng"):
             groups.for_random_states(args)
 
     def _run_directory(self) -> str:
-        given = _arguments.read(self.args, "save")
-        directory: str | None = None if given is None else os.fspath(given)
+        directory = _arguments.path(self.args, "save")
         if self.non_persistent:
             if check_non_persistent_type(self.args) is None:
                 raise InvalidArgumentError(
@@ -92,17 +103,25 @@ class Saving:
             if self.release:
                 raise UnsupportedError("a release checkpoint is never a non-persistent one")
             directory = non_persistent_directory(self.args, directory)
+            self._check_is_apart(directory)
         if not directory:
             raise InvalidArgumentError("args.save names no directory to save to")
         return directory
 
-    def _interval(self) -> int | None:
-        interval: int | None = _arguments.read(self.args, "save_retain_interval")
-        if interval is not None and (isinstance(interval, bool) or interval < 1):
-            raise InvalidArgumentError(
-                f"args.save_retain_interval is 1 or more, or None, not {interval!r}"
-            )
-        return interval
+    def _check_is_apart(self, directory: str | None) -> None:
+        """Refuses to keep non-persistent checkpoints, of which only the newest stays, among others.
+
+        Raises:
+            InvalidArgumentError: it is the directory of persistent ones.
+        """
+        for name in ("save", "load", "pretrained_checkpoint"):
+            other = _arguments.path(self.args, name)
+            if directory and other and os.path.realpath(directory) == os.path.realpath(other):
+                raise InvalidArgumentError(
+                    f"args.non_persistent_global_ckpt_dir is args.{name}, {directory}: the next "
+                    "non-persistent checkpoint would remove all the others there",
+                    hint="give it a directory of its own",
+                )
 
     def _choose_strategy(self, context: Dict[str, Any] | None) -> None:
         constant = _arguments.read(self.args, "ckpt_assume_constant_structure")
@@ -122,6 +141,10 @@ class Saving:
                 )
         if context is not None:
             context["save_strategy"] = self.strategy
+
+    def decisions(self) -> Dict[str, str]:
+        """What must be the same on every rank, by words for it."""
+        return _alike.of_a_save(self.args, self.strategy)
 
     def random_states(self, key_prefix: str, rng_tracker: Any) -> Any:
         """The entity of the random states; with random data parallel ranks, they all call."""

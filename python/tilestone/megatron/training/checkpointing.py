@@ -1,9 +1,9 @@
 """Saving and resuming a training run: the functions of Megatron's `training/checkpointing.py`.
 
 Directories, files and state are Megatron's, so that either side resumes the other's runs. What
-Megatron takes from global state is an argument here: the program's arguments are `args=`, and each
-process group is an argument that is looked up by itself where it is None (see
-`tilestone.megatron.groups.find_group`).
+Megatron takes from global state is an argument here: the program's arguments are `args=` (Megatron's
+global ones, where it is None), and each process group is an argument that is looked up by itself
+where it is None (see `tilestone.megatron.groups.find_group`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tilestone.megatron import _ranks, serialization
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.strategies._together import default_group, together
 from tilestone.megatron.training import _arguments, _program, state
+from tilestone.megatron.training._alike import prepared
 from tilestone.megatron.training._choice import Places, find_iteration
 from tilestone.megatron.training._groups import Groups
 from tilestone.megatron.training._resume import Resume
@@ -75,7 +76,7 @@ def save_checkpoint(
     expt_dp_group: Any = None,
     rng_state_key_prefix: str = "",
     *,
-    args: Any,
+    args: Any = None,
     rng_tracker: Any = None,
     rerun_state_machine: Any = None,
     process_group: Any = None,
@@ -115,7 +116,8 @@ def save_checkpoint(
             `args.ckpt_fully_parallel_save_process_group` is "ep_dp".
         rng_state_key_prefix: as key_prefix of get_rng_state().
         args: the program's arguments; it is saved, as a Namespace. What is read of it, and the
-            defaults, are in `tilestone.megatron.training.ARGUMENTS`.
+            defaults, are in `tilestone.megatron.training.ARGUMENTS`. None: Megatron's global ones,
+            where the program has set them up.
         rng_tracker: as for get_rng_state().
         rerun_state_machine: Megatron-Core's; by default the one that the program has made.
         process_group: the ranks that save; None: torch's default group.
@@ -131,17 +133,17 @@ def save_checkpoint(
 
     def prepare() -> Saving:
         return Saving(
-            args, iteration, release, non_persistent_ckpt, train_data_iterator,
+            _arguments.given_or_global(args), iteration, release, non_persistent_ckpt, train_data_iterator,
             given.of_module(_first(unwrap_model(model))), checkpointing_context,
         )  # fmt: skip
 
-    save = together("preparation of a save", group, prepare)
+    save = prepared("preparation of a save", group, prepare)
 
     def generate() -> Dict[str, Any]:
         save.rng = save.random_states(rng_state_key_prefix, rng_tracker)
         machine = rerun_state_machine or _program.rerun_state_machine()
         rerun = None if machine is None else machine.state_dict(
-            data_iterator=train_data_iterator, ckpt_format=_arguments.read(args, "ckpt_format")
+            data_iterator=train_data_iterator, ckpt_format=_arguments.read(save.args, "ckpt_format")
         )  # fmt: skip
         made = save.state_dict(unwrap_model(model), optimizer, opt_param_scheduler, rerun)
         made["num_floating_point_operations_so_far"] = num_floating_point_operations_so_far
@@ -183,7 +185,7 @@ def load_checkpoint(
     expt_dp_group: Any = None,
     rng_state_key_prefix: str = "",
     *,
-    args: Any,
+    args: Any = None,
     rng_tracker: Any = None,
     rerun_state_machine: Any = None,
     process_group: Any = None,
@@ -208,7 +210,7 @@ def load_checkpoint(
         tp_group, pp_group, dp_cp_group, dp_group, expt_dp_group, rng_state_key_prefix: as for
             save_checkpoint(). `dp_cp_group` is put into the content metadata of the checkpoint,
             which goes to the `sharded_state_dict` methods.
-        args: the program's arguments, see save_checkpoint(). Its consumed_train_samples,
+        args: as for save_checkpoint(). Its consumed_train_samples,
             skipped_train_samples and consumed_valid_samples are set to the checkpoint's, and
             `finetune` to True where `pretrained_checkpoint` was loaded.
         rng_tracker, rerun_state_machine, process_group, timeout: as for save_checkpoint().
@@ -228,13 +230,15 @@ def load_checkpoint(
     given = Groups.given(tp_group, pp_group, dp_cp_group, dp_group, expt_dp_group)
 
     def prepare() -> Resume:
+        found = _arguments.given_or_global(args)
         return Resume(
-            args, Places.of(args, load_arg), given.of_module(_first(unwrap_model(ddp_model))),
+            found, Places.of(found, load_arg), given.of_module(_first(unwrap_model(ddp_model))),
             rng_state_key_prefix, rng_tracker,
             rerun_state_machine or _program.rerun_state_machine(), _ranks.size(group),
+            checkpointing_context,
         )  # fmt: skip
 
-    resume = together("preparation of a load", group, prepare)
+    resume = prepared("preparation of a load", group, prepare)
     found = find_iteration(resume.places, group)
     if found is None:
         together("choice of a checkpoint", group, resume.report_none)
@@ -242,7 +246,7 @@ def load_checkpoint(
 
     def ask() -> Tuple[Dict[str, Any], Any]:
         resume.take(found, _ranks.rank(group) == 0, optimizer)
-        strategy = resume.strategy(checkpointing_context)
+        strategy = resume.strategy()
         model = unwrap_model(ddp_model)
         return resume.template(model, optimizer, opt_param_scheduler), strategy
 
@@ -251,9 +255,11 @@ def load_checkpoint(
         wanted,
         found.directory,
         strategy,
-        validate_access_integrity=_arguments.read(args, "ckpt_load_validate_sharding_integrity"),
+        validate_access_integrity=_arguments.read(
+            resume.args, "ckpt_load_validate_sharding_integrity"
+        ),
         strict=resume.mode,
-        verify_integrity=_arguments.read(args, "verify_integrity"),
+        verify_integrity=_arguments.read(resume.args, "verify_integrity"),
         process_group=process_group,
         timeout=timeout,
         allow_classes=resume.known_classes(allow_classes),

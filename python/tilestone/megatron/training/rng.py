@@ -33,7 +33,7 @@ def get_rng_state(
     dp_group: Any = None,
     key_prefix: str = "",
     *,
-    args: Any,
+    args: Any = None,
     module: Any = None,
     rng_tracker: Any = None,
 ) -> ShardedObject:
@@ -50,7 +50,7 @@ def get_rng_state(
         dp_group: the ranks whose states one object holds; looked up only where they differ.
         key_prefix: put before the key "rng_state", so that programs which share a checkpoint don't
             share the key.
-        args: of the program; `data_parallel_random_init` is read.
+        args: of the program; `data_parallel_random_init` is read. None: Megatron's global ones.
         module: one whose groups are taken where an argument is None, see
             `tilestone.megatron.groups.find_group`.
         rng_tracker: has the named states of CUDA generators (`get_states()`); by default
@@ -62,8 +62,9 @@ def get_rng_state(
 
     Raises:
         UnsupportedError: another format.
-        InvalidArgumentError: a group is not known; with its name.
+        InvalidArgumentError: a group is not known, with its name; there are no arguments.
     """
+    args = _arguments.given_or_global(args)
     if ckpt_format not in _arguments.FORMATS:
         raise UnsupportedError(f"random states are not kept in the format {ckpt_format!r}")
     tp = groups.find_group("tp", tp_group, module)
@@ -118,7 +119,7 @@ def _of_all(own: Callable[[], Dict[str, Any]], dp: groups.Group) -> List[Dict[st
 def restore_rng_state(
     rng_state: List[Dict[str, Any]],
     *,
-    args: Any,
+    args: Any = None,
     dp_group: Any = None,
     module: Any = None,
     rng_tracker: Any = None,
@@ -127,7 +128,7 @@ def restore_rng_state(
 
     Args:
         rng_state: the data of the entity of get_rng_state(), as loaded.
-        args: of the program; `data_parallel_random_init` is read.
+        args: of the program; `data_parallel_random_init` is read. None: Megatron's global ones.
         dp_group: says which of the states is this rank's, with `data_parallel_random_init`.
         module, rng_tracker: as for get_rng_state(); the tracker gets them by `set_states()`.
 
@@ -138,8 +139,9 @@ def restore_rng_state(
     Raises:
         NotFoundError: a part of the state is missing, with its name.
         MismatchError: the state is none.
-        InvalidArgumentError: the group is not known.
+        InvalidArgumentError: the group is not known; there are no arguments.
     """
+    args = _arguments.given_or_global(args)
     if not isinstance(rng_state, list) or not rng_state:
         raise MismatchError(f"the random state is a list, not {type(rng_state).__name__}")
     own = rng_state[0]

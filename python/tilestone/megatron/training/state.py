@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Dict, List
 
 from tilestone._errors import InvalidArgumentError
-from tilestone.megatron import groups
+from tilestone.megatron import _parts, groups
 from tilestone.megatron.training import _arguments
 
 CHECKPOINT_VERSION = 3.0
@@ -116,8 +116,8 @@ def generate_state_dict(
         that there are.
 
     Raises:
-        InvalidArgumentError: a module or optimizer without `sharded_state_dict`; a group that is
-            not known.
+        InvalidArgumentError: a module or optimizer without `sharded_state_dict`, or whose method
+            returns no dict, or plain tensors of a model; a model without stages; a group that is not known.
     """
     if _arguments.read(args, "no_save_optim"):
         optimizer = opt_param_scheduler = None
@@ -142,9 +142,11 @@ def state_of(
 ) -> Dict[str, Any]:
     """generate_state_dict() of all that is given, whatever `args` say of saves."""
     stages = as_list(model)
+    if not stages:
+        raise InvalidArgumentError("the model is an empty list: there is nothing to save or load")
 
     def metadata() -> Dict[str, Any]:
-        found = groups.find_group("dp_cp", None, stages[0] if stages else None)
+        found = groups.find_group("dp_cp", None, stages[0])
         return {"metadata": {"dp_cp_group": in_metadata(found)}}
 
     state: Dict[str, Any] = {"args": _arguments.to_namespace(args)}
@@ -153,10 +155,10 @@ def state_of(
         state["iteration"] = iteration
     for stage, module in enumerate(stages):
         made = _sharded_state_dict_of(module)(**(model_sd_kwargs or metadata()))
-        state[model_key(stage, len(stages))] = made
+        state[model_key(stage, len(stages))] = _is_sharded(module, _as_dict(module, made))
     if has_state(optimizer):
         sharded = _sharded_state_dict_of(optimizer)
-        state["optimizer"] = sharded(state, **(optim_sd_kwargs or metadata()))
+        state["optimizer"] = _as_dict(optimizer, sharded(state, **(optim_sd_kwargs or metadata())))
     if opt_param_scheduler is not None:
         state["opt_param_scheduler"] = opt_param_scheduler.state_dict()
     if rerun_state:
@@ -169,6 +171,35 @@ def state_of(
 def has_state(optimizer: Any) -> bool:
     """Whether there is an optimizer, and not one in name only."""
     return optimizer is not None and not getattr(optimizer, "is_stub_optimizer", False)
+
+
+def _as_dict(item: Any, made: Any) -> Any:
+    """What a method sharded_state_dict has returned.
+
+    Raises:
+        InvalidArgumentError: it is no dict, so that the state would be lost.
+    """
+    if not isinstance(made, Mapping):
+        kind = type(made).__name__
+        text = f"sharded_state_dict() of {type(item).__name__} returned a {kind} in place of a dict"
+        raise InvalidArgumentError(text)
+    return made
+
+
+def _is_sharded(model: Any, made: Any) -> Any:
+    """A model's sharded state dict.
+
+    Raises:
+        InvalidArgumentError: it holds tensors and no entities: as common state, those of one rank
+            would be saved, and the others lost.
+    """
+    if not _parts.holds_entities(made) and _parts.holds_tensors(made):
+        raise InvalidArgumentError(
+            f"sharded_state_dict() of {type(model).__name__} returned plain tensors and no sharded "
+            "entities, which say what part of the model this rank has",
+            hint="tilestone.megatron.models.sharded_state_dict_default makes them",
+        )
+    return made
 
 
 def _sharded_state_dict_of(item: Any) -> Any:
