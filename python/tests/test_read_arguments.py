@@ -41,7 +41,7 @@ BAD_BOXES: list[Any] = [
     0.5,
     False,
     {0: 1},
-    object(),
+    pytest.param(object(), id="object"),
     tilestone.geometry.Box([0], [1]),
     tilestone.geometry.Box([0, 0], [9, 9]),
 ]

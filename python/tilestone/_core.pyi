@@ -579,8 +579,6 @@ class Checkpoint:
 
     def read_object_bytes(self, key: str) -> bytes: ...
 
-    def verify(self, progress: object | None) -> VerifyReport: ...
-
     @property
     def files(self) -> list[str]: ...
 
@@ -610,6 +608,8 @@ class Checkpoint:
 
     @property
     def tensor_bytes(self) -> int: ...
+
+    def verify(self, progress: object | None) -> VerifyReport: ...
 
 def encode_access(tensors: Sequence[tuple[str, str, Sequence[int], Sequence[int], Sequence[int], bool]], objects: Sequence[tuple[str, bool]]) -> bytes:
     """

@@ -55,6 +55,9 @@ void save_to(const std::shared_ptr<Storage>& storage, bool overwrite = false,
     options.overwrite = overwrite;
     options.buffer_bytes = 1u << 20;
     options.attributes = {{"iteration", "5"}};
+    if (comm.rank() == 0) {
+      options.tensor_attributes = {{"keep", {{"scale", 2}}}, {"drop.a", {{"scale", 3}}}};
+    }
     save(state_of(comm), Location(storage), options);
   });
 }
@@ -117,6 +120,9 @@ TEST(RemoveKeys, TakesTensorsAndObjectsAndTheFilesOfWhichNothingIsLeft) {
   ASSERT_TRUE(record.has_value());
   EXPECT_EQ(record->world_size, 2);
   EXPECT_EQ(record->attributes.at("iteration"), "5");
+  const auto& attributes = Checkpoint::open(Location(storage)).metadata().attributes;
+  ASSERT_EQ(attributes.size(), 1u);
+  EXPECT_EQ(attributes.at("keep"), (Attributes{{"scale", 2}}));
   EXPECT_THAT(find_leftovers(Location(storage)), IsEmpty());
 }
 

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -119,31 +120,68 @@ Plan plan_removal(const std::shared_ptr<Storage>& storage, std::string_view pref
 }
 
 // One rank's report without what goes, as if it had never written it.
-RankReport without(const RankReport& report, const std::set<std::string>& keys,
-                   const std::set<std::string>& kept_files) {
-  RankReport left{report.rank, report.world_size, report.save_id, report.host, {}, {}, {}, {}};
-  std::vector<uint32_t> files(report.files.size()), tensors(report.tensors.size());
-  for (size_t i = 0; i < report.files.size(); ++i) {
-    files[i] = static_cast<uint32_t>(left.files.size());
-    if (kept_files.contains(report.files[i].name)) left.files.push_back(report.files[i]);
+class Without {
+ public:
+  Without(const RankReport& report, const std::set<std::string>& keys,
+          const std::set<std::string>& kept_files)
+      : report_(report), keys_(keys) {
+    left_.rank = report.rank;
+    left_.world_size = report.world_size;
+    left_.save_id = report.save_id;
+    left_.host = report.host;
+    for (const ReportedFile& file : report.files) {
+      files_.push_back(place_of(left_.files, file, kept_files.contains(file.name)));
+    }
+    for (const RankReport::Tensor& tensor : report.tensors) {
+      tensors_.push_back(place_of(left_.tensors, tensor, !keys.contains(tensor.key)));
+    }
   }
-  for (size_t i = 0; i < report.tensors.size(); ++i) {
-    tensors[i] = static_cast<uint32_t>(left.tensors.size());
-    if (!keys.contains(report.tensors[i].key)) left.tensors.push_back(report.tensors[i]);
+
+  RankReport report() && {
+    keep_chunks(report_.chunks, left_.chunks);
+    keep_chunks(report_.copies, left_.copies);
+    for (RankReport::Object object : report_.objects) {
+      if (keys_.contains(object.key)) continue;
+      object.at.file = *files_[object.at.file];
+      left_.objects.push_back(std::move(object));
+    }
+    for (RankReport::FilePart part : report_.parts) {
+      if (!files_[part.file]) continue;
+      part.file = *files_[part.file];
+      left_.parts.push_back(part);
+    }
+    for (const auto& [tensor, attributes] : report_.attributes) {
+      if (tensors_[tensor]) left_.attributes.emplace(*tensors_[tensor], attributes);
+    }
+    return std::move(left_);
   }
-  for (RankReport::Chunk chunk : report.chunks) {
-    if (keys.contains(report.tensors[chunk.tensor].key)) continue;
-    chunk.tensor = tensors[chunk.tensor];
-    chunk.at.file = files[chunk.at.file];
-    left.chunks.push_back(std::move(chunk));
+
+ private:
+  using Place = std::optional<uint32_t>;  // nothing for what goes
+
+  template <typename T>
+  static Place place_of(std::vector<T>& kept, const T& item, bool stays) {
+    if (!stays) return std::nullopt;
+    kept.push_back(item);
+    return static_cast<uint32_t>(kept.size() - 1);
   }
-  for (RankReport::Object object : report.objects) {
-    if (keys.contains(object.key)) continue;
-    object.at.file = files[object.at.file];
-    left.objects.push_back(std::move(object));
+
+  // A copy may lie in a file of which nothing else is left.
+  void keep_chunks(const std::vector<RankReport::Chunk>& from,
+                   std::vector<RankReport::Chunk>& kept) const {
+    for (RankReport::Chunk chunk : from) {
+      if (!tensors_[chunk.tensor] || !files_[chunk.at.file]) continue;
+      chunk.tensor = *tensors_[chunk.tensor];
+      chunk.at.file = *files_[chunk.at.file];
+      kept.push_back(std::move(chunk));
+    }
   }
-  return left;
-}
+
+  const RankReport& report_;
+  const std::set<std::string>& keys_;
+  std::vector<Place> files_, tensors_;  // by the number that the report gives them
+  RankReport left_;
+};
 
 class Remover {
  public:
@@ -207,7 +245,7 @@ class Remover {
     made.save_id = save_id_;
     made.reports.clear();
     for (const RankReport& report : old.reports) {
-      made.reports.push_back(without(report, keys, kept_files_));
+      made.reports.push_back(Without(report, keys, kept_files_).report());
       made.reports.back().save_id = save_id_;
     }
     for (IndexSum& sum : made.index) {
