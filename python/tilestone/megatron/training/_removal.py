@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import time
 import uuid
 from typing import List
 
@@ -25,6 +26,8 @@ _HIDDEN = re.compile(r"\.iter_[0-9]{7,}\.removed-[0-9a-f]{32}")
 
 # As tempfile names the files that replace_file() writes; not those of an editor.
 _STAGED = re.compile(rf"\.{re.escape(names.TRACKER)}\.[a-z0-9_]{{8}}")
+
+_STALE = 3600  # seconds; a younger one may be that of another job, about to take its place
 
 
 def hide(run_directory: str, iteration: int) -> None:
@@ -83,7 +86,8 @@ def remove_staged_trackers(run_directory: str) -> None:
             continue
         path = os.path.join(run_directory, name)
         try:
-            os.unlink(path)
+            if time.time() - os.lstat(path).st_mtime > _STALE:
+                os.unlink(path)
         except FileNotFoundError:
             continue  # another's, which has taken its place
         except OSError as problem:
