@@ -98,19 +98,14 @@ void fail_under_way(const Storage& storage, std::string_view what) {
 // A mark that is made in the locked directory must be seen in the one that has the location's name.
 std::unique_ptr<StorageLock> try_lock_location(Storage& storage) {
   storage.make_directory(std::string(kOwnDirectory));
-  try {
-    const auto held = storage.held();
-    auto lock = held->try_lock(std::string(kLockName));
-    if (lock == nullptr || held.get() == &storage) return lock;
-    const std::string mark = temporary_name(random_save_id(), "locked");
-    held->create(mark)->close();
-    const bool stands = storage.stat(mark).has_value();
-    remove_files(*held, std::vector{mark});
-    return stands ? std::move(lock) : nullptr;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kNotFound) throw;
-    return nullptr;  // somebody who had made kOwnDirectory has given up, and removed it
-  }
+  const auto held = storage.held();
+  auto lock = held->try_lock(std::string(kLockName));
+  if (lock == nullptr || held.get() == &storage) return lock;
+  const std::string mark = temporary_name(random_save_id(), "locked");
+  held->create(mark)->close();
+  const bool stands = storage.stat(mark).has_value();
+  remove_files(*held, std::vector{mark});
+  return stands ? std::move(lock) : nullptr;
 }
 
 Siblings::Siblings(Storage& location) : place_(location.parent()) {}
@@ -294,37 +289,13 @@ void Staging::begin() {
   clean_siblings(*location_, name_);
   exchanges_ = !is_empty(*location_);
   if (!exchanges_) return;
-  lock_location();
+  location_lock_ = take([&] { return try_lock_location(*location_); }, *location_, "another save");
   if (place_.storage->can(StorageCapability::kExchange)) return;
   throw Error(ErrorCode::kUnsupported,
               location_->describe() +
                   " is not empty, and the file system there can't exchange it "
                   "for a new directory in one step")
       .with_hint(kFreshHint);
-}
-
-void Staging::lock_location() {
-  const std::string own(kOwnDirectory);
-  const std::vector<std::string> there = location_->list_directories(own);
-  const bool had_own = std::find(there.begin(), there.end(), own) != there.end();
-  const bool had_lock = location_->stat(std::string(kLockName)).has_value();
-  location_lock_ = take([&] { return try_lock_location(*location_); }, *location_, "another save");
-  made_own_ = !had_own;
-  made_lock_ = !had_lock;
-}
-
-// The lock's file goes while it is locked: who comes then finds no directory, and makes a new one.
-void Staging::unlock_location() {
-  if (made_lock_ && location_lock_ != nullptr) {
-    made_lock_ = false;
-    try {
-      location_->remove(std::string(kLockName));
-      if (made_own_) location_->remove_directory(std::string(kOwnDirectory));
-    } catch (const Error& error) {
-      log(LogLevel::kWarning, std::string("a lock that is not needed stays: ") + error.what());
-    }
-  }
-  location_lock_.reset();
 }
 
 void Staging::publish() {
@@ -349,15 +320,10 @@ void Staging::publish() {
 }
 
 void Staging::clean() {
-  if (exchanges_) remove_tree();  // what was replaced has the directory's name now
+  if (exchanges_) abandon();  // what was replaced has the directory's name now
 }
 
 void Staging::abandon() {
-  unlock_location();
-  remove_tree();
-}
-
-void Staging::remove_tree() {
   try {
     if (place_.storage->stat(name_)) remove_checkpoint(*place_.storage, name_);
   } catch (const Error& error) {

@@ -79,23 +79,16 @@ class Staging {
   void publish();
   // Removes what was replaced. Failures are reported in the log.
   void clean();
-  // Instead of publish(): removes the directory, and what begin() has made at the location.
-  // Failures are reported in the log.
+  // Instead of publish(): removes the directory. Failures are reported in the log.
   void abandon();
 
  private:
-  void lock_location();
-  void unlock_location();
-  void remove_tree();
-
   std::shared_ptr<Storage> location_;
   StoragePlace place_;
   std::string name_;
   std::shared_ptr<Storage> storage_;
   std::unique_ptr<StorageLock> lock_, location_lock_;
   bool exchanges_ = false;  // otherwise nothing stands at the location
-  bool made_lock_ = false;  // its file at the location
-  bool made_own_ = false;   // and the directory for it
 };
 
 }  // namespace tilestone::engine
