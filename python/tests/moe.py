@@ -146,7 +146,7 @@ class Experts(torch.nn.Module):
     def forward(self, rows: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         own = gates[:, self.first : self.first + self.w1.shape[0]]
         hidden = torch.relu(torch.einsum("td,edh->teh", rows, self.w1))
-        return torch.einsum("teh,ehd,te->td", hidden, self.w2, own)
+        return torch.einsum("teh,ehd,te->td", hidden, self.w2, own).clone()
 
 
 class Block(torch.nn.Module):

@@ -282,3 +282,19 @@ def test_a_load_does_not_ask_for_common_values_that_a_factory_builds(
     assert megatron.load({"f": factory({})}, tmp_path)["f"].tolist() == [1, 1]
     assert megatron.load({"f": factory({}, True)}, tmp_path)["f"].tolist() == [1, 1]
     assert merged == [["s"], ["s"], ["n", "s", "x"], ["0", "1", "n", "x"]]
+def test_tilestones_own_entities_are_sharded_and_looked_at_by_strictness(ckpt: str) -> None:
+    def placed(value: float) -> tilestone.ShardedTensor:
+        mesh = tilestone.geometry.Mesh((1,), names=["ep"])
+        shard = tilestone.geometry.Shard(0)
+        return tilestone.ShardedTensor.from_param(torch.full((2,), value), mesh, shard, rank=0)
+
+    megatron.save({"a": {"w": placed(3.0)}, "rng": tilestone.ShardedObject("rng", 7, (1,), (0,))}, ckpt)
+    wanted = {
+        "a": {"w": placed(0.0), "b": placed(0.0)},
+        "rng": tilestone.ShardedObject("rng", None, (1,), (0,)),
+        "other": tilestone.ShardedObject("other", None, (1,), (0,)),
+    }
+    loaded, missing, unexpected = megatron.load(wanted, ckpt, strict="return_all")
+    assert loaded["a"]["w"].tolist() == [3.0, 3.0] and loaded["rng"] == 7
+    assert (missing, unexpected) == (set(), {"a.b", "other"})
+    assert "b" not in loaded["a"] and "other" not in loaded

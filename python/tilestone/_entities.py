@@ -526,8 +526,10 @@ class LocalNonpersistent:
 class _EntityConverter(_converters.PartConverter):
     def node(self, item: Any, path: str, call: Call) -> Node | None:
         if isinstance(item, ShardedTensor):
-            of_param = isinstance(item, _OfParam)
-            made = item.named(path, call.for_load) if of_param else item._entity(call.for_load)
+            if isinstance(item, _OfParam):
+                made = item.named(path, call.for_load)
+            else:
+                made = item._entity(call.for_load)
             if made.holders:
                 made.holders = _converters.ranks_in(call, made.holders)
             return made
