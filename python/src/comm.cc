@@ -14,10 +14,11 @@ using Stop = std::shared_ptr<const Interrupt>;
 //
 // An object that has `call_memory` (a tilestone._core.CallMemory, the same for all objects that
 // stand for one rank of one group) is a CallPort, too: it has post({rank: bytes}, timeout,
-// check), newest(timeout, check), which returns a list of (rank, bytes), last_operation(),
-// enter(call), abort(error) and leave(). Its operations take a further argument `check`: they call
-// check() about every 50 ms while they wait, and end with what it raises. An operation that another
-// rank's abort(error) has ended raises an exception with these bytes as `error`.
+// check), newest(wait, timeout, check), which waits `wait` seconds for a first one and returns a
+// list of (rank, bytes), last_operation(), enter(call), abort(error) and leave(). Its operations
+// take a further argument `check`: they call check() about every 50 ms while they wait, and end
+// with what it raises. An operation that another rank's abort(error) has ended raises an exception
+// with these bytes as `error`.
 //
 // With an object without `call_memory` calls are not agreed on: its ranks must make the same saves
 // and loads, and one that skips one puts all later ones out of step.
@@ -69,10 +70,10 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
       operate(self.attr("post"), deadline, by_rank);
     });
   }
-  std::vector<Notice> newest(Deadline deadline) override {
-    return call("rendezvous", deadline, [&](nb::handle self) {
+  std::vector<Notice> newest(Deadline deadline, Deadline limit) override {
+    return call("rendezvous", limit, [&](nb::handle self) {
       std::vector<Notice> notices;
-      for (nb::handle item : operate(self.attr("newest"), deadline)) {
+      for (nb::handle item : operate(self.attr("newest"), limit, timeout(deadline))) {
         notices.push_back({nb::cast<int>(item[0]), one(item[1]), {}});
       }
       return notices;

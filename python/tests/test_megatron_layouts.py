@@ -170,6 +170,9 @@ def _goes_on(
     rank: int, world: int, folder: str, tensors: dict[str, torch.Tensor], number: int, group: Any
 ) -> None:
     """Saved in a layout, fully parallel, and loaded in another one, by strategies of both kinds."""
+    # A slice without elements is not stored, as in stock: nor is a tensor that has none, if all of
+    # it are slices.
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor.numel() > 0}
     state, wanted = _layout(2000 + number, tensors, rank, world, data=False)
     for name, part in wanted.items():
         state[name].data = part.contiguous()

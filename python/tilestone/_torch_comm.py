@@ -180,9 +180,15 @@ class TorchCommunicator:
         self._do("a notice", work, _end_of(timeout_s), check)
 
     def newest(
-        self, timeout_s: float | None = None, check: Check = None
+        self,
+        wait_s: float | None = None,
+        timeout_s: float | None = None,
+        check: Check = None,
     ) -> list[tuple[int, bytes]]:
-        """What other ranks have posted since the last call; waits for the first."""
+        """What other ranks have posted since the last call; waits for the first for `wait_s`.
+
+        A request to the store that takes longer than that is waited for, until `timeout_s`.
+        """
 
         shared = self._shared
 
@@ -191,8 +197,12 @@ class TorchCommunicator:
             return bool(shared.inbox)
 
         # They are taken out here: what a caller who was interrupted did not get, comes next time.
-        end = _end_of(timeout_s)
-        self._do("a notice", lambda task: self._poll(look, self._longest_pause(), task), end, check)
+        waits = _end_of(wait_s)
+
+        def work(task: Task) -> None:
+            self._poll(look, self._longest_pause(), task, waits)
+
+        self._do("a notice", work, _end_of(timeout_s), check)
         found, shared.inbox = shared.inbox, []
         return found
 
@@ -427,11 +437,13 @@ class TorchCommunicator:
         return [decider]  # all have come, and it has not decided
 
     @staticmethod
-    def _poll(done: Callable[[], bool], longest: float, task: Task) -> bool:
-        """False when the task's time is over first. `longest`: of a pause, seconds."""
+    def _poll(
+        done: Callable[[], bool], longest: float, task: Task, end: float = math.inf
+    ) -> bool:
+        """False when the task's time, or `end`, is over first. `longest`: of a pause, seconds."""
         pause = _SHORTEST_POLL
         while not done():
-            left = task.end - time.monotonic()
+            left = min(task.end, end) - time.monotonic()
             if left <= 0:
                 return False
             time.sleep(min(pause, left))

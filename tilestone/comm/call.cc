@@ -188,7 +188,7 @@ class Member {
  private:
   // Nothing: no answer yet. Throws what the coordinator refused with.
   std::optional<uint64_t> answer(Deadline deadline) {
-    for (const Notice& notice : port_.newest(deadline)) {
+    for (const Notice& notice : port_.newest(deadline, limit_)) {
       if (notice.lost) throw comm_internal::rank_failed(hello_.name(), {0}, *notice.lost);
       const Unpacked answer = unpack(notice.bytes);
       const bool mine = answer.nonce == hello_.nonce;
@@ -216,7 +216,8 @@ class Member {
   void withdraw() {
     const Error why = current_error();
     try {
-      port_.post({{0, pack_withdrawal(hello_.nonce, hello_, why), {}}}, last_words());
+      limit_ = last_words();
+      port_.post({{0, pack_withdrawal(hello_.nonce, hello_, why), {}}}, limit_);
       const std::optional<uint64_t> number = answer(Deadline::after(std::chrono::seconds(0)));
       if (!number) return;
       port_.enter(*number);
@@ -231,6 +232,7 @@ class Member {
   CallPort& port_;
   const Hello& hello_;
   const Deadline deadline_;
+  Deadline limit_ = deadline_;  // of requests
   std::map<int, Hello>& waiting_;
   Grace grace_;
   bool answered_ = false;
@@ -289,7 +291,7 @@ class Coordinator {
   bool take(Deadline deadline, bool first) {
     std::vector<int> lost;
     std::string why;
-    const std::vector<Notice> notices = port_.newest(deadline);
+    const std::vector<Notice> notices = port_.newest(deadline, deadline_);
     for (const Notice& notice : notices) {
       if (notice.lost) {
         lost.push_back(notice.rank);
@@ -371,7 +373,7 @@ class Coordinator {
   // it has answered: one of the two sees the other's.
   std::optional<Error> who_withdrew(const std::map<int, Hello>& began) {
     std::optional<Error> left;
-    for (const Notice& notice : port_.newest(Deadline::after(std::chrono::seconds(0)))) {
+    for (const Notice& notice : port_.newest(Deadline::after(std::chrono::seconds(0)), deadline_)) {
       if (notice.lost) continue;  // the call's operations will say so
       const Unpacked said = unpack(notice.bytes);
       if (said.kind == Kind::kHello) {  // to its next call

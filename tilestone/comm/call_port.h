@@ -72,7 +72,8 @@ class CallPort {
   virtual void post(std::vector<Notice> notices, Deadline deadline) = 0;
   // The notices that came since the last call of newest(), in the order in which they came from
   // each rank; waits for the first, until the deadline, and then returns nothing.
-  virtual std::vector<Notice> newest(Deadline deadline) = 0;
+  // Where asking takes time itself, an answer is waited for until `limit`, and then this throws.
+  virtual std::vector<Notice> newest(Deadline deadline, Deadline limit) = 0;
 
   // The number of this rank's last operation or call.
   virtual uint64_t last_operation() const = 0;

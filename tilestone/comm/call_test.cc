@@ -165,8 +165,8 @@ class ThrowsAfterAnswering final : public CommunicatorImpl, private CallPort {
     comm_.call_port()->post(std::move(notices), deadline);
     throw std::runtime_error("SIGTERM came");
   }
-  std::vector<Notice> newest(Deadline deadline) override {
-    return comm_.call_port()->newest(deadline);
+  std::vector<Notice> newest(Deadline deadline, Deadline limit) override {
+    return comm_.call_port()->newest(deadline, limit);
   }
   uint64_t last_operation() const override { return comm_.call_port()->last_operation(); }
   void enter(uint64_t call) override { comm_.call_port()->enter(call); }

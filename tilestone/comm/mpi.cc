@@ -404,7 +404,7 @@ class Mpi final : public CommunicatorImpl, private CallPort {
     refuse_in_forked_child();
     channel_.notices.post(std::move(notices));
   }
-  std::vector<Notice> newest(Deadline deadline) override;
+  std::vector<Notice> newest(Deadline deadline, Deadline limit) override;
   uint64_t last_operation() const override {
     refuse_in_forked_child();  // first of what a call asks
     return channel_.operation;
@@ -431,7 +431,7 @@ class Mpi final : public CommunicatorImpl, private CallPort {
   CallMemory memory_;
 };
 
-std::vector<Notice> Mpi::newest(Deadline deadline) {
+std::vector<Notice> Mpi::newest(Deadline deadline, Deadline /*limit*/) {
   refuse_in_forked_child();
   Backoff backoff;
   while (true) {

@@ -231,7 +231,9 @@ class ThreadsEnd final : public CommunicatorImpl, private CallPort {
   void post(std::vector<Notice> notices, Deadline) override {
     hub_->post(rank_, std::move(notices));
   }
-  std::vector<Notice> newest(Deadline deadline) override { return hub_->newest(rank_, deadline); }
+  std::vector<Notice> newest(Deadline deadline, Deadline) override {
+    return hub_->newest(rank_, deadline);
+  }
   uint64_t last_operation() const override { return operation_; }
   void enter(uint64_t first) override { operation_ = call_ = first; }
   void abort(const Error& why) override {

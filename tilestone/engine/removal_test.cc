@@ -120,7 +120,7 @@ TEST(RemoveKeys, TakesTensorsAndObjectsAndTheFilesOfWhichNothingIsLeft) {
   ASSERT_TRUE(record.has_value());
   EXPECT_EQ(record->world_size, 2);
   EXPECT_EQ(record->attributes.at("iteration"), "5");
-  const auto& attributes = Checkpoint::open(Location(storage)).metadata().attributes;
+  const auto attributes = Checkpoint::open(Location(storage)).metadata().attributes;
   ASSERT_EQ(attributes.size(), 1u);
   EXPECT_EQ(attributes.at("keep"), (Attributes{{"scale", 2}}));
   EXPECT_THAT(find_leftovers(Location(storage)), IsEmpty());
