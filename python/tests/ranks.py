@@ -14,6 +14,9 @@ import traceback
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+# Seconds without a word from any rank. Nothing here takes as long, on the slowest machine.
+_HANGS = 400.0
+
 _PRELOAD = ["torch", "torch.distributed.checkpoint", "torch.distributed.tensor"]
 
 
@@ -78,7 +81,7 @@ class World:
             self._pipes.append(here)
             self._processes.append(process)
 
-    def collect(self, function: Any, *args: Any, timeout: float = 120) -> list[Any]:
+    def collect(self, function: Any, *args: Any, timeout: float = _HANGS) -> list[Any]:
         """Each rank's result, or what it raised; "lost" for a rank that died."""
         self.begin(function, *args)
         return self.finish(timeout=timeout)
@@ -92,7 +95,7 @@ class World:
         """SIGKILL to one rank."""
         self._processes[rank].kill()
 
-    def finish(self, timeout: float = 120) -> list[Any]:
+    def finish(self, timeout: float = _HANGS) -> list[Any]:
         """What collect() returns, of the work begun last."""
         results: dict[int, Any] = {}
         while len(results) < self.size:
@@ -112,7 +115,7 @@ class World:
                     self.alive = False
         return [results[rank] for rank in range(self.size)]
 
-    def run(self, function: Any, *args: Any, timeout: float = 120) -> list[Any]:
+    def run(self, function: Any, *args: Any, timeout: float = _HANGS) -> list[Any]:
         """Each rank's result; fails when a rank raised."""
         results = self.collect(function, *args, timeout=timeout)
         for rank, result in enumerate(results):
