@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import megatron_core
+import megatron_exchange
 import metadata
 import planning
 import programs
@@ -147,6 +148,8 @@ ALL = {
                  "layout on 2 × 2 ranks.", ranks.gpt, 4),
     "megatron": Entry("Megatron-Core, 4 ranks", "The same GPT in Megatron-Core's layout, TP 2 × DP 2, "
                       "beside stock dist_checkpointing.", megatron_core.megatron, 4),
+    "exchange": Entry("Megatron-Core, fully parallel", "A quarter of that GPT on 4 and on 8 ranks, "
+                      "loaded in each way that shares the reading.", megatron_exchange.exchange, 2),
     "reshard4": Entry("row to column, 4 ranks",
                       "1 GiB saved by rows on 4 ranks, loaded by columns on 4.",
                       lambda case, plan: ranks.reshard(case, plan, 4), 2),

@@ -126,7 +126,7 @@ class PlugIn(Stock):
         return TilestoneSaveStrategy(), TilestoneLoadStrategy()
 
 
-def _without_cuda() -> None:
+def without_cuda() -> None:
     """Stock moves every tensor to a GPU in its fully parallel load, and flags in its save.
 
     Here they stay where they are.
@@ -149,7 +149,7 @@ def _without_cuda() -> None:
 
 
 def _job(case: Case, plan: Plan) -> None:
-    _without_cuda()
+    without_cuda()
     warnings.simplefilter("ignore")  # stock's, of torch's older functions
     saved, wanted = state(plan.scale), state(plan.scale)
     whole = sum(part.data.nbytes * (TP if part.axis >= 0 else 1) for part in saved.values())

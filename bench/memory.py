@@ -25,7 +25,7 @@ def _status(pid: int | str, name: str) -> int:
     raise RuntimeError(f"/proc/{pid}/status has no {name}")
 
 
-def _peak(pid: int, work) -> int:
+def peak(pid: int, work) -> int:
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
     before = _status(pid, "VmRSS")
     work()
@@ -44,8 +44,8 @@ def _import_all() -> None:
 def measure(entry: Contestant, phase: str, tensors: Tensors, path: Path) -> int:
     pid = entry.pid if isinstance(entry, Cpp) else os.getpid()
     if phase == "save":
-        return _peak(pid, lambda: entry.save(tensors, path))
-    return _peak(pid, lambda: entry.load(tensors, path))
+        return peak(pid, lambda: entry.save(tensors, path))
+    return peak(pid, lambda: entry.load(tensors, path))
 
 
 def main() -> None:
@@ -57,11 +57,11 @@ def main() -> None:
     path = Path(folder)
     if name == Cpp.name:
         entry: Contestant = Cpp(tensors, path.parent)
-        peak = measure(entry, phase, tensors, path)
+        taken = measure(entry, phase, tensors, path)
         entry.close()
     else:
-        peak = measure(known[name], phase, tensors, path)
-    print(json.dumps({"peak_bytes": peak, "tensor_bytes": sum(t.nbytes for t in tensors.values())}))
+        taken = measure(known[name], phase, tensors, path)
+    print(json.dumps({"peak_bytes": taken, "tensor_bytes": sum(t.nbytes for t in tensors.values())}))
 
 
 if __name__ == "__main__":

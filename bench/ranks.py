@@ -35,7 +35,7 @@ def _contestants() -> list[Contestant]:
             TorchCheckpointing()]
 
 
-class _World:
+class World:
     """This rank among the others. The harness talks in a group of its own, so that what a failed
     contestant left undone in the default group does not meet it."""
 
@@ -84,7 +84,7 @@ class _World:
         self.barrier()
 
 
-def _disk_bytes() -> int:
+def disk_bytes() -> int:
     """Bytes that this process has had fetched from the disk so far."""
     for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
         if line.startswith("read_bytes:"):
@@ -122,7 +122,7 @@ class _Opens:
 def measure(case: Case, plan: Plan, who: list[Contestant], saved: Tensors, wanted: Tensors,
              count_reads: bool = False) -> None:
     order = random.Random(plan.seed)
-    world = _World()
+    world = World()
     limit = DirectWrite(case.bytes)
     rounds = Rounds(case, plan)
     while world.decided(rounds.another):
@@ -141,7 +141,7 @@ def measure(case: Case, plan: Plan, who: list[Contestant], saved: Tensors, wante
         _count_reads(case, plan, world, who, saved, wanted)
 
 
-def _limits(case: Case, world: _World, limit: DirectWrite, path: Path) -> None:
+def _limits(case: Case, world: World, limit: DirectWrite, path: Path) -> None:
     """Rank 0 alone, with as many requests at once as a disk needs."""
     alone = world.rank == 0
     case.add("save", limit.name, world.timed(lambda: limit.run(path) if alone else None))
@@ -151,7 +151,7 @@ def _limits(case: Case, world: _World, limit: DirectWrite, path: Path) -> None:
         case.add("cold load", read.name, world.timed(work))
 
 
-def _one(case: Case, world: _World, entry: Contestant, saved: Tensors, wanted: Tensors,
+def _one(case: Case, world: World, entry: Contestant, saved: Tensors, wanted: Tensors,
          path: Path) -> None:
     phase = "save"
     try:
@@ -162,12 +162,12 @@ def _one(case: Case, world: _World, entry: Contestant, saved: Tensors, wanted: T
         if world.rank == 0:
             warm_caches(path)
         case.add("warm load", entry.name, world.timed(lambda: entry.load(wanted, path)))
-    except RuntimeError as error:  # of all ranks at once: see _World.timed
+    except RuntimeError as error:  # of all ranks at once: see World.timed
         case.drop(entry.name)
         case.fail(phase, entry.name, error)
 
 
-def _count_reads(case: Case, plan: Plan, world: _World, who: list[Contestant], saved: Tensors,
+def _count_reads(case: Case, plan: Plan, world: World, who: list[Contestant], saved: Tensors,
                  wanted: Tensors) -> None:
     """Bytes from the disk and files opened by a cold load, all ranks together; not timed."""
     table = Table("reads of one cold load, all ranks together",
@@ -180,9 +180,9 @@ def _count_reads(case: Case, plan: Plan, world: _World, who: list[Contestant], s
         world.clear(path)
         world.timed(lambda e=entry, p=path: e.save(saved, p))
         world.cold()
-        before = _disk_bytes()
+        before = disk_bytes()
         world.timed(lambda e=entry, p=path: e.load(wanted, p))
-        ratio = world.sum(_disk_bytes() - before) / case.bytes
+        ratio = world.sum(disk_bytes() - before) / case.bytes
         with _Opens(path.resolve()) as opens:
             world.timed(lambda e=entry, p=path: e.load(wanted, p))
         opened = world.sum(opens.count)

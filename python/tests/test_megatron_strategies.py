@@ -35,6 +35,20 @@ def test_backends_are_chosen_by_name_and_found_from_the_files(ckpt: str) -> None
         megatron.remove_sharded_tensors(ckpt, "w")
 
 
+def test_a_separation_hint_makes_no_files_and_a_warning_says_so(
+    ckpt: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch_strategies.warn_of_hint.cache_clear()
+    kind = torch_strategies.TorchDistSaveShardedStrategy
+    strategies = [kind("torch_dist", 1, separation_hint="w") for _ in range(2)]
+    assert [record.args for record in caplog.records if record.name == "tilestone"] == [("w",)]
+    other = ShardedTensor.from_rank_offsets("other", torch.full((2,), 2.0))
+    megatron.save({**_tensor(1), "other": other}, ckpt, strategies[0])
+    assert not list(pathlib.Path(ckpt).glob("w__*"))
+    megatron.remove_sharded_tensors(ckpt, "w")
+    assert list(megatron.load_tensors_metadata(ckpt)) == ["other"]
+
+
 class _Counting(base.SaveShardedStrategy):
     """A user's strategy around one of Tilestone's; it is called as stock calls strategies."""
 

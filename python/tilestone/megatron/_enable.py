@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron._installed import find_base, find_module
 from tilestone.megatron._stock_strategies import BACKENDS, find_class, lock
+from tilestone.megatron.strategies.torch import warn_of_hint
 
 _log = logging.getLogger("tilestone")
 
@@ -155,14 +155,10 @@ def _divert(switched: _Switched, kind: type, name: str, ours: str) -> None:
         if type(self) is not kind and original is not None:
             return original(self, *args, **keywords)
         if getattr(self, "separation_hint", None):
-            _tell_of_hint(self.separation_hint)
+            warn_of_hint(self.separation_hint)
         return getattr(getattr(switched, ours), name)(*args, **keywords)
 
     diverted.__name__ = name
     diverted.__qualname__ = f"{kind.__qualname__}.{name}"
     switched.patch(kind, name, diverted)
 
-
-@functools.cache
-def _tell_of_hint(hint: str) -> None:
-    _log.warning("separation_hint=%r is not followed: keys share data files", hint)

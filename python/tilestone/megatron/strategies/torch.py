@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 from tilestone.megatron.strategies._engine import EngineLoadStrategy, EngineSaveStrategy
 from tilestone.megatron.strategies.base import StrategyAction, register_own
+
+_log = logging.getLogger("tilestone")
 
 
 def register_default_torch_strategies() -> None:
@@ -27,7 +31,8 @@ class TorchDistSaveShardedStrategy(EngineSaveStrategy):
             has use for.
         cached_metadata: without meaning here: plans are made anew for each save, which takes
             milliseconds, so that a changed structure is never saved by an old plan.
-        separation_hint: without meaning here: no file holds tensors by their names.
+        separation_hint: not followed, which a warning says: tensors whose keys begin so share data
+            files with the others. `remove_sharded_tensors` finds them by their keys.
     """
 
     def __init__(
@@ -44,6 +49,8 @@ class TorchDistSaveShardedStrategy(EngineSaveStrategy):
         self.thread_count = thread_count
         self.use_cached_ckpt_structure = cached_metadata
         self.separation_hint = separation_hint
+        if separation_hint is not None:
+            warn_of_hint(separation_hint)
         self.cached_global_metadata: Any = None  # Megatron's programs set it; nothing reads it
 
 
@@ -54,3 +61,13 @@ class TorchDistLoadShardedStrategy(EngineLoadStrategy):
 
     def __init__(self) -> None:
         self.cached_global_metadata: Any = None  # Megatron's programs read it; nothing sets it
+
+
+@functools.cache
+def warn_of_hint(hint: str) -> None:
+    """Logs that a separation_hint is not followed, once in a process for each."""
+    _log.warning(
+        "separation_hint=%r is not followed: tensors whose keys begin so share data files with "
+        "others (remove_sharded_tensors finds them by their keys)",
+        hint,
+    )
