@@ -146,6 +146,9 @@ def without_cuda() -> None:
 
     for name in real:
         setattr(torch, name, on_cpu(name))
+    # A default that was taken when the module was imported, by a process that this one was forked from.
+    mapping = import_module("megatron.core.dist_checkpointing.mapping")
+    mapping.ShardedTensor.init_data.__defaults__ = (torch.empty,)
 
 
 def _job(case: Case, plan: Plan) -> None:

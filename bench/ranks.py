@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -205,14 +205,37 @@ def _entry(rank: int, world: int, rendezvous: str, job: Job, case: Case, plan: P
     dist.destroy_process_group()
 
 
-def run(job: Job, world: int, case: Case, plan: Plan) -> Case:
+def run(job: Job, world: int, case: Case, plan: Plan, limit: float | None = None,
+        imports: Sequence[str] = ()) -> Case:
+    """The case as rank 0's job leaves it.
+
+    Past `limit` seconds all ranks are killed, and TimeoutError is raised. With `imports`, the ranks
+    are forked from a process that has these modules, and no others' memory: each starts at once.
+    """
     os.environ.setdefault("USE_LIBUV", "0")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    results = mp.get_context("spawn").SimpleQueue()
+    method = "forkserver" if imports else "spawn"
+    context = mp.get_context(method)
+    if imports:
+        context.set_forkserver_preload(list(imports))
+    results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as rendezvous:
-        mp.spawn(_entry, (world, f"{rendezvous}/store", job, case, plan, results), nprocs=world,
-                 join=True)
+        started = mp.start_processes(
+            _entry, (world, f"{rendezvous}/store", job, case, plan, results), nprocs=world,
+            join=False, start_method=method)
+        _join(started, limit)
     return results.get()
+
+
+def _join(started: mp.ProcessContext, limit: float | None) -> None:
+    """Waits for all ranks; the first one that fails ends the others, and its error is raised."""
+    end = None if limit is None else time.monotonic() + limit
+    while not started.join(None if end is None else max(0.0, end - time.monotonic())):
+        if end is not None and time.monotonic() >= end:
+            for process in started.processes:
+                process.kill()
+                process.join()
+            raise TimeoutError(f"no end after {limit:.0f} s")
 
 
 def _sharded(mesh, dim: int, rows: int, columns: int, count: int) -> Tensors:
