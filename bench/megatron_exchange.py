@@ -32,7 +32,7 @@ NOTE = """\
 Each figure is of a rank. Bytes are those that a cold load fetches from the disk (`read_bytes` of \
 `/proc/self/io`); the ranks share a machine, so what one has fetched is in the page cache for the \
 others. Memory is the kernel's VmHWM of the first load in a process, less what was resident \
-before: the tensors that are loaded into are in neither."""
+before it, with the tensors that are loaded into."""
 
 
 class ByAlgorithm(Stock):
