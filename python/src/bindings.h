@@ -31,6 +31,7 @@ void bind_comm(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_checkpoint(nb::module_& m);
 void bind_access(nb::module_& m);
+void bind_storage(nb::module_& m);
 void bind_cli(nb::module_& m);
 
 // ---- Python objects inside the library ----

@@ -18,5 +18,6 @@ NB_MODULE(_core, m) {
   bind_engine(m);
   bind_checkpoint(m);
   bind_access(m);
+  bind_storage(m);
   bind_cli(m);
 }

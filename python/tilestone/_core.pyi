@@ -621,6 +621,26 @@ def check_access(ranks: Sequence[bytes]) -> None:
     Raises unless the main replicas of all ranks hold each tensor and each grid of objects once: MismatchError, CoverageError, InvalidArgumentError with key, box and ranks. ranks[r]: what encode_access() gave on rank r.
     """
 
+class NameLock:
+    """
+    A lock that try_lock() gave. It goes with the object or the process; a forked child has no part in it.
+    """
+
+    def release(self) -> None:
+        """Gives it up; once more does nothing."""
+
+def try_lock(directory: bytes, name: str) -> NameLock | None:
+    """
+    A lock on a name in a directory, or None when somebody else holds it. Makes the file and the directories that it needs; they stay.
+    UnsupportedError where files can't be locked.
+    """
+
+def is_locked(directory: bytes, name: str) -> bool:
+    """
+    Whether somebody, who may be the caller, holds the lock. Makes and changes nothing.
+    UnsupportedError where files can't be locked.
+    """
+
 def cli(argv: Sequence[bytes]) -> int:
     """
     Runs one command (argv[0] is the program's name, all as the system has them); its exit code.
