@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pathlib
 import signal
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import hosts
 import pytest
@@ -54,3 +56,20 @@ def two_hosts() -> Iterator[hosts.Hosts]:
         yield made
     finally:
         made.remove()
+
+
+@pytest.fixture(scope="session")
+def stock() -> Any:
+    """Modules of the installed Megatron-Core."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core import dist_checkpointing
+        from megatron.core.dist_checkpointing import (  # noqa: F401
+            dict_utils,
+            mapping,
+            optimizer,
+            state_dict_utils,
+            utils,
+            validation,
+        )
+    return dist_checkpointing

@@ -12,16 +12,12 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilestone import _converters, _core, _params
+from tilestone import _converters, _core, _options, _params
 from tilestone._converters import Call, Node
 from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone._protocols import SupportsDlpack
 
 ReplicaId = int | Sequence[int]
-
-
-def _replica(replica_id: ReplicaId) -> tuple[int, ...]:
-    return (replica_id,) if isinstance(replica_id, int) else tuple(replica_id)
 
 
 class ShardedTensor:
@@ -82,9 +78,9 @@ class ShardedTensor:
         make = functools.partial(
             _with_data,
             _core.ShardedTensor.from_rank_offsets,
-            key,
+            _options.entity_key(key),
             offsets=[tuple(offset) for offset in rank_offsets],
-            replica_id=_replica(replica_id),
+            replica_id=_options.replica(replica_id, key),
             prepend_axis_num=prepend_axis_num,
         )
         return cls(make, data, allow_shape_mismatch, holders)
@@ -113,12 +109,12 @@ class ShardedTensor:
         make = functools.partial(
             _with_data,
             _core.ShardedTensor.from_rank_offsets_flat,
-            key,
+            _options.entity_key(key),
             local_shape=tuple(local_shape),
             begin=begin,
             end=end,
             offsets=[tuple(offset) for offset in rank_offsets],
-            replica_id=_replica(replica_id),
+            replica_id=_options.replica(replica_id, key),
             prepend_axis_num=prepend_axis_num,
         )
         return cls(make, data, allow_shape_mismatch, holders)
@@ -143,7 +139,7 @@ class ShardedTensor:
         make = functools.partial(
             _with_data,
             _core.ShardedTensor.from_placements,
-            key,
+            _options.entity_key(key),
             global_shape=tuple(global_shape),
             mesh=mesh,
             placements=list(placements),
@@ -232,10 +228,10 @@ class ShardedTensor:
         make = functools.partial(
             _with_data,
             _core.ShardedTensor.from_box,
-            key,
+            _options.entity_key(key),
             global_shape=tuple(global_shape),
             box=to_box(box),
-            replica_id=_replica(replica_id),
+            replica_id=_options.replica(replica_id, key),
             prepend_axis_num=prepend_axis_num,
         )
         return cls(make, data, allow_shape_mismatch, holders)
@@ -265,12 +261,12 @@ class ShardedTensor:
         make = functools.partial(
             _with_data,
             _core.ShardedTensor.from_box_flat,
-            key,
+            _options.entity_key(key),
             global_shape=tuple(global_shape),
             box=to_box(box),
             begin=begin,
             end=end,
-            replica_id=_replica(replica_id),
+            replica_id=_options.replica(replica_id, key),
             prepend_axis_num=prepend_axis_num,
         )
         return cls(make, data, allow_shape_mismatch, holders)
@@ -447,11 +443,11 @@ class ShardedObject:
         global_offset: Sequence[int],
         replica_id: ReplicaId = 0,
     ) -> None:
-        self.key = key
+        self.key = _options.entity_key(key)
         self.data = data
         self.global_shape = tuple(global_shape)
         self.global_offset = tuple(global_offset)
-        self.replica_id = _replica(replica_id)
+        self.replica_id = _options.replica(replica_id, self.key)
         self._entity(None)
 
     @property
@@ -494,11 +490,11 @@ class ShardedTensorFactory:
     ) -> None:
         if isinstance(flattened_range, slice):
             flattened_range = (flattened_range.start, flattened_range.stop)
-        self.key = key
+        self.key = _options.entity_key(key)
         self.data = data
         self.build_fn = build_fn
         self.merge_fn = merge_fn
-        self.replica_id = _replica(replica_id)
+        self.replica_id = _options.replica(replica_id, self.key)
         self.flattened_range = flattened_range
 
     def _entity(self, call: Call) -> _core.ShardedTensorFactory:

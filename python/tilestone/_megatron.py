@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilestone import _converters, _core
+from tilestone import _converters, _core, _options
 from tilestone._converters import Call, Node
 from tilestone._entities import (
     LocalNonpersistent,
@@ -51,21 +51,24 @@ def _data(item: Any, for_load: bool) -> Any:
 
 
 def _tensor(item: Any, for_load: bool) -> ShardedTensor:
+    key = _options.entity_key(item.key)
     options: dict[str, Any] = {
         "replica_id": item.replica_id,
         "prepend_axis_num": item.prepend_axis_num,
         "allow_shape_mismatch": bool(item.allow_shape_mismatch),
         "holders": getattr(item, "holders", None),  # Megatron-Core's own know none
     }
+    local = _options.entries("local_shape", item.local_shape, key)
+    whole = _options.entries("global_shape", item.global_shape, key)
+    offset = _options.entries("global_offset", item.global_offset, key)
     data = _data(item, for_load)
-    shape = (1,) * item.prepend_axis_num + tuple(item.local_shape)
-    box = _core.Box(tuple(item.global_offset), shape)
+    box = _core.Box(offset, (1,) * item.prepend_axis_num + local)
     flat = getattr(item, "flattened_range", None)
     if flat is not None:
         return ShardedTensor.from_box_flat(
-            item.key, data, tuple(item.global_shape), box, flattened_range=flat, **options
+            key, data, whole, box, flattened_range=flat, **options
         )
-    return ShardedTensor.from_box(item.key, data, tuple(item.global_shape), box, **options)
+    return ShardedTensor.from_box(key, data, whole, box, **options)
 
 
 def _factory(item: Any) -> ShardedTensorFactory:
@@ -97,9 +100,10 @@ def entity(
     if kind == "ShardedTensor":
         return _tensor(item, for_load)
     if kind == "ShardedObject":
-        return ShardedObject(
-            item.key, item.data, item.global_shape, item.global_offset, item.replica_id
-        )
+        key = _options.entity_key(item.key)
+        grid = _options.entries("global_shape", item.global_shape, key)
+        place = _options.entries("global_offset", item.global_offset, key)
+        return ShardedObject(key, item.data, grid, place, item.replica_id)
     if kind == "ShardedTensorFactory":
         return _factory(item)
     if kind == "LocalNonpersistentObject":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeGuard, cast
 
 from tilestone import _core
@@ -92,6 +92,31 @@ def word(name: str, value: Any) -> str:
         return str(value)
     kind = "a text that UTF-8 has" if isinstance(value, str) else "a text"
     raise InvalidArgumentError(f"{name} is {kind}, not {value!r}")
+
+
+def entity_key(value: Any) -> str:
+    """The key of an entity."""
+    if is_text(value):
+        return str(value)
+    kind = "a text that UTF-8 has" if isinstance(value, str) else "a text"
+    raise InvalidArgumentError(f"an entity's key is {kind}, not {value!r}", key=ascii(value))
+
+
+def replica(value: Any, key: str) -> tuple[int, ...]:
+    """The replica id of the entity of a key: a whole number, or several."""
+    several = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+    return entries("replica_id", value if several else (value,), key)
+
+
+def entries(name: str, values: Iterable[Any], key: str) -> tuple[int, ...]:
+    """Whole numbers, one for each axis, of the entity of a key."""
+    try:
+        found = tuple(values)
+        if not any(isinstance(value, bool) for value in found):
+            return tuple(map(operator.index, found))
+    except TypeError:
+        pass
+    raise InvalidArgumentError(f"{name} is of whole numbers, not {values!r}", key=key)
 
 
 def names(name: str, value: Any) -> frozenset[str]:

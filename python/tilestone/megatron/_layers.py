@@ -7,6 +7,7 @@ from typing import Any, Dict, Optional, Tuple
 
 import torch
 
+from tilestone import _options
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron._model_tensors import (
     make_tp_sharded_tensor_for_checkpoint,
@@ -46,9 +47,11 @@ def sharded_layers_state_dict(
             `groups.find_group` does.
 
     Raises:
-        CheckpointingException: more layers than the model has, a group is not known, or what a
+        CheckpointingException: more layers than the model has, a number that is no int, a group is not known, or what a
             layer raises.
     """
+    first_layer = _options.whole("first_layer", first_layer)
+    num_layers = _options.whole("num_layers", num_layers)
     if not 0 <= first_layer <= first_layer + len(layers) <= num_layers:
         raise InvalidArgumentError(
             f"{len(layers)} layers from {first_layer} on are not among {num_layers}", key=prefix

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Tuple
 
+from tilestone import _options
 from tilestone._errors import InvalidArgumentError
 
 
@@ -20,7 +21,8 @@ def grid_of(
     """
     places, fragments = [0] * axes, [1] * axes
     seen = set()
-    for axis, place, count in rank_offsets:
+    for offset in rank_offsets:
+        axis, place, count = _options.entries("a rank offset (axis, place, fragments)", offset, key)
         if not 0 <= axis < axes or count < 1 or not 0 <= place < count:
             text = f"rank offsets {rank_offsets} don't describe a part of a tensor of {axes} axes"
             raise InvalidArgumentError(text, key=key)

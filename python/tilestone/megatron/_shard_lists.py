@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from tilestone import _options
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron.dict_utils import nested_values
 from tilestone.megatron.mapping import ShardedTensor, is_main_replica
@@ -26,14 +28,14 @@ _REPLICA_ID = 6  # its place in a row
 
 
 def numbers(values: Sequence[int]) -> list[int]:
-    """Ints of whatever class as plain ones."""
-    return [int(value) for value in values]
+    """Ints of whatever class as plain ones; TypeError for what is none."""
+    return [operator.index(value) for value in values]
 
 
 def replica_of(entity: Any) -> list[int] | int:
     """An entity's replica id as JSON can say it."""
-    replica_id = entity.replica_id
-    return int(replica_id) if isinstance(replica_id, int) else numbers(tuple(replica_id))
+    replica_id = _options.replica(entity.replica_id, entity.key)
+    return replica_id[0] if isinstance(entity.replica_id, int) else list(replica_id)
 
 
 def row_of(shard: ShardedTensor) -> Row:

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
-from abc import ABCMeta, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 import numpy as np
 import torch
 
+from tilestone import _options
 from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone.megatron._entity_type import Entity
 from tilestone.megatron._holders import Held, passed_on
 from tilestone.megatron._merges import merged
 from tilestone.megatron._places import grid_of, narrowed_pieces, with_entry
 from tilestone.megatron.dict_utils import dict_list_map_inplace
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
 
@@ -37,53 +35,8 @@ ShardedStateDict = Dict[str, Any]
 # the main one.
 ReplicaId = Union[int, Tuple[int, ...]]
 
-_FOREIGN_MODULE = "dist_checkpointing.mapping"
-_MEGATRON_MODULE = "megatron.core.dist_checkpointing.mapping"
-_ENTITIES = ("ShardedBase", "ShardedTensor", "ShardedObject", "ShardedTensorFactory")
 
-
-class _EntityType(ABCMeta):
-    """Type of classes as a subclass of which Megatron-Core's class of the same name counts.
-
-    And the other way round: once a program has imported Megatron-Core, its functions take these
-    classes for its own. They would save an entity that they don't know as part of the common state.
-    """
-
-    counted: Any = None  # Megatron-Core's module that takes these classes for its own
-
-    def __subclasscheck__(cls, other: type) -> bool:
-        # A user's subclass is not what Megatron-Core's class is.
-        if cls.__module__ == __name__ and not _EntityType.is_counting:
-            for base in getattr(other, "__mro__", ()):
-                if base.__name__ == cls.__name__ and base.__module__.endswith(_FOREIGN_MODULE):
-                    return True
-        return super().__subclasscheck__(other)
-
-    is_counting = False  # while Megatron-Core's classes ask whether they are subclasses of these
-
-    @staticmethod
-    def count(megatrons: Any) -> None:
-        """Makes these classes count as those of Megatron-Core's module."""
-        if not all(hasattr(megatrons, name) for name in _ENTITIES):
-            return  # it is being imported
-        _EntityType.counted = megatrons
-        _EntityType.is_counting = True
-        try:
-            for name in _ENTITIES:
-                getattr(megatrons, name).register(globals()[name])
-        finally:
-            _EntityType.is_counting = False
-
-
-class _Entity(metaclass=_EntityType):
-    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
-        megatrons = sys.modules.get(_MEGATRON_MODULE)
-        if megatrons is not None and megatrons is not _EntityType.counted:
-            _EntityType.count(megatrons)
-        return super().__new__(cls)
-
-
-class ShardedBase(_Entity):
+class ShardedBase(Entity):
     """What is stored in parts, by several ranks: the base of the entities below.
 
     Attributes:
@@ -457,13 +410,14 @@ def is_main_replica(replica_id: Union[ReplicaId, Iterable[int]]) -> bool:
     """Whether a replica id is that of the main copy: 0, or all entries 0.
 
     The program gives exactly one copy of each part such an id.
+
+    Raises:
+        CheckpointingException: it is none: no whole number, and not several of them.
     """
-    if isinstance(replica_id, int):
-        return replica_id == 0
-    return all(entry == 0 for entry in replica_id)
+    return replica_id == 0 if type(replica_id) is int else not any(_options.replica(replica_id, ""))
 
 
-class LocalNonpersistentObject(_Entity):
+class LocalNonpersistentObject(Entity):
     """A value that is not saved; a load gives back the caller's own.
 
     Args:

@@ -8,13 +8,13 @@ import json
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from tilestone import _options
 from tilestone.megatron._shard_distribution import ShardDistribution
 from tilestone.megatron.dict_utils import dict_list_map_outplace, nested_values
 from tilestone.megatron.mapping import (
     ShardedBase,
     ShardedTensor,
     ShardedTensorFactory,
-    is_main_replica,
 )
 from tilestone.megatron.utils import _sharded_tensor_shard_id, _ShardId
 
@@ -44,7 +44,7 @@ def _name(shard_id: _ShardId) -> str:
 
 
 def _is_copy(item: Any) -> bool:
-    return isinstance(item, ShardedTensor) and not is_main_replica(item.replica_id)
+    return isinstance(item, ShardedTensor) and any(_options.replica(item.replica_id, item.key))
 
 
 class LocalCopies:
