@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import pathlib
 import random
 import sys
 import types
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from tilestone import megatron
+from tilestone.megatron import training
 from tilestone.megatron.groups import get_pg_rank, get_pg_size
 
 LAYERS, ROWS, COLUMNS = 4, 8, 3
@@ -217,3 +219,37 @@ def seed_all(seed: int) -> None:
 def draw() -> tuple[float, float, float]:
     """The next number of each generator."""
     return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def save_run(folder: Any, iteration: int = 100, model: Any = None, **more: Any) -> Model:
+    """Saves a run; `more` are its arguments."""
+    keywords = {name: more.pop(name) for name in ("non_persistent_ckpt", "release") if name in more}
+    model = make_model(None) if model is None else model
+    training.save_checkpoint(
+        iteration, model, Optimizer(model), Scheduler(iteration), 7.0,
+        args=arguments(folder, **more), **keywords,
+    )  # fmt: skip
+    return model  # type: ignore[no-any-return]
+
+
+def load_run(folder: Any, **more: Any) -> int:
+    """Resumes; gives the iteration."""
+    model = make_model(None, filled=False)
+    optimizer, scheduler = Optimizer(model), Scheduler()
+    iteration, operations = training.load_checkpoint(
+        model, optimizer, scheduler, args=arguments(folder, **more)
+    )
+    if iteration:
+        model.check()
+        assert scheduler.steps == iteration and operations == 7.0
+    return iteration
+
+
+def tracker_of(folder: pathlib.Path) -> pathlib.Path:
+    """A run's tracker."""
+    return folder / "latest_checkpointed_iteration.txt"
+
+
+def iterations_of(folder: pathlib.Path) -> list[str]:
+    """Folders of a run's directory, without that of its locks."""
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name != ".tilestone")

@@ -203,13 +203,16 @@ def _encoded(rank: int, held: Held) -> bytes:
 
 
 def check_together(
-    entities_of: Callable[[], Iterable[Any]], group: torch.distributed.ProcessGroup | None
+    entities_of: Callable[[], Iterable[Any]],
+    group: torch.distributed.ProcessGroup | None,
+    seconds: float = _core.DEFAULT_TIMEOUT,
 ) -> None:
     """Checks what all ranks hold, on one of them for all. Every rank calls.
 
     Args:
         entities_of: gives this rank's entities; what it raises every rank raises.
         group: the ranks; None for the default group, or one rank without torch.distributed.
+        seconds: how long it may take; infinite for no limit.
 
     Raises:
         CheckpointingException: as check_access; on every rank.
@@ -230,5 +233,5 @@ def check_together(
         TorchCommunicator(group),
         lambda round, answer: _encoded(rank, held_by(entities_of())),
         decide,
-        _core.DEFAULT_TIMEOUT,
+        seconds,
     )

@@ -159,6 +159,7 @@ def agree_on_distribution(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     only_if_checkpoint: bool = False,
     known: Agreed | None = None,
+    seconds: float = _core.DEFAULT_TIMEOUT,
 ) -> Agreed:
     """The distribution of what the ranks of a group hold. Every rank of the group calls.
 
@@ -170,6 +171,7 @@ def agree_on_distribution(
         checkpoint_dir: a checkpoint that is to be read: shards go to the writers of their files.
         only_if_checkpoint: a directory without a checkpoint that can be opened is no error.
         known: an earlier result of this group, which is returned if no rank's shards have changed.
+        seconds: how long it may take; infinite for no limit.
 
     Raises:
         CheckpointError: the same on every rank, whichever of them failed.
@@ -179,7 +181,7 @@ def agree_on_distribution(
     )
     try:
         answer = _core.agree(
-            _WORK, TorchCommunicator(group), agreement.say, agreement.decide, _core.DEFAULT_TIMEOUT
+            _WORK, TorchCommunicator(group), agreement.say, agreement.decide, seconds
         )
     except CheckpointError as error:
         _name_globally(error, group)

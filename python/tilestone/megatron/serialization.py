@@ -14,7 +14,12 @@ from collections.abc import Callable
 from typing import Any, Dict, Tuple, Union
 
 from tilestone import _core
-from tilestone._errors import InvalidArgumentError, UnsupportedError
+from tilestone._errors import (
+    InvalidArgumentError,
+    RankFailedError,
+    TimeoutError,
+    UnsupportedError,
+)
 from tilestone.megatron import _foreign, _parts, _ranks, _stored
 from tilestone.megatron.mapping import (
     CommonStateDict,
@@ -24,6 +29,7 @@ from tilestone.megatron.mapping import (
     StateDict,
 )
 from tilestone.megatron.strategies._engine import ASYNC_HINT
+from tilestone.megatron.strategies._together import Deadline
 from tilestone.megatron.strategies.async_utils import AsyncRequest
 from tilestone.megatron.strategies.base import (
     LoadCommonStrategy,
@@ -366,6 +372,7 @@ def save(
         CheckpointingException: on every rank; what stood in the directory still stands.
         NotImplementedError: a common_strategy was given.
     """
+    deadline = Deadline(timeout)
     state: Any = sharded_state_dict
     strategy, failure = _save_strategy(sharded_strategy)
     try:
@@ -396,8 +403,11 @@ def save(
     if failure is None and hasattr(strategy, "engine_state"):
         try:
             if validate_access_integrity:
-                strategy.validate_access(state, process_group)
-            state, unchecked = strategy.engine_state(state, process_group), False
+                strategy.validate_access(state, process_group, deadline.timeout())
+            state = strategy.engine_state(state, process_group, deadline.timeout())
+            unchecked = False
+        except (TimeoutError, RankFailedError):
+            raise  # every rank's, and nobody waits in the save
         except Exception as error:
             failure = error
 
@@ -413,7 +423,7 @@ def save(
         group=process_group,
         validate_access=unchecked,
         common_differs=common_differs if validate_access_integrity else "ignore",
-        timeout=timeout,
+        timeout=deadline.timeout(),
         agreement=agreement,
         **options,
     )

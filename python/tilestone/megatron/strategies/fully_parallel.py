@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tilestone import _core
 from tilestone.megatron import _access
 from tilestone.megatron._shard_distribution import (
     Agreed,
@@ -53,7 +54,14 @@ from tilestone.megatron.strategies._shares import (
     without_copies,
     written_by_others,
 )
-from tilestone.megatron.strategies._together import Group, agreed, default_group, size_of, together
+from tilestone.megatron.strategies._together import (
+    Deadline,
+    Group,
+    agreed,
+    default_group,
+    size_of,
+    together,
+)
 from tilestone.megatron.strategies.base import (
     AsyncSaveShardedStrategy,
     LoadShardedStrategy,
@@ -91,6 +99,7 @@ class _Distributes:
         ignore_groups: bool,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         only_if_checkpoint: bool = False,
+        deadline: Deadline | None = None,
     ) -> ShardDistribution | None:
         """The distribution; the kept one while no rank's shards have changed."""
         group = self.parallelization_group
@@ -102,8 +111,9 @@ class _Distributes:
         if kept is not None and kept.checkpoint_dir != place_of(checkpoint_dir):
             kept = None  # of other files
         agreed = agree_on_distribution(
-            state_of, group, ignore_groups, checkpoint_dir, only_if_checkpoint, kept
-        )
+            state_of, group, ignore_groups, checkpoint_dir, only_if_checkpoint, kept,
+            (deadline or Deadline()).seconds(),
+        )  # fmt: skip
         if self.do_cache_distribution:
             self._agreed, self.cached_distribution = agreed, agreed.distribution
         return agreed.distribution
@@ -201,7 +211,10 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         return sharded_state_dict
 
     def validate_access(
-        self, sharded_state_dict: ShardedStateDict, process_group: Group | None = None
+        self,
+        sharded_state_dict: ShardedStateDict,
+        process_group: Group | None = None,
+        timeout: float | None = _core.DEFAULT_TIMEOUT,
     ) -> None:
         """Checks that all ranks hold the whole of each tensor and object once, as main replicas.
 
@@ -211,14 +224,21 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         Args:
             sharded_state_dict: as the caller of a save gives it.
             process_group: the ranks that save; None for the default group.
+            timeout: seconds; None for no limit.
 
         Raises:
             CheckpointingException: they don't; on every rank.
         """
-        _access.check_together(lambda: _entities(built(sharded_state_dict)), process_group)
+        seconds = Deadline(timeout).seconds()
+        _access.check_together(
+            lambda: _entities(built(sharded_state_dict)), process_group, seconds
+        )
 
     def engine_state(
-        self, sharded_state_dict: ShardedStateDict, process_group: Group | None = None
+        self,
+        sharded_state_dict: ShardedStateDict,
+        process_group: Group | None = None,
+        timeout: float | None = _core.DEFAULT_TIMEOUT,
     ) -> ShardedStateDict:
         """A state dict without the tensors that other ranks write, so that the engine has no choice.
 
@@ -228,10 +248,12 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         Args:
             sharded_state_dict: stays as it is.
             process_group: the ranks that save; None for the default group.
+            timeout: seconds; None for no limit.
 
         Raises:
             CheckpointingException: the shards can't be distributed; on every rank.
         """
+        deadline = Deadline(timeout)
         made: list[ShardedStateDict] = []
 
         def state_of() -> ShardedStateDict:
@@ -241,9 +263,10 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         distribution, left = agreed(
             _WORK,
             default_group(process_group),
-            lambda: self._distribution(state_of, ignore_groups=False),
+            lambda: self._distribution(state_of, ignore_groups=False, deadline=deadline),
             self._saved,
             unsaved_by_all,
+            deadline,
         )
         if distribution is None:
             return sharded_state_dict

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Protocol, TypeVar
 import torch.distributed as dist
 
 from tilestone._errors import MismatchError
-from tilestone.megatron.strategies._together import agreed
+from tilestone.megatron.strategies._together import Deadline, agreed
 from tilestone.megatron.training import _arguments
 
 _OF_A_SAVE = (
@@ -59,12 +59,15 @@ def _of(args: Any, names: tuple[str, ...]) -> Dict[str, str]:
     }
 
 
-def prepared(work: str, group: Any, prepare: Callable[[], Result]) -> Result:
+def prepared(
+    work: str, group: Any, prepare: Callable[[], Result], deadline: Deadline
+) -> Result:
     """prepare() on every rank of a group.
 
     Raises:
         MismatchError: on every rank: ranks have decided differently.
         Exception: on every rank: what prepare() raises on one.
+        TimeoutError: ranks have not come.
     """
 
     def words(made: Result) -> bytes:
@@ -74,7 +77,7 @@ def prepared(work: str, group: Any, prepare: Callable[[], Result]) -> Result:
         _compare(work, [json.loads(each) for each in said], group)
         return b""
 
-    return agreed(work, group, prepare, words, decide)[0]
+    return agreed(work, group, prepare, words, decide, deadline)[0]
 
 
 def _compare(work: str, decided: List[Dict[str, str]], group: Any) -> None:

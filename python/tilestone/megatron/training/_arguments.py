@@ -8,6 +8,7 @@ import os
 import types
 from typing import Any
 
+from tilestone import _pickling
 from tilestone._errors import InvalidArgumentError, UnsupportedError
 from tilestone.megatron.training import _program
 from tilestone.megatron.validation import StrictHandling, parse_strict_flag
@@ -54,6 +55,8 @@ DEFAULTS: dict[str, Any] = {
     "dist_ckpt_strictness": "assume_ok_unexpected",
     "verify_integrity": False,
 }
+
+_PLAIN = (type(None), bool, int, float, str)
 
 FORMATS = ("torch_dist", "zarr")
 
@@ -124,6 +127,19 @@ def to_namespace(args: Any) -> argparse.Namespace:
         text = f"args is a Namespace or another object with attributes, not {type(args).__name__}"
         raise InvalidArgumentError(text)
     return argparse.Namespace(**stored_arguments(args), **_others(args))
+
+
+def check_kept(args: argparse.Namespace) -> None:
+    """Looks whether a checkpoint can hold each of the arguments.
+
+    Raises:
+        InvalidArgumentError: it can't hold one, whose name is in the key.
+    """
+    for name, value in vars(args).items():
+        if type(value) not in _PLAIN:
+            key = f"args.{name}"
+            pickled, is_archive = _pickling.dumps(value, key)
+            _pickling.check(pickled, is_archive, key, log=False)
 
 
 def _others(args: Any) -> dict[str, Any]:
@@ -246,6 +262,19 @@ def take_over(args: Any, stored: dict[str, Any]) -> None:
     """
     for name in CONSUMED:
         set_argument(args, name, stored.get(name, 0))
+
+
+def check_taking_over(args: Any) -> None:
+    """Looks whether take_over() can set what it sets, which stays as it is.
+
+    Raises:
+        InvalidArgumentError: an argument can't be set.
+    """
+    for name in CONSUMED:
+        had = hasattr(args, name)
+        set_argument(args, name, getattr(args, name, 0))
+        if not had:
+            delattr(args, name)
 
 
 def set_argument(args: Any, name: str, value: Any) -> None:

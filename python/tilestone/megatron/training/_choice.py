@@ -6,13 +6,15 @@ import dataclasses
 import logging
 import os
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, List
+from typing import Any, List, TypeVar
 
 import torch.distributed as dist
 
 from tilestone import _core
 from tilestone._errors import (
+    CheckpointError,
     CorruptError,
     InvalidArgumentError,
     MismatchError,
@@ -21,13 +23,17 @@ from tilestone._errors import (
     UnsupportedError,
 )
 from tilestone._torch_comm import TorchCommunicator
-from tilestone.megatron.strategies._together import default_group, size_of
+from tilestone.megatron.strategies._together import Deadline, agreed, default_group, size_of
 from tilestone.megatron.training import _arguments, _look, names
 from tilestone.megatron.training._look import Found, NotPublishedError
 
 logger = logging.getLogger("tilestone.megatron")
 
 _NAMED = 8  # ranks in a message
+_TRIES = 3  # to choose a checkpoint that nobody removes meanwhile
+_WORK = "choice of a checkpoint"
+
+Loaded = TypeVar("Loaded")
 
 
 @dataclass(frozen=True)
@@ -95,12 +101,72 @@ def non_persistent_directory(args: Any, directory: str | None) -> str | None:
     return None if directory is None else os.path.join(directory, names.NON_PERSISTENT)
 
 
-def find_iteration(places: Places, group: Any = None) -> Found | None:
+def load_latest(
+    places: Places, group: Any, deadline: Deadline, load: Callable[[Found], Loaded]
+) -> tuple[Found, Loaded] | None:
+    """The checkpoint that find_iteration() gives, and what load() makes of it. Every rank calls.
+
+    One that another job removes before it is loaded is no failure, unless `places.step` names it:
+    the checkpoint is then chosen again, a few times.
+
+    Args:
+        places: where to look.
+        group: the ranks; None: this process alone.
+        deadline: of the whole load.
+        load: what it raises of a missing or damaged checkpoint every rank raises.
+
+    Returns:
+        None: there is no checkpoint.
+
+    Raises:
+        CheckpointingException: as find_iteration(), and what load() raises.
+    """
+    failure: CheckpointError | None = None
+    for tries in range(_TRIES):
+        found = _find(places, group, deadline)
+        if found is None and failure is not None:
+            raise failure  # no new start: a part of the state may have been filled
+        if found is None:
+            return None
+        try:
+            return found, load(found)
+        except (NotFoundError, CorruptError, StorageError, MismatchError) as error:
+            if tries + 1 == _TRIES or not _all_hear_that_it_is_gone(places, found, group, deadline):
+                raise
+            failure = error
+    raise AssertionError("every try has ended the loop or failed")
+
+
+def _all_hear_that_it_is_gone(
+    places: Places, found: Found, group: Any, deadline: Deadline
+) -> bool:
+    def decide(said: List[bytes]) -> bytes:
+        return b"gone" if _is_gone(places, found) else b""
+
+    return agreed(_WORK, group, lambda: None, lambda none: b"", decide, deadline)[1] != b""
+
+
+def _is_gone(places: Places, found: Found) -> bool:
+    """Whether a checkpoint that nobody asked for by its iteration is not there any more."""
+    if places.step is not None:
+        return False
+    try:
+        _look.examine(os.path.dirname(found.directory), found.iteration, found.release)
+    except NotPublishedError as problem:
+        logger.warning("The checkpoint is chosen again: %s", problem)
+        return True
+    return False
+
+
+def find_iteration(
+    places: Places, group: Any = None, *, timeout: float | None = _core.DEFAULT_TIMEOUT
+) -> Found | None:
     """The checkpoint to load. Every rank of the group calls; rank 0 decides for all.
 
     Args:
         places: where to look. Rank 0's count.
         group: the ranks; None: torch's default group, or this process alone.
+        timeout: seconds; None for no limit.
 
     Returns:
         The same on every rank; None: there is no checkpoint.
@@ -108,8 +174,12 @@ def find_iteration(places: Places, group: Any = None) -> Found | None:
     Raises:
         CheckpointingException: on every rank: `step` is not there; a tracker is there and no
             checkpoint that can be loaded; ranks see other files than rank 0, with their numbers.
+            TimeoutError: ranks have not come.
     """
-    group = default_group(group)
+    return _find(places, default_group(group), Deadline(timeout))
+
+
+def _find(places: Places, group: Any, deadline: Deadline) -> Found | None:
     if size_of(group) <= 1:
         return decide(places)
     decided: List[Found | None] = []
@@ -118,18 +188,19 @@ def find_iteration(places: Places, group: Any = None) -> Found | None:
         if round == 0:
             return b""
         decided.append(pickle.loads(answer))
-        return _seen(places, decided[0]).encode()
+        return _seen(places, decided[-1]).encode()
 
     def answer(round: int, said: List[bytes]) -> tuple[bytes, bool]:
         if round == 0:
             return pickle.dumps(decide(places)), False
-        _check_views([each.decode() for each in said], places, decided[0], group)
+        seen, found = [each.decode() for each in said], decided[-1]
+        if round < _TRIES and found is not None and "" in seen and _is_gone(places, found):
+            return pickle.dumps(decide(places)), False
+        _check_views(seen, places, found, group)
         return b"", True
 
-    _core.agree(
-        "choice of a checkpoint", TorchCommunicator(group), say, answer, _core.DEFAULT_TIMEOUT
-    )
-    return decided[0]
+    _core.agree(_WORK, TorchCommunicator(group), say, answer, deadline.seconds())
+    return decided[-1]
 
 
 def _seen(places: Places, found: Found | None) -> str:
@@ -237,26 +308,33 @@ def _latest(directory: str | None, may_be_release: bool = True) -> Found | None:
         return None
     tracker = names.get_checkpoint_tracker_filename(directory)
     tried: List[tuple[int, bool]] = []
-    has_tracker = True
-    try:
-        named = names.read_metadata(tracker)
-        tried.append(named)
-        if named[1] and not may_be_release:
-            raise CorruptError(f"{tracker} names a release, which is never non-persistent")
-        return _look.examine(directory, *named)
-    except NotFoundError as problem:
-        has_tracker, why = False, str(problem)
-    except CorruptError as problem:
-        why = str(problem)
-    except NotPublishedError as problem:
-        why = f"the tracker {tracker} names a checkpoint that can't be loaded: {problem}"
-    return _newest_valid(directory, tried, why, has_tracker)
+    while True:
+        try:
+            named = names.read_metadata(tracker)
+            tried.append(named)
+            if named[1] and not may_be_release:
+                raise CorruptError(f"{tracker} names a release, which is never non-persistent")
+        except (NotFoundError, CorruptError) as problem:
+            has_tracker = not isinstance(problem, NotFoundError)
+            return _newest_valid(directory, tried, str(problem), has_tracker)
+        try:
+            return _look.examine(directory, *named)
+        except NotPublishedError as problem:
+            why = f"the tracker {tracker} names a checkpoint that can't be loaded: {problem}"
+        # Another job may have moved it on, and removed what it named.
+        if names.previous(tracker) in (named, None) or len(tried) == _TRIES:
+            return _newest_valid(directory, tried, why, True)
 
 
 def _newest_valid(
     directory: str, tried: List[tuple[int, bool]], why: str, has_tracker: bool
 ) -> Found | None:
     candidates = [(iteration, False) for iteration in names.stored_iterations(directory)]
+    for name, right in names.misnamed_iterations(directory):
+        logger.warning(
+            "%s is not taken for a checkpoint, whose folder would be %s",
+            os.path.join(directory, name), right,
+        )  # fmt: skip
     if os.path.isdir(os.path.join(directory, names.RELEASE)):
         candidates.append((0, True))
     if candidates or has_tracker:

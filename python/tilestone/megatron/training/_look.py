@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Tuple
 
 from tilestone import _bridge
-from tilestone._errors import CorruptError, InvalidArgumentError, NotFoundError, UnsupportedError
+from tilestone._errors import (
+    CorruptError,
+    InvalidArgumentError,
+    NotFoundError,
+    StorageError,
+    UnsupportedError,
+)
 from tilestone.megatron import _stored
 from tilestone.megatron.core import CONFIG_FNAME, maybe_load_config
 from tilestone.megatron.mapping import ShardedObject
@@ -54,7 +61,8 @@ def examine(run_directory: str, iteration: int, release: bool = False) -> Found:
     """The checkpoint of an iteration.
 
     Raises:
-        NotPublishedError: there is none, or its save has not ended, or its index is damaged.
+        NotPublishedError: there is none (a symbolic link may lead nowhere), or its save has not
+            ended, or its index is damaged.
         UnsupportedError: it is in Megatron's legacy format.
         CheckpointError: it can't be read.
     """
@@ -64,6 +72,10 @@ def examine(run_directory: str, iteration: int, release: bool = False) -> Found:
     except (NotFoundError, CorruptError) as error:
         text = str(error)
         raise NotPublishedError(text if path in text else f"{path}: {text}") from error
+    except StorageError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise NotPublishedError(f"{path} is a symbolic link that leads nowhere: {error}") from error
 
 
 def _examined(path: str, iteration: int, release: bool) -> Found:

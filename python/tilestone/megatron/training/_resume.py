@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Tuple
 
 from tilestone._errors import NotFoundError, UnsupportedError
 from tilestone.megatron import groups, serialization
+from tilestone.megatron.strategies._together import Deadline
 from tilestone.megatron.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
 from tilestone.megatron.training import _alike, _arguments, _program, state
 from tilestone.megatron.training._choice import Places
@@ -59,6 +60,8 @@ class Resume:
         self._rng_tracker = rng_tracker
         self._machine = rerun_machine
         self._world = world
+        self._given_finetune = _arguments.read(args, "finetune")
+        self._was_pretrained = False
         self._given_strategy = None if context is None else context.get("load_strategy")
         self._tp, self._pp = given.find("tp"), given.find("pp")
         self._dp_cp = given.find("dp_cp")
@@ -85,7 +88,7 @@ class Resume:
             logger.warning("%s: the run starts from its initial state", text)
 
     def take(self, found: Found, speaks: bool, optimizer: Any) -> None:
-        """Decides what of a checkpoint is loaded.
+        """Decides what of a checkpoint is loaded. Called again, it is of another one.
 
         Args:
             found: the checkpoint.
@@ -97,12 +100,16 @@ class Resume:
         """
         self._found = found
         self._say = logger.warning if speaks else (lambda *words: None)
-        if found.finetune:
-            _arguments.set_argument(self.args, "finetune", True)
+        if found.finetune or self._was_pretrained:
+            _arguments.set_argument(self.args, "finetune", found.finetune or self._given_finetune)
+            self._was_pretrained = found.finetune
         self._finetune = bool(_arguments.read(self.args, "finetune"))
         self._stored = found.arguments or {}
         if not self._finetune:
             _arguments.check_equal(self.args, self._stored)
+        self._takes_over = found.arguments is not None and not self._finetune
+        if self._takes_over:
+            _arguments.check_taking_over(self.args)
         is_new = found.release or self._finetune
         self._has_layout = self._stored_layout() == (self._pp.size(), self._tp.size())
         self._with_optimizer = not is_new and not _arguments.read(self.args, "no_load_optim")
@@ -187,8 +194,34 @@ class Resume:
                 hint="save with dist_ckpt_optim_fully_reshardable, or set no_load_optim",
             )
 
+    def check_loads(self, stages: List[Any], optimizer: Any, opt_param_scheduler: Any) -> None:
+        """Looks for the methods that get what was loaded, before anything is.
+
+        Args:
+            stages: modules that will be given their state.
+            optimizer, opt_param_scheduler: of the program, or None.
+
+        Raises:
+            InvalidArgumentError: one is missing.
+        """
+        for module in stages:
+            state.check_has(module, "load_state_dict")
+        if not self._with_optimizer:
+            if self._reloads(optimizer):
+                state.check_has(optimizer, "reload_model_params")
+            return
+        if stages and state.has_state(optimizer):
+            state.check_has(optimizer, "load_state_dict")
+        if opt_param_scheduler is not None:
+            state.check_has(opt_param_scheduler, "load_state_dict")
+
+    def _reloads(self, optimizer: Any) -> bool:
+        """Whether an optimizer that gets no state copies the model's parameters again."""
+        halves = _arguments.read(self.args, "fp16") or _arguments.read(self.args, "bf16")
+        return bool(halves) and optimizer is not None
+
     def template(
-        self, model: Any, optimizer: Any, opt_param_scheduler: Any
+        self, model: Any, optimizer: Any, opt_param_scheduler: Any, deadline: Deadline
     ) -> Dict[str, Any]:
         """What is asked for. With random data parallel ranks, they all call."""
         rng = rerun = None
@@ -199,6 +232,7 @@ class Resume:
                 key_prefix=self._key_prefix,
                 args=self.args,
                 rng_tracker=self._rng_tracker,
+                timeout=deadline.timeout(),
             )
         if self._with_rerun:
             rerun = self._machine.state_dict(
@@ -235,6 +269,30 @@ class Resume:
             return allow_classes
         return [*allow_classes, *_program.RERUN_CLASSES]
 
+    def load(
+        self,
+        wanted: Dict[str, Any],
+        strategy: Any,
+        process_group: Any,
+        deadline: Deadline,
+        allow_classes: Collection[str],
+    ) -> Dict[str, Any]:
+        """Loads what is asked for. Every rank calls."""
+        checks_access = _arguments.read(self.args, "ckpt_load_validate_sharding_integrity")
+        loaded = serialization.load(
+            wanted,
+            self._found.directory,
+            strategy,
+            validate_access_integrity=checks_access,
+            strict=self.mode,
+            verify_integrity=_arguments.read(self.args, "verify_integrity"),
+            process_group=process_group,
+            timeout=deadline.timeout(),
+            allow_classes=self.known_classes(allow_classes),
+        )
+        assert isinstance(loaded, dict)  # no mode that returns keys
+        return loaded
+
     def load_modules(self, stages: List[Any], loaded: Dict[str, Any], strict: bool) -> None:
         """Gives the stages of the model what was loaded."""
         strict = strict and self.mode in _STRICT
@@ -249,8 +307,7 @@ class Resume:
         """Gives optimizer and scheduler what was loaded; without that, the optimizer's copies of
         the parameters are made of the model's again."""
         if not self._with_optimizer:
-            halves = _arguments.read(self.args, "fp16") or _arguments.read(self.args, "bf16")
-            if halves and optimizer is not None:
+            if self._reloads(optimizer):
                 main = _arguments.read(self.args, "load_main_params_from_ckpt")
                 optimizer.reload_model_params(**({"state_dict": loaded} if main else {}))
             return
@@ -275,7 +332,7 @@ class Resume:
         """
         if self._with_rerun:
             self._machine.load_state_dict(self._part(loaded, "rerun_state_machine"))
-        if self._found.arguments is not None and not self._finetune:
+        if self._takes_over:
             _arguments.take_over(self.args, self._stored)
             _program.update_num_microbatches(self.args.consumed_train_samples)
         if self._with_rng:

@@ -9,9 +9,10 @@ import os
 from collections.abc import Callable
 from typing import Any, Dict, List
 
-from tilestone._errors import InvalidArgumentError, StorageError, UnsupportedError
+from tilestone._errors import CheckpointError, InvalidArgumentError, StorageError, UnsupportedError
 from tilestone.megatron import _files, serialization
 from tilestone.megatron.mapping import CommonStateDict, StateDict
+from tilestone.megatron.strategies._together import Deadline
 from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from tilestone.megatron.training import _alike, _arguments, _removal, names
 from tilestone.megatron.training._choice import (
@@ -19,6 +20,7 @@ from tilestone.megatron.training._choice import (
     non_persistent_directory,
 )
 from tilestone.megatron.training._groups import Groups
+from tilestone.megatron.training._locks import RunLocks
 from tilestone.megatron.training.names import (
     get_checkpoint_name,
     get_checkpoint_tracker_filename,
@@ -87,6 +89,7 @@ class Saving:
         self.path = get_checkpoint_name(
             self.run_directory, self.iteration, release, return_base_dir=True
         )
+        self.locks = RunLocks(self.run_directory, os.path.basename(self.path))
         self.metadata = build_sharded_state_dict_metadata(args, groups.find("dp_cp"))
         self.interval = _arguments.whole_number(args, "save_retain_interval", 1)
         self._choose_strategy(context)
@@ -146,7 +149,7 @@ class Saving:
         """What must be the same on every rank, by words for it."""
         return _alike.of_a_save(self.args, self.strategy)
 
-    def random_states(self, key_prefix: str, rng_tracker: Any) -> Any:
+    def random_states(self, key_prefix: str, rng_tracker: Any, deadline: Deadline) -> Any:
         """The entity of the random states; with random data parallel ranks, they all call."""
         if _arguments.read(self.args, "no_save_rng"):
             return None
@@ -156,6 +159,7 @@ class Saving:
             key_prefix=key_prefix,
             args=self.args,
             rng_tracker=rng_tracker,
+            timeout=deadline.timeout(),
         )
 
     def state_dict(
@@ -173,7 +177,7 @@ class Saving:
         made: Dict[str, Any],
         preprocess: Callable[[CommonStateDict], StateDict],
         process_group: Any,
-        timeout: float | None,
+        deadline: Deadline,
     ) -> None:
         """Saves and publishes the checkpoint. Every rank calls."""
         serialization.save(
@@ -184,23 +188,49 @@ class Saving:
             preprocess_common_before_consistancy_check=preprocess,
             content_metadata=self.metadata,
             process_group=process_group,
-            timeout=timeout,
+            timeout=deadline.timeout(),
         )
 
-    def publish(self) -> None:
-        """Names the checkpoint in the tracker, and takes away those that it replaces."""
+    def publish(self, deadline: Deadline) -> None:
+        """Names the checkpoint in the tracker, and takes away those that it replaces.
+
+        Raises:
+            TimeoutError: another job keeps the run's directory locked.
+            StorageError: the tracker can't be written.
+        """
+        with self.locks.exclusive(deadline) as can_lock:
+            self._move_tracker()
+            if can_lock:
+                self.locks.remove_dead_marks()
+        logger.info("Saved the checkpoint of iteration %d: %s", self.iteration, self.path)
+
+    def _move_tracker(self) -> None:
         tracker = get_checkpoint_tracker_filename(self.run_directory)
         try:
             replaced = self._replaced(tracker)
             _removal.remove_staged_trackers(self.run_directory)
             _files.replace_file(tracker, names.RELEASE if self.release else str(self.iteration))
             for iteration in replaced:
-                _removal.hide(self.run_directory, iteration)
+                self._hide(tracker, iteration)
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
             raise StorageError(message=str(error), file=tracker, errno=error.errno) from error
-        logger.info("Saved the checkpoint of iteration %d: %s", self.iteration, self.path)
+
+    def _hide(self, tracker: str, iteration: int) -> None:
+        """Takes an older checkpoint away, unless another job is using it."""
+        path = get_checkpoint_name(self.run_directory, iteration, return_base_dir=True)
+        try:
+            is_being_saved = self.locks.is_being_saved(os.path.basename(path))
+        except CheckpointError as problem:
+            logger.warning("%s stays: %s", path, problem)
+            return
+        if is_being_saved:
+            logger.warning("%s stays: another job is saving it", path)
+        elif names.previous(tracker) == (iteration, False):  # by who takes no locks
+            logger.warning("%s stays: the tracker names it again", path)
+        else:
+            _removal.hide(self.run_directory, iteration)
 
     def _replaced(self, tracker: str) -> List[int]:
         """The iterations that are not kept once the tracker names the new one."""

@@ -10,16 +10,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, List, Tuple, TypeVar
+
+import torch.distributed as dist
 
 from tilestone import _core
-from tilestone.megatron import _ranks, serialization
+from tilestone._errors import InvalidArgumentError
+from tilestone.megatron import _ranks
 from tilestone.megatron.mapping import CommonStateDict, StateDict
-from tilestone.megatron.strategies._together import default_group, together
+from tilestone.megatron.strategies._together import (
+    Deadline,
+    agreed,
+    default_group,
+    together,
+)
 from tilestone.megatron.training import _arguments, _program, state
 from tilestone.megatron.training._alike import prepared
-from tilestone.megatron.training._choice import Places, find_iteration
+from tilestone.megatron.training._choice import Places, load_latest
 from tilestone.megatron.training._groups import Groups
+from tilestone.megatron.training._look import Found
 from tilestone.megatron.training._resume import Resume
 from tilestone.megatron.training._saving import Saving, without_own_arguments
 from tilestone.megatron.training.names import (
@@ -33,6 +42,8 @@ from tilestone.megatron.training.state import (
     generate_state_dict,
     unwrap_model,
 )
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger("tilestone.megatron")
 
@@ -121,48 +132,86 @@ def save_checkpoint(
         rng_tracker: as for get_rng_state().
         rerun_state_machine: Megatron-Core's; by default the one that the program has made.
         process_group: the ranks that save; None: torch's default group.
-        timeout: seconds for the save of the state; None for no limit.
+        timeout: seconds for the whole call; None for no limit. Code of the program (its
+            `sharded_state_dict` methods, a strategy of its own) is not stopped.
 
     Raises:
         CheckpointingException: on every rank; what stood in the directory still stands, and the
             tracker names what it named. UnsupportedError: asynchronous saves, local non-persistent
-            checkpoints and other formats, by their argument.
+            checkpoints and other formats, by their argument. AlreadyExistsError: another job is
+            saving the same checkpoint. TimeoutError: with the step, and the ranks that did not
+            come to it; a rank that waits for the end of the last one can't know whether the tracker
+            was moved.
     """
-    group = default_group(process_group)
+    deadline = Deadline(timeout)
+    group = _group(process_group)
     given = Groups.given(tp_group, pp_group, dp_cp_group, dp_group, expt_dp_group)
 
     def prepare() -> Saving:
+        deadline.check()
         return Saving(
             _arguments.given_or_global(args), iteration, release, non_persistent_ckpt, train_data_iterator,
             given.of_module(_first(unwrap_model(model))), checkpointing_context,
         )  # fmt: skip
 
-    save = prepared("preparation of a save", group, prepare)
+    save = prepared("preparation of a save", group, prepare, deadline)
 
     def generate() -> Dict[str, Any]:
-        save.rng = save.random_states(rng_state_key_prefix, rng_tracker)
+        save.rng = save.random_states(rng_state_key_prefix, rng_tracker, deadline)
         machine = rerun_state_machine or _program.rerun_state_machine()
         rerun = None if machine is None else machine.state_dict(
             data_iterator=train_data_iterator, ckpt_format=_arguments.read(save.args, "ckpt_format")
         )  # fmt: skip
         made = save.state_dict(unwrap_model(model), optimizer, opt_param_scheduler, rerun)
+        _arguments.check_kept(made["args"])
         made["num_floating_point_operations_so_far"] = num_floating_point_operations_so_far
         return made
 
-    save.write(
-        together("state of a training run", group, generate),
-        preprocess_common_state_dict_fn or without_own_arguments,
-        process_group,
-        timeout,
-    )
-    mine = _ranks.rank(group) == 0
-    together("tracker of a training run", group, save.publish if mine else _nothing)
-    if mine:
+    try:
+        made = _one_works(
+            "state of a training run", group, generate, save.locks.begin, deadline
+        )
+        preprocess = preprocess_common_state_dict_fn or without_own_arguments
+        save.write(made, preprocess, process_group, deadline)
+        _one_works("tracker of a training run", group, _nothing, save.publish, deadline)
+    finally:
+        save.locks.end()
+    if _ranks.rank(group) == 0:
         save.remove_files()
 
 
+def _group(given: Any) -> Any:
+    """The ranks that take part.
+
+    Raises:
+        InvalidArgumentError: this rank is not one of them.
+    """
+    if given is dist.GroupMember.NON_GROUP_MEMBER:
+        raise InvalidArgumentError(
+            "this rank is not in the process_group that it gives",
+            hint="call on the ranks of the group alone",
+        )
+    return default_group(given)
+
+
+def _one_works(
+    work: str,
+    group: Any,
+    step: Callable[[], Result],
+    then: Callable[[Deadline], None],
+    deadline: Deadline,
+) -> Result:
+    """step() on every rank, and then() on one, once all have done it. All raise what one raises."""
+
+    def decide(said: List[bytes]) -> bytes:
+        then(deadline)
+        return b""
+
+    return agreed(work, group, step, lambda result: b"", decide, deadline)[0]
+
+
 def _nothing() -> None:
-    """What the other ranks do while one works."""
+    """What the ranks do while one works."""
 
 
 def _first(model: Any) -> Any:
@@ -213,7 +262,8 @@ def load_checkpoint(
         args: as for save_checkpoint(). Its consumed_train_samples,
             skipped_train_samples and consumed_valid_samples are set to the checkpoint's, and
             `finetune` to True where `pretrained_checkpoint` was loaded.
-        rng_tracker, rerun_state_machine, process_group, timeout: as for save_checkpoint().
+        rng_tracker, rerun_state_machine, process_group: as for save_checkpoint().
+        timeout: seconds for the whole call, as for save_checkpoint().
         allow_classes: as for `tilestone.load`. Namespaces, signals and Megatron's enums need not
             be named.
 
@@ -225,11 +275,14 @@ def load_checkpoint(
         CheckpointingException: on every rank. NotFoundError: no checkpoint, with
             `args.exit_on_missing_checkpoint`, or something in it is missing. InvalidArgumentError:
             arguments that must be equal are not. MismatchError: a rank sees other files.
+            TimeoutError: with the step, and the ranks that did not come to it.
     """
-    group = default_group(process_group)
+    deadline = Deadline(timeout)
+    group = _group(process_group)
     given = Groups.given(tp_group, pp_group, dp_cp_group, dp_group, expt_dp_group)
 
     def prepare() -> Resume:
+        deadline.check()
         found = _arguments.given_or_global(args)
         return Resume(
             found, Places.of(found, load_arg), given.of_module(_first(unwrap_model(ddp_model))),
@@ -238,33 +291,27 @@ def load_checkpoint(
             checkpointing_context,
         )  # fmt: skip
 
-    resume = prepared("preparation of a load", group, prepare)
-    found = find_iteration(resume.places, group)
-    if found is None:
-        together("choice of a checkpoint", group, resume.report_none)
+    resume = prepared("preparation of a load", group, prepare, deadline)
+
+    def load(found: Found) -> Dict[str, Any]:
+        def ask() -> Tuple[Dict[str, Any], Any]:
+            resume.take(found, _ranks.rank(group) == 0, optimizer)
+            fills = [] if skip_load_to_model_and_opt else state.as_list(ddp_model)
+            resume.check_loads(fills, optimizer, opt_param_scheduler)
+            strategy = resume.strategy()
+            model = unwrap_model(ddp_model)
+            return resume.template(model, optimizer, opt_param_scheduler, deadline), strategy
+
+        return resume.load(
+            *together("state of a training run", group, ask, deadline),
+            process_group, deadline, allow_classes,
+        )  # fmt: skip
+
+    chosen = load_latest(resume.places, group, deadline, load)
+    if chosen is None:
+        together("choice of a checkpoint", group, resume.report_none, deadline)
         return 0, 0
-
-    def ask() -> Tuple[Dict[str, Any], Any]:
-        resume.take(found, _ranks.rank(group) == 0, optimizer)
-        strategy = resume.strategy()
-        model = unwrap_model(ddp_model)
-        return resume.template(model, optimizer, opt_param_scheduler), strategy
-
-    wanted, strategy = together("state of a training run", group, ask)
-    loaded = serialization.load(
-        wanted,
-        found.directory,
-        strategy,
-        validate_access_integrity=_arguments.read(
-            resume.args, "ckpt_load_validate_sharding_integrity"
-        ),
-        strict=resume.mode,
-        verify_integrity=_arguments.read(resume.args, "verify_integrity"),
-        process_group=process_group,
-        timeout=timeout,
-        allow_classes=resume.known_classes(allow_classes),
-    )
-    assert isinstance(loaded, dict)
+    found, loaded = chosen
 
     def give_back() -> Tuple[int, Any]:
         if not skip_load_to_model_and_opt:
@@ -274,7 +321,7 @@ def load_checkpoint(
         )
         return resume.restore(loaded)
 
-    result = together("resumption of a training run", group, give_back)
+    result = together("resumption of a training run", group, give_back, deadline)
     if _ranks.rank(group) == 0:
         logger.info("Loaded the checkpoint %s at iteration %d", found.directory, result[0])
     return result

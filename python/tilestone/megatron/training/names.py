@@ -11,6 +11,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 NON_PERSISTENT = "non_persistent"
 RELEASE = "release"
 _ITERATION = re.compile(r"iter_([0-9]{7,})")
+_NEARLY = re.compile(r"iter_?([0-9]+)")
 _LONGEST_TRACKER = 64  # bytes; an iteration and white space
 
 
@@ -117,16 +118,36 @@ def stored_iterations(checkpoints_path: str | os.PathLike[str]) -> list[int]:
     Raises:
         StorageError: the directory is there and can't be read.
     """
+    found = [iteration_of(name) for name in _names_in(os.fspath(checkpoints_path))]
+    return sorted((number for number in found if number is not None), reverse=True)
+
+
+def misnamed_iterations(checkpoints_path: str | os.PathLike[str]) -> list[tuple[str, str]]:
+    """Folders whose names look like those of iterations, and are not: iter_100.
+
+    Returns:
+        (name, what it would be for that number), by name.
+
+    Raises:
+        StorageError: as stored_iterations().
+    """
     path = os.fspath(checkpoints_path)
+    found = []
+    for name in sorted(_names_in(path)):
+        match = _NEARLY.fullmatch(name)
+        if match and iteration_of(name) is None and os.path.isdir(os.path.join(path, name)):
+            found.append((name, f"iter_{match[1].lstrip('0'):0>7}"))
+    return found
+
+
+def _names_in(path: str) -> list[str]:
     try:
-        names = os.listdir(path)
+        return os.listdir(path)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         message = f"{path} can't be read"
         raise StorageError(message=message, file=path, errno=error.errno) from error
-    found = [iteration_of(name) for name in names]
-    return sorted((number for number in found if number is not None), reverse=True)
 
 
 def iteration_of(name: str) -> int | None:

@@ -11,10 +11,11 @@ from typing import Any, Dict, List
 import numpy as np
 import torch
 
+from tilestone import _core
 from tilestone._errors import InvalidArgumentError, MismatchError, NotFoundError, UnsupportedError
 from tilestone.megatron import groups
 from tilestone.megatron.mapping import ShardedObject
-from tilestone.megatron.strategies._together import agreed
+from tilestone.megatron.strategies._together import Deadline, agreed
 from tilestone.megatron.training import _arguments, _program
 
 logger = logging.getLogger("tilestone.megatron")
@@ -36,6 +37,7 @@ def get_rng_state(
     args: Any = None,
     module: Any = None,
     rng_tracker: Any = None,
+    timeout: float | None = _core.DEFAULT_TIMEOUT,
 ) -> ShardedObject:
     """The states of this rank's generators, as the entity that a checkpoint holds.
 
@@ -55,6 +57,7 @@ def get_rng_state(
             `tilestone.megatron.groups.find_group`.
         rng_tracker: has the named states of CUDA generators (`get_states()`); by default
             Megatron-Core's, where the program has made one.
+        timeout: seconds to wait for the ranks of `dp_group`; None for no limit.
 
     Returns:
         Its data is a list of dicts: of Python's generator, numpy's, torch's on the CPU and on the
@@ -63,6 +66,7 @@ def get_rng_state(
     Raises:
         UnsupportedError: another format.
         InvalidArgumentError: a group is not known, with its name; there are no arguments.
+        TimeoutError: ranks of `dp_group` have not come.
     """
     args = _arguments.given_or_global(args)
     if ckpt_format not in _arguments.FORMATS:
@@ -73,7 +77,7 @@ def get_rng_state(
     tracker = _program.rng_tracker() if rng_tracker is None else rng_tracker
     if _arguments.read(args, "data_parallel_random_init"):
         dp = groups.find_group("dp", dp_group, module)
-        states = _of_all(lambda: _own_state(tracker), dp)
+        states = _of_all(lambda: _own_state(tracker), dp, Deadline(timeout))
     else:
         states = [_own_state(tracker)]
     return ShardedObject(
@@ -98,7 +102,9 @@ def _own_state(rng_tracker: Any) -> Dict[str, Any]:
     }
 
 
-def _of_all(own: Callable[[], Dict[str, Any]], dp: groups.Group) -> List[Dict[str, Any]]:
+def _of_all(
+    own: Callable[[], Dict[str, Any]], dp: groups.Group, deadline: Deadline
+) -> List[Dict[str, Any]]:
     """The states of all ranks of a group, by rank."""
     if dp.size() == 1:
         return [own()]
@@ -112,6 +118,7 @@ def _of_all(own: Callable[[], Dict[str, Any]], dp: groups.Group) -> List[Dict[st
         own,
         pickle.dumps,
         pickle.dumps,
+        deadline,
     )
     return [pickle.loads(said) for said in pickle.loads(answer)]
 

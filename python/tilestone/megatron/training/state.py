@@ -117,7 +117,8 @@ def generate_state_dict(
 
     Raises:
         InvalidArgumentError: a module or optimizer without `sharded_state_dict`, or whose method
-            returns no dict, or plain tensors of a model; a model without stages; a group that is not known.
+            returns no dict, or plain tensors of a model; a scheduler without `state_dict`, or whose
+            method returns None; a model without stages; a group that is not known.
     """
     if _arguments.read(args, "no_save_optim"):
         optimizer = opt_param_scheduler = None
@@ -160,7 +161,7 @@ def state_of(
         sharded = _sharded_state_dict_of(optimizer)
         state["optimizer"] = _as_dict(optimizer, sharded(state, **(optim_sd_kwargs or metadata())))
     if opt_param_scheduler is not None:
-        state["opt_param_scheduler"] = opt_param_scheduler.state_dict()
+        state["opt_param_scheduler"] = _state_of_scheduler(opt_param_scheduler)
     if rerun_state:
         state["rerun_state_machine"] = rerun_state
     if rng_state:
@@ -171,6 +172,28 @@ def state_of(
 def has_state(optimizer: Any) -> bool:
     """Whether there is an optimizer, and not one in name only."""
     return optimizer is not None and not getattr(optimizer, "is_stub_optimizer", False)
+
+
+def check_has(item: Any, method: str) -> None:
+    """
+    Raises:
+        InvalidArgumentError: an object lacks a method.
+    """
+    if not callable(getattr(item, method, None)):
+        raise InvalidArgumentError(f"{type(item).__name__} has no method {method}")
+
+
+def _state_of_scheduler(scheduler: Any) -> Any:
+    """What a scheduler says of itself.
+
+    Raises:
+        InvalidArgumentError: it can't, or says nothing, so that no load could restore it.
+    """
+    check_has(scheduler, "state_dict")
+    made = scheduler.state_dict()
+    if made is None:
+        raise InvalidArgumentError(f"state_dict() of {type(scheduler).__name__} returned None")
+    return made
 
 
 def _as_dict(item: Any, made: Any) -> Any:

@@ -1,0 +1,161 @@
+"""Saves and loads of a training run of which a rank stays away: each step ends at the deadline."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ranks import Worlds
+from tilestone import CheckpointError, InvalidArgumentError
+from tilestone.megatron import serialization, training
+from tilestone.megatron.training import _choice, _saving, checkpointing
+from tilestone.megatron.training._resume import Resume
+from training_runs import Layout, Optimizer, Scheduler, arguments, make_model
+
+AWAY = 2  # the rank that stays away
+
+
+class _LeftError(Exception):
+    """What makes a rank leave a call, unheard by the others."""
+
+
+class _Run:
+    """The program of one rank."""
+
+    def __init__(self, rank: int, world: int, folder: str) -> None:
+        self.rank, self.folder = rank, folder
+        self.layout = Layout.make(1, 1, world)
+        self.first_two = dist.new_group([0, 1])
+        self.short = 0.0
+
+    def measure(self) -> None:
+        """Finds a timeout, in seconds, that does for the steps before the one that must end by it."""
+        began = time.monotonic()
+        self.save(100)
+        took = torch.tensor(time.monotonic() - began)
+        dist.all_reduce(took, dist.ReduceOp.MAX)
+        self.short = max(2.0, 10 * float(took))
+
+    def save(self, iteration: int, timeout: Any = 300.0, group: Any = None, **more: Any) -> None:
+        model = make_model(self.layout)
+        training.save_checkpoint(
+            iteration, model, Optimizer(model), Scheduler(), 0, process_group=group,
+            timeout=timeout, args=arguments(self.folder, **more), **self.layout.arguments(),
+        )  # fmt: skip
+
+    def load(self, timeout: Any = 300.0, group: Any = None) -> int:
+        model = make_model(self.layout, filled=False)
+        iteration, _ = training.load_checkpoint(
+            model, Optimizer(model), Scheduler(), process_group=group, timeout=timeout,
+            args=arguments(self.folder), **self.layout.arguments(),
+        )  # fmt: skip
+        model.check()
+        return iteration
+
+    def expect(self, step: str, call: Callable[[], Any], leave: tuple[Any, str, bool]) -> None:
+        """One rank leaves at `leave` (whose attribute is called, and does its work first or not);
+        the others get an error that names the step, and it."""
+        *place, works = leave
+        real = getattr(*place)
+
+        def left(*given: Any, **more: Any) -> None:
+            if works:
+                real(*given, **more)
+            raise _LeftError
+
+        try:
+            if self.rank != AWAY:
+                self.ends(step, call, AWAY)
+                return
+            with mock.patch.object(*place, left), pytest.raises(_LeftError):
+                call()
+        finally:
+            dist.barrier()
+
+    def ends(self, step: str, call: Callable[[], Any], missing: int) -> None:
+        """A call ends at its deadline."""
+        began = time.monotonic()
+        with pytest.raises(CheckpointError) as raised:
+            call()
+        assert time.monotonic() - began < 20 * self.short  # by default it would be half an hour
+        text = str(raised.value)
+        assert raised.value.code in ("timeout", "rank_failed"), text
+        assert text.startswith(step), text
+        # Who hears nothing, because rank 0 leaves at the same moment, can name that rank alone.
+        assert f"rank {missing}" in text or (self.rank > 0 and "rank 0" in text), text
+
+
+def _a_rank_stays_away(rank: int, world: int, folder: str) -> None:
+    run = _Run(rank, world, folder)
+    run.save(50)
+    run.measure()
+    tracker = pathlib.Path(folder, "latest_checkpointed_iteration.txt")
+    full = {"ckpt_fully_parallel_save": True, "save_retain_interval": 1000}
+    random = {"data_parallel_random_init": True}
+    saving = _saving.Saving
+    for step, leave, more in (
+        ("preparation of a save", (checkpointing, "prepared", False), {}),
+        ("random states of data parallel ranks", (checkpointing, "_one_works", False), random),
+        ("check of what the ranks hold", (serialization, "save", False), full),
+        ("tracker of a training run", (saving, "write", True), full),
+    ):
+        run.expect(step, lambda more=more: run.save(200, run.short, **more), leave)
+        assert tracker.read_text() == "100"
+    for step, leave in (
+        ("choice of a checkpoint", (checkpointing, "load_latest", False)),
+        ("resumption of a training run", (Resume, "load", True)),
+    ):
+        run.expect(step, lambda: run.load(run.short), leave)
+    # Ranks that give different groups; one gives a group in which it is not.
+    group = run.first_two if rank == 0 else None
+    run.ends("preparation of a save", lambda: run.save(300, run.short, group), 0 if rank else 1)
+    dist.barrier()
+    if rank == AWAY:
+        with pytest.raises(InvalidArgumentError, match="not in the process_group"):
+            run.load(group=run.first_two)
+    for timeout in (0, -1.0, "1", float("nan")):
+        with pytest.raises(InvalidArgumentError, match="timeout"):
+            run.save(300, timeout)
+        with pytest.raises(InvalidArgumentError, match="timeout"):
+            run.load(timeout)
+    # Whatever went wrong, the next calls work.
+    run.save(300, None, **full, **random)
+    assert tracker.read_text() == "300" and run.load(None) == 300
+
+
+def _removed_while_it_is_chosen(rank: int, world: int, folder: str) -> None:
+    """Another job removes what rank 0 has chosen before the other ranks have seen it."""
+    run = _Run(rank, world, folder)
+    for iteration in (100, 200):
+        run.save(iteration)
+    dist.barrier()
+    seen = _choice._seen
+
+    def removed(*given: Any) -> str:
+        chosen = pathlib.Path(folder, "iter_0000200")
+        if chosen.exists():
+            chosen.parent.joinpath("latest_checkpointed_iteration.txt").write_text("100")
+            chosen.rename(chosen.with_name("gone"))
+        return seen(*given)
+
+    with mock.patch.object(_choice, "_seen", removed if rank == 1 else seen):
+        assert run.load() == 100
+
+
+def test_every_step_ends_at_the_calls_deadline_and_names_the_rank_that_is_missing(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[3].run(_a_rank_stays_away, str(tmp_path / "away"))
+
+
+def test_all_ranks_choose_again_where_another_job_removes_what_was_chosen(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[3].run(_removed_while_it_is_chosen, str(tmp_path / "removed"))
