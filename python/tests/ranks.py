@@ -17,7 +17,18 @@ from typing import Any
 # Seconds without a word from any rank. Nothing here takes as long, on the slowest machine.
 _HANGS = 400.0
 
-_PRELOAD = ["torch", "torch.distributed.checkpoint", "torch.distributed.tensor"]
+# Imported once, by the process that the ranks are forked from: by each rank it took longer than most
+# tests.
+_PRELOAD = [
+    "torch",
+    "torch.distributed.checkpoint",
+    "torch.distributed.tensor",
+    "torch._dynamo",
+    "megatron.core.models.gpt",
+    "megatron.core.optimizer",
+    "megatron.core.pipeline_parallel",
+    "tilestone",
+]
 
 
 def _context() -> Any:
