@@ -116,7 +116,8 @@ std::optional<Replaced> replaced_of(Storage& storage, const Format& format,
 Description read_once(Storage& storage, const DetectedFormat& found,
                       std::vector<std::string> names) {
   if (replaced_of(storage, *found.format, names)) {
-    names = without(std::move(names), found.format->rank_local_files(names));
+    const std::vector<std::string> rank_local = found.format->rank_local_files(names);
+    names = without(std::move(names), rank_local);
   }
   Description description;
   description.format = found.format->name();
