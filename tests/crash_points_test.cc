@@ -204,6 +204,9 @@ uint64_t crash_everywhere(const Scenario& scenario, uint64_t seeds) {
 // sanitizers. Set by CMake.
 constexpr uint64_t kSeeds = TILESTONE_CRASH_SEEDS;
 constexpr uint64_t kOrderSeeds = kSeeds / 9 + 1;
+// From one order that ranks finish in to the next that is tried: all six, or just the first and the
+// last. Set by CMake.
+constexpr int kOrderStride = TILESTONE_CRASH_ORDER_STRIDE;
 
 class CrashPoints : public testing::Test {
  protected:
@@ -238,7 +241,9 @@ TEST_F(CrashPoints, RetryAfterAFailedAttempt) {
 
 TEST_F(CrashPoints, RanksThatFinishInEveryOrder) {
   std::array<int, 3> order{0, 1, 2};
+  int number = 0;
   do {
+    if (number++ % kOrderStride != 0) continue;
     const std::string name = "finishing in the order " + std::to_string(order[0]) +
                              std::to_string(order[1]) + std::to_string(order[2]);
     expect_safe_everywhere({name.c_str(), saved_image(3, kOld), 3, true, order}, kOrderSeeds);

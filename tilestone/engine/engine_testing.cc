@@ -12,7 +12,8 @@ namespace tilestone {
 TensorView counting(DType dtype, const Dims& shape, int64_t first) {
   TensorView tensor = TensorView::allocate(dtype, shape);
   const uint64_t size = itemsize(dtype);
-  for (int64_t i = 0; i < numel(shape); ++i) {
+  const int64_t count = numel(shape);
+  for (int64_t i = 0; i < count; ++i) {
     std::byte* at = tensor.data + static_cast<uint64_t>(i) * size;
     const int64_t integer = first + i;
     const auto real = static_cast<float>(integer);

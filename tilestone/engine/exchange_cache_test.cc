@@ -75,7 +75,7 @@ class PageCache : public testing::Test {
   // Loads this rank's box of the matrix and compares it.
   static void expect_box(const Communicator& comm, const Location& location, const Box& box) {
     const TensorView found = load_box(comm, location, DType::kFloat32, {kRows, kColumns}, box);
-    const TensorView all = counting(DType::kFloat32, {kRows, kColumns});
+    static const TensorView all = counting(DType::kFloat32, {kRows, kColumns});
     EXPECT_TRUE(same_bytes(elements(found), elements(all.narrow(box))));
   }
 
