@@ -16,6 +16,7 @@
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/removal.h"
+#include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/format/archive/torch_archive.h"

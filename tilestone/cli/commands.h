@@ -52,9 +52,20 @@ struct GcOptions {
   std::string path;
   bool follow_links = false;
   bool remove = false;
-  bool force = false;  // also what is left of a checkpoint that has only lost its hidden files
+  bool force = false;    // also what is left of a checkpoint that has only lost its hidden files
+  bool abandon = false;  // first ends an unpublished save whose ranks are dead
+  std::string save_id;   // which one, where there are several
   bool json = false;
 };
 int gc(const GcOptions& options);
+
+struct PublishCommand {
+  std::string path;
+  bool follow_links = false;
+  std::string save_id;  // which one, where there are several
+  bool list = false;    // only says what is unpublished
+  bool json = false;    // likewise
+};
+int publish(const PublishCommand& command);
 
 }  // namespace tilestone::cli

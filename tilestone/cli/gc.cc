@@ -46,6 +46,13 @@ void print_text(const std::vector<Leftover>& files, bool removed) {
 
 int gc(const GcOptions& options) {
   const Location location = location_of(options.path, options.follow_links);
+  if (options.abandon) {
+    AbandonOptions abandoning;
+    abandoning.save_id = options.save_id;
+    fmt::print(stderr, "watching for {:.0f} seconds whether a rank still works\n",
+               abandoning.period);
+    fmt::print(stderr, "abandoned the save {}\n", abandon(location, abandoning));
+  }
   const std::vector<Leftover> files = options.remove
                                           ? remove_leftovers(location, nullptr, options.force)
                                           : find_leftovers(location, nullptr, options.force);

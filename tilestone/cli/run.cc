@@ -77,8 +77,23 @@ Command add_gc(CLI::App& app) {
   app.add_flag("--delete", options->remove, "Remove the files; without it they are only listed");
   app.add_flag("--force", options->force,
                "Also the files of a checkpoint that has only lost its hidden files");
+  auto* abandon = app.add_flag("--abandon", options->abandon,
+                               "First end a save without a communicator that nobody completes: it "
+                               "is watched for a minute, and must not change");
+  app.add_option("--save-id", options->save_id, "Which one, where there are several")
+      ->needs(abandon);
   app.add_flag("--json", options->json, "Print JSON");
   return [options] { return gc(*options); };
+}
+
+Command add_publish(CLI::App& app) {
+  auto options = std::make_shared<PublishCommand>();
+  add_path(app, *options, "location", "Directory that was saved to");
+  auto* id = app.add_option("--save-id", options->save_id, "Which one, where there are several");
+  auto* list = app.add_flag("--list", options->list, "Only say what is unpublished, and why");
+  list->excludes(id);
+  app.add_flag("--json", options->json, "Print JSON")->needs(list);
+  return [options] { return publish(*options); };
 }
 
 int exit_code(ErrorCode code) {
@@ -154,6 +169,8 @@ int run(int argc, const char* const* argv) {
   add("inspect", "Where a checkpoint came from, its files, and how a key is sharded", add_inspect);
   add("verify", "Read every byte and check every checksum", add_verify);
   add("cat", "Print the values of a tensor, a slice of one, or an object", add_cat);
+  add("publish", "Complete a save without a communicator of which all ranks have written",
+      add_publish);
   add("gc", "List, or remove, the files that failed saves have left", add_gc);
   try {
     app.parse(argc, argv);

@@ -17,6 +17,8 @@
 #include "tilestone/engine/run/agreement_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/engine/save_by_files_internal.h"
+#include "tilestone/engine/save_items_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/plan/access.h"
@@ -155,44 +157,18 @@ class Saving {
     dialect_ = options().dialect ? options().dialect : pytorch_dialect();
   }
 
-  Items items_of(const StateDict& state) const {
-    return is_plain(state)
-               ? dialect_->to_items(state, *format_)
-               : dialect_->to_items(drop_nonpersistent(build_factories(state)), *format_);
-  }
-
   PlanMessage plan_locally() {
-    items_ = items_of(*brought_.state);
-    format_->check(items_);
-    if (!options().tensor_attributes.empty()) check_tensor_attributes();
+    items_ = items_of(*brought_.state, *dialect_, *format_);
+    check_items(items_, options(), *format_);
     check_agreement();
-    for (const TensorItem& item : items_.tensors) {
-      for (const Piece& piece : item.pieces) {
-        if (piece.data.has_data()) continue;
-        throw Error(ErrorCode::kInvalidArgument, "a tensor without data can't be saved")
-            .with_key(item.key);
-      }
-    }
     local_ = make_local_plan(items_);
     PlanMessage message;
     if (compares()) message.common = hash_of_common();
-    if (compares() && !items_.common && !by_rule()) note_contents();
+    if (compares() && !items_.common && !by_rule()) note_contents(items_, *format_, local_);
     if (by_rule()) message.empties = empty_keys();
     const bool exchanged = !by_rule() && !is_alone();
     if (exchanged || options().validate_access) message.plan = local_.encode();
     return message;
-  }
-
-  void check_tensor_attributes() const {
-    std::set<std::string_view> keys;
-    for (const TensorItem& item : items_.tensors) keys.insert(item.key);
-    for (const auto& [key, attributes] : options().tensor_attributes) {
-      if (keys.contains(key)) continue;
-      throw Error(ErrorCode::kInvalidArgument,
-                  "attributes are given for a tensor that this rank does not save")
-          .with_key(key)
-          .with_hint("tensor_attributes are given by the keys of the checkpoint");
-    }
   }
 
   void check_agreement() const {
@@ -220,19 +196,10 @@ class Saving {
   // In dialects that have a common state; else 0.
   uint64_t hash_of_common() {
     if (!items_.common) return 0;
-    compared_ = brought_.compared != nullptr ? items_of(*brought_.compared).common : items_.common;
+    compared_ = brought_.compared != nullptr
+                    ? items_of(*brought_.compared, *dialect_, *format_).common
+                    : items_.common;
     return content_hash(*compared_);
-  }
-
-  // So that the coordinator can report common objects that are not the same on all ranks.
-  void note_contents() {
-    for (size_t i = 0; i < items_.objects.size(); ++i) {
-      if (!items_.objects[i].common) continue;
-      const Value& value = items_.objects[i].value;
-      const bool archive = value.kind() == Value::Kind::kPickled && value.as_pickled().archive;
-      local_.objects[i].content =
-          content_hash(archive ? format_->parse_object(value.as_pickled().bytes) : value);
-    }
   }
 
   // A tensor without elements is stored as one empty chunk. No rule says who else has it, so these
@@ -372,6 +339,9 @@ SaveResult save(const StateDict& state, const Location& location, const SaveOpti
   try {
     const Deadline deadline =
         engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
+    if (options.by_files) {
+      return engine::save_by_files(state, location, options, deadline);
+    }
     return engine::Saving(options.comm, location.place(), deadline).run([&] {
       return engine::Brought{&state, &location, &options, nullptr};
     });

@@ -48,4 +48,11 @@ struct SaveRequest {
 SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& place,
                 const Communicator& comm, Deadline deadline);
 
+// A rank's save without a communicator: options.by_files is set, and nothing else of the request
+// waits for other ranks (SaveRequest::compared_common is not looked at). The protocol, with what
+// each race comes to, stands in commit/attempt.cc. Errors are this rank's own, or what another rank
+// has left as its failure; kTimeout names ranks that have not written when the deadline passes, and
+// what was written stays for them to complete. save() with options.by_files is the same.
+SaveResult save_by_files(const std::function<SaveRequest()>& prepare, Deadline deadline);
+
 }  // namespace tilestone

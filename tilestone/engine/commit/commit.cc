@@ -103,7 +103,9 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
+#include "tilestone/engine/commit/describe_internal.h"
 #include "tilestone/engine/commit/presence_internal.h"
+#include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/write/new_files_internal.h"
 #include "tilestone/format/foreign.h"
@@ -184,7 +186,24 @@ std::optional<ForeignCheckpoint> Commit::foreign() const {
   });
 }
 
+// One that is to become the checkpoint here without a communicator would lose its files.
+void Commit::refuse_open_attempts() const {
+  const std::vector<std::string> names = storage_->list(std::string(kOwnDirectory) + "/");
+  const Notes notes = read_notes(*storage_, names);
+  if (notes.attempts.empty()) return;
+  const std::set<std::string> open = notes.open(any_checkpoint(*storage_, *format_));
+  if (open.empty()) return;
+  throw Error(ErrorCode::kAlreadyExists, "the save " + *open.begin() + " at " +
+                                             storage_->describe() +
+                                             ", without a communicator, is not published yet")
+      .with_file(attempt_name(*open.begin()))
+      .with_hint(
+          "`tilestone publish` completes it if all its ranks have written; `tilestone gc "
+          "--abandon` ends it if they are dead");
+}
+
 void Commit::refuse_existing() const {
+  refuse_open_attempts();
   if (const auto other = foreign()) {
     const std::string stands = other->kind + " stands at " + storage_->describe();
     if (!overwrite_) {
@@ -294,36 +313,21 @@ void Commit::remove_leftovers(const std::set<std::string>& referenced,
 
 void Commit::prepare(Reported reported, Deadline deadline) {
   expect_files(*storage_, reported.reports, reported.threads, deadline);
-  Metadata metadata = merge_reports(std::move(reported.reports), reported.copies);
-  metadata.save_id = save_id_;
-  metadata.writer = std::string("Tilestone ") + kVersion;
-  metadata.dialect = dialect_->read_as();
-  index_ = merge_index(format_->encode_index(metadata),
-                       dialect_->encode_index(*reported.items, *format_));
-  new_files_.insert(metadata.files.begin(), metadata.files.end());
-
-  Manifest manifest = make_manifest(metadata, static_cast<int>(reported.encoded.size()));
-  manifest.attributes = std::move(reported.attributes);
+  Descriptions made =
+      describe_save({std::move(reported.reports), reported.encoded, reported.copies, save_id_,
+                     std::string("Tilestone ") + kVersion, std::move(reported.attributes),
+                     dialect_->encode_index(*reported.items, *format_)},
+                    *format_, *dialect_);
+  index_ = std::move(made.index);
+  new_files_.merge(made.files);
   const std::string name = manifest_name(save_id_);
   new_files_.insert(name);
-  storage_->publish(name, temporary_name(save_id_, "manifest"), manifest.encode(reported.encoded),
-                    false, deadline);
+  storage_->publish(name, temporary_name(save_id_, "manifest"), made.manifest, false, deadline);
   if (!old_rank_local_.empty()) mark_replaced(deadline);
   publish_before(reported.threads, deadline);
   if (!staging_) return;
   publish(IndexRole::kSwitch, deadline);
   publish(IndexRole::kAfter, deadline);
-}
-
-Manifest Commit::make_manifest(const Metadata& metadata, int world_size) const {
-  Manifest manifest;
-  manifest.save_id = save_id_;
-  manifest.world_size = world_size;
-  manifest.format = format_->name();
-  manifest.dialect = dialect_->read_as();
-  manifest.writer = metadata.writer;
-  manifest.index = sums_of(index_);
-  return manifest;
 }
 
 void Commit::mark_replaced(Deadline deadline) {

@@ -61,13 +61,13 @@ class Commit {
   bool needs_staging() const;
   std::optional<ForeignCheckpoint> foreign() const;
   void refuse_existing() const;
+  void refuse_open_attempts() const;
   void lock();
   void finish_replacement();
   void look_at_old();
   void remove_leftovers(const std::set<std::string>& referenced, const std::string& standing);
   void mark_replaced(Deadline deadline);
   void remove_rank_local();
-  Manifest make_manifest(const Metadata& metadata, int world_size) const;
   void publish_before(int threads, Deadline deadline);
   void publish(IndexRole role, Deadline deadline);
 

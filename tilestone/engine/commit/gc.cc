@@ -52,6 +52,7 @@ class Cleaning {
     if (!standing_.found && !force_) refuse_lost(names, notes);
     replaced_ = find_replaced(storage_, *format_);
     ended_ = notes.ended(standing_.save_id);
+    open_ = notes.open(!standing_.save_id.empty());
     std::vector<Leftover> found;
     for (const Sibling& sibling : dead_) {
       found.push_back({kBeside + sibling.name, siblings_.size_of(sibling),
@@ -67,6 +68,11 @@ class Cleaning {
 
   // Names the saves whose files stay because no note speaks of them.
   void report_kept() const {
+    for (const std::string& save_id : open_) {
+      log(LogLevel::kWarning, "files of the save " + save_id + " stay in " + storage_.describe() +
+                                  ": it is not published yet, and may still be; who knows that its "
+                                  "ranks are dead can abandon it");
+    }
     for (const auto& [save_id, count] : kept_) {
       log(LogLevel::kWarning, std::to_string(count) + " files of the save " + save_id +
                                   " stay in " + storage_.describe() +
@@ -144,6 +150,7 @@ class Cleaning {
     }
     const auto own = parse_own_name(*format_, name);
     if (!own || standing_.files.contains(name)) return std::nullopt;
+    if (own->kind == kOutcomeKind || open_.contains(own->save_id)) return std::nullopt;
     if (!force_ && !is_leftover(*own, ended_)) {
       if (storage_.stat(name)) ++kept_[own->save_id];
       return std::nullopt;
@@ -176,6 +183,7 @@ class Cleaning {
   std::vector<Sibling> dead_;
   std::optional<Replaced> replaced_;
   std::set<std::string> ended_;         // saves whose files may go
+  std::set<std::string> open_;          // that may still become the checkpoint
   std::map<std::string, size_t> kept_;  // files that don't, by save
   std::exception_ptr failure_;
 };

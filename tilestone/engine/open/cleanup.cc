@@ -1,7 +1,10 @@
+#include <algorithm>
+#include <iterator>
 #include <random>
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
+#include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/manifest.h"
 
@@ -121,8 +124,18 @@ void leave_note(Storage& storage, const std::string& save_id, const std::set<std
   }
 }
 
+std::set<std::string> Notes::open(bool stands) const {
+  if (stands) return undecided;
+  std::set<std::string> saves;
+  std::set_difference(attempts.begin(), attempts.end(), abandoned.begin(), abandoned.end(),
+                      std::inserter(saves, saves.end()));
+  return saves;
+}
+
 std::set<std::string> Notes::ended(const std::string& standing) const {
   std::set<std::string> saves = begun;
+  // Of another writer's checkpoint the save is not known; a checkpoint it is.
+  for (const std::string& save_id : open(!standing.empty())) saves.erase(save_id);
   const auto found = replaces.find(standing);
   if (found != replaces.end()) saves.insert(found->second.begin(), found->second.end());
   return saves;
@@ -134,6 +147,8 @@ Notes read_notes(Storage& storage, std::span<const std::string> names) {
     const auto own = parse_in_own_directory(name);
     if (!own || own->kind == kManifestKind) continue;
     notes.begun.insert(own->save_id);
+    // An outcome alone speaks of one that has ended.
+    if (own->kind == kAttemptKind) notes.attempts.insert(own->save_id);
     if (own->kind != kNoteKind) continue;
     try {
       notes.replaces[own->save_id] = decode_note(read_file(storage, name, kMaxNoteBytes), name);
@@ -142,6 +157,11 @@ Notes read_notes(Storage& storage, std::span<const std::string> names) {
       log(LogLevel::kWarning,
           std::string("what a save has replaced is not known, and stays: ") + error.what());
     }
+  }
+  for (const std::string& save_id : notes.attempts) {
+    const auto outcome = read_outcome(storage, save_id);
+    if (!outcome) notes.undecided.insert(save_id);
+    if (outcome == Outcome::kAbandoned) notes.abandoned.insert(save_id);
   }
   return notes;
 }
@@ -173,6 +193,8 @@ std::optional<OwnName> parse_in_own_directory(std::string_view name) {
   if (!is_save_id(save_id)) return std::nullopt;
   if (name == manifest_name(save_id)) return OwnName{kManifestKind, save_id};
   if (name == note_name(save_id)) return OwnName{kNoteKind, save_id};
+  if (name == outcome_name(save_id)) return OwnName{kOutcomeKind, save_id};
+  if (parse_attempt_name(name)) return OwnName{kAttemptKind, save_id};
   if (!base.substr(kSaveIdLength).starts_with('.') || !base.ends_with(kTemporarySuffix)) {
     return std::nullopt;
   }
@@ -189,6 +211,7 @@ bool is_own_name(const Format& format, std::string_view name) {
 }
 
 bool is_leftover(const OwnName& own, const std::set<std::string>& ended) {
+  if (own.kind == kOutcomeKind) return false;
   return own.kind == kNoteKind || own.kind == kTemporaryKind || ended.contains(own.save_id);
 }
 

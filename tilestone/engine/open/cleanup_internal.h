@@ -37,6 +37,8 @@ inline constexpr std::string_view kManifestKind = "manifest";
 inline constexpr std::string_view kDataKind = "data file";
 inline constexpr std::string_view kTemporaryKind = "temporary file";
 inline constexpr std::string_view kNoteKind = "note";
+inline constexpr std::string_view kAttemptKind = "file of the attempt";
+inline constexpr std::string_view kOutcomeKind = "outcome";  // it stays
 
 // What a save of Tilestone makes under a name.
 struct OwnName {
@@ -60,9 +62,15 @@ void leave_note(Storage& storage, const std::string& save_id, const std::set<std
 struct Notes {
   std::set<std::string> begun;  // saves that began here: they left a note or a temporary file
   std::map<std::string, std::set<std::string>> replaces;  // by the save that replaces them
+  std::set<std::string> attempts;   // saves without a communicator that have left something
+  std::set<std::string> abandoned;  // of those
+  std::set<std::string> undecided;  // likewise: without an outcome
 
   // The saves whose files may go once the checkpoint of `standing` ("": none) does not name them.
   std::set<std::string> ended(const std::string& standing) const;
+  // Saves without a communicator that may still become the checkpoint of the location: undecided
+  // ones, and where no checkpoint `stands` those that are to be published.
+  std::set<std::string> open(bool stands) const;
 };
 // `names`: the location's. A note that can't be read speaks of its own save only, and is logged.
 Notes read_notes(Storage& storage, std::span<const std::string> names);

@@ -53,9 +53,26 @@ void check_tensor_attributes(const SaveOptions& options) {
                      kMaxTensorAttributeBytes));
 }
 
+void check_by_files(const SaveOptions& options) {
+  constexpr size_t kShortestToken = 8, kLongestToken = 256;
+  const ByFiles& files = *options.by_files;
+  if (files.world_size < 1 || files.rank < 0 || files.rank >= files.world_size) {
+    refuse(fmt::format("rank is {} of a world_size of {}", files.rank, files.world_size));
+  }
+  if (files.token.size() < kShortestToken || files.token.size() > kLongestToken) {
+    refuse(
+        fmt::format("token has {} bytes; expected {} to {}, the same text on all ranks of one "
+                    "run and another for every start of the job",
+                    files.token.size(), kShortestToken, kLongestToken));
+  }
+  if (options.comm.size() > 1) refuse("a save by files has no communicator");
+  if (options.overwrite) refuse("a save by files replaces nothing: overwrite must be false");
+}
+
 }  // namespace
 
 void check_options(const SaveOptions& options) {
+  if (options.by_files) check_by_files(options);
   check_attributes(options);
   check_tensor_attributes(options);
   check_timeout(options.timeout);

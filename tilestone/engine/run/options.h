@@ -45,6 +45,19 @@ inline constexpr int kMaxFilesPerRank = 1024;
 inline constexpr uint64_t kMaxAttributeBytes = 1u << 20;         // of all names and values together
 inline constexpr uint64_t kMaxTensorAttributeBytes = 16u << 20;  // likewise, of one rank
 
+// A save without a communicator: its ranks know of one another by files alone, which they leave at
+// the location. `token` and `number` name the attempt.
+struct ByFiles {
+  int rank = 0;
+  int world_size = 1;
+  // Of one run of a job: the same text on all its ranks, another one for every start of the job.
+  // The same token once more, for a rank that was started again, is the promise that it saves the
+  // same state. At least 8 bytes, at most 256.
+  std::string token = {};
+  uint64_t number = 0;  // of the saves under this token to this location
+  bool wait = true;     // until the checkpoint is published; else the last rank to write publishes
+};
+
 // Equal on all ranks, else Error(kMismatch) that names the option: format, dialect, agreement,
 // overwrite, attributes, validate_access, common_differs.
 // The others are each rank's own.
@@ -57,6 +70,12 @@ struct SaveOptions {
   std::shared_ptr<const Format> format = nullptr;    // default: torch_dist
   std::shared_ptr<const Dialect> dialect = nullptr;  // default: PyTorch's
   Agreement agreement = Agreement::kExchange;
+  // Then `comm` is a group of one, and ranks agree by rule: replicas whose holders are declared or
+  // known from placements are written once, balanced; others by each rank that has a main one, and
+  // they must be the same. Objects that are not wrapped must be on every rank. Nothing is replaced
+  // (overwrite is Error(kInvalidArgument)); dialects and formats whose files have fixed names, and
+  // validate_access, are Error(kUnsupported).
+  std::optional<ByFiles> by_files = std::nullopt;
   // A valid checkpoint that stands at the location is replaced (it stays valid until the new one
   // is durable); without this, saving there is Error(kAlreadyExists).
   bool overwrite = false;
@@ -95,6 +114,7 @@ struct SaveResult {
   uint64_t items_written = 0;  // by this rank
   // The ranks' common states were compared, and are not the same (SaveOptions::common_differs).
   bool common_differs = false;
+  bool published = true;  // false: by files, without waiting, and other ranks are still writing
 };
 
 // Equal on all ranks, else Error(kMismatch) that names the option: format, two_phase,

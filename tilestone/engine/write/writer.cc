@@ -78,7 +78,7 @@ class RankWriter {
     report_.save_id = task_.save_id;
     report_.host = host_name();
     report_.files.resize(shares_.size());
-    int data_files = 0;
+    int data_files = task_.first_file;
     for (size_t i = 0; i < shares_.size(); ++i) {
       report_.files[i].name = shares_[i].name.empty()
                                   ? format_.data_file_name(task_.save_id, task_.rank, data_files++)
@@ -202,6 +202,7 @@ class RankWriter {
   void write_file(size_t index) {
     const FileShare& share = shares_[index];
     const auto file = storage_.create(report_.files[index].name, expected_bytes(share));
+    note_made(report_.files[index].name);
     FileStream stream(*file, context_);
     const auto encoder = format_.encoder();
     if (format_.files_have_ends()) begin_file(index, stream, *encoder);
@@ -271,11 +272,13 @@ class RankWriter {
     }
   }
 
-  void discard() {
-    std::vector<std::string> names;
-    for (const ReportedFile& file : report_.files) names.push_back(file.name);
-    remove_files(storage_, names);
+  void note_made(const std::string& name) {
+    std::lock_guard lock(parts_mutex_);
+    made_.push_back(name);
   }
+
+  // A name that was taken is somebody else's file.
+  void discard() { remove_files(storage_, made_); }
 
   Storage& storage_;
   const Format& format_;
@@ -287,7 +290,8 @@ class RankWriter {
   ProgressMeter progress_;
   StreamContext context_;
   std::mutex parts_mutex_;
-  RankReport report_;  // parts: under parts_mutex_ while files are written
+  std::vector<std::string> made_;  // files; under parts_mutex_ while files are written
+  RankReport report_;              // parts: likewise
 };
 
 }  // namespace

@@ -28,10 +28,12 @@ struct WriteTask {
   int rank = 0;
   int world_size = 1;
   std::string save_id;
+  int first_file = 0;  // from which number on its data files have names
 };
 
 // Writes the assigned items to new files, objects before tensors, and makes files and directory
-// entries durable. On failure the files are removed again (failures of that are logged).
+// entries durable. On failure the files that it made are removed again (failures of that are
+// logged).
 RankReport write_items(Storage& storage, const Format& format, const WriteTask& task,
                        const SaveOptions& options, Deadline deadline);
 

@@ -1,0 +1,64 @@
+// tilestone publish: completes a save without a communicator of which all ranks have written.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tilestone/cli/commands.h"
+#include "tilestone/cli/opened.h"
+#include "tilestone/cli/output.h"
+#include "tilestone/cli/run.h"
+
+namespace tilestone::cli {
+namespace {
+
+std::string missing_text(const UnpublishedSave& save) {
+  std::string text;
+  for (const int rank : save.missing) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  const bool more = save.missing_count > save.missing.size();
+  return text.empty() && !more ? "none" : text + (more ? ", ..." : "");
+}
+
+void print_json(const std::vector<UnpublishedSave>& saves) {
+  auto out = nlohmann::ordered_json::array();
+  for (const UnpublishedSave& save : saves) {
+    out.push_back({{"save_id", save.save_id},
+                   {"world_size", save.world_size},
+                   {"format", save.format},
+                   {"dialect", save.dialect},
+                   {"missing_count", save.missing_count},
+                   {"missing", save.missing},
+                   {"failure", save.failure},
+                   {"abandoned", save.abandoned}});
+  }
+  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+void print_text(const std::vector<UnpublishedSave>& saves) {
+  if (saves.empty()) {
+    fmt::print("no unpublished saves\n");
+    return;
+  }
+  Table table({"SAVE", "RANKS", "MISSING", "FAILURE"}, "lrll");
+  for (const UnpublishedSave& save : saves) {
+    table.add({save.save_id, std::to_string(save.world_size),
+               save.abandoned ? "abandoned" : missing_text(save), printable(save.failure)});
+  }
+  table.print();
+}
+
+}  // namespace
+
+int publish(const PublishCommand& command) {
+  const Location location = location_of(command.path, command.follow_links);
+  if (command.list) {
+    const auto saves = find_unpublished(location);
+    command.json ? print_json(saves) : print_text(saves);
+    return kOk;
+  }
+  PublishOptions options;
+  options.save_id = command.save_id;
+  fmt::print("published the save {}\n", tilestone::publish(location, options));
+  return kOk;
+}
+
+}  // namespace tilestone::cli

@@ -1,0 +1,450 @@
+// Saves without a communicator.
+//
+// Every rank knows the attempt's save id without a word (save_id_of). It leaves its report, or its
+// error, as a small file; who finds all reports there merges and publishes them.
+//
+//  1. Join. The first rank that comes refuses a location where a checkpoint stands, makes the
+//     attempt's directory and publishes its head; the others compare what they bring with it. A
+//     head is durable before any data file: it is the note that the save began here.
+//  2. Each rank writes data files under new names, syncs them and their directory, and publishes
+//     its report under a name of its own, never over another: of a rank that was started again,
+//     the first report counts, and the files of the other are leftovers.
+//  3. Who finds all reports of a group puts them together in one file, having opened every data
+//     file that they name; who finds all groups merges them, checks coverage, and publishes the
+//     manifest. Several may do so at a time: what they write is the same, bytes for bytes.
+//  4. It makes the outcome "published", unless there is one. If it is "abandoned", the save is
+//  over.
+//  5. It publishes the index's switch, never over another. The rename is the commit. Who finds the
+//     outcome "published" and no switch does this step.
+//  6. It removes head and directory.
+//
+// To abandon an attempt is to make the outcome "abandoned" before any of its files go. Only gc
+// does, on request, and only one that lacks a report and has been seen unchanged for a period.
+//
+// Races:
+//  two publishers           The outcome is made once, and the switch is never replaced: the second
+//                           finds it there with its own save id.
+//  a publisher that stalls  Before 4 it finds "abandoned" when it goes on; the outcome stays for
+//                           good, so it can't be made once more. Between 4 and 5 others publish. In
+//                           5 it finds another checkpoint's switch, or its temporary file gone with
+//                           the directory, and changes nothing.
+//  a report that comes late After "abandoned" nobody merges it. Its data files are leftovers, as
+//                           the outcome says.
+//  two attempts             Names hold their save ids, so neither sees the other; the first switch
+//                           stands, the other attempt ends with kAlreadyExists.
+//  saves with a communicator
+//                           One that begins later refuses while an attempt is open. One that began
+//                           before holds the lock, and an attempt refuses to begin. Where both
+//                           began at once, each leaves the other's files alone (open_attempts), and
+//                           the switch decides as above, or an overwriting save replaces it.
+//
+// A crash at any point: before 5 there is no switch, and nothing was there before; the reports that
+// are durable count, and their ranks need not write again. In 5 the switch names files that are all
+// durable: a report is published after its data, the manifest before the switch.
+#include "tilestone/engine/commit/attempt_internal.h"
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/engine/commit/describe_internal.h"
+#include "tilestone/engine/commit/presence_internal.h"
+#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/format/foreign.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/format/manifest.h"
+
+namespace tilestone::engine {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+constexpr Seconds kFirstPause{0.005};  // between two looks of a rank that waits
+constexpr Seconds kLongestPause{0.5};
+constexpr Seconds kTakeOver{2};  // a publisher is given so long, and more by chance
+constexpr size_t kNamedMissing = 4;
+
+std::string base_of(const std::string& name) {
+  const std::string last = name.substr(name.rfind('/') + 1);
+  return last.substr(std::min(last.find_first_not_of('.'), last.size()));
+}
+
+void pause(Seconds time, Deadline deadline) {
+  const Deadline end = Deadline::after(time);
+  while (!end.expired() && !deadline.expired()) {
+    std::this_thread::sleep_for(std::min(end.remaining(), deadline.wait_time()));
+  }
+}
+
+// So that not all ranks take over at once.
+Seconds by_chance(Seconds most) {
+  std::random_device random;
+  return most * (static_cast<double>(random()) / static_cast<double>(std::random_device::max()));
+}
+
+}  // namespace
+
+Attempt::Attempt(std::shared_ptr<Storage> location, AttemptHead head)
+    : location_(std::move(location)),
+      head_(std::move(head)),
+      format_(format_named(head_.format)),
+      dialect_(dialect_named(head_.dialect)) {}
+
+void Attempt::fail_abandoned() const {
+  throw Error(ErrorCode::kRankFailed, "the save " + head_.save_id + " was abandoned")
+      .with_file(outcome_name(head_.save_id))
+      .with_hint("save again under another token, or to another path");
+}
+
+// ---- Step 1
+
+bool Attempt::join(Deadline deadline) {
+  const auto outcome = read_outcome(*location_, head_.save_id);
+  if (outcome == Outcome::kAbandoned) fail_abandoned();
+  if (const auto begun = read_head(*location_, head_.save_id)) {
+    expect_same_head(*begun);
+    return true;
+  }
+  if (outcome == Outcome::kPublished) return false;
+  begin(deadline);
+  return true;
+}
+
+void Attempt::begin(Deadline deadline) {
+  refuse_standing();
+  location_->make_directory("");
+  location_->make_directory(std::string(kOwnDirectory));
+  location_->make_directory(attempt_directory(head_.save_id));
+  try {
+    location_->publish(attempt_name(head_.save_id), attempt_temporary(head_.save_id, "attempt"),
+                       head_.encode(), false, deadline);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kAlreadyExists) throw;
+    const auto begun = read_head(*location_, head_.save_id);
+    if (begun) expect_same_head(*begun);
+    if (!begun && !is_published()) throw;
+  }
+  location_->sync_directory("");
+}
+
+void Attempt::refuse_standing() const {
+  const std::string at = location_->describe();
+  const auto refuse = [&](const std::string& what, const std::string& hint) {
+    throw Error(ErrorCode::kAlreadyExists, what + " " + at).with_hint(hint);
+  };
+  const std::vector<std::string> names = location_->list();
+  const auto other = find_foreign(
+      names, [&](const std::string& name) { return read_file(*location_, name, UINT64_MAX); });
+  if (other || any_checkpoint(*location_, *format_)) {
+    refuse("a checkpoint stands at",
+           "saves without a communicator don't replace any: save elsewhere");
+  }
+  bool locked = false;
+  try {
+    locked = location_->is_locked(std::string(kLockName));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+  }
+  if (locked) refuse("a save with a communicator is under way at", "save elsewhere");
+}
+
+void Attempt::expect_same_head(const AttemptHead& other) const {
+  if (other == head_) return;
+  const auto differ = [&](const std::string& what, const std::string& here,
+                          const std::string& there) {
+    if (here == there) return;
+    throw Error(ErrorCode::kMismatch, "the ranks of a save don't agree on " + what + ": " + here +
+                                          " here, " + there + " where it began")
+        .with_file(attempt_name(head_.save_id))
+        .with_hint("one token stands for one run of a job, and all its ranks save alike");
+  };
+  differ("world_size", std::to_string(head_.world_size), std::to_string(other.world_size));
+  differ("format", head_.format, other.format);
+  differ("dialect", head_.dialect, other.dialect);
+  differ("the version", head_.writer, other.writer);
+  throw Error(ErrorCode::kMismatch,
+              "the ranks of a save don't agree on its attributes or on common_differs")
+      .with_file(attempt_name(head_.save_id));
+}
+
+// ---- Step 2
+
+int Attempt::first_free_file(int rank) const {
+  int first = 0;
+  while (location_->stat(format_->data_file_name(head_.save_id, rank, first))) ++first;
+  return first;
+}
+
+bool Attempt::leave_report(int rank, const LeftReport& left, Deadline deadline) {
+  location_->make_directory(group_directory(head_.save_id, head_.group_of(rank)));
+  try {
+    location_->publish(report_name(head_, rank),
+                       attempt_temporary(head_.save_id, "report-" + std::to_string(rank)),
+                       left.encode(), false, deadline);
+    return true;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kAlreadyExists) return false;
+    // Its directory goes once the save has ended.
+    const auto outcome = read_outcome(*location_, head_.save_id);
+    if (outcome == Outcome::kAbandoned) fail_abandoned();
+    if (outcome == Outcome::kPublished) return false;
+    throw;
+  }
+}
+
+void Attempt::leave_failure(int rank, const Error& error, Deadline deadline) noexcept {
+  try {
+    Error named = error;
+    named.with_rank(rank);
+    location_->publish(failed_name(head_.save_id),
+                       attempt_temporary(head_.save_id, "failed-" + std::to_string(rank)),
+                       named.encode(), false, deadline);
+  } catch (const Error& failure) {
+    if (failure.code() == ErrorCode::kAlreadyExists) return;
+    log(LogLevel::kWarning,
+        std::string("the other ranks of a save don't hear of this rank's failure: ") +
+            failure.what());
+  }
+}
+
+void Attempt::take_back_failure(int rank) {
+  const auto failed = read_failed(*location_, head_.save_id);
+  if (failed && failed->rank() == rank) {
+    remove_files(*location_, std::vector{failed_name(head_.save_id)});
+  }
+}
+
+// ---- Steps 3 to 6
+
+std::optional<std::vector<Bytes>> Attempt::read_group(int group) const {
+  const std::string name = group_name(head_.save_id, group);
+  const auto bytes = read_if_there(*location_, name);
+  if (!bytes) return std::nullopt;
+  std::vector<Bytes> left = decode_group(*bytes, name);
+  const int ranks = head_.group_end(group) - head_.group_begin(group);
+  if (left.size() == static_cast<size_t>(ranks)) return left;
+  throw Error(ErrorCode::kCorrupt, "it holds " + std::to_string(left.size()) + " reports of " +
+                                       std::to_string(ranks) + " ranks")
+      .with_file(name);
+}
+
+bool Attempt::merge_group(int group, int threads, Deadline deadline) {
+  const std::string name = group_name(head_.save_id, group);
+  if (location_->stat(name)) return true;
+  std::vector<Bytes> left;
+  std::vector<RankReport> reports;
+  for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
+    const std::string file = report_name(head_, rank);
+    auto bytes = read_if_there(*location_, file);
+    if (!bytes) return location_->stat(name).has_value();
+    reports.push_back(RankReport::decode(LeftReport::decode(*bytes, file).report));
+    if (reports.back().rank != rank || reports.back().save_id != head_.save_id) {
+      throw Error(ErrorCode::kCorrupt, "it is the report of rank " +
+                                           std::to_string(reports.back().rank) + " of the save " +
+                                           reports.back().save_id)
+          .with_file(file);
+    }
+    left.push_back(std::move(*bytes));
+  }
+  expect_files(*location_, reports, threads, deadline);
+  publish_once(name, encode_group(left), deadline);
+  return true;
+}
+
+bool Attempt::is_published() const {
+  return read_outcome(*location_, head_.save_id) == Outcome::kPublished &&
+         !location_->stat(attempt_name(head_.save_id));
+}
+
+// Whether the switch stands though files of the attempt are gone and its head is not: step 6 was
+// interrupted.
+bool Attempt::ended_before(std::optional<Outcome> outcome) const {
+  if (outcome != Outcome::kPublished) return false;
+  const Standing standing = read_standing(*location_, format_);
+  if (!standing.found || standing.save_id != head_.save_id) return false;
+  clean();
+  return true;
+}
+
+bool Attempt::publish_if_complete(std::optional<int> group, int threads, Deadline deadline) {
+  const auto outcome = read_outcome(*location_, head_.save_id);
+  if (outcome == Outcome::kAbandoned) fail_abandoned();
+  if (is_published()) return true;
+  try {
+    if (group && !merge_group(*group, threads, deadline)) return ended_before(outcome);
+    std::vector<Bytes> left;
+    for (int g = 0; g < head_.group_count(); ++g) {
+      if (!group && !merge_group(g, threads, deadline)) return ended_before(outcome);
+      if (!location_->stat(group_name(head_.save_id, g))) return ended_before(outcome);
+    }
+    for (int g = 0; g < head_.group_count(); ++g) {
+      auto of_group = read_group(g);
+      if (!of_group) return is_published();
+      std::move(of_group->begin(), of_group->end(), std::back_inserter(left));
+    }
+    publish(std::move(left), deadline);
+    return true;
+  } catch (const Error& error) {
+    // Somebody else has published it meanwhile, and removed what this call was reading.
+    if (error.code() != ErrorCode::kAlreadyExists && is_published()) return true;
+    throw;
+  }
+}
+
+void Attempt::expect_one_common_state(const std::vector<LeftReport>& left) const {
+  std::vector<int> other_keys, other_contents;
+  for (size_t rank = 1; rank < left.size(); ++rank) {
+    const auto number = static_cast<int>(rank);
+    if (left[rank].common_keys != left[0].common_keys) other_keys.push_back(number);
+    const bool compared = left[rank].common_contents != 0 && left[0].common_contents != 0;
+    if (compared && left[rank].common_contents != left[0].common_contents) {
+      other_contents.push_back(number);
+    }
+  }
+  if (!other_keys.empty()) {
+    throw Error(ErrorCode::kMismatch,
+                ranks_text(other_keys) + ": other objects than on rank 0, which alone writes them")
+        .with_rank(other_keys.front())
+        .with_hint("give an object that only some ranks have a key of its own (ShardedObject)");
+  }
+  if (other_contents.empty()) return;
+  const std::string what = "objects that every rank has are not the same on " +
+                           ranks_text(other_contents) + " as on rank 0, whose are saved";
+  if (head_.common_differs == static_cast<uint8_t>(SaveOptions::Differing::kError)) {
+    throw Error(ErrorCode::kMismatch, what).with_rank(other_contents.front());
+  }
+  log(LogLevel::kWarning, what);
+}
+
+void Attempt::publish(std::vector<Bytes> encoded, Deadline deadline) {
+  std::vector<LeftReport> left;
+  std::vector<RankReport> reports;
+  for (size_t rank = 0; rank < encoded.size(); ++rank) {
+    left.push_back(LeftReport::decode(encoded[rank], report_name(head_, static_cast<int>(rank))));
+    reports.push_back(RankReport::decode(left.back().report));
+    encoded[rank] = left.back().report;
+  }
+  expect_one_common_state(left);
+  Descriptions made = describe_save({std::move(reports), encoded, CopyPolicy::kAccept,
+                                     head_.save_id, head_.writer, head_.attributes},
+                                    *format_, *dialect_);
+  publish_once(manifest_name(head_.save_id), made.manifest, deadline);
+  for (const IndexFile& file : made.index) {
+    // Names that say nothing of their save could be another attempt's.
+    if (file.role == IndexRole::kBefore) {
+      throw Error(ErrorCode::kInternal, "an index of several files, without a communicator")
+          .with_file(file.name);
+    }
+  }
+  if (decide(*location_, head_.save_id, Outcome::kPublished, deadline) == Outcome::kAbandoned) {
+    fail_abandoned();
+  }
+  for (const IndexFile& file : made.index) publish_switch(file, deadline.without_interrupt());
+  clean();
+}
+
+// The bytes are the same, whoever publishes them.
+void Attempt::publish_once(const std::string& name, ByteView bytes, Deadline deadline) const {
+  try {
+    location_->publish(name, attempt_temporary(head_.save_id, base_of(name)), bytes, false,
+                       deadline);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kAlreadyExists) throw;
+  }
+}
+
+void Attempt::publish_switch(const IndexFile& file, Deadline deadline) const {
+  try {
+    location_->publish(file.name, attempt_temporary(head_.save_id, base_of(file.name)), file.bytes,
+                       false, deadline);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kAlreadyExists) throw;
+    if (read_if_there(*location_, file.name) == file.bytes) {
+      location_->sync_directory("");  // whoever made it may have died before
+      return;
+    }
+    throw Error(ErrorCode::kAlreadyExists, "another checkpoint was published at " +
+                                               location_->describe() + " before the save " +
+                                               head_.save_id)
+        .with_file(file.name);
+  }
+}
+
+void Attempt::clean() const {
+  try {
+    remove_files(*location_, std::vector{attempt_name(head_.save_id)});
+    location_->remove_tree(attempt_directory(head_.save_id));
+  } catch (const Error& error) {
+    // Others may be looking into it, or cleaning too.
+    log(LogLevel::kDebug, std::string("files of a published save stay for now: ") + error.what());
+  }
+}
+
+// ---- Looking and waiting
+
+AttemptState Attempt::look(size_t names) const {
+  AttemptState state;
+  state.outcome = read_outcome(*location_, head_.save_id);
+  state.failed = read_failed(*location_, head_.save_id);
+  for (int group = 0; group < head_.group_count(); ++group) {
+    if (location_->stat(group_name(head_.save_id, group))) continue;
+    for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
+      if (location_->stat(report_name(head_, rank))) continue;
+      ++state.missing_count;
+      if (state.missing.size() < names) state.missing.push_back(rank);
+    }
+  }
+  return state;
+}
+
+// Looks no further than it must: every rank of a large job does this at the same time.
+void Attempt::fail_missing() const {
+  std::vector<int> missing;
+  for (int group = 0; group < head_.group_count() && missing.empty(); ++group) {
+    if (location_->stat(group_name(head_.save_id, group))) continue;
+    for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
+      if (!location_->stat(report_name(head_, rank))) missing.push_back(rank);
+    }
+  }
+  if (missing.empty()) {
+    throw Error(ErrorCode::kTimeout, "the save " + head_.save_id +
+                                         " was not published before the deadline, though all ranks "
+                                         "have written");
+  }
+  throw Error(ErrorCode::kTimeout, ranks_text(missing) +
+                                       " had not written when the deadline of the save " +
+                                       head_.save_id + " passed")
+      .with_rank(missing.front())
+      .with_hint(
+          "what the others wrote is kept: these ranks can save again under the same token, or "
+          "gc removes it");
+}
+
+void Attempt::wait_published(int rank, int threads, Deadline deadline) {
+  const auto take_over = [&] { return Deadline::after(kTakeOver + by_chance(4 * kTakeOver)); };
+  Deadline patience = take_over();
+  for (Seconds wait = kFirstPause;; wait = std::min(1.5 * wait, kLongestPause)) {
+    const auto outcome = read_outcome(*location_, head_.save_id);
+    if (outcome == Outcome::kAbandoned) fail_abandoned();
+    if (outcome == Outcome::kPublished && is_published()) return;
+    if (const auto failed = read_failed(*location_, head_.save_id); failed && !outcome) {
+      throw *failed;
+    }
+    if (deadline.expired()) fail_missing();
+    if (patience.expired()) {
+      if (publish_if_complete(head_.group_of(rank), threads, deadline)) return;
+      patience = take_over();
+    }
+    pause(std::min(wait, Seconds(deadline.remaining())), deadline);
+  }
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,86 @@
+// A save without a communicator, from the view of one process. The protocol stands in attempt.cc.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/deadline.h"
+#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/format.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+
+// What an attempt's files say, found by their names.
+struct AttemptState {
+  std::optional<Outcome> outcome;
+  size_t missing_count = 0;  // ranks that have left no report
+  std::vector<int> missing;  // the lowest of them
+  std::optional<Error> failed;
+};
+
+class Attempt {
+ public:
+  // Nothing is looked at yet.
+  Attempt(std::shared_ptr<Storage> location, AttemptHead head);
+
+  const AttemptHead& head() const { return head_; }
+
+  // Begins the attempt, or finds that it has begun. False: it was published before. Errors:
+  // kAlreadyExists where another checkpoint stands at the location or is being saved with a
+  // communicator; kMismatch where the ranks that came before say something else; kRankFailed where
+  // it was abandoned.
+  bool join(Deadline deadline);
+
+  // From which number on names of this rank's data files are free: a rank that died and was started
+  // again has left some.
+  int first_free_file(int rank) const;
+
+  // False: this rank has one, which counts.
+  bool leave_report(int rank, const LeftReport& left, Deadline deadline);
+  // Leaves a rank's error for those who wait, unless there is one. Failures are logged.
+  void leave_failure(int rank, const Error& error, Deadline deadline) noexcept;
+  // What an earlier life of this rank has left there goes: it is trying again.
+  void take_back_failure(int rank);
+
+  // Merges and publishes as far as the reports that are there allow it; true once the checkpoint
+  // exists. `group`: looks into this group first, and into the others only if it is complete; none:
+  // into all. Errors: kRankFailed where it was abandoned, kAlreadyExists where another checkpoint
+  // was published first; those of merging reports that contradict each other.
+  bool publish_if_complete(std::optional<int> group, int threads, Deadline deadline);
+
+  // Returns once the checkpoint exists. Throws what a rank has left as its failure, and at the
+  // deadline kTimeout that names ranks that are missing. Takes over from a publisher that stalls.
+  void wait_published(int rank, int threads, Deadline deadline);
+
+  // `names`: how many missing ranks are named.
+  AttemptState look(size_t names) const;
+
+ private:
+  bool is_published() const;
+  bool ended_before(std::optional<Outcome> outcome) const;
+  void begin(Deadline deadline);
+  void refuse_standing() const;
+  void expect_same_head(const AttemptHead& other) const;
+  [[noreturn]] void fail_abandoned() const;
+  [[noreturn]] void fail_missing() const;
+  bool merge_group(int group, int threads, Deadline deadline);
+  std::optional<std::vector<Bytes>> read_group(int group) const;
+  void publish(std::vector<Bytes> left, Deadline deadline);
+  void publish_once(const std::string& name, ByteView bytes, Deadline deadline) const;
+  void publish_switch(const IndexFile& file, Deadline deadline) const;
+  void expect_one_common_state(const std::vector<LeftReport>& left) const;
+  void clean() const;
+
+  std::shared_ptr<Storage> location_;
+  AttemptHead head_;
+  std::shared_ptr<const Format> format_;
+  std::shared_ptr<const Dialect> dialect_;
+};
+
+}  // namespace tilestone::engine

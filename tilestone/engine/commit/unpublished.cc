@@ -1,0 +1,162 @@
+#include "tilestone/engine/commit/unpublished.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/commit/attempt_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/run/terms_internal.h"
+
+namespace tilestone {
+namespace {
+
+constexpr size_t kNamedMissing = 16;
+
+using engine::Attempt;
+using engine::AttemptHead;
+using engine::AttemptState;
+using engine::Outcome;
+
+// The saves that have left more than an outcome.
+std::set<std::string> attempts_at(Storage& storage) {
+  const std::string own(engine::kOwnDirectory);
+  return engine::read_notes(storage, storage.list(own + "/")).attempts;
+}
+
+std::string chosen(const Location& location, const std::string& wanted) {
+  const std::set<std::string> found = attempts_at(location.storage());
+  const std::string at = " at " + location.describe();
+  if (found.empty()) throw Error(ErrorCode::kNotFound, "no unpublished save" + at);
+  if (!wanted.empty()) {
+    if (found.contains(wanted)) return wanted;
+    throw Error(ErrorCode::kNotFound, "no unpublished save " + wanted + at);
+  }
+  if (found.size() == 1) return *found.begin();
+  std::string ids;
+  for (const std::string& save_id : found) ids += (ids.empty() ? "" : ", ") + save_id;
+  throw Error(ErrorCode::kInvalidArgument, std::to_string(found.size()) + " unpublished saves" + at)
+      .with_hint("name one of them: " + ids);
+}
+
+AttemptHead head_of(Storage& storage, const std::string& save_id) {
+  if (auto head = engine::read_head(storage, save_id)) return *std::move(head);
+  throw Error(ErrorCode::kNotFound, "the save " + save_id +
+                                        " has no head: it ends just now, or its "
+                                        "first rank died when it began")
+      .with_file(engine::attempt_name(save_id));
+}
+
+[[noreturn]] void fail_incomplete(const std::string& save_id, const AttemptState& state) {
+  std::string what = "the save " + save_id +
+                     " can't be published: " + std::to_string(state.missing_count) +
+                     " of its ranks have not written (" + engine::ranks_text(state.missing) + ")";
+  if (state.failed) what += "; a rank has failed: " + std::string(state.failed->what());
+  throw Error(ErrorCode::kRankFailed, what)
+      .with_rank(state.missing.front())
+      .with_hint("these ranks can save again under the same token");
+}
+
+// Everything of an attempt that changes while a rank of it lives.
+using Image = std::map<std::string, Bytes>;
+Image image_of(Storage& storage, const std::string& save_id) {
+  Image image;
+  for (const std::string& name : storage.list(engine::attempt_directory(save_id) + "/")) {
+    const bool lease = name.ends_with(".lease");
+    auto bytes = lease ? engine::read_if_there(storage, name) : std::optional<Bytes>(Bytes());
+    if (bytes) image.emplace(name, *std::move(bytes));
+  }
+  return image;
+}
+
+// Data files that grow count too: a writer with a slow disk may miss its lease.
+std::map<std::string, uint64_t> sizes_of(Storage& storage, const std::string& save_id) {
+  std::map<std::string, uint64_t> sizes;
+  for (const std::string& name : storage.list_files(save_id)) {
+    if (const auto info = storage.stat(name)) sizes.emplace(name, info->size);
+  }
+  return sizes;
+}
+
+void watch(Storage& storage, const std::string& save_id, Deadline end, Deadline interrupted) {
+  const auto before = std::pair(image_of(storage, save_id), sizes_of(storage, save_id));
+  while (!end.expired() && !interrupted.expired()) {
+    std::this_thread::sleep_for(std::min(end.remaining(), interrupted.wait_time()));
+  }
+  if (before == std::pair(image_of(storage, save_id), sizes_of(storage, save_id))) return;
+  throw Error(ErrorCode::kAlreadyExists, "the save " + save_id + " is under way");
+}
+
+}  // namespace
+
+std::vector<UnpublishedSave> find_unpublished(const Location& location) {
+  Storage& storage = location.storage();
+  std::vector<UnpublishedSave> found;
+  for (const std::string& save_id : attempts_at(storage)) {
+    UnpublishedSave save;
+    save.save_id = save_id;
+    if (const auto head = engine::read_head(storage, save_id)) {
+      const AttemptState state = Attempt(location.shared(), *head).look(kNamedMissing);
+      save.world_size = head->world_size;
+      save.format = head->format;
+      save.dialect = head->dialect;
+      save.missing_count = state.missing_count;
+      save.missing = state.missing;
+      save.abandoned = state.outcome == Outcome::kAbandoned;
+      if (state.failed) save.failure = state.failed->what();
+    } else {
+      const auto outcome = engine::read_outcome(storage, save_id);
+      if (outcome == Outcome::kPublished) continue;  // its directory goes just now
+      save.abandoned = outcome.has_value();
+      save.missing_count = 1;
+    }
+    found.push_back(std::move(save));
+  }
+  return found;
+}
+
+std::string publish(const Location& location, const PublishOptions& options) {
+  try {
+    const Deadline deadline =
+        engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
+    const std::string save_id = chosen(location, options.save_id);
+    Attempt attempt(location.shared(), head_of(location.storage(), save_id));
+    if (attempt.publish_if_complete(std::nullopt, options.threads, deadline)) return save_id;
+    fail_incomplete(save_id, attempt.look(kNamedMissing));
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+std::string abandon(const Location& location, const AbandonOptions& options) {
+  try {
+    if (!(options.period >= 0)) {
+      throw Error(ErrorCode::kInvalidArgument, "period is not a number of seconds, 0 or more");
+    }
+    const Deadline interrupted = Deadline::never().with_interrupt(options.interrupt);
+    Storage& storage = location.storage();
+    const std::string save_id = chosen(location, options.save_id);
+    const auto head = engine::read_head(storage, save_id);
+    watch(storage, save_id, Deadline::after(std::chrono::duration<double>(options.period)),
+          interrupted);
+    if (head && Attempt(location.shared(), *head).look(1).missing_count == 0) {
+      throw Error(ErrorCode::kUnsupported, "all ranks of the save " + save_id + " have written")
+          .with_hint("publish it, and remove the checkpoint if it is not wanted");
+    }
+    storage.make_directory(engine::attempt_directory(save_id));  // a power loss may have taken it
+    if (engine::decide(storage, save_id, Outcome::kAbandoned, Deadline::never()) ==
+        Outcome::kPublished) {
+      throw Error(ErrorCode::kAlreadyExists, "the save " + save_id + " is being published");
+    }
+    return save_id;
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+}  // namespace tilestone

@@ -1,0 +1,260 @@
+#include "tilestone/engine/open/attempt_internal.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr uint64_t kAnySize = UINT64_MAX;
+constexpr uint64_t kMaxSmallFile = 4u << 20;  // bytes of a head, an outcome or an error
+constexpr uint8_t kVersion = 1;
+constexpr uint64_t kTrailerSize = 8;
+constexpr std::string_view kPublishedText = "published\n";
+constexpr std::string_view kAbandonedText = "abandoned\n";
+constexpr std::string_view kHeadSuffix = ".attempt";
+constexpr std::string_view kOutcomeSuffix = ".outcome";
+
+std::string own(std::string_view save_id, std::string_view rest) {
+  std::string name(kOwnDirectory);
+  return name.append("/").append(save_id).append(rest);
+}
+
+Bytes with_checksum(ByteWriter out) {
+  const uint64_t sum = xxh3_64(out.bytes());
+  out.u64(sum);
+  return std::move(out).take();
+}
+
+// The bytes before the checksum, once it is found to match them.
+ByteView checked(ByteView bytes, const std::string& file) {
+  ByteReader in(bytes, file);
+  if (bytes.size() < kTrailerSize) in.fail("too short");
+  const ByteView body = in.raw(bytes.size() - kTrailerSize);
+  if (in.u64() != xxh3_64(body)) in.fail("the checksum differs");
+  return body;
+}
+
+// Runs `read` on a reader of the file's content; errors name the file.
+template <typename Read>
+auto decoded(ByteView bytes, const std::string& file, const Read& read) {
+  try {
+    ByteReader in(checked(bytes, file), file);
+    if (in.u8() != kVersion) {
+      throw Error(ErrorCode::kUnsupported, file + ": a newer version of Tilestone has written it");
+    }
+    auto result = read(in);
+    in.expect_end();
+    return result;
+  } catch (Error& error) {
+    error.with_file(file);
+    throw;
+  }
+}
+
+Outcome decode_outcome(ByteView bytes, const std::string& file) {
+  if (as_text(bytes) == kPublishedText) return Outcome::kPublished;
+  if (as_text(bytes) == kAbandonedText) return Outcome::kAbandoned;
+  throw Error(ErrorCode::kCorrupt, "the outcome of a save is neither published nor abandoned")
+      .with_file(file);
+}
+
+std::string in_hex(uint64_t a, uint64_t b) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string digits;
+  for (const uint64_t word : {a, b}) {
+    for (int shift = 60; shift >= 0; shift -= 4) digits += kHex[(word >> shift) & 15u];
+  }
+  return digits;
+}
+
+}  // namespace
+
+// As a UUID of version 8, which is for names that are worked out.
+std::string save_id_of(std::string_view token, uint64_t number) {
+  ByteWriter seed;
+  seed.string("Tilestone save");
+  seed.string(token);
+  seed.u64(number);
+  const uint64_t first = xxh3_64(seed.bytes());
+  seed.u64(first);
+  std::string hex = in_hex(first, xxh3_64(seed.bytes()));
+  hex[12] = '8';
+  hex[16] = "89ab"[hex[16] % 4];
+  return hex.substr(0, 8) + "-" + hex.substr(8, 4) + "-" + hex.substr(12, 4) + "-" +
+         hex.substr(16, 4) + "-" + hex.substr(20);
+}
+
+// ---- Names
+
+int AttemptHead::group_size() const {
+  return std::max(1, static_cast<int>(std::ceil(std::sqrt(static_cast<double>(world_size)))));
+}
+int AttemptHead::group_count() const { return (world_size + group_size() - 1) / group_size(); }
+int AttemptHead::group_end(int group) const {
+  return std::min(world_size, group_begin(group) + group_size());
+}
+
+std::string attempt_name(std::string_view save_id) { return own(save_id, kHeadSuffix); }
+std::string outcome_name(std::string_view save_id) { return own(save_id, kOutcomeSuffix); }
+std::string attempt_directory(std::string_view save_id) { return own(save_id, ""); }
+std::string group_directory(std::string_view save_id, int group) {
+  return own(save_id, "/" + std::to_string(group));
+}
+std::string group_name(std::string_view save_id, int group) {
+  return group_directory(save_id, group) + ".reports";
+}
+std::string report_name(const AttemptHead& head, int rank) {
+  return group_directory(head.save_id, head.group_of(rank)) + "/" + std::to_string(rank) +
+         ".report";
+}
+std::string lease_name(const AttemptHead& head, int rank) {
+  return group_directory(head.save_id, head.group_of(rank)) + "/" + std::to_string(rank) + ".lease";
+}
+std::string failed_name(std::string_view save_id) { return own(save_id, "/failed"); }
+
+std::string attempt_temporary(std::string_view save_id, std::string_view what) {
+  return own(save_id, "/" + std::string(what) + "." + random_save_id() + ".tmp");
+}
+
+std::optional<std::string> parse_attempt_name(std::string_view name) {
+  const std::string prefix = std::string(kOwnDirectory) + "/";
+  constexpr size_t kSaveIdLength = 36;
+  if (!name.starts_with(prefix)) return std::nullopt;
+  const std::string_view base = name.substr(prefix.size());
+  const std::string_view save_id = base.substr(0, kSaveIdLength);
+  if (!is_save_id(save_id)) return std::nullopt;
+  const std::string_view rest = base.substr(kSaveIdLength);
+  if (rest != kHeadSuffix && rest != kOutcomeSuffix && !rest.starts_with('/')) return std::nullopt;
+  return std::string(save_id);
+}
+
+// ---- Contents
+
+Bytes AttemptHead::encode() const {
+  ByteWriter out;
+  out.u8(kVersion);
+  out.string(save_id);
+  out.varint(static_cast<uint64_t>(world_size));
+  out.string(format);
+  out.string(dialect);
+  out.string(writer);
+  out.u8(common_differs);
+  out.varint(attributes.size());
+  for (const auto& [name, value] : attributes) {
+    out.string(name);
+    out.string(value);
+  }
+  return with_checksum(std::move(out));
+}
+
+AttemptHead AttemptHead::decode(ByteView bytes, const std::string& file) {
+  return decoded(bytes, file, [](ByteReader& in) {
+    AttemptHead head;
+    head.save_id = in.string();
+    const uint64_t world = in.varint();
+    if (world < 1 || world > INT32_MAX) in.fail("a world size that no job has");
+    head.world_size = static_cast<int>(world);
+    head.format = in.string();
+    head.dialect = in.string();
+    head.writer = in.string();
+    head.common_differs = in.u8();
+    for (uint64_t count = in.count(2); count > 0; --count) {
+      std::string name(in.string());
+      head.attributes.emplace(std::move(name), in.string());
+    }
+    return head;
+  });
+}
+
+Bytes LeftReport::encode() const {
+  ByteWriter out;
+  out.u8(kVersion);
+  out.u64(common_keys);
+  out.u64(common_contents);
+  out.blob(report);
+  return with_checksum(std::move(out));
+}
+
+LeftReport LeftReport::decode(ByteView bytes, const std::string& file) {
+  return decoded(bytes, file, [](ByteReader& in) {
+    LeftReport left;
+    left.common_keys = in.u64();
+    left.common_contents = in.u64();
+    const ByteView report = in.blob();
+    left.report.assign(report.begin(), report.end());
+    return left;
+  });
+}
+
+Bytes encode_group(const std::vector<Bytes>& left) {
+  ByteWriter out;
+  out.u8(kVersion);
+  out.varint(left.size());
+  for (const Bytes& one : left) out.blob(one);
+  return with_checksum(std::move(out));
+}
+
+std::vector<Bytes> decode_group(ByteView bytes, const std::string& file) {
+  return decoded(bytes, file, [](ByteReader& in) {
+    std::vector<Bytes> left(in.count());
+    for (Bytes& one : left) {
+      const ByteView view = in.blob();
+      one.assign(view.begin(), view.end());
+    }
+    return left;
+  });
+}
+
+// ---- Reading and deciding
+
+std::optional<Bytes> read_if_there(Storage& storage, const std::string& name) {
+  try {
+    return read_file(storage, name, kAnySize);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNotFound) throw;
+    return std::nullopt;
+  }
+}
+
+std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_id) {
+  const std::string name = attempt_name(save_id);
+  const auto bytes = read_if_there(storage, name);
+  if (!bytes) return std::nullopt;
+  AttemptHead head = AttemptHead::decode(*bytes, name);
+  if (head.save_id == save_id) return head;
+  throw Error(ErrorCode::kCorrupt, "it is of the save " + head.save_id).with_file(name);
+}
+
+std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id) {
+  const std::string name = outcome_name(save_id);
+  const auto bytes = read_if_there(storage, name);
+  return bytes ? std::optional(decode_outcome(*bytes, name)) : std::nullopt;
+}
+
+std::optional<Error> read_failed(Storage& storage, const std::string& save_id) {
+  const auto bytes = read_if_there(storage, failed_name(save_id));
+  return bytes ? std::optional(Error::decode(*bytes)) : std::nullopt;
+}
+
+Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Deadline deadline) {
+  const std::string_view text = wanted == Outcome::kPublished ? kPublishedText : kAbandonedText;
+  try {
+    storage.publish(outcome_name(save_id), attempt_temporary(save_id, "outcome"), as_bytes(text),
+                    false, deadline);
+    return wanted;
+  } catch (const Error& error) {
+    // Somebody has decided before; or this call has, and only what follows the rename failed.
+    const auto standing = read_outcome(storage, save_id);
+    if (!standing) throw;
+    if (error.code() != ErrorCode::kAlreadyExists)
+      storage.sync_directory(std::string(kOwnDirectory));
+    return *standing;
+  }
+}
+
+}  // namespace tilestone::engine

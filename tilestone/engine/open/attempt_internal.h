@@ -1,0 +1,94 @@
+// An attempt: a save without a communicator, as the files say it that its ranks leave for one
+// another. The protocol stands in engine/commit/attempt.cc; here are names and contents.
+//
+//   .tilestone/SAVE_ID.attempt       what all its ranks have agreed on by coming to it
+//   .tilestone/SAVE_ID/GROUP/RANK.lease    changes while the rank works
+//   .tilestone/SAVE_ID/GROUP/RANK.report   what the rank has written; never replaced
+//   .tilestone/SAVE_ID/GROUP.reports       those of a group of ranks, together
+//   .tilestone/SAVE_ID/failed        the first error of a rank, until a restarted one takes it back
+//   .tilestone/SAVE_ID.outcome       published or abandoned; made once, never changed, and it stays
+//
+// Ranks lie in groups of about the root of their number, so that no directory of an attempt has
+// more than a few hundred entries in a world of 65,536.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/base/deadline.h"
+#include "tilestone/base/error.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+
+// The save id of the `number`-th save under this token: the same text on every rank, and another
+// one for another token or number.
+std::string save_id_of(std::string_view token, uint64_t number);
+
+// What the ranks of an attempt must say alike. The first that comes writes it down.
+struct AttemptHead {
+  std::string save_id;
+  int world_size = 1;
+  std::string format;
+  std::string dialect;
+  std::string writer;          // "Tilestone 0.1.0"
+  uint8_t common_differs = 0;  // SaveOptions::Differing
+  std::map<std::string, std::string> attributes = {};
+
+  int group_size() const;   // ranks of a group; the last group may have less
+  int group_count() const;  // groups 0, 1, ...
+  int group_of(int rank) const { return rank / group_size(); }
+  int group_begin(int group) const { return group * group_size(); }
+  int group_end(int group) const;
+
+  Bytes encode() const;
+  static AttemptHead decode(ByteView bytes, const std::string& file);
+  friend bool operator==(const AttemptHead&, const AttemptHead&) = default;
+};
+
+enum class Outcome : uint8_t { kPublished, kAbandoned };
+
+std::string attempt_name(std::string_view save_id);
+std::string outcome_name(std::string_view save_id);
+// The directory of everything else, and what lies in it.
+std::string attempt_directory(std::string_view save_id);
+std::string group_directory(std::string_view save_id, int group);
+std::string group_name(std::string_view save_id, int group);
+std::string report_name(const AttemptHead& head, int rank);
+std::string lease_name(const AttemptHead& head, int rank);
+std::string failed_name(std::string_view save_id);
+// A name in the attempt's directory through which `what` is published: no other call's.
+std::string attempt_temporary(std::string_view save_id, std::string_view what);
+// The save that a name below kOwnDirectory belongs to, where it is one of an attempt's files.
+std::optional<std::string> parse_attempt_name(std::string_view name);
+
+// What one rank leaves.
+struct LeftReport {
+  Bytes report;                  // RankReport::encode()
+  uint64_t common_keys = 0;      // hash of the keys of its common objects, which rank 0 writes
+  uint64_t common_contents = 0;  // hash of what they are; 0: not to be compared
+
+  Bytes encode() const;
+  static LeftReport decode(ByteView bytes, const std::string& file);  // Error(kCorrupt)
+};
+
+// The reports of a group's ranks in their order, each as LeftReport::encode() gave it.
+Bytes encode_group(const std::vector<Bytes>& left);
+std::vector<Bytes> decode_group(ByteView bytes, const std::string& file);  // Error(kCorrupt)
+
+// nullopt: not there (yet).
+std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_id);
+std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id);
+std::optional<Error> read_failed(Storage& storage, const std::string& save_id);
+// Makes the outcome, unless there is one; the one that counts. Durable when it returns.
+Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Deadline deadline);
+
+// The file's bytes; nullopt where it is not there.
+std::optional<Bytes> read_if_there(Storage& storage, const std::string& name);
+
+}  // namespace tilestone::engine

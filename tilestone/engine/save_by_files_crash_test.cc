@@ -1,0 +1,173 @@
+// Saves without a communicator on a machine that dies, or whose processes do, at every call of the
+// disk: what is left is no checkpoint or the whole one, and ranks that start again complete it.
+#include <gtest/gtest.h>
+
+#include <iostream>
+
+#include "tilestone/base/log.h"
+#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/unpublished.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/storage/fault_storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+constexpr int kRanks = 2;
+
+// Every call of the disk; under a sanitizer, which takes several times as long, some.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr uint64_t kStride = 11;
+#else
+constexpr uint64_t kStride = 1;
+#endif
+
+SaveOptions by_files(int rank, const std::string& token) {
+  SaveOptions options;
+  options.by_files = ByFiles{rank, kRanks, token};
+  options.by_files->wait = rank + 1 == kRanks;
+  options.timeout = 20;
+  options.threads = 1;
+  return options;
+}
+
+StateDict state_of(int rank, int64_t first) {
+  StateDict state;
+  state["w"] = ShardedTensor::from_rank_offsets(
+      "w", counting(DType::kFloat32, {1, 8}, first + 8 * rank), {{0, rank, kRanks}});
+  state["p"] = counting(DType::kInt64, {3}, first);
+  state["step"] = Value(first);
+  return state;
+}
+
+// Each rank on a client of its own; one whose client is dead throws, and the others go on.
+void save_all(const std::function<std::shared_ptr<Storage>(int)>& storage, int64_t first,
+              const std::string& token) {
+  for (int rank = 0; rank < kRanks; ++rank) {
+    try {
+      save(state_of(rank, first), Location(storage(rank)), by_files(rank, token));
+    } catch (const Error&) {
+    }
+  }
+}
+
+// 0: no checkpoint; else what its values begin with.
+int64_t found_at(const std::shared_ptr<Storage>& storage) {
+  try {
+    const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+    EXPECT_TRUE(checkpoint.verify().ok());
+    const int64_t first = step_of(checkpoint).as_int();
+    expect_rows(Location(storage), first, kRanks);
+    return first;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
+    return 0;
+  }
+}
+
+struct Counts {
+  int images = 0;
+  int whole = 0;
+};
+
+void expect_recovery(const FileImage& image, Counts& counts) {
+  ++counts.images;
+  const auto fresh = [&] { return memory_storage(image); };
+  const int64_t found = found_at(fresh());
+  EXPECT_TRUE(found == 0 || found == 3) << found;
+  counts.whole += found == 3 ? 1 : 0;
+  // The same token once more.
+  const auto same = fresh();
+  save_all([&](int) { return same; }, 3, "the first token");
+  EXPECT_EQ(found_at(same), 3);
+  remove_leftovers(Location(same));
+  EXPECT_EQ(found_at(same), 3);
+  if (found == 3) return;
+  // Another token beside what the dead save has left.
+  const auto other = fresh();
+  save_all([&](int) { return other; }, 4, "another token");
+  EXPECT_EQ(found_at(other), 4);
+  // Abandoned, unless all has been written; then the place is free for any save.
+  const auto given_up = fresh();
+  AbandonOptions at_once;
+  at_once.period = 0;
+  try {
+    abandon(Location(given_up), at_once);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kUnsupported || error.code() == ErrorCode::kAlreadyExists) {
+      publish(Location(given_up));
+      EXPECT_EQ(found_at(given_up), 3);
+      return;
+    }
+    EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
+  }
+  try {
+    remove_leftovers(Location(given_up));
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
+  }
+  EXPECT_EQ(found_at(given_up), 0);
+  StateDict state;
+  state["step"] = Value(5);
+  save(state, Location(given_up));
+  EXPECT_EQ(step_of(Checkpoint::open(Location(given_up))).as_int(), 5);
+}
+
+uint64_t calls_of_a_save() {
+  const auto disk = FaultDisk::create(memory_storage());
+  save_all([&](int rank) { return disk->storage(rank); }, 3, "the first token");
+  return disk->calls();
+}
+
+TEST(SaveByFilesCrashes, AfterAPowerLossAtAnyCallThereIsNoCheckpointOrTheWholeOne) {
+  set_log_level(LogLevel::kError);
+  Counts counts;
+  const uint64_t calls = calls_of_a_save();
+  for (uint64_t at = 0; at < calls; at += kStride) {
+    for (const bool after : {false, true}) {
+      const auto disk = FaultDisk::create(memory_storage(), [&](const StorageCall& call) {
+        if (call.index != at) return FaultAction::pass();
+        return after ? FaultAction::crash_after() : FaultAction::crash();
+      });
+      save_all([&](int rank) { return disk->storage(rank); }, 3, "the first token");
+      for (const Survival survival : kAllSurvivals) {
+        // Half of them at each call, the other half at the next.
+        if ((static_cast<uint64_t>(survival) + at) % 2 == 1) continue;
+        SCOPED_TRACE("call " + std::to_string(at) + (after ? " after, " : " before, ") +
+                     std::string(to_string(survival)));
+        expect_recovery(disk->surviving_image(survival, at), counts);
+        if (::testing::Test::HasFailure()) return;
+      }
+    }
+  }
+  std::cout << counts.images << " crash points in all, " << counts.whole << " with a checkpoint\n";
+  set_log_level(LogLevel::kWarning);
+}
+
+TEST(SaveByFilesCrashes, ARankThatDiesAtAnyCallIsCompletedByItselfOrAnybody) {
+  set_log_level(LogLevel::kError);
+  Counts counts;
+  const uint64_t calls = calls_of_a_save();
+  for (uint64_t at = 0; at < calls; at += kStride) {
+    const auto inner = memory_storage();
+    const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
+      return call.index == at ? FaultAction::die_after() : FaultAction::pass();
+    });
+    for (int rank = 0; rank < kRanks; ++rank) {
+      SaveOptions options = by_files(rank, "the first token");
+      options.by_files->wait = false;
+      try {
+        save(state_of(rank, 3), Location(disk->storage(rank)), options);
+      } catch (const Error&) {
+      }
+    }
+    SCOPED_TRACE("call " + std::to_string(at));
+    expect_recovery(memory_image(*inner), counts);
+    if (::testing::Test::HasFailure()) return;
+  }
+  std::cout << counts.images << " crash points in all, " << counts.whole << " with a checkpoint\n";
+  set_log_level(LogLevel::kWarning);
+}
+
+}  // namespace
+}  // namespace tilestone

@@ -1,0 +1,270 @@
+// Saves without a communicator: every rank knows of the others by files alone.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "tilestone/base/log.h"
+#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/unpublished.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/geometry/coverage.h"
+#include "tilestone/storage/memory_storage.h"
+
+namespace tilestone {
+namespace {
+
+constexpr const char* kToken = "a run of a test";
+
+SaveOptions by_files(int rank, int ranks, const std::string& token = kToken) {
+  SaveOptions options;
+  options.by_files = ByFiles{rank, ranks, token};
+  options.timeout = 20;
+  return options;
+}
+
+// Row `rank` of "w"; "all", which every rank has and says so; "p", of which nobody says anything;
+// and an object.
+StateDict state_of(int rank, int ranks, int64_t first, int64_t step = 7) {
+  ShardedTensor row = ShardedTensor::from_rank_offsets(
+      "w", counting(DType::kFloat32, {1, 8}, first + 8 * rank), {{0, rank, ranks}});
+  ShardedTensor all =
+      ShardedTensor::from_rank_offsets("all", counting(DType::kInt64, {16}, first), {}, {rank});
+  for (int other = 0; other < ranks; ++other) all.holders.push_back(other);
+  StateDict state;
+  state["w"] = row;
+  state["all"] = all;
+  state["p"] = counting(DType::kFloat32, {3}, first);
+  state["step"] = Value(step);
+  return state;
+}
+
+// What each rank threw.
+std::vector<std::string> each_rank(int ranks, const std::function<void(int)>& body) {
+  std::vector<std::string> thrown(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(rank);
+      } catch (const Error& error) {
+        thrown[static_cast<size_t>(rank)] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return thrown;
+}
+
+void expect_state(const Location& location, int ranks, int64_t first) {
+  const Checkpoint checkpoint = Checkpoint::open(location);
+  EXPECT_EQ(elements(checkpoint.read("w")), elements(counting(DType::kFloat32, {ranks, 8}, first)));
+  EXPECT_EQ(elements(checkpoint.read("all")), elements(counting(DType::kInt64, {16}, first)));
+  EXPECT_EQ(elements(checkpoint.read("p")), elements(counting(DType::kFloat32, {3}, first)));
+  EXPECT_TRUE(checkpoint.verify().ok());
+}
+
+TEST(SaveByFiles, RanksPublishOneCheckpointTogetherAndWriteWhatIsDeclaredOnce) {
+  for (const int ranks : {1, 2, 5, 17}) {
+    const Location location(memory_storage());
+    const auto thrown = each_rank(ranks, [&](int rank) {
+      const SaveResult result = save(state_of(rank, ranks, 3), location, by_files(rank, ranks));
+      EXPECT_TRUE(result.published);
+      expect_state(location, ranks, 3);
+    });
+    for (const std::string& error : thrown) EXPECT_EQ(error, "");
+    const Checkpoint checkpoint = Checkpoint::open(location);
+    size_t of_all = 0;
+    for (const StoredCopy& copy : checkpoint.metadata().copies) {
+      of_all += checkpoint.metadata().tensors[copy.tensor].key == "all" ? 1 : 0;
+    }
+    EXPECT_EQ(of_all, 0u);
+    EXPECT_EQ(checkpoint.metadata().copies.size(), static_cast<size_t>(ranks - 1));  // of "p"
+    EXPECT_TRUE(find_unpublished(location).empty());
+    EXPECT_TRUE(find_leftovers(location).empty());
+  }
+}
+
+// What rank 2 of 3 has not written is missing; the others keep what they have.
+TEST(SaveByFiles, RanksThatWaitForOneThatNeverComesNameItAndItCanStillCompleteTheCheckpoint) {
+  const Location location(memory_storage());
+  const auto thrown = each_rank(2, [&](int rank) {
+    SaveOptions options = by_files(rank, 3);
+    options.timeout = 0.5;
+    save(state_of(rank, 3, 3), location, options);
+  });
+  for (const std::string& error : thrown) {
+    EXPECT_NE(error.find("rank 2 had not written"), std::string::npos) << error;
+  }
+  EXPECT_THROW(Checkpoint::open(location), Error);
+  const auto found = find_unpublished(location);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found.front().missing, std::vector<int>{2});
+  EXPECT_EQ(found.front().world_size, 3);
+  EXPECT_TRUE(find_leftovers(location).empty());
+  EXPECT_THROW(publish(location), Error);
+  EXPECT_TRUE(save(state_of(2, 3, 3), location, by_files(2, 3)).published);
+  expect_state(location, 3, 3);
+  // Under the same token once more: nothing is left to do.
+  EXPECT_EQ(save(state_of(1, 3, 3), location, by_files(1, 3)).bytes_written, 0u);
+}
+
+TEST(SaveByFiles, AFailedRankIsHeardOfBeforeTheDeadlineAndCanTryAgain) {
+  const Location location(memory_storage());
+  const auto failing = [](int rank) {
+    SaveOptions options = by_files(rank, 2);
+    options.progress = [rank](const Progress&) {
+      if (rank == 1) throw std::runtime_error("the disk is on fire");
+    };
+    return options;
+  };
+  const auto thrown = each_rank(2, [&](int rank) {
+    try {
+      save(state_of(rank, 2, 3), location, failing(rank));
+    } catch (const std::runtime_error& error) {
+      throw Error(ErrorCode::kIo, error.what());
+    }
+  });
+  EXPECT_NE(thrown[0].find("the disk is on fire"), std::string::npos) << thrown[0];
+  EXPECT_NE(thrown[0].find("rank 1"), std::string::npos) << thrown[0];
+  EXPECT_TRUE(save(state_of(1, 2, 3), location, by_files(1, 2)).published);
+  expect_state(location, 2, 3);
+}
+
+TEST(SaveByFiles, WithoutWaitingTheLastRankOrAnyoneLaterPublishesTheSameBytes) {
+  std::vector<Bytes> indices;
+  for (const bool later : {false, true}) {
+    const auto storage = memory_storage();
+    const Location location(storage);
+    for (const int rank : {2, 0, 1}) {
+      SaveOptions options = by_files(rank, 3);
+      options.by_files->wait = false;
+      if (later && rank == 1) {
+        // It dies once its report is there: the groups' files are what it would have made.
+        options.by_files->wait = true;
+      }
+      EXPECT_EQ(save(state_of(rank, 3, 5), location, options).published, rank == 1);
+    }
+    indices.push_back(read_file(*storage, ".metadata", UINT64_MAX));
+    expect_state(location, 3, 5);
+  }
+  EXPECT_EQ(indices[0], indices[1]);
+}
+
+TEST(SaveByFiles, ReplicasThatDifferUnderOneKeyAreRefusedByThatKeyWhenTheSaveIsPublished) {
+  const Location location(memory_storage());
+  const auto thrown = each_rank(2, [&](int rank) {
+    StateDict state = state_of(rank, 2, 3);
+    state["p"] = counting(DType::kFloat32, {3}, rank);
+    SaveOptions options = by_files(rank, 2);
+    options.timeout = 5;
+    save(state, location, options);
+  });
+  for (const std::string& error : thrown) {
+    EXPECT_NE(error.find("key p"), std::string::npos) << error;
+  }
+  EXPECT_THROW(Checkpoint::open(location), Error);
+}
+
+TEST(SaveByFiles, ObjectsThatOnlySomeRanksHaveAreRefused) {
+  const Location location(memory_storage());
+  const auto thrown = each_rank(2, [&](int rank) {
+    StateDict state = state_of(rank, 2, 3);
+    if (rank == 1) state["only here"] = Value(1);
+    SaveOptions options = by_files(rank, 2);
+    options.timeout = 5;
+    save(state, location, options);
+  });
+  for (const std::string& error : thrown) {
+    EXPECT_NE(error.find("rank 1: other objects than on rank 0"), std::string::npos) << error;
+  }
+}
+
+TEST(SaveByFiles, RanksThatContradictEachOtherAreToldAtOnce) {
+  const Location location(memory_storage());
+  SaveOptions first = by_files(0, 2);
+  first.by_files->wait = false;
+  save(state_of(0, 2, 3), location, first);
+  try {
+    save(state_of(1, 3, 3), location, by_files(1, 3));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kMismatch);
+    EXPECT_NE(std::string(error.what()).find("world_size: 3 here, 2 where it began"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(SaveByFiles, AnAbandonedSaveIsOverForGoodAndGcRemovesItsFiles) {
+  const auto storage = memory_storage();
+  const Location location(storage);
+  SaveOptions options = by_files(0, 2);
+  options.by_files->wait = false;
+  save(state_of(0, 2, 3), location, options);
+  // With a communicator nothing is saved over it.
+  EXPECT_THROW(save(state_of(0, 1, 3), location), Error);
+  AbandonOptions at_once;
+  at_once.period = 0;
+  abandon(location, at_once);
+  EXPECT_FALSE(remove_leftovers(location).empty());
+  const std::string outcome = engine::outcome_name(engine::save_id_of(kToken, 0));
+  for (const std::string& name : storage->list()) {
+    EXPECT_TRUE(name == outcome || name == ".tilestone/lock") << name;
+  }
+  try {
+    save(state_of(1, 2, 3), location, by_files(1, 2));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kRankFailed) << error.what();
+  }
+  // Under another token, and with a communicator, the location is free.
+  EXPECT_TRUE(save(state_of(0, 1, 9), location, by_files(0, 1, "another run of it")).published);
+  expect_state(location, 1, 9);
+  SaveOptions over;
+  over.overwrite = true;
+  save(state_of(0, 1, 4), location, over);
+  expect_state(location, 1, 4);
+}
+
+TEST(SaveByFiles, TheFirstReportOfARankCountsAndATwinsFilesGo) {
+  const auto storage = memory_storage();
+  const Location location(storage);
+  SaveOptions options = by_files(0, 2);
+  options.by_files->wait = false;
+  const SaveResult first = save(state_of(0, 2, 3), location, options);
+  const auto files = storage->list();
+  EXPECT_EQ(save(state_of(0, 2, 99), location, options).bytes_written, 0u);
+  EXPECT_EQ(storage->list(), files);
+  save(state_of(1, 2, 3), location, by_files(1, 2));
+  expect_state(location, 2, 3);
+}
+
+TEST(SaveByFiles, NothingIsReplacedAndSomeOptionsAreRefused) {
+  const Location location(memory_storage());
+  save(state_of(0, 1, 3), location);
+  EXPECT_THROW(save(state_of(0, 1, 3), location, by_files(0, 1)), Error);
+  expect_state(location, 1, 3);
+  const Location empty(memory_storage());
+  const auto refused = [&](const std::function<void(SaveOptions&)>& change, ErrorCode code) {
+    SaveOptions options = by_files(0, 1);
+    change(options);
+    try {
+      save(state_of(0, 1, 3), empty, options);
+      ADD_FAILURE() << "not refused";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code) << error.what();
+    }
+  };
+  refused([](SaveOptions& o) { o.by_files->token = "short"; }, ErrorCode::kInvalidArgument);
+  refused([](SaveOptions& o) { o.by_files->rank = 1; }, ErrorCode::kInvalidArgument);
+  refused([](SaveOptions& o) { o.overwrite = true; }, ErrorCode::kInvalidArgument);
+  refused([](SaveOptions& o) { o.validate_access = true; }, ErrorCode::kUnsupported);
+  refused([](SaveOptions& o) { o.dialect = megatron_dialect(); }, ErrorCode::kUnsupported);
+  EXPECT_TRUE(empty.storage().list().empty());
+}
+
+}  // namespace
+}  // namespace tilestone

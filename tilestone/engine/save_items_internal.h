@@ -1,0 +1,23 @@
+// What a rank brings to a save, taken apart: the first step, which no other rank has a part in.
+#pragma once
+
+#include "tilestone/engine/run/options.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/format.h"
+#include "tilestone/plan/save_plan.h"
+#include "tilestone/state/items.h"
+#include "tilestone/state/state_dict.h"
+
+namespace tilestone::engine {
+
+// Factories built, what is not persistent dropped.
+Items items_of(const StateDict& state, const Dialect& dialect, const Format& format);
+
+// Error(kInvalidArgument) with the key of a tensor without data, and of tensor_attributes for one
+// that this rank does not have; what Format::check() throws.
+void check_items(const Items& items, const SaveOptions& options, const Format& format);
+
+// Sets PlanObject::content of the common objects, so that ranks can compare them.
+void note_contents(const Items& items, const Format& format, LocalSavePlan& plan);
+
+}  // namespace tilestone::engine
