@@ -1,0 +1,66 @@
+// `tilestone publish` and `gc --abandon`: saves without a communicator that nobody has published.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tilestone/cli/cli_testing.h"
+#include "tilestone/cli/run.h"
+#include "tilestone/tilestone.h"
+
+namespace tilestone::cli {
+namespace {
+
+using testing::HasSubstr;
+
+class Unpublished : public testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = (std::filesystem::path(testing::TempDir()) /
+             testing::UnitTest::GetInstance()->current_test_info()->name())
+                .string();
+    std::filesystem::remove_all(path_);
+  }
+  void TearDown() override { std::filesystem::remove_all(path_); }
+
+  // Row `rank` of two, which nobody waits for.
+  void save_rank(int rank) const {
+    std::vector<float> row(4, static_cast<float>(rank));
+    StateDict state;
+    state["w"] = ShardedTensor::from_rank_offsets(
+        "w", TensorView::contiguous(row.data(), DType::kFloat32, {1, 4}), {{0, rank, 2}});
+    SaveOptions options;
+    options.by_files = ByFiles{rank, 2, "a run of a test"};
+    options.by_files->wait = false;
+    save(state, path_, options);
+  }
+
+  std::string path_;
+};
+
+TEST_F(Unpublished, PublishSaysWhichRanksAreMissingAndWhatIsUnpublished) {
+  save_rank(0);
+  const Ran refused = tilestone_command({"publish", path_});
+  EXPECT_EQ(refused.code, kIoFailed);
+  EXPECT_THAT(refused.err, HasSubstr("1 of its ranks have not written (rank 1)"));
+  const Ran listed = tilestone_command({"publish", path_, "--list", "--json"});
+  EXPECT_EQ(listed.code, kOk);
+  const auto saves = nlohmann::json::parse(listed.out);
+  ASSERT_EQ(saves.size(), 1u);
+  EXPECT_EQ(saves[0]["world_size"], 2);
+  EXPECT_EQ(saves[0]["missing"], std::vector<int>{1});
+  EXPECT_EQ(tilestone_command({"ls", path_}).code, kIoFailed);
+}
+
+TEST_F(Unpublished, AfterTheLastRankNothingIsLeftToPublish) {
+  save_rank(0);
+  save_rank(1);
+  EXPECT_EQ(tilestone_command({"verify", path_}).code, kOk);
+  EXPECT_EQ(tilestone_command({"publish", path_}).code, kIoFailed);  // nothing is unpublished
+  EXPECT_THAT(tilestone_command({"publish", path_, "--list"}).out,
+              HasSubstr("no unpublished saves"));
+}
+
+}  // namespace
+}  // namespace tilestone::cli
