@@ -37,6 +37,38 @@ step() {
     "$(($(cpu_seconds) - cpu_started))"
 }
 
+# beside NAME COMMAND...: begins a step that has what the steps after it leave of the processors.
+# `joined` waits for it and prints its output.
+beside() {
+  beside_name=$1 beside_started=$SECONDS
+  shift
+  beside_log=$(mktemp)
+  trap 'kill -- "-$beside_pid" 2>/dev/null || true; rm -f "$beside_log"' EXIT
+  set -m # a group of its own, so that all of it ends where a step fails
+  (
+    set -e
+    renice -n 10 "$BASHPID" >/dev/null
+    "$@"
+  ) >"$beside_log" 2>&1 </dev/null &
+  beside_pid=$!
+  set +m
+  printf '\n==> %s: begun\n' "$beside_name"
+}
+
+joined() {
+  local status=0
+  wait "$beside_pid" || status=$?
+  printf '\n==> %s\n' "$beside_name"
+  cat "$beside_log"
+  rm -f "$beside_log"
+  trap - EXIT
+  if ((status != 0)); then
+    printf '\n==> FAILED: %s (exit %d)\n' "$beside_name" "$status" >&2
+    exit "$status"
+  fi
+  printf '==> ok: %s (%d s, beside others)\n' "$beside_name" "$((SECONDS - beside_started))"
+}
+
 all_done() {
   printf '\n==> %s: all steps ok (%d s, %d CPU s)\n' "$1" "$((SECONDS - all_started))" \
     "$(cpu_seconds)"
