@@ -169,9 +169,14 @@ function(_tilestone_closure out)
 endfunction()
 
 # The tests' own code is the larger part of a build. It is not searched for undefined behaviour,
-# which would double its compile time, and the dev build does not optimise it more than is quick.
+# and is not optimised more than is quick: in a sanitized build, whose helpers share the libraries'
+# precompiled headers and so their flags, the programs' own code is not optimised at all.
 function(_tilestone_test_flags target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Dev>:-O1>)
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "EXECUTABLE")
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Sanitized>:-O0>)
+  endif()
   tilestone_test_warnings(${target})
   if(TILESTONE_SANITIZE MATCHES "undefined")
     target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
@@ -196,6 +201,7 @@ function(_tilestone_reuse_test_headers target)
     tilestone_warnings(tilestone_test_headers)
     _tilestone_test_flags(tilestone_test_headers)
     target_precompile_headers(tilestone_test_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
+    _tilestone_cacheable(tilestone_test_headers)
   endif()
   _tilestone_reuse(${target} tilestone_test_headers)
 endfunction()
@@ -223,6 +229,7 @@ function(_tilestone_reuse_standard_headers target)
       <unordered_map>
       <variant>
       <vector>)
+    _tilestone_cacheable(tilestone_standard_headers)
   endif()
   _tilestone_reuse(${target} tilestone_standard_headers)
 endfunction()
@@ -235,8 +242,14 @@ endfunction()
 
 function(_tilestone_reuse target headers)
   target_precompile_headers(${target} REUSE_FROM ${headers})
-  # What ccache asks for, beside CCACHE_SLOPPINESS (tools/steps.sh).
-  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+  _tilestone_cacheable(${target})
+endfunction()
+
+# What ccache asks for where headers are precompiled, beside CCACHE_SLOPPINESS (tools/steps.sh).
+function(_tilestone_cacheable target)
+  target_compile_options(
+    ${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>
+                      "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
 endfunction()
 
 # An object library, or an interface one where there is no source (CMake knows no empty ones).
