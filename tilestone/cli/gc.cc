@@ -17,17 +17,33 @@ uint64_t sum_of(const std::vector<Leftover>& files) {
   return bytes;
 }
 
-void print_json(const std::vector<Leftover>& files, bool removed) {
+// What is at the location and is no leftover: saves that may still become the checkpoint.
+std::vector<UnpublishedSave> open_at(const Location& location) {
+  std::vector<UnpublishedSave> saves = find_unpublished(location);
+  std::erase_if(saves, [](const UnpublishedSave& save) { return save.abandoned; });
+  return saves;
+}
+
+void print_json(const std::vector<Leftover>& files, const std::vector<UnpublishedSave>& saves,
+                bool removed) {
   nlohmann::ordered_json out = {{"removed", removed}, {"bytes", sum_of(files)}};
   out["files"] = nlohmann::ordered_json::array();
   for (const Leftover& file : files) {
     out["files"].push_back(
         {{"name", file.name}, {"size", file.size}, {"what", file.what}, {"why", file.why}});
   }
+  out["unpublished"] = nlohmann::ordered_json::array();
+  for (const UnpublishedSave& save : saves) {
+    out["unpublished"].push_back({{"save_id", save.save_id}, {"text", save.text}});
+  }
   fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
-void print_text(const std::vector<Leftover>& files, bool removed) {
+void print_text(const std::vector<Leftover>& files, const std::vector<UnpublishedSave>& saves,
+                bool removed) {
+  for (const UnpublishedSave& save : saves) {
+    fmt::print("no leftover: {}\n", printable(save.text));
+  }
   if (files.empty()) {
     fmt::print("no leftovers\n");
     return;
@@ -56,10 +72,11 @@ int gc(const GcOptions& options) {
   const std::vector<Leftover> files = options.remove
                                           ? remove_leftovers(location, nullptr, options.force)
                                           : find_leftovers(location, nullptr, options.force);
+  const std::vector<UnpublishedSave> saves = open_at(location);
   if (options.json) {
-    print_json(files, options.remove);
+    print_json(files, saves, options.remove);
   } else {
-    print_text(files, options.remove);
+    print_text(files, saves, options.remove);
   }
   return kOk;
 }

@@ -28,7 +28,8 @@ void print_json(const std::vector<UnpublishedSave>& saves) {
                    {"missing_count", save.missing_count},
                    {"missing", save.missing},
                    {"failure", save.failure},
-                   {"abandoned", save.abandoned}});
+                   {"abandoned", save.abandoned},
+                   {"text", save.text}});
   }
   fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }

@@ -53,6 +53,9 @@ SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& 
 // each race comes to, stands in commit/attempt.cc. Errors are this rank's own, or what another rank
 // has left as its failure; kTimeout names ranks that have not written when the deadline passes, and
 // what was written stays for them to complete. save() with options.by_files is the same.
-SaveResult save_by_files(const std::function<SaveRequest()>& prepare, Deadline deadline);
+// `location` and `options` are the request's, but for what only its rank uses (tensor_attributes,
+// progress): where `prepare` throws, the ranks of this save that wait hear of it by them.
+SaveResult save_by_files(const Location& location, const SaveOptions& options,
+                         const std::function<SaveRequest()>& prepare, Deadline deadline);
 
 }  // namespace tilestone

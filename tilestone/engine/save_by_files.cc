@@ -58,8 +58,14 @@ class FileSaving {
   }
 
   SaveResult run(const StateDict& state) {
-    plan(state);
-    if (!attempt_.join(deadline_)) return result_;  // this rank's part was published before
+    refuse_kinds();
+    try {
+      plan(state);
+    } catch (...) {
+      tell_of_failure(current_error());
+      throw;
+    }
+    if (!join()) return result_;  // this rank's part was published before
     try {
       attempt_.take_back_failure(files_.rank);
       write();
@@ -71,27 +77,75 @@ class FileSaving {
     return result_;
   }
 
+  // What options alone say, on this rank as on all.
+  void refuse_kinds() const {
+    refuse(format_->needs_grid() || format_->has_fixed_names(),
+           "the format " + std::string(format_->name()) + " can't be saved without a communicator",
+           "save with a communicator, or in the format torch_dist");
+    refuse(dialect_->has_fixed_names() || dialect_->shares_directory(),
+           "the dialect " + std::string(dialect_->name()) +
+               " can't be saved without a communicator: its files have fixed names, which two "
+               "attempts would share",
+           "save with a communicator, or in the dialect pytorch");
+    refuse(options_.validate_access, "validate_access needs a communicator",
+           "what is missing or written twice is found when the save is published");
+  }
+
+  // Of a rank that comes with nothing that can be saved: the others shall not wait for it.
+  void tell_of_failure(const Error& error) noexcept {
+    if (files_.world_size == 1) return;
+    try {
+      const Deadline deadline = Deadline::after(kForFailure);
+      if (!attempt_.join(deadline)) return;
+      if (storage_->stat(report_name(attempt_.head(), files_.rank))) return;  // of an earlier life
+      attempt_.leave_failure(files_.rank, error, deadline);
+    } catch (...) {
+      log(LogLevel::kDebug, std::string("the other ranks of a save don't hear of a failure: ") +
+                                current_error().what());
+    }
+  }
+
  private:
   static constexpr std::chrono::duration<double> kForFailure{10};
 
+  bool join() {
+    try {
+      return attempt_.join(deadline_);
+    } catch (const Error& error) {
+      // This rank will not write, and those that agree with the first one wait for it.
+      if (error.code() == ErrorCode::kMismatch) {
+        attempt_.leave_failure(files_.rank, error, Deadline::after(kForFailure));
+      }
+      throw;
+    }
+  }
+
   void plan(const StateDict& state) {
-    refuse(format_->needs_grid() || format_->has_fixed_names(),
-           "the format " + std::string(format_->name()) + " can't be saved without a communicator",
-           "save with a communicator");
-    refuse(dialect_->has_fixed_names() || dialect_->shares_directory(),
-           "the dialect " + std::string(dialect_->name()) +
-               " can't be saved without a communicator: its files have fixed names",
-           "save with a communicator");
-    refuse(options_.validate_access, "validate_access needs a communicator",
-           "what is missing or written twice is found when the save is published");
     items_ = items_of(state, *dialect_, *format_);
     check_items(items_, options_, *format_);
     local_ = make_local_plan(items_);
     if (options_.common_differs != SaveOptions::Differing::kIgnore) {
       note_contents(items_, *format_, local_);
     }
+    check_holders();
     assignment_ = plan_save_by_rule(local_, files_.rank);
     tell_of_undeclared();
+  }
+
+  // A holder that takes no part might be the one that is to write.
+  void check_holders() const {
+    for (const PlanChunk& chunk : local_.chunks) {
+      if (chunk.holders == PlanChunk::kUnknown) continue;
+      const std::vector<int>& holders = local_.holder_sets[chunk.holders];
+      if (holders.front() >= 0 && holders.back() < files_.world_size) continue;
+      const int outside = holders.front() < 0 ? holders.front() : holders.back();
+      throw Error(ErrorCode::kInvalidArgument,
+                  "rank " + std::to_string(outside) + " is declared to hold box " +
+                      to_string(chunk.box) + ", and the world_size of the save is " +
+                      std::to_string(files_.world_size))
+          .with_key(local_.tensors[chunk.tensor].key)
+          .with_rank(files_.rank);
+    }
   }
 
   // Each of them is written by every rank that has it.
@@ -164,7 +218,12 @@ class FileSaving {
     const int group = attempt_.head().group_of(files_.rank);
     try {
       result_.published = attempt_.publish_if_complete(group, options_.threads, deadline_);
-    } catch (const Error& error) {
+    } catch (Error& error) {
+      if (error.code() == ErrorCode::kCoverage && error.hint().empty()) {
+        error.with_hint(
+            "what is declared to be on several ranks, as arrays that are not wrapped "
+            "are from Python, is on every one of them");
+      }
       // What ranks say contradicts, so nobody can publish it; those who wait shall hear why.
       if (error.code() == ErrorCode::kMismatch || error.code() == ErrorCode::kCoverage) {
         attempt_.leave_failure(files_.rank, error, Deadline::after(kForFailure));
@@ -201,9 +260,20 @@ SaveResult save_by_files(const StateDict& state, const Location& location,
 
 namespace tilestone {
 
-SaveResult save_by_files(const std::function<SaveRequest()>& prepare, Deadline deadline) {
+SaveResult save_by_files(const Location& location, const SaveOptions& options,
+                         const std::function<SaveRequest()>& prepare, Deadline deadline) {
   try {
-    const SaveRequest request = prepare();
+    engine::check_options(options);
+    engine::FileSaving saving(location, options, deadline);
+    saving.refuse_kinds();
+    std::optional<SaveRequest> made;
+    try {
+      made.emplace(prepare());
+    } catch (...) {
+      saving.tell_of_failure(current_error());
+      throw;
+    }
+    const SaveRequest& request = *made;
     return engine::save_by_files(request.state, request.location, request.options, deadline);
   } catch (...) {
     rethrow_cause();

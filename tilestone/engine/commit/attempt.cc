@@ -391,18 +391,8 @@ void Attempt::clean() const {
 // ---- Looking and waiting
 
 AttemptState Attempt::look(size_t names) const {
-  AttemptState state;
-  state.outcome = read_outcome(*location_, head_.save_id);
-  state.failed = read_failed(*location_, head_.save_id);
-  for (int group = 0; group < head_.group_count(); ++group) {
-    if (location_->stat(group_name(head_.save_id, group))) continue;
-    for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
-      if (location_->stat(report_name(head_, rank))) continue;
-      ++state.missing_count;
-      if (state.missing.size() < names) state.missing.push_back(rank);
-    }
-  }
-  return state;
+  return look_at(*location_, head_, names,
+                 [&](const std::string& name) { return location_->stat(name).has_value(); });
 }
 
 // Looks no further than it must: every rank of a large job does this at the same time.

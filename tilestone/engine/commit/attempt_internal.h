@@ -16,14 +16,6 @@
 
 namespace tilestone::engine {
 
-// What an attempt's files say, found by their names.
-struct AttemptState {
-  std::optional<Outcome> outcome;
-  size_t missing_count = 0;  // ranks that have left no report
-  std::vector<int> missing;  // the lowest of them
-  std::optional<Error> failed;
-};
-
 class Attempt {
  public:
   // Nothing is looked at yet.
@@ -58,7 +50,7 @@ class Attempt {
   // deadline kTimeout that names ranks that are missing. Takes over from a publisher that stalls.
   void wait_published(int rank, int threads, Deadline deadline);
 
-  // `names`: how many missing ranks are named.
+  // Found by names, without listing. `names`: how many missing ranks are named.
   AttemptState look(size_t names) const;
 
  private:

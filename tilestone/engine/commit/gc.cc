@@ -8,6 +8,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
 #include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
@@ -68,10 +69,9 @@ class Cleaning {
 
   // Names the saves whose files stay because no note speaks of them.
   void report_kept() const {
-    for (const std::string& save_id : open_) {
-      log(LogLevel::kWarning, "files of the save " + save_id + " stay in " + storage_.describe() +
-                                  ": it is not published yet, and may still be; who knows that its "
-                                  "ranks are dead can abandon it");
+    if (!open_.empty()) {
+      log(LogLevel::kWarning, "unpublished in " + storage_.describe() + ", and no leftover: " +
+                                  unpublished_text(storage_, storage_.list(), open_));
     }
     for (const auto& [save_id, count] : kept_) {
       log(LogLevel::kWarning, std::to_string(count) + " files of the save " + save_id +

@@ -9,6 +9,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
+#include "tilestone/engine/commit/lease_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
@@ -83,41 +84,86 @@ std::map<std::string, uint64_t> sizes_of(Storage& storage, const std::string& sa
   return sizes;
 }
 
-void watch(Storage& storage, const std::string& save_id, Deadline end, Deadline interrupted) {
-  const auto before = std::pair(image_of(storage, save_id), sizes_of(storage, save_id));
-  while (!end.expired() && !interrupted.expired()) {
+using Look = std::pair<Image, std::map<std::string, uint64_t>>;
+Look look_at_all(Storage& storage, const std::string& save_id) {
+  return {image_of(storage, save_id), sizes_of(storage, save_id)};
+}
+
+// Until the time is over; throws the interrupt's reason.
+void wait_for(double seconds, const std::shared_ptr<const Interrupt>& interrupt) {
+  const Deadline end = Deadline::after(std::chrono::duration<double>(seconds));
+  const Deadline interrupted = Deadline::never().with_interrupt(interrupt);
+  while (!interrupted.expired() && !end.expired()) {
     std::this_thread::sleep_for(std::min(end.remaining(), interrupted.wait_time()));
   }
-  if (before == std::pair(image_of(storage, save_id), sizes_of(storage, save_id))) return;
-  throw Error(ErrorCode::kAlreadyExists, "the save " + save_id + " is under way");
+}
+
+void check_seconds(const char* name, double seconds) {
+  if (seconds >= 0) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              std::string(name) + " is not a number of seconds, 0 or more");
+}
+
+// nullopt: it is being published just now.
+std::optional<UnpublishedSave> describe(const Location& location, const std::string& save_id) {
+  Storage& storage = location.storage();
+  UnpublishedSave save;
+  save.save_id = save_id;
+  const auto head = engine::read_head(storage, save_id);
+  if (!head) {
+    const AttemptState state{
+        engine::read_outcome(storage, save_id), 0, {}, engine::read_failed(storage, save_id)};
+    if (state.outcome == Outcome::kPublished) return std::nullopt;
+    save.abandoned = state.outcome.has_value();
+    save.missing_count = 1;
+    if (state.failed) save.failure = state.failed->what();
+    save.text = engine::attempt_text(save_id, 0, state);
+    return save;
+  }
+  AttemptState state = Attempt(location.shared(), *head).look(SIZE_MAX);
+  if (state.missing_count > 0 && !storage.stat(engine::attempt_name(save_id))) {
+    if (engine::read_outcome(storage, save_id) == Outcome::kPublished) return std::nullopt;
+  }
+  save.world_size = head->world_size;
+  save.format = head->format;
+  save.dialect = head->dialect;
+  save.missing_count = state.missing_count;
+  save.abandoned = state.outcome == Outcome::kAbandoned;
+  if (state.failed) save.failure = state.failed->what();
+  save.text = engine::attempt_text(save_id, head->world_size, state);
+  state.missing.resize(std::min(state.missing.size(), kNamedMissing));
+  save.missing = std::move(state.missing);
+  return save;
 }
 
 }  // namespace
 
-std::vector<UnpublishedSave> find_unpublished(const Location& location) {
-  Storage& storage = location.storage();
-  std::vector<UnpublishedSave> found;
-  for (const std::string& save_id : attempts_at(storage)) {
-    UnpublishedSave save;
-    save.save_id = save_id;
-    if (const auto head = engine::read_head(storage, save_id)) {
-      const AttemptState state = Attempt(location.shared(), *head).look(kNamedMissing);
-      save.world_size = head->world_size;
-      save.format = head->format;
-      save.dialect = head->dialect;
-      save.missing_count = state.missing_count;
-      save.missing = state.missing;
-      save.abandoned = state.outcome == Outcome::kAbandoned;
-      if (state.failed) save.failure = state.failed->what();
-    } else {
-      const auto outcome = engine::read_outcome(storage, save_id);
-      if (outcome == Outcome::kPublished) continue;  // its directory goes just now
-      save.abandoned = outcome.has_value();
-      save.missing_count = 1;
+std::vector<UnpublishedSave> find_unpublished(const Location& location,
+                                              const FindOptions& options) {
+  try {
+    check_seconds("watch", options.watch);
+    Storage& storage = location.storage();
+    std::map<std::string, Look> before;
+    if (options.watch > 0) {
+      for (const std::string& save_id : attempts_at(storage)) {
+        before.emplace(save_id, look_at_all(storage, save_id));
+      }
+      if (!before.empty()) wait_for(options.watch, options.interrupt);
     }
-    found.push_back(std::move(save));
+    std::vector<UnpublishedSave> found;
+    for (const std::string& save_id : attempts_at(storage)) {
+      auto save = describe(location, save_id);
+      if (!save) continue;
+      const auto first = before.find(save_id);
+      const bool same = first != before.end() && first->second == look_at_all(storage, save_id);
+      if (options.watch > 0 && !same) save->alive = true;
+      if (same && options.watch >= engine::kLeasePeriod.count()) save->alive = false;
+      found.push_back(*std::move(save));
+    }
+    return found;
+  } catch (...) {
+    rethrow_cause();
   }
-  return found;
 }
 
 std::string publish(const Location& location, const PublishOptions& options) {
@@ -135,15 +181,15 @@ std::string publish(const Location& location, const PublishOptions& options) {
 
 std::string abandon(const Location& location, const AbandonOptions& options) {
   try {
-    if (!(options.period >= 0)) {
-      throw Error(ErrorCode::kInvalidArgument, "period is not a number of seconds, 0 or more");
-    }
-    const Deadline interrupted = Deadline::never().with_interrupt(options.interrupt);
+    check_seconds("period", options.period);
     Storage& storage = location.storage();
     const std::string save_id = chosen(location, options.save_id);
     const auto head = engine::read_head(storage, save_id);
-    watch(storage, save_id, Deadline::after(std::chrono::duration<double>(options.period)),
-          interrupted);
+    const Look before = look_at_all(storage, save_id);
+    wait_for(options.period, options.interrupt);
+    if (before != look_at_all(storage, save_id)) {
+      throw Error(ErrorCode::kAlreadyExists, "the save " + save_id + " is under way");
+    }
     if (head && Attempt(location.shared(), *head).look(1).missing_count == 0) {
       throw Error(ErrorCode::kUnsupported, "all ranks of the save " + save_id + " have written")
           .with_hint("publish it, and remove the checkpoint if it is not wanted");

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,11 +21,21 @@ struct UnpublishedSave {
   std::vector<int> missing = {};  // the lowest of them, at most 16
   std::string failure = {};       // the error that a rank has left; "": none
   bool abandoned = false;         // it will be no checkpoint; gc removes its files
+  // Whether a rank of it works, as far as it was watched (FindOptions): true once something of it
+  // has changed, false if nothing has for a minute; else not known.
+  std::optional<bool> alive = std::nullopt;
+  std::string text = {};  // what it is and what can be done about it, a sentence for people
   bool complete() const { return missing_count == 0 && !abandoned; }
 };
 
-// By save id. Nothing is changed. Error(kNotFound) where there is no directory.
-std::vector<UnpublishedSave> find_unpublished(const Location& location);
+struct FindOptions {
+  double watch = 0;  // seconds, 0 or more: for how long it is looked whether ranks work
+  std::shared_ptr<const Interrupt> interrupt = nullptr;
+};
+// By save id. Nothing is changed. What was published or removed while it was watched is left out.
+// Error(kNotFound) where there is no directory; kInvalidArgument: `watch`.
+std::vector<UnpublishedSave> find_unpublished(const Location& location,
+                                              const FindOptions& options = {});
 
 struct PublishOptions {
   std::string save_id = {};  // needed where several are unpublished

@@ -6,12 +6,14 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/run/terms_internal.h"
 
 namespace tilestone::engine {
 namespace {
 
 constexpr uint64_t kAnySize = UINT64_MAX;
 constexpr uint64_t kMaxSmallFile = 4u << 20;  // bytes of a head, an outcome or an error
+constexpr size_t kNamedMissing = 8;
 constexpr uint8_t kVersion = 1;
 constexpr uint64_t kTrailerSize = 8;
 constexpr std::string_view kPublishedText = "published\n";
@@ -239,6 +241,87 @@ std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id
 std::optional<Error> read_failed(Storage& storage, const std::string& save_id) {
   const auto bytes = read_if_there(storage, failed_name(save_id));
   return bytes ? std::optional(Error::decode(*bytes)) : std::nullopt;
+}
+
+// ---- Saying what it is
+
+AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names,
+                     const std::function<bool(const std::string&)>& exists) {
+  AttemptState state;
+  state.outcome = read_outcome(storage, head.save_id);
+  state.failed = read_failed(storage, head.save_id);
+  for (int group = 0; group < head.group_count(); ++group) {
+    if (exists(group_name(head.save_id, group))) continue;
+    for (int rank = head.group_begin(group); rank < head.group_end(group); ++rank) {
+      if (exists(report_name(head, rank))) continue;
+      ++state.missing_count;
+      if (state.missing.size() < names) state.missing.push_back(rank);
+    }
+  }
+  return state;
+}
+
+std::string attempt_text(const std::string& save_id, int world_size, const AttemptState& state) {
+  const std::string save = "the save " + save_id;
+  if (state.outcome == Outcome::kAbandoned) {
+    return save + " was abandoned; `tilestone gc --delete` removes its files";
+  }
+  if (world_size == 0) {
+    return save + " has only begun, and does not say of how many ranks it is";
+  }
+  const std::string ranks = std::to_string(world_size) + (world_size == 1 ? " rank" : " ranks");
+  if (state.missing_count == 0) {
+    return save + " is not published yet, though all of its " + ranks +
+           " have written; `tilestone publish` makes it the checkpoint";
+  }
+  const bool one = state.missing_count == 1;
+  std::string text = save + " is not published: " + std::to_string(state.missing_count) +
+                     " of its " + ranks + (one ? " has" : " have") + " not written (" +
+                     ranks_text(state.missing, kNamedMissing) + ")";
+  if (state.failed) text += "; a rank has failed: " + std::string(state.failed->what());
+  return text + (one ? "; it" : "; they") +
+         " may still be writing, or save again under the same token; if " +
+         (one ? "it is" : "they are") + " dead, `tilestone gc --abandon` ends the save";
+}
+
+namespace {
+
+// Of one attempt; "" where it has been published.
+std::string text_of(Storage& storage, const std::string& save_id,
+                    std::span<const std::string> names) {
+  const auto head = read_head(storage, save_id);
+  if (!head) {
+    const AttemptState state{read_outcome(storage, save_id), 0, {}, std::nullopt};
+    return state.outcome == Outcome::kPublished ? "" : attempt_text(save_id, 0, state);
+  }
+  const auto is_listed = [&](const std::string& name) {
+    return std::binary_search(names.begin(), names.end(), name);
+  };
+  return attempt_text(save_id, head->world_size, look_at(storage, *head, SIZE_MAX, is_listed));
+}
+
+}  // namespace
+
+std::string unpublished_text(Storage& storage, std::span<const std::string> names,
+                             const std::set<std::string>& saves) {
+  std::string first;
+  size_t others = 0;
+  for (const std::string& save_id : saves) {
+    std::string text;
+    try {
+      text = text_of(storage, save_id, names);
+    } catch (const Error& error) {
+      text = "the save " + save_id + " is not published, and can't be: " + error.what();
+    }
+    if (text.empty()) continue;
+    if (first.empty()) {
+      first = std::move(text);
+    } else {
+      ++others;
+    }
+  }
+  if (others == 0) return first;
+  return first + "; `tilestone publish --list` shows " + std::to_string(others) + " more";
 }
 
 Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Deadline deadline) {

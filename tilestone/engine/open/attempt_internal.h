@@ -12,9 +12,13 @@
 // more than a few hundred entries in a world of 65,536.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -85,6 +89,25 @@ std::vector<Bytes> decode_group(ByteView bytes, const std::string& file);  // Er
 std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_id);
 std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id);
 std::optional<Error> read_failed(Storage& storage, const std::string& save_id);
+
+// What an attempt's files say.
+struct AttemptState {
+  std::optional<Outcome> outcome;
+  size_t missing_count = 0;  // ranks that have left no report
+  std::vector<int> missing;  // the lowest of them
+  std::optional<Error> failed;
+};
+// `names`: how many missing ranks are named. `exists` says whether a file of the attempt is there.
+AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names,
+                     const std::function<bool(const std::string&)>& exists);
+// What such a save is, and what can be done about it, as a sentence. `world_size`: 0 where the
+// attempt has no head. `state` has all missing ranks, or as many as are to be named.
+std::string attempt_text(const std::string& save_id, int world_size, const AttemptState& state);
+// The same of those among `saves` that are no checkpoint yet, "" where there is none: of the first,
+// and how many others there are. `names`: the location's, sorted; nothing is listed once more.
+std::string unpublished_text(Storage& storage, std::span<const std::string> names,
+                             const std::set<std::string>& saves);
+
 // Makes the outcome, unless there is one; the one that counts. Durable when it returns.
 Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Deadline deadline);
 

@@ -34,6 +34,14 @@ bool has_all_files(Storage& storage, const Manifest& manifest) {
   return true;
 }
 
+// A save without a communicator that can still be published: it has lost nothing.
+bool is_unpublished(std::span<const std::string> names, const Notes& notes,
+                    const std::string& save_id) {
+  if (!notes.attempts.contains(save_id) || notes.abandoned.contains(save_id)) return false;
+  if (notes.undecided.contains(save_id)) return true;
+  return std::find(names.begin(), names.end(), attempt_name(save_id)) != names.end();
+}
+
 bool is_file(Storage& storage, const std::string& name) {
   const auto info = storage.stat(name);
   return info && info->regular;
@@ -231,7 +239,7 @@ std::optional<LostCheckpoint> find_lost(Storage& storage, const Format& format,
                                         std::span<const std::string> names, const Notes& notes) {
   for (const std::string& name : names) {
     const auto own = parse_own_name(format, name);
-    if (!own) continue;
+    if (!own || is_unpublished(names, notes, own->save_id)) continue;
     const bool began_here = notes.begun.contains(own->save_id);
     std::optional<LostCheckpoint> lost;
     if (own->kind == kManifestKind) {

@@ -5,6 +5,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/format/megatron_mark.h"
@@ -222,10 +223,14 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
   }
   if (found.format != nullptr) return found;
   Error error(ErrorCode::kNotFound, "no checkpoint at " + storage.describe());
-  const auto lost = find_lost(storage, *torch_dist_format(), names, read_notes(storage, names));
+  const Notes notes = read_notes(storage, names);
+  const auto lost = find_lost(storage, *torch_dist_format(), names, notes);
   // During a save these files are its own.
   if (lost && !is_saved_to(storage)) {
     error.with_hint(lost->what + "; " + lost->hint);
+  } else if (const std::string unpublished = unpublished_text(storage, names, notes.attempts);
+             !unpublished.empty()) {
+    error.with_hint(unpublished);
   }
   throw std::move(error);
 }

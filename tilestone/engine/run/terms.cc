@@ -11,8 +11,6 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr size_t kNamedRanks = 4;  // with one value
-
 std::string in_quotes(std::string_view text) { return "\"" + std::string(text) + "\""; }
 std::string truth(bool value) { return value ? "True" : "False"; }
 
@@ -87,9 +85,9 @@ std::string name_of(const std::shared_ptr<const T>& named, const std::string& ot
 
 }  // namespace
 
-std::string ranks_text(const std::vector<int>& ranks) {
+std::string ranks_text(const std::vector<int>& ranks, size_t most) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  const size_t named = std::min(ranks.size(), kNamedRanks);
+  const size_t named = std::min(ranks.size(), most);
   for (size_t i = 0; i < named; ++i) {
     if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
     text += std::to_string(ranks[i]);

@@ -2,6 +2,7 @@
 // travel at the end of a rank's first message.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,8 +17,8 @@ namespace tilestone::engine {
 // Names and values as the caller writes them; the same names in the same order on every rank.
 using Terms = std::vector<std::pair<std::string, std::string>>;
 
-// "rank 3", "ranks 1, 2 and 3", "ranks 0, 1, 2, 3 and 60 more".
-std::string ranks_text(const std::vector<int>& ranks);
+// "rank 3", "ranks 1, 2 and 3", "ranks 0, 1, 2, 3 and 60 more". `most`: how many are named.
+std::string ranks_text(const std::vector<int>& ranks, size_t most = 4);
 
 Terms terms_of(const Location& location, const SaveOptions& options);
 Terms terms_of(const Location& location, const LoadOptions& options);
