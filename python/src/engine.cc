@@ -2,6 +2,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/unordered_set.h>
 
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -80,7 +81,8 @@ SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge
                       const std::string& common_differs, double timeout, int threads,
                       uint64_t buffer_bytes, int files_per_rank,
                       std::map<std::string, std::string> attributes, nb::handle tensor_attributes,
-                      nb::handle progress, nb::handle compared_common) {
+                      nb::handle progress, nb::handle compared_common,
+                      const std::optional<ByFiles>& by_files) {
   const Bridge bridge(bridge_object);
   SaveRequest request{to_state(bridge.call("unpack", state), bridge), path_of(path), {}, {}};
   if (!compared_common.is_none()) request.compared_common = to_state(compared_common, bridge);
@@ -98,6 +100,7 @@ SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge
   request.options.tensor_attributes =
       tensor_attributes_of(nb::cast<nb::dict>(tensor_attributes), bridge);
   request.options.progress = to_progress(progress);
+  request.options.by_files = by_files;
   return request;
 }
 
@@ -143,10 +146,34 @@ Deadline end_after(double seconds) {
 }
 
 // An error of Tilestone's own Python code names the rank, as those of the engine do.
-void say_rank(const Raised& raised, const Communicator& comm) {
+void say_rank(const Raised& raised, int rank, int ranks) {
   const nb::object exception = raised.exception();
-  if (comm.size() > 1 && nb::hasattr(exception, "add_rank"))
-    exception.attr("add_rank")(comm.rank());
+  if (ranks > 1 && nb::hasattr(exception, "add_rank")) exception.attr("add_rank")(rank);
+}
+
+// Runs a save without the GIL, as the rank of so many.
+SaveResult run_save(const Location& location, int rank, int ranks, Deadline deadline,
+                    const std::function<SaveResult(Deadline)>& run) {
+  std::optional<SaveResult> result;
+  try {
+    without_gil([&](const Stop& stop) { result = run(deadline.with_interrupt(stop)); });
+  } catch (const Raised& raised) {
+    say_rank(raised, rank, ranks);
+    if (result && result->published) {
+      raised.add_note("it came too late to stop the save: " + location.describe() +
+                      " was published");
+    }
+    throw;
+  }
+  return *std::move(result);
+}
+
+// Calls `prepare`, which makes a request.
+std::function<SaveRequest()> request_of(const nb::callable& prepare) {
+  return [&prepare] {
+    return with_gil("making the state dict",
+                    [&] { return std::move(nb::cast<SaveRequest&>(prepare())); });
+  };
 }
 
 // `prepare` gives a request; what it raises is this rank's failure of the first round.
@@ -155,26 +182,22 @@ SaveResult save_state(const nb::callable& prepare, const nb::bytes& path, nb::ha
                       double seconds) {
   const Entered entered;
   const Communicator communicator = to_communicator(comm);
-  const Deadline deadline = end_after(seconds);
-  const auto request = [&] {
-    return with_gil("making the state dict",
-                    [&] { return std::move(nb::cast<SaveRequest&>(prepare())); });
-  };
   const Location location(path_of(path));
-  std::optional<SaveResult> result;
-  try {
-    without_gil([&](const Stop& stop) {
-      result = save(request, location.place(), communicator, deadline.with_interrupt(stop));
-    });
-  } catch (const Raised& raised) {
-    say_rank(raised, communicator);
-    if (result) {
-      raised.add_note("it came too late to stop the save: " + location.describe() +
-                      " was published");
-    }
-    throw;
-  }
-  return *std::move(result);
+  return run_save(location, communicator.rank(), communicator.size(), end_after(seconds),
+                  [&](Deadline deadline) {
+                    return save(request_of(prepare), location.place(), communicator, deadline);
+                  });
+}
+
+// A rank's save by files. `options` is a request without a state; `prepare` gives the whole one,
+// and what it raises is left for the ranks that wait.
+SaveResult save_by_files_state(const SaveRequest& options, const nb::callable& prepare) {
+  const Entered entered;
+  const ByFiles& files = options.options.by_files.value();
+  const Deadline deadline = end_after(options.options.timeout);
+  return run_save(options.location, files.rank, files.world_size, deadline, [&](Deadline end) {
+    return save_by_files(options.location, options.options, request_of(prepare), end);
+  });
 }
 
 // `take` gets what was loaded, as a dict, the three lists of the report, and the keys of this
@@ -206,7 +229,7 @@ void load_state(const nb::callable& prepare, const nb::callable& take, const nb:
       load(request, give, place, communicator, deadline.with_interrupt(stop));
     });
   } catch (const Raised& raised) {
-    say_rank(raised, communicator);
+    say_rank(raised, communicator.rank(), communicator.size());
     throw;
   }
 }
@@ -230,16 +253,29 @@ void bind_engine(nb::module_& m) {
       .def_ro("items_written", &SaveResult::items_written, "By this rank.")
       .def_ro("common_differs", &SaveResult::common_differs,
               "Whether the ranks' common states were compared, and are not the same.")
+      .def_ro(
+          "published", &SaveResult::published,
+          "Whether the checkpoint exists. Always, but for a save by files that did not wait and "
+          "of which other ranks are still to write.")
       .def("__repr__", [](const SaveResult& result) {
         return "SaveResult(save_id='" + result.save_id +
                "', bytes_written=" + std::to_string(result.bytes_written) +
-               ", items_written=" + std::to_string(result.items_written) + ")";
+               ", items_written=" + std::to_string(result.items_written) +
+               (result.published ? ")" : ", published=False)");
       });
+  nb::class_<ByFiles>(m, "ByFiles", "A rank's place in a save without a communicator.")
+      .def(nb::new_([](int rank, int world_size, std::string token, uint64_t number, bool wait) {
+             return ByFiles{rank, world_size, std::move(token), number, wait};
+           }),
+           "rank"_a, "world_size"_a, "token"_a, "number"_a, "wait"_a)
+      .def_ro("rank", &ByFiles::rank)
+      .def_ro("world_size", &ByFiles::world_size);
   nb::class_<SaveRequest>(m, "SaveRequest", "What a rank brings to a save.")
       .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "format"_a, "dialect"_a,
            "overwrite"_a, "agreement"_a, "validate_access"_a, "common_differs"_a, "timeout"_a,
            "threads"_a, "buffer_bytes"_a, "files_per_rank"_a, "attributes"_a, "tensor_attributes"_a,
-           "progress"_a.none(), "compared_common"_a.none() = nb::none());
+           "progress"_a.none(), "compared_common"_a.none() = nb::none(),
+           "by_files"_a.none() = nb::none());
   nb::class_<BridgedLoad>(m, "LoadRequest", "What a rank brings to a load.")
       .def(nb::new_(&make_load), "wanted"_a.none(), "path"_a, "bridge"_a, "follow_links"_a,
            "cast"_a, "verify_checksums"_a, "two_phase"_a, "cache"_a, "not_in_checkpoint"_a,
@@ -249,6 +285,9 @@ void bind_engine(nb::module_& m) {
   m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
                 "object, seconds: float) -> SaveResult"));
+  m.def("save_by_files", &save_by_files_state, "options"_a, "prepare"_a,
+        nb::sig("def save_by_files(options: SaveRequest, prepare: collections.abc.Callable[[], "
+                "SaveRequest]) -> SaveResult"));
   m.def("load", &load_state, "prepare"_a, "take"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def load(prepare: collections.abc.Callable[[], LoadRequest], take: "
                 "collections.abc.Callable[[dict[object, object], list[str], list[str], list[str], "

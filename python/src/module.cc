@@ -19,5 +19,6 @@ NB_MODULE(_core, m) {
   bind_checkpoint(m);
   bind_access(m);
   bind_storage(m);
+  bind_unpublished(m);
   bind_cli(m);
 }

@@ -21,6 +21,7 @@ from tilestone._core import (
     Damage,
     Leftover,
     SaveResult,
+    UnpublishedSave,
     VerifyReport,
     mpi_world,
     run_ranks,
@@ -54,6 +55,7 @@ from tilestone._opaque import Opaque
 from tilestone._placements import PlacementRules
 from tilestone._plugins import register_converter
 from tilestone._progress import Progress
+from tilestone._unpublished import abandon, publish, unpublished
 
 __all__ = [
     "AlreadyExistsError",
@@ -83,18 +85,22 @@ __all__ = [
     "StorageError",
     "StoredTensor",
     "TimeoutError",
+    "UnpublishedSave",
     "UnsafeError",
     "UnsupportedError",
     "VerifyReport",
     "__version__",
+    "abandon",
     "dtype_names",
     "gc",
     "geometry",
     "load",
     "mpi_world",
     "open",
+    "publish",
     "register_converter",
     "run_ranks",
     "save",
     "solo",
+    "unpublished",
 ]

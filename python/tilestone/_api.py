@@ -49,6 +49,39 @@ def _communicator(
         raise InvalidArgumentError(f"group {group!r}: {error}") from error
 
 
+def _by_files(coordination: str, files: Mapping[str, Any]) -> _core.ByFiles | None:
+    """This rank's place in a save by files; None where ranks have a communicator.
+
+    Raises:
+        InvalidArgumentError: an argument that it needs is missing or out of range, by its name.
+    """
+    way = _options.word("coordination", coordination)
+    if way == "communicator":
+        return None
+    if way != "files":
+        raise InvalidArgumentError(
+            f'coordination is "communicator" or "files", not "{coordination}"'
+        )
+    for name, value in files.items():
+        if value is None:
+            raise InvalidArgumentError(f'coordination="files" needs {name}')
+    return _core.ByFiles(
+        _options.whole("rank", files["rank"]),
+        _options.whole("world_size", files["world_size"]),
+        _options.word("token", files["token"]),
+        _options.whole("number", files["number"], 64),
+        _options.flag("wait", files["wait"]),
+    )
+
+
+def _refuse_files(files: Mapping[str, Any]) -> None:
+    """Refuses what only a save by files has, in one that has a communicator."""
+    usual = {"number": 0, "wait": True}
+    for name, value in files.items():
+        if value is not usual.get(name):
+            raise InvalidArgumentError(f'{name} has a meaning with coordination="files" only')
+
+
 class Prepared(abc.ABC):
     """A state that is made inside a call's first round, and taken in its last one.
 
@@ -103,6 +136,12 @@ def save(
     *,
     group: ProcessGroup | None = None,
     comm: CommunicatorLike | None = None,
+    coordination: str = "communicator",
+    rank: int | None = None,
+    world_size: int | None = None,
+    token: str | None = None,
+    number: int = 0,
+    wait: bool = True,
     format: str = "torch_dist",
     dialect: str = "pytorch",
     overwrite: bool = False,
@@ -121,9 +160,9 @@ def save(
 
     On return the checkpoint is complete and durable, and stock PyTorch can load it. When anything
     fails on any rank, every rank raises the same error and what stood at `path` still stands. That
-    includes bad options, paths and states; only a `group` or `comm` that can't be used, or a rank
-    outside the group, fails on its rank alone, and the others wait for it until the timeout.
-    `path`, `format`, `dialect`, `overwrite`, `agreement`, `validate_access`, `common_differs` and
+    includes bad options, paths and states; only a `coordination`, `group` or `comm` that can't be
+    used, or a rank outside the group, fails on its rank alone, and the others wait for it until the
+    timeout. `path`, `format`, `dialect`, `overwrite`, `agreement`, `validate_access`, `common_differs` and
     `attributes` are the same on every rank, else MismatchError names what differs.
 
     Args:
@@ -139,9 +178,24 @@ def save(
         path: the checkpoint's directory, on a file system that all ranks see. A leading "~" is
             the home directory; URLs ("s3://...") are refused.
         group: the torch process group that saves; by default torch.distributed's default group
-            where it is initialised.
+            where it is initialised. Not with coordination="files".
         comm: a communicator instead of a group: `tilestone.solo()`, `tilestone.mpi_world()`, or
             any object with rank, size, describe, gather, scatter, broadcast and all_to_all.
+        coordination: how ranks know of one another. "communicator": through `group` or `comm`.
+            "files": through small files at `path` alone; no process group is needed, and one that
+            is there is not used. Ranks agree by rule, as with agreement="rule" (which see), and
+            need not come at the same time; what each has written stays until the last one
+            publishes the checkpoint. For torch_dist in PyTorch's dialect, to a path where no
+            checkpoint stands. See docs/saving.md.
+        rank, world_size, token: for coordination="files", which needs them: this rank's number, how
+            many ranks save (the same on all), and a text of 8 to 256 bytes that all ranks of one
+            run of the job have and no other run, not even the same job started again by its
+            scheduler. A rank that was started again saves the same state under the same token, and
+            completes the checkpoint. `rank` is torch's global one where a state has DTensors.
+        number: for coordination="files": tells saves under one token to one path apart.
+        wait: for coordination="files": return once the checkpoint is published. False: once this
+            rank has written; the last rank to write publishes, and `SaveResult.published` says
+            whether it was this one.
         format: how the bytes are laid out: "torch_dist", PyTorch's, or "zarr", which Megatron-Core
             up to 0.15, the zarr package and tensorstore read. In zarr every array is sharded as
             the cells of one regular grid and has a dtype of numpy's or bfloat16, keys are paths
@@ -190,21 +244,39 @@ def save(
             a load could not make another, attributes of a tensor that this rank does not have.
             The error names the key, and nothing is written. Ranks that give a tensor's attribute
             two values end the save too.
-        StorageError, TimeoutError, RankFailedError: it could not be written.
+        StorageError, TimeoutError, RankFailedError: it could not be written. With
+            coordination="files" the time runs out while ranks are missing, whom TimeoutError names:
+            what was written is kept for them, see `unpublished`. RankFailedError: the save was
+            abandoned.
     """
-    comm = _communicator(group, comm)
+    by_files = {
+        "rank": rank, "world_size": world_size, "token": token, "number": number, "wait": wait,
+    }  # fmt: skip
+    files = _by_files(coordination, by_files)
+    if files is None:
+        comm = _communicator(group, comm)
+    elif group is not None or comm is not None:
+        name = "comm" if group is None else "group"
+        raise InvalidArgumentError(f'{name} has no meaning with coordination="files"')
     # What can fail on one rank alone stands in prepare, which runs inside the first round.
     with contextlib.ExitStack() as until_the_end:
 
-        def prepare() -> _core.SaveRequest:
-            shown = reporting(_options.sink("progress", progress), "save", comm.rank)
-            by_rule = _options.word("agreement", agreement) == "rule"
+        def prepare(bare: bool = False) -> _core.SaveRequest:
+            """`bare`: the options alone, without what is made of the state."""
+            if files is None:
+                _refuse_files(by_files)
+                assert comm is not None
+                own, ranks = comm.rank, comm.size
+            else:
+                own, ranks = files.rank, files.world_size
+            shown = reporting(_options.sink("progress", progress), "save", own)
+            by_rule = _options.word("agreement", agreement) == "rule" or files is not None
             unwrapped = _options.word("dialect", dialect) == "pytorch"
             return _core.SaveRequest(
-                _made(state),
+                {} if bare else _made(state),
                 _options.directory(path),
                 Bridge(
-                    group=group, ranks=comm.size, by_rule=by_rule and unwrapped, rank=comm.rank,
+                    group=group, ranks=ranks, by_rule=by_rule and unwrapped, rank=own,
                     harmless=_harmless(state), common=not unwrapped,
                 ),
                 _options.word("format", format),
@@ -218,11 +290,14 @@ def save(
                 _options.whole("buffer_bytes", buffer_bytes, 64),
                 _options.whole("files_per_rank", files_per_rank),
                 _options.texts("attributes", attributes),
-                _options.by_key("tensor_attributes", tensor_attributes),
-                until_the_end.enter_context(shown),
-                compared_common=_compared(state),
+                {} if bare else _options.by_key("tensor_attributes", tensor_attributes),
+                None if bare else until_the_end.enter_context(shown),
+                compared_common=None if bare else _compared(state),
+                by_files=files,
             )
 
+        if files is not None:
+            return _core.save_by_files(prepare(bare=True), prepare)
         return _core.save(prepare, _options.place(path), comm, _options.limit_of(timeout))
 
 
@@ -285,7 +360,8 @@ def load(
             nothing says what it should be; that of DTensors must be made before.
             To load a part, want a dict in place of the object: {"model": model.state_dict()}.
         path: the checkpoint's directory, as for `save`.
-        group, comm: as for `save`.
+        group, comm: as for `save`. With comm=tilestone.solo() a rank loads alone, beside a process
+            group too: no other rank needs to come, and "every rank" is this one below.
         not_in_checkpoint: what a wanted key means that the checkpoint doesn't hold: "error";
             "report", which lists it in `report`, and in a warning of rank 0; or "ignore". Where
             the load goes on, the leaf stays what it is in the template. Of values, lists and
@@ -330,7 +406,8 @@ def load(
         sharded_only is set.
 
     Raises:
-        NotFoundError: no checkpoint, or a key that it doesn't hold (the hint names similar ones).
+        NotFoundError: no checkpoint (where a save by files is not published yet the hint says what
+            it lacks), or a key that it doesn't hold (the hint names similar ones).
         UnsupportedError: two items of the checkpoint in one place of its tree (without a
             template); a dtype to which cast has no conversion (complex to real), with its key;
             or a process group that a forked process has inherited.

@@ -419,12 +419,29 @@ class SaveResult:
     def common_differs(self) -> bool:
         """Whether the ranks' common states were compared, and are not the same."""
 
+    @property
+    def published(self) -> bool:
+        """
+        Whether the checkpoint exists. Always, but for a save by files that did not wait and of which other ranks are still to write.
+        """
+
     def __repr__(self) -> str: ...
+
+class ByFiles:
+    """A rank's place in a save without a communicator."""
+
+    def __init__(self, rank: int, world_size: int, token: str, number: int, wait: bool) -> None: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
 
 class SaveRequest:
     """What a rank brings to a save."""
 
-    def __init__(self, state: object, path: bytes, bridge: object, format: str, dialect: str, overwrite: bool, agreement: str, validate_access: bool, common_differs: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, attributes: Mapping[str, str], tensor_attributes: object, progress: object | None, compared_common: object | None = None) -> None: ...
+    def __init__(self, state: object, path: bytes, bridge: object, format: str, dialect: str, overwrite: bool, agreement: str, validate_access: bool, common_differs: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, attributes: Mapping[str, str], tensor_attributes: object, progress: object | None, compared_common: object | None = None, by_files: ByFiles | None = None) -> None: ...
 
 class LoadRequest:
     """What a rank brings to a load."""
@@ -432,6 +449,8 @@ class LoadRequest:
     def __init__(self, wanted: object | None, path: bytes, bridge: object, follow_links: bool, cast: bool, verify_checksums: bool, two_phase: str, cache: str, not_in_checkpoint: str, not_requested: str | None, other_shape: str, sharded_only: bool, validate_access: bool, timeout: float, threads: int, buffer_bytes: int, progress: object | None, objects_by_grid: bool = False, log_report: bool = True) -> None: ...
 
 def save(prepare: Callable[[], SaveRequest], path: bytes, comm: object, seconds: float) -> SaveResult: ...
+
+def save_by_files(options: SaveRequest, prepare: Callable[[], SaveRequest]) -> SaveResult: ...
 
 def load(prepare: Callable[[], LoadRequest], take: Callable[[dict[object, object], list[str], list[str], list[str], set[str]], object], path: bytes, comm: object, seconds: float) -> None: ...
 
@@ -640,6 +659,61 @@ def is_locked(directory: bytes, name: str) -> bool:
     Whether somebody, who may be the caller, holds the lock. Makes and changes nothing.
     UnsupportedError where files can't be locked.
     """
+
+class UnpublishedSave:
+    """A save without a communicator that is no checkpoint yet."""
+
+    @property
+    def save_id(self) -> str:
+        """The attempt's unique name."""
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks it has; 0: it has only begun, and that is not known."""
+
+    @property
+    def format(self) -> str:
+        """As `save` was given it."""
+
+    @property
+    def dialect(self) -> str:
+        """As `save` was given it."""
+
+    @property
+    def missing_count(self) -> int:
+        """How many of its ranks have not written."""
+
+    @property
+    def missing(self) -> list[int]:
+        """The lowest of these ranks, at most 16."""
+
+    @property
+    def failure(self) -> str:
+        """The error that a rank has left; "": none."""
+
+    @property
+    def abandoned(self) -> bool:
+        """It will be no checkpoint, and gc removes its files."""
+
+    @property
+    def alive(self) -> bool | None:
+        """
+        Whether a rank of it works, as far as it was watched: True once something of it changed, False when nothing did for a minute, else None.
+        """
+
+    @property
+    def complete(self) -> bool:
+        """All its ranks have written: it can be published."""
+
+    def __str__(self) -> str: ...
+
+    def __repr__(self) -> str: ...
+
+def unpublished(path: bytes, watch: float) -> list[UnpublishedSave]: ...
+
+def publish(path: bytes, save_id: str, timeout: float, threads: int) -> str: ...
+
+def abandon(path: bytes, save_id: str, period: float) -> str: ...
 
 def cli(argv: Sequence[bytes]) -> int:
     """

@@ -1,0 +1,64 @@
+// Saves without a communicator that are no checkpoint yet.
+#include "python/src/bindings.h"
+
+namespace tilestone::python {
+namespace {
+
+using nb::literals::operator""_a;
+using Stop = std::shared_ptr<const Interrupt>;
+
+std::vector<UnpublishedSave> unpublished(const nb::bytes& path, double watch) {
+  const Location location = location_of(path, false);
+  return without_gil([&](const Stop& stop) { return find_unpublished(location, {watch, stop}); });
+}
+
+std::string publish_save(const nb::bytes& path, const std::string& save_id, double timeout,
+                         int threads) {
+  const Location location = location_of(path, false);
+  return without_gil(
+      [&](const Stop& stop) { return publish(location, {save_id, timeout, threads, stop}); });
+}
+
+std::string abandon_save(const nb::bytes& path, const std::string& save_id, double period) {
+  const Location location = location_of(path, false);
+  return without_gil([&](const Stop& stop) { return abandon(location, {save_id, period, stop}); });
+}
+
+}  // namespace
+
+void bind_unpublished(nb::module_& m) {
+  nb::class_<UnpublishedSave>(m, "UnpublishedSave",
+                              "A save without a communicator that is no checkpoint yet.")
+      .def_ro("save_id", &UnpublishedSave::save_id, "The attempt's unique name.")
+      .def_ro("world_size", &UnpublishedSave::world_size,
+              "How many ranks it has; 0: it has only begun, and that is not known.")
+      .def_ro("format", &UnpublishedSave::format, "As `save` was given it.")
+      .def_ro("dialect", &UnpublishedSave::dialect, "As `save` was given it.")
+      .def_ro("missing_count", &UnpublishedSave::missing_count,
+              "How many of its ranks have not written.")
+      .def_ro("missing", &UnpublishedSave::missing, "The lowest of these ranks, at most 16.")
+      .def_prop_ro(
+          "failure", [](const UnpublishedSave& save) { return python_text(save.failure); },
+          nb::sig("def failure(self) -> str"), "The error that a rank has left; \"\": none.")
+      .def_ro("abandoned", &UnpublishedSave::abandoned,
+              "It will be no checkpoint, and gc removes its files.")
+      .def_ro("alive", &UnpublishedSave::alive,
+              "Whether a rank of it works, as far as it was watched: True once something of it "
+              "changed, False when nothing did for a minute, else None.")
+      .def_prop_ro("complete", &UnpublishedSave::complete,
+                   "All its ranks have written: it can be published.")
+      .def(
+          "__str__", [](const UnpublishedSave& save) { return python_text(save.text); },
+          nb::sig("def __str__(self) -> str"))
+      .def("__repr__", [](const UnpublishedSave& save) {
+        return "UnpublishedSave(save_id='" + save.save_id +
+               "', world_size=" + std::to_string(save.world_size) +
+               ", missing_count=" + std::to_string(save.missing_count) +
+               (save.abandoned ? ", abandoned=True)" : ")");
+      });
+  m.def("unpublished", &unpublished, "path"_a, "watch"_a);
+  m.def("publish", &publish_save, "path"_a, "save_id"_a, "timeout"_a, "threads"_a);
+  m.def("abandon", &abandon_save, "path"_a, "save_id"_a, "period"_a);
+}
+
+}  // namespace tilestone::python
