@@ -12,14 +12,13 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/commit_internal.h"
 #include "tilestone/engine/common_state_internal.h"
+#include "tilestone/engine/coordination_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/orders_internal.h"
 #include "tilestone/engine/run/agreement_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
-#include "tilestone/engine/save_by_files_internal.h"
 #include "tilestone/engine/save_items_internal.h"
-#include "tilestone/engine/write/writer_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/plan/access.h"
 #include "tilestone/state/content_hash.h"
@@ -48,52 +47,90 @@ Bytes answer_of(const std::string& staging, ByteView orders) {
   return std::move(writer).take();
 }
 
-// What a rank saves, where and how; owned by whoever brings it.
-struct Brought {
-  const StateDict* state = nullptr;
-  const Location* location = nullptr;
-  const SaveOptions* options = nullptr;
-  const StateDict* compared = nullptr;  // as SaveRequest::compared_common; null: not given
-};
-using Bring = std::function<Brought()>;
-
-// One rank's part in one save.
-class Saving {
+// By rounds of a communicator.
+class Saving final : public Coordination {
  public:
   Saving(Communicator comm, const std::string& place, Deadline deadline)
-      : comm_(std::move(comm)), deadline_(deadline), rounds_(comm_, "save", place, deadline) {}
+      : comm_(std::move(comm)), deadline_(deadline), rounds_(comm_, "save", place, deadline) {
+    share_.rank = comm_.rank();
+    share_.world_size = comm_.size();
+  }
 
-  SaveResult run(const Bring& bring) {
+  void plan(const Bring& bring) override {
     try {
-      plan(bring);
+      agree(bring);
     } catch (...) {
       if (commit_) commit_->abandon(is_alone());
       throw;
     }
+  }
+
+  void write(const WriteShare& write) override {
     try {
-      write();
+      rounds_.begin("writing", [&](Deadline deadline) {
+        if (!staging_name_.empty()) staging_ = staging_storage(location_->storage(), staging_name_);
+        report_ = write({&storage(), 0, deadline});
+        note_result();
+        return report_.encode();
+      });
+    } catch (...) {
+      discard();
+      throw;
+    }
+  }
+
+  void report() override {
+    try {
+      rounds_.end([&](const std::vector<Bytes>& payloads) {
+        prepare_to_publish(payloads);
+        return std::vector<Bytes>();
+      });
     } catch (...) {
       // No report of this rank will be taken any more, so the save can't be published.
       discard();
       throw;
     }
-    publish();
+  }
+
+  SaveResult publish() override {
+    bool tried = false;
+    try {
+      rounds_.run_last(
+          "preparing to publish", [](Deadline) { return Bytes(); },
+          [&](std::vector<Bytes>) {
+            // From here on nobody can take the checkpoint back.
+            tried = true;
+            commit_->publish(coordinator_deadline().without_interrupt());
+            return std::vector<Bytes>();
+          });
+    } catch (...) {
+      // The coordinator alone knows that nothing was published.
+      if (commit_ && !tried) discard();
+      throw;
+    }
+    if (commit_) commit_->clean();
     return result_;
   }
+
+  // The others can't publish without this rank: it has not been in the last round.
+  void give_up(const Error& why) noexcept override {
+    rounds_.leave(why);
+    discard();
+  }
+
+  Deadline deadline() const override { return deadline_; }
 
  private:
   bool is_alone() const { return comm_.size() == 1; }
   bool by_rule() const { return options().agreement == SaveOptions::Agreement::kRule; }
-  const SaveOptions& options() const { return *brought_.options; }
-  Storage& storage() const {
-    return staging_ != nullptr ? *staging_ : brought_.location->storage();
-  }
+  const SaveOptions& options() const { return share_.options; }
+  Storage& storage() const { return staging_ != nullptr ? *staging_ : location_->storage(); }
 
   // Nothing at the location is changed before the ranks have agreed on all that can be agreed on.
-  void plan(const Bring& bring) {
+  void agree(const Bring& bring) {
     const auto describe = [&](Deadline) {
-      prepare(bring);
-      return with_terms(plan_locally().encode(), terms_of(*brought_.location, options()));
+      const Brought brought = prepare(bring);
+      return with_terms(plan_locally(brought).encode(), terms_of(*location_, options()));
     };
     Bytes answer = rounds_.run("planning", describe, [&](std::vector<Bytes> messages) {
       agree_on_terms(messages);
@@ -108,8 +145,21 @@ class Saving {
     ByteReader reader(answer, "orders of a save");
     reader.u8();
     staging_name_ = reader.string();
-    orders_ = Orders::decode(reader.raw(reader.remaining()));
-    if (format_->needs_grid()) take_grids();
+    take_orders(Orders::decode(reader.raw(reader.remaining())));
+  }
+
+  void take_orders(Orders orders) {
+    orders_ = std::move(orders);
+    share_.save_id = orders_.save_id;
+    share_.report_held = by_rule();
+    if (by_rule()) {
+      add_empties();
+    } else {
+      share_.assignment = std::move(orders_.assignment);
+    }
+    if (!share_.format->needs_grid()) return;
+    take_grids();
+    leave_out_empty_chunks();
   }
 
   // Two ranks show in what their common states differ.
@@ -132,7 +182,8 @@ class Saving {
     const std::string save_id = random_save_id();
     std::vector<Bytes> answers = make_orders(save_id);
     messages_.clear();
-    commit_.emplace(brought_.location->shared(), format_, dialect_, save_id, options().overwrite);
+    commit_.emplace(location_->shared(), share_.format, share_.dialect, save_id,
+                    options().overwrite);
     commit_->begin(coordinator_deadline());
     for (Bytes& answer : answers) answer = answer_of(commit_->staging(), answer);
     return answers;
@@ -140,8 +191,8 @@ class Saving {
 
   std::vector<Bytes> make_orders(const std::string& save_id) {
     if (by_rule()) return orders_by_rule(messages_, save_id);
-    if (is_alone()) return orders_for_one(local_, save_id, *format_);
-    return orders_by_exchange(messages_, save_id, *format_, options().common_differs);
+    if (is_alone()) return orders_for_one(share_.local, save_id, *share_.format);
+    return orders_by_exchange(messages_, save_id, *share_.format, options().common_differs);
   }
 
   void validate() const {
@@ -150,39 +201,46 @@ class Saving {
     check_access(plans);
   }
 
-  void prepare(const Bring& bring) {
-    brought_ = bring();
+  Brought prepare(const Bring& bring) {
+    const Brought brought = bring();
+    location_ = *brought.location;
+    share_.options = *brought.options;
     check_options(options());
-    format_ = options().format ? options().format : torch_dist_format();
-    dialect_ = options().dialect ? options().dialect : pytorch_dialect();
+    share_.format = options().format ? options().format : torch_dist_format();
+    share_.dialect = options().dialect ? options().dialect : pytorch_dialect();
+    return brought;
   }
 
-  PlanMessage plan_locally() {
-    items_ = items_of(*brought_.state, *dialect_, *format_);
-    check_items(items_, options(), *format_);
+  PlanMessage plan_locally(const Brought& brought) {
+    share_.items = items_of(*brought.state, *share_.dialect, *share_.format);
+    check_items(share_.items, options(), *share_.format);
     check_agreement();
-    local_ = make_local_plan(items_);
+    share_.local = make_local_plan(share_.items);
     PlanMessage message;
-    if (compares()) message.common = hash_of_common();
-    if (compares() && !items_.common && !by_rule()) note_contents(items_, *format_, local_);
-    if (by_rule()) message.empties = empty_keys();
+    if (compares()) message.common = hash_of_common(brought);
+    if (compares() && !share_.items.common && !by_rule())
+      note_contents(share_.items, *share_.format, share_.local);
+    if (by_rule()) {
+      message.empties = empty_keys();
+      share_.assignment = plan_save_by_rule(share_.local, comm_.rank());
+    }
     const bool exchanged = !by_rule() && !is_alone();
-    if (exchanged || options().validate_access) message.plan = local_.encode();
+    if (exchanged || options().validate_access) message.plan = share_.local.encode();
     return message;
   }
 
   void check_agreement() const {
     if (!by_rule()) return;
     const std::string hint = "save with the agreement 'exchange'";
-    if (format_->needs_grid()) {
+    if (share_.format->needs_grid()) {
       throw Error(ErrorCode::kUnsupported,
-                  "the format " + std::string(format_->name()) +
+                  "the format " + std::string(share_.format->name()) +
                       " stores regular grids, on which ranks can't agree by rule")
           .with_hint(hint);
     }
-    if (options().common_differs == SaveOptions::Differing::kError && !items_.common) {
+    if (options().common_differs == SaveOptions::Differing::kError && !share_.items.common) {
       throw Error(ErrorCode::kUnsupported,
-                  "in the dialect " + std::string(dialect_->name()) +
+                  "in the dialect " + std::string(share_.dialect->name()) +
                       " ranks can't compare by rule what all have (common_differs is \"error\")")
           .with_hint(hint);
     }
@@ -194,11 +252,11 @@ class Saving {
   }
 
   // In dialects that have a common state; else 0.
-  uint64_t hash_of_common() {
-    if (!items_.common) return 0;
-    compared_ = brought_.compared != nullptr
-                    ? items_of(*brought_.compared, *dialect_, *format_).common
-                    : items_.common;
+  uint64_t hash_of_common(const Brought& brought) {
+    if (!share_.items.common) return 0;
+    compared_ = brought.compared != nullptr
+                    ? items_of(*brought.compared, *share_.dialect, *share_.format).common
+                    : share_.items.common;
     return content_hash(*compared_);
   }
 
@@ -206,74 +264,56 @@ class Saving {
   // keys (few, or none) go to the coordinator, and the lowest rank that has one writes it.
   std::vector<std::string> empty_keys() const {
     std::set<std::string> keys;
-    for (const PlanChunk& chunk : local_.chunks) {
-      const PlanTensor& tensor = local_.tensors[chunk.tensor];
+    for (const PlanChunk& chunk : share_.local.chunks) {
+      const PlanTensor& tensor = share_.local.tensors[chunk.tensor];
       if (numel(tensor.global_shape) == 0) keys.insert(tensor.key);
     }
     return {keys.begin(), keys.end()};
   }
 
-  // What the rule gives this rank, with the empty tensors as the coordinator dealt them.
-  Assignment assignment_by_rule() const {
-    Assignment mine = plan_save_by_rule(local_, comm_.rank());
-    std::erase_if(mine.chunks, [&](uint32_t i) { return local_.chunks[i].box.empty(); });
+  // To what the rule gives this rank, as the coordinator dealt them.
+  void add_empties() {
+    Assignment& mine = share_.assignment;
+    std::erase_if(mine.chunks, [&](uint32_t i) { return share_.local.chunks[i].box.empty(); });
     std::set<std::string_view> wanted(orders_.empties.begin(), orders_.empties.end());
-    for (uint32_t i = 0; i < local_.chunks.size() && !wanted.empty(); ++i) {
-      if (wanted.erase(local_.tensors[local_.chunks[i].tensor].key) > 0) mine.chunks.push_back(i);
+    for (uint32_t i = 0; i < share_.local.chunks.size() && !wanted.empty(); ++i) {
+      if (wanted.erase(share_.local.tensors[share_.local.chunks[i].tensor].key) > 0)
+        mine.chunks.push_back(i);
     }
     std::sort(mine.chunks.begin(), mine.chunks.end());
-    return mine;
   }
 
   // A tensor of several shards is several items of one key.
   void take_grids() {
-    if (orders_.grids.size() != local_.tensors.size()) {
+    if (orders_.grids.size() != share_.local.tensors.size()) {
       throw Error(ErrorCode::kInternal, "grids of other tensors than the local plan's");
     }
     std::unordered_map<std::string_view, const Dims*> cells;
     for (size_t i = 0; i < orders_.grids.size(); ++i) {
-      cells.emplace(local_.tensors[i].key, &orders_.grids[i]);
+      cells.emplace(share_.local.tensors[i].key, &orders_.grids[i]);
     }
-    for (TensorItem& item : items_.tensors) {
+    for (TensorItem& item : share_.items.tensors) {
       if (const auto cell = cells.find(item.key); cell != cells.end()) {
         item.chunk_shape = *cell->second;
       }
     }
   }
 
-  void write() {
-    rounds_.run(
-        "writing",
-        [&](Deadline deadline) {
-          if (!staging_name_.empty()) {
-            staging_ = staging_storage(brought_.location->storage(), staging_name_);
-          }
-          if (by_rule()) orders_.assignment = assignment_by_rule();
-          if (format_->needs_grid()) leave_out_empty_chunks();
-          WriteTask task{&items_,      &local_,      orders_.assignment, by_rule(),
-                         comm_.rank(), comm_.size(), orders_.save_id};
-          report_ = write_items(storage(), *format_, task, options(), deadline);
-          note_result();
-          return report_.encode();
-        },
-        [&](const std::vector<Bytes>& payloads) {
-          const auto own = static_cast<size_t>(comm_.rank());
-          std::vector<RankReport> reports;
-          for (size_t rank = 0; rank < payloads.size(); ++rank) {
-            reports.push_back(rank == own ? std::move(report_)
-                                          : RankReport::decode(payloads[rank]));
-          }
-          commit_->prepare(
-              {std::move(reports), payloads, options().threads, &items_, options().attributes},
-              coordinator_deadline());
-          return std::vector<Bytes>();
-        });
+  void prepare_to_publish(const std::vector<Bytes>& payloads) {
+    const auto own = static_cast<size_t>(comm_.rank());
+    std::vector<RankReport> reports;
+    for (size_t rank = 0; rank < payloads.size(); ++rank) {
+      reports.push_back(rank == own ? std::move(report_) : RankReport::decode(payloads[rank]));
+    }
+    commit_->prepare(
+        {std::move(reports), payloads, options().threads, &share_.items, options().attributes},
+        coordinator_deadline());
   }
 
   // A cell without elements is no file; the index knows the tensor without.
   void leave_out_empty_chunks() {
-    std::erase_if(orders_.assignment.chunks,
-                  [&](uint32_t i) { return local_.chunks[i].box.empty(); });
+    std::erase_if(share_.assignment.chunks,
+                  [&](uint32_t i) { return share_.local.chunks[i].box.empty(); });
   }
 
   void note_result() {
@@ -288,25 +328,6 @@ class Saving {
   // What the coordinator does for all leaves it time to answer them.
   Deadline coordinator_deadline() const { return deadline_.sooner(kCoordinatorShare); }
 
-  void publish() {
-    bool tried = false;
-    try {
-      rounds_.run_last(
-          "preparing to publish", [](Deadline) { return Bytes(); },
-          [&](std::vector<Bytes>) {
-            // From here on nobody can take the checkpoint back.
-            tried = true;
-            commit_->publish(coordinator_deadline().without_interrupt());
-            return std::vector<Bytes>();
-          });
-    } catch (...) {
-      // The coordinator alone knows that nothing was published.
-      if (commit_ && !tried) discard();
-      throw;
-    }
-    if (commit_) commit_->clean();
-  }
-
   void discard() {
     remove_files(storage(), written_);
     if (commit_) commit_->abandon(is_alone());
@@ -315,12 +336,8 @@ class Saving {
   const Communicator comm_;
   const Deadline deadline_;
   Rounds rounds_;
-  Brought brought_;
-  std::shared_ptr<const Format> format_;
-  std::shared_ptr<const Dialect> dialect_;
-  std::optional<Commit> commit_;  // on the coordinator
-  Items items_;
-  LocalSavePlan local_;
+  std::optional<Location> location_;   // once this rank has brought it
+  std::optional<Commit> commit_;       // on the coordinator
   std::optional<Value> compared_;      // of the common state, while the ranks' are compared
   std::vector<PlanMessage> messages_;  // at the coordinator, by rank
   std::vector<int> others_;            // likewise: the ranks whose common state is not rank 0's
@@ -333,18 +350,22 @@ class Saving {
 };
 
 }  // namespace
+
+std::unique_ptr<Coordination> coordinate_by_rounds(const Communicator& comm,
+                                                   const std::string& place, Deadline deadline) {
+  return std::make_unique<Saving>(comm, place, deadline);
+}
+
 }  // namespace engine
 
 SaveResult save(const StateDict& state, const Location& location, const SaveOptions& options) {
   try {
     const Deadline deadline =
         engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
-    if (options.by_files) {
-      return engine::save_by_files(state, location, options, deadline);
-    }
-    return engine::Saving(options.comm, location.place(), deadline).run([&] {
-      return engine::Brought{&state, &location, &options, nullptr};
-    });
+    return engine::save_in_a_row(
+        options.by_files ? engine::coordinate_by_files(location, options, deadline)
+                         : engine::coordinate_by_rounds(options.comm, location.place(), deadline),
+        [&] { return engine::Brought{&state, &location, &options, nullptr}; });
   } catch (...) {
     rethrow_cause();
   }
@@ -354,7 +375,7 @@ SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& 
                 const Communicator& comm, Deadline deadline) {
   std::optional<SaveRequest> request;
   try {
-    return engine::Saving(comm, place, deadline).run([&] {
+    return engine::save_in_a_row(engine::coordinate_by_rounds(comm, place, deadline), [&] {
       request.emplace(prepare());
       const auto& compared = request->compared_common;
       return engine::Brought{&request->state, &request->location, &request->options,

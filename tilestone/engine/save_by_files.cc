@@ -1,6 +1,5 @@
-#include "tilestone/engine/save_by_files_internal.h"
-
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <optional>
 #include <set>
@@ -14,11 +13,11 @@
 #include "tilestone/base/log.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/lease_internal.h"
+#include "tilestone/engine/coordination_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/engine/save_items_internal.h"
-#include "tilestone/engine/write/writer_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/plan/save_plan.h"
 #include "tilestone/version.h"
@@ -44,50 +43,98 @@ AttemptHead head_of(const SaveOptions& options) {
   return head;
 }
 
-class FileSaving {
+// By files: each step as attempt.cc numbers them.
+class FileSaving final : public Coordination {
  public:
   FileSaving(const Location& location, const SaveOptions& options, Deadline deadline)
-      : options_(options),
-        files_(*options.by_files),
+      : files_(*options.by_files),
         deadline_(deadline),
-        format_(options.format ? options.format : torch_dist_format()),
-        dialect_(options.dialect ? options.dialect : pytorch_dialect()),
         storage_(location.shared()),
         attempt_(storage_, head_of(options)) {
     result_.save_id = attempt_.head().save_id;
+    share_.options = options;
+    share_.format = options.format ? options.format : torch_dist_format();
+    share_.dialect = options.dialect ? options.dialect : pytorch_dialect();
+    share_.report_held = true;
+    share_.rank = files_.rank;
+    share_.world_size = files_.world_size;
+    share_.save_id = result_.save_id;
   }
 
-  SaveResult run(const StateDict& state) {
+  void plan(const Bring& bring) override {
     refuse_kinds();
     try {
-      plan(state);
+      plan_locally(bring());
     } catch (...) {
       tell_of_failure(current_error());
       throw;
     }
-    if (!join()) return result_;  // this rank's part was published before
+    is_done_ = !join();
+    if (is_done_) share_.assignment = {};  // this rank's part was published before
+  }
+
+  void write(const WriteShare& write) override {
+    if (is_done_) return;
     try {
       attempt_.take_back_failure(files_.rank);
-      write();
+      // An earlier life's report counts.
+      is_reported_ = storage_->stat(report_name(attempt_.head(), files_.rank)).has_value();
+      if (is_reported_) return;
+      begin_to_write();
+      report_ = write_under_free_names(write);
     } catch (...) {
+      failed_ = std::current_exception();
+      lease_.reset();
+      attempt_.leave_failure(files_.rank, current_error(), Deadline::after(kForFailure));
+    }
+  }
+
+  void report() override {
+    if (failed_) std::rethrow_exception(failed_);
+    if (!report_) return;
+    try {
+      note_result();
+      if (!attempt_.leave_report(files_.rank, left_of(*report_), deadline_)) remove_written();
+      lease_.reset();
+    } catch (...) {
+      lease_.reset();
       attempt_.leave_failure(files_.rank, current_error(), Deadline::after(kForFailure));
       throw;
     }
-    publish();
+    is_reported_ = true;
+  }
+
+  SaveResult publish() override {
+    if (!is_done_) publish_or_wait();
     return result_;
   }
 
+  // What is reported is for others to complete.
+  void give_up(const Error& why) noexcept override {
+    if (is_done_ || is_reported_ || failed_) return;
+    if (report_) remove_written();
+    lease_.reset();
+    attempt_.leave_failure(files_.rank, why, Deadline::after(kForFailure));
+  }
+
+  Deadline deadline() const override { return deadline_; }
+
+ private:
+  static constexpr std::chrono::duration<double> kForFailure{10};
+
   // What options alone say, on this rank as on all.
   void refuse_kinds() const {
-    refuse(format_->needs_grid() || format_->has_fixed_names(),
-           "the format " + std::string(format_->name()) + " can't be saved without a communicator",
+    const Format& format = *share_.format;
+    refuse(format.needs_grid() || format.has_fixed_names(),
+           "the format " + std::string(format.name()) + " can't be saved without a communicator",
            "save with a communicator, or in the format torch_dist");
-    refuse(dialect_->has_fixed_names() || dialect_->shares_directory(),
-           "the dialect " + std::string(dialect_->name()) +
+    const Dialect& dialect = *share_.dialect;
+    refuse(dialect.has_fixed_names() || dialect.shares_directory(),
+           "the dialect " + std::string(dialect.name()) +
                " can't be saved without a communicator: its files have fixed names, which two "
                "attempts would share",
            "save with a communicator, or in the dialect pytorch");
-    refuse(options_.validate_access, "validate_access needs a communicator",
+    refuse(share_.options.validate_access, "validate_access needs a communicator",
            "what is missing or written twice is found when the save is published");
   }
 
@@ -105,9 +152,6 @@ class FileSaving {
     }
   }
 
- private:
-  static constexpr std::chrono::duration<double> kForFailure{10};
-
   bool join() {
     try {
       return attempt_.join(deadline_);
@@ -120,30 +164,32 @@ class FileSaving {
     }
   }
 
-  void plan(const StateDict& state) {
-    items_ = items_of(state, *dialect_, *format_);
-    check_items(items_, options_, *format_);
-    local_ = make_local_plan(items_);
-    if (options_.common_differs != SaveOptions::Differing::kIgnore) {
-      note_contents(items_, *format_, local_);
+  void plan_locally(const Brought& brought) {
+    check_options(*brought.options);
+    share_.options = *brought.options;  // with what only this rank uses
+    share_.items = items_of(*brought.state, *share_.dialect, *share_.format);
+    check_items(share_.items, share_.options, *share_.format);
+    share_.local = make_local_plan(share_.items);
+    if (share_.options.common_differs != SaveOptions::Differing::kIgnore) {
+      note_contents(share_.items, *share_.format, share_.local);
     }
     check_holders();
-    assignment_ = plan_save_by_rule(local_, files_.rank);
+    share_.assignment = plan_save_by_rule(share_.local, files_.rank);
     tell_of_undeclared();
   }
 
   // A holder that takes no part might be the one that is to write.
   void check_holders() const {
-    for (const PlanChunk& chunk : local_.chunks) {
+    for (const PlanChunk& chunk : share_.local.chunks) {
       if (chunk.holders == PlanChunk::kUnknown) continue;
-      const std::vector<int>& holders = local_.holder_sets[chunk.holders];
+      const std::vector<int>& holders = share_.local.holder_sets[chunk.holders];
       if (holders.front() >= 0 && holders.back() < files_.world_size) continue;
       const int outside = holders.front() < 0 ? holders.front() : holders.back();
       throw Error(ErrorCode::kInvalidArgument,
                   "rank " + std::to_string(outside) + " is declared to hold box " +
                       to_string(chunk.box) + ", and the world_size of the save is " +
                       std::to_string(files_.world_size))
-          .with_key(local_.tensors[chunk.tensor].key)
+          .with_key(share_.local.tensors[chunk.tensor].key)
           .with_rank(files_.rank);
     }
   }
@@ -152,10 +198,10 @@ class FileSaving {
   void tell_of_undeclared() const {
     std::set<std::string_view> keys;
     uint64_t bytes = 0;
-    for (const uint32_t i : assignment_.chunks) {
-      const PlanChunk& chunk = local_.chunks[i];
+    for (const uint32_t i : share_.assignment.chunks) {
+      const PlanChunk& chunk = share_.local.chunks[i];
       if (chunk.holders != PlanChunk::kUnknown || !chunk.common) continue;
-      const PlanTensor& tensor = local_.tensors[chunk.tensor];
+      const PlanTensor& tensor = share_.local.tensors[chunk.tensor];
       keys.insert(tensor.key);
       bytes += static_cast<uint64_t>(chunk.box.numel()) * itemsize(tensor.dtype);
     }
@@ -167,40 +213,39 @@ class FileSaving {
                  " bytes on this rank, the first " + std::string(*keys.begin()));
   }
 
-  void write() {
-    if (storage_->stat(report_name(attempt_.head(), files_.rank))) return;  // of an earlier life
+  void begin_to_write() {
     storage_->make_directory(
         group_directory(result_.save_id, attempt_.head().group_of(files_.rank)));
-    const Lease lease(storage_, lease_name(attempt_.head(), files_.rank),
-                      attempt_temporary(result_.save_id, "lease-" + std::to_string(files_.rank)));
-    const RankReport report = write_items();
-    result_.items_written = report.chunks.size() + report.objects.size();
-    for (const ReportedFile& file : report.files) result_.bytes_written += file.size;
-    if (!attempt_.leave_report(files_.rank, left_of(report), deadline_)) {
-      std::vector<std::string> names;
-      for (const ReportedFile& file : report.files) names.push_back(file.name);
-      remove_files(*storage_, names);
-    }
+    lease_.emplace(storage_, lease_name(attempt_.head(), files_.rank),
+                   attempt_temporary(result_.save_id, "lease-" + std::to_string(files_.rank)));
   }
 
-  RankReport write_items() {
+  RankReport write_under_free_names(const WriteShare& write) {
     for (int tries = 1;; ++tries) {
-      WriteTask task{&items_,     &local_,           assignment_,     true,
-                     files_.rank, files_.world_size, result_.save_id, 0};
-      task.first_file = attempt_.first_free_file(files_.rank);
       try {
-        return engine::write_items(*storage_, *format_, task, options_, deadline_);
+        return write({storage_.get(), attempt_.first_free_file(files_.rank), deadline_});
       } catch (const Error& error) {
         if (error.code() != ErrorCode::kAlreadyExists || tries == kMostNames) throw;
       }
     }
   }
 
+  void note_result() {
+    result_.items_written = report_->chunks.size() + report_->objects.size();
+    for (const ReportedFile& file : report_->files) result_.bytes_written += file.size;
+  }
+
+  void remove_written() noexcept {
+    std::vector<std::string> names;
+    for (const ReportedFile& file : report_->files) names.push_back(file.name);
+    remove_files(*storage_, names);
+  }
+
   LeftReport left_of(const RankReport& report) const {
     LeftReport left;
     left.report = report.encode();
     std::map<std::string_view, uint64_t> common;
-    for (const PlanObject& object : local_.objects) {
+    for (const PlanObject& object : share_.local.objects) {
       if (object.common) common.emplace(object.key, object.content);
     }
     ByteWriter keys, contents;
@@ -209,15 +254,15 @@ class FileSaving {
       contents.u64(content);
     }
     left.common_keys = xxh3_64(keys.bytes());
-    const bool compares = options_.common_differs != SaveOptions::Differing::kIgnore;
+    const bool compares = share_.options.common_differs != SaveOptions::Differing::kIgnore;
     left.common_contents = compares ? std::max<uint64_t>(1, xxh3_64(contents.bytes())) : 0;
     return left;
   }
 
-  void publish() {
+  void publish_or_wait() {
     const int group = attempt_.head().group_of(files_.rank);
     try {
-      result_.published = attempt_.publish_if_complete(group, options_.threads, deadline_);
+      result_.published = attempt_.publish_if_complete(group, share_.options.threads, deadline_);
     } catch (Error& error) {
       if (error.code() == ErrorCode::kCoverage && error.hint().empty()) {
         error.with_hint(
@@ -231,29 +276,28 @@ class FileSaving {
       throw;
     }
     if (result_.published || !files_.wait) return;
-    attempt_.wait_published(files_.rank, options_.threads, deadline_);
+    attempt_.wait_published(files_.rank, share_.options.threads, deadline_);
     result_.published = true;
   }
 
-  const SaveOptions& options_;
-  const ByFiles& files_;
+  const ByFiles files_;
   const Deadline deadline_;
-  const std::shared_ptr<const Format> format_;
-  const std::shared_ptr<const Dialect> dialect_;
   const std::shared_ptr<Storage> storage_;
   Attempt attempt_;
-  Items items_;
-  LocalSavePlan local_;
-  Assignment assignment_;
+  bool is_done_ = false;  // nothing is left for this rank to do
+  std::optional<Lease> lease_;
+  std::optional<RankReport> report_;  // of what this life has written
+  bool is_reported_ = false;
+  std::exception_ptr failed_;  // writing; the others know
   SaveResult result_;
 };
 
 }  // namespace
 
-SaveResult save_by_files(const StateDict& state, const Location& location,
-                         const SaveOptions& options, Deadline deadline) {
+std::unique_ptr<Coordination> coordinate_by_files(const Location& location,
+                                                  const SaveOptions& options, Deadline deadline) {
   check_options(options);
-  return FileSaving(location, options, deadline).run(state);
+  return std::make_unique<FileSaving>(location, options, deadline);
 }
 
 }  // namespace tilestone::engine
@@ -262,19 +306,13 @@ namespace tilestone {
 
 SaveResult save_by_files(const Location& location, const SaveOptions& options,
                          const std::function<SaveRequest()>& prepare, Deadline deadline) {
+  std::optional<SaveRequest> request;
   try {
-    engine::check_options(options);
-    engine::FileSaving saving(location, options, deadline);
-    saving.refuse_kinds();
-    std::optional<SaveRequest> made;
-    try {
-      made.emplace(prepare());
-    } catch (...) {
-      saving.tell_of_failure(current_error());
-      throw;
-    }
-    const SaveRequest& request = *made;
-    return engine::save_by_files(request.state, request.location, request.options, deadline);
+    const auto bring = [&] {
+      request.emplace(prepare());
+      return engine::Brought{&request->state, &request->location, &request->options};
+    };
+    return engine::save_in_a_row(engine::coordinate_by_files(location, options, deadline), bring);
   } catch (...) {
     rethrow_cause();
   }

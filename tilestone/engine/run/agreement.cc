@@ -66,20 +66,38 @@ Rounds::Rounds(Communicator comm, std::string work, std::string place, Deadline 
 
 Bytes Rounds::run(std::string_view phase, const LocalStep& local,
                   const CoordinatorStep& coordinate) {
-  return finish(phase, local, coordinate, false);
+  return finish(take_local_step(phase, local), coordinate, false);
 }
 
 Bytes Rounds::run_last(std::string_view phase, const LocalStep& local,
                        const CoordinatorStep& coordinate) {
-  return finish(phase, local, coordinate, true);
+  return finish(take_local_step(phase, local), coordinate, true);
 }
 
-Bytes Rounds::finish(std::string_view phase, const LocalStep& local,
-                     const CoordinatorStep& coordinate, bool last) {
+void Rounds::begin(std::string_view phase, const LocalStep& local) {
+  begun_ = take_local_step(phase, local);
+}
+
+Bytes Rounds::end(const CoordinatorStep& coordinate) {
+  Begun begun = std::move(begun_).value();
+  begun_.reset();
+  // What this rank did in between is no reason to give the others no time.
+  if (begun.gather_deadline.remaining().count() == 0) {
+    begun.gather_deadline = deadline_.sooner(kGatherShare);
+  }
+  return finish(std::move(begun), coordinate, false);
+}
+
+Rounds::Begun Rounds::take_local_step(std::string_view phase, const LocalStep& local) {
   const Deadline gather_deadline = deadline_.sooner(kGatherShare);
-  const Outcome mine = local_outcome(local, deadline_.sooner(kLocalShare));
+  return {std::string(phase), gather_deadline, local_outcome(local, deadline_.sooner(kLocalShare))};
+}
+
+Bytes Rounds::finish(Begun begun, const CoordinatorStep& coordinate, bool last) {
+  const std::string& phase = begun.phase;
+  const Outcome& mine = begun.mine;
   std::vector<Bytes> payloads;
-  std::optional<Error> failure = gather(phase, mine, gather_deadline, payloads);
+  std::optional<Error> failure = gather(phase, mine, begun.gather_deadline, payloads);
   Outcome outcome;
   if (comm_.is_coordinator()) {
     std::vector<Bytes> messages;

@@ -57,6 +57,16 @@ class Rounds {
   // `phase` completes "rank 3 failed while ...": "writing".
   Bytes run(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate);
 
+  // run() in two halves, for a local step after which this rank has something else to do: begin()
+  // runs the local step and keeps what it came to, end() tells the others. Between the two there is
+  // no other round. begin() throws only what ends the call at once (see above).
+  void begin(std::string_view phase, const LocalStep& local);
+  Bytes end(const CoordinatorStep& coordinate);
+
+  // This rank takes part in no further round: the others throw `why`, with this rank's number where
+  // it has none, in their next message of the call.
+  void leave(const Error& why) noexcept { call_.abort(why); }
+
   // The last round: what it decides stands, so that a rank that died before it got the outcome is
   // no failure of the others.
   Bytes run_last(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate);
@@ -66,8 +76,13 @@ class Rounds {
     std::optional<Error> error;
     Bytes answer;
   };
-  Bytes finish(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate,
-               bool last);
+  struct Begun {
+    std::string phase;
+    Deadline gather_deadline;
+    Outcome mine;
+  };
+  Begun take_local_step(std::string_view phase, const LocalStep& local);
+  Bytes finish(Begun begun, const CoordinatorStep& coordinate, bool last);
   Outcome local_outcome(const LocalStep& local, Deadline deadline);
   std::optional<Error> gather(std::string_view phase, const Outcome& mine, Deadline deadline,
                               std::vector<Bytes>& payloads);
@@ -88,6 +103,7 @@ class Rounds {
   std::string work_;
   Deadline deadline_;
   Call call_;
+  std::optional<Begun> begun_;        // by begin(), until end()
   std::optional<Error> undelivered_;  // coordinator: of an outcome; fails what follows
 };
 

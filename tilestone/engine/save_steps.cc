@@ -1,0 +1,215 @@
+#include "tilestone/engine/save_steps.h"
+
+#include <optional>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/thread_pool.h"
+#include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/run/resources_internal.h"
+#include "tilestone/engine/save_steps_internal.h"
+#include "tilestone/engine/write/writer_internal.h"
+
+namespace tilestone {
+namespace engine {
+namespace {
+
+constexpr uint64_t kManyBytes = 16u << 20;  // from here on threads are worth their start
+
+RankReport write_share(const SaveShare& share, const WritePlace& place) {
+  WriteTask task{&share.items, &share.local,     share.assignment, share.report_held,
+                 share.rank,   share.world_size, share.save_id,    place.first_file};
+  return write_items(*place.storage, *share.format, task, share.options, place.deadline);
+}
+
+}  // namespace
+
+uint64_t SaveShare::bytes() const {
+  uint64_t bytes = 0;
+  for (const uint32_t i : assignment.chunks) {
+    const PlanChunk& chunk = local.chunks[i];
+    bytes += static_cast<uint64_t>(chunk.box.numel()) * itemsize(local.tensors[chunk.tensor].dtype);
+  }
+  return bytes;
+}
+
+SaveInSteps::SaveInSteps(std::unique_ptr<Coordination> coordination)
+    : coordination_(std::move(coordination)) {}
+
+SaveInSteps::~SaveInSteps() {
+  if (is_over_) return;
+  coordination_->give_up(
+      Error(ErrorCode::kInterrupted, std::string("a rank gave up the save before it was ") + next_)
+          .with_rank(share().rank));
+}
+
+// A step that throws has ended the save.
+void SaveInSteps::take(const std::function<void()>& step) {
+  try {
+    step();
+  } catch (...) {
+    is_over_ = true;
+    throw;
+  }
+}
+
+void SaveInSteps::plan(const Bring& bring) {
+  take([&] { coordination_->plan(bring); });
+  next_ = "written";
+}
+
+void SaveInSteps::stage() {
+  try {
+    stage_share();
+  } catch (...) {
+    is_over_ = true;
+    coordination_->give_up(current_error());
+    throw;
+  }
+  kept_.reset();
+}
+
+void SaveInSteps::stage_share() {
+  SaveShare& share = coordination_->share();
+  const uint64_t bytes = staging_bytes(share.items, share.local, share.assignment);
+  std::optional<ThreadPool> threads;
+  const size_t count = thread_count(share.options.threads);
+  if (bytes >= kManyBytes && count > 1) threads.emplace(count - 1);
+  ThreadPool* const pool = threads ? &*threads : nullptr;
+  memory_ = std::make_shared<StagingMemory>();
+  memory_->reserve(bytes, nullptr);
+  stage_tensors(share.items, share.local, share.assignment, *memory_, pool,
+                coordination_->deadline());
+  for (const uint32_t i : share.assignment.objects) {
+    Value& value = share.items.objects[i].value;
+    value = own_tensors(value);
+  }
+  if (share.items.common) share.items.common = own_tensors(*share.items.common);
+}
+
+void SaveInSteps::write() {
+  take([&] {
+    coordination_->write([&](const WritePlace& place) { return write_share(share(), place); });
+  });
+  next_ = "reported";
+}
+
+void SaveInSteps::report() {
+  take([&] { coordination_->report(); });
+  next_ = "published";
+}
+
+SaveResult SaveInSteps::publish() {
+  is_over_ = true;
+  return coordination_->publish();
+}
+
+SaveResult save_in_a_row(std::unique_ptr<Coordination> coordination, const Bring& bring) {
+  SaveInSteps save(std::move(coordination));
+  save.plan(bring);
+  save.write();
+  save.report();
+  return save.publish();
+}
+
+}  // namespace engine
+
+using engine::SaveInSteps;
+
+SaveStep::SaveStep(std::unique_ptr<SaveInSteps> save) : save_(std::move(save)) {}
+SaveStep::SaveStep(SaveStep&& other) noexcept = default;
+SaveStep& SaveStep::operator=(SaveStep&& other) noexcept = default;
+SaveStep::~SaveStep() = default;
+
+const SaveInSteps& SaveStep::open() const {
+  if (save_ != nullptr) return *save_;
+  throw Error(ErrorCode::kInvalidArgument, "this step of a save is over: the next one was taken");
+}
+
+const std::string& SaveStep::save_id() const { return open().share().save_id; }
+uint64_t SaveStep::bytes() const { return open().share().bytes(); }
+uint64_t SaveStep::items() const {
+  const Assignment& mine = open().share().assignment;
+  return mine.chunks.size() + mine.objects.size();
+}
+
+std::unique_ptr<SaveInSteps> SaveStep::take(const char* step) {
+  if (save_ != nullptr) return std::move(save_);
+  throw Error(ErrorCode::kInvalidArgument,
+              std::string(step) + " was called on a save that has left this step behind")
+      .with_hint("each step is taken once, on what the step before it returned");
+}
+
+StagedSave PlannedSave::stage(Payload payload) && {
+  auto save = take("stage");
+  try {
+    if (payload == Payload::kStaged) save->stage();
+  } catch (...) {
+    rethrow_cause();
+  }
+  return StagedSave(std::move(save));
+}
+
+WrittenSave StagedSave::write() && {
+  auto save = take("write");
+  try {
+    save->write();
+  } catch (...) {
+    rethrow_cause();
+  }
+  return WrittenSave(std::move(save));
+}
+
+ReportedSave WrittenSave::report() && {
+  auto save = take("report");
+  try {
+    save->report();
+  } catch (...) {
+    rethrow_cause();
+  }
+  return ReportedSave(std::move(save));
+}
+
+SaveResult ReportedSave::publish() && {
+  const auto save = take("publish");
+  try {
+    return save->publish();
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+PlannedSave begin_save(const StateDict& state, const Location& location,
+                       const SaveOptions& options) {
+  try {
+    const Deadline deadline =
+        engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
+    auto save = std::make_unique<SaveInSteps>(
+        options.by_files ? engine::coordinate_by_files(location, options, deadline)
+                         : engine::coordinate_by_rounds(options.comm, location.place(), deadline));
+    save->plan([&] { return engine::Brought{&state, &location, &options}; });
+    return PlannedSave(std::move(save));
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+PlannedSave begin_save(const std::function<SaveRequest()>& prepare, const std::string& place,
+                       const Communicator& comm, Deadline deadline) {
+  try {
+    const auto request = std::make_shared<std::optional<SaveRequest>>();
+    auto save = std::make_unique<SaveInSteps>(engine::coordinate_by_rounds(comm, place, deadline));
+    save->plan([&] {
+      const SaveRequest& made = request->emplace(prepare());
+      const auto& compared = made.compared_common;
+      return engine::Brought{&made.state, &made.location, &made.options,
+                             compared ? &*compared : nullptr};
+    });
+    save->keep(request);
+    return PlannedSave(std::move(save));
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+}  // namespace tilestone

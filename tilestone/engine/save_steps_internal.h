@@ -1,0 +1,45 @@
+// The steps of a save over any coordination.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "tilestone/engine/coordination_internal.h"
+#include "tilestone/engine/save_steps.h"
+#include "tilestone/engine/write/stage_internal.h"
+
+namespace tilestone::engine {
+
+// One save on its way. Gives the save up when it goes before the save has ended.
+class SaveInSteps {
+ public:
+  explicit SaveInSteps(std::unique_ptr<Coordination> coordination);
+  ~SaveInSteps();
+  SaveInSteps(const SaveInSteps&) = delete;
+  SaveInSteps& operator=(const SaveInSteps&) = delete;
+
+  // Each once, in this order; stage() may be left out.
+  void plan(const Bring& bring);
+  void stage();
+  void write();
+  void report();
+  SaveResult publish();
+
+  const SaveShare& share() const { return coordination_->share(); }
+  // What must live until the payload is staged or the save has ended.
+  void keep(std::shared_ptr<const void> kept) { kept_ = std::move(kept); }
+
+ private:
+  void take(const std::function<void()>& step);
+  void stage_share();
+
+  std::unique_ptr<Coordination> coordination_;
+  std::shared_ptr<const void> kept_;
+  std::shared_ptr<StagingMemory> memory_;
+  const char* next_ = "planned";  // in the words of an error: "before it was planned"
+  bool is_over_ = false;
+};
+
+}  // namespace tilestone::engine
