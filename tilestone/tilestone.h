@@ -20,6 +20,7 @@
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/engine/save_steps.h"
+#include "tilestone/engine/session.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/torch_dist/torch_dist.h"

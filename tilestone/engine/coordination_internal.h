@@ -19,6 +19,8 @@
 
 namespace tilestone::engine {
 
+struct SessionParts;
+
 // What a rank saves, where and how; owned by whoever brings it, and looked at while it plans.
 struct Brought {
   const StateDict* state = nullptr;
@@ -79,9 +81,11 @@ class Coordination {
   SaveShare share_;
 };
 
-// `place`: as for save(). Begins the call: throws what Call throws.
+// `place`: as for save(). Begins the call: throws what Call throws. `session`, which may be null,
+// has this rank's plans of earlier saves.
 std::unique_ptr<Coordination> coordinate_by_rounds(const Communicator& comm,
-                                                   const std::string& place, Deadline deadline);
+                                                   const std::string& place, Deadline deadline,
+                                                   std::shared_ptr<SessionParts> session = nullptr);
 // By options.by_files. Error(kInvalidArgument) for options that contradict it.
 std::unique_ptr<Coordination> coordinate_by_files(const Location& location,
                                                   const SaveOptions& options, Deadline deadline);

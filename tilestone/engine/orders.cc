@@ -35,6 +35,8 @@ Bytes PlanMessage::encode() const {
   ByteWriter writer;
   writer.u64(common);
   write_keys(writer, empties);
+  writer.string(made_in);
+  writer.u64(contents);
   writer.raw(plan);
   return std::move(writer).take();
 }
@@ -44,6 +46,8 @@ PlanMessage PlanMessage::decode(Bytes message) {
   PlanMessage decoded;
   decoded.common = reader.u64();
   decoded.empties = read_keys(reader);
+  decoded.made_in = reader.string();
+  decoded.contents = reader.u64();
   const ByteView plan = reader.raw(reader.remaining());
   decoded.plan.assign(plan.begin(), plan.end());
   return decoded;
@@ -52,17 +56,14 @@ PlanMessage PlanMessage::decode(Bytes message) {
 Bytes Orders::encode() const {
   ByteWriter writer;
   writer.string(save_id);
-  writer.u8(by_rule ? 1 : 0);
+  writer.u8(static_cast<uint8_t>(way));
   writer.varint(grids.size());
   for (const Dims& cell : grids) {
     writer.varint(cell.size());
     for (const int64_t extent : cell) writer.varint(static_cast<uint64_t>(extent));
   }
-  if (by_rule) {
-    write_keys(writer, empties);
-  } else {
-    writer.raw(assignment.encode());
-  }
+  if (way == Way::kRule) write_keys(writer, empties);
+  if (way == Way::kExchange) writer.raw(assignment.encode());
   return std::move(writer).take();
 }
 
@@ -70,19 +71,18 @@ Orders Orders::decode(ByteView bytes) {
   ByteReader reader(bytes, "orders of a save");
   Orders orders;
   orders.save_id = reader.string();
-  orders.by_rule = reader.u8() != 0;
+  orders.way = static_cast<Way>(reader.u8());
   for (uint64_t count = reader.count(); count > 0; --count) {
     Dims& cell = orders.grids.emplace_back();
     for (uint64_t dims = reader.count(); dims > 0; --dims) {
       cell.push_back(static_cast<int64_t>(reader.varint()));
     }
   }
-  if (orders.by_rule) {
-    orders.empties = read_keys(reader);
-    reader.expect_end();
-  } else {
+  if (orders.way == Way::kRule) orders.empties = read_keys(reader);
+  if (orders.way == Way::kExchange) {
     orders.assignment = Assignment::decode(reader.raw(reader.remaining()));
   }
+  reader.expect_end();
   return orders;
 }
 
@@ -91,7 +91,7 @@ std::vector<Bytes> orders_by_rule(const std::vector<PlanMessage>& messages,
   std::set<std::string> given;
   std::vector<Bytes> encoded;
   for (const PlanMessage& message : messages) {
-    Orders orders{save_id, true, {}, {}, {}};
+    Orders orders{save_id, Orders::Way::kRule};
     for (const std::string& key : message.empties) {
       if (given.insert(key).second) orders.empties.push_back(key);
     }
@@ -113,7 +113,9 @@ std::vector<Bytes> orders_by_exchange(std::vector<PlanMessage>& messages,
   std::vector<Bytes> orders;
   for (Assignment& assignment : planner.finish()) {
     std::vector<Dims>& cells = grids[orders.size()];
-    orders.push_back(Orders{save_id, false, std::move(assignment), {}, std::move(cells)}.encode());
+    orders.push_back(
+        Orders{save_id, Orders::Way::kExchange, std::move(assignment), {}, std::move(cells)}
+            .encode());
   }
   tell_of_differing(planner.differing_objects(), differing);
   return orders;
@@ -123,7 +125,12 @@ std::vector<Bytes> orders_for_one(const LocalSavePlan& plan, const std::string& 
                                   const Format& format) {
   std::vector<Dims> grids;
   if (format.needs_grid()) grids = plan_grids({&plan, 1})[0];
-  return {Orders{save_id, false, plan_save_alone(plan), {}, std::move(grids)}.encode()};
+  return {Orders{save_id, Orders::Way::kExchange, plan_save_alone(plan), {}, std::move(grids)}
+              .encode()};
+}
+
+std::vector<Bytes> orders_as_before(size_t ranks, const std::string& save_id) {
+  return std::vector<Bytes>(ranks, Orders{save_id, Orders::Way::kAsBefore}.encode());
 }
 
 void tell_of_differing(const std::vector<DifferingObject>& differing,

@@ -15,7 +15,10 @@ namespace tilestone::engine {
 struct PlanMessage {
   uint64_t common = 0;               // content hash of its common state; 0: not to be compared
   std::vector<std::string> empties;  // by rule: its tensors without elements
-  Bytes plan;  // LocalSavePlan::encode() where ranks exchange plans, or validate them
+  // Where it has a cached plan for what it saves, which it then does not send: CachedPlan::made_in.
+  std::string made_in = {};
+  uint64_t contents = 0;  // then: contents_of() its plan; 0: not to be compared
+  Bytes plan = {};        // LocalSavePlan::encode() where ranks exchange plans, or validate them
 
   Bytes encode() const;
   static PlanMessage decode(Bytes message);
@@ -24,10 +27,12 @@ struct PlanMessage {
 // What a rank learns when the planning is agreed.
 struct Orders {
   std::string save_id;
-  bool by_rule = false;
-  Assignment assignment;             // by exchange
-  std::vector<std::string> empties;  // by rule: the tensors without elements that this rank writes
-  std::vector<Dims> grids = {};      // of the tensors of its plan, where the format needs grids
+  enum class Way : uint8_t { kExchange, kRule, kAsBefore };
+  Way way = Way::kExchange;
+  Assignment assignment = {};  // by exchange; as before: what the rank's cached plan says
+  // By rule: the tensors without elements that this rank writes.
+  std::vector<std::string> empties = {};
+  std::vector<Dims> grids = {};  // of the tensors of its plan, where the format needs grids
 
   Bytes encode() const;
   static Orders decode(ByteView bytes);
@@ -41,6 +46,8 @@ std::vector<Bytes> orders_by_rule(const std::vector<PlanMessage>& messages,
 std::vector<Bytes> orders_by_exchange(std::vector<PlanMessage>& messages,
                                       const std::string& save_id, const Format& format,
                                       SaveOptions::Differing differing);
+// Each rank saves what it saved when its cached plan was made.
+std::vector<Bytes> orders_as_before(size_t ranks, const std::string& save_id);
 std::vector<Bytes> orders_for_one(const LocalSavePlan& plan, const std::string& save_id,
                                   const Format& format);
 

@@ -19,6 +19,7 @@
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/engine/save_items_internal.h"
+#include "tilestone/engine/session_parts_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/plan/access.h"
 #include "tilestone/state/content_hash.h"
@@ -29,11 +30,14 @@ namespace {
 
 constexpr double kCoordinatorShare = 0.8;  // of the time that is left
 
-// What the coordinator answers to the planning: orders, or, where it must first see in what the
-// common states differ, a question.
+// What the coordinator answers to the planning: orders, or a question. Where it must first see in
+// what the common states differ, which rank is to show its own beside rank 0's; or the plans of
+// ranks that have sent none, because another rank's has changed.
+enum class Answer : uint8_t { kOrders, kCompare, kSendPlans };
+
 Bytes question(int other_rank) {
   ByteWriter writer;
-  writer.u8(1);
+  writer.u8(static_cast<uint8_t>(Answer::kCompare));
   writer.u64(static_cast<uint64_t>(other_rank));
   return std::move(writer).take();
 }
@@ -41,17 +45,25 @@ Bytes question(int other_rank) {
 // With the name of the directory beside the location into which a staged save goes.
 Bytes answer_of(const std::string& staging, ByteView orders) {
   ByteWriter writer;
-  writer.u8(0);
+  writer.u8(static_cast<uint8_t>(Answer::kOrders));
   writer.string(staging);
   writer.raw(orders);
   return std::move(writer).take();
 }
 
+bool is(const Bytes& answer, Answer kind) {
+  return !answer.empty() && answer.front() == static_cast<std::byte>(kind);
+}
+
 // By rounds of a communicator.
 class Saving final : public Coordination {
  public:
-  Saving(Communicator comm, const std::string& place, Deadline deadline)
-      : comm_(std::move(comm)), deadline_(deadline), rounds_(comm_, "save", place, deadline) {
+  Saving(Communicator comm, const std::string& place, Deadline deadline,
+         std::shared_ptr<SessionParts> session)
+      : comm_(std::move(comm)),
+        deadline_(deadline),
+        session_(std::move(session)),
+        rounds_(comm_, "save", place, deadline) {
     share_.rank = comm_.rank();
     share_.world_size = comm_.size();
   }
@@ -135,12 +147,11 @@ class Saving final : public Coordination {
     Bytes answer = rounds_.run("planning", describe, [&](std::vector<Bytes> messages) {
       agree_on_terms(messages);
       for (Bytes& message : messages) messages_.push_back(PlanMessage::decode(std::move(message)));
-      if (options().validate_access) validate();
-      others_ = differing_ranks(messages_);
-      if (others_.empty()) return begin();
-      return std::vector<Bytes>(messages_.size(), question(others_.front()));
+      return have_all_plans() ? consider_plans()
+                              : std::vector<Bytes>(messages_.size(), ask_for_plans());
     });
-    result_.common_differs = answer.front() == std::byte{1};
+    if (is(answer, Answer::kSendPlans)) answer = send_plans(answer);
+    result_.common_differs = is(answer, Answer::kCompare);
     if (result_.common_differs) answer = compare_states(answer);
     ByteReader reader(answer, "orders of a save");
     reader.u8();
@@ -148,8 +159,58 @@ class Saving final : public Coordination {
     take_orders(Orders::decode(reader.raw(reader.remaining())));
   }
 
+  // At the coordinator: the plans, or of each rank that its part of one plan is as it was.
+  bool have_all_plans() {
+    const bool same = all_as_before(messages_);
+    as_before_ = same && same_contents(messages_);
+    objects_differ_ = same && !as_before_;
+    return as_before_ ||
+           std::all_of(messages_.begin(), messages_.end(),
+                       [](const PlanMessage& message) { return message.made_in.empty(); });
+  }
+
+  Bytes ask_for_plans() const {
+    ByteWriter writer;
+    writer.u8(static_cast<uint8_t>(Answer::kSendPlans));
+    writer.u8(objects_differ_ ? 1 : 0);
+    return std::move(writer).take();
+  }
+
+  // What the ranks have kept back.
+  Bytes send_plans(const Bytes& asked) {
+    objects_differ_ = asked.at(1) != std::byte{0};
+    const bool kept_back = cached_.has_value();
+    cached_.reset();
+    return rounds_.run(
+        "planning", [&](Deadline) { return kept_back ? encoded_plan() : Bytes(); },
+        [&](std::vector<Bytes> plans) {
+          for (size_t rank = 0; rank < plans.size(); ++rank) {
+            if (!plans[rank].empty()) messages_[rank].plan = std::move(plans[rank]);
+          }
+          return consider_plans();
+        });
+  }
+
+  // At the coordinator.
+  std::vector<Bytes> consider_plans() {
+    if (options().validate_access && !as_before_) validate();
+    others_ = differing_ranks(messages_);
+    if (others_.empty()) return begin();
+    return std::vector<Bytes>(messages_.size(), question(others_.front()));
+  }
+
   void take_orders(Orders orders) {
     orders_ = std::move(orders);
+    if (orders_.way == Orders::Way::kAsBefore) {
+      if (!cached_) throw Error(ErrorCode::kInternal, "an earlier plan that this rank has not");
+      orders_.assignment = std::move(cached_->assignment);
+      orders_.grids = std::move(cached_->grids);
+      session_->count({0, 0, 1, 0});
+    } else if (structure_) {
+      session_->plans.put({*structure_, orders_.save_id, orders_.assignment, orders_.grids,
+                           objects_differ_ || objects_differed_});
+      session_->count({0, 1, 0, 0});
+    }
     share_.save_id = orders_.save_id;
     share_.report_held = by_rule();
     if (by_rule()) {
@@ -190,6 +251,7 @@ class Saving final : public Coordination {
   }
 
   std::vector<Bytes> make_orders(const std::string& save_id) {
+    if (as_before_) return orders_as_before(messages_.size(), save_id);
     if (by_rule()) return orders_by_rule(messages_, save_id);
     if (is_alone()) return orders_for_one(share_.local, save_id, *share_.format);
     return orders_by_exchange(messages_, save_id, *share_.format, options().common_differs);
@@ -216,6 +278,7 @@ class Saving final : public Coordination {
     check_items(share_.items, options(), *share_.format);
     check_agreement();
     share_.local = make_local_plan(share_.items);
+    look_for_plan();
     PlanMessage message;
     if (compares()) message.common = hash_of_common(brought);
     if (compares() && !share_.items.common && !by_rule())
@@ -224,9 +287,32 @@ class Saving final : public Coordination {
       message.empties = empty_keys();
       share_.assignment = plan_save_by_rule(share_.local, comm_.rank());
     }
-    const bool exchanged = !by_rule() && !is_alone();
-    if (exchanged || options().validate_access) message.plan = share_.local.encode();
+    if (cached_) {
+      message.made_in = cached_->made_in;
+      if (compares() && !share_.items.common) message.contents = contents_of(share_.local);
+    } else if (is_exchanged() || options().validate_access) {
+      message.plan = encoded_plan();
+    }
     return message;
+  }
+
+  bool is_exchanged() const { return !by_rule() && !is_alone(); }
+
+  // Of an earlier save of the session, by a rank that saves the same.
+  void look_for_plan() {
+    if (session_ == nullptr || !is_exchanged()) return;
+    structure_ = structure_of(share_.local, options(), *share_.format, *share_.dialect,
+                              comm_.rank(), comm_.size());
+    const CachedPlan* const found = session_->plans.find(*structure_);
+    if (found == nullptr) return;
+    objects_differed_ = found->objects_differ;
+    if (!objects_differed_ || !compares()) cached_ = *found;
+  }
+
+  Bytes encoded_plan() const {
+    Bytes plan = share_.local.encode();
+    if (session_ != nullptr) session_->count({0, 0, 0, plan.size()});
+    return plan;
   }
 
   void check_agreement() const {
@@ -335,12 +421,18 @@ class Saving final : public Coordination {
 
   const Communicator comm_;
   const Deadline deadline_;
+  const std::shared_ptr<SessionParts> session_;  // null: none
   Rounds rounds_;
   std::optional<Location> location_;   // once this rank has brought it
   std::optional<Commit> commit_;       // on the coordinator
   std::optional<Value> compared_;      // of the common state, while the ranks' are compared
   std::vector<PlanMessage> messages_;  // at the coordinator, by rank
   std::vector<int> others_;            // likewise: the ranks whose common state is not rank 0's
+  std::optional<uint64_t> structure_;  // of what this rank saves, where a session keeps plans
+  std::optional<CachedPlan> cached_;   // for it, until the ranks' plans are exchanged
+  bool as_before_ = false;             // at the coordinator: all ranks save what they saved before
+  bool objects_differ_ = false;        // found in this save: the plans are sent for that
+  bool objects_differed_ = false;      // in an earlier one of this structure
   Orders orders_;
   RankReport report_;                 // until the coordinator takes its own
   std::string staging_name_;          // of a staged save's directory
@@ -352,8 +444,9 @@ class Saving final : public Coordination {
 }  // namespace
 
 std::unique_ptr<Coordination> coordinate_by_rounds(const Communicator& comm,
-                                                   const std::string& place, Deadline deadline) {
-  return std::make_unique<Saving>(comm, place, deadline);
+                                                   const std::string& place, Deadline deadline,
+                                                   std::shared_ptr<SessionParts> session) {
+  return std::make_unique<Saving>(comm, place, deadline, std::move(session));
 }
 
 }  // namespace engine

@@ -8,6 +8,7 @@
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/engine/save_steps_internal.h"
+#include "tilestone/engine/session_parts_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
 
 namespace tilestone {
@@ -16,9 +17,17 @@ namespace {
 
 constexpr uint64_t kManyBytes = 16u << 20;  // from here on threads are worth their start
 
-RankReport write_share(const SaveShare& share, const WritePlace& place) {
+std::shared_ptr<ThreadPool> threads_for(uint64_t bytes, int option, SessionParts* session) {
+  const size_t count = thread_count(option) - 1;  // beside the one that calls
+  if (bytes < kManyBytes || count == 0) return nullptr;
+  if (session != nullptr) return session->resources.threads(count);
+  return std::make_shared<ThreadPool>(count);
+}
+
+RankReport write_share(const SaveShare& share, const WritePlace& place, SessionParts* session) {
   WriteTask task{&share.items, &share.local,     share.assignment, share.report_held,
                  share.rank,   share.world_size, share.save_id,    place.first_file};
+  if (session != nullptr) task.kept = &session->resources;
   return write_items(*place.storage, *share.format, task, share.options, place.deadline);
 }
 
@@ -33,8 +42,9 @@ uint64_t SaveShare::bytes() const {
   return bytes;
 }
 
-SaveInSteps::SaveInSteps(std::unique_ptr<Coordination> coordination)
-    : coordination_(std::move(coordination)) {}
+SaveInSteps::SaveInSteps(std::unique_ptr<Coordination> coordination,
+                         std::shared_ptr<SessionParts> session)
+    : coordination_(std::move(coordination)), session_(std::move(session)) {}
 
 SaveInSteps::~SaveInSteps() {
   if (is_over_) return;
@@ -55,6 +65,7 @@ void SaveInSteps::take(const std::function<void()>& step) {
 
 void SaveInSteps::plan(const Bring& bring) {
   take([&] { coordination_->plan(bring); });
+  if (session_) session_->count({1, 0, 0, 0});
   next_ = "written";
 }
 
@@ -72,13 +83,10 @@ void SaveInSteps::stage() {
 void SaveInSteps::stage_share() {
   SaveShare& share = coordination_->share();
   const uint64_t bytes = staging_bytes(share.items, share.local, share.assignment);
-  std::optional<ThreadPool> threads;
-  const size_t count = thread_count(share.options.threads);
-  if (bytes >= kManyBytes && count > 1) threads.emplace(count - 1);
-  ThreadPool* const pool = threads ? &*threads : nullptr;
-  memory_ = std::make_shared<StagingMemory>();
+  const auto threads = threads_for(bytes, share.options.threads, session_.get());
+  memory_ = session_ ? session_->lend_memory() : std::make_shared<StagingMemory>();
   memory_->reserve(bytes, nullptr);
-  stage_tensors(share.items, share.local, share.assignment, *memory_, pool,
+  stage_tensors(share.items, share.local, share.assignment, *memory_, threads.get(),
                 coordination_->deadline());
   for (const uint32_t i : share.assignment.objects) {
     Value& value = share.items.objects[i].value;
@@ -89,7 +97,8 @@ void SaveInSteps::stage_share() {
 
 void SaveInSteps::write() {
   take([&] {
-    coordination_->write([&](const WritePlace& place) { return write_share(share(), place); });
+    coordination_->write(
+        [&](const WritePlace& place) { return write_share(share(), place, session_.get()); });
   });
   next_ = "reported";
 }
@@ -104,8 +113,21 @@ SaveResult SaveInSteps::publish() {
   return coordination_->publish();
 }
 
+std::unique_ptr<SaveInSteps> steps_of(const Location& location, const SaveOptions& options,
+                                      const std::shared_ptr<SessionParts>& session) {
+  const Deadline deadline = deadline_of(options.timeout).with_interrupt(options.interrupt);
+  return std::make_unique<SaveInSteps>(
+      options.by_files ? coordinate_by_files(location, options, deadline)
+                       : coordinate_by_rounds(options.comm, location.place(), deadline, session),
+      session);
+}
+
 SaveResult save_in_a_row(std::unique_ptr<Coordination> coordination, const Bring& bring) {
   SaveInSteps save(std::move(coordination));
+  return save_in_a_row(save, bring);
+}
+
+SaveResult save_in_a_row(SaveInSteps& save, const Bring& bring) {
   save.plan(bring);
   save.write();
   save.report();
@@ -182,11 +204,7 @@ SaveResult ReportedSave::publish() && {
 PlannedSave begin_save(const StateDict& state, const Location& location,
                        const SaveOptions& options) {
   try {
-    const Deadline deadline =
-        engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
-    auto save = std::make_unique<SaveInSteps>(
-        options.by_files ? engine::coordinate_by_files(location, options, deadline)
-                         : engine::coordinate_by_rounds(options.comm, location.place(), deadline));
+    auto save = engine::steps_of(location, options);
     save->plan([&] { return engine::Brought{&state, &location, &options}; });
     return PlannedSave(std::move(save));
   } catch (...) {

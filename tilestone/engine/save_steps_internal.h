@@ -15,7 +15,9 @@ namespace tilestone::engine {
 // One save on its way. Gives the save up when it goes before the save has ended.
 class SaveInSteps {
  public:
-  explicit SaveInSteps(std::unique_ptr<Coordination> coordination);
+  // `session`, which may be null: whose threads and memory are used.
+  explicit SaveInSteps(std::unique_ptr<Coordination> coordination,
+                       std::shared_ptr<SessionParts> session = nullptr);
   ~SaveInSteps();
   SaveInSteps(const SaveInSteps&) = delete;
   SaveInSteps& operator=(const SaveInSteps&) = delete;
@@ -36,10 +38,16 @@ class SaveInSteps {
   void stage_share();
 
   std::unique_ptr<Coordination> coordination_;
+  std::shared_ptr<SessionParts> session_;
   std::shared_ptr<const void> kept_;
   std::shared_ptr<StagingMemory> memory_;
   const char* next_ = "planned";  // in the words of an error: "before it was planned"
   bool is_over_ = false;
 };
+
+// Over the coordination that the options ask for, by the options' deadline.
+std::unique_ptr<SaveInSteps> steps_of(const Location& location, const SaveOptions& options,
+                                      const std::shared_ptr<SessionParts>& session = nullptr);
+SaveResult save_in_a_row(SaveInSteps& save, const Bring& bring);
 
 }  // namespace tilestone::engine

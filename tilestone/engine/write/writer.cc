@@ -67,7 +67,9 @@ class RankWriter {
     const size_t data_files = static_cast<size_t>(std::count_if(
         shares_.begin(), shares_.end(), [](const FileShare& share) { return share.name.empty(); }));
     streams_ = std::min(shares_.size(), std::max(data_files, thread_count(options.threads)));
-    context_.buffers = make_pool(options.buffer_bytes, streams_, total_bytes());
+    context_.buffers = task.kept != nullptr
+                           ? task.kept->buffers(options.buffer_bytes, streams_, total_bytes())
+                           : make_pool(options.buffer_bytes, streams_, total_bytes());
     context_.progress = &progress_;
     context_.deadline = deadline;
   }
@@ -193,8 +195,9 @@ class RankWriter {
     if (streams_ == 1) {
       for (size_t index = 0; index < shares_.size(); ++index) write_file(index);
     } else if (!shares_.empty()) {
-      ThreadPool threads(streams_ - 1);
-      threads.parallel_for(shares_.size(), [&](size_t index) { write_file(index); });
+      const auto threads = task_.kept != nullptr ? task_.kept->threads(streams_ - 1)
+                                                 : std::make_shared<ThreadPool>(streams_ - 1);
+      threads->parallel_for(shares_.size(), [&](size_t index) { write_file(index); });
     }
     if (!shares_.empty()) directories.sync(storage_, static_cast<int>(streams_));
   }

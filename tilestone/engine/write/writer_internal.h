@@ -9,6 +9,7 @@
 
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/deadline.h"
+#include "tilestone/engine/run/kept_resources_internal.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/format/format.h"
 #include "tilestone/plan/report.h"
@@ -28,7 +29,8 @@ struct WriteTask {
   int rank = 0;
   int world_size = 1;
   std::string save_id;
-  int first_file = 0;  // from which number on its data files have names
+  int first_file = 0;             // from which number on its data files have names
+  KeptResources* kept = nullptr;  // threads and buffers of a session; null: fresh ones
 };
 
 // Writes the assigned items to new files, objects before tensors, and makes files and directory

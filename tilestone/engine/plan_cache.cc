@@ -1,0 +1,57 @@
+#include <algorithm>
+#include <utility>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/engine/plan_cache_internal.h"
+
+namespace tilestone::engine {
+
+const CachedPlan* PlanCache::find(uint64_t structure) const {
+  const auto found = std::find_if(plans_.begin(), plans_.end(), [&](const CachedPlan& plan) {
+    return plan.structure == structure;
+  });
+  return found == plans_.end() ? nullptr : &*found;
+}
+
+void PlanCache::put(CachedPlan plan) {
+  std::erase_if(plans_, [&](const CachedPlan& old) { return old.structure == plan.structure; });
+  plans_.push_front(std::move(plan));
+  if (plans_.size() > kMost) plans_.pop_back();
+}
+
+uint64_t structure_of(const LocalSavePlan& plan, const SaveOptions& options, const Format& format,
+                      const Dialect& dialect, int rank, int world_size) {
+  LocalSavePlan bare = plan;
+  for (PlanObject& object : bare.objects) object.content = 0;
+  ByteWriter writer;
+  writer.u64(static_cast<uint64_t>(rank));
+  writer.u64(static_cast<uint64_t>(world_size));
+  writer.string(format.name());
+  writer.string(dialect.name());
+  writer.u8(options.validate_access ? 1 : 0);
+  writer.raw(bare.encode());
+  return xxh3_64(writer.bytes());
+}
+
+uint64_t contents_of(const LocalSavePlan& plan) {
+  ByteWriter writer;
+  for (const PlanObject& object : plan.objects) {
+    if (object.common) writer.u64(object.content);
+  }
+  return xxh3_64(writer.bytes());
+}
+
+bool all_as_before(const std::vector<PlanMessage>& messages) {
+  const std::string& made_in = messages.front().made_in;
+  return !made_in.empty() &&
+         std::all_of(messages.begin(), messages.end(),
+                     [&](const PlanMessage& other) { return other.made_in == made_in; });
+}
+
+bool same_contents(const std::vector<PlanMessage>& messages) {
+  return std::all_of(messages.begin(), messages.end(), [&](const PlanMessage& other) {
+    return other.contents == messages.front().contents;
+  });
+}
+
+}  // namespace tilestone::engine

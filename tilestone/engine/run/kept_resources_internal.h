@@ -1,0 +1,44 @@
+// Threads and buffers that stay from one save to the next.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "tilestone/base/buffer_pool.h"
+#include "tilestone/base/thread_pool.h"
+#include "tilestone/engine/run/resources_internal.h"
+
+namespace tilestone::engine {
+
+// What was asked for last is given again when the same is asked for. Thread-safe; what was given
+// may be used after this object has gone.
+class KeptResources {
+ public:
+  // As make_pool().
+  std::shared_ptr<BufferPool> buffers(uint64_t total, size_t streams, uint64_t work) {
+    auto fresh = make_pool(total, streams, work);  // takes no memory yet
+    const std::lock_guard lock(mutex_);
+    const bool same = buffers_ != nullptr && buffers_->buffer_bytes() == fresh->buffer_bytes() &&
+                      buffers_->buffers() == fresh->buffers();
+    if (!same) buffers_ = std::move(fresh);
+    return buffers_;
+  }
+
+  // A pool of `count` >= 1 threads.
+  std::shared_ptr<ThreadPool> threads(size_t count) {
+    const std::lock_guard lock(mutex_);
+    if (threads_ == nullptr || threads_->size() != count) {
+      threads_ = std::make_shared<ThreadPool>(count);
+    }
+    return threads_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::shared_ptr<BufferPool> buffers_;
+  std::shared_ptr<ThreadPool> threads_;
+};
+
+}  // namespace tilestone::engine

@@ -1,0 +1,174 @@
+#include "tilestone/engine/session.h"
+
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/agree.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/run/resources_internal.h"
+#include "tilestone/engine/save_items_internal.h"
+#include "tilestone/engine/save_steps_internal.h"
+#include "tilestone/engine/session_parts_internal.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+
+namespace tilestone {
+namespace engine {
+
+std::shared_ptr<StagingMemory> SessionParts::lend_memory() {
+  const std::lock_guard lock(mutex_);
+  return memory_.use_count() == 1 ? memory_ : std::make_shared<StagingMemory>();
+}
+
+SessionStats SessionParts::stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+void SessionParts::count(const SessionStats& more) {
+  const std::lock_guard lock(mutex_);
+  stats_.saves += more.saves;
+  stats_.plans_exchanged += more.plans_exchanged;
+  stats_.plans_from_cache += more.plans_from_cache;
+  stats_.plan_bytes_sent += more.plan_bytes_sent;
+}
+
+namespace {
+
+// Of 122 random bits: another one for every session.
+std::string token_of_all(const Communicator& comm, double timeout) {
+  const auto say = [](int, ByteView) { return Bytes(); };
+  const auto decide = [](int, std::vector<Bytes>) {
+    const std::string token = "session " + random_save_id();
+    const ByteView bytes = as_bytes(token);
+    return Decision{Bytes(bytes.begin(), bytes.end()), true};
+  };
+  const Bytes token = agree(comm, "session", deadline_of(timeout), say, decide);
+  return {reinterpret_cast<const char*>(token.data()), token.size()};
+}
+
+}  // namespace
+}  // namespace engine
+
+struct Session::Kept {
+  std::optional<Communicator> comm;
+  int rank = 0;
+  int world_size = 1;
+  std::string token;
+  std::map<std::string, uint64_t> saves;  // by files, by the location's identity
+  std::shared_ptr<engine::SessionParts> parts = std::make_shared<engine::SessionParts>();
+};
+
+Session::Session(const Communicator& comm, double timeout) : kept_(std::make_unique<Kept>()) {
+  kept_->comm = comm;
+  kept_->rank = comm.rank();
+  kept_->world_size = comm.size();
+  kept_->token = engine::token_of_all(comm, timeout);
+}
+
+Session::Session(int rank, int world_size, std::string token) : kept_(std::make_unique<Kept>()) {
+  SaveOptions options;
+  options.by_files = ByFiles{rank, world_size, token};
+  engine::check_options(options);
+  kept_->rank = rank;
+  kept_->world_size = world_size;
+  kept_->token = std::move(token);
+}
+
+Session::~Session() = default;
+Session::Session(Session&& other) noexcept = default;
+Session& Session::operator=(Session&& other) noexcept = default;
+
+int Session::rank() const { return kept_->rank; }
+int Session::world_size() const { return kept_->world_size; }
+const std::string& Session::token() const { return kept_->token; }
+bool Session::has_communicator() const { return kept_->comm.has_value(); }
+SessionStats Session::stats() const { return kept_->parts->stats(); }
+
+ByFiles Session::by_files(const Location& location) {
+  ByFiles files{kept_->rank, kept_->world_size, kept_->token};
+  files.number = kept_->saves[location.identity()]++;
+  return files;
+}
+
+SaveOptions Session::completed(const SaveOptions& options, const Location& location) {
+  SaveOptions all = options;
+  all.comm = Communicator();
+  if (!all.by_files && !kept_->comm) all.by_files = by_files(location);
+  if (!all.by_files) all.comm = *kept_->comm;
+  return all;
+}
+
+PlannedSave Session::begin_save(const StateDict& state, const Location& location,
+                                const SaveOptions& options) {
+  try {
+    const SaveOptions all = completed(options, location);
+    auto save = engine::steps_of(location, all, kept_->parts);
+    save->plan([&] { return engine::Brought{&state, &location, &all}; });
+    return PlannedSave(std::move(save));
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+SaveResult Session::save(const StateDict& state, const Location& location,
+                         const SaveOptions& options) {
+  try {
+    const SaveOptions all = completed(options, location);
+    const auto steps = engine::steps_of(location, all, kept_->parts);
+    return engine::save_in_a_row(*steps, [&] { return engine::Brought{&state, &location, &all}; });
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+SaveResult Session::save(const std::function<SaveRequest()>& prepare, const Location& location,
+                         Deadline deadline) {
+  std::optional<SaveRequest> request;
+  const auto bring = [&] {
+    if (!request) request.emplace(prepare());
+    const auto& compared = request->compared_common;
+    return engine::Brought{&request->state, &request->location, &request->options,
+                           compared ? &*compared : nullptr};
+  };
+  try {
+    if (!kept_->comm) {
+      bring();
+      if (!request->options.by_files) request->options.by_files = by_files(request->location);
+    }
+    engine::SaveInSteps steps(
+        kept_->comm
+            ? engine::coordinate_by_rounds(*kept_->comm, location.place(), deadline, kept_->parts)
+            : engine::coordinate_by_files(request->location, request->options, deadline),
+        kept_->parts);
+    return engine::save_in_a_row(steps, bring);
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+StateDict Session::load(const StateDict& wanted, const Location& location,
+                        const LoadOptions& options, LoadReport* report) {
+  LoadOptions all = options;
+  all.comm = kept_->comm ? *kept_->comm : Communicator();
+  return tilestone::load(wanted, location, all, report);
+}
+
+uint64_t Session::prepare(const StateDict& state, const SaveOptions& options) {
+  const auto format = options.format ? options.format : torch_dist_format();
+  const auto dialect = options.dialect ? options.dialect : pytorch_dialect();
+  const Items items = engine::items_of(state, *dialect, *format);
+  const LocalSavePlan plan = make_local_plan(items);
+  const engine::CachedPlan* cached = kept_->parts->plans.find(
+      engine::structure_of(plan, options, *format, *dialect, kept_->rank, kept_->world_size));
+  const Assignment mine =
+      cached != nullptr ? cached->assignment : plan_save_by_rule(plan, kept_->rank);
+  const uint64_t bytes = engine::staging_bytes(items, plan, mine);
+  const auto threads = kept_->parts->resources.threads(engine::thread_count(options.threads));
+  kept_->parts->lend_memory()->reserve(bytes, threads.get());
+  return bytes;
+}
+
+}  // namespace tilestone

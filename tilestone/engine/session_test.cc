@@ -1,0 +1,474 @@
+// Sessions: what one save leaves for the next.
+#include "tilestone/engine/session.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+
+#include "tilestone/comm/solo.h"
+#include "tilestone/comm/threads.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/session_parts_internal.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/format/zarr/zarr.h"
+#include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+using testing::AllOf;
+using testing::Each;
+using testing::HasSubstr;
+
+constexpr double kSeconds = 20;
+
+SaveOptions within_seconds() {
+  SaveOptions options;
+  options.timeout = kSeconds;
+  options.threads = 1;
+  return options;
+}
+
+std::vector<Location> places(size_t count) {
+  std::vector<Location> made;
+  for (size_t i = 0; i < count; ++i) made.emplace_back(memory_storage());
+  return made;
+}
+
+TEST(Session, AllRanksHaveOneTokenAndEverySessionHasItsOwn) {
+  std::vector<std::string> first(3), second(3);
+  run_ranks(3, [&](const Communicator& comm) {
+    const auto rank = static_cast<size_t>(comm.rank());
+    first[rank] = Session(comm, kSeconds).token();
+    second[rank] = Session(comm, kSeconds).token();
+  });
+  EXPECT_THAT(first, Each(first[0]));
+  EXPECT_THAT(second, Each(second[0]));
+  EXPECT_NE(first[0], second[0]);
+  expect_error([] { Session(2, 2, "a run of a test"); }, ErrorCode::kInvalidArgument, "rank is 2");
+  expect_error([] { Session(0, 2, "short"); }, ErrorCode::kInvalidArgument, "token has 5 bytes");
+}
+
+TEST(Session, WhatHasTheStructureOfAnEarlierSaveIsSavedWithoutSendingPlans) {
+  const std::vector<Location> at = places(4);
+  run_ranks(2, [&](const Communicator& comm) {
+    Session session(comm, kSeconds);
+    for (int64_t i = 0; i < 3; ++i) {
+      const SaveResult result =
+          session.save(row_state(comm, 10 * i), at[static_cast<size_t>(i)], within_seconds());
+      EXPECT_EQ(result.items_written, comm.rank() == 0 ? 3u : 1u) << i;
+    }
+    const SessionStats stats = session.stats();
+    EXPECT_EQ(stats.saves, 3u);
+    EXPECT_EQ(stats.plans_exchanged, 1u);
+    EXPECT_EQ(stats.plans_from_cache, 2u);
+    const uint64_t once = stats.plan_bytes_sent;
+    EXPECT_GT(once, 0u);
+    // One rank alone has another object: all send their plans.
+    StateDict state = row_state(comm, 30);
+    if (comm.rank() == 1) state["more"] = Value(1);
+    session.save(state, at[3], within_seconds());
+    EXPECT_EQ(session.stats().plans_exchanged, 2u);
+    EXPECT_GT(session.stats().plan_bytes_sent, once);
+  });
+  for (int64_t i = 0; i < 4; ++i) expect_rows(at[static_cast<size_t>(i)], 10 * i, 2);
+  EXPECT_EQ(Checkpoint::open(at[3]).read_object("more"), Value(1));
+}
+
+TEST(Session, RanksWithoutASessionBesideOneExchangeTheirPlans) {
+  const std::vector<Location> at = places(2);
+  run_ranks(2, [&](const Communicator& comm) {
+    Session session(comm, kSeconds);
+    SaveOptions options = within_seconds();
+    options.comm = comm;
+    for (const Location& location : at) {
+      if (comm.rank() == 0) session.save(row_state(comm, 3), location, options);
+      if (comm.rank() == 1) save(row_state(comm, 3), location, options);
+    }
+    EXPECT_EQ(session.stats().plans_from_cache, 0u);
+  });
+  for (const Location& location : at) expect_rows(location, 3, 2);
+}
+
+TEST(Session, ObjectsThatDifferBetweenRanksAreFoundThoughThePlanIsAnEarlierOne) {
+  const std::vector<Location> at = places(2);
+  const auto texts = failures(2, [&](const Communicator& comm) {
+    Session session(comm, kSeconds);
+    SaveOptions options = within_seconds();
+    options.common_differs = SaveOptions::Differing::kError;
+    session.save(row_state(comm, 3), at[0], options);
+    StateDict state = row_state(comm, 3);
+    state["step"] = Value(comm.rank());
+    session.save(state, at[1], options);
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("not the same on all ranks"), HasSubstr("step"))));
+}
+
+// It takes the plans to find by which key. So they are sent at once from then on, as without a
+// session.
+TEST(Session, ObjectsThatAlwaysDifferTakeOneMoreRoundOnce) {
+  const std::vector<Location> at = places(4);
+  run_ranks(2, [&](const Communicator& comm) {
+    Session session(comm, kSeconds);
+    for (const Location& location : at) {
+      StateDict state = row_state(comm, 3);
+      state["mine"] = Value(comm.rank());
+      session.save(state, location, within_seconds());
+    }
+    EXPECT_EQ(session.stats().plans_exchanged, 4u);
+    SaveOptions options = within_seconds();
+    options.common_differs = SaveOptions::Differing::kIgnore;
+    options.overwrite = true;
+    StateDict state = row_state(comm, 3);
+    state["mine"] = Value(comm.rank());
+    session.save(state, at[0], options);
+    EXPECT_EQ(session.stats().plans_from_cache, 1u);
+  });
+  for (const Location& location : at) expect_rows(location, 3, 2);
+}
+
+// Megatron-Core's dialect compares its common state as one, in whichever way plans are made.
+TEST(Session, ACommonStateThatDiffersIsFoundToo) {
+  const std::vector<Location> at = places(3);
+  const auto texts = failures(2, [&](const Communicator& comm) {
+    Session session(comm, kSeconds);
+    SaveOptions options = within_seconds();
+    options.dialect = megatron_dialect();
+    options.common_differs = SaveOptions::Differing::kError;
+    session.save(row_state(comm, 3), at[0], options);
+    session.save(row_state(comm, 5), at[1], options);
+    EXPECT_EQ(session.stats().plans_from_cache, 1u);
+    StateDict state = row_state(comm, 3);
+    state["step"] = Value(comm.rank());
+    session.save(state, at[2], options);
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("the common state of rank 1 is not that of rank 0")));
+  expect_rows(at[1], 5, 2);
+}
+
+TEST(Session, AFormatOfGridsTakesItsGridsFromTheEarlierSave) {
+  const std::vector<Location> at = places(2);
+  run_ranks(2, [&](const Communicator& comm) {
+    Session session(comm, kSeconds);
+    SaveOptions options = within_seconds();
+    options.format = zarr_format();
+    options.dialect = megatron_dialect();
+    for (int64_t i = 0; i < 2; ++i) {
+      session.save(row_state(comm, i), at[static_cast<size_t>(i)], options);
+    }
+    EXPECT_EQ(session.stats().plans_from_cache, 1u);
+  });
+  for (int64_t i = 0; i < 2; ++i) expect_rows(at[static_cast<size_t>(i)], i, 2);
+}
+
+// ---- Mutations
+
+struct TensorSpec {
+  int key = 0;
+  bool is_float = true;
+  int64_t columns = 1;
+  std::vector<int64_t> bounds;  // of the ranks' rows; of a replicated tensor the last one counts
+  bool replicated = false;
+  bool declared = false;
+  std::set<int> holders;  // of a replicated tensor
+  friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
+
+  std::string name() const { return "t" + std::to_string(key); }
+  TensorView whole(int64_t first) const {
+    return counting(is_float ? DType::kFloat32 : DType::kInt64, {bounds.back(), columns},
+                    first + 1000 * key);
+  }
+};
+
+struct Spec {
+  std::vector<TensorSpec> tensors;
+  std::vector<std::set<int>> objects;  // which ranks have "o0", "o1", ...
+  friend bool operator==(const Spec&, const Spec&) = default;
+};
+
+class Mutations {
+ public:
+  Mutations(int ranks, uint64_t seed) : ranks_(ranks), random_(seed) {}
+
+  Spec begin() {
+    Spec spec;
+    for (int i = 0; i < 4; ++i) add(spec);
+    spec.objects = {some_ranks(), some_ranks()};
+    return spec;
+  }
+
+  // Another one, by one change.
+  Spec mutated(const Spec& from) {
+    Spec spec = from;
+    while (spec == from) change(spec);
+    return spec;
+  }
+
+  int below(int n) { return static_cast<int>(random_() % static_cast<uint64_t>(n)); }
+
+ private:
+  std::set<int> some_ranks() {
+    std::set<int> ranks;
+    while (ranks.empty()) {
+      for (int rank = 0; rank < ranks_; ++rank) {
+        if (below(2) == 0) ranks.insert(rank);
+      }
+    }
+    return ranks;
+  }
+
+  void add(Spec& spec) {
+    TensorSpec tensor;
+    tensor.key = next_key_++;
+    tensor.is_float = below(2) == 0;
+    tensor.columns = 1 + below(3);
+    tensor.bounds = {0};
+    for (int rank = 0; rank < ranks_; ++rank) {
+      tensor.bounds.push_back(tensor.bounds.back() + 1 + below(3));
+    }
+    tensor.replicated = below(2) == 0;
+    tensor.declared = below(2) == 0;
+    tensor.holders = some_ranks();
+    spec.tensors.push_back(tensor);
+  }
+
+  void change(Spec& spec) {
+    TensorSpec& tensor = spec.tensors[static_cast<size_t>(below(int(spec.tensors.size())))];
+    switch (below(10)) {
+      case 0:
+        tensor.key = next_key_++;
+        return;
+      case 1:
+        tensor.is_float = !tensor.is_float;
+        return;
+      case 2:
+        tensor.columns = 1 + below(4);
+        return;
+      case 3:  // a box of two ranks
+        tensor.bounds[1] = below(static_cast<int>(tensor.bounds[2]) + 1);
+        return;
+      case 4:
+        tensor.bounds.back() += 1;
+        return;
+      case 5:
+        tensor.replicated = !tensor.replicated;
+        return;
+      case 6:
+        tensor.holders = some_ranks();
+        return;
+      case 7:
+        tensor.declared = !tensor.declared;
+        return;
+      case 8:
+        spec.objects[static_cast<size_t>(below(2))] = some_ranks();
+        return;
+      default:
+        if (below(2) == 0 && spec.tensors.size() > 1) {
+          spec.tensors.erase(spec.tensors.begin() + below(int(spec.tensors.size())));
+        } else {
+          add(spec);
+        }
+    }
+  }
+
+  const int ranks_;
+  std::mt19937_64 random_;
+  int next_key_ = 0;
+};
+
+StateDict state_of(const Spec& spec, int rank, int64_t first) {
+  StateDict state;
+  for (const TensorSpec& tensor : spec.tensors) {
+    const TensorView whole = tensor.whole(first);
+    Box box = Box::whole(whole.shape);
+    ReplicaId replica;
+    if (tensor.replicated) {
+      if (!tensor.holders.contains(rank)) continue;
+      replica = {rank == *tensor.holders.begin() ? 0 : rank + 1};
+    } else {
+      box.offset[0] = tensor.bounds[static_cast<size_t>(rank)];
+      box.shape[0] = tensor.bounds[static_cast<size_t>(rank) + 1] - box.offset[0];
+    }
+    ShardedTensor shard =
+        ShardedTensor::from_box(tensor.name(), whole.narrow(box), whole.shape, box, replica);
+    if (tensor.replicated && tensor.declared) {
+      shard.declare_replicas({tensor.holders.begin(), tensor.holders.end()});
+    }
+    state[tensor.name()] = shard;
+  }
+  for (size_t i = 0; i < spec.objects.size(); ++i) {
+    if (spec.objects[i].contains(rank)) state["o" + std::to_string(i)] = Value(first);
+  }
+  return state;
+}
+
+void expect_saved(const Spec& spec, const Location& location, int64_t first) {
+  const Checkpoint checkpoint = Checkpoint::open(location);
+  EXPECT_EQ(checkpoint.metadata().tensors.size(), spec.tensors.size());
+  for (const TensorSpec& tensor : spec.tensors) {
+    const TensorView found = checkpoint.read(tensor.name());
+    const TensorView expected = tensor.whole(first);
+    EXPECT_EQ(found.dtype, expected.dtype);
+    EXPECT_EQ(found.shape, expected.shape);
+    EXPECT_EQ(elements(found), elements(expected)) << tensor.name();
+  }
+  for (size_t i = 0; i < spec.objects.size(); ++i) {
+    EXPECT_EQ(checkpoint.read_object("o" + std::to_string(i)), Value(first));
+  }
+}
+
+// Of 60 states each is the last one again or has one change: a key, dtype, shape, box, replica,
+// holder, tensor or object, on one rank, on some or on all.
+TEST(Session, NoChangeOfAnyRankIsSavedByAnEarlierPlan) {
+  constexpr size_t kSaves = 60;
+  for (const int ranks : {2, 3}) {
+    Mutations mutations(ranks, static_cast<uint64_t>(ranks));
+    std::vector<Spec> specs = {mutations.begin()};
+    while (specs.size() < kSaves) {
+      const Spec last = specs.back();
+      specs.push_back(mutations.below(3) == 0 ? last : mutations.mutated(last));
+    }
+    const std::vector<Location> at = places(kSaves);
+    run_ranks(ranks, [&](const Communicator& comm) {
+      Session session(comm, kSeconds);
+      SaveOptions options = within_seconds();
+      // What only some ranks have counts as different contents: those saves all send their plans.
+      options.common_differs = SaveOptions::Differing::kIgnore;
+      for (size_t i = 0; i < kSaves; ++i) {
+        const uint64_t cached = session.stats().plans_from_cache;
+        const auto first = static_cast<int64_t>(i) * 7;
+        session.save(state_of(specs[i], comm.rank(), first), at[i], options);
+        const bool same = i > 0 && specs[i] == specs[i - 1];
+        EXPECT_GE(session.stats().plans_from_cache, cached + (same ? 1 : 0)) << i;
+      }
+      const SessionStats stats = session.stats();
+      EXPECT_EQ(stats.saves, kSaves);
+      EXPECT_EQ(stats.plans_from_cache + stats.plans_exchanged, kSaves);
+      EXPECT_GT(stats.plans_exchanged, kSaves / 4);
+    });
+    for (size_t i = 0; i < kSaves; ++i) {
+      SCOPED_TRACE(std::to_string(ranks) + " ranks, save " + std::to_string(i));
+      expect_saved(specs[i], at[i], static_cast<int64_t>(i) * 7);
+    }
+  }
+}
+
+// The structure of a rank's state is that of its place in its world.
+TEST(Session, AnotherPlaceOrWorldOrFormatIsAnotherStructure) {
+  LocalSavePlan plan;
+  plan.tensors = {{"w", DType::kFloat32, {4}}};
+  plan.objects = {{"o", true, true, 7}};
+  const SaveOptions options;
+  SaveOptions validated;
+  validated.validate_access = true;
+  const auto of = [&](const SaveOptions& with, const Format& format, int rank, int world) {
+    return engine::structure_of(plan, with, format, *pytorch_dialect(), rank, world);
+  };
+  const Format& torch_dist = *torch_dist_format();
+  std::set<uint64_t> hashes = {of(options, torch_dist, 0, 2), of(options, torch_dist, 1, 2),
+                               of(options, torch_dist, 0, 3), of(options, *zarr_format(), 0, 2),
+                               of(validated, torch_dist, 0, 2)};
+  EXPECT_EQ(hashes.size(), 5u);
+  plan.objects[0].content = 8;
+  EXPECT_TRUE(hashes.contains(of(options, torch_dist, 0, 2)));
+}
+
+// ---- By files
+
+TEST(Session, ByFilesRanksCountTheirSavesByLocation) {
+  const TempDirectory folder;
+  const std::vector<Location> at = {folder.path() + "/a", folder.path() + "/b",
+                                    folder.path() + "/c"};
+  const auto body = [&](Session& session, const Communicator& comm) {
+    // Rank 1 skips a save elsewhere; that shifts nothing here.
+    if (comm.rank() == 0) {
+      SaveOptions alone = within_seconds();
+      alone.by_files = session.by_files(at[0]);
+      alone.by_files->wait = false;
+      EXPECT_FALSE(session.save(row_state(comm, 1), at[0], alone).published);
+    }
+    SaveOptions options = within_seconds();
+    options.by_files = session.by_files(at[1]);
+    EXPECT_EQ(options.by_files->number, 0u);
+    EXPECT_TRUE(session.save(row_state(comm, 2), at[1], options).published);
+    EXPECT_EQ(session.by_files(at[1]).number, 1u);
+  };
+  run_ranks(2, [&](const Communicator& comm) {
+    Session session(comm, kSeconds);
+    body(session, comm);
+  });
+  expect_rows(at[1], 2, 2);
+  run_ranks(2, [&](const Communicator& comm) {
+    Session session(comm.rank(), comm.size(), "a run of a test");
+    EXPECT_FALSE(session.has_communicator());
+    const StateDict state = row_state(comm, 3);
+    EXPECT_TRUE(session.begin_save(state, at[2], within_seconds())
+                    .stage(Payload::kStaged)
+                    .write()
+                    .report()
+                    .publish()
+                    .published);
+  });
+  expect_rows(at[2], 3, 2);
+}
+
+// ---- Memory
+
+TEST(Session, StagingMemoryIsThatOfTheLastSaveUnlessThatIsOnItsWay) {
+  engine::SessionParts parts;
+  auto first = parts.lend_memory();
+  first->reserve(1 << 20, nullptr);
+  const void* const begin = first->take(1, std::nullopt).data();
+  EXPECT_EQ(parts.lend_memory()->capacity(), 0u);
+  first.reset();
+  first = parts.lend_memory();
+  first->reserve(1 << 19, nullptr);
+  EXPECT_EQ(first->take(1, std::nullopt).data(), begin);
+}
+
+TEST(Session, ThreadsAndBuffersAreThoseOfTheLastSaveWhereItAskedForTheSame) {
+  engine::KeptResources kept;
+  const auto buffers = kept.buffers(1 << 24, 2, 1 << 20);
+  EXPECT_EQ(kept.buffers(1 << 24, 2, 1 << 20), buffers);
+  EXPECT_NE(kept.buffers(1 << 25, 2, 1 << 25), buffers);
+  const auto threads = kept.threads(1);
+  EXPECT_EQ(kept.threads(1), threads);
+  EXPECT_EQ(kept.threads(2)->size(), 2u);
+}
+
+TEST(Session, PreparedMemoryIsEnoughForWhatIsSaved) {
+  const std::vector<Location> at = places(2);
+  Session session(solo());
+  const StateDict state = row_state(solo(), 4);
+  const uint64_t bytes = session.prepare(state);
+  EXPECT_GE(bytes, 32u + 24u);
+  for (const Location& location : at) {
+    PlannedSave planned = session.begin_save(state, location, within_seconds());
+    EXPECT_LE(planned.bytes(), bytes);
+    std::move(planned).stage(Payload::kStaged).write().report().publish();
+    expect_rows(location, 4, 1);
+  }
+}
+
+// Two saves of one session at a time have memory of their own.
+TEST(Session, ASaveOnItsWayKeepsWhatItStaged) {
+  const std::vector<Location> at = places(2);
+  Session session(0, 1, "a run of a test");
+  StagedSave first =
+      session.begin_save(row_state(solo(), 4), at[0], within_seconds()).stage(Payload::kStaged);
+  session.begin_save(row_state(solo(), 9), at[1], within_seconds())
+      .stage(Payload::kStaged)
+      .write()
+      .report()
+      .publish();
+  std::move(first).write().report().publish();
+  expect_rows(at[0], 4, 1);
+  expect_rows(at[1], 9, 1);
+}
+
+}  // namespace
+}  // namespace tilestone
