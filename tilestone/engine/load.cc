@@ -1,6 +1,8 @@
 #include "tilestone/engine/load.h"
 
+#include <algorithm>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -10,6 +12,7 @@
 #include "tilestone/base/host.h"
 #include "tilestone/engine/exchange/exchange_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/engine/read/as_stored_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
 #include "tilestone/engine/read/findings_internal.h"
@@ -94,12 +97,28 @@ class Loading {
         [&](std::vector<Bytes> hosts) {
           agree_on_terms(hosts);
           const Bytes way = {std::byte{static_cast<uint8_t>(way_of_reading(hosts))}};
-          Found found = find_checkpoint(brought_.location->shared(), options().format);
-          held_ = std::move(found.storage);
-          description_ = std::move(found.description);
+          take_found(find_checkpoint(brought_.location->shared(), options().format, own_rank()));
           return std::vector<Bytes>(hosts.size(), way);
         });
     way_ = static_cast<ReadFor>(answer.front());
+  }
+
+  void take_found(Found found) {
+    held_ = std::move(found.storage);
+    description_ = std::move(found.description);
+    of_own_rank_ = found.of_own_rank;
+  }
+
+  // Whether to look first at what this rank itself has written: only where what is missing there
+  // would be an error, so that it is noticed.
+  std::optional<int> own_rank() const {
+    using Policy = LoadOptions::Policy;
+    const LoadOptions& asked = options();
+    const bool strict = asked.not_in_checkpoint == Policy::kError &&
+                        asked.other_shape == Policy::kError && !asked.not_requested;
+    const bool named = asked.subtrees.empty() && asked.complete.empty();
+    if (brought_.wanted == nullptr || !strict || !named) return std::nullopt;
+    return asked.own_rank;
   }
 
   void prepare(const Bring& bring) {
@@ -153,6 +172,31 @@ class Loading {
   }
 
   void choose_items(Deadline deadline) {
+    if (of_own_rank_) {
+      if (has_all_of_own_rank(deadline)) return;
+      tree_ = {};
+      findings_ = {};
+      take_found(find_checkpoint(brought_.location->shared(), options().format));
+    }
+    look_for_items(deadline);
+  }
+
+  // Errors come again, and out, where all ranks' metadata is looked at.
+  bool has_all_of_own_rank(Deadline deadline) {
+    try {
+      look_for_items(deadline);
+      LoadPlanOptions plan_options;
+      plan_options.cast = options().cast;
+      plan_load(items_.tensors, opened_.metadata, plan_options);
+    } catch (const Error&) {
+      return false;
+    }
+    return std::all_of(items_.objects.begin(), items_.objects.end(), [&](const ObjectItem& item) {
+      return opened_.metadata.find_object(item.key) != nullptr;
+    });
+  }
+
+  void look_for_items(Deadline deadline) {
     open(deadline);
     make_context({}, deadline);
     std::optional<Value> common = common_state();
@@ -194,10 +238,17 @@ class Loading {
     tree.built = tree.plain ? wanted : build_factories(wanted);
     tree.built = with_subtrees(std::move(tree.built), options().subtrees, opened_.metadata);
     tree.built = as_stored(std::move(tree.built), opened_.metadata);
+    std::set<std::string> second_names;
+    if (opened_.dialect->name() == megatron_dialect()->name()) {
+      ask_for_plain_keys(tree.built, opened_.metadata, second_names);
+    }
     if (keeps_some(options())) {
       const Items asked = items_of(tree.plain ? tree.built : drop_nonpersistent(tree.built));
       findings_ = find_kept(asked, opened_.metadata, options());
       if (keeps()) expect_kept_data(wanted, tree.built, findings_.kept);
+      for (const std::string& name : second_names) {
+        if (is_kept(std::string(key_of_replica(name)))) findings_.kept.keys.insert(name);
+      }
     }
     tree.built = with_memory(std::move(tree.built), findings_.kept);
     if (!tree.plain) tree.persistent = drop_nonpersistent(tree.built);
@@ -331,6 +382,7 @@ class Loading {
   std::optional<ThreadPool> threads_;
   std::shared_ptr<Storage> held_;
   Description description_;
+  bool of_own_rank_ = false;  // what is described is this rank's part of a rank-local checkpoint
   Opened opened_;
   Tree tree_;  // of a template
   Items items_;

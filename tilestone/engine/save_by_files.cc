@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -39,8 +40,22 @@ AttemptHead head_of(const SaveOptions& options) {
   head.dialect = options.dialect ? options.dialect->name() : pytorch_dialect()->name();
   head.writer = std::string("Tilestone ") + kVersion;
   head.common_differs = static_cast<uint8_t>(options.common_differs);
+  head.rank_local = options.by_files->torch_rank_local;
   head.attributes = options.attributes;
   return head;
+}
+
+// All that a rank holds, but for boxes without elements of tensors that have some.
+Assignment all_of(const LocalSavePlan& plan) {
+  Assignment all;
+  for (uint32_t i = 0; i < plan.chunks.size(); ++i) {
+    const PlanChunk& chunk = plan.chunks[i];
+    const bool empty_tensor = numel(plan.tensors[chunk.tensor].global_shape) == 0;
+    if (empty_tensor || !chunk.box.empty()) all.chunks.push_back(i);
+  }
+  all.objects.resize(plan.objects.size());
+  std::iota(all.objects.begin(), all.objects.end(), 0u);
+  return all;
 }
 
 // By files: each step as attempt.cc numbers them.
@@ -91,17 +106,20 @@ class FileSaving final : public Coordination {
 
   void report() override {
     if (failed_) std::rethrow_exception(failed_);
-    if (!report_) return;
+    if (is_done_) return;
     try {
-      note_result();
-      if (!attempt_.leave_report(files_.rank, left_of(*report_), deadline_)) remove_written();
+      if (report_) {
+        note_result();
+        if (!attempt_.leave_report(files_.rank, left_of(*report_), deadline_)) remove_written();
+        is_reported_ = true;
+      }
       lease_.reset();
+      if (files_.torch_rank_local) attempt_.publish_rank_metadata(files_.rank, deadline_);
     } catch (...) {
       lease_.reset();
       attempt_.leave_failure(files_.rank, current_error(), Deadline::after(kForFailure));
       throw;
     }
-    is_reported_ = true;
   }
 
   SaveResult publish() override {
@@ -134,6 +152,9 @@ class FileSaving final : public Coordination {
                " can't be saved without a communicator: its files have fixed names, which two "
                "attempts would share",
            "save with a communicator, or in the dialect pytorch");
+    refuse(files_.torch_rank_local && format.rank_index_name(0).empty(),
+           "the format " + std::string(format.name()) + " has no rank-local checkpoints",
+           "save in the format torch_dist");
     refuse(share_.options.validate_access, "validate_access needs a communicator",
            "what is missing or written twice is found when the save is published");
   }
@@ -172,6 +193,10 @@ class FileSaving final : public Coordination {
     share_.local = make_local_plan(share_.items);
     if (share_.options.common_differs != SaveOptions::Differing::kIgnore) {
       note_contents(share_.items, *share_.format, share_.local);
+    }
+    if (files_.torch_rank_local) {
+      share_.assignment = all_of(share_.local);
+      return;
     }
     check_holders();
     share_.assignment = plan_save_by_rule(share_.local, files_.rank);
@@ -262,7 +287,7 @@ class FileSaving final : public Coordination {
   void publish_or_wait() {
     const int group = attempt_.head().group_of(files_.rank);
     try {
-      result_.published = attempt_.publish_if_complete(group, share_.options.threads, deadline_);
+      result_.published = attempt_.finish(group, share_.options.threads, deadline_);
     } catch (Error& error) {
       if (error.code() == ErrorCode::kCoverage && error.hint().empty()) {
         error.with_hint(

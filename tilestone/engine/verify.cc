@@ -107,7 +107,7 @@ class Verifier {
   // Data files of our names without the manifest of their save: it is gone, or the save id in the
   // metadata is damaged.
   void check_manifest_is_there() {
-    if (opened_.manifest) return;
+    if (opened_.manifest || opened_.metadata.rank_local) return;
     const auto ours =
         std::find_if(context_.metadata.files.begin(), context_.metadata.files.end(),
                      [&](const std::string& name) { return is_own_name(context_.format, name); });

@@ -1,6 +1,16 @@
 #include "tilestone/format/format.h"
 
+#include "tilestone/base/error.h"
+
 namespace tilestone {
+namespace {
+
+[[noreturn]] void fail_without_rank_local(const Format& format) {
+  throw Error(ErrorCode::kUnsupported,
+              "the format " + std::string(format.name()) + " has no rank-local checkpoints");
+}
+
+}  // namespace
 
 std::optional<std::string> Format::own_file(const TensorItem&, const Piece&) const {
   return std::nullopt;
@@ -11,5 +21,13 @@ std::optional<std::string> Format::own_file(const ObjectItem&) const { return st
 std::vector<std::string> Format::sized_files(std::span<const std::string>) const { return {}; }
 
 std::vector<std::string> Format::rank_local_files(std::span<const std::string>) const { return {}; }
+
+std::string Format::rank_index_name(int) const { return ""; }
+
+Bytes Format::encode_rank_index(const Metadata&) const { fail_without_rank_local(*this); }
+
+Metadata Format::parse_rank_index(const DirectoryFiles&, int) const {
+  fail_without_rank_local(*this);
+}
 
 }  // namespace tilestone

@@ -150,6 +150,12 @@ class Format {
   // The part of index_files() that an in-place save has to remove once its own index is published:
   // each rank's own metadata in torch's rank-local mode.
   virtual std::vector<std::string> rank_local_files(std::span<const std::string> names) const;
+  // Such a file of one rank: its name, "" in formats that have none; its bytes for what this rank
+  // alone has written (deterministic); and what it says, index()ed. Error(kUnsupported) in formats
+  // that have none; parsing fails as parse_index().
+  virtual std::string rank_index_name(int rank) const;
+  virtual Bytes encode_rank_index(const Metadata& metadata) const;
+  virtual Metadata parse_rank_index(const DirectoryFiles& files, int rank) const;
   // What the checkpoint holds; the metadata is index()ed. `files.contents` holds index_files() and
   // `files.sizes` sized_files(). Error(kNotFound) when there is none, kCorrupt, kUnsafe or
   // kUnsupported with file and offset.

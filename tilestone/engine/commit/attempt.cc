@@ -120,6 +120,7 @@ bool Attempt::join(Deadline deadline) {
 
 void Attempt::begin(Deadline deadline) {
   refuse_standing();
+  if (head_.rank_local) refuse_other_attempts();
   location_->make_directory("");
   location_->make_directory(std::string(kOwnDirectory));
   location_->make_directory(attempt_directory(head_.save_id));
@@ -133,6 +134,13 @@ void Attempt::begin(Deadline deadline) {
     if (!begun && !is_published()) throw;
   }
   location_->sync_directory("");
+  if (!head_.rank_local) return;
+  try {
+    refuse_other_attempts();  // one that began at the same time: none of the two goes on
+  } catch (...) {
+    remove_files(*location_, std::vector{attempt_name(head_.save_id)});
+    throw;
+  }
 }
 
 void Attempt::refuse_standing() const {
@@ -170,6 +178,8 @@ void Attempt::expect_same_head(const AttemptHead& other) const {
   differ("format", head_.format, other.format);
   differ("dialect", head_.dialect, other.dialect);
   differ("the version", head_.writer, other.writer);
+  differ("torch_rank_local", head_.rank_local ? "true" : "false",
+         other.rank_local ? "true" : "false");
   throw Error(ErrorCode::kMismatch,
               "the ranks of a save don't agree on its attributes or on common_differs")
       .with_file(attempt_name(head_.save_id));
@@ -255,6 +265,10 @@ bool Attempt::merge_group(int group, int threads, Deadline deadline) {
     left.push_back(std::move(*bytes));
   }
   expect_files(*location_, reports, threads, deadline);
+  if (head_.rank_local) {
+    for (RankReport& report : reports) publish_rank_file(std::move(report), deadline);
+    location_->sync_directory("");
+  }
   publish_once(name, encode_group(left), deadline);
   return true;
 }
@@ -270,8 +284,29 @@ bool Attempt::ended_before(std::optional<Outcome> outcome) const {
   if (outcome != Outcome::kPublished) return false;
   const Standing standing = read_standing(*location_, format_);
   if (!standing.found || standing.save_id != head_.save_id) return false;
+  if (!standing.rank_local.empty()) return false;
   clean();
   return true;
+}
+
+bool Attempt::merge_groups(std::optional<int> group, int threads, Deadline deadline) {
+  if (group && !merge_group(*group, threads, deadline)) return false;
+  for (int g = 0; g < head_.group_count() && !group; ++g) {
+    if (!merge_group(g, threads, deadline)) return false;
+  }
+  return has_all_groups();
+}
+
+bool Attempt::has_all_groups() const {
+  for (int g = 0; g < head_.group_count(); ++g) {
+    if (!location_->stat(group_name(head_.save_id, g))) return false;
+  }
+  return true;
+}
+
+bool Attempt::finish(std::optional<int> group, int threads, Deadline deadline) {
+  return head_.rank_local ? merge_if_complete(group, threads, deadline)
+                          : publish_if_complete(group, threads, deadline);
 }
 
 bool Attempt::publish_if_complete(std::optional<int> group, int threads, Deadline deadline) {
@@ -279,12 +314,8 @@ bool Attempt::publish_if_complete(std::optional<int> group, int threads, Deadlin
   if (outcome == Outcome::kAbandoned) fail_abandoned();
   if (is_published()) return true;
   try {
-    if (group && !merge_group(*group, threads, deadline)) return ended_before(outcome);
+    if (!merge_groups(group, threads, deadline)) return ended_before(outcome);
     std::vector<Bytes> left;
-    for (int g = 0; g < head_.group_count(); ++g) {
-      if (!group && !merge_group(g, threads, deadline)) return ended_before(outcome);
-      if (!location_->stat(group_name(head_.save_id, g))) return ended_before(outcome);
-    }
     for (int g = 0; g < head_.group_count(); ++g) {
       auto of_group = read_group(g);
       if (!of_group) return is_published();
@@ -316,11 +347,16 @@ void Attempt::expect_one_common_state(const std::vector<LeftReport>& left) const
         .with_hint("give an object that only some ranks have a key of its own (ShardedObject)");
   }
   if (other_contents.empty()) return;
-  const std::string what = "objects that every rank has are not the same on " +
-                           ranks_text(other_contents) + " as on rank 0, whose are saved";
+  tell_of_differing("objects that every rank has are not the same on " +
+                        ranks_text(other_contents) + " as on rank 0, whose are saved",
+                    other_contents.front());
+}
+
+void Attempt::tell_of_differing(const std::string& what, int rank) const {
   if (head_.common_differs == static_cast<uint8_t>(SaveOptions::Differing::kError)) {
-    throw Error(ErrorCode::kMismatch, what).with_rank(other_contents.front());
+    throw Error(ErrorCode::kMismatch, what).with_rank(rank);
   }
+  if (head_.common_differs == static_cast<uint8_t>(SaveOptions::Differing::kIgnore)) return;
   log(LogLevel::kWarning, what);
 }
 
@@ -332,9 +368,23 @@ void Attempt::publish(std::vector<Bytes> encoded, Deadline deadline) {
     reports.push_back(RankReport::decode(left.back().report));
     encoded[rank] = left.back().report;
   }
-  expect_one_common_state(left);
-  Descriptions made = describe_save({std::move(reports), encoded, CopyPolicy::kAccept,
-                                     head_.save_id, head_.writer, head_.attributes},
+  std::optional<Replaced> replaced;
+  std::set<std::string> remains;
+  if (head_.rank_local) {
+    replaced = rank_files_of(reports);
+    expect_only(*replaced);
+    remains = unite_objects(reports, encoded);
+  } else {
+    expect_one_common_state(left);
+  }
+  Descriptions made = describe_save({std::move(reports),
+                                     encoded,
+                                     CopyPolicy::kAccept,
+                                     head_.save_id,
+                                     head_.writer,
+                                     head_.attributes,
+                                     {},
+                                     std::move(remains)},
                                     *format_, *dialect_);
   publish_once(manifest_name(head_.save_id), made.manifest, deadline);
   for (const IndexFile& file : made.index) {
@@ -344,10 +394,12 @@ void Attempt::publish(std::vector<Bytes> encoded, Deadline deadline) {
           .with_file(file.name);
     }
   }
+  if (replaced) mark_replaced(*replaced, deadline);
   if (decide(*location_, head_.save_id, Outcome::kPublished, deadline) == Outcome::kAbandoned) {
     fail_abandoned();
   }
   for (const IndexFile& file : made.index) publish_switch(file, deadline.without_interrupt());
+  if (replaced) remove_replaced(*replaced);
   clean();
 }
 
@@ -425,12 +477,13 @@ void Attempt::wait_published(int rank, int threads, Deadline deadline) {
     const auto outcome = read_outcome(*location_, head_.save_id);
     if (outcome == Outcome::kAbandoned) fail_abandoned();
     if (outcome == Outcome::kPublished && is_published()) return;
+    if (head_.rank_local && has_all_groups()) return;
     if (const auto failed = read_failed(*location_, head_.save_id); failed && !outcome) {
       throw *failed;
     }
     if (deadline.expired()) fail_missing();
     if (patience.expired()) {
-      if (publish_if_complete(head_.group_of(rank), threads, deadline)) return;
+      if (finish(head_.group_of(rank), threads, deadline)) return;
       patience = take_over();
     }
     pause(std::min(wait, Seconds(deadline.remaining())), deadline);

@@ -5,13 +5,16 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
+#include "tilestone/plan/report.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
@@ -46,6 +49,15 @@ class Attempt {
   // was published first; those of merging reports that contradict each other.
   bool publish_if_complete(std::optional<int> group, int threads, Deadline deadline);
 
+  // In torch's rank-local mode: publishes the metadata of a rank whose report is there. Errors:
+  // kAlreadyExists where an index of another save stands, kRankFailed where this one was abandoned.
+  void publish_rank_metadata(int rank, Deadline deadline);
+  // publish_if_complete(), but in that mode nothing is published then: it is true once all ranks'
+  // metadata stands.
+  bool finish(std::optional<int> group, int threads, Deadline deadline);
+  // In that mode, once the attempt is abandoned: the metadata of its ranks goes.
+  void withdraw_rank_metadata();
+
   // Returns once the checkpoint exists. Throws what a rank has left as its failure, and at the
   // deadline kTimeout that names ranks that are missing. Takes over from a publisher that stalls.
   void wait_published(int rank, int threads, Deadline deadline);
@@ -67,7 +79,21 @@ class Attempt {
   void publish_once(const std::string& name, ByteView bytes, Deadline deadline) const;
   void publish_switch(const IndexFile& file, Deadline deadline) const;
   void expect_one_common_state(const std::vector<LeftReport>& left) const;
+  void tell_of_differing(const std::string& what, int rank) const;
+  bool merge_groups(std::optional<int> group, int threads, Deadline deadline);
+  bool has_all_groups() const;
+  bool merge_if_complete(std::optional<int> group, int threads, Deadline deadline);
   void clean() const;
+
+  // Torch's rank-local mode (attempt_rank_local.cc)
+  void refuse_other_attempts() const;
+  void publish_rank_file(RankReport report, Deadline deadline) const;
+  std::set<std::string> unite_objects(std::vector<RankReport>& reports,
+                                      std::vector<Bytes>& encoded) const;
+  Replaced rank_files_of(const std::vector<RankReport>& reports) const;
+  void expect_only(const Replaced& replaced) const;
+  void mark_replaced(const Replaced& replaced, Deadline deadline) const;
+  void remove_replaced(const Replaced& replaced) const;
 
   std::shared_ptr<Storage> location_;
   AttemptHead head_;

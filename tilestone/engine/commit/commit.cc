@@ -107,6 +107,7 @@
 #include "tilestone/engine/commit/presence_internal.h"
 #include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/rank_local_internal.h"
 #include "tilestone/engine/write/new_files_internal.h"
 #include "tilestone/format/foreign.h"
 #include "tilestone/format/manifest.h"
@@ -265,6 +266,11 @@ void Commit::finish_replacement() {
 // only lost its metadata, nothing is removed before the new checkpoint stands.
 void Commit::look_at_old() {
   const std::vector<std::string> names = storage_->list();
+  // Those of one that can't be read would stand beside the new index all the same.
+  if (is_rank_local(*format_, names)) {
+    const std::vector<std::string> files = format_->rank_local_files(names);
+    old_rank_local_.insert(files.begin(), files.end());
+  }
   Standing old;
   try {
     // Arrays of zarr in a shared directory may be anybody's.
@@ -281,7 +287,6 @@ void Commit::look_at_old() {
     }
     return;
   }
-  old_rank_local_ = std::move(old.rank_local);
   old_files_ = std::move(old.files);
   if (old.found) replaces_.insert(old.save_id);
   // Data files that a removal (removal.h) has left have the id of the save that wrote them.
@@ -313,16 +318,18 @@ void Commit::remove_leftovers(const std::set<std::string>& referenced,
 
 void Commit::prepare(Reported reported, Deadline deadline) {
   expect_files(*storage_, reported.reports, reported.threads, deadline);
-  Descriptions made =
-      describe_save({std::move(reported.reports), reported.encoded, reported.copies, save_id_,
-                     std::string("Tilestone ") + kVersion, std::move(reported.attributes),
-                     dialect_->encode_index(*reported.items, *format_)},
-                    *format_, *dialect_);
+  Descriptions made = describe_save(
+      {std::move(reported.reports), reported.encoded, reported.copies, save_id_,
+       std::string("Tilestone ") + kVersion, std::move(reported.attributes),
+       dialect_->encode_index(*reported.items, *format_), std::move(reported.remains)},
+      *format_, *dialect_);
   index_ = std::move(made.index);
   new_files_.merge(made.files);
-  const std::string name = manifest_name(save_id_);
-  new_files_.insert(name);
-  storage_->publish(name, temporary_name(save_id_, "manifest"), made.manifest, false, deadline);
+  if (reported.manifest) {
+    const std::string name = manifest_name(save_id_);
+    new_files_.insert(name);
+    storage_->publish(name, temporary_name(save_id_, "manifest"), made.manifest, false, deadline);
+  }
   if (!old_rank_local_.empty()) mark_replaced(deadline);
   publish_before(reported.threads, deadline);
   if (!staging_) return;

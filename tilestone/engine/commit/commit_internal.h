@@ -43,6 +43,8 @@ class Commit {
     const Items* items = nullptr;     // the coordinator's
     std::map<std::string, std::string> attributes = {};  // likewise
     CopyPolicy copies = CopyPolicy::kRefuse;
+    std::set<std::string> remains = {};  // Manifest::remains
+    bool manifest = true;  // false: the reports say what no manifest can, and none is published
   };
   // Step 3: checks the reports, and that every file they name is here; makes everything durable but
   // the switch of the index and what is published after it.

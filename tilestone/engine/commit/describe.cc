@@ -1,8 +1,10 @@
 #include "tilestone/engine/commit/describe_internal.h"
 
+#include <map>
 #include <utility>
 
 #include "tilestone/format/manifest.h"
+#include "tilestone/version.h"
 
 namespace tilestone::engine {
 
@@ -23,8 +25,60 @@ Descriptions describe_save(DescribedSave save, const Format& format, const Diale
   manifest.writer = save.writer;
   manifest.index = sums_of(made.index);
   manifest.attributes = std::move(save.attributes);
+  manifest.remains = std::move(save.remains);
   made.manifest = manifest.encode(save.encoded);
   return made;
+}
+
+IndexFile describe_rank(RankReport report, const Format& format) {
+  Metadata metadata;
+  metadata.save_id = report.save_id;
+  metadata.writer = std::string("Tilestone ") + kVersion;
+  for (ReportedFile& file : report.files) metadata.files.push_back(std::move(file.name));
+  const auto place_of = [](const ReportedItem& item) {
+    return ItemLocation{item.file, Codec::kNone, item.offset, item.length, item.checksums};
+  };
+  for (RankReport::Tensor& tensor : report.tensors) {
+    metadata.tensors.push_back({std::move(tensor.key),
+                                std::move(tensor.path),
+                                tensor.dtype,
+                                std::move(tensor.global_shape),
+                                {}});
+  }
+  for (RankReport::Chunk& chunk : report.chunks) {
+    metadata.tensors.at(chunk.tensor).chunks.push_back({std::move(chunk.box), place_of(chunk.at)});
+  }
+  for (RankReport::Object& object : report.objects) {
+    metadata.objects.push_back(
+        {std::move(object.key), std::move(object.path), place_of(object.at)});
+  }
+  metadata.index();
+  return {format.rank_index_name(report.rank), format.encode_rank_index(metadata),
+          IndexRole::kSwitch};
+}
+
+std::set<std::string> drop_equal_objects(
+    std::vector<RankReport>& reports,
+    const std::function<void(const std::string& key, int lowest, int rank)>& differs) {
+  struct First {
+    int rank = 0;
+    uint64_t length = 0;
+    uint32_t crc32 = 0;
+  };
+  std::map<std::string, First> first;
+  std::set<std::string> remains;
+  for (RankReport& report : reports) {
+    std::erase_if(report.objects, [&](const RankReport::Object& object) {
+      const First here{report.rank, object.at.length, object.at.checksums.item_crc32};
+      const auto [known, is_new] = first.emplace(object.key, here);
+      const First& lowest = known->second;
+      const bool same = lowest.length == here.length && lowest.crc32 == here.crc32;
+      if (!is_new && !same) differs(object.key, lowest.rank, here.rank);
+      if (!is_new) remains.insert(report.files.at(object.at.file).name);
+      return !is_new;
+    });
+  }
+  return remains;
 }
 
 }  // namespace tilestone::engine

@@ -1,6 +1,7 @@
 // What describes a checkpoint, worked out of its ranks' reports: the same bytes whoever does it.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <span>
@@ -22,6 +23,7 @@ struct DescribedSave {
   std::string writer;                                  // "Tilestone 0.1.0"
   std::map<std::string, std::string> attributes = {};  // of the checkpoint
   Index of_dialect = {};                               // the dialect's files of the index
+  std::set<std::string> remains = {};                  // Manifest::remains
 };
 
 struct Descriptions {
@@ -32,5 +34,18 @@ struct Descriptions {
 
 // Errors: merge_reports().
 Descriptions describe_save(DescribedSave save, const Format& format, const Dialect& dialect);
+
+// What describes the part of a checkpoint that one rank has written alone, as torch's rank-local
+// mode has it; nothing is asked about coverage. Error(kUnsupported) in a format that has no such
+// file.
+IndexFile describe_rank(RankReport report, const Format& format);
+
+// Of an object that several reports have, all but the lowest rank's go: the ranks of torch's
+// rank-local mode each write the objects that all have. `differs` is called for each whose bytes
+// are not the lowest rank's, with its key and the two ranks. Returns the files in which their bytes
+// stay.
+std::set<std::string> drop_equal_objects(
+    std::vector<RankReport>& reports,
+    const std::function<void(const std::string& key, int lowest, int rank)>& differs);
 
 }  // namespace tilestone::engine

@@ -42,7 +42,7 @@ struct Plan {
 
 Opened open_standing(const std::shared_ptr<Storage>& storage) {
   Found found = find_checkpoint(storage, nullptr);
-  return open_description(std::move(found.description), nullptr);
+  return open_description(std::move(found.description), nullptr, SecondNames::kAsStored);
 }
 
 void expect_possible(const Opened& opened, const Storage& storage) {

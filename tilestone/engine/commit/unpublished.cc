@@ -10,6 +10,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/lease_internal.h"
+#include "tilestone/engine/commit/publish_rank_local_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
@@ -170,6 +171,10 @@ std::string publish(const Location& location, const PublishOptions& options) {
   try {
     const Deadline deadline =
         engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
+    if (attempts_at(location.storage()).empty() && options.save_id.empty() &&
+        engine::is_rank_local_at(location)) {
+      return engine::publish_rank_local(location, options.threads, deadline);
+    }
     const std::string save_id = chosen(location, options.save_id);
     Attempt attempt(location.shared(), head_of(location.storage(), save_id));
     if (attempt.publish_if_complete(std::nullopt, options.threads, deadline)) return save_id;
@@ -199,6 +204,7 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
         Outcome::kPublished) {
       throw Error(ErrorCode::kAlreadyExists, "the save " + save_id + " is being published");
     }
+    if (head && head->rank_local) Attempt(location.shared(), *head).withdraw_rank_metadata();
     return save_id;
   } catch (...) {
     rethrow_cause();

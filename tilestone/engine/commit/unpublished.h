@@ -44,7 +44,17 @@ struct PublishOptions {
   std::shared_ptr<const Interrupt> interrupt = nullptr;
 };
 // Publishes a save of which all ranks have written, and returns its save id. The checkpoint is the
-// same, byte for byte, whoever publishes it. Errors: kNotFound where there is none, or not this
+// same, byte for byte, whoever publishes it.
+//
+// A rank-local checkpoint (ByFiles::torch_rank_local) becomes an ordinary one: of replicas the
+// lowest rank's is what `.metadata` names, data files stay as they are, and the ranks' metadata
+// files go. One that stock torch has left (use_collectives=False) is read once for that, since
+// nothing else says whether its replicas are the same and its files intact; there is a new save
+// id. It is refused while a save is under way, with kCorrupt where ranks or elements are missing or
+// damaged, kMismatch naming the key where replicas differ, and kUnsupported where an item is
+// compressed. Where tensors don't lie in C order in its files, there is no manifest.
+//
+// Errors: kNotFound where there is none, or not this
 // one; kInvalidArgument where there are several; kRankFailed naming ranks that have not written, or
 // where it was abandoned; kAlreadyExists where another checkpoint stands; those of ranks that
 // contradict each other (kMismatch, kCoverage).

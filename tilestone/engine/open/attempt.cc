@@ -146,6 +146,7 @@ Bytes AttemptHead::encode() const {
   out.string(dialect);
   out.string(writer);
   out.u8(common_differs);
+  out.u8(rank_local ? 1 : 0);
   out.varint(attributes.size());
   for (const auto& [name, value] : attributes) {
     out.string(name);
@@ -165,6 +166,7 @@ AttemptHead AttemptHead::decode(ByteView bytes, const std::string& file) {
     head.dialect = in.string();
     head.writer = in.string();
     head.common_differs = in.u8();
+    head.rank_local = in.u8() != 0;
     for (uint64_t count = in.count(2); count > 0; --count) {
       std::string name(in.string());
       head.attributes.emplace(std::move(name), in.string());

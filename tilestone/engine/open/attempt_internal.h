@@ -42,6 +42,7 @@ struct AttemptHead {
   std::string dialect;
   std::string writer;          // "Tilestone 0.1.0"
   uint8_t common_differs = 0;  // SaveOptions::Differing
+  bool rank_local = false;     // ByFiles::torch_rank_local
   std::map<std::string, std::string> attributes = {};
 
   int group_size() const;   // ranks of a group; the last group may have less

@@ -8,6 +8,8 @@
 #include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/open/rank_local_internal.h"
+#include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/format/megatron_mark.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
@@ -120,11 +122,18 @@ Description read_once(Storage& storage, const DetectedFormat& found,
     const std::vector<std::string> rank_local = found.format->rank_local_files(names);
     names = without(std::move(names), rank_local);
   }
+  const bool rank_local = is_rank_local(*found.format, names);
+  if (rank_local) expect_all_ranks(storage, *found.format, names);
   Description description;
   description.format = found.format->name();
   description.dialect = found.dialect->name();
   description.files = read_index(storage, *found.format, found.dialect.get(), names);
   description.metadata = found.format->parse_index(description.files);
+  if (rank_local) {
+    // A manifest of its save is one that is to be published with an ordinary index.
+    expect_no_other_ranks(storage, *found.format, names, *description.metadata);
+    return description;
+  }
   const auto manifest = manifest_of(*description.metadata, names);
   if (!manifest) return description;
   try {
@@ -138,8 +147,8 @@ Description read_once(Storage& storage, const DetectedFormat& found,
 
 bool lacks_manifest(const Description& description, const Format& format) {
   const Metadata& metadata = *description.metadata;
-  return !metadata.files.empty() && is_own_name(format, metadata.files.front()) &&
-         description.manifest.empty();
+  return !metadata.rank_local && !metadata.files.empty() &&
+         is_own_name(format, metadata.files.front()) && description.manifest.empty();
 }
 
 bool same_files(const Description& a, const Description& b) {
@@ -249,6 +258,26 @@ Description read_description(Storage& storage, const DetectedFormat& detected,
   return found;
 }
 
+// What one rank of a rank-local checkpoint has written; nullopt where it has no metadata there, or
+// the checkpoint is of another kind.
+std::optional<Description> describe_rank_alone(Storage& storage, const DetectedFormat& found,
+                                               std::span<const std::string> names, int rank) {
+  const Format& format = *found.format;
+  const std::string name = format.rank_index_name(rank);
+  if (name.empty() || !is_rank_local(format, names) || !contains_name(names, name)) {
+    return std::nullopt;
+  }
+  expect_all_ranks(storage, format, names);
+  Description description;
+  description.format = format.name();
+  description.dialect = found.dialect->name();
+  description.files.names.push_back(name);
+  description.files.contents.emplace(name, read_file(storage, name, kAnySize));
+  description.metadata = format.parse_rank_index(description.files, rank);
+  expect_no_other_ranks(storage, format, names, *description.metadata);
+  return description;
+}
+
 }  // namespace
 
 bool any_checkpoint(Storage& storage, const Format& also) {
@@ -271,12 +300,18 @@ std::shared_ptr<Storage> hold(const std::shared_ptr<Storage>& storage) {
 
 // Where the directory has been exchanged since it was held, its files go; another one stands there.
 Found find_checkpoint(const std::shared_ptr<Storage>& storage,
-                      const std::shared_ptr<const Format>& wanted) {
+                      const std::shared_ptr<const Format>& wanted, std::optional<int> own_rank) {
   for (int i = 0;; ++i) {
-    Found found{hold(storage), {}, {}};
+    Found found{hold(storage), {}, {}, false};
     try {
       std::vector<std::string> names = names_of_checkpoint(*found.storage);
       found.format = find_format(*found.storage, wanted, names);
+      if (own_rank) {
+        auto own = describe_rank_alone(*found.storage, found.format, names, *own_rank);
+        found.of_own_rank = own.has_value();
+        if (own) found.description = *std::move(own);
+        if (own) return found;
+      }
       found.description = read_description(*found.storage, found.format, std::move(names));
       return found;
     } catch (const Error& error) {
@@ -304,7 +339,8 @@ void expect_same_checkpoint(Storage& storage, const Opened& opened) {
           "another save may have replaced the checkpoint since it was opened: open it again");
 }
 
-Opened open_description(Description description, const std::shared_ptr<const Format>& wanted) {
+Opened open_description(Description description, const std::shared_ptr<const Format>& wanted,
+                        SecondNames names) {
   Opened opened;
   opened.format = format_or(description.format, wanted);
   opened.dialect = dialect_named(description.dialect);
@@ -314,6 +350,9 @@ Opened open_description(Description description, const std::shared_ptr<const For
   opened.metadata.dialect = opened.dialect->name();
   if (!description.manifest.empty()) take_manifest(opened, description.manifest);
   take_common(opened);
+  if (names == SecondNames::kUnited && opened.dialect->name() == megatron_dialect()->name()) {
+    unite_tp_replicas(opened.metadata);
+  }
   return opened;
 }
 
@@ -323,7 +362,14 @@ Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wa
   const bool as_wanted = wanted->detect(names);
   if (!as_wanted && detect(storage, names).format == nullptr) return standing;
   const DetectedFormat found = find_format(storage, as_wanted ? wanted : nullptr, names);
-  const Description description = read_description(storage, found, std::move(names));
+  const bool rank_local = is_rank_local(*found.format, names);
+  Description description;
+  try {
+    description = read_description(storage, found, std::move(names));
+  } catch (const Error& error) {
+    if (!rank_local || error.code() != ErrorCode::kNotFound) throw;
+    return standing;  // ranks are missing, and the files are those of a save that is not complete
+  }
   const Metadata& metadata = *description.metadata;
   standing.found = true;
   standing.save_id = metadata.save_id;

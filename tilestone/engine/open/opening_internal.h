@@ -39,11 +39,15 @@ struct Found {
   std::shared_ptr<Storage> storage;  // held
   DetectedFormat format;
   Description description;
+  bool of_own_rank = false;  // the description is that of `own_rank` alone
 };
 // What stands there, as of one moment, though a save may replace it meanwhile; a format that the
-// caller wants goes before what the files look like. Error(kNotFound) when there is no checkpoint.
+// caller wants goes before what the files look like. Of a rank-local checkpoint only what
+// `own_rank` has written is described, if that rank has its metadata there. Error(kNotFound) when
+// there is no checkpoint, or a rank-local one of which ranks are missing, which it names.
 Found find_checkpoint(const std::shared_ptr<Storage>& storage,
-                      const std::shared_ptr<const Format>& wanted);
+                      const std::shared_ptr<const Format>& wanted,
+                      std::optional<int> own_rank = std::nullopt);
 
 struct Opened {
   std::shared_ptr<const Format> format;
@@ -59,8 +63,14 @@ struct Opened {
 // coordinator has described, as far as that matters: the names of its data files don't say it.
 void expect_same_checkpoint(Storage& storage, const Opened& opened);
 
+// What to make of second names of replicas (tp_replicas_internal.h).
+enum class SecondNames : uint8_t {
+  kUnited,  // in Megatron-Core's dialect a tensor has its plain name alone
+  kAsStored,
+};
 // Error(kCorrupt) when manifest and metadata contradict one another.
-Opened open_description(Description description, const std::shared_ptr<const Format>& wanted);
+Opened open_description(Description description, const std::shared_ptr<const Format>& wanted,
+                        SecondNames names = SecondNames::kUnited);
 
 // What the checkpoint that stands at a location consists of.
 struct Standing {

@@ -84,6 +84,10 @@ void check_options(const SaveOptions& options) {
 }
 
 void check_options(const LoadOptions& options) {
+  if (options.own_rank && (*options.own_rank < 0 || options.comm.size() > 1)) {
+    refuse(fmt::format("own_rank is {} in a group of {}; expected 0 or more, and no communicator",
+                       *options.own_rank, options.comm.size()));
+  }
   check_timeout(options.timeout);
   check_threads(options.threads);
   check_buffer_bytes(options.buffer_bytes);

@@ -56,6 +56,11 @@ struct ByFiles {
   std::string token = {};
   uint64_t number = 0;  // of the saves under this token to this location
   bool wait = true;     // until the checkpoint is published; else the last rank to write publishes
+  // As torch does with use_collectives=False: each rank writes all that it holds, replicas too, and
+  // publishes its own `__RANK.metadata` as soon as its data is durable. Once all ranks have (`wait`
+  // waits for that, and SaveResult::published says it), the location holds a rank-local checkpoint,
+  // which publish() turns into an ordinary one. Format torch_dist only.
+  bool torch_rank_local = false;
 };
 
 // Equal on all ranks, else Error(kMismatch) that names the option: format, dialect, agreement,
@@ -129,6 +134,12 @@ struct LoadOptions {
     kNever,   // each rank reads for itself
   };
   Communicator comm = {};
+  // Without a communicator: the number of this process among those of its job. Where the checkpoint
+  // is one of torch's rank-local ones, this rank's own metadata alone is read if all that is wanted
+  // stands there, and as the rank itself wrote it; everybody's otherwise. Of no effect on other
+  // checkpoints, on loads of everything, and where differences between `wanted` and the checkpoint
+  // are not errors.
+  std::optional<int> own_rank = std::nullopt;
   std::shared_ptr<const Format> format = nullptr;  // default: found from the files
   bool cast = false;                               // convert from the stored dtype
   // Of every item that a rank reads whole; in two-phase reading by messages also of those that

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <iterator>
+#include <set>
+#include <string>
 #include <unordered_map>
 #include <utility>
 
@@ -12,6 +14,7 @@ namespace {
 class RankLocalMerger {
  public:
   void add(Metadata rank) {
+    expect_same_save(rank);
     std::vector<uint32_t> files;
     for (const std::string& name : rank.files) files.push_back(file_index(name));
     for (StoredTensor& tensor : rank.tensors) {
@@ -34,6 +37,19 @@ class RankLocalMerger {
   }
 
  private:
+  // In stock torch each rank has an id of its own. Ours is the same on all, and begins the names of
+  // the data files.
+  void expect_same_save(const Metadata& rank) {
+    const bool ours =
+        std::any_of(rank.files.begin(), rank.files.end(),
+                    [&](const std::string& name) { return name.starts_with(rank.save_id + "__"); });
+    if (ours && !rank.save_id.empty() && own_id_.empty()) own_id_ = rank.save_id;
+    ids_.insert(rank.save_id);
+    if (own_id_.empty() || ids_.size() == 1) return;
+    throw Error(ErrorCode::kCorrupt, "the ranks' metadata files are of different saves: " +
+                                         *ids_.begin() + " and " + *ids_.rbegin());
+  }
+
   uint32_t file_index(const std::string& name) {
     const auto [known, fresh] = files_.emplace(name, static_cast<uint32_t>(all_.files.size()));
     if (fresh) all_.files.push_back(name);
@@ -58,6 +74,8 @@ class RankLocalMerger {
   }
 
   Metadata all_;
+  std::set<std::string> ids_;  // of the ranks' saves
+  std::string own_id_;         // of a save of Tilestone
   std::unordered_map<std::string, uint32_t> files_;
   std::unordered_map<std::string, size_t> tensors_;
   std::unordered_map<std::string, size_t> objects_;

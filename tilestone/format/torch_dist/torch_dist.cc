@@ -42,6 +42,8 @@ std::optional<uint32_t> rank_of(std::string_view name) {
   return std::to_string(rank) == digits ? std::optional(rank) : std::nullopt;
 }
 
+std::string rank_local_name(uint32_t rank) { return "__" + std::to_string(rank) + ".metadata"; }
+
 // The rank-local metadata files, by rank.
 std::map<uint32_t, std::string> rank_local_by_rank(std::span<const std::string> names) {
   std::map<uint32_t, std::string> files;
@@ -71,7 +73,7 @@ Metadata parse_rank_local(const DirectoryFiles& files) {
       throw Error(ErrorCode::kCorrupt, "a rank-local checkpoint with metadata of rank " +
                                            std::to_string(rank) + " lacks that of rank " +
                                            std::to_string(ranks.size()))
-          .with_file("__" + std::to_string(ranks.size()) + ".metadata");
+          .with_file(rank_local_name(static_cast<uint32_t>(ranks.size())));
     }
     ranks.push_back(parse_one(files, name));
   }
@@ -168,6 +170,21 @@ class TorchDistFormat final : public Format {
     std::vector<std::string> found;
     for (const auto& [rank, name] : rank_local_by_rank(names)) found.push_back(name);
     return found;
+  }
+
+  std::string rank_index_name(int rank) const override {
+    return rank_local_name(static_cast<uint32_t>(rank));
+  }
+
+  Bytes encode_rank_index(const Metadata& metadata) const override {
+    return write_metadata(metadata);
+  }
+
+  Metadata parse_rank_index(const DirectoryFiles& files, int rank) const override {
+    Metadata metadata = parse_one(files, rank_index_name(rank));
+    metadata.rank_local = true;
+    metadata.index();
+    return metadata;
   }
 
   Metadata parse_index(const DirectoryFiles& files) const override {

@@ -1,0 +1,284 @@
+// The metadata of each rank is made the report that the rank would have left had Tilestone written
+// its files: with the size of each file and the checksums of each item, which takes one read of
+// all data. From there on it is an ordinary save that replaces a rank-local checkpoint (commit.cc,
+// kReplacedName), but that its data files are those of the checkpoint that it replaces.
+//
+// A manifest says where the elements of an item begin, and that they follow in C order. Where an
+// item of stock torch's has them in another order, no manifest is published.
+#include "tilestone/engine/commit/publish_rank_local_internal.h"
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/engine/commit/commit_internal.h"
+#include "tilestone/engine/commit/describe_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/read/payloads_internal.h"
+#include "tilestone/engine/read/range_reader_internal.h"
+#include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/run/resources_internal.h"
+#include "tilestone/geometry/dims.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr uint64_t kPieceBytes = 1u << 20;  // of a summed read, at most
+
+// One rank's report, made of its metadata and of what its files hold.
+class RankReader {
+ public:
+  RankReader(Storage& storage, const Format& format, const Metadata& metadata, ThreadPool& threads,
+             Deadline deadline)
+      : context_{storage,
+                 format,
+                 metadata,
+                 make_pool(BufferPool::kDefaultTotal, threads.size(), metadata.tensor_bytes()),
+                 threads,
+                 true,
+                 deadline},
+        metadata_(metadata) {}
+
+  // Whether a manifest can say where the elements of all items are.
+  bool in_c_order() const { return in_c_order_; }
+
+  RankReport report(int rank, int world_size, const std::string& save_id) {
+    RankReport made;
+    made.rank = rank;
+    made.world_size = world_size;
+    made.save_id = save_id;
+    for (uint32_t file = 0; file < metadata_.files.size(); ++file) {
+      made.files.push_back({metadata_.files[file], open_data(context_, file)->size()});
+    }
+    add_tensors(made);
+    for (const StoredObject& object : metadata_.objects) {
+      expect_plain(object.at, object.key);
+      made.objects.push_back({object.key, object.path, item_of(object.at)});
+    }
+    for (size_t i = 0; i < made.chunks.size(); ++i) request(made.chunks[i].at, payloads_[i].size);
+    for (RankReport::Object& object : made.objects) request(object.at, 0);
+    sum();
+    check_records(made);
+    return made;
+  }
+
+ private:
+  struct Payload {
+    uint64_t size = 0;                   // bytes of the elements
+    std::optional<uint32_t> crc32 = {};  // as the item itself says it
+    ChunkRef chunk = {};
+  };
+  // A summed read: of an item, and of its elements where it lies within them.
+  struct Piece {
+    ReportedItem* item = nullptr;
+    uint64_t within = 0;  // from the item's start, bytes
+    bool of_payload = false;
+  };
+
+  void expect_plain(const ItemLocation& at, const std::string& key) const {
+    if (at.codec == Codec::kNone) return;
+    throw Error(ErrorCode::kUnsupported, "a manifest can't describe compressed items")
+        .with_key(key)
+        .with_file(metadata_.files[at.file])
+        .with_hint("load the checkpoint, and save it");
+  }
+
+  static ReportedItem item_of(const ItemLocation& at) {
+    return {at.file, at.offset, at.length, {}};
+  }
+
+  void add_tensors(RankReport& made) {
+    std::vector<ChunkRef> refs;
+    for (uint32_t t = 0; t < metadata_.tensors.size(); ++t) {
+      const StoredTensor& tensor = metadata_.tensors[t];
+      made.tensors.push_back({tensor.key, tensor.path, tensor.dtype, tensor.shape});
+      for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
+        expect_plain(tensor.chunks[c].at, tensor.key);
+        made.chunks.push_back({t, tensor.chunks[c].box, item_of(tensor.chunks[c].at)});
+        refs.push_back({t, c});
+      }
+    }
+    const std::vector<StoredPayload> found = find_payloads(context_, refs);
+    for (size_t i = 0; i < found.size(); ++i) {
+      payloads_.push_back(payload_of(refs[i], found[i]));
+      made.chunks[i].at.checksums.payload_offset = found[i].offset;
+    }
+  }
+
+  // One that has its elements in another order counts as a whole: replicas are the same if their
+  // items are.
+  Payload payload_of(ChunkRef ref, const StoredPayload& found) {
+    const StoredTensor& tensor = metadata_.tensors[ref.tensor];
+    const Box& box = tensor.chunks[ref.chunk].box;
+    const Payload payload{static_cast<uint64_t>(box.numel()) * itemsize(tensor.dtype), {}, ref};
+    if (payload.size == 0) return payload;
+    if (found.dtype != tensor.dtype || !in_c_order(found)) {
+      in_c_order_ = false;
+      return {0, {}, ref};
+    }
+    const bool whole = found.record_offset == found.offset && found.record_size == payload.size;
+    return {payload.size, whole ? found.record_crc32 : std::nullopt, ref};
+  }
+
+  // The stride of a dim of size 1 says nothing.
+  static bool in_c_order(const StoredPayload& found) {
+    const Dims expected = contiguous_strides(found.shape);
+    for (size_t d = 0; d < found.shape.size(); ++d) {
+      if (found.shape[d] != 1 && found.strides[d] != expected[d]) return false;
+    }
+    return true;
+  }
+
+  // Pieces of the item, none of which holds both elements and other bytes.
+  void request(ReportedItem& item, uint64_t payload_size) {
+    const uint64_t begin = payload_size == 0 ? item.length : item.checksums.payload_offset;
+    const uint64_t end = begin + payload_size;
+    const uint64_t step = std::min<uint64_t>(kPieceBytes, context_.buffers->buffer_bytes() / 2);
+    const auto cut = [&](uint64_t from, uint64_t to, bool of_payload) {
+      for (uint64_t at = from; at < to; at += step) {
+        pieces_.push_back({&item, at, of_payload});
+        sizes_.push_back(std::min(step, to - at));
+      }
+    };
+    cut(0, begin, false);
+    cut(begin, end, true);
+    cut(end, item.length, false);
+  }
+
+  // The pieces of an item follow one another.
+  void sum() {
+    RangeReader reader(context_, &context_.threads);
+    size_t first = 0;
+    RecordSum of_item, of_payload;
+    const auto read_batch = [&] {
+      for (const ByteRange& range : reader.read()) {
+        const Piece& piece = pieces_[first];
+        if (piece.within == 0) of_item = of_payload = RecordSum();
+        of_item.add(of_item.size(), range.size, range.crc32);
+        if (piece.of_payload) of_payload.add(of_payload.size(), range.size, range.crc32);
+        piece.item->checksums.item_crc32 = of_item.crc32();
+        piece.item->checksums.payload_crc32 =
+            of_payload.size() == 0 ? of_item.crc32() : of_payload.crc32();
+        ++first;
+      }
+    };
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      const Piece& piece = pieces_[i];
+      reader.add({.file = piece.item->file,
+                  .begin = piece.item->offset + piece.within,
+                  .size = sizes_[i],
+                  .summed = true});
+      if (reader.full()) read_batch();
+    }
+    read_batch();
+  }
+
+  void check_records(const RankReport& made) const {
+    for (size_t i = 0; i < made.chunks.size(); ++i) {
+      const auto expected = payloads_[i].crc32;
+      if (!expected) continue;
+      expect_record(context_, payloads_[i].chunk, payloads_[i].size, *expected,
+                    made.chunks[i].at.checksums.payload_crc32);
+    }
+  }
+
+  const ReadContext context_;
+  const Metadata& metadata_;
+  std::vector<Payload> payloads_;  // by chunk
+  std::vector<Piece> pieces_;
+  std::vector<uint64_t> sizes_;  // of the pieces
+  bool in_c_order_ = true;
+};
+
+// The checkpoint as it stands, which must be a rank-local one.
+Found find_rank_local(const Location& location) {
+  Found found = find_checkpoint(location.shared(), nullptr);
+  if (found.description.metadata->rank_local) return found;
+  throw Error(ErrorCode::kAlreadyExists,
+              "the checkpoint at " + location.describe() + " is not a rank-local one any more");
+}
+
+struct ReadReports {
+  std::vector<RankReport> reports;  // by rank
+  bool in_c_order = true;
+};
+ReadReports read_reports(const Found& found, const std::string& save_id, int threads,
+                         Deadline deadline) {
+  const Format& format = *found.format.format;
+  const DirectoryFiles& files = found.description.files;
+  const auto world = static_cast<int>(format.rank_local_files(files.names).size());
+  ThreadPool pool(thread_count(threads));
+  ReadReports read;
+  for (int rank = 0; rank < world; ++rank) {
+    const Metadata metadata = format.parse_rank_index(files, rank);
+    RankReader reader(*found.storage, format, metadata, pool, deadline);
+    try {
+      read.reports.push_back(reader.report(rank, world, save_id));
+    } catch (Error& error) {
+      error.with_rank(rank);
+      throw;
+    }
+    read.in_c_order = read.in_c_order && reader.in_c_order();
+  }
+  if (!read.in_c_order) {
+    log(LogLevel::kWarning, "some tensors don't lie in C order in the files of " +
+                                found.storage->describe() +
+                                ", so the checkpoint is published without a manifest");
+  }
+  return read;
+}
+
+std::set<std::string> unite_objects(std::vector<RankReport>& reports) {
+  return drop_equal_objects(reports, [](const std::string& key, int lowest, int rank) {
+    log(LogLevel::kWarning, "the object " + key + " of rank " + std::to_string(rank) +
+                                " is not that of rank " + std::to_string(lowest) +
+                                ", which stands for both");
+  });
+}
+
+}  // namespace
+
+bool is_rank_local_at(const Location& location) {
+  try {
+    return find_checkpoint(location.shared(), nullptr).description.metadata->rank_local;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNotFound) throw;
+    return false;
+  }
+}
+
+std::string publish_rank_local(const Location& location, int threads, Deadline deadline) {
+  const std::string save_id = random_save_id();
+  const Found before = find_rank_local(location);
+  Commit commit(location.shared(), before.format.format, before.format.dialect, save_id, true);
+  commit.begin(deadline);
+  try {
+    const Found found = find_rank_local(location);  // no save changes it from here on
+    ReadReports read = read_reports(found, save_id, threads, deadline);
+    std::set<std::string> remains = unite_objects(read.reports);
+    std::vector<Bytes> encoded;
+    for (const RankReport& report : read.reports) encoded.push_back(report.encode());
+    const Items none;
+    commit.prepare({std::move(read.reports),
+                    encoded,
+                    threads,
+                    &none,
+                    {},
+                    CopyPolicy::kAccept,
+                    std::move(remains),
+                    read.in_c_order},
+                   deadline);
+  } catch (...) {
+    commit.abandon(true);
+    throw;
+  }
+  commit.publish(deadline.without_interrupt());
+  commit.clean();
+  return save_id;
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,438 @@
+// Torch's rank-local mode: each rank publishes its own metadata, and publish() makes an ordinary
+// checkpoint of them all.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "tilestone/base/log.h"
+#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/unpublished.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/zarr/zarr.h"
+#include "tilestone/storage/fault_storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr const char* kToken = "a run of a test";
+
+SaveOptions rank_local(int rank, const std::string& token = kToken) {
+  SaveOptions options;
+  options.by_files = ByFiles{rank, kRanks, token};
+  options.by_files->wait = false;
+  options.by_files->torch_rank_local = true;
+  options.timeout = 20;
+  options.threads = 1;
+  return options;
+}
+
+// Row `rank` of "w"; "p", which every rank has; "e", of which only the first rank has elements; two
+// objects, one of which is each rank's own.
+StateDict state_of(int rank, int64_t first, int64_t first_of_p = 0) {
+  StateDict state;
+  state["w"] = ShardedTensor::from_rank_offsets(
+      "w", counting(DType::kFloat32, {1, 8}, first + 8 * rank), {{0, rank, kRanks}});
+  state["p"] = counting(DType::kInt64, {3}, first + first_of_p);
+  state["step"] = Value(first);
+  state["of rank " + std::to_string(rank)] = Value(int64_t{rank});
+  return state;
+}
+
+// Of a save that is not rank-local, by one rank.
+StateDict other_state() {
+  StateDict state;
+  state["step"] = Value(int64_t{5});
+  return state;
+}
+
+void save_rank(const std::shared_ptr<Storage>& storage, int rank, int64_t first = 3) {
+  save(state_of(rank, first), Location(storage), rank_local(rank));
+}
+
+std::shared_ptr<Storage> saved(int64_t first = 3) {
+  auto storage = memory_storage();
+  for (int rank = 0; rank < kRanks; ++rank) save_rank(storage, rank, first);
+  return storage;
+}
+
+// As another writer leaves it, or a copy without hidden files.
+std::shared_ptr<Storage> saved_without_hidden_files() {
+  FileImage image = memory_image(*saved());
+  std::erase_if(image, [](const auto& file) { return file.first.starts_with(".tilestone"); });
+  return memory_storage(image);
+}
+
+bool has(const std::shared_ptr<Storage>& storage, const std::string& name) {
+  return storage->stat(name).has_value();
+}
+
+void expect_state(const std::shared_ptr<Storage>& storage, int64_t first = 3) {
+  const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+  EXPECT_EQ(elements(checkpoint.read("w")), elements(counting(DType::kFloat32, {3, 8}, first)));
+  EXPECT_EQ(elements(checkpoint.read("p")), elements(counting(DType::kInt64, {3}, first)));
+  EXPECT_EQ(checkpoint.read_object("step"), Value(first));
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(checkpoint.read_object("of rank " + std::to_string(rank)), Value(rank));
+  }
+  EXPECT_TRUE(checkpoint.verify().ok());
+}
+
+void expect_ordinary(const std::shared_ptr<Storage>& storage, int64_t first = 3) {
+  expect_state(storage, first);
+  const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+  const Metadata& metadata = checkpoint.metadata();
+  EXPECT_FALSE(metadata.rank_local);
+  EXPECT_EQ(metadata.find_tensor("p")->chunks.size(), 1u);
+  EXPECT_EQ(metadata.copies.size(), static_cast<size_t>(kRanks - 1));  // of "p"
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_FALSE(has(storage, "__" + std::to_string(rank) + ".metadata"));
+  }
+  EXPECT_FALSE(has(storage, ".tilestone/replaced"));
+  EXPECT_TRUE(find_unpublished(Location(storage)).empty());
+  EXPECT_TRUE(find_leftovers(Location(storage)).empty());
+}
+
+template <typename Body>
+std::string text_of(ErrorCode code, const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+void expect_part(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+TEST(RankLocalSave, ARanksMetadataStandsOnceItHasWrittenAndReadersNameTheRanksThatAreMissing) {
+  const auto storage = memory_storage();
+  const Location location(storage);
+  EXPECT_FALSE(save(state_of(1, 3), location, rank_local(1)).published);
+  EXPECT_TRUE(has(storage, "__1.metadata"));
+  EXPECT_FALSE(has(storage, "__0.metadata"));
+  const auto open = [&] { Checkpoint::open(location); };
+  expect_part(text_of(ErrorCode::kNotFound, open), "ranks 0 and 2 of 3 have not written");
+  EXPECT_FALSE(save(state_of(0, 3), location, rank_local(0)).published);
+  expect_part(text_of(ErrorCode::kNotFound, open), "rank 2 of 3 have not written");
+  EXPECT_TRUE(find_leftovers(location).empty());
+  LoadOptions own;
+  own.own_rank = 0;
+  expect_part(text_of(ErrorCode::kNotFound, [&] { load(state_of(0, 0), location, own); }),
+              "rank 2 of 3");
+  EXPECT_EQ(find_unpublished(location).front().missing, std::vector<int>{2});
+  expect_part(text_of(ErrorCode::kRankFailed, [&] { publish(location); }), "rank 2");
+  SaveOptions last = rank_local(2);
+  last.by_files->wait = true;
+  EXPECT_TRUE(save(state_of(2, 3), location, last).published);
+  expect_state(storage);
+  EXPECT_TRUE(Checkpoint::open(location).metadata().rank_local);
+  EXPECT_FALSE(has(storage, ".metadata"));
+  // Once more: nothing is left to do, and nothing of it is a leftover.
+  EXPECT_EQ(save(state_of(1, 3), location, rank_local(1)).bytes_written, 0u);
+  EXPECT_TRUE(find_leftovers(location).empty());
+}
+
+TEST(RankLocalSave, PublishingMakesItOrdinaryWithReplicasNamedOnce) {
+  const auto storage = saved();
+  const std::string id = Checkpoint::open(Location(storage)).metadata().save_id;
+  EXPECT_EQ(publish(Location(storage)), id);
+  expect_ordinary(storage);
+}
+
+TEST(RankLocalSave, WhatHasNoHiddenFilesIsReadOnceAndPublishedUnderANewId) {
+  const auto storage = saved_without_hidden_files();
+  expect_state(storage);
+  const std::string old = Checkpoint::open(Location(storage)).metadata().save_id;
+  EXPECT_NE(publish(Location(storage)), old);
+  expect_ordinary(storage);
+  EXPECT_NE(Checkpoint::open(Location(storage)).metadata().copies.front().at.checksums,
+            std::nullopt);
+  expect_part(text_of(ErrorCode::kNotFound, [&] { publish(Location(storage)); }),
+              "no unpublished save");
+}
+
+TEST(RankLocalSave, ADataFileOfARankWithoutMetadataIsNeverLeftOut) {
+  const auto storage = saved_without_hidden_files();
+  storage->remove("__2.metadata");
+  const auto open = [&] { Checkpoint::open(Location(storage)); };
+  expect_part(text_of(ErrorCode::kCorrupt, open), "a data file of rank 2 and no metadata");
+  expect_part(text_of(ErrorCode::kCorrupt, [&] { publish(Location(storage)); }), "rank 2");
+}
+
+TEST(RankLocalSave, ADamagedDataFileIsFoundWhenItIsPublishedAndTheDirectoryStaysAsItWas) {
+  const auto intact = saved_without_hidden_files();
+  FileImage image = memory_image(*intact);
+  const Checkpoint checkpoint = Checkpoint::open(Location(intact));
+  const StoredTensor& tensor = *checkpoint.metadata().find_tensor("w");
+  const StoredChunk& chunk = tensor.chunks[1];
+  Bytes& file = image.at(checkpoint.metadata().files[chunk.at.file]);
+  const auto at = static_cast<size_t>(chunk.at.offset);
+  // The first of the elements 11.0, 12.0, ... of row 1.
+  const float wanted = 11;
+  const ByteView first = as_bytes(std::string_view(reinterpret_cast<const char*>(&wanted), 4));
+  const auto found = std::search(file.begin() + static_cast<std::ptrdiff_t>(at), file.end(),
+                                 first.begin(), first.end());
+  ASSERT_NE(found, file.end());
+  *found ^= std::byte{1};
+  const auto storage = memory_storage(image);
+  expect_part(text_of(ErrorCode::kCorrupt, [&] { publish(Location(storage)); }), "key w");
+  EXPECT_TRUE(Checkpoint::open(Location(storage)).metadata().rank_local);
+  EXPECT_FALSE(has(storage, ".metadata"));
+}
+
+TEST(RankLocalSave, ReplicasThatDifferCantBePublishedAndAreNamed) {
+  for (const bool hidden : {true, false}) {
+    auto storage = memory_storage();
+    for (int rank = 0; rank < kRanks; ++rank) {
+      save(state_of(rank, 3, rank == 1 ? 9 : 0), Location(storage), rank_local(rank));
+    }
+    if (!hidden) {
+      FileImage image = memory_image(*storage);
+      std::erase_if(image, [](const auto& file) { return file.first.starts_with(".tilestone"); });
+      storage = memory_storage(image);
+    }
+    expect_part(text_of(ErrorCode::kMismatch, [&] { publish(Location(storage)); }), "key p");
+    EXPECT_TRUE(Checkpoint::open(Location(storage)).metadata().rank_local);
+  }
+}
+
+TEST(RankLocalSave, ADirectoryNeverHoldsBothKinds) {
+  const auto refused = [](const std::shared_ptr<Storage>& storage, const SaveOptions& options) {
+    const auto before = memory_image(*storage);
+    text_of(ErrorCode::kAlreadyExists, [&] { save(state_of(0, 9), Location(storage), options); });
+    EXPECT_EQ(memory_image(*storage), before);
+  };
+  const auto ordinary = memory_storage();
+  save(other_state(), Location(ordinary));
+  refused(ordinary, rank_local(0));
+  SaveOptions by_files = rank_local(0, "another run of it");
+  by_files.by_files->torch_rank_local = false;
+  refused(saved(), by_files);
+  refused(saved(), rank_local(0, "another run of it"));
+  // Beside a save that is not published yet, before that has any metadata.
+  const auto begun = memory_storage();
+  save(state_of(0, 3), Location(begun), by_files);
+  refused(begun, rank_local(0));
+  // An index that appears between a rank's coming and its own metadata.
+  const auto late = memory_storage();
+  save_rank(late, 0);
+  late->publish(".metadata", "x", read_file(*ordinary, ".metadata", UINT64_MAX), false,
+                Deadline::never());
+  text_of(ErrorCode::kAlreadyExists, [&] { save_rank(late, 1); });
+  EXPECT_FALSE(has(late, "__1.metadata"));
+}
+
+TEST(RankLocalSave, RanksOfTwoSavesAndOtherModesAreToldApart) {
+  const auto storage = memory_storage();
+  save_rank(storage, 0);
+  SaveOptions plain = rank_local(1);
+  plain.by_files->torch_rank_local = false;
+  expect_part(
+      text_of(ErrorCode::kMismatch, [&] { save(state_of(1, 3), Location(storage), plain); }),
+      "torch_rank_local");
+  SaveOptions zarr = rank_local(0);
+  zarr.format = zarr_format();
+  text_of(ErrorCode::kUnsupported, [&] { save(state_of(0, 3), Location(memory_storage()), zarr); });
+  // Metadata of ranks of two saves in one directory.
+  FileImage image = memory_image(*saved_without_hidden_files());
+  const auto other = memory_storage();
+  save(state_of(1, 3), Location(other), rank_local(1, "another run of it"));
+  for (auto& [name, bytes] : memory_image(*other)) {
+    if (!name.starts_with(".tilestone")) image[name] = bytes;
+  }
+  expect_part(
+      text_of(ErrorCode::kCorrupt, [&] { Checkpoint::open(Location(memory_storage(image))); }),
+      "of different saves");
+}
+
+TEST(RankLocalSave, AnOverwritingSaveReplacesOneOfWhichARankIsDamaged) {
+  FileImage image = memory_image(*saved_without_hidden_files());
+  image.at("__1.metadata").resize(10);
+  const auto storage = memory_storage(image);
+  text_of(ErrorCode::kCorrupt, [&] { Checkpoint::open(Location(storage)); });
+  set_log_level(LogLevel::kError);
+  SaveOptions over;
+  over.overwrite = true;
+  save(other_state(), Location(storage), over);
+  set_log_level(LogLevel::kWarning);
+  EXPECT_FALSE(has(storage, "__0.metadata") || has(storage, "__1.metadata"));
+  EXPECT_EQ(Checkpoint::open(Location(storage)).read_object("step"), Value(int64_t{5}));
+}
+
+TEST(RankLocalSave, AnAbandonedOneTakesItsMetadataBackAndGcTheRest) {
+  const auto storage = memory_storage();
+  save_rank(storage, 0);
+  save_rank(storage, 2);
+  AbandonOptions at_once;
+  at_once.period = 0;
+  const std::string id = abandon(Location(storage), at_once);
+  EXPECT_FALSE(has(storage, "__0.metadata"));
+  EXPECT_FALSE(remove_leftovers(Location(storage)).empty());
+  for (const std::string& name : storage->list()) {
+    EXPECT_TRUE(name == ".tilestone/" + id + ".outcome" || name == ".tilestone/lock") << name;
+  }
+  text_of(ErrorCode::kRankFailed, [&] { save_rank(storage, 1); });
+  save(other_state(), Location(storage));
+}
+
+// ---- Loads of one rank
+
+// The names of the metadata files that a load reads.
+template <typename Body>
+std::set<std::string> metadata_read(const std::shared_ptr<Storage>& storage, const Body& body) {
+  std::set<std::string> names;
+  const auto disk = FaultDisk::create(storage, [&](const StorageCall& call) {
+    if (call.op == StorageOp::kOpen && call.name.ends_with(".metadata")) names.emplace(call.name);
+    return FaultAction::pass();
+  });
+  body(Location(disk->storage(0)));
+  return names;
+}
+
+TEST(RankLocalLoad, ARankReadsItsOwnMetadataIfAllThatItWantsIsThereElseEverybodys) {
+  const auto storage = saved();
+  LoadOptions own;
+  own.own_rank = 1;
+  const auto wanted = [](int rank) {
+    StateDict state = state_of(rank, 0);
+    return state;
+  };
+  EXPECT_EQ(metadata_read(storage,
+                          [&](const Location& location) {
+                            const StateDict loaded = load(wanted(1), location, own);
+                            EXPECT_EQ(loaded.get<Value>("step"), Value(int64_t{3}));
+                          }),
+            std::set<std::string>{"__1.metadata"});
+  const std::set<std::string> all = {"__0.metadata", "__1.metadata", "__2.metadata"};
+  // Another rank's row, then another rank's object.
+  EXPECT_EQ(
+      metadata_read(storage, [&](const Location& location) { load(wanted(2), location, own); }),
+      all);
+  StateDict whole;
+  whole["w"] = counting(DType::kFloat32, {3, 8});
+  EXPECT_EQ(metadata_read(storage,
+                          [&](const Location& location) {
+                            StateDict loaded = load(whole, location, own);
+                            EXPECT_EQ(elements(loaded.get<TensorView>("w")),
+                                      elements(counting(DType::kFloat32, {3, 8}, 3)));
+                          }),
+            all);
+  StateDict nowhere;
+  nowhere["nowhere"] = counting(DType::kFloat32, {3});
+  text_of(ErrorCode::kNotFound, [&] { load(nowhere, Location(storage), own); });
+  // The global metadata goes first.
+  publish(Location(storage));
+  EXPECT_EQ(
+      metadata_read(storage, [&](const Location& location) { load(wanted(1), location, own); }),
+      std::set<std::string>{".metadata"});
+}
+
+TEST(RankLocalLoad, ARankGetsItsOwnOfAnObjectThatDiffersFromRankToRank) {
+  const auto storage = memory_storage();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    StateDict state = state_of(rank, 3);
+    state["step"] = Value(int64_t{100 + rank});
+    save(state, Location(storage), rank_local(rank));
+  }
+  LoadOptions own;
+  own.own_rank = 2;
+  StateDict wanted;
+  wanted["step"] = Value(int64_t{0});
+  EXPECT_EQ(load(wanted, Location(storage), own).get<Value>("step"), Value(int64_t{102}));
+  EXPECT_EQ(load(wanted, Location(storage)).get<Value>("step"), Value(int64_t{100}));
+}
+
+// ---- Crashes
+
+// What stands after a crash while it was published: the same values, and it can still be published.
+void expect_recovery(const FileImage& image) {
+  const auto storage = memory_storage(image);
+  expect_state(storage);
+  const auto cleaned = memory_storage(image);
+  remove_leftovers(Location(cleaned));
+  expect_state(cleaned);
+  try {
+    publish(Location(storage));
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();  // it was published
+  }
+  expect_state(storage);
+  remove_leftovers(Location(storage));
+  expect_ordinary(storage);
+}
+
+void publish_with_crashes(const std::shared_ptr<Storage>& before) {
+  const FileImage image = memory_image(*before);
+  const auto counted = FaultDisk::create(memory_storage(image));
+  publish(Location(counted->storage(0)));
+  for (uint64_t at = 0; at < counted->calls(); ++at) {
+    for (const bool after : {false, true}) {
+      const auto disk = FaultDisk::create(memory_storage(image), [&](const StorageCall& call) {
+        if (call.index != at) return FaultAction::pass();
+        return after ? FaultAction::crash_after() : FaultAction::crash();
+      });
+      try {
+        publish(Location(disk->storage(0)));  // what comes after the switch does not throw
+      } catch (const Error&) {
+      }
+      const auto survival = kAllSurvivals[(2 * at + (after ? 1 : 0)) % std::size(kAllSurvivals)];
+      SCOPED_TRACE("call " + std::to_string(at) + (after ? " after, " : " before, ") +
+                   std::string(to_string(survival)));
+      expect_recovery(disk->surviving_image(survival, at));
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(RankLocalCrashes, PublishingLeavesOneKindOrTheOtherAndCanBeCompleted) {
+  set_log_level(LogLevel::kError);
+  publish_with_crashes(saved());
+  publish_with_crashes(saved_without_hidden_files());
+  set_log_level(LogLevel::kWarning);
+}
+
+TEST(RankLocalCrashes, ARankThatDiesAtAnyCallOfItsSaveCompletesItWhenItComesAgain) {
+  set_log_level(LogLevel::kError);
+  const auto save_all = [](const std::function<std::shared_ptr<Storage>(int)>& storage) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      try {
+        save_rank(storage(rank), rank);
+      } catch (const Error&) {
+      }
+    }
+  };
+  const auto counted = FaultDisk::create(memory_storage());
+  save_all([&](int rank) { return counted->storage(rank); });
+  for (uint64_t at = 0; at < counted->calls(); ++at) {
+    const auto disk = FaultDisk::create(memory_storage(), [&](const StorageCall& call) {
+      return call.index == at ? FaultAction::crash_after() : FaultAction::pass();
+    });
+    save_all([&](int rank) { return disk->storage(rank); });
+    const auto survival = kAllSurvivals[at % std::size(kAllSurvivals)];
+    SCOPED_TRACE("call " + std::to_string(at) + ", " + std::string(to_string(survival)));
+    const auto storage = memory_storage(disk->surviving_image(survival, at));
+    try {
+      Checkpoint::open(Location(storage));
+      expect_state(storage);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
+    }
+    save_all([&](int) { return storage; });
+    expect_state(storage);
+    publish(Location(storage));
+    remove_leftovers(Location(storage));  // of the rank's first life
+    expect_ordinary(storage);
+    if (::testing::Test::HasFailure()) return;
+  }
+  set_log_level(LogLevel::kWarning);
+}
+
+}  // namespace
+}  // namespace tilestone
