@@ -111,7 +111,7 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
                       const std::optional<std::string>& not_requested,
                       const std::string& other_shape, bool sharded_only, bool validate_access,
                       double timeout, int threads, uint64_t buffer_bytes, nb::handle progress,
-                      bool objects_by_grid, bool log_report) {
+                      bool objects_by_grid, bool log_report, std::optional<int> own_rank) {
   const Bridge bridge(bridge_object);
   Claims claims;
   LoadRequest request{std::nullopt, location_of(path, follow_links), {}};
@@ -134,6 +134,7 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
   request.options.validate_access = validate_access;
   request.options.objects_by_grid = objects_by_grid;
   request.options.log_report = log_report;
+  request.options.own_rank = own_rank;
   request.options.timeout = timeout;
   request.options.threads = threads;
   request.options.buffer_bytes = buffer_bytes;
@@ -281,7 +282,7 @@ void bind_engine(nb::module_& m) {
            "cast"_a, "verify_checksums"_a, "two_phase"_a, "cache"_a, "not_in_checkpoint"_a,
            "not_requested"_a.none(), "other_shape"_a, "sharded_only"_a, "validate_access"_a,
            "timeout"_a, "threads"_a, "buffer_bytes"_a, "progress"_a.none(),
-           "objects_by_grid"_a = false, "log_report"_a = true);
+           "objects_by_grid"_a = false, "log_report"_a = true, "own_rank"_a.none() = nb::none());
   m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
                 "object, seconds: float) -> SaveResult"));

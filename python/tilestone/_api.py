@@ -335,6 +335,7 @@ def load(
     sharded_only: bool = False,
     validate_access: bool = False,
     report: LoadReport | None = None,
+    own_rank: int | None = None,
     timeout: float | None = _core.DEFAULT_TIMEOUT,
     threads: int = 0,
     buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
@@ -379,6 +380,10 @@ def load(
             main replicas want each element once, as for `save`. The same on every rank.
         report: gets what is reported; its lists are emptied first. Where load_state_dict() of an
             object raises, it has been filled, and so have the arrays.
+        own_rank: load alone, as this rank of the job (0 or more), with no word to the others;
+            `group` and `comm` are not given then. Of a rank-local checkpoint (torch's
+            use_collectives=False) this rank reads its own metadata if all that it wants stands
+            there, as it wrote it itself, and all ranks' otherwise. The others need not call.
         cast: convert from the stored dtype where it differs from the wanted one, as torch's
             .to() does (what is too large for float8_e4m3fn becomes its largest number).
         allow_classes: names ("argparse.Namespace") of classes of which objects may be made.
@@ -421,7 +426,10 @@ def load(
         CorruptError, UnsafeError: the files are damaged, or look like an attack.
         StorageError, TimeoutError, RankFailedError: it could not be read.
     """
-    comm = _communicator(group, comm)
+    alone = None if own_rank is None else _options.whole("own_rank", own_rank)
+    if alone is not None and (group is not None or comm is not None):
+        raise InvalidArgumentError("own_rank loads alone: give neither group nor comm with it")
+    comm = _communicator(group, comm) if alone is None else _core.solo()
     where: Any = wanted if path is None else path
     place = b"" if isinstance(where, Mapping) else _options.place(where)
     result: dict[Any, Any] = {}
@@ -462,6 +470,7 @@ def load(
                 until_the_end.enter_context(shown),
                 objects_by_grid=isinstance(wanted, Prepared) and wanted.objects_by_grid,
                 log_report=not isinstance(wanted, Prepared) or wanted.log_report,
+                own_rank=alone,
             )
 
         def take(
