@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "tilestone/base/checked.h"
 #include "tilestone/geometry/coverage.h"
@@ -89,8 +90,10 @@ std::vector<Box> rest_of(const Box& box, std::span<const Box> others) {
 
 }  // namespace
 
-StripeOwners::StripeOwners(const Metadata& metadata, int world)
-    : ends_(metadata.files.size(), 0), world_(static_cast<uint64_t>(world)) {
+StripeOwners::StripeOwners(const Metadata& metadata, int world, std::vector<int> file_owners)
+    : file_owners_(std::move(file_owners)),
+      ends_(metadata.files.size(), 0),
+      world_(static_cast<uint64_t>(world)) {
   uint64_t total = 0;
   for (const StoredTensor& tensor : metadata.tensors) {
     for (const StoredChunk& chunk : tensor.chunks) {
@@ -109,6 +112,7 @@ StripeOwners::StripeOwners(const Metadata& metadata, int world)
 }
 
 int StripeOwners::owner(uint32_t file, uint64_t offset) const {
+  if (!file_owners_.empty() && file_owners_[file] >= 0) return file_owners_[file];
   const uint64_t stripe = firsts_[file] + offset / stripe_bytes_;
   return static_cast<int>((stripe % world_ + mix(stripe / world_) % world_) % world_);
 }

@@ -19,11 +19,13 @@ namespace tilestone {
 
 // Stripes of the files, dealt to the ranks in turn: every run of `world` stripes gives each rank
 // one, and begins with another rank than the run before it, so that what recurs at regular
-// distances (one of each layer's tensors) has no owner of its own.
+// distances (one of each layer's tensors) has no owner of its own. Where files have owners, all
+// stripes of a file are its owner's.
 class StripeOwners {
  public:
-  // world >= 1. Looks at every chunk's place once.
-  StripeOwners(const Metadata& metadata, int world);
+  // world >= 1. Looks at every chunk's place once. file_owners: ranks below `world`, by index into
+  // Metadata::files; a negative one: the file has none. Empty: no file has one.
+  StripeOwners(const Metadata& metadata, int world, std::vector<int> file_owners = {});
 
   // 1 to 8 MiB, smaller where the checkpoint would not give each rank several.
   uint64_t stripe_bytes() const { return stripe_bytes_; }
@@ -31,6 +33,7 @@ class StripeOwners {
   int owner(uint32_t file, uint64_t offset) const;
 
  private:
+  std::vector<int> file_owners_;
   std::vector<uint64_t> ends_;    // of the files: the end of the last chunk, bytes
   std::vector<uint64_t> firsts_;  // number of each file's first stripe
   uint64_t stripe_bytes_ = 0;

@@ -109,7 +109,7 @@ class LocalPlanner {
 // ---- Encoding ----
 
 constexpr uint8_t kPlanVersion = 4;
-constexpr uint8_t kAssignmentVersion = 1;
+constexpr uint8_t kAssignmentVersion = 2;
 
 // Ascending ranks as runs of equal steps: (gap to the run's first, step, count).
 void write_ranks(ByteWriter& out, const std::vector<int>& ranks) {
@@ -289,6 +289,7 @@ Bytes Assignment::encode() const {
   out.u8(kAssignmentVersion);
   write_ascending(out, chunks);
   write_ascending(out, objects);
+  write_ascending(out, copies);
   return std::move(out).take();
 }
 
@@ -298,6 +299,7 @@ Assignment Assignment::decode(ByteView bytes) {
   Assignment assignment;
   assignment.chunks = read_ascending(in);
   assignment.objects = read_ascending(in);
+  assignment.copies = read_ascending(in);
   in.expect_end();
   return assignment;
 }

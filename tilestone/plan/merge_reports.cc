@@ -209,7 +209,7 @@ class Merger {
     std::vector<uint32_t> order(tensor.chunks.size());
     std::iota(order.begin(), order.end(), 0);
     if (numel(tensor.shape) == 0) {
-      if (policy_ == CopyPolicy::kRefuse && order.size() > 1)
+      if (policy_ != CopyPolicy::kAccept && order.size() > 1)
         order.erase(order.begin() + 1, order.end());  // all but the lowest rank's
     } else {
       std::erase_if(order, [&](uint32_t i) { return tensor.chunks[i].box.empty(); });

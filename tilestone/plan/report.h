@@ -74,9 +74,10 @@ uint64_t attribute_bytes(const Attributes& attributes);
 
 // What a merge makes of elements that are there twice.
 enum class CopyPolicy : uint8_t {
-  kRefuse,  // no report may have copies, and no element may be written twice
-  kAccept,  // of chunks with one box the lowest rank's stands; the others, and what the reports
-            // call copies, go to Metadata::copies
+  kRefuse,    // no report may have copies, and no element may be written twice
+  kReported,  // what the reports call copies goes to Metadata::copies; else as kRefuse
+  kAccept,    // of chunks with one box the lowest rank's stands; the others, and what the reports
+              // call copies, go to Metadata::copies
 };
 
 // Checks that the reports are those of one save (all ranks there, one world size and save id), that

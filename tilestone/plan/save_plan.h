@@ -12,6 +12,11 @@
 //    over all ranks, go to the least-loaded rank that lists them, counting what it has so far.
 // Empty boxes are written by nobody, but for tensors without elements, whose lowest lister writes
 // one empty chunk (so that the checkpoint knows the tensor).
+//
+// A *copy* is a chunk once more, in the data file of a rank that holds it and does not own it, so
+// that this rank need not read the owner's file. A rank copies what it holds where the owner is
+// among the ranks that it names (its replicate group); of chunks of unknown holders it learns the
+// owner by exchange alone.
 #pragma once
 
 #include <cstdint>
@@ -75,11 +80,16 @@ LocalSavePlan make_local_plan(const Items& items);
 struct Assignment {
   std::vector<uint32_t> chunks;
   std::vector<uint32_t> objects;
+  std::vector<uint32_t> copies = {};  // chunks that another rank of its group owns
 
   Bytes encode() const;
   static Assignment decode(ByteView bytes);
   friend bool operator==(const Assignment&, const Assignment&) = default;
 };
+
+// The replicate group of `rank`, ascending. Error(kInvalidArgument) naming the rank when it is not
+// one of the group, or one of the group is outside the world or is named twice.
+std::vector<int> checked_group(int rank, int world_size, std::vector<int> group);
 
 // Collects every rank's plan, in any order, and assigns. Keeps its own compact copy of what it
 // needs: 24 bytes for each chunk of each rank, as vectors grow up to twice that. Time n log n in
@@ -94,6 +104,9 @@ class SavePlanner {
   void add(int rank, const LocalSavePlan& plan);
   // The same from the plan's encoding, in a third of the time; Error(kCorrupt).
   void add_encoded(int rank, ByteView bytes);
+  // The ranks whose chunks `rank` copies where it holds them too; without this it copies nothing.
+  // Errors: checked_group()'s.
+  void set_group(int rank, const std::vector<int>& group);
 
   // Validates over all ranks and assigns; called once. Throws, naming key, box and both ranks:
   //  kMismatch - two ranks disagree on a key's dtype or global shape, or on tensor versus object;
@@ -121,7 +134,13 @@ Assignment plan_save_alone(const LocalSavePlan& plan);
 // What `rank` writes, by rule: chunks with known holders balanced among them, others by the main
 // replica, common objects by rank 0, other objects by their main replica. Costs nothing that
 // grows with the world's size. Validation over ranks is left to the commit (it sees all reports).
+// group: the ranks whose chunks it copies, ascending; empty: it copies nothing.
 // Error(kInvalidArgument) when a chunk's holders do not include `rank`.
-Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank);
+Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank, std::span<const int> group = {});
+
+// Leaves as many of a rank's copies as max_bytes allow, in order of size, the smallest first: each
+// copy saves one read of another rank's file, so this saves the most reads. Of equal ones those of
+// the lower key, then box. Returns the bytes of what is left.
+uint64_t limit_copies(const LocalSavePlan& plan, uint64_t max_bytes, Assignment& assignment);
 
 }  // namespace tilestone

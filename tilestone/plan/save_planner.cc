@@ -86,6 +86,7 @@ struct SavePlanner::State final : PlanSink {
   void assign_empty();
   void assign_objects();
   void give(const Listing& listing, uint64_t bytes);
+  void note_copies(std::span<const Listing> group, uint32_t owner);
   void make_room_for_owned();
   void set_owned(uint32_t owner, uint32_t index);
   std::vector<uint32_t> chunks_of(uint32_t owner) const;
@@ -100,6 +101,7 @@ struct SavePlanner::State final : PlanSink {
   std::vector<std::vector<uint32_t>> chunk_holders;
   std::unordered_map<std::string, Object> objects;
   std::optional<Error> first_problem;
+  std::map<uint32_t, std::vector<int>> groups;  // by rank: whose chunks it copies, ascending
 
   // Of finish(). Owned chunks are bits, so that all ranks' fit a cache: 64 a word, by rank.
   std::vector<uint64_t> owned;
@@ -258,6 +260,19 @@ void SavePlanner::State::give(const Listing& listing, uint64_t bytes) {
   set_owned(listing.rank, listing.index);
 }
 
+// Those who list a chunk and copy what its owner writes.
+void SavePlanner::State::note_copies(std::span<const Listing> group, uint32_t owner) {
+  if (groups.empty()) return;
+  for (const Listing& listing : group) {
+    if (listing.rank == owner) continue;
+    const auto found = groups.find(listing.rank);
+    if (found == groups.end()) continue;
+    const std::vector<int>& ranks = found->second;
+    if (!std::binary_search(ranks.begin(), ranks.end(), static_cast<int>(owner))) continue;
+    assignments[listing.rank].copies.push_back(listing.index);
+  }
+}
+
 void SavePlanner::State::make_room_for_owned() {
   size_t words = 0;
   for (size_t r = 0; r < owned_begin.size(); ++r) {
@@ -377,6 +392,7 @@ void SavePlanner::State::assign_by_rule() {
         group.begin(), group.end(), owner,
         [](const Listing& candidate, uint32_t wanted) { return candidate.rank < wanted; });
     give(*listing, w.bytes);
+    note_copies(group, owner);
   }
 }
 
@@ -384,10 +400,11 @@ void SavePlanner::State::assign_shared() {
   for (const Waiting& w : waiting) {
     if (w.holders != PlanChunk::kUnknown) continue;
     const std::span<const Listing> group = tensors[w.tensor].group(w.begin);
-    give(*std::min_element(
-             group.begin(), group.end(),
-             [&](const Listing& a, const Listing& b) { return load[a.rank] < load[b.rank]; }),
-         w.bytes);
+    const Listing& least = *std::min_element(
+        group.begin(), group.end(),
+        [&](const Listing& a, const Listing& b) { return load[a.rank] < load[b.rank]; });
+    give(least, w.bytes);
+    note_copies(group, least.rank);
   }
 }
 
@@ -461,6 +478,11 @@ void SavePlanner::add_encoded(int rank, ByteView bytes) {
   end();
 }
 
+void SavePlanner::set_group(int rank, const std::vector<int>& group) {
+  const auto world = static_cast<int>(state_->added.size());
+  state_->groups[static_cast<uint32_t>(rank)] = checked_group(rank, world, group);
+}
+
 std::vector<Assignment> SavePlanner::finish() {
   State& state = *state_;
   state.check_all_added();
@@ -478,6 +500,7 @@ std::vector<Assignment> SavePlanner::finish() {
     Assignment& mine = state.assignments[r];
     mine.chunks = state.chunks_of(r);
     std::sort(mine.objects.begin(), mine.objects.end());
+    std::sort(mine.copies.begin(), mine.copies.end());
   }
   return std::move(state.assignments);
 }

@@ -12,14 +12,14 @@ uint64_t bytes_of(const LocalSavePlan& plan, const PlanChunk& chunk) {
   return static_cast<uint64_t>(chunk.box.numel()) * itemsize(plan.tensors[chunk.tensor].dtype);
 }
 
-// The chunks of one set of holders, largest first.
-void sort_set(const LocalSavePlan& plan, std::vector<uint32_t>& chunks) {
+// By size, then by key and box.
+void sort_chunks(const LocalSavePlan& plan, bool largest_first, std::vector<uint32_t>& chunks) {
   std::sort(chunks.begin(), chunks.end(), [&](uint32_t i, uint32_t j) {
     const PlanChunk& a = plan.chunks[i];
     const PlanChunk& b = plan.chunks[j];
     const uint64_t x = bytes_of(plan, a);
     const uint64_t y = bytes_of(plan, b);
-    if (x != y) return x > y;
+    if (x != y) return largest_first ? x > y : x < y;
     if (a.tensor != b.tensor) return plan.tensors[a.tensor].key < plan.tensors[b.tensor].key;
     return a.box < b.box;
   });
@@ -56,6 +56,24 @@ bool is_simple(const LocalSavePlan& plan) {
 
 }  // namespace
 
+std::vector<int> checked_group(int rank, int world_size, std::vector<int> group) {
+  std::sort(group.begin(), group.end());
+  const auto refuse = [&](const std::string& problem) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "the replicate_group of rank " + std::to_string(rank) + " " + problem)
+        .with_rank(rank);
+  };
+  if (!std::binary_search(group.begin(), group.end(), rank)) refuse("does not include it");
+  const auto twice = std::adjacent_find(group.begin(), group.end());
+  if (twice != group.end()) refuse("names rank " + std::to_string(*twice) + " twice");
+  for (const int outside : {group.front(), group.back()}) {
+    if (outside >= 0 && outside < world_size) continue;
+    refuse("names rank " + std::to_string(outside) + ", which is outside a world of " +
+           std::to_string(world_size) + " ranks");
+  }
+  return group;
+}
+
 Assignment plan_save_alone(const LocalSavePlan& plan) {
   if (!is_simple(plan)) return plan_save({&plan, 1}).front();
   Assignment all;
@@ -66,7 +84,7 @@ Assignment plan_save_alone(const LocalSavePlan& plan) {
   return all;
 }
 
-Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank) {
+Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank, std::span<const int> group) {
   Assignment mine;
   std::vector<std::vector<uint32_t>> by_set(plan.holder_sets.size());
   std::vector<bool> empty_written(plan.tensors.size(), false);
@@ -86,18 +104,39 @@ Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank) {
   }
   for (size_t s = 0; s < by_set.size(); ++s) {
     if (by_set[s].empty()) continue;
-    sort_set(plan, by_set[s]);
+    sort_chunks(plan, true, by_set[s]);
     HolderBalance balance(plan.holder_sets[s]);
     for (uint32_t i : by_set[s]) {
-      if (balance.give(bytes_of(plan, plan.chunks[i])) == rank) mine.chunks.push_back(i);
+      const int owner = balance.give(bytes_of(plan, plan.chunks[i]));
+      if (owner == rank) {
+        mine.chunks.push_back(i);
+      } else if (std::binary_search(group.begin(), group.end(), owner)) {
+        mine.copies.push_back(i);
+      }
     }
   }
   std::sort(mine.chunks.begin(), mine.chunks.end());
+  std::sort(mine.copies.begin(), mine.copies.end());
   for (uint32_t i = 0; i < plan.objects.size(); ++i) {
     const PlanObject& object = plan.objects[i];
     if (object.common ? rank == 0 : object.main_replica) mine.objects.push_back(i);
   }
   return mine;
+}
+
+uint64_t limit_copies(const LocalSavePlan& plan, uint64_t max_bytes, Assignment& assignment) {
+  std::vector<uint32_t>& copies = assignment.copies;
+  sort_chunks(plan, false, copies);
+  uint64_t bytes = 0;
+  size_t kept = 0;
+  for (; kept < copies.size(); ++kept) {
+    const uint64_t next = bytes_of(plan, plan.chunks.at(copies[kept]));
+    if (next > max_bytes - bytes) break;  // so are those behind it
+    bytes += next;
+  }
+  copies.resize(kept);
+  std::sort(copies.begin(), copies.end());
+  return bytes;
 }
 
 }  // namespace tilestone

@@ -78,6 +78,22 @@ const StoredObject* Metadata::find_object(std::string_view key) const {
   return find_in(objects, key);
 }
 
+std::span<const StoredCopy> Metadata::copies_of(uint32_t tensor, uint32_t chunk) const {
+  struct ByChunk {
+    using Place = std::pair<uint32_t, uint32_t>;
+    static Place of(const StoredCopy& copy) { return {copy.tensor, copy.chunk}; }
+    bool operator()(const StoredCopy& copy, const Place& place) const { return of(copy) < place; }
+    bool operator()(const Place& place, const StoredCopy& copy) const { return place < of(copy); }
+  };
+  const auto [begin, end] =
+      std::equal_range(copies.begin(), copies.end(), std::pair(tensor, chunk), ByChunk());
+  return {begin, end};
+}
+
+const ItemLocation& Metadata::place(uint32_t tensor, uint32_t chunk, uint32_t copy) const {
+  return copy == kNoCopy ? tensors[tensor].chunks[chunk].at : copies[copy].at;
+}
+
 uint64_t Metadata::tensor_bytes() const {
   uint64_t total = 0;
   for (const StoredTensor& tensor : tensors) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -89,6 +90,9 @@ struct StoredCopy {
   ItemLocation at;
 };
 
+// In the place of an index into Metadata::copies: the chunk's own item.
+inline constexpr uint32_t kNoCopy = ~uint32_t{0};
+
 // Finds the chunks of a tensor by their boxes. Borrows the tensor.
 class ChunksByBox {
  public:
@@ -105,7 +109,7 @@ class Metadata {
   std::vector<std::string> files;     // names relative to the checkpoint
   std::vector<StoredTensor> tensors;  // sorted by key after index()
   std::vector<StoredObject> objects;  // sorted by key after index()
-  // Known from the manifest alone. The format's index names none of them, and a load reads none.
+  // Known from the manifest alone: the format's index names none of them. By tensor, chunk, file.
   std::vector<StoredCopy> copies;
   std::map<std::string, Attributes, std::less<>> attributes;  // by the tensor's key, likewise
   std::string save_id;      // of the writer; "" when there is none
@@ -117,6 +121,10 @@ class Metadata {
   void index();
   const StoredTensor* find_tensor(std::string_view key) const;
   const StoredObject* find_object(std::string_view key) const;
+  // Those of one chunk.
+  std::span<const StoredCopy> copies_of(uint32_t tensor, uint32_t chunk) const;
+  // Of a chunk's item (copy == kNoCopy), or of copies[copy], which is one of it.
+  const ItemLocation& place(uint32_t tensor, uint32_t chunk, uint32_t copy) const;
   uint64_t tensor_bytes() const;  // sum over tensors of their whole size
 };
 

@@ -1,0 +1,195 @@
+// Copies in plans and reports, and from where they are read.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tilestone/base/error_testing.h"
+#include "tilestone/plan/exchange_plan.h"
+#include "tilestone/plan/nearest.h"
+#include "tilestone/plan/report.h"
+#include "tilestone/plan/save_plan.h"
+
+namespace tilestone {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// Replicas of tensors "a", "b", ... with these numbers of float32 on the ranks `holders`, said or
+// not.
+LocalSavePlan replicas(const std::vector<int64_t>& sizes, const std::vector<int>& holders) {
+  Items items;
+  char key = 'a';
+  for (const int64_t size : sizes) {
+    TensorItem item;
+    item.key = std::string(1, key++);
+    item.global_shape = {size};
+    item.holders = holders;
+    item.pieces.push_back({Box::whole({size}), TensorView::without_data(item.dtype, {size})});
+    items.tensors.push_back(std::move(item));
+  }
+  return make_local_plan(items);
+}
+
+std::vector<Assignment> plan_with_groups(const std::vector<LocalSavePlan>& plans,
+                                         const std::vector<std::vector<int>>& groups) {
+  SavePlanner planner(static_cast<int>(plans.size()));
+  for (int rank = 0; rank < static_cast<int>(plans.size()); ++rank) {
+    const auto r = static_cast<size_t>(rank);
+    planner.add(rank, plans[r]);
+    if (!groups[r].empty()) planner.set_group(rank, groups[r]);
+  }
+  return planner.finish();
+}
+
+TEST(CopyPlan, WhatAnotherRankOfTheGroupWritesIsCopiedByRuleAndByExchangeAlike) {
+  // Four ranks hold all; the model-parallel groups are {0, 1} and {2, 3}.
+  const std::vector<std::vector<int>> groups = {{0, 1}, {1, 0}, {2, 3}, {3, 2}};
+  for (const std::vector<int>& holders : {std::vector<int>{0, 1, 2, 3}, std::vector<int>{}}) {
+    const LocalSavePlan plan = replicas({40, 30, 20, 10}, holders);
+    const std::vector<Assignment> planned = plan_with_groups({plan, plan, plan, plan}, groups);
+    for (int rank = 0; rank < 4; ++rank) {
+      const auto r = static_cast<size_t>(rank);
+      // Each writes one, so of the others one is its neighbour's.
+      ASSERT_EQ(planned[r].chunks.size(), 1u);
+      EXPECT_EQ(planned[r].copies, planned[r ^ 1].chunks);
+      if (holders.empty()) continue;
+      const std::vector<int> group = checked_group(rank, 4, groups[r]);
+      EXPECT_EQ(plan_save_by_rule(plan, rank, group), planned[r]);
+      EXPECT_THAT(plan_save_by_rule(plan, rank).copies, IsEmpty());
+    }
+    const std::vector<Assignment> one =
+        plan_with_groups({plan, plan, plan, plan}, {{}, {1, 3}, {}, {}});
+    EXPECT_EQ(one[1].copies, one[3].chunks);
+    EXPECT_THAT(one[0].copies, IsEmpty());
+    EXPECT_THAT(one[3].copies, IsEmpty());
+  }
+}
+
+TEST(CopyPlan, TheSmallestAreKeptWithinTheBudget) {
+  const LocalSavePlan plan = replicas({4, 2, 3, 2, 1}, {});
+  const auto limited = [&](uint64_t max_bytes, uint64_t bytes) {
+    Assignment assignment;
+    assignment.copies = {0, 1, 2, 3, 4};
+    EXPECT_EQ(limit_copies(plan, max_bytes, assignment), bytes);
+    return assignment.copies;
+  };
+  EXPECT_THAT(limited(0, 0), IsEmpty());
+  EXPECT_THAT(limited(4, 4), ElementsAre(4));
+  EXPECT_THAT(limited(19, 12), ElementsAre(1, 4));
+  EXPECT_THAT(limited(20, 20), ElementsAre(1, 3, 4));
+  EXPECT_THAT(limited(UINT64_MAX, 48), ElementsAre(0, 1, 2, 3, 4));
+}
+
+TEST(CopyPlan, AGroupIsOfRanksOfTheWorldWithTheOwnOneEachOnce) {
+  EXPECT_THAT(checked_group(2, 4, {3, 2, 0}), ElementsAre(0, 2, 3));
+  const auto refused = [](int rank, std::vector<int> group) {
+    const Error error = error_of([&] { checked_group(rank, 4, std::move(group)); });
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_EQ(error.rank(), rank);
+    return error.message();
+  };
+  EXPECT_THAT(refused(1, {0, 2}), HasSubstr("does not include it"));
+  EXPECT_THAT(refused(1, {0, 1, 0}), HasSubstr("names rank 0 twice"));
+  EXPECT_THAT(refused(1, {1, 4}), HasSubstr("names rank 4, which is outside a world of 4 ranks"));
+  EXPECT_THAT(refused(1, {-1, 1}), HasSubstr("names rank -1"));
+}
+
+TEST(CopyPlan, AnAssignmentComesBackWithItsCopies) {
+  const Assignment assignment{{0, 2}, {1}, {1, 5}};
+  EXPECT_EQ(Assignment::decode(assignment.encode()), assignment);
+}
+
+RankReport report_of(int rank, bool copies) {
+  RankReport report;
+  report.rank = rank;
+  report.world_size = 2;
+  report.save_id = "0123456789abcdef";
+  report.files = {{"file-" + std::to_string(rank), 100}};
+  report.tensors = {{"w", {}, DType::kFloat32, {4}}};
+  const RankReport::Chunk chunk{0, Box::whole({4}), {0, 0, 100, {0, 7, 8}}};
+  (copies ? report.copies : report.chunks).push_back(chunk);
+  return report;
+}
+
+TEST(CopyPlan, ReportedCopiesAreNoExcuseForAnElementWrittenTwice) {
+  EXPECT_EQ(
+      merge_reports({report_of(0, false), report_of(1, true)}, CopyPolicy::kReported).copies.size(),
+      1u);
+  const Error error = error_of(
+      [] { merge_reports({report_of(0, false), report_of(1, false)}, CopyPolicy::kReported); });
+  EXPECT_EQ(error.code(), ErrorCode::kCoverage);
+  EXPECT_EQ(error.key(), "w");
+}
+
+// One tensor of one chunk in each of the files 0, 1 and 2, each with a copy in the two others.
+struct Stored {
+  Metadata metadata;
+  std::vector<FileWriter> writers = {{0, "host-a"}, {1, "host-a"}, {2, "host-b"}};
+
+  Stored() {
+    metadata.files = {"0", "1", "2"};
+    for (uint32_t t = 0; t < 3; ++t) {
+      StoredTensor tensor;
+      tensor.key = std::to_string(t);
+      tensor.shape = {4};
+      tensor.chunks.push_back({Box::whole({4}), {t}});
+      metadata.tensors.push_back(std::move(tensor));
+      for (uint32_t file = 0; file < 3; ++file) {
+        if (file != t) metadata.copies.push_back({t, 0, {file}});
+      }
+    }
+    metadata.index();
+  }
+
+  std::vector<uint32_t> files_read(int rank, bool same_world, const std::string& host,
+                                   int times = 1) const {
+    Nearest nearest(metadata, writers, rank, same_world, host);
+    std::vector<uint32_t> files;
+    for (int i = 0; i < times; ++i) {
+      for (uint32_t t = 0; t < 3; ++t) {
+        files.push_back(metadata.place(t, 0, nearest.choose(t, 0, 16)).file);
+      }
+    }
+    return files;
+  }
+};
+
+TEST(Nearest, TheOwnFileGoesFirstThenTheHostsThenTheOneThatIsReadLeast) {
+  const Stored stored;
+  EXPECT_THAT(stored.files_read(1, true, "host-b"), ElementsAre(1, 1, 1));
+  EXPECT_THAT(stored.files_read(1, false, "host-b"), ElementsAre(2, 2, 2));
+  for (const uint32_t file : stored.files_read(3, false, "host-a", 4)) EXPECT_NE(file, 2u);
+  for (int rank = 0; rank < 4; ++rank) {
+    std::vector<int> reads(3, 0);
+    for (const uint32_t file : stored.files_read(rank, false, "host-c", 4)) ++reads[file];
+    EXPECT_THAT(reads, ElementsAre(4, 4, 4)) << rank;
+  }
+  EXPECT_NE(stored.files_read(0, false, ""), stored.files_read(1, false, ""));
+}
+
+TEST(Nearest, AFileThatIsARanksOwnIsReadForOthersByThisRankAlone) {
+  Stored stored;
+  for (StoredTensor& tensor : stored.metadata.tensors) tensor.chunks[0].at.length = 64u << 20;
+  const StripeOwners owners(stored.metadata, 3, {2, FileWriter::kUnknown, 0});
+  std::set<int> of_unknown;
+  for (uint64_t offset = 0; offset < (64u << 20); offset += 1u << 20) {
+    EXPECT_EQ(owners.owner(0, offset), 2);
+    EXPECT_EQ(owners.owner(2, offset), 0);
+    of_unknown.insert(owners.owner(1, offset));
+  }
+  EXPECT_EQ(of_unknown.size(), 3u);
+}
+
+TEST(Nearest, AnOwnCopyIsOneOfAChunkInAnothersFile) {
+  const Stored stored;
+  const Nearest nearest(stored.metadata, stored.writers, 1, true, "");
+  EXPECT_EQ(nearest.own_copy(1, 0), kNoCopy);  // its own item is there
+  EXPECT_EQ(stored.metadata.place(0, 0, nearest.own_copy(0, 0)).file, 1u);
+  EXPECT_EQ(Nearest(stored.metadata, stored.writers, 1, false, "").own_copy(0, 0), kNoCopy);
+}
+
+}  // namespace
+}  // namespace tilestone
