@@ -18,6 +18,7 @@
 #include "tilestone/engine/commit/removal.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/load.h"
+#include "tilestone/engine/repair.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/engine/save_steps.h"
 #include "tilestone/engine/session.h"

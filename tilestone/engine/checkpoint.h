@@ -24,6 +24,9 @@ struct Damage {
   std::string key;      // "" for bytes outside items
   std::string problem;
   bool unsafe = false;  // looks like an attack, not like damage: refused as kUnsafe
+  bool copy = false;    // of a copy of a chunk; the chunk's own item is in another file
+  // A file in which the same elements are intact, where loads read them; "": none.
+  std::string intact_in = {};
 };
 
 struct VerifyReport {

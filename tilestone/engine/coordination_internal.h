@@ -44,7 +44,7 @@ struct SaveShare {
   int world_size = 1;
   std::string save_id;
 
-  uint64_t bytes() const;  // of the assigned tensors' elements
+  uint64_t bytes() const;  // of the assigned tensors' elements, copies among them
 };
 
 // Where a share goes.
@@ -89,6 +89,10 @@ std::unique_ptr<Coordination> coordinate_by_rounds(const Communicator& comm,
 // By options.by_files. Error(kInvalidArgument) for options that contradict it.
 std::unique_ptr<Coordination> coordinate_by_files(const Location& location,
                                                   const SaveOptions& options, Deadline deadline);
+
+// What copies of a save by files would cost this rank; nothing is written.
+CopyCost copies_by_files(const Location& location, const SaveOptions& options, Deadline deadline,
+                         const Bring& bring);
 
 // All steps in a row.
 SaveResult save_in_a_row(std::unique_ptr<Coordination> coordination, const Bring& bring);

@@ -1,6 +1,7 @@
 #include "tilestone/engine/load.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <string>
@@ -17,6 +18,7 @@
 #include "tilestone/engine/read/everything_internal.h"
 #include "tilestone/engine/read/findings_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
+#include "tilestone/engine/read/places_internal.h"
 #include "tilestone/engine/read/reader_internal.h"
 #include "tilestone/engine/read/shared_targets_internal.h"
 #include "tilestone/engine/read/subtrees_internal.h"
@@ -160,8 +162,10 @@ class Loading {
   }
 
   StateDict load_rank(const StateDict* wanted, Deadline deadline) {
-    const std::vector<Transfer> left =
+    std::vector<Transfer> left =
         exchange_transfers(comm_, way_, deadline, options().buffer_bytes, plan(wanted, deadline));
+    places_->choose(left);
+    std::move(own_.begin(), own_.end(), std::back_inserter(left));
     read_transfers(*context_, left, *progress_);
     progress_->finish();
     shared_.join(read_of(items_));
@@ -216,7 +220,9 @@ class Loading {
       message_ = message_of(items_);
       load_objects(*context_, items_);
       std::vector<Transfer> transfers = plan_tensors(read_of(items_));
-      return Wanted{&*context_, std::move(transfers), &*progress_};
+      places_.emplace(opened_, comm_.rank(), comm_.size());
+      own_ = places_->take_own_copies(transfers);
+      return Wanted{&*context_, std::move(transfers), &*progress_, places_->file_owners()};
     } catch (...) {
       return current_error();
     }
@@ -393,6 +399,8 @@ class Loading {
   ReadFor way_ = ReadFor::kOneself;
   std::optional<ReadContext> context_;
   std::optional<ProgressMeter> progress_;
+  std::optional<Places> places_;
+  std::vector<Transfer> own_;  // from copies in this rank's own file
   SharedTargets shared_;
 };
 

@@ -37,6 +37,8 @@ Bytes PlanMessage::encode() const {
   write_keys(writer, empties);
   writer.string(made_in);
   writer.u64(contents);
+  writer.varint(group.size());
+  for (const int rank : group) writer.varint(static_cast<uint64_t>(rank));
   writer.raw(plan);
   return std::move(writer).take();
 }
@@ -48,6 +50,9 @@ PlanMessage PlanMessage::decode(Bytes message) {
   decoded.empties = read_keys(reader);
   decoded.made_in = reader.string();
   decoded.contents = reader.u64();
+  for (uint64_t count = reader.count(); count > 0; --count) {
+    decoded.group.push_back(static_cast<int>(reader.varint()));
+  }
   const ByteView plan = reader.raw(reader.remaining());
   decoded.plan.assign(plan.begin(), plan.end());
   return decoded;
@@ -109,6 +114,8 @@ std::vector<Bytes> orders_by_exchange(std::vector<PlanMessage>& messages,
   for (size_t rank = 0; rank < messages.size(); ++rank) {
     planner.add_encoded(static_cast<int>(rank), messages[rank].plan);
     messages[rank].plan = Bytes();
+    const std::vector<int>& group = messages[rank].group;
+    if (!group.empty()) planner.set_group(static_cast<int>(rank), group);
   }
   std::vector<Bytes> orders;
   for (Assignment& assignment : planner.finish()) {

@@ -18,7 +18,9 @@ struct PlanMessage {
   // Where it has a cached plan for what it saves, which it then does not send: CachedPlan::made_in.
   std::string made_in = {};
   uint64_t contents = 0;  // then: contents_of() its plan; 0: not to be compared
-  Bytes plan = {};        // LocalSavePlan::encode() where ranks exchange plans, or validate them
+  // By exchange: whose chunks it copies, ascending; empty: none.
+  std::vector<int> group = {};
+  Bytes plan = {};  // LocalSavePlan::encode() where ranks exchange plans, or validate them
 
   Bytes encode() const;
   static PlanMessage decode(Bytes message);

@@ -29,6 +29,8 @@ uint64_t structure_of(const LocalSavePlan& plan, const SaveOptions& options, con
   writer.string(format.name());
   writer.string(dialect.name());
   writer.u8(options.validate_access ? 1 : 0);
+  writer.varint(options.replicate_group.size());
+  for (const int other : options.replicate_group) writer.varint(static_cast<uint64_t>(other));
   writer.raw(bare.encode());
   return xxh3_64(writer.bytes());
 }

@@ -59,11 +59,11 @@ bool is(const Bytes& answer, Answer kind) {
 class Saving final : public Coordination {
  public:
   Saving(Communicator comm, const std::string& place, Deadline deadline,
-         std::shared_ptr<SessionParts> session)
+         std::shared_ptr<SessionParts> session, const std::string& call = "save")
       : comm_(std::move(comm)),
         deadline_(deadline),
         session_(std::move(session)),
-        rounds_(comm_, "save", place, deadline) {
+        rounds_(comm_, call, place, deadline) {
     share_.rank = comm_.rank();
     share_.world_size = comm_.size();
   }
@@ -132,6 +132,36 @@ class Saving final : public Coordination {
 
   Deadline deadline() const override { return deadline_; }
 
+  // Instead of all steps: what copies they would write, by rank.
+  std::vector<CopyCost> cost_of_copies(const Bring& bring) {
+    const auto answer = rounds_.run(
+        "planning", [&](Deadline) { return first_message(bring); },
+        [&](std::vector<Bytes> messages) {
+          take_messages(messages);
+          return make_orders("");
+        });
+    take_orders(Orders::decode(answer));
+    const auto tell = [&](Deadline) {
+      ByteWriter writer;
+      writer.u64(result_.copies);
+      writer.u64(result_.copy_bytes);
+      return std::move(writer).take();
+    };
+    const Bytes costs = rounds_.run_last("adding up copies", tell, [](std::vector<Bytes> of_ranks) {
+      ByteWriter writer;
+      for (const Bytes& cost : of_ranks) writer.raw(cost);
+      return std::vector<Bytes>(of_ranks.size(), std::move(writer).take());
+    });
+    ByteReader reader(costs, "costs of copies");
+    std::vector<CopyCost> by_rank;
+    while (reader.remaining() > 0) {
+      CopyCost& cost = by_rank.emplace_back();
+      cost.copies = reader.u64();
+      cost.bytes = reader.u64();
+    }
+    return by_rank;
+  }
+
  private:
   bool is_alone() const { return comm_.size() == 1; }
   bool by_rule() const { return options().agreement == SaveOptions::Agreement::kRule; }
@@ -140,13 +170,9 @@ class Saving final : public Coordination {
 
   // Nothing at the location is changed before the ranks have agreed on all that can be agreed on.
   void agree(const Bring& bring) {
-    const auto describe = [&](Deadline) {
-      const Brought brought = prepare(bring);
-      return with_terms(plan_locally(brought).encode(), terms_of(*location_, options()));
-    };
+    const auto describe = [&](Deadline) { return first_message(bring); };
     Bytes answer = rounds_.run("planning", describe, [&](std::vector<Bytes> messages) {
-      agree_on_terms(messages);
-      for (Bytes& message : messages) messages_.push_back(PlanMessage::decode(std::move(message)));
+      take_messages(messages);
       return have_all_plans() ? consider_plans()
                               : std::vector<Bytes>(messages_.size(), ask_for_plans());
     });
@@ -157,6 +183,16 @@ class Saving final : public Coordination {
     reader.u8();
     staging_name_ = reader.string();
     take_orders(Orders::decode(reader.raw(reader.remaining())));
+  }
+
+  Bytes first_message(const Bring& bring) {
+    const Brought brought = prepare(bring);
+    return with_terms(plan_locally(brought).encode(), terms_of(*location_, options()));
+  }
+
+  void take_messages(std::vector<Bytes>& messages) {
+    agree_on_terms(messages);
+    for (Bytes& message : messages) messages_.push_back(PlanMessage::decode(std::move(message)));
   }
 
   // At the coordinator: the plans, or of each rank that its part of one plan is as it was.
@@ -218,6 +254,8 @@ class Saving final : public Coordination {
     } else {
       share_.assignment = std::move(orders_.assignment);
     }
+    result_.copy_bytes = limit_copies(share_.local, options().max_copy_bytes, share_.assignment);
+    result_.copies = share_.assignment.copies.size();
     if (!share_.format->needs_grid()) return;
     take_grids();
     leave_out_empty_chunks();
@@ -277,15 +315,17 @@ class Saving final : public Coordination {
     share_.items = items_of(*brought.state, *share_.dialect, *share_.format);
     check_items(share_.items, options(), *share_.format);
     check_agreement();
+    group_ = replicate_group_of(options(), *share_.format, comm_.rank(), comm_.size());
     share_.local = make_local_plan(share_.items);
     look_for_plan();
     PlanMessage message;
+    if (!by_rule()) message.group = group_;
     if (compares()) message.common = hash_of_common(brought);
     if (compares() && !share_.items.common && !by_rule())
       note_contents(share_.items, *share_.format, share_.local);
     if (by_rule()) {
       message.empties = empty_keys();
-      share_.assignment = plan_save_by_rule(share_.local, comm_.rank());
+      share_.assignment = plan_save_by_rule(share_.local, comm_.rank(), group_);
     }
     if (cached_) {
       message.made_in = cached_->made_in;
@@ -391,9 +431,14 @@ class Saving final : public Coordination {
     for (size_t rank = 0; rank < payloads.size(); ++rank) {
       reports.push_back(rank == own ? std::move(report_) : RankReport::decode(payloads[rank]));
     }
-    commit_->prepare(
-        {std::move(reports), payloads, options().threads, &share_.items, options().attributes},
-        coordinator_deadline());
+    commit_->prepare({std::move(reports), payloads, options().threads, &share_.items,
+                      options().attributes, copy_policy()},
+                     coordinator_deadline());
+  }
+
+  CopyPolicy copy_policy() const {
+    const bool copies = options().replicate == SaveOptions::Replicate::kLocal;
+    return copies ? CopyPolicy::kReported : CopyPolicy::kRefuse;
   }
 
   // A cell without elements is no file; the index knows the tensor without.
@@ -424,6 +469,7 @@ class Saving final : public Coordination {
   const std::shared_ptr<SessionParts> session_;  // null: none
   Rounds rounds_;
   std::optional<Location> location_;   // once this rank has brought it
+  std::vector<int> group_;             // whose chunks this rank copies
   std::optional<Commit> commit_;       // on the coordinator
   std::optional<Value> compared_;      // of the common state, while the ranks' are compared
   std::vector<PlanMessage> messages_;  // at the coordinator, by rank
@@ -459,6 +505,20 @@ SaveResult save(const StateDict& state, const Location& location, const SaveOpti
         options.by_files ? engine::coordinate_by_files(location, options, deadline)
                          : engine::coordinate_by_rounds(options.comm, location.place(), deadline),
         [&] { return engine::Brought{&state, &location, &options, nullptr}; });
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+std::vector<CopyCost> plan_copies(const StateDict& state, const Location& location,
+                                  const SaveOptions& options) {
+  try {
+    const Deadline deadline =
+        engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
+    const auto bring = [&] { return engine::Brought{&state, &location, &options, nullptr}; };
+    if (options.by_files) return {engine::copies_by_files(location, options, deadline, bring)};
+    return engine::Saving(options.comm, location.place(), deadline, nullptr, "plan_copies")
+        .cost_of_copies(bring);
   } catch (...) {
     rethrow_cause();
   }

@@ -3,6 +3,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/engine/run/location.h"
@@ -31,6 +32,12 @@ namespace tilestone {
 //  4. The coordinator removes the files of the checkpoint that was replaced, and those of earlier
 //     failed attempts.
 SaveResult save(const StateDict& state, const Location& location, const SaveOptions& options = {});
+
+// What SaveOptions::replicate would cost the same save(), by rank; nothing is written. Every rank
+// calls; by files (options.by_files) each calls for itself, and the only element is its own cost.
+// Errors: those of a save's planning.
+std::vector<CopyCost> plan_copies(const StateDict& state, const Location& location,
+                                  const SaveOptions& options);
 
 // What a rank brings to a save.
 struct SaveRequest {

@@ -85,7 +85,9 @@ class FileSaving final : public Coordination {
       throw;
     }
     is_done_ = !join();
-    if (is_done_) share_.assignment = {};  // this rank's part was published before
+    if (!is_done_) return;  // else this rank's part was published before
+    share_.assignment = {};
+    result_.copies = result_.copy_bytes = 0;
   }
 
   void write(const WriteShare& write) override {
@@ -137,6 +139,13 @@ class FileSaving final : public Coordination {
 
   Deadline deadline() const override { return deadline_; }
 
+  // Instead of all steps.
+  CopyCost cost_of_copies(const Bring& bring) {
+    refuse_kinds();
+    plan_locally(bring());
+    return {result_.copies, result_.copy_bytes};
+  }
+
  private:
   static constexpr std::chrono::duration<double> kForFailure{10};
 
@@ -155,6 +164,9 @@ class FileSaving final : public Coordination {
     refuse(files_.torch_rank_local && format.rank_index_name(0).empty(),
            "the format " + std::string(format.name()) + " has no rank-local checkpoints",
            "save in the format torch_dist");
+    refuse(files_.torch_rank_local && share_.options.replicate != SaveOptions::Replicate::kNone,
+           "in torch's rank-local mode each rank writes all that it holds: nothing is to replicate",
+           "save with replicate = \"none\"");
     refuse(share_.options.validate_access, "validate_access needs a communicator",
            "what is missing or written twice is found when the save is published");
   }
@@ -199,7 +211,12 @@ class FileSaving final : public Coordination {
       return;
     }
     check_holders();
-    share_.assignment = plan_save_by_rule(share_.local, files_.rank);
+    const SaveOptions& options = share_.options;
+    share_.assignment = plan_save_by_rule(
+        share_.local, files_.rank,
+        replicate_group_of(options, *share_.format, files_.rank, files_.world_size));
+    result_.copy_bytes = limit_copies(share_.local, options.max_copy_bytes, share_.assignment);
+    result_.copies = share_.assignment.copies.size();
     tell_of_undeclared();
   }
 
@@ -323,6 +340,12 @@ std::unique_ptr<Coordination> coordinate_by_files(const Location& location,
                                                   const SaveOptions& options, Deadline deadline) {
   check_options(options);
   return std::make_unique<FileSaving>(location, options, deadline);
+}
+
+CopyCost copies_by_files(const Location& location, const SaveOptions& options, Deadline deadline,
+                         const Bring& bring) {
+  check_options(options);
+  return FileSaving(location, options, deadline).cost_of_copies(bring);
 }
 
 }  // namespace tilestone::engine

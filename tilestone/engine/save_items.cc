@@ -35,6 +35,24 @@ void check_items(const Items& items, const SaveOptions& options, const Format& f
   }
 }
 
+std::vector<int> replicate_group_of(const SaveOptions& options, const Format& format, int rank,
+                                    int world_size) {
+  if (options.replicate == SaveOptions::Replicate::kNone) return {};
+  if (format.needs_grid()) {
+    throw Error(ErrorCode::kUnsupported,
+                "the format " + std::string(format.name()) +
+                    " keeps each chunk in a file of its own, so no rank can keep copies in its own")
+        .with_hint("save with replicate = \"none\"");
+  }
+  if (options.replicate_group.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "replicate is \"local\", but there is no replicate_group")
+        .with_rank(rank)
+        .with_hint("give the ranks whose tensors this rank copies, itself among them");
+  }
+  return checked_group(rank, world_size, options.replicate_group);
+}
+
 void note_contents(const Items& items, const Format& format, LocalSavePlan& plan) {
   for (size_t i = 0; i < items.objects.size(); ++i) {
     if (!items.objects[i].common) continue;

@@ -1,6 +1,8 @@
 // What a rank brings to a save, taken apart: the first step, which no other rank has a part in.
 #pragma once
 
+#include <vector>
+
 #include "tilestone/engine/run/options.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
@@ -16,6 +18,12 @@ Items items_of(const StateDict& state, const Dialect& dialect, const Format& for
 // Error(kInvalidArgument) with the key of a tensor without data, and of tensor_attributes for one
 // that this rank does not have; what Format::check() throws.
 void check_items(const Items& items, const SaveOptions& options, const Format& format);
+
+// The ranks whose chunks this rank copies (SaveOptions::replicate), ascending; empty: it copies
+// nothing. Error(kInvalidArgument) as checked_group() throws it, and without a group; kUnsupported
+// where the format has no data file of a rank to copy to.
+std::vector<int> replicate_group_of(const SaveOptions& options, const Format& format, int rank,
+                                    int world_size);
 
 // Sets PlanObject::content of the common objects, so that ranks can compare them.
 void note_contents(const Items& items, const Format& format, LocalSavePlan& plan);

@@ -35,7 +35,7 @@ RankReport write_share(const SaveShare& share, const WritePlace& place, SessionP
 
 uint64_t SaveShare::bytes() const {
   uint64_t bytes = 0;
-  for (const uint32_t i : assignment.chunks) {
+  for (const uint32_t i : written_chunks(assignment)) {
     const PlanChunk& chunk = local.chunks[i];
     bytes += static_cast<uint64_t>(chunk.box.numel()) * itemsize(local.tensors[chunk.tensor].dtype);
   }

@@ -59,8 +59,9 @@ class SaveStep {
   bool is_open() const { return save_ != nullptr; }
   // The following are Error(kInvalidArgument) then.
   const std::string& save_id() const;
-  // What this rank writes: items (chunks of tensors, and objects), and the bytes of the tensors'
-  // elements among them. 0 where this rank's part was published before (by files).
+  // What this rank writes: items (chunks of tensors, and objects, but no copies), and the bytes of
+  // the tensors' elements, copies among them. 0 where this rank's part was published before (by
+  // files).
   uint64_t items() const;
   uint64_t bytes() const;
 

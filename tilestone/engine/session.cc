@@ -163,8 +163,11 @@ uint64_t Session::prepare(const StateDict& state, const SaveOptions& options) {
   const LocalSavePlan plan = make_local_plan(items);
   const engine::CachedPlan* cached = kept_->parts->plans.find(
       engine::structure_of(plan, options, *format, *dialect, kept_->rank, kept_->world_size));
-  const Assignment mine =
-      cached != nullptr ? cached->assignment : plan_save_by_rule(plan, kept_->rank);
+  const std::vector<int> group =
+      engine::replicate_group_of(options, *format, kept_->rank, kept_->world_size);
+  Assignment mine =
+      cached != nullptr ? cached->assignment : plan_save_by_rule(plan, kept_->rank, group);
+  limit_copies(plan, options.max_copy_bytes, mine);
   const uint64_t bytes = engine::staging_bytes(items, plan, mine);
   const auto threads = kept_->parts->resources.threads(engine::thread_count(options.threads));
   kept_->parts->lend_memory()->reserve(bytes, threads.get());

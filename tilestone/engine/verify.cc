@@ -148,10 +148,51 @@ class Verifier {
   void damage(const VerifyItem& item, const Error& error) {
     damage(context_.metadata.files[item.at->file], item.at->offset, item.at->length, *item.key,
            error);
+    note_place(item);
   }
   void damage(const VerifyItem& item, uint64_t within, uint64_t size, std::string problem) {
     damage(context_.metadata.files[item.at->file], item.at->offset + within, size, *item.key,
            std::move(problem));
+    note_place(item);
+  }
+  void note_place(const VerifyItem& item) {
+    if (item.kind != Kind::kTensor) return;
+    std::lock_guard lock(mutex_);
+    damaged_.insert({{item.at->file, item.at->offset}, item.chunk});
+  }
+
+  // What is damaged of chunks that lie in several files: whether it is a copy, and where the
+  // elements are intact.
+  void look_for_copies() {
+    for (Damage& damage : damages_) {
+      const auto file =
+          std::find(context_.metadata.files.begin(), context_.metadata.files.end(), damage.file);
+      const auto number = static_cast<uint32_t>(file - context_.metadata.files.begin());
+      auto found = damaged_.upper_bound({number, damage.offset});
+      if (damage.key.empty() || found == damaged_.begin()) continue;
+      --found;  // the damage may begin within the item
+      if (found->first.first != number) continue;
+      const ChunkRef chunk = found->second;
+      if (context_.metadata.tensors[chunk.tensor].key != damage.key) continue;
+      damage.copy = chunk.copy != kNoCopy;
+      if (const auto intact = intact_place(chunk)) damage.intact_in = *intact;
+    }
+  }
+
+  std::optional<std::string> intact_place(ChunkRef chunk) const {
+    const Metadata& metadata = context_.metadata;
+    std::vector<uint32_t> places = {kNoCopy};
+    for (const StoredCopy& copy : metadata.copies_of(chunk.tensor, chunk.chunk)) {
+      places.push_back(static_cast<uint32_t>(&copy - metadata.copies.data()));
+    }
+    for (const uint32_t place : places) {
+      const ItemLocation& at = metadata.place(chunk.tensor, chunk.chunk, place);
+      if (damaged_.contains({at.file, at.offset})) continue;
+      const int64_t size = sizes_[at.file];
+      const bool there = size >= 0 && at.offset + at.length <= static_cast<uint64_t>(size);
+      if (there) return metadata.files[at.file];
+    }
+    return std::nullopt;
   }
 
   void read_pieces() {
@@ -263,6 +304,7 @@ class Verifier {
   }
 
   VerifyReport report(double seconds) {
+    if (!context_.metadata.copies.empty()) look_for_copies();
     std::sort(damages_.begin(), damages_.end(), [](const Damage& a, const Damage& b) {
       return std::tie(a.file, a.offset, a.key) < std::tie(b.file, b.offset, b.key);
     });
@@ -286,6 +328,7 @@ class Verifier {
   ProgressMeter* progress_ = nullptr;
   std::mutex mutex_;
   std::vector<Damage> damages_;
+  std::map<std::pair<uint32_t, uint64_t>, ChunkRef> damaged_;  // tensors' items, by file and offset
   uint64_t unchecked_ = 0;
 };
 

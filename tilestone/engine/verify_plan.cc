@@ -44,9 +44,10 @@ class Planner {
         plan_.items.push_back({&tensor.key, &tensor.chunks[c].at, Kind::kTensor, {t, c}});
       }
     }
-    for (const StoredCopy& copy : metadata.copies) {
+    for (uint32_t i = 0; i < metadata.copies.size(); ++i) {
+      const StoredCopy& copy = metadata.copies[i];
       const std::string& key = metadata.tensors[copy.tensor].key;
-      plan_.items.push_back({&key, &copy.at, Kind::kTensor, {copy.tensor, copy.chunk}});
+      plan_.items.push_back({&key, &copy.at, Kind::kTensor, {copy.tensor, copy.chunk, i}});
     }
     for (const StoredObject& object : metadata.objects) {
       plan_.items.push_back({&object.key, &object.at, Kind::kObject, {}});

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -67,16 +68,37 @@ class ByMessages final : public Carrier {
     });
   }
 
-  std::vector<Transfer> rest() override {
+  std::vector<ChunkRef> damaged() override {
+    std::vector<ChunkRef> damaged;
     for (const auto& [place, record] : records_) {
       if (record.sum.size() != record.size) continue;  // read in part
-      expect_record(context_, {place.first, place.second}, record.size, record.crc32,
-                    record.sum.crc32());
+      const ChunkRef chunk{place.first, place.second};
+      try {
+        expect_record(context_, chunk, record.size, record.crc32, record.sum.crc32());
+      } catch (const Error& error) {
+        if (context_.metadata.copies_of(chunk.tensor, chunk.chunk).empty()) throw;
+        warn_of_damage(error, context_, chunk);
+        damaged.push_back(chunk);
+      }
     }
+    records_.clear();
+    return damaged;
+  }
+
+  void take_damaged(const std::vector<ChunkRef>& chunks) override {
+    for (const ChunkRef& chunk : chunks) damaged_.emplace(chunk.tensor, chunk.chunk);
+  }
+
+  std::vector<Transfer> rest() override {
+    damaged();  // where there are no copies, nobody has asked for them
     asker_.expect_all(delivered_);
     std::vector<Transfer> rest = asker_.unserved();
     for (const std::vector<Asker::Asked>& of_owner : asker_.asked()) {
       for (const Asker::Asked& asked : of_owner) {
+        if (asked.served && is_damaged(asked)) {
+          rest.push_back(cut_out(asked));
+          rest.back().copy = first_copy(asked);
+        }
         if (!asked.served && asker_.any_served(asked.transfer)) rest.push_back(cut_out(asked));
       }
     }
@@ -161,6 +183,14 @@ class ByMessages final : public Carrier {
     if (!left.empty()) fail_exchange(owner, "a message is too long");
   }
 
+  bool is_damaged(const Asker::Asked& asked) const {
+    return damaged_.contains({asked.request.tensor, asked.request.chunk});
+  }
+  uint32_t first_copy(const Asker::Asked& asked) const {
+    const auto copies = context_.metadata.copies_of(asked.request.tensor, asked.request.chunk);
+    return static_cast<uint32_t>(copies.data() - context_.metadata.copies.data());
+  }
+
   // The elements of a request that are in `part`, into the tensor. Any thread.
   void put(const Asker::Asked& asked, const StoredPayload& payload, const Part& part,
            ByteView bytes) {
@@ -196,6 +226,7 @@ class ByMessages final : public Carrier {
   RangeReader reader_;
   RecordSum sum_;  // of the checked tile that is being read, so far
   std::map<std::pair<uint32_t, uint32_t>, Record> records_;  // by tensor and chunk
+  std::set<std::pair<uint32_t, uint32_t>> damaged_;          // likewise
   std::atomic<uint64_t> delivered_ = 0;                      // elements
   std::mutex device_;
 };

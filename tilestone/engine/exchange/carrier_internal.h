@@ -8,6 +8,7 @@
 #include "tilestone/engine/exchange/exchange_asker_internal.h"
 #include "tilestone/engine/exchange/exchange_owner_internal.h"
 #include "tilestone/engine/exchange/exchange_wire_internal.h"
+#include "tilestone/engine/read/payloads_internal.h"
 
 namespace tilestone::engine {
 
@@ -20,6 +21,11 @@ class Carrier {
   virtual std::vector<Bytes> next_round() = 0;
   // round[r] came from rank r.
   virtual void take(const std::vector<RoundMessage>& round) = 0;
+  // After the rounds: the chunks that this rank has found damaged, of which there are copies.
+  // Error(kCorrupt) where there is none of one.
+  virtual std::vector<ChunkRef> damaged() { return {}; }
+  // Those that any rank has found.
+  virtual void take_damaged(const std::vector<ChunkRef>&) {}
   // After the rounds: what this rank is still to read. Error(kInternal) when an owner kept
   // something back, Error(kCorrupt) when a checked chunk is damaged.
   virtual std::vector<Transfer> rest() = 0;

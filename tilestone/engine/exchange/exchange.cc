@@ -33,6 +33,13 @@ class Exchange {
       more = any_more(received);
       attempt([&] { carrier_->take(decoded(received)); });
     }
+    if (copies_) {
+      received = swap([&] {
+        const Bytes damaged = encode_chunks(carrier_->damaged());
+        return std::vector<Bytes>(static_cast<size_t>(comm_.size()), damaged);
+      });
+      attempt([&] { carrier_->take_damaged(all_chunks(received)); });
+    }
     if (failure_) throw *failure_;
     return carrier_->rest();
   }
@@ -40,7 +47,8 @@ class Exchange {
  private:
   void start(Wanted wanted) {
     const ReadContext& context = *wanted.context;
-    owners_.emplace(context.metadata, comm_.size());
+    copies_ = !context.metadata.copies.empty();
+    owners_.emplace(context.metadata, comm_.size(), std::move(wanted.file_owners));
     asker_.emplace(std::move(wanted), *owners_, comm_.size());
     owner_.emplace(context, *owners_, comm_.size());
     const CarrierParts parts{*owners_, *owner_, *asker_, comm_.rank(), comm_.size()};
@@ -84,6 +92,15 @@ class Exchange {
     return round;
   }
 
+  static std::vector<ChunkRef> all_chunks(const std::vector<Bytes>& received) {
+    std::vector<ChunkRef> all;
+    for (size_t from = 0; from < received.size(); ++from) {
+      const std::vector<ChunkRef> some = decode_chunks(received[from], static_cast<int>(from));
+      all.insert(all.end(), some.begin(), some.end());
+    }
+    return all;
+  }
+
   // What goes wrong here is passed to the others in the next step.
   template <typename Work>
   void attempt(const Work& work) {
@@ -104,6 +121,7 @@ class Exchange {
   std::optional<TileOwner> owner_;
   std::unique_ptr<Carrier> carrier_;  // uses those before it
   std::optional<Error> failure_;
+  bool copies_ = false;  // the checkpoint has some, which all ranks know
 };
 
 }  // namespace

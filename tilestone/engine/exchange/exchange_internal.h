@@ -9,6 +9,8 @@
 //     page cache, where all ranks share one: an owner brings a round's parts into it in large
 //     reads, and reports it to those who asked, who read a transfer themselves when all that is
 //     served of it is there, while the owners go on with the next round.
+//  4. in checkpoints that have copies: the chunks that were damaged on the way, of which there is a
+//     copy. All who were given some of one read it from there themselves.
 // What is declined is read by the rank that wants it, afterwards.
 //
 // A rank that fails sends its error in the place of its next message to every rank, so that all see
@@ -49,6 +51,8 @@ struct Wanted {
   const ReadContext* context = nullptr;
   std::vector<Transfer> transfers;
   ProgressMeter* progress = nullptr;
+  // Of the files, for StripeOwners: the same on all ranks. Empty: stripes are dealt to all.
+  std::vector<int> file_owners = {};
 };
 
 // Every rank calls, also one that could not find out what it wants: with what it failed with, which

@@ -123,6 +123,27 @@ std::vector<Request> decode_requests(ByteView message, int from) {
   return requests;
 }
 
+Bytes encode_chunks(std::span<const ChunkRef> chunks) {
+  ByteWriter writer;
+  writer.varint(chunks.size());
+  for (const ChunkRef& chunk : chunks) {
+    writer.varint(chunk.tensor);
+    writer.varint(chunk.chunk);
+  }
+  return sealed({}, writer.bytes(), 0);
+}
+
+std::vector<ChunkRef> decode_chunks(ByteView message, int from) {
+  ByteReader reader = reader_of(opened(message).description, "damaged chunks", from);
+  std::vector<ChunkRef> chunks(reader.count(2));
+  for (ChunkRef& chunk : chunks) {
+    chunk.tensor = static_cast<uint32_t>(reader.varint());
+    chunk.chunk = static_cast<uint32_t>(reader.varint());
+  }
+  reader.expect_end();
+  return chunks;
+}
+
 Bytes encode_verdicts(const std::vector<bool>& served, bool more) {
   ByteWriter writer;
   writer.varint(served.size());

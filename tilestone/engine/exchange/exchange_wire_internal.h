@@ -9,6 +9,7 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/error.h"
+#include "tilestone/engine/read/payloads_internal.h"
 #include "tilestone/geometry/box.h"
 
 namespace tilestone::engine {
@@ -33,6 +34,10 @@ struct Request {
 Bytes encode_requests(std::span<const Request> requests);
 // `from`: the sender, for messages.
 std::vector<Request> decode_requests(ByteView message, int from);
+
+// Chunks, by their numbers.
+Bytes encode_chunks(std::span<const ChunkRef> chunks);
+std::vector<ChunkRef> decode_chunks(ByteView message, int from);
 
 // An owner's answer to one rank: whether it serves each request.
 Bytes encode_verdicts(const std::vector<bool>& served, bool more);

@@ -4,6 +4,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
 #include "tilestone/engine/read/parts_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
 
@@ -83,11 +84,12 @@ StoredPayload payload_from_manifest(const ReadContext& context, ChunkRef ref) {
   payload.dtype = tensor_of(context, ref).dtype;
   payload.shape = chunk.box.shape;
   payload.strides = contiguous_strides(payload.shape);
-  payload.offset = chunk.at.checksums->payload_offset;
+  const ItemLocation& at = place_of(context, ref);
+  payload.offset = at.checksums->payload_offset;
   payload.record_offset = payload.offset;
   payload.record_size = static_cast<uint64_t>(numel(payload.shape)) * itemsize(payload.dtype);
-  payload.record_crc32 = chunk.at.checksums->payload_crc32;
-  return agreed(context, ref, std::move(payload), chunk.at.length);
+  payload.record_crc32 = at.checksums->payload_crc32;
+  return agreed(context, ref, std::move(payload), at.length);
 }
 
 // Chunks that are looked into together.
@@ -102,7 +104,7 @@ class Probes {
 
   // `index`: into the chunks.
   void add(size_t index) {
-    const ItemLocation& at = chunk_of(context_, chunks_[index]).at;
+    const ItemLocation& at = place_of(context_, chunks_[index]);
     Probe& probe = probes_.emplace_back(index, std::vector<Bytes>());
     for (const ProbeRange& range : context_.format.probe(at)) {
       if (range.offset > at.length || range.size > at.length - range.offset) {
@@ -134,7 +136,7 @@ class Probes {
 
   void parse_probe(const Probe& probe) {
     const ChunkRef ref = chunks_[probe.index];
-    const ItemLocation& at = chunk_of(context_, ref).at;
+    const ItemLocation& at = place_of(context_, ref);
     const std::vector<ByteView> views(probe.bytes.begin(), probe.bytes.end());
     try {
       payloads_[probe.index] = agreed(context_, ref, parse(context_, ref, at, views), at.length);
@@ -160,7 +162,7 @@ std::vector<StoredPayload> find_payloads(const ReadContext& context,
   std::vector<StoredPayload> payloads(chunks.size());
   Probes probes(context, chunks, payloads);
   for (size_t i = 0; i < chunks.size(); ++i) {
-    const ItemLocation& at = chunk_of(context, chunks[i]).at;
+    const ItemLocation& at = place_of(context, chunks[i]);
     if (!try_add(at.offset, at.length)) fail_chunk(context, chunks[i], "has an impossible offset");
     if (at.codec != Codec::kNone) continue;
     if (at.checksums && !tensor_of(context, chunks[i]).chunk_shape) {
@@ -173,8 +175,20 @@ std::vector<StoredPayload> find_payloads(const ReadContext& context,
   return payloads;
 }
 
+const ItemLocation& place_of(const ReadContext& context, ChunkRef chunk) {
+  return context.metadata.place(chunk.tensor, chunk.chunk, chunk.copy);
+}
+
+void warn_of_damage(const Error& error, const ReadContext& context, ChunkRef chunk) {
+  log(LogLevel::kWarning, "\"" + tensor_of(context, chunk).key + "\" of " +
+                              context.metadata.files[place_of(context, chunk).file] + ": " +
+                              error.message() +
+                              "; its elements are read from another file that holds them too "
+                              "(verify says what is damaged)");
+}
+
 void fail_chunk(const ReadContext& context, ChunkRef chunk, const std::string& problem) {
-  const ItemLocation& at = chunk_of(context, chunk).at;
+  const ItemLocation& at = place_of(context, chunk);
   throw Error(ErrorCode::kCorrupt,
               "the item at offset " + std::to_string(at.offset) + " " + problem)
       .with_key(tensor_of(context, chunk).key)
@@ -190,7 +204,7 @@ void expect_record(const ReadContext& context, ChunkRef chunk, uint64_t size, ui
 }
 
 StoredPayload payload_in(const ReadContext& context, ChunkRef chunk, ByteView item) {
-  ItemLocation at = chunk_of(context, chunk).at;
+  ItemLocation at = place_of(context, chunk);
   at.codec = Codec::kNone;
   at.checksums.reset();
   at.length = item.size();

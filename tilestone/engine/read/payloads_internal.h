@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/base/error.h"
 #include "tilestone/engine/read/context_internal.h"
 
 namespace tilestone::engine {
@@ -13,7 +14,14 @@ namespace tilestone::engine {
 struct ChunkRef {
   uint32_t tensor = 0;
   uint32_t chunk = 0;
+  uint32_t copy = kNoCopy;  // where it is read: index into Metadata::copies, or its own item
 };
+
+const ItemLocation& place_of(const ReadContext& context, ChunkRef chunk);
+
+// A warning that names key and file: the chunk is damaged there, and will be read elsewhere.
+// `error`: what is thrown where there is no other place.
+void warn_of_damage(const Error& error, const ReadContext& context, ChunkRef chunk);
 
 // One payload for each chunk, in order. Chunks that are compressed as a whole get an empty one:
 // they are to be read and decoded first. What an item says is checked against the metadata and the

@@ -7,8 +7,10 @@
 #include "tilestone/engine/read/reader_internal.h"
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -54,7 +56,15 @@ class TransferReader {
         progress_(progress),
         reader_(context, &context.threads) {}
 
-  void run() {
+  // A chunk that is damaged where it was read.
+  struct Damaged {
+    ChunkRef chunk;
+    Error error;
+    std::vector<Transfer> transfers;  // all that wanted some of it
+  };
+
+  // Returns the damaged chunks that can be read elsewhere; any other is thrown.
+  std::vector<Damaged> run() {
     make_groups();
     for (size_t g = 0; g < groups_.size(); ++g) {
       if (location(g).codec == Codec::kNone) add_parts(g);
@@ -62,6 +72,7 @@ class TransferReader {
     run_batch();
     finish_check();
     context_.threads.parallel_for(decoded_.size(), [&](size_t i) { read_decoded(decoded_[i]); });
+    return std::move(damaged_);
   }
 
  private:
@@ -69,13 +80,13 @@ class TransferReader {
     return context_.metadata.tensors[groups_[g].chunk.tensor];
   }
   const StoredChunk& chunk(size_t g) const { return tensor(g).chunks[groups_[g].chunk.chunk]; }
-  const ItemLocation& location(size_t g) const { return chunk(g).at; }
+  const ItemLocation& location(size_t g) const { return place_of(context_, groups_[g].chunk); }
   const Transfer& transfer(size_t place) const { return transfers_[order_[place]]; }
 
   void make_groups() {
     const auto at = [&](size_t i) -> const ItemLocation& {
       const Transfer& t = transfers_[i];
-      return context_.metadata.tensors[t.tensor].chunks[t.chunk].at;
+      return context_.metadata.place(t.tensor, t.chunk, t.copy);
     };
     const auto key = [&](size_t i) {
       return std::tuple(at(i).file, at(i).offset, transfers_[i].tensor, transfers_[i].chunk);
@@ -91,10 +102,11 @@ class TransferReader {
     for (size_t place = 0; place < order_.size(); ++place) {
       const Transfer& t = transfer(place);
       const bool starts = place == 0 || transfer(place - 1).tensor != t.tensor ||
-                          transfer(place - 1).chunk != t.chunk;
+                          transfer(place - 1).chunk != t.chunk ||
+                          transfer(place - 1).copy != t.copy;
       if (starts) {
-        groups_.push_back({{t.tensor, t.chunk}, place, place, {}});
-        chunks.push_back({t.tensor, t.chunk});
+        groups_.push_back({{t.tensor, t.chunk, t.copy}, place, place, {}});
+        chunks.push_back({t.tensor, t.chunk, t.copy});
       }
       groups_.back().end = place + 1;
     }
@@ -218,8 +230,14 @@ class TransferReader {
   void finish_check() {
     if (!checking_) return;
     const Group& group = groups_[*std::exchange(checking_, std::nullopt)];
-    expect_record(context_, group.chunk, group.payload.record_size, *group.payload.record_crc32,
-                  std::exchange(sum_, {}).crc32());
+    try {
+      expect_record(context_, group.chunk, group.payload.record_size, *group.payload.record_crc32,
+                    std::exchange(sum_, {}).crc32());
+    } catch (const Error& error) {
+      if (context_.metadata.copies_of(group.chunk.tensor, group.chunk.chunk).empty()) throw;
+      Damaged& damaged = damaged_.emplace_back(Damaged{group.chunk, error, {}});
+      for (size_t i = group.begin; i < group.end; ++i) damaged.transfers.push_back(transfer(i));
+    }
   }
 
   // A chunk that is compressed as a whole.
@@ -251,9 +269,21 @@ class TransferReader {
   RangeReader reader_;
   std::vector<Slice> slices_;  // of the reader's batch
   std::mutex device_;
+  std::vector<Damaged> damaged_;
   std::optional<size_t> checking_;  // the first group of the record that sum_ belongs to
   RecordSum sum_;
 };
+
+// A place of the chunk that is not among `tried`.
+std::optional<uint32_t> place_besides(const Metadata& metadata, ChunkRef chunk,
+                                      const std::set<uint32_t>& tried) {
+  if (!tried.contains(kNoCopy)) return kNoCopy;
+  for (const StoredCopy& copy : metadata.copies_of(chunk.tensor, chunk.chunk)) {
+    const auto number = static_cast<uint32_t>(&copy - metadata.copies.data());
+    if (!tried.contains(number)) return number;
+  }
+  return std::nullopt;
+}
 
 }  // namespace
 
@@ -267,7 +297,25 @@ uint64_t stored_bytes(const Metadata& metadata, std::span<const Transfer> transf
 
 void read_transfers(const ReadContext& context, std::span<const Transfer> transfers,
                     ProgressMeter& progress) {
-  TransferReader(context, transfers, progress).run();
+  using Damaged = TransferReader::Damaged;
+  std::map<std::pair<uint32_t, uint32_t>, std::set<uint32_t>> tried;  // places, by tensor and chunk
+  ProgressMeter silent({}, "read", 0);
+  std::vector<Damaged> damaged = TransferReader(context, transfers, progress).run();
+  while (!damaged.empty()) {
+    std::vector<Transfer> again;
+    for (Damaged& chunk : damaged) {
+      std::set<uint32_t>& places = tried[{chunk.chunk.tensor, chunk.chunk.chunk}];
+      places.insert(chunk.chunk.copy);
+      const std::optional<uint32_t> next = place_besides(context.metadata, chunk.chunk, places);
+      if (!next) throw chunk.error;
+      warn_of_damage(chunk.error, context, chunk.chunk);
+      for (Transfer& transfer : chunk.transfers) {
+        transfer.copy = *next;
+        again.push_back(std::move(transfer));
+      }
+    }
+    damaged = TransferReader(context, again, silent).run();
+  }
 }
 
 }  // namespace tilestone::engine

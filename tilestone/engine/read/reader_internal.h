@@ -18,11 +18,13 @@ struct Transfer {
   Box box;              // in the chunk's own coordinates
   // Of box's shape, leading dims of size 1 dropped or not; another dtype is converted to.
   TensorView target;
+  uint32_t copy = kNoCopy;  // where it is read: index into Metadata::copies, or the chunk's item
 };
 
-// Fills the targets of all transfers. A chunk that is read whole is checked against its checksum:
-// Error(kCorrupt) with key, file and offset. `progress` counts the bytes of the targets' boxes as
-// stored.
+// Fills the targets of all transfers. A chunk that is read whole is checked against its checksum: a
+// damaged one is read from another place that holds it, with a warning that names key and file, or
+// is Error(kCorrupt) with key, file and offset where none is left. `progress` counts the bytes of
+// the targets' boxes as stored.
 void read_transfers(const ReadContext& context, std::span<const Transfer> transfers,
                     ProgressMeter& progress);
 

@@ -72,6 +72,9 @@ void check_by_files(const SaveOptions& options) {
 }  // namespace
 
 void check_options(const SaveOptions& options) {
+  if (options.replicate == SaveOptions::Replicate::kNone && !options.replicate_group.empty()) {
+    refuse("replicate_group is given, but replicate is \"none\"");
+  }
   if (options.by_files) check_by_files(options);
   check_attributes(options);
   check_tensor_attributes(options);

@@ -64,7 +64,7 @@ struct ByFiles {
 };
 
 // Equal on all ranks, else Error(kMismatch) that names the option: format, dialect, agreement,
-// overwrite, attributes, validate_access, common_differs.
+// overwrite, attributes, validate_access, common_differs, replicate.
 // The others are each rank's own.
 struct SaveOptions {
   enum class Agreement {
@@ -99,6 +99,21 @@ struct SaveOptions {
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;  // pooled memory of this rank, bytes
   int threads = 0;                                    // 0: as many as the machine has, at most 8
   int files_per_rank = 1;
+  // kLocal: what this rank holds and another rank of its replicate_group writes is written to this
+  // rank's own data file too, so that after a restart in the same layout it reads no other file for
+  // it. Copies are known to the manifest alone: who reads the format's index sees none. Replicas
+  // must hold the same elements, else the save fails with Error(kMismatch) naming the key. By rule
+  // and by files only what has declared holders is copied. Error(kUnsupported) in formats whose
+  // chunks are files of their own.
+  enum class Replicate : uint8_t { kNone, kLocal };
+  Replicate replicate = Replicate::kNone;
+  // With kLocal: ranks of this save, this one among them, each once, in any order; each rank gives
+  // its own. Mostly the ranks of one model-parallel group: over data parallelism each rank would
+  // copy all of what it shares, up to the whole model. Error(kInvalidArgument) otherwise.
+  std::vector<int> replicate_group = {};
+  // Of this rank's copies at most, bytes of elements. The smallest are written first, each of which
+  // saves as many reads as a large one; of equal ones those of the lower key, then box.
+  uint64_t max_copy_bytes = std::numeric_limits<uint64_t>::max();
   // Texts that say something of the checkpoint ("iteration": "100"), kept in its manifest.
   std::map<std::string, std::string> attributes = {};
   // The same for tensors, by key: values of plain kinds (null, bool, int, float, string, bytes,
@@ -116,10 +131,19 @@ struct SaveOptions {
 struct SaveResult {
   std::string save_id;
   uint64_t bytes_written = 0;  // by this rank
-  uint64_t items_written = 0;  // by this rank
+  uint64_t items_written = 0;  // by this rank; copies are not counted
+  uint64_t copies = 0;         // by this rank (SaveOptions::replicate)
+  uint64_t copy_bytes = 0;     // of their elements; files' bytes_written has them too
   // The ranks' common states were compared, and are not the same (SaveOptions::common_differs).
   bool common_differs = false;
   bool published = true;  // false: by files, without waiting, and other ranks are still writing
+};
+
+// What SaveOptions::replicate would write beside what a save without it writes.
+struct CopyCost {
+  uint64_t copies = 0;
+  uint64_t bytes = 0;  // of their elements
+  friend bool operator==(const CopyCost&, const CopyCost&) = default;
 };
 
 // Equal on all ranks, else Error(kMismatch) that names the option: format, two_phase,

@@ -99,11 +99,13 @@ std::string ranks_text(const std::vector<int>& ranks, size_t most) {
 Terms terms_of(const Location& location, const SaveOptions& options) {
   static constexpr std::string_view kDiffering[] = {"ignore", "warn", "error"};
   const bool by_rule = options.agreement == SaveOptions::Agreement::kRule;
+  const bool replicates = options.replicate == SaveOptions::Replicate::kLocal;
   return {{"path", in_quotes(location.identity())},
           {"overwrite", truth(options.overwrite)},
           {"validate_access", truth(options.validate_access)},
           {"common_differs", in_quotes(kDiffering[static_cast<size_t>(options.common_differs)])},
           {"agreement", in_quotes(by_rule ? "rule" : "exchange")},
+          {"replicate", in_quotes(replicates ? "local" : "none")},
           {"format", in_quotes(name_of(options.format, std::string(torch_dist_format()->name())))},
           {"dialect", in_quotes(name_of(options.dialect, std::string(pytorch_dialect()->name())))},
           {"attributes", text_of(options.attributes)}};

@@ -118,11 +118,17 @@ MutableByteView StagingMemory::take(uint64_t bytes, std::optional<uint64_t> phas
   return {memory_.get() + at, bytes};
 }
 
+std::vector<uint32_t> written_chunks(const Assignment& assignment) {
+  std::vector<uint32_t> chunks = assignment.chunks;
+  chunks.insert(chunks.end(), assignment.copies.begin(), assignment.copies.end());
+  return chunks;
+}
+
 uint64_t staging_bytes(const Items& items, const LocalSavePlan& plan,
                        const Assignment& assignment) {
   const auto pieces = pieces_of(items, plan);
   uint64_t bytes = 0;
-  for (const uint32_t chunk : assignment.chunks) {
+  for (const uint32_t chunk : written_chunks(assignment)) {
     bytes = checked_add(bytes, room_for(pieces[chunk]->data), "bytes to stage");
   }
   return bytes;
@@ -131,10 +137,11 @@ uint64_t staging_bytes(const Items& items, const LocalSavePlan& plan,
 void stage_tensors(Items& items, const LocalSavePlan& plan, const Assignment& assignment,
                    StagingMemory& memory, ThreadPool* threads, Deadline deadline) {
   const auto pieces = pieces_of(items, plan);
+  const std::vector<uint32_t> written = written_chunks(assignment);
   std::vector<TensorView> from;  // what the pieces have now
-  from.reserve(assignment.chunks.size());
+  from.reserve(written.size());
   std::vector<Copy> copies;
-  for (const uint32_t chunk : assignment.chunks) {
+  for (const uint32_t chunk : written) {
     from.push_back(pieces[chunk]->data);
     const uint64_t bytes = from.back().bytes();
     if (bytes == 0) continue;
@@ -153,7 +160,7 @@ void stage_tensors(Items& items, const LocalSavePlan& plan, const Assignment& as
   }
   for (const Copy& copy : copies) {
     if (copy.begin > 0) continue;
-    Piece& piece = *pieces[assignment.chunks[static_cast<size_t>(copy.from - from.data())]];
+    Piece& piece = *pieces[written[static_cast<size_t>(copy.from - from.data())]];
     piece.data = TensorView::contiguous(copy.to, copy.from->dtype, copy.from->shape);
   }
 }

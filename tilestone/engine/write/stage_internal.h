@@ -32,6 +32,9 @@ class StagingMemory {
   uint64_t used_ = 0;
 };
 
+// Of the local plan: the assigned chunks, then the assigned copies.
+std::vector<uint32_t> written_chunks(const Assignment& assignment);
+
 // How many bytes stage_tensors() takes.
 uint64_t staging_bytes(const Items& items, const LocalSavePlan& plan, const Assignment& assignment);
 

@@ -45,7 +45,8 @@ std::vector<PieceRef> pieces_of(const Items& items, const LocalSavePlan& plan) {
   return refs;
 }
 
-// What goes into one file: indices into the assignment's objects and chunks.
+// What goes into one file: indices into the assignment's objects and into its chunks, behind which
+// its copies are counted.
 struct FileShare {
   std::string name;  // of an item that has a file to itself; "": one of the rank's data files
   std::vector<uint32_t> objects;
@@ -101,6 +102,19 @@ class RankWriter {
   }
 
  private:
+  // Of the assignment's chunks and copies.
+  uint32_t chunk_count() const {
+    return static_cast<uint32_t>(task_.assignment.chunks.size() + task_.assignment.copies.size());
+  }
+  uint32_t chunk_at(uint32_t i) const {
+    const std::vector<uint32_t>& chunks = task_.assignment.chunks;
+    return i < chunks.size() ? chunks[i] : task_.assignment.copies[i - chunks.size()];
+  }
+  RankReport::Chunk& reported(uint32_t i) {
+    const size_t chunks = report_.chunks.size();
+    return i < chunks ? report_.chunks[i] : report_.copies[i - chunks];
+  }
+
   const Piece& piece(uint32_t chunk) const {
     const PieceRef ref = refs_[chunk];
     return task_.items->tensors[ref.item].pieces[ref.piece];
@@ -120,8 +134,8 @@ class RankWriter {
         shares[0].objects.push_back(i);
       }
     }
-    for (uint32_t i = 0; i < task_.assignment.chunks.size(); ++i) {
-      const uint32_t chunk = task_.assignment.chunks[i];
+    for (uint32_t i = 0; i < chunk_count(); ++i) {
+      const uint32_t chunk = chunk_at(i);
       const uint64_t bytes = std::max<uint64_t>(1, piece(chunk).data.bytes());
       if (auto own = format_.own_file(task_.items->tensors[refs_[chunk].item], piece(chunk))) {
         alone.push_back({std::move(*own), {}, {i}, bytes});
@@ -140,7 +154,7 @@ class RankWriter {
 
   uint64_t total_bytes() const {
     uint64_t bytes = 0;
-    for (uint32_t chunk : task_.assignment.chunks) bytes += piece(chunk).data.bytes();
+    for (uint32_t i = 0; i < chunk_count(); ++i) bytes += piece(chunk_at(i)).data.bytes();
     return bytes;
   }
 
@@ -148,7 +162,7 @@ class RankWriter {
   uint64_t expected_bytes(const FileShare& share) const {
     uint64_t bytes = share.bytes;
     for (uint32_t i : share.chunks) {
-      const uint64_t of_tensor = piece(task_.assignment.chunks[i]).data.bytes();
+      const uint64_t of_tensor = piece(chunk_at(i)).data.bytes();
       bytes += of_tensor < kLarge ? kAroundTensor : kAroundLarge;
     }
     return bytes;
@@ -166,10 +180,11 @@ class RankWriter {
       return found->second;
     };
     report_.chunks.resize(task_.assignment.chunks.size());
-    for (size_t i = 0; i < report_.chunks.size(); ++i) {
-      const PieceRef ref = refs_[task_.assignment.chunks[i]];
-      report_.chunks[i].tensor = describe(task_.items->tensors[ref.item]);
-      report_.chunks[i].box = task_.items->tensors[ref.item].pieces[ref.piece].box;
+    report_.copies.resize(task_.assignment.copies.size());
+    for (uint32_t i = 0; i < chunk_count(); ++i) {
+      const PieceRef ref = refs_[chunk_at(i)];
+      reported(i).tensor = describe(task_.items->tensors[ref.item]);
+      reported(i).box = task_.items->tensors[ref.item].pieces[ref.piece].box;
     }
     for (const TensorItem& item : task_.items->tensors) {
       const bool without_elements = numel(item.global_shape) == 0;
@@ -227,9 +242,9 @@ class RankWriter {
       take(FileItem{nullptr, nullptr, &object}, report_.objects[i].at);
     }
     for (uint32_t i : share.chunks) {
-      const uint32_t chunk = task_.assignment.chunks[i];
+      const uint32_t chunk = chunk_at(i);
       const TensorItem& item = task_.items->tensors[refs_[chunk].item];
-      take(FileItem{&item, &piece(chunk), nullptr}, report_.chunks[i].at);
+      take(FileItem{&item, &piece(chunk), nullptr}, reported(i).at);
     }
   }
 

@@ -1,0 +1,53 @@
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "tilestone/base/host.h"
+#include "tilestone/engine/read/places_internal.h"
+
+namespace tilestone::engine {
+
+Places::Places(const Opened& opened, int rank, int world) : metadata_(opened.metadata) {
+  if (metadata_.copies.empty() || !opened.manifest) return;
+  same_world_ = opened.manifest->world_size == world;
+  std::unordered_map<std::string_view, const RankReport*> reports;
+  for (const RankReport& report : opened.manifest->reports) {
+    for (const ReportedFile& file : report.files) reports.emplace(file.name, &report);
+  }
+  for (const std::string& file : metadata_.files) {
+    const auto found = reports.find(file);
+    writers_.push_back(found == reports.end()
+                           ? FileWriter()
+                           : FileWriter{found->second->rank, found->second->host});
+  }
+  nearest_.emplace(metadata_, writers_, rank, same_world_, host_name());
+}
+
+std::vector<Transfer> Places::take_own_copies(std::vector<Transfer>& transfers) const {
+  std::vector<Transfer> own, others;
+  if (!nearest_) return own;
+  for (Transfer& transfer : transfers) {
+    transfer.copy = nearest_->own_copy(transfer.tensor, transfer.chunk);
+    (transfer.copy != kNoCopy ? own : others).push_back(std::move(transfer));
+  }
+  transfers = std::move(others);
+  return own;
+}
+
+void Places::choose(std::vector<Transfer>& transfers) {
+  if (!nearest_) return;
+  for (Transfer& transfer : transfers) {
+    if (transfer.copy != kNoCopy) continue;
+    const uint64_t bytes = stored_bytes(metadata_, {&transfer, 1});
+    transfer.copy = nearest_->choose(transfer.tensor, transfer.chunk, bytes);
+  }
+}
+
+std::vector<int> Places::file_owners() const {
+  std::vector<int> owners;
+  if (!nearest_ || !same_world_) return owners;
+  for (const FileWriter& writer : writers_) owners.push_back(writer.rank);
+  return owners;
+}
+
+}  // namespace tilestone::engine
