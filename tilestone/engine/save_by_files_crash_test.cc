@@ -28,11 +28,19 @@ SaveOptions by_files(int rank, const std::string& token) {
   options.by_files->wait = rank + 1 == kRanks;
   options.timeout = 20;
   options.threads = 1;
+  options.replicate = SaveOptions::Replicate::kLocal;
+  for (int other = 0; other < kRanks; ++other) options.replicate_group.push_back(other);
   return options;
 }
 
+// "all" is written once and copied to the other rank's file; "p", of which nobody says who has it,
+// by each.
 StateDict state_of(int rank, int64_t first) {
   StateDict state;
+  ShardedTensor all =
+      ShardedTensor::from_rank_offsets("all", counting(DType::kInt64, {5}, first), {}, {rank});
+  for (int other = 0; other < kRanks; ++other) all.holders.push_back(other);
+  state["all"] = all;
   state["w"] = ShardedTensor::from_rank_offsets(
       "w", counting(DType::kFloat32, {1, 8}, first + 8 * rank), {{0, rank, kRanks}});
   state["p"] = counting(DType::kInt64, {3}, first);
@@ -56,6 +64,7 @@ int64_t found_at(const std::shared_ptr<Storage>& storage) {
   try {
     const Checkpoint checkpoint = Checkpoint::open(Location(storage));
     EXPECT_TRUE(checkpoint.verify().ok());
+    EXPECT_EQ(checkpoint.metadata().copies.size(), 2u);
     const int64_t first = step_of(checkpoint).as_int();
     expect_rows(Location(storage), first, kRanks);
     return first;
