@@ -45,21 +45,24 @@ struct Scenario {
   // Before the save that is judged, another renamed its metadata and died: before the directory was
   // synced, so that a power loss may take the rename back.
   bool after_unsynced = false;
+  bool copies = false;  // each rank keeps copies of what the others write
 };
 
 void save_rows(const Communicator& comm, const std::shared_ptr<Storage>& storage, int64_t first,
-               bool overwrite) {
+               bool overwrite, bool copies = false) {
   SaveOptions options;
   options.comm = comm;
   options.overwrite = overwrite;
   options.buffer_bytes = 1u << 20;
   options.timeout = 60;
+  if (copies) options.replicate = SaveOptions::Replicate::kLocal;
+  for (int rank = 0; copies && rank < comm.size(); ++rank) options.replicate_group.push_back(rank);
   save(row_state(comm, first), Location(storage), options);
 }
 
-FileImage saved_image(int ranks, int64_t first) {
+FileImage saved_image(int ranks, int64_t first, bool copies = false) {
   const auto storage = memory_storage();
-  run_ranks(ranks, [&](Communicator comm) { save_rows(comm, storage, first, false); });
+  run_ranks(ranks, [&](Communicator comm) { save_rows(comm, storage, first, false, copies); });
   return memory_image(*storage);
 }
 
@@ -133,14 +136,14 @@ std::shared_ptr<FaultDisk> save_on(const Scenario& scenario, const FaultHook& ho
     });
   }
   run_ranks_collect(scenario.ranks, [&](Communicator comm) {
-    save_rows(comm, disk->storage(comm.rank()), kNew, scenario.old_stands);
+    save_rows(comm, disk->storage(comm.rank()), kNew, scenario.old_stands, scenario.copies);
   });
   return disk;
 }
 
 // The `first` of the checkpoint in the image, 0: there is none. Anything but a whole checkpoint is
 // a failure of the test.
-int64_t find_checkpoint(const std::shared_ptr<Storage>& storage) {
+int64_t find_checkpoint(const std::shared_ptr<Storage>& storage, size_t copies = 0) {
   try {
     OpenOptions options;
     options.threads = 1;
@@ -149,6 +152,7 @@ int64_t find_checkpoint(const std::shared_ptr<Storage>& storage) {
     const int64_t first = checkpoint.read_object("step").as_int();
     const VerifyReport report = checkpoint.verify();
     EXPECT_TRUE(report.ok()) << report.damages.front().problem;
+    EXPECT_EQ(checkpoint.metadata().copies.size(), copies);
     const TensorView rows = checkpoint.read("w");
     EXPECT_EQ(elements(rows), elements(counting(DType::kFloat32, rows.shape, first)));
     EXPECT_EQ(elements(checkpoint.read("p")), elements(counting(DType::kInt64, {3}, first)));
@@ -162,7 +166,7 @@ int64_t find_checkpoint(const std::shared_ptr<Storage>& storage) {
 void judge(const Scenario& scenario, const FaultDisk& disk, Survival survival, uint64_t seed) {
   SCOPED_TRACE(std::string(to_string(survival)) + ", seed " + std::to_string(seed));
   const auto storage = memory_storage(disk.surviving_image(survival, seed));
-  const int64_t found = find_checkpoint(storage);
+  const int64_t found = find_checkpoint(storage, scenario.copies ? 1 : 0);  // of "p"
   const int64_t old = scenario.old_stands ? kOld : 0;
   const bool unsynced = scenario.after_unsynced && found == kUnsynced;
   EXPECT_TRUE(found == old || found == kNew || unsynced) << "found " << found;
@@ -227,6 +231,12 @@ TEST_F(CrashPoints, FirstSave) { expect_safe_everywhere({"first save", {}, 2, fa
 
 TEST_F(CrashPoints, Overwrite) {
   expect_safe_everywhere({"overwrite", saved_image(2, kOld), 2, true}, kSeeds);
+}
+
+TEST_F(CrashPoints, OverwriteWithLocalCopies) {
+  Scenario scenario{"overwrite with copies", saved_image(2, kOld, true), 2, true};
+  scenario.copies = true;
+  expect_safe_everywhere(scenario, kOrderSeeds);
 }
 
 TEST_F(CrashPoints, AfterASaveWhoseRenameWasNotSynced) {
