@@ -95,7 +95,7 @@ class FileSaving final : public Coordination {
     try {
       attempt_.take_back_failure(files_.rank);
       // An earlier life's report counts.
-      is_reported_ = storage_->stat(report_name(attempt_.head(), files_.rank)).has_value();
+      is_reported_ = attempt_.has_report(files_.rank);
       if (is_reported_) return;
       begin_to_write();
       report_ = write_under_free_names(write);
@@ -177,7 +177,7 @@ class FileSaving final : public Coordination {
     try {
       const Deadline deadline = Deadline::after(kForFailure);
       if (!attempt_.join(deadline)) return;
-      if (storage_->stat(report_name(attempt_.head(), files_.rank))) return;  // of an earlier life
+      if (attempt_.has_report(files_.rank)) return;  // of an earlier life
       attempt_.leave_failure(files_.rank, error, deadline);
     } catch (...) {
       log(LogLevel::kDebug, std::string("the other ranks of a save don't hear of a failure: ") +
@@ -256,10 +256,10 @@ class FileSaving final : public Coordination {
   }
 
   void begin_to_write() {
-    storage_->make_directory(
-        group_directory(result_.save_id, attempt_.head().group_of(files_.rank)));
+    const int group = attempt_.head().group_of(files_.rank);
+    storage_->make_directory(group_directory(result_.save_id, group));
     lease_.emplace(storage_, lease_name(attempt_.head(), files_.rank),
-                   attempt_temporary(result_.save_id, "lease-" + std::to_string(files_.rank)));
+                   group_temporary(result_.save_id, group, "lease"));
   }
 
   RankReport write_under_free_names(const WriteShare& write) {

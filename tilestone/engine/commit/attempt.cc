@@ -10,13 +10,15 @@
 //     its report under a name of its own, never over another: of a rank that was started again,
 //     the first report counts, and the files of the other are leftovers.
 //  3. Who finds all reports of a group puts them together in one file, having opened every data
-//     file that they name; who finds all groups merges them, checks coverage, and publishes the
-//     manifest. Several may do so at a time: what they write is the same, bytes for bytes.
+//     file that they name, and then removes them: from now on the group's file says which reports
+//     count. Who finds all groups merges them, checks coverage, and publishes the manifest. Several
+//     may do so at a time: what they write is the same, bytes for bytes. A lease says that somebody
+//     is at it, so that ranks that wait don't all begin the same.
 //  4. It makes the outcome "published", unless there is one. If it is "abandoned", the save is
 //  over.
 //  5. It publishes the index's switch, never over another. The rename is the commit. Who finds the
 //     outcome "published" and no switch does this step.
-//  6. It removes head and directory.
+//  6. It notes in the outcome that the switch stood, and removes head and directory.
 //
 // To abandon an attempt is to make the outcome "abandoned" before any of its files go. Only gc
 // does, on request, and only one that lacks a report and has been seen unchanged for a period.
@@ -30,6 +32,9 @@
 //                           the directory, and changes nothing.
 //  a report that comes late After "abandoned" nobody merges it. Its data files are leftovers, as
 //                           the outcome says.
+//  a rank that stalls while it reports
+//                           Others may publish, and remove its report, before it goes on. It
+//                           removes its data files only where it finds another report that counts.
 //  two attempts             Names hold their save ids, so neither sees the other; the first switch
 //                           stands, the other attempt ends with kAlreadyExists.
 //  saves with a communicator
@@ -40,18 +45,17 @@
 //
 // A crash at any point: before 5 there is no switch, and nothing was there before; the reports that
 // are durable count, and their ranks need not write again. In 5 the switch names files that are all
-// durable: a report is published after its data, the manifest before the switch.
+// durable: a report is published after its data, the manifest before the switch. What somebody else
+// has made, and may not have synced, is synced before anything is built on it.
 #include "tilestone/engine/commit/attempt_internal.h"
 
 #include <algorithm>
 #include <chrono>
-#include <random>
-#include <thread>
 #include <utility>
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
-#include "tilestone/engine/commit/describe_internal.h"
+#include "tilestone/engine/commit/lease_internal.h"
 #include "tilestone/engine/commit/presence_internal.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -67,27 +71,11 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-constexpr Seconds kFirstPause{0.005};  // between two looks of a rank that waits
-constexpr Seconds kLongestPause{0.5};
-constexpr Seconds kTakeOver{2};  // a publisher is given so long, and more by chance
-constexpr size_t kNamedMissing = 4;
+constexpr Seconds kPublisherInterval{1};
 
 std::string base_of(const std::string& name) {
   const std::string last = name.substr(name.rfind('/') + 1);
   return last.substr(std::min(last.find_first_not_of('.'), last.size()));
-}
-
-void pause(Seconds time, Deadline deadline) {
-  const Deadline end = Deadline::after(time);
-  while (!end.expired() && !deadline.expired()) {
-    std::this_thread::sleep_for(std::min(end.remaining(), deadline.wait_time()));
-  }
-}
-
-// So that not all ranks take over at once.
-Seconds by_chance(Seconds most) {
-  std::random_device random;
-  return most * (static_cast<double>(random()) / static_cast<double>(std::random_device::max()));
 }
 
 }  // namespace
@@ -107,14 +95,28 @@ void Attempt::fail_abandoned() const {
 // ---- Step 1
 
 bool Attempt::join(Deadline deadline) {
-  const auto outcome = read_outcome(*location_, head_.save_id);
-  if (outcome == Outcome::kAbandoned) fail_abandoned();
+  if (is_over()) return false;
   if (const auto begun = read_head(*location_, head_.save_id)) {
     expect_same_head(*begun);
     return true;
   }
-  if (outcome == Outcome::kPublished) return false;
-  begin(deadline);
+  // A rank that stalls here may find that its twin and the others have come to the end meanwhile.
+  try {
+    begin(deadline);
+  } catch (const Error&) {
+    if (is_over()) return false;
+    throw;
+  }
+  return !is_over();
+}
+
+bool Attempt::is_over() const {
+  const auto outcome = read_outcome(*location_, head_.save_id);
+  if (outcome == Outcome::kAbandoned) fail_abandoned();
+  if (outcome != Outcome::kPublished) return false;
+  if (is_published_and_clean()) return true;
+  if (location_->stat(attempt_name(head_.save_id))) return false;
+  if (!is_published()) fail_not_standing();
   return true;
 }
 
@@ -194,20 +196,49 @@ int Attempt::first_free_file(int rank) const {
 }
 
 bool Attempt::leave_report(int rank, const LeftReport& left, Deadline deadline) {
-  location_->make_directory(group_directory(head_.save_id, head_.group_of(rank)));
+  next_rank_ = rank + 1;
+  const int group = head_.group_of(rank);
+  const std::string name = report_name(head_, rank);
+  const Bytes bytes = left.encode();
+  location_->make_directory(group_directory(head_.save_id, group));
   try {
-    location_->publish(report_name(head_, rank),
-                       attempt_temporary(head_.save_id, "report-" + std::to_string(rank)),
-                       left.encode(), false, deadline);
-    return true;
+    location_->publish(name, group_temporary(head_.save_id, group, "report"), bytes, false,
+                       deadline);
+    location_->sync_directory(attempt_directory(head_.save_id));
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kAlreadyExists) return false;
-    // Its directory goes once the save has ended.
-    const auto outcome = read_outcome(*location_, head_.save_id);
-    if (outcome == Outcome::kAbandoned) fail_abandoned();
-    if (outcome == Outcome::kPublished) return false;
-    throw;
+    const auto standing = counted_report(rank);
+    if (standing && *standing != bytes) return false;
+    // A file server that is asked twice says of the second time that the name is taken. And its
+    // directory goes once the save has ended, perhaps with this report: its files stay.
+    const bool is_there = standing && error.code() == ErrorCode::kAlreadyExists;
+    if (!is_there && !has_ended()) throw;
+    return true;
   }
+  if (!location_->stat(group_name(head_.save_id, group))) return true;
+  const auto counted = counted_report(rank);
+  if (!counted || *counted == bytes) return true;
+  remove_files(*location_, std::vector{name});
+  return false;
+}
+
+// Whether it was published; an error where it was abandoned.
+bool Attempt::has_ended() const {
+  const auto outcome = read_outcome(*location_, head_.save_id);
+  if (outcome == Outcome::kAbandoned) fail_abandoned();
+  return outcome == Outcome::kPublished;
+}
+
+std::optional<Bytes> Attempt::counted_report(int rank) const {
+  const int group = head_.group_of(rank);
+  if (auto merged = read_group(group)) {
+    return std::move((*merged)[static_cast<size_t>(rank - head_.group_begin(group))]);
+  }
+  return read_if_there(*location_, report_name(head_, rank));
+}
+
+bool Attempt::has_report(int rank) const {
+  return location_->stat(report_name(head_, rank)) ||
+         location_->stat(group_name(head_.save_id, head_.group_of(rank)));
 }
 
 void Attempt::leave_failure(int rank, const Error& error, Deadline deadline) noexcept {
@@ -246,15 +277,44 @@ std::optional<std::vector<Bytes>> Attempt::read_group(int group) const {
       .with_file(name);
 }
 
-bool Attempt::merge_group(int group, int threads, Deadline deadline) {
+// Looks first where a report was missing before: while many are, it finds one at once.
+bool Attempt::all_reported(int group) {
+  const int begin = head_.group_begin(group), count = head_.group_end(group) - begin;
+  const int first = head_.group_of(next_rank_) == group ? next_rank_ - begin : 0;
+  for (int i = 0; i < count; ++i) {
+    const int rank = begin + (first + i) % count;
+    if (location_->stat(report_name(head_, rank))) continue;
+    next_rank_ = rank;
+    return false;
+  }
+  return true;
+}
+
+// Likewise.
+bool Attempt::all_merged() {
+  const int count = head_.group_count();
+  for (int i = 0; i < count; ++i) {
+    const int group = (next_group_ + i) % count;
+    if (location_->stat(group_name(head_.save_id, group))) continue;
+    next_group_ = group;
+    return false;
+  }
+  return true;
+}
+
+Attempt::Merged Attempt::merge_group(int group, int threads, Deadline deadline) {
   const std::string name = group_name(head_.save_id, group);
-  if (location_->stat(name)) return true;
+  const auto standing = [&] {
+    return location_->stat(name) ? Merged::kBefore : Merged::kIncomplete;
+  };
+  if (location_->stat(name)) return Merged::kBefore;
+  if (!all_reported(group)) return standing();
   std::vector<Bytes> left;
   std::vector<RankReport> reports;
   for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
     const std::string file = report_name(head_, rank);
     auto bytes = read_if_there(*location_, file);
-    if (!bytes) return location_->stat(name).has_value();
+    if (!bytes) return standing();
     reports.push_back(RankReport::decode(LeftReport::decode(*bytes, file).report));
     if (reports.back().rank != rank || reports.back().save_id != head_.save_id) {
       throw Error(ErrorCode::kCorrupt, "it is the report of rank " +
@@ -269,19 +329,47 @@ bool Attempt::merge_group(int group, int threads, Deadline deadline) {
     for (RankReport& report : reports) publish_rank_file(std::move(report), deadline);
     location_->sync_directory("");
   }
-  publish_once(name, encode_group(left), deadline);
-  return true;
+  location_->sync_directory(group_directory(head_.save_id, group));
+  publish_once(name, group_temporary(head_.save_id, group, "merged"), encode_group(left), deadline);
+  return Merged::kNow;
+}
+
+// So that who publishes need not remove those of all ranks.
+void Attempt::remove_reports(int group) const {
+  std::vector<std::string> names;
+  for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
+    names.push_back(report_name(head_, rank));
+  }
+  remove_files(*location_, names);
 }
 
 bool Attempt::is_published() const {
-  return read_outcome(*location_, head_.save_id) == Outcome::kPublished &&
-         !location_->stat(attempt_name(head_.save_id));
+  if (!has_stood(*location_, head_.save_id)) return false;
+  if (!location_->stat(manifest_name(head_.save_id))) fail_not_standing();
+  return true;
 }
 
-// Whether the switch stands though files of the attempt are gone and its head is not: step 6 was
-// interrupted.
-bool Attempt::ended_before(std::optional<Outcome> outcome) const {
-  if (outcome != Outcome::kPublished) return false;
+// Where who has published it died before it had cleaned, this does.
+bool Attempt::is_published_and_clean() const {
+  if (!is_published()) return false;
+  if (location_->stat(attempt_name(head_.save_id))) clean();
+  return true;
+}
+
+// Another save's switch has come first, and gc then; or the checkpoint was replaced.
+void Attempt::fail_not_standing() const {
+  throw Error(ErrorCode::kAlreadyExists, "the save " + head_.save_id +
+                                             " has ended, and its checkpoint does not stand at " +
+                                             location_->describe())
+      .with_file(outcome_name(head_.save_id))
+      .with_hint("save under another token or number, to a path where no checkpoint stands");
+}
+
+// Whether files of the attempt are gone because it was published: just now, or before, and step 6
+// was interrupted.
+bool Attempt::ended_before() const {
+  if (read_outcome(*location_, head_.save_id) != Outcome::kPublished) return false;
+  if (is_over()) return true;
   const Standing standing = read_standing(*location_, format_);
   if (!standing.found || standing.save_id != head_.save_id) return false;
   if (!standing.rank_local.empty()) return false;
@@ -290,16 +378,15 @@ bool Attempt::ended_before(std::optional<Outcome> outcome) const {
 }
 
 bool Attempt::merge_groups(std::optional<int> group, int threads, Deadline deadline) {
-  if (group && !merge_group(*group, threads, deadline)) return false;
-  for (int g = 0; g < head_.group_count() && !group; ++g) {
-    if (!merge_group(g, threads, deadline)) return false;
+  if (group) {
+    const Merged merged = merge_group(*group, threads, deadline);
+    if (merged == Merged::kIncomplete) return false;
+    if (all_merged()) return true;
+    if (merged == Merged::kNow) remove_reports(*group);
+    return false;
   }
-  return has_all_groups();
-}
-
-bool Attempt::has_all_groups() const {
   for (int g = 0; g < head_.group_count(); ++g) {
-    if (!location_->stat(group_name(head_.save_id, g))) return false;
+    if (merge_group(g, threads, deadline) == Merged::kIncomplete) return false;
   }
   return true;
 }
@@ -310,19 +397,10 @@ bool Attempt::finish(std::optional<int> group, int threads, Deadline deadline) {
 }
 
 bool Attempt::publish_if_complete(std::optional<int> group, int threads, Deadline deadline) {
-  const auto outcome = read_outcome(*location_, head_.save_id);
-  if (outcome == Outcome::kAbandoned) fail_abandoned();
-  if (is_published()) return true;
+  if (is_over()) return true;
   try {
-    if (!merge_groups(group, threads, deadline)) return ended_before(outcome);
-    std::vector<Bytes> left;
-    for (int g = 0; g < head_.group_count(); ++g) {
-      auto of_group = read_group(g);
-      if (!of_group) return is_published();
-      std::move(of_group->begin(), of_group->end(), std::back_inserter(left));
-    }
-    publish(std::move(left), deadline);
-    return true;
+    if (!merge_groups(group, threads, deadline)) return ended_before();
+    return publish(deadline) || is_published();
   } catch (const Error& error) {
     // Somebody else has published it meanwhile, and removed what this call was reading.
     if (error.code() != ErrorCode::kAlreadyExists && is_published()) return true;
@@ -360,33 +438,54 @@ void Attempt::tell_of_differing(const std::string& what, int rank) const {
   log(LogLevel::kWarning, what);
 }
 
-void Attempt::publish(std::vector<Bytes> encoded, Deadline deadline) {
+std::optional<Attempt::Described> Attempt::describe() const {
   std::vector<LeftReport> left;
   std::vector<RankReport> reports;
-  for (size_t rank = 0; rank < encoded.size(); ++rank) {
-    left.push_back(LeftReport::decode(encoded[rank], report_name(head_, static_cast<int>(rank))));
-    reports.push_back(RankReport::decode(left.back().report));
-    encoded[rank] = left.back().report;
+  std::vector<Bytes> encoded;
+  for (int group = 0; group < head_.group_count(); ++group) {
+    const auto merged = read_group(group);
+    if (!merged) return std::nullopt;
+    for (const Bytes& bytes : *merged) {
+      left.push_back(LeftReport::decode(bytes, group_name(head_.save_id, group)));
+      reports.push_back(RankReport::decode(left.back().report));
+      encoded.push_back(std::move(left.back().report));
+    }
   }
-  std::optional<Replaced> replaced;
+  Described described;
   std::set<std::string> remains;
   if (head_.rank_local) {
-    replaced = rank_files_of(reports);
-    expect_only(*replaced);
+    described.replaced = rank_files_of(reports);
     remains = unite_objects(reports, encoded);
   } else {
     expect_one_common_state(left);
   }
-  Descriptions made = describe_save({std::move(reports),
-                                     encoded,
-                                     CopyPolicy::kAccept,
-                                     head_.save_id,
-                                     head_.writer,
-                                     head_.attributes,
-                                     {},
-                                     std::move(remains)},
-                                    *format_, *dialect_);
-  publish_once(manifest_name(head_.save_id), made.manifest, deadline);
+  described.made = describe_save({std::move(reports),
+                                  encoded,
+                                  CopyPolicy::kAccept,
+                                  head_.save_id,
+                                  head_.writer,
+                                  head_.attributes,
+                                  {},
+                                  std::move(remains)},
+                                 *format_, *dialect_);
+  return described;
+}
+
+void Attempt::expect_no_contradiction(int threads, Deadline deadline) {
+  if (merge_groups(std::nullopt, threads, deadline)) describe();
+}
+
+bool Attempt::publish(Deadline deadline) {
+  std::optional<Lease> lease;
+  lease.emplace(location_, publisher_name(head_.save_id),
+                attempt_temporary(head_.save_id, "publisher"), kPublisherInterval);
+  const auto described = describe();
+  if (!described) return false;  // somebody else has published it, and is removing the groups
+  const auto& [made, replaced] = *described;
+  if (replaced) expect_only(*replaced);
+  location_->sync_directory(attempt_directory(head_.save_id));
+  publish_once(manifest_name(head_.save_id), attempt_temporary(head_.save_id, "manifest"),
+               made.manifest, deadline);
   for (const IndexFile& file : made.index) {
     // Names that say nothing of their save could be another attempt's.
     if (file.role == IndexRole::kBefore) {
@@ -400,14 +499,16 @@ void Attempt::publish(std::vector<Bytes> encoded, Deadline deadline) {
   }
   for (const IndexFile& file : made.index) publish_switch(file, deadline.without_interrupt());
   if (replaced) remove_replaced(*replaced);
+  lease.reset();
   clean();
+  return true;
 }
 
 // The bytes are the same, whoever publishes them.
-void Attempt::publish_once(const std::string& name, ByteView bytes, Deadline deadline) const {
+void Attempt::publish_once(const std::string& name, const std::string& temp_name, ByteView bytes,
+                           Deadline deadline) const {
   try {
-    location_->publish(name, attempt_temporary(head_.save_id, base_of(name)), bytes, false,
-                       deadline);
+    location_->publish(name, temp_name, bytes, false, deadline);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAlreadyExists) throw;
   }
@@ -432,6 +533,7 @@ void Attempt::publish_switch(const IndexFile& file, Deadline deadline) const {
 
 void Attempt::clean() const {
   try {
+    note_stood(*location_, head_.save_id, Deadline::never());
     remove_files(*location_, std::vector{attempt_name(head_.save_id)});
     location_->remove_tree(attempt_directory(head_.save_id));
   } catch (const Error& error) {
@@ -440,54 +542,11 @@ void Attempt::clean() const {
   }
 }
 
-// ---- Looking and waiting
+// ---- Looking
 
 AttemptState Attempt::look(size_t names) const {
   return look_at(*location_, head_, names,
                  [&](const std::string& name) { return location_->stat(name).has_value(); });
-}
-
-// Looks no further than it must: every rank of a large job does this at the same time.
-void Attempt::fail_missing() const {
-  std::vector<int> missing;
-  for (int group = 0; group < head_.group_count() && missing.empty(); ++group) {
-    if (location_->stat(group_name(head_.save_id, group))) continue;
-    for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
-      if (!location_->stat(report_name(head_, rank))) missing.push_back(rank);
-    }
-  }
-  if (missing.empty()) {
-    throw Error(ErrorCode::kTimeout, "the save " + head_.save_id +
-                                         " was not published before the deadline, though all ranks "
-                                         "have written");
-  }
-  throw Error(ErrorCode::kTimeout, ranks_text(missing) +
-                                       " had not written when the deadline of the save " +
-                                       head_.save_id + " passed")
-      .with_rank(missing.front())
-      .with_hint(
-          "what the others wrote is kept: these ranks can save again under the same token, or "
-          "gc removes it");
-}
-
-void Attempt::wait_published(int rank, int threads, Deadline deadline) {
-  const auto take_over = [&] { return Deadline::after(kTakeOver + by_chance(4 * kTakeOver)); };
-  Deadline patience = take_over();
-  for (Seconds wait = kFirstPause;; wait = std::min(1.5 * wait, kLongestPause)) {
-    const auto outcome = read_outcome(*location_, head_.save_id);
-    if (outcome == Outcome::kAbandoned) fail_abandoned();
-    if (outcome == Outcome::kPublished && is_published()) return;
-    if (head_.rank_local && has_all_groups()) return;
-    if (const auto failed = read_failed(*location_, head_.save_id); failed && !outcome) {
-      throw *failed;
-    }
-    if (deadline.expired()) fail_missing();
-    if (patience.expired()) {
-      if (finish(head_.group_of(rank), threads, deadline)) return;
-      patience = take_over();
-    }
-    pause(std::min(wait, Seconds(deadline.remaining())), deadline);
-  }
 }
 
 }  // namespace tilestone::engine

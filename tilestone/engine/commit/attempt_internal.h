@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tilestone/base/deadline.h"
+#include "tilestone/engine/commit/describe_internal.h"
 #include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/format/dialect/dialect.h"
@@ -36,7 +37,9 @@ class Attempt {
   // again has left some.
   int first_free_file(int rank) const;
 
-  // False: this rank has one, which counts.
+  // Whether a report of this rank is there, by itself or merged with its group's.
+  bool has_report(int rank) const;
+  // False: this rank has another one, which counts.
   bool leave_report(int rank, const LeftReport& left, Deadline deadline);
   // Leaves a rank's error for those who wait, unless there is one. Failures are logged.
   void leave_failure(int rank, const Error& error, Deadline deadline) noexcept;
@@ -57,6 +60,9 @@ class Attempt {
   bool finish(std::optional<int> group, int threads, Deadline deadline);
   // In that mode, once the attempt is abandoned: the metadata of its ranks goes.
   void withdraw_rank_metadata();
+  // What publishing would throw because of what the ranks have left, if all have. Publishes
+  // nothing.
+  void expect_no_contradiction(int threads, Deadline deadline);
 
   // Returns once the checkpoint exists. Throws what a rank has left as its failure, and at the
   // deadline kTimeout that names ranks that are missing. Takes over from a publisher that stalls.
@@ -66,22 +72,37 @@ class Attempt {
   AttemptState look(size_t names) const;
 
  private:
+  enum class Merged : uint8_t { kIncomplete, kBefore, kNow };
+  struct Described {
+    Descriptions made;
+    std::optional<Replaced> replaced;  // in torch's rank-local mode
+  };
+
+  bool is_over() const;
   bool is_published() const;
-  bool ended_before(std::optional<Outcome> outcome) const;
+  bool is_published_and_clean() const;
+  bool has_ended() const;
+  bool ended_before() const;
   void begin(Deadline deadline);
   void refuse_standing() const;
   void expect_same_head(const AttemptHead& other) const;
+  [[noreturn]] void fail_not_standing() const;
   [[noreturn]] void fail_abandoned() const;
   [[noreturn]] void fail_missing() const;
-  bool merge_group(int group, int threads, Deadline deadline);
+  std::optional<Bytes> counted_report(int rank) const;
+  bool all_reported(int group);
+  bool all_merged();
+  Merged merge_group(int group, int threads, Deadline deadline);
+  bool merge_groups(std::optional<int> group, int threads, Deadline deadline);
+  void remove_reports(int group) const;
   std::optional<std::vector<Bytes>> read_group(int group) const;
-  void publish(std::vector<Bytes> left, Deadline deadline);
-  void publish_once(const std::string& name, ByteView bytes, Deadline deadline) const;
+  std::optional<Described> describe() const;
+  bool publish(Deadline deadline);  // false: somebody else has
+  void publish_once(const std::string& name, const std::string& temp_name, ByteView bytes,
+                    Deadline deadline) const;
   void publish_switch(const IndexFile& file, Deadline deadline) const;
   void expect_one_common_state(const std::vector<LeftReport>& left) const;
   void tell_of_differing(const std::string& what, int rank) const;
-  bool merge_groups(std::optional<int> group, int threads, Deadline deadline);
-  bool has_all_groups() const;
   bool merge_if_complete(std::optional<int> group, int threads, Deadline deadline);
   void clean() const;
 
@@ -99,6 +120,8 @@ class Attempt {
   AttemptHead head_;
   std::shared_ptr<const Format> format_;
   std::shared_ptr<const Dialect> dialect_;
+  int next_rank_ = 0;  // where to look first for a report, or a group, that is missing
+  int next_group_ = 0;
 };
 
 }  // namespace tilestone::engine

@@ -61,7 +61,7 @@ void Attempt::refuse_other_attempts() const {
 void Attempt::publish_rank_metadata(int rank, Deadline deadline) {
   if (read_outcome(*location_, head_.save_id) == Outcome::kAbandoned) fail_abandoned();
   const std::string name = report_name(head_, rank);
-  const auto bytes = read_if_there(*location_, name);
+  const auto bytes = counted_report(rank);
   if (!bytes && is_published()) return;
   if (!bytes) throw Error(ErrorCode::kNotFound, "a rank's report is gone").with_file(name);
   publish_rank_file(RankReport::decode(LeftReport::decode(*bytes, name).report), deadline);
@@ -160,7 +160,7 @@ void Attempt::withdraw_rank_metadata() {
   std::vector<std::string> names;
   for (int rank = 0; rank < head_.world_size; ++rank) {
     const std::string file = report_name(head_, rank);
-    const auto left = read_if_there(*location_, file);
+    const auto left = counted_report(rank);
     if (!left) continue;
     const IndexFile own =
         describe_rank(RankReport::decode(LeftReport::decode(*left, file).report), *format_);

@@ -85,6 +85,20 @@ std::map<std::string, uint64_t> sizes_of(Storage& storage, const std::string& sa
   return sizes;
 }
 
+// Whether all ranks have written, and what they say does not contradict.
+bool can_be_published(Attempt attempt, Deadline deadline) {
+  if (attempt.look(1).missing_count > 0) return false;
+  try {
+    attempt.expect_no_contradiction(0, deadline);
+    return true;
+  } catch (const Error& error) {
+    const ErrorCode code = error.code();
+    if (code == ErrorCode::kMismatch || code == ErrorCode::kCoverage) return false;
+    if (code == ErrorCode::kCorrupt) return false;
+    throw;
+  }
+}
+
 using Look = std::pair<Image, std::map<std::string, uint64_t>>;
 Look look_at_all(Storage& storage, const std::string& save_id) {
   return {image_of(storage, save_id), sizes_of(storage, save_id)};
@@ -110,6 +124,7 @@ std::optional<UnpublishedSave> describe(const Location& location, const std::str
   Storage& storage = location.storage();
   UnpublishedSave save;
   save.save_id = save_id;
+  if (engine::has_stood(storage, save_id)) return std::nullopt;  // what is left goes with gc
   const auto head = engine::read_head(storage, save_id);
   if (!head) {
     const AttemptState state{
@@ -177,8 +192,19 @@ std::string publish(const Location& location, const PublishOptions& options) {
     }
     const std::string save_id = chosen(location, options.save_id);
     Attempt attempt(location.shared(), head_of(location.storage(), save_id));
-    if (attempt.publish_if_complete(std::nullopt, options.threads, deadline)) return save_id;
-    fail_incomplete(save_id, attempt.look(kNamedMissing));
+    while (!attempt.publish_if_complete(std::nullopt, options.threads, deadline)) {
+      const AttemptState state = attempt.look(kNamedMissing);
+      // The last rank may have written between the two looks, or somebody else have published.
+      if (state.missing_count > 0 && state.outcome != Outcome::kPublished) {
+        fail_incomplete(save_id, state);
+      }
+      if (deadline.expired()) {
+        throw Error(ErrorCode::kTimeout, "the save " + save_id +
+                                             " was not published before the deadline, though all "
+                                             "ranks have written");
+      }
+    }
+    return save_id;
   } catch (...) {
     rethrow_cause();
   }
@@ -195,7 +221,8 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
     if (before != look_at_all(storage, save_id)) {
       throw Error(ErrorCode::kAlreadyExists, "the save " + save_id + " is under way");
     }
-    if (head && Attempt(location.shared(), *head).look(1).missing_count == 0) {
+    const Deadline interrupted = Deadline::never().with_interrupt(options.interrupt);
+    if (head && can_be_published(Attempt(location.shared(), *head), interrupted)) {
       throw Error(ErrorCode::kUnsupported, "all ranks of the save " + save_id + " have written")
           .with_hint("publish it, and remove the checkpoint if it is not wanted");
     }

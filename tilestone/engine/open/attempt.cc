@@ -6,6 +6,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 
 namespace tilestone::engine {
@@ -17,6 +18,7 @@ constexpr size_t kNamedMissing = 8;
 constexpr uint8_t kVersion = 1;
 constexpr uint64_t kTrailerSize = 8;
 constexpr std::string_view kPublishedText = "published\n";
+constexpr std::string_view kStoodText = "published, and its switch too\n";
 constexpr std::string_view kAbandonedText = "abandoned\n";
 constexpr std::string_view kHeadSuffix = ".attempt";
 constexpr std::string_view kOutcomeSuffix = ".outcome";
@@ -59,7 +61,7 @@ auto decoded(ByteView bytes, const std::string& file, const Read& read) {
 }
 
 Outcome decode_outcome(ByteView bytes, const std::string& file) {
-  if (as_text(bytes) == kPublishedText) return Outcome::kPublished;
+  if (as_text(bytes) == kPublishedText || as_text(bytes) == kStoodText) return Outcome::kPublished;
   if (as_text(bytes) == kAbandonedText) return Outcome::kAbandoned;
   throw Error(ErrorCode::kCorrupt, "the outcome of a save is neither published nor abandoned")
       .with_file(file);
@@ -108,7 +110,7 @@ std::string group_directory(std::string_view save_id, int group) {
   return own(save_id, "/" + std::to_string(group));
 }
 std::string group_name(std::string_view save_id, int group) {
-  return group_directory(save_id, group) + ".reports";
+  return group_directory(save_id, group) + "/merged";
 }
 std::string report_name(const AttemptHead& head, int rank) {
   return group_directory(head.save_id, head.group_of(rank)) + "/" + std::to_string(rank) +
@@ -118,9 +120,15 @@ std::string lease_name(const AttemptHead& head, int rank) {
   return group_directory(head.save_id, head.group_of(rank)) + "/" + std::to_string(rank) + ".lease";
 }
 std::string failed_name(std::string_view save_id) { return own(save_id, "/failed"); }
+std::string publisher_name(std::string_view save_id) { return own(save_id, "/publisher"); }
 
 std::string attempt_temporary(std::string_view save_id, std::string_view what) {
   return own(save_id, "/" + std::string(what) + "." + random_save_id() + ".tmp");
+}
+
+std::string group_temporary(std::string_view save_id, int group, std::string_view what) {
+  return group_directory(save_id, group) + "/" + std::string(what) + "." + random_save_id() +
+         ".tmp";
 }
 
 std::optional<std::string> parse_attempt_name(std::string_view name) {
@@ -160,7 +168,7 @@ AttemptHead AttemptHead::decode(ByteView bytes, const std::string& file) {
     AttemptHead head;
     head.save_id = in.string();
     const uint64_t world = in.varint();
-    if (world < 1 || world > INT32_MAX) in.fail("a world size that no job has");
+    if (world < 1 || world > kMaxWorldSize) in.fail("a world size that no job has");
     head.world_size = static_cast<int>(world);
     head.format = in.string();
     head.dialect = in.string();
@@ -238,6 +246,17 @@ std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id
   const std::string name = outcome_name(save_id);
   const auto bytes = read_if_there(storage, name);
   return bytes ? std::optional(decode_outcome(*bytes, name)) : std::nullopt;
+}
+
+bool has_stood(Storage& storage, const std::string& save_id) {
+  const auto bytes = read_if_there(storage, outcome_name(save_id));
+  return bytes && as_text(*bytes) == kStoodText;
+}
+
+void note_stood(Storage& storage, const std::string& save_id, Deadline deadline) {
+  if (has_stood(storage, save_id)) return;
+  storage.publish(outcome_name(save_id), attempt_temporary(save_id, "outcome"),
+                  as_bytes(kStoodText), true, deadline);
 }
 
 std::optional<Error> read_failed(Storage& storage, const std::string& save_id) {
@@ -336,8 +355,8 @@ Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Dea
     // Somebody has decided before; or this call has, and only what follows the rename failed.
     const auto standing = read_outcome(storage, save_id);
     if (!standing) throw;
-    if (error.code() != ErrorCode::kAlreadyExists)
-      storage.sync_directory(std::string(kOwnDirectory));
+    // Whoever made it may have died before it was durable.
+    storage.sync_directory(std::string(kOwnDirectory));
     return *standing;
   }
 }

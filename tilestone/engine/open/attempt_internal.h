@@ -4,9 +4,11 @@
 //   .tilestone/SAVE_ID.attempt       what all its ranks have agreed on by coming to it
 //   .tilestone/SAVE_ID/GROUP/RANK.lease    changes while the rank works
 //   .tilestone/SAVE_ID/GROUP/RANK.report   what the rank has written; never replaced
-//   .tilestone/SAVE_ID/GROUP.reports       those of a group of ranks, together
+//   .tilestone/SAVE_ID/GROUP/merged        those of all the group's ranks, which then may go
+//   .tilestone/SAVE_ID/publisher     changes while somebody publishes
 //   .tilestone/SAVE_ID/failed        the first error of a rank, until a restarted one takes it back
-//   .tilestone/SAVE_ID.outcome       published or abandoned; made once, never changed, and it stays
+//   .tilestone/SAVE_ID.outcome       published or abandoned; made once, and it stays. Of a
+//                                    published one it says in the end that its switch stood
 //
 // Ranks lie in groups of about the root of their number, so that no directory of an attempt has
 // more than a few hundred entries in a world of 65,536.
@@ -67,8 +69,11 @@ std::string group_name(std::string_view save_id, int group);
 std::string report_name(const AttemptHead& head, int rank);
 std::string lease_name(const AttemptHead& head, int rank);
 std::string failed_name(std::string_view save_id);
+std::string publisher_name(std::string_view save_id);
 // A name in the attempt's directory through which `what` is published: no other call's.
 std::string attempt_temporary(std::string_view save_id, std::string_view what);
+// The same in a group's directory, for what each of its ranks makes.
+std::string group_temporary(std::string_view save_id, int group, std::string_view what);
 // The save that a name below kOwnDirectory belongs to, where it is one of an attempt's files.
 std::optional<std::string> parse_attempt_name(std::string_view name);
 
@@ -89,6 +94,10 @@ std::vector<Bytes> decode_group(ByteView bytes, const std::string& file);  // Er
 // nullopt: not there (yet).
 std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_id);
 std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id);
+// Whether its checkpoint has stood there: the outcome alone may be that of a save whose switch came
+// second. And what its publisher does to say so once the switch is durable.
+bool has_stood(Storage& storage, const std::string& save_id);
+void note_stood(Storage& storage, const std::string& save_id, Deadline deadline);
 std::optional<Error> read_failed(Storage& storage, const std::string& save_id);
 
 // What an attempt's files say.

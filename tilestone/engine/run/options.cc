@@ -59,6 +59,9 @@ void check_by_files(const SaveOptions& options) {
   if (files.world_size < 1 || files.rank < 0 || files.rank >= files.world_size) {
     refuse(fmt::format("rank is {} of a world_size of {}", files.rank, files.world_size));
   }
+  if (files.world_size > kMaxWorldSize) {
+    refuse(fmt::format("world_size is {}; expected at most {}", files.world_size, kMaxWorldSize));
+  }
   if (files.token.size() < kShortestToken || files.token.size() > kLongestToken) {
     refuse(
         fmt::format("token has {} bytes; expected {} to {}, the same text on all ranks of one "

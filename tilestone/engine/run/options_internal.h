@@ -6,6 +6,10 @@
 
 namespace tilestone::engine {
 
+// Of a save without a communicator: more is a mistake, and would make who looks for missing ranks
+// look for ever.
+inline constexpr int kMaxWorldSize = 1 << 20;
+
 // Error(kInvalidArgument) that names the option, its value and what is expected.
 void check_options(const SaveOptions& options);
 void check_options(const LoadOptions& options);

@@ -1,0 +1,271 @@
+// Saves without a communicator on a disk that fails at any call, and among others that save,
+// publish, clean and read at the same time.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <random>
+#include <thread>
+
+#include "tilestone/base/log.h"
+#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/unpublished.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/format/manifest.h"
+#include "tilestone/storage/fault_storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+constexpr int kRanks = 2;
+constexpr const char* kToken = "a run of a test";
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr uint64_t kStride = 7;
+constexpr uint64_t kRounds = 20;
+#else
+constexpr uint64_t kStride = 1;
+constexpr uint64_t kRounds = 60;
+#endif
+
+class SaveByFilesFaults : public testing::Test {
+ protected:
+  void SetUp() override { set_log_level(LogLevel::kOff); }
+  void TearDown() override { set_log_level(LogLevel::kWarning); }
+};
+
+StateDict state_of(int rank, int64_t first) {
+  StateDict state;
+  state["w"] = ShardedTensor::from_rank_offsets(
+      "w", counting(DType::kFloat32, {1, 8}, first + 8 * rank), {{0, rank, kRanks}});
+  state["p"] = counting(DType::kInt64, {3}, first);
+  state["step"] = Value(first);
+  return state;
+}
+
+// Whether the rank was told that the checkpoint is published; nullopt: it threw one of these.
+std::optional<bool> save_rank(const std::shared_ptr<Storage>& storage, int rank, int64_t first,
+                              const std::string& token = kToken) {
+  SaveOptions options;
+  options.by_files = ByFiles{rank, kRanks, token, 0, false};
+  options.timeout = 20;
+  options.threads = 1;
+  try {
+    return save(state_of(rank, first), Location(storage), options).published;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+void expect_whole(const std::shared_ptr<Storage>& storage, int64_t first) {
+  expect_rows(Location(storage), first, kRanks);
+  EXPECT_TRUE(Checkpoint::open(Location(storage)).verify().ok());
+}
+
+uint64_t calls_of_a_save() {
+  const auto disk = FaultDisk::create(memory_storage());
+  for (int rank = 0; rank < kRanks; ++rank) save_rank(disk->storage(rank), rank, 3);
+  return disk->calls();
+}
+
+// Fails once; what is there afterwards is completed by the same ranks under the same token.
+void expect_completed(uint64_t at, const FaultAction& action) {
+  const auto inner = memory_storage();
+  const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
+    return call.index == at ? action : FaultAction::pass();
+  });
+  bool published = false;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    published |= save_rank(disk->storage(rank), rank, 3).value_or(false);
+  }
+  if (published) expect_whole(inner, 3);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_TRUE(save_rank(inner, rank, 3)) << "rank " << rank << " fails again";
+  }
+  expect_whole(inner, 3);
+  EXPECT_TRUE(find_unpublished(Location(inner)).empty());
+  remove_leftovers(Location(inner));
+  expect_whole(inner, 3);
+}
+
+TEST_F(SaveByFilesFaults, AfterAnErrorOfAnyCallTheSameRanksCompleteTheSave) {
+  const uint64_t calls = calls_of_a_save();
+  ASSERT_GT(calls, 60u);
+  for (uint64_t at = 0; at < calls; at += kStride) {
+    for (const int error : {EIO, ENOSPC}) {
+      SCOPED_TRACE("call " + std::to_string(at) + ", errno " + std::to_string(error));
+      expect_completed(at, FaultAction::fail(error));
+      expect_completed(at, FaultAction::fail_after(error));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// The last rank dies after any call; it is started again and publishes; then the power fails.
+TEST_F(SaveByFilesFaults, WhatSomebodyElseHasBegunToPublishIsDurableOncePublished) {
+  for (uint64_t at = 0;; at += kStride) {
+    uint64_t calls = 0;
+    const auto disk = FaultDisk::create(memory_storage(), [&](const StorageCall& call) {
+      return call.client == 1 && calls++ == at ? FaultAction::die_after() : FaultAction::pass();
+    });
+    save_rank(disk->storage(0), 0, 3);
+    const bool died = !save_rank(disk->storage(1), 1, 3);
+    EXPECT_EQ(save_rank(disk->storage(2), 1, 3), true);
+    const std::string manifest = manifest_name(engine::save_id_of(kToken, 0));
+    for (const Survival survival : kAllSurvivals) {
+      SCOPED_TRACE("call " + std::to_string(at) + ", " + std::string(to_string(survival)));
+      const auto after = memory_storage(disk->surviving_image(survival, at));
+      expect_whole(after, 3);
+      EXPECT_TRUE(after->stat(manifest));
+      if (HasFailure()) return;
+    }
+    if (!died && calls <= at) return;
+  }
+}
+
+// Two runs, a save with a communicator, publishers, gc and a reader, in a random order.
+class Crowd {
+ public:
+  Crowd(uint64_t seed, bool abandons) : random_(seed), abandons_(abandons) {
+    const auto delays = std::make_shared<std::mt19937_64>(seed);
+    const auto mutex = std::make_shared<std::mutex>();
+    disk_ = FaultDisk::create(inner_, [=](const StorageCall&) {
+      std::lock_guard lock(*mutex);
+      const uint64_t draw = (*delays)();
+      if (draw % 8 != 0) return FaultAction::pass();
+      return FaultAction::wait(std::chrono::microseconds(draw / 8 % 200));
+    });
+  }
+
+  void run() {
+    std::vector<std::function<void()>> all;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      for (int64_t first : {3, 4}) all.emplace_back([=, this] { rank_saves(rank, first); });
+      all.emplace_back([=, this] { rank_saves(rank, 3); });  // a twin
+    }
+    for (int i = 0; i < 2; ++i) all.emplace_back([this] { publishes(); });
+    all.emplace_back([this] { cleans(); });
+    all.emplace_back([this] { reads(); });
+    if (random_() % 2 == 0) all.emplace_back([this] { saves_together(); });
+    if (abandons_) all.emplace_back([this] { abandons(); });
+    std::shuffle(all.begin(), all.end(), random_);
+    std::vector<std::thread> threads;
+    for (const auto& work : all) threads.emplace_back(work);
+    for (std::thread& thread : threads) thread.join();
+    judge();
+  }
+
+ private:
+  static std::string token(int64_t first) { return "run number " + std::to_string(first); }
+
+  void told(int64_t first) {
+    std::lock_guard lock(mutex_);
+    told_.insert(first);
+  }
+  void rank_saves(int rank, int64_t first) {
+    if (save_rank(disk_->storage(), rank, first, token(first)).value_or(false)) told(first);
+  }
+  void publishes() {
+    for (int i = 0; i < 10; ++i) try_to([&] { publish(Location(disk_->storage())); });
+  }
+  void cleans() {
+    for (int i = 0; i < 5; ++i) try_to([&] { remove_leftovers(Location(disk_->storage())); });
+  }
+  void abandons() {
+    try_to([&] { abandon(Location(disk_->storage()), {.save_id = id(3), .period = 0}); });
+  }
+  void saves_together() {
+    try_to([&] {
+      save(state_of(0, 5), Location(disk_->storage()));
+      told(5);
+    });
+  }
+  // What it finds is whole.
+  void reads() {
+    for (int i = 0; i < 10; ++i) {
+      try {
+        const Checkpoint checkpoint = Checkpoint::open(Location(disk_->storage()));
+        EXPECT_TRUE(checkpoint.verify().ok());
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
+      }
+    }
+  }
+  static std::string id(int64_t first) { return engine::save_id_of(token(first), 0); }
+  // An error is one of the answers; which, the tests beside this one say.
+  static void try_to(const std::function<void()>& work) {
+    try {
+      work();
+    } catch (const Error&) {
+    }
+  }
+
+  // Whoever was told that it is published has published what stands. Where nothing stands, the
+  // second run, which nobody abandons, can be completed.
+  void judge() {
+    EXPECT_LE(told_.size(), 1u);
+    if (!stands()) {
+      EXPECT_TRUE(told_.empty());
+      for (int rank = 0; rank < kRanks; ++rank) save_rank(inner_, rank, 4, token(4));
+    }
+    ASSERT_TRUE(stands());
+    for (const int64_t first : told_) expect_content(first);
+    try_to([&] { remove_leftovers(Location(inner_)); });
+    EXPECT_TRUE(Checkpoint::open(Location(inner_)).verify().ok());
+  }
+  bool stands() const { return inner_->stat(".metadata").has_value(); }
+  void expect_content(int64_t first) const {
+    EXPECT_EQ(step_of(Checkpoint::open(Location(inner_))), Value(first));
+  }
+
+  const std::shared_ptr<Storage> inner_ = memory_storage();
+  std::shared_ptr<FaultDisk> disk_;
+  std::mt19937_64 random_;
+  const bool abandons_;
+  std::mutex mutex_;
+  std::set<int64_t> told_;
+};
+
+TEST_F(SaveByFilesFaults, InACrowdNobodyIsToldOfACheckpointThatDoesNotStand) {
+  for (uint64_t seed = 0; seed < kRounds; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Crowd(seed, seed % 2 == 1).run();
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(SaveByFilesFaults, EightPublishersAtOnceMakeOneCheckpoint) {
+  for (uint64_t seed = 0; seed < kRounds / 10; ++seed) {
+    const auto inner = memory_storage();
+    const auto disk = FaultDisk::create(inner, [](const StorageCall& call) {
+      // Of the save, everything but the publishing.
+      const bool merges = call.client == 1 && call.op == StorageOp::kCreate &&
+                          call.name.find("/merged.") != std::string_view::npos;
+      if (merges) return FaultAction::die();
+      return call.client == 2 ? FaultAction::wait(std::chrono::microseconds(call.index % 7 * 20))
+                              : FaultAction::pass();
+    });
+    for (int rank = 0; rank < kRanks; ++rank) save_rank(disk->storage(rank), rank, 3);
+    std::atomic<int> published = 0;
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 8; ++i) {
+      threads.emplace_back([&] {
+        try {
+          publish(Location(disk->storage(2)));
+          ++published;
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_GE(published, 1);
+    expect_whole(inner, 3);
+    EXPECT_TRUE(find_leftovers(Location(inner)).empty());
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace tilestone

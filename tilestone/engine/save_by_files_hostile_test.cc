@@ -1,0 +1,281 @@
+// Saves without a communicator among ranks, disks and people that do what nobody should.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include "tilestone/base/log.h"
+#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/unpublished.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/posix_storage.h"
+
+namespace tilestone {
+namespace {
+
+constexpr const char* kToken = "a run of a test";
+
+SaveOptions by_files(int rank, int ranks, const std::string& token = kToken, bool wait = false) {
+  SaveOptions options;
+  options.by_files = ByFiles{rank, ranks, token, 0, wait};
+  options.timeout = 20;
+  options.threads = 1;
+  return options;
+}
+
+StateDict state_of(int rank, int ranks, int64_t first) {
+  StateDict state;
+  state["w"] = ShardedTensor::from_rank_offsets(
+      "w", counting(DType::kFloat32, {1, 8}, first + 8 * rank), {{0, rank, ranks}});
+  state["p"] = counting(DType::kInt64, {3}, first);
+  state["step"] = Value(first);
+  return state;
+}
+
+SaveResult save_rank(const Location& location, int rank, int ranks, int64_t first,
+                     const std::string& token = kToken) {
+  return save(state_of(rank, ranks, first), location, by_files(rank, ranks, token));
+}
+
+// The code and text of what `work` throws; kOk-like nullopt where it returns.
+std::optional<Error> thrown(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
+}
+
+#define EXPECT_THROWS(work, wanted, text)                                                 \
+  do {                                                                                    \
+    const auto error = thrown([&] { work; });                                             \
+    ASSERT_TRUE(error) << "not refused";                                                  \
+    EXPECT_EQ(error->code(), wanted) << error->what();                                    \
+    EXPECT_NE(std::string(error->what()).find(text), std::string::npos) << error->what(); \
+  } while (false)
+
+void expect_whole(const Location& location, int64_t first, int ranks) {
+  expect_rows(location, first, ranks);
+  EXPECT_TRUE(Checkpoint::open(location).verify().ok());
+}
+
+// The rank stalls when its report has its name; meanwhile another process publishes and removes the
+// report's directory.
+TEST(SaveByFilesHostile, ARankWhoseReportIsPublishedBeforeItsCallEndsKeepsItsFiles) {
+  const auto inner = memory_storage();
+  bool reported = false;
+  const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
+    if (call.client != 1) return FaultAction::pass();
+    if (call.op == StorageOp::kRename && call.to.ends_with("1.report")) {
+      reported = true;
+    } else if (std::exchange(reported, false)) {
+      EXPECT_TRUE(save_rank(Location(inner), 0, 2, 3).published);
+    }
+    return FaultAction::pass();
+  });
+  EXPECT_FALSE(save_rank(Location(disk->storage(0)), 0, 2, 3).published);
+  EXPECT_TRUE(save_rank(Location(disk->storage(1)), 1, 2, 3).published);
+  expect_whole(Location(inner), 3, 2);
+}
+
+TEST(SaveByFilesHostile, ARankThatStallsAtAnyCallFindsWhatItsTwinHasPublished) {
+  bool stalled = true;
+  for (uint64_t at = 0; stalled; ++at) {
+    SCOPED_TRACE("call " + std::to_string(at));
+    const auto inner = memory_storage();
+    uint64_t calls = 0;
+    const auto disk = FaultDisk::create(inner, [&](const StorageCall&) {
+      if (calls++ != at) return FaultAction::pass();
+      for (const int rank : {0, 1}) save_rank(Location(inner), rank, 2, 3);
+      return FaultAction::pass();
+    });
+    const bool published = save_rank(Location(disk->storage(1)), 1, 2, 3).published;
+    stalled = calls > at;
+    ASSERT_EQ(published, stalled);  // without the others it is no checkpoint
+    if (!stalled) return;
+    expect_whole(Location(inner), 3, 2);
+    EXPECT_TRUE(find_unpublished(Location(inner)).empty());
+    if (HasFailure()) return;
+  }
+}
+
+// As a network file system does whose client asks once more: the second answer is the wrong one.
+TEST(SaveByFilesHostile, ARankWhoseReportIsTakenForAnothersKeepsItsFiles) {
+  const auto inner = memory_storage();
+  bool again = false;
+  const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
+    if (call.op == StorageOp::kRename && call.to.ends_with("1.report") && !again) {
+      again = true;
+      const Bytes bytes = read_file(*inner, std::string(call.name), UINT64_MAX);
+      inner->publish(std::string(call.to), ".tilestone/x.tmp", bytes, false, Deadline::never());
+    }
+    return FaultAction::pass();
+  });
+  save_rank(Location(disk->storage(0)), 0, 2, 3);
+  EXPECT_TRUE(save_rank(Location(disk->storage(1)), 1, 2, 3).published);
+  EXPECT_TRUE(again);
+  expect_whole(Location(inner), 3, 2);
+}
+
+TEST(SaveByFilesHostile, ASaveThatWasReplacedIsNotSaidToStandWhenItsTokenComesAgain) {
+  const Location location(memory_storage());
+  EXPECT_TRUE(save_rank(location, 0, 1, 3).published);
+  EXPECT_TRUE(save_rank(location, 0, 1, 3).published);
+  SaveOptions over;
+  over.overwrite = true;
+  save(state_of(0, 1, 4), location, over);
+  EXPECT_THROWS(save_rank(location, 0, 1, 3), ErrorCode::kAlreadyExists, "does not stand");
+  expect_whole(location, 4, 1);
+}
+
+TEST(SaveByFilesHostile, TheLoserOfTwoRunsIsNeverToldThatItIsPublished) {
+  const Location location(memory_storage());
+  save_rank(location, 0, 2, 3, "the first run");
+  for (const int rank : {0, 1}) save_rank(location, rank, 2, 4, "the second run");
+  EXPECT_THROWS(save_rank(location, 1, 2, 3, "the first run"), ErrorCode::kAlreadyExists,
+                "another checkpoint was published");
+  EXPECT_THROWS(publish(location), ErrorCode::kAlreadyExists, "another checkpoint was published");
+  EXPECT_FALSE(remove_leftovers(location).empty());
+  for (const int rank : {0, 1}) {
+    EXPECT_THROWS(save_rank(location, rank, 2, 3, "the first run"), ErrorCode::kAlreadyExists,
+                  "does not stand");
+  }
+  EXPECT_TRUE(find_unpublished(location).empty());
+  expect_whole(location, 4, 2);
+}
+
+TEST(SaveByFilesHostile, ASaveWhoseRanksContradictEachOtherCanBeAbandoned) {
+  const Location location(memory_storage());
+  save_rank(location, 0, 2, 3);
+  EXPECT_THROWS(save_rank(location, 1, 2, 4), ErrorCode::kMismatch, "p");
+  EXPECT_THROWS(publish(location), ErrorCode::kMismatch, "p");
+  EXPECT_THROWS(save(state_of(0, 1, 5), location), ErrorCode::kAlreadyExists, "not published yet");
+  abandon(location, {.period = 0});
+  save(state_of(0, 1, 5), location);
+  expect_whole(location, 5, 1);
+}
+
+TEST(SaveByFilesHostile, ASaveWhoseRanksAllAgreeCantBeAbandoned) {
+  const auto inner = memory_storage();
+  const auto disk = FaultDisk::create(inner, [](const StorageCall& call) {
+    // The last rank dies when it has reported.
+    const bool merges = call.op == StorageOp::kCreate && call.client == 1 &&
+                        call.name.find("/merged.") != std::string_view::npos;
+    return merges ? FaultAction::die() : FaultAction::pass();
+  });
+  save_rank(Location(disk->storage(0)), 0, 2, 3);
+  EXPECT_TRUE(thrown([&] { save_rank(Location(disk->storage(1)), 1, 2, 3); }));
+  EXPECT_THROWS(abandon(Location(inner), {.period = 0}), ErrorCode::kUnsupported, "have written");
+  publish(Location(inner));
+  expect_whole(Location(inner), 3, 2);
+}
+
+TEST(SaveByFilesHostile, ARankWhoseStateIsRefusedIsHeardOfByThoseWhoWait) {
+  const Location location(memory_storage());
+  std::optional<Error> first;
+  std::thread waits([&] {
+    first = thrown([&] { save(state_of(0, 2, 3), location, by_files(0, 2, kToken, true)); });
+  });
+  SaveOptions bad = by_files(1, 2);
+  bad.tensor_attributes["no such key"] = {};
+  EXPECT_THROWS(save(state_of(1, 2, 3), location, bad), ErrorCode::kInvalidArgument, "no such key");
+  waits.join();
+  ASSERT_TRUE(first);
+  EXPECT_EQ(first->code(), ErrorCode::kInvalidArgument) << first->what();
+  EXPECT_NE(std::string(first->what()).find("rank 1"), std::string::npos) << first->what();
+  save_rank(location, 1, 2, 3);
+  expect_whole(location, 3, 2);
+}
+
+TEST(SaveByFilesHostile, RanksAndTokensThatCantBeAreRefusedBeforeAnythingIsWritten) {
+  const Location location(memory_storage());
+  const auto refused = [&](int rank, int ranks, const std::string& token) {
+    EXPECT_THROWS(save(state_of(0, 1, 3), location, by_files(rank, ranks, token)),
+                  ErrorCode::kInvalidArgument, "");
+  };
+  refused(0, 0, kToken);
+  refused(-1, 1, kToken);
+  refused(2, 2, kToken);
+  refused(0, INT32_MAX, kToken);
+  refused(0, 1, "");
+  refused(0, 1, "7 bytes");
+  refused(0, 1, std::string(257, 'x'));
+  EXPECT_TRUE(location.storage().list().empty());
+  // Any bytes will do, and each is a token of its own.
+  std::set<std::string> ids;
+  for (const std::string& token :
+       {std::string(8, '\0'), std::string(9, '\0'), std::string("../../../x"),
+        std::string("a\nb\nc\nd\n"), std::string("\xff\xfe\xfd\xfc\xfb\xfa\xf9\xf8"),
+        std::string("a\nb\nc\nd"), std::string(256, '/')}) {
+    ids.insert(engine::save_id_of(token, 0));
+    ids.insert(engine::save_id_of(token, 1));
+    if (token.size() < 8) continue;
+    const Location own(memory_storage());
+    EXPECT_TRUE(save_rank(own, 0, 1, 3, token).published);
+    for (const std::string& name : own.storage().list()) EXPECT_LT(name.size(), 80u) << name;
+  }
+  EXPECT_EQ(ids.size(), 14u);
+}
+
+class SaveByFilesPlaces : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = std::filesystem::path(testing::TempDir()) /
+            testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::filesystem::remove_all(root_);
+    std::filesystem::create_directories(root_);
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  std::string at(const std::string& name) const { return (root_ / name).string(); }
+
+  std::filesystem::path root_;
+};
+
+TEST_F(SaveByFilesPlaces, RanksMayNameOneDirectoryInDifferentWays) {
+  std::filesystem::create_directories(at("there"));
+  std::filesystem::create_directory_symlink("there", at("link"));
+  const std::vector<std::string> paths = {at("there"), at("there") + "//", at("link"), at("link/."),
+                                          std::filesystem::relative(at("x/../there")).string()};
+  const int ranks = static_cast<int>(paths.size());
+  for (int rank = 0; rank < ranks; ++rank) {
+    save_rank(Location(paths[static_cast<size_t>(rank)]), rank, ranks, 3);
+  }
+  for (const std::string& path : paths) expect_whole(Location(path), 3, ranks);
+}
+
+TEST_F(SaveByFilesPlaces, WhatIsNoDirectoryIsRefusedAndStays) {
+  Location(at(".")).storage().publish("file", "file.tmp", as_bytes("mine"), false,
+                                      Deadline::never());
+  std::filesystem::create_symlink("nowhere", at("link"));
+  std::filesystem::create_symlink("loop", at("loop"));
+  for (const char* name : {"file", "file/below", "link", "loop"}) {
+    EXPECT_TRUE(thrown([&] { save_rank(Location(at(name)), 0, 1, 3); })) << name;
+  }
+  EXPECT_EQ(as_text(read_file(Location(at(".")).storage(), "file", 100)), "mine");
+  EXPECT_FALSE(std::filesystem::exists(at("nowhere")));
+}
+
+TEST_F(SaveByFilesPlaces, WhereTheLocationIsRemovedMeanwhileNothingIsPublishedThatLacksARank) {
+  const Location location(at("there"));
+  save_rank(location, 0, 2, 3);
+  std::filesystem::remove_all(at("there"));
+  EXPECT_FALSE(save_rank(location, 1, 2, 3).published);
+  EXPECT_EQ(find_unpublished(location).front().missing, std::vector<int>{0});
+  // Of a rank that has reported the data file is gone.
+  for (const auto& file : std::filesystem::directory_iterator(at("there"))) {
+    if (file.path().extension() == ".distcp") std::filesystem::remove(file.path());
+  }
+  SaveOptions options = by_files(0, 2);
+  options.timeout = 0.2;
+  EXPECT_THROWS(save(state_of(0, 2, 3), location, options), ErrorCode::kMismatch, "rank 1 wrote");
+  EXPECT_THROWS(Checkpoint::open(location), ErrorCode::kNotFound, "");
+}
+
+}  // namespace
+}  // namespace tilestone

@@ -1,0 +1,83 @@
+// What a save without a communicator costs a rank, whatever the number of ranks.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <random>
+#include <string_view>
+#include <vector>
+
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/storage/fault_storage_testing.h"
+
+namespace tilestone {
+namespace {
+
+// The most entries that one of the directories has in which these files lie.
+uint64_t largest_directory(const std::vector<std::string>& names) {
+  std::map<std::string, std::set<std::string>> entries;
+  for (const std::string& name : names) {
+    for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+      end = name.find('/', begin);
+      entries[name.substr(0, begin)].insert(name.substr(begin, end - begin));
+    }
+  }
+  uint64_t most = 0;
+  for (const auto& [directory, in_it] : entries) most = std::max<uint64_t>(most, in_it.size());
+  return most;
+}
+
+struct Costs {
+  std::vector<uint64_t> calls;  // of each rank, sorted; the last to come publishes
+  uint64_t most_listed = 0;     // entries of a directory that a rank has listed
+};
+
+// One rank after the other in a random order; nobody waits.
+Costs costs_of(int ranks) {
+  const auto inner = memory_storage();
+  Costs costs;
+  costs.calls.resize(static_cast<size_t>(ranks));
+  const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
+    ++costs.calls[static_cast<size_t>(call.client)];
+    if (call.op == StorageOp::kList) {
+      const uint64_t seen = largest_directory(inner->list(std::string(call.name)));
+      costs.most_listed = std::max(costs.most_listed, seen);
+    }
+    return FaultAction::pass();
+  });
+  std::vector<int> order(static_cast<size_t>(ranks));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(5));
+  for (const int rank : order) {
+    StateDict state;
+    state["w"] = ShardedTensor::from_rank_offsets(
+        "w", counting(DType::kFloat32, {1, 8}, 3 + 8 * rank), {{0, rank, ranks}});
+    state["p"] = counting(DType::kInt64, {3}, 3);
+    state["step"] = int64_t{3};
+    SaveOptions options;
+    options.by_files = ByFiles{rank, ranks, "a run of a test", 0, false};
+    options.threads = 1;
+    EXPECT_EQ(save(state, Location(disk->storage(rank)), options).published, rank == order.back());
+  }
+  expect_rows(Location(inner), 3, ranks);
+  std::sort(costs.calls.begin(), costs.calls.end());
+  return costs;
+}
+
+TEST(SaveByFilesScale, ARanksCallsDontGrowWithTheWorldAndNobodyListsMoreThanSomeGroupsEntries) {
+  const Costs small = costs_of(64);
+  const Costs large = costs_of(256);
+  const auto median = [](const Costs& costs) { return costs.calls[costs.calls.size() / 2]; };
+  EXPECT_LE(median(large), median(small) + 2);
+  // Who completes a group opens its ranks' files: a few calls for each rank of it.
+  const auto completes = [](const Costs& costs) { return costs.calls[costs.calls.size() - 2]; };
+  EXPECT_LE(completes(large), median(large) + 10 * 16);
+  // The last rank alone does more: it opens each group's reports, and removes what is left of all.
+  EXPECT_LE(large.calls.back(), completes(large) + 8 * 256);
+  EXPECT_LE(small.most_listed, 3u * 8);
+  EXPECT_LE(large.most_listed, 3u * 16);
+}
+
+}  // namespace
+}  // namespace tilestone
