@@ -50,7 +50,26 @@ TEST_F(Unpublished, PublishSaysWhichRanksAreMissingAndWhatIsUnpublished) {
   ASSERT_EQ(saves.size(), 1u);
   EXPECT_EQ(saves[0]["world_size"], 2);
   EXPECT_EQ(saves[0]["missing"], std::vector<int>{1});
-  EXPECT_EQ(tilestone_command({"ls", path_}).code, kIoFailed);
+}
+
+TEST_F(Unpublished, WhereOnlyAnUnpublishedSaveStandsEveryCommandSaysWhatIsMissing) {
+  save_rank(0);
+  const char* const text = "1 of its 2 ranks has not written (rank 1)";
+  for (const char* command : {"ls", "inspect", "verify"}) {
+    const Ran refused = tilestone_command({command, path_});
+    EXPECT_EQ(refused.code, kIoFailed);
+    EXPECT_THAT(refused.err, HasSubstr("no checkpoint at"));
+    EXPECT_THAT(refused.err, HasSubstr(text));
+  }
+  const Ran listed = tilestone_command({"gc", path_});
+  EXPECT_EQ(listed.code, kOk);
+  EXPECT_THAT(listed.out, HasSubstr("no leftovers"));
+  EXPECT_THAT(listed.out, HasSubstr(std::string("no leftover: the save ")));
+  EXPECT_THAT(listed.out, HasSubstr(text));
+  const auto json = nlohmann::json::parse(tilestone_command({"gc", path_, "--json"}).out);
+  EXPECT_EQ(json["files"].size(), 0u);
+  ASSERT_EQ(json["unpublished"].size(), 1u);
+  EXPECT_THAT(std::string(json["unpublished"][0]["text"]), HasSubstr(text));
 }
 
 TEST_F(Unpublished, AfterTheLastRankNothingIsLeftToPublish) {

@@ -1,6 +1,7 @@
 // Saves without a communicator: every rank knows of the others by files alone.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <optional>
 #include <thread>
@@ -240,6 +241,118 @@ TEST(SaveByFiles, TheFirstReportOfARankCountsAndATwinsFilesGo) {
   EXPECT_EQ(storage->list(), files);
   save(state_of(1, 2, 3), location, by_files(1, 2));
   expect_state(location, 2, 3);
+}
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string opening_error(const Location& location) {
+  return error_of([&] { Checkpoint::open(location); });
+}
+
+SaveOptions without_waiting(int rank, int ranks, const std::string& token = kToken) {
+  SaveOptions options = by_files(rank, ranks, token);
+  options.by_files->wait = false;
+  return options;
+}
+
+void expect_in(const std::string& part, const std::string& text) {
+  EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+TEST(SaveByFiles, OpeningWhereOnlyAnUnpublishedSaveStandsSaysWhatIsMissingAndWhatCanBeDone) {
+  const auto storage = memory_storage();
+  const Location location(storage);
+  for (const int rank : {0, 3}) save(state_of(rank, 12, 3), location, without_waiting(rank, 12));
+  expect_in("10 of its 12 ranks have not written (ranks 1, 2, 4, 5, 6, 7, 8, 9 and 2 more)",
+            opening_error(location));
+  expect_in("no checkpoint at", opening_error(location));
+  expect_in("`tilestone gc --abandon` ends the save", opening_error(location));
+  // Of several, one is described.
+  save(state_of(0, 2, 3), location, without_waiting(0, 2, "another run of it"));
+  expect_in("`tilestone publish --list` shows 1 more", opening_error(location));
+  EXPECT_EQ(find_unpublished(location).size(), 2u);
+  EXPECT_TRUE(find_leftovers(location).empty());
+  // Its manifest, which is made before the switch, makes no lost checkpoint of it.
+  save(state_of(1, 2, 3), location, without_waiting(1, 2, "another run of it"));
+  expect_state(location, 2, 3);
+  EXPECT_EQ(find_unpublished(location).size(), 1u);
+}
+
+// A publisher that dies between manifest and switch: the checkpoint has not lost its index.
+TEST(SaveByFiles, ASaveThatLacksOnlyItsSwitchIsUnpublishedAndNotLost) {
+  const auto storage = memory_storage();
+  const Location location(storage);
+  save(state_of(0, 2, 3), location, without_waiting(0, 2));
+  const FileImage before = memory_image(*storage);
+  save(state_of(1, 2, 3), location, without_waiting(1, 2));
+  FileImage crashed = memory_image(*storage);
+  crashed.erase(".metadata");
+  for (const auto& [name, bytes] : before) crashed.insert({name, bytes});
+  const std::string save_id = engine::save_id_of(kToken, 0);
+  crashed.erase(engine::outcome_name(save_id));
+  const auto after = memory_storage(crashed);
+  expect_in("not published", opening_error(Location(after)));
+  EXPECT_TRUE(find_leftovers(Location(after)).empty());
+}
+
+TEST(SaveByFiles, AnAttemptBesideACheckpointIsInNobodysWay) {
+  const Location location(memory_storage());
+  save(state_of(0, 3, 9), location, without_waiting(0, 3));
+  save(state_of(0, 1, 4), location, without_waiting(0, 1, "another run of it"));
+  expect_state(location, 1, 4);
+  EXPECT_EQ(find_unpublished(location).size(), 1u);
+  EXPECT_TRUE(find_leftovers(location).empty());
+}
+
+TEST(SaveByFiles, AnUnpublishedSaveThatIsWatchedShowsThatItIsAlive) {
+  constexpr int kRanks = 10000;
+  const Location location(memory_storage());
+  StateDict state;
+  state["step"] = Value(int64_t{7});
+  save(state, location, without_waiting(0, kRanks));
+  EXPECT_EQ(find_unpublished(location).front().alive, std::nullopt);
+  const FindOptions watching{0.05, nullptr};
+  EXPECT_EQ(find_unpublished(location, watching).front().alive, std::nullopt);  // too short
+  std::atomic<bool> seen = false;
+  std::thread ranks([&] {
+    for (int rank = 1; rank + 1 < kRanks && !seen; ++rank) {
+      save(state, location, without_waiting(rank, kRanks));
+    }
+  });
+  while (find_unpublished(location, watching).front().alive != true) continue;
+  seen = true;
+  ranks.join();
+  EXPECT_THROW(find_unpublished(location, {-1, nullptr}), Error);
+}
+
+TEST(SaveByFiles, ARankThatCanNotSaveWhatItHasIsHeardOfByThoseWhoWait) {
+  const auto refused_by = [](const std::function<void(const Location&)>& second) {
+    const Location location(memory_storage());
+    const auto thrown = each_rank(2, [&](int rank) {
+      if (rank == 1) return second(location);
+      save(state_of(0, 2, 3), location, by_files(0, 2));
+    });
+    EXPECT_EQ(thrown[0], thrown[1]);
+    return thrown[0];
+  };
+  // What it brings can't be made; contradicts what the others bring; names holders of no world.
+  expect_in("the state is on fire", refused_by([](const Location& location) {
+              const SaveOptions options = by_files(1, 2);
+              const auto prepare = []() -> SaveRequest {
+                throw Error(ErrorCode::kInvalidArgument, "the state is on fire").with_rank(1);
+              };
+              save_by_files(location, options, prepare, Deadline::never());
+            }));
+  expect_in("declared to hold", refused_by([](const Location& location) {
+              save(state_of(1, 5, 3), location, by_files(1, 2));
+            }));
 }
 
 TEST(SaveByFiles, NothingIsReplacedAndSomeOptionsAreRefused) {
