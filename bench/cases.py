@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+import by_files
 import megatron_core
 import megatron_exchange
 import metadata
@@ -166,6 +167,8 @@ ALL = {
                       planning.planning, 2),
     "growth": Entry("planning, growth", "What grows with ranks and tensors, and how.",
                     planning.growth, 0.5),
+    "by_files": Entry("saves without a communicator", "Up to 16,384 ranks that one machine stands "
+                      "for.", by_files.by_files, 6),
     "scaling": Entry("scaling", "Saves and loads against bytes, tensors and ranks.",
                      scaling.scaling, 1),
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import resource
 import sys
 import time
 
@@ -89,10 +90,16 @@ def main() -> None:
     planner = DefaultSavePlanner(flatten_state_dict=False)
     planner.set_up_planner({}, is_coordinator=True)
     begin = time.process_time()
-    planner.create_global_plan(plans)
+    final, _ = planner.create_global_plan(plans)
     global_seconds = time.process_time() - begin
+    begin = time.process_time()
+    scattered = sum(len(pickle.dumps(plan)) for plan in final)
+    scatter_seconds = time.process_time() - begin
     print(json.dumps({"ranks": ranks, "local_seconds": local_seconds,
-                      "unpickle_seconds": unpickle_seconds, "global_seconds": global_seconds}))
+                      "unpickle_seconds": unpickle_seconds, "global_seconds": global_seconds,
+                      "scatter_seconds": scatter_seconds,
+                      "gathered_bytes": sum(map(len, pickled)), "scattered_bytes": scattered,
+                      "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}))
 
 
 if __name__ == "__main__":

@@ -127,6 +127,13 @@ def _rule_grows(cases: dict[str, Case]) -> Measured | None:
     return Measured(figures["rule 16384, s"] / figures["rule 64, s"], figures["rule, spread"])
 
 
+def _by_files_grows(cases: dict[str, Case]) -> Measured | None:
+    figures = cases["by_files"].figures if "by_files" in cases else {}
+    if "calls 64" not in figures or "calls 16384" not in figures:
+        return None
+    return Measured(figures["calls 16384"] / figures["calls 64"])
+
+
 def _checksum_cost(cases: dict[str, Case]) -> Measured | None:
     times = _phase(cases, "writing", "save")
     if not times or "no checksums" not in times:
@@ -195,6 +202,11 @@ def all_targets() -> list[Target]:
         _at_most("planning 16,384 × 1,000 by exchange: memory", 4,
                  _figure("planning", "plan dense 16384 x 1000, GiB"), "GiB"),
         _at_most("planning by rule: a rank's time at 16,384 ranks ÷ at 64", 1.2, _rule_grows, "×"),
+        _at_most("by files, 16,384 ranks: from the last report to the checkpoint", 10,
+                 _figure("by_files", "published 16384, s"), "s"),
+        _at_most("by files, 16,384 ranks: entries of a directory that a rank lists", 256,
+                 _figure("by_files", "listed 16384"), "entries"),
+        _at_most("by files: calls of a rank at 16,384 ranks ÷ at 64", 1.2, _by_files_grows, "×"),
         _at_most("Megatron-Core's distribution, 2,048 × 1,000", 0.3,
                  _figure("planning", "distribution, s"), "s"),
         _at_least("reading `.metadata` of 512,000 shards: pickle.load", 20,

@@ -1,0 +1,179 @@
+// A directory of the file system, and what is asked of it: every call counted, the largest
+// directory that was listed, and when files got their names.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tilestone/tilestone.h"
+
+namespace tilestone::bench {
+
+// Thread-safe. A publish is counted as the calls that it consists of.
+class CountingStorage : public Storage {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  static std::shared_ptr<CountingStorage> over(const std::string& folder) {
+    return std::make_shared<CountingStorage>(posix_storage(folder));
+  }
+  explicit CountingStorage(std::shared_ptr<Storage> inner) : inner_(std::move(inner)) {}
+
+  uint64_t calls() const { return calls_; }
+  uint64_t syncs() const { return syncs_; }              // of files and directories
+  uint64_t most_listed() const { return most_listed_; }  // entries of one directory
+
+  // When a file was last renamed to a name that ends so.
+  Clock::time_point renamed_to(std::string_view suffix) const {
+    std::lock_guard lock(mutex_);
+    for (auto entry = renames_.rbegin(); entry != renames_.rend(); ++entry) {
+      if (entry->first.ends_with(suffix)) return entry->second;
+    }
+    throw Error(ErrorCode::kNotFound, "no file was renamed to *" + std::string(suffix));
+  }
+
+  bool can(StorageCapability what) override { return inner_->can(what); }
+  ReadCosts read_costs() const override { return inner_->read_costs(); }
+  std::string describe() const override { return inner_->describe(); }
+
+  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected) override {
+    ++calls_;
+    return std::make_unique<CountedFile>(*this, inner_->create(name, expected));
+  }
+  std::unique_ptr<ReadableFile> open(const std::string& name) override {
+    ++calls_;
+    return inner_->open(name);
+  }
+  void read(std::span<const ReadOp> ops, const ReadOptions& options,
+            const ReadDone& done) override {
+    calls_ += ops.size();
+    inner_->read(ops, options, done);
+  }
+  std::optional<FileInfo> stat(const std::string& name) override {
+    ++calls_;
+    return inner_->stat(name);
+  }
+  std::vector<std::string> list(const std::string& prefix) override {
+    return counted(inner_->list(prefix));
+  }
+  std::vector<std::string> list_files(const std::string& prefix) override {
+    return counted(inner_->list_files(prefix));
+  }
+  std::vector<std::string> list_directories(const std::string& prefix) override {
+    return counted(inner_->list_directories(prefix));
+  }
+  void rename(const std::string& from, const std::string& to, bool replace) override {
+    ++calls_;
+    inner_->rename(from, to, replace);
+    std::lock_guard lock(mutex_);
+    renames_.emplace_back(to, Clock::now());
+  }
+  void remove(const std::string& name) override {
+    ++calls_;
+    inner_->remove(name);
+  }
+  void make_directory(const std::string& name) override {
+    ++calls_;
+    inner_->make_directory(name);
+  }
+  void remove_directory(const std::string& name) override {
+    ++calls_;
+    inner_->remove_directory(name);
+  }
+  void exchange_directories(const std::string& a, const std::string& b) override {
+    ++calls_;
+    inner_->exchange_directories(a, b);
+  }
+  void rename_directory(const std::string& from, const std::string& to) override {
+    ++calls_;
+    inner_->rename_directory(from, to);
+  }
+  void sync_directory(const std::string& name) override {
+    ++calls_;
+    ++syncs_;
+    inner_->sync_directory(name);
+  }
+  std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
+    ++calls_;
+    return inner_->try_lock(name);
+  }
+  bool is_locked(const std::string& name) override {
+    ++calls_;
+    return inner_->is_locked(name);
+  }
+  std::optional<StoragePlace> parent() override { return inner_->parent(); }
+
+ private:
+  class CountedFile : public WritableFile {
+   public:
+    CountedFile(CountingStorage& storage, std::unique_ptr<WritableFile> inner)
+        : storage_(storage), inner_(std::move(inner)) {}
+    void append(Buffer buffer) override {
+      ++storage_.calls_;
+      inner_->append(std::move(buffer));
+    }
+    void append(ByteView bytes) override {
+      ++storage_.calls_;
+      inner_->append(bytes);
+    }
+    void append_kept(ByteView bytes) override {
+      ++storage_.calls_;
+      inner_->append_kept(bytes);
+    }
+    void sync(Deadline deadline) override {
+      ++storage_.calls_;
+      ++storage_.syncs_;
+      inner_->sync(deadline);
+    }
+    void close() override {
+      ++storage_.calls_;
+      inner_->close();
+    }
+    uint64_t size() const override { return inner_->size(); }
+    const std::string& name() const override { return inner_->name(); }
+
+   private:
+    CountingStorage& storage_;
+    std::unique_ptr<WritableFile> inner_;
+  };
+
+  // What was found may lie in many directories; one that holds only directories is not seen, and
+  // a list of the whole subtree does not see empty ones.
+  std::vector<std::string> counted(std::vector<std::string> names) {
+    ++calls_;
+    std::map<std::string_view, uint64_t> entries;
+    std::string_view before;
+    for (const std::string_view name : names) {
+      for (size_t slash = name.rfind('/');; slash = name.rfind('/', slash - 1)) {
+        const bool top = slash == std::string_view::npos;
+        ++entries[top ? std::string_view() : name.substr(0, slash)];
+        // Where the name before lies in this directory too, it was counted above already.
+        if (top || before.starts_with(name.substr(0, slash + 1))) break;
+      }
+      before = name;
+    }
+    uint64_t most = 0;
+    for (const auto& [directory, count] : entries) most = std::max(most, count);
+    for (uint64_t seen = most_listed_; seen < most;) {
+      if (most_listed_.compare_exchange_weak(seen, most)) break;
+    }
+    return names;
+  }
+
+  const std::shared_ptr<Storage> inner_;
+  std::atomic<uint64_t> calls_ = 0, syncs_ = 0, most_listed_ = 0;
+  mutable std::mutex mutex_;
+  std::vector<std::pair<std::string, Clock::time_point>> renames_;
+};
+
+}  // namespace tilestone::bench
