@@ -33,6 +33,7 @@ struct VerifyOptions {
   bool follow_links = false;
   int threads = 0;
   bool json = false;
+  bool repair = false;  // write what is damaged anew from copies first
 };
 int verify(const VerifyOptions& options);
 

@@ -110,6 +110,7 @@ Json whole_json(const Checkpoint& checkpoint, const std::vector<FileUse>& uses) 
               {"tensors", metadata.tensors.size()},
               {"objects", metadata.objects.size()},
               {"copies", metadata.copies.size()},
+              {"copy_bytes", copy_bytes(metadata)},
               {"tensor_bytes", metadata.tensor_bytes()},
               {"bytes_by_dtype", bytes_by_dtype(metadata)}};
   if (const auto& record = checkpoint.save_record()) {
@@ -136,7 +137,8 @@ void print_whole(const Checkpoint& checkpoint, const std::string& path) {
   fmt::print("tensors    {}, {}\nobjects    {}\n", grouped(metadata.tensors.size()),
              human_bytes(metadata.tensor_bytes()), grouped(metadata.objects.size()));
   if (!metadata.copies.empty()) {
-    fmt::print("copies     {} of shards, in other files\n", grouped(metadata.copies.size()));
+    fmt::print("copies     {} of shards, in other files, {}\n", grouped(metadata.copies.size()),
+               human_bytes(copy_bytes(metadata)));
   }
   for (const auto& [dtype, bytes] : bytes_by_dtype(metadata)) {
     fmt::print("  {:<16} {}\n", dtype, human_bytes(bytes));

@@ -59,7 +59,7 @@ Totals total(const std::vector<Row>& rows) {
   return sum;
 }
 
-void print_json(const std::vector<Row>& rows, const Totals& sum) {
+void print_json(const std::vector<Row>& rows, const Totals& sum, const Metadata& metadata) {
   nlohmann::ordered_json out;
   out["tensors"] = nlohmann::ordered_json::array();
   out["objects"] = nlohmann::ordered_json::array();
@@ -78,7 +78,9 @@ void print_json(const std::vector<Row>& rows, const Totals& sum) {
                   {"tensor_bytes", sum.tensor_bytes},
                   {"shards", sum.shards},
                   {"objects", sum.objects},
-                  {"object_bytes", sum.object_bytes}};
+                  {"object_bytes", sum.object_bytes},
+                  {"copies", metadata.copies.size()},
+                  {"copy_bytes", copy_bytes(metadata)}};
   fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
@@ -89,7 +91,7 @@ int ls(const LsOptions& options) {
   const std::vector<Row> rows = select(checkpoint.metadata(), options);
   const Totals sum = total(rows);
   if (options.json) {
-    print_json(rows, sum);
+    print_json(rows, sum, checkpoint.metadata());
     return kOk;
   }
   Table table({"KEY", "DTYPE", "SHAPE", "SHARDS", "BYTES"}, "lllrr");
@@ -103,6 +105,10 @@ int ls(const LsOptions& options) {
   fmt::print("{} in {}, {}; {}, {}\n", counted(sum.tensors, "tensor"), counted(sum.shards, "shard"),
              human_bytes(sum.tensor_bytes), counted(sum.objects, "object"),
              human_bytes(sum.object_bytes));
+  if (const auto& copies = checkpoint.metadata().copies; !copies.empty()) {
+    fmt::print("copies of shards, in other files: {}, {}\n", grouped(copies.size()),
+               human_bytes(copy_bytes(checkpoint.metadata())));
+  }
   return kOk;
 }
 

@@ -60,6 +60,15 @@ std::string printable(std::string_view text) {
 
 std::string shape_text(const Dims& shape) { return to_string(shape); }
 
+uint64_t copy_bytes(const Metadata& metadata) {
+  uint64_t bytes = 0;
+  for (const StoredCopy& copy : metadata.copies) {
+    const StoredTensor& tensor = metadata.tensors[copy.tensor];
+    bytes += static_cast<uint64_t>(tensor.chunks[copy.chunk].box.numel()) * itemsize(tensor.dtype);
+  }
+  return bytes;
+}
+
 Table::Table(std::vector<std::string> header, std::string alignment)
     : alignment_(std::move(alignment)) {
   rows_.push_back(std::move(header));

@@ -20,6 +20,9 @@ std::string printable(std::string_view text);
 // "float32", "[4, 8]".
 std::string shape_text(const Dims& shape);
 
+// Of the elements of all copies.
+uint64_t copy_bytes(const Metadata& metadata);
+
 // Columns padded to their widest cell; the alignment string has 'l' or 'r' for each column.
 class Table {
  public:

@@ -51,6 +51,8 @@ Command add_verify(CLI::App& app) {
   app.add_option("--threads", options->threads, "Reading threads (0: as many as the machine has)")
       ->check(CLI::Range(0, 1024));
   app.add_flag("--json", options->json, "Print JSON");
+  app.add_flag("--repair", options->repair,
+               "Write damaged shards anew from intact copies in other files");
   return [options] { return verify(*options); };
 }
 

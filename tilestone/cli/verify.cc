@@ -11,22 +11,30 @@
 namespace tilestone::cli {
 namespace {
 
-void print_json(const VerifyReport& report) {
+nlohmann::ordered_json json_of(const std::vector<Damage>& damages) {
+  auto out = nlohmann::ordered_json::array();
+  for (const Damage& damage : damages) {
+    out.push_back({{"file", damage.file},
+                   {"offset", damage.offset},
+                   {"size", damage.size},
+                   {"key", damage.key},
+                   {"problem", damage.problem},
+                   {"unsafe", damage.unsafe},
+                   {"copy", damage.copy},
+                   {"intact_in", damage.intact_in}});
+  }
+  return out;
+}
+
+void print_json(const VerifyReport& report, const std::vector<Damage>* mended) {
   nlohmann::ordered_json out = {{"ok", report.ok()},
                                 {"files", report.files},
                                 {"items", report.items},
                                 {"bytes", report.bytes},
                                 {"items_without_checksum", report.items_without_checksum},
                                 {"seconds", report.seconds}};
-  out["damages"] = nlohmann::ordered_json::array();
-  for (const Damage& damage : report.damages) {
-    out["damages"].push_back({{"file", damage.file},
-                              {"offset", damage.offset},
-                              {"size", damage.size},
-                              {"key", damage.key},
-                              {"problem", damage.problem},
-                              {"unsafe", damage.unsafe}});
-  }
+  out["damages"] = json_of(report.damages);
+  if (mended != nullptr) out["mended"] = json_of(*mended);
   fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
@@ -36,9 +44,13 @@ void print_text(const VerifyReport& report) {
                                   ? std::string("in no file")
                                   : fmt::format("{}  bytes {} to {}", printable(damage.file),
                                                 damage.offset, damage.offset + damage.size);
-    fmt::print("{}  {}  {}{}\n", damage.unsafe ? "UNSAFE" : "DAMAGED", place,
-               damage.key.empty() ? "" : fmt::format("key {}: ", printable(damage.key)),
-               printable(damage.problem));
+    const std::string key =
+        damage.key.empty() ? std::string() : fmt::format("key {}: ", printable(damage.key));
+    fmt::print("{}  {}  {}{}{}{}\n", damage.unsafe ? "UNSAFE" : "DAMAGED", place,
+               damage.copy ? "a copy of " : "", key, printable(damage.problem),
+               damage.intact_in.empty()
+                   ? ""
+                   : fmt::format("; its elements are intact in {}", printable(damage.intact_in)));
   }
   const double rate = report.seconds > 0 ? static_cast<double>(report.bytes) / report.seconds : 0;
   fmt::print("{}: {} in {}, {} in {:.2f} s ({}/s)\n",
@@ -58,16 +70,25 @@ void print_text(const VerifyReport& report) {
 int verify(const VerifyOptions& options) {
   OpenOptions open;
   open.threads = options.threads;
-  const Checkpoint checkpoint =
-      Checkpoint::open(location_of(options.path, options.follow_links), open);
-  const VerifyReport report = checkpoint.verify(options.json ? nullptr : progress_line());
-  if (options.json) {
-    print_json(report);
+  const Location location = location_of(options.path, options.follow_links);
+  const ProgressFn progress = options.json ? nullptr : progress_line();
+  RepairReport done;
+  if (options.repair) {
+    done = repair(location, open, progress);
   } else {
-    print_text(report);
+    done.now = Checkpoint::open(location, open).verify(progress);
   }
-  if (report.any_unsafe()) return kUnsafe;
-  return report.ok() ? kOk : kDamaged;
+  if (options.json) {
+    print_json(done.now, options.repair ? &done.mended : nullptr);
+  } else {
+    for (const Damage& damage : done.mended) {
+      fmt::print("MENDED  {}  key {}, from {}\n", printable(damage.file), printable(damage.key),
+                 printable(damage.intact_in));
+    }
+    print_text(done.now);
+  }
+  if (done.now.any_unsafe()) return kUnsafe;
+  return done.now.ok() ? kOk : kDamaged;
 }
 
 }  // namespace tilestone::cli
