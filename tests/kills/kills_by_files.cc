@@ -105,7 +105,7 @@ class Round {
   bool run() {
     std::vector<pid_t> ranks;
     for (int rank = 0; rank < kRanks; ++rank) ranks.push_back(start(rank));
-    std::this_thread::sleep_for(std::chrono::microseconds(random_() % 150000));
+    std::this_thread::sleep_for(std::chrono::microseconds(random_() % 300000));
     const bool stops = random_() % 3 == 0;
     std::vector<int> struck;
     for (int rank = 0; rank < kRanks; ++rank) {
