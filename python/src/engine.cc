@@ -177,13 +177,24 @@ std::function<SaveRequest()> request_of(const nb::callable& prepare) {
   };
 }
 
+// A rank's save in a session, whose options say how ranks know of one another.
+SaveResult save_in_session(Session& session, const Location& location, const SaveOptions& options,
+                           const nb::callable& prepare, Deadline deadline) {
+  return run_save(location, session.rank(), session.world_size(), deadline, [&](Deadline end) {
+    return session.save(location, options, request_of(prepare), end);
+  });
+}
+
 // `prepare` gives a request; what it raises is this rank's failure of the first round.
-// `path`: where to, as far as it can be said before that.
+// `path`: where to, as far as it can be said before that. `comm` may be a session's.
 SaveResult save_state(const nb::callable& prepare, const nb::bytes& path, nb::handle comm,
                       double seconds) {
   const Entered entered;
-  const Communicator communicator = to_communicator(comm);
   const Location location(path_of(path));
+  if (nb::isinstance<Session>(comm)) {
+    return save_in_session(nb::cast<Session&>(comm), location, {}, prepare, end_after(seconds));
+  }
+  const Communicator communicator = to_communicator(comm);
   return run_save(location, communicator.rank(), communicator.size(), end_after(seconds),
                   [&](Deadline deadline) {
                     return save(request_of(prepare), location.place(), communicator, deadline);
@@ -191,11 +202,16 @@ SaveResult save_state(const nb::callable& prepare, const nb::bytes& path, nb::ha
 }
 
 // A rank's save by files. `options` is a request without a state; `prepare` gives the whole one,
-// and what it raises is left for the ranks that wait.
-SaveResult save_by_files_state(const SaveRequest& options, const nb::callable& prepare) {
+// and what it raises is left for the ranks that wait. `session` may be None.
+SaveResult save_by_files_state(const SaveRequest& options, const nb::callable& prepare,
+                               nb::handle session) {
   const Entered entered;
   const ByFiles& files = options.options.by_files.value();
   const Deadline deadline = end_after(options.options.timeout);
+  if (nb::isinstance<Session>(session)) {
+    return save_in_session(nb::cast<Session&>(session), options.location, options.options, prepare,
+                           deadline);
+  }
   return run_save(options.location, files.rank, files.world_size, deadline, [&](Deadline end) {
     return save_by_files(options.location, options.options, request_of(prepare), end);
   });
@@ -270,7 +286,8 @@ void bind_engine(nb::module_& m) {
            }),
            "rank"_a, "world_size"_a, "token"_a, "number"_a, "wait"_a)
       .def_ro("rank", &ByFiles::rank)
-      .def_ro("world_size", &ByFiles::world_size);
+      .def_ro("world_size", &ByFiles::world_size)
+      .def_ro("number", &ByFiles::number);
   nb::class_<SaveRequest>(m, "SaveRequest", "What a rank brings to a save.")
       .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "format"_a, "dialect"_a,
            "overwrite"_a, "agreement"_a, "validate_access"_a, "common_differs"_a, "timeout"_a,
@@ -287,8 +304,9 @@ void bind_engine(nb::module_& m) {
         nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
                 "object, seconds: float) -> SaveResult"));
   m.def("save_by_files", &save_by_files_state, "options"_a, "prepare"_a,
+        "session"_a.none() = nb::none(),
         nb::sig("def save_by_files(options: SaveRequest, prepare: collections.abc.Callable[[], "
-                "SaveRequest]) -> SaveResult"));
+                "SaveRequest], session: Session | None = None) -> SaveResult"));
   m.def("load", &load_state, "prepare"_a, "take"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def load(prepare: collections.abc.Callable[[], LoadRequest], take: "
                 "collections.abc.Callable[[dict[object, object], list[str], list[str], list[str], "

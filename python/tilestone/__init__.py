@@ -21,6 +21,7 @@ from tilestone._core import (
     Damage,
     Leftover,
     SaveResult,
+    SessionStats,
     UnpublishedSave,
     VerifyReport,
     mpi_world,
@@ -55,6 +56,7 @@ from tilestone._opaque import Opaque
 from tilestone._placements import PlacementRules
 from tilestone._plugins import register_converter
 from tilestone._progress import Progress
+from tilestone._session import Session
 from tilestone._unpublished import abandon, publish, unpublished
 
 __all__ = [
@@ -79,6 +81,8 @@ __all__ = [
     "Progress",
     "RankFailedError",
     "SaveResult",
+    "Session",
+    "SessionStats",
     "ShardedObject",
     "ShardedTensor",
     "ShardedTensorFactory",

@@ -33,7 +33,7 @@ def _communicator(
     group: ProcessGroup | None, comm: CommunicatorLike | None
 ) -> CommunicatorLike:
     """Who takes part. A failure here is this rank's alone: nobody is connected yet who could learn of it."""
-    if comm is not None and group is not None:
+    if comm is not None and group is not None and not isinstance(comm, _core.Session):
         raise InvalidArgumentError("group and comm both say who takes part; give one of them")
     if comm is not None:
         return comm
@@ -253,9 +253,10 @@ def save(
         "rank": rank, "world_size": world_size, "token": token, "number": number, "wait": wait,
     }  # fmt: skip
     files = _by_files(coordination, by_files)
+    session = comm if isinstance(comm, _core.Session) else None  # Session.save gives it so
     if files is None:
         comm = _communicator(group, comm)
-    elif group is not None or comm is not None:
+    elif session is None and (group is not None or comm is not None):
         name = "comm" if group is None else "group"
         raise InvalidArgumentError(f'{name} has no meaning with coordination="files"')
     # What can fail on one rank alone stands in prepare, which runs inside the first round.
@@ -297,7 +298,7 @@ def save(
             )
 
         if files is not None:
-            return _core.save_by_files(prepare(bare=True), prepare)
+            return _core.save_by_files(prepare(bare=True), prepare, session)
         return _core.save(prepare, _options.place(path), comm, _options.limit_of(timeout))
 
 

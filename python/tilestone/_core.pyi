@@ -1,6 +1,7 @@
 """The engine of tilestone; use the package `tilestone`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import overload
 
 import numpy
 import numpy.typing
@@ -400,6 +401,51 @@ def run_ranks(n: int, body: Callable[[Communicator], object]) -> None:
     Runs body(comm) on n threads of this process, one a rank, and returns when all have ended. Ranks that wait for one that raised get RankFailedError. Of several errors the original is raised, not one that another rank's has caused.
     """
 
+class SessionStats:
+    """What a session has counted, on this rank."""
+
+    @property
+    def saves(self) -> int:
+        """Saves that were planned."""
+
+    @property
+    def plans_exchanged(self) -> int:
+        """Saves for which the ranks sent their plans to rank 0."""
+
+    @property
+    def plans_from_cache(self) -> int:
+        """Saves whose plan was that of an earlier one."""
+
+    @property
+    def plan_bytes_sent(self) -> int:
+        """Of this rank's plans, bytes."""
+
+    def __repr__(self) -> str: ...
+
+class Session:
+    """What one rank keeps from one save to the next."""
+
+    @overload
+    def __init__(self, comm: object | None, seconds: float) -> None: ...
+
+    @overload
+    def __init__(self, rank: int, world_size: int, token: str) -> None: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def token(self) -> str: ...
+
+    @property
+    def stats(self) -> SessionStats: ...
+
+    def by_files(self, path: bytes) -> ByFiles:
+        """This rank's place in the next save by files to a path; it counts."""
+
 class SaveResult:
     """What a save did."""
 
@@ -438,6 +484,9 @@ class ByFiles:
     @property
     def world_size(self) -> int: ...
 
+    @property
+    def number(self) -> int: ...
+
 class SaveRequest:
     """What a rank brings to a save."""
 
@@ -450,7 +499,7 @@ class LoadRequest:
 
 def save(prepare: Callable[[], SaveRequest], path: bytes, comm: object, seconds: float) -> SaveResult: ...
 
-def save_by_files(options: SaveRequest, prepare: Callable[[], SaveRequest]) -> SaveResult: ...
+def save_by_files(options: SaveRequest, prepare: Callable[[], SaveRequest], session: Session | None = None) -> SaveResult: ...
 
 def load(prepare: Callable[[], LoadRequest], take: Callable[[dict[object, object], list[str], list[str], list[str], set[str]], object], path: bytes, comm: object, seconds: float) -> None: ...
 

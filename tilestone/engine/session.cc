@@ -38,14 +38,14 @@ void SessionParts::count(const SessionStats& more) {
 namespace {
 
 // Of 122 random bits: another one for every session.
-std::string token_of_all(const Communicator& comm, double timeout) {
+std::string token_of_all(const Communicator& comm, Deadline deadline) {
   const auto say = [](int, ByteView) { return Bytes(); };
   const auto decide = [](int, std::vector<Bytes>) {
     const std::string token = "session " + random_save_id();
     const ByteView bytes = as_bytes(token);
     return Decision{Bytes(bytes.begin(), bytes.end()), true};
   };
-  const Bytes token = agree(comm, "session", deadline_of(timeout), say, decide);
+  const Bytes token = agree(comm, "session", deadline, say, decide);
   return {reinterpret_cast<const char*>(token.data()), token.size()};
 }
 
@@ -61,11 +61,14 @@ struct Session::Kept {
   std::shared_ptr<engine::SessionParts> parts = std::make_shared<engine::SessionParts>();
 };
 
-Session::Session(const Communicator& comm, double timeout) : kept_(std::make_unique<Kept>()) {
+Session::Session(const Communicator& comm, double timeout)
+    : Session(comm, engine::deadline_of(timeout)) {}
+
+Session::Session(const Communicator& comm, Deadline deadline) : kept_(std::make_unique<Kept>()) {
   kept_->comm = comm;
   kept_->rank = comm.rank();
   kept_->world_size = comm.size();
-  kept_->token = engine::token_of_all(comm, timeout);
+  kept_->token = engine::token_of_all(comm, deadline);
 }
 
 Session::Session(int rank, int world_size, std::string token) : kept_(std::make_unique<Kept>()) {
@@ -124,24 +127,22 @@ SaveResult Session::save(const StateDict& state, const Location& location,
   }
 }
 
-SaveResult Session::save(const std::function<SaveRequest()>& prepare, const Location& location,
-                         Deadline deadline) {
+SaveResult Session::save(const Location& location, const SaveOptions& options,
+                         const std::function<SaveRequest()>& prepare, Deadline deadline) {
   std::optional<SaveRequest> request;
-  const auto bring = [&] {
-    if (!request) request.emplace(prepare());
-    const auto& compared = request->compared_common;
-    return engine::Brought{&request->state, &request->location, &request->options,
-                           compared ? &*compared : nullptr};
-  };
   try {
-    if (!kept_->comm) {
-      bring();
-      if (!request->options.by_files) request->options.by_files = by_files(request->location);
-    }
+    const SaveOptions all = completed(options, location);
+    const auto bring = [&] {
+      request.emplace(prepare());
+      request->options.by_files = all.by_files;
+      const auto& compared = request->compared_common;
+      return engine::Brought{&request->state, &request->location, &request->options,
+                             compared ? &*compared : nullptr};
+    };
     engine::SaveInSteps steps(
-        kept_->comm
-            ? engine::coordinate_by_rounds(*kept_->comm, location.place(), deadline, kept_->parts)
-            : engine::coordinate_by_files(request->location, request->options, deadline),
+        all.by_files
+            ? engine::coordinate_by_files(location, all, deadline)
+            : engine::coordinate_by_rounds(all.comm, location.place(), deadline, kept_->parts),
         kept_->parts);
     return engine::save_in_a_row(steps, bring);
   } catch (...) {

@@ -45,6 +45,7 @@ class Session {
   // Over a communicator. Rank 0 makes the token and sends it to all: the one message that saves by
   // files need. `timeout`: seconds for that. Errors: those of a round.
   explicit Session(const Communicator& comm = {}, double timeout = kDefaultTimeout);
+  Session(const Communicator& comm, Deadline deadline);
   // Without one: every save is by files. Errors are those of a save with such ByFiles.
   Session(int rank, int world_size, std::string token);
   ~Session();
@@ -64,9 +65,10 @@ class Session {
                          const SaveOptions& options = {});
   StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options = {},
                  LoadReport* report = nullptr);
-  // As save() with `prepare`, over the communicator or, without one, by files.
-  SaveResult save(const std::function<SaveRequest()>& prepare, const Location& location,
-                  Deadline deadline);
+  // As save() and save_by_files() with `prepare`. `options` says by its by_files, and by what
+  // save_by_files() needs of them, how the ranks know of one another: it is completed as above.
+  SaveResult save(const Location& location, const SaveOptions& options,
+                  const std::function<SaveRequest()>& prepare, Deadline deadline);
 
   // For the next save of this session to this location. It counts: ranks that ask equally often for
   // a location, whatever they save elsewhere, name the same save; a save that failed is one, too.

@@ -1,0 +1,62 @@
+// Sessions: what is kept from one save to the next.
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "python/src/bindings.h"
+#include "python/src/call.h"
+
+namespace tilestone::python {
+namespace {
+
+using nb::literals::operator""_a;
+
+// All ranks of `comm` make it together; `seconds`: for that.
+Session session_of(nb::handle comm, double seconds) {
+  using Stop = std::shared_ptr<const Interrupt>;
+  const Entered entered;
+  const Communicator communicator = to_communicator(comm);
+  std::optional<Session> made;
+  const Deadline deadline = Deadline::after(std::chrono::duration<double>(seconds));
+  without_gil([&](const Stop& stop) { made.emplace(communicator, deadline.with_interrupt(stop)); });
+  return *std::move(made);
+}
+
+ByFiles by_files(Session& session, const nb::bytes& path) {
+  const Location location(path_of(path));
+  const nb::gil_scoped_release released;
+  return session.by_files(location);
+}
+
+}  // namespace
+
+void bind_session(nb::module_& m) {
+  nb::class_<SessionStats>(m, "SessionStats", "What a session has counted, on this rank.")
+      .def_ro("saves", &SessionStats::saves, "Saves that were planned.")
+      .def_ro("plans_exchanged", &SessionStats::plans_exchanged,
+              "Saves for which the ranks sent their plans to rank 0.")
+      .def_ro("plans_from_cache", &SessionStats::plans_from_cache,
+              "Saves whose plan was that of an earlier one.")
+      .def_ro("plan_bytes_sent", &SessionStats::plan_bytes_sent, "Of this rank's plans, bytes.")
+      .def("__repr__", [](const SessionStats& stats) {
+        return "SessionStats(saves=" + std::to_string(stats.saves) +
+               ", plans_exchanged=" + std::to_string(stats.plans_exchanged) +
+               ", plans_from_cache=" + std::to_string(stats.plans_from_cache) +
+               ", plan_bytes_sent=" + std::to_string(stats.plan_bytes_sent) + ")";
+      });
+  nb::class_<Session>(m, "Session", "What one rank keeps from one save to the next.")
+      .def(nb::new_(&session_of), "comm"_a.none(), "seconds"_a)
+      .def(nb::new_([](int rank, int world_size, std::string token) {
+             return Session(rank, world_size, std::move(token));
+           }),
+           "rank"_a, "world_size"_a, "token"_a)
+      .def_prop_ro("rank", &Session::rank)
+      .def_prop_ro("size", &Session::world_size)
+      .def_prop_ro("token", &Session::token)
+      .def_prop_ro("stats", &Session::stats)
+      .def("by_files", &by_files, "path"_a,
+           "This rank's place in the next save by files to a path; it counts.");
+}
+
+}  // namespace tilestone::python

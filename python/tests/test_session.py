@@ -1,0 +1,164 @@
+"""Sessions: what one save leaves for the next."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy
+import pytest
+import ranks
+import torch
+
+import tilestone
+
+TOKEN = "one run of a test"
+
+
+def rows(rank: int, world: int, first: float = 0.0) -> dict[str, Any]:
+    """Two rows of each rank, an array that all have, and a value."""
+    own = numpy.arange(8, dtype=numpy.float32).reshape(2, 4) + 8 * rank + first
+    return {
+        "w": tilestone.ShardedTensor.from_rank_offsets("w", own, (0, rank, world)),
+        "all": numpy.full(5, first),
+        "step": int(first),
+    }
+
+
+def expect_rows(path: pathlib.Path, world: int, first: float) -> None:
+    loaded = tilestone.load(path)
+    assert (loaded["w"] == numpy.arange(8.0 * world).reshape(2 * world, 4) + first).all()
+    assert (loaded["all"] == first).all() and loaded["step"] == first
+
+
+def test_saves_of_one_structure_send_no_plan_again_and_any_rank_s_change_is_noticed(
+    tmp_path: pathlib.Path,
+) -> None:
+    def run(comm: tilestone.Communicator) -> None:
+        with tilestone.Session(comm=comm) as session:
+            assert (session.rank, session.world_size) == (comm.rank, 2)
+            for first in range(3):
+                session.save(rows(comm.rank, 2, first), tmp_path / str(first))
+            stats = session.stats
+            counts = (stats.saves, stats.plans_exchanged, stats.plans_from_cache)
+            assert counts == (3, 1, 2), stats
+            state = rows(comm.rank, 2, 3)
+            if comm.rank == 1:
+                state["more"] = "on this rank"
+            session.save(state, tmp_path / "3")
+            assert session.stats.plans_exchanged == 2
+            assert session.stats.plan_bytes_sent > stats.plan_bytes_sent
+            loaded = session.load({"step": None}, tmp_path / "3")
+            assert loaded["step"] == 3
+        with pytest.raises(tilestone.InvalidArgumentError, match="the session is closed"):
+            session.save({}, tmp_path)
+
+    tilestone.run_ranks(2, run)
+    for first in range(4):
+        expect_rows(tmp_path / str(first), 2, first)
+    assert tilestone.load(tmp_path / "3")["more"] == "on this rank"
+
+
+def test_what_a_rank_s_state_raises_is_the_error_of_all_and_the_session_goes_on(
+    tmp_path: pathlib.Path,
+) -> None:
+    def run(comm: tilestone.Communicator) -> None:
+        session = tilestone.Session(comm=comm)
+        state = rows(comm.rank, 2)
+        if comm.rank == 1:
+            state["w"] = tilestone.ShardedTensor.from_rank_offsets(
+                "w", numpy.zeros((2, 5), numpy.float32), (0, comm.rank, 2)
+            )
+        with pytest.raises(tilestone.MismatchError, match="key w"):
+            session.save(state, tmp_path / "a")
+        session.save(rows(comm.rank, 2, 4), tmp_path / "a")
+
+    tilestone.run_ranks(2, run)
+    expect_rows(tmp_path / "a", 2, 4)
+
+
+def test_by_files_the_group_is_needed_for_the_token_alone_and_saves_are_counted_by_path(
+    tmp_path: pathlib.Path,
+) -> None:
+    tokens = []
+
+    def run(comm: tilestone.Communicator) -> None:
+        session = tilestone.Session(comm=comm, coordination="files")
+        tokens.append(session.token)
+        if comm.rank == 0:  # which rank 1 leaves out
+            assert not session.save(rows(0, 2), tmp_path / "skipped", wait=False).published
+        for first in (1, 2):
+            result = session.save(rows(comm.rank, 2, first), tmp_path / str(first), timeout=60)
+            assert result.published
+        # A second save to a path is another save, and replaces nothing.
+        with pytest.raises(tilestone.AlreadyExistsError):
+            session.save(rows(comm.rank, 2, 5), tmp_path / "1", timeout=60)
+        assert session.stats.saves >= 2
+
+    tilestone.run_ranks(2, run)
+    assert len(tokens) == 2 and len(set(tokens)) == 1
+    for first in (1, 2):
+        expect_rows(tmp_path / str(first), 2, first)
+
+
+def test_without_any_communicator_ranks_have_a_token_in_common(tmp_path: pathlib.Path) -> None:
+    for rank in (1, 0):
+        session = tilestone.Session(coordination="files", rank=rank, world_size=2, token=TOKEN)
+        done = session.save(rows(rank, 2, 6), tmp_path / "a", wait=False)
+        assert done.published == (rank == 0)
+    expect_rows(tmp_path / "a", 2, 6)
+    assert session.load({"step": None}, tmp_path / "a")["step"] == 6
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"coordination": "pigeons"}, '"communicator" or "files", not "pigeons"'),
+        ({"rank": 0, "world_size": 1, "token": TOKEN}, 'for coordination="files" without'),
+        ({"coordination": "files", "rank": 0, "world_size": 1}, "needs token"),
+        (
+            {"coordination": "files", "rank": 0, "world_size": 1, "token": "short"},
+            "token has 5 bytes",
+        ),
+        (
+            {"coordination": "files", "rank": 0, "world_size": 1, "token": TOKEN,
+             "comm": tilestone.solo()},
+            "without a group or comm",
+        ),
+    ],
+)  # fmt: skip
+def test_arguments_that_contradict_each_other_are_named(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(tilestone.InvalidArgumentError, match=says):
+        tilestone.Session(**given)
+
+
+def test_what_is_the_session_s_is_no_option_of_a_save(tmp_path: pathlib.Path) -> None:
+    session = tilestone.Session(comm=tilestone.solo())
+    with pytest.raises(tilestone.InvalidArgumentError, match="comm is the session's"):
+        session.save({}, tmp_path, comm=tilestone.solo())
+    with pytest.raises(tilestone.InvalidArgumentError, match="group is the session's"):
+        session.load({}, tmp_path, group=None)
+
+
+def on_ranks(rank: int, world: int, path: str) -> tuple[int, int]:
+    """Real processes with torch's default group."""
+    state = {"w": torch.full((4,), 2.0), "own": tilestone.ShardedTensor.from_rank_offsets(
+        "own", torch.full((2,), float(rank)), (0, rank, world)
+    )}  # fmt: skip
+    session = tilestone.Session()
+    for number in range(3):
+        session.save(state, f"{path}-{number}")
+        state["w"].add_(1.0)
+    wanted = {"own": tilestone.ShardedTensor.from_rank_offsets(
+        "own", torch.zeros(2), (0, rank, world)
+    ), "w": torch.zeros(4)}  # fmt: skip
+    loaded = session.load(wanted, f"{path}-2")
+    assert torch.equal(loaded["w"], torch.full((4,), 4.0))
+    assert torch.equal(loaded["own"], torch.full((2,), float(rank)))
+    return session.stats.plans_exchanged, session.stats.plans_from_cache
+
+
+def test_torch_ranks_keep_a_session_over_their_default_group(
+    worlds: ranks.Worlds, ckpt: str
+) -> None:
+    assert worlds[2].run(on_ranks, ckpt) == [(1, 2)] * 2
