@@ -281,10 +281,11 @@ void bind_engine(nb::module_& m) {
                (result.published ? ")" : ", published=False)");
       });
   nb::class_<ByFiles>(m, "ByFiles", "A rank's place in a save without a communicator.")
-      .def(nb::new_([](int rank, int world_size, std::string token, uint64_t number, bool wait) {
-             return ByFiles{rank, world_size, std::move(token), number, wait};
+      .def(nb::new_([](int rank, int world_size, std::string token, uint64_t number, bool wait,
+                       bool torch_rank_local) {
+             return ByFiles{rank, world_size, std::move(token), number, wait, torch_rank_local};
            }),
-           "rank"_a, "world_size"_a, "token"_a, "number"_a, "wait"_a)
+           "rank"_a, "world_size"_a, "token"_a, "number"_a, "wait"_a, "torch_rank_local"_a)
       .def_ro("rank", &ByFiles::rank)
       .def_ro("world_size", &ByFiles::world_size)
       .def_ro("number", &ByFiles::number);

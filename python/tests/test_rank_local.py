@@ -56,6 +56,14 @@ def save_stock(rank: int, world: int, path: str) -> dict[str, Any]:
     return values(state)
 
 
+def save_ours(rank: int, world: int, path: str) -> dict[str, Any]:
+    state = state_of(world, 1)
+    where = {"rank": rank, "world_size": world, "token": "a run of a test"}
+    done = tilestone.save(state, path, coordination="files", torch_rank_local=True, **where)
+    assert done.published
+    return values(state)
+
+
 def load_stock(rank: int, world: int, path: str) -> dict[str, Any]:
     state = state_of(world, 0)
     dcp.load(state, checkpoint_id=path)
@@ -105,6 +113,26 @@ def test_what_stock_ranks_saved_without_collectives_loads_everywhere_and_becomes
     for size in (4, 2, 1):
         assert worlds[size].run(load_stock, ckpt) == [saved] * size
     assert worlds[2].run(load_ours, ckpt, False) == [saved] * 2
+
+
+def test_stock_ranks_load_what_was_saved_rank_by_rank_and_what_becomes_of_it(
+    worlds: ranks.Worlds, ckpt: str
+) -> None:
+    saved = worlds[4].run(save_ours, ckpt)[0]
+    names = {path.name for path in pathlib.Path(ckpt).iterdir()}
+    assert {f"__{rank}.metadata" for rank in range(4)} < names and ".metadata" not in names
+    assert worlds[4].run(load_stock, ckpt) == [saved] * 4
+    assert worlds[4].run(load_ours, ckpt, True) == [saved] * 4
+    assert worlds[2].run(load_ours, ckpt, False) == [saved] * 2
+    assert tilestone.publish(ckpt) == tilestone.open(ckpt).save_id
+    assert not list(pathlib.Path(ckpt).glob("__*.metadata"))
+    for size in (4, 2):
+        assert worlds[size].run(load_stock, ckpt) == [saved] * size
+    with pytest.raises(tilestone.AlreadyExistsError):
+        tilestone.save(
+            {"a": 1}, ckpt, coordination="files", rank=0, world_size=1, token="another run",
+            torch_rank_local=True,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["dcp-w1-ranklocal", "dcp-w4-ranklocal"])

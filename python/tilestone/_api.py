@@ -71,12 +71,13 @@ def _by_files(coordination: str, files: Mapping[str, Any]) -> _core.ByFiles | No
         _options.word("token", files["token"]),
         _options.whole("number", files["number"], 64),
         _options.flag("wait", files["wait"]),
+        _options.flag("torch_rank_local", files["torch_rank_local"]),
     )
 
 
 def _refuse_files(files: Mapping[str, Any]) -> None:
     """Refuses what only a save by files has, in one that has a communicator."""
-    usual = {"number": 0, "wait": True}
+    usual = {"number": 0, "wait": True, "torch_rank_local": False}
     for name, value in files.items():
         if value is not usual.get(name):
             raise InvalidArgumentError(f'{name} has a meaning with coordination="files" only')
@@ -142,6 +143,7 @@ def save(
     token: str | None = None,
     number: int = 0,
     wait: bool = True,
+    torch_rank_local: bool = False,
     format: str = "torch_dist",
     dialect: str = "pytorch",
     overwrite: bool = False,
@@ -196,6 +198,11 @@ def save(
         wait: for coordination="files": return once the checkpoint is published. False: once this
             rank has written; the last rank to write publishes, and `SaveResult.published` says
             whether it was this one.
+        torch_rank_local: for coordination="files": as torch does with use_collectives=False, each
+            rank writes all that it holds, replicas too, and publishes its own `__RANK.metadata` as
+            soon as its data is durable; torch's ranks load it so. `wait` waits until all ranks
+            have, which `published` of the result says. `publish` makes an ordinary checkpoint of
+            it.
         format: how the bytes are laid out: "torch_dist", PyTorch's, or "zarr", which Megatron-Core
             up to 0.15, the zarr package and tensorstore read. In zarr every array is sharded as
             the cells of one regular grid and has a dtype of numpy's or bfloat16, keys are paths
@@ -251,6 +258,7 @@ def save(
     """
     by_files = {
         "rank": rank, "world_size": world_size, "token": token, "number": number, "wait": wait,
+        "torch_rank_local": torch_rank_local,
     }  # fmt: skip
     files = _by_files(coordination, by_files)
     session = comm if isinstance(comm, _core.Session) else None  # Session.save gives it so
@@ -382,7 +390,7 @@ def load(
         report: gets what is reported; its lists are emptied first. Where load_state_dict() of an
             object raises, it has been filled, and so have the arrays.
         own_rank: load alone, as this rank of the job (0 or more), with no word to the others;
-            `group` and `comm` are not given then. Of a rank-local checkpoint (torch's
+            no `group` is given then. Of a rank-local checkpoint (torch's
             use_collectives=False) this rank reads its own metadata if all that it wants stands
             there, as it wrote it itself, and all ranks' otherwise. The others need not call.
         cast: convert from the stored dtype where it differs from the wanted one, as torch's
@@ -428,9 +436,9 @@ def load(
         StorageError, TimeoutError, RankFailedError: it could not be read.
     """
     alone = None if own_rank is None else _options.whole("own_rank", own_rank)
-    if alone is not None and (group is not None or comm is not None):
-        raise InvalidArgumentError("own_rank loads alone: give neither group nor comm with it")
-    comm = _communicator(group, comm) if alone is None else _core.solo()
+    if alone is not None and group is not None:
+        raise InvalidArgumentError("own_rank loads alone: give no group with it")
+    comm = comm or _core.solo() if alone is not None else _communicator(group, comm)
     where: Any = wanted if path is None else path
     place = b"" if isinstance(where, Mapping) else _options.place(where)
     result: dict[Any, Any] = {}

@@ -43,6 +43,12 @@ def publish(
     The last rank to write does this; here is the same for a save whose publisher has died. Any
     program may, and several at a time: the checkpoint is the same, byte for byte.
 
+    A rank-local checkpoint (torch_rank_local, or torch's use_collectives=False) becomes an ordinary
+    one: `.metadata` names each replica once, data files stay as they are, and the ranks' metadata
+    files go. What torch has saved so is read once for that, must not be saved to meanwhile, and
+    gets a new save id. Replicas that differ are a MismatchError with their key, and a rank or file
+    that is missing or damaged is a CorruptError: the directory then stays as it was.
+
     Args:
         path: the directory that was saved to.
         save_id: which save, where several are unpublished there.
@@ -58,6 +64,8 @@ def publish(
         RankFailedError: ranks have not written, whom the error names; or it was abandoned.
         AlreadyExistsError: another checkpoint stands there.
         MismatchError, CoverageError: the ranks' states contradict each other.
+        CorruptError, UnsupportedError: of a rank-local checkpoint: it is damaged, or has compressed
+            items.
         StorageError, TimeoutError: it could not be written.
     """
     chosen = "" if save_id is None else _options.word("save_id", save_id)
