@@ -15,6 +15,9 @@ void bind_reports(nb::module_& m) {
       .def_ro("key", &Damage::key, "Empty for bytes outside items.")
       .def_ro("problem", &Damage::problem)
       .def_ro("unsafe", &Damage::unsafe, "Looks like an attack, not like damage.")
+      .def_ro("copy", &Damage::copy, "Of a copy; the shard's own item is in another file.")
+      .def_ro("intact_in", &Damage::intact_in,
+              "A file in which the same elements are intact, where loads read them; \"\": none.")
       .def("__repr__", [](const Damage& d) {
         return "Damage(file='" + d.file + "', offset=" + std::to_string(d.offset) + ", key='" +
                d.key + "', problem='" + d.problem + "')";

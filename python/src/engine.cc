@@ -30,6 +30,13 @@ SaveOptions::Differing differing_named(const std::string& name) {
               "common_differs is \"ignore\", \"warn\" or \"error\", not \"" + name + "\"");
 }
 
+SaveOptions::Replicate replicate_named(const std::string& name) {
+  if (name == "none") return SaveOptions::Replicate::kNone;
+  if (name == "local") return SaveOptions::Replicate::kLocal;
+  throw Error(ErrorCode::kInvalidArgument,
+              "replicate is \"none\" or \"local\", not \"" + name + "\"");
+}
+
 LoadOptions::TwoPhase two_phase_named(const std::string& name) {
   if (name == "auto") return LoadOptions::TwoPhase::kAuto;
   if (name == "always") return LoadOptions::TwoPhase::kAlways;
@@ -82,7 +89,8 @@ SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge
                       uint64_t buffer_bytes, int files_per_rank,
                       std::map<std::string, std::string> attributes, nb::handle tensor_attributes,
                       nb::handle progress, nb::handle compared_common,
-                      const std::optional<ByFiles>& by_files) {
+                      const std::optional<ByFiles>& by_files, const std::string& replicate,
+                      std::vector<int> replicate_group, std::optional<uint64_t> max_copy_bytes) {
   const Bridge bridge(bridge_object);
   SaveRequest request{to_state(bridge.call("unpack", state), bridge), path_of(path), {}, {}};
   if (!compared_common.is_none()) request.compared_common = to_state(compared_common, bridge);
@@ -101,6 +109,9 @@ SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge
       tensor_attributes_of(nb::cast<nb::dict>(tensor_attributes), bridge);
   request.options.progress = to_progress(progress);
   request.options.by_files = by_files;
+  request.options.replicate = replicate_named(replicate);
+  request.options.replicate_group = std::move(replicate_group);
+  if (max_copy_bytes) request.options.max_copy_bytes = *max_copy_bytes;
   return request;
 }
 
@@ -268,6 +279,9 @@ void bind_engine(nb::module_& m) {
       .def_ro("save_id", &SaveResult::save_id, "The attempt's unique name.")
       .def_ro("bytes_written", &SaveResult::bytes_written, "By this rank.")
       .def_ro("items_written", &SaveResult::items_written, "By this rank.")
+      .def_ro("copies", &SaveResult::copies,
+              "Of shards that other ranks write, by this rank (`replicate`).")
+      .def_ro("copy_bytes", &SaveResult::copy_bytes, "Of their elements; in bytes_written too.")
       .def_ro("common_differs", &SaveResult::common_differs,
               "Whether the ranks' common states were compared, and are not the same.")
       .def_ro(
@@ -294,7 +308,8 @@ void bind_engine(nb::module_& m) {
            "overwrite"_a, "agreement"_a, "validate_access"_a, "common_differs"_a, "timeout"_a,
            "threads"_a, "buffer_bytes"_a, "files_per_rank"_a, "attributes"_a, "tensor_attributes"_a,
            "progress"_a.none(), "compared_common"_a.none() = nb::none(),
-           "by_files"_a.none() = nb::none());
+           "by_files"_a.none() = nb::none(), "replicate"_a = "none",
+           "replicate_group"_a = std::vector<int>(), "max_copy_bytes"_a.none() = nb::none());
   nb::class_<BridgedLoad>(m, "LoadRequest", "What a rank brings to a load.")
       .def(nb::new_(&make_load), "wanted"_a.none(), "path"_a, "bridge"_a, "follow_links"_a,
            "cast"_a, "verify_checksums"_a, "two_phase"_a, "cache"_a, "not_in_checkpoint"_a,

@@ -119,6 +119,25 @@ class Prepared(abc.ABC):
         return loaded
 
 
+def _replicated_ranks(
+    replicate_group: ProcessGroup | Collection[int] | None, group: ProcessGroup | None
+) -> list[int]:
+    """The ranks of `replicate_group`, as the group that saves numbers them."""
+    if replicate_group is None:
+        return []
+    if isinstance(replicate_group, Collection) and not isinstance(replicate_group, (str, bytes)):
+        return [_options.whole("replicate_group", rank) for rank in replicate_group]
+    if "torch" in sys.modules:
+        from tilestone import _torch_bridge
+
+        ranks = _torch_bridge.ranks_within(replicate_group, _group_of_torch(group))
+        if ranks is not None:
+            return ranks
+    raise InvalidArgumentError(
+        f"replicate_group is a torch process group or a list of ranks, not {replicate_group!r}"
+    )
+
+
 def _made(state: Any) -> Any:
     return state.make() if isinstance(state, Prepared) else state
 
@@ -157,6 +176,9 @@ def save(
     attributes: Mapping[str, str] | None = None,
     tensor_attributes: Mapping[str, Mapping[str, Any]] | None = None,
     progress: bool | ProgressCallback = False,
+    replicate: str = "none",
+    replicate_group: ProcessGroup | Collection[int] | None = None,
+    max_copy_bytes: int | None = None,
 ) -> _core.SaveResult:
     """Saves the state that all ranks hold together. Every rank calls.
 
@@ -239,6 +261,17 @@ def save(
             gives them for tensors that it holds; those of all ranks are put together.
             `Checkpoint.tensor_attributes` and `tilestone inspect PATH KEY` give them back.
         progress: True for a bar on a terminal, or a function that gets `Progress`.
+        replicate: "local": what this rank holds and another rank of its `replicate_group` writes
+            goes into this rank's own data file too, so that a restart in the same layout reads no
+            other file for it. Stock PyTorch does not see these copies. With agreement "rule" only
+            what has known holders is copied. The same on every rank. "none": each shard is
+            written once.
+        replicate_group: with replicate="local", the ranks whose shards this rank copies, itself
+            among them: a torch process group of which it is a member, or their ranks in the group
+            that saves. Mostly the model-parallel group: over data parallelism every rank would
+            copy whatever it shares, up to the whole model.
+        max_copy_bytes: bytes of elements that this rank copies at most, the smallest arrays
+            first; None: no limit. `SaveResult.copies` and `copy_bytes` say what was copied.
 
     Raises:
         AlreadyExistsError: a checkpoint stands at `path`, and overwrite is False.
@@ -303,6 +336,13 @@ def save(
                 None if bare else until_the_end.enter_context(shown),
                 compared_common=None if bare else _compared(state),
                 by_files=files,
+                replicate=_options.word("replicate", replicate),
+                replicate_group=_replicated_ranks(replicate_group, group),
+                max_copy_bytes=(
+                    None
+                    if max_copy_bytes is None
+                    else _options.whole("max_copy_bytes", max_copy_bytes, 64)
+                ),
             )
 
         if files is not None:

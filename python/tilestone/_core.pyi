@@ -462,6 +462,14 @@ class SaveResult:
         """By this rank."""
 
     @property
+    def copies(self) -> int:
+        """Of shards that other ranks write, by this rank (`replicate`)."""
+
+    @property
+    def copy_bytes(self) -> int:
+        """Of their elements; in bytes_written too."""
+
+    @property
     def common_differs(self) -> bool:
         """Whether the ranks' common states were compared, and are not the same."""
 
@@ -490,7 +498,7 @@ class ByFiles:
 class SaveRequest:
     """What a rank brings to a save."""
 
-    def __init__(self, state: object, path: bytes, bridge: object, format: str, dialect: str, overwrite: bool, agreement: str, validate_access: bool, common_differs: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, attributes: Mapping[str, str], tensor_attributes: object, progress: object | None, compared_common: object | None = None, by_files: ByFiles | None = None) -> None: ...
+    def __init__(self, state: object, path: bytes, bridge: object, format: str, dialect: str, overwrite: bool, agreement: str, validate_access: bool, common_differs: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, attributes: Mapping[str, str], tensor_attributes: object, progress: object | None, compared_common: object | None = None, by_files: ByFiles | None = None, replicate: str = 'none', replicate_group: Sequence[int] = [], max_copy_bytes: int | None = None) -> None: ...
 
 class LoadRequest:
     """What a rank brings to a load."""
@@ -531,6 +539,16 @@ class Damage:
     @property
     def unsafe(self) -> bool:
         """Looks like an attack, not like damage."""
+
+    @property
+    def copy(self) -> bool:
+        """Of a copy; the shard's own item is in another file."""
+
+    @property
+    def intact_in(self) -> str:
+        """
+        A file in which the same elements are intact, where loads read them; "": none.
+        """
 
     def __repr__(self) -> str: ...
 
