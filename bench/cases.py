@@ -17,6 +17,7 @@ import metadata
 import planning
 import programs
 import ranks
+import restart
 import scaling
 from contestants import Contestant, Cpp, CppNoChecksum, TensorStore, Tensors, Tilestone
 from contestants import cache_policies, everybody
@@ -151,6 +152,8 @@ ALL = {
                       "beside stock dist_checkpointing.", megatron_core.megatron, 4),
     "exchange": Entry("Megatron-Core, fully parallel", "A quarter of that GPT on 4 and on 8 ranks, "
                       "loaded in each way that shares the reading.", megatron_exchange.exchange, 2),
+    "restart": Entry("a restart, 8 ranks", "A quarter of that GPT, TP 8, loaded in the layout in "
+                     "which it was saved.", restart.restart, 2),
     "reshard4": Entry("row to column, 4 ranks",
                       "1 GiB saved by rows on 4 ranks, loaded by columns on 4.",
                       lambda case, plan: ranks.reshard(case, plan, 4), 2),

@@ -30,9 +30,10 @@ class Part:
     axis: int
     place: int
     replica: tuple[int, ...]
+    cells: int = TP  # along the axis
 
     def entity(self, key: str, kind: Any) -> Any:
-        grid = () if self.axis < 0 else ((self.axis, self.place, TP),)
+        grid = () if self.axis < 0 else ((self.axis, self.place, self.cells),)
         return kind.from_rank_offsets(key, self.data, *grid, replica_id=self.replica)
 
 

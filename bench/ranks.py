@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -92,14 +93,14 @@ def disk_bytes() -> int:
     raise RuntimeError("/proc/self/io has no read_bytes")
 
 
-class _Opens:
-    """Counts the files under `path` that this process opens, with strace."""
+class Opens:
+    """Which files under `path` this process opens, and how often, by strace."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._log = tempfile.NamedTemporaryFile(mode="r", encoding="utf-8", errors="replace")
 
-    def __enter__(self) -> _Opens:
+    def __enter__(self) -> Opens:
         self._strace = subprocess.Popen(
             ["strace", "-f", "-y", "-e", "trace=open,openat,openat2", "-o", self._log.name,
              "-p", str(os.getpid())], stderr=subprocess.DEVNULL)
@@ -114,8 +115,9 @@ class _Opens:
         self._strace.send_signal(signal.SIGINT)
         self._strace.wait()
         # Each line ends in the descriptor and the path that it stands for, of a file or a directory.
-        opened = re.compile(r"= \d+<" + re.escape(str(self._path)) + r"/[^>]*>\s*$")
-        self.count = sum(1 for line in self._log if opened.search(line))
+        opened = re.compile(r"= \d+<" + re.escape(str(self._path)) + r"/([^>]*)>\s*$")
+        found = (opened.search(line) for line in self._log)
+        self.names = Counter(match.group(1) for match in found if match)
         self._log.close()
 
 
@@ -183,9 +185,9 @@ def _count_reads(case: Case, plan: Plan, world: World, who: list[Contestant], sa
         before = disk_bytes()
         world.timed(lambda e=entry, p=path: e.load(wanted, p))
         ratio = world.sum(disk_bytes() - before) / case.bytes
-        with _Opens(path.resolve()) as opens:
+        with Opens(path.resolve()) as opens:
             world.timed(lambda e=entry, p=path: e.load(wanted, p))
-        opened = world.sum(opens.count)
+        opened = world.sum(opens.names.total())
         table.rows.append([entry.name, f"{ratio:.3f}", str(opened)])
         case.figures[f"bytes read ÷ wanted, {entry.name}"] = ratio
         world.clear(path)
