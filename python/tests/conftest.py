@@ -41,6 +41,13 @@ def worlds() -> Iterator[ranks.Worlds]:
     all_worlds.close()
 
 
+@pytest.fixture(autouse=True)
+def _few_groups(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "worlds" in request.fixturenames:
+        request.getfixturevalue("worlds").renew()
+
+
 @pytest.fixture
 def ckpt(tmp_path: pathlib.Path) -> str:
     """Where a test's checkpoint goes."""

@@ -17,6 +17,10 @@ from typing import Any
 # Seconds without a word from any rank. Nothing here takes as long, on the slowest machine.
 _HANGS = 400.0
 
+# More process groups than this in a rank, and its world is replaced before the next test: the loop of
+# each gloo group wakes up a hundred times a second for as long as the group lives.
+_MANY_GROUPS = 6
+
 # Imported once, by the process that the ranks are forked from: by each rank it took longer than most
 # tests.
 _PRELOAD = [
@@ -67,7 +71,7 @@ def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
             result: Any = function(rank, world, *args)
         except Exception as error:
             result = _logged(error)
-        pipe.send(result)
+        pipe.send((result, len(dist.distributed_c10d._world.pg_map)))
     dist.destroy_process_group()
 
 
@@ -78,6 +82,7 @@ class World:
         os.environ.update(USE_LIBUV="0", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
         self.size = size
         self.alive = True
+        self.groups = 1  # process groups of the rank that has most
         self._folder = tempfile.TemporaryDirectory()
         context = _context()
         self._pipes: list[Connection] = []
@@ -120,7 +125,8 @@ class World:
             for pipe in ready:
                 rank = waiting[pipe]  # type: ignore[index]
                 try:
-                    results[rank] = self._pipes[rank].recv()
+                    results[rank], groups = self._pipes[rank].recv()
+                    self.groups = max(self.groups, groups)
                 except EOFError:
                     results[rank] = "lost"
                     self.alive = False
@@ -161,6 +167,12 @@ class Worlds:
         if world is None or not world.alive:
             world = self._worlds[size] = World(size)
         return world
+
+    def renew(self) -> None:
+        """Ends the worlds that have come to many process groups; no test is using them."""
+        for world in self._worlds.values():
+            if world.alive and world.groups > _MANY_GROUPS:
+                world.close()
 
     def close(self) -> None:
         for world in self._worlds.values():
