@@ -361,6 +361,37 @@ TEST(DamagedCopies, AChunkIsReadFromWhereItIsIntactWithAWarningOfKeyAndFile) {
   }
 }
 
+// Half by half from two places, no part of it would be checked.
+TEST(DamagedCopies, AChunkThatARankWantsInPiecesIsReadFromOnePlaceAndChecked) {
+  const FileImage image = saved(Way::kExchange, 2, true);
+  const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
+  const auto emb = static_cast<uint32_t>(metadata.find_tensor("emb") - metadata.tensors.data());
+  const auto copy =
+      static_cast<uint32_t>(metadata.copies_of(emb, 0).data() - metadata.copies.data());
+  const LogLevel before = set_log_level(LogLevel::kOff);  // the warnings of what is damaged
+  for (const uint32_t damaged : {kNoCopy, copy}) {
+    FileImage one = image;
+    const ItemLocation& at = metadata.place(emb, 0, damaged);
+    for (const uint64_t part : {3, 5}) {  // in each half
+      one[metadata.files[at.file]][at.offset + at.length * part / 8] ^= std::byte{4};
+    }
+    StateDict wanted;
+    for (int half = 0; half < 2; ++half) {
+      wanted["half " + std::to_string(half)] = ShardedTensor::from_rank_offsets(
+          "emb", TensorView::without_data(DType::kFloat32, {kRow / 2}), {{0, half, 2}});
+    }
+    LoadOptions options;
+    options.threads = 1;
+    const StateDict loaded = load(wanted, Location(memory_storage(one)), options);
+    for (int half = 0; half < 2; ++half) {
+      EXPECT_EQ(elements(loaded.get<ShardedTensor>("half " + std::to_string(half)).data),
+                elements(counting(DType::kFloat32, {kRow / 2}, 'b' + half * kRow / 2)))
+          << "half " << half;
+    }
+  }
+  set_log_level(before);
+}
+
 TEST(DamagedCopies, RepairWritesThemAnewByteForByteOrLeavesTheFile) {
   const FileImage image = saved(Way::kExchange, 2, true);
   const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();

@@ -1,3 +1,4 @@
+#include <map>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -36,10 +37,21 @@ std::vector<Transfer> Places::take_own_copies(std::vector<Transfer>& transfers) 
 
 void Places::choose(std::vector<Transfer>& transfers) {
   if (!nearest_) return;
+  // All of a chunk is read from one place: read in parts from two, it would not be checked.
+  std::map<std::pair<uint32_t, uint32_t>, uint32_t> chosen;
+  for (const Transfer& transfer : transfers) {
+    if (transfer.copy != kNoCopy) {
+      chosen.emplace(std::pair(transfer.tensor, transfer.chunk), transfer.copy);
+    }
+  }
   for (Transfer& transfer : transfers) {
-    if (transfer.copy != kNoCopy) continue;
-    const uint64_t bytes = stored_bytes(metadata_, {&transfer, 1});
-    transfer.copy = nearest_->choose(transfer.tensor, transfer.chunk, bytes);
+    const auto [place, is_new] =
+        chosen.emplace(std::pair(transfer.tensor, transfer.chunk), kNoCopy);
+    if (is_new) {
+      const uint64_t bytes = stored_bytes(metadata_, {&transfer, 1});
+      place->second = nearest_->choose(transfer.tensor, transfer.chunk, bytes);
+    }
+    transfer.copy = place->second;
   }
 }
 
