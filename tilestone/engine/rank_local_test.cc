@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "tilestone/base/log.h"
 #include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
@@ -109,6 +112,92 @@ std::string text_of(ErrorCode code, const Body& body) {
 
 void expect_part(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+// Runs `meanwhile` before the first call of this kind and name that comes through the storage.
+template <typename Meanwhile>
+std::shared_ptr<Storage> interrupted(const std::shared_ptr<Storage>& inner, StorageOp op,
+                                     const std::string& end_of_name, const Meanwhile& meanwhile) {
+  const auto done = std::make_shared<bool>(false);
+  return FaultDisk::create(inner,
+                           [=](const StorageCall& call) {
+                             if (call.op == op && call.name.ends_with(end_of_name) &&
+                                 !std::exchange(*done, true)) {
+                               meanwhile();
+                             }
+                             return FaultAction::pass();
+                           })
+      ->storage();
+}
+
+TEST(RankLocalSave, ARankWhoseReportGoesIntoItsGroupsWhileItReadsItGoesOn) {
+  const auto inner = memory_storage();
+  bool merged = false;
+  const auto storage = interrupted(inner, StorageOp::kOpen, "/0/0.report", [&] {
+    save_rank(inner, 1);
+    merged = true;
+  });
+  EXPECT_NO_THROW(save_rank(storage, 0));
+  EXPECT_TRUE(merged);
+  save_rank(inner, 2);
+  expect_state(inner);
+}
+
+TEST(RankLocalSave, RanksWhoseReportsGoIntoTheirGroupsDuringALookAreNotMissing) {
+  const auto inner = memory_storage();
+  save_rank(inner, 0);
+  bool merged = false;
+  const auto storage = interrupted(inner, StorageOp::kStat, "/0/0.report", [&] {
+    save_rank(inner, 1);
+    merged = true;
+  });
+  const std::vector<UnpublishedSave> found = find_unpublished(Location(storage));
+  EXPECT_TRUE(merged);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].missing, std::vector<int>{2});
+}
+
+TEST(RankLocalSave, ARankThatStallsBeforeItBeginsFindsItsSaveBegunAndGoesOn) {
+  const auto inner = memory_storage();
+  const auto storage =
+      interrupted(inner, StorageOp::kOpen, ".attempt", [&] { save_rank(inner, 0); });
+  EXPECT_NO_THROW(save_rank(storage, 1));
+  save_rank(inner, 2);
+  expect_state(inner);
+}
+
+// Another run begins just then, and gives way.
+TEST(RankLocalSave, ARankDoesNotTakeAwayWhatTheFirstRankHasBegun) {
+  const auto inner = memory_storage();
+  engine::AttemptHead other;
+  other.save_id = engine::save_id_of("another run", 0);
+  other.format = "torch_dist";
+  other.dialect = "pytorch";
+  other.rank_local = true;
+  const std::string head_of_other = engine::attempt_name(other.save_id);
+  const auto storage = interrupted(inner, StorageOp::kRename, ".tmp", [&] {
+    save_rank(inner, 0);
+    const auto file = inner->create(head_of_other);
+    file->append(ByteView(other.encode()));
+    file->close();
+  });
+  EXPECT_NO_THROW(save_rank(storage, 1));
+  EXPECT_TRUE(has(inner, engine::attempt_name(engine::save_id_of(kToken, 0))));
+  inner->remove(head_of_other);
+  save_rank(inner, 2);
+  expect_state(inner);
+}
+
+TEST(RankLocalSave, TheRanksOfAnAbandonedSaveAreNotMissingInTheOneThatCameAfterIt) {
+  const auto storage = memory_storage();
+  SaveOptions larger = rank_local(0, "an earlier run");
+  larger.by_files->world_size = kRanks + 1;
+  save(state_of(0, 3), Location(storage), larger);
+  AbandonOptions at_once;
+  at_once.period = 0;
+  abandon(Location(storage), at_once);
+  for (int rank = 0; rank < kRanks; ++rank) save_rank(storage, rank);
+  expect_state(storage);
 }
 
 TEST(RankLocalSave, ARanksMetadataStandsOnceItHasWrittenAndReadersNameTheRanksThatAreMissing) {

@@ -265,7 +265,8 @@ class FileSaving final : public Coordination {
   RankReport write_under_free_names(const WriteShare& write) {
     for (int tries = 1;; ++tries) {
       try {
-        return write({storage_.get(), attempt_.first_free_file(files_.rank), deadline_});
+        const int first = attempt_.first_free_file(files_.rank, share_.options.files_per_rank);
+        return write({storage_.get(), first, deadline_});
       } catch (const Error& error) {
         if (error.code() != ErrorCode::kAlreadyExists || tries == kMostNames) throw;
       }

@@ -11,6 +11,7 @@
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/storage/memory_storage.h"
 
@@ -264,6 +265,22 @@ SaveOptions without_waiting(int rank, int ranks, const std::string& token = kTok
 
 void expect_in(const std::string& part, const std::string& text) {
   EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+// As it is left by a rank that dies while it makes its files, or takes them back.
+TEST(SaveByFiles, ARankThatIsStartedAgainWritesBehindAnyDataFileThatItHasLeft) {
+  for (const int left : {0, 1, 2}) {
+    const auto storage = memory_storage();
+    const std::string id = engine::save_id_of(kToken, 0);
+    storage->create(torch_dist_format()->data_file_name(id, 0, left))->close();
+    for (int rank = 0; rank < 2; ++rank) {
+      SaveOptions options = by_files(rank, 2);
+      options.by_files->wait = false;
+      options.files_per_rank = 2;
+      EXPECT_NO_THROW(save(state_of(rank, 2, 3), Location(storage), options)) << left;
+    }
+    expect_state(Location(storage), 2, 3);
+  }
 }
 
 TEST(SaveByFiles, OpeningWhereOnlyAnUnpublishedSaveStandsSaysWhatIsMissingAndWhatCanBeDone) {

@@ -121,8 +121,21 @@ bool Attempt::is_over() const {
 }
 
 void Attempt::begin(Deadline deadline) {
-  refuse_standing();
-  if (head_.rank_local) refuse_other_attempts();
+  try {
+    refuse_standing();
+    if (head_.rank_local) refuse_other_attempts();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kAlreadyExists) throw;
+    // Another rank has begun it meanwhile, and what stands may be its own metadata.
+    const auto begun = read_head(*location_, head_.save_id);
+    if (!begun) throw;
+    return expect_same_head(*begun);
+  }
+  make_head(deadline);
+}
+
+void Attempt::make_head(Deadline deadline) {
+  bool is_first = true;
   location_->make_directory("");
   location_->make_directory(std::string(kOwnDirectory));
   location_->make_directory(attempt_directory(head_.save_id));
@@ -134,9 +147,11 @@ void Attempt::begin(Deadline deadline) {
     const auto begun = read_head(*location_, head_.save_id);
     if (begun) expect_same_head(*begun);
     if (!begun && !is_published()) throw;
+    is_first = false;
   }
   location_->sync_directory("");
-  if (!head_.rank_local) return;
+  // The head of a rank that came first is not to be taken away.
+  if (!head_.rank_local || !is_first) return;
   try {
     refuse_other_attempts();  // one that began at the same time: none of the two goes on
   } catch (...) {
@@ -189,9 +204,11 @@ void Attempt::expect_same_head(const AttemptHead& other) const {
 
 // ---- Step 2
 
-int Attempt::first_free_file(int rank) const {
+int Attempt::first_free_file(int rank, int count) const {
   int first = 0;
-  while (location_->stat(format_->data_file_name(head_.save_id, rank, first))) ++first;
+  for (int number = 0; number < first + count; ++number) {
+    if (location_->stat(format_->data_file_name(head_.save_id, rank, number))) first = number + 1;
+  }
   return first;
 }
 
@@ -230,10 +247,14 @@ bool Attempt::has_ended() const {
 
 std::optional<Bytes> Attempt::counted_report(int rank) const {
   const int group = head_.group_of(rank);
-  if (auto merged = read_group(group)) {
+  const auto in_group = [&]() -> std::optional<Bytes> {
+    auto merged = read_group(group);
+    if (!merged) return std::nullopt;
     return std::move((*merged)[static_cast<size_t>(rank - head_.group_begin(group))]);
-  }
-  return read_if_there(*location_, report_name(head_, rank));
+  };
+  if (auto counted = in_group()) return counted;
+  if (auto single = read_if_there(*location_, report_name(head_, rank))) return single;
+  return in_group();  // it may have been merged, and removed, between the two looks
 }
 
 bool Attempt::has_report(int rank) const {

@@ -33,9 +33,9 @@ class Attempt {
   // it was abandoned.
   bool join(Deadline deadline);
 
-  // From which number on names of this rank's data files are free: a rank that died and was started
-  // again has left some.
-  int first_free_file(int rank) const;
+  // From which number on `count` names of this rank's data files are free: a rank that died and was
+  // started again has left some, and not always the lowest.
+  int first_free_file(int rank, int count) const;
 
   // Whether a report of this rank is there, by itself or merged with its group's.
   bool has_report(int rank) const;
@@ -84,6 +84,7 @@ class Attempt {
   bool has_ended() const;
   bool ended_before() const;
   void begin(Deadline deadline);
+  void make_head(Deadline deadline);
   void refuse_standing() const;
   void expect_same_head(const AttemptHead& other) const;
   [[noreturn]] void fail_not_standing() const;

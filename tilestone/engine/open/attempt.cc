@@ -273,11 +273,15 @@ AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names,
   state.failed = read_failed(storage, head.save_id);
   for (int group = 0; group < head.group_count(); ++group) {
     if (exists(group_name(head.save_id, group))) continue;
+    std::vector<int> missing;
     for (int rank = head.group_begin(group); rank < head.group_end(group); ++rank) {
-      if (exists(report_name(head, rank))) continue;
-      ++state.missing_count;
-      if (state.missing.size() < names) state.missing.push_back(rank);
+      if (!exists(report_name(head, rank))) missing.push_back(rank);
     }
+    // They may have been merged, and removed, since the group was looked for.
+    if (missing.empty() || storage.stat(group_name(head.save_id, group))) continue;
+    state.missing_count += missing.size();
+    missing.resize(std::min(missing.size(), names - std::min(names, state.missing.size())));
+    state.missing.insert(state.missing.end(), missing.begin(), missing.end());
   }
   return state;
 }

@@ -11,14 +11,17 @@
 namespace tilestone::engine {
 namespace {
 
-// Of the saves without a communicator that are not ended here.
+// Of the saves without a communicator that have not ended here.
 std::vector<AttemptHead> rank_local_heads(Storage& storage, std::span<const std::string> names) {
   std::vector<AttemptHead> heads;
   for (const std::string& name : names) {
     const auto save_id = parse_attempt_name(name);
     if (!save_id || name != attempt_name(*save_id)) continue;
     auto head = read_head(storage, *save_id);
-    if (head && head->rank_local) heads.push_back(*std::move(head));
+    if (!head || !head->rank_local) continue;
+    // What gc has not yet removed of one that was abandoned says nothing of the one that stands.
+    if (read_outcome(storage, *save_id) == Outcome::kAbandoned) continue;
+    heads.push_back(*std::move(head));
   }
   return heads;
 }
