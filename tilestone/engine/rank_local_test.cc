@@ -159,8 +159,8 @@ TEST(RankLocalSave, RanksWhoseReportsGoIntoTheirGroupsDuringALookAreNotMissing) 
 
 TEST(RankLocalSave, ARankThatStallsBeforeItBeginsFindsItsSaveBegunAndGoesOn) {
   const auto inner = memory_storage();
-  const auto storage =
-      interrupted(inner, StorageOp::kOpen, ".attempt", [&] { save_rank(inner, 0); });
+  // Once it has found that nobody has begun the save, and before it looks for a checkpoint.
+  const auto storage = interrupted(inner, StorageOp::kList, "", [&] { save_rank(inner, 0); });
   EXPECT_NO_THROW(save_rank(storage, 1));
   save_rank(inner, 2);
   expect_state(inner);

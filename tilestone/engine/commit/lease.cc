@@ -5,7 +5,6 @@
 #include <thread>
 #include <utility>
 
-#include "tilestone/base/call_scope.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
 
@@ -20,10 +19,8 @@ class Lease::Renewal {
         temp_name_(std::move(temp_name)),
         interval_(interval) {
     renew();
-    thread_ = std::thread([this, call = CallScope::current()] {
-      CallScope scope(call);
-      run();
-    });
+    // It works for no call (base/call_scope.h): the one that has made the lease may end before it.
+    thread_ = std::thread([this] { run(); });
   }
 
   ~Renewal() {

@@ -1,0 +1,47 @@
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+
+#include "tilestone/base/call_scope.h"
+#include "tilestone/base/log.h"
+#include "tilestone/engine/commit/lease_internal.h"
+#include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage.h"
+
+namespace tilestone::engine {
+namespace {
+
+// The call in which a save writes may be over before the one in which it reports.
+TEST(Lease, ItsThreadWorksForNoCallAsItMayOutliveTheOneThatMadeIt) {
+  std::mutex mutex;
+  std::condition_variable logged;
+  std::optional<void*> call_of_message;
+  set_log_sink([&](LogLevel, std::string_view) {
+    const std::lock_guard lock(mutex);
+    call_of_message = CallScope::current();
+    logged.notify_all();
+  });
+  const auto disk = FaultDisk::create(memory_storage(), [](const StorageCall& call) {
+    // The first lease is made, none is renewed.
+    return call.op == StorageOp::kRename && call.index > 3 ? FaultAction::fail(EIO)
+                                                           : FaultAction::pass();
+  });
+  {
+    std::optional<Lease> lease;
+    {
+      int call = 0;
+      const CallScope scope(&call);
+      lease.emplace(disk->storage(), "lease", "temporary", std::chrono::milliseconds(1));
+    }
+    std::unique_lock lock(mutex);
+    logged.wait(lock, [&] { return call_of_message.has_value(); });
+    EXPECT_EQ(*call_of_message, nullptr);
+  }
+  set_log_sink({});
+}
+
+}  // namespace
+}  // namespace tilestone::engine
