@@ -33,6 +33,30 @@ void bind_reports(nb::module_& m) {
       .def_prop_ro("ok", &VerifyReport::ok, "True when nothing is damaged.");
 }
 
+using Stop = std::shared_ptr<const Interrupt>;
+
+void bind_repair(nb::module_& m) {
+  nb::class_<RepairReport>(m, "RepairReport", "What repair has mended, and what is left.")
+      .def_ro("mended", &RepairReport::mended, "The damages that it mended, as they were found.")
+      .def_ro("now", &RepairReport::now, "What verify finds afterwards.");
+  m.def(
+      "repair",
+      [](const nb::bytes& path, const std::string& cache, uint64_t buffer_bytes, int threads,
+         bool follow_links, nb::handle progress) {
+        const Location location = location_of(path, follow_links);
+        OpenOptions options;
+        options.cache = cache_named(cache);
+        options.buffer_bytes = buffer_bytes;
+        options.threads = threads;
+        const ProgressFn callback = to_progress(progress);
+        return without_gil([&](const Stop& stop) {
+          options.interrupt = stop;
+          return repair(location, options, callback);
+        });
+      },
+      "path"_a, "cache"_a, "buffer_bytes"_a, "threads"_a, "follow_links"_a, "progress"_a.none());
+}
+
 void bind_leftovers(nb::module_& m) {
   nb::class_<Leftover>(m, "Leftover", "A file that no checkpoint at its location needs.")
       .def_ro("name", &Leftover::name, "In the location.")
@@ -77,8 +101,6 @@ const StoredTensor& tensor_of(const Checkpoint& checkpoint, const std::string& k
   if (const StoredTensor* tensor = checkpoint.metadata().find_tensor(key)) return *tensor;
   throw Error(ErrorCode::kNotFound, "the checkpoint holds no tensor of this key").with_key(key);
 }
-
-using Stop = std::shared_ptr<const Interrupt>;
 
 // Reads of more bytes are worth a thread that can be interrupted.
 constexpr uint64_t kLongRead = 8u << 20;
@@ -285,6 +307,7 @@ void bind_facts(nb::class_<Checkpoint>& bound) {
 
 void bind_checkpoint(nb::module_& m) {
   bind_reports(m);
+  bind_repair(m);
   bind_leftovers(m);
   bind_removal(m);
   nb::class_<Checkpoint> bound(m, "Checkpoint");

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "python/src/bindings.h"
+#include "python/src/requests.h"
 #include "python/src/writable.h"
 
 namespace tilestone::python {
@@ -153,15 +154,25 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
   return {std::move(request), bridge};
 }
 
+}  // namespace
+
 Deadline end_after(double seconds) {
   return Deadline::after(std::chrono::duration<double>(seconds));
 }
 
-// An error of Tilestone's own Python code names the rank, as those of the engine do.
 void say_rank(const Raised& raised, int rank, int ranks) {
   const nb::object exception = raised.exception();
   if (ranks > 1 && nb::hasattr(exception, "add_rank")) exception.attr("add_rank")(rank);
 }
+
+std::function<SaveRequest()> request_of(const nb::callable& prepare) {
+  return [&prepare] {
+    return with_gil("making the state dict",
+                    [&] { return std::move(nb::cast<SaveRequest&>(prepare())); });
+  };
+}
+
+namespace {
 
 // Runs a save without the GIL, as the rank of so many.
 SaveResult run_save(const Location& location, int rank, int ranks, Deadline deadline,
@@ -178,14 +189,6 @@ SaveResult run_save(const Location& location, int rank, int ranks, Deadline dead
     throw;
   }
   return *std::move(result);
-}
-
-// Calls `prepare`, which makes a request.
-std::function<SaveRequest()> request_of(const nb::callable& prepare) {
-  return [&prepare] {
-    return with_gil("making the state dict",
-                    [&] { return std::move(nb::cast<SaveRequest&>(prepare())); });
-  };
 }
 
 // A rank's save in a session, whose options say how ranks know of one another.
@@ -225,6 +228,32 @@ SaveResult save_by_files_state(const SaveRequest& options, const nb::callable& p
   }
   return run_save(options.location, files.rank, files.world_size, deadline, [&](Deadline end) {
     return save_by_files(options.location, options.options, request_of(prepare), end);
+  });
+}
+
+std::vector<CopyCost> plan_copies_of(const nb::callable& prepare, const nb::bytes& path,
+                                     nb::handle comm, double seconds) {
+  const Entered entered;
+  const Location location(path_of(path));
+  const Communicator communicator = to_communicator(comm);
+  const Deadline deadline = end_after(seconds);
+  try {
+    return without_gil([&](const Stop& stop) {
+      return plan_copies(request_of(prepare), location.place(), communicator,
+                         deadline.with_interrupt(stop));
+    });
+  } catch (const Raised& raised) {
+    say_rank(raised, communicator.rank(), communicator.size());
+    throw;
+  }
+}
+
+CopyCost plan_copies_by_files_of(const SaveRequest& options, const nb::callable& prepare) {
+  const Entered entered;
+  const Deadline deadline = end_after(options.options.timeout);
+  return without_gil([&](const Stop& stop) {
+    return plan_copies_by_files(options.location, options.options, request_of(prepare),
+                                deadline.with_interrupt(stop));
   });
 }
 
@@ -294,6 +323,13 @@ void bind_engine(nb::module_& m) {
                ", items_written=" + std::to_string(result.items_written) +
                (result.published ? ")" : ", published=False)");
       });
+  nb::class_<CopyCost>(m, "CopyCost", "What `replicate` adds to what one rank writes.")
+      .def_ro("copies", &CopyCost::copies, "Of shards that other ranks write.")
+      .def_ro("bytes", &CopyCost::bytes, "Of their elements.")
+      .def("__repr__", [](const CopyCost& cost) {
+        return "CopyCost(copies=" + std::to_string(cost.copies) +
+               ", bytes=" + std::to_string(cost.bytes) + ")";
+      });
   nb::class_<ByFiles>(m, "ByFiles", "A rank's place in a save without a communicator.")
       .def(nb::new_([](int rank, int world_size, std::string token, uint64_t number, bool wait,
                        bool torch_rank_local) {
@@ -323,6 +359,12 @@ void bind_engine(nb::module_& m) {
         "session"_a.none() = nb::none(),
         nb::sig("def save_by_files(options: SaveRequest, prepare: collections.abc.Callable[[], "
                 "SaveRequest], session: Session | None = None) -> SaveResult"));
+  m.def("plan_copies", &plan_copies_of, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
+        nb::sig("def plan_copies(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, "
+                "comm: object, seconds: float) -> list[CopyCost]"));
+  m.def("plan_copies_by_files", &plan_copies_by_files_of, "options"_a, "prepare"_a,
+        nb::sig("def plan_copies_by_files(options: SaveRequest, prepare: "
+                "collections.abc.Callable[[], SaveRequest]) -> CopyCost"));
   m.def("load", &load_state, "prepare"_a, "take"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def load(prepare: collections.abc.Callable[[], LoadRequest], take: "
                 "collections.abc.Callable[[dict[object, object], list[str], list[str], list[str], "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+import pytest
 import ranks
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ def state_of(shape: tuple[int, int]) -> tuple[dict[str, DTensor], dist.ProcessGr
     """A tensor-parallel weight and a norm that all ranks have; the tensor-parallel group."""
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
     weight = torch.arange(64.0).reshape(8, 8)
-    norm = torch.arange(5.0)
+    norm = torch.arange(100.0, 105.0)  # as bytes in no other tensor
     state = {
         "weight": distribute_tensor(weight, mesh, [Replicate(), Shard(0)]),
         "norm": distribute_tensor(norm, mesh, [Replicate(), Replicate()]),
@@ -38,8 +39,18 @@ def save_and_load(rank: int, world: int, folder: str) -> list[tuple[int, int]]:
         "all": {"replicate": "local", "replicate_group": range(world)},
         "budget": {"replicate": "local", "replicate_group": range(world), "max_copy_bytes": 19},
     }.items():
+        planned = None
+        if "replicate" in options:
+            meant = {key: value for key, value in options.items() if key != "replicate"}
+            planned = tilestone.plan_copies(state, f"{folder}/{name}", **meant)
+        dist.barrier()
+        assert not pathlib.Path(folder, name).exists()
+        dist.barrier()
         result = tilestone.save(state, f"{folder}/{name}", **options)
         results.append((result.copies, result.copy_bytes))
+        if planned is not None:
+            assert len(planned) == world
+            assert (planned[rank].copies, planned[rank].bytes) == results[-1], name
         other = state_of((1, 4))[0] if name == "all" else state_of((2, 2))[0]
         for tensor in other.values():
             tensor.to_local().zero_()
@@ -68,6 +79,27 @@ def refusals(rank: int, world: int, folder: str) -> list[str]:
     return texts
 
 
+def damage_and_repair(path: pathlib.Path) -> None:
+    """One of the four places of the norm's elements, then all four."""
+    elements = torch.arange(100.0, 105.0).numpy().tobytes()
+    whole = {file: file.read_bytes() for file in path.glob("*.distcp")}
+    assert all(elements in data for data in whole.values())
+    first, *others = sorted(whole)
+    damaged = {file: data.replace(elements, b"x" * len(elements)) for file, data in whole.items()}
+    first.write_bytes(damaged[first])
+    phases = []
+    report = tilestone.repair(path, progress=lambda progress: phases.append(progress.phase))
+    assert [(damage.file, damage.key) for damage in report.mended] == [(first.name, "norm")]
+    assert report.now.ok and phases
+    assert first.read_bytes() == whole[first]
+    assert tilestone.repair(path).mended == []
+    for file in [first, *others]:
+        file.write_bytes(damaged[file])
+    report = tilestone.repair(path)
+    assert report.mended == [] and not report.now.ok
+    assert {damage.key for damage in report.now.damages} == {"norm"}
+
+
 def test_copies_follow_the_group_and_the_budget_and_change_no_load(
     worlds: ranks.Worlds, tmp_path: pathlib.Path
 ) -> None:
@@ -85,6 +117,23 @@ def test_copies_follow_the_group_and_the_budget_and_change_no_load(
         assert tilestone.open(tmp_path / name).verify().ok, name
         assert sum(size for _, size in results) > 0
     assert len(list((tmp_path / "all").glob("*.distcp"))) == 4  # each rank has one of its own
+    damage_and_repair(tmp_path / "all")
+
+
+def test_what_copies_cost_by_files_is_asked_of_one_rank_and_leaves_nothing(
+    tmp_path: pathlib.Path,
+) -> None:
+    files = {"coordination": "files", "rank": 1, "world_size": 2, "token": "one run of a test"}
+    state = {"norm": torch.arange(5.0)}
+    (cost,) = tilestone.plan_copies(state, tmp_path / "no", replicate_group=[0, 1], **files)
+    assert (cost.copies, cost.bytes) == (1, 20)
+    assert not (tmp_path / "no").exists()
+    with pytest.raises(tilestone.InvalidArgumentError, match="leave it out"):
+        tilestone.plan_copies(state, tmp_path, replicate_group=[0, 1], replicate="none", **files)
+    with pytest.raises(tilestone.InvalidArgumentError, match="a save has no option cast"):
+        tilestone.plan_copies(state, tmp_path, replicate_group=[0, 1], cast=True, **files)
+    with pytest.raises(tilestone.NotFoundError):
+        tilestone.repair(tmp_path)
 
 
 def test_what_is_no_replicate_group_is_refused_on_all_ranks(

@@ -14,12 +14,15 @@ torch is not needed, and not imported unless the caller has done so.
 """
 
 from tilestone import geometry
-from tilestone._api import LoadReport, load, save
-from tilestone._checkpoint import Checkpoint, StoredTensor, gc, open
+from tilestone._api import load, plan_copies, save
+from tilestone._calls import LoadReport
+from tilestone._checkpoint import Checkpoint, StoredTensor, gc, open, repair
 from tilestone._core import (
     Communicator,
+    CopyCost,
     Damage,
     Leftover,
+    RepairReport,
     SaveResult,
     SessionStats,
     UnpublishedSave,
@@ -64,6 +67,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Communicator",
+    "CopyCost",
     "CorruptError",
     "CoverageError",
     "DType",
@@ -80,6 +84,7 @@ __all__ = [
     "PlacementRules",
     "Progress",
     "RankFailedError",
+    "RepairReport",
     "SaveResult",
     "Session",
     "SessionStats",
@@ -101,8 +106,10 @@ __all__ = [
     "load",
     "mpi_world",
     "open",
+    "plan_copies",
     "publish",
     "register_converter",
+    "repair",
     "run_ranks",
     "save",
     "solo",

@@ -1,153 +1,21 @@
-"""save and load."""
+"""save, plan_copies and load."""
 
 from __future__ import annotations
 
-import abc
 import contextlib
-import dataclasses
 import os
-import sys
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tilestone import _core, _forked, _options
+from tilestone import _core, _options
 from tilestone._bridge import Bridge
+from tilestone._calls import LoadReport, Prepared, SaveCall, communicator, harmless, made
 from tilestone._errors import InvalidArgumentError
 from tilestone._progress import ProgressCallback, reporting
 from tilestone._protocols import CommunicatorLike
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-
-def _group_of_torch(group: ProcessGroup | None) -> ProcessGroup | None:
-    """The process group given, or torch's default one where it is initialised, or None."""
-    if group is not None or "torch" not in sys.modules:
-        return group
-    from tilestone import _torch_bridge
-
-    return _torch_bridge.default_group()
-
-
-def _communicator(
-    group: ProcessGroup | None, comm: CommunicatorLike | None
-) -> CommunicatorLike:
-    """Who takes part. A failure here is this rank's alone: nobody is connected yet who could learn of it."""
-    if comm is not None and group is not None and not isinstance(comm, _core.Session):
-        raise InvalidArgumentError("group and comm both say who takes part; give one of them")
-    if comm is not None:
-        return comm
-    group = _group_of_torch(group)
-    if group is None:
-        return _core.solo()
-    _forked.check(group, os.getpid())
-    from tilestone._torch_comm import TorchCommunicator
-
-    try:
-        return TorchCommunicator(group)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"group {group!r}: {error}") from error
-
-
-def _by_files(coordination: str, files: Mapping[str, Any]) -> _core.ByFiles | None:
-    """This rank's place in a save by files; None where ranks have a communicator.
-
-    Raises:
-        InvalidArgumentError: an argument that it needs is missing or out of range, by its name.
-    """
-    way = _options.word("coordination", coordination)
-    if way == "communicator":
-        return None
-    if way != "files":
-        raise InvalidArgumentError(
-            f'coordination is "communicator" or "files", not "{coordination}"'
-        )
-    for name, value in files.items():
-        if value is None:
-            raise InvalidArgumentError(f'coordination="files" needs {name}')
-    return _core.ByFiles(
-        _options.whole("rank", files["rank"]),
-        _options.whole("world_size", files["world_size"]),
-        _options.word("token", files["token"]),
-        _options.whole("number", files["number"], 64),
-        _options.flag("wait", files["wait"]),
-        _options.flag("torch_rank_local", files["torch_rank_local"]),
-    )
-
-
-def _refuse_files(files: Mapping[str, Any]) -> None:
-    """Refuses what only a save by files has, in one that has a communicator."""
-    usual = {"number": 0, "wait": True, "torch_rank_local": False}
-    for name, value in files.items():
-        if value is not usual.get(name):
-            raise InvalidArgumentError(f'{name} has a meaning with coordination="files" only')
-
-
-class Prepared(abc.ABC):
-    """A state that is made inside a call's first round, and taken in its last one.
-
-    `save` and `load` take one in the place of a state. What its methods raise is this rank's
-    failure, which every rank raises.
-    """
-
-    #: Classes of which objects are made without being allowed, where they can be imported.
-    harmless: frozenset[str] = frozenset()
-    #: LoadOptions::objects_by_grid: sharded objects are looked at by the key of their grid.
-    objects_by_grid: bool = False
-    #: LoadOptions::log_report: rank 0 logs what was found of keys.
-    log_report: bool = True
-
-    @abc.abstractmethod
-    def make(self) -> Mapping[Any, Any]:
-        """The state, on this rank; nothing has been written or read yet."""
-
-    def compared_common(self) -> Mapping[Any, Any] | None:
-        """Of a save: what is compared between ranks in the common state's place; None: all of it.
-
-        Called after `make`.
-        """
-        return None
-
-    def take(self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]) -> dict[Any, Any]:
-        """What the load returns.
-
-        Args:
-            loaded: the loaded tree.
-            report: what the ranks found, see LoadOptions; the same on every rank.
-            kept: keys of this rank's items that were not loaded, as the policies let them.
-        """
-        return loaded
-
-
-def _replicated_ranks(
-    replicate_group: ProcessGroup | Collection[int] | None, group: ProcessGroup | None
-) -> list[int]:
-    """The ranks of `replicate_group`, as the group that saves numbers them."""
-    if replicate_group is None:
-        return []
-    if isinstance(replicate_group, Collection) and not isinstance(replicate_group, (str, bytes)):
-        return [_options.whole("replicate_group", rank) for rank in replicate_group]
-    if "torch" in sys.modules:
-        from tilestone import _torch_bridge
-
-        ranks = _torch_bridge.ranks_within(replicate_group, _group_of_torch(group))
-        if ranks is not None:
-            return ranks
-    raise InvalidArgumentError(
-        f"replicate_group is a torch process group or a list of ranks, not {replicate_group!r}"
-    )
-
-
-def _made(state: Any) -> Any:
-    return state.make() if isinstance(state, Prepared) else state
-
-
-def _harmless(state: Any) -> frozenset[str]:
-    return state.harmless if isinstance(state, Prepared) else frozenset()
-
-
-def _compared(state: Any) -> Any:
-    return state.compared_common() if isinstance(state, Prepared) else None
 
 
 def save(
@@ -289,82 +157,57 @@ def save(
             what was written is kept for them, see `unpublished`. RankFailedError: the save was
             abandoned.
     """
-    by_files = {
-        "rank": rank, "world_size": world_size, "token": token, "number": number, "wait": wait,
-        "torch_rank_local": torch_rank_local,
-    }  # fmt: skip
-    files = _by_files(coordination, by_files)
-    session = comm if isinstance(comm, _core.Session) else None  # Session.save gives it so
-    if files is None:
-        comm = _communicator(group, comm)
-    elif session is None and (group is not None or comm is not None):
-        name = "comm" if group is None else "group"
-        raise InvalidArgumentError(f'{name} has no meaning with coordination="files"')
-    # What can fail on one rank alone stands in prepare, which runs inside the first round.
     with contextlib.ExitStack() as until_the_end:
-
-        def prepare(bare: bool = False) -> _core.SaveRequest:
-            """`bare`: the options alone, without what is made of the state."""
-            if files is None:
-                _refuse_files(by_files)
-                assert comm is not None
-                own, ranks = comm.rank, comm.size
-            else:
-                own, ranks = files.rank, files.world_size
-            shown = reporting(_options.sink("progress", progress), "save", own)
-            by_rule = _options.word("agreement", agreement) == "rule" or files is not None
-            unwrapped = _options.word("dialect", dialect) == "pytorch"
-            return _core.SaveRequest(
-                {} if bare else _made(state),
-                _options.directory(path),
-                Bridge(
-                    group=group, ranks=ranks, by_rule=by_rule and unwrapped, rank=own,
-                    harmless=_harmless(state), common=not unwrapped,
-                ),
-                _options.word("format", format),
-                _options.word("dialect", dialect),
-                _options.flag("overwrite", overwrite),
-                agreement,
-                _options.flag("validate_access", validate_access),
-                _options.word("common_differs", common_differs),
-                _options.seconds("timeout", timeout),
-                _options.whole("threads", threads),
-                _options.whole("buffer_bytes", buffer_bytes, 64),
-                _options.whole("files_per_rank", files_per_rank),
-                _options.texts("attributes", attributes),
-                {} if bare else _options.by_key("tensor_attributes", tensor_attributes),
-                None if bare else until_the_end.enter_context(shown),
-                compared_common=None if bare else _compared(state),
-                by_files=files,
-                replicate=_options.word("replicate", replicate),
-                replicate_group=_replicated_ranks(replicate_group, group),
-                max_copy_bytes=(
-                    None
-                    if max_copy_bytes is None
-                    else _options.whole("max_copy_bytes", max_copy_bytes, 64)
-                ),
-            )
-
-        if files is not None:
-            return _core.save_by_files(prepare(bare=True), prepare, session)
-        return _core.save(prepare, _options.place(path), comm, _options.limit_of(timeout))
+        call = SaveCall(
+            state, path, until_the_end, group=group, comm=comm, coordination=coordination,
+            rank=rank, world_size=world_size, token=token, number=number, wait=wait,
+            torch_rank_local=torch_rank_local, format=format, dialect=dialect,
+            overwrite=overwrite, agreement=agreement, validate_access=validate_access,
+            common_differs=common_differs, timeout=timeout, threads=threads,
+            buffer_bytes=buffer_bytes, files_per_rank=files_per_rank, attributes=attributes,
+            tensor_attributes=tensor_attributes, progress=progress, replicate=replicate,
+            replicate_group=replicate_group, max_copy_bytes=max_copy_bytes,
+        )  # fmt: skip
+        if call.files is not None:
+            return _core.save_by_files(call.bare(), call.prepare, call.session)
+        return _core.save(call.prepare, call.place, call.comm, call.limit)
 
 
-@dataclasses.dataclass
-class LoadReport:
-    """What the ranks of a load found of keys: the union over all ranks, the same on each.
+def plan_copies(
+    state: Mapping[Any, Any],
+    path: str | os.PathLike[str],
+    *,
+    replicate_group: ProcessGroup | Collection[int] | None,
+    max_copy_bytes: int | None = None,
+    **options: Any,
+) -> list[_core.CopyCost]:
+    """What `replicate="local"` would add to the same `save`; nothing is written. Every rank calls.
 
-    An option that is not "report" leaves its list empty.
+    With coordination="files" a rank is alone: no other needs to come.
 
-    Attributes:
-        not_in_checkpoint: keys that are wanted and not in the checkpoint, sorted.
-        not_requested: keys of the checkpoint that no rank wants, sorted.
-        other_shape: keys of tensors that are wanted in another global shape, sorted.
+    Args:
+        state, path: as for `save`. Of `path` nothing is looked at: a checkpoint may stand there.
+        replicate_group, max_copy_bytes: as for `save`.
+        options: the other options of `save`, which are those of the save that is meant.
+
+    Returns:
+        For each rank, by its number, a cost with `copies`, the shards that other ranks write and
+        this one copies, and `bytes` of their elements. With coordination="files" this rank's alone.
+
+    Raises:
+        InvalidArgumentError: replicate is among the options, or an option that `save` has not.
+        As `save`, of what it refuses before it writes.
     """
-
-    not_in_checkpoint: list[str] = dataclasses.field(default_factory=list)
-    not_requested: list[str] = dataclasses.field(default_factory=list)
-    other_shape: list[str] = dataclasses.field(default_factory=list)
+    if "replicate" in options:
+        raise InvalidArgumentError('replicate is "local" in plan_copies: leave it out')
+    with contextlib.ExitStack() as until_the_end:
+        call = SaveCall(
+            state, path, until_the_end, replicate="local", replicate_group=replicate_group,
+            max_copy_bytes=max_copy_bytes, **options,
+        )  # fmt: skip
+        if call.files is not None:
+            return [_core.plan_copies_by_files(call.bare(), call.prepare)]
+        return _core.plan_copies(call.prepare, call.place, call.comm, call.limit)
 
 
 def load(
@@ -478,7 +321,7 @@ def load(
     alone = None if own_rank is None else _options.whole("own_rank", own_rank)
     if alone is not None and group is not None:
         raise InvalidArgumentError("own_rank loads alone: give no group with it")
-    comm = comm or _core.solo() if alone is not None else _communicator(group, comm)
+    comm = comm or _core.solo() if alone is not None else communicator(group, comm)
     where: Any = wanted if path is None else path
     place = b"" if isinstance(where, Mapping) else _options.place(where)
     result: dict[Any, Any] = {}
@@ -497,10 +340,10 @@ def load(
                 vars(report).update(vars(LoadReport()))
             shown = reporting(_options.sink("progress", progress), "load", comm.rank)
             allowed = _options.names("allow_classes", allow_classes)
-            known = _harmless(wanted)
+            known = harmless(wanted)
             bridge = Bridge(True, allowed, group=group, ranks=comm.size, harmless=known)
             return _core.LoadRequest(
-                None if path is None else _made(wanted),
+                None if path is None else made(wanted),
                 _options.directory(where),
                 bridge,
                 _options.flag("follow_links", follow_links),

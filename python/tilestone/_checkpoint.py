@@ -453,3 +453,46 @@ def gc(
         _options.flag("force", force),
         _options.flag("follow_links", follow_links),
     )
+
+
+def repair(
+    path: str | os.PathLike[str],
+    *,
+    cache: str = "bypass",
+    buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
+    threads: int = 0,
+    follow_links: bool = False,
+    progress: bool | ProgressCallback = False,
+) -> _core.RepairReport:
+    """Writes what is damaged in a checkpoint anew, where another of its files has it intact.
+
+    What `tilestone verify --repair` does. Local copies (`save` with replicate="local") are such
+    files, and a damaged copy is mended from the shard's own item. A file is replaced as a whole, in
+    one step, by one with the checksums that its save recorded, so at any moment it is what it was
+    or mended. What has no intact copy stays as it is, and so do files that are missing, too short
+    or damaged between their items.
+
+    Args:
+        path: the checkpoint's directory. One process repairs it, and loads may go on meanwhile.
+        cache, buffer_bytes, threads, follow_links: as for `open`.
+        progress: of the two verifications, before and after: True for a bar on a terminal, or a
+            function that gets `Progress`.
+
+    Returns:
+        `mended`: the damages that are no more, as `Checkpoint.verify` found them. `now`: what it
+        finds afterwards; `now.ok` is True where nothing is left to mend.
+
+    Raises:
+        NotFoundError, CorruptError, UnsafeError: as `open`.
+        AlreadyExistsError: a save is under way there.
+        StorageError: a file could not be written; those that were replaced before are mended.
+    """
+    with reporting(_options.sink("progress", progress), "verify") as sink:
+        return _core.repair(
+            _options.directory(path),
+            _options.word("cache", cache),
+            _options.whole("buffer_bytes", buffer_bytes, 64),
+            _options.whole("threads", threads),
+            _options.flag("follow_links", follow_links),
+            sink,
+        )

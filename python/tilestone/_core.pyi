@@ -481,6 +481,19 @@ class SaveResult:
 
     def __repr__(self) -> str: ...
 
+class CopyCost:
+    """What `replicate` adds to what one rank writes."""
+
+    @property
+    def copies(self) -> int:
+        """Of shards that other ranks write."""
+
+    @property
+    def bytes(self) -> int:
+        """Of their elements."""
+
+    def __repr__(self) -> str: ...
+
 class ByFiles:
     """A rank's place in a save without a communicator."""
 
@@ -508,6 +521,10 @@ class LoadRequest:
 def save(prepare: Callable[[], SaveRequest], path: bytes, comm: object, seconds: float) -> SaveResult: ...
 
 def save_by_files(options: SaveRequest, prepare: Callable[[], SaveRequest], session: Session | None = None) -> SaveResult: ...
+
+def plan_copies(prepare: Callable[[], SaveRequest], path: bytes, comm: object, seconds: float) -> list[CopyCost]: ...
+
+def plan_copies_by_files(options: SaveRequest, prepare: Callable[[], SaveRequest]) -> CopyCost: ...
 
 def load(prepare: Callable[[], LoadRequest], take: Callable[[dict[object, object], list[str], list[str], list[str], set[str]], object], path: bytes, comm: object, seconds: float) -> None: ...
 
@@ -579,6 +596,19 @@ class VerifyReport:
     @property
     def ok(self) -> bool:
         """True when nothing is damaged."""
+
+class RepairReport:
+    """What repair has mended, and what is left."""
+
+    @property
+    def mended(self) -> list[Damage]:
+        """The damages that it mended, as they were found."""
+
+    @property
+    def now(self) -> VerifyReport:
+        """What verify finds afterwards."""
+
+def repair(path: bytes, cache: str, buffer_bytes: int, threads: int, follow_links: bool, progress: object | None) -> RepairReport: ...
 
 class Leftover:
     """A file that no checkpoint at its location needs."""

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from tilestone import _core, _options
-from tilestone._api import _communicator, load, save
+from tilestone._api import load, save
+from tilestone._calls import communicator
 from tilestone._errors import InvalidArgumentError
 from tilestone._protocols import CommunicatorLike
 
@@ -84,7 +85,7 @@ class Session:
             self._core = _files_alone(files)
             self._comm: CommunicatorLike = _core.solo()
         else:
-            self._comm = _communicator(group, comm)
+            self._comm = communicator(group, comm)
             self._core = _core.Session(self._comm, _options.limit_of(timeout))
 
     def _open(self) -> _core.Session:

@@ -524,6 +524,20 @@ std::vector<CopyCost> plan_copies(const StateDict& state, const Location& locati
   }
 }
 
+std::vector<CopyCost> plan_copies(const std::function<SaveRequest()>& prepare,
+                                  const std::string& place, const Communicator& comm,
+                                  Deadline deadline) {
+  std::optional<SaveRequest> request;
+  try {
+    return engine::Saving(comm, place, deadline, nullptr, "plan_copies").cost_of_copies([&] {
+      request.emplace(prepare());
+      return engine::Brought{&request->state, &request->location, &request->options};
+    });
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
 SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& place,
                 const Communicator& comm, Deadline deadline) {
   std::optional<SaveRequest> request;

@@ -65,4 +65,12 @@ SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& 
 SaveResult save_by_files(const Location& location, const SaveOptions& options,
                          const std::function<SaveRequest()>& prepare, Deadline deadline);
 
+// plan_copies() in the same two ways. By files the rank's own cost, and nobody else hears of what
+// `prepare` throws.
+std::vector<CopyCost> plan_copies(const std::function<SaveRequest()>& prepare,
+                                  const std::string& place, const Communicator& comm,
+                                  Deadline deadline);
+CopyCost plan_copies_by_files(const Location& location, const SaveOptions& options,
+                              const std::function<SaveRequest()>& prepare, Deadline deadline);
+
 }  // namespace tilestone

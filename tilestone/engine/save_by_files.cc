@@ -367,4 +367,17 @@ SaveResult save_by_files(const Location& location, const SaveOptions& options,
   }
 }
 
+CopyCost plan_copies_by_files(const Location& location, const SaveOptions& options,
+                              const std::function<SaveRequest()>& prepare, Deadline deadline) {
+  std::optional<SaveRequest> request;
+  try {
+    return engine::copies_by_files(location, options, deadline, [&] {
+      request.emplace(prepare());
+      return engine::Brought{&request->state, &request->location, &request->options};
+    });
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
 }  // namespace tilestone

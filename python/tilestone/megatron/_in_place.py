@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tilestone import _api, _megatron
+from tilestone import _api, _calls, _megatron
 from tilestone._errors import InvalidArgumentError, StorageError
 from tilestone.megatron import _parts, _ranks
 from tilestone.megatron._stored import COMMON_FILE, HARMLESS, literal
@@ -116,7 +116,7 @@ def _sync_directory(path: Any) -> None:
         os.close(descriptor)
 
 
-class _Shards(_api.Prepared):
+class _Shards(_calls.Prepared):
     """The sharded part of a state dict on its way into a save."""
 
     harmless = HARMLESS

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from tilestone import _api, _entities
-from tilestone._api import LoadReport, Prepared
+from tilestone._calls import LoadReport, Prepared
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
 from tilestone.megatron._stored import HARMLESS, literal

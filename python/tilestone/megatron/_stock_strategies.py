@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilestone import _api, _checkpoint, _core, _opaque, _options
+from tilestone import _api, _calls, _checkpoint, _core, _opaque, _options
 from tilestone._errors import UnsafeError, UnsupportedError
 from tilestone.megatron import _ranks
 from tilestone.megatron._in_place import (
@@ -147,7 +147,7 @@ class _SaveStrategy:
         )
 
 
-class _Wanted(_api.Prepared):
+class _Wanted(_calls.Prepared):
     """What a load asks for: the entities of its template, by numbers."""
 
     harmless = HARMLESS
@@ -163,7 +163,7 @@ class _Wanted(_api.Prepared):
         return {str(number): entity for number, entity in enumerate(self._entities)}
 
     def take(
-        self, loaded: dict[Any, Any], report: _api.LoadReport, kept: set[str]
+        self, loaded: dict[Any, Any], report: _calls.LoadReport, kept: set[str]
     ) -> dict[Any, Any]:
         """Puts what was loaded into `result`, of the tree's structure."""
         values = [loaded[str(number)] for number in range(len(self._entities))]
