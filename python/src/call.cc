@@ -124,7 +124,7 @@ Raised program_ends() {
 
 class Call {
  public:
-  Call() {
+  explicit Call(std::shared_ptr<Interrupt> interrupt) : interrupt_(std::move(interrupt)) {
     {
       std::lock_guard lock(process().mutex);
       process().calls.insert(this);
@@ -304,7 +304,7 @@ class Call {
   const pid_t process_ = ::getpid();
   Call* const parent_ = static_cast<Call*>(CallScope::current());  // of run_ranks, or null
   std::unique_ptr<std::thread> engine_;
-  const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();
+  const std::shared_ptr<Interrupt> interrupt_;
   std::optional<Raised> raised_;  // of the calling thread
   std::exception_ptr failure_;    // of the work
 
@@ -399,14 +399,19 @@ Entered::~Entered() {
 }
 
 void call_library(WithoutGil::Length length, const CallWork& work) {
+  if (length == WithoutGil::kLong) return call_library(work, std::make_shared<Interrupt>());
   const Entered entered;
-  if (length == WithoutGil::kShort) return run_short(work);
+  run_short(work);
+}
+
+void call_library(const CallWork& work, std::shared_ptr<Interrupt> interrupt) {
+  const Entered entered;
   follow_log_level();
   // In a child that a callback has forked it stays: the thread that waits in it is not there.
   const auto drop = [](Call* call) {
     if (call->is_of_this_process()) delete call;
   };
-  const std::unique_ptr<Call, decltype(drop)> call(new Call, drop);
+  const std::unique_ptr<Call, decltype(drop)> call(new Call(std::move(interrupt)), drop);
   call->run(work);
 }
 

@@ -82,6 +82,8 @@ using CallWork = std::function<void(const std::shared_ptr<const Interrupt>&)>;
 // Runs `work` without the GIL, as described above; with the GIL held. A short call's interrupt is
 // null.
 void call_library(WithoutGil::Length length, const CallWork& work);
+// A long call that is one of several parts of one work, which `interrupt` stops.
+void call_library(const CallWork& work, std::shared_ptr<Interrupt> interrupt);
 
 // The same for work with or without a parameter, and with a result.
 template <typename Work>

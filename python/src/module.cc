@@ -17,6 +17,7 @@ NB_MODULE(_core, m) {
   bind_comm(m);
   bind_session(m);
   bind_engine(m);
+  bind_steps(m);
   bind_checkpoint(m);
   bind_access(m);
   bind_storage(m);

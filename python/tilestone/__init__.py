@@ -60,10 +60,12 @@ from tilestone._placements import PlacementRules
 from tilestone._plugins import register_converter
 from tilestone._progress import Progress
 from tilestone._session import Session
+from tilestone._steps import BegunSave, begin_save
 from tilestone._unpublished import abandon, publish, unpublished
 
 __all__ = [
     "AlreadyExistsError",
+    "BegunSave",
     "Checkpoint",
     "CheckpointError",
     "Communicator",
@@ -100,6 +102,7 @@ __all__ = [
     "VerifyReport",
     "__version__",
     "abandon",
+    "begin_save",
     "dtype_names",
     "gc",
     "geometry",

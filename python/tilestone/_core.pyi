@@ -532,6 +532,36 @@ DEFAULT_TIMEOUT: float = 1800.0
 
 DEFAULT_BUFFER_BYTES: int = 268435456
 
+class StepwiseSave:
+    """A save between its steps."""
+
+    @property
+    def save_id(self) -> str: ...
+
+    @property
+    def items(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def next(self) -> str:
+        """The next step; "": the save is over."""
+
+    def stage(self) -> None: ...
+
+    def write(self) -> None: ...
+
+    def report(self) -> None: ...
+
+    def publish(self) -> SaveResult: ...
+
+    def give_up(self) -> None: ...
+
+def begin_save(prepare: Callable[[], SaveRequest], path: bytes, comm: object, seconds: float) -> StepwiseSave: ...
+
+def begin_save_by_files(options: SaveRequest, prepare: Callable[[], SaveRequest], session: Session | None = None) -> StepwiseSave: ...
+
 class Damage:
     """A damaged place of a checkpoint."""
 

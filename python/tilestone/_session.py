@@ -12,6 +12,7 @@ from tilestone._api import load, save
 from tilestone._calls import communicator
 from tilestone._errors import InvalidArgumentError
 from tilestone._protocols import CommunicatorLike
+from tilestone._steps import BegunSave, begin_save
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -138,17 +139,41 @@ class Session:
             InvalidArgumentError: the session is closed, or an option is the session's.
             As `tilestone.save`.
         """
+        return save(state, path, **self._who(path, options), **options)
+
+    def begin_save(
+        self, state: Mapping[Any, Any], path: str | os.PathLike[str], **options: Any
+    ) -> BegunSave:
+        """Takes a save's first step as `tilestone.begin_save` does, with the session's memory.
+
+        `BegunSave.stage` copies into memory that the session keeps. By files it counts as a save.
+
+        Args:
+            state, path: as for `tilestone.save`.
+            options: its other options (wait too, by files).
+
+        Returns:
+            The save, which may outlive the session.
+
+        Raises:
+            InvalidArgumentError: the session is closed, or an option is the session's.
+            As `tilestone.begin_save`.
+        """
+        return begin_save(state, path, **self._who(path, options), **options)
+
+    def _who(self, path: str | os.PathLike[str], options: Mapping[str, Any]) -> dict[str, Any]:
+        """Who takes part in the next save to a path, as options of it."""
         session = self._open()
         self._refuse(options)
         # Read by save() as the ranks that take part.
         comm = cast("CommunicatorLike", session)
         if not self._by_files:
-            return save(state, path, group=self._group, comm=comm, **options)
+            return {"group": self._group, "comm": comm}
         number = session.by_files(_options.directory(path)).number
-        return save(
-            state, path, comm=comm, coordination="files", rank=session.rank,
-            world_size=session.size, token=session.token, number=number, **options,
-        )  # fmt: skip
+        return {
+            "comm": comm, "coordination": "files", "rank": session.rank,
+            "world_size": session.size, "token": session.token, "number": number,
+        }  # fmt: skip
 
     def load(
         self,

@@ -100,7 +100,19 @@ void SaveInSteps::write() {
     coordination_->write(
         [&](const WritePlace& place) { return write_share(share(), place, session_.get()); });
   });
+  let_go_of_tensors();
   next_ = "reported";
+}
+
+// What is durable is not read again: neither the caller's memory nor that of staging is held.
+void SaveInSteps::let_go_of_tensors() {
+  for (TensorItem& item : coordination_->share().items.tensors) {
+    for (Piece& piece : item.pieces) {
+      piece.data = TensorView::without_data(piece.data.dtype, piece.data.shape);
+    }
+  }
+  kept_.reset();
+  memory_.reset();
 }
 
 void SaveInSteps::report() {
@@ -132,6 +144,18 @@ SaveResult save_in_a_row(SaveInSteps& save, const Bring& bring) {
   save.write();
   save.report();
   return save.publish();
+}
+
+PlannedSave planned_by_request(std::unique_ptr<SaveInSteps> save,
+                               const std::function<SaveRequest()>& prepare) {
+  const auto request = std::make_shared<std::optional<SaveRequest>>();
+  save->plan([&] {
+    const SaveRequest& made = request->emplace(prepare());
+    const auto& compared = made.compared_common;
+    return Brought{&made.state, &made.location, &made.options, compared ? &*compared : nullptr};
+  });
+  save->keep(request);
+  return PlannedSave(std::move(save));
 }
 
 }  // namespace engine
@@ -215,16 +239,20 @@ PlannedSave begin_save(const StateDict& state, const Location& location,
 PlannedSave begin_save(const std::function<SaveRequest()>& prepare, const std::string& place,
                        const Communicator& comm, Deadline deadline) {
   try {
-    const auto request = std::make_shared<std::optional<SaveRequest>>();
-    auto save = std::make_unique<SaveInSteps>(engine::coordinate_by_rounds(comm, place, deadline));
-    save->plan([&] {
-      const SaveRequest& made = request->emplace(prepare());
-      const auto& compared = made.compared_common;
-      return engine::Brought{&made.state, &made.location, &made.options,
-                             compared ? &*compared : nullptr};
-    });
-    save->keep(request);
-    return PlannedSave(std::move(save));
+    return engine::planned_by_request(
+        std::make_unique<SaveInSteps>(engine::coordinate_by_rounds(comm, place, deadline)),
+        prepare);
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+PlannedSave begin_save_by_files(const Location& location, const SaveOptions& options,
+                                const std::function<SaveRequest()>& prepare, Deadline deadline) {
+  try {
+    return engine::planned_by_request(
+        std::make_unique<SaveInSteps>(engine::coordinate_by_files(location, options, deadline)),
+        prepare);
   } catch (...) {
     rethrow_cause();
   }

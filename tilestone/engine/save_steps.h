@@ -112,9 +112,11 @@ class PlannedSave : public SaveStep {
 // options.timeout is for all steps and the time between them. Errors: as save().
 PlannedSave begin_save(const StateDict& state, const Location& location,
                        const SaveOptions& options = {});
-// The same where making the request may fail, as save() with `prepare`. The request lives until its
-// tensors are staged or the save has ended.
+// The same where making the request may fail, as save() and save_by_files() with `prepare`. The
+// request lives until its tensors are staged or written, or the save has ended.
 PlannedSave begin_save(const std::function<SaveRequest()>& prepare, const std::string& place,
                        const Communicator& comm, Deadline deadline);
+PlannedSave begin_save_by_files(const Location& location, const SaveOptions& options,
+                                const std::function<SaveRequest()>& prepare, Deadline deadline);
 
 }  // namespace tilestone

@@ -30,12 +30,13 @@ class SaveInSteps {
   SaveResult publish();
 
   const SaveShare& share() const { return coordination_->share(); }
-  // What must live until the payload is staged or the save has ended.
+  // What must live until the payload is staged or written, or the save has ended.
   void keep(std::shared_ptr<const void> kept) { kept_ = std::move(kept); }
 
  private:
   void take(const std::function<void()>& step);
   void stage_share();
+  void let_go_of_tensors();
 
   std::unique_ptr<Coordination> coordination_;
   std::shared_ptr<SessionParts> session_;
@@ -49,5 +50,8 @@ class SaveInSteps {
 std::unique_ptr<SaveInSteps> steps_of(const Location& location, const SaveOptions& options,
                                       const std::shared_ptr<SessionParts>& session = nullptr);
 SaveResult save_in_a_row(SaveInSteps& save, const Bring& bring);
+// Plans what `prepare` gives, and keeps it as begin_save() with `prepare` says.
+PlannedSave planned_by_request(std::unique_ptr<SaveInSteps> save,
+                               const std::function<SaveRequest()>& prepare);
 
 }  // namespace tilestone::engine

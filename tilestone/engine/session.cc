@@ -127,6 +127,15 @@ SaveResult Session::save(const StateDict& state, const Location& location,
   }
 }
 
+std::unique_ptr<engine::SaveInSteps> Session::steps_of(const Location& location,
+                                                       const SaveOptions& all, Deadline deadline) {
+  return std::make_unique<engine::SaveInSteps>(
+      all.by_files
+          ? engine::coordinate_by_files(location, all, deadline)
+          : engine::coordinate_by_rounds(all.comm, location.place(), deadline, kept_->parts),
+      kept_->parts);
+}
+
 SaveResult Session::save(const Location& location, const SaveOptions& options,
                          const std::function<SaveRequest()>& prepare, Deadline deadline) {
   std::optional<SaveRequest> request;
@@ -139,12 +148,23 @@ SaveResult Session::save(const Location& location, const SaveOptions& options,
       return engine::Brought{&request->state, &request->location, &request->options,
                              compared ? &*compared : nullptr};
     };
-    engine::SaveInSteps steps(
-        all.by_files
-            ? engine::coordinate_by_files(location, all, deadline)
-            : engine::coordinate_by_rounds(all.comm, location.place(), deadline, kept_->parts),
-        kept_->parts);
-    return engine::save_in_a_row(steps, bring);
+    const auto steps = steps_of(location, all, deadline);
+    return engine::save_in_a_row(*steps, bring);
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+PlannedSave Session::begin_save(const Location& location, const SaveOptions& options,
+                                const std::function<SaveRequest()>& prepare, Deadline deadline) {
+  try {
+    const SaveOptions all = completed(options, location);
+    const auto completed_request = [&] {
+      SaveRequest request = prepare();
+      request.options.by_files = all.by_files;
+      return request;
+    };
+    return engine::planned_by_request(steps_of(location, all, deadline), completed_request);
   } catch (...) {
     rethrow_cause();
   }

@@ -27,7 +27,8 @@ namespace tilestone {
 
 namespace engine {
 struct SessionParts;
-}
+class SaveInSteps;
+}  // namespace engine
 
 // Counts of one rank's session.
 struct SessionStats {
@@ -65,10 +66,13 @@ class Session {
                          const SaveOptions& options = {});
   StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options = {},
                  LoadReport* report = nullptr);
-  // As save() and save_by_files() with `prepare`. `options` says by its by_files, and by what
-  // save_by_files() needs of them, how the ranks know of one another: it is completed as above.
+  // The same with `prepare`, as the functions of save.h and save_steps.h that have one. `options`
+  // says by its by_files, and by what save_by_files() needs of them, how the ranks know of one
+  // another: it is completed as above.
   SaveResult save(const Location& location, const SaveOptions& options,
                   const std::function<SaveRequest()>& prepare, Deadline deadline);
+  PlannedSave begin_save(const Location& location, const SaveOptions& options,
+                         const std::function<SaveRequest()>& prepare, Deadline deadline);
 
   // For the next save of this session to this location. It counts: ranks that ask equally often for
   // a location, whatever they save elsewhere, name the same save; a save that failed is one, too.
@@ -83,6 +87,8 @@ class Session {
 
  private:
   SaveOptions completed(const SaveOptions& options, const Location& location);
+  std::unique_ptr<engine::SaveInSteps> steps_of(const Location& location, const SaveOptions& all,
+                                                Deadline deadline);
   struct Kept;
   std::unique_ptr<Kept> kept_;
 };

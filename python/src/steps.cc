@@ -1,0 +1,241 @@
+// Saves in their steps.
+#include <unistd.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "python/src/bindings.h"
+#include "python/src/requests.h"
+
+namespace tilestone::python {
+namespace {
+
+using nb::literals::operator""_a;
+
+struct Over {};    // nothing is left to do
+struct InStep {};  // a thread takes a step
+
+// A save between its steps. Whoever takes a step takes what stands here away first, with the GIL
+// held, so two threads never have it.
+class StepwiseSave {
+ public:
+  StepwiseSave(int rank, int ranks, Location location)
+      : rank_(rank), ranks_(ranks), location_(std::move(location)) {}
+  ~StepwiseSave() {
+    try {
+      give_up();
+    } catch (...) {  // an interpreter that ends, or a signal: the save goes with `step_`
+    }
+  }
+  StepwiseSave(const StepwiseSave&) = delete;
+  StepwiseSave& operator=(const StepwiseSave&) = delete;
+
+  // All steps of a save have one deadline, so what interrupts any of them is in it.
+  Deadline heeding_interrupts(Deadline deadline) const {
+    return deadline.with_interrupt(interrupt_);
+  }
+  void begin(const std::function<PlannedSave()>& plan) {
+    run([&] { return plan(); });
+    const auto& planned = std::get<PlannedSave>(step_);
+    save_id_ = planned.save_id();
+    items_ = planned.items();
+    bytes_ = planned.bytes();
+  }
+
+  void stage() {
+    auto planned = take<PlannedSave>("stage");
+    run([&] { return std::move(planned).stage(Payload::kStaged); });
+  }
+  void write() {
+    if (std::holds_alternative<PlannedSave>(step_)) {
+      auto planned = take<PlannedSave>("write");
+      return run([&] { return std::move(planned).stage(Payload::kLive).write(); });
+    }
+    auto staged = take<StagedSave>("write");
+    run([&] { return std::move(staged).write(); });
+  }
+  void report() {
+    auto written = take<WrittenSave>("report");
+    run([&] { return std::move(written).report(); });
+  }
+  SaveResult publish() {
+    auto reported = take<ReportedSave>("publish");
+    std::optional<SaveResult> result;
+    try {
+      run([&] {
+        result = std::move(reported).publish();
+        return Over();
+      });
+    } catch (const Raised& raised) {
+      if (result && result->published) {
+        raised.add_note("it came too late to stop the save: " + location_.describe() +
+                        " was published");
+      }
+      throw;
+    }
+    return *std::move(result);
+  }
+
+  // Does nothing to a save that is over, or that a thread takes a step of, or in a child of fork,
+  // whose parent goes on with it.
+  void give_up() {
+    if (std::holds_alternative<Over>(step_) || std::holds_alternative<InStep>(step_)) return;
+    auto left = std::make_unique<Step>(std::exchange(step_, Over()));
+    if (::getpid() != process_) {
+      static_cast<void>(left.release());
+      return;
+    }
+    without_gil([&] { left.reset(); });
+  }
+
+  const std::string& save_id() const { return save_id_; }
+  uint64_t items() const { return items_; }
+  uint64_t bytes() const { return bytes_; }
+  std::string next() const {
+    if (std::holds_alternative<PlannedSave>(step_)) return "stage or write";
+    if (std::holds_alternative<StagedSave>(step_)) return "write";
+    if (std::holds_alternative<WrittenSave>(step_)) return "report";
+    return std::holds_alternative<ReportedSave>(step_) ? "publish" : "";
+  }
+
+ private:
+  using Step = std::variant<Over, InStep, PlannedSave, StagedSave, WrittenSave, ReportedSave>;
+
+  template <typename From>
+  From take(const std::string& name) {
+    if (::getpid() != process_) {
+      throw Error(ErrorCode::kUnsupported,
+                  name + "() was called in a child of the process that began the save");
+    }
+    if (std::holds_alternative<From>(step_)) {
+      From from = std::move(std::get<From>(step_));
+      step_ = InStep();
+      return from;
+    }
+    if (std::holds_alternative<InStep>(step_)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  name + "() was called while another thread takes a step of this save");
+    }
+    const std::string expected = next();
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        name + "() was called, " +
+            (expected.empty() ? "and the save is over" : "and the next step is " + expected))
+        .with_hint("a save goes by stage (which may be left out), write, report and publish");
+  }
+
+  // A step that fails ends the save. One that succeeds, and during which Python raised, is followed
+  // by no other.
+  template <typename Work>
+  void run(const Work& work) {
+    step_ = InStep();
+    std::optional<Step> next;
+    try {
+      call_library([&](const auto&) { next.emplace(work()); }, interrupt_);
+    } catch (...) {
+      step_ = Over();
+      if (next) end_after_raising(*std::move(next));
+      name_rank();
+    }
+    step_ = *std::move(next);
+  }
+
+  void end_after_raising(Step next) {
+    step_ = std::move(next);
+    try {
+      give_up();
+    } catch (const Raised&) {  // a further signal; the first one is on its way
+    }
+  }
+
+  [[noreturn]] void name_rank() const {
+    try {
+      throw;
+    } catch (const Raised& raised) {
+      say_rank(raised, rank_, ranks_);
+      throw;
+    }
+  }
+
+  const pid_t process_ = ::getpid();
+  const int rank_, ranks_;
+  const Location location_;
+  const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();
+  Step step_ = Over();
+  std::string save_id_;
+  uint64_t items_ = 0;
+  uint64_t bytes_ = 0;
+};
+
+// Python owns what these return.
+StepwiseSave* begun_in_session(Session& session, const Location& location,
+                               const SaveOptions& options, const nb::callable& prepare,
+                               Deadline deadline) {
+  auto save = std::make_unique<StepwiseSave>(session.rank(), session.world_size(), location);
+  save->begin([&] {
+    return session.begin_save(location, options, request_of(prepare),
+                              save->heeding_interrupts(deadline));
+  });
+  return save.release();
+}
+
+// As save_state() and save_by_files_state() of engine.cc.
+StepwiseSave* begin_save_of(const nb::callable& prepare, const nb::bytes& path, nb::handle comm,
+                            double seconds) {
+  const Entered entered;
+  const Location location(path_of(path));
+  if (nb::isinstance<Session>(comm)) {
+    return begun_in_session(nb::cast<Session&>(comm), location, {}, prepare, end_after(seconds));
+  }
+  const Communicator communicator = to_communicator(comm);
+  auto save = std::make_unique<StepwiseSave>(communicator.rank(), communicator.size(), location);
+  const Deadline deadline = save->heeding_interrupts(end_after(seconds));
+  save->begin(
+      [&] { return begin_save(request_of(prepare), location.place(), communicator, deadline); });
+  return save.release();
+}
+
+StepwiseSave* begin_save_by_files_of(const SaveRequest& options, const nb::callable& prepare,
+                                     nb::handle session) {
+  const Entered entered;
+  const ByFiles& files = options.options.by_files.value();
+  const Deadline end = end_after(options.options.timeout);
+  if (nb::isinstance<Session>(session)) {
+    return begun_in_session(nb::cast<Session&>(session), options.location, options.options, prepare,
+                            end);
+  }
+  auto save = std::make_unique<StepwiseSave>(files.rank, files.world_size, options.location);
+  save->begin([&] {
+    return begin_save_by_files(options.location, options.options, request_of(prepare),
+                               save->heeding_interrupts(end));
+  });
+  return save.release();
+}
+
+}  // namespace
+
+void bind_steps(nb::module_& m) {
+  nb::class_<StepwiseSave>(m, "StepwiseSave", "A save between its steps.")
+      .def_prop_ro("save_id", &StepwiseSave::save_id)
+      .def_prop_ro("items", &StepwiseSave::items)
+      .def_prop_ro("bytes", &StepwiseSave::bytes)
+      .def_prop_ro("next", &StepwiseSave::next, "The next step; \"\": the save is over.")
+      .def("stage", &StepwiseSave::stage)
+      .def("write", &StepwiseSave::write)
+      .def("report", &StepwiseSave::report)
+      .def("publish", &StepwiseSave::publish)
+      .def("give_up", &StepwiseSave::give_up);
+  m.def("begin_save", &begin_save_of, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
+        nb::sig("def begin_save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, "
+                "comm: object, seconds: float) -> StepwiseSave"));
+  m.def("begin_save_by_files", &begin_save_by_files_of, "options"_a, "prepare"_a,
+        "session"_a.none() = nb::none(),
+        nb::sig("def begin_save_by_files(options: SaveRequest, prepare: "
+                "collections.abc.Callable[[], SaveRequest], session: Session | None = None) -> "
+                "StepwiseSave"));
+}
+
+}  // namespace tilestone::python

@@ -1,0 +1,250 @@
+"""Saves in their steps."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pathlib
+import re
+import weakref
+from typing import Any
+
+import numpy
+import pytest
+import ranks
+import torch
+
+import tilestone
+
+TOKEN = "one run of a test"
+
+
+def rows(rank: int, world: int) -> dict[str, Any]:
+    """Two rows of each rank, an array that all have, one inside an object, and a value."""
+    own = numpy.arange(8, dtype=numpy.float32).reshape(2, 4) + 8 * rank
+    return {
+        "w": tilestone.ShardedTensor.from_rank_offsets("w", own, (0, rank, world)),
+        "all": numpy.arange(5.0),
+        "inner": (1, numpy.arange(3)),
+        "step": 3,
+    }
+
+
+def change(state: dict[str, Any]) -> None:
+    state["w"].data[:] = -1
+    state["all"][:] = -1
+    state["inner"][1][:] = -1
+    state["step"] = 4
+
+
+def contents(path: pathlib.Path) -> dict[str, bytes]:
+    """The bytes of data files, by rank and number: their names begin with the save id."""
+    return {re.sub(r"^.{36}", "", f.name): f.read_bytes() for f in path.glob("*.distcp")}
+
+
+def names(path: pathlib.Path) -> list[str]:
+    """What stands there that a checkpoint or a save may have left."""
+    found = [entry.name for entry in path.rglob("*") if entry.is_file()] if path.exists() else []
+    return [name for name in found if name != "lock"]  # which stays
+
+
+def take_steps(saving: tilestone.BegunSave, state: dict[str, Any], stage: bool) -> Any:
+    """All steps, with a changed state from where on it may change."""
+    with saving:
+        if stage:
+            assert saving.next == "stage or write"
+            saving.stage()
+            change(state)
+        saving.write()
+        change(state)
+        assert saving.next == "report"
+        saving.report()
+        result = saving.publish()
+    assert saving.next == ""
+    assert result.save_id == saving.save_id
+    assert result.items_written == saving.items
+    return result
+
+
+def test_steps_are_a_save_byte_for_byte_and_the_state_may_change_once_it_is_staged_or_written(
+    tmp_path: pathlib.Path,
+) -> None:
+    def run(comm: tilestone.Communicator) -> None:
+        with tilestone.Session(comm=comm) as session:
+            tilestone.save(rows(comm.rank, 2), tmp_path / "row", comm=comm)
+            for stage in (False, True):
+                state = rows(comm.rank, 2)
+                saving = tilestone.begin_save(state, tmp_path / str(stage), comm=comm)
+                assert saving.bytes >= 32
+                take_steps(saving, state, stage)
+                state = rows(comm.rank, 2)
+                saving = session.begin_save(state, tmp_path / f"session {stage}")
+                take_steps(saving, state, stage)
+            assert (session.stats.plans_exchanged, session.stats.plans_from_cache) == (1, 1)
+
+    tilestone.run_ranks(2, run)
+    wanted = contents(tmp_path / "row")
+    assert len(wanted) == 2
+    for name in ("False", "True", "session False", "session True"):
+        assert contents(tmp_path / name) == wanted, name
+        loaded = tilestone.load(tmp_path / name)
+        assert (loaded["all"] == numpy.arange(5.0)).all() and loaded["step"] == 3
+
+
+def test_by_files_steps_are_a_save_too_and_a_rank_that_gives_up_can_come_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    def files(rank: int) -> dict[str, Any]:
+        return {"coordination": "files", "rank": rank, "world_size": 2, "token": TOKEN,
+                "wait": False}  # fmt: skip
+
+    for rank in (0, 1):
+        tilestone.save(rows(rank, 2), tmp_path / "row", **files(rank))
+    for rank in (0, 1):
+        state = rows(rank, 2)
+        with tilestone.begin_save(state, tmp_path / "steps", **files(rank)) as saving:
+            saving.write()
+        assert len(contents(tmp_path / "steps")) == rank  # none of this one
+        with pytest.raises(tilestone.InvalidArgumentError, match="the save is over"):
+            saving.report()
+        saving = tilestone.begin_save(state, tmp_path / "steps", **files(rank))
+        assert take_steps(saving, state, True).published == (rank == 1)
+    for name in (".metadata", *(f.name for f in (tmp_path / "row").glob("*.distcp"))):
+        assert (tmp_path / "row" / name).read_bytes() == (tmp_path / "steps" / name).read_bytes()
+    session = tilestone.Session(coordination="files", rank=0, world_size=1, token=TOKEN)
+    state = rows(0, 1)
+    take_steps(session.begin_save(state, tmp_path / "alone"), state, True)
+    assert tilestone.load(tmp_path / "alone")["step"] == 3
+
+
+@pytest.mark.parametrize("stage", [True, False])
+def test_arrays_are_held_until_they_are_staged_or_written(
+    tmp_path: pathlib.Path, stage: bool
+) -> None:
+    state = {"numpy": numpy.arange(1000.0), "torch": torch.arange(1000.0)}
+    held = [weakref.ref(array) for array in state.values()]
+    saving = tilestone.begin_save(state, tmp_path / "a", comm=tilestone.solo())
+    del state
+    gc.collect()
+    assert held[0]() is not None
+    if stage:
+        saving.stage()
+        gc.collect()
+        assert held[0]() is None and held[1]() is None
+    saving.write()
+    gc.collect()
+    assert held[0]() is None and held[1]() is None
+    saving.report()
+    saving.publish()
+    assert (numpy.asarray(tilestone.load(tmp_path / "a")["numpy"]) == numpy.arange(1000.0)).all()
+
+
+def test_steps_out_of_order_are_named_and_a_save_that_is_left_leaves_nothing(
+    tmp_path: pathlib.Path,
+) -> None:
+    with pytest.raises(tilestone.InvalidArgumentError, match="a save has no option cast"):
+        tilestone.begin_save({}, tmp_path, cast=True)
+    steps = ("stage", "write", "report", "publish")
+    for last in range(4):
+        saving = tilestone.begin_save(rows(0, 1), tmp_path / "a", comm=tilestone.solo())
+        for step in steps[:last]:
+            getattr(saving, step)()
+        wrong = "report" if last < 2 else "write"
+        with pytest.raises(tilestone.InvalidArgumentError, match=f"{wrong}.. was called, and the"):
+            getattr(saving, wrong)()
+        if last % 2:
+            saving.give_up()
+            saving.give_up()
+        else:
+            del saving
+            gc.collect()
+        assert names(tmp_path / "a") == []
+    with pytest.raises(ZeroDivisionError), tilestone.begin_save(
+        rows(0, 1), tmp_path / "a", comm=tilestone.solo()
+    ) as saving:
+        saving.write()
+        1 / 0  # noqa: B018
+    assert names(tmp_path / "a") == [] and repr(saving).endswith("next='')")
+
+
+def test_what_a_callback_raises_ends_the_save_and_comes_out_as_it_is(
+    tmp_path: pathlib.Path,
+) -> None:
+    class StopNowError(Exception):
+        pass
+
+    def stop(progress: tilestone.Progress) -> None:
+        raise StopNowError
+
+    saving = tilestone.begin_save(
+        rows(0, 1), tmp_path / "a", comm=tilestone.solo(), progress=stop
+    )
+    with pytest.raises(StopNowError):
+        saving.write()
+        saving.report()
+    assert saving.next == "" and names(tmp_path / "a") == []
+
+
+def test_a_child_of_fork_ends_nothing_of_a_save(tmp_path: pathlib.Path) -> None:
+    with tilestone.begin_save(rows(0, 1), tmp_path / "a", comm=tilestone.solo()) as saving:
+        saving.write()
+        child = os.fork()
+        if child == 0:
+            refused = False
+            try:
+                saving.report()
+            except tilestone.UnsupportedError:
+                refused = True
+            saving.give_up()
+            os._exit(0 if refused else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        saving.report()
+        saving.publish()
+    assert tilestone.open(tmp_path / "a").verify().ok
+
+
+def on_ranks(rank: int, world: int, folder: str) -> None:
+    """Real processes: torch's tensors, and one of two ranks that leaves the save."""
+    def state() -> dict[str, Any]:
+        own = torch.full((2, 3), float(rank))
+        entity = tilestone.ShardedTensor.from_rank_offsets("own", own, (0, rank, world))
+        return {"own": entity, "all": torch.arange(4.0)}
+
+    for left_before in ("stage", "report", "publish"):
+        path = pathlib.Path(folder, left_before)
+        saving = tilestone.begin_save(state(), path, timeout=60)
+        for step in ("stage", "write", "report", "publish"):
+            if rank == 1 and step == left_before:
+                del saving
+                gc.collect()
+                break
+            if rank == 0 and step == ("publish" if left_before == "publish" else "report"):
+                with pytest.raises(tilestone.CheckpointError, match="a rank gave up the save") as e:
+                    getattr(saving, step)()
+                assert e.value.rank == 1
+                break
+            getattr(saving, step)()
+        torch.distributed.barrier()
+        # The note of the save may stay: it says whose files these were.
+        left = [name for name in names(path) if name.endswith((".distcp", ".metadata"))]
+        assert left == [], left_before
+    given = state()
+    with tilestone.begin_save(given, f"{folder}/whole") as saving:
+        saving.stage()
+        given["own"].data.fill_(-1)
+        given["all"].fill_(-1)
+        saving.write()
+        saving.report()
+        saving.publish()
+    with pytest.raises(tilestone.CheckpointError, match="rank 1"):
+        tilestone.begin_save(given | {"f": (lambda: 1) if rank else 0}, f"{folder}/no")
+    assert not pathlib.Path(folder, "no").exists()
+
+
+def test_a_rank_that_drops_a_save_ends_it_for_all_and_the_group_goes_on(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[2].run(on_ranks, str(tmp_path), timeout=100)
+    loaded = tilestone.load(tmp_path / "whole")
+    assert torch.equal(loaded["own"], torch.tensor([0.0, 0, 1, 1]).reshape(4, 1).expand(4, 3))
+    assert torch.equal(loaded["all"], torch.arange(4.0))
