@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import pytest
 import ranks
@@ -151,3 +152,55 @@ def test_what_is_no_replicate_group_is_refused_on_all_ranks(
             assert part in text
             assert text.startswith("InvalidArgumentError")
     assert not (tmp_path / "no").exists()
+
+
+def megatron_saves(rank: int, world: int, folder: str) -> list[str]:
+    """Of 4 ranks with tensor and data parallel groups of 2, as Megatron's parallel_state has them."""
+    import megatron_layouts
+
+    import tilestone.megatron as megatron
+    from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+    from tilestone.megatron.strategies.torch import TorchDistSaveShardedStrategy
+
+    def state() -> dict[str, Any]:
+        """What all ranks hold; rank 0 has the main replica."""
+        norm = torch.arange(6.0)
+        return {"norm": megatron.ShardedTensor.from_rank_offsets("norm", norm, replica_id=rank)}
+
+    def refused(name: str, **options: Any) -> str:
+        with pytest.raises(tilestone.InvalidArgumentError) as error:
+            megatron.save(state(), f"{folder}/{name}", **options)
+        assert not pathlib.Path(folder, name).exists()
+        return str(error.value)
+
+    texts = [refused("no", replicate="local")]
+    parallel_state = megatron_layouts.megatron().parallel_state
+    strategy = TorchDistSaveShardedStrategy("torch_dist", 1, replicate="local")
+    with megatron_layouts.initialised(parallel_state, tensor_model_parallel_size=2) as groups:
+        megatron.save(state(), f"{folder}/default", replicate="local")
+        megatron.save(state(), f"{folder}/given", replicate="local", replicate_group=groups.tp)
+        megatron.save(state(), f"{folder}/strategy", strategy)
+        megatron.save(
+            state(), f"{folder}/all", strategy, replicate="local", replicate_group=range(world)
+        )
+        megatron.save(state(), f"{folder}/budget", replicate="local", max_copy_bytes=23)
+        wrapper = FullyParallelSaveStrategyWrapper(strategy, groups.dp)
+        texts.append(refused("no", sharded_strategy=wrapper))
+        plain = TorchDistSaveShardedStrategy("torch_dist", 1)
+        wrapper = FullyParallelSaveStrategyWrapper(plain, groups.dp)
+        texts.append(refused("no", sharded_strategy=wrapper, replicate="local"))
+    return texts
+
+
+def test_megatron_s_saves_copy_within_the_model_parallel_group_or_say_why_not(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    for texts in worlds[4].run(megatron_saves, str(tmp_path)):
+        assert "parallel_state is not initialised" in texts[0]
+        for text in texts[1:]:
+            assert "replicate='local' with a FullyParallelSaveStrategyWrapper" in text
+    elements = torch.arange(6.0).numpy().tobytes()
+    for name, places in {"default": 2, "given": 2, "strategy": 2, "all": 4, "budget": 1}.items():
+        files = list((tmp_path / name).glob("*.distcp"))
+        assert sum(elements in file.read_bytes() for file in files) == places, name
+        assert tilestone.open(tmp_path / name).verify().ok

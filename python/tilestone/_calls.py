@@ -145,6 +145,10 @@ class Prepared(abc.ABC):
         """
         return None
 
+    def replicate_group(self, given: Any) -> Any:
+        """Of a save with replicate="local": its `replicate_group`, of what the caller gave for it."""
+        return given
+
     def take(self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]) -> dict[Any, Any]:
         """What the load returns.
 
@@ -285,6 +289,12 @@ class SaveCall:
             harmless=harmless(self._state), common=not unwrapped,
         )  # fmt: skip
 
+    def _copied_ranks(self) -> list[int]:
+        group = self._options["replicate_group"]
+        if isinstance(self._state, Prepared) and self._options["replicate"] == "local":
+            group = self._state.replicate_group(group)
+        return _replicated_ranks(group, self._group)
+
     def _request(self, bare: bool) -> _core.SaveRequest:
         given = self._options
         own, _ = self._who()
@@ -310,6 +320,6 @@ class SaveCall:
             compared_common=None if bare else _compared(self._state),
             by_files=self.files,
             replicate=_options.word("replicate", given["replicate"]),
-            replicate_group=_replicated_ranks(given["replicate_group"], self._group),
+            replicate_group=self._copied_ranks(),
             max_copy_bytes=None if most is None else _options.whole("max_copy_bytes", most, 64),
         )

@@ -15,6 +15,7 @@ from tilestone._errors import InvalidArgumentError, StorageError
 from tilestone.megatron import _parts, _ranks
 from tilestone.megatron._stored import COMMON_FILE, HARMLESS, literal
 from tilestone.megatron.core import CONFIG_FNAME
+from tilestone.megatron.groups import model_parallel_group
 from tilestone.megatron.mapping import is_main_replica
 from tilestone.megatron.strategies._shares import LocalCopies
 
@@ -140,6 +141,14 @@ class _Shards(_calls.Prepared):
         copies = LocalCopies(kept)
         kept = [entity for entity in kept if not copies.take(entity)]
         return {str(number): entity for number, entity in enumerate(kept)}
+
+    def replicate_group(self, given: Any) -> Any:
+        """The group that was given, or the model-parallel one of Megatron's parallel_state."""
+        if self._mains_only:
+            raise InvalidArgumentError(
+                'replicate="local" copies replicas, of which keep_only_main_replica=True has none'
+            )
+        return model_parallel_group(given)
 
 
 def save_in_place(

@@ -18,6 +18,7 @@ from tilestone.megatron import _ranks
 from tilestone.megatron._stored import HARMLESS, literal
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.dict_utils import extract_matching_values
+from tilestone.megatron.groups import model_parallel_group
 from tilestone.megatron.mapping import (
     CommonStateDict,
     LocalNonpersistentObject,
@@ -341,6 +342,10 @@ class Given(Prepared):
         if _ranks.rank(self._group) == 0:
             self._replaced = replaced_by(self._directory)
         return without_local_copies(self._given)  # type: ignore[no-any-return]
+
+    def replicate_group(self, given: Any) -> Any:
+        """The group that was given, or the model-parallel one of Megatron's parallel_state."""
+        return model_parallel_group(given)
 
     def compared_common(self) -> Mapping[Any, Any] | None:
         """What preprocess makes of the common state, in dicts and lists of its own."""

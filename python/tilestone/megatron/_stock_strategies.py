@@ -74,6 +74,9 @@ class _SaveStrategy:
         threads: int = 0,
         buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
         files_per_rank: int = 1,
+        replicate: str = "none",
+        replicate_group: ProcessGroup | Collection[int] | None = None,
+        max_copy_bytes: int | None = None,
     ) -> None:
         """
         Args:
@@ -86,6 +89,8 @@ class _SaveStrategy:
                 be equal. A replica without data is never one.
             timeout: seconds for the whole save, more than 0; None for no limit.
             threads, buffer_bytes, files_per_rank: as for `tilestone.save`.
+            replicate, replicate_group, max_copy_bytes: local copies, as for
+                `tilestone.megatron.save`. Not with keep_only_main_replica.
 
         Raises:
             UnsupportedError: another backend or version; Megatron-Core can't be imported, or is of
@@ -107,6 +112,9 @@ class _SaveStrategy:
             "threads": threads,
             "buffer_bytes": buffer_bytes,
             "files_per_rank": files_per_rank,
+            "replicate": replicate,
+            "replicate_group": replicate_group,
+            "max_copy_bytes": max_copy_bytes,
         }
 
     @raises_stocks_errors

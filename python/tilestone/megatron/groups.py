@@ -153,6 +153,38 @@ def find_group(
     raise _not_found(name, module)
 
 
+def model_parallel_group(given: Any = None) -> Any:
+    """The ranks that hold one copy of the model together: those of a save's local copies.
+
+    Args:
+        given: the caller's `replicate_group`: a process group of torch's, a `Group`, ranks, or
+            None: the tensor and pipeline parallel group of Megatron's parallel_state.
+
+    Returns:
+        As given; of a `Group`, its process group or its ranks.
+
+    Raises:
+        InvalidArgumentError: None is given, and parallel_state is not initialised; or the ranks of
+            a Group are not known.
+    """
+    if given is None:
+        state = sys.modules.get("megatron.core.parallel_state")
+        function = getattr(state, "get_model_parallel_group", None)
+        found = None if function is None else function(check_initialized=False)
+        if found is not None:
+            return found
+        raise InvalidArgumentError(
+            'replicate="local" was given without replicate_group, and Megatron\'s parallel_state is '
+            "not initialised, whose model-parallel group is the default",
+            hint="give the ranks that hold one copy of the model together as replicate_group",
+        )
+    if not isinstance(given, Group):
+        return given
+    if given.process_group is None and given.ranks is None:
+        raise InvalidArgumentError("replicate_group is a Group of which the ranks are not known")
+    return list(given.ranks or ()) if given.process_group is None else given.process_group
+
+
 def _not_found(name: str, module: Any) -> InvalidArgumentError:
     argument = argument_of(name)
     of_module = "" if module is None else f", {type(module).__name__} has none"

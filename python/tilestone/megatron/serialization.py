@@ -28,7 +28,7 @@ from tilestone.megatron.mapping import (
     ShardedTensor,
     StateDict,
 )
-from tilestone.megatron.strategies._engine import ASYNC_HINT
+from tilestone.megatron.strategies._engine import ASYNC_HINT, COPIES
 from tilestone.megatron.strategies._together import Deadline
 from tilestone.megatron.strategies.async_utils import AsyncRequest
 from tilestone.megatron.strategies.base import (
@@ -329,6 +329,9 @@ def save(
     timeout: float | None = _core.DEFAULT_TIMEOUT,
     common_differs: str = "warn",
     agreement: str = "exchange",
+    replicate: str = "none",
+    replicate_group: Any = None,
+    max_copy_bytes: int | None = None,
 ) -> AsyncRequest | None:
     """Saves a state dict in parts. Every rank calls.
 
@@ -364,6 +367,14 @@ def save(
             of each ShardedTensor share the writing; where they are not known (those of Megatron's
             own modules aren't), the main replica's rank writes. Not with a fully parallel strategy
             or one of a user's own, which agree in their own way.
+        replicate: "local": each rank also writes to its own data file what it holds and another
+            rank of its `replicate_group` writes, as for `tilestone.save`. "none": what the strategy
+            says, by default no copies. Not with a fully parallel strategy, in which a rank has no
+            replicas to copy, nor with one of a user's own, nor in zarr.
+        replicate_group: with replicate="local", the ranks whose shards this one copies, itself among
+            them: a process group, a `groups.Group`, or ranks in process_group. None: the
+            model-parallel group (tensor and pipeline parallel) of Megatron's parallel_state.
+        max_copy_bytes: bytes of elements that this rank copies at most; None: no limit.
 
     Returns:
         None.
@@ -388,9 +399,14 @@ def save(
             "common state is saved in one way: leave common_strategy None"
         )
     options = {} if strategy is None else _engine_options(strategy)
-    if agreement != "exchange" and (options is None or hasattr(strategy, "engine_state")):
+    copies = _copies(options, replicate, replicate_group, max_copy_bytes)
+    settled = options is None or hasattr(strategy, "engine_state")
+    wanted = f"agreement={agreement!r}" if agreement != "exchange" else ""
+    if copies:
+        wanted = f"replicate={copies['replicate']!r}"
+    if wanted and settled and failure is None:
         failure = InvalidArgumentError(
-            f"agreement={agreement!r} with a {type(strategy).__name__}, which decides who writes"
+            f"{wanted} with a {type(strategy).__name__}, which decides who writes"
         )
         strategy, options = None, {}
     if options is None:
@@ -425,9 +441,19 @@ def save(
         common_differs=common_differs if validate_access_integrity else "ignore",
         timeout=deadline.timeout(),
         agreement=agreement,
-        **options,
+        **options | copies,
     )
     return None
+
+
+def _copies(
+    options: Dict[str, Any] | None, replicate: str, group: Any, most: int | None
+) -> Dict[str, Any]:
+    """What is to be copied, as options of the engine: by the caller, else by the strategy."""
+    if replicate != "none" or group is not None or most is not None:
+        return {"replicate": replicate, "replicate_group": group, "max_copy_bytes": most}
+    of_strategy = {} if options is None else options
+    return {name: of_strategy[name] for name in COPIES if name in of_strategy}
 
 
 def _with_content_metadata(state: Any, content_metadata: Any) -> Any:

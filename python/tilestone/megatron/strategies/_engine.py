@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tilestone._errors import MismatchError, UnsupportedError
@@ -21,8 +23,15 @@ ASYNC_HINT = (
 )
 
 
+#: Options of `tilestone.save` that say what is copied.
+COPIES = ("replicate", "replicate_group", "max_copy_bytes")
+
+
 class EngineSaveStrategy(AsyncSaveShardedStrategy):
     """Saves by the engine. `tilestone.megatron.save` calls it once for sharded and common state."""
+
+    #: Further options of `tilestone.save`, of COPIES.
+    copies: Mapping[str, Any] = MappingProxyType({})
 
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
         """Saves the sharded part alone, as Megatron-Core has strategies do it; every rank calls.
@@ -55,7 +64,7 @@ class EngineSaveStrategy(AsyncSaveShardedStrategy):
         return self._options() if is_own else None
 
     def _options(self) -> dict[str, Any]:
-        return {"format": self.backend}
+        return {"format": self.backend, **self.copies}
 
     @property
     def can_handle_sharded_objects(self) -> bool:

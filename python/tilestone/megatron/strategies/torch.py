@@ -6,7 +6,7 @@ import functools
 import logging
 from typing import Any
 
-from tilestone.megatron.strategies._engine import EngineLoadStrategy, EngineSaveStrategy
+from tilestone.megatron.strategies._engine import COPIES, EngineLoadStrategy, EngineSaveStrategy
 from tilestone.megatron.strategies.base import StrategyAction, register_own
 
 _log = logging.getLogger("tilestone")
@@ -33,6 +33,8 @@ class TorchDistSaveShardedStrategy(EngineSaveStrategy):
             milliseconds, so that a changed structure is never saved by an old plan.
         separation_hint: not followed, which a warning says: tensors whose keys begin so share data
             files with the others. `remove_sharded_tensors` finds them by their keys.
+        replicate, replicate_group, max_copy_bytes: local copies, as for `tilestone.megatron.save`,
+            whose own arguments go before these.
     """
 
     def __init__(
@@ -43,8 +45,15 @@ class TorchDistSaveShardedStrategy(EngineSaveStrategy):
         thread_count: int = 2,
         cached_metadata: bool = False,
         separation_hint: str | None = None,
+        *,
+        replicate: str = "none",
+        replicate_group: Any = None,
+        max_copy_bytes: int | None = None,
     ) -> None:
         super().__init__(backend, version)
+        if replicate != "none" or replicate_group is not None or max_copy_bytes is not None:
+            given = (replicate, replicate_group, max_copy_bytes)
+            self.copies = dict(zip(COPIES, given, strict=True))
         self.keep_only_main_replica = keep_only_main_replica
         self.thread_count = thread_count
         self.use_cached_ckpt_structure = cached_metadata
