@@ -103,6 +103,7 @@ def test_anybody_publishes_what_all_ranks_have_written(ckpt: str) -> None:
 
 
 def test_an_abandoned_save_is_over_and_gc_removes_it(ckpt: str, caplog) -> None:
+    assert tilestone.unpublished(ckpt) == []  # no directory yet
     plain_ranks.save(ckpt, 0, 2, wait=False)
     assert tilestone.gc(ckpt) == []
     assert "no leftover: the save" in caplog.text and "(rank 1)" in caplog.text

@@ -21,10 +21,9 @@ def unpublished(path: str | os.PathLike[str], *, watch: float = 0) -> list[_core
     Returns:
         Each with its save_id, world_size, format, dialect, missing_count and missing (ranks that
         have not written; the lowest 16), failure (an error that a rank has left, or ""), complete,
-        abandoned, and alive; by save_id.
+        abandoned, and alive; by save_id. None where there is no directory.
 
     Raises:
-        NotFoundError: there is no directory.
         CorruptError: a file of such a save is damaged.
         InvalidArgumentError: `watch` is no number of seconds.
     """
