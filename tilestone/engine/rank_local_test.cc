@@ -292,6 +292,18 @@ TEST(RankLocalSave, ReplicasThatDifferCantBePublishedAndAreNamed) {
   }
 }
 
+TEST(RankLocalSave, DamagedMetadataOfARankIsRemovedAndPublishedFromItsReport) {
+  FileImage image = memory_image(*saved());
+  image.at("__1.metadata").resize(10);
+  const auto storage = memory_storage(image);
+  const std::string text = text_of(ErrorCode::kAlreadyExists, [&] { publish(Location(storage)); });
+  expect_part(text, "__1.metadata");
+  expect_part(text, "if it is only damaged, remove it and publish again");
+  storage->remove("__1.metadata");
+  publish(Location(storage));
+  expect_ordinary(storage);
+}
+
 TEST(RankLocalSave, ADirectoryNeverHoldsBothKinds) {
   const auto refused = [](const std::shared_ptr<Storage>& storage, const SaveOptions& options) {
     const auto before = memory_image(*storage);
@@ -353,6 +365,25 @@ TEST(RankLocalSave, AnOverwritingSaveReplacesOneOfWhichARankIsDamaged) {
   set_log_level(LogLevel::kWarning);
   EXPECT_FALSE(has(storage, "__0.metadata") || has(storage, "__1.metadata"));
   EXPECT_EQ(Checkpoint::open(Location(storage)).read_object("step"), Value(int64_t{5}));
+}
+
+// As stock torch leaves it, which saves in either mode over the other.
+TEST(RankLocalSave, AnOverwritingSaveReplacesBothKindsSideBySide) {
+  const auto other = memory_storage();
+  save(other_state(), Location(other));
+  FileImage image = memory_image(*saved_without_hidden_files());
+  image[".metadata"] = memory_image(*other).at(".metadata");
+  const auto storage = memory_storage(image);
+  text_of(ErrorCode::kCorrupt, [&] { Checkpoint::open(Location(storage)); });
+  set_log_level(LogLevel::kError);
+  SaveOptions over;
+  over.overwrite = true;
+  StateDict state;
+  state["step"] = Value(int64_t{6});
+  save(state, Location(storage), over);
+  set_log_level(LogLevel::kWarning);
+  EXPECT_FALSE(has(storage, "__0.metadata") || has(storage, ".tilestone/replaced"));
+  EXPECT_EQ(Checkpoint::open(Location(storage)).read_object("step"), Value(int64_t{6}));
 }
 
 TEST(RankLocalSave, AnAbandonedOneTakesItsMetadataBackAndGcTheRest) {

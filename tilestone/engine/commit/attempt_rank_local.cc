@@ -131,8 +131,12 @@ void Attempt::expect_only(const Replaced& replaced) const {
     const auto bytes = read_if_there(*location_, name);
     if (!bytes || (own != replaced.files.end() && xxh3_64(*bytes) == own->second)) continue;
     throw Error(ErrorCode::kAlreadyExists,
-                "the metadata of a rank stands here that is not of the save " + head_.save_id)
-        .with_file(name);
+                "the metadata of a rank stands here that is not of the save " + head_.save_id +
+                    ", or is damaged")
+        .with_file(name)
+        .with_hint(
+            "if it is only damaged, remove it and publish again: what its rank has reported is "
+            "kept; if a later save wrote it, nothing of the older one can be published");
   }
 }
 

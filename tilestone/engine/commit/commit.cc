@@ -107,7 +107,6 @@
 #include "tilestone/engine/commit/presence_internal.h"
 #include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
-#include "tilestone/engine/open/rank_local_internal.h"
 #include "tilestone/engine/write/new_files_internal.h"
 #include "tilestone/format/foreign.h"
 #include "tilestone/format/manifest.h"
@@ -266,10 +265,10 @@ void Commit::finish_replacement() {
 // only lost its metadata, nothing is removed before the new checkpoint stands.
 void Commit::look_at_old() {
   const std::vector<std::string> names = storage_->list();
-  // Those of one that can't be read would stand beside the new index all the same.
-  if (is_rank_local(*format_, names)) {
-    const std::vector<std::string> files = format_->rank_local_files(names);
-    old_rank_local_.insert(files.begin(), files.end());
+  // Those of one that can't be read, or beside an ordinary index, would stand beside the new index
+  // all the same.
+  for (std::string& name : format_->rank_local_files(names)) {
+    old_rank_local_.insert(std::move(name));
   }
   Standing old;
   try {
