@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <string_view>
@@ -38,7 +39,9 @@ Costs costs_of(int ranks, bool shuffled) {
   const auto inner = memory_storage();
   Costs costs;
   costs.calls.resize(static_cast<size_t>(ranks));
+  std::mutex mutex;  // a rank may call from several threads
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
+    const std::lock_guard lock(mutex);
     ++costs.calls[static_cast<size_t>(call.client)];
     if (call.op == StorageOp::kList) {
       const uint64_t seen = largest_directory(inner->list(std::string(call.name)));
