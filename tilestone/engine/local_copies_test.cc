@@ -246,6 +246,24 @@ TEST(LocalCopies, WhatTheyCostIsSaidBeforeAndAfterAndStaysWithinTheBudget) {
   }
 }
 
+TEST(LocalCopies, ARankThatHasReportedBeforeIsStartedAgainAndSaysThatItHasCopiedNothing) {
+  const auto storage = memory_storage();
+  const Group group{0, 2, 1};
+  for (int rank = 0; rank < 2; ++rank) {
+    SaveOptions options;
+    options.by_files = ByFiles{rank, 2, "a run of this test", 0, false};
+    options.replicate = SaveOptions::Replicate::kLocal;
+    options.replicate_group = {0, 1};
+    const SaveResult first = save(state_of(rank, group), Location(storage), options);
+    EXPECT_GT(first.bytes_written, 0u);
+    const SaveResult again = save(state_of(rank, group), Location(storage), options);
+    EXPECT_EQ(again.bytes_written, 0u);
+    EXPECT_EQ(again.copies, 0u);
+    EXPECT_EQ(again.copy_bytes, 0u);
+  }
+  EXPECT_FALSE(Checkpoint::open(Location(storage)).metadata().copies.empty());
+}
+
 TEST(LocalCopies, RanksOutsideTheGroupCopyNothingOfOneAnother) {
   const auto storage = memory_storage();
   std::atomic<uint64_t> copies = 0;

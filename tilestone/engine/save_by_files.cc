@@ -96,7 +96,10 @@ class FileSaving final : public Coordination {
       attempt_.take_back_failure(files_.rank);
       // An earlier life's report counts.
       is_reported_ = attempt_.has_report(files_.rank);
-      if (is_reported_) return;
+      if (is_reported_) {
+        result_.copies = result_.copy_bytes = 0;
+        return;
+      }
       begin_to_write();
       report_ = write_under_free_names(write);
     } catch (...) {

@@ -1,6 +1,6 @@
 // Saves without a communicator.
 //
-// Every rank knows the attempt's save id without a word (save_id_of). It leaves its report, or its
+// Every rank works out the attempt's save id by itself (save_id_of). It leaves its report, or its
 // error, as a small file; who finds all reports there merges and publishes them.
 //
 //  1. Join. The first rank that comes refuses a location where a checkpoint stands, makes the
@@ -15,13 +15,14 @@
 //     may do so at a time: what they write is the same, bytes for bytes. A lease says that somebody
 //     is at it, so that ranks that wait don't all begin the same.
 //  4. It makes the outcome "published", unless there is one. If it is "abandoned", the save is
-//  over.
+//     over.
 //  5. It publishes the index's switch, never over another. The rename is the commit. Who finds the
 //     outcome "published" and no switch does this step.
 //  6. It notes in the outcome that the switch stood, and removes head and directory.
 //
-// To abandon an attempt is to make the outcome "abandoned" before any of its files go. Only gc
-// does, on request, and only one that lacks a report and has been seen unchanged for a period.
+// To abandon an attempt is to make the outcome "abandoned" before any of its files go. Only
+// abandon() does (gc's --abandon), and only where the attempt has been seen unchanged for a period
+// and can't be published: a report is missing, or the reports contradict each other.
 //
 // Races:
 //  two publishers           The outcome is made once, and the switch is never replaced: the second
