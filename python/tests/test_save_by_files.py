@@ -230,3 +230,12 @@ def test_replicas_of_dtensors_are_written_once_and_ranks_with_a_group_need_no_co
     each = [written for (written,) in worlds[2].run(save_replicas, ckpt)]
     assert min(each) >= 2 * 20000  # two of the four replicas
     assert sum(each) < 5 * 20000
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"coordination": "files", "rank": 0, "world_size": 1, "token": "a run of this test"}],
+)
+def test_a_state_that_is_none_is_refused_by_what_it_is(ckpt: str, options: dict[str, Any]) -> None:
+    with pytest.raises(tilestone.InvalidArgumentError, match="a state is a dict, not NoneType"):
+        tilestone.save(None, ckpt, **options)  # type: ignore[arg-type]

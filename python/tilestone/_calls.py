@@ -183,6 +183,13 @@ def made(state: Any) -> Any:
     return state.make() if isinstance(state, Prepared) else state
 
 
+def _state_of(state: Any) -> Any:
+    state = made(state)
+    if state is None:
+        raise InvalidArgumentError("a state is a dict, not NoneType")
+    return state
+
+
 def harmless(state: Any) -> frozenset[str]:
     return state.harmless if isinstance(state, Prepared) else frozenset()
 
@@ -301,7 +308,7 @@ class SaveCall:
         shown = reporting(_options.sink("progress", given["progress"]), "save", own)
         most = given["max_copy_bytes"]
         return _core.SaveRequest(
-            {} if bare else made(self._state),
+            {} if bare else _state_of(self._state),
             _options.directory(self.path),
             self._bridge(),
             _options.word("format", given["format"]),
