@@ -4,8 +4,8 @@
 include(CMakeParseArguments)
 
 # tilestone_layer(<name> [DEPS <layer>...] [LINK <target>...] [SOURCES_EXCLUDE <file>...]
-#                 [TEST_LINK <target>...] [TEST_TIMEOUT <seconds>] [OPTIMISED_TEST]
-#                 [WITH_SUBFOLDERS]
+#                 [TEST_LINK <target>...] [TEST_TIMEOUT <seconds>] [TEST_SHARDS <number>]
+#                 [OPTIMISED_TEST] [WITH_SUBFOLDERS]
 #                 [THREADS [UNTHREADED_TESTS <file>...] | THREADED_TESTS <file>...])
 #
 # Takes the *.cc of the current folder (WITH_SUBFOLDERS: and of those below it):
@@ -20,7 +20,7 @@ include(CMakeParseArguments)
 # `all` where TILESTONE_UNIT_TESTS_IN_ALL is off.
 function(tilestone_layer name)
   cmake_parse_arguments(
-    PARSE_ARGV 1 arg "THREADS;OPTIMISED_TEST;WITH_SUBFOLDERS" "TEST_TIMEOUT"
+    PARSE_ARGV 1 arg "THREADS;OPTIMISED_TEST;WITH_SUBFOLDERS" "TEST_TIMEOUT;TEST_SHARDS"
     "DEPS;LINK;SOURCES_EXCLUDE;TEST_LINK;THREADED_TESTS;UNTHREADED_TESTS")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "tilestone_layer(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
@@ -28,6 +28,9 @@ function(tilestone_layer name)
 
   if(NOT arg_TEST_TIMEOUT)
     set(arg_TEST_TIMEOUT 300) # seconds; sanitized builds have three times as long
+  endif()
+  if(NOT arg_TEST_SHARDS)
+    set(arg_TEST_SHARDS 1)
   endif()
 
   set(globbing GLOB)
@@ -78,7 +81,8 @@ function(tilestone_layer name)
         LAYERS ${layers} ${name}
         LINK ${arg_TEST_LINK}
         TIMEOUT ${arg_TEST_TIMEOUT}
-        THREADS ${arg_THREADS})
+        THREADS ${arg_THREADS}
+        SHARDS ${arg_TEST_SHARDS})
       if(NOT TILESTONE_UNIT_TESTS_IN_ALL AND NOT arg_OPTIMISED_TEST)
         tilestone_on_demand(${name}_test)
       endif()
@@ -87,18 +91,33 @@ function(tilestone_layer name)
 endfunction()
 
 # tilestone_test(<name> SOURCES <file>... LAYERS <layer>... [LINK <target>...]
-#                [TIMEOUT <seconds>] [THREADS <bool>])
+#                [TIMEOUT <seconds>] [THREADS <bool>] [SHARDS <number>])
 # A GoogleTest program (with its main) over the layers named and what they need, run as one ctest
-# entry. tests/ uses it for what crosses folders.
+# entry, or where it is slow (sanitized) as SHARDS of them. tests/ uses it for what crosses folders.
 function(tilestone_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;THREADS" "SOURCES;LAYERS;LINK")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;THREADS;SHARDS" "SOURCES;LAYERS;LINK")
   add_executable(${name} ${arg_SOURCES})
   _tilestone_link_layers(${name} TESTING ${arg_LAYERS})
   target_link_libraries(${name} PRIVATE GTest::gmock GTest::gtest_main ${arg_LINK})
   tilestone_warnings(${name})
   _tilestone_test_code(${name})
-  add_test(NAME ${name} COMMAND ${name})
-  _tilestone_test_properties(${name} "${arg_TIMEOUT}" "${arg_THREADS}" ${name})
+  if(TILESTONE_UNITY)
+    # Each file has a namespace of its own, named as the file is.
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+  endif()
+  if(arg_SHARDS GREATER 1 AND TILESTONE_SANITIZE)
+    foreach(shard RANGE 1 ${arg_SHARDS})
+      math(EXPR index "${shard} - 1")
+      add_test(NAME ${name}_${shard} COMMAND ${name})
+      set_tests_properties(
+        ${name}_${shard}
+        PROPERTIES ENVIRONMENT "GTEST_TOTAL_SHARDS=${arg_SHARDS};GTEST_SHARD_INDEX=${index}")
+      _tilestone_test_properties(${name}_${shard} "${arg_TIMEOUT}" "${arg_THREADS}" ${name})
+    endforeach()
+  else()
+    add_test(NAME ${name} COMMAND ${name})
+    _tilestone_test_properties(${name} "${arg_TIMEOUT}" "${arg_THREADS}" ${name})
+  endif()
 endfunction()
 
 # tilestone_on_demand(<test>): its program (of the same name) is no part of target `all`, and its
@@ -265,6 +284,21 @@ function(_tilestone_objects target sources links)
   if(TILESTONE_LIBRARY_PCH)
     _tilestone_reuse_standard_headers(${target})
   endif()
+  _tilestone_unite(${target} "${sources}")
+endfunction()
+
+# With TILESTONE_UNITY the sources of one folder are compiled as one, in half of the time: headers
+# are read and templates instantiated once. By folder, so that which names may clash doesn't depend
+# on how many files there are: what is local to a file has a name that its folder has once.
+function(_tilestone_unite target sources)
+  if(NOT TILESTONE_UNITY)
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  foreach(source IN LISTS sources)
+    get_filename_component(folder ${source} DIRECTORY)
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP "of_${folder}")
+  endforeach()
 endfunction()
 
 # Objects don't travel through link interfaces, so the objects of each layer, and the outside

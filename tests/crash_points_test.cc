@@ -20,8 +20,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::crash_points_test {
 
 constexpr int64_t kOld = 100;  // what the standing checkpoint counts from
 constexpr int64_t kNew = 500;
@@ -260,5 +259,4 @@ TEST_F(CrashPoints, RanksThatFinishInEveryOrder) {
   } while (!HasFailure() && std::next_permutation(order.begin(), order.end()));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::crash_points_test

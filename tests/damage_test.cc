@@ -16,8 +16,7 @@
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::damage_test {
 
 constexpr size_t kStep = TILESTONE_DAMAGE_STEP;  // 1, more under sanitizers
 
@@ -317,5 +316,4 @@ TEST_F(DamagedFiles, SwappedStockFilesAreFoundUnlessTheyHoldTheSamePlaces) {
   EXPECT_EQ(tally.found + tally.silent + tally.harmless, tally.tried);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::damage_test

@@ -19,8 +19,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::flattened_test {
 
 using tests::Fill;
 using tests::LayoutKind;
@@ -299,5 +298,4 @@ TEST(Flattened, WhatIsReadAndSavedAgainIsTheOriginalTensor) {
   EXPECT_TRUE(converted.verify().ok());
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::flattened_test

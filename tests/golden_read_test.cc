@@ -18,8 +18,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::golden_read_test {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
@@ -291,5 +290,4 @@ TEST(Golden, OverwritingRemovesTheStockFiles) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::golden_read_test

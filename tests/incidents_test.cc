@@ -17,8 +17,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::incidents_test {
 
 namespace fs = std::filesystem;
 using testing::Each;
@@ -321,5 +320,4 @@ TEST(Incident, ACheckpointThatCantBeWrittenToLoads) {
   expect_rows(location, 1, 2);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::incidents_test

@@ -23,8 +23,7 @@
 #include "tilestone/format/zarr/array_metadata_internal.h"
 #include "tilestone/storage/memory_storage.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::memory_multiple_test {
 
 namespace fs = std::filesystem;
 
@@ -202,6 +201,9 @@ TEST(MemoryMultiple, OfReports) {
   report.copies.assign(10'000, {0, {{0}, {1}}, {}});
   feed("copies");
   report.copies.clear();
+  report.object_copies.assign(10'000, {});
+  feed("copies of objects");
+  report.object_copies.clear();
   report.parts.assign(10'000, {});
   feed("parts");
   report.parts.clear();
@@ -255,5 +257,4 @@ TEST(MemoryMultiple, OfATensorThatOnlyTheMetadataPromises) {
   EXPECT_FALSE(checkpoint.verify().ok());
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::memory_multiple_test

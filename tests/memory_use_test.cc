@@ -10,8 +10,7 @@
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::memory_use_test {
 
 constexpr uint64_t kPool = 32u << 20;   // bytes
 constexpr uint64_t kRest = 16u << 20;   // threads, lists, the allocator's own; bytes
@@ -70,5 +69,4 @@ TEST_F(MemoryUse, OfAReshardedLoadIsTheBufferPool) {
   EXPECT_EQ(target.data[kTensor / 2 - 1], std::byte{7});
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::memory_use_test

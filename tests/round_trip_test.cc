@@ -16,8 +16,7 @@
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/memory_storage.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::round_trip_test {
 
 using tests::Fill;
 using tests::Random;
@@ -225,5 +224,4 @@ TEST(RoundTrip, KeysOfAnyBytesComeBackAsTheyWere) {
   std::filesystem::remove_all(root);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::round_trip_test

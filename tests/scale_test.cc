@@ -15,8 +15,7 @@
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::scale_test {
 
 constexpr int64_t kManyTensors = TILESTONE_TEST_TENSORS;
 constexpr int64_t kSmall = 4096;  // bytes
@@ -149,5 +148,4 @@ TEST_F(Scale, RowsOf64RanksComeBackAsColumnsOf48WithAFewThreadsARank) {
   EXPECT_LE(loading, 48 * kThreadsOfARank);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::scale_test

@@ -13,8 +13,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::zarr_save_test {
 
 using testing::HasSubstr;
 
@@ -250,5 +249,4 @@ TEST(ZarrSave, ACrashAtAnyCallLeavesAWholeCheckpointOrNone) {
   set_log_level(before);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::zarr_save_test

@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Nothing is cached outside the tree unless the caller wants it. `make clean` leaves the cache.
 export CCACHE_DIR="${CCACHE_DIR:-$PWD/.ccache}"
 # Builds of one configuration share objects, whatever folder they are made in.
-export CCACHE_NOHASHDIR=1
+export CCACHE_NOHASHDIR=1 CCACHE_BASEDIR="${CCACHE_BASEDIR:-$PWD}"
 # That includes the compiler's name, for which CMake and scikit-build have defaults of their own.
 export CC="${CC:-cc}" CXX="${CXX:-c++}"
 # Precompiled headers are not cached otherwise. No source asks for the time.
@@ -90,8 +90,8 @@ install_python_package() {
     --config-settings="build-dir=build/$name" "$@" .
 }
 
-# As the dev build is made, so that most objects come out of the compiler cache.
+# As the build of the tests is made, so that most objects come out of the compiler cache.
 install_dev_package() {
   install_python_package python-dev --config-settings=cmake.build-type=Dev \
-    --config-settings=cmake.args=--preset=dev
+    --config-settings=cmake.args=--preset=test
 }

@@ -77,7 +77,8 @@ struct WithoutGil {
   enum Length { kLong, kShort };
 };
 
-using CallWork = std::function<void(const std::shared_ptr<const Interrupt>&)>;
+using Stop = std::shared_ptr<const Interrupt>;  // what ends a call early
+using CallWork = std::function<void(const Stop&)>;
 
 // Runs `work` without the GIL, as described above; with the GIL held. A short call's interrupt is
 // null.
@@ -88,7 +89,6 @@ void call_library(const CallWork& work, std::shared_ptr<Interrupt> interrupt);
 // The same for work with or without a parameter, and with a result.
 template <typename Work>
 auto without_gil(Work&& work, WithoutGil::Length length = WithoutGil::kLong) {
-  using Stop = std::shared_ptr<const Interrupt>;
   const auto run = [&](const Stop& stop) {
     if constexpr (std::is_invocable_v<Work&, const Stop&>) {
       return work(stop);

@@ -5,7 +5,6 @@ namespace tilestone::python {
 namespace {
 
 using nb::literals::operator""_a;
-using Stop = std::shared_ptr<const Interrupt>;
 
 // A Python object with rank, size, describe(), gather(mine, root, timeout), scatter(parts, root,
 // timeout), broadcast(mine, root, timeout) and all_to_all(to, timeout). Bytes go in as bytes and

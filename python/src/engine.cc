@@ -14,7 +14,6 @@ namespace tilestone::python {
 namespace {
 
 using nb::literals::operator""_a;
-using Stop = std::shared_ptr<const Interrupt>;
 
 SaveOptions::Agreement agreement_named(const std::string& name) {
   if (name == "exchange") return SaveOptions::Agreement::kExchange;
@@ -91,7 +90,8 @@ SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge
                       std::map<std::string, std::string> attributes, nb::handle tensor_attributes,
                       nb::handle progress, nb::handle compared_common,
                       const std::optional<ByFiles>& by_files, const std::string& replicate,
-                      std::vector<int> replicate_group, std::optional<uint64_t> max_copy_bytes) {
+                      std::vector<int> replicate_group, std::optional<uint64_t> max_copy_bytes,
+                      bool tp_replica_names) {
   const Bridge bridge(bridge_object);
   SaveRequest request{to_state(bridge.call("unpack", state), bridge), path_of(path), {}, {}};
   if (!compared_common.is_none()) request.compared_common = to_state(compared_common, bridge);
@@ -113,6 +113,7 @@ SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge
   request.options.replicate = replicate_named(replicate);
   request.options.replicate_group = std::move(replicate_group);
   if (max_copy_bytes) request.options.max_copy_bytes = *max_copy_bytes;
+  request.options.tp_replica_names = tp_replica_names;
   return request;
 }
 
@@ -345,7 +346,8 @@ void bind_engine(nb::module_& m) {
            "threads"_a, "buffer_bytes"_a, "files_per_rank"_a, "attributes"_a, "tensor_attributes"_a,
            "progress"_a.none(), "compared_common"_a.none() = nb::none(),
            "by_files"_a.none() = nb::none(), "replicate"_a = "none",
-           "replicate_group"_a = std::vector<int>(), "max_copy_bytes"_a.none() = nb::none());
+           "replicate_group"_a = std::vector<int>(), "max_copy_bytes"_a.none() = nb::none(),
+           "tp_replica_names"_a = false);
   nb::class_<BridgedLoad>(m, "LoadRequest", "What a rank brings to a load.")
       .def(nb::new_(&make_load), "wanted"_a.none(), "path"_a, "bridge"_a, "follow_links"_a,
            "cast"_a, "verify_checksums"_a, "two_phase"_a, "cache"_a, "not_in_checkpoint"_a,

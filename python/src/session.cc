@@ -6,21 +6,40 @@
 
 #include "python/src/bindings.h"
 #include "python/src/call.h"
+#include "python/src/requests.h"
 
 namespace tilestone::python {
 namespace {
 
 using nb::literals::operator""_a;
 
-// All ranks of `comm` make it together; `seconds`: for that.
-Session session_of(nb::handle comm, double seconds) {
-  using Stop = std::shared_ptr<const Interrupt>;
+// All ranks of `comm` make it together; `seconds`: for that. What `check` raises all ranks raise.
+Session session_of(nb::handle comm, double seconds, const nb::object& check) {
   const Entered entered;
   const Communicator communicator = to_communicator(comm);
   std::optional<Session> made;
   const Deadline deadline = Deadline::after(std::chrono::duration<double>(seconds));
-  without_gil([&](const Stop& stop) { made.emplace(communicator, deadline.with_interrupt(stop)); });
+  const auto checked = [&] { with_gil("checking a session's arguments", [&] { check(); }); };
+  try {
+    without_gil([&](const Stop& stop) {
+      made.emplace(communicator, deadline.with_interrupt(stop), checked);
+    });
+  } catch (const Raised& raised) {
+    say_rank(raised, communicator.rank(), communicator.size());
+    throw;
+  }
   return *std::move(made);
+}
+
+// `make` gives a request with the state; nothing is written, and no other rank takes part.
+uint64_t prepare(Session& session, const nb::callable& make) {
+  const Entered entered;
+  uint64_t bytes = 0;
+  without_gil([&](const std::shared_ptr<const Interrupt>&) {
+    const SaveRequest request = request_of(make)();
+    bytes = session.prepare(request.state, request.options);
+  });
+  return bytes;
 }
 
 ByFiles by_files(Session& session, const nb::bytes& path) {
@@ -36,8 +55,10 @@ void bind_session(nb::module_& m) {
       .def_ro("saves", &SessionStats::saves, "Saves that were planned.")
       .def_ro("plans_exchanged", &SessionStats::plans_exchanged,
               "Saves for which the ranks sent their plans to rank 0.")
-      .def_ro("plans_from_cache", &SessionStats::plans_from_cache,
-              "Saves whose plan was that of an earlier one.")
+      .def_ro(
+          "plans_from_cache", &SessionStats::plans_from_cache,
+          "Saves whose plan was that of an earlier one; the others, but for those of which plans "
+          "were sent, this rank has planned by rule.")
       .def_ro("plan_bytes_sent", &SessionStats::plan_bytes_sent, "Of this rank's plans, bytes.")
       .def("__repr__", [](const SessionStats& stats) {
         return "SessionStats(saves=" + std::to_string(stats.saves) +
@@ -46,7 +67,7 @@ void bind_session(nb::module_& m) {
                ", plan_bytes_sent=" + std::to_string(stats.plan_bytes_sent) + ")";
       });
   nb::class_<Session>(m, "Session", "What one rank keeps from one save to the next.")
-      .def(nb::new_(&session_of), "comm"_a.none(), "seconds"_a)
+      .def(nb::new_(&session_of), "comm"_a.none(), "seconds"_a, "check"_a)
       .def(nb::new_([](int rank, int world_size, std::string token) {
              return Session(rank, world_size, std::move(token));
            }),
@@ -55,6 +76,9 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("size", &Session::world_size)
       .def_prop_ro("token", &Session::token)
       .def_prop_ro("stats", &Session::stats)
+      .def("prepare", &prepare, "make"_a,
+           nb::sig("def prepare(self, make: collections.abc.Callable[[], SaveRequest]) -> int"),
+           "Makes staging memory ready for a state; its bytes.")
       .def("by_files", &by_files, "path"_a,
            "This rank's place in the next save by files to a path; it counts.");
 }

@@ -8,7 +8,7 @@
 namespace tilestone::python {
 namespace {
 
-constexpr int kDepthLimit = 200;  // a deeper (or cyclic) leaf is pickled
+constexpr int kMaxDepth = 200;  // a deeper (or cyclic) leaf is pickled
 
 BigInt big_int(nb::handle number) {
   nb::object bits = number.attr("bit_length")();
@@ -53,7 +53,7 @@ class ValueMaker {
   explicit ValueMaker(const Bridge& bridge) : bridge_(bridge) {}
 
   std::optional<Value> make(nb::handle object, int depth) {
-    if (depth > kDepthLimit) return std::nullopt;
+    if (depth > kMaxDepth) return std::nullopt;
     PyObject* o = object.ptr();
     const bool sequence = PyList_CheckExact(o) || PyTuple_CheckExact(o);
     if (!sequence && !PyDict_CheckExact(o)) return make_other(object, depth);
@@ -110,7 +110,7 @@ class ValueMaker {
   // A scalar, or a tuple of such.
   static std::optional<Value> key_of(nb::handle key, int depth) {
     if (!PyTuple_CheckExact(key.ptr())) return scalar(key);
-    if (depth > kDepthLimit) return std::nullopt;
+    if (depth > kMaxDepth) return std::nullopt;
     Value::List items;
     for (nb::handle item : nb::borrow<nb::tuple>(key)) {
       auto value = key_of(item, depth + 1);

@@ -56,17 +56,22 @@ def save_for_ever(rank: int, world: int, path: str, first: int) -> dict[str, Any
 
 def wait_until_begun(path: str, first: int) -> None:
     for _ in range(12000):
-        logs = [pathlib.Path(f"{path}.{rank}") for rank in range(WORLD)]
-        if all(log.exists() and log.read_text() and int(log.read_text()) >= first for log in logs):
+        if all(begun_by(path, rank) >= first for rank in range(WORLD)):
             return
         time.sleep(0.01)
     raise AssertionError("a rank does not begin")
 
 
+def begun_by(path: str, rank: int) -> int:
+    """The generation that a rank began last; -1 before the first, and while the log is written."""
+    log = pathlib.Path(f"{path}.{rank}")
+    text = log.read_text() if log.exists() else ""
+    return int(text) if text else -1
+
+
 def begun_last(path: str) -> int:
-    """The newest generation that any rank began; -1 of a log that was being written."""
-    texts = [pathlib.Path(f"{path}.{rank}").read_text() for rank in range(WORLD)]
-    return max(int(text) if text else -1 for text in texts)
+    """The newest generation that any rank began."""
+    return max(begun_by(path, rank) for rank in range(WORLD))
 
 
 def whole_generation(path: str) -> int:

@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 import tilestone
 from ranks import Raised, Worlds
-from tilestone.megatron import stock
+from tilestone.megatron import groups, stock
 from test_goldens import GOLDEN
 
 LAYERS = torch.arange(2 * 8 * 12.0).reshape(2, 8, 12)  # layers, rows, columns
@@ -220,6 +221,90 @@ def test_both_ways_alone_and_in_the_wrappers_every_entity_comes_back(
         with tilestone.open(tmp_path / name) as checkpoint:
             assert checkpoint.dialect == "megatron" and checkpoint.verify().ok
             assert checkpoint.common()["iteration"] == 12
+
+
+def _copies(rank: int, world: int, folder: str) -> dict[str, list[int]]:
+    """Inside stock's save; the model-parallel groups are {0, 1} and {2, 3}."""
+    from megatron.core.dist_checkpointing.strategies import fully_parallel
+
+    _make_groups(rank)
+    stocks, found = _megatron(), {}
+    pairs = [[0, 1], [2, 3]]
+    process_group = [dist.new_group(pair) for pair in pairs][rank // 2]
+    group = groups.Group(2, rank % 2, tuple(pairs[rank // 2]), process_group)
+    given = {"process": process_group, "group": group, "ranks": pairs[rank // 2], "wrapped": group}
+    with _stock_on_cpu():
+        for name, replicate_group in given.items():
+            path = pathlib.Path(folder, name)
+            _make_directory(rank, path)
+            ours = stock.TilestoneSaveStrategy(replicate="local", replicate_group=replicate_group)
+            if name == "wrapped":
+                ours = fully_parallel.FullyParallelSaveStrategyWrapper(ours, _groups["dp"])
+            stocks.save(_state(rank, True), str(path), ours)
+            for load in ("ours", "stock"):
+                _check(stocks.load(_state(rank, False), str(path), _strategies(f"ours {load}")[1]),
+                       rank)  # fmt: skip
+            found[name] = _sizes(path)
+        for number, (options, problem) in enumerate([
+            ({"keep_only_main_replica": True, "replicate_group": group}, "keep_only_main_replica"),
+            ({}, "parallel_state is not initialised"),
+            ({"replicate_group": groups.Group(2, rank % 2, None)}, "ranks are not known"),
+            ({"replicate_group": [3 - rank]}, "replicate_group"),
+        ]):  # fmt: skip
+            path = pathlib.Path(folder, f"refused-{number}")
+            _make_directory(rank, path)
+            ours = stock.TilestoneSaveStrategy(replicate="local", **options)
+            with pytest.raises(tilestone.InvalidArgumentError, match=problem):
+                stocks.save(_state(rank, True), str(path), ours)
+            dist.barrier()
+            assert not (path / "metadata.json").exists() and not (path / ".metadata").exists()
+    return found
+
+
+def test_local_copies_inside_stock_follow_any_group_and_are_refused_for_main_replicas_alone(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    sizes = worlds[4].run(_copies, str(tmp_path))[0]
+    for name, by_rank in sizes.items():
+        # Of 8 equal tensors two are each rank's own, and two are copies of its neighbour's.
+        assert all(4 * 4 * BIG < size < 4.5 * 4 * BIG for size in by_rank), (name, by_rank)
+        with tilestone.open(tmp_path / name) as checkpoint:
+            assert checkpoint.verify().ok
+
+
+def _second_names(rank: int, world: int, folder: str) -> None:
+    """What replicated tensors are called besides, as torch, Megatron-Core and Tilestone see it."""
+    stocks, path, (tp, dp) = _megatron(), pathlib.Path(folder, "named"), (rank % 2, rank // 2)
+    _make_directory(rank, path)
+
+    def second(i: int) -> Any:
+        key = f"big{i}.__tp_replica_{tp}"
+        return stocks.ShardedTensor.from_rank_offsets(key, torch.zeros(BIG), replica_id=(0, 0, dp))
+
+    with _stock_on_cpu():
+        saving = stock.TilestoneSaveStrategy(tp_replica_names=True)
+        stocks.save(_state(rank, True), str(path), saving)
+        for names in ("ours stock", "ours ours"):
+            loading = _strategies(names)[1]
+            _check(stocks.load(_state(rank, False), str(path), loading), rank)
+            wanted = {f"big{i}": second(i) for i in range(8)}
+            loaded = stocks.load(wanted, str(path), loading, validate_access_integrity=False)
+            for i in range(8):
+                assert loaded[f"big{i}"].eq(i + 1).all(), (names, i)
+    names = [f"big3.__tp_replica_{i}" for i in range(2)] + ["big3"]
+    tensors = {name: torch.zeros(BIG) for name in names}
+    dcp.load(tensors, checkpoint_id=path)
+    assert all(tensor.eq(4).all() for tensor in tensors.values())
+
+
+def test_second_names_of_replicas_are_the_same_bytes_for_torch_and_stock(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[4].run(_second_names, str(tmp_path))
+    with tilestone.open(tmp_path / "named") as checkpoint:
+        assert not [key for key in checkpoint.keys() if "__tp_replica" in key]
+        assert checkpoint.verify().ok
+    assert sum(_sizes(tmp_path / "named")) < 9 * 4 * BIG  # each of the 8 tensors once
 
 
 def _trains(rank: int, world: int, folder: str) -> None:

@@ -107,7 +107,7 @@ def test_an_abandoned_save_is_over_and_gc_removes_it(ckpt: str, caplog) -> None:
     plain_ranks.save(ckpt, 0, 2, wait=False)
     assert tilestone.gc(ckpt) == []
     assert "no leftover: the save" in caplog.text and "(rank 1)" in caplog.text
-    with pytest.raises(tilestone.RankFailedError, match=r"1 of its ranks have not .*rank 1"):
+    with pytest.raises(tilestone.RankFailedError, match=r"1 of its ranks has not .*rank 1"):
         tilestone.publish(ckpt)
     with pytest.raises(tilestone.NotFoundError, match=r"no checkpoint .*its 2 ranks has not"):
         tilestone.open(ckpt)
@@ -148,7 +148,16 @@ MISUSE: list[tuple[dict[str, Any], type[Exception], str]] = [
     (FILES | {"timeout": -1}, tilestone.InvalidArgumentError, "timeout is -1"),
     (FILES | {"validate_access": True}, tilestone.UnsupportedError, "needs a communicator"),
     (FILES | {"format": "zarr"}, tilestone.UnsupportedError, "format torch_dist"),
-    (FILES | {"dialect": "megatron"}, tilestone.UnsupportedError, "or in the dialect pytorch"),
+    (
+        FILES | {"dialect": "megatron", "torch_rank_local": True},
+        tilestone.UnsupportedError,
+        "rank-local mode knows no checkpoints of the dialect megatron",
+    ),
+    (
+        FILES | {"dialect": "megatron_shards"},
+        tilestone.UnsupportedError,
+        "another program writes a part",
+    ),
 ]
 
 

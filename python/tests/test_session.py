@@ -132,6 +132,69 @@ def test_arguments_that_contradict_each_other_are_named(given: dict[str, Any], s
         tilestone.Session(**given)
 
 
+def test_by_rule_an_unchanged_state_is_planned_once(tmp_path: pathlib.Path) -> None:
+    session = tilestone.Session(coordination="files", rank=0, world_size=1, token=TOKEN)
+    for first in range(3):
+        session.save(rows(0, 1, first), tmp_path / str(first))
+        expect_rows(tmp_path / str(first), 1, first)
+    stats = session.stats
+    assert (stats.saves, stats.plans_exchanged, stats.plans_from_cache) == (3, 0, 2), stats
+    state = rows(0, 1, 3) | {"more": numpy.zeros(2)}
+    session.save(state, tmp_path / "3")
+    assert session.stats.plans_from_cache == 2
+    assert (tilestone.load(tmp_path / "3")["more"] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"comm": tilestone.solo()},
+        {"coordination": "files", "rank": 0, "world_size": 1, "token": TOKEN},
+    ],
+)
+def test_prepared_memory_is_that_of_what_is_staged(
+    tmp_path: pathlib.Path, arguments: dict[str, Any]
+) -> None:
+    with tilestone.Session(**arguments) as session:
+        state = rows(0, 1)
+        size = session.prepare(state)
+        with session.begin_save(state, tmp_path / "a") as saving:
+            assert 0 < saving.bytes <= size
+            saving.stage()
+            saving.write()
+            saving.report()
+            saving.publish()
+        expect_rows(tmp_path / "a", 1, 0.0)
+        # It is no save, and by files it is not counted as one.
+        assert session.stats.saves == 1
+        assert session.prepare({"all": numpy.zeros(3 << 17)}) >= 3 << 20
+        nothing: Any = None
+        with pytest.raises(tilestone.InvalidArgumentError, match="a state is a dict"):
+            session.prepare(nothing)
+        with pytest.raises(tilestone.InvalidArgumentError, match="comm is the session's"):
+            session.prepare(state, comm=tilestone.solo())
+        with pytest.raises(tilestone.InvalidArgumentError, match="has no option pigeons"):
+            session.prepare(state, pigeons=1)
+    with pytest.raises(tilestone.InvalidArgumentError, match="the session is closed"):
+        session.prepare(state)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "soon", True])
+def test_a_timeout_that_is_none_is_refused_on_every_rank(timeout: Any) -> None:
+    for given in (
+        {"comm": tilestone.solo()},
+        {"coordination": "files", "rank": 0, "world_size": 1, "token": TOKEN},
+    ):
+        with pytest.raises(tilestone.InvalidArgumentError, match="timeout"):
+            tilestone.Session(**given, timeout=timeout)
+
+    def run(comm: tilestone.Communicator) -> None:
+        with pytest.raises(tilestone.InvalidArgumentError, match="timeout.*rank 1"):
+            tilestone.Session(comm=comm, timeout=timeout if comm.rank == 1 else 60)
+
+    tilestone.run_ranks(2, run)
+
+
 def test_what_is_the_session_s_is_no_option_of_a_save(tmp_path: pathlib.Path) -> None:
     session = tilestone.Session(comm=tilestone.solo())
     with pytest.raises(tilestone.InvalidArgumentError, match="comm is the session's"):

@@ -47,6 +47,7 @@ def save(
     replicate: str = "none",
     replicate_group: ProcessGroup | Collection[int] | None = None,
     max_copy_bytes: int | None = None,
+    tp_replica_names: bool = False,
 ) -> _core.SaveResult:
     """Saves the state that all ranks hold together. Every rank calls.
 
@@ -77,8 +78,8 @@ def save(
             "files": through small files at `path` alone; no process group is needed, and one that
             is there is not used. Ranks agree by rule, as with agreement="rule" (which see), and
             need not come at the same time; what each has written stays until the last one
-            publishes the checkpoint. For torch_dist in PyTorch's dialect, to a path where no
-            checkpoint stands. See docs/saving.md.
+            publishes the checkpoint. For torch_dist, to a path where no checkpoint stands. See
+            docs/saving.md.
         rank, world_size, token: for coordination="files", which needs them: this rank's number, how
             many ranks save (the same on all), and a text of 8 to 256 bytes that all ranks of one
             run of the job have and no other run, not even the same job started again by its
@@ -131,15 +132,17 @@ def save(
         progress: True for a bar on a terminal, or a function that gets `Progress`.
         replicate: "local": what this rank holds and another rank of its `replicate_group` writes
             goes into this rank's own data file too, so that a restart in the same layout reads no
-            other file for it. Stock PyTorch does not see these copies. With agreement "rule" only
-            what has known holders is copied. The same on every rank. "none": each shard is
-            written once.
+            other file for it, objects that are the same included. Stock PyTorch does not see
+            these copies. With agreement "rule" only arrays with known holders are copied. The same
+            on every rank. "none": each shard is written once.
         replicate_group: with replicate="local", the ranks whose shards this rank copies, itself
             among them: a torch process group of which it is a member, or their ranks in the group
             that saves. Mostly the model-parallel group: over data parallelism every rank would
             copy whatever it shares, up to the whole model.
         max_copy_bytes: bytes of elements that this rank copies at most, the smallest arrays
             first; None: no limit. `SaveResult.copies` and `copy_bytes` say what was copied.
+        tp_replica_names: in Megatron-Core's dialects: second names of replicated tensors, as for
+            `tilestone.megatron.save`. The same on every rank.
 
     Raises:
         AlreadyExistsError: a checkpoint stands at `path`, and overwrite is False.
@@ -167,6 +170,7 @@ def save(
             buffer_bytes=buffer_bytes, files_per_rank=files_per_rank, attributes=attributes,
             tensor_attributes=tensor_attributes, progress=progress, replicate=replicate,
             replicate_group=replicate_group, max_copy_bytes=max_copy_bytes,
+            tp_replica_names=tp_replica_names,
         )  # fmt: skip
         if call.files is not None:
             return _core.save_by_files(call.bare(), call.prepare, call.session)

@@ -37,6 +37,7 @@ USUAL_OPTIONS: dict[str, Any] = {
     "replicate": "none",
     "replicate_group": None,
     "max_copy_bytes": None,
+    "tp_replica_names": False,
 }
 
 
@@ -329,4 +330,5 @@ class SaveCall:
             replicate=_options.word("replicate", given["replicate"]),
             replicate_group=self._copied_ranks(),
             max_copy_bytes=None if most is None else _options.whole("max_copy_bytes", most, 64),
+            tp_replica_names=_options.flag("tp_replica_names", given["tp_replica_names"]),
         )

@@ -307,7 +307,7 @@ class Checkpoint:
 
     @property
     def world_size(self) -> int | None:
-        """Ranks that saved it, where the commit manifest says so."""
+        """Ranks that saved it, where a manifest or a rank-local save of ours says so."""
         return self._handle.world_size
 
     @property
@@ -317,7 +317,7 @@ class Checkpoint:
 
     @property
     def attributes(self) -> dict[str, str]:
-        """The `attributes` that `save` was given; empty without a commit manifest."""
+        """The `attributes` that `save` was given; empty where another program has saved it."""
         return self._handle.attributes
 
     def tensor_attributes(self, key: str) -> dict[str, Any]:
@@ -469,8 +469,9 @@ def repair(
     What `tilestone verify --repair` does. Local copies (`save` with replicate="local") are such
     files, and a damaged copy is mended from the shard's own item. A file is replaced as a whole, in
     one step, by one with the checksums that its save recorded, so at any moment it is what it was
-    or mended. What has no intact copy stays as it is, and so do files that are missing, too short
-    or damaged between their items.
+    or mended; bytes between its items are zeros again, and bytes behind its end go. A file that is
+    missing or too short is written anew if all that it should hold is intact, in it or elsewhere;
+    otherwise it stays as it is, and its damage in `now` names the keys that are intact nowhere.
 
     Args:
         path: the checkpoint's directory. One process repairs it, and loads may go on meanwhile.
@@ -484,7 +485,7 @@ def repair(
 
     Raises:
         NotFoundError, CorruptError, UnsafeError: as `open`.
-        AlreadyExistsError: a save is under way there.
+        AlreadyExistsError: a save or another repair is under way there.
         StorageError: a file could not be written; those that were replaced before are mended.
     """
     with reporting(_options.sink("progress", progress), "verify") as sink:

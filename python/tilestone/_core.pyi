@@ -414,7 +414,9 @@ class SessionStats:
 
     @property
     def plans_from_cache(self) -> int:
-        """Saves whose plan was that of an earlier one."""
+        """
+        Saves whose plan was that of an earlier one; the others, but for those of which plans were sent, this rank has planned by rule.
+        """
 
     @property
     def plan_bytes_sent(self) -> int:
@@ -426,7 +428,7 @@ class Session:
     """What one rank keeps from one save to the next."""
 
     @overload
-    def __init__(self, comm: object | None, seconds: float) -> None: ...
+    def __init__(self, comm: object | None, seconds: float, check: object) -> None: ...
 
     @overload
     def __init__(self, rank: int, world_size: int, token: str) -> None: ...
@@ -442,6 +444,9 @@ class Session:
 
     @property
     def stats(self) -> SessionStats: ...
+
+    def prepare(self, make: Callable[[], SaveRequest]) -> int:
+        """Makes staging memory ready for a state; its bytes."""
 
     def by_files(self, path: bytes) -> ByFiles:
         """This rank's place in the next save by files to a path; it counts."""
@@ -511,7 +516,7 @@ class ByFiles:
 class SaveRequest:
     """What a rank brings to a save."""
 
-    def __init__(self, state: object, path: bytes, bridge: object, format: str, dialect: str, overwrite: bool, agreement: str, validate_access: bool, common_differs: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, attributes: Mapping[str, str], tensor_attributes: object, progress: object | None, compared_common: object | None = None, by_files: ByFiles | None = None, replicate: str = 'none', replicate_group: Sequence[int] = [], max_copy_bytes: int | None = None) -> None: ...
+    def __init__(self, state: object, path: bytes, bridge: object, format: str, dialect: str, overwrite: bool, agreement: str, validate_access: bool, common_differs: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, attributes: Mapping[str, str], tensor_attributes: object, progress: object | None, compared_common: object | None = None, by_files: ByFiles | None = None, replicate: str = 'none', replicate_group: Sequence[int] = [], max_copy_bytes: int | None = None, tp_replica_names: bool = False) -> None: ...
 
 class LoadRequest:
     """What a rank brings to a load."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from types import TracebackType
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tilestone import _core, _options
 from tilestone._api import load, save
-from tilestone._calls import communicator
+from tilestone._calls import SaveCall, communicator
 from tilestone._errors import InvalidArgumentError
 from tilestone._protocols import CommunicatorLike
 from tilestone._steps import BegunSave, begin_save
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 
 #: Options of save and load that are a session's own matter.
 _OWN = ("group", "comm", "coordination", "rank", "world_size", "token", "number")
+
+
+def _check_timeout(timeout: Any) -> None:
+    """Refuses what is no time in which a session can be made."""
+    seconds = _options.seconds("timeout", timeout)
+    if not seconds > 0:
+        raise InvalidArgumentError(
+            f"timeout is {seconds}; expected a number of seconds more than 0, or None for no limit"
+        )
 
 
 def _files_alone(files: Mapping[str, Any]) -> _core.Session:
@@ -39,8 +49,8 @@ class Session:
     """Saves and loads as `tilestone.save` and `tilestone.load`, and keeps what the next one needs.
 
     Threads and buffers; the plans of saves: while all ranks save the keys, shapes, dtypes, boxes,
-    replicas and objects that they saved before, none of them sends its plan, and any rank's change
-    is noticed; and the token of saves by files, with the number of saves to each path. Used by one
+    replicas and objects that they saved before, none of them sends its plan, or by rule makes one,
+    and any rank's change is noticed; and the token of saves by files, with the number of saves to each path. Used by one
     thread at a time. A context manager, which closes it.
 
     Args:
@@ -83,11 +93,14 @@ class Session:
                 raise InvalidArgumentError(
                     'rank, world_size and token are for coordination="files" without a group or comm'
                 )
+            _check_timeout(timeout)  # of no effect, and no reason to take any
             self._core = _files_alone(files)
             self._comm: CommunicatorLike = _core.solo()
         else:
             self._comm = communicator(group, comm)
-            self._core = _core.Session(self._comm, _options.limit_of(timeout))
+            self._core = _core.Session(
+                self._comm, _options.limit_of(timeout), lambda: _check_timeout(timeout)
+            )
 
     def _open(self) -> _core.Session:
         if self._core is None:
@@ -118,6 +131,39 @@ class Session:
     def stats(self) -> _core.SessionStats:
         """What was counted so far, on this rank."""
         return self._open().stats
+
+    def prepare(self, state: Mapping[Any, Any], **options: Any) -> int:
+        """Makes ready the memory in which `BegunSave.stage` puts such a state.
+
+        Touching memory for the first time takes several times as long as the copy: after this the
+        first save stages as fast as the later ones. Nothing is written, nothing is sent, and no
+        other rank takes part. The memory is the session's, as long as no save that is on its way
+        has it.
+
+        Args:
+            state: as for `tilestone.save`: what will be saved, or what has its structure.
+            options: the options of those saves that are not the session's.
+
+        Returns:
+            The memory's bytes: of what this rank wrote when the session last saved a state of this
+            structure, else of what it would write by rule.
+
+        Raises:
+            InvalidArgumentError: the session is closed, an option is the session's or no option of
+                a save, or the state can't be saved.
+            StorageError: there is no memory for it.
+        """
+        session = self._open()
+        self._refuse(options)
+        who: dict[str, Any] = {"group": self._group, "comm": session}
+        if self._by_files:
+            who = {
+                "comm": session, "coordination": "files", "rank": session.rank,
+                "world_size": session.size, "token": session.token,
+            }  # fmt: skip
+        with contextlib.ExitStack() as until_the_end:
+            call = SaveCall(state, os.curdir, until_the_end, **who, **options)
+            return session.prepare(call.prepare)
 
     def save(
         self, state: Mapping[Any, Any], path: str | os.PathLike[str], **options: Any

@@ -3,10 +3,11 @@
 //   kills_by_files DIR ROUNDS SEED
 //   kills_by_files rank DIR RANK TOKEN FIRST    one of the processes
 //
-// In each round three ranks save to a fresh location, and some are killed with SIGKILL, or stopped.
-// Then there is no checkpoint or the whole one. Each that was struck is started once more under the
-// same token; a stopped one goes on once the checkpoint stands, beside its twin. All must end well,
-// and the checkpoint be whole, before and after gc.
+// In each round three ranks save to a fresh location, in PyTorch's dialect and in Megatron-Core's
+// by turns, and some are killed with SIGKILL, or stopped. Then there is no checkpoint or the whole
+// one. Each that was struck is started once more under the same token; a stopped one goes on once
+// the checkpoint stands, beside its twin. All must end well, and the checkpoint be whole, before
+// and after gc.
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -52,11 +53,14 @@ StateDict state_of(int rank, int64_t first) {
   return state;
 }
 
+bool in_megatron(int64_t first) { return first % 2 == 0; }
+
 int save_rank(const std::string& path, int rank, const std::string& token, int64_t first) {
   set_log_level(LogLevel::kOff);
   SaveOptions options;
   options.by_files = ByFiles{rank, kRanks, token};
   options.timeout = 60;
+  if (in_megatron(first)) options.dialect = megatron_dialect();
   try {
     return save(state_of(rank, first), path, options).published ? 0 : 3;
   } catch (const Error& error) {
@@ -67,15 +71,20 @@ int save_rank(const std::string& path, int rank, const std::string& token, int64
 
 // Whether a checkpoint stands there; throws where it is not this one, whole.
 bool is_whole(const std::string& path, int64_t first) {
+  const bool switched =
+      std::filesystem::exists(path + (in_megatron(first) ? "/metadata.json" : "/.metadata"));
   std::optional<Checkpoint> checkpoint;
   try {
     checkpoint = Checkpoint::open(path);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kNotFound) throw;
+    if (error.code() != ErrorCode::kNotFound || switched) throw;
     return false;
   }
   if (!checkpoint->verify().ok()) throw std::runtime_error("the checkpoint is damaged");
-  if (checkpoint->read_object("step") != Value(first)) throw std::runtime_error("another save's");
+  const auto common = checkpoint->common();
+  if (common.has_value() != in_megatron(first)) throw std::runtime_error("another dialect");
+  const Value step = common ? *common->find("step") : checkpoint->read_object("step");
+  if (step != Value(first)) throw std::runtime_error("another save's");
   for (int t = 0; t < kTensors; ++t) {
     const TensorView found = checkpoint->read("w" + std::to_string(t));
     for (int64_t i = 0; i < kRanks * kElements; ++i) {

@@ -13,8 +13,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::buffer_pool_test {
 
 using namespace std::chrono_literals;
 
@@ -136,5 +135,4 @@ TEST(Buffer, AMoveHandsItOver) {
   EXPECT_TRUE(pool->try_acquire());
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::buffer_pool_test

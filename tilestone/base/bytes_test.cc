@@ -9,8 +9,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::bytes_test {
 
 using ::testing::HasSubstr;
 
@@ -145,5 +144,4 @@ TEST(ByteReader, RefusesBytesThatAreLeftOver) {
               HasSubstr("expected the end, found 1 more bytes"));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::bytes_test

@@ -6,8 +6,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::checked_test {
 
 constexpr int64_t kMaxI = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMinI = std::numeric_limits<int64_t>::min();
@@ -56,5 +55,4 @@ TEST(AlignUp, RoundsUpToMultiples) {
   EXPECT_EQ(align_up((uint64_t{1} << 40) + 1, 4096), (uint64_t{1} << 40) + 4096);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::checked_test

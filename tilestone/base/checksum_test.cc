@@ -7,8 +7,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::checksum_test {
 
 Bytes random_bytes(size_t size, uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -89,5 +88,4 @@ TEST(Xxh3, EqualsThePublishedValueOfNothing) {
   EXPECT_NE(xxh3_64(as_bytes("a")), xxh3_64(as_bytes("b")));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::checksum_test

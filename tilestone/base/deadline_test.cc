@@ -5,8 +5,7 @@
 #include <limits>
 #include <stdexcept>
 
-namespace tilestone {
-namespace {
+namespace tilestone::deadline_test {
 
 using namespace std::chrono_literals;
 using Seconds = std::chrono::duration<double>;
@@ -69,5 +68,4 @@ TEST(Deadline, AnInterruptIsThrownByItsFirstReasonAndKeepsWaitsShort) {
   EXPECT_EQ(Deadline::after(1h).sooner(0.5).wait_time() > 50ms, true);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::deadline_test

@@ -5,8 +5,7 @@
 #include <set>
 #include <string>
 
-namespace tilestone {
-namespace {
+namespace tilestone::dtype_test {
 
 TEST(DType, NamesAreUniqueAndParseBack) {
   std::set<std::string_view> names;
@@ -44,5 +43,4 @@ TEST(DType, NumbersThatTravelBetweenRanksStay) {
   EXPECT_EQ(static_cast<int>(DType::kFloat4E2M1FNX2), 21);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::dtype_test

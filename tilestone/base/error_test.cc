@@ -7,8 +7,7 @@
 #include <new>
 #include <stdexcept>
 
-namespace tilestone {
-namespace {
+namespace tilestone::error_test {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -128,5 +127,4 @@ TEST(CurrentError, TheExceptionItStandsForStaysWithTheErrorAndLeavesTheLibraryAs
   EXPECT_EQ(Error::decode(caught(42).encode()).cause(), nullptr);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::error_test

@@ -4,8 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-namespace tilestone {
-namespace {
+namespace tilestone::host_test {
 
 TEST(HostIdentity, IsTheSameInAnotherProcess) {
   const std::string mine = host_identity();
@@ -17,5 +16,4 @@ TEST(HostIdentity, IsTheSameInAnotherProcess) {
   EXPECT_EQ(status, 0);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::host_test

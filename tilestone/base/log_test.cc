@@ -8,8 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace tilestone {
-namespace {
+namespace tilestone::log_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -78,5 +77,4 @@ TEST_F(LogTest, WithoutASinkMessagesGoToStandardError) {
   EXPECT_TRUE(messages_.empty());
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::log_test

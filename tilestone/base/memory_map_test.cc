@@ -6,8 +6,7 @@
 
 #include <vector>
 
-namespace tilestone {
-namespace {
+namespace tilestone::memory_map_test {
 
 TEST(MemoryMap, PagesThatMayNotBeWrittenAreFoundInTheMiddleAndAtTheEnds) {
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
@@ -50,5 +49,4 @@ TEST(MemoryMap, TheHeapTheStackAndLargeBlocksMayBeWritten) {
   EXPECT_FALSE(map.is_writable(small.data(), ~uint64_t{0}));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::memory_map_test

@@ -7,8 +7,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::named_fields_test {
 
 std::vector<NamedField> read(ByteView bytes) {
   ByteReader in(bytes, "record");
@@ -45,5 +44,4 @@ TEST(NamedFields, TwiceOrOutOfOrderOrCutOffAreRefused) {
   EXPECT_THROW(read(longer), Error);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::named_fields_test

@@ -4,8 +4,7 @@
 
 #include <random>
 
-namespace tilestone {
-namespace {
+namespace tilestone::radix_sort_test {
 
 struct Item {
   uint64_t key = 0;
@@ -28,5 +27,4 @@ TEST(RadixSort, SortsAsAStableSortDoesForEverySizeAndWidthOfKeys) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::radix_sort_test

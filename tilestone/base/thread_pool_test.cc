@@ -12,8 +12,7 @@
 #include "tilestone/base/call_scope.h"
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::thread_pool_test {
 
 TEST(ThreadPool, RunsEachIndexOnce) {
   for (const size_t threads : {1, 2, 7}) {
@@ -108,5 +107,4 @@ TEST(ThreadPool, ReturnsOnlyWhenWhatWasStartedHasEnded) {
 
 TEST(ThreadPool, RefusesToHaveNoThreads) { EXPECT_THROW(ThreadPool(0), Error); }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::thread_pool_test

@@ -10,8 +10,7 @@
 #include "tilestone/cli/run.h"
 #include "tilestone/tilestone.h"
 
-namespace tilestone::cli {
-namespace {
+namespace tilestone::cli::copies_test {
 
 using testing::HasSubstr;
 
@@ -26,6 +25,7 @@ TEST(CliCopies, LsInspectAndVerifySayWhatIsThereAndWhatIsIntactElsewhere) {
     norm.holders = {0, 1};
     StateDict state;
     state["norm"] = norm;
+    state["step"] = Value(12);
     SaveOptions options;
     options.by_files = ByFiles{rank, 2, "a run of a test"};
     options.by_files->wait = false;
@@ -34,13 +34,14 @@ TEST(CliCopies, LsInspectAndVerifySayWhatIsThereAndWhatIsIntactElsewhere) {
     save(state, path.string(), options);
   }
   Ran outcome = tilestone_command({"ls", path.string()});
-  EXPECT_THAT(outcome.out, HasSubstr("copies of shards, in other files: 1, 16 B"));
+  EXPECT_THAT(outcome.out, HasSubstr("copies of shards and objects, in other files: 2, "));
+  outcome = tilestone_command({"inspect", path.string(), "step"});
+  EXPECT_THAT(outcome.out, HasSubstr("a copy at offset"));
   outcome = tilestone_command({"inspect", path.string(), "--json"});
   const auto json = nlohmann::json::parse(outcome.out);
-  EXPECT_EQ(json["copies"], 1);
-  EXPECT_EQ(json["copy_bytes"], 16);
-
   const Metadata metadata = Checkpoint::open(path.string()).metadata();
+  EXPECT_EQ(json["copies"], 2);
+  EXPECT_EQ(json["copy_bytes"], 16 + metadata.find_object("step")->at.length);
   const ItemLocation& at = metadata.copies.at(0).at;
   const std::string& file = metadata.files[at.file];
   std::fstream(path / file, std::ios::in | std::ios::out | std::ios::binary)
@@ -58,8 +59,14 @@ TEST(CliCopies, LsInspectAndVerifySayWhatIsThereAndWhatIsIntactElsewhere) {
   EXPECT_EQ(outcome.code, kOk);
   EXPECT_THAT(outcome.out, HasSubstr("MENDED  " + file + "  key norm, from"));
   EXPECT_EQ(tilestone_command({"verify", path.string()}).code, kOk);
+
+  std::filesystem::remove(path / file);
+  outcome = tilestone_command({"verify", path.string()});
+  EXPECT_THAT(outcome.out, HasSubstr("the file is missing; all that it should hold is intact"));
+  outcome = tilestone_command({"verify", path.string(), "--repair"});
+  EXPECT_EQ(outcome.code, kOk);
+  EXPECT_THAT(outcome.out, HasSubstr("MENDED  " + file + "  the file is missing"));
   std::filesystem::remove_all(path);
 }
 
-}  // namespace
-}  // namespace tilestone::cli
+}  // namespace tilestone::cli::copies_test

@@ -44,7 +44,11 @@ std::vector<FileUse> use_of_files(const Metadata& metadata) {
     }
   }
   for (const StoredCopy& copy : metadata.copies) add(copy.at);
-  for (const StoredObject& object : metadata.objects) add(object.at);
+  for (const StoredObject& object : metadata.objects) {
+    add(object.at);
+    for (const ItemLocation& copy : object.copies) add(copy);
+    for (const ItemLocation& copy : object.unlike) add(copy);
+  }
   return uses;
 }
 
@@ -65,8 +69,12 @@ Json location_json(const Metadata& metadata, const ItemLocation& at) {
   return out;
 }
 
+bool has_manifest(const Checkpoint& checkpoint) {
+  return checkpoint.save_record() && !checkpoint.metadata().rank_local;
+}
+
 std::string commit_text(const Checkpoint& checkpoint) {
-  if (const auto& record = checkpoint.save_record()) {
+  if (const auto& record = checkpoint.save_record(); record && has_manifest(checkpoint)) {
     return fmt::format("manifest of {}, checksums of whole items",
                        counted(static_cast<uint64_t>(record->world_size), "rank"));
   }
@@ -92,7 +100,7 @@ std::string hosts_text(const SaveRecord& record) {
 }
 
 void print_record(const SaveRecord& record) {
-  fmt::print("hosts      {}\n", hosts_text(record));
+  if (!record.hosts.empty()) fmt::print("hosts      {}\n", hosts_text(record));
   for (const auto& [name, value] : record.attributes) {
     fmt::print("attribute  {} = {}\n", printable(name), printable(value));
   }
@@ -106,10 +114,10 @@ Json whole_json(const Checkpoint& checkpoint, const std::vector<FileUse>& uses) 
               {"writer", metadata.writer},
               {"save_id", metadata.save_id},
               {"rank_local", metadata.rank_local},
-              {"manifest", checkpoint.save_record().has_value()},
+              {"manifest", has_manifest(checkpoint)},
               {"tensors", metadata.tensors.size()},
               {"objects", metadata.objects.size()},
-              {"copies", metadata.copies.size()},
+              {"copies", copies_in(metadata)},
               {"copy_bytes", copy_bytes(metadata)},
               {"tensor_bytes", metadata.tensor_bytes()},
               {"bytes_by_dtype", bytes_by_dtype(metadata)}};
@@ -136,8 +144,8 @@ void print_whole(const Checkpoint& checkpoint, const std::string& path) {
   if (const auto& record = checkpoint.save_record()) print_record(*record);
   fmt::print("tensors    {}, {}\nobjects    {}\n", grouped(metadata.tensors.size()),
              human_bytes(metadata.tensor_bytes()), grouped(metadata.objects.size()));
-  if (!metadata.copies.empty()) {
-    fmt::print("copies     {} of shards, in other files, {}\n", grouped(metadata.copies.size()),
+  if (const uint64_t copies = copies_in(metadata); copies > 0) {
+    fmt::print("copies     {} of shards and objects, in other files, {}\n", grouped(copies),
                human_bytes(copy_bytes(metadata)));
   }
   for (const auto& [dtype, bytes] : bytes_by_dtype(metadata)) {
@@ -268,15 +276,21 @@ int inspect_object(const Checkpoint& checkpoint, const StoredObject& object, boo
   const Metadata& metadata = checkpoint.metadata();
   const Value value = checkpoint.read_object(object.key);
   if (json) {
-    const Json out = {{"key", object.key},
-                      {"kind", to_string(value.kind())},
-                      {"at", location_json(metadata, object.at)}};
+    Json out = {{"key", object.key},
+                {"kind", to_string(value.kind())},
+                {"at", location_json(metadata, object.at)}};
+    for (const ItemLocation& copy : object.copies) {
+      out["copies"].push_back(location_json(metadata, copy));
+    }
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
     return kOk;
   }
   fmt::print("{}  object ({})  {} at offset {} of {}\n", printable(object.key),
              to_string(value.kind()), human_bytes(object.at.length), object.at.offset,
              printable(metadata.files[object.at.file]));
+  for (const ItemLocation& copy : object.copies) {
+    fmt::print("  a copy at offset {} of {}\n", copy.offset, printable(metadata.files[copy.file]));
+  }
   return kOk;
 }
 

@@ -79,7 +79,7 @@ void print_json(const std::vector<Row>& rows, const Totals& sum, const Metadata&
                   {"shards", sum.shards},
                   {"objects", sum.objects},
                   {"object_bytes", sum.object_bytes},
-                  {"copies", metadata.copies.size()},
+                  {"copies", copies_in(metadata)},
                   {"copy_bytes", copy_bytes(metadata)}};
   fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
@@ -105,8 +105,8 @@ int ls(const LsOptions& options) {
   fmt::print("{} in {}, {}; {}, {}\n", counted(sum.tensors, "tensor"), counted(sum.shards, "shard"),
              human_bytes(sum.tensor_bytes), counted(sum.objects, "object"),
              human_bytes(sum.object_bytes));
-  if (const auto& copies = checkpoint.metadata().copies; !copies.empty()) {
-    fmt::print("copies of shards, in other files: {}, {}\n", grouped(copies.size()),
+  if (const uint64_t copies = copies_in(checkpoint.metadata()); copies > 0) {
+    fmt::print("copies of shards and objects, in other files: {}, {}\n", grouped(copies),
                human_bytes(copy_bytes(checkpoint.metadata())));
   }
   return kOk;

@@ -7,8 +7,7 @@
 #include <fstream>
 #include <iterator>
 
-namespace tilestone::cli {
-namespace {
+namespace tilestone::cli::npy_test {
 
 std::string file_text(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -49,5 +48,4 @@ TEST(Npy, AFailureNamesThePathAndTheErrno) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone::cli
+}  // namespace tilestone::cli::npy_test

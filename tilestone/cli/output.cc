@@ -66,7 +66,16 @@ uint64_t copy_bytes(const Metadata& metadata) {
     const StoredTensor& tensor = metadata.tensors[copy.tensor];
     bytes += static_cast<uint64_t>(tensor.chunks[copy.chunk].box.numel()) * itemsize(tensor.dtype);
   }
+  for (const StoredObject& object : metadata.objects) {
+    for (const ItemLocation& copy : object.copies) bytes += copy.length;
+  }
   return bytes;
+}
+
+uint64_t copies_in(const Metadata& metadata) {
+  uint64_t copies = metadata.copies.size();
+  for (const StoredObject& object : metadata.objects) copies += object.copies.size();
+  return copies;
 }
 
 Table::Table(std::vector<std::string> header, std::string alignment)

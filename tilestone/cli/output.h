@@ -20,7 +20,8 @@ std::string printable(std::string_view text);
 // "float32", "[4, 8]".
 std::string shape_text(const Dims& shape);
 
-// Of the elements of all copies.
+// Of chunks and objects: how many copies there are, and the bytes of their elements and items.
+uint64_t copies_in(const Metadata& metadata);
 uint64_t copy_bytes(const Metadata& metadata);
 
 // Columns padded to their widest cell; the alignment string has 'l' or 'r' for each column.

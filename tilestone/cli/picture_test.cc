@@ -2,8 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace tilestone::cli {
-namespace {
+namespace tilestone::cli::picture_test {
 
 StoredTensor tensor(Dims shape, std::vector<Box> boxes) {
   StoredTensor out;
@@ -49,5 +48,4 @@ TEST(Picture, AScalarIsOneCellAndAnEmptyTensorNone) {
   EXPECT_TRUE(draw_chunks(tensor({0, 4}, {{{0, 0}, {0, 4}}})).lines.empty());
 }
 
-}  // namespace
-}  // namespace tilestone::cli
+}  // namespace tilestone::cli::picture_test

@@ -9,8 +9,7 @@
 #include "tilestone/cli/run.h"
 #include "tilestone/tilestone.h"
 
-namespace tilestone::cli {
-namespace {
+namespace tilestone::cli::publish_test {
 
 using testing::HasSubstr;
 
@@ -25,7 +24,7 @@ class Unpublished : public testing::Test {
   void TearDown() override { std::filesystem::remove_all(path_); }
 
   // Row `rank` of two, which nobody waits for.
-  void save_rank(int rank) const {
+  void save_rank(int rank, bool rank_local = false) const {
     std::vector<float> row(4, static_cast<float>(rank));
     StateDict state;
     state["w"] = ShardedTensor::from_rank_offsets(
@@ -33,6 +32,8 @@ class Unpublished : public testing::Test {
     SaveOptions options;
     options.by_files = ByFiles{rank, 2, "a run of a test"};
     options.by_files->wait = false;
+    options.by_files->torch_rank_local = rank_local;
+    options.attributes = {{"iteration", "100"}};
     save(state, path_, options);
   }
 
@@ -43,13 +44,25 @@ TEST_F(Unpublished, PublishSaysWhichRanksAreMissingAndWhatIsUnpublished) {
   save_rank(0);
   const Ran refused = tilestone_command({"publish", path_});
   EXPECT_EQ(refused.code, kIoFailed);
-  EXPECT_THAT(refused.err, HasSubstr("1 of its ranks have not written (rank 1)"));
+  EXPECT_THAT(refused.err, HasSubstr("1 of its ranks has not written (rank 1)"));
   const Ran listed = tilestone_command({"publish", path_, "--list", "--json"});
   EXPECT_EQ(listed.code, kOk);
   const auto saves = nlohmann::json::parse(listed.out);
   ASSERT_EQ(saves.size(), 1u);
   EXPECT_EQ(saves[0]["world_size"], 2);
   EXPECT_EQ(saves[0]["missing"], std::vector<int>{1});
+}
+
+TEST_F(Unpublished, ARankLocalCheckpointIsShownWithItsAttributesAndWithoutAManifest) {
+  for (const int rank : {0, 1}) save_rank(rank, true);
+  const Ran shown = tilestone_command({"inspect", path_});
+  EXPECT_EQ(shown.code, kOk);
+  EXPECT_THAT(shown.out, HasSubstr("none (each rank wrote its own metadata)"));
+  EXPECT_THAT(shown.out, HasSubstr("attribute  iteration = 100"));
+  EXPECT_THAT(shown.out, testing::Not(HasSubstr("hosts")));
+  const auto whole = nlohmann::json::parse(tilestone_command({"inspect", path_, "--json"}).out);
+  EXPECT_EQ(whole["manifest"], false);
+  EXPECT_EQ(whole["attributes"]["iteration"], "100");
 }
 
 TEST_F(Unpublished, WhereOnlyAnUnpublishedSaveStandsEveryCommandSaysWhatIsMissing) {
@@ -81,5 +94,4 @@ TEST_F(Unpublished, AfterTheLastRankNothingIsLeftToPublish) {
               HasSubstr("no unpublished saves"));
 }
 
-}  // namespace
-}  // namespace tilestone::cli
+}  // namespace tilestone::cli::publish_test

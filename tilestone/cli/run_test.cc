@@ -14,8 +14,7 @@
 #include "tilestone/cli/cli_testing.h"
 #include "tilestone/tilestone.h"
 
-namespace tilestone::cli {
-namespace {
+namespace tilestone::cli::run_test {
 
 using nlohmann::json;
 using testing::AllOf;
@@ -276,5 +275,4 @@ TEST_F(Cli, ANameThatLeavesTheDirectoryIsUnsafe) {
   EXPECT_EQ(tilestone_command({"ls", path_}).code, kUnsafe);
 }
 
-}  // namespace
-}  // namespace tilestone::cli
+}  // namespace tilestone::cli::run_test

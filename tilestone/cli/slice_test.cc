@@ -3,8 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace tilestone::cli {
-namespace {
+namespace tilestone::cli::slice_test {
 
 using testing::HasSubstr;
 
@@ -46,5 +45,4 @@ TEST(Slice, WhatCannotBeMeantIsNamed) {
   EXPECT_THAT(message_of("1,", {5, 5}), HasSubstr("nothing given for dim 1"));
 }
 
-}  // namespace
-}  // namespace tilestone::cli
+}  // namespace tilestone::cli::slice_test

@@ -11,8 +11,7 @@
 #include "tilestone/cli/run.h"
 #include "tilestone/tilestone.h"
 
-namespace tilestone::cli {
-namespace {
+namespace tilestone::cli::unsafe_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
@@ -125,5 +124,4 @@ TEST_F(Unsafe, AMetadataFileThatCallsAProgram) {
   expect_unsafe(every_command_, ".metadata");
 }
 
-}  // namespace
-}  // namespace tilestone::cli
+}  // namespace tilestone::cli::unsafe_test

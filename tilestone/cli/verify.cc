@@ -65,6 +65,14 @@ void print_text(const VerifyReport& report) {
   }
 }
 
+void print_mended(const Damage& damage) {
+  const std::string what =
+      damage.key.empty()
+          ? printable(damage.problem)
+          : fmt::format("key {}, from {}", printable(damage.key), printable(damage.intact_in));
+  fmt::print("MENDED  {}  {}\n", printable(damage.file), what);
+}
+
 }  // namespace
 
 int verify(const VerifyOptions& options) {
@@ -82,8 +90,7 @@ int verify(const VerifyOptions& options) {
     print_json(done.now, options.repair ? &done.mended : nullptr);
   } else {
     for (const Damage& damage : done.mended) {
-      fmt::print("MENDED  {}  key {}, from {}\n", printable(damage.file), printable(damage.key),
-                 printable(damage.intact_in));
+      print_mended(damage);
     }
     print_text(done.now);
   }

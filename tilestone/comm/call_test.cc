@@ -14,8 +14,7 @@
 #include "tilestone/comm/comm_testing.h"
 #include "tilestone/comm/threads.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::call_test {
 
 using std::chrono::milliseconds;
 using testing::AllOf;
@@ -477,5 +476,4 @@ TEST(Call, ASkippedCallCostsOneMoreAndARepeatedOneNone) {
   });
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::call_test

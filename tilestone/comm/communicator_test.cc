@@ -5,8 +5,7 @@
 #include "tilestone/comm/comm_testing.h"
 #include "tilestone/comm/solo.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::communicator_test {
 
 TEST(Solo, Conformance) {
   comm_testing::check_every_operation(solo());
@@ -27,5 +26,4 @@ TEST(Solo, NeverWaitsSoNoDeadlineIsTooShort) {
   EXPECT_NO_THROW(comm.barrier(Deadline::after(std::chrono::seconds(-1))));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::communicator_test

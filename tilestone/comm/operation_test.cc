@@ -2,8 +2,7 @@
 
 #include "tilestone/comm/operation_internal.h"
 
-namespace tilestone::comm_internal {
-namespace {
+namespace tilestone::comm_internal::operation_test {
 
 TEST(Operation, TreeReachesEveryRankOnceInLogarithmicallyManySteps) {
   for (int size = 1; size <= 70; ++size) {
@@ -44,5 +43,4 @@ TEST(Operation, ErrorsNameOperationAndRanks) {
   EXPECT_EQ(failed.message(), "gather: rank 4 is gone: disk full");
 }
 
-}  // namespace
-}  // namespace tilestone::comm_internal
+}  // namespace tilestone::comm_internal::operation_test

@@ -8,8 +8,7 @@
 
 #include "tilestone/comm/rendezvous_internal.h"
 
-namespace tilestone::comm_internal {
-namespace {
+namespace tilestone::comm_internal::rendezvous_test {
 
 using testing::ElementsAre;
 using Hellos = std::vector<std::optional<Hello>>;
@@ -176,5 +175,4 @@ TEST(Rendezvous, AHelloTravels) {
   EXPECT_EQ(came.agreed, 7);
 }
 
-}  // namespace
-}  // namespace tilestone::comm_internal
+}  // namespace tilestone::comm_internal::rendezvous_test

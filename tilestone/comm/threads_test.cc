@@ -10,8 +10,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/comm/comm_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::threads_test {
 
 using testing::HasSubstr;
 
@@ -214,5 +213,4 @@ TEST(Threads, AGroupNeedsARankAndNotMoreThanThreadsCanBe) {
   EXPECT_EQ(ran, 0);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::threads_test

@@ -10,8 +10,7 @@
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/engine_testing.h"
 
-namespace tilestone::engine {
-namespace {
+namespace tilestone::engine::agree_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -80,5 +79,4 @@ TEST(Agree, WhatTheCoordinatorCannotDecideEveryRankThrows) {
   EXPECT_THAT(texts, Each(HasSubstr("they contradict each other")));
 }
 
-}  // namespace
-}  // namespace tilestone::engine
+}  // namespace tilestone::engine::agree_test

@@ -7,8 +7,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/known/known.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::attributes_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -84,5 +83,4 @@ TEST(TensorAttributes, ThatContradictOneAnotherFailTheSaveOnEveryRank) {
   EXPECT_FALSE(storage->stat(".metadata"));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::attributes_test

@@ -6,6 +6,8 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint_internal.h"
+#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/read/items_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/run/options_internal.h"
@@ -40,9 +42,17 @@ TensorItem item_of(const StoredTensor& tensor, const Box& wanted) {
   return item;
 }
 
-std::optional<SaveRecord> record_of(const engine::Opened& opened) {
-  if (!opened.manifest) return std::nullopt;
+std::optional<SaveRecord> record_of(const engine::Opened& opened, Storage& storage) {
   SaveRecord record;
+  if (!opened.manifest) {
+    const std::string& save_id = opened.metadata.save_id;
+    if (!opened.metadata.rank_local || !engine::is_save_id(save_id)) return std::nullopt;
+    auto head = engine::read_head(storage, save_id);
+    if (!head) return std::nullopt;
+    record.world_size = head->world_size;
+    record.attributes = std::move(head->attributes);
+    return record;
+  }
   record.world_size = opened.manifest->world_size;
   for (const RankReport& report : opened.manifest->reports) record.hosts.push_back(report.host);
   record.attributes = opened.manifest->attributes;
@@ -95,7 +105,7 @@ Checkpoint::State::State(std::shared_ptr<Storage> storage_in, engine::Opened ope
                          const OpenOptions& options)
     : storage(std::move(storage_in)),
       opened(std::move(opened_in)),
-      record(record_of(opened)),
+      record(record_of(opened, *storage)),
       buffers(engine::make_pool(options.buffer_bytes, engine::thread_count(options.threads),
                                 opened.metadata.tensor_bytes())),
       verify_checksums(options.verify_checksums),
@@ -193,7 +203,8 @@ std::optional<Value> Checkpoint::common() const {
 Bytes Checkpoint::read_object_bytes(const std::string& key) const {
   const StoredObject* found = metadata().find_object(key);
   if (found == nullptr) fail_not_found(metadata(), key, "no object of this key in the checkpoint");
-  return std::move(engine::read_objects(state_->context(interrupt_), {&found, 1}).front());
+  const engine::ObjectRead read{found};
+  return std::move(engine::read_objects(state_->context(interrupt_), {&read, 1}).front());
 }
 
 VerifyReport Checkpoint::verify(const ProgressFn& progress) const {

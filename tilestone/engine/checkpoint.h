@@ -40,10 +40,10 @@ struct VerifyReport {
   bool any_unsafe() const;
 };
 
-// What the manifest records of the save that wrote a checkpoint.
+// What its manifest or, of a rank-local one, its head records of the save that wrote a checkpoint.
 struct SaveRecord {
   int world_size = 1;
-  std::vector<std::string> hosts;                 // by rank; "": not known
+  std::vector<std::string> hosts;                 // by rank; "": not known; of a head none
   std::map<std::string, std::string> attributes;  // SaveOptions::attributes
 };
 
@@ -63,7 +63,7 @@ class Checkpoint {
   const Metadata& metadata() const;
   const Format& format() const;
   const Dialect& dialect() const;
-  const std::optional<SaveRecord>& save_record() const;  // nullopt: there is no manifest
+  const std::optional<SaveRecord>& save_record() const;  // nullopt: nothing is recorded
   std::vector<std::string> keys() const;                 // of tensors and objects, sorted
 
   // A whole tensor, or one box of it, in fresh contiguous memory (or in `target`, of the box's

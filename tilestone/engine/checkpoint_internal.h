@@ -19,6 +19,7 @@ struct Checkpoint::State {
   bool verify_checksums = true;
   CachePolicy cache = CachePolicy::kBypass;
   mutable ThreadPool threads;
+  std::shared_ptr<engine::WarnedFiles> warned = std::make_shared<engine::WarnedFiles>();
 
   State(std::shared_ptr<Storage> storage_in, engine::Opened opened_in, const OpenOptions& options);
   engine::ReadContext context(std::shared_ptr<const Interrupt> interrupt) const {
@@ -29,7 +30,8 @@ struct Checkpoint::State {
             threads,
             verify_checksums,
             Deadline::never().with_interrupt(std::move(interrupt)),
-            cache};
+            cache,
+            warned};
   }
 };
 

@@ -86,9 +86,14 @@ class Coordination {
 std::unique_ptr<Coordination> coordinate_by_rounds(const Communicator& comm,
                                                    const std::string& place, Deadline deadline,
                                                    std::shared_ptr<SessionParts> session = nullptr);
-// By options.by_files. Error(kInvalidArgument) for options that contradict it.
+// By options.by_files. Error(kInvalidArgument) for options that contradict it. `session`: likewise.
 std::unique_ptr<Coordination> coordinate_by_files(const Location& location,
-                                                  const SaveOptions& options, Deadline deadline);
+                                                  const SaveOptions& options, Deadline deadline,
+                                                  std::shared_ptr<SessionParts> session = nullptr);
+
+// What a rank writes in torch's rank-local mode: all that it holds, but for boxes without elements
+// of tensors that have some.
+Assignment all_that_is_held(const LocalSavePlan& plan);
 
 // What copies of a save by files would cost this rank; nothing is written.
 CopyCost copies_by_files(const Location& location, const SaveOptions& options, Deadline deadline,

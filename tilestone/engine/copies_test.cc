@@ -9,8 +9,7 @@
 #include "tilestone/format/manifest.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::copies_test {
 
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -153,5 +152,4 @@ TEST(Copies, FilesAreNoLeftoversAndGoWithTheirCheckpoint) {
   EXPECT_TRUE(Checkpoint::open(Location(storage)).metadata().copies.empty());
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::copies_test

@@ -8,8 +8,7 @@
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::device_memory_test {
 
 // Memory that is kept apart: a TensorView of it has no address, only calls see the bytes.
 class FarMemory final : public DeviceMemory {
@@ -202,5 +201,4 @@ TEST(DeviceMemory, IsReadIntoWithoutATemplate) {
   EXPECT_EQ(elements(far.content), elements(whole().narrow(box)));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::device_memory_test

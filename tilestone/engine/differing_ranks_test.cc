@@ -17,8 +17,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::differing_ranks_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -167,9 +166,10 @@ TEST(DifferingRanks, AnotherDiskAtTheSamePathIsFoundBeforeAnythingIsPublishedOrR
     options.timeout = 3;
     save(row_state(comm, 1), Location(comm.rank() == 1 ? local : shared), options);
   });
-  EXPECT_THAT(texts, Each(AllOf(HasSubstr("that the coordinator (rank 0) does not find in memory"),
-                                HasSubstr("__1_0.distcp"), HasSubstr("(rank 1)"),
-                                HasSubstr("the directory of rank 1 seems to be another one"))));
+  EXPECT_THAT(texts,
+              Each(AllOf(HasSubstr("that the rank that publishes the save does not find in memory"),
+                         HasSubstr("__1_0.distcp"), HasSubstr("(rank 1)"),
+                         HasSubstr("the directory of rank 1 seems to be another one"))));
   // The coordinator can't know that every rank has removed its files: its note of the save stays.
   FileImage after = memory_image(*shared);
   std::erase_if(after, [](const auto& file) { return file.first.ends_with(".begun"); });
@@ -236,5 +236,4 @@ TEST(DifferingRanks, NothingIsRemovedBeforeTheRanksHaveAgreed) {
   EXPECT_EQ(memory_image(*storage), before);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::differing_ranks_test

@@ -11,8 +11,7 @@
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::exchange_cache_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -216,5 +215,4 @@ TEST_F(ManyRounds, AFailureAheadOfTheReadingFailsAllRanks) {
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("key w"), HasSubstr(".distcp"), HasSubstr("rank"))));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::exchange_cache_test

@@ -10,8 +10,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::exchange_failures_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -216,5 +215,4 @@ TEST(FailingOwner, ARankThatLeavesInAnyStepIsNamed) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::exchange_failures_test

@@ -13,8 +13,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::exchange_test {
 
 using engine::ReadFor;
 using engine::reading_of_ranks;
@@ -378,5 +377,4 @@ TEST(TwoPhase, DamageIsLetThroughWhereChecksumsAreNotWanted) {
   });
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::exchange_test

@@ -1,18 +1,16 @@
-// A rank that fails, in each phase: every rank ends with the same typed error, nothing half-done is
-// taken for a checkpoint, and a retry succeeds.
+// A rank that fails: every rank ends with the same typed error, nothing half-done is taken for a
+// checkpoint, and a retry succeeds. What failing_ranks_matrix_test.cc has in its table is not here.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cerrno>
-#include <thread>
 
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::failing_ranks_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -80,18 +78,6 @@ std::vector<std::string> save_over(const std::shared_ptr<FaultDisk>& disk, bool 
   });
 }
 
-TEST(FailingRank, BadArgumentReachesEveryRank) {
-  const auto storage = memory_storage();
-  const auto texts = failures(kRanks, [&](Communicator comm) {
-    StateDict state = row_state(comm, 1);
-    if (comm.rank() == 1) state["hollow"] = TensorView::without_data(DType::kFloat32, {2});
-    save(state, Location(storage), saving(comm));
-  });
-  EXPECT_THAT(texts, Each(AllOf(HasSubstr("a tensor without data can't be saved"),
-                                HasSubstr("key hollow"), HasSubstr("rank 1"))));
-  EXPECT_TRUE(storage->list().empty());
-}
-
 TEST(FailingRank, ExceptionInAFactoryReachesEveryRank) {
   const auto storage = memory_storage();
   const auto texts = failures(kRanks, [&](Communicator comm) {
@@ -125,16 +111,6 @@ TEST(FailingRank, RanksThatDisagreeAreNamedOnEveryRank) {
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("int32"), HasSubstr("int64"), HasSubstr("rank 2"),
                                 HasSubstr("key p"))));
   EXPECT_FALSE(holds_checkpoint(storage));
-  expect_retry_works(storage);
-}
-
-TEST(FailingRank, FullDiskWhileWriting) {
-  const auto storage = memory_storage();
-  const auto texts = save_over(faulty(storage, {1, StorageOp::kAppend, "__1_0.distcp", ENOSPC}));
-  EXPECT_THAT(texts, Each(AllOf(HasSubstr("No space left on device"), HasSubstr("__1_0.distcp"),
-                                HasSubstr("rank 1"))));
-  EXPECT_FALSE(holds_checkpoint(storage));
-  expect_only_notes(storage);
   expect_retry_works(storage);
 }
 
@@ -195,50 +171,6 @@ TEST(FailingRank, ACoordinatorThatNeverSavesIsNamed) {
   }
 }
 
-TEST(FailingRank, ARankThatSleepsPastTheTimeoutIsNamedOnEveryRank) {
-  const auto storage = memory_storage();
-  const auto texts = failures(kRanks, [&](Communicator comm) {
-    StateDict state = row_state(comm, 1);
-    if (comm.rank() == 1) {
-      ShardedTensorFactory factory;
-      factory.key = "slow";
-      factory.data = counting(DType::kFloat32, {2});
-      factory.build = [](const std::string&, const TensorView& data, const ReplicaId&,
-                         const std::optional<FlatRange>&) -> StateNode {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-        return data;
-      };
-      state["slow"] = factory;
-    }
-    save(state, Location(storage), saving(comm, 1.0));
-  });
-  for (int rank : {0, 2}) {
-    EXPECT_THAT(texts[static_cast<size_t>(rank)],
-                AllOf(HasSubstr("save: rank 1 did not report after planning"),
-                      HasSubstr("the deadline passed")));
-  }
-  EXPECT_FALSE(texts[1].empty());
-  EXPECT_FALSE(holds_checkpoint(storage));
-}
-
-TEST(FailingRank, ARankThatDiesWhileWritingIsNamed) {
-  const auto storage = memory_storage();
-  const auto texts = failures(kRanks, [&](Communicator comm) {
-    SaveOptions options = saving(comm, 2.0);
-    const auto disk = FaultDisk::create(storage, [&](const StorageCall& call) {
-      const bool hangs = comm.rank() == 1 && call.op == StorageOp::kAppend;
-      return hangs ? FaultAction::wait(std::chrono::milliseconds(2500)) : FaultAction::pass();
-    });
-    save(row_state(comm, 1), Location(disk->storage()), options);
-  });
-  for (int rank : {0, 2}) {
-    EXPECT_THAT(texts[static_cast<size_t>(rank)],
-                HasSubstr("save: rank 1 did not report after writing"));
-  }
-  EXPECT_FALSE(texts[1].empty());
-  EXPECT_FALSE(holds_checkpoint(storage));
-}
-
 TEST(FailingRank, ALoadThatFailsOnOneRankFailsOnAll) {
   const auto storage = memory_storage();
   expect_retry_works(storage);
@@ -252,5 +184,4 @@ TEST(FailingRank, ALoadThatFailsOnOneRankFailsOnAll) {
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("Input/output error"), HasSubstr("rank 1"))));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::failing_ranks_test

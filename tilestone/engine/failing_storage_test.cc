@@ -23,8 +23,7 @@
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::failing_storage_test {
 
 namespace fs = std::filesystem;
 
@@ -420,5 +419,4 @@ TEST_F(RealFiles, ACheckpointOfReadOnlyFilesAndDirectoriesLoadsAndVerifies) {
   EXPECT_EQ(standing(posix_storage(root_)), kOld);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::failing_storage_test

@@ -19,8 +19,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::gc_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -414,5 +413,4 @@ TEST(Gc, LeavesLeftoversAloneWhereNothingCanBeLocked) {
   for (const auto& [name, bytes] : dead_files()) EXPECT_FALSE(memory->stat(name)) << name;
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::gc_test

@@ -13,8 +13,7 @@
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::interrupt_test {
 
 using testing::HasSubstr;
 
@@ -168,5 +167,4 @@ TEST(CallersException, OfAFactoryEndsTheSaveAndTheLoadOnEveryRank) {
   });
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::interrupt_test

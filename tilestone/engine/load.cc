@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -17,6 +18,7 @@
 #include "tilestone/engine/read/as_stored_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
 #include "tilestone/engine/read/findings_internal.h"
+#include "tilestone/engine/read/lost_files_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/read/places_internal.h"
 #include "tilestone/engine/read/reader_internal.h"
@@ -35,12 +37,12 @@ namespace engine {
 namespace {
 
 // What a rank loads, from where and how; owned by whoever brings it.
-struct Brought {
+struct BroughtLoad {
   const StateDict* wanted = nullptr;  // null: all that the checkpoint holds
   const Location* location = nullptr;
   const LoadOptions* options = nullptr;
 };
-using Bring = std::function<Brought()>;
+using BringLoad = std::function<BroughtLoad()>;
 using Take = std::function<void(LoadResult)>;
 
 // One rank's part in one load.
@@ -50,7 +52,7 @@ class Loading {
       : comm_(std::move(comm)), rounds_(comm_, "load", place, deadline) {}
 
   // `take` has a round of its own, which every rank of a load has or none.
-  StateDict run(const Bring& bring, const Take& take) {
+  StateDict run(const BringLoad& bring, const Take& take) {
     describe(bring);
     if (options().validate_access) validate();
     StateDict loaded;
@@ -89,7 +91,7 @@ class Loading {
   Storage& storage() const { return held_ != nullptr ? *held_ : brought_.location->storage(); }
 
   // One rank looks: ranks that look for themselves may see different things.
-  void describe(const Bring& bring) {
+  void describe(const BringLoad& bring) {
     const Bytes answer = rounds_.run(
         "opening",
         [&](Deadline) {
@@ -123,7 +125,7 @@ class Loading {
     return asked.own_rank;
   }
 
-  void prepare(const Bring& bring) {
+  void prepare(const BringLoad& bring) {
     brought_ = bring();
     check_options(options());
     threads_.emplace(thread_count(options().threads));
@@ -218,10 +220,14 @@ class Loading {
       make_context(items_, deadline);
       if (wanted == nullptr) give_memory(items_, *context_);
       message_ = message_of(items_);
+      places_.emplace(opened_, comm_.rank(), comm_.size());
       load_objects(*context_, items_);
       std::vector<Transfer> transfers = plan_tensors(read_of(items_));
-      places_.emplace(opened_, comm_.rank(), comm_.size());
       own_ = places_->take_own_copies(transfers);
+      take_own_replicas(transfers);
+      // What others would read for this rank must lie where they look for it.
+      std::vector<Transfer> avoided = LostFiles(*context_).take_avoided(transfers);
+      std::move(avoided.begin(), avoided.end(), std::back_inserter(own_));
       return Wanted{&*context_, std::move(transfers), &*progress_, places_->file_owners()};
     } catch (...) {
       return current_error();
@@ -248,6 +254,10 @@ class Loading {
     if (opened_.dialect->name() == megatron_dialect()->name()) {
       ask_for_plain_keys(tree.built, opened_.metadata, second_names);
     }
+    replicas_.clear();
+    for (const std::string& name : second_names) {
+      replicas_.emplace(key_of_replica(name), rank_of_replica(name));
+    }
     if (keeps_some(options())) {
       const Items asked = items_of(tree.plain ? tree.built : drop_nonpersistent(tree.built));
       findings_ = find_kept(asked, opened_.metadata, options());
@@ -271,6 +281,35 @@ class Loading {
     }
   }
   std::vector<TensorItem>& read_of(Items& items) { return keeps() ? read_ : items.tensors; }
+
+  // What was asked for under the name of a rank's replica is read where that is stored.
+  void take_own_replicas(std::vector<Transfer>& transfers) {
+    if (replicas_.empty() || opened_.replica_places.empty()) return;
+    std::vector<Transfer> others;
+    for (Transfer& t : transfers) {
+      t.copy = own_replica(t);
+      (t.copy != kNoCopy ? own_ : others).push_back(std::move(t));
+    }
+    transfers = std::move(others);
+  }
+
+  // Which of the chunk's copies it is; kNoCopy: none, or the chunk's own item.
+  uint32_t own_replica(const Transfer& transfer) const {
+    const Metadata& metadata = opened_.metadata;
+    const StoredTensor& tensor = metadata.tensors[transfer.tensor];
+    const auto asked = replicas_.find(tensor.key);
+    if (asked == replicas_.end()) return kNoCopy;
+    const auto places = opened_.replica_places.find({tensor.key, asked->second});
+    if (places == opened_.replica_places.end()) return kNoCopy;
+    const auto place = places->second.find(tensor.chunks[transfer.chunk].box);
+    if (place == places->second.end()) return kNoCopy;
+    for (const StoredCopy& copy : metadata.copies_of(transfer.tensor, transfer.chunk)) {
+      const ItemLocation& at = place->second;
+      if (copy.at.file != at.file || copy.at.offset != at.offset) continue;
+      return static_cast<uint32_t>(&copy - metadata.copies.data());
+    }
+    return kNoCopy;
+  }
 
   // What the coordinator must know at the end.
   Bytes message_of(const Items& items) const {
@@ -313,15 +352,15 @@ class Loading {
     return bytes;
   }
 
-  void load_objects(const ReadContext& context, Items& items) const {
-    std::vector<const StoredObject*> stored;
+  void load_objects(const ReadContext& context, Items& items) {
+    std::vector<ObjectRead> stored;
     std::vector<ObjectItem*> read;
     for (ObjectItem& item : items.objects) {
       // (A tensor of another shape may be kept under the key of an object, which is an error.)
       if (is_kept(item.key) && opened_.metadata.find_tensor(item.key) == nullptr) continue;
       const StoredObject* found = opened_.metadata.find_object(item.key);
       if (found == nullptr) fail_not_found(item.key);
-      stored.push_back(found);
+      stored.push_back({found, places_->choose(*found)});
       read.push_back(&item);
     }
     std::vector<Bytes> bytes = read_objects(context, stored);
@@ -331,7 +370,7 @@ class Loading {
       } catch (...) {
         throw current_error()
             .with_key(read[i]->key)
-            .with_file(opened_.metadata.files[stored[i]->at.file]);
+            .with_file(opened_.metadata.files[stored[i].stored->at.file]);
       }
       bytes[i] = Bytes();
     }
@@ -384,7 +423,7 @@ class Loading {
 
   const Communicator comm_;
   Rounds rounds_;
-  Brought brought_;
+  BroughtLoad brought_;
   std::optional<ThreadPool> threads_;
   std::shared_ptr<Storage> held_;
   Description description_;
@@ -392,6 +431,7 @@ class Loading {
   Opened opened_;
   Tree tree_;  // of a template
   Items items_;
+  std::map<std::string, uint32_t> replicas_;  // that are asked for by their ranks' names, by key
   Findings findings_;
   std::vector<TensorItem> read_;  // where some are kept
   Bytes message_;                 // what the coordinator must know at the end
@@ -416,7 +456,7 @@ StateDict load_here(const StateDict* wanted, const Location& location, const Loa
         engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
     engine::Loading loading(options.comm, location.place(), deadline);
     StateDict loaded =
-        loading.run([&] { return engine::Brought{wanted, &location, &options}; }, {});
+        loading.run([&] { return engine::BroughtLoad{wanted, &location, &options}; }, {});
     if (report != nullptr) *report = loading.report();
     return loaded;
   } catch (...) {
@@ -441,7 +481,7 @@ void load(const std::function<LoadRequest()>& prepare, const std::function<void(
   const auto bring = [&] {
     request.emplace(prepare());
     const StateDict* wanted = request->wanted ? &*request->wanted : nullptr;
-    return engine::Brought{wanted, &request->location, &request->options};
+    return engine::BroughtLoad{wanted, &request->location, &request->options};
   };
   try {
     engine::Loading(comm, place, deadline).run(bring, take);

@@ -5,8 +5,7 @@
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/engine_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::load_policy_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -210,5 +209,4 @@ TEST(LoadPolicies, RanksThatDifferInAPolicyAreNamed) {
                              "rank 1: \"ignore\")")));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::load_policy_test

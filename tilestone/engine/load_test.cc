@@ -14,8 +14,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::load_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -276,5 +275,4 @@ TEST(Load, SmallItemsOfOneFileAreReadTogether) {
   EXPECT_LE(reads, 6);  // of objects, of what items say of themselves, and of elements
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::load_test

@@ -17,8 +17,7 @@
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::local_copies_test {
 
 using testing::Each;
 using testing::ElementsAre;
@@ -506,5 +505,4 @@ TEST(DamagedCopies, WhatOneRankReadsForOthersIsReadFromTheCopyByAllOfThem) {
   set_log_level(LogLevel::kWarning);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::local_copies_test

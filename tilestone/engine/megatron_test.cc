@@ -13,8 +13,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::megatron_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -359,5 +358,4 @@ TEST(MegatronSave, OneThatFailsBeforeTheSwitchLeavesNoFileOfTheIndex) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::megatron_test

@@ -39,6 +39,11 @@ Bytes PlanMessage::encode() const {
   writer.u64(contents);
   writer.varint(group.size());
   for (const int rank : group) writer.varint(static_cast<uint64_t>(rank));
+  writer.varint(replicas.size());
+  for (const auto& [key, rank] : replicas) {
+    writer.string(key);
+    writer.varint(rank);
+  }
   writer.raw(plan);
   return std::move(writer).take();
 }
@@ -52,6 +57,10 @@ PlanMessage PlanMessage::decode(Bytes message) {
   decoded.contents = reader.u64();
   for (uint64_t count = reader.count(); count > 0; --count) {
     decoded.group.push_back(static_cast<int>(reader.varint()));
+  }
+  for (uint64_t count = reader.count(2); count > 0; --count) {
+    std::string key(reader.string());
+    decoded.replicas.emplace(std::move(key), static_cast<uint32_t>(reader.varint()));
   }
   const ByteView plan = reader.raw(reader.remaining());
   decoded.plan.assign(plan.begin(), plan.end());
@@ -112,10 +121,10 @@ std::vector<Bytes> orders_by_exchange(std::vector<PlanMessage>& messages,
   if (format.needs_grid()) grids = grids_of(messages);
   SavePlanner planner(static_cast<int>(messages.size()));
   for (size_t rank = 0; rank < messages.size(); ++rank) {
-    planner.add_encoded(static_cast<int>(rank), messages[rank].plan);
-    messages[rank].plan = Bytes();
     const std::vector<int>& group = messages[rank].group;
     if (!group.empty()) planner.set_group(static_cast<int>(rank), group);
+    planner.add_encoded(static_cast<int>(rank), messages[rank].plan);
+    messages[rank].plan = Bytes();
   }
   std::vector<Bytes> orders;
   for (Assignment& assignment : planner.finish()) {
@@ -142,7 +151,7 @@ std::vector<Bytes> orders_as_before(size_t ranks, const std::string& save_id) {
 
 void tell_of_differing(const std::vector<DifferingObject>& differing,
                        SaveOptions::Differing common_differs) {
-  if (differing.empty()) return;
+  if (differing.empty() || common_differs == SaveOptions::Differing::kIgnore) return;
   constexpr size_t kNamed = 10;
   std::string keys;
   for (size_t i = 0; i < std::min(differing.size(), kNamed); ++i) {

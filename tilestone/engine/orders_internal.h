@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tilestone/base/bytes.h"
+#include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/plan/save_plan.h"
 
@@ -20,6 +21,8 @@ struct PlanMessage {
   uint64_t contents = 0;  // then: contents_of() its plan; 0: not to be compared
   // By exchange: whose chunks it copies, ascending; empty: none.
   std::vector<int> group = {};
+  // SaveOptions::tp_replica_names: tensors of which it is such a rank but the first, and which.
+  ReplicaNames replicas = {};
   Bytes plan = {};  // LocalSavePlan::encode() where ranks exchange plans, or validate them
 
   Bytes encode() const;

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <map>
+#include <string_view>
 #include <utility>
 
 #include "tilestone/base/checksum.h"
@@ -19,11 +21,12 @@ void PlanCache::put(CachedPlan plan) {
   if (plans_.size() > kMost) plans_.pop_back();
 }
 
-uint64_t structure_of(const LocalSavePlan& plan, const SaveOptions& options, const Format& format,
-                      const Dialect& dialect, int rank, int world_size) {
+uint64_t structure_of(const LocalSavePlan& plan, PlanWay way, const SaveOptions& options,
+                      const Format& format, const Dialect& dialect, int rank, int world_size) {
   LocalSavePlan bare = plan;
   for (PlanObject& object : bare.objects) object.content = 0;
   ByteWriter writer;
+  writer.u8(static_cast<uint8_t>(way));
   writer.u64(static_cast<uint64_t>(rank));
   writer.u64(static_cast<uint64_t>(world_size));
   writer.string(format.name());
@@ -36,9 +39,14 @@ uint64_t structure_of(const LocalSavePlan& plan, const SaveOptions& options, con
 }
 
 uint64_t contents_of(const LocalSavePlan& plan) {
-  ByteWriter writer;
+  std::map<std::string_view, uint64_t> contents;
   for (const PlanObject& object : plan.objects) {
-    if (object.common) writer.u64(object.content);
+    if (object.common) contents.emplace(object.key, object.content);
+  }
+  ByteWriter writer;
+  for (const auto& [key, content] : contents) {
+    writer.string(key);
+    writer.u64(content);
   }
   return xxh3_64(writer.bytes());
 }

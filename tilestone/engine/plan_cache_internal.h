@@ -13,11 +13,11 @@
 
 namespace tilestone::engine {
 
-// What a rank has kept of a save whose plans were exchanged.
+// What a rank has kept of a save.
 struct CachedPlan {
   uint64_t structure = 0;  // structure_of() what this rank saved
-  // The save that it was made in. Ranks whose cached plans have the same one hold parts of one
-  // plan, and each of them saves what it saved then.
+  // By exchange, the save that it was made in; by rule "". Ranks whose cached plans have the same
+  // one hold parts of one plan, and each of them saves what it saved then.
   std::string made_in;
   Assignment assignment;
   std::vector<Dims> grids;  // as Orders::grids
@@ -39,12 +39,16 @@ class PlanCache {
   std::deque<CachedPlan> plans_;
 };
 
-// Of all that a rank's part in an exchanged plan depends on: its local plan, whose contents
-// (PlanObject::content) are not looked at, its place in the world, and what the options say of it.
-uint64_t structure_of(const LocalSavePlan& plan, const SaveOptions& options, const Format& format,
-                      const Dialect& dialect, int rank, int world_size);
+// How the ranks of a save know who writes what.
+enum class PlanWay : uint8_t { kExchange, kRule };
 
-// Of the contents of the plan's common objects, in their order.
+// Of all that a rank's part in such a plan depends on: its local plan, whose contents
+// (PlanObject::content) are not looked at, its place in the world, and what the options say of it.
+// By rule nothing else counts, so that a kept plan needs no word of other ranks.
+uint64_t structure_of(const LocalSavePlan& plan, PlanWay way, const SaveOptions& options,
+                      const Format& format, const Dialect& dialect, int rank, int world_size);
+
+// Of the contents of the plan's common objects by key, in whatever order they stand.
 uint64_t contents_of(const LocalSavePlan& plan);
 
 // Whether each rank saves what it saved when one and the same plan was made.

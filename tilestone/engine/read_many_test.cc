@@ -10,8 +10,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::read_many_test {
 
 using testing::Each;
 using testing::HasSubstr;
@@ -68,5 +67,4 @@ TEST(ReadMany, AKeyThatIsNotThereIsNamed) {
               Each(HasSubstr("key t9")));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::read_many_test

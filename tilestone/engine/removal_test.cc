@@ -18,8 +18,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::removal_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -257,5 +256,4 @@ TEST(RemoveKeys, AFailureBeforeTheSwitchLeavesNothing) {
   EXPECT_EQ(memory_image(*inner), before);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::removal_test

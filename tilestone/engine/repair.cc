@@ -1,147 +1,89 @@
 // One file after another:
 //
-//  1. The lock of the location, and a note that speaks of the temporary file.
+//  1. The lock of the location, a mark that says what holds it, and a note that speaks of the
+//     temporary file.
 //  2. The new file under a temporary name, durable.
 //  3. Its rename over the damaged one, made durable.
 //
-// Then the note goes. A crash before 3 leaves the old file, and a temporary one that the next save
-// or gc removes by the note.
+// Then note and mark go. A crash before 3 leaves the old file, and a temporary one and a mark,
+// which the next save or gc removes by their names.
 #include "tilestone/engine/repair.h"
 
 #include <algorithm>
-#include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
-#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/repair_file_internal.h"
 
 namespace tilestone {
 namespace engine {
 namespace {
 
-constexpr uint64_t kPiece = 8u << 20;  // bytes that are copied at a time
-
-// Bytes of a file of the checkpoint.
-struct Stretch {
-  uint32_t file = 0;
-  uint64_t offset = 0;
-  uint64_t size = 0;
-};
-
-// An item and how it is made anew.
-struct Mended {
-  ItemLocation at;
-  std::vector<Stretch> parts;
-};
+constexpr std::string_view kMark = "repairing";
 
 class Repair {
  public:
-  Repair(Storage& storage, const Checkpoint& checkpoint)
-      : storage_(storage), metadata_(checkpoint.metadata()) {}
+  Repair(Storage& storage, const Opened& opened, const std::string& id)
+      : storage_(storage), opened_(opened), id_(id), maker_(storage, opened) {}
 
   // Returns the damages that it has mended.
   std::vector<Damage> run(const std::vector<Damage>& damages) {
-    std::map<std::string, std::vector<Mended>> items;  // by file
-    std::vector<Damage> mended;
+    std::map<uint32_t, std::vector<Damage>> by_file;
     for (const Damage& damage : damages) {
-      const auto item = mend(damage);
-      if (!item) continue;
-      items[damage.file].push_back(*item);
-      mended.push_back(damage);
+      const std::vector<std::string>& files = opened_.metadata.files;
+      const auto file = std::find(files.begin(), files.end(), damage.file);
+      if (file == files.end()) continue;  // of the index, or of none
+      by_file[static_cast<uint32_t>(file - files.begin())].push_back(damage);
     }
-    if (items.empty()) return mended;
-    leave_note(storage_, id_, {}, Deadline::never());
-    for (auto& [file, of_file] : items) replace(file, std::move(of_file));
-    remove_files(storage_, std::vector{note_name(id_)});
+    std::vector<Damage> mended;
+    for (const auto& [file, of_file] : by_file) {
+      const std::optional<Remade> made = maker_.make(file);
+      if (!made) continue;
+      std::vector<Damage> gone = mended_by(*made, of_file);
+      if (gone.empty()) continue;
+      if (mended.empty()) leave_note(storage_, id_, {}, Deadline::never());
+      replace(file, made->parts);
+      std::move(gone.begin(), gone.end(), std::back_inserter(mended));
+    }
+    if (!mended.empty()) remove_files(storage_, std::vector{note_name(id_)});
     return mended;
   }
 
  private:
-  // nullopt: nothing that is intact makes it what its save wrote.
-  std::optional<Mended> mend(const Damage& damage) {
-    if (damage.intact_in.empty()) return std::nullopt;
-    const StoredTensor& tensor = *metadata_.find_tensor(damage.key);
-    const auto number = static_cast<uint32_t>(&tensor - metadata_.tensors.data());
-    for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
-      const ItemLocation* bad = nullptr;
-      const ItemLocation* good = nullptr;
-      const auto look = [&](const ItemLocation& at) {
-        const bool here = metadata_.files[at.file] == damage.file && damage.offset >= at.offset &&
-                          damage.offset - at.offset < at.length;
-        if (here) bad = &at;
-        if (metadata_.files[at.file] == damage.intact_in) good = &at;
-      };
-      look(tensor.chunks[c].at);
-      for (const StoredCopy& copy : metadata_.copies_of(number, c)) look(copy.at);
-      if (bad == nullptr || good == nullptr) continue;
-      const auto elements = static_cast<uint64_t>(tensor.chunks[c].box.numel());
-      return from_copy(*bad, *good, elements * itemsize(tensor.dtype));
+  // Those of the damages, all of one file, that are not there in the new one.
+  static std::vector<Damage> mended_by(const Remade& made, const std::vector<Damage>& damages) {
+    std::vector<Damage> gone;
+    for (Damage damage : damages) {
+      // The damage may begin within the item.
+      const auto left = made.left.upper_bound(damage.offset);
+      const auto from = made.mended_from.upper_bound(damage.offset);
+      const bool in_item = !damage.key.empty();
+      if (in_item && from != made.mended_from.begin()) {
+        const auto item = std::prev(from);
+        const bool is_later = left == made.left.begin() || *std::prev(left) < item->first;
+        if (!is_later) continue;
+        damage.intact_in = item->second;
+      } else if (in_item || made.left.contains(damage.offset)) {
+        continue;
+      }
+      gone.push_back(std::move(damage));
     }
-    return std::nullopt;
+    return gone;
   }
 
-  // Its own bytes around the copy's elements; else, should they be damaged, the copy's, which are
-  // the same where they begin at the same place in a page.
-  std::optional<Mended> from_copy(const ItemLocation& bad, const ItemLocation& good,
-                                  uint64_t payload) {
-    if (!bad.checksums || !good.checksums) return std::nullopt;
-    const uint64_t head = bad.checksums->payload_offset;
-    const uint64_t tail = head + payload;
-    const uint64_t good_tail = good.checksums->payload_offset + payload;
-    if (tail > bad.length || good_tail > good.length) return std::nullopt;
-    Mended mended{bad,
-                  {{bad.file, bad.offset, head},
-                   {good.file, good.offset + good.checksums->payload_offset, payload},
-                   {bad.file, bad.offset + tail, bad.length - tail}}};
-    if (crc_of(mended.parts) == bad.checksums->item_crc32) return mended;
-    if (good.length != bad.length) return std::nullopt;
-    mended.parts = {{good.file, good.offset, good.length}};
-    if (crc_of(mended.parts) == bad.checksums->item_crc32) return mended;
-    return std::nullopt;
-  }
-
-  uint32_t crc_of(const std::vector<Stretch>& parts) {
-    uint32_t crc = 0;
-    for (const Stretch& part : parts) {
-      each_piece(part, [&](ByteView bytes) { crc = crc32(bytes, crc); });
-    }
-    return crc;
-  }
-
-  void each_piece(const Stretch& stretch, const std::function<void(ByteView)>& take) {
-    std::unique_ptr<ReadableFile>& file = files_[stretch.file];
-    if (!file) file = storage_.open(metadata_.files[stretch.file]);
-    Bytes piece;
-    for (uint64_t done = 0; done < stretch.size; done += piece.size()) {
-      piece.resize(std::min(kPiece, stretch.size - done));
-      const ReadOp read{file.get(), stretch.offset + done, piece.size(), piece.data()};
-      storage_.read({&read, 1}, {nullptr, buffers_}, [](size_t, ByteView) {});
-      take(piece);
-    }
-  }
-
-  void replace(const std::string& name, std::vector<Mended> items) {
-    const uint32_t number = items.front().at.file;
-    std::sort(items.begin(), items.end(),
-              [](const Mended& a, const Mended& b) { return a.at.offset < b.at.offset; });
-    std::vector<Stretch> parts;
-    uint64_t end = 0;
-    for (const Mended& item : items) {
-      parts.push_back({number, end, item.at.offset - end});
-      parts.insert(parts.end(), item.parts.begin(), item.parts.end());
-      end = item.at.offset + item.at.length;
-    }
-    parts.push_back({number, end, files_.at(number)->size() - end});
+  void replace(uint32_t file, const std::vector<Stretch>& parts) {
     const std::string temporary = temporary_name(id_, "repair");
     try {
       write(temporary, parts);
-      storage_.rename(temporary, name, true);
+      storage_.rename(temporary, opened_.metadata.files[file], true);
     } catch (...) {
       if (remove_files(storage_, std::vector{temporary})) {
         remove_files(storage_, std::vector{note_name(id_)});
@@ -149,7 +91,7 @@ class Repair {
       throw;
     }
     storage_.sync_directory("");
-    files_.erase(number);
+    maker_.forget(file);
   }
 
   void write(const std::string& name, const std::vector<Stretch>& parts) {
@@ -157,17 +99,39 @@ class Repair {
     for (const Stretch& part : parts) size += part.size;
     const auto file = storage_.create(name, size);
     for (const Stretch& part : parts) {
-      each_piece(part, [&](ByteView bytes) { file->append(bytes); });
+      maker_.each_piece(part, [&](ByteView bytes) { file->append(bytes); });
     }
     file->sync(Deadline::never());
     file->close();
   }
 
   Storage& storage_;
-  const Metadata& metadata_;
-  const std::string id_ = random_save_id();
-  const std::shared_ptr<BufferPool> buffers_ = BufferPool::create(4 * kPiece);
-  std::map<uint32_t, std::unique_ptr<ReadableFile>> files_;  // that are open
+  const Opened& opened_;
+  const std::string id_;
+  FileMaker maker_;
+};
+
+// Says what holds the location's lock, as long as it is there.
+class Mark {
+ public:
+  Mark(Storage& storage, const std::string& id)
+      : storage_(storage), name_(temporary_name(id, kMark)) {
+    storage_.create(name_)->close();
+  }
+  ~Mark() { remove_files(storage_, std::vector{name_}); }
+  Mark(const Mark&) = delete;
+  Mark& operator=(const Mark&) = delete;
+
+  static bool stands(Storage& storage) {
+    const std::string end = temporary_name("", kMark).substr(kOwnDirectory.size() + 1);
+    const std::vector<std::string> names = storage.list_files(std::string(kOwnDirectory) + "/");
+    return std::any_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return name.ends_with(end); });
+  }
+
+ private:
+  Storage& storage_;
+  const std::string name_;
 };
 
 }  // namespace
@@ -177,12 +141,20 @@ RepairReport repair(const Location& location, const OpenOptions& options,
                     const ProgressFn& progress) {
   const std::shared_ptr<Storage>& storage = location.shared();
   const auto lock = engine::try_lock_location(*storage);
-  if (lock == nullptr) engine::fail_under_way(*storage, "a save");
+  if (lock == nullptr) {
+    engine::fail_under_way(*storage, engine::Mark::stands(*storage) ? "a repair" : "a save");
+  }
+  const std::string id = engine::random_save_id();
+  const engine::Mark mark(*storage, id);
   RepairReport report;
   {
-    const Checkpoint checkpoint = Checkpoint::open(location, options);
-    const VerifyReport before = checkpoint.verify(progress);
-    report.mended = engine::Repair(*storage, checkpoint).run(before.damages);
+    const VerifyReport before = Checkpoint::open(location, options).verify(progress);
+    engine::Found found = engine::find_checkpoint(storage, options.format);
+    const engine::Opened opened =
+        engine::open_description(std::move(found.description), found.format.format);
+    if (opened.manifest) {
+      report.mended = engine::Repair(*storage, opened, id).run(before.damages);
+    }
     if (report.mended.empty()) {
       report.now = before;
       return report;

@@ -1,4 +1,4 @@
-// Damaged chunks of a checkpoint written anew from their copies.
+// Damaged files of a checkpoint written anew, from what is intact in them and from copies.
 #pragma once
 
 #include <vector>
@@ -13,14 +13,17 @@ struct RepairReport {
   VerifyReport now;            // what verify finds afterwards
 };
 
-// Verifies the checkpoint, and writes each chunk, or copy of one, that is damaged and has its
-// elements intact in another file anew. A file is replaced as a whole, in one step, by one that is
-// the same but for the mended items, which then have the checksums that their save recorded: at any
-// moment, and after a crash at any moment, it is what it was or mended. What has no intact copy
-// stays as it is, and `now` says so; files that are missing, too short or damaged between their
-// items are not mended.
+// Verifies the checkpoint, and writes anew:
+//  - each chunk and object, or copy of one, that is damaged and intact in another file;
+//  - bytes between items, which are zeros, and a file's end where bytes stand behind it;
+//  - a file that is missing or too short, if all that it should hold is intact, in it or elsewhere.
+//    Otherwise it stays as it is, and its damage in `now` says what is intact nowhere.
+// A file is replaced as a whole, in one step, by one that has the checksums that its save recorded:
+// at any moment, and after a crash at any moment, it is what it was or mended. What has no intact
+// copy stays as it is, and `now` says so. A checkpoint without a manifest is only verified.
 // `progress`: of the two verifications. Errors: those of Checkpoint::open and verify;
-// kAlreadyExists where a save is under way; kUnsupported where the storage has no locks; kIo.
+// kAlreadyExists where a save or another repair is under way; kUnsupported where the storage has no
+// locks; kIo.
 RepairReport repair(const Location& location, const OpenOptions& options = {},
                     const ProgressFn& progress = {});
 

@@ -12,8 +12,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::replaced_test {
 
 using testing::HasSubstr;
 
@@ -141,8 +140,7 @@ TEST(Opening, ListsTheDirectoryAndItsOwnOnceAndNothingElse) {
     return FaultAction::pass();
   });
   EXPECT_FALSE(Checkpoint::open(disk->storage()).keys().empty());
-  EXPECT_EQ(listed, (std::vector<std::string>{"", ".tilestone/"}));
+  EXPECT_EQ(listed, (std::vector<std::string>{".tilestone/", ""}));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::replaced_test

@@ -192,7 +192,10 @@ class Saving final : public Coordination {
 
   void take_messages(std::vector<Bytes>& messages) {
     agree_on_terms(messages);
-    for (Bytes& message : messages) messages_.push_back(PlanMessage::decode(std::move(message)));
+    for (Bytes& message : messages) {
+      messages_.push_back(PlanMessage::decode(std::move(message)));
+      merge_replica_names(replica_names_, messages_.back().replicas);
+    }
   }
 
   // At the coordinator: the plans, or of each rank that its part of one plan is as it was.
@@ -254,8 +257,10 @@ class Saving final : public Coordination {
     } else {
       share_.assignment = std::move(orders_.assignment);
     }
-    result_.copy_bytes = limit_copies(share_.local, options().max_copy_bytes, share_.assignment);
-    result_.copies = share_.assignment.copies.size();
+    const CopyCost cost =
+        settle_copies(share_.items, *share_.format, options(), share_.local, share_.assignment);
+    result_.copies = cost.copies;
+    result_.copy_bytes = cost.bytes;
     if (!share_.format->needs_grid()) return;
     take_grids();
     leave_out_empty_chunks();
@@ -317,15 +322,19 @@ class Saving final : public Coordination {
     check_agreement();
     group_ = replicate_group_of(options(), *share_.format, comm_.rank(), comm_.size());
     share_.local = make_local_plan(share_.items);
+    if (!group_.empty()) {
+      note_contents_of_copied(share_.items, *share_.format, *share_.dialect, share_.local);
+    }
     look_for_plan();
     PlanMessage message;
+    message.replicas = replicas_to_name(share_.items, options(), *share_.dialect, *share_.format);
     if (!by_rule()) message.group = group_;
     if (compares()) message.common = hash_of_common(brought);
     if (compares() && !share_.items.common && !by_rule())
       note_contents(share_.items, *share_.format, share_.local);
     if (by_rule()) {
       message.empties = empty_keys();
-      share_.assignment = plan_save_by_rule(share_.local, comm_.rank(), group_);
+      share_.assignment = plan_by_rule(session_.get(), share_);
     }
     if (cached_) {
       message.made_in = cached_->made_in;
@@ -341,8 +350,8 @@ class Saving final : public Coordination {
   // Of an earlier save of the session, by a rank that saves the same.
   void look_for_plan() {
     if (session_ == nullptr || !is_exchanged()) return;
-    structure_ = structure_of(share_.local, options(), *share_.format, *share_.dialect,
-                              comm_.rank(), comm_.size());
+    structure_ = structure_of(share_.local, PlanWay::kExchange, options(), *share_.format,
+                              *share_.dialect, comm_.rank(), comm_.size());
     const CachedPlan* const found = session_->plans.find(*structure_);
     if (found == nullptr) return;
     objects_differed_ = found->objects_differ;
@@ -431,8 +440,15 @@ class Saving final : public Coordination {
     for (size_t rank = 0; rank < payloads.size(); ++rank) {
       reports.push_back(rank == own ? std::move(report_) : RankReport::decode(payloads[rank]));
     }
-    commit_->prepare({std::move(reports), payloads, options().threads, &share_.items,
-                      options().attributes, copy_policy()},
+    commit_->prepare({std::move(reports),
+                      payloads,
+                      options().threads,
+                      &share_.items,
+                      options().attributes,
+                      copy_policy(),
+                      {},
+                      true,
+                      std::move(replica_names_)},
                      coordinator_deadline());
   }
 
@@ -473,6 +489,7 @@ class Saving final : public Coordination {
   std::optional<Commit> commit_;       // on the coordinator
   std::optional<Value> compared_;      // of the common state, while the ranks' are compared
   std::vector<PlanMessage> messages_;  // at the coordinator, by rank
+  ReplicaNames replica_names_;         // likewise: second names for the index
   std::vector<int> others_;            // likewise: the ranks whose common state is not rank 0's
   std::optional<uint64_t> structure_;  // of what this rank saves, where a session keeps plans
   std::optional<CachedPlan> cached_;   // for it, until the ranks' plans are exchanged

@@ -16,11 +16,14 @@
 #include "tilestone/engine/commit/lease_internal.h"
 #include "tilestone/engine/coordination_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/plan_cache_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/engine/save_items_internal.h"
+#include "tilestone/engine/session_parts_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/plan/save_plan.h"
+#include "tilestone/state/content_hash.h"
 #include "tilestone/version.h"
 
 namespace tilestone::engine {
@@ -41,29 +44,20 @@ AttemptHead head_of(const SaveOptions& options) {
   head.writer = std::string("Tilestone ") + kVersion;
   head.common_differs = static_cast<uint8_t>(options.common_differs);
   head.rank_local = options.by_files->torch_rank_local;
+  head.token = xxh3_64(as_bytes(options.by_files->token));
+  head.number = options.by_files->number;
   head.attributes = options.attributes;
   return head;
-}
-
-// All that a rank holds, but for boxes without elements of tensors that have some.
-Assignment all_of(const LocalSavePlan& plan) {
-  Assignment all;
-  for (uint32_t i = 0; i < plan.chunks.size(); ++i) {
-    const PlanChunk& chunk = plan.chunks[i];
-    const bool empty_tensor = numel(plan.tensors[chunk.tensor].global_shape) == 0;
-    if (empty_tensor || !chunk.box.empty()) all.chunks.push_back(i);
-  }
-  all.objects.resize(plan.objects.size());
-  std::iota(all.objects.begin(), all.objects.end(), 0u);
-  return all;
 }
 
 // By files: each step as attempt.cc numbers them.
 class FileSaving final : public Coordination {
  public:
-  FileSaving(const Location& location, const SaveOptions& options, Deadline deadline)
+  FileSaving(const Location& location, const SaveOptions& options, Deadline deadline,
+             std::shared_ptr<SessionParts> session)
       : files_(*options.by_files),
         deadline_(deadline),
+        session_(std::move(session)),
         storage_(location.shared()),
         attempt_(storage_, head_of(options)) {
     result_.save_id = attempt_.head().save_id;
@@ -85,7 +79,8 @@ class FileSaving final : public Coordination {
       throw;
     }
     is_done_ = !join();
-    if (!is_done_) return;  // else this rank's part was published before
+    if (!is_done_) return attempt_.take_back_failure(files_.rank);
+    // This rank's part was published before.
     share_.assignment = {};
     result_.copies = result_.copy_bytes = 0;
   }
@@ -93,7 +88,6 @@ class FileSaving final : public Coordination {
   void write(const WriteShare& write) override {
     if (is_done_) return;
     try {
-      attempt_.take_back_failure(files_.rank);
       // An earlier life's report counts.
       is_reported_ = attempt_.has_report(files_.rank);
       if (is_reported_) {
@@ -101,6 +95,9 @@ class FileSaving final : public Coordination {
         return;
       }
       begin_to_write();
+      // While the memory of the common state's tensors is still there.
+      if (files_.rank == 0)
+        of_dialect_ = share_.dialect->encode_index(share_.items, *share_.format);
       report_ = write_under_free_names(write);
     } catch (...) {
       failed_ = std::current_exception();
@@ -156,14 +153,20 @@ class FileSaving final : public Coordination {
   void refuse_kinds() const {
     const Format& format = *share_.format;
     refuse(format.needs_grid() || format.has_fixed_names(),
-           "the format " + std::string(format.name()) + " can't be saved without a communicator",
+           "the format " + std::string(format.name()) +
+               " can't be saved without a communicator: its data files have fixed names, which two "
+               "attempts would share",
            "save with a communicator, or in the format torch_dist");
     const Dialect& dialect = *share_.dialect;
-    refuse(dialect.has_fixed_names() || dialect.shares_directory(),
+    refuse(dialect.shares_directory(),
            "the dialect " + std::string(dialect.name()) +
-               " can't be saved without a communicator: its files have fixed names, which two "
-               "attempts would share",
-           "save with a communicator, or in the dialect pytorch");
+               " can't be saved without a communicator: another program writes a part of the "
+               "checkpoint before and after the save",
+           "save with a communicator, or all of it in the dialect megatron");
+    refuse(files_.torch_rank_local && dialect.has_fixed_names(),
+           "torch's rank-local mode knows no checkpoints of the dialect " +
+               std::string(dialect.name()),
+           "save in the dialect pytorch, or without torch_rank_local");
     refuse(files_.torch_rank_local && format.rank_index_name(0).empty(),
            "the format " + std::string(format.name()) + " has no rank-local checkpoints",
            "save in the format torch_dist");
@@ -181,6 +184,7 @@ class FileSaving final : public Coordination {
       const Deadline deadline = Deadline::after(kForFailure);
       if (!attempt_.join(deadline)) return;
       if (attempt_.has_report(files_.rank)) return;  // of an earlier life
+      attempt_.take_back_failure(files_.rank);       // likewise
       attempt_.leave_failure(files_.rank, error, deadline);
     } catch (...) {
       log(LogLevel::kDebug, std::string("the other ranks of a save don't hear of a failure: ") +
@@ -205,22 +209,36 @@ class FileSaving final : public Coordination {
     share_.options = *brought.options;  // with what only this rank uses
     share_.items = items_of(*brought.state, *share_.dialect, *share_.format);
     check_items(share_.items, share_.options, *share_.format);
+    replicas_ = replicas_to_name(share_.items, share_.options, *share_.dialect, *share_.format);
     share_.local = make_local_plan(share_.items);
     if (share_.options.common_differs != SaveOptions::Differing::kIgnore) {
       note_contents(share_.items, *share_.format, share_.local);
+      if (brought.compared != nullptr) note_compared(*brought.compared);
     }
     if (files_.torch_rank_local) {
-      share_.assignment = all_of(share_.local);
+      share_.assignment = all_that_is_held(share_.local);
       return;
     }
     check_holders();
     const SaveOptions& options = share_.options;
-    share_.assignment = plan_save_by_rule(
-        share_.local, files_.rank,
-        replicate_group_of(options, *share_.format, files_.rank, files_.world_size));
-    result_.copy_bytes = limit_copies(share_.local, options.max_copy_bytes, share_.assignment);
-    result_.copies = share_.assignment.copies.size();
+    if (options.replicate != SaveOptions::Replicate::kNone) {
+      note_contents_of_copied(share_.items, *share_.format, *share_.dialect, share_.local);
+    }
+    share_.assignment = plan_by_rule(session_.get(), share_);
+    const CopyCost cost =
+        settle_copies(share_.items, *share_.format, options, share_.local, share_.assignment);
+    result_.copies = cost.copies;
+    result_.copy_bytes = cost.bytes;
     tell_of_undeclared();
+  }
+
+  // In the place of the common state, what is compared of it.
+  void note_compared(const StateDict& compared) {
+    const auto common = items_of(compared, *share_.dialect, *share_.format).common;
+    if (!common) return;
+    for (PlanObject& object : share_.local.objects) {
+      if (object.key == share_.dialect->common_object()) object.content = content_hash(*common);
+    }
   }
 
   // A holder that takes no part might be the one that is to write.
@@ -290,19 +308,37 @@ class FileSaving final : public Coordination {
   LeftReport left_of(const RankReport& report) const {
     LeftReport left;
     left.report = report.encode();
-    std::map<std::string_view, uint64_t> common;
+    std::set<std::string_view> common;
     for (const PlanObject& object : share_.local.objects) {
-      if (object.common) common.emplace(object.key, object.content);
+      if (object.common) common.insert(object.key);
     }
-    ByteWriter keys, contents;
-    for (const auto& [key, content] : common) {
-      keys.string(key);
-      contents.u64(content);
-    }
+    ByteWriter keys;
+    for (const std::string_view key : common) keys.string(key);
     left.common_keys = xxh3_64(keys.bytes());
     const bool compares = share_.options.common_differs != SaveOptions::Differing::kIgnore;
-    left.common_contents = compares ? std::max<uint64_t>(1, xxh3_64(contents.bytes())) : 0;
+    left.common_contents = compares ? std::max<uint64_t>(1, contents_of(share_.local)) : 0;
+    left.unwritten_objects = unwritten_objects();
+    left.of_dialect = of_dialect_;
+    left.replicas = replicas_;
     return left;
+  }
+
+  std::vector<std::string> unwritten_objects() const {
+    std::vector<bool> written(share_.local.objects.size(), false);
+    for (const uint32_t i : share_.assignment.objects) written[i] = true;
+    std::vector<std::string> keys;
+    for (size_t i = 0; i < written.size(); ++i) {
+      const PlanObject& object = share_.local.objects[i];
+      if (!written[i] && !object.common) keys.push_back(object.key);
+    }
+    return keys;
+  }
+
+  // What ranks say contradicts, or another checkpoint has come first: nobody can publish it, and
+  // those who wait shall hear why.
+  static bool is_final(ErrorCode code) {
+    return code == ErrorCode::kMismatch || code == ErrorCode::kCoverage ||
+           code == ErrorCode::kAlreadyExists;
   }
 
   void publish_or_wait() {
@@ -315,24 +351,26 @@ class FileSaving final : public Coordination {
             "what is declared to be on several ranks, as arrays that are not wrapped "
             "are from Python, is on every one of them");
       }
-      // What ranks say contradicts, so nobody can publish it; those who wait shall hear why.
-      if (error.code() == ErrorCode::kMismatch || error.code() == ErrorCode::kCoverage) {
+      if (is_final(error.code())) {
         attempt_.leave_failure(files_.rank, error, Deadline::after(kForFailure));
       }
       throw;
     }
     if (result_.published || !files_.wait) return;
-    attempt_.wait_published(files_.rank, share_.options.threads, deadline_);
+    attempt_.wait_published(share_.options.threads, deadline_);
     result_.published = true;
   }
 
   const ByFiles files_;
   const Deadline deadline_;
+  const std::shared_ptr<SessionParts> session_;  // null: none
   const std::shared_ptr<Storage> storage_;
   Attempt attempt_;
   bool is_done_ = false;  // nothing is left for this rank to do
   std::optional<Lease> lease_;
   std::optional<RankReport> report_;  // of what this life has written
+  Index of_dialect_;                  // of rank 0
+  ReplicaNames replicas_;             // second names for the index
   bool is_reported_ = false;
   std::exception_ptr failed_;  // writing; the others know
   SaveResult result_;
@@ -340,16 +378,29 @@ class FileSaving final : public Coordination {
 
 }  // namespace
 
+Assignment all_that_is_held(const LocalSavePlan& plan) {
+  Assignment all;
+  for (uint32_t i = 0; i < plan.chunks.size(); ++i) {
+    const PlanChunk& chunk = plan.chunks[i];
+    const bool empty_tensor = numel(plan.tensors[chunk.tensor].global_shape) == 0;
+    if (empty_tensor || !chunk.box.empty()) all.chunks.push_back(i);
+  }
+  all.objects.resize(plan.objects.size());
+  std::iota(all.objects.begin(), all.objects.end(), 0u);
+  return all;
+}
+
 std::unique_ptr<Coordination> coordinate_by_files(const Location& location,
-                                                  const SaveOptions& options, Deadline deadline) {
+                                                  const SaveOptions& options, Deadline deadline,
+                                                  std::shared_ptr<SessionParts> session) {
   check_options(options);
-  return std::make_unique<FileSaving>(location, options, deadline);
+  return std::make_unique<FileSaving>(location, options, deadline, std::move(session));
 }
 
 CopyCost copies_by_files(const Location& location, const SaveOptions& options, Deadline deadline,
                          const Bring& bring) {
   check_options(options);
-  return FileSaving(location, options, deadline).cost_of_copies(bring);
+  return FileSaving(location, options, deadline, nullptr).cost_of_copies(bring);
 }
 
 }  // namespace tilestone::engine
@@ -362,7 +413,9 @@ SaveResult save_by_files(const Location& location, const SaveOptions& options,
   try {
     const auto bring = [&] {
       request.emplace(prepare());
-      return engine::Brought{&request->state, &request->location, &request->options};
+      const auto& compared = request->compared_common;
+      return engine::Brought{&request->state, &request->location, &request->options,
+                             compared ? &*compared : nullptr};
     };
     return engine::save_in_a_row(engine::coordinate_by_files(location, options, deadline), bring);
   } catch (...) {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "tilestone/base/log.h"
+#include "tilestone/base/sanitized_testing.h"
 #include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
@@ -15,19 +16,13 @@
 #include "tilestone/format/manifest.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::save_by_files_faults_test {
 
 constexpr int kRanks = 2;
 constexpr const char* kToken = "a run of a test";
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kStride = 7;
-constexpr uint64_t kRounds = 20;
-#else
-constexpr uint64_t kStride = 1;
-constexpr uint64_t kRounds = 60;
-#endif
+constexpr uint64_t kStride = kSanitized ? 7 : 1;
+constexpr uint64_t kRounds = kSanitized ? 20 : 60;
 
 class SaveByFilesFaults : public testing::Test {
  protected:
@@ -267,5 +262,4 @@ TEST_F(SaveByFilesFaults, EightPublishersAtOnceMakeOneCheckpoint) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::save_by_files_faults_test

@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <filesystem>
 #include <random>
-#include <thread>
 
 #include "tilestone/base/log.h"
 #include "tilestone/engine/commit/gc.h"
@@ -14,8 +13,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::save_by_files_hostile_test {
 
 constexpr const char* kToken = "a run of a test";
 
@@ -175,23 +173,6 @@ TEST(SaveByFilesHostile, ASaveWhoseRanksAllAgreeCantBeAbandoned) {
   expect_whole(Location(inner), 3, 2);
 }
 
-TEST(SaveByFilesHostile, ARankWhoseStateIsRefusedIsHeardOfByThoseWhoWait) {
-  const Location location(memory_storage());
-  std::optional<Error> first;
-  std::thread waits([&] {
-    first = thrown([&] { save(state_of(0, 2, 3), location, by_files(0, 2, kToken, true)); });
-  });
-  SaveOptions bad = by_files(1, 2);
-  bad.tensor_attributes["no such key"] = {};
-  EXPECT_THROWS(save(state_of(1, 2, 3), location, bad), ErrorCode::kInvalidArgument, "no such key");
-  waits.join();
-  ASSERT_TRUE(first);
-  EXPECT_EQ(first->code(), ErrorCode::kInvalidArgument) << first->what();
-  EXPECT_NE(std::string(first->what()).find("rank 1"), std::string::npos) << first->what();
-  save_rank(location, 1, 2, 3);
-  expect_whole(location, 3, 2);
-}
-
 TEST(SaveByFilesHostile, RanksAndTokensThatCantBeAreRefusedBeforeAnythingIsWritten) {
   const Location location(memory_storage());
   const auto refused = [&](int rank, int ranks, const std::string& token) {
@@ -277,5 +258,4 @@ TEST_F(SaveByFilesPlaces, WhereTheLocationIsRemovedMeanwhileNothingIsPublishedTh
   EXPECT_THROWS(Checkpoint::open(location), ErrorCode::kNotFound, "");
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::save_by_files_hostile_test

@@ -12,8 +12,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::save_by_files_scale_test {
 
 // The most entries that one of the directories has in which these files lie.
 uint64_t largest_directory(const std::vector<std::string>& names) {
@@ -85,5 +84,4 @@ TEST(SaveByFilesScale, ARanksCallsDontGrowWithTheWorldAndNobodyListsMoreThanSome
   }
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::save_by_files_scale_test

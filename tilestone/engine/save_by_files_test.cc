@@ -15,8 +15,7 @@
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/storage/memory_storage.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::save_by_files_test {
 
 constexpr const char* kToken = "a run of a test";
 
@@ -392,9 +391,8 @@ TEST(SaveByFiles, NothingIsReplacedAndSomeOptionsAreRefused) {
   refused([](SaveOptions& o) { o.by_files->rank = 1; }, ErrorCode::kInvalidArgument);
   refused([](SaveOptions& o) { o.overwrite = true; }, ErrorCode::kInvalidArgument);
   refused([](SaveOptions& o) { o.validate_access = true; }, ErrorCode::kUnsupported);
-  refused([](SaveOptions& o) { o.dialect = megatron_dialect(); }, ErrorCode::kUnsupported);
+  refused([](SaveOptions& o) { o.dialect = megatron_shards_dialect(); }, ErrorCode::kUnsupported);
   EXPECT_TRUE(empty.storage().list().empty());
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::save_by_files_test

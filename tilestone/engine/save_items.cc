@@ -8,6 +8,17 @@
 
 namespace tilestone::engine {
 
+namespace {
+
+void note_content(const ObjectItem& item, const Format& format, PlanObject& object) {
+  if (object.content != 0) return;
+  const Value& value = item.value;
+  const bool archive = value.kind() == Value::Kind::kPickled && value.as_pickled().archive;
+  object.content = content_hash(archive ? format.parse_object(value.as_pickled().bytes) : value);
+}
+
+}  // namespace
+
 Items items_of(const StateDict& state, const Dialect& dialect, const Format& format) {
   if (is_plain(state)) return dialect.to_items(state, format);
   return dialect.to_items(drop_nonpersistent(build_factories(state)), format);
@@ -53,14 +64,41 @@ std::vector<int> replicate_group_of(const SaveOptions& options, const Format& fo
   return checked_group(rank, world_size, options.replicate_group);
 }
 
+ReplicaNames replicas_to_name(const Items& items, const SaveOptions& options,
+                              const Dialect& dialect, const Format& format) {
+  if (!options.tp_replica_names) return {};
+  if (dialect.read_as() == megatron_dialect()->name() && !format.has_fixed_names()) {
+    return replicas_among(items);
+  }
+  throw Error(ErrorCode::kUnsupported,
+              "tp_replica_names are of Megatron-Core's dialect in torch_dist, and this save is of "
+              "the format " +
+                  std::string(format.name()) + " in the dialect " + std::string(dialect.name()))
+      .with_hint("save with tp_replica_names = false");
+}
+
 void note_contents(const Items& items, const Format& format, LocalSavePlan& plan) {
   for (size_t i = 0; i < items.objects.size(); ++i) {
-    if (!items.objects[i].common) continue;
-    const Value& value = items.objects[i].value;
-    const bool archive = value.kind() == Value::Kind::kPickled && value.as_pickled().archive;
-    plan.objects[i].content =
-        content_hash(archive ? format.parse_object(value.as_pickled().bytes) : value);
+    if (items.objects[i].common) note_content(items.objects[i], format, plan.objects[i]);
   }
+}
+
+void note_contents_of_copied(const Items& items, const Format& format, const Dialect& dialect,
+                             LocalSavePlan& plan) {
+  for (size_t i = 0; i < items.objects.size(); ++i) {
+    if (items.objects[i].key == dialect.common_object()) continue;
+    note_content(items.objects[i], format, plan.objects[i]);
+  }
+}
+
+CopyCost settle_copies(const Items& items, const Format& format, const SaveOptions& options,
+                       LocalSavePlan& plan, Assignment& assignment) {
+  const auto encoder = format.encoder();
+  for (const uint32_t i : assignment.object_copies) {
+    plan.objects.at(i).bytes = encoder->object(items.objects.at(i), 0).length;
+  }
+  const uint64_t bytes = limit_copies(plan, options.max_copy_bytes, assignment);
+  return {assignment.copies.size() + assignment.object_copies.size(), bytes};
 }
 
 }  // namespace tilestone::engine

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
@@ -25,7 +26,19 @@ void check_items(const Items& items, const SaveOptions& options, const Format& f
 std::vector<int> replicate_group_of(const SaveOptions& options, const Format& format, int rank,
                                     int world_size);
 
+// What SaveOptions::tp_replica_names asks for; Error(kUnsupported) where there is no such thing.
+ReplicaNames replicas_to_name(const Items& items, const SaveOptions& options,
+                              const Dialect& dialect, const Format& format);
+
 // Sets PlanObject::content of the common objects, so that ranks can compare them.
 void note_contents(const Items& items, const Format& format, LocalSavePlan& plan);
+
+// Where copies are made: the contents of all objects but the dialect's own, of which files of the
+// index hold copies.
+void note_contents_of_copied(const Items& items, const Format& format, const Dialect& dialect,
+                             LocalSavePlan& plan);
+// Leaves the copies that SaveOptions::max_copy_bytes allows; what they cost.
+CopyCost settle_copies(const Items& items, const Format& format, const SaveOptions& options,
+                       LocalSavePlan& plan, Assignment& assignment);
 
 }  // namespace tilestone::engine

@@ -1,5 +1,7 @@
 #include "tilestone/engine/save_steps.h"
 
+#include <unistd.h>
+
 #include <optional>
 #include <utility>
 
@@ -44,17 +46,30 @@ uint64_t SaveShare::bytes() const {
 
 SaveInSteps::SaveInSteps(std::unique_ptr<Coordination> coordination,
                          std::shared_ptr<SessionParts> session)
-    : coordination_(std::move(coordination)), session_(std::move(session)) {}
+    : process_(::getpid()), coordination_(std::move(coordination)), session_(std::move(session)) {}
 
 SaveInSteps::~SaveInSteps() {
+  if (is_in_child()) {
+    // Its locks, messages and threads are the parent's: nothing of it is ended here.
+    static_cast<void>(coordination_.release());
+    return;
+  }
   if (is_over_) return;
   coordination_->give_up(
       Error(ErrorCode::kInterrupted, std::string("a rank gave up the save before it was ") + next_)
           .with_rank(share().rank));
 }
 
+bool SaveInSteps::is_in_child() const { return ::getpid() != process_; }
+
 // A step that throws has ended the save.
 void SaveInSteps::take(const std::function<void()>& step) {
+  if (is_in_child()) {
+    throw Error(ErrorCode::kUnsupported,
+                "a save that a process has begun can't go on in a child of it")
+        .with_rank(share().rank)
+        .with_hint("the parent goes on with it; a child begins saves of its own");
+  }
   try {
     step();
   } catch (...) {
@@ -70,6 +85,7 @@ void SaveInSteps::plan(const Bring& bring) {
 }
 
 void SaveInSteps::stage() {
+  take([] {});
   try {
     stage_share();
   } catch (...) {
@@ -88,9 +104,11 @@ void SaveInSteps::stage_share() {
   memory_->reserve(bytes, nullptr);
   stage_tensors(share.items, share.local, share.assignment, *memory_, threads.get(),
                 coordination_->deadline());
-  for (const uint32_t i : share.assignment.objects) {
-    Value& value = share.items.objects[i].value;
-    value = own_tensors(value);
+  for (const auto* objects : {&share.assignment.objects, &share.assignment.object_copies}) {
+    for (const uint32_t i : *objects) {
+      Value& value = share.items.objects[i].value;
+      value = own_tensors(value);
+    }
   }
   if (share.items.common) share.items.common = own_tensors(*share.items.common);
 }
@@ -121,15 +139,17 @@ void SaveInSteps::report() {
 }
 
 SaveResult SaveInSteps::publish() {
+  std::optional<SaveResult> result;
+  take([&] { result = coordination_->publish(); });
   is_over_ = true;
-  return coordination_->publish();
+  return *std::move(result);
 }
 
 std::unique_ptr<SaveInSteps> steps_of(const Location& location, const SaveOptions& options,
                                       const std::shared_ptr<SessionParts>& session) {
   const Deadline deadline = deadline_of(options.timeout).with_interrupt(options.interrupt);
   return std::make_unique<SaveInSteps>(
-      options.by_files ? coordinate_by_files(location, options, deadline)
+      options.by_files ? coordinate_by_files(location, options, deadline, session)
                        : coordinate_by_rounds(options.comm, location.place(), deadline, session),
       session);
 }

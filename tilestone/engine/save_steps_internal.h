@@ -12,7 +12,8 @@
 
 namespace tilestone::engine {
 
-// One save on its way. Gives the save up when it goes before the save has ended.
+// One save on its way. Gives the save up when it goes before the save has ended. In a child of fork
+// it is the parent's: each step is Error(kUnsupported), and its end changes nothing.
 class SaveInSteps {
  public:
   // `session`, which may be null: whose threads and memory are used.
@@ -35,9 +36,11 @@ class SaveInSteps {
 
  private:
   void take(const std::function<void()>& step);
+  bool is_in_child() const;
   void stage_share();
   void let_go_of_tensors();
 
+  const int process_;  // that has begun it
   std::unique_ptr<Coordination> coordination_;
   std::shared_ptr<SessionParts> session_;
   std::shared_ptr<const void> kept_;

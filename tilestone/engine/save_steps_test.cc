@@ -16,8 +16,7 @@
 #include "tilestone/storage/memory_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::save_steps_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -308,5 +307,4 @@ TEST(SaveSteps, AWriteThatFailedOnOneRankIsReportedToAll) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::save_steps_test

@@ -18,8 +18,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::save_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -404,5 +403,4 @@ TEST(Load, DamageIsFoundAndNamedOnEveryRank) {
   });
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::save_test

@@ -6,6 +6,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/agree.h"
+#include "tilestone/engine/coordination_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
@@ -20,6 +21,30 @@ namespace engine {
 std::shared_ptr<StagingMemory> SessionParts::lend_memory() {
   const std::lock_guard lock(mutex_);
   return memory_.use_count() == 1 ? memory_ : std::make_shared<StagingMemory>();
+}
+
+Assignment SessionParts::planned_by_rule(uint64_t structure,
+                                         const std::function<Assignment()>& plan) {
+  if (const CachedPlan* const found = plans.find(structure)) {
+    count({0, 0, 1, 0});
+    return found->assignment;
+  }
+  Assignment mine = plan();
+  plans.put({structure, "", mine, {}});
+  return mine;
+}
+
+Assignment plan_by_rule(SessionParts* session, const SaveShare& share) {
+  const auto plan = [&] {
+    return plan_save_by_rule(
+        share.local, share.rank,
+        replicate_group_of(share.options, *share.format, share.rank, share.world_size));
+  };
+  if (session == nullptr) return plan();
+  return session->planned_by_rule(
+      structure_of(share.local, PlanWay::kRule, share.options, *share.format, *share.dialect,
+                   share.rank, share.world_size),
+      plan);
 }
 
 SessionStats SessionParts::stats() const {
@@ -38,8 +63,12 @@ void SessionParts::count(const SessionStats& more) {
 namespace {
 
 // Of 122 random bits: another one for every session.
-std::string token_of_all(const Communicator& comm, Deadline deadline) {
-  const auto say = [](int, ByteView) { return Bytes(); };
+std::string token_of_all(const Communicator& comm, Deadline deadline,
+                         const std::function<void()>& check) {
+  const auto say = [&](int, ByteView) {
+    if (check) check();
+    return Bytes();
+  };
   const auto decide = [](int, std::vector<Bytes>) {
     const std::string token = "session " + random_save_id();
     const ByteView bytes = as_bytes(token);
@@ -62,13 +91,22 @@ struct Session::Kept {
 };
 
 Session::Session(const Communicator& comm, double timeout)
-    : Session(comm, engine::deadline_of(timeout)) {}
+    : Session(comm, engine::deadline_of(timeout), [timeout] {
+        SaveOptions options;
+        options.timeout = timeout;
+        engine::check_options(options);
+      }) {}
 
-Session::Session(const Communicator& comm, Deadline deadline) : kept_(std::make_unique<Kept>()) {
-  kept_->comm = comm;
-  kept_->rank = comm.rank();
-  kept_->world_size = comm.size();
-  kept_->token = engine::token_of_all(comm, deadline);
+Session::Session(const Communicator& comm, Deadline deadline, const std::function<void()>& check)
+    : kept_(std::make_unique<Kept>()) {
+  try {
+    kept_->comm = comm;
+    kept_->rank = comm.rank();
+    kept_->world_size = comm.size();
+    kept_->token = engine::token_of_all(comm, deadline, check);
+  } catch (...) {
+    rethrow_cause();
+  }
 }
 
 Session::Session(int rank, int world_size, std::string token) : kept_(std::make_unique<Kept>()) {
@@ -131,7 +169,7 @@ std::unique_ptr<engine::SaveInSteps> Session::steps_of(const Location& location,
                                                        const SaveOptions& all, Deadline deadline) {
   return std::make_unique<engine::SaveInSteps>(
       all.by_files
-          ? engine::coordinate_by_files(location, all, deadline)
+          ? engine::coordinate_by_files(location, all, deadline, kept_->parts)
           : engine::coordinate_by_rounds(all.comm, location.place(), deadline, kept_->parts),
       kept_->parts);
 }
@@ -177,17 +215,29 @@ StateDict Session::load(const StateDict& wanted, const Location& location,
   return tilestone::load(wanted, location, all, report);
 }
 
+// What this rank wrote when it last saved such a state, else what it would write by rule.
+Assignment Session::likely_assignment(const LocalSavePlan& plan, const SaveOptions& options,
+                                      const Format& format, const Dialect& dialect) const {
+  const bool by_files = options.by_files || !kept_->comm;
+  if (by_files && options.by_files && options.by_files->torch_rank_local) {
+    return engine::all_that_is_held(plan);
+  }
+  const bool by_rule = by_files || options.agreement == SaveOptions::Agreement::kRule;
+  const engine::CachedPlan* cached = kept_->parts->plans.find(
+      engine::structure_of(plan, by_rule ? engine::PlanWay::kRule : engine::PlanWay::kExchange,
+                           options, format, dialect, kept_->rank, kept_->world_size));
+  if (cached != nullptr) return cached->assignment;
+  return plan_save_by_rule(
+      plan, kept_->rank,
+      engine::replicate_group_of(options, format, kept_->rank, kept_->world_size));
+}
+
 uint64_t Session::prepare(const StateDict& state, const SaveOptions& options) {
   const auto format = options.format ? options.format : torch_dist_format();
   const auto dialect = options.dialect ? options.dialect : pytorch_dialect();
   const Items items = engine::items_of(state, *dialect, *format);
   const LocalSavePlan plan = make_local_plan(items);
-  const engine::CachedPlan* cached = kept_->parts->plans.find(
-      engine::structure_of(plan, options, *format, *dialect, kept_->rank, kept_->world_size));
-  const std::vector<int> group =
-      engine::replicate_group_of(options, *format, kept_->rank, kept_->world_size);
-  Assignment mine =
-      cached != nullptr ? cached->assignment : plan_save_by_rule(plan, kept_->rank, group);
+  Assignment mine = likely_assignment(plan, options, *format, *dialect);
   limit_copies(plan, options.max_copy_bytes, mine);
   const uint64_t bytes = engine::staging_bytes(items, plan, mine);
   const auto threads = kept_->parts->resources.threads(engine::thread_count(options.threads));

@@ -5,7 +5,8 @@
 //    first time costs several times what a copy to it does.
 //  - Plans. With a communicator, ranks that save what they saved before say so instead of sending
 //    their plans; when all do, nothing is planned anew. Any rank's other key, shape, dtype, box,
-//    replica or object means that all exchange their plans.
+//    replica or object means that all exchange their plans. By rule, and so by files, a rank plans
+//    alone, and not again while its own state is the same.
 //  - The token, and how many saves went to each location: what names a save by files (ByFiles).
 #pragma once
 
@@ -25,6 +26,9 @@
 
 namespace tilestone {
 
+struct Assignment;
+struct LocalSavePlan;
+
 namespace engine {
 struct SessionParts;
 class SaveInSteps;
@@ -32,10 +36,12 @@ class SaveInSteps;
 
 // Counts of one rank's session.
 struct SessionStats {
-  uint64_t saves = 0;             // that were planned
-  uint64_t plans_exchanged = 0;   // saves for which the ranks sent their plans to rank 0
-  uint64_t plans_from_cache = 0;  // saves whose plan was that of an earlier one
-  uint64_t plan_bytes_sent = 0;   // of this rank's plans, bytes
+  uint64_t saves = 0;            // that were planned
+  uint64_t plans_exchanged = 0;  // saves for which the ranks sent their plans to rank 0
+  // Saves whose plan was that of an earlier one. The others, but for those of which plans were
+  // exchanged, this rank has planned by rule.
+  uint64_t plans_from_cache = 0;
+  uint64_t plan_bytes_sent = 0;  // of this rank's plans, bytes
   friend bool operator==(const SessionStats&, const SessionStats&) = default;
 };
 
@@ -44,9 +50,11 @@ struct SessionStats {
 class Session {
  public:
   // Over a communicator. Rank 0 makes the token and sends it to all: the one message that saves by
-  // files need. `timeout`: seconds for that. Errors: those of a round.
+  // files need. `timeout`: seconds for that, as SaveOptions::timeout. Errors: those of a round, and
+  // kInvalidArgument on all ranks where one has no such timeout.
   explicit Session(const Communicator& comm = {}, double timeout = kDefaultTimeout);
-  Session(const Communicator& comm, Deadline deadline);
+  // `check` is called in the round in which the token is sent: what it throws all ranks throw.
+  Session(const Communicator& comm, Deadline deadline, const std::function<void()>& check = {});
   // Without one: every save is by files. Errors are those of a save with such ByFiles.
   Session(int rank, int world_size, std::string token);
   ~Session();
@@ -89,6 +97,8 @@ class Session {
   SaveOptions completed(const SaveOptions& options, const Location& location);
   std::unique_ptr<engine::SaveInSteps> steps_of(const Location& location, const SaveOptions& all,
                                                 Deadline deadline);
+  Assignment likely_assignment(const LocalSavePlan& plan, const SaveOptions& options,
+                               const Format& format, const Dialect& dialect) const;
   struct Kept;
   std::unique_ptr<Kept> kept_;
 };

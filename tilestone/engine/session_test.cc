@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <random>
 #include <set>
 
@@ -17,8 +18,7 @@
 #include "tilestone/storage/memory_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::session_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -190,14 +190,16 @@ struct Spec {
   friend bool operator==(const Spec&, const Spec&) = default;
 };
 
+// `by_rule`: states that need no exchange: holders are declared, and objects on every rank.
 class Mutations {
  public:
-  Mutations(int ranks, uint64_t seed) : ranks_(ranks), random_(seed) {}
+  Mutations(int ranks, uint64_t seed, bool by_rule)
+      : ranks_(ranks), by_rule_(by_rule), random_(seed) {}
 
   Spec begin() {
     Spec spec;
     for (int i = 0; i < 4; ++i) add(spec);
-    spec.objects = {some_ranks(), some_ranks()};
+    spec.objects = {ranks_of_object(), ranks_of_object()};
     return spec;
   }
 
@@ -211,6 +213,12 @@ class Mutations {
   int below(int n) { return static_cast<int>(random_() % static_cast<uint64_t>(n)); }
 
  private:
+  std::set<int> ranks_of_object() {
+    std::set<int> ranks;
+    for (int rank = 0; by_rule_ && rank < ranks_; ++rank) ranks.insert(rank);
+    return by_rule_ ? ranks : some_ranks();
+  }
+
   std::set<int> some_ranks() {
     std::set<int> ranks;
     while (ranks.empty()) {
@@ -231,7 +239,7 @@ class Mutations {
       tensor.bounds.push_back(tensor.bounds.back() + 1 + below(3));
     }
     tensor.replicated = below(2) == 0;
-    tensor.declared = below(2) == 0;
+    tensor.declared = by_rule_ || below(2) == 0;
     tensor.holders = some_ranks();
     spec.tensors.push_back(tensor);
   }
@@ -261,10 +269,10 @@ class Mutations {
         tensor.holders = some_ranks();
         return;
       case 7:
-        tensor.declared = !tensor.declared;
+        tensor.declared = by_rule_ || !tensor.declared;
         return;
       case 8:
-        spec.objects[static_cast<size_t>(below(2))] = some_ranks();
+        spec.objects[static_cast<size_t>(below(2))] = ranks_of_object();
         return;
       default:
         if (below(2) == 0 && spec.tensors.size() > 1) {
@@ -276,6 +284,7 @@ class Mutations {
   }
 
   const int ranks_;
+  const bool by_rule_;
   std::mt19937_64 random_;
   int next_key_ = 0;
 };
@@ -322,39 +331,115 @@ void expect_saved(const Spec& spec, const Location& location, int64_t first) {
   }
 }
 
+enum class Way { kExchange, kRule, kFiles };
+constexpr size_t kSaves = 250;
+
+void save_one(Session& session, const StateDict& state, const Location& location, Way way) {
+  SaveOptions options = within_seconds();
+  // What only some ranks have counts as different contents: those saves all send their plans.
+  options.common_differs = SaveOptions::Differing::kIgnore;
+  if (way == Way::kRule) options.agreement = SaveOptions::Agreement::kRule;
+  if (way == Way::kFiles) {
+    options.by_files = session.by_files(location);
+    options.by_files->wait = false;
+  }
+  session.save(state, location, options);
+}
+
+// Returns how many saves of this rank took their plan from an earlier one.
+uint64_t save_all(const std::vector<Spec>& specs, const std::vector<Location>& at, Way way,
+                  const Communicator& comm) {
+  Session session(comm, kSeconds);
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const uint64_t cached = session.stats().plans_from_cache;
+    save_one(session, state_of(specs[i], comm.rank(), static_cast<int64_t>(i) * 7), at[i], way);
+    const bool same = i > 0 && specs[i] == specs[i - 1];
+    EXPECT_GE(session.stats().plans_from_cache, cached + (same ? 1 : 0)) << i;
+  }
+  const SessionStats stats = session.stats();
+  EXPECT_EQ(stats.saves, kSaves);
+  const uint64_t exchanged = way == Way::kExchange ? kSaves - stats.plans_from_cache : 0;
+  EXPECT_EQ(stats.plans_exchanged, exchanged);
+  return stats.plans_from_cache;
+}
+
 // Of 250 states each is the last one again or has one change: a key, dtype, shape, box, replica,
 // holder, tensor or object, on one rank, on some or on all.
+void expect_no_stale_plan(Way way, int ranks) {
+  Mutations mutations(ranks, static_cast<uint64_t>(ranks), way != Way::kExchange);
+  std::vector<Spec> specs = {mutations.begin()};
+  while (specs.size() < kSaves) {
+    const Spec last = specs.back();
+    specs.push_back(mutations.below(3) == 0 ? last : mutations.mutated(last));
+  }
+  const std::vector<Location> at = places(kSaves);
+  run_ranks(ranks, [&](const Communicator& comm) {
+    // Most states differ from the last ones.
+    EXPECT_LT(save_all(specs, at, way, comm), kSaves * 3 / 4);
+  });
+  for (size_t i = 0; i < kSaves; ++i) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks, save " + std::to_string(i));
+    expect_saved(specs[i], at[i], static_cast<int64_t>(i) * 7);
+  }
+}
+
 TEST(Session, NoChangeOfAnyRankIsSavedByAnEarlierPlan) {
-  constexpr size_t kSaves = 250;
-  for (const int ranks : {2, 3}) {
-    Mutations mutations(ranks, static_cast<uint64_t>(ranks));
-    std::vector<Spec> specs = {mutations.begin()};
-    while (specs.size() < kSaves) {
-      const Spec last = specs.back();
-      specs.push_back(mutations.below(3) == 0 ? last : mutations.mutated(last));
-    }
-    const std::vector<Location> at = places(kSaves);
-    run_ranks(ranks, [&](const Communicator& comm) {
-      Session session(comm, kSeconds);
-      SaveOptions options = within_seconds();
-      // What only some ranks have counts as different contents: those saves all send their plans.
-      options.common_differs = SaveOptions::Differing::kIgnore;
-      for (size_t i = 0; i < kSaves; ++i) {
-        const uint64_t cached = session.stats().plans_from_cache;
-        const auto first = static_cast<int64_t>(i) * 7;
-        session.save(state_of(specs[i], comm.rank(), first), at[i], options);
-        const bool same = i > 0 && specs[i] == specs[i - 1];
-        EXPECT_GE(session.stats().plans_from_cache, cached + (same ? 1 : 0)) << i;
+  for (const int ranks : {2, 3}) expect_no_stale_plan(Way::kExchange, ranks);
+}
+
+TEST(Session, NoChangeOfAnyRankIsSavedByAnEarlierPlanByRule) {
+  for (const int ranks : {2, 3}) expect_no_stale_plan(Way::kRule, ranks);
+}
+
+TEST(Session, NoChangeOfAnyRankIsSavedByAnEarlierPlanByFiles) {
+  for (const int ranks : {2, 3}) expect_no_stale_plan(Way::kFiles, ranks);
+}
+
+TEST(Session, ByRuleAnUnchangedStateIsPlannedOnce) {
+  for (const Way way : {Way::kRule, Way::kFiles}) {
+    run_ranks(2, [&](const Communicator& comm) {
+      const std::vector<Location> at = places(3);
+      Session session(0, 1, "a run of a test");
+      if (way == Way::kRule) session = Session(solo(), kSeconds);
+      for (const Location& location : at) {
+        save_one(session, row_state(solo(), comm.rank()), location, way);
       }
-      const SessionStats stats = session.stats();
-      EXPECT_EQ(stats.saves, kSaves);
-      EXPECT_EQ(stats.plans_from_cache + stats.plans_exchanged, kSaves);
-      EXPECT_GT(stats.plans_exchanged, kSaves / 4);
+      EXPECT_EQ(session.stats().saves, 3u);
+      EXPECT_EQ(session.stats().plans_from_cache, 2u);
+      EXPECT_EQ(session.stats().plans_exchanged, 0u);
+      for (const Location& location : at) expect_rows(location, comm.rank(), 1);
     });
-    for (size_t i = 0; i < kSaves; ++i) {
-      SCOPED_TRACE(std::to_string(ranks) + " ranks, save " + std::to_string(i));
-      expect_saved(specs[i], at[i], static_cast<int64_t>(i) * 7);
-    }
+  }
+}
+
+// What was planned by exchange is no plan by rule, though the states are the same.
+TEST(Session, APlanOfOneWayIsNotTakenForAnother) {
+  const std::vector<Location> at = places(4);
+  run_ranks(2, [&](const Communicator& comm) {
+    Session session(comm, kSeconds);
+    StateDict state;
+    ShardedTensor all =
+        ShardedTensor::from_rank_offsets("all", counting(DType::kInt64, {16}), {}, {comm.rank()});
+    state["all"] = all;  // undeclared, of which by rule rank 0 has the main replica
+    save_one(session, state, at[0], Way::kExchange);
+    save_one(session, state, at[1], Way::kRule);
+    EXPECT_EQ(session.stats().plans_from_cache, 0u);
+    save_one(session, state, at[2], Way::kExchange);
+    save_one(session, state, at[3], Way::kRule);
+    EXPECT_EQ(session.stats().plans_from_cache, 2u);
+  });
+  for (const Location& location : at) {
+    EXPECT_EQ(elements(Checkpoint::open(location).read("all")),
+              elements(counting(DType::kInt64, {16})));
+  }
+}
+
+TEST(Session, ATimeoutThatIsNoneIsRefusedOnAllRanks) {
+  for (const double timeout : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    expect_error([&] { Session(solo(), timeout); }, ErrorCode::kInvalidArgument, "timeout is");
+    const auto texts = failures(
+        2, [&](const Communicator& comm) { Session(comm, comm.rank() == 1 ? timeout : kSeconds); });
+    EXPECT_THAT(texts, Each(AllOf(HasSubstr("timeout is"), HasSubstr("rank 1"))));
   }
 }
 
@@ -368,11 +453,13 @@ TEST(Session, EveryPartOfAPlanIsPartOfItsStructure) {
   size_t count = 0;
   const auto add = [&](const std::function<void(LocalSavePlan&)>& change, int rank = 0,
                        int world = 2, const Format& format = *torch_dist_format(),
-                       const SaveOptions& options = {}) {
+                       const SaveOptions& options = {},
+                       engine::PlanWay way = engine::PlanWay::kExchange) {
     LocalSavePlan changed = plan;
     change(changed);
     ++count;
-    hashes.insert(engine::structure_of(changed, options, format, *pytorch_dialect(), rank, world));
+    hashes.insert(
+        engine::structure_of(changed, way, options, format, *pytorch_dialect(), rank, world));
   };
   const auto same = [](LocalSavePlan&) {};
   add(same);
@@ -400,6 +487,7 @@ TEST(Session, EveryPartOfAPlanIsPartOfItsStructure) {
   SaveOptions validated;
   validated.validate_access = true;
   add(same, 0, 2, *torch_dist_format(), validated);
+  add(same, 0, 2, *torch_dist_format(), {}, engine::PlanWay::kRule);
   EXPECT_EQ(hashes.size(), count);
   add([](LocalSavePlan& p) { p.objects[0].content = 8; });
   EXPECT_EQ(hashes.size(), count - 1);
@@ -498,5 +586,4 @@ TEST(Session, ASaveOnItsWayKeepsWhatItStaged) {
   expect_rows(at[1], 9, 1);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::session_test

@@ -15,8 +15,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::shards_save_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -197,5 +196,4 @@ TEST(ShardsSave, RefusesOtherFormatsAndIsNoDialectOfADirectory) {
                "pytorch, megatron");
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::shards_save_test

@@ -25,8 +25,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::staged_save_test {
 
 using testing::AllOf;
 using testing::Contains;
@@ -497,5 +496,4 @@ TEST(StagedSave, SavesReadersAndCleaningsAtOnceNeverMix) {
   set_log_level(before);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::staged_save_test

@@ -11,8 +11,7 @@
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::validation_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -256,5 +255,4 @@ TEST(CommonState, AnotherOneMayBeComparedThanIsSaved) {
                                                HasSubstr("\"rank\" (rank 0: 0; rank 3: 1)"))));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::validation_test

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string_view>
 #include <tuple>
 #include <unordered_map>
@@ -38,7 +39,7 @@ class Verifier {
     take_parts();
     plan_ = plan_verify(context_, sizes_, written_sizes(), parts_,
                         opened_.common ? &*opened_.common : nullptr);
-    std::move(plan_.damages.begin(), plan_.damages.end(), std::back_inserter(damages_));
+    std::move(plan_.damages.begin(), plan_.damages.end(), std::back_inserter(found_));
     check_manifest_is_there();
     check_dialect();
     ProgressMeter progress(fn, "verify", plan_.bytes);
@@ -139,60 +140,86 @@ class Verifier {
   void damage(const std::string& file, uint64_t offset, uint64_t size, std::string key,
               std::string problem, bool unsafe = false) {
     std::lock_guard lock(mutex_);
-    damages_.push_back({file, offset, size, std::move(key), std::move(problem), unsafe});
+    found_.push_back({{file, offset, size, std::move(key), std::move(problem), unsafe}});
   }
   void damage(const std::string& file, uint64_t offset, uint64_t size, std::string key,
               const Error& error) {
     damage(file, offset, size, std::move(key), error.message(), error.code() == ErrorCode::kUnsafe);
   }
   void damage(const VerifyItem& item, const Error& error) {
-    damage(context_.metadata.files[item.at->file], item.at->offset, item.at->length, *item.key,
-           error);
-    note_place(item);
+    damage(item, 0, item.at->length, error.message(), error.code() == ErrorCode::kUnsafe);
   }
-  void damage(const VerifyItem& item, uint64_t within, uint64_t size, std::string problem) {
-    damage(context_.metadata.files[item.at->file], item.at->offset + within, size, *item.key,
-           std::move(problem));
-    note_place(item);
-  }
-  void note_place(const VerifyItem& item) {
-    if (item.kind != Kind::kTensor) return;
+  void damage(const VerifyItem& item, uint64_t within, uint64_t size, std::string problem,
+              bool unsafe = false) {
+    const auto number = static_cast<uint32_t>(&item - plan_.items.data());
     std::lock_guard lock(mutex_);
-    damaged_.insert({{item.at->file, item.at->offset}, item.chunk});
+    found_.push_back({{context_.metadata.files[item.at->file], item.at->offset + within, size,
+                       *item.key, std::move(problem), unsafe},
+                      number});
   }
 
-  // What is damaged of chunks that lie in several files: whether it is a copy, and where the
-  // elements are intact.
+  // What is damaged of items that lie in several files: whether it is a copy, and where it is
+  // intact. Of files that are missing or too short, what else is lost with them.
   void look_for_copies() {
-    for (Damage& damage : damages_) {
-      const auto file =
-          std::find(context_.metadata.files.begin(), context_.metadata.files.end(), damage.file);
-      const auto number = static_cast<uint32_t>(file - context_.metadata.files.begin());
-      auto found = damaged_.upper_bound({number, damage.offset});
-      if (damage.key.empty() || found == damaged_.begin()) continue;
-      --found;  // the damage may begin within the item
-      if (found->first.first != number) continue;
-      const ChunkRef chunk = found->second;
-      if (context_.metadata.tensors[chunk.tensor].key != damage.key) continue;
-      damage.copy = chunk.copy != kNoCopy;
-      if (const auto intact = intact_place(chunk)) damage.intact_in = *intact;
+    for (const FoundDamage& found : found_) {
+      if (found.item != VerifyPiece::kGap) damaged_.insert(plan_.items[found.item].at);
+    }
+    const std::vector<std::string>& files = context_.metadata.files;
+    for (auto& [damage, number] : found_) {
+      if (number == VerifyPiece::kGap) continue;
+      const VerifyItem& item = plan_.items[number];
+      damage.copy = item.at != places_of(context_.metadata, item).front();
+      if (const ItemLocation* intact = intact_place(item)) damage.intact_in = files[intact->file];
+    }
+    say_what_is_lost();
+  }
+
+  // With files that are missing or too short.
+  void say_what_is_lost() {
+    const std::map<std::string, uint64_t> written = written_sizes();
+    std::map<std::string_view, std::set<std::string>> keys;  // by such files
+    for (size_t file = 0; file < sizes_.size(); ++file) {
+      const std::string& name = context_.metadata.files[file];
+      const auto size = written.find(name);
+      if (size == written.end() || sizes_[file] == kRefused) continue;
+      const bool is_short = sizes_[file] >= 0 && static_cast<uint64_t>(sizes_[file]) < size->second;
+      if (sizes_[file] == kMissing || is_short) keys.try_emplace(name);
+    }
+    if (keys.empty()) return;
+    for (const VerifyItem& item : plan_.items) {
+      const auto lost = keys.find(context_.metadata.files[item.at->file]);
+      if (lost != keys.end() && intact_place(item) == nullptr) lost->second.insert(*item.key);
+    }
+    for (auto& [damage, number] : found_) {
+      const auto lost = keys.find(damage.file);
+      if (number == VerifyPiece::kGap && lost != keys.end())
+        damage.problem += text_of(lost->second);
     }
   }
 
-  std::optional<std::string> intact_place(ChunkRef chunk) const {
-    const Metadata& metadata = context_.metadata;
-    std::vector<uint32_t> places = {kNoCopy};
-    for (const StoredCopy& copy : metadata.copies_of(chunk.tensor, chunk.chunk)) {
-      places.push_back(static_cast<uint32_t>(&copy - metadata.copies.data()));
+  // Of an item with several places one where it is intact; null: none.
+  const ItemLocation* intact_place(const VerifyItem& item) const {
+    for (const ItemLocation* at : places_of(context_.metadata, item)) {
+      const int64_t size = sizes_[at->file];
+      const bool there = size >= 0 && at->offset + at->length <= static_cast<uint64_t>(size);
+      if (there && !damaged_.contains(at)) return at;
     }
-    for (const uint32_t place : places) {
-      const ItemLocation& at = metadata.place(chunk.tensor, chunk.chunk, place);
-      if (damaged_.contains({at.file, at.offset})) continue;
-      const int64_t size = sizes_[at.file];
-      const bool there = size >= 0 && at.offset + at.length <= static_cast<uint64_t>(size);
-      if (there) return metadata.files[at.file];
+    return nullptr;
+  }
+
+  static std::string text_of(const std::set<std::string>& lost_keys) {
+    constexpr size_t kNamed = 5;
+    if (lost_keys.empty()) return "; all that it should hold is intact (repair writes it anew)";
+    std::string text = "; intact nowhere else: ";
+    size_t named = 0;
+    for (const std::string& key : lost_keys) {
+      if (named == kNamed) break;
+      text += (named++ > 0 ? ", " : "") + (key.empty() ? "how the file begins and ends" : key);
     }
-    return std::nullopt;
+    if (lost_keys.size() > kNamed) {
+      text += " and " + std::to_string(lost_keys.size() - kNamed) + " more";
+    }
+    return text;
   }
 
   void read_pieces() {
@@ -232,7 +259,7 @@ class Verifier {
     if (found == bytes.end()) return;
     damage(name, piece.begin + static_cast<uint64_t>(found - bytes.begin()),
            static_cast<uint64_t>(bytes.end() - found), "",
-           "bytes that belong to no item are not zero");
+           "bytes that belong to no item are not zero; no tensor or object is damaged by that");
   }
 
   void check_item(const VerifyItem& item, ByteView bytes) {
@@ -304,8 +331,10 @@ class Verifier {
   }
 
   VerifyReport report(double seconds) {
-    if (!context_.metadata.copies.empty()) look_for_copies();
-    std::sort(damages_.begin(), damages_.end(), [](const Damage& a, const Damage& b) {
+    look_for_copies();
+    std::vector<Damage> damages;
+    for (FoundDamage& found : found_) damages.push_back(std::move(found.damage));
+    std::sort(damages.begin(), damages.end(), [](const Damage& a, const Damage& b) {
       return std::tie(a.file, a.offset, a.key) < std::tie(b.file, b.offset, b.key);
     });
     VerifyReport report;
@@ -313,7 +342,7 @@ class Verifier {
     report.items = plan_.items.size() - parts_.size();
     report.bytes = plan_.bytes;
     report.items_without_checksum = plan_.unchecked + unchecked_;
-    report.damages = std::move(damages_);
+    report.damages = std::move(damages);
     report.seconds = seconds;
     return report;
   }
@@ -327,8 +356,8 @@ class Verifier {
   std::map<uint32_t, RecordSum> sums_;  // of large items
   ProgressMeter* progress_ = nullptr;
   std::mutex mutex_;
-  std::vector<Damage> damages_;
-  std::map<std::pair<uint32_t, uint64_t>, ChunkRef> damaged_;  // tensors' items, by file and offset
+  std::vector<FoundDamage> found_;
+  std::set<const ItemLocation*> damaged_;  // items
   uint64_t unchecked_ = 0;
 };
 

@@ -30,9 +30,11 @@ class Planner {
   uint64_t buffer() const { return context_.buffers->buffer_bytes(); }
   const std::string& name(uint32_t file) const { return context_.metadata.files[file]; }
 
-  void damage(uint32_t file, uint64_t offset, uint64_t size, std::string key, std::string problem,
-              bool unsafe = false) {
-    plan_.damages.push_back({name(file), offset, size, std::move(key), std::move(problem), unsafe});
+  void damage(uint32_t file, uint64_t offset, uint64_t size, std::string problem,
+              uint32_t item = VerifyPiece::kGap, bool unsafe = false) {
+    std::string key = item == VerifyPiece::kGap ? std::string() : *plan_.items[item].key;
+    plan_.damages.push_back(
+        {{name(file), offset, size, std::move(key), std::move(problem), unsafe}, item});
   }
 
   void list_items() {
@@ -49,10 +51,8 @@ class Planner {
       const std::string& key = metadata.tensors[copy.tensor].key;
       plan_.items.push_back({&key, &copy.at, Kind::kTensor, {copy.tensor, copy.chunk, i}});
     }
-    for (const StoredObject& object : metadata.objects) {
-      plan_.items.push_back({&object.key, &object.at, Kind::kObject, {}});
-    }
-    if (common_ != nullptr) plan_.items.push_back({&common_->key, &common_->at, Kind::kObject, {}});
+    for (const StoredObject& object : metadata.objects) list(object);
+    if (common_ != nullptr) list(*common_);
     for (const ItemLocation& part : parts_) {
       static const std::string kNoKey;
       plan_.items.push_back({&kNoKey, &part, Kind::kFilePart, {}});
@@ -63,6 +63,15 @@ class Planner {
     }
   }
 
+  void list(const StoredObject& object) {
+    const auto add = [&](const ItemLocation& at) {
+      plan_.items.push_back({&object.key, &at, Kind::kObject, {}, &object});
+    };
+    add(object.at);
+    for (const ItemLocation& copy : object.copies) add(copy);
+    for (const ItemLocation& copy : object.unlike) add(copy);
+  }
+
   // Elements that no chunk holds: a writer that died, or files that were lost with their names.
   void find_holes() {
     std::vector<Box> boxes;
@@ -71,16 +80,16 @@ class Planner {
       for (const StoredChunk& chunk : tensor.chunks) boxes.push_back(chunk.box);
       const auto hole = find_uncovered(Box::whole(tensor.shape), boxes);
       if (!hole) continue;
-      plan_.damages.push_back({"", 0, 0, tensor.key,
-                               "no chunk holds the elements " + to_string(*hole) +
-                                   " of the tensor of shape " + to_string(tensor.shape)});
+      plan_.damages.push_back({{"", 0, 0, tensor.key,
+                                "no chunk holds the elements " + to_string(*hole) +
+                                    " of the tensor of shape " + to_string(tensor.shape)}});
     }
   }
 
   void plan_file(uint32_t file) {
     if (sizes_[file] == kRefused) return;
     if (sizes_[file] == kMissing) {
-      damage(file, 0, 0, "", "the file is missing");
+      damage(file, 0, 0, "the file is missing");
       return;
     }
     ++plan_.files;
@@ -88,7 +97,7 @@ class Planner {
     const auto expected = written_.find(name(file));
     if (expected != written_.end() && expected->second != size) {
       damage(file, std::min(size, expected->second),
-             std::max(size, expected->second) - std::min(size, expected->second), "",
+             std::max(size, expected->second) - std::min(size, expected->second),
              "the file has " + std::to_string(size) + " bytes, its save wrote " +
                  std::to_string(expected->second));
     }
@@ -106,15 +115,16 @@ class Planner {
       const VerifyItem& item = plan_.items[index];
       const auto item_end = try_add(item.at->offset, item.at->length);
       if (!item_end || *item_end > size) {
-        damage(file, std::min(item.at->offset, size), 0, *item.key,
+        damage(file, std::min(item.at->offset, size), 0,
                "an item of " + std::to_string(item.at->length) + " bytes at offset " +
                    std::to_string(item.at->offset) + " reaches beyond the file's " +
-                   std::to_string(size) + " bytes");
+                   std::to_string(size) + " bytes",
+               index);
         continue;
       }
       if (item.at->offset < end) {
-        damage(file, item.at->offset, std::min(end, *item_end) - item.at->offset, *item.key,
-               "the item overlaps the one before it");
+        damage(file, item.at->offset, std::min(end, *item_end) - item.at->offset,
+               "the item overlaps the one before it", index);
         plan_.alone.push_back(index);
         end = std::max(end, *item_end);
         continue;
@@ -163,7 +173,7 @@ class Planner {
       }
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kIo) throw;
-      damage(file, item.at->offset, item.at->length, *item.key, error.message(),
+      damage(file, item.at->offset, item.at->length, error.message(), index,
              error.code() == ErrorCode::kUnsafe);
     }
   }
@@ -192,6 +202,21 @@ class Planner {
 };
 
 }  // namespace
+
+std::vector<const ItemLocation*> places_of(const Metadata& metadata, const VerifyItem& item) {
+  std::vector<const ItemLocation*> places;
+  if (item.kind == Kind::kTensor) {
+    places.push_back(&metadata.place(item.chunk.tensor, item.chunk.chunk, kNoCopy));
+    for (const StoredCopy& copy : metadata.copies_of(item.chunk.tensor, item.chunk.chunk)) {
+      places.push_back(&copy.at);
+    }
+  } else if (item.object != nullptr) {
+    places.push_back(&item.object->at);
+    for (const ItemLocation& copy : item.object->copies) places.push_back(&copy);
+  }
+  const auto is_one = std::find(places.begin(), places.end(), item.at) != places.end();
+  return is_one ? places : std::vector{item.at};
+}
 
 VerifyPlan plan_verify(const ReadContext& context, const std::vector<int64_t>& sizes,
                        const std::map<std::string, uint64_t>& written,

@@ -18,7 +18,14 @@ struct VerifyItem {
   const std::string* key = nullptr;
   const ItemLocation* at = nullptr;
   Kind kind = Kind::kObject;
-  ChunkRef chunk;  // of a tensor; the chunk's own item, or a copy of it
+  ChunkRef chunk;                        // of a tensor; the chunk's own item, or a copy of it
+  const StoredObject* object = nullptr;  // whose item it is, or a copy of it
+};
+
+// Damage, and of which item: ~0, of none, or of more than one.
+struct FoundDamage {
+  Damage damage;
+  uint32_t item = ~uint32_t{0};  // index into VerifyPlan::items
 };
 
 // A stretch of a file: a gap, a whole item, or a piece of an item that is larger than a buffer.
@@ -37,11 +44,15 @@ struct VerifyPlan {
   std::vector<VerifyPiece> pieces;        // by place
   std::vector<uint32_t> alone;            // items that are read into memory of their own
   std::map<uint32_t, uint32_t> expected;  // large items: the checksum of their summed pieces
-  std::vector<Damage> damages;            // seen in sizes and places alone
+  std::vector<FoundDamage> damages;       // seen in sizes and places alone
   uint64_t files = 0;
   uint64_t bytes = 0;
   uint64_t unchecked = 0;  // large items without a checksum
 };
+
+// Where the item's bytes, or others that mean the same, lie: the place that the index names, then
+// copies of it.
+std::vector<const ItemLocation*> places_of(const Metadata& metadata, const VerifyItem& item);
 
 // In the place of a file's size: it is not there, or (the caller says so) is not to be opened.
 inline constexpr int64_t kMissing = -1;

@@ -7,8 +7,7 @@
 #include "tilestone/format/format_testing.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::verify_test {
 
 using testing::HasSubstr;
 
@@ -144,5 +143,4 @@ TEST(Verify, ItemsLargerThanABufferAreCheckedInPieces) {
   EXPECT_THAT(problems(image, kMinBufferBytes), HasSubstr("key w: expected CRC-32"));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::verify_test

@@ -6,8 +6,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/known/known.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::whole_checkpoint_test {
 
 using testing::Each;
 using testing::HasSubstr;
@@ -74,5 +73,4 @@ TEST(LoadWithoutTemplate, TwoItemsInOnePlaceAreRefusedByKey) {
               Each(HasSubstr("have one place in its tree")));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::whole_checkpoint_test

@@ -5,8 +5,7 @@
 #include <stdexcept>
 #include <vector>
 
-namespace tilestone {
-namespace {
+namespace tilestone::foreign_test {
 
 std::string found(const std::vector<std::string>& names, std::string_view metadata_json = "") {
   const auto foreign = find_foreign(names, [&](const std::string& name) {
@@ -41,5 +40,4 @@ TEST(Foreign, OtherFilesAreNoMarks) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::foreign_test

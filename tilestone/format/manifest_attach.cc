@@ -17,6 +17,7 @@ struct Entry {
   const Box* box = nullptr;  // null: an object
   bool is_copy = false;      // reported as one
   bool found = false;        // the index names it
+  uint64_t content = 0;      // of an object, where it is noted
 };
 
 // The manifest's items by the metadata's file index and the offset in the file. Files that the
@@ -58,7 +59,8 @@ class ItemIndex {
 
  private:
   void add(const RankReport& report) {
-    items_ += report.chunks.size() + report.copies.size() + report.objects.size();
+    items_ += report.chunks.size() + report.copies.size() + report.objects.size() +
+              report.object_copies.size();
     std::vector<uint32_t> files;  // of the metadata, by the report's
     for (const ReportedFile& file : report.files) files.push_back(index_of(file.name));
     for (const RankReport::Chunk& chunk : report.chunks) {
@@ -70,7 +72,12 @@ class ItemIndex {
           {&copy.at, &report.tensors[copy.tensor].key, &copy.box, true});
     }
     for (const RankReport::Object& object : report.objects) {
-      by_file_[files[object.at.file]].push_back({&object.at, &object.key, nullptr});
+      by_file_[files[object.at.file]].push_back(
+          {&object.at, &object.key, nullptr, false, false, object.content});
+    }
+    for (const RankReport::Object& copy : report.object_copies) {
+      by_file_[files[copy.at.file]].push_back(
+          {&copy.at, &copy.key, nullptr, true, false, copy.content});
     }
   }
 
@@ -109,12 +116,17 @@ void attach(const Metadata& metadata, ItemIndex& index, const std::string& key, 
   at.checksums = entry->item->checksums;
 }
 
-// Items that the index does not name are copies of chunks that it does.
+// Items that the index does not name are copies of chunks and objects that it does.
 class CopyFinder {
  public:
   explicit CopyFinder(Metadata& metadata) : metadata_(metadata) {}
 
   void take(const std::vector<std::vector<Entry>>& by_file) {
+    for (const std::vector<Entry>& entries : by_file) {
+      for (const Entry& entry : entries) {
+        if (entry.found && entry.content != 0) contents_.emplace(*entry.key, entry.content);
+      }
+    }
     for (uint32_t file = 0; file < by_file.size(); ++file) {
       for (const Entry& entry : by_file[file]) {
         if (!entry.found) take(entry, file);
@@ -129,19 +141,34 @@ class CopyFinder {
 
  private:
   void take(const Entry& entry, uint32_t file) {
-    const StoredTensor* tensor = entry.box != nullptr ? metadata_.find_tensor(*entry.key) : nullptr;
+    if (entry.box == nullptr) return take_object(entry, file);
+    const StoredTensor* tensor = metadata_.find_tensor(*entry.key);
     const auto chunk = tensor != nullptr ? chunks_of(*tensor).find(*entry.box) : std::nullopt;
-    if (!chunk || tensor->chunks[*chunk].at.file == file) {
-      throw Error(ErrorCode::kCorrupt,
-                  "manifest: it names an item that the metadata does not, at offset " +
-                      std::to_string(entry.item->offset))
-          .with_key(*entry.key)
-          .with_file(metadata_.files[file]);
-    }
+    if (!chunk || tensor->chunks[*chunk].at.file == file) fail(entry, file);
     const auto t = static_cast<uint32_t>(tensor - metadata_.tensors.data());
+    metadata_.copies.push_back({t, *chunk, location(entry, file)});
+  }
+
+  void take_object(const Entry& entry, uint32_t file) {
+    const StoredObject* const found = metadata_.find_object(*entry.key);
+    if (!entry.is_copy || found == nullptr || found->at.file == file) fail(entry, file);
+    StoredObject& object = metadata_.objects[static_cast<size_t>(found - metadata_.objects.data())];
+    const auto content = contents_.find(*entry.key);
+    const bool same = content != contents_.end() && content->second == entry.content;
+    (same ? object.copies : object.unlike).push_back(location(entry, file));
+  }
+
+  [[noreturn]] void fail(const Entry& entry, uint32_t file) const {
+    throw Error(ErrorCode::kCorrupt,
+                "manifest: it names an item that the metadata does not, at offset " +
+                    std::to_string(entry.item->offset))
+        .with_key(*entry.key)
+        .with_file(metadata_.files[file]);
+  }
+
+  static ItemLocation location(const Entry& entry, uint32_t file) {
     const ReportedItem& item = *entry.item;
-    metadata_.copies.push_back(
-        {t, *chunk, {file, Codec::kNone, item.offset, item.length, item.checksums}});
+    return {file, Codec::kNone, item.offset, item.length, item.checksums};
   }
 
   const ChunksByBox& chunks_of(const StoredTensor& tensor) {
@@ -150,6 +177,7 @@ class CopyFinder {
 
   Metadata& metadata_;
   std::unordered_map<const StoredTensor*, ChunksByBox> chunks_;
+  std::unordered_map<std::string_view, uint64_t> contents_;  // of objects, by key
 };
 
 size_t items_of(const Metadata& metadata) {

@@ -6,8 +6,7 @@
 #include "tilestone/base/error_testing.h"
 #include "tilestone/base/named_fields.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::manifest_test {
 
 // Two ranks, each with a chunk of one tensor; rank 0 with an object too.
 Manifest example() {
@@ -334,5 +333,4 @@ TEST(Manifest, ContradictionsWithTheMetadataAreRefused) {
   check([](Metadata& m) { m.objects[0].at = m.tensors[0].chunks[0].at; });
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::manifest_test

@@ -10,7 +10,7 @@ using Json = nlohmann::json;
 
 constexpr int kMaxDepth = 8;  // of the JSON that is kept
 
-bool is_there(std::span<const std::string> names, std::string_view name) {
+bool is_among(std::span<const std::string> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
@@ -45,10 +45,10 @@ std::optional<MegatronConfig> read_megatron_config(ByteView bytes) {
 
 std::optional<MegatronMark> find_megatron_mark(
     std::span<const std::string> names, const std::function<Bytes(const std::string&)>& read) {
-  if (!is_there(names, kMegatronConfig)) return std::nullopt;
+  if (!is_among(names, kMegatronConfig)) return std::nullopt;
   const Bytes bytes = read(std::string(kMegatronConfig));
   if (auto config = read_megatron_config(bytes)) return MegatronMark{std::move(config->backend)};
-  if (is_there(names, kMegatronCommon) && !is_of_others(bytes)) return MegatronMark{};
+  if (is_among(names, kMegatronCommon) && !is_of_others(bytes)) return MegatronMark{};
   return std::nullopt;
 }
 

@@ -7,11 +7,7 @@
 
 #include "tilestone/geometry/tilings_testing.h"
 
-namespace tilestone {
-namespace {
-
-using testing::grid_tiling;
-using testing::random_tiling;
+namespace tilestone::box_index_test {
 
 std::multiset<size_t> hits(const BoxIndex& index, const Box& box) {
   std::multiset<size_t> found;
@@ -79,5 +75,4 @@ TEST(BoxIndex, ManyEqualBoxesAreBuiltAndAllFound) {
   EXPECT_EQ(hits(BoxIndex(boxes), Box{{0, 0}, {3, 4}}).size(), boxes.size());
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::box_index_test

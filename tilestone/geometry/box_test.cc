@@ -9,8 +9,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::box_test {
 
 using testing::HasSubstr;
 
@@ -119,5 +118,4 @@ TEST(Box, ABoxThatOverflowsCanBePrinted) {
   EXPECT_EQ(to_string(Box{{2}, {INT64_MAX}}), "[2:2+9223372036854775807]");
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::box_test

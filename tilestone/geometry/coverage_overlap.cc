@@ -26,11 +26,11 @@ namespace {
 using Pair = std::pair<size_t, size_t>;
 using Ids = std::vector<uint32_t>;
 
-struct Interval {
+struct Span {
   int64_t low = 0;
   int64_t high = 0;  // exclusive
 };
-using Axis = std::vector<Interval>;  // all boxes' intervals in one dim
+using Spans = std::vector<Span>;  // all boxes' intervals in one dim
 
 struct Extent {
   size_t dim = 0;
@@ -42,8 +42,8 @@ struct Extent {
 std::vector<size_t> dims_to_search(std::span<const Box> boxes, std::span<const size_t> ids) {
   std::vector<Extent> extents;
   for (size_t d = 0; d < boxes[ids.front()].rank(); ++d) {
-    Interval all{INT64_MAX, 0};
-    Interval common{0, INT64_MAX};
+    Span all{INT64_MAX, 0};
+    Span common{0, INT64_MAX};
     double sum = 0;
     for (size_t id : ids) {
       const int64_t low = boxes[id].offset[d];
@@ -65,7 +65,7 @@ std::vector<size_t> dims_to_search(std::span<const Box> boxes, std::span<const s
 class OverlapSearch {
  public:
   // Each axis has the same boxes, sorted by low end on the first.
-  explicit OverlapSearch(std::vector<Axis> axes) : axes_(std::move(axes)) {}
+  explicit OverlapSearch(std::vector<Spans> axes) : axes_(std::move(axes)) {}
 
   // Positions of two boxes that overlap.
   std::optional<Pair> run() {
@@ -79,13 +79,13 @@ class OverlapSearch {
   // Lists with up to this many pairs are compared without further cuts.
   static constexpr size_t kSmall = 1 << 18;
 
-  const Interval& interval(size_t axis, uint32_t id) const { return axes_[axis][id]; }
+  const Span& interval(size_t axis, uint32_t id) const { return axes_[axis][id]; }
 
   // Whether the two meet in the axes [1, axis].
   bool meet_above(uint32_t a, uint32_t b, size_t axis) const {
     for (size_t i = 1; i <= axis; ++i) {
-      const Interval& x = interval(i, a);
-      const Interval& y = interval(i, b);
+      const Span& x = interval(i, a);
+      const Span& y = interval(i, b);
       if (x.low >= y.high || y.low >= x.high) return false;
     }
     return true;
@@ -119,7 +119,7 @@ class OverlapSearch {
   void sweep(const Ids& intervals, const Ids& points) {
     size_t from = 0;
     for (uint32_t a : intervals) {
-      const Interval& x = interval(0, a);
+      const Span& x = interval(0, a);
       while (from < points.size() && interval(0, points[from]).low < x.low) ++from;
       for (size_t i = from; i < points.size() && interval(0, points[i]).low < x.high; ++i) {
         if (points[i] == a) continue;  // itself; at most once, the next one ends the search
@@ -137,7 +137,7 @@ class OverlapSearch {
     if (intervals.size() * points.size() <= kSmall) return compare_all(intervals, points, axis);
     if (axis == 0) return sweep(intervals, points);
 
-    const Interval range = point_range(points, axis);
+    const Span range = point_range(points, axis);
     const bool divisible = range.low < range.high;
     Points halves;
     if (divisible) halves = halve(points, axis, range.low);
@@ -161,14 +161,14 @@ class OverlapSearch {
   // Sorts out which intervals span all points and which reach below or from the middle on. The
   // lists are filled by storing always and then counting, or not: which way a box goes can't be
   // predicted, and a wrong guess costs more than a store.
-  void distribute(const Ids& intervals, size_t axis, const Interval& range, int64_t middle,
+  void distribute(const Ids& intervals, size_t axis, const Span& range, int64_t middle,
                   Ids& spanning, Ids& low, Ids& high) const {
     for (Ids* list : {&spanning, &low, &high}) list->resize(intervals.size());
     size_t spanning_count = 0;
     size_t low_count = 0;
     size_t high_count = 0;
     for (uint32_t id : intervals) {
-      const Interval x = interval(axis, id);
+      const Span x = interval(axis, id);
       const bool spans = x.low <= range.low && x.high > range.high;
       spanning[spanning_count] = id;
       spanning_count += spans;
@@ -217,7 +217,7 @@ class OverlapSearch {
   }
 
   // The lowest and the highest point.
-  Interval point_range(const Ids& points, size_t axis) const {
+  Span point_range(const Ids& points, size_t axis) const {
     int64_t lowest = INT64_MAX;
     int64_t highest = 0;
     for (uint32_t id : points) {
@@ -237,7 +237,7 @@ class OverlapSearch {
     return *middle;
   }
 
-  std::vector<Axis> axes_;
+  std::vector<Spans> axes_;
   std::optional<Pair> found_;
 };
 
@@ -259,9 +259,9 @@ std::optional<Pair> find_overlap(std::span<const Box> boxes) {
   std::sort(ids.begin(), ids.end(), [&](size_t a, size_t b) {
     return boxes[a].offset[dims.front()] < boxes[b].offset[dims.front()];
   });
-  std::vector<Axis> axes;
+  std::vector<Spans> axes;
   for (size_t d : dims) {
-    Axis& axis = axes.emplace_back();
+    Spans& axis = axes.emplace_back();
     axis.reserve(ids.size());
     for (size_t id : ids) axis.push_back({boxes[id].offset[d], boxes[id].end(d)});
   }

@@ -8,12 +8,8 @@
 
 #include "tilestone/geometry/tilings_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::coverage_test {
 
-using testing::crossing_rods;
-using testing::grid_tiling;
-using testing::random_tiling;
 using Kind = TilingFault::Kind;
 
 constexpr int64_t kManyBoxes = TILESTONE_TEST_BOXES;
@@ -300,5 +296,4 @@ TEST(CoverageAtScale, ManyEmptyBoxes) {
   EXPECT_FALSE(check_tiling(Dims{5, 7}, boxes));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::coverage_test

@@ -8,8 +8,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::dims_test {
 
 Dims counting(size_t n) {
   Dims dims;
@@ -98,5 +97,4 @@ TEST(Dims, ContiguousStridesCountFromTheLastDim) {
   EXPECT_THROW(contiguous_strides(Dims{2, INT64_MAX, 2, 2}), Error);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::dims_test

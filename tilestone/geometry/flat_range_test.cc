@@ -7,8 +7,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::flat_range_test {
 
 // Flat indices of a box's elements, in C order.
 std::vector<int64_t> flat_indices(const Dims& shape, const Box& box) {
@@ -85,5 +84,4 @@ TEST(FlatRange, HugeTensorsDoNotOverflow) {
   EXPECT_EQ(boxes[0].numel() + boxes[1].numel(), total - 1);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::flat_range_test

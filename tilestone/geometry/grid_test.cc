@@ -7,8 +7,7 @@
 #include <random>
 #include <vector>
 
-namespace tilestone {
-namespace {
+namespace tilestone::grid_test {
 
 // All cells of a grid, as boxes inside the tensor.
 std::vector<Box> cells_of(const Dims& shape, const Dims& cell_shape) {
@@ -95,5 +94,4 @@ TEST(Grid, HasNoCellOutside) {
   EXPECT_EQ(cell_box({1}, {huge}, {huge - 1}), (Box{{huge - 1}, {1}}));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::grid_test

@@ -5,8 +5,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::mesh_test {
 
 void expect_refused(Dims shape, std::vector<int> ranks, std::vector<std::string> names,
                     const std::string& problem) {
@@ -57,5 +56,4 @@ TEST(Mesh, CoordinatesOutsideAreRefused) {
   EXPECT_THROW(mesh.rank_at({0}), Error);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::mesh_test

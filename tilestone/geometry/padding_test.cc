@@ -7,8 +7,7 @@
 
 #include "tilestone/geometry/strided_copy.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::padding_test {
 
 // The tensor in the corner of a zeroed larger one, by a strided copy.
 Bytes padded_by_copy(Bytes& tensor, const Dims& shape, const Dims& padded, uint64_t itemsize) {
@@ -62,5 +61,4 @@ TEST(Padding, OfEqualShapesChangesNothing) {
   EXPECT_EQ(padding.inside(5, 11).end, 11u);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::padding_test

@@ -17,7 +17,7 @@
 namespace tilestone {
 namespace {
 
-[[noreturn]] void fail(const std::string& message) {
+[[noreturn]] void fail_merging(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, "merging placements: " + message);
 }
 
@@ -33,8 +33,8 @@ std::optional<size_t> shard_dim(const Placement& placement, size_t rank) {
   }
   const auto dims = static_cast<int64_t>(rank);
   if (dim < -dims || dim >= dims) {
-    fail(to_string(placement) + " names a dim that a tensor of " + std::to_string(rank) +
-         " dims does not have");
+    fail_merging(to_string(placement) + " names a dim that a tensor of " + std::to_string(rank) +
+                 " dims does not have");
   }
   return static_cast<size_t>(dim < 0 ? dim + dims : dim);
 }
@@ -50,11 +50,12 @@ struct Side {
   Side(const Sharding& sharding, std::string name, int rank, size_t tensor_dims)
       : mesh(sharding.mesh), placements(sharding.placements), whose(std::move(name)) {
     if (placements.size() != mesh.dims()) {
-      fail("expected one placement for each of the " + std::to_string(mesh.dims()) +
-           " mesh dims of the " + whose + ", got " + std::to_string(placements.size()));
+      fail_merging("expected one placement for each of the " + std::to_string(mesh.dims()) +
+                   " mesh dims of the " + whose + ", got " + std::to_string(placements.size()));
     }
     const auto found = mesh.coordinate(rank);
-    if (!found) fail("rank " + std::to_string(rank) + " is not in the " + whose + "'s mesh");
+    if (!found)
+      fail_merging("rank " + std::to_string(rank) + " is not in the " + whose + "'s mesh");
     at = *found;
     for (const Placement& placement : placements) {
       splits.push_back(shard_dim(placement, tensor_dims));
@@ -131,9 +132,9 @@ bool Merge::is_outer(size_t m) const {
                                   [&](size_t i) { return param_.splits[i] != dim; });
   if (all_known && other == varying.end()) return false;
   const size_t i = other == varying.end() ? varying.front() : *other;
-  fail("over the ranks of " + checkpoint_.name(m) + ", which is " +
-       to_string(checkpoint_.placements[m]) + ", " + param_.name(i) + " is " +
-       to_string(param_.placements[i]) + (all_known ? "" : " and has only some of them"));
+  fail_merging("over the ranks of " + checkpoint_.name(m) + ", which is " +
+               to_string(checkpoint_.placements[m]) + ", " + param_.name(i) + " is " +
+               to_string(param_.placements[i]) + (all_known ? "" : " and has only some of them"));
 }
 
 bool Merge::same_along(const Dims& coordinate, const std::vector<size_t>& dims) const {
@@ -158,9 +159,9 @@ std::vector<int64_t> Merge::kept_places(size_t i) const {
   }
   if (static_cast<int64_t>(kept.size()) == param_.size(i)) return kept;
   if (!param_.splits[i] && all_known) return kept;
-  fail(param_.name(i) + ", which is " + to_string(param_.placements[i]) +
-       ", has ranks of another shard of the checkpoint" +
-       (all_known ? "" : ", and ranks that the checkpoint's mesh has not"));
+  fail_merging(param_.name(i) + ", which is " + to_string(param_.placements[i]) +
+               ", has ranks of another shard of the checkpoint" +
+               (all_known ? "" : ", and ranks that the checkpoint's mesh has not"));
 }
 
 // Calls visit(coordinate) for each coordinate of the product of the places, last dim fastest.
@@ -278,7 +279,7 @@ void check_rules(std::span<const Placement> placements) {
     if (std::holds_alternative<Shard>(placement) || std::holds_alternative<Replicate>(placement)) {
       continue;
     }
-    fail("a checkpoint placement must be Shard or Replicate, not " + to_string(placement));
+    fail_merging("a checkpoint placement must be Shard or Replicate, not " + to_string(placement));
   }
 }
 

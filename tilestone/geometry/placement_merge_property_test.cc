@@ -9,8 +9,7 @@
 
 #include "tilestone/geometry/placement.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::placement_merge_property_test {
 
 // What a dim of the world's grid of ranks is to the tensor.
 enum class Role {
@@ -277,5 +276,4 @@ TEST(PlacementMergeProperty, EveryElementHasOneMainReplicaAndHoldersAreWhoHoldsT
   EXPECT_GT(known, all / 2);  // holders are mostly known, so they are really compared
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::placement_merge_property_test

@@ -5,8 +5,7 @@
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/geometry/placement.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::placement_merge_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -219,5 +218,4 @@ TEST(PlacementMerge, APlainTensorIsWholeOnEachRankOfTheMesh) {
             Dims{2});
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::placement_merge_test

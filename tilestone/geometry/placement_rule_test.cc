@@ -5,8 +5,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/placement.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::placement_rule_test {
 
 int find(const std::vector<std::string>& patterns, std::string_view name) {
   std::vector<PlacementRule> rules;
@@ -88,5 +87,4 @@ TEST(PlacementRule, ManyDoubleStarsStayCheap) {
 
 TEST(PlacementRule, NoRulesMatchNothing) { EXPECT_EQ(find({}, "head"), -1); }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::placement_rule_test

@@ -10,8 +10,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/coverage.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::placement_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -236,5 +235,4 @@ TEST(Placement, HoldersAreGlobalRanksInAscendingOrder) {
               ElementsAre(1, 3, 7, 9));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::placement_test

@@ -10,8 +10,7 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::strided_copy_test {
 
 // A tensor in memory of its own: dims in any memory order, gaps, reversed or (as a source) repeated
 // dims.
@@ -184,5 +183,4 @@ TEST(StridedCopy, MismatchesAndRangesOutsideAreDefects) {
   EXPECT_THROW(pack_range_crc32(a, 24, out, 0), Error);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::strided_copy_test

@@ -7,8 +7,7 @@
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/geometry/strided_copy.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::strided_copy_threads_test {
 
 constexpr int64_t kBytes = 9 << 20;
 
@@ -46,5 +45,4 @@ TEST_F(ThreadedCopy, OfManyShortRuns) { expect_same({kBytes / 64, 48}, 1, {48, 1
 
 TEST_F(ThreadedCopy, OfATransposition) { expect_same({1024, 1000}, 8, {1000, 1}, {1, 1024}); }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::strided_copy_threads_test

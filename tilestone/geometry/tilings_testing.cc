@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <deque>
 
-namespace tilestone::testing {
+namespace tilestone {
 
 std::vector<Box> grid_tiling(const Dims& shape, const Dims& counts) {
   std::vector<Box> boxes{Box{Dims(shape.size(), 0), shape}};
@@ -63,4 +63,4 @@ std::vector<Box> crossing_rods(int64_t side) {
   return boxes;
 }
 
-}  // namespace tilestone::testing
+}  // namespace tilestone

@@ -8,7 +8,7 @@
 
 #include "tilestone/geometry/box.h"
 
-namespace tilestone::testing {
+namespace tilestone {
 
 // Every cell of a regular grid; counts divide the shape.
 std::vector<Box> grid_tiling(const Dims& shape, const Dims& counts);
@@ -21,4 +21,4 @@ std::vector<Box> random_tiling(const Dims& shape, size_t count, std::mt19937_64&
 // meet. Cutting space into cells that hold whole rods takes n^1.5 pieces.
 std::vector<Box> crossing_rods(int64_t side);
 
-}  // namespace tilestone::testing
+}  // namespace tilestone

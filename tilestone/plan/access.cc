@@ -12,6 +12,7 @@
 #include "tilestone/plan/plan_sink_internal.h"
 #include "tilestone/plan/planner_internal.h"
 #include "tilestone/plan/save_plan.h"
+#include "tilestone/plan/texts_internal.h"
 
 namespace tilestone {
 namespace {
@@ -22,17 +23,9 @@ using planner::Tensor;
 
 constexpr size_t kNamedRanks = 4;
 // Megatron-Core's words, which its users look for.
-constexpr const char* kPattern = "Invalid access pattern: ";
-
-std::string rank_text(uint32_t rank) { return "rank " + std::to_string(rank); }
-
 std::string ranks_text(uint32_t a, uint32_t b) {
   if (a == b) return "of rank " + std::to_string(a) + ", twice";
   return "of ranks " + std::to_string(std::min(a, b)) + " and " + std::to_string(std::max(a, b));
-}
-
-std::string described(DType dtype, const Dims& shape) {
-  return std::string(to_string(dtype)) + " " + to_string(shape);
 }
 
 // Looks through all plans, once more, for replicas of what no main replica holds.
@@ -188,7 +181,7 @@ void Access::check(Tensor& tensor, std::vector<Listing>& scratch, std::span<cons
       std::adjacent_find(listings.begin(), listings.end(),
                          [](const Listing& a, const Listing& b) { return a.same_box(b); });
   if (twice != listings.end()) {
-    throw Error(ErrorCode::kCoverage, kPattern + ("box " + to_string(tensor.box(*twice))) +
+    throw Error(ErrorCode::kCoverage, kAccessPattern + ("box " + to_string(tensor.box(*twice))) +
                                           " is held by the main replicas " +
                                           ranks_text(twice->rank, (twice + 1)->rank))
         .with_key(tensor.key());
@@ -202,7 +195,7 @@ void Access::check(Tensor& tensor, std::vector<Listing>& scratch, std::span<cons
 
 void Access::refuse(const Tensor& tensor, const TilingFault& fault,
                     std::span<const ByteView> plans) {
-  std::string problem = kPattern + ("box " + to_string(fault.where));
+  std::string problem = kAccessPattern + ("box " + to_string(fault.where));
   if (fault.kind == TilingFault::Kind::kUncovered) {
     problem += " of a tensor of shape " + to_string(tensor.shape()) + " is " +
                ReplicaFinder(tensor.key(), fault.where).look(plans);

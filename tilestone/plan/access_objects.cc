@@ -5,16 +5,13 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/plan/access_objects_internal.h"
+#include "tilestone/plan/texts_internal.h"
 
 namespace tilestone {
 namespace {
 
 constexpr std::string_view kShard = "/shard_";
 // Megatron-Core's words, which its users look for.
-constexpr const char* kPattern = "Invalid access pattern: ";
-
-std::string rank_text(uint32_t rank) { return "rank " + std::to_string(rank); }
-
 // "0.1" as {0, 1}; nullopt for another text.
 std::optional<Dims> parse_dims(std::string_view text) {
   Dims dims;
@@ -98,7 +95,7 @@ void AccessObjects::check() {
   for (const auto& [key, object] : sorted) {
     if (!object->main) {
       throw Error(ErrorCode::kCoverage,
-                  std::string(kPattern) +
+                  std::string(kAccessPattern) +
                       "an object is held by no main replica; a replica of it is on " +
                       rank_text(object->first_rank))
           .with_key(std::string(key));
@@ -126,8 +123,8 @@ void AccessObjects::check_grid(std::string_view key, const Grid& grid) {
     for (size_t d = 0; d < place.size(); ++d) {
       if (place[d] < grid.shape[d]) continue;
       throw Error(ErrorCode::kInvalidArgument,
-                  kPattern + rank_text(*object->main) + " holds the place " + to_string(place) +
-                      " of an object whose grid is " + to_string(grid.shape))
+                  kAccessPattern + rank_text(*object->main) + " holds the place " +
+                      to_string(place) + " of an object whose grid is " + to_string(grid.shape))
           .with_key(std::string(key));
     }
   }
@@ -139,8 +136,8 @@ void AccessObjects::check_grid(std::string_view key, const Grid& grid) {
       continue;
     }
     throw Error(ErrorCode::kCoverage,
-                kPattern + ("the place " + to_string(wanted)) + " of an object whose grid is " +
-                    to_string(grid.shape) +
+                kAccessPattern + ("the place " + to_string(wanted)) +
+                    " of an object whose grid is " + to_string(grid.shape) +
                     " is held by no rank (places held: " + std::to_string(grid.places.size()) + ")")
         .with_key(std::string(key));
   }

@@ -10,8 +10,7 @@
 #include "tilestone/geometry/tilings_testing.h"
 #include "tilestone/plan/access_objects_internal.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::access_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -185,9 +184,9 @@ Ranks random_ranks(Random& random) {
   for (size_t t = 0; t < tensors; ++t) {
     const Dims shape = {int64_t(2 + below(random, 3) * 2), int64_t(2 + below(random, 2) * 4),
                         int64_t(1 + below(random, 3))};
-    const std::vector<Box> boxes =
-        below(random, 2) == 0 ? testing::grid_tiling(shape, {2, int64_t(1 + below(random, 2)), 1})
-                              : testing::random_tiling(shape, 2 + below(random, 6), random);
+    const std::vector<Box> boxes = below(random, 2) == 0
+                                       ? grid_tiling(shape, {2, int64_t(1 + below(random, 2)), 1})
+                                       : random_tiling(shape, 2 + below(random, 6), random);
     const std::string key = "t" + std::to_string(t);
     for (const Box& box : boxes) {
       const auto add = [&](Box of, int64_t replica) {
@@ -283,5 +282,4 @@ TEST(AccessProperty, TilingsAreAcceptedAndEveryMutationIsFound) {
   for (int m = 0; m < 6; ++m) EXPECT_GT(found[static_cast<Mutation>(m)], 50) << m;
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::access_test

@@ -10,8 +10,7 @@
 #include "tilestone/plan/report.h"
 #include "tilestone/plan/save_plan.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::copy_plan_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -38,8 +37,8 @@ std::vector<Assignment> plan_with_groups(const std::vector<LocalSavePlan>& plans
   SavePlanner planner(static_cast<int>(plans.size()));
   for (int rank = 0; rank < static_cast<int>(plans.size()); ++rank) {
     const auto r = static_cast<size_t>(rank);
-    planner.add(rank, plans[r]);
     if (!groups[r].empty()) planner.set_group(rank, groups[r]);
+    planner.add(rank, plans[r]);
   }
   return planner.finish();
 }
@@ -83,6 +82,57 @@ TEST(CopyPlan, TheSmallestAreKeptWithinTheBudget) {
   EXPECT_THAT(limited(UINT64_MAX, 48), ElementsAre(0, 1, 2, 3, 4));
 }
 
+// A common object, and a sharded one that rank 1 writes; of these contents.
+LocalSavePlan objects(int rank, uint64_t common, uint64_t sharded) {
+  LocalSavePlan plan;
+  plan.objects.push_back({"common", true, true, common});
+  plan.objects.push_back({"sharded", false, rank == 1, sharded});
+  return plan;
+}
+
+TEST(CopyPlan, ObjectsOfTheSameContentAreCopiedCommonOnesWhateverTheGroup) {
+  const std::vector<std::vector<int>> groups = {{0, 1}, {0, 1}, {2, 3}, {2, 3}};
+  const auto planned = plan_with_groups(
+      {objects(0, 5, 6), objects(1, 5, 6), objects(2, 5, 6), objects(3, 7, 6)}, groups);
+  EXPECT_THAT(planned[0].objects, ElementsAre(0));
+  EXPECT_THAT(planned[0].object_copies, ElementsAre(1));
+  EXPECT_THAT(planned[1].objects, ElementsAre(1));
+  EXPECT_THAT(planned[1].object_copies, ElementsAre(0));
+  EXPECT_THAT(planned[2].object_copies, ElementsAre(0));  // "sharded" is of another group
+  EXPECT_THAT(planned[3].object_copies, IsEmpty());       // its own is another one
+  const auto unknown = plan_with_groups({objects(0, 0, 0), objects(1, 0, 0)}, {{0, 1}, {0, 1}});
+  EXPECT_THAT(unknown[1].object_copies, IsEmpty());
+  const auto without = plan_with_groups({objects(0, 5, 6), objects(1, 5, 6)}, {{}, {}});
+  EXPECT_THAT(without[1].object_copies, IsEmpty());
+}
+
+TEST(CopyPlan, ByRuleCommonObjectsAreCopiedByAllRanksButTheLowest) {
+  const std::vector<int> group = {2, 3};
+  const std::vector<int> of_lowest = {0, 1};
+  EXPECT_THAT(plan_save_by_rule(objects(2, 5, 6), 2, group).object_copies, ElementsAre(0));
+  EXPECT_THAT(plan_save_by_rule(objects(0, 5, 6), 0, of_lowest).object_copies, IsEmpty());
+  EXPECT_THAT(plan_save_by_rule(objects(2, 5, 6), 2).object_copies, IsEmpty());
+  EXPECT_THAT(plan_save_by_rule(objects(2, 0, 0), 2, group).object_copies, IsEmpty());
+}
+
+TEST(CopyPlan, ObjectsAndChunksShareTheBudgetBySize) {
+  LocalSavePlan plan = replicas({4, 2}, {});  // 16 and 8 bytes
+  plan.objects.push_back({"x", true, true, 1, 8});
+  plan.objects.push_back({"y", true, true, 1, 12});
+  const auto limited = [&](uint64_t max_bytes, uint64_t bytes) {
+    Assignment assignment;
+    assignment.copies = {0, 1};
+    assignment.object_copies = {0, 1};
+    EXPECT_EQ(limit_copies(plan, max_bytes, assignment), bytes);
+    return assignment;
+  };
+  EXPECT_EQ(limited(7, 0), Assignment());
+  EXPECT_EQ(limited(8, 8), (Assignment{{}, {}, {}, {0}}));
+  EXPECT_EQ(limited(27, 16), (Assignment{{}, {}, {1}, {0}}));
+  EXPECT_EQ(limited(28, 28), (Assignment{{}, {}, {1}, {0, 1}}));
+  EXPECT_EQ(limited(UINT64_MAX, 44), (Assignment{{}, {}, {0, 1}, {0, 1}}));
+}
+
 TEST(CopyPlan, AGroupIsOfRanksOfTheWorldWithTheOwnOneEachOnce) {
   EXPECT_THAT(checked_group(2, 4, {3, 2, 0}), ElementsAre(0, 2, 3));
   const auto refused = [](int rank, std::vector<int> group) {
@@ -98,7 +148,7 @@ TEST(CopyPlan, AGroupIsOfRanksOfTheWorldWithTheOwnOneEachOnce) {
 }
 
 TEST(CopyPlan, AnAssignmentComesBackWithItsCopies) {
-  const Assignment assignment{{0, 2}, {1}, {1, 5}};
+  const Assignment assignment{{0, 2}, {1}, {1, 5}, {0, 3}};
   EXPECT_EQ(Assignment::decode(assignment.encode()), assignment);
 }
 
@@ -122,6 +172,47 @@ TEST(CopyPlan, ReportedCopiesAreNoExcuseForAnElementWrittenTwice) {
       [] { merge_reports({report_of(0, false), report_of(1, false)}, CopyPolicy::kReported); });
   EXPECT_EQ(error.code(), ErrorCode::kCoverage);
   EXPECT_EQ(error.key(), "w");
+}
+
+RankReport object_report(int rank, bool copy, const std::string& file) {
+  RankReport report;
+  report.rank = rank;
+  report.world_size = 2;
+  report.save_id = "0123456789abcdef";
+  report.files = {{file, 100}};
+  const RankReport::Object object{"o", {}, {0, 10, 50, {0, 0, 8}}, 77};
+  (copy ? report.object_copies : report.objects).push_back(object);
+  return report;
+}
+
+TEST(CopyPlan, AReportComesBackWithItsCopiesOfObjectsAndContents) {
+  for (const bool copy : {false, true}) {
+    const RankReport report = object_report(1, copy, "file");
+    const RankReport decoded = RankReport::decode(report.encode());
+    ASSERT_EQ(decoded.objects.size(), copy ? 0u : 1u);
+    ASSERT_EQ(decoded.object_copies.size(), copy ? 1u : 0u);
+    const RankReport::Object& object = copy ? decoded.object_copies[0] : decoded.objects[0];
+    EXPECT_EQ(object.key, "o");
+    EXPECT_EQ(object.at.offset, 10u);
+    EXPECT_EQ(object.at.checksums.item_crc32, 8u);
+    EXPECT_EQ(object.content, 77u);
+    EXPECT_EQ(decoded.encode(), report.encode());
+  }
+}
+
+TEST(CopyPlan, ACopyOfAnObjectThatNobodyWroteIsRefused) {
+  const auto merged = [](bool written, CopyPolicy policy) {
+    return error_of([&] {
+      merge_reports({object_report(0, !written, "a"), object_report(1, true, "b")}, policy);
+    });
+  };
+  EXPECT_EQ(merged(false, CopyPolicy::kReported).code(), ErrorCode::kCoverage);
+  EXPECT_EQ(merged(true, CopyPolicy::kRefuse).code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(merged(true, CopyPolicy::kRefuse).rank(), 1);
+  EXPECT_EQ(merge_reports({object_report(0, false, "a"), object_report(1, true, "b")},
+                          CopyPolicy::kReported)
+                .objects.size(),
+            1u);
 }
 
 // One tensor of one chunk in each of the files 0, 1 and 2, each with a copy in the two others.
@@ -191,5 +282,4 @@ TEST(Nearest, AnOwnCopyIsOneOfAChunkInAnothersFile) {
   EXPECT_EQ(Nearest(stored.metadata, stored.writers, 1, false, "").own_copy(0, 0), kNoCopy);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::copy_plan_test

@@ -9,8 +9,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::distribution_test {
 
 using Sets = std::vector<std::vector<int>>;
 using Shards = std::vector<DistributedShard>;
@@ -192,5 +191,4 @@ TEST(DistributionByFile, WhatCannotBeMeantIsRefused) {
   EXPECT_THROW(distribute_shards_by_file(shards, {}, 1, Files{0}, writers), Error);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::distribution_test

@@ -7,8 +7,7 @@
 
 #include "tilestone/geometry/coverage.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::exchange_plan_test {
 
 using testing::Each;
 using testing::ElementsAre;
@@ -211,5 +210,4 @@ TEST(Verdict, FragmentsOfOneRankGainNothing) {
   EXPECT_FALSE(worth({256, 8192}, std::vector<Box>{{{0, 0}, {256, 1024}}}));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::exchange_plan_test

@@ -4,8 +4,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::grid_plan_test {
 
 LocalSavePlan plan_of(const Dims& shape, const std::vector<Box>& boxes) {
   LocalSavePlan plan;
@@ -48,5 +47,4 @@ TEST(GridPlan, AnIrregularGridIsRefusedWithKeyBoxAndRank) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::grid_plan_test

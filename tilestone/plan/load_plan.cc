@@ -11,6 +11,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/box_index.h"
 #include "tilestone/geometry/coverage.h"
+#include "tilestone/plan/texts_internal.h"
 
 namespace tilestone {
 namespace {
@@ -18,10 +19,6 @@ namespace {
 // A tensor with fewer chunks, or wanted in fewer pieces, is searched from end to end.
 constexpr size_t kIndexedChunks = 64;
 constexpr size_t kIndexedPieces = 4;
-
-std::string described(DType dtype, const Dims& shape) {
-  return std::string(to_string(dtype)) + " " + to_string(shape);
-}
 
 std::string hint_for(const Metadata& metadata, const std::string& key) {
   if (metadata.find_object(key) != nullptr) return "the checkpoint has an object under this key";

@@ -8,8 +8,7 @@
 
 #include "tilestone/base/error_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::load_plan_test {
 
 using testing::HasSubstr;
 
@@ -249,5 +248,4 @@ TEST(LoadPlanProperty, EveryWantedElementIsReadOnceFromAChunkThatHoldsIt) {
   EXPECT_LT(refused, 500);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::load_plan_test

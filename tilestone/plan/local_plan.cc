@@ -109,7 +109,7 @@ class LocalPlanner {
 // ---- Encoding ----
 
 constexpr uint8_t kPlanVersion = 4;
-constexpr uint8_t kAssignmentVersion = 2;
+constexpr uint8_t kAssignmentVersion = 3;
 
 // Ascending ranks as runs of equal steps: (gap to the run's first, step, count).
 void write_ranks(ByteWriter& out, const std::vector<int>& ranks) {
@@ -290,6 +290,7 @@ Bytes Assignment::encode() const {
   write_ascending(out, chunks);
   write_ascending(out, objects);
   write_ascending(out, copies);
+  write_ascending(out, object_copies);
   return std::move(out).take();
 }
 
@@ -300,6 +301,7 @@ Assignment Assignment::decode(ByteView bytes) {
   assignment.chunks = read_ascending(in);
   assignment.objects = read_ascending(in);
   assignment.copies = read_ascending(in);
+  assignment.object_copies = read_ascending(in);
   in.expect_end();
   return assignment;
 }

@@ -9,12 +9,11 @@
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/plan/report.h"
+#include "tilestone/plan/texts_internal.h"
 #include "tilestone/version.h"
 
 namespace tilestone {
 namespace {
-
-std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
 // The reports by rank, once they are found to be all of one save.
 std::vector<RankReport*> by_rank(std::span<RankReport> reports) {
@@ -66,6 +65,7 @@ class Merger {
     for (size_t t = 0; t < metadata_.tensors.size(); ++t) finish(t);
     metadata_.index();
     place_copies();
+    check_object_copies();
     return std::move(metadata_);
   }
 
@@ -103,6 +103,7 @@ class Merger {
     }
     for (RankReport::Chunk& copy : report.copies) add_copy(report, copy, tensors.at(copy.tensor));
     for (RankReport::Object& object : report.objects) add(report, object);
+    for (RankReport::Object& copy : report.object_copies) add_object_copy(report, copy);
     for (auto& [tensor, attributes] : report.attributes) {
       add_attributes(report.rank, metadata_.tensors[tensors.at(tensor)].key, attributes);
     }
@@ -118,6 +119,35 @@ class Merger {
           .with_rank(report.rank);
     }
     copies_.push_back({key, std::move(copy.box), location(report, copy.at, key), report.rank});
+  }
+
+  void add_object_copy(const RankReport& report, RankReport::Object& copy) {
+    if (policy_ == CopyPolicy::kRefuse) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          rank_text(report.rank) + " reports a copy of an object, and no copies are accepted")
+          .with_key(copy.key)
+          .with_rank(report.rank);
+    }
+    const ItemLocation at = location(report, copy.at, copy.key);
+    object_copies_.push_back({std::move(copy.key), {}, at, report.rank});
+  }
+
+  // Whether they hold the same is for who reads the manifest: ranks may hold objects of their own
+  // under one key, and the lowest rank's is the checkpoint's.
+  void check_object_copies() const {
+    for (const Copy& copy : object_copies_) {
+      const StoredObject* object = metadata_.find_object(copy.key);
+      const bool missing = object == nullptr;
+      if (!missing && object->at.file != copy.at.file) continue;
+      throw Error(
+          missing ? ErrorCode::kCoverage : ErrorCode::kInvalidArgument,
+          rank_text(copy.rank) + " reports a copy of an object " +
+              (missing ? "that no rank wrote"
+                       : "in the file of the object itself, " + metadata_.files[copy.at.file]))
+          .with_key(copy.key)
+          .with_rank(copy.rank);
+    }
   }
 
   void add_attributes(int rank, const std::string& key, Attributes& attributes) {
@@ -306,6 +336,7 @@ class Merger {
   const CopyPolicy policy_;
   Metadata metadata_;
   std::vector<Copy> copies_;
+  std::vector<Copy> object_copies_;                                     // without boxes
   std::map<std::pair<std::string, std::string>, int> attribute_ranks_;  // by key and name
   std::vector<std::vector<int>> ranks_;  // by tensor, of each of its chunks
   std::vector<int> first_ranks_;         // by tensor

@@ -1,7 +1,5 @@
 #include "tilestone/plan/nearest.h"
 
-#include <span>
-
 namespace tilestone {
 
 Nearest::Nearest(const Metadata& metadata, const std::vector<FileWriter>& writers, int rank,
@@ -27,26 +25,35 @@ uint32_t Nearest::own_copy(uint32_t tensor, uint32_t chunk) const {
 
 uint32_t Nearest::choose(uint32_t tensor, uint32_t chunk, uint64_t bytes) {
   const std::span<const StoredCopy> copies = metadata_.copies_of(tensor, chunk);
-  const auto number = [&](size_t i) {
-    if (i == 0) return kNoCopy;
-    return static_cast<uint32_t>(&copies[i - 1] - metadata_.copies.data());
-  };
-  const auto file = [&](size_t i) { return metadata_.place(tensor, chunk, number(i)).file; };
+  std::vector<const ItemLocation*> places = {&metadata_.place(tensor, chunk, kNoCopy)};
+  for (const StoredCopy& copy : copies) places.push_back(&copy.at);
+  const size_t best = choose(places, bytes);
+  if (best == 0) return kNoCopy;
+  return static_cast<uint32_t>(&copies[best - 1] - metadata_.copies.data());
+}
+
+size_t Nearest::choose(const StoredObject& object) {
+  std::vector<const ItemLocation*> places = {&object.at};
+  for (const ItemLocation& copy : object.copies) places.push_back(&copy);
+  return choose(places, object.at.length);
+}
+
+size_t Nearest::choose(std::span<const ItemLocation* const> places, uint64_t bytes) {
   const auto nearness = [&](size_t i) {
-    const FileWriter& writer = writers_[file(i)];
+    const FileWriter& writer = writers_[places[i]->file];
     if (same_world_ && writer.rank == rank_) return 2;
     return !host_.empty() && writer.host == host_ ? 1 : 0;
   };
-  const size_t places = copies.size() + 1;
-  const size_t first = static_cast<size_t>(rank_) % places;
+  const auto load = [&](size_t i) { return load_[places[i]->file]; };
+  const size_t first = static_cast<size_t>(rank_) % places.size();
   size_t best = first;
-  for (size_t turn = 1; turn < places; ++turn) {
-    const size_t i = (first + turn) % places;
+  for (size_t turn = 1; turn < places.size(); ++turn) {
+    const size_t i = (first + turn) % places.size();
     const int nearer = nearness(i) - nearness(best);
-    if (nearer > 0 || (nearer == 0 && load_[file(i)] < load_[file(best)])) best = i;
+    if (nearer > 0 || (nearer == 0 && load(i) < load(best))) best = i;
   }
-  load_[file(best)] += bytes;
-  return number(best);
+  load_[places[best]->file] += bytes;
+  return best;
 }
 
 }  // namespace tilestone

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,8 +36,13 @@ class Nearest {
   uint32_t own_copy(uint32_t tensor, uint32_t chunk) const;
   // Where `bytes` of the chunk are read: index into Metadata::copies, or kNoCopy.
   uint32_t choose(uint32_t tensor, uint32_t chunk, uint64_t bytes);
+  // The same for an object: 0, its own item; i, the i-th of its copies.
+  size_t choose(const StoredObject& object);
 
  private:
+  // Index of the nearest place.
+  size_t choose(std::span<const ItemLocation* const> places, uint64_t bytes);
+
   const Metadata& metadata_;
   const std::vector<FileWriter>& writers_;
   const int rank_;

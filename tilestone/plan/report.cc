@@ -1,5 +1,7 @@
 #include "tilestone/plan/report.h"
 
+#include <algorithm>
+
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/named_fields.h"
 #include "tilestone/plan/wire_internal.h"
@@ -7,13 +9,15 @@
 namespace tilestone {
 namespace {
 
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kReportVersion = 1;
 constexpr uint64_t kTrailerSize = 8;
 
 // Optional fields; a report has those of which it has something to say.
 constexpr std::string_view kAttributes = "attributes";
+constexpr std::string_view kContents = "contents";
 constexpr std::string_view kCopies = "copies";
 constexpr std::string_view kHost = "host";
+constexpr std::string_view kObjectCopies = "object_copies";
 constexpr std::string_view kParts = "parts";
 
 void write_item(ByteWriter& out, const ReportedItem& item) {
@@ -87,12 +91,51 @@ void read_chunks(ByteReader& in, const RankReport& report, std::vector<RankRepor
   }
 }
 
+void read_object(ByteReader& in, wire::KeyReader& keys, const RankReport& report,
+                 RankReport::Object& object) {
+  object.key = keys.read(in);
+  object.path = wire::read_path(in, object.key);
+  object.at = read_item(in, report.files);
+}
+
 void read_objects(ByteReader& in, wire::KeyReader& keys, RankReport& report) {
   report.objects.resize(in.count(3 + kMinItemSize));
-  for (RankReport::Object& object : report.objects) {
-    object.key = keys.read(in);
-    object.path = wire::read_path(in, object.key);
-    object.at = read_item(in, report.files);
+  for (RankReport::Object& object : report.objects) read_object(in, keys, report, object);
+}
+
+void write_object(ByteWriter& out, wire::KeyWriter& keys, const RankReport::Object& object) {
+  keys.write(out, object.key);
+  wire::write_path(out, object.key, object.path);
+  write_item(out, object.at);
+}
+
+Bytes encode_contents(const RankReport& report) {
+  ByteWriter out;
+  for (const RankReport::Object& object : report.objects) out.u64(object.content);
+  return std::move(out).take();
+}
+
+void read_contents(ByteReader& in, RankReport& report) {
+  for (RankReport::Object& object : report.objects) object.content = in.u64();
+}
+
+Bytes encode_object_copies(const RankReport& report) {
+  ByteWriter out;
+  wire::KeyWriter keys;
+  out.varint(report.object_copies.size());
+  for (const RankReport::Object& object : report.object_copies) {
+    write_object(out, keys, object);
+    out.u64(object.content);
+  }
+  return std::move(out).take();
+}
+
+void read_object_copies(ByteReader& in, RankReport& report) {
+  wire::KeyReader keys;
+  report.object_copies.resize(in.count(3 + kMinItemSize + sizeof(uint64_t)));
+  for (RankReport::Object& object : report.object_copies) {
+    read_object(in, keys, report, object);
+    object.content = in.u64();
   }
 }
 
@@ -154,8 +197,13 @@ std::vector<NamedField> optional_fields(const RankReport& report) {
     fields.emplace_back(std::string(name), std::move(value));
   };
   if (!report.attributes.empty()) add(kAttributes, encode_attributes(report));
+  const auto noted = [](const RankReport::Object& object) { return object.content != 0; };
+  if (std::any_of(report.objects.begin(), report.objects.end(), noted)) {
+    add(kContents, encode_contents(report));
+  }
   if (!report.copies.empty()) add(kCopies, encode_copies(report));
   if (!report.host.empty()) add(kHost, to_bytes(report.host));
+  if (!report.object_copies.empty()) add(kObjectCopies, encode_object_copies(report));
   if (!report.parts.empty()) add(kParts, encode_parts(report));
   return fields;
 }
@@ -168,8 +216,12 @@ void read_optional_field(std::string_view name, ByteView value, RankReport& repo
   ByteReader in(value, "rank report: " + std::string(name));
   if (name == kAttributes) {
     read_attributes(in, report);
+  } else if (name == kContents) {
+    read_contents(in, report);
   } else if (name == kCopies) {
     read_chunks(in, report, report.copies);
+  } else if (name == kObjectCopies) {
+    read_object_copies(in, report);
   } else if (name == kParts) {
     read_parts(in, report);
   } else {
@@ -189,7 +241,7 @@ uint64_t attribute_bytes(const Attributes& attributes) {
 Bytes RankReport::encode() const {
   ByteWriter out;
   out.reserve(64 * (tensors.size() + chunks.size() + objects.size() + files.size() + 1));
-  out.u8(kVersion);
+  out.u8(kReportVersion);
   out.varint(static_cast<uint64_t>(rank));
   out.varint(static_cast<uint64_t>(world_size));
   out.string(save_id);
@@ -208,11 +260,7 @@ Bytes RankReport::encode() const {
   }
   write_chunks(out, chunks);
   out.varint(objects.size());
-  for (const Object& object : objects) {
-    keys.write(out, object.key);
-    wire::write_path(out, object.key, object.path);
-    write_item(out, object.at);
-  }
+  for (const Object& object : objects) write_object(out, keys, object);
   write_named_fields(out, optional_fields(*this));
   out.u64(xxh3_64(out.bytes()));
   return std::move(out).take();
@@ -220,7 +268,7 @@ Bytes RankReport::encode() const {
 
 RankReport RankReport::decode(ByteView bytes) {
   ByteReader in(checked_body(bytes), "rank report");
-  if (in.u8() != kVersion) in.fail("an unknown version");
+  if (in.u8() != kReportVersion) in.fail("an unknown version");
   RankReport report;
   report.rank = wire::read_int(in, "the rank");
   report.world_size = wire::read_int(in, "the world size");

@@ -49,8 +49,11 @@ struct RankReport {
     std::string key;
     Path path;
     ReportedItem at;
+    uint64_t content = 0;  // content_hash of its value, where the save makes copies; 0: not noted
   };
   std::vector<Object> objects;
+  // Objects that another rank writes: copies of it where the content is the same.
+  std::vector<Object> object_copies;
   // Bytes of a file that belong to no item: how its format begins and ends it.
   struct FilePart {
     uint32_t file = 0;    // index into files
@@ -86,11 +89,12 @@ enum class CopyPolicy : uint8_t {
 // matter. Empty chunks are left out, but for one (the lowest rank's) of a tensor without elements.
 // Errors name key, box and ranks:
 //  kInvalidArgument - reports of several saves, a rank missing or twice, two files of one name, an
-//                     item outside its file, a copy where none is accepted or in its chunk's file;
+//                     item outside its file, a copy where none is accepted or in its original's
+//                     file;
 //  kMismatch - ranks disagree on a key's dtype, shape or attribute, on tensor versus object, or a
 //              copy's payload has another checksum than its chunk's: per-rank data under one key;
 //  kCoverage - an element written by nobody or twice, an object written twice, a copy of a box that
-//              nobody wrote as a chunk.
+//              nobody wrote as a chunk, or of an object that nobody wrote.
 Metadata merge_reports(std::vector<RankReport> reports, CopyPolicy copies = CopyPolicy::kRefuse);
 
 }  // namespace tilestone

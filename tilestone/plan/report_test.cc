@@ -9,8 +9,7 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::report_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -401,5 +400,4 @@ TEST(ReportEncoding, HostileBytesAreCorruptAndNothingWorse) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::report_test

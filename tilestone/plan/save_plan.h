@@ -16,7 +16,10 @@
 // A *copy* is a chunk once more, in the data file of a rank that holds it and does not own it, so
 // that this rank need not read the owner's file. A rank copies what it holds where the owner is
 // among the ranks that it names (its replicate group); of chunks of unknown holders it learns the
-// owner by exchange alone.
+// owner by exchange alone. Of objects a rank with a group copies those that it holds as the writer
+// does, by content: common ones whatever the group, since one rank writes them for all ranks, and
+// others, by exchange alone, where their writer is one of the group. By rule it does not know the
+// writer's content: whether it has copied the same is found when the reports are put together.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +52,8 @@ struct PlanObject {
   std::string key;
   bool common = false;
   bool main_replica = true;
-  uint64_t content = 0;  // content_hash of a common object's value; 0: not known
+  uint64_t content = 0;  // content_hash of its value; 0: not known
+  uint64_t bytes = 0;    // of its item, as far as copies of it are limited; not encoded
 };
 
 // A common object that is not the same on two ranks.
@@ -80,7 +84,8 @@ LocalSavePlan make_local_plan(const Items& items);
 struct Assignment {
   std::vector<uint32_t> chunks;
   std::vector<uint32_t> objects;
-  std::vector<uint32_t> copies = {};  // chunks that another rank of its group owns
+  std::vector<uint32_t> copies = {};         // chunks that another rank of its group owns
+  std::vector<uint32_t> object_copies = {};  // objects that another rank writes
 
   Bytes encode() const;
   static Assignment decode(ByteView bytes);
@@ -105,7 +110,7 @@ class SavePlanner {
   // The same from the plan's encoding, in a third of the time; Error(kCorrupt).
   void add_encoded(int rank, ByteView bytes);
   // The ranks whose chunks `rank` copies where it holds them too; without this it copies nothing.
-  // Errors: checked_group()'s.
+  // Called before the rank is added. Errors: checked_group()'s.
   void set_group(int rank, const std::vector<int>& group);
 
   // Validates over all ranks and assigns; called once. Throws, naming key, box and both ranks:
@@ -140,7 +145,7 @@ Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank, std::span<cons
 
 // Leaves as many of a rank's copies as max_bytes allow, in order of size, the smallest first: each
 // copy saves one read of another rank's file, so this saves the most reads. Of equal ones those of
-// the lower key, then box. Returns the bytes of what is left.
+// the lower key, then box, and objects before chunks. Returns the bytes of what is left.
 uint64_t limit_copies(const LocalSavePlan& plan, uint64_t max_bytes, Assignment& assignment);
 
 }  // namespace tilestone

@@ -8,8 +8,7 @@
 
 #include "tilestone/base/error_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::save_plan_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -487,5 +486,4 @@ TEST(Encoding, DamagedPlansAreCorruptAndNothingWorse) {
   expect_harmless<Assignment>(Assignment{{0, 5, 6, 1000}, {2, 3}}.encode(), 2);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::save_plan_test

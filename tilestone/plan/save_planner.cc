@@ -13,6 +13,7 @@
 #include "tilestone/plan/balance_internal.h"
 #include "tilestone/plan/plan_sink_internal.h"
 #include "tilestone/plan/planner_internal.h"
+#include "tilestone/plan/texts_internal.h"
 
 namespace tilestone {
 
@@ -30,6 +31,12 @@ struct Object {
   uint32_t index = 0;       // in the writer's plan
   uint64_t content = 0;     // the first rank's
   uint32_t other = kNone;   // a rank with another content
+  struct Holder {
+    uint32_t rank = 0;
+    uint32_t index = 0;  // in the rank's plan
+    uint64_t content = 0;
+  };
+  std::vector<Holder> copiers;  // those who copy what others write, where contents are known
 };
 
 // A chunk that several ranks list, with what it is sorted by.
@@ -39,12 +46,6 @@ struct Waiting {
   uint32_t holders = PlanChunk::kUnknown;  // where they are just those that list it
   size_t begin = 0;                        // of its group in the tensor's listings
 };
-
-std::string rank_text(uint32_t rank) { return "rank " + std::to_string(rank); }
-
-std::string described(DType dtype, const Dims& shape) {
-  return std::string(to_string(dtype)) + " " + to_string(shape);
-}
 
 bool is_inside(const Box& box, const Dims& shape) {
   for (size_t d = 0; d < shape.size(); ++d) {
@@ -85,6 +86,7 @@ struct SavePlanner::State final : PlanSink {
   void assign_shared();
   void assign_empty();
   void assign_objects();
+  void copy_object(const Object& object);
   void give(const Listing& listing, uint64_t bytes);
   void note_copies(std::span<const Listing> group, uint32_t owner);
   void make_room_for_owned();
@@ -213,6 +215,9 @@ void SavePlanner::State::object(const PlanObject& listed) {
   const uint32_t index = object_index++;
   const auto [known, is_new] = objects.try_emplace(listed.key);
   Object& object = known->second;
+  if (listed.content != 0 && groups.contains(rank)) {
+    object.copiers.push_back({rank, index, listed.content});
+  }
   if (is_new) {
     object.common = listed.common;
     object.first_rank = rank;
@@ -418,6 +423,22 @@ void SavePlanner::State::assign_empty() {
 void SavePlanner::State::assign_objects() {
   for (const auto& [key, object] : objects) {
     assignments[object.writer].objects.push_back(object.index);
+    copy_object(object);
+  }
+}
+
+// The writer copies nothing, so its content is known by its entry where it has a group; all ranks
+// of a save have one, or none.
+void SavePlanner::State::copy_object(const Object& object) {
+  const auto is_writer = [&](const Object::Holder& holder) { return holder.rank == object.writer; };
+  const auto writer = std::find_if(object.copiers.begin(), object.copiers.end(), is_writer);
+  if (writer == object.copiers.end()) return;
+  for (const Object::Holder& holder : object.copiers) {
+    if (is_writer(holder) || holder.content != writer->content) continue;
+    const std::vector<int>& ranks = groups.at(holder.rank);
+    const bool in_group =
+        std::binary_search(ranks.begin(), ranks.end(), static_cast<int>(object.writer));
+    if (object.common || in_group) assignments[holder.rank].object_copies.push_back(holder.index);
   }
 }
 
@@ -501,6 +522,7 @@ std::vector<Assignment> SavePlanner::finish() {
     mine.chunks = state.chunks_of(r);
     std::sort(mine.objects.begin(), mine.objects.end());
     std::sort(mine.copies.begin(), mine.copies.end());
+    std::sort(mine.object_copies.begin(), mine.object_copies.end());
   }
   return std::move(state.assignments);
 }

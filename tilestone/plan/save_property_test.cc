@@ -10,8 +10,7 @@
 #include "tilestone/plan/save_plan.h"
 #include "tilestone/state/sharded.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::save_property_test {
 
 using Random = std::mt19937_64;
 
@@ -189,5 +188,4 @@ TEST(SavePlanScale, DenseJobWithFlatOptimizerRangesAgainstAPainter) {
   expect_painted_once(plans, plan_save(plans));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::save_property_test

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
 #include "tilestone/base/error.h"
 #include "tilestone/plan/balance_internal.h"
@@ -119,23 +120,40 @@ Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank, std::span<cons
   std::sort(mine.copies.begin(), mine.copies.end());
   for (uint32_t i = 0; i < plan.objects.size(); ++i) {
     const PlanObject& object = plan.objects[i];
-    if (object.common ? rank == 0 : object.main_replica) mine.objects.push_back(i);
+    if (object.common ? rank == 0 : object.main_replica) {
+      mine.objects.push_back(i);
+    } else if (object.common && object.content != 0 && !group.empty()) {
+      mine.object_copies.push_back(i);
+    }
   }
   return mine;
 }
 
 uint64_t limit_copies(const LocalSavePlan& plan, uint64_t max_bytes, Assignment& assignment) {
-  std::vector<uint32_t>& copies = assignment.copies;
-  sort_chunks(plan, false, copies);
+  std::vector<uint32_t>& chunks = assignment.copies;
+  std::vector<uint32_t>& objects = assignment.object_copies;
+  sort_chunks(plan, false, chunks);
+  std::sort(objects.begin(), objects.end(), [&](uint32_t i, uint32_t j) {
+    const PlanObject& a = plan.objects.at(i);
+    const PlanObject& b = plan.objects.at(j);
+    return std::tie(a.bytes, a.key) < std::tie(b.bytes, b.key);
+  });
   uint64_t bytes = 0;
-  size_t kept = 0;
-  for (; kept < copies.size(); ++kept) {
-    const uint64_t next = bytes_of(plan, plan.chunks.at(copies[kept]));
+  size_t chunk = 0, object = 0;
+  while (chunk < chunks.size() || object < objects.size()) {
+    const uint64_t of_chunk =
+        chunk < chunks.size() ? bytes_of(plan, plan.chunks.at(chunks[chunk])) : UINT64_MAX;
+    const uint64_t of_object =
+        object < objects.size() ? plan.objects[objects[object]].bytes : UINT64_MAX;
+    const uint64_t next = std::min(of_chunk, of_object);
     if (next > max_bytes - bytes) break;  // so are those behind it
     bytes += next;
+    ++(of_object <= of_chunk ? object : chunk);
   }
-  copies.resize(kept);
-  std::sort(copies.begin(), copies.end());
+  chunks.resize(chunk);
+  objects.resize(object);
+  std::sort(chunks.begin(), chunks.end());
+  std::sort(objects.begin(), objects.end());
   return bytes;
 }
 

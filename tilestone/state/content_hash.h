@@ -9,7 +9,7 @@ namespace tilestone {
 
 // Equal for equal values, and for sets and dicts whose entries stand in another order (Python
 // orders a set of strings otherwise in each process). Never 0. Another version may give another
-// number: it is compared between ranks and not stored.
+// number: it is compared between ranks, and stored only to tell the copies of one save apart.
 uint64_t content_hash(const Value& value);
 
 }  // namespace tilestone

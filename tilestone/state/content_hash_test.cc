@@ -5,8 +5,7 @@
 #include <cstring>
 #include <vector>
 
-namespace tilestone {
-namespace {
+namespace tilestone::content_hash_test {
 
 Value set_of(Value::List items) {
   Opaque opaque;
@@ -81,5 +80,4 @@ TEST(ContentHash, TakesADeepOrOftenSharedValue) {
   EXPECT_NE(content_hash(wide), 0u);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::content_hash_test

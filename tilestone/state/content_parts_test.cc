@@ -3,8 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace tilestone {
-namespace {
+namespace tilestone::content_parts_test {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
@@ -74,5 +73,4 @@ TEST(ContentParts, BeyondTheMostWhatIsLeftIsOneLeaf) {
   EXPECT_EQ(find_differences(parts, content_parts(Value::list(items), 10)).size(), 1u);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::content_parts_test

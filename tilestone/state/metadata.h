@@ -81,6 +81,10 @@ struct StoredObject {
   std::string key;
   Path path;
   ItemLocation at;
+  // The same object once more, in other files; by file. Known from the manifest alone.
+  std::vector<ItemLocation> copies = {};
+  // What ranks wrote as copies of it and is another object: verify checks it, nobody reads it.
+  std::vector<ItemLocation> unlike = {};
 };
 
 // The elements of a chunk once more, in an item of another file.

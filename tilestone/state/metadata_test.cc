@@ -5,8 +5,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::metadata_test {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
@@ -73,5 +72,4 @@ TEST(SimilarKeys, AreFoundByEditsAndByComponents) {
   EXPECT_THAT(similar_keys(metadata, std::string(100'000, 'x')), IsEmpty());
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::metadata_test

@@ -9,8 +9,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::sharded_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -295,5 +294,4 @@ TEST(ShardedObject, NamesItsPlaceInTheGrid) {
   EXPECT_THAT(refusal([] { ShardedObject::make("w", 1, {-2}, {0}); }), HasSubstr("negative dim"));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::sharded_test

@@ -7,8 +7,7 @@
 
 #include "tilestone/base/error_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::state_dict_test {
 
 using testing::HasSubstr;
 
@@ -279,5 +278,4 @@ TEST(StateDict, TreesDeeperThanTheLimitAreRefused) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::state_dict_test

@@ -12,8 +12,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::tensor_view_test {
 
 using testing::HasSubstr;
 
@@ -152,5 +151,4 @@ TEST(TensorView, DeviceTensorsNarrowThroughTheirDeviceAndRefuseHostAccess) {
   EXPECT_THROW((void)part.strided_view(), Error);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::tensor_view_test

@@ -8,8 +8,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::value_test {
 
 using testing::HasSubstr;
 
@@ -258,5 +257,4 @@ TEST(Value, DeepValuesNeitherOverflowTheStackInTextEqualityNorDestruction) {
   EXPECT_THAT(to_string(a), HasSubstr("argparse.Namespace(a="));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::value_test

@@ -8,8 +8,6 @@
 namespace tilestone {
 namespace {
 
-constexpr uint64_t kAlignment = BufferPool::kAlignment;
-
 [[noreturn]] void fail_write(const std::string& path, uint64_t size, uint64_t offset, int error) {
   fail_errno("cannot write " + std::to_string(size) + " bytes at offset " + std::to_string(offset),
              path, error);

@@ -11,8 +11,7 @@
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::fault_storage_test {
 
 using Names = std::vector<std::string>;
 const Deadline kNever = Deadline::never();
@@ -442,5 +441,4 @@ TEST(FaultDisk, ManyClientsAtOnce) {
   EXPECT_EQ(disk->surviving_image(Survival::kNothingUnsynced).size(), 200u);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::fault_storage_test

@@ -14,8 +14,7 @@
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::posix_directories_test {
 
 namespace fs = std::filesystem;
 using Names = std::vector<std::string>;
@@ -294,5 +293,4 @@ TEST_F(PosixDirectories, WhoHoldsADirectoryStaysWithItThroughExchangeAndRemoval)
   expect_error([&] { storage().child("absent")->held(); }, ErrorCode::kNotFound, "absent");
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::posix_directories_test

@@ -9,12 +9,16 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/per_process.h"
 #include "tilestone/storage/beneath_internal.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/system_internal.h"
 
 namespace tilestone {
+
+// Of memory and file ranges under direct I/O, in bytes.
+inline constexpr uint64_t kAlignment = BufferPool::kAlignment;
 
 // Files from this size on, and ranges from kDirectRead on, are worth direct I/O.
 inline constexpr uint64_t kDirectWrite = 1u << 20;  // bytes

@@ -10,8 +10,7 @@
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::posix_lock_test {
 
 // A process that lives until the object goes.
 class Child {
@@ -106,5 +105,4 @@ TEST(PosixLock, WhereNothingCanBeLockedTryingSaysSo) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::posix_lock_test

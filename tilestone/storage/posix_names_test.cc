@@ -9,8 +9,7 @@
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::posix_names_test {
 
 namespace fs = std::filesystem;
 using Names = std::vector<std::string>;
@@ -196,5 +195,4 @@ TEST_P(PosixNames, AFileInPlaceOfADirectoryIsNoDirectory) {
 
 INSTANTIATE_TEST_SUITE_P(WithAndWithoutOpenat2, PosixNames, testing::Bool());
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::posix_names_test

@@ -37,7 +37,6 @@
 namespace tilestone {
 namespace {
 
-constexpr uint64_t kAlignment = BufferPool::kAlignment;
 constexpr uint64_t kMaxPiece = 8u << 20;     // bytes
 constexpr uint64_t kSmallPiece = 64u << 10;  // bytes
 constexpr uint64_t kMinSplit = 8u << 20;     // bytes; smaller ops are not worth three pieces

@@ -22,7 +22,6 @@
 namespace tilestone {
 namespace {
 
-constexpr uint64_t kAlignment = BufferPool::kAlignment;
 constexpr uint64_t kMoreRoom = 16u << 20;  // bytes, when a file becomes larger than expected
 
 class PosixWriter : public WritableFile {

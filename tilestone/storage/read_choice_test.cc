@@ -2,8 +2,7 @@
 
 #include "tilestone/storage/posix_internal.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::read_choice_test {
 
 constexpr uint64_t kMiB = 1u << 20;
 
@@ -42,5 +41,4 @@ TEST(ReadChoice, ALargeBatchFindsOutWhetherThePageCacheIsFaster) {
   EXPECT_EQ(faster.read(2048 * kMiB, 1e9, 2e9), 1);
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::read_choice_test

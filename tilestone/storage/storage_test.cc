@@ -11,8 +11,7 @@
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::storage_test {
 
 StorageCase posix_case(const std::string& name, PosixOptions options, const std::string& parent) {
   return {name, [options, parent] {
@@ -158,5 +157,4 @@ INSTANTIATE_TEST_SUITE_P(
         child_case(posix_case("posix", {}, kDisk))),
     storage_case_name);
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::storage_test

@@ -315,6 +315,7 @@ class Given(Prepared):
         check: called first; what it raises is this rank's failure.
         group: the ranks that save; None: all.
         preprocess: of a copy of the common state, makes what is compared between ranks.
+        replaces: whether a checkpoint that stands there may be replaced.
     """
 
     harmless = HARMLESS
@@ -326,8 +327,10 @@ class Given(Prepared):
         check: Callable[[], None] = lambda: None,
         group: Any = None,
         preprocess: Callable[[CommonStateDict], StateDict] | None = None,
+        replaces: bool = True,
     ) -> None:
         self._given = sharded_state_dict
+        self._replaces = replaces
         self._directory = checkpoint_dir
         self._check = check
         self._group = group
@@ -339,7 +342,7 @@ class Given(Prepared):
         """The state, once rank 0 has looked what it replaces."""
         self._check()
         _expect_dict(self._given)
-        if _ranks.rank(self._group) == 0:
+        if self._replaces and _ranks.rank(self._group) == 0:
             self._replaced = replaced_by(self._directory)
         return without_local_copies(self._given)  # type: ignore[no-any-return]
 
@@ -387,7 +390,8 @@ def replaced_by(checkpoint_dir: Any) -> str:
 def engine_save(given: Given, checkpoint_dir: Any, **options: Any) -> None:
     """Saves a state by the engine, with keywords of `tilestone.save`."""
     path = literal(checkpoint_dir)
-    result = _api.save(cast("Any", given), path, dialect="megatron", overwrite=True, **options)
+    options = {"overwrite": True, **options}
+    result = _api.save(cast("Any", given), path, dialect="megatron", **options)
     given.log_replaced()
     if result.common_differs:
         given.log_differences()

@@ -77,6 +77,7 @@ class _SaveStrategy:
         replicate: str = "none",
         replicate_group: ProcessGroup | Collection[int] | None = None,
         max_copy_bytes: int | None = None,
+        tp_replica_names: bool = False,
     ) -> None:
         """
         Args:
@@ -91,6 +92,7 @@ class _SaveStrategy:
             threads, buffer_bytes, files_per_rank: as for `tilestone.save`.
             replicate, replicate_group, max_copy_bytes: local copies, as for
                 `tilestone.megatron.save`. Not with keep_only_main_replica.
+            tp_replica_names: as for `tilestone.megatron.save`.
 
         Raises:
             UnsupportedError: another backend or version; Megatron-Core can't be imported, or is of
@@ -115,6 +117,7 @@ class _SaveStrategy:
             "replicate": replicate,
             "replicate_group": replicate_group,
             "max_copy_bytes": max_copy_bytes,
+            "tp_replica_names": tp_replica_names,
         }
 
     @raises_stocks_errors

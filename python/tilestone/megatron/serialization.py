@@ -332,6 +332,13 @@ def save(
     replicate: str = "none",
     replicate_group: Any = None,
     max_copy_bytes: int | None = None,
+    tp_replica_names: bool = False,
+    coordination: str = "communicator",
+    rank: int | None = None,
+    world_size: int | None = None,
+    token: str | None = None,
+    number: int = 0,
+    wait: bool = True,
 ) -> AsyncRequest | None:
     """Saves a state dict in parts. Every rank calls.
 
@@ -375,14 +382,34 @@ def save(
             them: a process group, a `groups.Group`, or ranks in process_group. None: the
             model-parallel group (tensor and pipeline parallel) of Megatron's parallel_state.
         max_copy_bytes: bytes of elements that this rank copies at most; None: no limit.
+        tp_replica_names: the index names a tensor KEY that tensor-parallel ranks hold replicas of
+            (replica ids of three numbers, the second not 0) KEY.__tp_replica_0, _1, ... too, one
+            for each of them, for programs that ask for these. They are names of the same bytes,
+            and Tilestone knows KEY alone. torch_dist only, with a strategy of Tilestone's.
+        coordination: "files": ranks know of one another by small files in the directory alone, as
+            for `tilestone.save`, by `rank`, `world_size` and `token`. torch.distributed need not be
+            initialised, and is not used. They agree by rule, see `agreement`; nothing is replaced,
+            so no checkpoint stands in the directory and no file of Megatron-Core's names. Parts
+            that no main replica holds are refused when the save is published, also with
+            validate_access_integrity=False; of parts that several hold, that they are the same;
+            with True common state is compared then (its paths are not named). Only torch_dist, by
+            None or ("torch_dist", 1) for a strategy; no process_group. `tilestone.unpublished`
+            and `tilestone.publish` say what is missing, and complete a save whose ranks have died.
+        rank, world_size, token, number, wait: for coordination="files", as for `tilestone.save`.
+            With wait=False the last rank to write publishes.
 
     Returns:
         None.
 
     Raises:
-        CheckpointingException: on every rank; what stood in the directory still stands.
+        CheckpointingException: on every rank; what stood in the directory still stands. With
+            coordination="files" on this rank, and on those that wait for it.
         NotImplementedError: a common_strategy was given.
     """
+    by_files, stray = _by_files(
+        coordination=coordination, rank=rank, world_size=world_size, token=token, number=number,
+        wait=wait,
+    )  # fmt: skip
     deadline = Deadline(timeout)
     state: Any = sharded_state_dict
     strategy, failure = _save_strategy(sharded_strategy)
@@ -390,6 +417,8 @@ def save(
         state = _with_content_metadata(sharded_state_dict, content_metadata)
     except InvalidArgumentError as error:
         strategy, failure = None, error
+    if stray is not None:
+        strategy, failure = None, stray
     if async_sharded_save:
         strategy = None
         failure = UnsupportedError("asynchronous saves are not there yet", hint=ASYNC_HINT)
@@ -404,18 +433,22 @@ def save(
     wanted = f"agreement={agreement!r}" if agreement != "exchange" else ""
     if copies:
         wanted = f"replicate={copies['replicate']!r}"
+    if tp_replica_names and options is None:
+        wanted = "tp_replica_names=True"
     if wanted and settled and failure is None:
         failure = InvalidArgumentError(
             f"{wanted} with a {type(strategy).__name__}, which decides who writes"
         )
         strategy, options = None, {}
-    if options is None:
+    if options is None and not by_files:
         _foreign.save(
             state, checkpoint_dir, strategy, get_default_save_common_strategy(),
             validate_access_integrity, preprocess_common_before_consistancy_check,
         )  # fmt: skip
         return None
-    unchecked = validate_access_integrity
+    if by_files and failure is None:
+        failure = _needs_communicator(strategy, process_group)
+    unchecked = validate_access_integrity and not by_files
     if failure is None and hasattr(strategy, "engine_state"):
         try:
             if validate_access_integrity:
@@ -432,17 +465,55 @@ def save(
             raise failure
 
     preprocess = preprocess_common_before_consistancy_check if validate_access_integrity else None
-    given = _parts.Given(state, checkpoint_dir, check, process_group, preprocess)
+    replaces = not by_files
+    given = _parts.Given(state, checkpoint_dir, check, process_group, preprocess, replaces)
     _parts.engine_save(
         given,
         checkpoint_dir,
-        group=process_group,
+        group=None if by_files else process_group,
         validate_access=unchecked,
         common_differs=common_differs if validate_access_integrity else "ignore",
         timeout=deadline.timeout(),
         agreement=agreement,
-        **options | copies,
+        tp_replica_names=tp_replica_names,
+        **(options or {}) | copies | by_files,
     )
+    return None
+
+
+def _by_files(
+    coordination: str, **files: Any
+) -> tuple[Dict[str, Any], InvalidArgumentError | None]:
+    """Options of `tilestone.save` for a save by files, empty for another one; and the error where
+    what only a save by files has was given for another one, which all ranks are to hear of."""
+    if coordination == "files":
+        return {"coordination": coordination, "overwrite": False, **files}, None
+    if coordination != "communicator":
+        return {}, InvalidArgumentError(
+            f'coordination is "communicator" or "files", not {coordination!r}'
+        )
+    usual = {"rank": None, "world_size": None, "token": None, "number": 0, "wait": True}
+    for name, value in files.items():
+        if value is not usual[name]:
+            return {}, InvalidArgumentError(f'{name} has a meaning with coordination="files" only')
+    return {}, None
+
+
+def _needs_communicator(strategy: Any, process_group: Any) -> Exception | None:
+    """What of a save's options can't be had by files."""
+    if process_group is not None:
+        return InvalidArgumentError('process_group has no meaning with coordination="files"')
+    if hasattr(strategy, "engine_state"):
+        return UnsupportedError(
+            f"a {type(strategy).__name__} needs a communicator: its ranks agree who writes",
+            hint='leave sharded_strategy None: with coordination="files" the holders of a '
+            "ShardedTensor (`holders=`) share the writing",
+        )
+    if strategy is not None and _engine_options(strategy) is None:
+        return UnsupportedError(
+            f"a {type(strategy).__name__} needs a communicator: it saves in its own way",
+            hint='leave sharded_strategy None, or save with coordination="communicator"',
+        )
     return None
 
 

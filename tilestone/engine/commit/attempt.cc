@@ -17,12 +17,15 @@
 //  4. It makes the outcome "published", unless there is one. If it is "abandoned", the save is
 //     over.
 //  5. It publishes the index's switch, never over another. The rename is the commit. Who finds the
-//     outcome "published" and no switch does this step.
+//     outcome "published" and no switch does this step. (An index of several files, as
+//     Megatron-Core's dialect has it: attempt_fixed_names.cc.)
 //  6. It notes in the outcome that the switch stood, and removes head and directory.
 //
-// To abandon an attempt is to make the outcome "abandoned" before any of its files go. Only
-// abandon() does (gc's --abandon), and only where the attempt has been seen unchanged for a period
-// and can't be published: a report is missing, or the reports contradict each other.
+// To abandon an attempt is to make the outcome "abandoned" before any of its files go. abandon()
+// (gc's --abandon) does, only where the attempt has been seen unchanged for a period and can't be
+// published: a report is missing, or the reports contradict each other. So does, in torch's
+// rank-local mode, the next number under the same token, only where a rank has failed and none has
+// begun to write (end_earlier_try).
 //
 // Races:
 //  two publishers           The outcome is made once, and the switch is never replaced: the second
@@ -36,13 +39,20 @@
 //  a rank that stalls while it reports
 //                           Others may publish, and remove its report, before it goes on. It
 //                           removes its data files only where it finds another report that counts.
+//  a try after a failure    A rank takes its own failure back when it has come again; anyone that
+//                           of a rank outside the world, which was refused. Whoever came before
+//                           that ignores for some seconds what it found there; what is left later
+//                           counts at once.
 //  two attempts             Names hold their save ids, so neither sees the other; the first switch
-//                           stands, the other attempt ends with kAlreadyExists.
+//                           stands, the other attempt ends with kAlreadyExists. Where one of them
+//                           is rank-local, the second is refused when it joins.
 //  saves with a communicator
 //                           One that begins later refuses while an attempt is open. One that began
 //                           before holds the lock, and an attempt refuses to begin. Where both
-//                           began at once, each leaves the other's files alone (open_attempts), and
-//                           the switch decides as above, or an overwriting save replaces it.
+//                           began at once, one of the two sees the other: the one looks for
+//                           attempts once it has the lock, the attempt's first rank for the lock
+//                           once its head stands. Where the storage has no locks, the save with a
+//                           communicator looks for attempts once more just before its switch.
 //
 // A crash at any point: before 5 there is no switch, and nothing was there before; the reports that
 // are durable count, and their ranks need not write again. In 5 the switch names files that are all
@@ -52,6 +62,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -85,7 +96,7 @@ Attempt::Attempt(std::shared_ptr<Storage> location, AttemptHead head)
     : location_(std::move(location)),
       head_(std::move(head)),
       format_(format_named(head_.format)),
-      dialect_(dialect_named(head_.dialect)) {}
+      dialect_(save_dialect_named(head_.dialect)) {}
 
 void Attempt::fail_abandoned() const {
   throw Error(ErrorCode::kRankFailed, "the save " + head_.save_id + " was abandoned")
@@ -96,9 +107,10 @@ void Attempt::fail_abandoned() const {
 // ---- Step 1
 
 bool Attempt::join(Deadline deadline) {
+  old_failure_ = read_if_there(*location_, failed_name(head_.save_id));
   if (is_over()) return false;
   if (const auto begun = read_head(*location_, head_.save_id)) {
-    expect_same_head(*begun);
+    join_begun(*begun);
     return true;
   }
   // A rank that stalls here may find that its twin and the others have come to the end meanwhile.
@@ -123,14 +135,14 @@ bool Attempt::is_over() const {
 
 void Attempt::begin(Deadline deadline) {
   try {
+    refuse_other_attempts(deadline);
     refuse_standing();
-    if (head_.rank_local) refuse_other_attempts();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAlreadyExists) throw;
     // Another rank has begun it meanwhile, and what stands may be its own metadata.
     const auto begun = read_head(*location_, head_.save_id);
     if (!begun) throw;
-    return expect_same_head(*begun);
+    return join_begun(*begun);
   }
   make_head(deadline);
 }
@@ -146,19 +158,13 @@ void Attempt::make_head(Deadline deadline) {
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAlreadyExists) throw;
     const auto begun = read_head(*location_, head_.save_id);
-    if (begun) expect_same_head(*begun);
+    if (begun) join_begun(*begun);
     if (!begun && !is_published()) throw;
     is_first = false;
   }
   location_->sync_directory("");
   // The head of a rank that came first is not to be taken away.
-  if (!head_.rank_local || !is_first) return;
-  try {
-    refuse_other_attempts();  // one that began at the same time: none of the two goes on
-  } catch (...) {
-    remove_files(*location_, std::vector{attempt_name(head_.save_id)});
-    throw;
-  }
+  if (is_first) expect_still_free(deadline);
 }
 
 void Attempt::refuse_standing() const {
@@ -173,6 +179,7 @@ void Attempt::refuse_standing() const {
     refuse("a checkpoint stands at",
            "saves without a communicator don't replace any: save elsewhere");
   }
+  refuse_fixed_names(names);
   bool locked = false;
   try {
     locked = location_->is_locked(std::string(kLockName));
@@ -180,6 +187,13 @@ void Attempt::refuse_standing() const {
     if (error.code() != ErrorCode::kUnsupported) throw;
   }
   if (locked) refuse("a save with a communicator is under way at", "save elsewhere");
+}
+
+// Whoever made the head may have died before it was durable.
+void Attempt::join_begun(const AttemptHead& begun) const {
+  expect_same_head(begun);
+  location_->sync_directory(std::string(kOwnDirectory));
+  location_->sync_directory("");
 }
 
 void Attempt::expect_same_head(const AttemptHead& other) const {
@@ -258,31 +272,21 @@ std::optional<Bytes> Attempt::counted_report(int rank) const {
   return in_group();  // it may have been merged, and removed, between the two looks
 }
 
+// Of all the group's ranks, each file read once.
+std::vector<std::optional<Bytes>> Attempt::counted_reports(int group) const {
+  if (auto merged = read_group(group)) {
+    return {std::make_move_iterator(merged->begin()), std::make_move_iterator(merged->end())};
+  }
+  std::vector<std::optional<Bytes>> counted;
+  for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
+    counted.push_back(counted_report(rank));
+  }
+  return counted;
+}
+
 bool Attempt::has_report(int rank) const {
   return location_->stat(report_name(head_, rank)) ||
          location_->stat(group_name(head_.save_id, head_.group_of(rank)));
-}
-
-void Attempt::leave_failure(int rank, const Error& error, Deadline deadline) noexcept {
-  try {
-    Error named = error;
-    named.with_rank(rank);
-    location_->publish(failed_name(head_.save_id),
-                       attempt_temporary(head_.save_id, "failed-" + std::to_string(rank)),
-                       named.encode(), false, deadline);
-  } catch (const Error& failure) {
-    if (failure.code() == ErrorCode::kAlreadyExists) return;
-    log(LogLevel::kWarning,
-        std::string("the other ranks of a save don't hear of this rank's failure: ") +
-            failure.what());
-  }
-}
-
-void Attempt::take_back_failure(int rank) {
-  const auto failed = read_failed(*location_, head_.save_id);
-  if (failed && failed->rank() == rank) {
-    remove_files(*location_, std::vector{failed_name(head_.save_id)});
-  }
 }
 
 // ---- Steps 3 to 6
@@ -407,8 +411,8 @@ bool Attempt::merge_groups(std::optional<int> group, int threads, Deadline deadl
     if (merged == Merged::kNow) remove_reports(*group);
     return false;
   }
-  for (int g = 0; g < head_.group_count(); ++g) {
-    if (merge_group(g, threads, deadline) == Merged::kIncomplete) return false;
+  while (!all_merged()) {
+    if (merge_group(next_group_, threads, deadline) == Merged::kIncomplete) return false;
   }
   return true;
 }
@@ -447,9 +451,31 @@ void Attempt::expect_one_common_state(const std::vector<LeftReport>& left) const
         .with_hint("give an object that only some ranks have a key of its own (ShardedObject)");
   }
   if (other_contents.empty()) return;
-  tell_of_differing("objects that every rank has are not the same on " +
-                        ranks_text(other_contents) + " as on rank 0, whose are saved",
-                    other_contents.front());
+  const std::string ranks = ranks_text(other_contents);
+  const std::string what =
+      dialect_->common_object().empty()
+          ? "objects that every rank has are not the same on " + ranks + " as on rank 0, whose are"
+          : "the common state of " + ranks + " is not that of rank 0, which is";
+  tell_of_differing(what + " saved", other_contents.front());
+}
+
+// One of which no rank has the main replica would be missing, and nothing would say so.
+void Attempt::expect_all_objects(const std::vector<LeftReport>& left,
+                                 const std::vector<RankReport>& reports) {
+  std::set<std::string_view> written;
+  for (const RankReport& report : reports) {
+    for (const RankReport::Object& object : report.objects) written.insert(object.key);
+  }
+  for (size_t rank = 0; rank < left.size(); ++rank) {
+    for (const std::string& key : left[rank].unwritten_objects) {
+      if (written.contains(key)) continue;
+      throw Error(ErrorCode::kCoverage,
+                  "rank " + std::to_string(rank) + " has a copy of an object, and no rank wrote it")
+          .with_key(key)
+          .with_rank(static_cast<int>(rank))
+          .with_hint("on one of the ranks that have it, its replica_id is 0");
+    }
+  }
 }
 
 void Attempt::tell_of_differing(const std::string& what, int rank) const {
@@ -475,26 +501,28 @@ std::optional<Attempt::Described> Attempt::describe() const {
   }
   Described described;
   std::set<std::string> remains;
+  ReplicaNames replicas;
+  for (const LeftReport& one : left) merge_replica_names(replicas, one.replicas);
   if (head_.rank_local) {
     described.replaced = rank_files_of(reports);
     remains = unite_objects(reports, encoded);
   } else {
     expect_one_common_state(left);
+    expect_all_objects(left, reports);
   }
-  described.made = describe_save({std::move(reports),
-                                  encoded,
-                                  CopyPolicy::kAccept,
-                                  head_.save_id,
-                                  head_.writer,
-                                  head_.attributes,
-                                  {},
-                                  std::move(remains)},
-                                 *format_, *dialect_);
+  described.made = describe_save(
+      {std::move(reports), encoded, CopyPolicy::kAccept, head_.save_id, head_.writer,
+       head_.attributes, files_of_dialect(left.front()), std::move(remains), std::move(replicas)},
+      *format_, *dialect_);
   return described;
 }
 
-void Attempt::expect_no_contradiction(int threads, Deadline deadline) {
-  if (merge_groups(std::nullopt, threads, deadline)) describe();
+void Attempt::expect_publishable(int threads, Deadline deadline) {
+  if (!merge_groups(std::nullopt, threads, deadline)) return;
+  describe();
+  if (head_.rank_local) return;
+  const Standing standing = read_standing(*location_, format_);
+  if (standing.found && standing.save_id != head_.save_id) fail_not_standing();
 }
 
 bool Attempt::publish(Deadline deadline) {
@@ -505,21 +533,15 @@ bool Attempt::publish(Deadline deadline) {
   if (!described) return false;  // somebody else has published it, and is removing the groups
   const auto& [made, replaced] = *described;
   if (replaced) expect_only(*replaced);
+  if (!replaced) refuse_rank_metadata();
   location_->sync_directory(attempt_directory(head_.save_id));
   publish_once(manifest_name(head_.save_id), attempt_temporary(head_.save_id, "manifest"),
                made.manifest, deadline);
-  for (const IndexFile& file : made.index) {
-    // Names that say nothing of their save could be another attempt's.
-    if (file.role == IndexRole::kBefore) {
-      throw Error(ErrorCode::kInternal, "an index of several files, without a communicator")
-          .with_file(file.name);
-    }
-  }
   if (replaced) mark_replaced(*replaced, deadline);
   if (decide(*location_, head_.save_id, Outcome::kPublished, deadline) == Outcome::kAbandoned) {
     fail_abandoned();
   }
-  for (const IndexFile& file : made.index) publish_switch(file, deadline.without_interrupt());
+  publish_index(made.index, deadline.without_interrupt());
   if (replaced) remove_replaced(*replaced);
   lease.reset();
   clean();
@@ -536,21 +558,17 @@ void Attempt::publish_once(const std::string& name, const std::string& temp_name
   }
 }
 
-void Attempt::publish_switch(const IndexFile& file, Deadline deadline) const {
+// False: another one stands there.
+bool Attempt::publish_or_find(const IndexFile& file, Deadline deadline) const {
   try {
     location_->publish(file.name, attempt_temporary(head_.save_id, base_of(file.name)), file.bytes,
                        false, deadline);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAlreadyExists) throw;
-    if (read_if_there(*location_, file.name) == file.bytes) {
-      location_->sync_directory("");  // whoever made it may have died before
-      return;
-    }
-    throw Error(ErrorCode::kAlreadyExists, "another checkpoint was published at " +
-                                               location_->describe() + " before the save " +
-                                               head_.save_id)
-        .with_file(file.name);
+    if (read_if_there(*location_, file.name) != file.bytes) return false;
+    location_->sync_directory("");  // whoever made it may have died before
   }
+  return true;
 }
 
 void Attempt::clean() const {

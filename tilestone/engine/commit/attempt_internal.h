@@ -43,7 +43,9 @@ class Attempt {
   bool leave_report(int rank, const LeftReport& left, Deadline deadline);
   // Leaves a rank's error for those who wait, unless there is one. Failures are logged.
   void leave_failure(int rank, const Error& error, Deadline deadline) noexcept;
-  // What an earlier life of this rank has left there goes: it is trying again.
+  // After join(): what an earlier life of this rank has left there goes, as it is trying again. So
+  // does what a rank left that is none of this save's world.
+  // Those who came before that wait for it a while (wait_published).
   void take_back_failure(int rank);
 
   // Merges and publishes as far as the reports that are there allow it; true once the checkpoint
@@ -60,13 +62,15 @@ class Attempt {
   bool finish(std::optional<int> group, int threads, Deadline deadline);
   // In that mode, once the attempt is abandoned: the metadata of its ranks goes.
   void withdraw_rank_metadata();
-  // What publishing would throw because of what the ranks have left, if all have. Publishes
-  // nothing.
-  void expect_no_contradiction(int threads, Deadline deadline);
+  // What publishing would throw because of what the ranks have left, if all have, or because
+  // another checkpoint stands there. Publishes nothing.
+  void expect_publishable(int threads, Deadline deadline);
 
   // Returns once the checkpoint exists. Throws what a rank has left as its failure, and at the
   // deadline kTimeout that names ranks that are missing. Takes over from a publisher that stalls.
-  void wait_published(int rank, int threads, Deadline deadline);
+  // A failure that was there when this process came may be of an earlier try of ranks that all try
+  // again: it is thrown only if it still stands after some seconds of waiting.
+  void wait_published(int threads, Deadline deadline);
 
   // Found by names, without listing. `names`: how many missing ranks are named.
   AttemptState look(size_t names) const;
@@ -86,11 +90,16 @@ class Attempt {
   void begin(Deadline deadline);
   void make_head(Deadline deadline);
   void refuse_standing() const;
+  void join_begun(const AttemptHead& begun) const;
   void expect_same_head(const AttemptHead& other) const;
   [[noreturn]] void fail_not_standing() const;
   [[noreturn]] void fail_abandoned() const;
   [[noreturn]] void fail_missing() const;
+  std::vector<int> missing_of(int group) const;
+  std::optional<Error> heard_of(std::optional<Outcome> outcome, bool is_patient);
+  void expect_begun() const;
   std::optional<Bytes> counted_report(int rank) const;
+  std::vector<std::optional<Bytes>> counted_reports(int group) const;
   bool all_reported(int group);
   bool all_merged();
   Merged merge_group(int group, int threads, Deadline deadline);
@@ -99,16 +108,30 @@ class Attempt {
   std::optional<std::vector<Bytes>> read_group(int group) const;
   std::optional<Described> describe() const;
   bool publish(Deadline deadline);  // false: somebody else has
+  bool publish_or_find(const IndexFile& file, Deadline deadline) const;
   void publish_once(const std::string& name, const std::string& temp_name, ByteView bytes,
                     Deadline deadline) const;
-  void publish_switch(const IndexFile& file, Deadline deadline) const;
   void expect_one_common_state(const std::vector<LeftReport>& left) const;
+  static void expect_all_objects(const std::vector<LeftReport>& left,
+                                 const std::vector<RankReport>& reports);
   void tell_of_differing(const std::string& what, int rank) const;
   bool merge_if_complete(std::optional<int> group, int threads, Deadline deadline);
   void clean() const;
 
+  // Dialects whose files have fixed names (attempt_fixed_names.cc)
+  void refuse_fixed_names(const std::vector<std::string>& names) const;
+  void expect_still_free(Deadline deadline) const;
+  Index files_of_dialect(LeftReport& of_rank_0) const;
+  void publish_index(const Index& index, Deadline deadline) const;
+  void expect_own_or_none(const IndexFile& file) const;
+  [[noreturn]] void fail_second(const IndexFile& file) const;
+  [[noreturn]] void fail_foreign(const IndexFile& file) const;
+
   // Torch's rank-local mode (attempt_rank_local.cc)
-  void refuse_other_attempts() const;
+  void refuse_other_attempts(Deadline deadline) const;
+  bool may_stand_beside(const std::string& save_id) const;
+  void refuse_rank_metadata() const;
+  bool end_earlier_try(const std::string& save_id, Deadline deadline) const;
   void publish_rank_file(RankReport report, Deadline deadline) const;
   std::set<std::string> unite_objects(std::vector<RankReport>& reports,
                                       std::vector<Bytes>& encoded) const;
@@ -121,6 +144,7 @@ class Attempt {
   AttemptHead head_;
   std::shared_ptr<const Format> format_;
   std::shared_ptr<const Dialect> dialect_;
+  std::optional<Bytes> old_failure_;  // that was there when this process came, as long as it stands
   int next_rank_ = 0;  // where to look first for a report, or a group, that is missing
   int next_group_ = 0;
 };

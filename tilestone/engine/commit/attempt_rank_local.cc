@@ -2,7 +2,8 @@
 // all that they hold, so none has to know what another wrote, and the protocol of attempt.cc
 // becomes:
 //
-//  1. Join, as there; refused too where another save without a communicator has begun.
+//  1. Join, as there; refused too where another save without a communicator has begun, unless that
+//     is an earlier number under this token that has failed before anything was written: it ends.
 //  2. As there. Then the rank publishes `__RANK.metadata`, never over another. It is made of the
 //     report that counts, so that two lives of a rank make the same.
 //  3. Who finds all reports of a group publishes what is missing of its ranks' metadata, and then
@@ -22,8 +23,9 @@
 // An attempt that is abandoned takes back its ranks' metadata. A rank that stalls before its rename
 // may still leave its own: readers refuse it by the outcome.
 //
-// An ordinary save that is published at the same instant as a rank's metadata leaves both kinds
-// there. Each looks for the other first, and readers refuse such a directory.
+// An ordinary save refuses to begin beside an open rank-local one, and to be published beside a
+// rank's metadata. If both are published at the same instant all the same, both kinds are there:
+// each looks for the other first, and readers refuse such a directory.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -43,10 +45,25 @@ constexpr size_t kNamedObjects = 4;
 
 }  // namespace
 
-void Attempt::refuse_other_attempts() const {
+// A damaged head says nothing: what its ranks have published is found in the end
+// (refuse_rank_metadata).
+bool Attempt::may_stand_beside(const std::string& save_id) const {
+  if (head_.rank_local) return false;
+  try {
+    const auto head = read_head(*location_, save_id);
+    return !head || !head->rank_local;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCorrupt) throw;
+    return true;
+  }
+}
+
+// A rank-local attempt stands alone; ordinary ones may stand side by side.
+void Attempt::refuse_other_attempts(Deadline deadline) const {
   const std::vector<std::string> names = location_->list(std::string(kOwnDirectory) + "/");
   for (const std::string& other : read_notes(*location_, names).open(false)) {
-    if (other == head_.save_id) continue;
+    if (other == head_.save_id || may_stand_beside(other)) continue;
+    if (end_earlier_try(other, deadline)) continue;
     throw Error(ErrorCode::kAlreadyExists, "the save " + other + " at " + location_->describe() +
                                                ", without a communicator, is not published yet")
         .with_file(attempt_name(other))
@@ -54,6 +71,44 @@ void Attempt::refuse_other_attempts() const {
             "save elsewhere, or end that save: `tilestone publish`, or `tilestone gc "
             "--abandon` if its ranks are dead");
   }
+}
+
+// An earlier number under this token, of which a rank has failed and none has begun to write, is
+// over for its ranks, one of which has come here: it is abandoned, and whoever might still come to
+// it hears so.
+bool Attempt::end_earlier_try(const std::string& save_id, Deadline deadline) const {
+  const auto head = read_head(*location_, save_id);
+  if (!head || head->token != head_.token || head->number >= head_.number) return false;
+  const std::string directory = attempt_directory(save_id) + "/";
+  bool has_failed = false;
+  for (const std::string& name : location_->list(directory)) {
+    has_failed |= name == failed_name(save_id);
+    // In a group: a lease, a report, or what is to become one.
+    if (name.find('/', directory.size()) != std::string::npos) return false;
+  }
+  if (!has_failed) return false;
+  if (decide(*location_, save_id, Outcome::kAbandoned, deadline) != Outcome::kAbandoned) {
+    return false;
+  }
+  // A rank may have come to it since that look.
+  if (head->rank_local) Attempt(location_, *head).withdraw_rank_metadata();
+  return true;
+}
+
+// Of another save, or copied here: beside an ordinary index they would be ambiguous.
+void Attempt::refuse_rank_metadata() const {
+  const std::string of_rank_0 = format_->rank_index_name(0);
+  if (of_rank_0.empty()) return;
+  const std::string prefix = of_rank_0.substr(0, of_rank_0.find('0'));
+  const auto standing = format_->rank_local_files(location_->list_files(prefix));
+  if (standing.empty()) return;
+  throw Error(ErrorCode::kAlreadyExists,
+              "the metadata of a rank, of a rank-local save, stands at " + location_->describe() +
+                  " where the save " + head_.save_id + " is to be published")
+      .with_file(standing.front())
+      .with_hint(
+          "save elsewhere, or move those files away, and `tilestone publish` completes the "
+          "save");
 }
 
 // ---- Steps 2 and 3
@@ -75,13 +130,8 @@ void Attempt::publish_rank_file(RankReport report, Deadline deadline) const {
   const std::string whole = format_->encode_index(Metadata()).front().name;
   // publish() has been called once all ranks' metadata stood.
   if (read_outcome(*location_, head_.save_id) == Outcome::kPublished) return;
-  if (location_->stat(whole)) {
-    throw Error(ErrorCode::kAlreadyExists, "another checkpoint was published at " +
-                                               location_->describe() + " before the save " +
-                                               head_.save_id)
-        .with_file(whole);
-  }
-  publish_switch(file, deadline);
+  if (location_->stat(whole)) fail_second({whole, {}});
+  if (!publish_or_find(file, deadline)) fail_second(file);
 }
 
 bool Attempt::merge_if_complete(std::optional<int> group, int threads, Deadline deadline) {
@@ -162,13 +212,15 @@ void Attempt::remove_replaced(const Replaced& replaced) const {
 
 void Attempt::withdraw_rank_metadata() {
   std::vector<std::string> names;
-  for (int rank = 0; rank < head_.world_size; ++rank) {
-    const std::string file = report_name(head_, rank);
-    const auto left = counted_report(rank);
-    if (!left) continue;
-    const IndexFile own =
-        describe_rank(RankReport::decode(LeftReport::decode(*left, file).report), *format_);
-    if (read_if_there(*location_, own.name) == own.bytes) names.push_back(own.name);
+  for (int group = 0; group < head_.group_count(); ++group) {
+    int rank = head_.group_begin(group);
+    for (const std::optional<Bytes>& left : counted_reports(group)) {
+      const std::string file = report_name(head_, rank++);
+      if (!left) continue;
+      const IndexFile own =
+          describe_rank(RankReport::decode(LeftReport::decode(*left, file).report), *format_);
+      if (read_if_there(*location_, own.name) == own.bytes) names.push_back(own.name);
+    }
   }
   if (names.empty()) return;
   remove_files(*location_, names);

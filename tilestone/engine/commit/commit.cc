@@ -14,6 +14,7 @@
 //     manifest: written to a temporary file, synced, renamed, directory synced. Files of the index
 //     that come before the switch have new names, and say nothing without it: they are written
 //     under them, many at a time, and synced, and then their directories are (new_files.cc).
+//     It looks once more for what 1 refuses: a save without a communicator takes no lock.
 //  4. The coordinator publishes the metadata file in the same way. The rename is the commit.
 //  5. The coordinator removes the files of the checkpoint that was replaced, and leftovers; once
 //     they are gone for good, the note.
@@ -61,7 +62,8 @@
 //     stock Megatron-Core, expect_only_checkpoint()), since all of it will go.
 //     The directory's name travels to the ranks with their orders.
 //  2. As above, in the directory.
-//  3. As above, and the whole index: in the directory, before, at and after the switch.
+//  3. As above, and the whole index: in the directory, before, at and after the switch. Then the
+//     location is looked at once more, as above.
 //  4. The commit. Where the location is absent or empty, the directory is renamed to it, which
 //     fails if anything is there by then. Otherwise the two are exchanged in one step. Then the
 //     parent directory is synced.
@@ -141,7 +143,8 @@ bool has_fixed_names(const Format& format, const Dialect& dialect) {
 
 Commit::Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
                std::shared_ptr<const Dialect> dialect, std::string save_id, bool overwrite)
-    : storage_(std::move(storage)),
+    : location_(std::move(storage)),
+      storage_(location_),
       format_(std::move(format)),
       dialect_(std::move(dialect)),
       save_id_(std::move(save_id)),
@@ -181,20 +184,20 @@ void Commit::begin_in_place(Deadline deadline) {
 }
 
 std::optional<ForeignCheckpoint> Commit::foreign() const {
-  return find_foreign(storage_->list(), [&](const std::string& name) {
-    return read_file(*storage_, name, UINT64_MAX);
+  return find_foreign(location_->list(), [&](const std::string& name) {
+    return read_file(*location_, name, UINT64_MAX);
   });
 }
 
 // One that is to become the checkpoint here without a communicator would lose its files.
 void Commit::refuse_open_attempts() const {
-  const std::vector<std::string> names = storage_->list(std::string(kOwnDirectory) + "/");
-  const Notes notes = read_notes(*storage_, names);
+  const std::vector<std::string> names = location_->list(std::string(kOwnDirectory) + "/");
+  const Notes notes = read_notes(*location_, names);
   if (notes.attempts.empty()) return;
-  const std::set<std::string> open = notes.open(any_checkpoint(*storage_, *format_));
+  const std::set<std::string> open = notes.open(any_checkpoint(*location_, *format_));
   if (open.empty()) return;
   throw Error(ErrorCode::kAlreadyExists, "the save " + *open.begin() + " at " +
-                                             storage_->describe() +
+                                             location_->describe() +
                                              ", without a communicator, is not published yet")
       .with_file(attempt_name(*open.begin()))
       .with_hint(
@@ -205,7 +208,7 @@ void Commit::refuse_open_attempts() const {
 void Commit::refuse_existing() const {
   refuse_open_attempts();
   if (const auto other = foreign()) {
-    const std::string stands = other->kind + " stands at " + storage_->describe();
+    const std::string stands = other->kind + " stands at " + location_->describe();
     if (!overwrite_) {
       throw Error(ErrorCode::kAlreadyExists, stands)
           .with_file(other->mark)
@@ -217,8 +220,8 @@ void Commit::refuse_existing() const {
           .with_hint("save elsewhere, or remove that checkpoint first");
     }
   }
-  if (overwrite_ || !any_checkpoint(*storage_, *format_)) return;
-  throw Error(ErrorCode::kAlreadyExists, "a checkpoint stands at " + storage_->describe())
+  if (overwrite_ || !any_checkpoint(*location_, *format_)) return;
+  throw Error(ErrorCode::kAlreadyExists, "a checkpoint stands at " + location_->describe())
       .with_hint("save elsewhere, or replace it with overwrite = true");
 }
 
@@ -317,11 +320,12 @@ void Commit::remove_leftovers(const std::set<std::string>& referenced,
 
 void Commit::prepare(Reported reported, Deadline deadline) {
   expect_files(*storage_, reported.reports, reported.threads, deadline);
-  Descriptions made = describe_save(
-      {std::move(reported.reports), reported.encoded, reported.copies, save_id_,
-       std::string("Tilestone ") + kVersion, std::move(reported.attributes),
-       dialect_->encode_index(*reported.items, *format_), std::move(reported.remains)},
-      *format_, *dialect_);
+  Descriptions made =
+      describe_save({std::move(reported.reports), reported.encoded, reported.copies, save_id_,
+                     std::string("Tilestone ") + kVersion, std::move(reported.attributes),
+                     dialect_->encode_index(*reported.items, *format_), std::move(reported.remains),
+                     std::move(reported.replicas)},
+                    *format_, *dialect_);
   index_ = std::move(made.index);
   new_files_.merge(made.files);
   if (reported.manifest) {
@@ -330,10 +334,14 @@ void Commit::prepare(Reported reported, Deadline deadline) {
     storage_->publish(name, temporary_name(save_id_, "manifest"), made.manifest, false, deadline);
   }
   if (!old_rank_local_.empty()) mark_replaced(deadline);
+  // What has no lock (a save without a communicator, or any where the storage has no locks) may
+  // have come since step 1. The files that come next may themselves look like a checkpoint.
+  if (!staging_) refuse_existing();
   publish_before(reported.threads, deadline);
   if (!staging_) return;
   publish(IndexRole::kSwitch, deadline);
   publish(IndexRole::kAfter, deadline);
+  refuse_existing();
 }
 
 void Commit::mark_replaced(Deadline deadline) {

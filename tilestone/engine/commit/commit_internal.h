@@ -13,6 +13,7 @@
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/format/foreign.h"
 #include "tilestone/format/format.h"
 #include "tilestone/plan/report.h"
@@ -45,9 +46,11 @@ class Commit {
     CopyPolicy copies = CopyPolicy::kRefuse;
     std::set<std::string> remains = {};  // Manifest::remains
     bool manifest = true;  // false: the reports say what no manifest can, and none is published
+    ReplicaNames replicas = {};  // SaveOptions::tp_replica_names
   };
   // Step 3: checks the reports, and that every file they name is here; makes everything durable but
-  // the switch of the index and what is published after it.
+  // the switch of the index and what is published after it. Errors of begin() where a checkpoint or
+  // a save without a communicator has come to the location meanwhile.
   void prepare(Reported reported, Deadline deadline);
   // Step 4. The checkpoint exists from within this call on.
   void publish(Deadline deadline);
@@ -73,13 +76,14 @@ class Commit {
   void publish_before(int threads, Deadline deadline);
   void publish(IndexRole role, Deadline deadline);
 
-  std::shared_ptr<Storage> storage_;
+  std::shared_ptr<Storage> location_;
+  std::shared_ptr<Storage> storage_;  // what the save writes in
   std::shared_ptr<const Format> format_;
   std::shared_ptr<const Dialect> dialect_;
   const std::string save_id_;
   const bool overwrite_;
   std::unique_ptr<StorageLock> lock_;
-  std::optional<Staging> staging_;  // then storage_ is its directory
+  std::optional<Staging> staging_;  // then storage_ is its directory beside location_
 
   std::set<std::string> old_files_;       // of the checkpoint that stands there: data, manifest
   std::set<std::string> old_rank_local_;  // its metadata files, when it is a rank-local one

@@ -13,6 +13,7 @@ Descriptions describe_save(DescribedSave save, const Format& format, const Diale
   metadata.save_id = save.save_id;
   metadata.writer = save.writer;
   metadata.dialect = dialect.read_as();
+  add_replica_names(metadata, save.replicas);
   Descriptions made;
   made.index = merge_index(format.encode_index(metadata), std::move(save.of_dialect));
   made.files.insert(metadata.files.begin(), metadata.files.end());

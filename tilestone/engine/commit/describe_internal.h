@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
 #include "tilestone/format/index.h"
@@ -24,6 +25,7 @@ struct DescribedSave {
   std::map<std::string, std::string> attributes = {};  // of the checkpoint
   Index of_dialect = {};                               // the dialect's files of the index
   std::set<std::string> remains = {};                  // Manifest::remains
+  ReplicaNames replicas = {};                          // to be named in the index too
 };
 
 struct Descriptions {

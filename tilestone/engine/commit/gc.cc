@@ -53,7 +53,9 @@ class Cleaning {
     if (!standing_.found && !force_) refuse_lost(names, notes);
     replaced_ = find_replaced(storage_, *format_);
     ended_ = notes.ended(standing_.save_id);
-    open_ = notes.open(!standing_.save_id.empty());
+    // A rank-local save stands by its ranks' metadata, and may yet be published as a whole.
+    open_ = notes.open(!standing_.save_id.empty() && standing_.rank_local.empty());
+    for (const std::string& save_id : open_) ended_.erase(save_id);
     std::vector<Leftover> found;
     for (const Sibling& sibling : dead_) {
       found.push_back({kBeside + sibling.name, siblings_.size_of(sibling),

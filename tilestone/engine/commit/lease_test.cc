@@ -11,8 +11,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage.h"
 
-namespace tilestone::engine {
-namespace {
+namespace tilestone::engine::lease_test {
 
 // The call in which a save writes may be over before the one in which it reports.
 TEST(Lease, ItsThreadWorksForNoCallAsItMayOutliveTheOneThatMadeIt) {
@@ -43,5 +42,4 @@ TEST(Lease, ItsThreadWorksForNoCallAsItMayOutliveTheOneThatMadeIt) {
   set_log_sink({});
 }
 
-}  // namespace
-}  // namespace tilestone::engine
+}  // namespace tilestone::engine::lease_test

@@ -11,6 +11,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
+#include "tilestone/engine/commit/pause_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
 
 namespace tilestone::engine {
@@ -18,9 +19,9 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-constexpr Seconds kLongestWait{30};   // for files that are not to be seen yet
-constexpr double kShareOfTime = 0.5;  // likewise, of the time to the deadline
-constexpr Seconds kFirstPause{0.02};  // between two looks; each is twice the one before
+constexpr Seconds kLongestSearch{30};  // for files that are not to be seen yet
+constexpr double kShareOfTime = 0.5;   // likewise, of the time to the deadline
+constexpr Seconds kFirstPause{0.02};   // between two looks; each is twice the one before
 constexpr Seconds kLongestPause{2};
 
 struct Expected {
@@ -69,9 +70,9 @@ std::vector<Expected> missing_of(Storage& storage, std::vector<Expected> expecte
                      std::to_string(first.file->size) + " bytes";
   if (first.found) {
     what += " that has " + std::to_string(*first.found) + " bytes in " + storage.describe() +
-            " as the coordinator (rank 0) sees it";
+            " as the rank that publishes the save sees it";
   } else {
-    what += " that the coordinator (rank 0) does not find in " + storage.describe();
+    what += " that the rank that publishes the save does not find in " + storage.describe();
   }
   if (missing.size() > 1) {
     what += " (the same is true of " + std::to_string(missing.size() - 1) + " more files)";
@@ -81,13 +82,6 @@ std::vector<Expected> missing_of(Storage& storage, std::vector<Expected> expecte
       .with_rank(first.rank)
       .with_hint("the directory of rank " + std::to_string(first.rank) +
                  " seems to be another one: all ranks need one file system at this path");
-}
-
-void pause(Seconds time, Deadline deadline) {
-  const Deadline end = Deadline::after(time);
-  while (!end.expired() && !deadline.expired()) {
-    std::this_thread::sleep_for(std::min(end.remaining(), deadline.wait_time()));
-  }
 }
 
 }  // namespace
@@ -103,7 +97,7 @@ void expect_files(Storage& storage, std::span<const RankReport> reports, int thr
   std::optional<ThreadPool> pool;
   if (missing.size() >= kWorthThreads) pool.emplace(thread_count(threads));
   const Deadline patience =
-      Deadline::after(std::min(kShareOfTime * Seconds(deadline.remaining()), kLongestWait));
+      Deadline::after(std::min(kShareOfTime * Seconds(deadline.remaining()), kLongestSearch));
   for (Seconds wait = kFirstPause;; wait = std::min(2 * wait, kLongestPause)) {
     missing = missing_of(storage, std::move(missing), pool ? &*pool : nullptr, deadline);
     if (missing.empty()) return;

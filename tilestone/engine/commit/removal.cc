@@ -140,11 +140,8 @@ class Without {
   RankReport report() && {
     keep_chunks(report_.chunks, left_.chunks);
     keep_chunks(report_.copies, left_.copies);
-    for (RankReport::Object object : report_.objects) {
-      if (keys_.contains(object.key)) continue;
-      object.at.file = *files_[object.at.file];
-      left_.objects.push_back(std::move(object));
-    }
+    keep_objects(report_.objects, left_.objects);
+    keep_objects(report_.object_copies, left_.object_copies);
     for (RankReport::FilePart part : report_.parts) {
       if (!files_[part.file]) continue;
       part.file = *files_[part.file];
@@ -174,6 +171,15 @@ class Without {
       chunk.tensor = *tensors_[chunk.tensor];
       chunk.at.file = *files_[chunk.at.file];
       kept.push_back(std::move(chunk));
+    }
+  }
+
+  void keep_objects(const std::vector<RankReport::Object>& from,
+                    std::vector<RankReport::Object>& kept) const {
+    for (RankReport::Object object : from) {
+      if (keys_.contains(object.key) || !files_[object.at.file]) continue;
+      object.at.file = *files_[object.at.file];
+      kept.push_back(std::move(object));
     }
   }
 
@@ -230,7 +236,9 @@ class Remover {
   // The new index, not published yet, and the manifest that it names, published.
   void make_index() {
     if (plan_.opened.manifest) plan_.kept.save_id = save_id_;
-    Index index = plan_.opened.format->encode_index(plan_.kept);
+    Metadata named = plan_.kept;
+    add_replica_names(named, plan_.opened.replica_names);
+    Index index = plan_.opened.format->encode_index(named);
     if (index.size() != 1) throw Error(ErrorCode::kInternal, "an index of several files");
     index_ = std::move(index.front());
     if (!plan_.opened.manifest) return;
@@ -266,7 +274,14 @@ class Remover {
     for (const StoredTensor& tensor : plan_.opened.metadata.tensors) {
       for (const StoredChunk& chunk : tensor.chunks) note(tensor.key, chunk.at);
     }
-    for (const StoredObject& object : plan_.opened.metadata.objects) note(object.key, object.at);
+    for (const StoredCopy& copy : plan_.opened.metadata.copies) {
+      note(plan_.opened.metadata.tensors[copy.tensor].key, copy.at);
+    }
+    for (const StoredObject& object : plan_.opened.metadata.objects) {
+      note(object.key, object.at);
+      for (const ItemLocation& copy : object.copies) note(object.key, copy);
+      for (const ItemLocation& copy : object.unlike) note(object.key, copy);
+    }
     std::erase_if(made.remains, [&](const auto& file) { return !kept_files_.contains(file); });
   }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/lease_internal.h"
 #include "tilestone/engine/commit/publish_rank_local_internal.h"
@@ -55,13 +56,16 @@ AttemptHead head_of(Storage& storage, const std::string& save_id) {
 }
 
 [[noreturn]] void fail_incomplete(const std::string& save_id, const AttemptState& state) {
+  const bool one = state.missing_count == 1;
   std::string what = "the save " + save_id +
                      " can't be published: " + std::to_string(state.missing_count) +
-                     " of its ranks have not written (" + engine::ranks_text(state.missing) + ")";
+                     " of its ranks " + (one ? "has" : "have") + " not written (" +
+                     engine::ranks_text(state.missing) + ")";
   if (state.failed) what += "; a rank has failed: " + std::string(state.failed->what());
   throw Error(ErrorCode::kRankFailed, what)
       .with_rank(state.missing.front())
-      .with_hint("these ranks can save again under the same token");
+      .with_hint(std::string(one ? "this rank" : "these ranks") +
+                 " can save again under the same token");
 }
 
 // Everything of an attempt that changes while a rank of it lives.
@@ -85,16 +89,17 @@ std::map<std::string, uint64_t> sizes_of(Storage& storage, const std::string& sa
   return sizes;
 }
 
-// Whether all ranks have written, and what they say does not contradict.
+// Whether all ranks have written, what they say does not contradict, and no other checkpoint
+// stands.
 bool can_be_published(Attempt attempt, Deadline deadline) {
   if (attempt.look(1).missing_count > 0) return false;
   try {
-    attempt.expect_no_contradiction(0, deadline);
+    attempt.expect_publishable(0, deadline);
     return true;
   } catch (const Error& error) {
     const ErrorCode code = error.code();
     if (code == ErrorCode::kMismatch || code == ErrorCode::kCoverage) return false;
-    if (code == ErrorCode::kCorrupt) return false;
+    if (code == ErrorCode::kCorrupt || code == ErrorCode::kAlreadyExists) return false;
     throw;
   }
 }
@@ -119,13 +124,26 @@ void check_seconds(const char* name, double seconds) {
               std::string(name) + " is not a number of seconds, 0 or more");
 }
 
+// nullopt: it is not there, or says nothing because it is damaged; `damage` says how.
+std::optional<AttemptHead> intact_head(Storage& storage, const std::string& save_id,
+                                       std::string* damage) {
+  try {
+    return engine::read_head(storage, save_id);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCorrupt) throw;
+    *damage = error.what();
+    return std::nullopt;
+  }
+}
+
 // nullopt: it is being published just now.
 std::optional<UnpublishedSave> describe(const Location& location, const std::string& save_id) {
   Storage& storage = location.storage();
   UnpublishedSave save;
   save.save_id = save_id;
   if (engine::has_stood(storage, save_id)) return std::nullopt;  // what is left goes with gc
-  const auto head = engine::read_head(storage, save_id);
+  std::string damage;
+  const auto head = intact_head(storage, save_id, &damage);
   if (!head) {
     const AttemptState state{
         engine::read_outcome(storage, save_id), 0, {}, engine::read_failed(storage, save_id)};
@@ -134,6 +152,9 @@ std::optional<UnpublishedSave> describe(const Location& location, const std::str
     save.missing_count = 1;
     if (state.failed) save.failure = state.failed->what();
     save.text = engine::attempt_text(save_id, 0, state);
+    if (!damage.empty() && !save.abandoned) {
+      save.text = "the save " + save_id + " is not published, and can't be: " + damage;
+    }
     return save;
   }
   AttemptState state = Attempt(location.shared(), *head).look(SIZE_MAX);
@@ -215,7 +236,8 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
     check_seconds("period", options.period);
     Storage& storage = location.storage();
     const std::string save_id = chosen(location, options.save_id);
-    const auto head = engine::read_head(storage, save_id);
+    std::string damage;
+    const auto head = intact_head(storage, save_id, &damage);
     const Look before = look_at_all(storage, save_id);
     wait_for(options.period, options.interrupt);
     if (before != look_at_all(storage, save_id)) {
@@ -232,6 +254,10 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
       throw Error(ErrorCode::kAlreadyExists, "the save " + save_id + " is being published");
     }
     if (head && head->rank_local) Attempt(location.shared(), *head).withdraw_rank_metadata();
+    if (!damage.empty()) {
+      log(LogLevel::kWarning,
+          "whether ranks have left metadata of their own is not known: " + damage);
+    }
     return save_id;
   } catch (...) {
     rethrow_cause();

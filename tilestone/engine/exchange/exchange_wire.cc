@@ -22,13 +22,13 @@ Bytes sealed(Bytes body, ByteView description, uint8_t flags) {
   return body;
 }
 
-struct Opened {
+struct OpenedMessage {
   ByteView elements;
   ByteView description;
   uint8_t flags;
 };
 
-Opened opened(ByteView message) {
+OpenedMessage opened(ByteView message) {
   if (message.size() < kTail) {
     throw Error(ErrorCode::kInternal, "a message of two-phase reading is too short");
   }
@@ -93,7 +93,7 @@ void fail_exchange(int rank, const std::string& problem) {
 Bytes encode_failure(const Error& error) { return sealed({}, error.encode(), kFailed); }
 
 std::optional<Error> failure_in(ByteView message) {
-  const Opened open = opened(message);
+  const OpenedMessage open = opened(message);
   if ((open.flags & kFailed) == 0) return std::nullopt;
   return Error::decode(open.description);
 }
@@ -172,7 +172,7 @@ Bytes encode_round(Bytes elements, const RoundMessage& message, bool more) {
 }
 
 RoundMessage decode_round(ByteView message, int from) {
-  const Opened open = opened(message);
+  const OpenedMessage open = opened(message);
   ByteReader reader = reader_of(open.description, "elements", from);
   RoundMessage round;
   round.elements = open.elements;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <utility>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -12,7 +13,7 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kAnySize = UINT64_MAX;
+constexpr uint64_t kWholeFile = UINT64_MAX;
 constexpr uint64_t kMaxSmallFile = 4u << 20;  // bytes of a head, an outcome or an error
 constexpr size_t kNamedMissing = 8;
 constexpr uint8_t kVersion = 1;
@@ -155,6 +156,8 @@ Bytes AttemptHead::encode() const {
   out.string(writer);
   out.u8(common_differs);
   out.u8(rank_local ? 1 : 0);
+  out.u64(token);
+  out.u64(number);
   out.varint(attributes.size());
   for (const auto& [name, value] : attributes) {
     out.string(name);
@@ -175,6 +178,8 @@ AttemptHead AttemptHead::decode(ByteView bytes, const std::string& file) {
     head.writer = in.string();
     head.common_differs = in.u8();
     head.rank_local = in.u8() != 0;
+    head.token = in.u64();
+    head.number = in.u64();
     for (uint64_t count = in.count(2); count > 0; --count) {
       std::string name(in.string());
       head.attributes.emplace(std::move(name), in.string());
@@ -189,8 +194,40 @@ Bytes LeftReport::encode() const {
   out.u64(common_keys);
   out.u64(common_contents);
   out.blob(report);
+  if (!unwritten_objects.empty() || !of_dialect.empty() || !replicas.empty()) {
+    out.varint(unwritten_objects.size());
+    for (const std::string& key : unwritten_objects) out.string(key);
+    out.varint(of_dialect.size());
+    for (const IndexFile& file : of_dialect) {
+      out.string(file.name);
+      out.u8(static_cast<uint8_t>(file.role));
+      out.blob(file.bytes);
+    }
+    out.varint(replicas.size());
+    for (const auto& [key, rank] : replicas) {
+      out.string(key);
+      out.varint(rank);
+    }
+  }
   return with_checksum(std::move(out));
 }
+
+namespace {
+
+Index decode_index_files(ByteReader& in) {
+  Index index(in.count(3));
+  for (IndexFile& file : index) {
+    file.name = in.string();
+    const uint8_t role = in.u8();
+    if (role > static_cast<uint8_t>(IndexRole::kAfter)) in.fail("a file of an unknown role");
+    file.role = static_cast<IndexRole>(role);
+    const ByteView bytes = in.blob();
+    file.bytes.assign(bytes.begin(), bytes.end());
+  }
+  return index;
+}
+
+}  // namespace
 
 LeftReport LeftReport::decode(ByteView bytes, const std::string& file) {
   return decoded(bytes, file, [](ByteReader& in) {
@@ -199,7 +236,33 @@ LeftReport LeftReport::decode(ByteView bytes, const std::string& file) {
     left.common_contents = in.u64();
     const ByteView report = in.blob();
     left.report.assign(report.begin(), report.end());
+    if (in.remaining() == 0) return left;
+    left.unwritten_objects.resize(in.count());
+    for (std::string& key : left.unwritten_objects) key = in.string();
+    left.of_dialect = decode_index_files(in);
+    for (size_t more = in.count(2); more > 0; --more) {
+      std::string key(in.string());
+      const uint64_t rank = in.varint();
+      if (rank >= kMostReplicas) in.fail("a replica of rank " + std::to_string(rank));
+      left.replicas.emplace(std::move(key), static_cast<uint32_t>(rank));
+    }
     return left;
+  });
+}
+
+Bytes LeftFailure::encode() const {
+  ByteWriter out;
+  out.u8(kVersion);
+  out.i64(rank);
+  out.blob(error.encode());
+  return with_checksum(std::move(out));
+}
+
+LeftFailure LeftFailure::decode(ByteView bytes, const std::string& file) {
+  return decoded(bytes, file, [](ByteReader& in) {
+    const int64_t rank = in.i64();
+    if (!std::in_range<int>(rank)) in.fail("a failure of rank " + std::to_string(rank));
+    return LeftFailure{static_cast<int>(rank), Error::decode(in.blob())};
   });
 }
 
@@ -226,7 +289,7 @@ std::vector<Bytes> decode_group(ByteView bytes, const std::string& file) {
 
 std::optional<Bytes> read_if_there(Storage& storage, const std::string& name) {
   try {
-    return read_file(storage, name, kAnySize);
+    return read_file(storage, name, kWholeFile);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNotFound) throw;
     return std::nullopt;
@@ -237,9 +300,21 @@ std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_i
   const std::string name = attempt_name(save_id);
   const auto bytes = read_if_there(storage, name);
   if (!bytes) return std::nullopt;
-  AttemptHead head = AttemptHead::decode(*bytes, name);
-  if (head.save_id == save_id) return head;
-  throw Error(ErrorCode::kCorrupt, "it is of the save " + head.save_id).with_file(name);
+  try {
+    AttemptHead head = AttemptHead::decode(*bytes, name);
+    if (head.save_id == save_id) return head;
+    throw Error(ErrorCode::kCorrupt, "it is of the save " + head.save_id).with_file(name);
+  } catch (Error& error) {
+    if (error.code() == ErrorCode::kCorrupt) {
+      error.with_hint(
+          "`tilestone gc --abandon` ends the save. Where each of its ranks has left its "
+          "own metadata, remove instead this file and the directory " +
+          attempt_directory(save_id) +
+          ": those files are then read as if they had been copied here without hidden "
+          "ones");
+    }
+    throw;
+  }
 }
 
 std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id) {
@@ -260,8 +335,9 @@ void note_stood(Storage& storage, const std::string& save_id, Deadline deadline)
 }
 
 std::optional<Error> read_failed(Storage& storage, const std::string& save_id) {
-  const auto bytes = read_if_there(storage, failed_name(save_id));
-  return bytes ? std::optional(Error::decode(*bytes)) : std::nullopt;
+  const std::string name = failed_name(save_id);
+  const auto bytes = read_if_there(storage, name);
+  return bytes ? std::optional(LeftFailure::decode(*bytes, name).error) : std::nullopt;
 }
 
 // ---- Saying what it is
@@ -296,8 +372,12 @@ std::string attempt_text(const std::string& save_id, int world_size, const Attem
   }
   const std::string ranks = std::to_string(world_size) + (world_size == 1 ? " rank" : " ranks");
   if (state.missing_count == 0) {
-    return save + " is not published yet, though all of its " + ranks +
-           " have written; `tilestone publish` makes it the checkpoint";
+    const std::string text =
+        save + " is not published yet, though all of its " + ranks + " have written; ";
+    if (!state.failed) return text + "`tilestone publish` makes it the checkpoint";
+    return text + "a rank has failed: " + state.failed->what() +
+           "; `tilestone publish` tries again, or says why the save can't be published; then "
+           "`tilestone gc --abandon` ends the save";
   }
   const bool one = state.missing_count == 1;
   std::string text = save + " is not published: " + std::to_string(state.missing_count) +

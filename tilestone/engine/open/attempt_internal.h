@@ -28,6 +28,8 @@
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
+#include "tilestone/engine/open/tp_replicas_internal.h"
+#include "tilestone/format/index.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
@@ -45,6 +47,9 @@ struct AttemptHead {
   std::string writer;          // "Tilestone 0.1.0"
   uint8_t common_differs = 0;  // SaveOptions::Differing
   bool rank_local = false;     // ByFiles::torch_rank_local
+  // Of which token, as a hash of it, and the how manyth: ByFiles::number.
+  uint64_t token = 0;
+  uint64_t number = 0;
   std::map<std::string, std::string> attributes = {};
 
   int group_size() const;   // ranks of a group; the last group may have less
@@ -82,16 +87,29 @@ struct LeftReport {
   Bytes report;                  // RankReport::encode()
   uint64_t common_keys = 0;      // hash of the keys of its common objects, which rank 0 writes
   uint64_t common_contents = 0;  // hash of what they are; 0: not to be compared
+  // Objects that the rank has and another rank is to write.
+  std::vector<std::string> unwritten_objects = {};
+  Index of_dialect = {};       // of rank 0: the dialect's files of the index, made of what it saves
+  ReplicaNames replicas = {};  // SaveOptions::tp_replica_names: what this rank holds
 
   Bytes encode() const;
   static LeftReport decode(ByteView bytes, const std::string& file);  // Error(kCorrupt)
+};
+
+// The first error of a rank. `rank` left it; the error may name another one, or none.
+struct LeftFailure {
+  int rank = 0;
+  Error error;
+
+  Bytes encode() const;
+  static LeftFailure decode(ByteView bytes, const std::string& file);  // Error(kCorrupt)
 };
 
 // The reports of a group's ranks in their order, each as LeftReport::encode() gave it.
 Bytes encode_group(const std::vector<Bytes>& left);
 std::vector<Bytes> decode_group(ByteView bytes, const std::string& file);  // Error(kCorrupt)
 
-// nullopt: not there (yet).
+// nullopt: not there (yet). Error(kCorrupt) says what can be done about one that is damaged.
 std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_id);
 std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id);
 // Whether its checkpoint has stood there: the outcome alone may be that of a save whose switch came

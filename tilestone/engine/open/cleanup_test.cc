@@ -7,8 +7,7 @@
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/storage/memory_storage.h"
 
-namespace tilestone::engine {
-namespace {
+namespace tilestone::engine::cleanup_test {
 
 TEST(Cleanup, KnowsItsOwnNamesOfEverySave) {
   const auto format = torch_dist_format();
@@ -62,5 +61,4 @@ TEST(Cleanup, ANoteSpeaksOfItsSaveAndOfThoseThatItReplacesOnceItStands) {
   EXPECT_THAT(notes.ended(id), testing::UnorderedElementsAre(id, old, torn));
 }
 
-}  // namespace
-}  // namespace tilestone::engine
+}  // namespace tilestone::engine::cleanup_test

@@ -41,10 +41,11 @@ std::vector<std::string> without(std::vector<std::string> names,
 // The names that tell what a checkpoint is. Only arrays in directories of their own, beside
 // metadata.json, are looked for further down: a large tree that holds no checkpoint is not walked,
 // and a directory in it that can't be read is in nobody's way.
-std::vector<std::string> names_of_checkpoint(Storage& storage) {
+// Tilestone's own come first: an attempt ends with its switch at the top, and then its head goes.
+std::vector<std::string> list_of_checkpoint(Storage& storage) {
+  const std::vector<std::string> own = storage.list(std::string(kOwnDirectory) + "/");
   std::vector<std::string> names = storage.list_files();
   if (contains_name(names, kMegatronConfig)) return storage.list();
-  const std::vector<std::string> own = storage.list(std::string(kOwnDirectory) + "/");
   names.insert(names.end(), own.begin(), own.end());
   std::sort(names.begin(), names.end());
   return names;
@@ -73,6 +74,65 @@ DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect*
   std::sort(files.names.begin(), files.names.end());
   files.names.erase(std::unique(files.names.begin(), files.names.end()), files.names.end());
   return files;
+}
+
+// Saves without a communicator that may have claimed the location, in the dialect of fixed names.
+// nullopt: one of them has ended since the names were listed.
+std::optional<std::set<std::string>> possible_claims(Storage& storage,
+                                                     std::span<const std::string> names) {
+  std::set<std::string> saves;
+  if (!torch_dist_format()->detect(names)) return saves;
+  for (const std::string& name : names) {
+    const auto own = parse_in_own_directory(name);
+    if (!own || name != attempt_name(own->save_id)) continue;
+    try {
+      const auto head = read_head(storage, own->save_id);
+      if (!head) return std::nullopt;
+      if (head->dialect != megatron_dialect()->name()) continue;
+      if (read_outcome(storage, own->save_id) == Outcome::kPublished) saves.insert(own->save_id);
+    } catch (const Error& error) {
+      // It is in no checkpoint's way.
+      if (error.code() != ErrorCode::kCorrupt && error.code() != ErrorCode::kUnsupported) throw;
+    }
+  }
+  return saves;
+}
+
+struct Claim {
+  std::string save_id;
+  std::vector<std::string> files;  // of its index, as far as it is there
+};
+std::optional<Claim> claim_among(Storage& storage, std::span<const std::string> names,
+                                 const std::set<std::string>& saves) {
+  if (saves.empty()) return std::nullopt;
+  const auto format = torch_dist_format();
+  const DirectoryFiles files = read_index(storage, *format, nullptr, names);
+  Claim claim{format->parse_index(files).save_id, format->index_files(names)};
+  if (!saves.contains(claim.save_id)) return std::nullopt;
+  for (std::string& name : megatron_dialect()->index_files(names)) {
+    claim.files.push_back(std::move(name));
+  }
+  return claim;
+}
+
+struct CheckpointNames {
+  std::vector<std::string> names;
+  std::optional<Claim> claim;  // whose files are not among the names
+};
+CheckpointNames look_for_checkpoint(Storage& storage) {
+  for (int i = 0;; ++i) {
+    CheckpointNames found{list_of_checkpoint(storage), std::nullopt};
+    if (contains_name(found.names, kMegatronConfig)) return found;
+    const auto saves = possible_claims(storage, found.names);
+    if (!saves && i < kMostOverwrites) continue;
+    if (saves) found.claim = claim_among(storage, found.names, *saves);
+    if (found.claim) found.names = without(std::move(found.names), found.claim->files);
+    return found;
+  }
+}
+
+std::vector<std::string> names_of_checkpoint(Storage& storage) {
+  return look_for_checkpoint(storage).names;
 }
 
 // The note, if it speaks of the save whose index stands there and of every rank-local file.
@@ -280,6 +340,11 @@ std::optional<Description> describe_rank_alone(Storage& storage, const DetectedF
 
 }  // namespace
 
+std::optional<std::string> claimed_by(Storage& storage) {
+  const auto claim = look_for_checkpoint(storage).claim;
+  return claim ? std::optional(claim->save_id) : std::nullopt;
+}
+
 bool any_checkpoint(Storage& storage, const Format& also) {
   const std::vector<std::string> names = names_of_checkpoint(storage);
   return also.detect(names) || detect(storage, names).format != nullptr;
@@ -348,10 +413,12 @@ Opened open_description(Description description, const std::shared_ptr<const For
   if (!description.metadata) description.metadata = opened.format->parse_index(opened.files);
   opened.metadata = std::move(*description.metadata);
   opened.metadata.dialect = opened.dialect->name();
+  const bool is_megatrons = opened.dialect->name() == megatron_dialect()->name();
+  if (is_megatrons) opened.replica_names = take_replica_names(opened.metadata);
   if (!description.manifest.empty()) take_manifest(opened, description.manifest);
   take_common(opened);
-  if (names == SecondNames::kUnited && opened.dialect->name() == megatron_dialect()->name()) {
-    unite_tp_replicas(opened.metadata);
+  if (names == SecondNames::kUnited && is_megatrons) {
+    opened.replica_places = unite_tp_replicas(opened.metadata);
   }
   return opened;
 }

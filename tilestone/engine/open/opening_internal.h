@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/format/format.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"
@@ -17,6 +18,12 @@ namespace tilestone::engine {
 
 // True when a checkpoint of any known format, or of `also`, stands there.
 bool any_checkpoint(Storage& storage, const Format& also);
+
+// A save without a communicator, in a dialect whose files have fixed names, publishes its index
+// file by file (commit/attempt.cc): the first one, which names the save, is its claim to the
+// location. The save of a claim that stands there while its switch does not; what is there of its
+// index makes no checkpoint.
+std::optional<std::string> claimed_by(Storage& storage);
 
 // The files that describe a checkpoint. One rank reads them; the others get the bytes.
 struct Description {
@@ -57,6 +64,8 @@ struct Opened {
   // Holds the common state, where the dialect keeps it in an object: not among metadata's.
   std::optional<StoredObject> common;
   std::optional<Manifest> manifest;
+  ReplicaNames replica_names = {};    // that the index has beside the metadata's
+  ReplicaPlaces replica_places = {};  // of tensors that were united
 };
 
 // Error(kNotFound) where this rank's storage, held, has another checkpoint than the one that the

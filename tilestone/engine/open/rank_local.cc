@@ -40,15 +40,17 @@ void expect_all_ranks(Storage& storage, const Format& format, std::span<const st
       if (!contains_name(names, format.rank_index_name(rank))) missing.push_back(rank);
     }
     if (missing.empty()) continue;
-    throw Error(ErrorCode::kNotFound, "no whole checkpoint at " + storage.describe() +
-                                          ": in the rank-local save " + head.save_id + ", " +
-                                          ranks_text(missing) + " of " +
-                                          std::to_string(head.world_size) + " have not written")
+    const bool one = missing.size() == 1;
+    throw Error(ErrorCode::kNotFound,
+                "no whole checkpoint at " + storage.describe() + ": in the rank-local save " +
+                    head.save_id + ", " + ranks_text(missing) + " of " +
+                    std::to_string(head.world_size) + (one ? " has" : " have") + " not written")
         .with_file(format.rank_index_name(missing.front()))
         .with_rank(missing.front())
-        .with_hint(
-            "these ranks can save again under the same token; `tilestone gc --abandon` ends the "
-            "save if they are dead");
+        .with_hint(std::string(one ? "this rank" : "these ranks") +
+                   " can save again under the same token; `tilestone gc --abandon` ends the save "
+                   "if " +
+                   (one ? "it is" : "they are") + " dead");
   }
 }
 

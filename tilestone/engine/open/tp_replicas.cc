@@ -1,10 +1,13 @@
 #include "tilestone/engine/open/tp_replicas_internal.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <utility>
 #include <vector>
+
+#include "tilestone/base/error.h"
 
 namespace tilestone::engine {
 namespace {
@@ -54,11 +57,11 @@ class Uniter {
  public:
   explicit Uniter(Metadata& metadata) : metadata_(metadata) {}
 
-  void run() {
+  ReplicaPlaces run() {
     find();
-    if (names_.empty()) return;
     for (auto& [key, seconds] : names_) unite(key, seconds);
-    rebuild();
+    if (!names_.empty()) rebuild();
+    return std::move(places_);
   }
 
  private:
@@ -92,6 +95,10 @@ class Uniter {
     }
     for (const auto& [rank, t] : seconds) {
       if (t != first) gone_[t] = first;
+      auto& places = places_[{key, rank}];
+      for (const StoredChunk& chunk : metadata_.tensors[t].chunks) {
+        places.emplace(chunk.box, chunk.at);
+      }
     }
     if (plain == nullptr) plain_.emplace(first, key);
     std::move(copies.begin(), copies.end(), std::back_inserter(copies_));
@@ -140,7 +147,25 @@ class Uniter {
   std::map<uint32_t, uint32_t> gone_;      // tensors, and the one that each is a copy of
   std::map<uint32_t, std::string> plain_;  // keys of tensors that get a plain one
   std::vector<Copy> copies_;
+  ReplicaPlaces places_;
 };
+
+// Whether two tensors of one index are the same bytes.
+bool are_one(const StoredTensor& a, const StoredTensor& b) {
+  if (a.dtype != b.dtype || a.shape != b.shape || a.chunks.size() != b.chunks.size()) return false;
+  const ChunksByBox chunks(a);
+  return std::all_of(b.chunks.begin(), b.chunks.end(), [&](const StoredChunk& chunk) {
+    const auto found = chunks.find(chunk.box);
+    if (!found) return false;
+    const ItemLocation& at = a.chunks[*found].at;
+    return at.file == chunk.at.file && at.offset == chunk.at.offset &&
+           at.length == chunk.at.length && at.codec == chunk.at.codec;
+  });
+}
+
+std::string second_name(const std::string& key, uint32_t rank) {
+  return key + std::string(kMiddle) + std::to_string(rank);
+}
 
 class Renamer {
  public:
@@ -169,7 +194,25 @@ class Renamer {
     if (second->rank > 0 && is_main_replica(tensor.replica_id)) {
       tensor.replica_id = {static_cast<int64_t>(second->rank)};
     }
-    tensor.key = std::string(second->key);  // it lies in the old one
+    tensor.key = stored_key(std::string(second->key));  // it lies in the old one
+  }
+
+  // Replicas that are not the same keep their names.
+  std::string stored_key(std::string plain) const {
+    if (stored_.find_tensor(plain) != nullptr) return plain;
+    for (uint32_t rank = 0; rank < kMostReplicas; ++rank) {
+      std::string name = second_name(plain, rank);
+      if (stored_.find_tensor(name) != nullptr) return name;
+      if (rank == 0 && !any_begins_with(plain + std::string(kMiddle))) break;
+    }
+    return plain;
+  }
+
+  bool any_begins_with(const std::string& prefix) const {
+    const auto found = std::lower_bound(
+        stored_.tensors.begin(), stored_.tensors.end(), prefix,
+        [](const StoredTensor& tensor, const std::string& text) { return tensor.key < text; });
+    return found != stored_.tensors.end() && found->key.starts_with(prefix);
   }
 
   const Metadata& stored_;
@@ -183,7 +226,77 @@ std::string_view key_of_replica(std::string_view key) {
   return second ? second->key : std::string_view();
 }
 
-void unite_tp_replicas(Metadata& metadata) { Uniter(metadata).run(); }
+uint32_t rank_of_replica(std::string_view key) {
+  const auto second = parse(key);
+  return second ? second->rank : 0;
+}
+
+ReplicaNames replicas_among(const Items& items) {
+  constexpr size_t kNumbers = 3;  // of a replica id: of pipeline, tensor and data parallelism
+  ReplicaNames found;
+  for (const TensorItem& item : items.tensors) {
+    if (item.replica_id.size() != kNumbers || item.replica_id[1] == 0) continue;
+    const int64_t rank = item.replica_id[1];
+    if (rank < 0 || rank >= static_cast<int64_t>(kMostReplicas)) {
+      throw Error(ErrorCode::kInvalidArgument, "the tensor-parallel rank " + std::to_string(rank) +
+                                                   " of a replica id is not one of 0 to " +
+                                                   std::to_string(kMostReplicas - 1))
+          .with_key(item.key);
+    }
+    merge_replica_names(found, {{item.key, static_cast<uint32_t>(rank)}});
+  }
+  return found;
+}
+
+void merge_replica_names(ReplicaNames& names, const ReplicaNames& others) {
+  for (const auto& [key, rank] : others) {
+    uint32_t& highest = names[key];
+    highest = std::max(highest, rank);
+  }
+}
+
+void add_replica_names(Metadata& metadata, const ReplicaNames& names) {
+  if (names.empty()) return;
+  std::vector<StoredTensor> added;
+  for (const auto& [key, highest] : names) {
+    const StoredTensor* tensor = metadata.find_tensor(key);
+    if (tensor == nullptr) continue;
+    for (uint32_t rank = 0; rank <= highest; ++rank) {
+      StoredTensor second = *tensor;
+      second.key = second_name(key, rank);
+      second.path = {};
+      if (metadata.find_tensor(second.key) != nullptr ||
+          metadata.find_object(second.key) != nullptr) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    "a key is also the name of a replica of " + key + " (tp_replica_names)")
+            .with_key(second.key);
+      }
+      added.push_back(std::move(second));
+    }
+  }
+  metadata.copies.clear();
+  std::move(added.begin(), added.end(), std::back_inserter(metadata.tensors));
+  metadata.index();
+}
+
+ReplicaNames take_replica_names(Metadata& metadata) {
+  ReplicaNames names;
+  std::set<std::string> taken;
+  for (const StoredTensor& tensor : metadata.tensors) {
+    const auto second = parse(tensor.key);
+    if (!second) continue;
+    const StoredTensor* plain = metadata.find_tensor(second->key);
+    if (plain == nullptr || !are_one(*plain, tensor)) continue;
+    merge_replica_names(names, {{plain->key, second->rank}});
+    taken.insert(tensor.key);
+  }
+  if (taken.empty()) return names;
+  std::erase_if(metadata.tensors,
+                [&](const StoredTensor& tensor) { return taken.contains(tensor.key); });
+  return names;
+}
+
+ReplicaPlaces unite_tp_replicas(Metadata& metadata) { return Uniter(metadata).run(); }
 
 void ask_for_plain_keys(StateDict& wanted, const Metadata& stored, std::set<std::string>& renamed) {
   Renamer(stored, renamed).visit(wanted);

@@ -4,12 +4,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <mutex>
+#include <set>
+
 #include "tilestone/comm/threads.h"
+#include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/removal.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/storage/fault_storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::tp_replicas_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -121,5 +126,167 @@ TEST(TpReplicas, ARemovalLeavesTheNamesAsTheyAreStored) {
   EXPECT_TRUE(checkpoint.verify().ok());
 }
 
-}  // namespace
-}  // namespace tilestone
+// ---- Second names that a save writes
+
+// As saved(plain), with replica ids of three numbers; `named`: with second names.
+std::shared_ptr<Storage> saved_named(bool named, bool copies = false, bool by_files = false) {
+  auto storage = memory_storage();
+  run_ranks(2, [&](Communicator comm) {
+    StateDict state;
+    state["norm"] = ShardedTensor::from_rank_offsets("norm", counting(DType::kFloat32, {4}, 7), {},
+                                                     {0, comm.rank(), 0});
+    state["w"] = ShardedTensor::from_rank_offsets(
+        "w", counting(DType::kFloat32, {1, 8}, 8 * comm.rank()), {{0, comm.rank(), 2}}, {0, 0, 0});
+    SaveOptions options;
+    if (by_files) {
+      options.by_files = ByFiles{comm.rank(), 2, "a test's token"};
+    } else {
+      options.comm = comm;
+    }
+    options.dialect = megatron_dialect();
+    options.tp_replica_names = named;
+    if (copies) {
+      options.replicate = SaveOptions::Replicate::kLocal;
+      options.replicate_group = {0, 1};
+    }
+    save(state, Location(storage), options);
+  });
+  return storage;
+}
+
+// What stands in the index, as a reader sees it that knows nothing of second names.
+std::vector<std::string> keys_in_index(const std::shared_ptr<Storage>& storage) {
+  DirectoryFiles files;
+  files.names = {".metadata"};
+  files.contents[".metadata"] = memory_image(*storage).at(".metadata");
+  std::vector<std::string> keys;
+  const Metadata metadata = torch_dist_format()->parse_index(files);
+  const StoredTensor* plain = metadata.find_tensor("norm");
+  for (const StoredTensor& tensor : metadata.tensors) {
+    keys.push_back(tensor.key);
+    if (plain == nullptr || engine::key_of_replica(tensor.key) != "norm") continue;
+    EXPECT_EQ(tensor.chunks[0].at.file, plain->chunks[0].at.file);
+    EXPECT_EQ(tensor.chunks[0].at.offset, plain->chunks[0].at.offset);
+  }
+  return keys;
+}
+
+TEST(TpReplicaNames, AreInTheIndexForTheSameBytesAndNowhereElse) {
+  EXPECT_THAT(keys_in_index(saved_named(false)), ElementsAre("norm", "w"));
+  for (const bool copies : {false, true}) {
+    const auto storage = saved_named(true, copies);
+    EXPECT_THAT(keys_in_index(storage),
+                ElementsAre("norm", "norm.__tp_replica_0", "norm.__tp_replica_1", "w"));
+    const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+    EXPECT_THAT(checkpoint.keys(), ElementsAre("norm", "w"));
+    EXPECT_EQ(checkpoint.metadata().copies.size(), copies ? 1u : 0u);
+    EXPECT_EQ(checkpoint.metadata().tensor_bytes(), 4u * 4u + 16u * 4u);
+    const VerifyReport report = checkpoint.verify();
+    EXPECT_TRUE(report.ok()) << report.damages[0].problem;
+    const auto without = Checkpoint::open(Location(saved_named(false, copies)));
+    EXPECT_EQ(report.items, without.verify().items);
+    EXPECT_THAT(find_leftovers(Location(storage), nullptr, true), IsEmpty());
+  }
+}
+
+TEST(TpReplicaNames, AreInTheIndexOfASaveByFilesToo) {
+  EXPECT_THAT(keys_in_index(saved_named(true, false, true)),
+              ElementsAre("norm", "norm.__tp_replica_0", "norm.__tp_replica_1", "w"));
+  EXPECT_THAT(keys_in_index(saved_named(false, false, true)), ElementsAre("norm", "w"));
+}
+
+TEST(TpReplicaNames, LoadUnderEitherNameAndStrictnessSeesPlainKeys) {
+  FileImage image = memory_image(*saved_named(true));
+  for (const bool manifest : {true, false}) {
+    if (!manifest) {
+      std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
+    }
+    for (const bool suffixed : {true, false}) {
+      LoadOptions options;
+      options.not_in_checkpoint = LoadOptions::Policy::kReport;
+      options.not_requested = LoadOptions::Policy::kReport;
+      LoadReport report;
+      expect_norm(load(asking(suffixed ? second_name(1) : "norm"), Location(memory_storage(image)),
+                       options, &report));
+      EXPECT_THAT(report.not_in_checkpoint, IsEmpty());
+      EXPECT_THAT(report.not_requested, IsEmpty());
+    }
+  }
+}
+
+TEST(TpReplicaNames, StayAndGoWithTheirKey) {
+  const auto storage = saved_named(true);
+  remove_keys(Location(storage), "w");
+  EXPECT_THAT(keys_in_index(storage),
+              ElementsAre("norm", "norm.__tp_replica_0", "norm.__tp_replica_1"));
+  EXPECT_TRUE(Checkpoint::open(Location(storage)).verify().ok());
+  const auto other = saved_named(true);
+  remove_keys(Location(other), "norm");
+  EXPECT_THAT(keys_in_index(other), ElementsAre("w"));
+  EXPECT_TRUE(Checkpoint::open(Location(other)).verify().ok());
+}
+
+TEST(TpReplicaNames, AreRefusedInAnotherDialectAndWhereTheyAreTaken) {
+  const auto refusal = [](const std::function<void(StateDict&, SaveOptions&)>& change) {
+    StateDict state;
+    state["norm"] =
+        ShardedTensor::from_rank_offsets("norm", counting(DType::kFloat32, {4}), {}, {0, 0, 0});
+    SaveOptions options;
+    options.dialect = megatron_dialect();
+    options.tp_replica_names = true;
+    change(state, options);
+    const auto storage = memory_storage();
+    const std::string text =
+        failures(1, [&](Communicator) { save(state, Location(storage), options); })[0];
+    EXPECT_FALSE(storage->stat(".metadata"));
+    return text;
+  };
+  EXPECT_THAT(refusal([](StateDict&, SaveOptions& options) { options.dialect = nullptr; }),
+              testing::HasSubstr("tp_replica_names are of Megatron-Core's dialect"));
+  EXPECT_THAT(refusal([](StateDict& state, SaveOptions&) {
+                state["norm"] = ShardedTensor::from_rank_offsets(
+                    "norm", counting(DType::kFloat32, {4}), {}, {0, 1 << 16, 0});
+              }),
+              testing::HasSubstr("tensor-parallel rank 65536"));
+  EXPECT_THAT(refusal([](StateDict& state, SaveOptions&) {
+                for (const char* key : {"norm", "norm.__tp_replica_1"}) {
+                  state[key] = ShardedTensor::from_rank_offsets(key, counting(DType::kFloat32, {4}),
+                                                                {}, {0, 1, 0});
+                }
+              }),
+              testing::HasSubstr("a key is also the name of a replica of norm"));
+}
+
+// Where a rank's own replica is stored, and no manifest says who wrote which file.
+TEST(TpReplicas, ARankReadsItsOwnReplicaWhereThereIsOne) {
+  FileImage image = memory_image(*saved(second_name));
+  std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
+  std::mutex mutex;
+  for (const int rank : {0, 1}) {
+    std::set<std::string> opened;
+    const auto disk = FaultDisk::create(memory_storage(image), [&](const StorageCall& call) {
+      const std::lock_guard lock(mutex);
+      const bool data = call.name.ends_with(".distcp");
+      if (call.op == StorageOp::kOpen && data) opened.insert(std::string(call.name));
+      return FaultAction::pass();
+    });
+    LoadOptions options;
+    options.not_requested = LoadOptions::Policy::kIgnore;
+    expect_norm(load(asking(second_name(rank), false), Location(disk->storage()), options));
+    ASSERT_EQ(opened.size(), 1u);
+    EXPECT_THAT(*opened.begin(), testing::HasSubstr("__" + std::to_string(rank) + "_"));
+  }
+}
+
+// Of other replicas than the own one any will do, but of those that differ it is the lowest.
+TEST(TpReplicas, OfReplicasThatAreNotTheSameARankGetsItsOwnElseTheLowest) {
+  const Location location(saved(second_name, 100));
+  LoadOptions options;
+  options.not_requested = LoadOptions::Policy::kIgnore;
+  expect_norm(load(asking(second_name(5), false), location, options));
+  const StateDict own = load(asking(second_name(1), false), location, options);
+  EXPECT_EQ(elements(own.find(std::string("norm"))->get_if<ShardedTensor>()->data),
+            elements(counting(DType::kFloat32, {4}, 107)));
+}
+
+}  // namespace tilestone::tp_replicas_test

@@ -2,8 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace tilestone::engine {
-namespace {
+namespace tilestone::engine::as_stored_test {
 
 bool is_null(const StateNode* node) {
   const auto* value = node->get_if<Value>();
@@ -34,5 +33,4 @@ TEST(AsStored, PlainTensorsAndListsThatAreStoredAsObjectsAreWantedAsObjects) {
   EXPECT_NE(other[1].get_if<TensorView>(), nullptr);
 }
 
-}  // namespace
-}  // namespace tilestone::engine
+}  // namespace tilestone::engine::as_stored_test

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <set>
 
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/deadline.h"
@@ -12,6 +14,20 @@
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
+
+// Of which lost files a warning was given. Thread-safe.
+class WarnedFiles {
+ public:
+  // True once for each file (an index into Metadata::files).
+  bool first_time(uint32_t file) {
+    const std::lock_guard lock(mutex_);
+    return files_.insert(file).second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<uint32_t> files_;
+};
 
 // All of it outlives the calls that it is passed to.
 struct ReadContext {
@@ -23,6 +39,7 @@ struct ReadContext {
   bool verify_checksums = true;
   Deadline deadline = Deadline::never();
   CachePolicy cache = CachePolicy::kBypass;
+  std::shared_ptr<WarnedFiles> warned = std::make_shared<WarnedFiles>();
 };
 
 // Whether Tilestone wrote the checkpoint and its manifest is gone. A save that replaces a

@@ -11,8 +11,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/read/mini_float_internal.h"
 
-namespace tilestone::engine {
-namespace {
+namespace tilestone::engine::convert_test {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
@@ -143,5 +142,4 @@ TEST(Convert, StridedLinesLongerThanOneStep) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone::engine
+}  // namespace tilestone::engine::convert_test

@@ -1,11 +1,15 @@
 #include "tilestone/engine/read/items_internal.h"
 
 #include <map>
+#include <optional>
+#include <set>
 #include <utility>
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/engine/read/lost_files_internal.h"
+#include "tilestone/engine/read/payloads_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
 
 namespace tilestone::engine {
@@ -51,6 +55,98 @@ void verify_object(const ReadContext& context, const ItemLocation& at, ByteView 
 
 }  // namespace
 
+namespace {
+
+class ObjectReader {
+ public:
+  ObjectReader(const ReadContext& context, std::span<const ObjectRead> objects)
+      : context_(context), lost_(context), items_(objects.size()) {
+    for (size_t i = 0; i < objects.size(); ++i) left_.push_back({i, objects[i], {}, {}});
+  }
+
+  std::vector<Bytes> run() {
+    for (Reading& reading : left_) {
+      reading.from.place = lost_.place_of_object(*reading.from.stored, reading.from.place);
+    }
+    while (!left_.empty()) {
+      read();
+      context_.threads.parallel_for(left_.size(), [&](size_t i) { check(left_[i]); });
+      std::erase_if(left_, [](const Reading& reading) { return !reading.damage; });
+      for (Reading& reading : left_) go_elsewhere(reading);
+    }
+    return std::move(items_);
+  }
+
+ private:
+  struct Reading {
+    size_t index = 0;  // of the objects
+    ObjectRead from;
+    std::optional<Error> damage;  // found at the place where it was read
+    std::set<size_t> tried;       // places
+    const ItemLocation& at() const { return place_of(*from.stored, from.place); }
+  };
+
+  void read() {
+    RangeReader reader(context_, &context_.threads);
+    for (const Reading& reading : left_) {
+      const ItemLocation& at = reading.at();
+      try {
+        check_place(at, reader.open(at.file).size());
+      } catch (...) {
+        throw named(current_error(), reading);
+      }
+      Bytes& item = items_[reading.index];
+      item.resize(at.length);
+      reader.add({.file = at.file,
+                  .begin = at.offset,
+                  .size = at.length,
+                  .target = item.data(),
+                  .key = &reading.from.stored->key});
+      if (reader.full()) reader.read();
+    }
+    reader.read();
+  }
+
+  void check(Reading& reading) {
+    const ItemLocation& at = reading.at();
+    Bytes& item = items_[reading.index];
+    reading.damage.reset();
+    try {
+      item = unwrap(context_, at, std::move(item), decoded_limit(at));
+      verify_object(context_, at, item);
+    } catch (...) {
+      const Error error = named(current_error(), reading);
+      if (error.code() != ErrorCode::kCorrupt || reading.from.stored->copies.empty()) throw error;
+      reading.damage = error;
+    }
+  }
+
+  // Of a damaged object the next place whose file is there.
+  void go_elsewhere(Reading& reading) {
+    reading.tried.insert(reading.from.place);
+    const StoredObject& object = *reading.from.stored;
+    for (size_t place = 0; place <= object.copies.size(); ++place) {
+      if (reading.tried.contains(place) || !lost_.holds(place_of(object, place))) continue;
+      warn_of_damage(*reading.damage, object.key, context_.metadata.files[reading.at().file]);
+      reading.from.place = place;
+      return;
+    }
+    throw *reading.damage;
+  }
+
+  Error named(Error error, const Reading& reading) const {
+    error.with_key(reading.from.stored->key).with_file(context_.metadata.files[reading.at().file]);
+    return error;
+  }
+
+  const ReadContext& context_;
+  LostFiles lost_;
+  std::vector<Bytes> items_;
+  std::vector<Reading> left_;  // objects that have not been read intact
+};
+
+}  // namespace
+
 Bytes read_item(const ReadContext& context, const ItemLocation& at, const std::string& key,
                 uint64_t max_size) {
   const std::string& name = context.metadata.files[at.file];
@@ -66,36 +162,8 @@ Bytes read_item(const ReadContext& context, const ItemLocation& at, const std::s
   }
 }
 
-std::vector<Bytes> read_objects(const ReadContext& context,
-                                std::span<const StoredObject* const> objects) {
-  std::vector<Bytes> items(objects.size());
-  RangeReader reader(context, &context.threads);
-  for (size_t i = 0; i < objects.size(); ++i) {
-    const ItemLocation& at = objects[i]->at;
-    try {
-      check_place(at, reader.open(at.file).size());
-    } catch (...) {
-      throw current_error().with_key(objects[i]->key).with_file(context.metadata.files[at.file]);
-    }
-    items[i].resize(at.length);
-    reader.add({.file = at.file,
-                .begin = at.offset,
-                .size = at.length,
-                .target = items[i].data(),
-                .key = &objects[i]->key});
-    if (reader.full()) reader.read();
-  }
-  reader.read();
-  context.threads.parallel_for(objects.size(), [&](size_t i) {
-    const ItemLocation& at = objects[i]->at;
-    try {
-      items[i] = unwrap(context, at, std::move(items[i]), decoded_limit(at));
-      verify_object(context, at, items[i]);
-    } catch (...) {
-      throw current_error().with_key(objects[i]->key).with_file(context.metadata.files[at.file]);
-    }
-  });
-  return items;
+std::vector<Bytes> read_objects(const ReadContext& context, std::span<const ObjectRead> objects) {
+  return ObjectReader(context, objects).run();
 }
 
 uint64_t decoded_limit(const ItemLocation& object) {
@@ -114,9 +182,12 @@ void expect_stored(const ReadContext& context, uint64_t bytes, const StoredTenso
                    std::span<const uint32_t> chunks) {
   if (bytes <= kUnasked) return;
   std::map<uint32_t, uint64_t> sizes;
+  LostFiles lost(context);
+  const auto number = static_cast<uint32_t>(&tensor - context.metadata.tensors.data());
   uint64_t plausible = 0;
   for (const uint32_t index : chunks) {
-    const ItemLocation& at = tensor.chunks[index].at;
+    const uint32_t place = lost.place_of_chunk(number, index, kNoCopy);
+    const ItemLocation& at = context.metadata.place(number, index, place);
     const std::string& name = context.metadata.files[at.file];
     try {
       auto [size, is_new] = sizes.try_emplace(at.file, 0);

@@ -17,7 +17,8 @@ std::optional<Value> read_common(const ReadContext& context, const Opened& opene
   }
   const StoredObject* const stored = &*opened.common;
   try {
-    Value common = parse_object(opened, read_objects(context, {&stored, 1}).front());
+    Value common =
+        parse_object(opened, read_objects(context, std::vector{ObjectRead{stored}}).front());
     if (common.kind() == Value::Kind::kDict) return common;
     throw Error(ErrorCode::kCorrupt,
                 "the common state is a " + std::string(to_string(common.kind())) + ", not a dict");

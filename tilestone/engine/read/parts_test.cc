@@ -7,8 +7,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/coverage.h"
 
-namespace tilestone::engine {
-namespace {
+namespace tilestone::engine::parts_test {
 
 StoredPayload contiguous_payload(DType dtype, const Dims& shape) {
   StoredPayload payload;
@@ -100,5 +99,4 @@ TEST(Parts, APayloadBeyondItsItemIsRefused) {
   EXPECT_THROW(check_payload(payload, 1000), Error);
 }
 
-}  // namespace
-}  // namespace tilestone::engine
+}  // namespace tilestone::engine::parts_test

@@ -180,10 +180,13 @@ const ItemLocation& place_of(const ReadContext& context, ChunkRef chunk) {
 }
 
 void warn_of_damage(const Error& error, const ReadContext& context, ChunkRef chunk) {
-  log(LogLevel::kWarning, "\"" + tensor_of(context, chunk).key + "\" of " +
-                              context.metadata.files[place_of(context, chunk).file] + ": " +
-                              error.message() +
-                              "; its elements are read from another file that holds them too "
+  warn_of_damage(error, tensor_of(context, chunk).key,
+                 context.metadata.files[place_of(context, chunk).file]);
+}
+
+void warn_of_damage(const Error& error, const std::string& key, const std::string& file) {
+  log(LogLevel::kWarning, "\"" + key + "\" of " + file + ": " + error.message() +
+                              "; it is read from another file that holds it too "
                               "(verify says what is damaged)");
 }
 

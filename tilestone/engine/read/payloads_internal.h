@@ -22,6 +22,8 @@ const ItemLocation& place_of(const ReadContext& context, ChunkRef chunk);
 // A warning that names key and file: the chunk is damaged there, and will be read elsewhere.
 // `error`: what is thrown where there is no other place.
 void warn_of_damage(const Error& error, const ReadContext& context, ChunkRef chunk);
+// The same of an object or chunk `key` in `file`.
+void warn_of_damage(const Error& error, const std::string& key, const std::string& file);
 
 // One payload for each chunk, in order. Chunks that are compressed as a whole get an empty one:
 // they are to be read and decoded first. What an item says is checked against the metadata and the

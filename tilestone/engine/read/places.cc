@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 #include <string_view>
 #include <unordered_map>
@@ -8,8 +9,18 @@
 
 namespace tilestone::engine {
 
+namespace {
+
+bool has_copies(const Metadata& metadata) {
+  return !metadata.copies.empty() ||
+         std::any_of(metadata.objects.begin(), metadata.objects.end(),
+                     [](const StoredObject& object) { return !object.copies.empty(); });
+}
+
+}  // namespace
+
 Places::Places(const Opened& opened, int rank, int world) : metadata_(opened.metadata) {
-  if (metadata_.copies.empty() || !opened.manifest) return;
+  if (!has_copies(metadata_) || !opened.manifest) return;
   same_world_ = opened.manifest->world_size == world;
   std::unordered_map<std::string_view, const RankReport*> reports;
   for (const RankReport& report : opened.manifest->reports) {
@@ -55,9 +66,13 @@ void Places::choose(std::vector<Transfer>& transfers) {
   }
 }
 
+size_t Places::choose(const StoredObject& object) {
+  return nearest_ && !object.copies.empty() ? nearest_->choose(object) : 0;
+}
+
 std::vector<int> Places::file_owners() const {
   std::vector<int> owners;
-  if (!nearest_ || !same_world_) return owners;
+  if (!nearest_ || !same_world_ || metadata_.copies.empty()) return owners;
   for (const FileWriter& writer : writers_) owners.push_back(writer.rank);
   return owners;
 }

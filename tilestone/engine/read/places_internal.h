@@ -10,7 +10,8 @@
 
 namespace tilestone::engine {
 
-// For the rank `rank` of `world` that load. Nothing to choose where there are no copies.
+// For the rank `rank` of `world` that load. Objects are chosen first, then chunks. Nothing to
+// choose where there are no copies.
 class Places {
  public:
   // Borrows what was opened.
@@ -23,6 +24,8 @@ class Places {
   std::vector<Transfer> take_own_copies(std::vector<Transfer>& transfers) const;
   // Gives each transfer that is read from its chunk's own item the nearest place.
   void choose(std::vector<Transfer>& transfers);
+  // Where this rank reads an object (ObjectRead::place).
+  size_t choose(const StoredObject& object);
   // Who reads a file's bytes for others (StripeOwners): the rank whose own it is. Empty where the
   // files are nobody's own, and where there are no copies.
   std::vector<int> file_owners() const;

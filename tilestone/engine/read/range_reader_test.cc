@@ -19,8 +19,7 @@
 #include "tilestone/storage/memory_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone::engine {
-namespace {
+namespace tilestone::engine::range_reader_test {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
@@ -264,5 +263,4 @@ TEST(RecordSum, EndsAtAHole) {
   EXPECT_EQ(sum.crc32(), crc32(ByteView(record).first(40)));
 }
 
-}  // namespace
-}  // namespace tilestone::engine
+}  // namespace tilestone::engine::range_reader_test

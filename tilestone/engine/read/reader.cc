@@ -17,6 +17,7 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/engine/read/deliver_internal.h"
 #include "tilestone/engine/read/items_internal.h"
+#include "tilestone/engine/read/lost_files_internal.h"
 #include "tilestone/engine/read/parts_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
@@ -274,13 +275,16 @@ class TransferReader {
   RecordSum sum_;
 };
 
-// A place of the chunk that is not among `tried`.
+// A place of the chunk that is not among `tried`, nor in a lost file.
 std::optional<uint32_t> place_besides(const Metadata& metadata, ChunkRef chunk,
-                                      const std::set<uint32_t>& tried) {
-  if (!tried.contains(kNoCopy)) return kNoCopy;
+                                      const std::set<uint32_t>& tried, LostFiles& lost) {
+  const auto is_left = [&](uint32_t place) {
+    return !tried.contains(place) && lost.holds(metadata.place(chunk.tensor, chunk.chunk, place));
+  };
+  if (is_left(kNoCopy)) return kNoCopy;
   for (const StoredCopy& copy : metadata.copies_of(chunk.tensor, chunk.chunk)) {
     const auto number = static_cast<uint32_t>(&copy - metadata.copies.data());
-    if (!tried.contains(number)) return number;
+    if (is_left(number)) return number;
   }
   return std::nullopt;
 }
@@ -300,13 +304,21 @@ void read_transfers(const ReadContext& context, std::span<const Transfer> transf
   using Damaged = TransferReader::Damaged;
   std::map<std::pair<uint32_t, uint32_t>, std::set<uint32_t>> tried;  // places, by tensor and chunk
   ProgressMeter silent({}, "read", 0);
+  LostFiles lost(context);
+  std::vector<Transfer> placed;
+  if (!context.metadata.copies.empty()) {
+    placed.assign(transfers.begin(), transfers.end());
+    lost.avoid(placed);
+    transfers = placed;
+  }
   std::vector<Damaged> damaged = TransferReader(context, transfers, progress).run();
   while (!damaged.empty()) {
     std::vector<Transfer> again;
     for (Damaged& chunk : damaged) {
       std::set<uint32_t>& places = tried[{chunk.chunk.tensor, chunk.chunk.chunk}];
       places.insert(chunk.chunk.copy);
-      const std::optional<uint32_t> next = place_besides(context.metadata, chunk.chunk, places);
+      const std::optional<uint32_t> next =
+          place_besides(context.metadata, chunk.chunk, places, lost);
       if (!next) throw chunk.error;
       warn_of_damage(chunk.error, context, chunk.chunk);
       for (Transfer& transfer : chunk.transfers) {

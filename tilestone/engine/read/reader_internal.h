@@ -23,17 +23,25 @@ struct Transfer {
 
 // Fills the targets of all transfers. A chunk that is read whole is checked against its checksum: a
 // damaged one is read from another place that holds it, with a warning that names key and file, or
-// is Error(kCorrupt) with key, file and offset where none is left. `progress` counts the bytes of
-// the targets' boxes as stored.
+// is Error(kCorrupt) with key, file and offset where none is left. So is one whose file is missing
+// or too short (lost_files_internal.h). `progress` counts the bytes of the targets' boxes as
+// stored.
 void read_transfers(const ReadContext& context, std::span<const Transfer> transfers,
                     ProgressMeter& progress);
 
 // Bytes that `transfers` ask for, as stored.
 uint64_t stored_bytes(const Metadata& metadata, std::span<const Transfer> transfers);
 
-// The items' bytes after decoding, in the order given; checked.
-std::vector<Bytes> read_objects(const ReadContext& context,
-                                std::span<const StoredObject* const> objects);
+// An object, and where it is read: its own item, or the copy that is `place` less one.
+struct ObjectRead {
+  const StoredObject* stored = nullptr;
+  size_t place = 0;
+};
+
+// The items' bytes after decoding, in the order given; checked. What is damaged at its place, or
+// whose file is missing or too short, is read from another place that holds it, with a warning; the
+// error is thrown where none is left.
+std::vector<Bytes> read_objects(const ReadContext& context, std::span<const ObjectRead> objects);
 
 // `data` narrowed to `box`, which may have more leading dims of size 1 than `data`.
 TensorView narrow_to(const TensorView& data, const Box& box);

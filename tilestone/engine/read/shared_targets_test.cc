@@ -10,8 +10,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::shared_targets_test {
 
 using Numbers = std::vector<int32_t>;
 using Named = std::vector<std::pair<std::string, TensorView>>;
@@ -102,5 +101,4 @@ TEST(SharedTargets, StridedViewsAreComparedByElement) {
               testing::HasSubstr("\"0\""));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::shared_targets_test

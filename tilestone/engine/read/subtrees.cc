@@ -38,7 +38,7 @@ bool any_prefix(const std::string& key, const Path& path, const Visit& visit) {
 
 // ---- Subtrees ----
 
-struct Found {
+struct Place {
   const Path* subtree;
   Path rest;  // of the stored path, below the subtree
   StateNode node;
@@ -61,15 +61,15 @@ class Finder {
     });
   }
 
-  std::vector<Found> take() && {
+  std::vector<Place> take() && {
     std::stable_sort(found_.begin(), found_.end(),
-                     [](const Found& a, const Found& b) { return a.rest < b.rest; });
+                     [](const Place& a, const Place& b) { return a.rest < b.rest; });
     return std::move(found_);
   }
 
  private:
   std::unordered_map<std::string, const Path*> subtrees_;
-  std::vector<Found> found_;
+  std::vector<Place> found_;
 };
 
 bool is_null(const StateNode& node) {
@@ -118,7 +118,7 @@ StateNode* child_of(StateNode& node, const PathElement& element) {
 
 // ---- What is left out ----
 
-[[noreturn]] void refuse(const std::vector<std::string>& keys) {
+[[noreturn]] void refuse_left_out(const std::vector<std::string>& keys) {
   throw Error(ErrorCode::kMismatch,
               "the checkpoint holds state of an object that is loaded, for which the object's "
               "state_dict() does not ask: " +
@@ -140,7 +140,7 @@ StateDict with_subtrees(StateDict wanted, const std::vector<Path>& subtrees,
     finder.add(tensor.key, tensor.path, TensorView::without_data(tensor.dtype, tensor.shape));
   }
   for (const StoredObject& object : stored.objects) finder.add(object.key, object.path, Value());
-  for (Found& found : std::move(finder).take()) {
+  for (Place& found : std::move(finder).take()) {
     StateNode* node = node_at(wanted, *found.subtree);
     for (const PathElement& element : found.rest) {
       if (node != nullptr) node = child_of(*node, element);
@@ -187,7 +187,7 @@ void check_left_out(const std::vector<Bytes>& of_ranks, const Metadata& stored) 
     const int64_t claiming = claimed.next(i);
     if (left.next(i) == claiming && claiming > 0) keys.push_back(key_of(stored, i));
   }
-  if (!keys.empty()) refuse(keys);
+  if (!keys.empty()) refuse_left_out(keys);
 }
 
 }  // namespace tilestone::engine

@@ -5,8 +5,7 @@
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/engine_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::subtrees_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -80,5 +79,4 @@ TEST(Subtrees, ACompletePathLeavesNothingOutThatNoRankAsksFor) {
   EXPECT_THAT(said({1, 1}, false), Each(""));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::subtrees_test

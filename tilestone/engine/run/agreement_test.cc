@@ -11,8 +11,7 @@
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/engine_testing.h"
 
-namespace tilestone::engine {
-namespace {
+namespace tilestone::engine::agreement_test {
 
 using std::chrono::milliseconds;
 using testing::AllOf;
@@ -243,5 +242,4 @@ TEST(Rounds, WhoIsInterruptedAfterItAgreedToTheLastRoundTakesNothingFromTheOther
   EXPECT_EQ(texts[2], "Ctrl-C");
 }
 
-}  // namespace
-}  // namespace tilestone::engine
+}  // namespace tilestone::engine::agreement_test

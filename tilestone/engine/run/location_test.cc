@@ -16,8 +16,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::location_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
@@ -131,5 +130,4 @@ TEST(Location, ARelativePathStaysWhatItWasWhenItWasFirstUsed) {
   EXPECT_EQ(Checkpoint::open(location).read_object("step"), Value(7));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::location_test

@@ -64,7 +64,7 @@ struct ByFiles {
 };
 
 // Equal on all ranks, else Error(kMismatch) that names the option: format, dialect, agreement,
-// overwrite, attributes, validate_access, common_differs, replicate.
+// overwrite, attributes, validate_access, common_differs, replicate, tp_replica_names.
 // The others are each rank's own.
 struct SaveOptions {
   enum class Agreement {
@@ -78,8 +78,8 @@ struct SaveOptions {
   // Then `comm` is a group of one, and ranks agree by rule: replicas whose holders are declared or
   // known from placements are written once, balanced; others by each rank that has a main one, and
   // they must be the same. Objects that are not wrapped must be on every rank. Nothing is replaced
-  // (overwrite is Error(kInvalidArgument)); dialects and formats whose files have fixed names, and
-  // validate_access, are Error(kUnsupported).
+  // (overwrite is Error(kInvalidArgument)); formats whose data files have fixed names (zarr), the
+  // dialect megatron_shards, and validate_access are Error(kUnsupported).
   std::optional<ByFiles> by_files = std::nullopt;
   // A valid checkpoint that stands at the location is replaced (it stays valid until the new one
   // is durable); without this, saving there is Error(kAlreadyExists).
@@ -103,17 +103,25 @@ struct SaveOptions {
   // rank's own data file too, so that after a restart in the same layout it reads no other file for
   // it. Copies are known to the manifest alone: who reads the format's index sees none. Replicas
   // must hold the same elements, else the save fails with Error(kMismatch) naming the key. By rule
-  // and by files only what has declared holders is copied. Error(kUnsupported) in formats whose
-  // chunks are files of their own.
+  // and by files only what has declared holders is copied. Objects are copied where they are the
+  // same: those of all ranks whatever the group, sharded ones by exchange alone.
+  // Error(kUnsupported) in formats whose chunks are files of their own.
   enum class Replicate : uint8_t { kNone, kLocal };
   Replicate replicate = Replicate::kNone;
   // With kLocal: ranks of this save, this one among them, each once, in any order; each rank gives
   // its own. Mostly the ranks of one model-parallel group: over data parallelism each rank would
   // copy all of what it shares, up to the whole model. Error(kInvalidArgument) otherwise.
   std::vector<int> replicate_group = {};
-  // Of this rank's copies at most, bytes of elements. The smallest are written first, each of which
-  // saves as many reads as a large one; of equal ones those of the lower key, then box.
+  // Of this rank's copies at most, bytes of elements and of objects' items. The smallest are
+  // written first, each of which saves as many reads as a large one; of equal ones those of the
+  // lower key, then box.
   uint64_t max_copy_bytes = std::numeric_limits<uint64_t>::max();
+  // In Megatron-Core's dialects: a tensor KEY of which tensor-parallel ranks hold replicas, by the
+  // second of three numbers of their replica ids, has the names KEY.__tp_replica_0, ..._1, ... in
+  // the index too, one for each of these ranks. All are names of the same bytes, for a stock
+  // Megatron-Core that asks for them; Tilestone knows KEY alone. Error(kUnsupported) in other
+  // dialects, and in formats whose index is the files' names.
+  bool tp_replica_names = false;
   // Texts that say something of the checkpoint ("iteration": "100"), kept in its manifest.
   std::map<std::string, std::string> attributes = {};
   // The same for tensors, by key: values of plain kinds (null, bool, int, float, string, bytes,
@@ -133,7 +141,7 @@ struct SaveResult {
   uint64_t bytes_written = 0;  // by this rank
   uint64_t items_written = 0;  // by this rank; copies are not counted
   uint64_t copies = 0;         // by this rank (SaveOptions::replicate)
-  uint64_t copy_bytes = 0;     // of their elements; files' bytes_written has them too
+  uint64_t copy_bytes = 0;     // of elements and objects' items; bytes_written has them too
   // The ranks' common states were compared, and are not the same (SaveOptions::common_differs).
   bool common_differs = false;
   bool published = true;  // false: by files, without waiting, and other ranks are still writing
@@ -142,7 +150,7 @@ struct SaveResult {
 // What SaveOptions::replicate would write beside what a save without it writes.
 struct CopyCost {
   uint64_t copies = 0;
-  uint64_t bytes = 0;  // of their elements
+  uint64_t bytes = 0;  // of elements, and of objects' items
   friend bool operator==(const CopyCost&, const CopyCost&) = default;
 };
 

@@ -12,8 +12,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::options_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -164,5 +163,4 @@ TEST(Options, ARequestThatCantBeMadeIsHeardOfByEveryRank) {
   EXPECT_THAT(load_texts, Each(AllOf(HasSubstr("no place for it"), HasSubstr("rank 1"))));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::options_test

@@ -23,7 +23,7 @@ Bytes encode(const Terms& terms) {
   return std::move(writer).take();
 }
 
-Terms decode(ByteView bytes, size_t rank) {
+Terms decode_terms(ByteView bytes, size_t rank) {
   ByteReader reader(bytes, "terms of rank " + std::to_string(rank));
   Terms terms;
   while (reader.remaining() > 0) {
@@ -106,6 +106,7 @@ Terms terms_of(const Location& location, const SaveOptions& options) {
           {"common_differs", in_quotes(kDiffering[static_cast<size_t>(options.common_differs)])},
           {"agreement", in_quotes(by_rule ? "rule" : "exchange")},
           {"replicate", in_quotes(replicates ? "local" : "none")},
+          {"tp_replica_names", truth(options.tp_replica_names)},
           {"format", in_quotes(name_of(options.format, std::string(torch_dist_format()->name())))},
           {"dialect", in_quotes(name_of(options.dialect, std::string(pytorch_dialect()->name())))},
           {"attributes", text_of(options.attributes)}};
@@ -148,7 +149,7 @@ void agree_on_terms(std::vector<Bytes>& messages) {
                                 [&](const Bytes& other) { return other == terms.front(); });
   if (same) return;
   std::vector<Terms> all;
-  for (size_t rank = 0; rank < terms.size(); ++rank) all.push_back(decode(terms[rank], rank));
+  for (size_t rank = 0; rank < terms.size(); ++rank) all.push_back(decode_terms(terms[rank], rank));
   fail_differing(all);
 }
 

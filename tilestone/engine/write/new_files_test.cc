@@ -9,8 +9,7 @@
 #include "tilestone/base/error_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
-namespace tilestone::engine {
-namespace {
+namespace tilestone::engine::new_files_test {
 
 struct Counted {
   std::mutex mutex;
@@ -82,5 +81,4 @@ TEST(NewFiles, NamesThatMayBeThereAreNotedAndOtherSavesFilesAreNot) {
   EXPECT_EQ(noted, (std::vector<std::string>{"a", "b"}));
 }
 
-}  // namespace
-}  // namespace tilestone::engine
+}  // namespace tilestone::engine::new_files_test

@@ -45,8 +45,8 @@ std::vector<PieceRef> pieces_of(const Items& items, const LocalSavePlan& plan) {
   return refs;
 }
 
-// What goes into one file: indices into the assignment's objects and into its chunks, behind which
-// its copies are counted.
+// What goes into one file: indices into the assignment's objects and into its chunks, behind each
+// of which its copies are counted.
 struct FileShare {
   std::string name;  // of an item that has a file to itself; "": one of the rank's data files
   std::vector<uint32_t> objects;
@@ -62,6 +62,7 @@ class RankWriter {
         format_(format),
         task_(task),
         attributes_(options.tensor_attributes),
+        copies_(options.replicate == SaveOptions::Replicate::kLocal),
         refs_(pieces_of(*task.items, *task.plan)),
         shares_(deal(static_cast<size_t>(std::max(1, options.files_per_rank)))),
         progress_(options.progress, "write", total_bytes()) {
@@ -115,6 +116,21 @@ class RankWriter {
     return i < chunks ? report_.chunks[i] : report_.copies[i - chunks];
   }
 
+  // The same of objects.
+  uint32_t object_count() const {
+    return static_cast<uint32_t>(task_.assignment.objects.size() +
+                                 task_.assignment.object_copies.size());
+  }
+  uint32_t object_at(uint32_t i) const {
+    const std::vector<uint32_t>& objects = task_.assignment.objects;
+    return i < objects.size() ? objects[i] : task_.assignment.object_copies[i - objects.size()];
+  }
+  const ObjectItem& object(uint32_t i) const { return task_.items->objects[object_at(i)]; }
+  RankReport::Object& reported_object(uint32_t i) {
+    const size_t objects = report_.objects.size();
+    return i < objects ? report_.objects[i] : report_.object_copies[i - objects];
+  }
+
   const Piece& piece(uint32_t chunk) const {
     const PieceRef ref = refs_[chunk];
     return task_.items->tensors[ref.item].pieces[ref.piece];
@@ -126,9 +142,8 @@ class RankWriter {
   std::vector<FileShare> deal(size_t files) const {
     std::vector<FileShare> shares(files);
     std::vector<FileShare> alone;
-    for (uint32_t i = 0; i < task_.assignment.objects.size(); ++i) {
-      const ObjectItem& object = task_.items->objects[task_.assignment.objects[i]];
-      if (auto own = format_.own_file(object)) {
+    for (uint32_t i = 0; i < object_count(); ++i) {
+      if (auto own = format_.own_file(object(i))) {
         alone.push_back({std::move(*own), {i}, {}, 0});
       } else {
         shares[0].objects.push_back(i);
@@ -195,11 +210,18 @@ class RankWriter {
       if (attributes != attributes_.end()) report_.attributes[describe(item)] = attributes->second;
       if (!item.pieces.empty() && (without_elements || unsure)) describe(item);
     }
+    describe_objects();
+  }
+
+  // Contents tell copies that are the same from others; without copies nobody needs them.
+  void describe_objects() {
     report_.objects.resize(task_.assignment.objects.size());
-    for (size_t i = 0; i < report_.objects.size(); ++i) {
-      const ObjectItem& object = task_.items->objects[task_.assignment.objects[i]];
-      report_.objects[i].key = object.key;
-      report_.objects[i].path = object.path;
+    report_.object_copies.resize(task_.assignment.object_copies.size());
+    for (uint32_t i = 0; i < object_count(); ++i) {
+      RankReport::Object& described = reported_object(i);
+      described.key = object(i).key;
+      described.path = object(i).path;
+      if (copies_) described.content = task_.plan->objects[object_at(i)].content;
     }
   }
 
@@ -238,8 +260,7 @@ class RankWriter {
   template <typename Take>
   void each_item(const FileShare& share, const Take& take) {
     for (uint32_t i : share.objects) {
-      const ObjectItem& object = task_.items->objects[task_.assignment.objects[i]];
-      take(FileItem{nullptr, nullptr, &object}, report_.objects[i].at);
+      take(FileItem{nullptr, nullptr, &object(i)}, reported_object(i).at);
     }
     for (uint32_t i : share.chunks) {
       const uint32_t chunk = chunk_at(i);
@@ -302,6 +323,7 @@ class RankWriter {
   const Format& format_;
   const WriteTask& task_;
   const std::map<std::string, Attributes>& attributes_;  // by key
+  const bool copies_;                                    // ranks copy what others write
   const std::vector<PieceRef> refs_;
   const std::vector<FileShare> shares_;
   size_t streams_ = 0;  // files that are written at a time

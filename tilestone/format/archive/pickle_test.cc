@@ -6,8 +6,7 @@
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/archive/value_reader_internal.h"
 
-namespace tilestone::archive {
-namespace {
+namespace tilestone::archive::pickle_test {
 
 using namespace std::string_literals;
 
@@ -266,5 +265,4 @@ TEST(Pickle, NodesStayInProportionToTheInput) {
   EXPECT_LE(Pickle::parse(as_bytes(flood)).node_count(), flood.size());
 }
 
-}  // namespace
-}  // namespace tilestone::archive
+}  // namespace tilestone::archive::pickle_test

@@ -11,7 +11,7 @@ namespace {
 
 using Nodes = std::span<const NodeId>;
 
-[[noreturn]] void corrupt(const std::string& problem) {
+[[noreturn]] void corrupt_tensor(const std::string& problem) {
   throw Error(ErrorCode::kCorrupt, "pickled tensor: " + problem);
 }
 
@@ -49,17 +49,17 @@ struct StorageNode {
 
 StorageNode read_storage(const Pickle& pickle, NodeId id) {
   if (!pickle.is(id, NodeKind::kPersistent) || !pickle.is(pickle.args(id), NodeKind::kTuple)) {
-    corrupt("the storage is " + describe(pickle, id) + ", not a persistent id");
+    corrupt_tensor("the storage is " + describe(pickle, id) + ", not a persistent id");
   }
   const Nodes parts = pickle.items(pickle.args(id));
   if (parts.size() < 5 || read_string(pickle, parts[0], "a persistent id") != "storage") {
-    corrupt("a persistent id that names no storage");
+    corrupt_tensor("a persistent id that names no storage");
   }
   StorageNode storage;
   storage.record = read_string(pickle, parts[2], "a storage's record");
   storage.elements = static_cast<uint64_t>(read_count(pickle, parts[4], "a storage's size"));
   if (!pickle.is(parts[1], NodeKind::kGlobal) || !is_storage_module(pickle.module(parts[1]))) {
-    corrupt("a storage of class " + describe(pickle, parts[1]));
+    corrupt_tensor("a storage of class " + describe(pickle, parts[1]));
   }
   const std::string_view name = pickle.name(parts[1]);
   if (name == "UntypedStorage") return storage;
@@ -94,15 +94,16 @@ void read_lazy(const Pickle& pickle, NodeId metadata, TensorNode& tensor) {
 bool read_requires_grad(const Pickle& pickle, NodeId id, DType dtype) {
   const bool requires_grad = pickle.is(id, NodeKind::kBool) && pickle.boolean(id);
   if (requires_grad && (is_integer(dtype) || dtype == DType::kBool)) {
-    corrupt("one of " + std::string(to_string(dtype)) + " requires grad");
+    corrupt_tensor("one of " + std::string(to_string(dtype)) + " requires grad");
   }
   return requires_grad;
 }
 
 // Every element of the view lies in the storage.
 void check_extent(const TensorNode& tensor, uint64_t first, uint64_t elements) {
-  if (tensor.strides.size() != tensor.shape.size()) corrupt("shape and strides differ in length");
-  if (first > elements) corrupt("it starts beyond its storage");
+  if (tensor.strides.size() != tensor.shape.size())
+    corrupt_tensor("shape and strides differ in length");
+  if (first > elements) corrupt_tensor("it starts beyond its storage");
   checked_mul(static_cast<uint64_t>(numel(tensor.shape)), itemsize(tensor.dtype),
               "bytes of the tensor");
   if (numel(tensor.shape) == 0) return;
@@ -113,16 +114,16 @@ void check_extent(const TensorNode& tensor, uint64_t first, uint64_t elements) {
         last, checked_mul(steps, static_cast<uint64_t>(tensor.strides[d]), "strides"), "strides");
   }
   if (last >= elements) {
-    corrupt("shape " + to_string(tensor.shape) + " with strides " + to_string(tensor.strides) +
-            " at " + std::to_string(first) + " reaches outside a storage of " +
-            std::to_string(elements) + " elements");
+    corrupt_tensor("shape " + to_string(tensor.shape) + " with strides " +
+                   to_string(tensor.strides) + " at " + std::to_string(first) +
+                   " reaches outside a storage of " + std::to_string(elements) + " elements");
   }
 }
 
 // (storage, offset, shape, strides, requires_grad, hooks[, dtype][, metadata])
 TensorNode read_rebuild(const Pickle& pickle, Nodes args, bool has_dtype) {
   const size_t required = has_dtype ? 7 : 6;
-  if (args.size() < required) corrupt("it has too few arguments");
+  if (args.size() < required) corrupt_tensor("it has too few arguments");
   const StorageNode storage = read_storage(pickle, args[0]);
   TensorNode tensor;
   std::optional<DType> dtype = storage.dtype;
@@ -133,7 +134,7 @@ TensorNode read_rebuild(const Pickle& pickle, Nodes args, bool has_dtype) {
                   "pickled tensor: dtype " + describe(pickle, args[6]) + " is not known");
     }
   }
-  if (!dtype) corrupt("an untyped storage without a dtype");
+  if (!dtype) corrupt_tensor("an untyped storage without a dtype");
   tensor.dtype = *dtype;
   tensor.record = storage.record;
   const uint64_t element = storage.dtype ? itemsize(*storage.dtype) : 1;

@@ -15,8 +15,7 @@
 #include "tilestone/geometry/grid.h"
 #include "tilestone/geometry/strided_copy.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::conformance_test {
 
 constexpr std::string_view kSaveId = "0123abcd-0123-4123-8123-0123456789ab";
 
@@ -421,5 +420,4 @@ TEST_P(EveryFormat, AnItemThatIsCutShortIsDamage) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::conformance_test

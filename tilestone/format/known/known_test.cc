@@ -7,8 +7,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::known_test {
 
 // "format, dialect" of what is detected; "" for nothing.
 std::string found(std::vector<std::string> names, std::string_view metadata_json = "") {
@@ -59,5 +58,4 @@ TEST(KnownFormats, AreFoundByNameOrListed) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::known_test

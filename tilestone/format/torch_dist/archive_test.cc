@@ -18,8 +18,7 @@
 #include "tilestone/format/torch_dist/checkpoint_testing.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
-namespace tilestone::torch_dist {
-namespace {
+namespace tilestone::torch_dist::archive_test {
 
 using namespace archive;  // the pickles and archives that torch_dist is made of
 
@@ -437,5 +436,4 @@ TEST(Archive, ABarePickleThatCallsSomethingIsUnsafe) {
   EXPECT_EQ(refusal([&] { read_torch_archive(as_bytes("\x80\x02K\1.")); }), ErrorCode::kCorrupt);
 }
 
-}  // namespace
-}  // namespace tilestone::torch_dist
+}  // namespace tilestone::torch_dist::archive_test

@@ -6,8 +6,7 @@
 #include "tilestone/format/torch_dist/checkpoint_testing.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
-namespace tilestone::torch_dist {
-namespace {
+namespace tilestone::torch_dist::dialect_test {
 
 TensorView tensor() { return TensorView::allocate(DType::kFloat32, {2}); }
 
@@ -150,5 +149,4 @@ TEST(TorchDialect, AWholeCheckpointReadsBack) {
   EXPECT_EQ(format->parse_object(file.subspan(lr->at.offset, lr->at.length)).as_float(), 0.5);
 }
 
-}  // namespace
-}  // namespace tilestone::torch_dist
+}  // namespace tilestone::torch_dist::dialect_test

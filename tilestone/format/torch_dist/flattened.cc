@@ -19,7 +19,7 @@ namespace {
 // A slice has 2n - 1 boxes of n dims: bounds what a small file can make of itself.
 constexpr size_t kMaxFlattenedDims = 8;
 
-[[noreturn]] void corrupt(const std::string& problem) {
+[[noreturn]] void corrupt_flattened(const std::string& problem) {
   throw Error(ErrorCode::kCorrupt, "checkpoint metadata: " + problem);
 }
 
@@ -37,8 +37,8 @@ Dims shard_shape(const Dims& stored, const Dims& original) {
     if (fits) shard[d] /= stored[d];
   }
   if (fits && numel(shard) == stored[original.size()]) return shard;
-  corrupt("mcore_data gives the flattened tensor the shape " + to_string(original) +
-          ", which the stored shape " + to_string(stored) + " contradicts");
+  corrupt_flattened("mcore_data gives the flattened tensor the shape " + to_string(original) +
+                    ", which the stored shape " + to_string(stored) + " contradicts");
 }
 
 void check_disjoint(const StoredTensor& tensor) {
@@ -46,8 +46,8 @@ void check_disjoint(const StoredTensor& tensor) {
   boxes.reserve(tensor.chunks.size());
   for (const StoredChunk& chunk : tensor.chunks) boxes.push_back(chunk.box);
   if (const auto overlap = find_overlap(boxes)) {
-    corrupt("the chunks " + to_string(boxes[overlap->first]) + " and " +
-            to_string(boxes[overlap->second]) + " of a flattened tensor overlap");
+    corrupt_flattened("the chunks " + to_string(boxes[overlap->first]) + " and " +
+                      to_string(boxes[overlap->second]) + " of a flattened tensor overlap");
   }
 }
 
@@ -58,8 +58,8 @@ void add_parts(const StoredChunk& stored, const Dims& shard, std::vector<StoredC
   Dims origin(dims, 0);
   for (size_t d = 0; d < dims; ++d) {
     if (stored.box.shape[d] != 1) {
-      corrupt("the chunk " + to_string(stored.box) + " of a flattened tensor is no slice of one " +
-              "local shard");
+      corrupt_flattened("the chunk " + to_string(stored.box) +
+                        " of a flattened tensor is no slice of one " + "local shard");
     }
     origin[d] = stored.box.offset[d] * shard[d];
   }

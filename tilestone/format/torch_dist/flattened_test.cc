@@ -9,8 +9,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/flat_range.h"
 
-namespace tilestone::torch_dist {
-namespace {
+namespace tilestone::torch_dist::flattened_test {
 
 // The flat indices, in a tensor of `shape`, of a box's elements in C order.
 std::vector<int64_t> indices_of(const Dims& shape, const Box& box) {
@@ -157,5 +156,4 @@ TEST(Flattened, ChunksThatOverlapOrSpanTwoShardsAreRefused) {
   EXPECT_EQ(refusal({4, 6}, both), ErrorCode::kCorrupt);
 }
 
-}  // namespace
-}  // namespace tilestone::torch_dist
+}  // namespace tilestone::torch_dist::flattened_test

@@ -13,8 +13,7 @@
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/geometry/strided_copy.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::golden_test {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
@@ -282,5 +281,4 @@ INSTANTIATE_TEST_SUITE_P(Golden, EveryGolden, testing::ValuesIn(all_goldens()), 
 INSTANTIATE_TEST_SUITE_P(Golden, TorchGolden, testing::ValuesIn(goldens("torch")), test_name);
 INSTANTIATE_TEST_SUITE_P(Golden, MegatronGolden, testing::ValuesIn(goldens("megatron")), test_name);
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::golden_test

@@ -6,8 +6,7 @@
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
-namespace tilestone::torch_dist {
-namespace {
+namespace tilestone::torch_dist::megatron_dialect_test {
 
 TensorView tensor() { return TensorView::allocate(DType::kFloat32, {2}); }
 ShardedTensor shard(const std::string& key) {
@@ -219,5 +218,4 @@ TEST(MegatronDialect, DamagedFilesOfTheIndexAreNamed) {
   EXPECT_EQ(faults[1].file, "common.pt");
 }
 
-}  // namespace
-}  // namespace tilestone::torch_dist
+}  // namespace tilestone::torch_dist::megatron_dialect_test

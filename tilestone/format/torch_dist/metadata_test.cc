@@ -11,8 +11,7 @@
 #include "tilestone/format/torch_dist/metadata_writer_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
-namespace tilestone::torch_dist {
-namespace {
+namespace tilestone::torch_dist::metadata_test {
 
 // Two chunks of a matrix in two files, a scalar, an empty tensor, and an object.
 Metadata example() {
@@ -262,5 +261,4 @@ TEST(Zstd, AStreamIsUndoneWithinItsBound) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone::torch_dist
+}  // namespace tilestone::torch_dist::metadata_test

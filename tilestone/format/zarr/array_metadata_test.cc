@@ -10,8 +10,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/format/zarr/dtype_names_internal.h"
 
-namespace tilestone::zarr {
-namespace {
+namespace tilestone::zarr::array_metadata_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
@@ -184,5 +183,4 @@ TEST(ZarrDType, WithoutANameThatMegatronReadsIsNotWritten) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone::zarr
+}  // namespace tilestone::zarr::array_metadata_test

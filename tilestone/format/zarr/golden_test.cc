@@ -10,8 +10,7 @@
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/format/zarr/zarr_testing.h"
 
-namespace tilestone::zarr {
-namespace {
+namespace tilestone::zarr::golden_test {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
@@ -86,5 +85,4 @@ std::string test_name(const testing::TestParamInfo<fs::path>& golden) {
 
 INSTANTIATE_TEST_SUITE_P(Golden, ZarrGolden, testing::ValuesIn(goldens()), test_name);
 
-}  // namespace
-}  // namespace tilestone::zarr
+}  // namespace tilestone::zarr::golden_test

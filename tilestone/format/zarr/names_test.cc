@@ -4,8 +4,7 @@
 
 #include "tilestone/base/error.h"
 
-namespace tilestone::zarr {
-namespace {
+namespace tilestone::zarr::names_test {
 
 template <typename Check>
 void expect_refused(Check check, const std::string& key) {
@@ -119,5 +118,4 @@ TEST(ZarrNames, ObjectPlacesOfAllVersions) {
   }
 }
 
-}  // namespace
-}  // namespace tilestone::zarr
+}  // namespace tilestone::zarr::names_test

@@ -10,8 +10,7 @@
 #include "tilestone/format/zarr/zarr_testing.h"
 #include "tilestone/geometry/strided_copy.h"
 
-namespace tilestone::zarr {
-namespace {
+namespace tilestone::zarr::zarr_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -339,5 +338,4 @@ TEST(ZarrFormat, IsDetectedByItsIndex) {
   EXPECT_EQ(error_of([&] { zarr_format()->index_files(none); }).code(), ErrorCode::kNotFound);
 }
 
-}  // namespace
-}  // namespace tilestone::zarr
+}  // namespace tilestone::zarr::zarr_test

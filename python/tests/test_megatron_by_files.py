@@ -1,0 +1,165 @@
+"""Megatron-Core's states saved without a communicator; stock Megatron-Core loads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any
+
+import megatron_by_files as job
+import pytest
+import test_megatron_files as files
+import torch
+
+import tilestone
+from ranks import Worlds
+from tilestone import megatron
+from tilestone.megatron import serialization
+from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+
+FILES = {"coordination": "files", "rank": 0, "world_size": 1, "token": "a run of it"}
+
+
+def scenario(name: str, path: str) -> Any:
+    """What a scenario of megatron_by_files gives."""
+    command = [sys.executable, job.__file__, name, path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _load_stock(rank: int, world: int, ckpt: str, sizes: tuple[int, int]) -> None:
+    stock = files._megatron()
+    template = job.state(rank, *sizes, stock.mapping, False)
+    del template["rng"]  # of a grid of another layout
+    job.check(stock.load(template, ckpt), rank, *sizes)
+    assert stock.load_content_metadata(ckpt) == {"format": 2}
+
+
+def _load_ours(rank: int, world: int, ckpt: str, sizes: tuple[int, int]) -> None:
+    template = job.state(rank, *sizes, megatron.mapping, False)
+    del template["rng"]
+    job.check(megatron.load(template, ckpt), rank, *sizes)
+
+
+def test_ranks_without_a_process_group_save_what_stock_and_other_layouts_load(
+    worlds: Worlds, ckpt: str
+) -> None:
+    assert scenario("together", ckpt) == [["done", None]] * 4
+    names = {file.name for file in pathlib.Path(ckpt).iterdir() if file.suffix != ".distcp"}
+    assert names == {".metadata", ".tilestone", "common.pt", "metadata.json"}
+    assert tilestone.unpublished(ckpt) == [] and tilestone.gc(ckpt) == []
+    with tilestone.open(ckpt) as opened:
+        assert opened.verify().ok and opened.dialect == "megatron"
+        # Each is there once, and none lacks a main replica.
+        assert len([key for key in opened.keys() if key.startswith("layers.extra")]) == 4
+    worlds[4].run(_load_stock, ckpt, (2, 2))
+    worlds[2].run(_load_stock, ckpt, (1, 2))
+    worlds[4].run(_load_ours, ckpt, (4, 1))
+    worlds[1].run(_load_ours, ckpt, (1, 1))
+
+
+def test_every_kind_of_entity_goes_to_stock(worlds: Worlds, ckpt: str) -> None:
+    for rank in (1, 0):  # a process group that is there is not used
+        state = files._state(rank, 2, True)
+        options = FILES | {"rank": rank, "world_size": 2, "wait": False}
+        assert megatron.save(state, ckpt, **options) is None
+    worlds[3].run(files._load_stock, ckpt)
+
+
+def test_of_two_runs_one_stands_and_the_files_of_the_other_are_leftovers(
+    worlds: Worlds, ckpt: str
+) -> None:
+    said, left, after = scenario("race", ckpt)
+    lost = [each for each in said if each != ["done", None]]
+    assert [each[0] for each in lost] == ["AlreadyExistsError"], said
+    assert left <= 1 and after == 0
+    worlds[1].run(_load_ours, ckpt, (1, 1))
+
+
+def test_a_save_whose_publisher_died_is_published_by_the_program(
+    worlds: Worlds, ckpt: str
+) -> None:
+    save_id, opening, second = scenario("dead_publisher", ckpt)
+    assert "not published yet" in opening and "tilestone publish" in opening
+    assert second[0] == "AlreadyExistsError" and "is being published" in second[1]
+    assert not files._megatron().check_is_distributed_checkpoint(ckpt)
+    done = subprocess.run(
+        [sys.executable, "-m", "tilestone", "publish", ckpt], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and save_id in done.stdout, done.stderr
+    assert tilestone.unpublished(ckpt) == []
+    worlds[2].run(_load_stock, ckpt, (2, 1))
+
+
+def _of_one(**options: Any) -> None:
+    megatron.save({"x": megatron.ShardedTensor.from_rank_offsets("x", torch.zeros(3))}, **options)
+
+
+class _OwnStrategy:
+    backend, version = "torch_dist", 1
+
+    def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
+        raise AssertionError("not called")
+
+
+# options, what the message says
+MISUSE: list[tuple[dict[str, Any], str]] = [
+    ({"rank": 0}, "rank has a meaning with coordination"),
+    ({"token": "a run of it"}, "token has a meaning with"),
+    ({"number": 1}, "number has a meaning with"),
+    ({"wait": False}, "wait has a meaning with"),
+    ({"coordination": "file"}, "or \"files\", not 'file'"),
+    (FILES | {"world_size": None}, "needs world_size"),
+    (FILES | {"process_group": object()}, "process_group has no meaning"),
+    (FILES | {"sharded_strategy": ("zarr", 1)}, "data files have fixed names"),
+    (FILES | {"sharded_strategy": _OwnStrategy()}, "needs a communicator: it saves in its own"),
+    (
+        FILES | {"sharded_strategy": FullyParallelSaveStrategyWrapper(
+            serialization.get_default_save_sharded_strategy())},
+        "FullyParallelSaveStrategyWrapper needs a communicator",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "text"), MISUSE, ids=[case[1] for case in MISUSE])
+def test_options_that_need_a_communicator_are_named_and_nothing_is_made(
+    options: dict[str, Any], text: str, ckpt: str
+) -> None:
+    with pytest.raises(megatron.CheckpointingException, match=re.escape(text)):
+        _of_one(checkpoint_dir=ckpt, **options)
+    assert not os.path.exists(ckpt)
+
+
+def test_what_stands_is_not_replaced_and_common_state_is_compared(ckpt: str) -> None:
+    _of_one(checkpoint_dir=ckpt, **FILES)
+    with pytest.raises(megatron.CheckpointingException, match="don't replace any"):
+        _of_one(checkpoint_dir=ckpt, **FILES | {"token": "another run"})
+    both = FILES | {"world_size": 2, "wait": False, "common_differs": "error"}
+    for preprocess, differs in ((lambda common: {**common, "own": 0}, False), (None, True)):
+        at = f"{ckpt}-{differs}"
+        given = both | {"preprocess_common_before_consistancy_check": preprocess}
+        megatron.save({"own": 1}, at, **given | {"rank": 1})
+        if differs:
+            with pytest.raises(megatron.CheckpointingException, match="common state of rank 1"):
+                megatron.save({"own": 0}, at, **given)
+        else:
+            megatron.save({"own": 0}, at, **given)
+            assert megatron.load_common_state_dict(at) == {"own": 0}
+
+
+def _only_rank_1_gives_a_rank(rank: int, world: int, ckpt: str) -> str:
+    given: dict[str, Any] = {"rank": 1} if rank == 1 else {}
+    with pytest.raises(megatron.CheckpointingException) as raised:
+        _of_one(checkpoint_dir=ckpt, timeout=20, **given)
+    return str(raised.value)
+
+
+def test_what_one_rank_gives_without_files_is_every_ranks_error(worlds: Worlds, ckpt: str) -> None:
+    for said in worlds[2].run(_only_rank_1_gives_a_rank, ckpt):
+        assert "rank has a meaning with coordination" in said
+    assert not os.path.exists(ckpt)

@@ -1,0 +1,49 @@
+// Data files that are missing or too short: what they should hold is read from other files where
+// the checkpoint has it once more.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "tilestone/engine/read/context_internal.h"
+#include "tilestone/engine/read/reader_internal.h"
+#include "tilestone/state/metadata.h"
+
+namespace tilestone::engine {
+
+// For the time of one read: each file's size is asked once, and only where there is a choice.
+class LostFiles {
+ public:
+  // Borrows the context.
+  explicit LostFiles(const ReadContext& context) : context_(context) {}
+
+  // Whether the file is there and is long enough for the item. True where that can't be asked:
+  // opening the file then says why.
+  bool holds(const ItemLocation& at);
+  // `preferred`, or where its file is lost another place of the chunk (kNoCopy: its own item) that
+  // is not, with a warning that names file and key, once for each file. `preferred` where there is
+  // none.
+  uint32_t place_of_chunk(uint32_t tensor, uint32_t chunk, uint32_t preferred);
+  // The same for an object's places: `at`, then its copies, by index.
+  size_t place_of_object(const StoredObject& object, size_t preferred);
+
+  // Gives transfers whose file is lost another place, if there is one.
+  void avoid(std::vector<Transfer>& transfers);
+  // Takes those out of the transfers that `avoid` would have given another place, with that place.
+  std::vector<Transfer> take_avoided(std::vector<Transfer>& transfers);
+
+ private:
+  void warn(const ItemLocation& at, const std::string& key);
+
+  const ReadContext& context_;
+  std::map<uint32_t, uint64_t> sizes_;  // by file
+};
+
+// An object's own item, or the copy that is `place` less one.
+inline const ItemLocation& place_of(const StoredObject& object, size_t place) {
+  return place == 0 ? object.at : object.copies.at(place - 1);
+}
+
+}  // namespace tilestone::engine

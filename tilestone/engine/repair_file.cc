@@ -1,0 +1,175 @@
+#include <algorithm>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/engine/repair_file_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr uint64_t kPiece = 8u << 20;  // bytes that are copied at a time
+
+}  // namespace
+
+FileMaker::FileMaker(Storage& storage, const Opened& opened)
+    : storage_(storage),
+      opened_(opened),
+      metadata_(opened.metadata),
+      buffers_(BufferPool::create(4 * kPiece)) {
+  for (const RankReport& report : opened.manifest->reports) {
+    for (const ReportedFile& file : report.files) written_.emplace(file.name, file.size);
+  }
+  list_items();
+  list_parts();
+  for (auto& [file, items] : items_) {
+    std::sort(items.begin(), items.end(),
+              [](const Item& a, const Item& b) { return a.at.offset < b.at.offset; });
+  }
+}
+
+void FileMaker::list_items() {
+  for (uint32_t t = 0; t < metadata_.tensors.size(); ++t) {
+    const StoredTensor& tensor = metadata_.tensors[t];
+    for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
+      if (tensor.first_of_item(c) != c) continue;
+      std::vector<ItemLocation> places = {tensor.chunks[c].at};
+      for (const StoredCopy& copy : metadata_.copies_of(t, c)) places.push_back(copy.at);
+      const auto elements = static_cast<uint64_t>(tensor.chunks[c].box.numel());
+      add(places, elements * itemsize(tensor.dtype));
+    }
+  }
+  for (const StoredObject& object : metadata_.objects) list(object);
+  if (opened_.common) list(*opened_.common);
+}
+
+void FileMaker::list(const StoredObject& object) {
+  std::vector<ItemLocation> places = {object.at};
+  places.insert(places.end(), object.copies.begin(), object.copies.end());
+  add(places, 0);
+  for (const ItemLocation& at : object.unlike) add({at}, 0);
+}
+
+// How formats begin and end files: no other file has that.
+void FileMaker::list_parts() {
+  std::unordered_map<std::string_view, uint32_t> numbers;
+  for (uint32_t i = 0; i < metadata_.files.size(); ++i) numbers.emplace(metadata_.files[i], i);
+  for (const RankReport& report : opened_.manifest->reports) {
+    for (const RankReport::FilePart& part : report.parts) {
+      const uint32_t file = numbers.at(report.files[part.file].name);
+      add({{file, Codec::kNone, part.offset, part.length, ItemChecksums{0, 0, part.crc32}}}, 0);
+    }
+  }
+}
+
+void FileMaker::add(const std::vector<ItemLocation>& places, uint64_t payload) {
+  for (const ItemLocation& at : places) {
+    Item item{at, {}, payload};
+    for (const ItemLocation& other : places) {
+      if (&other != &at) item.others.push_back(other);
+    }
+    items_[at.file].push_back(std::move(item));
+  }
+}
+
+bool FileMaker::look_at(uint32_t file) {
+  const auto written = written_.find(metadata_.files[file]);
+  if (written == written_.end()) return false;
+  const auto info = storage_.stat(metadata_.files[file]);
+  if (info && !info->regular) return false;
+  size_ = written->second;
+  have_ = info ? info->size : 0;
+  return true;
+}
+
+std::optional<Remade> FileMaker::make(uint32_t file) {
+  if (!look_at(file)) return std::nullopt;
+  Remade made;
+  uint64_t end = 0;
+  for (const Item& item : items_[file]) {
+    const ItemLocation& at = item.at;
+    if (!at.checksums || at.offset < end || at.length > size_ || at.offset > size_ - at.length) {
+      return std::nullopt;
+    }
+    add_gap(file, end, at.offset, made);
+    const std::vector<Stretch> bytes = bytes_of(item, made);
+    made.parts.insert(made.parts.end(), bytes.begin(), bytes.end());
+    end = at.offset + at.length;
+  }
+  add_gap(file, end, size_, made);
+  made.was_lost = have_ < size_;
+  if (made.was_lost && !made.left.empty()) return std::nullopt;
+  return made;
+}
+
+// Zeros, but where bytes of removed items stay.
+void FileMaker::add_gap(uint32_t file, uint64_t begin, uint64_t end, Remade& made) const {
+  if (begin == end) return;
+  const bool remains = opened_.manifest->remains.contains(metadata_.files[file]) && end <= have_;
+  made.parts.push_back({remains ? file : Stretch::kZeros, begin, end - begin});
+}
+
+std::vector<Stretch> FileMaker::bytes_of(const Item& item, Remade& made) {
+  const ItemLocation& at = item.at;
+  const std::vector<Stretch> own = {{at.file, at.offset, at.length}};
+  if (is_there(at) && crc_of(own) == at.checksums->item_crc32) return own;
+  for (const ItemLocation& good : item.others) {
+    if (!good.checksums || !is_there(good)) continue;
+    std::vector<Stretch> parts = from_copy(item, good);
+    if (parts.empty()) continue;
+    made.mended_from.emplace(at.offset, metadata_.files[good.file]);
+    return parts;
+  }
+  made.left.insert(at.offset);
+  return own;
+}
+
+// All of the copy; or its own bytes around the copy's elements, where those are damaged alone.
+// Empty: neither is what its save wrote.
+std::vector<Stretch> FileMaker::from_copy(const Item& item, const ItemLocation& good) {
+  const ItemLocation& bad = item.at;
+  std::vector<Stretch> parts = {{good.file, good.offset, good.length}};
+  if (good.length == bad.length && crc_of(parts) == bad.checksums->item_crc32) return parts;
+  const uint64_t head = bad.checksums->payload_offset;
+  const uint64_t tail = head + item.payload;
+  const bool fits = tail <= bad.length && good.checksums->payload_offset <= good.length &&
+                    item.payload <= good.length - good.checksums->payload_offset;
+  if (item.payload == 0 || !fits || !is_there(bad)) return {};
+  parts = {{bad.file, bad.offset, head},
+           {good.file, good.offset + good.checksums->payload_offset, item.payload},
+           {bad.file, bad.offset + tail, bad.length - tail}};
+  if (crc_of(parts) == bad.checksums->item_crc32) return parts;
+  return {};
+}
+
+bool FileMaker::is_there(const ItemLocation& at) {
+  const auto info = storage_.stat(metadata_.files[at.file]);
+  return info && info->regular && at.length <= info->size && at.offset <= info->size - at.length;
+}
+
+uint32_t FileMaker::crc_of(const std::vector<Stretch>& parts) {
+  uint32_t crc = 0;
+  for (const Stretch& part : parts) {
+    each_piece(part, [&](ByteView bytes) { crc = crc32(bytes, crc); });
+  }
+  return crc;
+}
+
+void FileMaker::each_piece(const Stretch& stretch, const std::function<void(ByteView)>& take) {
+  const bool zeros = stretch.file == Stretch::kZeros;
+  Bytes piece;
+  for (uint64_t done = 0; done < stretch.size; done += piece.size()) {
+    piece.resize(std::min(kPiece, stretch.size - done));
+    if (!zeros) {
+      std::unique_ptr<ReadableFile>& file = files_[stretch.file];
+      if (!file) file = storage_.open(metadata_.files[stretch.file]);
+      const ReadOp read{file.get(), stretch.offset + done, piece.size(), piece.data()};
+      storage_.read({&read, 1}, {nullptr, buffers_}, [](size_t, ByteView) {});
+    }
+    take(piece);
+  }
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,247 @@
+// Saves without a communicator beside another save, of either kind, that begins or fails at the
+// same location at the same time.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "tilestone/base/log.h"
+#include "tilestone/engine/commit/attempt_internal.h"
+#include "tilestone/engine/commit/unpublished.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/format/manifest.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/storage/fault_storage_testing.h"
+
+namespace tilestone::save_by_files_beside_test {
+
+constexpr const char* kToken = "a run of a test";
+constexpr const char* kOther = "another run of it";
+
+class SaveByFilesBeside : public testing::Test {
+ protected:
+  void SetUp() override { set_log_level(LogLevel::kError); }
+  void TearDown() override { set_log_level(LogLevel::kWarning); }
+};
+
+SaveOptions by_files(int rank, int ranks, const std::string& token = kToken) {
+  SaveOptions options;
+  options.by_files = ByFiles{rank, ranks, token, 0, false};
+  options.timeout = 20;
+  options.threads = 1;
+  return options;
+}
+
+SaveOptions rank_local(int rank, int ranks, uint64_t number = 0) {
+  SaveOptions options = by_files(rank, ranks);
+  options.by_files->torch_rank_local = true;
+  options.by_files->number = number;
+  return options;
+}
+
+StateDict state_of(int rank, int ranks, int64_t first = 3) {
+  StateDict state;
+  state["w"] = ShardedTensor::from_rank_offsets(
+      "w", counting(DType::kFloat32, {1, 8}, first + 8 * rank), {{0, rank, ranks}});
+  state["p"] = counting(DType::kInt64, {3}, first);
+  state["step"] = Value(first);
+  return state;
+}
+
+// Of one rank that can't be saved.
+StateDict hollow() {
+  StateDict state;
+  state["hollow"] = TensorView::without_data(DType::kFloat32, {2});
+  return state;
+}
+
+std::string id_of(uint64_t number = 0) { return engine::save_id_of(kToken, number); }
+
+engine::AttemptHead head_for(int ranks) {
+  engine::AttemptHead head;
+  head.save_id = id_of();
+  head.world_size = ranks;
+  head.format = "torch_dist";
+  head.dialect = "pytorch";
+  return head;
+}
+
+void expect_error(ErrorCode code, const std::string& text, const std::function<void()>& body) {
+  try {
+    body();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+bool gives_name(const StorageCall& call, std::string_view ending) {
+  return call.op == StorageOp::kRename && call.to.ends_with(ending);
+}
+
+// ---- Beside a save with a communicator
+
+// The storage has no locks. Rank 0 of 2 begins when the other save is about to give its file of
+// this name; that save then ends with an error, and rank 1 completes the checkpoint.
+void expect_looks_again(const SaveOptions& options, std::string_view at) {
+  const auto root = memory_storage();
+  const auto inner = root->child("checkpoint");
+  inner->make_directory(std::string(engine::kOwnDirectory));  // so that it is not empty
+  bool begun = false;
+  const auto disk = FaultDisk::create(root, [&](const StorageCall& call) {
+    if (call.op == StorageOp::kLock) return FaultAction::fail(ENOTSUP);
+    if (begun || !gives_name(call, at)) return FaultAction::pass();
+    begun = true;
+    save(state_of(0, 2), Location(inner), by_files(0, 2));
+    return FaultAction::pass();
+  });
+  expect_error(ErrorCode::kAlreadyExists, "without a communicator, is not published yet", [&] {
+    save(state_of(0, 1, 9), Location(disk->storage()->child("checkpoint")), options);
+  });
+  EXPECT_TRUE(begun);
+  EXPECT_TRUE(save(state_of(1, 2), Location(inner), by_files(1, 2)).published);
+  expect_rows(Location(inner), 3, 2);
+}
+
+TEST_F(SaveByFilesBeside, ASaveWithACommunicatorLooksForOthersAgainBeforeItsSwitch) {
+  for (const bool overwrite : {false, true}) {
+    SaveOptions options;
+    options.overwrite = overwrite;
+    options.threads = 1;
+    expect_looks_again(options, manifest_name("").substr(manifest_name("").rfind('.')));
+    options.dialect = megatron_dialect();
+    expect_looks_again(options, "metadata.json");
+  }
+}
+
+// It holds the lock when the first rank has looked, and has not looked for attempts yet.
+TEST_F(SaveByFilesBeside, AFirstRankLooksForTheLockAgainOnceItsHeadStands) {
+  const auto inner = memory_storage();
+  std::unique_ptr<StorageLock> lock;
+  const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
+    if (gives_name(call, ".attempt")) lock = inner->try_lock(std::string(engine::kLockName));
+    return FaultAction::pass();
+  });
+  expect_error(ErrorCode::kAlreadyExists, "a save with a communicator is under way",
+               [&] { save(state_of(0, 2), Location(disk->storage()), by_files(0, 2)); });
+  EXPECT_FALSE(inner->stat(engine::attempt_name(id_of())));
+}
+
+// ---- Beside a rank-local save
+
+TEST_F(SaveByFilesBeside, AnOrdinarySaveDoesNotBeginBesideAnOpenRankLocalOne) {
+  const Location location(memory_storage());
+  expect_error(ErrorCode::kInvalidArgument, "hollow",
+               [&] { save(hollow(), location, rank_local(0, 2)); });
+  expect_error(ErrorCode::kAlreadyExists, "the save " + id_of() + " at ",
+               [&] { save(state_of(0, 2), location, by_files(0, 2, kOther)); });
+}
+
+TEST_F(SaveByFilesBeside, AnOrdinarySaveIsNotPublishedBesideARanksMetadata) {
+  const auto storage = memory_storage();
+  const Location location(storage);
+  save(state_of(0, 2), location, by_files(0, 2));
+  const auto elsewhere = memory_storage();
+  save(state_of(0, 2, 9), Location(elsewhere), rank_local(0, 2));
+  const auto file = storage->create("__0.metadata");
+  file->append(ByteView(read_file(*elsewhere, "__0.metadata", UINT64_MAX)));
+  file->close();
+  expect_error(ErrorCode::kAlreadyExists, "__0.metadata",
+               [&] { save(state_of(1, 2), location, by_files(1, 2)); });
+  EXPECT_FALSE(engine::read_outcome(*storage, id_of()));
+  storage->remove("__0.metadata");
+  publish(location);
+  expect_rows(location, 3, 2);
+}
+
+// Another rank comes to the first try between the second one's look and its end.
+TEST_F(SaveByFilesBeside, ATryThatIsEndedTakesBackWhatARankPublishedMeanwhile) {
+  const auto inner = memory_storage();
+  expect_error(ErrorCode::kInvalidArgument, "hollow",
+               [&] { save(hollow(), Location(inner), rank_local(0, 2, 0)); });
+  const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
+    if (call.op == StorageOp::kRename && call.to == engine::outcome_name(id_of(0))) {
+      save(state_of(1, 2), Location(inner), rank_local(1, 2, 0));
+      EXPECT_TRUE(inner->stat("__1.metadata"));
+    }
+    return FaultAction::pass();
+  });
+  save(state_of(0, 2, 9), Location(disk->storage()), rank_local(0, 2, 1));
+  EXPECT_FALSE(inner->stat("__1.metadata"));
+  save(state_of(1, 2, 9), Location(inner), rank_local(1, 2, 1));
+  expect_rows(Location(inner), 9, 2);
+}
+
+// ---- Failures
+
+class Failures {
+ public:
+  engine::Attempt& of(int i) { return attempts_[i]; }
+  void join(int i) { EXPECT_TRUE(of(i).join(Deadline::never())); }
+  bool stands() const { return storage_->stat(engine::failed_name(id_of())).has_value(); }
+  void remove() { storage_->remove(engine::failed_name(id_of())); }
+
+ private:
+  std::shared_ptr<Storage> storage_ = memory_storage();
+  engine::Attempt attempts_[3] = {
+      {storage_, head_for(2)}, {storage_, head_for(2)}, {storage_, head_for(2)}};
+};
+
+const Error kOfAnotherRank = Error(ErrorCode::kIo, "what rank 0 wrote can't be read").with_rank(0);
+
+TEST_F(SaveByFilesBeside, AFailureIsTakenBackByTheRankThatLeftItWhateverRankItNames) {
+  Failures failures;
+  failures.join(0);
+  failures.of(0).leave_failure(1, kOfAnotherRank, Deadline::never());
+  failures.join(1);
+  failures.of(1).take_back_failure(0);
+  EXPECT_TRUE(failures.stands());
+  failures.join(2);
+  failures.of(2).take_back_failure(1);
+  EXPECT_FALSE(failures.stands());
+}
+
+TEST_F(SaveByFilesBeside, AFailureThatAnotherRankLeavesMeanwhileIsNotTakenBack) {
+  Failures failures;
+  failures.join(0);
+  failures.of(0).leave_failure(1, Error(ErrorCode::kIo, "its own"), Deadline::never());
+  failures.join(1);
+  failures.remove();
+  failures.of(0).leave_failure(0, kOfAnotherRank, Deadline::never());
+  failures.of(1).take_back_failure(1);
+  EXPECT_TRUE(failures.stands());
+}
+
+TEST_F(SaveByFilesBeside, TheFailureOfARankOutsideTheWorldIsTakenBackByAnyRank) {
+  const auto storage = memory_storage();
+  const Location location(storage);
+  save(state_of(0, 2), location, by_files(0, 2));
+  expect_error(ErrorCode::kMismatch, "world_size",
+               [&] { save(state_of(2, 3), location, by_files(2, 3)); });
+  EXPECT_TRUE(storage->stat(engine::failed_name(id_of())));
+  save(state_of(0, 2), location, by_files(0, 2));
+  EXPECT_FALSE(storage->stat(engine::failed_name(id_of())));
+}
+
+// ---- Durability
+
+// Rank 0 dies when it has made the head, before that is durable.
+TEST_F(SaveByFilesBeside, TheHeadIsDurableBeforeTheDataOfRanksThatFoundItThere) {
+  const auto disk = FaultDisk::create(memory_storage(), [&](const StorageCall& call) {
+    if (gives_name(call, ".report")) return FaultAction::crash();
+    return gives_name(call, ".attempt") ? FaultAction::die_after() : FaultAction::pass();
+  });
+  EXPECT_THROW(save(state_of(0, 2), Location(disk->storage(0)), by_files(0, 2)), Error);
+  EXPECT_THROW(save(state_of(1, 2), Location(disk->storage(1)), by_files(1, 2)), Error);
+  const auto after = memory_storage(disk->surviving_image(Survival::kNothingUnsynced));
+  EXPECT_TRUE(after->stat(torch_dist_format()->data_file_name(id_of(), 1, 0)));
+  EXPECT_TRUE(after->stat(engine::attempt_name(id_of())));
+}
+
+}  // namespace tilestone::save_by_files_beside_test

@@ -1,0 +1,23 @@
+// What errors of planning say of ranks and tensors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tilestone/base/dtype.h"
+#include "tilestone/geometry/dims.h"
+
+namespace tilestone {
+
+// "rank 3"
+inline std::string rank_text(int64_t rank) { return "rank " + std::to_string(rank); }
+
+// "float32 [4, 8]"
+inline std::string described(DType dtype, const Dims& shape) {
+  return std::string(to_string(dtype)) + " " + to_string(shape);
+}
+
+// How errors of check_access() begin, as Megatron-Core's do.
+inline constexpr const char* kAccessPattern = "Invalid access pattern: ";
+
+}  // namespace tilestone
