@@ -44,13 +44,16 @@ def test_what_was_read_with_keep_is_read_again_without_the_disk(way: str, ckpt: 
         assert (loaded == state["w"]).all()
         return from_disk() - before
 
-    forget(ckpt)
-    bypassing = [read("bypass"), read("bypass")]
-    keeping = [read("keep"), read("keep")]
+    for last in (False, False, True):  # the kernel takes pages from the cache when memory is short
+        forget(ckpt)
+        bypassing = [read("bypass"), read("bypass")]
+        keeping = [read("keep"), read("keep")]
+        if bypassing[0] > 0:  # a disk
+            assert keeping[0] > SIZE // 2
+            assert keeping[0] < SIZE * 9 // 8
+        if last or keeping[1] < SIZE // 16:
+            break
     assert keeping[1] < SIZE // 16
-    if bypassing[0] > 0:  # a disk
-        assert keeping[0] > SIZE // 2
-        assert keeping[0] < SIZE * 9 // 8
 
 
 def test_a_cache_policy_has_two_names(ckpt: str) -> None:

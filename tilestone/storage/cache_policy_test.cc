@@ -10,8 +10,7 @@
 #include "tilestone/storage/storage_testing.h"
 #include "tilestone/storage/system_internal.h"
 
-namespace tilestone {
-namespace {
+namespace tilestone::cache_policy_test {
 
 constexpr uint64_t kMiB = 1u << 20;
 
@@ -60,11 +59,14 @@ void read_two_ranges(ColdFile& disk, CachePolicy cache, size_t threads) {
 
 TEST(CachePolicy, KeepLeavesInThePageCacheWhatWasReadAndNothingMore) {
   for (const size_t threads : {1, 3}) {
-    ColdFile disk(64 * kMiB);
-    read_two_ranges(disk, CachePolicy::kKeep, threads);
-    EXPECT_GE(disk.cached(3 * kMiB, 20 * kMiB), 20 * kMiB);
-    EXPECT_EQ(disk.cached(32 * kMiB, 8 * kMiB), 8 * kMiB);
-    EXPECT_LE(disk.cached(0, 64 * kMiB), 29 * kMiB);
+    EXPECT_TRUE(in_some_trial([&] {
+      ColdFile disk(64 * kMiB);
+      read_two_ranges(disk, CachePolicy::kKeep, threads);
+      EXPECT_LE(disk.cached(0, 64 * kMiB), 29 * kMiB);
+      return disk.cached(3 * kMiB, 20 * kMiB) >= 20 * kMiB &&
+             disk.cached(32 * kMiB, 8 * kMiB) == 8 * kMiB;
+    })) << threads
+        << " threads";
   }
 }
 
@@ -75,17 +77,19 @@ TEST(CachePolicy, BypassLeavesLargeRangesOutOfThePageCache) {
 }
 
 TEST(CachePolicy, KeepReadsAgainWithoutTheDisk) {
-  ColdFile disk(64 * kMiB);
-  read_two_ranges(disk, CachePolicy::kKeep, 2);
-  Bytes target(20 * kMiB);
-  const ReadOp op{disk.file.get(), 3 * kMiB + 8, target.size(), target.data()};
-  ReadOptions options{nullptr, BufferPool::create(2 * kMiB, kMiB)};
-  EXPECT_EQ(disk.storage->prefetch({}, options), 0u);
-  const ReadOp whole[] = {{disk.file.get(), 4 * kMiB, kMiB}, {disk.file.get(), 33 * kMiB, kMiB}};
-  EXPECT_EQ(disk.storage->prefetch(whole, options), 0u);
-  disk.storage->read({&op, 1}, options, [](size_t, ByteView) {});
-  EXPECT_TRUE(same_bytes(target, ByteView(disk.bytes).subspan(op.offset, op.size)));
+  EXPECT_TRUE(in_some_trial([] {
+    ColdFile disk(64 * kMiB);
+    read_two_ranges(disk, CachePolicy::kKeep, 2);
+    Bytes target(20 * kMiB);
+    const ReadOp op{disk.file.get(), 3 * kMiB + 8, target.size(), target.data()};
+    ReadOptions options{nullptr, BufferPool::create(2 * kMiB, kMiB)};
+    EXPECT_EQ(disk.storage->prefetch({}, options), 0u);
+    const ReadOp whole[] = {{disk.file.get(), 4 * kMiB, kMiB}, {disk.file.get(), 33 * kMiB, kMiB}};
+    const uint64_t prefetched = disk.storage->prefetch(whole, options);
+    disk.storage->read({&op, 1}, options, [](size_t, ByteView) {});
+    EXPECT_TRUE(same_bytes(target, ByteView(disk.bytes).subspan(op.offset, op.size)));
+    return prefetched == 0;
+  }));
 }
 
-}  // namespace
-}  // namespace tilestone
+}  // namespace tilestone::cache_policy_test

@@ -53,6 +53,13 @@ bool same_bytes(ByteView a, ByteView b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
 }
 
+bool in_some_trial(const std::function<bool()>& trial) {
+  for (int i = 0; i < 5; ++i) {
+    if (trial()) return true;
+  }
+  return false;
+}
+
 void put_file(Storage& storage, const std::string& name, ByteView bytes) {
   const auto file = storage.create(name, bytes.size());
   file->append(bytes);

@@ -50,6 +50,10 @@ Bytes pattern_bytes(size_t size, uint64_t seed = 0);
 // Fast under sanitizers too.
 bool same_bytes(ByteView a, ByteView b);
 
+// Whether `trial` returns true once in a few. For what should be in the page cache: the kernel
+// takes pages from it when memory is short, which fails no code that has put them there.
+bool in_some_trial(const std::function<bool()>& trial);
+
 // Writes a whole file, durably.
 void put_file(Storage& storage, const std::string& name, ByteView bytes);
 
