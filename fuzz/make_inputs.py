@@ -110,6 +110,8 @@ def make_corpus() -> None:
         put("corpus", "zarr_array", name, content)
     for name, content in manifest_corpus().items():
         put("corpus", "manifest", name, content)
+    for name, content in left_files().items():
+        put("corpus", "left_files", name, content)
 
 
 # ---- Hostile pickles ----
@@ -381,6 +383,39 @@ def manifest_corpus() -> Files:
     (head,) = struct.unpack_from("<Q", manifest, 12)
     middle = head + (len(manifest) - head) // 2  # the reports are of one size
     return {"table_of_two_ranks": manifest, "report": manifest[head:middle]}
+
+
+def left_files() -> Files:
+    """What two of five ranks leave that save without a communicator: a group's file, reports of
+    both dialects, heads and a failure."""
+    import tilestone
+    import tilestone.megatron
+
+    found: Files = {}
+    with tempfile.TemporaryDirectory() as name:
+        for dialect in ("pytorch", "megatron"):
+            folder = pathlib.Path(name, dialect)
+            folder.mkdir()
+            module = tilestone if dialect == "pytorch" else tilestone.megatron
+            for rank in (0, 1, 3):
+                mine = numpy.arange(4, dtype="float32") + rank
+                w = module.ShardedTensor.from_rank_offsets("w", mine, (0, rank, 5))
+                module.save(
+                    {"w": w, "step": 7}, folder, coordination="files", rank=rank, world_size=5,
+                    token="inputs for fuzzing", wait=False,
+                )  # fmt: skip
+            (head,) = folder.glob(".tilestone/*.attempt")
+            try:  # an object that can't be saved
+                module.save(
+                    {"w": (number for number in ())}, folder, coordination="files", rank=4, world_size=5,
+                    token="inputs for fuzzing", wait=False,
+                )  # fmt: skip
+            except tilestone.CheckpointError:
+                pass
+            for file in [head, *head.with_suffix("").rglob("*")]:
+                if file.suffix in (".attempt", ".report") or file.name in ("merged", "failed"):
+                    found[f"{dialect}_{file.stem if file != head else 'head'}"] = file.read_bytes()
+    return found | {f"{key}_unsealed": content[:-8] for key, content in found.items()}
 
 
 def manifests() -> Files:

@@ -113,7 +113,7 @@ MISUSE: list[tuple[dict[str, Any], str]] = [
     ({"token": "a run of it"}, "token has a meaning with"),
     ({"number": 1}, "number has a meaning with"),
     ({"wait": False}, "wait has a meaning with"),
-    ({"coordination": "file"}, "or \"files\", not 'file'"),
+    ({"coordination": "file"}, 'or "files", not "file"'),
     (FILES | {"world_size": None}, "needs world_size"),
     (FILES | {"process_group": object()}, "process_group has no meaning"),
     (FILES | {"sharded_strategy": ("zarr", 1)}, "data files have fixed names"),

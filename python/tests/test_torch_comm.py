@@ -232,6 +232,36 @@ def test_a_store_that_answers_slowly_ends_no_call_before_its_deadline(
         assert opened["step"] == 1
 
 
+def is_slow_in_the_transfer(rank: int, world: int) -> tuple[str, list[int]]:
+    comm = TorchCommunicator()
+    comm.all_to_all([b"x"] * world, PLENTY)
+    exchange = comm._exchange
+    said, missing = "", []
+    if rank == 1:  # all have agreed to go on by then
+
+        def slow(*arguments: Any) -> Any:
+            time.sleep(5)
+            return exchange(*arguments)
+
+        comm._exchange = slow  # type: ignore[method-assign]
+    try:
+        comm.all_to_all([b"x"] * world, PLENTY if rank == 1 else 0.5)
+    except TimeoutError as error:
+        said, missing = str(error), error.ranks  # type: ignore[attr-defined]
+    comm._exchange = exchange  # type: ignore[method-assign]
+    assert comm.all_to_all([bytes([rank])] * world, PLENTY) == [bytes([r]) for r in range(world)]
+    dist.barrier()
+    return said, missing
+
+
+def test_a_transfer_that_is_slower_than_the_deadline_leaves_the_group_whole(
+    worlds: ranks.Worlds,
+) -> None:
+    first, second = worlds[2].run(is_slow_in_the_transfer)
+    assert second == ("", [])
+    assert first == ("all_to_all: the deadline passed in the transfer with rank 1", [1])
+
+
 def die(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -87,19 +87,24 @@ def communicator(
         raise InvalidArgumentError(f"group {group!r}: {error}") from error
 
 
+def is_by_files(coordination: str) -> bool:
+    """Whether ranks know of one another by files alone."""
+    way = _options.word("coordination", coordination)
+    if way not in ("communicator", "files"):
+        raise InvalidArgumentError(
+            f'coordination is "communicator" or "files", not "{coordination}"'
+        )
+    return way == "files"
+
+
 def _by_files(coordination: str, files: Mapping[str, Any]) -> _core.ByFiles | None:
     """This rank's place in a save by files; None where ranks have a communicator.
 
     Raises:
         InvalidArgumentError: an argument that it needs is missing or out of range, by its name.
     """
-    way = _options.word("coordination", coordination)
-    if way == "communicator":
+    if not is_by_files(coordination):
         return None
-    if way != "files":
-        raise InvalidArgumentError(
-            f'coordination is "communicator" or "files", not "{coordination}"'
-        )
     for name, value in files.items():
         if value is None:
             raise InvalidArgumentError(f'coordination="files" needs {name}')
@@ -113,7 +118,7 @@ def _by_files(coordination: str, files: Mapping[str, Any]) -> _core.ByFiles | No
     )
 
 
-def _refuse_files(files: Mapping[str, Any]) -> None:
+def refuse_files(files: Mapping[str, Any]) -> None:
     """Refuses what only a save by files has, in one that has a communicator."""
     usual = {"number": 0, "wait": True, "torch_rank_local": False}
     for name, value in files.items():
@@ -283,7 +288,7 @@ class SaveCall:
         """This rank's number, and how many take part."""
         if self.files is not None:
             return self.files.rank, self.files.world_size
-        _refuse_files(self._by_files)
+        refuse_files(self._by_files)
         assert self.comm is not None
         return self.comm.rank, self.comm.size
 

@@ -15,8 +15,9 @@ there. One operation goes like this:
 4. The transfer uses the group's own sends, receives and broadcasts. Its messages can't be taken for
    another operation's, since all ranks took part in all transfers before it.
 
-Only a rank that dies or is cut off between verdict and transfer, or a transfer that is slower than
-the deadline, leaves the process group broken; gloo offers nothing else.
+A caller whose deadline passes during the transfer raises, and the transfer goes on behind it: only a
+rank that dies or is cut off for long between verdict and transfer leaves the process group broken;
+gloo offers nothing else.
 
 A request to the store is a blocking read of a socket without a limit: where the host of the store
 is cut off, it lasts until the link is back or the kernel gives the connection up, many minutes
@@ -53,7 +54,9 @@ _SHORTEST_POLL = 0.0005  # seconds
 _LONGEST_POLL = 0.05  # seconds
 _QUICK_POLL = 0.002  # seconds: the longest pause of few ranks
 _PAUSE_OF_RANK = 0.0002  # seconds a rank: all together poll 5,000 times a second at most
-_LEAST_TRANSFER = 1.0  # seconds for a transfer that all ranks have agreed on
+# Seconds for a transfer that all ranks have agreed on. Its caller waits until the deadline only; but
+# a transfer that is given up breaks the process group, and a busy machine may take seconds over it.
+_LEAST_TRANSFER = 60.0
 _LONGEST_WAIT = datetime.timedelta(days=1)  # of one wait inside torch
 _NAMED_RANKS = 8
 _NEVER = math.inf
@@ -293,9 +296,13 @@ class TorchCommunicator:
         try:
             return self._shared.helper.do(guarded, end, check, goes_on)
         except StuckError:
+            if peers := self._shared.moving_with:
+                raise RanksMissingError(
+                    f"{name}: the deadline passed in the transfer with {_rank_list(peers)}", peers
+                ) from None
             raise RanksMissingError(
-                f"{name}: the deadline passed in a request to the store of the process group or "
-                "in a transfer; is a host cut off?",
+                f"{name}: the deadline passed in a request to the store of the process group; is a "
+                "host cut off?",
                 [],
             ) from None
 
@@ -511,6 +518,7 @@ class TorchCommunicator:
     def _wait(self, name: str, peers: list[int], work: Any, end: float) -> None:
         left = max(0.001, end - time.monotonic())
         longest = _LONGEST_WAIT.total_seconds()
+        self._shared.moving_with = peers
         try:
             work.wait(datetime.timedelta(seconds=min(left, longest)))
         except RuntimeError as error:
@@ -521,6 +529,8 @@ class TorchCommunicator:
                     peers,
                 ) from error
             raise self._lost(name, peers, error) from error
+        finally:
+            self._shared.moving_with = []
 
     def _lost(self, name: str, peers: list[int], error: RuntimeError) -> RanksLostError:
         who = _rank_list(peers) if peers else "a rank"

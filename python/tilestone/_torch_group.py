@@ -27,6 +27,7 @@ class Shared:
         self.ending: str | None = None  # the error, in hex, with which this rank ends the call
         self.ended: str | None = None  # the error, in hex, with which any rank has ended the call
         self.old_keys: list[str] = []  # this rank deletes them
+        self.moving_with: list[int] = []  # the ranks that a transfer waits for
         self.memory = _core.CallMemory()
         self.inbox: list[tuple[int, bytes]] = []  # notices that came
         self.announced = 0  # coordinator: the number of the newest notice that it knows of

@@ -90,6 +90,8 @@ std::unique_ptr<Coordination> coordinate_by_rounds(const Communicator& comm,
 std::unique_ptr<Coordination> coordinate_by_files(const Location& location,
                                                   const SaveOptions& options, Deadline deadline,
                                                   std::shared_ptr<SessionParts> session = nullptr);
+// Error(kUnsupported) for what can't be saved by files, as the options alone say: on all ranks.
+void refuse_by_files(const SaveOptions& options, const Format& format, const Dialect& dialect);
 
 // What a rank writes in torch's rank-local mode: all that it holds, but for boxes without elements
 // of tensors that have some.

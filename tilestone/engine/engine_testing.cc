@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "tilestone/base/log.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 
@@ -32,13 +33,22 @@ Bytes elements(const TensorView& tensor) {
   return out;
 }
 
-StateDict row_state(const Communicator& comm, int64_t first) {
+StateDict row_state(int rank, int ranks, int64_t first) {
   StateDict state;
   state["w"] = ShardedTensor::from_rank_offsets(
-      "w", counting(DType::kFloat32, {1, 8}, first + 8 * comm.rank()),
-      {{0, comm.rank(), comm.size()}});
+      "w", counting(DType::kFloat32, {1, 8}, first + 8 * rank), {{0, rank, ranks}});
   state["p"] = counting(DType::kInt64, {3}, first);
   state["step"] = first;
+  return state;
+}
+
+StateDict row_state(const Communicator& comm, int64_t first) {
+  return row_state(comm.rank(), comm.size(), first);
+}
+
+StateDict hollow_state() {
+  StateDict state;
+  state["hollow"] = TensorView::without_data(DType::kFloat32, {2});
   return state;
 }
 
@@ -66,6 +76,35 @@ void expect_rows(const Location& location, int64_t first, int rows) {
   EXPECT_EQ(elements(checkpoint.read("w")), elements(counting(DType::kFloat32, {rows, 8}, first)));
   EXPECT_EQ(plain_of(checkpoint), elements(counting(DType::kInt64, {3}, first)));
   EXPECT_EQ(step_of(checkpoint), Value(first));
+}
+
+SaveOptions by_files(int rank, int ranks, const std::string& token, bool wait) {
+  SaveOptions options;
+  options.by_files = ByFiles{rank, ranks, token, 0, wait};
+  options.timeout = 30;
+  options.threads = 1;
+  return options;
+}
+
+SaveOptions rank_local(int rank, int ranks, uint64_t number) {
+  SaveOptions options = by_files(rank, ranks);
+  options.by_files->torch_rank_local = true;
+  options.by_files->number = number;
+  return options;
+}
+
+LoggedWarnings::LoggedWarnings() {
+  set_log_sink([this](LogLevel level, std::string_view text) {
+    const std::lock_guard lock(mutex_);
+    if (level == LogLevel::kWarning) texts_.emplace_back(text);
+  });
+}
+
+LoggedWarnings::~LoggedWarnings() { set_log_sink({}); }
+
+std::vector<std::string> LoggedWarnings::texts() const {
+  const std::lock_guard lock(mutex_);
+  return texts_;
 }
 
 std::vector<std::string> failures(int n, const std::function<void(Communicator)>& body) {

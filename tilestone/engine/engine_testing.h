@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -20,17 +21,40 @@ TensorView counting(DType dtype, const Dims& shape, int64_t first = 0);
 // The bytes of a tensor's elements in C order.
 Bytes elements(const TensorView& tensor);
 
-// Row `comm.rank()` of a tensor "w" of comm.size() rows of 8 float32, counting from `first`, a
-// plain tensor "p" that every rank has, and a value "step".
+// Row `rank` of a tensor "w" of `ranks` rows of 8 float32, counting from `first`, a plain tensor
+// "p" that every rank has, and a value "step".
+StateDict row_state(int rank, int ranks, int64_t first = 3);
 StateDict row_state(const Communicator& comm, int64_t first);
 // The same without content: what a load is to fill.
 StateDict row_template(const Communicator& comm);
+// A state that can't be saved: its tensor has no data.
+StateDict hollow_state();
 // What a checkpoint of row_state() holds as "step", and the elements of its "p": items of their
 // own, or in the common state.
 Value step_of(const Checkpoint& checkpoint);
 Bytes plain_of(const Checkpoint& checkpoint);
 // Expects that the location holds row_state(·, first) of `rows` ranks, read without a template.
 void expect_rows(const Location& location, int64_t first, int rows);
+
+// Of a save without a communicator, by one thread and within 30 s.
+inline constexpr const char* kToken = "a run of a test";
+SaveOptions by_files(int rank, int ranks, const std::string& token = kToken, bool wait = false);
+// The same in torch's rank-local mode.
+SaveOptions rank_local(int rank, int ranks, uint64_t number = 0);
+
+// What is logged as a warning while the object lives. Other levels are dropped.
+class LoggedWarnings {
+ public:
+  LoggedWarnings();
+  ~LoggedWarnings();
+  LoggedWarnings(const LoggedWarnings&) = delete;
+  LoggedWarnings& operator=(const LoggedWarnings&) = delete;
+  std::vector<std::string> texts() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::string> texts_;
+};
 
 // What each rank of a group of `n` threw, as text; "" where it threw nothing.
 std::vector<std::string> failures(int n, const std::function<void(Communicator)>& body);

@@ -26,7 +26,6 @@ namespace tilestone::failing_ranks_matrix_test {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kRanks = 3;
-constexpr const char* kToken = "a run of a test";
 constexpr double kSlow = kSanitized ? 3 : 1;
 constexpr double kShort = 1.5 * kSlow;  // seconds: the timeout where the ranks have to reach it
 constexpr double kLong = 60;            // where they have not

@@ -335,18 +335,6 @@ void damage(FileImage& image, const Metadata& metadata, const ItemLocation& at) 
   image[metadata.files[at.file]][at.offset + at.length / 2] ^= std::byte{4};
 }
 
-struct Logged {
-  std::mutex mutex;
-  std::vector<std::string> texts;
-  Logged() {
-    set_log_sink([this](LogLevel level, std::string_view text) {
-      const std::lock_guard lock(mutex);
-      if (level == LogLevel::kWarning) texts.emplace_back(text);
-    });
-  }
-  ~Logged() { set_log_sink({}); }
-};
-
 TEST(DamagedCopies, AChunkIsReadFromWhereItIsIntactWithAWarningOfKeyAndFile) {
   const FileImage image = saved(Way::kExchange, 2, true);
   const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
@@ -358,16 +346,16 @@ TEST(DamagedCopies, AChunkIsReadFromWhereItIsIntactWithAWarningOfKeyAndFile) {
     damage(one, metadata, metadata.place(emb, 0, damaged));
     const std::string& file = metadata.files[metadata.place(emb, 0, damaged).file];
     for (const TwoPhase mode : {TwoPhase::kNever, TwoPhase::kAlways}) {
-      const Logged logged;
+      const LoggedWarnings logged;
       Traffic traffic(2);
       expect_loads(one, 2, 2, mode, traffic);
-      EXPECT_THAT(logged.texts,
+      EXPECT_THAT(logged.texts(),
                   testing::Contains(testing::AllOf(HasSubstr("\"emb\""), HasSubstr(file))));
     }
-    const Logged logged;
+    const LoggedWarnings logged;
     EXPECT_EQ(elements(Checkpoint::open(Location(memory_storage(one))).read("emb")),
               elements(Checkpoint::open(Location(memory_storage(image))).read("emb")));
-    EXPECT_EQ(logged.texts.size(), damaged == kNoCopy ? 1u : 0u);
+    EXPECT_EQ(logged.texts().size(), damaged == kNoCopy ? 1u : 0u);
     const auto found = Checkpoint::open(Location(memory_storage(one))).verify().damages;
     ASSERT_EQ(found.size(), 1u);
     EXPECT_EQ(found[0].file, file);
@@ -483,10 +471,10 @@ TEST(DamagedCopies, WhatOneRankReadsForOthersIsReadFromTheCopyByAllOfThem) {
   FileImage one = image;
   damage(one, metadata, metadata.place(emb, 0, kNoCopy));
   {
-    const Logged logged;
+    const LoggedWarnings logged;
     Traffic traffic(4);
     expect_loads(one, 4, 2, TwoPhase::kAlways, traffic);
-    EXPECT_THAT(logged.texts, testing::Contains(HasSubstr("\"emb\"")));
+    EXPECT_THAT(logged.texts(), testing::Contains(HasSubstr("\"emb\"")));
   }
   damage(one, metadata, metadata.copies_of(emb, 0)[0].at);
   set_log_level(LogLevel::kOff);

@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -70,18 +69,6 @@ std::string file_of(const FileImage& image, int rank) {
   throw std::logic_error("no data file");
 }
 
-struct Logged {
-  std::mutex mutex;
-  std::vector<std::string> texts;
-  Logged() {
-    set_log_sink([this](LogLevel level, std::string_view text) {
-      const std::lock_guard lock(mutex);
-      if (level == LogLevel::kWarning) texts.emplace_back(text);
-    });
-  }
-  ~Logged() { set_log_sink({}); }
-};
-
 // By `ranks`, of all that the two have; what each of them throws.
 std::vector<std::string> loads(const FileImage& image, int ranks, TwoPhase mode, bool own) {
   return failures(ranks, [&](Communicator comm) {
@@ -114,21 +101,22 @@ TEST(LostFiles, WhatOtherFilesHoldIsReadFromThereWithOneWarningAFile) {
       for (const int ranks : {1, 2, 4}) {
         for (const TwoPhase mode : {TwoPhase::kNever, TwoPhase::kAlways}) {
           SCOPED_TRACE(testing::Message() << file << ' ' << missing << ' ' << ranks);
-          const Logged logged;
+          const LoggedWarnings logged;
           EXPECT_THAT(loads(one, ranks, mode, false), Each(""));
-          EXPECT_THAT(logged.texts, Each(AllOf(HasSubstr(file), HasSubstr("is read from other"))));
-          EXPECT_LE(logged.texts.size(), static_cast<size_t>(ranks));
-          EXPECT_TRUE(ranks == 4 || !logged.texts.empty());
+          EXPECT_THAT(logged.texts(),
+                      Each(AllOf(HasSubstr(file), HasSubstr("is read from other"))));
+          EXPECT_LE(logged.texts().size(), static_cast<size_t>(ranks));
+          EXPECT_TRUE(ranks == 4 || !logged.texts().empty());
         }
       }
-      const Logged logged;
+      const LoggedWarnings logged;
       const Checkpoint checkpoint = Checkpoint::open(Location(memory_storage(one)));
       for (const std::string key : {"a", "b", "c", "d"}) {
         EXPECT_EQ(elements(checkpoint.read(key)),
                   elements(counting(DType::kFloat32, {key == "d" ? kLarge : 100}, key[0])));
       }
       EXPECT_EQ(checkpoint.read_object("config"), config());
-      EXPECT_LE(logged.texts.size(), 1u);
+      EXPECT_LE(logged.texts().size(), 1u);
     }
   }
 }

@@ -229,18 +229,14 @@ TEST(ObjectCopies, ADamagedOneIsReadFromWhereItIsIntactAndMended) {
     const std::string& file = metadata.files[at.file];
     FileImage one = image;
     one[file][at.offset + at.length / 2] ^= std::byte{4};
-    std::vector<std::string> warnings;
-    std::mutex mutex;
-    set_log_sink([&](LogLevel level, std::string_view text) {
-      const std::lock_guard lock(mutex);
-      if (level == LogLevel::kWarning) warnings.emplace_back(text);
-    });
-    EXPECT_EQ(opened(one).read_object("config"), config());
-    EXPECT_EQ(warnings.size(), copy ? 0u : 1u);
-    files_opened(one, true);
-    set_log_sink({});
-    EXPECT_THAT(warnings, Each(testing::AllOf(HasSubstr("\"config\""), HasSubstr(file))));
-    EXPECT_FALSE(warnings.empty());
+    {
+      const LoggedWarnings logged;
+      EXPECT_EQ(opened(one).read_object("config"), config());
+      EXPECT_EQ(logged.texts().size(), copy ? 0u : 1u);
+      files_opened(one, true);
+      EXPECT_THAT(logged.texts(), Each(testing::AllOf(HasSubstr("\"config\""), HasSubstr(file))));
+      EXPECT_FALSE(logged.texts().empty());
+    }
     const auto damages = opened(one).verify().damages;
     ASSERT_EQ(damages.size(), 1u);
     EXPECT_EQ(damages[0].key, "config");

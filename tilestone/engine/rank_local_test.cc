@@ -19,7 +19,6 @@
 namespace tilestone::rank_local_test {
 
 constexpr int kRanks = 3;
-constexpr const char* kToken = "a run of a test";
 
 SaveOptions rank_local(int rank, const std::string& token = kToken) {
   SaveOptions options;

@@ -71,7 +71,7 @@ class FileSaving final : public Coordination {
   }
 
   void plan(const Bring& bring) override {
-    refuse_kinds();
+    refuse_by_files(share_.options, *share_.format, *share_.dialect);
     try {
       plan_locally(bring());
     } catch (...) {
@@ -141,41 +141,13 @@ class FileSaving final : public Coordination {
 
   // Instead of all steps.
   CopyCost cost_of_copies(const Bring& bring) {
-    refuse_kinds();
+    refuse_by_files(share_.options, *share_.format, *share_.dialect);
     plan_locally(bring());
     return {result_.copies, result_.copy_bytes};
   }
 
  private:
   static constexpr std::chrono::duration<double> kForFailure{10};
-
-  // What options alone say, on this rank as on all.
-  void refuse_kinds() const {
-    const Format& format = *share_.format;
-    refuse(format.needs_grid() || format.has_fixed_names(),
-           "the format " + std::string(format.name()) +
-               " can't be saved without a communicator: its data files have fixed names, which two "
-               "attempts would share",
-           "save with a communicator, or in the format torch_dist");
-    const Dialect& dialect = *share_.dialect;
-    refuse(dialect.shares_directory(),
-           "the dialect " + std::string(dialect.name()) +
-               " can't be saved without a communicator: another program writes a part of the "
-               "checkpoint before and after the save",
-           "save with a communicator, or all of it in the dialect megatron");
-    refuse(files_.torch_rank_local && dialect.has_fixed_names(),
-           "torch's rank-local mode knows no checkpoints of the dialect " +
-               std::string(dialect.name()),
-           "save in the dialect pytorch, or without torch_rank_local");
-    refuse(files_.torch_rank_local && format.rank_index_name(0).empty(),
-           "the format " + std::string(format.name()) + " has no rank-local checkpoints",
-           "save in the format torch_dist");
-    refuse(files_.torch_rank_local && share_.options.replicate != SaveOptions::Replicate::kNone,
-           "in torch's rank-local mode each rank writes all that it holds: nothing is to replicate",
-           "save with replicate = \"none\"");
-    refuse(share_.options.validate_access, "validate_access needs a communicator",
-           "what is missing or written twice is found when the save is published");
-  }
 
   // Of a rank that comes with nothing that can be saved: the others shall not wait for it.
   void tell_of_failure(const Error& error) noexcept {
@@ -388,6 +360,32 @@ Assignment all_that_is_held(const LocalSavePlan& plan) {
   all.objects.resize(plan.objects.size());
   std::iota(all.objects.begin(), all.objects.end(), 0u);
   return all;
+}
+
+void refuse_by_files(const SaveOptions& options, const Format& format, const Dialect& dialect) {
+  const bool rank_local = options.by_files->torch_rank_local;
+  refuse(format.needs_grid() || format.has_fixed_names(),
+         "the format " + std::string(format.name()) +
+             " can't be saved without a communicator: its data files have fixed names, which two "
+             "attempts would share",
+         "save with a communicator, or in the format torch_dist");
+  refuse(dialect.shares_directory(),
+         "the dialect " + std::string(dialect.name()) +
+             " can't be saved without a communicator: another program writes a part of the "
+             "checkpoint before and after the save",
+         "save with a communicator, or all of it in the dialect megatron");
+  refuse(
+      rank_local && dialect.has_fixed_names(),
+      "torch's rank-local mode knows no checkpoints of the dialect " + std::string(dialect.name()),
+      "save in the dialect pytorch, or without torch_rank_local");
+  refuse(rank_local && format.rank_index_name(0).empty(),
+         "the format " + std::string(format.name()) + " has no rank-local checkpoints",
+         "save in the format torch_dist");
+  refuse(rank_local && options.replicate != SaveOptions::Replicate::kNone,
+         "in torch's rank-local mode each rank writes all that it holds: nothing is to replicate",
+         "save with replicate = \"none\"");
+  refuse(options.validate_access, "validate_access needs a communicator",
+         "what is missing or written twice is found when the save is published");
 }
 
 std::unique_ptr<Coordination> coordinate_by_files(const Location& location,

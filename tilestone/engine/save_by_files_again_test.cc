@@ -20,42 +20,10 @@
 
 namespace tilestone::save_by_files_again_test {
 
-constexpr const char* kToken = "a run of a test";
 using Clock = std::chrono::steady_clock;
 
 double since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-SaveOptions by_files(int rank, int ranks, const std::string& token = kToken, bool wait = false) {
-  SaveOptions options;
-  options.by_files = ByFiles{rank, ranks, token, 0, wait};
-  options.timeout = 30;
-  options.threads = 1;
-  return options;
-}
-
-SaveOptions rank_local(int rank, int ranks, uint64_t number = 0) {
-  SaveOptions options = by_files(rank, ranks);
-  options.by_files->torch_rank_local = true;
-  options.by_files->number = number;
-  return options;
-}
-
-StateDict state_of(int rank, int ranks, int64_t first = 3) {
-  StateDict state;
-  state["w"] = ShardedTensor::from_rank_offsets(
-      "w", counting(DType::kFloat32, {1, 8}, first + 8 * rank), {{0, rank, ranks}});
-  state["p"] = counting(DType::kInt64, {3}, first);
-  state["step"] = Value(first);
-  return state;
-}
-
-// Of one rank that can't be saved.
-StateDict hollow() {
-  StateDict state;
-  state["hollow"] = TensorView::without_data(DType::kFloat32, {2});
-  return state;
 }
 
 Error error_of(const std::function<void()>& body) {
@@ -101,15 +69,15 @@ TEST(SaveByFilesAgain, WhoWaitsPublishesAlsoWhereAllRanksOfAnotherGroupHaveDiedA
   const auto storage = memory_storage();
   const Location location(storage);
   for (const int rank : {3, 2}) {
-    begin_save(state_of(rank, 4), location, by_files(rank, 4, kToken, true))
+    begin_save(row_state(rank, 4), location, by_files(rank, 4, kToken, true))
         .stage(Payload::kLive)
         .write()
         .report();  // and what it gives is dropped: the rank never comes to publish()
   }
-  EXPECT_FALSE(save(state_of(1, 4), location, by_files(1, 4)).published);
+  EXPECT_FALSE(save(row_state(1, 4), location, by_files(1, 4)).published);
   EXPECT_FALSE(storage->stat(engine::group_name(head_for(4).save_id, 1)));
   const auto begin = Clock::now();
-  EXPECT_TRUE(save(state_of(0, 4), location, by_files(0, 4, kToken, true)).published);
+  EXPECT_TRUE(save(row_state(0, 4), location, by_files(0, 4, kToken, true)).published);
   EXPECT_LT(since(begin), 20);
   EXPECT_TRUE(Checkpoint::open(location).verify().ok());
   EXPECT_TRUE(find_unpublished(location).empty());
@@ -117,8 +85,8 @@ TEST(SaveByFilesAgain, WhoWaitsPublishesAlsoWhereAllRanksOfAnotherGroupHaveDiedA
 
 TEST(SaveByFilesAgain, ASaveWhoseRanksContradictEachOtherSaysSoWhereItIsLookedFor) {
   const Location location(memory_storage());
-  save(state_of(0, 2), location, by_files(0, 2));
-  StateDict other = state_of(1, 2);
+  save(row_state(0, 2), location, by_files(0, 2));
+  StateDict other = row_state(1, 2);
   other["p"] = counting(DType::kFloat32, {3}, 3);
   const Error error = error_of([&] { save(other, location, by_files(1, 2)); });
   const auto found = find_unpublished(location);
@@ -136,10 +104,10 @@ TEST(SaveByFilesAgain, ACompleteSaveBesideAnotherCheckpointCanBeAbandoned) {
   const auto storage = memory_storage();
   const Location location(storage);
   for (const char* token : {kToken, "another run"}) {
-    save(state_of(0, 2), location, by_files(0, 2, token));
+    save(row_state(0, 2), location, by_files(0, 2, token));
   }
-  begin_save(state_of(1, 2), location, by_files(1, 2)).stage(Payload::kLive).write().report();
-  save(state_of(1, 2), location, by_files(1, 2, "another run"));
+  begin_save(row_state(1, 2), location, by_files(1, 2)).stage(Payload::kLive).write().report();
+  save(row_state(1, 2), location, by_files(1, 2, "another run"));
   EXPECT_EQ(abandon(location, {.period = 0}), head_for(2).save_id);
   ASSERT_EQ(find_unpublished(location).size(), 1u);
   EXPECT_TRUE(find_unpublished(location).front().abandoned);
@@ -154,37 +122,37 @@ TEST(SaveByFilesAgain, RanksThatAllTryAgainDoNotFailByTheFailureOfTheirFirstTry)
   const auto storage = memory_storage();
   const Location location(storage);
   // Rank 0 has not even reported then.
-  error_of([&] { save(hollow(), location, by_files(1, 2)); });
+  error_of([&] { save(hollow_state(), location, by_files(1, 2)); });
   ASSERT_TRUE(storage->stat(engine::failed_name(engine::save_id_of(kToken, 0))));
   std::thread late([&] {
     wait_for(*storage, engine::report_name(head_for(2), 0));
     std::this_thread::sleep_for(std::chrono::milliseconds(200));  // rank 0 waits
-    EXPECT_NO_THROW(save(state_of(1, 2), location, by_files(1, 2, kToken, true)));
+    EXPECT_NO_THROW(save(row_state(1, 2), location, by_files(1, 2, kToken, true)));
   });
-  EXPECT_NO_THROW(save(state_of(0, 2), location, by_files(0, 2, kToken, true)));
+  EXPECT_NO_THROW(save(row_state(0, 2), location, by_files(0, 2, kToken, true)));
   late.join();
   expect_rows(location, 3, 2);
 }
 
 TEST(SaveByFilesAgain, AnOlderFailureThatNobodyTakesBackIsTheErrorOfThoseWhoWait) {
   const Location location(memory_storage());
-  error_of([&] { save(hollow(), location, by_files(1, 2)); });
+  error_of([&] { save(hollow_state(), location, by_files(1, 2)); });
   SaveOptions options = by_files(0, 2, kToken, true);
   options.timeout = 0.5;
-  expect_in("key hollow", error_of([&] { save(state_of(0, 2), location, options); }));
+  expect_in("key hollow", error_of([&] { save(row_state(0, 2), location, options); }));
 }
 
 TEST(SaveByFilesAgain, ARankThatFailsAgainSaysWhatFailedNowAndOneThatDoesNotTakesItBack) {
   const auto storage = memory_storage();
   const Location location(storage);
-  error_of([&] { save(hollow(), location, by_files(1, 2)); });
+  error_of([&] { save(hollow_state(), location, by_files(1, 2)); });
   StateDict other;
   other["shallow"] = TensorView::without_data(DType::kFloat32, {2});
   error_of([&] { save(other, location, by_files(1, 2)); });
   const auto failed = engine::read_failed(*storage, engine::save_id_of(kToken, 0));
   ASSERT_TRUE(failed);
   EXPECT_EQ(failed->key(), "shallow");
-  save(state_of(1, 2), location, by_files(1, 2));
+  save(row_state(1, 2), location, by_files(1, 2));
   EXPECT_FALSE(engine::read_failed(*storage, engine::save_id_of(kToken, 0)));
 }
 
@@ -197,13 +165,13 @@ TEST(SaveByFilesAgain, WhoWaitsHearsAtOnceThatAnotherCheckpointHasComeFirst) {
   std::thread late([&] {
     wait_for(*storage, engine::report_name(head_for(2), 0));
     std::this_thread::sleep_for(std::chrono::milliseconds(200));  // rank 0 waits
-    save(state_of(0, 1, 9), location, by_files(0, 1, "another run of it"));
+    save(row_state(0, 1, 9), location, by_files(0, 1, "another run of it"));
     expect_in("another checkpoint was published",
-              error_of([&] { save(state_of(1, 2), location, by_files(1, 2)); }));
+              error_of([&] { save(row_state(1, 2), location, by_files(1, 2)); }));
     told = Clock::now();
   });
   const Error heard =
-      error_of([&] { save(state_of(0, 2), location, by_files(0, 2, kToken, true)); });
+      error_of([&] { save(row_state(0, 2), location, by_files(0, 2, kToken, true)); });
   const auto end = Clock::now();
   late.join();
   EXPECT_EQ(heard.code(), ErrorCode::kAlreadyExists) << heard.what();
@@ -221,7 +189,7 @@ TEST(SaveByFilesAgain, WhoWaitsForASaveThatWasTakenBackWhereItBeganHearsSo) {
   });
   SaveOptions options = by_files(0, 2, kToken, true);
   options.timeout = 1;
-  const Error error = error_of([&] { save(state_of(0, 2), Location(storage), options); });
+  const Error error = error_of([&] { save(row_state(0, 2), Location(storage), options); });
   other.join();
   EXPECT_EQ(error.code(), ErrorCode::kRankFailed);
   expect_in("taken back where it began", error);
@@ -232,7 +200,7 @@ TEST(SaveByFilesAgain, WhoWaitsForASaveThatWasTakenBackWhereItBeganHearsSo) {
 TEST(SaveByFilesAgain, ADamagedHeadSaysWhatCanBeDoneAndDoingItOpensTheRanksMetadata) {
   const auto storage = memory_storage();
   const Location location(storage);
-  for (int rank = 0; rank < 2; ++rank) save(state_of(rank, 2), location, rank_local(rank, 2));
+  for (int rank = 0; rank < 2; ++rank) save(row_state(rank, 2), location, rank_local(rank, 2));
   const std::string save_id = engine::save_id_of(kToken, 0);
   write_file(*storage, engine::attempt_name(save_id), "no head at all");
   const Error error = error_of([&] { Checkpoint::open(location); });
@@ -252,10 +220,10 @@ TEST(SaveByFilesAgain, ADamagedHeadSaysWhatCanBeDoneAndDoingItOpensTheRanksMetad
 TEST(SaveByFilesAgain, ASaveWhoseHeadIsDamagedCanBeAbandoned) {
   const auto storage = memory_storage();
   const Location location(storage);
-  save(state_of(0, 2), location, by_files(0, 2));
+  save(row_state(0, 2), location, by_files(0, 2));
   write_file(*storage, engine::attempt_name(engine::save_id_of(kToken, 0)), "no head at all");
   EXPECT_NO_THROW(abandon(location, {.period = 0}));
-  EXPECT_NO_THROW(save(state_of(0, 1, 5), location));
+  EXPECT_NO_THROW(save(row_state(0, 1, 5), location));
   expect_rows(location, 5, 1);
 }
 
@@ -270,13 +238,13 @@ TEST(SaveByFilesAgain, ARankThatReportsDuringTheLastLookIsNotSaidToBeMissing) {
     const bool is_last_look = call.op == StorageOp::kStat && call.client == 0 &&
                               call.name.ends_with("/0/0.report") && since(begin) > 0.5;
     if (is_last_look && !std::exchange(done, true)) {
-      save(state_of(1, 3), Location(inner), by_files(1, 3));
+      save(row_state(1, 3), Location(inner), by_files(1, 3));
     }
     return FaultAction::pass();
   });
   SaveOptions options = by_files(0, 3, kToken, true);
   options.timeout = 0.5;
-  const Error error = error_of([&] { save(state_of(0, 3), Location(disk->storage()), options); });
+  const Error error = error_of([&] { save(row_state(0, 3), Location(disk->storage()), options); });
   EXPECT_TRUE(done);
   EXPECT_EQ(error.code(), ErrorCode::kTimeout);
   expect_in("rank 2 had not written", error);
@@ -308,13 +276,13 @@ TEST(SaveByFilesAgain, AbandoningARankLocalSaveReadsEachGroupsFileOnce) {
 TEST(SaveByFilesAgain, TheNextNumberGoesOnWhereARanksStateWasRefusedBeforeAnythingWasWritten) {
   const auto storage = memory_storage();
   const Location location(storage);
-  error_of([&] { save(hollow(), location, rank_local(0, 2, 0)); });
+  error_of([&] { save(hollow_state(), location, rank_local(0, 2, 0)); });
   for (int rank = 0; rank < 2; ++rank) {
-    EXPECT_NO_THROW(save(state_of(rank, 2), location, rank_local(rank, 2, 1)));
+    EXPECT_NO_THROW(save(row_state(rank, 2), location, rank_local(rank, 2, 1)));
   }
   expect_rows(location, 3, 2);
   // Whoever still comes to the first one hears that it is over.
-  const Error error = error_of([&] { save(state_of(1, 2), location, rank_local(1, 2, 0)); });
+  const Error error = error_of([&] { save(row_state(1, 2), location, rank_local(1, 2, 0)); });
   EXPECT_EQ(error.code(), ErrorCode::kRankFailed) << error.what();
 }
 
@@ -323,16 +291,16 @@ TEST(SaveByFilesAgain, WhatMayBeAliveStandsInTheWayAndTheErrorSaysWhatEndsIt) {
   const auto refused = [](const std::function<void(const Location&)>& before) {
     const Location location(memory_storage());
     before(location);
-    const Error error = error_of([&] { save(state_of(0, 2), location, rank_local(0, 2, 1)); });
+    const Error error = error_of([&] { save(row_state(0, 2), location, rank_local(0, 2, 1)); });
     EXPECT_EQ(error.code(), ErrorCode::kAlreadyExists) << error.what();
     expect_in("`tilestone gc --abandon` if its ranks are dead", error);
-    const Error together = error_of([&] { save(state_of(0, 1), location); });
+    const Error together = error_of([&] { save(row_state(0, 1), location); });
     EXPECT_EQ(together.code(), ErrorCode::kAlreadyExists) << together.what();
     expect_in("`tilestone gc --abandon` ends it if they are dead", together);
   };
   refused([](const Location& location) {
-    save(state_of(0, 2), location, rank_local(0, 2, 0));
-    error_of([&] { save(hollow(), location, rank_local(1, 2, 0)); });
+    save(row_state(0, 2), location, rank_local(0, 2, 0));
+    error_of([&] { save(hollow_state(), location, rank_local(1, 2, 0)); });
   });
   refused([](const Location& location) {
     engine::AttemptHead head = head_for(2);
@@ -346,7 +314,7 @@ TEST(SaveByFilesAgain, WhatMayBeAliveStandsInTheWayAndTheErrorSaysWhatEndsIt) {
     file->close();
   });
   refused([](const Location& location) {
-    error_of([&] { save(hollow(), location, by_files(0, 2, "another run of it")); });
+    error_of([&] { save(hollow_state(), location, by_files(0, 2, "another run of it")); });
   });
 }
 
@@ -357,7 +325,7 @@ TEST(SaveByFilesAgain, ARankLocalCheckpointShowsItsAttributesBeforeItIsPublished
   for (int rank = 0; rank < 2; ++rank) {
     SaveOptions options = rank_local(rank, 2);
     options.attributes = {{"iteration", "100"}};
-    save(state_of(rank, 2), location, options);
+    save(row_state(rank, 2), location, options);
   }
   for (const bool published : {false, true}) {
     if (published) publish(location);

@@ -20,7 +20,6 @@
 
 namespace tilestone::save_by_files_beside_test {
 
-constexpr const char* kToken = "a run of a test";
 constexpr const char* kOther = "another run of it";
 
 class SaveByFilesBeside : public testing::Test {
@@ -28,37 +27,6 @@ class SaveByFilesBeside : public testing::Test {
   void SetUp() override { set_log_level(LogLevel::kError); }
   void TearDown() override { set_log_level(LogLevel::kWarning); }
 };
-
-SaveOptions by_files(int rank, int ranks, const std::string& token = kToken) {
-  SaveOptions options;
-  options.by_files = ByFiles{rank, ranks, token, 0, false};
-  options.timeout = 20;
-  options.threads = 1;
-  return options;
-}
-
-SaveOptions rank_local(int rank, int ranks, uint64_t number = 0) {
-  SaveOptions options = by_files(rank, ranks);
-  options.by_files->torch_rank_local = true;
-  options.by_files->number = number;
-  return options;
-}
-
-StateDict state_of(int rank, int ranks, int64_t first = 3) {
-  StateDict state;
-  state["w"] = ShardedTensor::from_rank_offsets(
-      "w", counting(DType::kFloat32, {1, 8}, first + 8 * rank), {{0, rank, ranks}});
-  state["p"] = counting(DType::kInt64, {3}, first);
-  state["step"] = Value(first);
-  return state;
-}
-
-// Of one rank that can't be saved.
-StateDict hollow() {
-  StateDict state;
-  state["hollow"] = TensorView::without_data(DType::kFloat32, {2});
-  return state;
-}
 
 std::string id_of(uint64_t number = 0) { return engine::save_id_of(kToken, number); }
 
@@ -98,14 +66,14 @@ void expect_looks_again(const SaveOptions& options, std::string_view at) {
     if (call.op == StorageOp::kLock) return FaultAction::fail(ENOTSUP);
     if (begun || !gives_name(call, at)) return FaultAction::pass();
     begun = true;
-    save(state_of(0, 2), Location(inner), by_files(0, 2));
+    save(row_state(0, 2), Location(inner), by_files(0, 2));
     return FaultAction::pass();
   });
   expect_error(ErrorCode::kAlreadyExists, "without a communicator, is not published yet", [&] {
-    save(state_of(0, 1, 9), Location(disk->storage()->child("checkpoint")), options);
+    save(row_state(0, 1, 9), Location(disk->storage()->child("checkpoint")), options);
   });
   EXPECT_TRUE(begun);
-  EXPECT_TRUE(save(state_of(1, 2), Location(inner), by_files(1, 2)).published);
+  EXPECT_TRUE(save(row_state(1, 2), Location(inner), by_files(1, 2)).published);
   expect_rows(Location(inner), 3, 2);
 }
 
@@ -129,7 +97,7 @@ TEST_F(SaveByFilesBeside, AFirstRankLooksForTheLockAgainOnceItsHeadStands) {
     return FaultAction::pass();
   });
   expect_error(ErrorCode::kAlreadyExists, "a save with a communicator is under way",
-               [&] { save(state_of(0, 2), Location(disk->storage()), by_files(0, 2)); });
+               [&] { save(row_state(0, 2), Location(disk->storage()), by_files(0, 2)); });
   EXPECT_FALSE(inner->stat(engine::attempt_name(id_of())));
 }
 
@@ -138,22 +106,22 @@ TEST_F(SaveByFilesBeside, AFirstRankLooksForTheLockAgainOnceItsHeadStands) {
 TEST_F(SaveByFilesBeside, AnOrdinarySaveDoesNotBeginBesideAnOpenRankLocalOne) {
   const Location location(memory_storage());
   expect_error(ErrorCode::kInvalidArgument, "hollow",
-               [&] { save(hollow(), location, rank_local(0, 2)); });
+               [&] { save(hollow_state(), location, rank_local(0, 2)); });
   expect_error(ErrorCode::kAlreadyExists, "the save " + id_of() + " at ",
-               [&] { save(state_of(0, 2), location, by_files(0, 2, kOther)); });
+               [&] { save(row_state(0, 2), location, by_files(0, 2, kOther)); });
 }
 
 TEST_F(SaveByFilesBeside, AnOrdinarySaveIsNotPublishedBesideARanksMetadata) {
   const auto storage = memory_storage();
   const Location location(storage);
-  save(state_of(0, 2), location, by_files(0, 2));
+  save(row_state(0, 2), location, by_files(0, 2));
   const auto elsewhere = memory_storage();
-  save(state_of(0, 2, 9), Location(elsewhere), rank_local(0, 2));
+  save(row_state(0, 2, 9), Location(elsewhere), rank_local(0, 2));
   const auto file = storage->create("__0.metadata");
   file->append(ByteView(read_file(*elsewhere, "__0.metadata", UINT64_MAX)));
   file->close();
   expect_error(ErrorCode::kAlreadyExists, "__0.metadata",
-               [&] { save(state_of(1, 2), location, by_files(1, 2)); });
+               [&] { save(row_state(1, 2), location, by_files(1, 2)); });
   EXPECT_FALSE(engine::read_outcome(*storage, id_of()));
   storage->remove("__0.metadata");
   publish(location);
@@ -164,17 +132,17 @@ TEST_F(SaveByFilesBeside, AnOrdinarySaveIsNotPublishedBesideARanksMetadata) {
 TEST_F(SaveByFilesBeside, ATryThatIsEndedTakesBackWhatARankPublishedMeanwhile) {
   const auto inner = memory_storage();
   expect_error(ErrorCode::kInvalidArgument, "hollow",
-               [&] { save(hollow(), Location(inner), rank_local(0, 2, 0)); });
+               [&] { save(hollow_state(), Location(inner), rank_local(0, 2, 0)); });
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
     if (call.op == StorageOp::kRename && call.to == engine::outcome_name(id_of(0))) {
-      save(state_of(1, 2), Location(inner), rank_local(1, 2, 0));
+      save(row_state(1, 2), Location(inner), rank_local(1, 2, 0));
       EXPECT_TRUE(inner->stat("__1.metadata"));
     }
     return FaultAction::pass();
   });
-  save(state_of(0, 2, 9), Location(disk->storage()), rank_local(0, 2, 1));
+  save(row_state(0, 2, 9), Location(disk->storage()), rank_local(0, 2, 1));
   EXPECT_FALSE(inner->stat("__1.metadata"));
-  save(state_of(1, 2, 9), Location(inner), rank_local(1, 2, 1));
+  save(row_state(1, 2, 9), Location(inner), rank_local(1, 2, 1));
   expect_rows(Location(inner), 9, 2);
 }
 
@@ -221,11 +189,11 @@ TEST_F(SaveByFilesBeside, AFailureThatAnotherRankLeavesMeanwhileIsNotTakenBack) 
 TEST_F(SaveByFilesBeside, TheFailureOfARankOutsideTheWorldIsTakenBackByAnyRank) {
   const auto storage = memory_storage();
   const Location location(storage);
-  save(state_of(0, 2), location, by_files(0, 2));
+  save(row_state(0, 2), location, by_files(0, 2));
   expect_error(ErrorCode::kMismatch, "world_size",
-               [&] { save(state_of(2, 3), location, by_files(2, 3)); });
+               [&] { save(row_state(2, 3), location, by_files(2, 3)); });
   EXPECT_TRUE(storage->stat(engine::failed_name(id_of())));
-  save(state_of(0, 2), location, by_files(0, 2));
+  save(row_state(0, 2), location, by_files(0, 2));
   EXPECT_FALSE(storage->stat(engine::failed_name(id_of())));
 }
 
@@ -237,8 +205,8 @@ TEST_F(SaveByFilesBeside, TheHeadIsDurableBeforeTheDataOfRanksThatFoundItThere) 
     if (gives_name(call, ".report")) return FaultAction::crash();
     return gives_name(call, ".attempt") ? FaultAction::die_after() : FaultAction::pass();
   });
-  EXPECT_THROW(save(state_of(0, 2), Location(disk->storage(0)), by_files(0, 2)), Error);
-  EXPECT_THROW(save(state_of(1, 2), Location(disk->storage(1)), by_files(1, 2)), Error);
+  EXPECT_THROW(save(row_state(0, 2), Location(disk->storage(0)), by_files(0, 2)), Error);
+  EXPECT_THROW(save(row_state(1, 2), Location(disk->storage(1)), by_files(1, 2)), Error);
   const auto after = memory_storage(disk->surviving_image(Survival::kNothingUnsynced));
   EXPECT_TRUE(after->stat(torch_dist_format()->data_file_name(id_of(), 1, 0)));
   EXPECT_TRUE(after->stat(engine::attempt_name(id_of())));

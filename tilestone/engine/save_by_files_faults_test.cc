@@ -19,7 +19,6 @@
 namespace tilestone::save_by_files_faults_test {
 
 constexpr int kRanks = 2;
-constexpr const char* kToken = "a run of a test";
 
 constexpr uint64_t kStride = kSanitized ? 7 : 1;
 constexpr uint64_t kRounds = kSanitized ? 20 : 60;
@@ -30,24 +29,12 @@ class SaveByFilesFaults : public testing::Test {
   void TearDown() override { set_log_level(LogLevel::kWarning); }
 };
 
-StateDict state_of(int rank, int64_t first) {
-  StateDict state;
-  state["w"] = ShardedTensor::from_rank_offsets(
-      "w", counting(DType::kFloat32, {1, 8}, first + 8 * rank), {{0, rank, kRanks}});
-  state["p"] = counting(DType::kInt64, {3}, first);
-  state["step"] = Value(first);
-  return state;
-}
-
 // Whether the rank was told that the checkpoint is published; nullopt: it threw one of these.
 std::optional<bool> save_rank(const std::shared_ptr<Storage>& storage, int rank, int64_t first,
                               const std::string& token = kToken) {
-  SaveOptions options;
-  options.by_files = ByFiles{rank, kRanks, token, 0, false};
-  options.timeout = 20;
-  options.threads = 1;
   try {
-    return save(state_of(rank, first), Location(storage), options).published;
+    return save(row_state(rank, kRanks, first), Location(storage), by_files(rank, kRanks, token))
+        .published;
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -172,7 +159,7 @@ class Crowd {
   }
   void saves_together() {
     try_to([&] {
-      save(state_of(0, 5), Location(disk_->storage()));
+      save(row_state(0, kRanks, 5), Location(disk_->storage()));
       told(5);
     });
   }

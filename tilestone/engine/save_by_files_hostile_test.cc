@@ -15,28 +15,9 @@
 
 namespace tilestone::save_by_files_hostile_test {
 
-constexpr const char* kToken = "a run of a test";
-
-SaveOptions by_files(int rank, int ranks, const std::string& token = kToken, bool wait = false) {
-  SaveOptions options;
-  options.by_files = ByFiles{rank, ranks, token, 0, wait};
-  options.timeout = 20;
-  options.threads = 1;
-  return options;
-}
-
-StateDict state_of(int rank, int ranks, int64_t first) {
-  StateDict state;
-  state["w"] = ShardedTensor::from_rank_offsets(
-      "w", counting(DType::kFloat32, {1, 8}, first + 8 * rank), {{0, rank, ranks}});
-  state["p"] = counting(DType::kInt64, {3}, first);
-  state["step"] = Value(first);
-  return state;
-}
-
 SaveResult save_rank(const Location& location, int rank, int ranks, int64_t first,
                      const std::string& token = kToken) {
-  return save(state_of(rank, ranks, first), location, by_files(rank, ranks, token));
+  return save(row_state(rank, ranks, first), location, by_files(rank, ranks, token));
 }
 
 // The code and text of what `work` throws; kOk-like nullopt where it returns.
@@ -126,7 +107,7 @@ TEST(SaveByFilesHostile, ASaveThatWasReplacedIsNotSaidToStandWhenItsTokenComesAg
   EXPECT_TRUE(save_rank(location, 0, 1, 3).published);
   SaveOptions over;
   over.overwrite = true;
-  save(state_of(0, 1, 4), location, over);
+  save(row_state(0, 1, 4), location, over);
   EXPECT_THROWS(save_rank(location, 0, 1, 3), ErrorCode::kAlreadyExists, "does not stand");
   expect_whole(location, 4, 1);
 }
@@ -137,6 +118,11 @@ TEST(SaveByFilesHostile, TheLoserOfTwoRunsIsNeverToldThatItIsPublished) {
   for (const int rank : {0, 1}) save_rank(location, rank, 2, 4, "the second run");
   EXPECT_THROWS(save_rank(location, 1, 2, 3, "the first run"), ErrorCode::kAlreadyExists,
                 "another checkpoint was published");
+  ASSERT_EQ(find_unpublished(location).size(), 1u);
+  EXPECT_NE(
+      find_unpublished(location)[0].text.find("another checkpoint has come first; `tilestone gc"),
+      std::string::npos)
+      << find_unpublished(location)[0].text;
   EXPECT_THROWS(publish(location), ErrorCode::kAlreadyExists, "another checkpoint was published");
   EXPECT_FALSE(remove_leftovers(location).empty());
   for (const int rank : {0, 1}) {
@@ -152,9 +138,9 @@ TEST(SaveByFilesHostile, ASaveWhoseRanksContradictEachOtherCanBeAbandoned) {
   save_rank(location, 0, 2, 3);
   EXPECT_THROWS(save_rank(location, 1, 2, 4), ErrorCode::kMismatch, "p");
   EXPECT_THROWS(publish(location), ErrorCode::kMismatch, "p");
-  EXPECT_THROWS(save(state_of(0, 1, 5), location), ErrorCode::kAlreadyExists, "not published yet");
+  EXPECT_THROWS(save(row_state(0, 1, 5), location), ErrorCode::kAlreadyExists, "not published yet");
   abandon(location, {.period = 0});
-  save(state_of(0, 1, 5), location);
+  save(row_state(0, 1, 5), location);
   expect_whole(location, 5, 1);
 }
 
@@ -176,7 +162,7 @@ TEST(SaveByFilesHostile, ASaveWhoseRanksAllAgreeCantBeAbandoned) {
 TEST(SaveByFilesHostile, RanksAndTokensThatCantBeAreRefusedBeforeAnythingIsWritten) {
   const Location location(memory_storage());
   const auto refused = [&](int rank, int ranks, const std::string& token) {
-    EXPECT_THROWS(save(state_of(0, 1, 3), location, by_files(rank, ranks, token)),
+    EXPECT_THROWS(save(row_state(0, 1, 3), location, by_files(rank, ranks, token)),
                   ErrorCode::kInvalidArgument, "");
   };
   refused(0, 0, kToken);
@@ -254,7 +240,7 @@ TEST_F(SaveByFilesPlaces, WhereTheLocationIsRemovedMeanwhileNothingIsPublishedTh
   }
   SaveOptions options = by_files(0, 2);
   options.timeout = 0.2;
-  EXPECT_THROWS(save(state_of(0, 2, 3), location, options), ErrorCode::kMismatch, "rank 1 wrote");
+  EXPECT_THROWS(save(row_state(0, 2, 3), location, options), ErrorCode::kMismatch, "rank 1 wrote");
   EXPECT_THROWS(Checkpoint::open(location), ErrorCode::kNotFound, "");
 }
 

@@ -1,4 +1,5 @@
 // Saves without a communicator: every rank knows of the others by files alone.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -16,8 +17,6 @@
 #include "tilestone/storage/memory_storage.h"
 
 namespace tilestone::save_by_files_test {
-
-constexpr const char* kToken = "a run of a test";
 
 SaveOptions by_files(int rank, int ranks, const std::string& token = kToken) {
   SaveOptions options;
@@ -369,6 +368,26 @@ TEST(SaveByFiles, ARankThatCanNotSaveWhatItHasIsHeardOfByThoseWhoWait) {
   expect_in("declared to hold", refused_by([](const Location& location) {
               save(state_of(1, 5, 3), location, by_files(1, 2));
             }));
+}
+
+TEST(SaveByFiles, OptionsThatTheRanksOfASaveMustHaveInCommonAreNamedWithBothValues) {
+  const auto refusal = [](const std::function<void(SaveOptions&)>& change) {
+    const Location location(memory_storage());
+    save(state_of(0, 2, 3), location, without_waiting(0, 2));
+    SaveOptions other = without_waiting(1, 2);
+    change(other);
+    try {
+      save(state_of(1, 2, 3), location, other);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kMismatch);
+      return std::string(error.what());
+    }
+    return std::string("not refused");
+  };
+  EXPECT_THAT(refusal([](SaveOptions& o) { o.common_differs = SaveOptions::Differing::kError; }),
+              testing::HasSubstr("common_differs: \"error\" here, \"warn\" where it began"));
+  EXPECT_THAT(refusal([](SaveOptions& o) { o.attributes["step"] = "7"; }),
+              testing::HasSubstr("attributes: {\"step\": \"7\"} here, {} where it began"));
 }
 
 TEST(SaveByFiles, NothingIsReplacedAndSomeOptionsAreRefused) {

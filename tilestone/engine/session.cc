@@ -235,6 +235,12 @@ Assignment Session::likely_assignment(const LocalSavePlan& plan, const SaveOptio
 uint64_t Session::prepare(const StateDict& state, const SaveOptions& options) {
   const auto format = options.format ? options.format : torch_dist_format();
   const auto dialect = options.dialect ? options.dialect : pytorch_dialect();
+  SaveOptions all = options;
+  if (!all.by_files && !kept_->comm) {
+    all.by_files = ByFiles{kept_->rank, kept_->world_size, kept_->token};
+  }
+  engine::check_options(all);
+  if (all.by_files) engine::refuse_by_files(all, *format, *dialect);
   const Items items = engine::items_of(state, *dialect, *format);
   const LocalSavePlan plan = make_local_plan(items);
   Assignment mine = likely_assignment(plan, options, *format, *dialect);

@@ -7,9 +7,9 @@
 // way. What becomes of a piece:
 //   - in the page cache: copied from there by a plain call, at once (a small piece by a call that
 //     gives up where it would have to wait, a large one once all of it is known to be there);
-//   - to be kept in the page cache (CachePolicy::kKeep): asked for at once, several pieces ahead,
-//   so
-//     that the disk has work; then copied from there in turn by plain calls;
+//   - to be kept in the page cache (CachePolicy::kKeep): inside a large op by plain calls, for
+//     which the kernel reads ahead and makes large folios, from which later loads copy sooner; else
+//     asked for at once, several pieces ahead, so that the disk has work, and then copied in turn;
 //   - small: through the page cache, by the queue;
 //   - else directly: straight into the target where file range and memory are aligned alike,
 //     otherwise as an aligned range that includes it, through a pooled buffer.
@@ -40,6 +40,7 @@ namespace {
 constexpr uint64_t kMaxPiece = 8u << 20;     // bytes
 constexpr uint64_t kSmallPiece = 64u << 10;  // bytes
 constexpr uint64_t kMinSplit = 8u << 20;     // bytes; smaller ops are not worth three pieces
+constexpr uint64_t kReadAhead = 8u << 20;    // bytes; what a kernel reads ahead is hardly more
 constexpr uint64_t kCrcBlock = 256u << 10;   // bytes that stay in cache from reading to checksum
 
 constexpr uint64_t align_down(uint64_t value) { return value / kAlignment * kAlignment; }
@@ -98,6 +99,11 @@ class ReadBatch {
 
   bool prefetches() const { return done_ == nullptr; }
   bool keeps() const { return options_.cache == CachePolicy::kKeep; }
+  // Whether what the kernel reads ahead of the piece is the op's as well.
+  bool has_more_behind(const Piece& piece) const {
+    const ReadOp& op = ops_[piece.op];
+    return op.offset + op.size - piece.end >= kReadAhead;
+  }
   bool wants_crc(const Piece& piece) const {
     return !prefetches() && ops_[piece.op].crc32 != nullptr;
   }
@@ -245,7 +251,11 @@ class ReadWorker {
     if (!targeted && !get_buffer(buffer)) return false;
     if (copied_from_cache(piece, buffer)) return true;
     const bool resident = piece.size() == 0 || in_page_cache(piece);
-    if (!resident && batch_.keeps() && !bypasses_cache()) return ask(piece);
+    if (!resident && batch_.keeps() && !bypasses_cache()) {
+      if (!batch_.has_more_behind(piece)) return ask(piece);
+      start_cached(piece, std::move(buffer), true);
+      return true;
+    }
     const bool direct = !resident && wants_direct(piece);
     const bool straight = targeted && piece.begin % kAlignment == 0 &&
                           piece.end % kAlignment == 0 &&

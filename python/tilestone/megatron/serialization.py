@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, Dict, Tuple, Union
 
-from tilestone import _core
+from tilestone import _calls, _core
 from tilestone._errors import (
     InvalidArgumentError,
     RankFailedError,
@@ -486,16 +486,12 @@ def _by_files(
 ) -> tuple[Dict[str, Any], InvalidArgumentError | None]:
     """Options of `tilestone.save` for a save by files, empty for another one; and the error where
     what only a save by files has was given for another one, which all ranks are to hear of."""
-    if coordination == "files":
-        return {"coordination": coordination, "overwrite": False, **files}, None
-    if coordination != "communicator":
-        return {}, InvalidArgumentError(
-            f'coordination is "communicator" or "files", not {coordination!r}'
-        )
-    usual = {"rank": None, "world_size": None, "token": None, "number": 0, "wait": True}
-    for name, value in files.items():
-        if value is not usual[name]:
-            return {}, InvalidArgumentError(f'{name} has a meaning with coordination="files" only')
+    try:
+        if _calls.is_by_files(coordination):
+            return {"coordination": coordination, "overwrite": False, **files}, None
+        _calls.refuse_files(files)
+    except InvalidArgumentError as error:
+        return {}, error
     return {}, None
 
 

@@ -212,9 +212,13 @@ void Attempt::expect_same_head(const AttemptHead& other) const {
   differ("the version", head_.writer, other.writer);
   differ("torch_rank_local", head_.rank_local ? "true" : "false",
          other.rank_local ? "true" : "false");
-  throw Error(ErrorCode::kMismatch,
-              "the ranks of a save don't agree on its attributes or on common_differs")
-      .with_file(attempt_name(head_.save_id));
+  const auto differing = [](const AttemptHead& head) {
+    return differing_text(static_cast<SaveOptions::Differing>(head.common_differs));
+  };
+  differ("common_differs", differing(head_), differing(other));
+  differ("attributes", attributes_text(head_.attributes), attributes_text(other.attributes));
+  differ("the token", std::to_string(head_.token), std::to_string(other.token));
+  differ("number", std::to_string(head_.number), std::to_string(other.number));
 }
 
 // ---- Step 2

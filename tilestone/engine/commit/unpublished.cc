@@ -13,8 +13,10 @@
 #include "tilestone/engine/commit/lease_internal.h"
 #include "tilestone/engine/commit/publish_rank_local_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/format/known/known.h"
 
 namespace tilestone {
 namespace {
@@ -104,6 +106,13 @@ bool can_be_published(Attempt attempt, Deadline deadline) {
   }
 }
 
+// Whether another save's checkpoint stands there.
+bool is_late(Storage& storage, const AttemptHead& head) {
+  if (head.rank_local) return false;  // what stands may be its ranks' metadata
+  const engine::Standing standing = engine::read_standing(storage, format_named(head.format));
+  return standing.found && standing.save_id != head.save_id;
+}
+
 using Look = std::pair<Image, std::map<std::string, uint64_t>>;
 Look look_at_all(Storage& storage, const std::string& save_id) {
   return {image_of(storage, save_id), sizes_of(storage, save_id)};
@@ -167,6 +176,7 @@ std::optional<UnpublishedSave> describe(const Location& location, const std::str
   save.missing_count = state.missing_count;
   save.abandoned = state.outcome == Outcome::kAbandoned;
   if (state.failed) save.failure = state.failed->what();
+  state.is_late = save.complete() && is_late(storage, *head);
   save.text = engine::attempt_text(save_id, head->world_size, state);
   state.missing.resize(std::min(state.missing.size(), kNamedMissing));
   save.missing = std::move(state.missing);

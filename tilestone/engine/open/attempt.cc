@@ -177,6 +177,8 @@ AttemptHead AttemptHead::decode(ByteView bytes, const std::string& file) {
     head.dialect = in.string();
     head.writer = in.string();
     head.common_differs = in.u8();
+    if (head.common_differs > static_cast<uint8_t>(SaveOptions::Differing::kError))
+      in.fail("a common_differs that no save has");
     head.rank_local = in.u8() != 0;
     head.token = in.u64();
     head.number = in.u64();
@@ -371,6 +373,12 @@ std::string attempt_text(const std::string& save_id, int world_size, const Attem
     return save + " has only begun, and does not say of how many ranks it is";
   }
   const std::string ranks = std::to_string(world_size) + (world_size == 1 ? " rank" : " ranks");
+  if (state.missing_count == 0 && state.is_late) {
+    const bool decided = state.outcome == Outcome::kPublished;
+    return save + " can't be published, though all of its " + ranks +
+           " have written: another checkpoint has come first; `tilestone gc " +
+           (decided ? "--delete` removes its files" : "--abandon` ends the save");
+  }
   if (state.missing_count == 0) {
     const std::string text =
         save + " is not published yet, though all of its " + ranks + " have written; ";

@@ -124,6 +124,7 @@ struct AttemptState {
   size_t missing_count = 0;  // ranks that have left no report
   std::vector<int> missing;  // the lowest of them
   std::optional<Error> failed;
+  bool is_late = false;  // another checkpoint has come first; known where the caller has looked
 };
 // `names`: how many missing ranks are named. `exists` says whether a file of the attempt is there.
 AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names,

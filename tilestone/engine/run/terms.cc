@@ -67,8 +67,14 @@ Bytes take(Bytes& message, size_t rank) {
   throw Error(ErrorCode::kMismatch, "the ranks don't agree on what they call");
 }
 
-// Whole where it is short, else by its hash.
-std::string text_of(const std::map<std::string, std::string>& attributes) {
+template <typename T>
+std::string name_of(const std::shared_ptr<const T>& named, const std::string& otherwise) {
+  return named == nullptr ? otherwise : std::string(named->name());
+}
+
+}  // namespace
+
+std::string attributes_text(const std::map<std::string, std::string>& attributes) {
   constexpr size_t kShort = 200;
   std::string text;
   for (const auto& [name, value] : attributes) {
@@ -78,12 +84,10 @@ std::string text_of(const std::map<std::string, std::string>& attributes) {
   return std::to_string(attributes.size()) + " of XXH3 " + std::to_string(xxh3_64(as_bytes(text)));
 }
 
-template <typename T>
-std::string name_of(const std::shared_ptr<const T>& named, const std::string& otherwise) {
-  return named == nullptr ? otherwise : std::string(named->name());
+std::string differing_text(SaveOptions::Differing differing) {
+  static constexpr std::string_view kDiffering[] = {"ignore", "warn", "error"};
+  return in_quotes(kDiffering[static_cast<size_t>(differing)]);
 }
-
-}  // namespace
 
 std::string ranks_text(const std::vector<int>& ranks, size_t most) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -97,19 +101,18 @@ std::string ranks_text(const std::vector<int>& ranks, size_t most) {
 }
 
 Terms terms_of(const Location& location, const SaveOptions& options) {
-  static constexpr std::string_view kDiffering[] = {"ignore", "warn", "error"};
   const bool by_rule = options.agreement == SaveOptions::Agreement::kRule;
   const bool replicates = options.replicate == SaveOptions::Replicate::kLocal;
   return {{"path", in_quotes(location.identity())},
           {"overwrite", truth(options.overwrite)},
           {"validate_access", truth(options.validate_access)},
-          {"common_differs", in_quotes(kDiffering[static_cast<size_t>(options.common_differs)])},
+          {"common_differs", differing_text(options.common_differs)},
           {"agreement", in_quotes(by_rule ? "rule" : "exchange")},
           {"replicate", in_quotes(replicates ? "local" : "none")},
           {"tp_replica_names", truth(options.tp_replica_names)},
           {"format", in_quotes(name_of(options.format, std::string(torch_dist_format()->name())))},
           {"dialect", in_quotes(name_of(options.dialect, std::string(pytorch_dialect()->name())))},
-          {"attributes", text_of(options.attributes)}};
+          {"attributes", attributes_text(options.attributes)}};
 }
 
 Terms terms_of(const Location& location, const LoadOptions& options) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,6 +20,11 @@ using Terms = std::vector<std::pair<std::string, std::string>>;
 
 // "rank 3", "ranks 1, 2 and 3", "ranks 0, 1, 2, 3 and 60 more". `most`: how many are named.
 std::string ranks_text(const std::vector<int>& ranks, size_t most = 4);
+
+// Whole where it is short, else by its hash.
+std::string attributes_text(const std::map<std::string, std::string>& attributes);
+// As Python's callers write it, in quotes.
+std::string differing_text(SaveOptions::Differing differing);
 
 Terms terms_of(const Location& location, const SaveOptions& options);
 Terms terms_of(const Location& location, const LoadOptions& options);

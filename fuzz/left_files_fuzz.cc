@@ -1,0 +1,56 @@
+// Any bytes as what a rank of a save without a communicator leaves: as they are, and with a
+// checksum made right. What is read is written and read back the same.
+#include <cstdlib>
+#include <optional>
+#include <vector>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/engine/open/attempt_internal.h"
+
+namespace {
+
+using tilestone::Bytes;
+using tilestone::ByteView;
+using namespace tilestone::engine;
+
+Bytes sealed(ByteView bytes) {
+  tilestone::ByteWriter out;
+  out.raw(bytes);
+  out.u64(tilestone::xxh3_64(bytes));
+  return std::move(out).take();
+}
+
+template <typename Left>
+void attempt(ByteView bytes) {
+  std::optional<Left> left;
+  try {
+    left = Left::decode(bytes, "a file");
+  } catch (const tilestone::Error&) {
+    return;
+  }
+  const Bytes written = left->encode();
+  if (Left::decode(written, "a file").encode() != written) abort();
+}
+
+// A group's file.
+struct Group {
+  std::vector<Bytes> left;
+  Bytes encode() const { return encode_group(left); }
+  static Group decode(ByteView bytes, const std::string& file) {
+    return {decode_group(bytes, file)};
+  }
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const ByteView bytes(reinterpret_cast<const std::byte*>(data), size);
+  for (const Bytes& input : {Bytes(bytes.begin(), bytes.end()), sealed(bytes)}) {
+    attempt<AttemptHead>(input);
+    attempt<LeftReport>(input);
+    attempt<LeftFailure>(input);
+    attempt<Group>(input);
+  }
+  return 0;
+}
