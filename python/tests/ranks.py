@@ -6,9 +6,12 @@ function runs on every rank as function(rank, world, *args).
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import multiprocessing
 import os
+import signal
 import tempfile
 import traceback
 from multiprocessing.connection import Connection, wait
@@ -17,8 +20,7 @@ from typing import Any
 # Seconds without a word from any rank. Nothing here takes as long, on the slowest machine.
 _HANGS = 400.0
 
-# More process groups than this in a rank, and its world is replaced before the next test: the loop of
-# each gloo group wakes up a hundred times a second for as long as the group lives.
+# More process groups than this in a rank, and its world is replaced before the next test.
 _MANY_GROUPS = 6
 
 # Imported once, by the process that the ranks are forked from: by each rank it took longer than most
@@ -39,6 +41,12 @@ def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
     return context
+
+
+def _die_with_the_parent() -> None:
+    """A rank that is stopped would not notice that the tests have ended."""
+    set_death_signal = 1
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
 @dataclasses.dataclass
@@ -63,6 +71,7 @@ def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
+    _die_with_the_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     while (work := pipe.recv()) is not None:
@@ -76,7 +85,11 @@ def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
 
 
 class World:
-    """`size` ranks. Not usable any more after a rank was lost or hung."""
+    """`size` ranks. Not usable any more after a rank was lost or hung.
+
+    Between two pieces of work its processes are stopped: a gloo group's loop wakes up a hundred times
+    a second, and there are many.
+    """
 
     def __init__(self, size: int) -> None:
         os.environ.update(USE_LIBUV="0", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
@@ -104,6 +117,7 @@ class World:
 
     def begin(self, function: Any, *args: Any) -> None:
         """Gives every rank its work and returns; finish() must follow."""
+        self._signal(signal.SIGCONT)
         for pipe in self._pipes:
             pipe.send((function, args))
 
@@ -130,7 +144,14 @@ class World:
                 except EOFError:
                     results[rank] = "lost"
                     self.alive = False
+        self._signal(signal.SIGSTOP)
         return [results[rank] for rank in range(self.size)]
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                if process.is_alive():
+                    os.kill(process.pid, number)
 
     def run(self, function: Any, *args: Any, timeout: float = _HANGS) -> list[Any]:
         """Each rank's result; fails when a rank raised."""
@@ -145,6 +166,7 @@ class World:
     def close(self) -> None:
         """Ends the ranks: gently, and then not."""
         self.alive = False
+        self._signal(signal.SIGCONT)
         for pipe in self._pipes:
             try:
                 pipe.send(None)
