@@ -232,6 +232,48 @@ def test_a_store_that_answers_slowly_ends_no_call_before_its_deadline(
         assert opened["step"] == 1
 
 
+class _PausingStore(_SlowStore):
+    """A store after whose notes of arrival the rank pauses."""
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+        if value == "here":
+            time.sleep(1)
+
+
+def ends_a_call_and_refuses_an_operation(rank: int, world: int, path: str) -> list[str]:
+    comm = TorchCommunicator()
+    shared = comm._shared
+    store = shared.store
+    said = []
+    if rank == 1:
+        shared._store = _PausingStore(store)
+    try:
+        with tilestone.begin_save({"step": 1}, path, timeout=PLENTY) as saving:
+            if rank == 0:
+                saving.write()
+                saving.report()
+    except tilestone.CheckpointError as error:
+        said.append(str(error))
+    try:
+        comm.scatter([b""] * (world + rank), 1, PLENTY)
+    except (ValueError, ConnectionError) as error:
+        said.append(str(error))
+    finally:
+        shared._store = store
+    dist.barrier()
+    random_operations(comm, 8, 5)
+    return said
+
+
+def test_a_rank_that_pauses_as_it_ends_an_operation_lets_nobody_wait_for_its_transfer(
+    worlds: ranks.Worlds, ckpt: str
+) -> None:
+    first, second = worlds[2].run(ends_a_call_and_refuses_an_operation, ckpt)
+    assert ["rank 1" in text for text in first] == [True, True], first
+    assert second == ["scatter: found 3 parts, expected one for each of 2 ranks"]
+
+
 def is_slow_in_the_transfer(rank: int, world: int) -> tuple[str, list[int]]:
     comm = TorchCommunicator()
     comm.all_to_all([b"x"] * world, PLENTY)

@@ -232,8 +232,7 @@ class TorchCommunicator:
 
         def work(task: Task) -> None:
             if self._shared.ending is not None:
-                self._arrive()
-                self._decide(self._own_verdict([]))
+                self._end_operation(self._own_verdict([]))
 
         self._do("ending a call", work, time.monotonic() + LAST_WORDS)
 
@@ -385,7 +384,8 @@ class TorchCommunicator:
             raise RanksLostError(f"{name}: rank {by} refused: {verdict['refused']}", [by])
 
     def _verdict(self, decider: int, task: Task) -> dict[str, Any]:
-        arrivals = self._arrive()
+        arrivals = self._count()
+        self._shared.store.set(arrivals[self.rank], "here")
         decided = [self._verdict_key()]
         store = self._shared.store
 
@@ -410,12 +410,19 @@ class TorchCommunicator:
     def _verdict_key(self) -> str:
         return f"{self._shared.operation}/verdict"
 
-    def _arrive(self) -> list[str]:
-        """Counts the operation and reports it to the store. Returns the keys of all ranks."""
+    def _count(self) -> list[str]:
+        """Counts the operation. Returns the keys under which ranks say that they have come."""
         self._shared.operation += 1
-        arrivals = [f"{self._shared.operation}/{rank}" for rank in range(self.size)]
+        return [f"{self._shared.operation}/{rank}" for rank in range(self.size)]
+
+    def _end_operation(self, verdict: dict[str, Any]) -> None:
+        """Comes to an operation only to propose a verdict that is not "go".
+
+        It is proposed before this rank is there: who decides lets all go on once all are there.
+        """
+        arrivals = self._count()
+        self._decide(verdict)
         self._shared.store.set(arrivals[self.rank], "here")
-        return arrivals
 
     def _decide(self, proposal: dict[str, Any]) -> dict[str, Any]:
         """The verdict: this proposal, or the one that came before it."""
@@ -567,8 +574,7 @@ class TorchCommunicator:
 
     def _refuse(self, message: str) -> NoReturn:
         if self.size > 1:
-            self._arrive()
-            self._decide(self._own_verdict([], message))
+            self._end_operation(self._own_verdict([], message))
         raise ValueError(message)
 
     def _others(self) -> list[int]:
