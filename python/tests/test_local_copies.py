@@ -219,9 +219,11 @@ def test_megatron_s_saves_copy_within_the_model_parallel_group_or_say_why_not(
 def test_by_files_the_others_hear_of_an_option_that_is_wrong_on_one_rank(
     tmp_path: pathlib.Path, wrong: dict[str, Any], says: str, in_steps: bool
 ) -> None:
-    given = dict(coordination="files", world_size=2, token="the first start", wait=False)
+    given: dict[str, Any] = {
+        "coordination": "files", "world_size": 2, "token": "the first start", "wait": False,
+    }  # fmt: skip
     tilestone.save({"step": 3}, tmp_path / "a", rank=0, **given)
-    save = tilestone.begin_save if in_steps else tilestone.save
+    save: Any = tilestone.begin_save if in_steps else tilestone.save
     with pytest.raises(tilestone.InvalidArgumentError, match=says):
         save({"step": 3}, tmp_path / "a", rank=1, **given, **wrong)
     (found,) = tilestone.unpublished(tmp_path / "a")
