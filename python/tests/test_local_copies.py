@@ -204,3 +204,28 @@ def test_megatron_s_saves_copy_within_the_model_parallel_group_or_say_why_not(
         files = list((tmp_path / name).glob("*.distcp"))
         assert sum(elements in file.read_bytes() for file in files) == places, name
         assert tilestone.open(tmp_path / name).verify().ok
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"replicate": "local", "replicate_group": "tp"}, "replicate_group"),
+        ({"replicate": "local"}, "replicate_group"),
+        ({"threads": "two"}, "threads"),
+        ({"timeout": "a minute"}, "timeout"),
+    ],
+)
+@pytest.mark.parametrize("in_steps", [False, True])
+def test_by_files_the_others_hear_of_an_option_that_is_wrong_on_one_rank(
+    tmp_path: pathlib.Path, wrong: dict[str, Any], says: str, in_steps: bool
+) -> None:
+    given: dict[str, Any] = {
+        "coordination": "files", "world_size": 2, "token": "the first start", "wait": False,
+    }  # fmt: skip
+    tilestone.save({"step": 3}, tmp_path / "a", rank=0, **given)
+    save: Any = tilestone.begin_save if in_steps else tilestone.save
+    with pytest.raises(tilestone.InvalidArgumentError, match=says):
+        save({"step": 3}, tmp_path / "a", rank=1, **given, **wrong)
+    (found,) = tilestone.unpublished(tmp_path / "a")
+    assert says in found.failure
+    assert tilestone.save({"step": 3}, tmp_path / "a", rank=1, **given).published

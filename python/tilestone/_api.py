@@ -84,8 +84,10 @@ def save(
             many ranks save (the same on all), and a text of 8 to 256 bytes that all ranks of one
             run of the job have and no other run, not even the same job started again by its
             scheduler. A rank that was started again saves the same state under the same token, and
-            completes the checkpoint. `rank` is torch's global one where a state has DTensors.
-        number: for coordination="files": tells saves under one token to one path apart.
+            completes the checkpoint; what it saved before is not written again, as a warning says,
+            and a state of other keys, shapes, dtypes or shards is MismatchError. `rank` is torch's global one where a state has DTensors.
+        number: for coordination="files": tells saves under one token to one path apart. Another
+            state needs another number.
         wait: for coordination="files": return once the checkpoint is published. False: once this
             rank has written; the last rank to write publishes, and `SaveResult.published` says
             whether it was this one.

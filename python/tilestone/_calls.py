@@ -40,6 +40,15 @@ USUAL_OPTIONS: dict[str, Any] = {
     "tp_replica_names": False,
 }
 
+#: Of these what a save by files needs only once it has begun, as a request has it before that.
+_LATER_OPTIONS: dict[str, Any] = {
+    name: USUAL_OPTIONS[name]
+    for name in (
+        "threads", "buffer_bytes", "files_per_rank", "tensor_attributes", "progress",
+        "max_copy_bytes", "tp_replica_names",
+    )
+}  # fmt: skip
+
 
 @dataclasses.dataclass
 class LoadReport:
@@ -277,7 +286,10 @@ class SaveCall:
         return _options.limit_of(self._options["timeout"])
 
     def bare(self) -> _core.SaveRequest:
-        """The options alone, without what is made of the state."""
+        """The options that a save by files begins with, without what is made of the state.
+
+        What is wrong with the others is found in `prepare`, where the other ranks hear of it.
+        """
         return self._request(True)
 
     def prepare(self) -> _core.SaveRequest:
@@ -309,7 +321,7 @@ class SaveCall:
         return _replicated_ranks(group, self._group)
 
     def _request(self, bare: bool) -> _core.SaveRequest:
-        given = self._options
+        given = self._options | _LATER_OPTIONS if bare else self._options
         own, _ = self._who()
         shown = reporting(_options.sink("progress", given["progress"]), "save", own)
         most = given["max_copy_bytes"]
@@ -323,17 +335,17 @@ class SaveCall:
             _options.word("agreement", given["agreement"]),
             _options.flag("validate_access", given["validate_access"]),
             _options.word("common_differs", given["common_differs"]),
-            _options.seconds("timeout", given["timeout"]),
+            self.limit if bare else _options.seconds("timeout", given["timeout"]),
             _options.whole("threads", given["threads"]),
             _options.whole("buffer_bytes", given["buffer_bytes"], 64),
             _options.whole("files_per_rank", given["files_per_rank"]),
             _options.texts("attributes", given["attributes"]),
-            {} if bare else _options.by_key("tensor_attributes", given["tensor_attributes"]),
+            _options.by_key("tensor_attributes", given["tensor_attributes"]),
             None if bare else self._until_the_end.enter_context(shown),
             compared_common=None if bare else _compared(self._state),
             by_files=self.files,
             replicate=_options.word("replicate", given["replicate"]),
-            replicate_group=self._copied_ranks(),
+            replicate_group=[] if bare else self._copied_ranks(),
             max_copy_bytes=None if most is None else _options.whole("max_copy_bytes", most, 64),
             tp_replica_names=_options.flag("tp_replica_names", given["tp_replica_names"]),
         )

@@ -86,7 +86,8 @@ class Coordination {
 std::unique_ptr<Coordination> coordinate_by_rounds(const Communicator& comm,
                                                    const std::string& place, Deadline deadline,
                                                    std::shared_ptr<SessionParts> session = nullptr);
-// By options.by_files. Error(kInvalidArgument) for options that contradict it. `session`: likewise.
+// By options.by_files. Error(kInvalidArgument) where they contradict it or say of no rank; other
+// options are checked once the others can hear of it. `session`: likewise.
 std::unique_ptr<Coordination> coordinate_by_files(const Location& location,
                                                   const SaveOptions& options, Deadline deadline,
                                                   std::shared_ptr<SessionParts> session = nullptr);

@@ -2,9 +2,11 @@
 #include <map>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/engine/plan_cache_internal.h"
+#include "tilestone/engine/save_items_internal.h"
 
 namespace tilestone::engine {
 
@@ -32,8 +34,9 @@ uint64_t structure_of(const LocalSavePlan& plan, PlanWay way, const SaveOptions&
   writer.string(format.name());
   writer.string(dialect.name());
   writer.u8(options.validate_access ? 1 : 0);
-  writer.varint(options.replicate_group.size());
-  for (const int other : options.replicate_group) writer.varint(static_cast<uint64_t>(other));
+  const std::vector<int> group = replicate_group_of(options, format, rank, world_size);
+  writer.varint(group.size());  // 0: nothing is copied
+  for (const int other : group) writer.varint(static_cast<uint64_t>(other));
   writer.raw(bare.encode());
   return xxh3_64(writer.bytes());
 }

@@ -44,7 +44,8 @@ enum class PlanWay : uint8_t { kExchange, kRule };
 
 // Of all that a rank's part in such a plan depends on: its local plan, whose contents
 // (PlanObject::content) are not looked at, its place in the world, and what the options say of it.
-// By rule nothing else counts, so that a kept plan needs no word of other ranks.
+// By rule nothing else counts, so that a kept plan needs no word of other ranks. Errors: of
+// replicate_group_of().
 uint64_t structure_of(const LocalSavePlan& plan, PlanWay way, const SaveOptions& options,
                       const Format& format, const Dialect& dialect, int rank, int world_size);
 

@@ -17,6 +17,7 @@
 #include "tilestone/engine/coordination_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/plan_cache_internal.h"
+#include "tilestone/engine/reported_before_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/engine/save_items_internal.h"
@@ -78,23 +79,22 @@ class FileSaving final : public Coordination {
       tell_of_failure(current_error());
       throw;
     }
-    is_done_ = !join();
-    if (!is_done_) return attempt_.take_back_failure(files_.rank);
-    // This rank's part was published before.
-    share_.assignment = {};
-    result_.copies = result_.copy_bytes = 0;
+    std::optional<RankReport> before;
+    try {
+      before = begin();
+    } catch (...) {
+      tell_of_failed_beginning(current_error());
+      throw;
+    }
+    if (!is_done_ && !is_reported_) return;
+    // What stands is for the others to publish, whatever this rank brings now.
+    if (before) expect_reported_state(*before, share_.local, share_.assignment);
+    write_nothing();
   }
 
   void write(const WriteShare& write) override {
-    if (is_done_) return;
+    if (is_done_ || is_reported_) return;
     try {
-      // An earlier life's report counts.
-      is_reported_ = attempt_.has_report(files_.rank);
-      if (is_reported_) {
-        result_.copies = result_.copy_bytes = 0;
-        return;
-      }
-      begin_to_write();
       // While the memory of the common state's tensors is still there.
       if (files_.rank == 0)
         of_dialect_ = share_.dialect->encode_index(share_.items, *share_.format);
@@ -119,7 +119,10 @@ class FileSaving final : public Coordination {
       if (files_.torch_rank_local) attempt_.publish_rank_metadata(files_.rank, deadline_);
     } catch (...) {
       lease_.reset();
-      attempt_.leave_failure(files_.rank, current_error(), Deadline::after(kForFailure));
+      const Error error = current_error();
+      const bool reports = report_ && !is_reported_;
+      if (reports && attempt_.surely_lacks_report(files_.rank)) remove_written();
+      attempt_.leave_failure(files_.rank, error, Deadline::after(kForFailure));
       throw;
     }
   }
@@ -164,16 +167,40 @@ class FileSaving final : public Coordination {
     }
   }
 
-  bool join() {
+  // This rank will not write, and those that have come to the save wait for it. No news to them is
+  // that another checkpoint stands there, or that the save was abandoned.
+  void tell_of_failed_beginning(const Error& error) noexcept {
+    if (is_reported_) return;  // they need nothing of it
+    if (error.code() == ErrorCode::kAlreadyExists || error.code() == ErrorCode::kRankFailed) return;
     try {
-      return attempt_.join(deadline_);
-    } catch (const Error& error) {
-      // This rank will not write, and those that agree with the first one wait for it.
-      if (error.code() == ErrorCode::kMismatch) {
-        attempt_.leave_failure(files_.rank, error, Deadline::after(kForFailure));
-      }
-      throw;
+      if (!attempt_.has_begun()) return;
+    } catch (const Error&) {
+      // Then it is tried.
     }
+    attempt_.leave_failure(files_.rank, error, Deadline::after(kForFailure));
+  }
+
+  // Joins, and shows from then on that this rank works. Gives the report that stands where an
+  // earlier life of this rank has left it.
+  std::optional<RankReport> begin() {
+    is_done_ = !attempt_.join(deadline_);
+    if (is_done_) return std::nullopt;
+    attempt_.take_back_failure(files_.rank);
+    is_reported_ = attempt_.has_report(files_.rank);
+    if (is_reported_) return attempt_.report_of(files_.rank);
+    make_lease();
+    return std::nullopt;
+  }
+
+  // This rank's part was saved before.
+  void write_nothing() {
+    share_.assignment = {};
+    result_.copies = result_.copy_bytes = 0;
+    log(LogLevel::kWarning,
+        "rank " + std::to_string(files_.rank) + ": the save " + result_.save_id + " at " +
+            storage_->describe() + " was " + (is_done_ ? "published" : "written by this rank") +
+            " before under this token and number: nothing is written; give another number to save "
+            "another state");
   }
 
   void plan_locally(const Brought& brought) {
@@ -183,14 +210,19 @@ class FileSaving final : public Coordination {
     check_items(share_.items, share_.options, *share_.format);
     replicas_ = replicas_to_name(share_.items, share_.options, *share_.dialect, *share_.format);
     share_.local = make_local_plan(share_.items);
+    if (files_.torch_rank_local) {
+      share_.assignment = all_that_is_held(share_.local);
+    } else {
+      plan_by_holders();
+    }
+    // Only now: a common object whose content is noted is copied.
     if (share_.options.common_differs != SaveOptions::Differing::kIgnore) {
       note_contents(share_.items, *share_.format, share_.local);
       if (brought.compared != nullptr) note_compared(*brought.compared);
     }
-    if (files_.torch_rank_local) {
-      share_.assignment = all_that_is_held(share_.local);
-      return;
-    }
+  }
+
+  void plan_by_holders() {
     check_holders();
     const SaveOptions& options = share_.options;
     if (options.replicate != SaveOptions::Replicate::kNone) {
@@ -248,7 +280,7 @@ class FileSaving final : public Coordination {
                  " bytes on this rank, the first " + std::string(*keys.begin()));
   }
 
-  void begin_to_write() {
+  void make_lease() {
     const int group = attempt_.head().group_of(files_.rank);
     storage_->make_directory(group_directory(result_.save_id, group));
     lease_.emplace(storage_, lease_name(attempt_.head(), files_.rank),
@@ -306,13 +338,6 @@ class FileSaving final : public Coordination {
     return keys;
   }
 
-  // What ranks say contradicts, or another checkpoint has come first: nobody can publish it, and
-  // those who wait shall hear why.
-  static bool is_final(ErrorCode code) {
-    return code == ErrorCode::kMismatch || code == ErrorCode::kCoverage ||
-           code == ErrorCode::kAlreadyExists;
-  }
-
   void publish_or_wait() {
     const int group = attempt_.head().group_of(files_.rank);
     try {
@@ -323,7 +348,8 @@ class FileSaving final : public Coordination {
             "what is declared to be on several ranks, as arrays that are not wrapped "
             "are from Python, is on every one of them");
       }
-      if (is_final(error.code())) {
+      // Those who wait shall hear why.
+      if (Attempt::is_final(error.code())) {
         attempt_.leave_failure(files_.rank, error, Deadline::after(kForFailure));
       }
       throw;
@@ -338,13 +364,13 @@ class FileSaving final : public Coordination {
   const std::shared_ptr<SessionParts> session_;  // null: none
   const std::shared_ptr<Storage> storage_;
   Attempt attempt_;
-  bool is_done_ = false;  // nothing is left for this rank to do
+  bool is_done_ = false;  // published before: nothing is left for this rank to do
   std::optional<Lease> lease_;
   std::optional<RankReport> report_;  // of what this life has written
   Index of_dialect_;                  // of rank 0
   ReplicaNames replicas_;             // second names for the index
-  bool is_reported_ = false;
-  std::exception_ptr failed_;  // writing; the others know
+  bool is_reported_ = false;          // in this life or an earlier one
+  std::exception_ptr failed_;         // writing; the others know
   SaveResult result_;
 };
 
@@ -391,7 +417,7 @@ void refuse_by_files(const SaveOptions& options, const Format& format, const Dia
 std::unique_ptr<Coordination> coordinate_by_files(const Location& location,
                                                   const SaveOptions& options, Deadline deadline,
                                                   std::shared_ptr<SessionParts> session) {
-  check_options(options);
+  check_by_files(options);  // and what else they say where the other ranks can hear of it
   return std::make_unique<FileSaving>(location, options, deadline, std::move(session));
 }
 

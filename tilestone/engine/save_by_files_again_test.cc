@@ -1,12 +1,15 @@
 // Saves without a communicator whose ranks fail and try again, or stand in one another's way.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/engine/commit/gc.h"
@@ -154,6 +157,71 @@ TEST(SaveByFilesAgain, ARankThatFailsAgainSaysWhatFailedNowAndOneThatDoesNotTake
   EXPECT_EQ(failed->key(), "shallow");
   save(row_state(1, 2), location, by_files(1, 2));
   EXPECT_FALSE(engine::read_failed(*storage, engine::save_id_of(kToken, 0)));
+}
+
+// ---- The same token and number once more
+
+bool is_warned_of(const LoggedWarnings& logged) {
+  const std::vector<std::string> texts = logged.texts();
+  return std::any_of(texts.begin(), texts.end(), [](const std::string& text) {
+    return text.find("give another number to save another state") != std::string::npos;
+  });
+}
+
+TEST(SaveByFilesAgain, WhoComesWithAnotherStateToASaveThatWasPublishedHearsThatNothingIsWritten) {
+  const Location location(memory_storage());
+  {
+    const LoggedWarnings logged;
+    for (const int rank : {0, 1}) save(row_state(rank, 2), location, by_files(rank, 2));
+    EXPECT_FALSE(is_warned_of(logged));
+  }
+  const LoggedWarnings logged;
+  EXPECT_EQ(save(row_state(0, 2, 9), location, by_files(0, 2)).bytes_written, 0u);
+  EXPECT_TRUE(is_warned_of(logged));
+  expect_rows(location, 3, 2);
+}
+
+StateDict without(StateDict state, const std::string& key) {
+  std::erase_if(state.entries(),
+                [&](const auto& entry) { return entry.first == PathElement(key); });
+  return state;
+}
+
+TEST(SaveByFilesAgain, WhoHasReportedGoesOnWithItsStateAndIsRefusedWithAStateOfAnotherKind) {
+  const auto spoiled = [](const std::function<void(StateDict&)>& spoil) {
+    StateDict state = row_state(0, 2);
+    spoil(state);
+    return state;
+  };
+  const std::vector<std::pair<std::string, StateDict>> others = {
+      {"p", spoiled([](StateDict& state) { state["p"] = counting(DType::kInt64, {4}, 3); })},
+      {"p", spoiled([](StateDict& state) { state["p"] = counting(DType::kInt32, {3}, 3); })},
+      {"p", spoiled([](StateDict& state) { state = without(state, "p"); })},
+      {"q", spoiled([](StateDict& state) { state["q"] = counting(DType::kInt64, {3}, 3); })},
+      {"step", spoiled([](StateDict& state) { state = without(state, "step"); })},
+      {"w", spoiled([](StateDict& state) { state["w"] = row_state(1, 2)["w"]; })},
+  };
+  // Its report by itself, and merged with those of its group.
+  for (const int ranks : {2, 3}) {
+    const auto storage = memory_storage();
+    const Location location(storage);
+    save(row_state(0, 2), location, by_files(0, ranks));
+    if (ranks == 3) save(row_state(1, 2), location, by_files(1, ranks));
+    const size_t files = storage->list_files().size();
+    for (const auto& [key, state] : others) {
+      const Error error = error_of([&] { save(state, location, by_files(0, ranks)); });
+      EXPECT_EQ(error.code(), ErrorCode::kMismatch) << error.what();
+      EXPECT_EQ(error.key(), key) << error.what();
+      EXPECT_EQ(error.rank(), 0);
+      expect_in("give another number", error);
+      // The others have what they need of this rank.
+      EXPECT_FALSE(engine::read_failed(*storage, engine::save_id_of(kToken, 0)));
+    }
+    const LoggedWarnings logged;
+    EXPECT_FALSE(save(row_state(0, 2), location, by_files(0, ranks)).published);
+    EXPECT_TRUE(is_warned_of(logged));
+    EXPECT_EQ(storage->list_files().size(), files);
+  }
 }
 
 // ---- Another checkpoint comes first

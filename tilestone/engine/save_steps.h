@@ -60,7 +60,7 @@ class SaveStep {
   // The following are Error(kInvalidArgument) then.
   const std::string& save_id() const;
   // What this rank writes: items (chunks of tensors, and objects, but no copies), and the bytes of
-  // the tensors' elements, copies among them. 0 where this rank's part was published before (by
+  // the tensors' elements, copies among them. 0 where this rank's part was saved before (by
   // files).
   uint64_t items() const;
   uint64_t bytes() const;

@@ -6,9 +6,10 @@
 //  1. Join. The first rank that comes refuses a location where a checkpoint stands, makes the
 //     attempt's directory and publishes its head; the others compare what they bring with it. A
 //     head is durable before any data file: it is the note that the save began here.
-//  2. Each rank writes data files under new names, syncs them and their directory, and publishes
-//     its report under a name of its own, never over another: of a rank that was started again,
-//     the first report counts, and the files of the other are leftovers.
+//  2. Each rank shows by a lease that it works until it has reported. It writes data files under
+//     new names, syncs them and their directory, and publishes its report under a name of its own,
+//     never over another: of a rank that was started again, the first report counts, and the files
+//     of the other are leftovers. (attempt_reports.cc)
 //  3. Who finds all reports of a group puts them together in one file, having opened every data
 //     file that they name, and then removes them: from now on the group's file says which reports
 //     count. Who finds all groups merges them, checks coverage, and publishes the manifest. Several
@@ -62,7 +63,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <iterator>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -104,10 +104,18 @@ void Attempt::fail_abandoned() const {
       .with_hint("save again under another token, or to another path");
 }
 
+bool Attempt::is_final(ErrorCode code) {
+  return code == ErrorCode::kMismatch || code == ErrorCode::kCoverage ||
+         code == ErrorCode::kInvalidArgument || code == ErrorCode::kCorrupt ||
+         code == ErrorCode::kAlreadyExists;
+}
+
+bool Attempt::has_begun() const { return location_->stat(attempt_name(head_.save_id)).has_value(); }
+
 // ---- Step 1
 
 bool Attempt::join(Deadline deadline) {
-  old_failure_ = read_if_there(*location_, failed_name(head_.save_id));
+  old_failure_ = read_if_there(*location_, failed_name(head_.save_id), kMaxSmallFile);
   if (is_over()) return false;
   if (const auto begun = read_head(*location_, head_.save_id)) {
     join_begun(*begun);
@@ -221,91 +229,7 @@ void Attempt::expect_same_head(const AttemptHead& other) const {
   differ("number", std::to_string(head_.number), std::to_string(other.number));
 }
 
-// ---- Step 2
-
-int Attempt::first_free_file(int rank, int count) const {
-  int first = 0;
-  for (int number = 0; number < first + count; ++number) {
-    if (location_->stat(format_->data_file_name(head_.save_id, rank, number))) first = number + 1;
-  }
-  return first;
-}
-
-bool Attempt::leave_report(int rank, const LeftReport& left, Deadline deadline) {
-  next_rank_ = rank + 1;
-  const int group = head_.group_of(rank);
-  const std::string name = report_name(head_, rank);
-  const Bytes bytes = left.encode();
-  location_->make_directory(group_directory(head_.save_id, group));
-  try {
-    location_->publish(name, group_temporary(head_.save_id, group, "report"), bytes, false,
-                       deadline);
-    location_->sync_directory(attempt_directory(head_.save_id));
-  } catch (const Error& error) {
-    const auto standing = counted_report(rank);
-    if (standing && *standing != bytes) return false;
-    // A file server that is asked twice says of the second time that the name is taken. And its
-    // directory goes once the save has ended, perhaps with this report: its files stay.
-    const bool is_there = standing && error.code() == ErrorCode::kAlreadyExists;
-    if (!is_there && !has_ended()) throw;
-    return true;
-  }
-  if (!location_->stat(group_name(head_.save_id, group))) return true;
-  const auto counted = counted_report(rank);
-  if (!counted || *counted == bytes) return true;
-  remove_files(*location_, std::vector{name});
-  return false;
-}
-
-// Whether it was published; an error where it was abandoned.
-bool Attempt::has_ended() const {
-  const auto outcome = read_outcome(*location_, head_.save_id);
-  if (outcome == Outcome::kAbandoned) fail_abandoned();
-  return outcome == Outcome::kPublished;
-}
-
-std::optional<Bytes> Attempt::counted_report(int rank) const {
-  const int group = head_.group_of(rank);
-  const auto in_group = [&]() -> std::optional<Bytes> {
-    auto merged = read_group(group);
-    if (!merged) return std::nullopt;
-    return std::move((*merged)[static_cast<size_t>(rank - head_.group_begin(group))]);
-  };
-  if (auto counted = in_group()) return counted;
-  if (auto single = read_if_there(*location_, report_name(head_, rank))) return single;
-  return in_group();  // it may have been merged, and removed, between the two looks
-}
-
-// Of all the group's ranks, each file read once.
-std::vector<std::optional<Bytes>> Attempt::counted_reports(int group) const {
-  if (auto merged = read_group(group)) {
-    return {std::make_move_iterator(merged->begin()), std::make_move_iterator(merged->end())};
-  }
-  std::vector<std::optional<Bytes>> counted;
-  for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
-    counted.push_back(counted_report(rank));
-  }
-  return counted;
-}
-
-bool Attempt::has_report(int rank) const {
-  return location_->stat(report_name(head_, rank)) ||
-         location_->stat(group_name(head_.save_id, head_.group_of(rank)));
-}
-
 // ---- Steps 3 to 6
-
-std::optional<std::vector<Bytes>> Attempt::read_group(int group) const {
-  const std::string name = group_name(head_.save_id, group);
-  const auto bytes = read_if_there(*location_, name);
-  if (!bytes) return std::nullopt;
-  std::vector<Bytes> left = decode_group(*bytes, name);
-  const int ranks = head_.group_end(group) - head_.group_begin(group);
-  if (left.size() == static_cast<size_t>(ranks)) return left;
-  throw Error(ErrorCode::kCorrupt, "it holds " + std::to_string(left.size()) + " reports of " +
-                                       std::to_string(ranks) + " ranks")
-      .with_file(name);
-}
 
 // Looks first where a report was missing before: while many are, it finds one at once.
 bool Attempt::all_reported(int group) {
@@ -559,6 +483,8 @@ void Attempt::publish_once(const std::string& name, const std::string& temp_name
     location_->publish(name, temp_name, bytes, false, deadline);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAlreadyExists) throw;
+    // Whoever made it may have died before it was durable.
+    location_->sync_directory(name.substr(0, name.rfind('/')));
   }
 }
 

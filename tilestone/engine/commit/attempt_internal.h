@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tilestone/base/deadline.h"
+#include "tilestone/base/error.h"
 #include "tilestone/engine/commit/describe_internal.h"
 #include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
@@ -27,6 +28,13 @@ class Attempt {
 
   const AttemptHead& head() const { return head_; }
 
+  // Whether an error of this code, thrown while an attempt is published, comes of what the ranks
+  // have left, or of another checkpoint that has come first: nobody can publish it then.
+  static bool is_final(ErrorCode code);
+
+  // Whether its head stands.
+  bool has_begun() const;
+
   // Begins the attempt, or finds that it has begun. False: it was published before. Errors:
   // kAlreadyExists where another checkpoint stands at the location or is being saved with a
   // communicator; kMismatch where the ranks that came before say something else; kRankFailed where
@@ -39,12 +47,17 @@ class Attempt {
 
   // Whether a report of this rank is there, by itself or merged with its group's.
   bool has_report(int rank) const;
-  // False: this rank has another one, which counts.
+  // That report; nullopt: there is none.
+  std::optional<RankReport> report_of(int rank) const;
+  // Whether it is certain that there is none. False too where that can't be found out.
+  bool surely_lacks_report(int rank) const noexcept;
+  // False: this rank has another one, which counts. Where it throws, the report may stand all the
+  // same.
   bool leave_report(int rank, const LeftReport& left, Deadline deadline);
   // Leaves a rank's error for those who wait, unless there is one. Failures are logged.
   void leave_failure(int rank, const Error& error, Deadline deadline) noexcept;
   // After join(): what an earlier life of this rank has left there goes, as it is trying again. So
-  // does what a rank left that is none of this save's world.
+  // does what a rank left that is none of this save's world, and what is damaged.
   // Those who came before that wait for it a while (wait_published).
   void take_back_failure(int rank);
 
@@ -83,6 +96,7 @@ class Attempt {
   };
 
   bool is_over() const;
+  bool sync_report(int group) const;  // and that it is its group's; false: it may not be durable
   bool is_published() const;
   bool is_published_and_clean() const;
   bool has_ended() const;

@@ -38,6 +38,16 @@ Seconds by_chance(Seconds most) {
   return most * (static_cast<double>(random()) / static_cast<double>(std::random_device::max()));
 }
 
+// nullopt: the file is damaged, and says nothing.
+std::optional<int> rank_of_failure(ByteView bytes, const std::string& name) {
+  try {
+    return LeftFailure::decode(bytes, name).rank;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCorrupt) throw;
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
 // Looks no further than it must: every rank of a large job does this at the same time.
@@ -94,10 +104,10 @@ void Attempt::leave_failure(int rank, const Error& error, Deadline deadline) noe
 void Attempt::take_back_failure(int rank) {
   if (!old_failure_) return;
   const std::string name = failed_name(head_.save_id);
-  const int left_by = LeftFailure::decode(*old_failure_, name).rank;
-  const bool is_outside = left_by < 0 || left_by >= head_.world_size;
+  const auto left_by = rank_of_failure(*old_failure_, name);
+  const bool is_outside = !left_by || *left_by < 0 || *left_by >= head_.world_size;
   if (left_by != rank && !is_outside) return;
-  if (read_if_there(*location_, name) != old_failure_) return;
+  if (read_if_there(*location_, name, kMaxSmallFile) != old_failure_) return;
   remove_files(*location_, std::vector{name});
   old_failure_.reset();
 }
@@ -106,7 +116,7 @@ void Attempt::take_back_failure(int rank) {
 // the others, but where another checkpoint stands in its place.
 std::optional<Error> Attempt::heard_of(std::optional<Outcome> outcome, bool is_patient) {
   const std::string name = failed_name(head_.save_id);
-  const auto left = read_if_there(*location_, name);
+  const auto left = read_if_there(*location_, name, kMaxSmallFile);
   if (left != old_failure_) old_failure_.reset();
   if (!left || (old_failure_ && is_patient)) return std::nullopt;
   Error failure = LeftFailure::decode(*left, name).error;
@@ -132,7 +142,7 @@ void Attempt::wait_published(int threads, Deadline deadline) {
   const Deadline for_old_failure = Deadline::after(kTakenBack);
   std::optional<Bytes> lease;  // as last seen
   const auto is_being_published = [&] {
-    auto now = read_if_there(*location_, publisher_name(head_.save_id));
+    auto now = read_if_there(*location_, publisher_name(head_.save_id), kMaxSmallFile);
     const bool lives = now && now != lease;
     lease = std::move(now);
     return lives;

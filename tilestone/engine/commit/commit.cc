@@ -189,12 +189,23 @@ std::optional<ForeignCheckpoint> Commit::foreign() const {
   });
 }
 
+// Beside one, a save that is decided on can't become the checkpoint any more. One of ranks' own
+// metadata may be what that save is still to replace.
+bool Commit::has_whole_checkpoint() const {
+  try {
+    const Standing standing = read_standing(*location_, format_);
+    return standing.found && standing.rank_local.empty();
+  } catch (const Error&) {
+    return any_checkpoint(*location_, *format_);  // it can't be read, and may be replaced
+  }
+}
+
 // One that is to become the checkpoint here without a communicator would lose its files.
 void Commit::refuse_open_attempts() const {
   const std::vector<std::string> names = location_->list(std::string(kOwnDirectory) + "/");
   const Notes notes = read_notes(*location_, names);
   if (notes.attempts.empty()) return;
-  const std::set<std::string> open = notes.open(any_checkpoint(*location_, *format_));
+  const std::set<std::string> open = notes.open(has_whole_checkpoint());
   if (open.empty()) return;
   throw Error(ErrorCode::kAlreadyExists, "the save " + *open.begin() + " at " +
                                              location_->describe() +

@@ -66,6 +66,7 @@ class Commit {
   bool needs_staging() const;
   std::optional<ForeignCheckpoint> foreign() const;
   void refuse_existing() const;
+  bool has_whole_checkpoint() const;
   void refuse_open_attempts() const;
   void lock();
   void finish_replacement();

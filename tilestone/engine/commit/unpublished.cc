@@ -76,7 +76,8 @@ Image image_of(Storage& storage, const std::string& save_id) {
   Image image;
   for (const std::string& name : storage.list(engine::attempt_directory(save_id) + "/")) {
     const bool lease = name.ends_with(".lease");
-    auto bytes = lease ? engine::read_if_there(storage, name) : std::optional<Bytes>(Bytes());
+    auto bytes = lease ? engine::read_if_there(storage, name, engine::kMaxSmallFile)
+                       : std::optional<Bytes>(Bytes());
     if (bytes) image.emplace(name, *std::move(bytes));
   }
   return image;
@@ -94,15 +95,13 @@ std::map<std::string, uint64_t> sizes_of(Storage& storage, const std::string& sa
 // Whether all ranks have written, what they say does not contradict, and no other checkpoint
 // stands.
 bool can_be_published(Attempt attempt, Deadline deadline) {
-  if (attempt.look(1).missing_count > 0) return false;
   try {
+    if (attempt.look(1).missing_count > 0) return false;
     attempt.expect_publishable(0, deadline);
     return true;
   } catch (const Error& error) {
-    const ErrorCode code = error.code();
-    if (code == ErrorCode::kMismatch || code == ErrorCode::kCoverage) return false;
-    if (code == ErrorCode::kCorrupt || code == ErrorCode::kAlreadyExists) return false;
-    throw;
+    if (!Attempt::is_final(error.code())) throw;
+    return false;
   }
 }
 
@@ -146,7 +145,8 @@ std::optional<AttemptHead> intact_head(Storage& storage, const std::string& save
 }
 
 // nullopt: it is being published just now.
-std::optional<UnpublishedSave> describe(const Location& location, const std::string& save_id) {
+std::optional<UnpublishedSave> describe_intact(const Location& location,
+                                               const std::string& save_id) {
   Storage& storage = location.storage();
   UnpublishedSave save;
   save.save_id = save_id;
@@ -181,6 +181,20 @@ std::optional<UnpublishedSave> describe(const Location& location, const std::str
   state.missing.resize(std::min(state.missing.size(), kNamedMissing));
   save.missing = std::move(state.missing);
   return save;
+}
+
+// Likewise. What its files say that can't be is described too.
+std::optional<UnpublishedSave> describe(const Location& location, const std::string& save_id) {
+  try {
+    return describe_intact(location, save_id);
+  } catch (const Error& error) {
+    if (!Attempt::is_final(error.code()) && error.code() != ErrorCode::kUnsupported) throw;
+    UnpublishedSave save;
+    save.save_id = save_id;
+    save.missing_count = 1;
+    save.text = "the save " + save_id + " is not published, and can't be: " + error.what();
+    return save;
+  }
 }
 
 }  // namespace

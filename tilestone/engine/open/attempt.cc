@@ -13,8 +13,6 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kWholeFile = UINT64_MAX;
-constexpr uint64_t kMaxSmallFile = 4u << 20;  // bytes of a head, an outcome or an error
 constexpr size_t kNamedMissing = 8;
 constexpr uint8_t kVersion = 1;
 constexpr uint64_t kTrailerSize = 8;
@@ -289,9 +287,9 @@ std::vector<Bytes> decode_group(ByteView bytes, const std::string& file) {
 
 // ---- Reading and deciding
 
-std::optional<Bytes> read_if_there(Storage& storage, const std::string& name) {
+std::optional<Bytes> read_if_there(Storage& storage, const std::string& name, uint64_t most) {
   try {
-    return read_file(storage, name, kWholeFile);
+    return read_file(storage, name, most);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNotFound) throw;
     return std::nullopt;
@@ -300,9 +298,9 @@ std::optional<Bytes> read_if_there(Storage& storage, const std::string& name) {
 
 std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_id) {
   const std::string name = attempt_name(save_id);
-  const auto bytes = read_if_there(storage, name);
-  if (!bytes) return std::nullopt;
   try {
+    const auto bytes = read_if_there(storage, name, kMaxSmallFile);
+    if (!bytes) return std::nullopt;
     AttemptHead head = AttemptHead::decode(*bytes, name);
     if (head.save_id == save_id) return head;
     throw Error(ErrorCode::kCorrupt, "it is of the save " + head.save_id).with_file(name);
@@ -321,12 +319,12 @@ std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_i
 
 std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id) {
   const std::string name = outcome_name(save_id);
-  const auto bytes = read_if_there(storage, name);
+  const auto bytes = read_if_there(storage, name, kMaxSmallFile);
   return bytes ? std::optional(decode_outcome(*bytes, name)) : std::nullopt;
 }
 
 bool has_stood(Storage& storage, const std::string& save_id) {
-  const auto bytes = read_if_there(storage, outcome_name(save_id));
+  const auto bytes = read_if_there(storage, outcome_name(save_id), kMaxSmallFile);
   return bytes && as_text(*bytes) == kStoodText;
 }
 
@@ -338,8 +336,14 @@ void note_stood(Storage& storage, const std::string& save_id, Deadline deadline)
 
 std::optional<Error> read_failed(Storage& storage, const std::string& save_id) {
   const std::string name = failed_name(save_id);
-  const auto bytes = read_if_there(storage, name);
-  return bytes ? std::optional(LeftFailure::decode(*bytes, name).error) : std::nullopt;
+  try {
+    const auto bytes = read_if_there(storage, name, kMaxSmallFile);
+    return bytes ? std::optional(LeftFailure::decode(*bytes, name).error) : std::nullopt;
+  } catch (const Error& error) {
+    // That a rank has failed is known all the same.
+    if (error.code() == ErrorCode::kCorrupt) return error;
+    throw;
+  }
 }
 
 // ---- Saying what it is

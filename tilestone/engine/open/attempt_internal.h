@@ -116,6 +116,7 @@ std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id
 // second. And what its publisher does to say so once the switch is durable.
 bool has_stood(Storage& storage, const std::string& save_id);
 void note_stood(Storage& storage, const std::string& save_id, Deadline deadline);
+// A damaged one gives the error that says so.
 std::optional<Error> read_failed(Storage& storage, const std::string& save_id);
 
 // What an attempt's files say.
@@ -140,7 +141,10 @@ std::string unpublished_text(Storage& storage, std::span<const std::string> name
 // Makes the outcome, unless there is one; the one that counts. Durable when it returns.
 Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Deadline deadline);
 
-// The file's bytes; nullopt where it is not there.
-std::optional<Bytes> read_if_there(Storage& storage, const std::string& name);
+// The file's bytes; nullopt where it is not there. Error(kCorrupt) where it has more than `most`.
+std::optional<Bytes> read_if_there(Storage& storage, const std::string& name,
+                                   uint64_t most = UINT64_MAX);
+// Bytes of a head, an outcome, a failure or a lease; reports have no limit.
+inline constexpr uint64_t kMaxSmallFile = 4u << 20;
 
 }  // namespace tilestone::engine

@@ -53,6 +53,8 @@ void check_tensor_attributes(const SaveOptions& options) {
                      kMaxTensorAttributeBytes));
 }
 
+}  // namespace
+
 void check_by_files(const SaveOptions& options) {
   constexpr size_t kShortestToken = 8, kLongestToken = 256;
   const ByFiles& files = *options.by_files;
@@ -71,8 +73,6 @@ void check_by_files(const SaveOptions& options) {
   if (options.comm.size() > 1) refuse("a save by files has no communicator");
   if (options.overwrite) refuse("a save by files replaces nothing: overwrite must be false");
 }
-
-}  // namespace
 
 void check_options(const SaveOptions& options) {
   if (options.replicate == SaveOptions::Replicate::kNone && !options.replicate_group.empty()) {

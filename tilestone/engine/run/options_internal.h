@@ -15,6 +15,9 @@ void check_options(const SaveOptions& options);
 void check_options(const LoadOptions& options);
 void check_options(const OpenOptions& options);
 
+// Of these alone what says who takes part in a save by files, which options.by_files must be.
+void check_by_files(const SaveOptions& options);
+
 // When a call with this timeout ends. One that is no timeout gives the default: a call with such
 // an option still has its first round, in which check_options refuses it for all ranks.
 Deadline deadline_of(double timeout);

@@ -1,0 +1,125 @@
+// What the ranks of a save without a communicator leave: step 2 of the protocol in attempt.cc.
+#include <iterator>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/commit/attempt_internal.h"
+#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/plan/report.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+
+int Attempt::first_free_file(int rank, int count) const {
+  int first = 0;
+  for (int number = 0; number < first + count; ++number) {
+    if (location_->stat(format_->data_file_name(head_.save_id, rank, number))) first = number + 1;
+  }
+  return first;
+}
+
+bool Attempt::leave_report(int rank, const LeftReport& left, Deadline deadline) {
+  next_rank_ = rank + 1;
+  const int group = head_.group_of(rank);
+  const std::string name = report_name(head_, rank);
+  const Bytes bytes = left.encode();
+  location_->make_directory(group_directory(head_.save_id, group));
+  try {
+    location_->publish(name, group_temporary(head_.save_id, group, "report"), bytes, false,
+                       deadline);
+    location_->sync_directory(attempt_directory(head_.save_id));
+  } catch (const Error&) {
+    // What stands there counts, whatever the call says: a file server that is asked twice says of
+    // the second time that the name is taken, and a name may stand though its temporary one stays.
+    const auto standing = counted_report(rank);
+    if (standing && *standing != bytes) return false;
+    const bool is_durable = standing && sync_report(group);
+    // Its directory goes once the save has ended, perhaps with this report: its files stay.
+    if (!is_durable && !has_ended()) throw;
+    return true;
+  }
+  if (!location_->stat(group_name(head_.save_id, group))) return true;
+  const auto counted = counted_report(rank);
+  if (!counted || *counted == bytes) return true;
+  remove_files(*location_, std::vector{name});
+  return false;
+}
+
+bool Attempt::sync_report(int group) const {
+  try {
+    location_->sync_directory(group_directory(head_.save_id, group));
+    location_->sync_directory(attempt_directory(head_.save_id));
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// Whether it was published; an error where it was abandoned.
+bool Attempt::has_ended() const {
+  const auto outcome = read_outcome(*location_, head_.save_id);
+  if (outcome == Outcome::kAbandoned) fail_abandoned();
+  return outcome == Outcome::kPublished;
+}
+
+std::optional<Bytes> Attempt::counted_report(int rank) const {
+  const int group = head_.group_of(rank);
+  const auto in_group = [&]() -> std::optional<Bytes> {
+    auto merged = read_group(group);
+    if (!merged) return std::nullopt;
+    return std::move((*merged)[static_cast<size_t>(rank - head_.group_begin(group))]);
+  };
+  if (auto counted = in_group()) return counted;
+  if (auto single = read_if_there(*location_, report_name(head_, rank))) return single;
+  return in_group();  // it may have been merged, and removed, between the two looks
+}
+
+// Of all the group's ranks, each file read once.
+std::vector<std::optional<Bytes>> Attempt::counted_reports(int group) const {
+  if (auto merged = read_group(group)) {
+    return {std::make_move_iterator(merged->begin()), std::make_move_iterator(merged->end())};
+  }
+  std::vector<std::optional<Bytes>> counted;
+  for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
+    counted.push_back(counted_report(rank));
+  }
+  return counted;
+}
+
+bool Attempt::has_report(int rank) const {
+  return location_->stat(report_name(head_, rank)) ||
+         location_->stat(group_name(head_.save_id, head_.group_of(rank)));
+}
+
+// A report goes only once it is merged, and what it was merged into only once the outcome stands.
+bool Attempt::surely_lacks_report(int rank) const noexcept {
+  try {
+    return !counted_report(rank) && read_outcome(*location_, head_.save_id) != Outcome::kPublished;
+  } catch (...) {
+    return false;
+  }
+}
+
+std::optional<RankReport> Attempt::report_of(int rank) const {
+  const auto bytes = has_report(rank) ? counted_report(rank) : std::nullopt;
+  if (!bytes) return std::nullopt;
+  return RankReport::decode(LeftReport::decode(*bytes, report_name(head_, rank)).report);
+}
+
+std::optional<std::vector<Bytes>> Attempt::read_group(int group) const {
+  const std::string name = group_name(head_.save_id, group);
+  const auto bytes = read_if_there(*location_, name);
+  if (!bytes) return std::nullopt;
+  std::vector<Bytes> left = decode_group(*bytes, name);
+  const int ranks = head_.group_end(group) - head_.group_begin(group);
+  if (left.size() == static_cast<size_t>(ranks)) return left;
+  throw Error(ErrorCode::kCorrupt, "it holds " + std::to_string(left.size()) + " reports of " +
+                                       std::to_string(ranks) + " ranks")
+      .with_file(name);
+}
+
+}  // namespace tilestone::engine
