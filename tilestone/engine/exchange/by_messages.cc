@@ -43,9 +43,12 @@ class ByMessages final : public Carrier {
       elements[rank].reserve(round.filled[rank] + described);
       elements[rank].resize(round.filled[rank]);
     }
+    RangeReader::Unread unread;
+    if (!context_.metadata.copies.empty()) {
+      unread = [&](size_t i, const Error& error) { leave(round, round.parts[i], error); };
+    }
     const std::vector<ByteRange> ranges = reader_.read(
-        [&](size_t i, ByteView bytes) { pack(round, round.parts[i], bytes, elements); },
-        [&](size_t i, const Error& error) { leave(round, round.parts[i], error); });
+        [&](size_t i, ByteView bytes) { pack(round, round.parts[i], bytes, elements); }, unread);
     add_checks(round, ranges, messages);
     std::vector<Bytes> out;
     for (size_t rank = 0; rank < world_; ++rank) {

@@ -107,11 +107,14 @@ void TileOwner::find_places(Verdicts& verdicts) {
     chunk_index.push_back(chunks.size() - 1);
   }
   std::set<size_t> unread;
-  const std::vector<StoredPayload> payloads =
-      find_payloads(context_, chunks, [&](size_t i, const Error& error) {
-        if (context_.metadata.copies_of(chunks[i].tensor, chunks[i].chunk).empty()) throw error;
-        unread.insert(i);
-      });
+  UnreadChunk leave;
+  if (!context_.metadata.copies.empty()) {
+    leave = [&](size_t i, const Error& error) {
+      if (context_.metadata.copies_of(chunks[i].tensor, chunks[i].chunk).empty()) throw error;
+      unread.insert(i);
+    };
+  }
+  const std::vector<StoredPayload> payloads = find_payloads(context_, chunks, leave);
   std::vector<ServedTile> served;
   for (size_t i = 0; i < served_.size(); ++i) {
     if (unread.contains(chunk_index[i])) {

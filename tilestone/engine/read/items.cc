@@ -1,5 +1,6 @@
 #include "tilestone/engine/read/items_internal.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
@@ -90,7 +91,12 @@ class ObjectReader {
     RangeReader reader(context_, &context_.threads);
     std::vector<Reading*> batch;
     const auto read_batch = [&] {
-      reader.read({}, [&](size_t i, const Error& error) { leave(*batch[i], error); });
+      RangeReader::Unread unread;
+      const auto has_copies = [](const Reading* r) { return !r->from.stored->copies.empty(); };
+      if (std::any_of(batch.begin(), batch.end(), has_copies)) {
+        unread = [&](size_t i, const Error& error) { leave(*batch[i], error); };
+      }
+      reader.read({}, unread);
       batch.clear();
     };
     for (Reading& reading : left_) {

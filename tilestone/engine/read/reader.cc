@@ -119,8 +119,11 @@ class TransferReader {
   }
 
   void find_items(const std::vector<ChunkRef>& chunks) {
-    std::vector<StoredPayload> payloads = find_payloads(
-        context_, chunks, [this](size_t g, const Error& error) { give_up(g, error); });
+    UnreadChunk unread;
+    if (!context_.metadata.copies.empty()) {
+      unread = [this](size_t g, const Error& error) { give_up(g, error); };
+    }
+    std::vector<StoredPayload> payloads = find_payloads(context_, chunks, unread);
     for (size_t g = 0; g < groups_.size(); ++g) {
       if (groups_[g].given_up) continue;
       groups_[g].payload = std::move(payloads[g]);
@@ -208,9 +211,12 @@ class TransferReader {
   }
 
   void run_batch() {
+    RangeReader::Unread unread;
+    if (!context_.metadata.copies.empty()) {
+      unread = [this](size_t i, const Error& error) { give_up(slices_[i].group, error); };
+    }
     const std::vector<ByteRange> ranges =
-        reader_.read([this](size_t i, ByteView bytes) { take(slices_[i], bytes); },
-                     [this](size_t i, const Error& error) { give_up(slices_[i].group, error); });
+        reader_.read([this](size_t i, ByteView bytes) { take(slices_[i], bytes); }, unread);
     for (size_t i = 0; i < ranges.size(); ++i) check(slices_[i], ranges[i]);
     slices_.clear();
   }
