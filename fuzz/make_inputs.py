@@ -358,9 +358,23 @@ def metadatas(good: Files) -> tuple[Files, Files]:
         "metadata_alone_in_a_folder": packed({"sub/.metadata": metadata}),
         "two_modes": packed(good | {"__0.metadata": metadata}),
         "note_that_lies": packed(good | {".tilestone/replaced": b"\x00\xff\xff\xff\xff\x0f"}),
+        "second_name_of_a_second_name": packed(second_names()),
         "archive_that_lies": b"\x09.metadata\xff\xff\xff\xff",
     }
     return hostile | lengths, checkpoints
+
+
+def second_names() -> Files:
+    """Of Megatron-Core's dialect: a replica's second name that has a second name itself."""
+    import tilestone.megatron
+
+    keys = ("x", "x.__tp_replica_1", "x.__tp_replica_1.__tp_replica_2")
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name, "checkpoint")
+        mine = numpy.arange(4, dtype="float32")
+        state = {key: tilestone.ShardedTensor.from_rank_offsets(key, mine) for key in keys}
+        tilestone.megatron.save(state, folder)
+        return files_of(folder)
 
 
 def manifest_corpus() -> Files:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -18,7 +19,6 @@
 #include "tilestone/engine/read/as_stored_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
 #include "tilestone/engine/read/findings_internal.h"
-#include "tilestone/engine/read/lost_files_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/read/places_internal.h"
 #include "tilestone/engine/read/reader_internal.h"
@@ -111,6 +111,8 @@ class Loading {
     held_ = std::move(found.storage);
     description_ = std::move(found.description);
     of_own_rank_ = found.of_own_rank;
+    sizes_ = std::make_shared<FileSizes>();
+    warned_ = std::make_shared<WarnedFiles>();
   }
 
   // Whether to look first at what this rank itself has written: only where what is missing there
@@ -225,9 +227,6 @@ class Loading {
       std::vector<Transfer> transfers = plan_tensors(read_of(items_));
       own_ = places_->take_own_copies(transfers);
       take_own_replicas(transfers);
-      // What others would read for this rank must lie where they look for it.
-      std::vector<Transfer> avoided = LostFiles(*context_).take_avoided(transfers);
-      std::move(avoided.begin(), avoided.end(), std::back_inserter(own_));
       return Wanted{&*context_, std::move(transfers), &*progress_, places_->file_owners()};
     } catch (...) {
       return current_error();
@@ -341,7 +340,8 @@ class Loading {
     const uint64_t pool = pool_share(options().buffer_bytes, way_);
     context_.emplace(ReadContext{storage(), *opened_.format, opened_.metadata,
                                  make_pool(pool, threads_->size(), wanted_bytes(items)), *threads_,
-                                 options().verify_checksums, deadline, options().cache});
+                                 options().verify_checksums, deadline, options().cache, warned_,
+                                 sizes_, comm_.rank()});
   }
 
   static uint64_t wanted_bytes(const Items& items) {
@@ -427,6 +427,8 @@ class Loading {
   std::optional<ThreadPool> threads_;
   std::shared_ptr<Storage> held_;
   Description description_;
+  std::shared_ptr<FileSizes> sizes_ = std::make_shared<FileSizes>();  // of what is described
+  std::shared_ptr<WarnedFiles> warned_ = std::make_shared<WarnedFiles>();
   bool of_own_rank_ = false;  // what is described is this rank's part of a rank-local checkpoint
   Opened opened_;
   Tree tree_;  // of a template

@@ -1,9 +1,16 @@
-// Data files that are missing, too short, too long or damaged between their items.
+// Data files that are missing, too short, too long, damaged or that the disk can't read.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "tilestone/base/log.h"
@@ -70,7 +77,8 @@ std::string file_of(const FileImage& image, int rank) {
 }
 
 // By `ranks`, of all that the two have; what each of them throws.
-std::vector<std::string> loads(const FileImage& image, int ranks, TwoPhase mode, bool own) {
+std::vector<std::string> loads(const std::shared_ptr<Storage>& storage, int ranks, TwoPhase mode,
+                               bool own) {
   return failures(ranks, [&](Communicator comm) {
     LoadOptions options;
     options.comm = comm;
@@ -78,13 +86,17 @@ std::vector<std::string> loads(const FileImage& image, int ranks, TwoPhase mode,
     options.timeout = 60;
     options.two_phase = mode;
     const StateDict loaded =
-        load(state_of(comm.rank() % 2, own, false), Location(memory_storage(image)), options);
+        load(state_of(comm.rank() % 2, own, false), Location(storage), options);
     EXPECT_EQ(loaded.get<Value>("config"), config());
     for (const char* key : {"a", "b", "c", "d"}) {
       const TensorView& data = loaded.get<ShardedTensor>(key).data;
       EXPECT_EQ(elements(data), elements(counting(DType::kFloat32, data.shape, key[0]))) << key;
     }
   });
+}
+
+std::vector<std::string> loads(const FileImage& image, int ranks, TwoPhase mode, bool own) {
+  return loads(memory_storage(image), ranks, mode, own);
 }
 
 TEST(LostFiles, WhatOtherFilesHoldIsReadFromThereWithOneWarningAFile) {
@@ -133,6 +145,170 @@ TEST(LostFiles, WithoutAnotherFileTheErrorNamesKeyAndFile) {
   const auto texts = failures(
       1, [&](Communicator) { Checkpoint::open(Location(memory_storage(image))).read("w"); });
   EXPECT_THAT(texts[0], AllOf(HasSubstr("key w"), HasSubstr(file)));
+  set_log_level(before);
+}
+
+// Fails as a broken disk where `is_broken` says so.
+std::shared_ptr<Storage> broken(const FileImage& image,
+                                const std::function<bool(const StorageCall&)>& is_broken) {
+  return FaultDisk::create(memory_storage(image),
+                           [is_broken](const StorageCall& call) {
+                             return is_broken(call) ? FaultAction::fail(EIO) : FaultAction::pass();
+                           })
+      ->storage();
+}
+
+// All of a file, opening it, or one of its chunks: what else it holds is read there then.
+TEST(UnreadableFiles, AreReadFromOtherFilesWithAWarningOfKeyAndFile) {
+  const FileImage image = saved(false);
+  const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
+  for (const std::string key : {"", "open", "a", "d"}) {
+    const StoredTensor* tensor = metadata.find_tensor(key);
+    const ItemLocation at = tensor != nullptr ? tensor->chunks[0].at : ItemLocation();
+    const std::string file = tensor != nullptr ? metadata.files[at.file] : file_of(image, 0);
+    const auto storage = broken(image, [&](const StorageCall& call) {
+      if (call.name != file) return false;
+      if (key == "open") return call.op == StorageOp::kOpen;
+      if (call.op != StorageOp::kRead) return false;
+      return tensor == nullptr ||
+             (call.offset < at.offset + at.length && at.offset < call.offset + call.size);
+    });
+    for (const int ranks : {1, 2, 4}) {
+      for (const TwoPhase mode : {TwoPhase::kNever, TwoPhase::kAlways}) {
+        SCOPED_TRACE(testing::Message() << file << ' ' << key << ' ' << ranks);
+        const LoggedWarnings logged;
+        EXPECT_THAT(loads(storage, ranks, mode, false), Each(""));
+        EXPECT_THAT(logged.texts(), Each(AllOf(HasSubstr(file), HasSubstr("Input/output error"))));
+        const std::string named = tensor != nullptr ? '"' + key + '"' : "";
+        EXPECT_THAT(logged.texts(), Each(HasSubstr(named)));
+      }
+    }
+    const LoggedWarnings logged;
+    const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+    for (const std::string each : {"a", "b", "c", "d"}) {
+      EXPECT_EQ(elements(checkpoint.read(each)),
+                elements(counting(DType::kFloat32, {each == "d" ? kLarge : 100}, each[0])));
+    }
+    EXPECT_EQ(checkpoint.read_object("config"), config());
+    EXPECT_THAT(logged.texts(), testing::Not(testing::IsEmpty()));
+  }
+}
+
+TEST(UnreadableFiles, WithoutAnotherFileTheErrorNamesKeyAndFile) {
+  const FileImage image = saved(true);
+  const std::string file = file_of(image, 1);
+  const auto storage = broken(image, [&](const StorageCall& call) {
+    return call.op == StorageOp::kRead && call.name == file;
+  });
+  const LogLevel before = set_log_level(LogLevel::kOff);
+  for (const TwoPhase mode : {TwoPhase::kNever, TwoPhase::kAlways}) {
+    EXPECT_THAT(loads(storage, 2, mode, true),
+                Each(AllOf(HasSubstr("Input/output error"), HasSubstr(file))));
+  }
+  const auto texts =
+      failures(1, [&](Communicator) { Checkpoint::open(Location(storage)).read("w"); });
+  EXPECT_THAT(texts[0], AllOf(HasSubstr("key w"), HasSubstr(file), HasSubstr("Input/output")));
+  set_log_level(before);
+}
+
+constexpr int64_t kRows = 256;
+constexpr int64_t kColumns = 1024;
+
+// "e", which three ranks hold: its own item and two copies.
+FileImage saved_thrice() {
+  const auto storage = memory_storage();
+  run_ranks(3, [&](Communicator comm) {
+    ShardedTensor e = ShardedTensor::from_rank_offsets(
+        "e", counting(DType::kFloat32, {kRows, kColumns}, 5), {}, {comm.rank()});
+    e.holders = {0, 1, 2};
+    StateDict state;
+    state["e"] = e;
+    SaveOptions options;
+    options.comm = comm;
+    options.buffer_bytes = 4u << 20;
+    options.replicate = SaveOptions::Replicate::kLocal;
+    options.replicate_group = {0, 1, 2};
+    save(state, Location(storage), options);
+  });
+  return memory_image(*storage);
+}
+
+// By four ranks, of which each wants a quarter of the columns of "e", or all of it; what each
+// throws.
+std::vector<std::string> loads_e(const FileImage& image, TwoPhase mode, bool whole,
+                                 const FaultHook& hook = {}) {
+  constexpr int kRanks = 4;
+  const auto disk = FaultDisk::create(memory_storage(image), hook);
+  return failures(kRanks, [&](Communicator comm) {
+    const int parts = whole ? 1 : kRanks;
+    const int part = whole ? 0 : comm.rank();
+    LoadOptions options;
+    options.comm = comm;
+    options.threads = 1;
+    options.timeout = 60;
+    options.two_phase = mode;
+    StateDict wanted;
+    wanted["e"] = ShardedTensor::from_rank_offsets(
+        "e", TensorView::without_data(DType::kFloat32, {kRows, kColumns / parts}),
+        {{1, part, parts}});
+    const StateDict loaded = load(wanted, Location(disk->storage(comm.rank())), options);
+    const TensorView all = counting(DType::kFloat32, {kRows, kColumns}, 5);
+    const TensorView& data = loaded.get<ShardedTensor>("e").data;
+    EXPECT_EQ(elements(data),
+              elements(all.narrow({{0, part * data.shape[1]}, {kRows, data.shape[1]}})));
+  });
+}
+
+// Each rank wants a part of it only.
+TEST(UnreadableFiles, TheSubstituteOfADamagedChunkIsCheckedToo) {
+  const FileImage image = saved_thrice();
+  const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
+  const auto damage = [&](FileImage& one, uint32_t place) {
+    const ItemLocation& at = metadata.place(0, 0, place);
+    Bytes& bytes = one[metadata.files[at.file]];
+    for (uint64_t i = at.length / 4; i < at.length * 3 / 4; ++i) bytes[at.offset + i] = {};
+  };
+  ASSERT_EQ(metadata.copies_of(0, 0).size(), 2u);
+  FileImage none = image;
+  damage(none, kNoCopy);
+  for (const uint32_t copy : {0u, 1u}) {
+    SCOPED_TRACE(copy);
+    FileImage one = image;
+    damage(one, kNoCopy);
+    damage(one, copy);
+    damage(none, copy);
+    const LoggedWarnings logged;
+    EXPECT_THAT(loads_e(one, TwoPhase::kAlways, false), Each(""));
+    EXPECT_THAT(logged.texts(), Each(HasSubstr("\"e\"")));
+    EXPECT_THAT(logged.texts(), testing::Not(testing::IsEmpty()));
+  }
+  const LogLevel before = set_log_level(LogLevel::kOff);
+  EXPECT_THAT(loads_e(none, TwoPhase::kAlways, false),
+              Each(AllOf(HasSubstr("key e"), HasSubstr("is damaged"), HasSubstr(".distcp"))));
+  set_log_level(before);
+}
+
+TEST(LostFiles, WhatOneHeldIsReadFromAllThatHoldItToo) {
+  FileImage image = saved_thrice();
+  const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
+  image.erase(metadata.files[metadata.place(0, 0, kNoCopy).file]);
+  const LogLevel before = set_log_level(LogLevel::kOff);
+  for (const TwoPhase mode : {TwoPhase::kNever, TwoPhase::kAlways}) {
+    std::mutex mutex;
+    std::set<std::string> read;
+    std::map<std::pair<int, std::string>, int> asked;  // sizes, by rank and file
+    const auto note = [&](const StorageCall& call) {
+      const std::lock_guard lock(mutex);
+      const std::string name(call.name);
+      if (!name.ends_with(".distcp")) return FaultAction::pass();
+      if (call.op == StorageOp::kRead) read.insert(name);
+      if (call.op == StorageOp::kStat) ++asked[{call.client, name}];
+      return FaultAction::pass();
+    };
+    EXPECT_THAT(loads_e(image, mode, true, note), Each(""));
+    EXPECT_THAT(read, SizeIs(2));
+    for (const auto& [of, times] : asked) EXPECT_EQ(times, 1) << of.first << ' ' << of.second;
+  }
   set_log_level(before);
 }
 

@@ -9,6 +9,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/exchange/carrier_internal.h"
 #include "tilestone/engine/read/deliver_internal.h"
+#include "tilestone/engine/read/lost_files_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
 
@@ -42,8 +43,12 @@ class ByMessages final : public Carrier {
       elements[rank].reserve(round.filled[rank] + described);
       elements[rank].resize(round.filled[rank]);
     }
+    RangeReader::Unread unread;
+    if (!context_.metadata.copies.empty()) {
+      unread = [&](size_t i, const Error& error) { leave(round, round.parts[i], error); };
+    }
     const std::vector<ByteRange> ranges = reader_.read(
-        [&](size_t i, ByteView bytes) { pack(round, round.parts[i], bytes, elements); });
+        [&](size_t i, ByteView bytes) { pack(round, round.parts[i], bytes, elements); }, unread);
     add_checks(round, ranges, messages);
     std::vector<Bytes> out;
     for (size_t rank = 0; rank < world_; ++rank) {
@@ -70,6 +75,7 @@ class ByMessages final : public Carrier {
 
   std::vector<ChunkRef> damaged() override {
     std::vector<ChunkRef> damaged;
+    for (const auto& [tensor, chunk] : unread_) damaged.push_back({tensor, chunk});
     for (const auto& [place, record] : records_) {
       if (record.sum.size() != record.size) continue;  // read in part
       const ChunkRef chunk{place.first, place.second};
@@ -97,7 +103,8 @@ class ByMessages final : public Carrier {
       for (const Asker::Asked& asked : of_owner) {
         if (asked.served && is_damaged(asked)) {
           rest.push_back(cut_out(asked));
-          rest.back().copy = first_copy(asked);
+          rest.back().copy = substitute_of(asked);
+          rest.back().substitute = true;
         }
         if (!asked.served && asker_.any_served(asked.transfer)) rest.push_back(cut_out(asked));
       }
@@ -137,6 +144,20 @@ class ByMessages final : public Carrier {
     }
   }
 
+  // A part that the disk can't read: who asked for some of it gets zeros, and learns at the end
+  // that its chunk is to be read from a copy.
+  void leave(const TileRound& round, const TileRound::Loaded& loaded, const Error& error) {
+    const ServedTile& tile = owner_.tile(loaded.tile);
+    const ChunkRef chunk{tile.tensor, tile.chunk};
+    if (context_.metadata.copies_of(chunk.tensor, chunk.chunk).empty()) throw error;
+    if (unread_.emplace(chunk.tensor, chunk.chunk).second) warn_of_damage(error, context_, chunk);
+    for (size_t i = loaded.first; i < loaded.first + loaded.count; ++i) {
+      const TileRound::Packed& packed = round.packed[i];
+      if (packed.rank != rank_) continue;
+      count(static_cast<uint64_t>(packed.slot.box.numel()), tile.payload.dtype);
+    }
+  }
+
   // Parts come in the order of their tiles, and of their bytes within one.
   void add_checks(const TileRound& round, const std::vector<ByteRange>& ranges,
                   std::vector<RoundMessage>& messages) {
@@ -150,6 +171,7 @@ class ByMessages final : public Carrier {
       const StoredChunk& chunk = tensor.chunks[tile.chunk];
       const int checker = owners_.owner(chunk.at.file, chunk.at.offset);  // the first tile's owner
       const RecordSum sum = std::exchange(sum_, {});
+      if (unread_.contains({tile.tensor, tile.chunk})) continue;
       messages[static_cast<size_t>(checker)].checks.push_back(
           {tile.tensor, tensor.first_of_item(tile.chunk),
            begin_in_item(chunk, tile.payload.dtype) + tile.tile.offset, sum.size(), sum.crc32(),
@@ -186,9 +208,11 @@ class ByMessages final : public Carrier {
   bool is_damaged(const Asker::Asked& asked) const {
     return damaged_.contains({asked.request.tensor, asked.request.chunk});
   }
-  uint32_t first_copy(const Asker::Asked& asked) const {
-    const auto copies = context_.metadata.copies_of(asked.request.tensor, asked.request.chunk);
-    return static_cast<uint32_t>(copies.data() - context_.metadata.copies.data());
+  // kNoCopy where no copy's file is left: reading the chunk's own item says what is wrong with it.
+  uint32_t substitute_of(const Asker::Asked& asked) const {
+    return LostFiles(context_)
+        .place_besides(asked.request.tensor, asked.request.chunk, {kNoCopy})
+        .value_or(kNoCopy);
   }
 
   // The elements of a request that are in `part`, into the tensor. Any thread.
@@ -203,9 +227,12 @@ class ByMessages final : public Carrier {
       std::lock_guard lock(device_);
       deliver(payload, part, bytes, transfer);
     }
-    const auto elements = static_cast<uint64_t>(common->numel());
+    count(static_cast<uint64_t>(common->numel()), payload.dtype);
+  }
+
+  void count(uint64_t elements, DType stored) {
     delivered_ += elements;
-    asker_.wanted().progress->add(elements * itemsize(payload.dtype));
+    asker_.wanted().progress->add(elements * itemsize(stored));
   }
 
   // What a request is of its transfer.
@@ -227,7 +254,8 @@ class ByMessages final : public Carrier {
   RecordSum sum_;  // of the checked tile that is being read, so far
   std::map<std::pair<uint32_t, uint32_t>, Record> records_;  // by tensor and chunk
   std::set<std::pair<uint32_t, uint32_t>> damaged_;          // likewise
-  std::atomic<uint64_t> delivered_ = 0;                      // elements
+  std::set<std::pair<uint32_t, uint32_t>> unread_;  // likewise; the disk can't read some of them
+  std::atomic<uint64_t> delivered_ = 0;             // elements
   std::mutex device_;
 };
 

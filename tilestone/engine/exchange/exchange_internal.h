@@ -10,8 +10,10 @@
 //     reads, and reports it to those who asked, who read a transfer themselves when all that is
 //     served of it is there, while the owners go on with the next round.
 //  4. in checkpoints that have copies: the chunks that were damaged on the way, of which there is a
-//     copy. All who were given some of one read it from there themselves.
-// What is declined is read by the rank that wants it, afterwards.
+//     copy, and those that an owner's disk can't read. All who were given some of one read it from
+//     a copy themselves, whole and checked.
+// What is declined is read by the rank that wants it, afterwards: also what lies in a lost file of
+// which there are copies.
 //
 // A rank that fails sends its error in the place of its next message to every rank, so that all see
 // it in the same step and throw the same. A rank that fails after the last round throws by itself:

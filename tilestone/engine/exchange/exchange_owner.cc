@@ -1,10 +1,13 @@
 #include "tilestone/engine/exchange/exchange_owner_internal.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/read/lost_files_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
 
 namespace tilestone::engine {
@@ -32,7 +35,7 @@ const StoredChunk& TileOwner::chunk_of(const ServedTile& served) const {
 std::vector<Bytes> TileOwner::decide(const std::vector<Bytes>& requests) {
   Verdicts verdicts(world_);
   group(requests, verdicts);
-  find_places();
+  find_places(verdicts);
   std::vector<Bytes> messages;
   for (const std::vector<bool>& served : verdicts) {
     messages.push_back(encode_verdicts(served, more()));
@@ -71,8 +74,10 @@ void TileOwner::group(const std::vector<Bytes>& requests, Verdicts& verdicts) {
 
 void TileOwner::judge(std::vector<ServedTile>& tiles, Verdicts& verdicts) {
   const uint64_t request_bytes = context_.storage.read_costs().request_bytes;
+  LostFiles lost(context_);
   std::vector<Box> boxes;
   for (ServedTile& tile : tiles) {
+    if (lost.place_of_chunk(tile.tensor, tile.chunk, kNoCopy) != kNoCopy) continue;
     boxes.clear();
     for (const ServedTile::Asked& asked : tile.asked) boxes.push_back(asked.box);
     if (!worth_exchanging(chunk_of(tile).box.shape, itemsize(tensor_of(tile).dtype), boxes,
@@ -86,7 +91,7 @@ void TileOwner::judge(std::vector<ServedTile>& tiles, Verdicts& verdicts) {
   }
 }
 
-void TileOwner::find_places() {
+void TileOwner::find_places(Verdicts& verdicts) {
   std::sort(served_.begin(), served_.end(), [&](const ServedTile& a, const ServedTile& b) {
     const ItemLocation& x = chunk_of(a).at;
     const ItemLocation& y = chunk_of(b).at;
@@ -101,10 +106,27 @@ void TileOwner::find_places() {
     if (!same) chunks.push_back({served_[i].tensor, served_[i].chunk});
     chunk_index.push_back(chunks.size() - 1);
   }
-  const std::vector<StoredPayload> payloads = find_payloads(context_, chunks);
-  for (size_t i = 0; i < served_.size(); ++i) {
-    served_[i].payload = payloads[chunk_index[i]];
+  std::set<size_t> unread;
+  UnreadChunk leave;
+  if (!context_.metadata.copies.empty()) {
+    leave = [&](size_t i, const Error& error) {
+      if (context_.metadata.copies_of(chunks[i].tensor, chunks[i].chunk).empty()) throw error;
+      unread.insert(i);
+    };
   }
+  const std::vector<StoredPayload> payloads = find_payloads(context_, chunks, leave);
+  std::vector<ServedTile> served;
+  for (size_t i = 0; i < served_.size(); ++i) {
+    if (unread.contains(chunk_index[i])) {
+      for (const ServedTile::Asked& asked : served_[i].asked) {
+        verdicts[asked.rank][asked.request] = false;
+      }
+      continue;
+    }
+    served_[i].payload = payloads[chunk_index[i]];
+    served.push_back(std::move(served_[i]));
+  }
+  served_ = std::move(served);
 }
 
 // The parts of the next tile, by their place on disk.

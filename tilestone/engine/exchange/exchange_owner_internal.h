@@ -54,7 +54,8 @@ class TileOwner {
   // Both outlive the owner.
   TileOwner(const ReadContext& context, const StripeOwners& owners, int world);
 
-  // requests[r]: what rank r asks for. Returns the verdicts, one message for each rank.
+  // requests[r]: what rank r asks for. Returns the verdicts, one message for each rank. Declined is
+  // also what lies elsewhere too and can't be read here: lost files, headers that can't be read.
   std::vector<Bytes> decide(const std::vector<Bytes>& requests);
   bool more() const { return next_ < served_.size(); }
   // The next parts of which at most pair_bytes are for one rank (but one part at least), in the
@@ -70,7 +71,7 @@ class TileOwner {
   const StoredChunk& chunk_of(const ServedTile& served) const;
   void group(const std::vector<Bytes>& requests, Verdicts& verdicts);
   void judge(std::vector<ServedTile>& tiles, Verdicts& verdicts);
-  void find_places();
+  void find_places(Verdicts& verdicts);
   void cut_next(uint64_t pair_bytes);
   bool schedule(TileRound& round, const Part& part, uint64_t pair_bytes, RangeReader& reader);
 

@@ -20,7 +20,7 @@ struct SecondName {
   uint32_t rank = 0;
 };
 
-std::optional<SecondName> parse(std::string_view name) {
+std::optional<SecondName> parse_any(std::string_view name) {
   const size_t at = name.rfind(kMiddle);
   if (at == std::string_view::npos || at == 0) return std::nullopt;
   const std::string_view digits = name.substr(at + kMiddle.size());
@@ -31,6 +31,12 @@ std::optional<SecondName> parse(std::string_view name) {
     rank = 10 * rank + static_cast<uint32_t>(digit - '0');
   }
   return SecondName{name.substr(0, at), rank};
+}
+
+// A second name of what is itself a second name is a name like any other.
+std::optional<SecondName> parse(std::string_view name) {
+  const auto second = parse_any(name);
+  return second && !parse_any(second->key) ? second : std::nullopt;
 }
 
 // For each chunk of `second` the chunk of `first` that has its elements; nullopt where the two are
@@ -124,8 +130,14 @@ class Uniter {
     metadata_.index();
     metadata_.copies.clear();
     for (size_t i = 0; i < copies_.size(); ++i) {
-      const auto t = metadata_.find_tensor(keys[i]) - metadata_.tensors.data();
-      metadata_.copies.push_back({static_cast<uint32_t>(t), copies_[i].chunk, copies_[i].at});
+      const StoredTensor* const found = metadata_.find_tensor(keys[i]);
+      if (found == nullptr) {
+        throw Error(ErrorCode::kCorrupt,
+                    "the index names replicas of a tensor that it doesn't have")
+            .with_key(keys[i]);
+      }
+      const auto t = static_cast<uint32_t>(found - metadata_.tensors.data());
+      metadata_.copies.push_back({t, copies_[i].chunk, copies_[i].at});
     }
     std::stable_sort(metadata_.copies.begin(), metadata_.copies.end(),
                      [](const StoredCopy& a, const StoredCopy& b) {

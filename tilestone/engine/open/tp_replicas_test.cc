@@ -66,6 +66,31 @@ TEST(TpReplicas, AreOneTensorOfThePlainNameWithCopies) {
   EXPECT_TRUE(checkpoint.verify().ok());
 }
 
+TEST(TpReplicas, ASecondNameOfASecondNameIsATensorOfItsOwn) {
+  const std::string nested = second_name(1) + ".__tp_replica_2";
+  const auto storage = memory_storage();
+  StateDict state;
+  for (const std::string& key : {std::string("norm"), second_name(1), nested}) {
+    state[key] = ShardedTensor::from_rank_offsets(key, counting(DType::kFloat32, {4}, 7), {}, {0});
+  }
+  SaveOptions options;
+  options.dialect = megatron_dialect();
+  run_ranks(1, [&](Communicator comm) {
+    options.comm = comm;
+    save(state, Location(storage), options);
+  });
+  const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+  EXPECT_THAT(checkpoint.keys(), ElementsAre("norm", nested));
+  const Metadata& metadata = checkpoint.metadata();
+  ASSERT_EQ(metadata.copies.size(), 1u);
+  ASSERT_LT(metadata.copies[0].tensor, metadata.tensors.size());
+  EXPECT_EQ(metadata.tensors[metadata.copies[0].tensor].key, "norm");
+  EXPECT_TRUE(checkpoint.verify().ok());
+  for (const std::string& key : checkpoint.keys()) {
+    EXPECT_EQ(elements(checkpoint.read(key)), elements(counting(DType::kFloat32, {4}, 7)));
+  }
+}
+
 // Under either form, asked for in either form, by more and by fewer ranks than have saved it.
 TEST(TpReplicas, LoadUnderAnyTensorParallelSizeAndStrictnessSeesPlainKeys) {
   for (const auto& name :

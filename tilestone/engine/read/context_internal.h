@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -29,6 +30,23 @@ class WarnedFiles {
   std::set<uint32_t> files_;
 };
 
+// The sizes of data files, each asked once. Thread-safe.
+class FileSizes {
+ public:
+  // ask(): the size of the file (an index into Metadata::files).
+  template <typename Ask>
+  uint64_t of(uint32_t file, const Ask& ask) {
+    const std::lock_guard lock(mutex_);
+    const auto [known, is_new] = sizes_.try_emplace(file, 0);
+    if (is_new) known->second = ask();
+    return known->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<uint32_t, uint64_t> sizes_;
+};
+
 // All of it outlives the calls that it is passed to.
 struct ReadContext {
   Storage& storage;
@@ -40,6 +58,10 @@ struct ReadContext {
   Deadline deadline = Deadline::never();
   CachePolicy cache = CachePolicy::kBypass;
   std::shared_ptr<WarnedFiles> warned = std::make_shared<WarnedFiles>();
+  std::shared_ptr<FileSizes> sizes = std::make_shared<FileSizes>();
+  // Among those that read together: they begin at different copies of what they can't read where
+  // it should be.
+  int rank = 0;
 };
 
 // Whether Tilestone wrote the checkpoint and its manifest is gone. A save that replaces a

@@ -1,5 +1,6 @@
 #include "tilestone/engine/read/items_internal.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
@@ -88,12 +89,26 @@ class ObjectReader {
 
   void read() {
     RangeReader reader(context_, &context_.threads);
-    for (const Reading& reading : left_) {
+    std::vector<Reading*> batch;
+    const auto read_batch = [&] {
+      RangeReader::Unread unread;
+      const auto has_copies = [](const Reading* r) { return !r->from.stored->copies.empty(); };
+      if (std::any_of(batch.begin(), batch.end(), has_copies)) {
+        unread = [&](size_t i, const Error& error) { leave(*batch[i], error); };
+      }
+      reader.read({}, unread);
+      batch.clear();
+    };
+    for (Reading& reading : left_) {
       const ItemLocation& at = reading.at();
+      reading.damage.reset();
       try {
         check_place(at, reader.open(at.file).size());
       } catch (...) {
-        throw named(current_error(), reading);
+        const Error error = current_error();
+        if (!is_unreadable(error)) throw named(error, reading);
+        leave(reading, error);
+        continue;
       }
       Bytes& item = items_[reading.index];
       item.resize(at.length);
@@ -102,22 +117,30 @@ class ObjectReader {
                   .size = at.length,
                   .target = item.data(),
                   .key = &reading.from.stored->key});
-      if (reader.full()) reader.read();
+      batch.push_back(&reading);
+      if (reader.full()) read_batch();
     }
-    reader.read();
+    read_batch();
+  }
+
+  // For another place, if there is one.
+  void leave(Reading& reading, const Error& problem) const {
+    const Error error = named(problem, reading);
+    if (reading.from.stored->copies.empty()) throw error;
+    reading.damage = error;
   }
 
   void check(Reading& reading) {
+    if (reading.damage) return;
     const ItemLocation& at = reading.at();
     Bytes& item = items_[reading.index];
-    reading.damage.reset();
     try {
       item = unwrap(context_, at, std::move(item), decoded_limit(at));
       verify_object(context_, at, item);
     } catch (...) {
-      const Error error = named(current_error(), reading);
-      if (error.code() != ErrorCode::kCorrupt || reading.from.stored->copies.empty()) throw error;
-      reading.damage = error;
+      const Error error = current_error();
+      if (error.code() != ErrorCode::kCorrupt) throw named(error, reading);
+      leave(reading, error);
     }
   }
 
@@ -125,13 +148,10 @@ class ObjectReader {
   void go_elsewhere(Reading& reading) {
     reading.tried.insert(reading.from.place);
     const StoredObject& object = *reading.from.stored;
-    for (size_t place = 0; place <= object.copies.size(); ++place) {
-      if (reading.tried.contains(place) || !lost_.holds(place_of(object, place))) continue;
-      warn_of_damage(*reading.damage, object.key, context_.metadata.files[reading.at().file]);
-      reading.from.place = place;
-      return;
-    }
-    throw *reading.damage;
+    const std::optional<size_t> place = lost_.place_besides(object, reading.tried);
+    if (!place) throw *reading.damage;
+    warn_of_damage(*reading.damage, object.key, context_.metadata.files[reading.at().file]);
+    reading.from.place = *place;
   }
 
   Error named(Error error, const Reading& reading) const {

@@ -1,7 +1,6 @@
-#include <iterator>
 #include <limits>
+#include <span>
 #include <string>
-#include <utility>
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
@@ -13,7 +12,7 @@ namespace {
 constexpr uint64_t kUnknown = std::numeric_limits<uint64_t>::max();
 
 // 0: missing.
-uint64_t size_of(Storage& storage, const std::string& name) {
+uint64_t ask_size(Storage& storage, const std::string& name) {
   try {
     const auto info = storage.stat(name);
     if (!info) return 0;
@@ -25,40 +24,56 @@ uint64_t size_of(Storage& storage, const std::string& name) {
 
 }  // namespace
 
+uint64_t LostFiles::size_of(uint32_t file) {
+  return context_.sizes->of(
+      file, [&] { return ask_size(context_.storage, context_.metadata.files[file]); });
+}
+
 bool LostFiles::holds(const ItemLocation& at) {
-  const auto [known, is_new] = sizes_.try_emplace(at.file, 0);
-  if (is_new) known->second = size_of(context_.storage, context_.metadata.files[at.file]);
-  const uint64_t size = known->second;
+  const uint64_t size = size_of(at.file);
   return at.length <= size && at.offset <= size - at.length;
+}
+
+std::optional<uint32_t> LostFiles::place_besides(uint32_t tensor, uint32_t chunk,
+                                                 const std::set<uint32_t>& tried) {
+  const Metadata& metadata = context_.metadata;
+  const std::span<const StoredCopy> copies = metadata.copies_of(tensor, chunk);
+  const size_t count = copies.size() + 1;
+  const size_t first = static_cast<size_t>(context_.rank) + tensor + chunk;
+  for (size_t turn = 0; turn < count; ++turn) {
+    const size_t number = (first + turn) % count;
+    const uint32_t place =
+        number == 0 ? kNoCopy : static_cast<uint32_t>(&copies[number - 1] - metadata.copies.data());
+    if (!tried.contains(place) && holds(metadata.place(tensor, chunk, place))) return place;
+  }
+  return std::nullopt;
+}
+
+std::optional<size_t> LostFiles::place_besides(const StoredObject& object,
+                                               const std::set<size_t>& tried) {
+  const size_t count = object.copies.size() + 1;
+  for (size_t turn = 0; turn < count; ++turn) {
+    const size_t place = (static_cast<size_t>(context_.rank) + turn) % count;
+    if (!tried.contains(place) && holds(place_of(object, place))) return place;
+  }
+  return std::nullopt;
 }
 
 uint32_t LostFiles::place_of_chunk(uint32_t tensor, uint32_t chunk, uint32_t preferred) {
   const Metadata& metadata = context_.metadata;
-  if (metadata.copies.empty()) return preferred;
-  const std::span<const StoredCopy> copies = metadata.copies_of(tensor, chunk);
+  if (metadata.copies.empty() || metadata.copies_of(tensor, chunk).empty()) return preferred;
   const ItemLocation& at = metadata.place(tensor, chunk, preferred);
-  if (copies.empty() || holds(at)) return preferred;
-  uint32_t found = preferred;
-  if (holds(metadata.place(tensor, chunk, kNoCopy))) {
-    found = kNoCopy;
-  } else {
-    for (const StoredCopy& copy : copies) {
-      if (found != preferred || !holds(copy.at)) continue;
-      found = static_cast<uint32_t>(&copy - metadata.copies.data());
-    }
-  }
-  if (found != preferred) warn(at, metadata.tensors[tensor].key);
-  return found;
+  if (holds(at)) return preferred;
+  const std::optional<uint32_t> found = place_besides(tensor, chunk, {preferred});
+  if (found) warn(at, metadata.tensors[tensor].key);
+  return found.value_or(preferred);
 }
 
 size_t LostFiles::place_of_object(const StoredObject& object, size_t preferred) {
   if (object.copies.empty() || holds(place_of(object, preferred))) return preferred;
-  for (size_t place = 0; place <= object.copies.size(); ++place) {
-    if (!holds(place_of(object, place))) continue;
-    warn(place_of(object, preferred), object.key);
-    return place;
-  }
-  return preferred;
+  const std::optional<size_t> found = place_besides(object, {preferred});
+  if (found) warn(place_of(object, preferred), object.key);
+  return found.value_or(preferred);
 }
 
 void LostFiles::avoid(std::vector<Transfer>& transfers) {
@@ -66,22 +81,9 @@ void LostFiles::avoid(std::vector<Transfer>& transfers) {
   for (Transfer& t : transfers) t.copy = place_of_chunk(t.tensor, t.chunk, t.copy);
 }
 
-std::vector<Transfer> LostFiles::take_avoided(std::vector<Transfer>& transfers) {
-  std::vector<Transfer> avoided, others;
-  if (context_.metadata.copies.empty()) return avoided;
-  for (Transfer& t : transfers) {
-    const uint32_t place = place_of_chunk(t.tensor, t.chunk, t.copy);
-    const bool is_lost = place != t.copy;
-    t.copy = place;
-    (is_lost ? avoided : others).push_back(std::move(t));
-  }
-  transfers = std::move(others);
-  return avoided;
-}
-
 void LostFiles::warn(const ItemLocation& at, const std::string& key) {
   if (!context_.warned->first_time(at.file)) return;
-  const bool missing = sizes_.at(at.file) == 0;
+  const bool missing = size_of(at.file) == 0;
   log(LogLevel::kWarning,
       context_.metadata.files[at.file] + (missing ? " is missing" : " is too short") + ": \"" +
           key +

@@ -3,8 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
-#include <span>
+#include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "tilestone/engine/read/context_internal.h"
@@ -13,7 +14,8 @@
 
 namespace tilestone::engine {
 
-// For the time of one read: each file's size is asked once, and only where there is a choice.
+// Each file's size is asked once (ReadContext::sizes), and only where there is a choice. Of several
+// places that are left, ranks and chunks begin at different ones.
 class LostFiles {
  public:
   // Borrows the context.
@@ -29,16 +31,20 @@ class LostFiles {
   // The same for an object's places: `at`, then its copies, by index.
   size_t place_of_object(const StoredObject& object, size_t preferred);
 
+  // A place of the chunk that is not among `tried`, nor in a lost file.
+  std::optional<uint32_t> place_besides(uint32_t tensor, uint32_t chunk,
+                                        const std::set<uint32_t>& tried);
+  // The same of an object.
+  std::optional<size_t> place_besides(const StoredObject& object, const std::set<size_t>& tried);
+
   // Gives transfers whose file is lost another place, if there is one.
   void avoid(std::vector<Transfer>& transfers);
-  // Takes those out of the transfers that `avoid` would have given another place, with that place.
-  std::vector<Transfer> take_avoided(std::vector<Transfer>& transfers);
 
  private:
+  uint64_t size_of(uint32_t file);
   void warn(const ItemLocation& at, const std::string& key);
 
   const ReadContext& context_;
-  std::map<uint32_t, uint64_t> sizes_;  // by file
 };
 
 // An object's own item, or the copy that is `place` less one.

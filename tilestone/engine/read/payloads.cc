@@ -1,5 +1,6 @@
 #include "tilestone/engine/read/payloads_internal.h"
 
+#include <mutex>
 #include <utility>
 
 #include "tilestone/base/checked.h"
@@ -95,17 +96,18 @@ StoredPayload payload_from_manifest(const ReadContext& context, ChunkRef ref) {
 // Chunks that are looked into together.
 class Probes {
  public:
-  Probes(const ReadContext& context, std::span<const ChunkRef> chunks,
+  Probes(const ReadContext& context, std::span<const ChunkRef> chunks, const UnreadChunk& unread,
          std::vector<StoredPayload>& payloads)
       : context_(context),
         chunks_(chunks),
+        unread_(unread),
         payloads_(payloads),
         reader_(context, &context.threads) {}
 
   // `index`: into the chunks.
   void add(size_t index) {
     const ItemLocation& at = place_of(context_, chunks_[index]);
-    Probe& probe = probes_.emplace_back(index, std::vector<Bytes>());
+    Probe& probe = probes_.emplace_back(index, std::vector<Bytes>(), false);
     for (const ProbeRange& range : context_.format.probe(at)) {
       if (range.offset > at.length || range.size > at.length - range.offset) {
         throw Error(ErrorCode::kInternal, "a probe reaches beyond its item");
@@ -116,15 +118,19 @@ class Probes {
                    .size = range.size,
                    .target = bytes.data(),
                    .key = &tensor_of(context_, chunks_[index]).key});
+      probe_of_.push_back(probes_.size() - 1);
       bytes_ += range.size;
     }
     if (bytes_ >= kGroupBytes || reader_.full()) parse_all();
   }
 
   void parse_all() {
-    reader_.read();
+    RangeReader::Unread unread;
+    if (unread_) unread = [&](size_t i, const Error& e) { leave(probes_[probe_of_[i]], e); };
+    reader_.read({}, unread);
     context_.threads.parallel_for(probes_.size(), [&](size_t i) { parse_probe(probes_[i]); });
     probes_.clear();
+    probe_of_.clear();
     bytes_ = 0;
   }
 
@@ -132,35 +138,48 @@ class Probes {
   struct Probe {
     size_t index;              // of the chunk
     std::vector<Bytes> bytes;  // of each range that the format asks for
+    bool left;                 // passed to unread_
   };
 
-  void parse_probe(const Probe& probe) {
+  void leave(Probe& probe, const Error& error) {
+    const std::lock_guard lock(mutex_);
+    if (!std::exchange(probe.left, true)) unread_(probe.index, error);
+  }
+
+  void parse_probe(Probe& probe) {
+    if (probe.left) return;
     const ChunkRef ref = chunks_[probe.index];
     const ItemLocation& at = place_of(context_, ref);
     const std::vector<ByteView> views(probe.bytes.begin(), probe.bytes.end());
     try {
       payloads_[probe.index] = agreed(context_, ref, parse(context_, ref, at, views), at.length);
     } catch (...) {
-      throw current_error()
-          .with_key(tensor_of(context_, ref).key)
-          .with_file(context_.metadata.files[at.file]);
+      const Error error = current_error()
+                              .with_key(tensor_of(context_, ref).key)
+                              .with_file(context_.metadata.files[at.file]);
+      if (!unread_ || error.code() != ErrorCode::kCorrupt) throw error;
+      leave(probe, error);
     }
   }
 
   const ReadContext& context_;
   const std::span<const ChunkRef> chunks_;
+  const UnreadChunk& unread_;
   std::vector<StoredPayload>& payloads_;
   RangeReader reader_;
   std::vector<Probe> probes_;
+  std::vector<size_t> probe_of_;  // of each range of the reader's batch
+  std::mutex mutex_;
   uint64_t bytes_ = 0;
 };
 
 }  // namespace
 
 std::vector<StoredPayload> find_payloads(const ReadContext& context,
-                                         std::span<const ChunkRef> chunks) {
+                                         std::span<const ChunkRef> chunks,
+                                         const UnreadChunk& unread) {
   std::vector<StoredPayload> payloads(chunks.size());
-  Probes probes(context, chunks, payloads);
+  Probes probes(context, chunks, unread, payloads);
   for (size_t i = 0; i < chunks.size(); ++i) {
     const ItemLocation& at = place_of(context, chunks[i]);
     if (!try_add(at.offset, at.length)) fail_chunk(context, chunks[i], "has an impossible offset");

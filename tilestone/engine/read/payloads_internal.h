@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,9 +28,13 @@ void warn_of_damage(const Error& error, const std::string& key, const std::strin
 
 // One payload for each chunk, in order. Chunks that are compressed as a whole get an empty one:
 // they are to be read and decoded first. What an item says is checked against the metadata and the
-// item's length: Error(kCorrupt) with key and file.
+// item's length: Error(kCorrupt) with key and file. With `unread`, a chunk whose item says
+// something else, or that the disk can't read, is passed to it, by one thread at a time, and gets
+// an empty payload: the others go on.
+using UnreadChunk = std::function<void(size_t index, const Error& error)>;
 std::vector<StoredPayload> find_payloads(const ReadContext& context,
-                                         std::span<const ChunkRef> chunks);
+                                         std::span<const ChunkRef> chunks,
+                                         const UnreadChunk& unread = {});
 
 // The payload of a whole item in memory (after decoding).
 StoredPayload payload_in(const ReadContext& context, ChunkRef chunk, ByteView item);

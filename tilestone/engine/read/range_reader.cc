@@ -1,6 +1,7 @@
 #include "tilestone/engine/read/range_reader_internal.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -95,7 +96,43 @@ const ReadableFile& RangeReader::open(uint32_t file) {
   return *opened;
 }
 
-std::vector<ByteRange> RangeReader::read(const Take& take) {
+bool is_unreadable(const Error& error) {
+  return error.code() == ErrorCode::kIo && error.sys_errno() == EIO && !error.cause();
+}
+
+std::vector<ByteRange> RangeReader::read(const Take& take, const Unread& unread) {
+  taken_.assign(ranges_.size(), 0);
+  try {
+    read_merged(take);
+  } catch (const Error& error) {
+    if (!unread || !is_unreadable(error)) throw;
+    return read_each(take, unread);
+  }
+  return finish();
+}
+
+std::vector<ByteRange> RangeReader::read_each(const Take& take, const Unread& unread) {
+  const std::vector<char> taken = taken_;
+  std::vector<ByteRange> all = finish();
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (taken[i] != 0) continue;
+    add(all[i]);
+    taken_.assign(1, 0);
+    try {
+      read_merged([&](size_t, ByteView bytes) {
+        if (take) take(i, bytes);
+      });
+      all[i].crc32 = finish().front().crc32;
+    } catch (const Error& error) {
+      if (!is_unreadable(error)) throw;
+      finish();
+      unread(i, error);
+    }
+  }
+  return all;
+}
+
+void RangeReader::read_merged(const Take& take) {
   const std::vector<Run> runs = merge();
   const std::vector<ReadOp> reads = reads_of(runs);
   try {
@@ -109,7 +146,6 @@ std::vector<ByteRange> RangeReader::read(const Take& take) {
   } catch (const Error& error) {
     throw with_key_of(error);
   }
-  return finish();
 }
 
 void RangeReader::take_range(const Run& run, size_t number, ByteView bytes, const Take& take) {
@@ -124,15 +160,15 @@ void RangeReader::take_range(const Run& run, size_t number, ByteView bytes, cons
     }
   }
   if (take) take(number, bytes);
+  taken_[number] = 1;
 }
 
 uint64_t RangeReader::prefetch() {
-  const std::vector<ReadOp> reads = reads_of(merge());
   uint64_t fetched = 0;
   try {
-    fetched = context_.storage.prefetch(reads, options());
+    fetched = context_.storage.prefetch(reads_of(merge()), options());
   } catch (const Error& error) {
-    throw with_key_of(error);
+    if (!is_unreadable(error)) throw with_key_of(error);
   }
   finish();
   return fetched;

@@ -22,6 +22,9 @@
 
 namespace tilestone::engine {
 
+// Whether the disk can't give bytes that it should have (EIO).
+bool is_unreadable(const Error& error);
+
 struct ByteRange {
   uint32_t file = 0;  // index into Metadata::files
   uint64_t begin = 0;
@@ -50,12 +53,17 @@ class RangeReader {
   // number and its bytes (at its target, or in memory that is reused after the call).
   using Take = std::function<void(size_t number, ByteView bytes)>;
 
+  // Called, one range after the other, for those that the disk can't read.
+  using Unread = std::function<void(size_t number, const Error& error)>;
+
   // Reads the batch and returns its ranges as they were added, with their checksums; the next one
   // begins. The first failure, also of `take`, is thrown: it names the file, and the key where only
-  // one can be meant.
-  std::vector<ByteRange> read(const Take& take = {});
+  // one can be meant. With `unread`, where is_unreadable, the ranges that are left are read one by
+  // one, and each that can't be read is passed to `unread`: the others go on.
+  std::vector<ByteRange> read(const Take& take = {}, const Unread& unread = {});
   // Brings the batch into the page cache instead (Storage::prefetch): targets and checksums are
-  // ignored. Returns the bytes of reads that were not there.
+  // ignored. Returns the bytes of reads that were not there. What the disk can't read is left: who
+  // reads it then is told.
   uint64_t prefetch();
 
   // The file, which stays open until others are wanted. Error as of open_data.
@@ -75,6 +83,8 @@ class RangeReader {
   bool is_long(const ByteRange& range) const;
   std::vector<Run> merge();
   std::vector<ReadOp> reads_of(const std::vector<Run>& runs);
+  void read_merged(const Take& take);
+  std::vector<ByteRange> read_each(const Take& take, const Unread& unread);
   void take_range(const Run& run, size_t number, ByteView bytes, const Take& take);
   ReadOptions options() const;
   Error with_key_of(Error error) const;
@@ -85,6 +95,7 @@ class RangeReader {
   const ReadCosts costs_;
   std::vector<ByteRange> ranges_;
   std::vector<uint32_t> order_;  // of ranges_, by place
+  std::vector<char> taken_;      // of ranges_: those that are read
   std::set<uint32_t> batch_files_;
   std::map<uint32_t, std::unique_ptr<ReadableFile>> files_;
 };

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
 #include "tilestone/engine/read/deliver_internal.h"
 #include "tilestone/engine/read/items_internal.h"
 #include "tilestone/engine/read/lost_files_internal.h"
@@ -34,7 +35,9 @@ struct Group {
   size_t begin = 0;
   size_t end = 0;
   StoredPayload payload;
-  bool whole = false;    // read once for all
+  bool whole = false;     // read once for all
+  bool given_up = false;  // damaged, or the disk can't read it
+  bool substitute = false;
   bool checked = false;  // its record's checksum will be known
   size_t record = 0;     // the first group of those that make up its record
 };
@@ -57,7 +60,7 @@ class TransferReader {
         progress_(progress),
         reader_(context, &context.threads) {}
 
-  // A chunk that is damaged where it was read.
+  // A chunk that is damaged where it was read, or can't be read there.
   struct Damaged {
     ChunkRef chunk;
     Error error;
@@ -68,11 +71,11 @@ class TransferReader {
   std::vector<Damaged> run() {
     make_groups();
     for (size_t g = 0; g < groups_.size(); ++g) {
-      if (location(g).codec == Codec::kNone) add_parts(g);
+      if (location(g).codec == Codec::kNone && !groups_[g].given_up) add_parts(g);
     }
     run_batch();
     finish_check();
-    context_.threads.parallel_for(decoded_.size(), [&](size_t i) { read_decoded(decoded_[i]); });
+    context_.threads.parallel_for(decoded_.size(), [&](size_t i) { decode(decoded_[i]); });
     return std::move(damaged_);
   }
 
@@ -110,9 +113,19 @@ class TransferReader {
         chunks.push_back({t.tensor, t.chunk, t.copy});
       }
       groups_.back().end = place + 1;
+      groups_.back().substitute |= t.substitute;
     }
-    std::vector<StoredPayload> payloads = find_payloads(context_, chunks);
+    find_items(chunks);
+  }
+
+  void find_items(const std::vector<ChunkRef>& chunks) {
+    UnreadChunk unread;
+    if (!context_.metadata.copies.empty()) {
+      unread = [this](size_t g, const Error& error) { give_up(g, error); };
+    }
+    std::vector<StoredPayload> payloads = find_payloads(context_, chunks, unread);
     for (size_t g = 0; g < groups_.size(); ++g) {
+      if (groups_[g].given_up) continue;
       groups_[g].payload = std::move(payloads[g]);
       groups_[g].whole = wants_whole(g);
       if (location(g).codec != Codec::kNone) decoded_.push_back(g);
@@ -145,6 +158,7 @@ class TransferReader {
 
   bool wants_whole(size_t g) const {
     const Group& group = groups_[g];
+    if (group.substitute) return true;
     const Box whole = Box::whole(chunk(g).box.shape);
     if (group.end - group.begin == 1) return transfer(group.begin).box == whole;
     std::vector<Box> boxes;
@@ -160,9 +174,10 @@ class TransferReader {
       for (size_t i = group.begin; i < group.end; ++i) {
         limit = std::min(limit, part_limit(transfer(i), group.payload.dtype, buffer));
       }
-      const bool alone = group.end - group.begin == 1;
+      const Box whole = Box::whole(group.payload.shape);
+      const bool alone = group.end - group.begin == 1 && transfer(group.begin).box == whole;
       if (alone) limit = straight_limit(group, group.begin, limit);
-      split(group.payload, Box::whole(group.payload.shape), limit,
+      split(group.payload, whole, limit,
             [&](Part part) { add(g, alone ? group.begin : Slice::kAll, std::move(part)); });
       return;
     }
@@ -196,8 +211,12 @@ class TransferReader {
   }
 
   void run_batch() {
+    RangeReader::Unread unread;
+    if (!context_.metadata.copies.empty()) {
+      unread = [this](size_t i, const Error& error) { give_up(slices_[i].group, error); };
+    }
     const std::vector<ByteRange> ranges =
-        reader_.read([this](size_t i, ByteView bytes) { take(slices_[i], bytes); });
+        reader_.read([this](size_t i, ByteView bytes) { take(slices_[i], bytes); }, unread);
     for (size_t i = 0; i < ranges.size(); ++i) check(slices_[i], ranges[i]);
     slices_.clear();
   }
@@ -210,6 +229,7 @@ class TransferReader {
     for (size_t i = begin; i < end && !slice.copied; ++i) {
       put(group, slice.part, bytes, transfer(i));
     }
+    if (group.substitute) return;
     progress_.add(static_cast<uint64_t>(slice.part.box.numel()) * itemsize(group.payload.dtype));
   }
 
@@ -230,14 +250,42 @@ class TransferReader {
 
   void finish_check() {
     if (!checking_) return;
-    const Group& group = groups_[*std::exchange(checking_, std::nullopt)];
+    const size_t g = *std::exchange(checking_, std::nullopt);
+    const Group& group = groups_[g];
+    const uint32_t found = std::exchange(sum_, {}).crc32();
+    if (group.given_up) return;
     try {
       expect_record(context_, group.chunk, group.payload.record_size, *group.payload.record_crc32,
-                    std::exchange(sum_, {}).crc32());
+                    found);
     } catch (const Error& error) {
-      if (context_.metadata.copies_of(group.chunk.tensor, group.chunk.chunk).empty()) throw;
+      give_up(g, error);
+    }
+  }
+
+  // With the others of its record, where that is checked.
+  void give_up(size_t g, const Error& error) {
+    size_t begin = g, end = g + 1;
+    if (groups_[g].checked) {
+      begin = groups_[g].record;
+      while (end < groups_.size() && groups_[end].record == begin) ++end;
+    }
+    for (size_t i = begin; i < end; ++i) {
+      Group& group = groups_[i];
+      if (std::exchange(group.given_up, true)) continue;
+      if (context_.metadata.copies_of(group.chunk.tensor, group.chunk.chunk).empty()) throw error;
       Damaged& damaged = damaged_.emplace_back(Damaged{group.chunk, error, {}});
-      for (size_t i = group.begin; i < group.end; ++i) damaged.transfers.push_back(transfer(i));
+      for (size_t t = group.begin; t < group.end; ++t) damaged.transfers.push_back(transfer(t));
+    }
+  }
+
+  void decode(size_t g) {
+    try {
+      read_decoded(g);
+    } catch (const Error& error) {
+      const bool elsewhere = error.code() == ErrorCode::kCorrupt || is_unreadable(error);
+      if (!elsewhere || error.cause()) throw;
+      const std::lock_guard lock(giving_up_);
+      give_up(g, error);
     }
   }
 
@@ -257,6 +305,7 @@ class TransferReader {
       split(group.payload, transfer(i).box, UINT64_MAX, [&](Part part) {
         put(group, part, ByteView(item).subspan(part.offset, part.size), transfer(i));
       });
+      if (group.substitute) continue;
       progress_.add(static_cast<uint64_t>(transfer(i).box.numel()) * itemsize(group.payload.dtype));
     }
   }
@@ -271,23 +320,10 @@ class TransferReader {
   std::vector<Slice> slices_;  // of the reader's batch
   std::mutex device_;
   std::vector<Damaged> damaged_;
+  std::mutex giving_up_;            // of the threads that decode
   std::optional<size_t> checking_;  // the first group of the record that sum_ belongs to
   RecordSum sum_;
 };
-
-// A place of the chunk that is not among `tried`, nor in a lost file.
-std::optional<uint32_t> place_besides(const Metadata& metadata, ChunkRef chunk,
-                                      const std::set<uint32_t>& tried, LostFiles& lost) {
-  const auto is_left = [&](uint32_t place) {
-    return !tried.contains(place) && lost.holds(metadata.place(chunk.tensor, chunk.chunk, place));
-  };
-  if (is_left(kNoCopy)) return kNoCopy;
-  for (const StoredCopy& copy : metadata.copies_of(chunk.tensor, chunk.chunk)) {
-    const auto number = static_cast<uint32_t>(&copy - metadata.copies.data());
-    if (is_left(number)) return number;
-  }
-  return std::nullopt;
-}
 
 }  // namespace
 
@@ -305,6 +341,9 @@ void read_transfers(const ReadContext& context, std::span<const Transfer> transf
   std::map<std::pair<uint32_t, uint32_t>, std::set<uint32_t>> tried;  // places, by tensor and chunk
   ProgressMeter silent({}, "read", 0);
   LostFiles lost(context);
+  for (const Transfer& t : transfers) {
+    if (t.substitute) tried[{t.tensor, t.chunk}].insert(kNoCopy);
+  }
   std::vector<Transfer> placed;
   if (!context.metadata.copies.empty()) {
     placed.assign(transfers.begin(), transfers.end());
@@ -318,11 +357,12 @@ void read_transfers(const ReadContext& context, std::span<const Transfer> transf
       std::set<uint32_t>& places = tried[{chunk.chunk.tensor, chunk.chunk.chunk}];
       places.insert(chunk.chunk.copy);
       const std::optional<uint32_t> next =
-          place_besides(context.metadata, chunk.chunk, places, lost);
+          lost.place_besides(chunk.chunk.tensor, chunk.chunk.chunk, places);
       if (!next) throw chunk.error;
       warn_of_damage(chunk.error, context, chunk.chunk);
       for (Transfer& transfer : chunk.transfers) {
         transfer.copy = *next;
+        transfer.substitute = true;
         again.push_back(std::move(transfer));
       }
     }

@@ -19,13 +19,16 @@ struct Transfer {
   // Of box's shape, leading dims of size 1 dropped or not; another dtype is converted to.
   TensorView target;
   uint32_t copy = kNoCopy;  // where it is read: index into Metadata::copies, or the chunk's item
+  // The chunk's own item is known as damaged: all of its substitute is read, and checked.
+  bool substitute = false;
 };
 
 // Fills the targets of all transfers. A chunk that is read whole is checked against its checksum: a
-// damaged one is read from another place that holds it, with a warning that names key and file, or
-// is Error(kCorrupt) with key, file and offset where none is left. So is one whose file is missing
-// or too short (lost_files_internal.h). `progress` counts the bytes of the targets' boxes as
-// stored.
+// damaged one is read from another place that holds it, whole and checked again, with a warning
+// that names key and file, or is Error(kCorrupt) with key, file and offset where none is left. So
+// is one that the disk can't read (is_unreadable; where none is left, with that error), and one
+// whose file is missing or too short (lost_files_internal.h). `progress` counts the bytes of the
+// targets' boxes as stored, but not those of substitutes: they were counted before.
 void read_transfers(const ReadContext& context, std::span<const Transfer> transfers,
                     ProgressMeter& progress);
 
@@ -38,9 +41,9 @@ struct ObjectRead {
   size_t place = 0;
 };
 
-// The items' bytes after decoding, in the order given; checked. What is damaged at its place, or
-// whose file is missing or too short, is read from another place that holds it, with a warning; the
-// error is thrown where none is left.
+// The items' bytes after decoding, in the order given; checked. What is damaged or unreadable at
+// its place, or whose file is missing or too short, is read from another place that holds it, with
+// a warning; the error is thrown where none is left.
 std::vector<Bytes> read_objects(const ReadContext& context, std::span<const ObjectRead> objects);
 
 // `data` narrowed to `box`, which may have more leading dims of size 1 than `data`.
