@@ -472,6 +472,7 @@ def repair(
     or mended; bytes between its items are zeros again, and bytes behind its end go. A file that is
     missing or too short is written anew if all that it should hold is intact, in it or elsewhere;
     otherwise it stays as it is, and its damage in `now` names the keys that are intact nowhere.
+    Where nothing is damaged nothing is written.
 
     Args:
         path: the checkpoint's directory. One process repairs it, and loads may go on meanwhile.
@@ -485,8 +486,9 @@ def repair(
 
     Raises:
         NotFoundError, CorruptError, UnsafeError: as `open`.
-        AlreadyExistsError: a save or another repair is under way there.
-        StorageError: a file could not be written; those that were replaced before are mended.
+        AlreadyExistsError: something is damaged, and a save or another repair is under way there.
+        StorageError: a file could not be written, or bytes for it differed when they were read a
+            second time; files that were replaced before are mended.
     """
     with reporting(_options.sink("progress", progress), "verify") as sink:
         return _core.repair(

@@ -27,6 +27,9 @@ struct Damage {
   bool copy = false;    // of a copy of a chunk; the chunk's own item is in another file
   // A file in which the same elements are intact, where loads read them; "": none.
   std::string intact_in = {};
+  // Where the damaged item begins in the file, as the checkpoint has it: `offset` may lie within
+  // it, or end where the file does. nullopt: of no item.
+  std::optional<uint64_t> item_offset = {};
 };
 
 struct VerifyReport {

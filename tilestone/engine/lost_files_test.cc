@@ -423,21 +423,24 @@ TEST(LostFiles, ARepairOfAMissingFileThatIsCutShortLeavesItMissingOrWhole) {
 }
 
 TEST(LostFiles, ASecondRepairSaysThatOneIsUnderWay) {
-  const FileImage image = saved(false);
+  FileImage image = saved(false);
+  image.erase(file_of(image, 0));
   const auto storage = memory_storage(image);
   std::string refused;
-  const ProgressFn second = [&](const Progress&) {
-    if (!refused.empty()) return;
+  const auto disk = FaultDisk::create(storage, [&](const StorageCall& call) {
+    if (call.op != StorageOp::kCreate || !call.name.ends_with(".repair.tmp")) {
+      return FaultAction::pass();
+    }
     try {
       repair(Location(storage));
     } catch (const Error& error) {
       refused = error.what();
     }
-  };
-  repair(Location(storage), {}, second);
+    return FaultAction::pass();
+  });
+  EXPECT_TRUE(repair(Location(disk->storage())).now.ok());
   EXPECT_THAT(refused, HasSubstr("a repair to"));
   EXPECT_THAT(refused, HasSubstr("is under way"));
-  EXPECT_TRUE(repair(Location(storage)).now.ok());
 }
 
 }  // namespace tilestone::lost_files_test

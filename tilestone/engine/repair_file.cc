@@ -11,66 +11,73 @@ namespace tilestone::engine {
 namespace {
 
 constexpr uint64_t kPiece = 8u << 20;  // bytes that are copied at a time
+constexpr size_t kMaxFiles = 128;      // that are open at once
 
 }  // namespace
 
-FileMaker::FileMaker(Storage& storage, const Opened& opened)
+FileMaker::FileMaker(Storage& storage, const Opened& opened, const std::set<uint32_t>& files,
+                     Deadline deadline)
     : storage_(storage),
       opened_(opened),
       metadata_(opened.metadata),
+      deadline_(std::move(deadline)),
       buffers_(BufferPool::create(4 * kPiece)) {
   for (const RankReport& report : opened.manifest->reports) {
     for (const ReportedFile& file : report.files) written_.emplace(file.name, file.size);
   }
-  list_items();
-  list_parts();
+  list_items(files);
+  list_parts(files);
   for (auto& [file, items] : items_) {
     std::sort(items.begin(), items.end(),
-              [](const Item& a, const Item& b) { return a.at.offset < b.at.offset; });
+              [](const Item& a, const Item& b) { return a.at->offset < b.at->offset; });
   }
 }
 
-void FileMaker::list_items() {
+void FileMaker::list_items(const std::set<uint32_t>& files) {
   for (uint32_t t = 0; t < metadata_.tensors.size(); ++t) {
     const StoredTensor& tensor = metadata_.tensors[t];
     for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
       if (tensor.first_of_item(c) != c) continue;
-      std::vector<ItemLocation> places = {tensor.chunks[c].at};
-      for (const StoredCopy& copy : metadata_.copies_of(t, c)) places.push_back(copy.at);
+      Places places = {&tensor.chunks[c].at};
+      for (const StoredCopy& copy : metadata_.copies_of(t, c)) places.push_back(&copy.at);
       const auto elements = static_cast<uint64_t>(tensor.chunks[c].box.numel());
-      add(places, elements * itemsize(tensor.dtype));
+      add(files, std::move(places), elements * itemsize(tensor.dtype), &tensor.key);
     }
   }
-  for (const StoredObject& object : metadata_.objects) list(object);
-  if (opened_.common) list(*opened_.common);
+  for (const StoredObject& object : metadata_.objects) list(object, files);
+  if (opened_.common) list(*opened_.common, files);
 }
 
-void FileMaker::list(const StoredObject& object) {
-  std::vector<ItemLocation> places = {object.at};
-  places.insert(places.end(), object.copies.begin(), object.copies.end());
-  add(places, 0);
-  for (const ItemLocation& at : object.unlike) add({at}, 0);
+void FileMaker::list(const StoredObject& object, const std::set<uint32_t>& files) {
+  Places places = {&object.at};
+  for (const ItemLocation& copy : object.copies) places.push_back(&copy);
+  add(files, std::move(places), 0, &object.key);
+  for (const ItemLocation& at : object.unlike) add(files, {&at}, 0, &object.key);
 }
 
 // How formats begin and end files: no other file has that.
-void FileMaker::list_parts() {
+void FileMaker::list_parts(const std::set<uint32_t>& files) {
   std::unordered_map<std::string_view, uint32_t> numbers;
-  for (uint32_t i = 0; i < metadata_.files.size(); ++i) numbers.emplace(metadata_.files[i], i);
+  for (const uint32_t file : files) numbers.emplace(metadata_.files[file], file);
   for (const RankReport& report : opened_.manifest->reports) {
     for (const RankReport::FilePart& part : report.parts) {
-      const uint32_t file = numbers.at(report.files[part.file].name);
-      add({{file, Codec::kNone, part.offset, part.length, ItemChecksums{0, 0, part.crc32}}}, 0);
+      const auto file = numbers.find(report.files[part.file].name);
+      if (file == numbers.end()) continue;
+      const ItemChecksums sums{0, 0, part.crc32};
+      parts_.push_back({file->second, Codec::kNone, part.offset, part.length, sums});
+      add(files, {&parts_.back()}, 0, nullptr);
     }
   }
 }
 
-void FileMaker::add(const std::vector<ItemLocation>& places, uint64_t payload) {
-  for (const ItemLocation& at : places) {
-    Item item{at, {}, payload};
-    for (const ItemLocation& other : places) {
-      if (&other != &at) item.others.push_back(other);
-    }
-    items_[at.file].push_back(std::move(item));
+// Items of several files share the list of their places, which may be as long as there are ranks.
+void FileMaker::add(const std::set<uint32_t>& files, Places places, uint64_t payload,
+                    const std::string* key) {
+  const auto is_wanted = [&](const ItemLocation* at) { return files.contains(at->file); };
+  if (std::none_of(places.begin(), places.end(), is_wanted)) return;
+  const auto shared = std::make_shared<const Places>(std::move(places));
+  for (const ItemLocation* at : *shared) {
+    if (is_wanted(at)) items_[at->file].push_back({at, shared, payload, key});
   }
 }
 
@@ -89,13 +96,14 @@ std::optional<Remade> FileMaker::make(uint32_t file) {
   Remade made;
   uint64_t end = 0;
   for (const Item& item : items_[file]) {
-    const ItemLocation& at = item.at;
+    const ItemLocation& at = *item.at;
     if (!at.checksums || at.offset < end || at.length > size_ || at.offset > size_ - at.length) {
       return std::nullopt;
     }
     add_gap(file, end, at.offset, made);
-    const std::vector<Stretch> bytes = bytes_of(item, made);
-    made.parts.insert(made.parts.end(), bytes.begin(), bytes.end());
+    Section section{bytes_of(item, made), at.checksums->item_crc32, item.key};
+    if (made.left.contains(at.offset)) section.crc32.reset();
+    made.sections.push_back(std::move(section));
     end = at.offset + at.length;
   }
   add_gap(file, end, size_, made);
@@ -108,18 +116,18 @@ std::optional<Remade> FileMaker::make(uint32_t file) {
 void FileMaker::add_gap(uint32_t file, uint64_t begin, uint64_t end, Remade& made) const {
   if (begin == end) return;
   const bool remains = opened_.manifest->remains.contains(metadata_.files[file]) && end <= have_;
-  made.parts.push_back({remains ? file : Stretch::kZeros, begin, end - begin});
+  made.sections.push_back({{{remains ? file : Stretch::kZeros, begin, end - begin}}});
 }
 
 std::vector<Stretch> FileMaker::bytes_of(const Item& item, Remade& made) {
-  const ItemLocation& at = item.at;
+  const ItemLocation& at = *item.at;
   const std::vector<Stretch> own = {{at.file, at.offset, at.length}};
   if (is_there(at) && crc_of(own) == at.checksums->item_crc32) return own;
-  for (const ItemLocation& good : item.others) {
-    if (!good.checksums || !is_there(good)) continue;
-    std::vector<Stretch> parts = from_copy(item, good);
+  for (const ItemLocation* good : *item.places) {
+    if (good == item.at || !good->checksums || !is_there(*good)) continue;
+    std::vector<Stretch> parts = from_copy(item, *good);
     if (parts.empty()) continue;
-    made.mended_from.emplace(at.offset, metadata_.files[good.file]);
+    made.mended_from.emplace(at.offset, metadata_.files[good->file]);
     return parts;
   }
   made.left.insert(at.offset);
@@ -129,7 +137,7 @@ std::vector<Stretch> FileMaker::bytes_of(const Item& item, Remade& made) {
 // All of the copy; or its own bytes around the copy's elements, where those are damaged alone.
 // Empty: neither is what its save wrote.
 std::vector<Stretch> FileMaker::from_copy(const Item& item, const ItemLocation& good) {
-  const ItemLocation& bad = item.at;
+  const ItemLocation& bad = *item.at;
   std::vector<Stretch> parts = {{good.file, good.offset, good.length}};
   if (good.length == bad.length && crc_of(parts) == bad.checksums->item_crc32) return parts;
   const uint64_t head = bad.checksums->payload_offset;
@@ -157,16 +165,23 @@ uint32_t FileMaker::crc_of(const std::vector<Stretch>& parts) {
   return crc;
 }
 
+const ReadableFile& FileMaker::open(uint32_t file) {
+  const auto found = files_.find(file);
+  if (found != files_.end()) return *found->second;
+  if (files_.size() >= kMaxFiles) files_.clear();
+  return *files_.emplace(file, storage_.open(metadata_.files[file])).first->second;
+}
+
 void FileMaker::each_piece(const Stretch& stretch, const std::function<void(ByteView)>& take) {
   const bool zeros = stretch.file == Stretch::kZeros;
   Bytes piece;
   for (uint64_t done = 0; done < stretch.size; done += piece.size()) {
+    static_cast<void>(deadline_.expired());
     piece.resize(std::min(kPiece, stretch.size - done));
     if (!zeros) {
-      std::unique_ptr<ReadableFile>& file = files_[stretch.file];
-      if (!file) file = storage_.open(metadata_.files[stretch.file]);
-      const ReadOp read{file.get(), stretch.offset + done, piece.size(), piece.data()};
-      storage_.read({&read, 1}, {nullptr, buffers_}, [](size_t, ByteView) {});
+      const uint64_t begin = stretch.offset + done;
+      const ReadOp read{&open(stretch.file), begin, piece.size(), piece.data()};
+      storage_.read({&read, 1}, {nullptr, buffers_, deadline_}, [](size_t, ByteView) {});
     }
     take(piece);
   }

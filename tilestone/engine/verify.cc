@@ -165,9 +165,10 @@ class Verifier {
       if (found.item != VerifyPiece::kGap) damaged_.insert(plan_.items[found.item].at);
     }
     const std::vector<std::string>& files = context_.metadata.files;
-    for (auto& [damage, number] : found_) {
+    for (auto& [damage, number, of_file] : found_) {
       if (number == VerifyPiece::kGap) continue;
       const VerifyItem& item = plan_.items[number];
+      damage.item_offset = item.at->offset;
       damage.copy = item.at != places_of(context_.metadata, item).front();
       if (const ItemLocation* intact = intact_place(item)) damage.intact_in = files[intact->file];
     }
@@ -190,10 +191,9 @@ class Verifier {
       const auto lost = keys.find(context_.metadata.files[item.at->file]);
       if (lost != keys.end() && intact_place(item) == nullptr) lost->second.insert(*item.key);
     }
-    for (auto& [damage, number] : found_) {
+    for (auto& [damage, number, of_file] : found_) {
       const auto lost = keys.find(damage.file);
-      if (number == VerifyPiece::kGap && lost != keys.end())
-        damage.problem += text_of(lost->second);
+      if (of_file && lost != keys.end()) damage.problem += text_of(lost->second);
     }
   }
 

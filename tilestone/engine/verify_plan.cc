@@ -30,11 +30,14 @@ class Planner {
   uint64_t buffer() const { return context_.buffers->buffer_bytes(); }
   const std::string& name(uint32_t file) const { return context_.metadata.files[file]; }
 
-  void damage(uint32_t file, uint64_t offset, uint64_t size, std::string problem,
-              uint32_t item = VerifyPiece::kGap, bool unsafe = false) {
-    std::string key = item == VerifyPiece::kGap ? std::string() : *plan_.items[item].key;
+  void damage(uint32_t file, uint64_t offset, uint64_t size, std::string problem, uint32_t item,
+              bool unsafe = false) {
     plan_.damages.push_back(
-        {{name(file), offset, size, std::move(key), std::move(problem), unsafe}, item});
+        {{name(file), offset, size, *plan_.items[item].key, std::move(problem), unsafe}, item});
+  }
+  void damage_of_file(uint32_t file, uint64_t offset, uint64_t size, std::string problem) {
+    plan_.damages.push_back(
+        {{name(file), offset, size, "", std::move(problem)}, VerifyPiece::kGap, true});
   }
 
   void list_items() {
@@ -89,28 +92,33 @@ class Planner {
   void plan_file(uint32_t file) {
     if (sizes_[file] == kRefused) return;
     if (sizes_[file] == kMissing) {
-      damage(file, 0, 0, "the file is missing");
+      damage_of_file(file, 0, 0, "the file is missing");
       return;
     }
     ++plan_.files;
     const auto size = static_cast<uint64_t>(sizes_[file]);
     const auto expected = written_.find(name(file));
     if (expected != written_.end() && expected->second != size) {
-      damage(file, std::min(size, expected->second),
-             std::max(size, expected->second) - std::min(size, expected->second),
-             "the file has " + std::to_string(size) + " bytes, its save wrote " +
-                 std::to_string(expected->second));
+      const uint64_t least = std::min(size, expected->second);
+      damage_of_file(file, least, std::max(size, expected->second) - least,
+                     "the file has " + std::to_string(size) + " bytes, its save wrote " +
+                         std::to_string(expected->second));
     }
     plan_items(file, size);
   }
 
-  // The items of a file of this size, and the gaps between them.
+  // The items of a file of this size, and the gaps between them. From an item on that reaches
+  // beyond the file's end there are none: the bytes are its rest.
   void plan_items(uint32_t file, uint64_t size) {
     std::vector<uint32_t>& items = by_file_[file];
     std::sort(items.begin(), items.end(), [&](uint32_t a, uint32_t b) {
       return plan_.items[a].at->offset < plan_.items[b].at->offset;
     });
     uint64_t end = 0;
+    bool was_cut = false;
+    const auto gap_until = [&](uint64_t offset) {
+      if (!was_cut) add_gap(file, end, offset);
+    };
     for (uint32_t index : items) {
       const VerifyItem& item = plan_.items[index];
       const auto item_end = try_add(item.at->offset, item.at->length);
@@ -120,6 +128,8 @@ class Planner {
                    std::to_string(item.at->offset) + " reaches beyond the file's " +
                    std::to_string(size) + " bytes",
                index);
+        gap_until(std::min(item.at->offset, size));
+        was_cut = true;
         continue;
       }
       if (item.at->offset < end) {
@@ -129,11 +139,11 @@ class Planner {
         end = std::max(end, *item_end);
         continue;
       }
-      add_gap(file, end, item.at->offset);
+      gap_until(item.at->offset);
       add_item(file, index);
       end = *item_end;
     }
-    add_gap(file, end, size);
+    gap_until(size);
   }
 
   void add_gap(uint32_t file, uint64_t begin, uint64_t end) {

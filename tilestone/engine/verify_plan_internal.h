@@ -26,6 +26,7 @@ struct VerifyItem {
 struct FoundDamage {
   Damage damage;
   uint32_t item = ~uint32_t{0};  // index into VerifyPlan::items
+  bool of_file = false;          // of the file as a whole: it is missing, or of another size
 };
 
 // A stretch of a file: a gap, a whole item, or a piece of an item that is larger than a buffer.

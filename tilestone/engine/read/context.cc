@@ -12,9 +12,15 @@ namespace tilestone::engine {
 bool was_replaced(const ReadContext& context) {
   const std::vector<std::string>& files = context.metadata.files;
   if (files.empty()) return false;
-  // From a file's name, which is known to be one: the metadata's save id may be anything.
   const auto own = parse_own_name(context.format, files.front());
-  if (own) return !context.storage.stat(manifest_name(own->save_id));
+  if (own) {
+    // The metadata's save id may be anything, but a removal of keys has left files of other names.
+    const auto stands = [&](const std::string& save_id) {
+      return context.storage.stat(manifest_name(save_id)).has_value();
+    };
+    const std::string& save_id = context.metadata.save_id;
+    return !(is_save_id(save_id) && stands(save_id)) && !stands(own->save_id);
+  }
   // A directory that was exchanged loses its index before its data files.
   return !context.format.detect(context.storage.list());
 }
