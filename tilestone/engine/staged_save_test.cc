@@ -21,7 +21,9 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/session.h"
 #include "tilestone/format/archive/torch_archive.h"
+#include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
@@ -494,6 +496,22 @@ TEST(StagedSave, SavesReadersAndCleaningsAtOnceNeverMix) {
   expect_only(*posix_storage(folder.path()), "ckpt", 9, true);
   EXPECT_THAT(posix_storage(folder.path())->list_directories(), ElementsAre("ckpt"));
   set_log_level(before);
+}
+
+TEST(Session, NothingIsPreparedForASaveThatWouldBeRefused) {
+  Session with_ranks(solo());
+  Session by_files(0, 1, "a run of a test");
+  SaveOptions options;
+  options.format = zarr_format();
+  EXPECT_GT(with_ranks.prepare(row_state(solo(), 4), options), 0u);
+  expect_error([&] { by_files.prepare(row_state(solo(), 4), options); }, ErrorCode::kUnsupported,
+               "the format zarr can't be saved without a communicator");
+  options = SaveOptions();
+  options.threads = -1;
+  for (Session* session : {&with_ranks, &by_files}) {
+    expect_error([&] { session->prepare(row_state(solo(), 4), options); },
+                 ErrorCode::kInvalidArgument, "threads is -1");
+  }
 }
 
 }  // namespace tilestone::staged_save_test
