@@ -3,6 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cerrno>
+#include <mutex>
+#include <string>
+#include <string_view>
 
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
@@ -25,6 +29,33 @@ constexpr uint64_t kLarge = 64u << 10;                   // bytes of a read that
 
 Box rows_of(int rank) { return {{kRows / kRanks * rank, 0}, {kRows / kRanks, kColumns}}; }
 Box columns_of(int rank) { return {{0, kColumns / kRanks * rank}, {kRows, kColumns / kRanks}}; }
+
+// A disk that can't read what the nth large read of data asks for, by any read of it.
+class BadSector {
+ public:
+  explicit BadSector(int nth) : nth_(nth) {}
+
+  FaultAction operator()(const StorageCall& call) {
+    if (call.op != StorageOp::kRead || call.name.find(".distcp") == std::string_view::npos) {
+      return FaultAction::pass();
+    }
+    const std::lock_guard lock(mutex_);
+    if (call.size >= kLarge && ++reads_ == nth_) {
+      name_ = call.name;
+      begin_ = call.offset;
+      end_ = call.offset + call.size;
+    }
+    const bool bad = call.name == name_ && call.offset < end_ && call.offset + call.size > begin_;
+    return bad ? FaultAction::fail(EIO) : FaultAction::pass();
+  }
+
+ private:
+  const int nth_;
+  std::mutex mutex_;
+  int reads_ = 0;
+  std::string name_;
+  uint64_t begin_ = 0, end_ = 0;
+};
 
 // This rank's box of a tensor `w` of `shape`, loaded.
 TensorView load_box(const Communicator& comm, const Location& location, DType dtype,
@@ -119,12 +150,8 @@ TEST_F(PageCache, RanksMayWantNothing) {
 }
 
 TEST_F(PageCache, AReadThatFailsAtOneRankFailsAtAll) {
-  std::atomic<int> reads = 0;
-  const auto disk = FaultDisk::create(storage_, [&](const StorageCall& call) {
-    const bool prefetch = call.op == StorageOp::kRead && call.size >= kLarge &&
-                          call.name.find(".distcp") != std::string_view::npos;
-    return prefetch && ++reads == 5 ? FaultAction::fail(EIO) : FaultAction::pass();
-  });
+  BadSector bad(5);
+  const auto disk = FaultDisk::create(storage_, [&](const StorageCall& call) { return bad(call); });
   const Location location(disk->storage());
   const auto texts = failures(
       kRanks, [&](Communicator comm) { expect_box(comm, location, columns_of(comm.rank())); });
@@ -204,12 +231,8 @@ TEST_F(ManyRounds, EachByteIsBroughtInOnce) {
 }
 
 TEST_F(ManyRounds, AFailureAheadOfTheReadingFailsAllRanks) {
-  std::atomic<int> reads = 0;
-  const auto disk = FaultDisk::create(storage_, [&](const StorageCall& call) {
-    const bool brought =
-        call.op == StorageOp::kRead && call.size >= kLarge && !call.name.starts_with(".");
-    return brought && ++reads == 100 ? FaultAction::fail(EIO) : FaultAction::pass();
-  });
+  BadSector bad(100);
+  const auto disk = FaultDisk::create(storage_, [&](const StorageCall& call) { return bad(call); });
   const Location location(disk->storage());
   const auto texts = failures(kRanks, [&](Communicator comm) { load_columns(comm, location); });
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("key w"), HasSubstr(".distcp"), HasSubstr("rank"))));
