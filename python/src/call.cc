@@ -26,12 +26,12 @@ constexpr milliseconds kExitWait{5000};  // for calls of other threads, at the i
 
 // ---- The end of the interpreter ----
 
-class Call;
+class PythonCall;
 
 // Lives as long as the process: threads of the library may ask until its end.
 struct Process {
   std::mutex mutex;
-  std::set<Call*> calls;
+  std::set<PythonCall*> calls;
   std::vector<Message> messages;   // of threads that work for no call
   std::vector<PyObject*> dropped;  // references that are given back with the GIL
   std::atomic<int> entered = 0;    // threads inside the binding
@@ -122,9 +122,9 @@ Raised program_ends() {
 
 // ---- A long call ----
 
-class Call {
+class PythonCall {
  public:
-  explicit Call(std::shared_ptr<Interrupt> interrupt) : interrupt_(std::move(interrupt)) {
+  explicit PythonCall(std::shared_ptr<Interrupt> interrupt) : interrupt_(std::move(interrupt)) {
     {
       std::lock_guard lock(process().mutex);
       process().calls.insert(this);
@@ -132,12 +132,12 @@ class Call {
     if (program_is_ending()) stop(program_ends());
     if (parent_ != nullptr) inherit_stop();
   }
-  ~Call() {
+  ~PythonCall() {
     std::lock_guard lock(process().mutex);
     process().calls.erase(this);
   }
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
+  PythonCall(const PythonCall&) = delete;
+  PythonCall& operator=(const PythonCall&) = delete;
 
   // What the library throws comes out of here; what Python raised goes before it.
   void run(const CallWork& work) {
@@ -285,7 +285,7 @@ class Call {
     stop(raised);
     {
       std::lock_guard lock(process().mutex);
-      for (Call* call : process().calls) {
+      for (PythonCall* call : process().calls) {
         if (call->parent_ == this) call->stop(raised);
       }
     }
@@ -302,7 +302,8 @@ class Call {
   }
 
   const pid_t process_ = ::getpid();
-  Call* const parent_ = static_cast<Call*>(CallScope::current());  // of run_ranks, or null
+  PythonCall* const parent_ =
+      static_cast<PythonCall*>(CallScope::current());  // of run_ranks, or null
   std::unique_ptr<std::thread> engine_;
   const std::shared_ptr<Interrupt> interrupt_;
   std::optional<Raised> raised_;  // of the calling thread
@@ -408,16 +409,17 @@ void call_library(const CallWork& work, std::shared_ptr<Interrupt> interrupt) {
   const Entered entered;
   follow_log_level();
   // In a child that a callback has forked it stays: the thread that waits in it is not there.
-  const auto drop = [](Call* call) {
+  const auto drop = [](PythonCall* call) {
     if (call->is_of_this_process()) delete call;
   };
-  const std::unique_ptr<Call, decltype(drop)> call(new Call(std::move(interrupt)), drop);
+  const std::unique_ptr<PythonCall, decltype(drop)> call(new PythonCall(std::move(interrupt)),
+                                                         drop);
   call->run(work);
 }
 
 void run_in_python(const std::function<void()>& work) {
   if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) return work();
-  if (auto* call = static_cast<Call*>(CallScope::current())) return call->ask(work);
+  if (auto* call = static_cast<PythonCall*>(CallScope::current())) return call->ask(work);
   const TakenGil held;
   if (!held.valid()) throw Error(ErrorCode::kInterrupted, "the interpreter has ended");
   work();
@@ -436,7 +438,7 @@ void drop_reference(PyObject* object) {
 }
 
 void post_message(LogLevel level, std::string_view text) {
-  if (auto* call = static_cast<Call*>(CallScope::current())) {
+  if (auto* call = static_cast<PythonCall*>(CallScope::current())) {
     return call->post({level, std::string(text)});
   }
   std::lock_guard lock(process().mutex);
@@ -461,7 +463,7 @@ void end_all_calls() {
   {
     const Raised why = program_ends();
     std::lock_guard lock(p.mutex);
-    for (Call* call : p.calls) call->stop(why);
+    for (PythonCall* call : p.calls) call->stop(why);
   }
   const auto wait_for_none = [](const std::atomic<int>& count) {
     const auto end = std::chrono::steady_clock::now() + kExitWait;

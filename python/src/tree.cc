@@ -67,8 +67,8 @@ bool is_plain(nb::handle object) {
 }
 
 // What `call` gives; Tilestone's own errors get the path as their key where they have none.
-template <typename Call>
-auto keyed(const Path& path, const Call& call) {
+template <typename PythonCall>
+auto keyed(const Path& path, const PythonCall& call) {
   try {
     return call();
   } catch (Error& error) {

@@ -28,7 +28,7 @@ Extent extent_of(const TensorView& view) {
 }
 
 // Looks at the memory when there is something to look for.
-class Checker {
+class WritableChecker {
  public:
   void visit(const StateNode& node, const Path& path) {
     if (const auto* view = node.get_if<TensorView>()) {
@@ -77,6 +77,6 @@ void check_writable(const TensorView& target, const std::string& key) {
   if (!is_writable_now(extent.begin, extent.bytes)) refuse(key);
 }
 
-void check_writable(const StateDict& wanted) { Checker().visit(wanted, {}); }
+void check_writable(const StateDict& wanted) { WritableChecker().visit(wanted, {}); }
 
 }  // namespace tilestone::python

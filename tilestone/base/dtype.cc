@@ -6,7 +6,7 @@
 namespace tilestone {
 namespace {
 
-struct Row {
+struct DtypeRow {
   DType dtype;
   uint8_t itemsize;
   std::string_view name;
@@ -14,28 +14,28 @@ struct Row {
 
 // In the order of the enum's numbers.
 constexpr std::array kTable = {
-    Row{DType::kBool, 1, "bool"},
-    Row{DType::kUInt8, 1, "uint8"},
-    Row{DType::kInt8, 1, "int8"},
-    Row{DType::kUInt16, 2, "uint16"},
-    Row{DType::kInt16, 2, "int16"},
-    Row{DType::kUInt32, 4, "uint32"},
-    Row{DType::kInt32, 4, "int32"},
-    Row{DType::kUInt64, 8, "uint64"},
-    Row{DType::kInt64, 8, "int64"},
-    Row{DType::kFloat16, 2, "float16"},
-    Row{DType::kBFloat16, 2, "bfloat16"},
-    Row{DType::kFloat32, 4, "float32"},
-    Row{DType::kFloat64, 8, "float64"},
-    Row{DType::kComplex32, 4, "complex32"},
-    Row{DType::kComplex64, 8, "complex64"},
-    Row{DType::kComplex128, 16, "complex128"},
-    Row{DType::kFloat8E4M3FN, 1, "float8_e4m3fn"},
-    Row{DType::kFloat8E5M2, 1, "float8_e5m2"},
-    Row{DType::kFloat8E4M3FNUZ, 1, "float8_e4m3fnuz"},
-    Row{DType::kFloat8E5M2FNUZ, 1, "float8_e5m2fnuz"},
-    Row{DType::kFloat8E8M0FNU, 1, "float8_e8m0fnu"},
-    Row{DType::kFloat4E2M1FNX2, 1, "float4_e2m1fn_x2"},
+    DtypeRow{DType::kBool, 1, "bool"},
+    DtypeRow{DType::kUInt8, 1, "uint8"},
+    DtypeRow{DType::kInt8, 1, "int8"},
+    DtypeRow{DType::kUInt16, 2, "uint16"},
+    DtypeRow{DType::kInt16, 2, "int16"},
+    DtypeRow{DType::kUInt32, 4, "uint32"},
+    DtypeRow{DType::kInt32, 4, "int32"},
+    DtypeRow{DType::kUInt64, 8, "uint64"},
+    DtypeRow{DType::kInt64, 8, "int64"},
+    DtypeRow{DType::kFloat16, 2, "float16"},
+    DtypeRow{DType::kBFloat16, 2, "bfloat16"},
+    DtypeRow{DType::kFloat32, 4, "float32"},
+    DtypeRow{DType::kFloat64, 8, "float64"},
+    DtypeRow{DType::kComplex32, 4, "complex32"},
+    DtypeRow{DType::kComplex64, 8, "complex64"},
+    DtypeRow{DType::kComplex128, 16, "complex128"},
+    DtypeRow{DType::kFloat8E4M3FN, 1, "float8_e4m3fn"},
+    DtypeRow{DType::kFloat8E5M2, 1, "float8_e5m2"},
+    DtypeRow{DType::kFloat8E4M3FNUZ, 1, "float8_e4m3fnuz"},
+    DtypeRow{DType::kFloat8E5M2FNUZ, 1, "float8_e5m2fnuz"},
+    DtypeRow{DType::kFloat8E8M0FNU, 1, "float8_e8m0fnu"},
+    DtypeRow{DType::kFloat4E2M1FNX2, 1, "float4_e2m1fn_x2"},
 };
 
 constexpr auto kAll = [] {
@@ -52,7 +52,7 @@ constexpr bool table_is_in_order() {
 }
 static_assert(table_is_in_order());
 
-const Row& row(DType dtype) { return kTable.at(static_cast<size_t>(dtype)); }
+const DtypeRow& row(DType dtype) { return kTable.at(static_cast<size_t>(dtype)); }
 
 }  // namespace
 
@@ -63,8 +63,9 @@ uint64_t itemsize(DType dtype) { return row(dtype).itemsize; }
 std::string_view to_string(DType dtype) { return row(dtype).name; }
 
 std::optional<DType> parse_dtype(std::string_view name) {
-  const auto* found = std::find_if(kTable.begin(), kTable.end(),
-                                   [&](const Row& candidate) { return candidate.name == name; });
+  const auto* found = std::find_if(kTable.begin(), kTable.end(), [&](const DtypeRow& candidate) {
+    return candidate.name == name;
+  });
   if (found == kTable.end()) return std::nullopt;
   return found->dtype;
 }

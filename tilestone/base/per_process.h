@@ -22,16 +22,16 @@ class PerProcess {
   explicit PerProcess(Make make) : make_(std::move(make)), slot_(make_slot().release()) {}
   // An inherited T is left as it is: its threads can't be joined here.
   ~PerProcess() {
-    Slot* const slot = slot_.load();
+    OfProcess* const slot = slot_.load();
     if (slot->process == ::getpid()) delete slot;
   }
   PerProcess(const PerProcess&) = delete;
   PerProcess& operator=(const PerProcess&) = delete;
 
   T& get() const {
-    Slot* slot = slot_.load(std::memory_order_acquire);
+    OfProcess* slot = slot_.load(std::memory_order_acquire);
     if (slot->process == ::getpid()) return *slot->value;
-    std::unique_ptr<Slot> fresh = make_slot();
+    std::unique_ptr<OfProcess> fresh = make_slot();
     if (slot_.compare_exchange_strong(slot, fresh.get())) slot = fresh.release();
     return *slot->value;
   }
@@ -39,16 +39,16 @@ class PerProcess {
   T* operator->() const { return &get(); }
 
  private:
-  struct Slot {
+  struct OfProcess {
     pid_t process;
     std::unique_ptr<T> value;
   };
-  std::unique_ptr<Slot> make_slot() const {
-    return std::make_unique<Slot>(Slot{::getpid(), make_()});
+  std::unique_ptr<OfProcess> make_slot() const {
+    return std::make_unique<OfProcess>(OfProcess{::getpid(), make_()});
   }
 
   const Make make_;
-  mutable std::atomic<Slot*> slot_;
+  mutable std::atomic<OfProcess*> slot_;
 };
 
 }  // namespace tilestone

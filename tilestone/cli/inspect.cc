@@ -18,9 +18,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // A table for people ends here: a large job has thousands of files, and shards of one key.
-constexpr size_t kMostRows = 40;
+constexpr size_t kMaxRows = 40;
 
-size_t rows_shown(size_t rows, bool all) { return all ? rows : std::min(rows, kMostRows); }
+size_t rows_shown(size_t rows, bool all) { return all ? rows : std::min(rows, kMaxRows); }
 
 void print_left_out(size_t rows, size_t shown, std::string_view noun) {
   if (shown == rows) return;

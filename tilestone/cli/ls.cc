@@ -12,15 +12,15 @@
 namespace tilestone::cli {
 namespace {
 
-struct Row {
+struct ListedRow {
   const StoredTensor* tensor = nullptr;  // null: an object
   std::string key;
   uint64_t bytes = 0;  // of the whole tensor, or of the object's item
   size_t shards = 1;
 };
 
-std::vector<Row> select(const Metadata& metadata, const LsOptions& options) {
-  std::vector<Row> rows;
+std::vector<ListedRow> select(const Metadata& metadata, const LsOptions& options) {
+  std::vector<ListedRow> rows;
   if (!options.objects_only) {
     for (const StoredTensor& tensor : metadata.tensors) {
       if (!matches(options.patterns, tensor.key)) continue;
@@ -34,7 +34,7 @@ std::vector<Row> select(const Metadata& metadata, const LsOptions& options) {
       rows.push_back({nullptr, object.key, object.at.length, 1});
     }
   }
-  std::stable_sort(rows.begin(), rows.end(), [&](const Row& a, const Row& b) {
+  std::stable_sort(rows.begin(), rows.end(), [&](const ListedRow& a, const ListedRow& b) {
     return options.by_size && a.bytes != b.bytes ? a.bytes > b.bytes : a.key < b.key;
   });
   return rows;
@@ -44,9 +44,9 @@ struct Totals {
   uint64_t tensors = 0, tensor_bytes = 0, shards = 0, objects = 0, object_bytes = 0;
 };
 
-Totals total(const std::vector<Row>& rows) {
+Totals total(const std::vector<ListedRow>& rows) {
   Totals sum;
-  for (const Row& row : rows) {
+  for (const ListedRow& row : rows) {
     if (row.tensor != nullptr) {
       ++sum.tensors;
       sum.tensor_bytes += row.bytes;
@@ -59,11 +59,11 @@ Totals total(const std::vector<Row>& rows) {
   return sum;
 }
 
-void print_json(const std::vector<Row>& rows, const Totals& sum, const Metadata& metadata) {
+void print_json(const std::vector<ListedRow>& rows, const Totals& sum, const Metadata& metadata) {
   nlohmann::ordered_json out;
   out["tensors"] = nlohmann::ordered_json::array();
   out["objects"] = nlohmann::ordered_json::array();
-  for (const Row& row : rows) {
+  for (const ListedRow& row : rows) {
     if (row.tensor != nullptr) {
       out["tensors"].push_back({{"key", row.key},
                                 {"dtype", to_string(row.tensor->dtype)},
@@ -88,14 +88,14 @@ void print_json(const std::vector<Row>& rows, const Totals& sum, const Metadata&
 
 int ls(const LsOptions& options) {
   const Checkpoint checkpoint = Checkpoint::open(location_of(options.path, options.follow_links));
-  const std::vector<Row> rows = select(checkpoint.metadata(), options);
+  const std::vector<ListedRow> rows = select(checkpoint.metadata(), options);
   const Totals sum = total(rows);
   if (options.json) {
     print_json(rows, sum, checkpoint.metadata());
     return kOk;
   }
   Table table({"KEY", "DTYPE", "SHAPE", "SHARDS", "BYTES"}, "lllrr");
-  for (const Row& row : rows) {
+  for (const ListedRow& row : rows) {
     const bool tensor = row.tensor != nullptr;
     table.add({printable(row.key), tensor ? std::string(to_string(row.tensor->dtype)) : "object",
                tensor ? shape_text(row.tensor->shape) : "",

@@ -42,7 +42,7 @@ using comm_internal::MpiSend;
 using comm_internal::MpiTransfer;
 using std::chrono::microseconds;
 
-constexpr uint64_t kMostTags = uint64_t{1} << 30;
+constexpr uint64_t kMaxTags = uint64_t{1} << 30;
 constexpr int kYieldingPolls = 100;
 constexpr microseconds kShortestSleep{10};
 constexpr microseconds kLongestSleep{500};
@@ -186,7 +186,7 @@ struct Channel {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0;
   int size = 0;
-  uint64_t tags = kMostTags;
+  uint64_t tags = kMaxTags;
   size_t piece_bytes;
   size_t tree_bytes;
   uint64_t operation = 0;  // number of the last one, or of the call

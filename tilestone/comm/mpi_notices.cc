@@ -10,7 +10,7 @@
 namespace tilestone::comm_internal {
 namespace {
 
-constexpr size_t kMostAborted = 16;
+constexpr size_t kMaxAborted = 16;
 enum class Kind : uint8_t { kNotice = 1, kAbort = 2 };
 
 void check_mpi(int code, const char* what) {
@@ -23,7 +23,7 @@ void check_mpi(int code, const char* what) {
 
 void keep(std::map<uint64_t, Error>& aborted, uint64_t call, const Error& why) {
   aborted.emplace(call, why);
-  if (aborted.size() > kMostAborted) aborted.erase(aborted.begin());
+  if (aborted.size() > kMaxAborted) aborted.erase(aborted.begin());
 }
 
 }  // namespace

@@ -157,11 +157,11 @@ std::vector<Notice> Hub::take_notices(int rank) {
 }
 
 void Hub::abort(uint64_t call, const Error& why) {
-  constexpr size_t kMostKept = 16;
+  constexpr size_t kMaxKept = 16;
   std::lock_guard lock(mutex_);
   // As between processes: the exception that it stands for stays with its rank.
   aborted_.emplace(call, Error::decode(why.encode()));
-  if (aborted_.size() > kMostKept) aborted_.erase(aborted_.begin());
+  if (aborted_.size() > kMaxKept) aborted_.erase(aborted_.begin());
   wake_all();
 }
 

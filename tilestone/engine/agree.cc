@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "tilestone/engine/run/agreement_internal.h"
+#include "tilestone/engine/run/rounds_internal.h"
 
 namespace tilestone {
 

@@ -20,7 +20,7 @@ const CachedPlan* PlanCache::find(uint64_t structure) const {
 void PlanCache::put(CachedPlan plan) {
   std::erase_if(plans_, [&](const CachedPlan& old) { return old.structure == plan.structure; });
   plans_.push_front(std::move(plan));
-  if (plans_.size() > kMost) plans_.pop_back();
+  if (plans_.size() > kMaxPlans) plans_.pop_back();
 }
 
 uint64_t structure_of(const LocalSavePlan& plan, PlanWay way, const SaveOptions& options,

@@ -35,7 +35,7 @@ class PlanCache {
   void put(CachedPlan plan);
 
  private:
-  static constexpr size_t kMost = 8;  // a run saves states of few structures
+  static constexpr size_t kMaxPlans = 8;  // a run saves states of few structures
   std::deque<CachedPlan> plans_;
 };
 

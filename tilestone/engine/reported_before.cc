@@ -17,22 +17,22 @@ namespace tilestone::engine {
 namespace {
 
 // What is written under one key.
-struct Written {
+struct WrittenBefore {
   bool is_object = false;
   DType dtype = DType::kFloat32;
   Dims shape;
   std::vector<Box> boxes;  // sorted
 
-  friend bool operator==(const Written&, const Written&) = default;
+  friend bool operator==(const WrittenBefore&, const WrittenBefore&) = default;
 };
-using WrittenByKey = std::map<std::string_view, Written>;
+using WrittenByKey = std::map<std::string_view, WrittenBefore>;
 
 // `Tensors`: of a plan or of a report. `chunks` are those of them that are written.
 template <typename Tensors, typename Chunks>
 void add_chunks(const Tensors& tensors, const Chunks& chunks, WrittenByKey& written) {
   for (const auto& chunk : chunks) {
     const auto& tensor = tensors.at(chunk.tensor);
-    Written& one = written[tensor.key];
+    WrittenBefore& one = written[tensor.key];
     one.dtype = tensor.dtype;
     one.shape = tensor.global_shape;
     one.boxes.push_back(chunk.box);
@@ -59,7 +59,7 @@ WrittenByKey written_of(const LocalSavePlan& plan, const Assignment& mine) {
 std::string text_of(const WrittenByKey& written, std::string_view key) {
   const auto found = written.find(key);
   if (found == written.end()) return "nothing";
-  const Written& one = found->second;
+  const WrittenBefore& one = found->second;
   if (one.is_object) return "an object";
   std::string text = std::string(to_string(one.dtype)) + " of shape " + to_string(one.shape);
   if (!one.boxes.empty()) text += ", box " + to_string(one.boxes.front());

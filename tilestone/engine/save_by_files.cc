@@ -30,7 +30,7 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr int kMostNames = 8;  // tries to find names for data files that no twin of this rank takes
+constexpr int kMaxNames = 8;  // tries to find names for data files that no twin of this rank takes
 
 void refuse(bool refused, const std::string& what, const std::string& hint) {
   if (refused) throw Error(ErrorCode::kUnsupported, what).with_hint(hint);
@@ -293,7 +293,7 @@ class FileSaving final : public Coordination {
         const int first = attempt_.first_free_file(files_.rank, share_.options.files_per_rank);
         return write({storage_.get(), first, deadline_});
       } catch (const Error& error) {
-        if (error.code() != ErrorCode::kAlreadyExists || tries == kMostNames) throw;
+        if (error.code() != ErrorCode::kAlreadyExists || tries == kMaxNames) throw;
       }
     }
   }

@@ -16,17 +16,17 @@
 namespace tilestone {
 namespace {
 
-constexpr size_t kMostDims = 4;  // 16 corners a box
+constexpr size_t kMaxCornerDims = 4;  // 16 corners a box
 
-struct Axis {
+struct CornerAxis {
   size_t dim = 0;
   uint64_t stride = 0;
 };
 
 // The dims that some box does not span, with strides; nullopt when there are too many dims, or
 // places for 63 bits.
-std::optional<std::vector<Axis>> axes_of(const Dims& shape, std::span<const Box> boxes) {
-  std::vector<Axis> axes;
+std::optional<std::vector<CornerAxis>> axes_of(const Dims& shape, std::span<const Box> boxes) {
+  std::vector<CornerAxis> axes;
   uint64_t stride = 1;
   for (size_t d = shape.size(); d-- > 0;) {
     const auto spans = [&](const Box& box) {
@@ -35,18 +35,18 @@ std::optional<std::vector<Axis>> axes_of(const Dims& shape, std::span<const Box>
     if (std::all_of(boxes.begin(), boxes.end(), spans)) continue;
     axes.push_back({d, stride});
     const uint64_t places = static_cast<uint64_t>(shape[d]) + 1;
-    if (axes.size() > kMostDims || stride > (uint64_t{1} << 62) / places) return std::nullopt;
+    if (axes.size() > kMaxCornerDims || stride > (uint64_t{1} << 62) / places) return std::nullopt;
     stride *= places;
   }
   return axes;
 }
 
 // Appends the box's corners as place * 2 + sign, the sign turned by `flip`.
-void add_corners(const Box& box, std::span<const Axis> axes, uint64_t flip,
+void add_corners(const Box& box, std::span<const CornerAxis> axes, uint64_t flip,
                  std::vector<uint64_t>& corners) {
   const size_t first = corners.size();
   corners.push_back(flip);
-  for (const Axis& axis : axes) {
+  for (const CornerAxis& axis : axes) {
     const uint64_t low = static_cast<uint64_t>(box.offset[axis.dim]) * axis.stride * 2;
     const uint64_t high = static_cast<uint64_t>(box.end(axis.dim)) * axis.stride * 2;
     const size_t count = corners.size();

@@ -32,7 +32,7 @@ struct Span {
 };
 using Spans = std::vector<Span>;  // all boxes' intervals in one dim
 
-struct Extent {
+struct EdgeRange {
   size_t dim = 0;
   double crowd = 0;  // about how many boxes lie side by side along it
 };
@@ -40,7 +40,7 @@ struct Extent {
 // Dims in which some two boxes don't meet. The most crowded one comes first: the search ends with
 // it, in one pass.
 std::vector<size_t> dims_to_search(std::span<const Box> boxes, std::span<const size_t> ids) {
-  std::vector<Extent> extents;
+  std::vector<EdgeRange> extents;
   for (size_t d = 0; d < boxes[ids.front()].rank(); ++d) {
     Span all{INT64_MAX, 0};
     Span common{0, INT64_MAX};
@@ -56,9 +56,9 @@ std::vector<size_t> dims_to_search(std::span<const Box> boxes, std::span<const s
     extents.push_back({d, static_cast<double>(all.high - all.low) / sum});
   }
   std::stable_sort(extents.begin(), extents.end(),
-                   [](const Extent& a, const Extent& b) { return a.crowd > b.crowd; });
+                   [](const EdgeRange& a, const EdgeRange& b) { return a.crowd > b.crowd; });
   std::vector<size_t> dims;
-  for (const Extent& extent : extents) dims.push_back(extent.dim);
+  for (const EdgeRange& extent : extents) dims.push_back(extent.dim);
   return dims;
 }
 

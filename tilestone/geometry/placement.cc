@@ -41,9 +41,9 @@ Run chunk(int64_t n, int64_t count, int64_t index) {
 }
 
 // Where in `runs`, laid end to end, a walk that only goes forward stands.
-class Walk {
+class PlacementWalk {
  public:
-  explicit Walk(const Runs& runs) : runs_(runs) {}
+  explicit PlacementWalk(const Runs& runs) : runs_(runs) {}
 
   // Appends the elements [piece.begin, piece.end) of the runs; pieces must come in ascending order.
   void append(Run piece, Runs& out) {
@@ -70,7 +70,7 @@ class Walk {
 // What mesh rank `index` of `count` keeps of the runs under a split into `split` strides.
 Runs shard_runs(const Runs& runs, int64_t split, int64_t count, int64_t index) {
   Runs kept;
-  Walk walk(runs);
+  PlacementWalk walk(runs);
   const int64_t n = total(runs);
   for (int64_t s = 0; s < split; ++s) {
     const Run outer = chunk(n, split, s);

@@ -20,9 +20,9 @@ namespace {
 
 constexpr size_t kScanned = 16;  // holders that are quicker to look through than to keep a heap of
 
-class Group {
+class DistributionGroup {
  public:
-  Group(std::span<const std::vector<int>> holder_sets, int ranks)
+  DistributionGroup(std::span<const std::vector<int>> holder_sets, int ranks)
       : sets_(holder_sets), loads_(static_cast<size_t>(ranks)), heaps_(holder_sets.size()) {}
 
   // The least-loaded rank of a set. `once`: no other shard has this set.
@@ -191,7 +191,7 @@ class ByFile {
   std::vector<size_t> uses_;
   std::span<const uint32_t> file_of_;
   std::span<const int> writers_;
-  Group group_;
+  DistributionGroup group_;
   std::vector<int> given_;    // -1: not yet
   std::vector<int> readers_;  // of each file: who got the last shard; -1: nobody
   uint64_t limit_ = 0;
@@ -213,7 +213,7 @@ std::vector<int> distribute_shards(std::span<const DistributedShard> shards,
     const size_t holders_y = holder_sets[y.holders].size();
     return holders_x != holders_y ? holders_x < holders_y : x.bytes > y.bytes;
   });
-  Group group(holder_sets, ranks);
+  DistributionGroup group(holder_sets, ranks);
   std::vector<int> given(shards.size());
   for (size_t i : order) {
     const DistributedShard& shard = shards[i];

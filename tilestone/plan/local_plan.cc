@@ -128,7 +128,7 @@ void write_ranks(ByteWriter& out, const std::vector<int>& ranks) {
 }
 
 // Runs expand; how far is bounded by the ranks that a job can have.
-constexpr uint64_t kMostRanks = 1 << 24;
+constexpr uint64_t kMaxRanks = 1 << 24;
 
 std::vector<int> read_ranks(ByteReader& in, uint64_t& budget) {
   const uint64_t count = in.varint();
@@ -142,7 +142,7 @@ std::vector<int> read_ranks(ByteReader& in, uint64_t& budget) {
     const uint64_t run = in.varint();
     if (run == 0 || run > count - ranks.size()) in.fail("a run of ranks has an impossible length");
     for (uint64_t i = 0; i < run; ++i, next += step) {
-      if (next > static_cast<int64_t>(kMostRanks)) in.fail("a rank is out of range");
+      if (next > static_cast<int64_t>(kMaxRanks)) in.fail("a rank is out of range");
       if (!ranks.empty() && next <= ranks.back()) in.fail("holders are not ascending");
       ranks.push_back(static_cast<int>(next));
     }
@@ -243,7 +243,7 @@ void PlanDecoder::decode_table(ByteView encoded) {
 
 void PlanDecoder::decode_parts(ByteReader& in, PlanSink& sink) const {
   const uint64_t sets = in.count(4);
-  uint64_t budget = kMostRanks;
+  uint64_t budget = kMaxRanks;
   for (uint64_t i = 0; i < sets; ++i) sink.holder_set(read_ranks(in, budget));
   PlanChunk chunk;
   for (uint64_t count = in.count(2); count > 0; --count) {

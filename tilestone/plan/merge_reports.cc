@@ -54,9 +54,9 @@ std::vector<RankReport*> by_rank(std::span<RankReport> reports) {
   return sorted;
 }
 
-class Merger {
+class ReportMerger {
  public:
-  explicit Merger(CopyPolicy policy) : policy_(policy) {}
+  explicit ReportMerger(CopyPolicy policy) : policy_(policy) {}
 
   Metadata merge(std::span<RankReport* const> reports) {
     metadata_.save_id = reports.front()->save_id;
@@ -349,7 +349,7 @@ class Merger {
 }  // namespace
 
 Metadata merge_reports(std::vector<RankReport> reports, CopyPolicy copies) {
-  return Merger(copies).merge(by_rank(reports));
+  return ReportMerger(copies).merge(by_rank(reports));
 }
 
 }  // namespace tilestone

@@ -25,7 +25,7 @@ struct Listing {
 
   bool same_box(const Listing& other) const { return first == other.first && last == other.last; }
 };
-inline constexpr uint32_t kMostChunks = uint32_t{1} << 31;  // of a rank
+inline constexpr uint32_t kMaxChunks = uint32_t{1} << 31;  // of a rank
 
 // A tensor and all that was listed of it, at first in the order of adding.
 class Tensor {

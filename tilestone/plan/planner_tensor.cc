@@ -53,7 +53,7 @@ bool Tensor::add(const Box& box, uint32_t rank, uint32_t index) {
     span += (size - 1) * stride;
     elements *= size;
   }
-  listings_.push_back({first, first + span, rank, index & (kMostChunks - 1), span + 1 == elements});
+  listings_.push_back({first, first + span, rank, index & (kMaxChunks - 1), span + 1 == elements});
   return true;
 }
 

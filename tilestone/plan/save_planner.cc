@@ -473,7 +473,7 @@ void SavePlanner::begin(int rank) {
 
 void SavePlanner::end() {
   State& state = *state_;
-  if (state.chunk_index > planner::kMostChunks) {
+  if (state.chunk_index > planner::kMaxChunks) {
     throw Error(ErrorCode::kInvalidArgument, "a rank lists more than 2^31 chunks")
         .with_rank(static_cast<int>(state.rank));
   }

@@ -8,7 +8,7 @@
 namespace tilestone::wire {
 namespace {
 
-constexpr size_t kMostShared = 255;
+constexpr size_t kMaxShared = 255;
 
 // How a path is written.
 constexpr uint8_t kEmptyPath = 0;
@@ -70,7 +70,7 @@ Path read_spelled_path(ByteReader& in) {
 }  // namespace
 
 void KeyWriter::write(ByteWriter& out, std::string_view key) {
-  const size_t most = std::min({key.size(), last_.size(), kMostShared});
+  const size_t most = std::min({key.size(), last_.size(), kMaxShared});
   size_t shared = 0;
   while (shared < most && key[shared] == last_[shared]) ++shared;
   out.varint(shared);
@@ -80,7 +80,7 @@ void KeyWriter::write(ByteWriter& out, std::string_view key) {
 
 const std::string& KeyReader::read(ByteReader& in) {
   const uint64_t shared = in.varint();
-  if (shared > std::min(last_.size(), kMostShared)) {
+  if (shared > std::min(last_.size(), kMaxShared)) {
     in.fail("a key shares more than the key before it has");
   }
   last_.resize(shared);

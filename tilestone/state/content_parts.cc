@@ -9,7 +9,7 @@ namespace tilestone {
 namespace {
 
 constexpr size_t kTextLimit = 40;  // bytes
-constexpr size_t kMostDepth = 100;
+constexpr size_t kMaxShapeDepth = 100;
 
 // An object that is told by its class and a dict of attributes.
 bool has_attributes(const Value& value) {
@@ -22,7 +22,7 @@ class PartFinder {
   explicit PartFinder(size_t most) : most_(most) {}
 
   void visit(const Value& value, const std::string& path, size_t depth) {
-    if (parts_.size() < most_ && depth < kMostDepth) {
+    if (parts_.size() < most_ && depth < kMaxShapeDepth) {
       if (value.kind() == Value::Kind::kDict) return dict(value, path, depth);
       if (value.kind() == Value::Kind::kList || value.kind() == Value::Kind::kTuple) {
         return list(value, path, depth);

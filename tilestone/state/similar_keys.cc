@@ -7,7 +7,7 @@ namespace tilestone {
 namespace {
 
 constexpr size_t kLongestComparedKey = 512;
-constexpr size_t kMostEdits = 8;
+constexpr size_t kMaxEdits = 8;
 
 // Edit distance of two short strings, `limit` + 1 where it is larger than `limit`. Only the band
 // of the table that can matter is computed.
@@ -45,7 +45,7 @@ bool differ_by_components(std::string_view a, std::string_view b) {
 }  // namespace
 
 SimilarKeys::SimilarKeys(std::string_view key)
-    : key_(key), most_edits_(std::min(kMostEdits, key.size() / 4 + 1)) {}
+    : key_(key), most_edits_(std::min(kMaxEdits, key.size() / 4 + 1)) {}
 
 void SimilarKeys::consider(std::string_view other) {
   if (std::max(key_.size(), other.size()) > kLongestComparedKey || other == key_) return;

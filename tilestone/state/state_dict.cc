@@ -266,7 +266,7 @@ std::vector<ptrdiff_t> align(const StateList& loaded, const StateList& original,
 
 // ---- merge_factories ----
 
-class Merger {
+class TreeMerger {
  public:
   void merge(StateDict& loaded, const StateDict& original) {
     for (const auto& [key, node] : original) {
@@ -421,7 +421,7 @@ StateDict build_factories(const StateDict& state) {
 }
 
 StateDict merge_factories(StateDict loaded, const StateDict& original) {
-  Merger().merge(loaded, original);
+  TreeMerger().merge(loaded, original);
   return loaded;
 }
 

@@ -29,9 +29,9 @@ void prepend_components(const std::string& path, std::deque<std::string>& todo) 
 }
 
 // The directories from the root down to where a walk stands.
-class Walk {
+class NameWalk {
  public:
-  explicit Walk(int root) { path_.emplace_back(openat(root, ".", O_PATH | O_CLOEXEC)); }
+  explicit NameWalk(int root) { path_.emplace_back(openat(root, ".", O_PATH | O_CLOEXEC)); }
   int here() const { return path_.back().get(); }
   bool enter(const std::string& name) {
     UniqueFd next(openat(here(), name.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -105,7 +105,7 @@ bool clear_nonblocking(int fd) {
 UniqueFd walk_beneath(int root, const std::string& name, int flags, unsigned mode) {
   std::deque<std::string> todo;
   prepend_components(name, todo);
-  Walk walk(root);
+  NameWalk walk(root);
   int links = 0;
   const bool exclusive = (flags & O_EXCL) != 0;
   while (!todo.empty()) {

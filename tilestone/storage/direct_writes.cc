@@ -53,12 +53,12 @@ void DirectWrites::start(ByteView kept, uint64_t offset) {
   start({Buffer(), kept.data(), offset, kept.size(), 0});
 }
 
-void DirectWrites::start(Slot slot) {
+void DirectWrites::start(WriteSlot slot) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return under_way_ < slots_.size(); });
   if (failure_ != nullptr) std::rethrow_exception(failure_);
   const auto free = std::find_if(slots_.begin(), slots_.end(),
-                                 [](const Slot& other) { return other.data == nullptr; });
+                                 [](const WriteSlot& other) { return other.data == nullptr; });
   *free = std::move(slot);
   submit(static_cast<size_t>(free - slots_.begin()));
   changed_.notify_all();
@@ -83,7 +83,7 @@ void DirectWrites::reap() {
     try {
       handle(result);
     } catch (...) {
-      slots_[result.tag] = Slot();
+      slots_[result.tag] = WriteSlot();
       if (failure_ == nullptr) failure_ = std::current_exception();
     }
     changed_.notify_all();
@@ -91,7 +91,7 @@ void DirectWrites::reap() {
 }
 
 void DirectWrites::submit(size_t index) {
-  const Slot& slot = slots_[index];
+  const WriteSlot& slot = slots_[index];
   // The kernel only reads what is written.
   queue_->submit({IoRequest::Kind::kWrite, fd_, const_cast<std::byte*>(slot.data) + slot.done,
                   std::min<uint64_t>(slot.size - slot.done, IoQueue::kMaxRequest),
@@ -102,7 +102,7 @@ void DirectWrites::submit(size_t index) {
 // A slot that lacks bytes goes back to the queue.
 void DirectWrites::handle(const IoResult& result) {
   --under_way_;
-  Slot& slot = slots_[result.tag];
+  WriteSlot& slot = slots_[result.tag];
   int error = result.result < 0 ? static_cast<int>(-result.result) : 0;
   const bool again = error == EINTR || error == EAGAIN;
   if (result.result > 0) {
@@ -117,12 +117,12 @@ void DirectWrites::handle(const IoResult& result) {
     submit(result.tag);
     return;
   }
-  const Slot ended = std::move(slot);
-  slot = Slot();
+  const WriteSlot ended = std::move(slot);
+  slot = WriteSlot();
   finished(ended, error);
 }
 
-void DirectWrites::finished(const Slot& slot, int error) {
+void DirectWrites::finished(const WriteSlot& slot, int error) {
   if (slot.done == slot.size || failure_ != nullptr) return;
   if (error != EINVAL) {
     fail_write(path_, slot.size - slot.done, slot.offset + slot.done, error == 0 ? EIO : error);

@@ -34,7 +34,7 @@ class DirectWrites {
   void finish();
 
  private:
-  struct Slot {
+  struct WriteSlot {
     Buffer buffer;                    // none for kept memory
     const std::byte* data = nullptr;  // null: a free slot
     uint64_t offset = 0;              // in the file
@@ -42,11 +42,11 @@ class DirectWrites {
     uint64_t done = 0;                // bytes written
   };
 
-  void start(Slot slot);
+  void start(WriteSlot slot);
   void reap();  // the thread
   void submit(size_t index);
   void handle(const IoResult& result);
-  void finished(const Slot& slot, int error);
+  void finished(const WriteSlot& slot, int error);
 
   std::shared_ptr<PosixContext> context_;
   std::string path_;  // of the file, for errors
@@ -55,7 +55,7 @@ class DirectWrites {
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
-  std::vector<Slot> slots_;
+  std::vector<WriteSlot> slots_;
   size_t under_way_ = 0;
   bool stop_ = false;
   std::exception_ptr failure_;

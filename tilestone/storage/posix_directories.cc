@@ -89,9 +89,10 @@ void make_directories(PosixContext& context, const std::string& name, bool durab
 }
 
 // A walk through the directories that a prefix leads to.
-class Listing {
+class DirectoryListing {
  public:
-  Listing(PosixContext& context, const std::string& prefix) : context_(context), prefix_(prefix) {}
+  DirectoryListing(PosixContext& context, const std::string& prefix)
+      : context_(context), prefix_(prefix) {}
 
   std::vector<std::string> files() {
     expect_usable_root();
@@ -266,15 +267,15 @@ void remove_old_trials(PosixContext& context, int root) {
 }  // namespace
 
 std::vector<std::string> posix_list(PosixContext& context, const std::string& prefix) {
-  return Listing(context, prefix).files();
+  return DirectoryListing(context, prefix).files();
 }
 
 std::vector<std::string> posix_list_files(PosixContext& context, const std::string& prefix) {
-  return Listing(context, prefix).one_level(false);
+  return DirectoryListing(context, prefix).one_level(false);
 }
 
 std::vector<std::string> posix_list_directories(PosixContext& context, const std::string& prefix) {
-  return Listing(context, prefix).one_level(true);
+  return DirectoryListing(context, prefix).one_level(true);
 }
 
 void posix_make_directory(PosixContext& context, const std::string& name) {

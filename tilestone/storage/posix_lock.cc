@@ -25,14 +25,14 @@ struct flock whole_file(short type) {
 }
 
 // The files of the locks that this process holds. Never destroyed: a fork may come at any time.
-struct Held {
+struct HeldLock {
   std::mutex mutex;
   std::list<UniqueFd> files;
 };
 
-Held& held() {
-  static Held* const the_held = [] {
-    auto* const made = new Held;
+HeldLock& held() {
+  static HeldLock* const the_held = [] {
+    auto* const made = new HeldLock;
     // The mutex is taken around the fork, so that the child finds the list whole.
     ::pthread_atfork([] { held().mutex.lock(); }, [] { held().mutex.unlock(); },
                      [] {

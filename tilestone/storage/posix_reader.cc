@@ -49,7 +49,7 @@ double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-struct Piece {
+struct PartialRead {
   size_t op = 0;
   uint64_t number = 0;          // among the op's
   uint64_t begin = 0, end = 0;  // of the file
@@ -88,7 +88,7 @@ class ReadBatch {
   uint64_t pieces() const { return first_piece_.back(); }
 
   // The next piece, or nothing more to do.
-  std::optional<Piece> take() {
+  std::optional<PartialRead> take() {
     if (stopped_.load(std::memory_order_relaxed)) return std::nullopt;
     const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
     if (number >= pieces()) return std::nullopt;
@@ -100,16 +100,16 @@ class ReadBatch {
   bool prefetches() const { return done_ == nullptr; }
   bool keeps() const { return options_.cache == CachePolicy::kKeep; }
   // Whether what the kernel reads ahead of the piece is the op's as well.
-  bool has_more_behind(const Piece& piece) const {
+  bool has_more_behind(const PartialRead& piece) const {
     const ReadOp& op = ops_[piece.op];
     return op.offset + op.size - piece.end >= kReadAhead;
   }
-  bool wants_crc(const Piece& piece) const {
+  bool wants_crc(const PartialRead& piece) const {
     return !prefetches() && ops_[piece.op].crc32 != nullptr;
   }
 
   // The piece is at its place; `bytes` is the whole op's if it has no target.
-  void finished(const Piece& piece, ByteView bytes, uint32_t crc) {
+  void finished(const PartialRead& piece, ByteView bytes, uint32_t crc) {
     if (prefetches()) return;
     const ReadOp& op = ops_[piece.op];
     if (op.crc32 != nullptr) crcs_[first_piece_[piece.op] + piece.number] = crc;
@@ -119,21 +119,21 @@ class ReadBatch {
     (*done_)(piece.op, op.target != nullptr ? ByteView(op.target, op.size) : bytes);
   }
 
-  void fetches(const Piece& piece) { fetched_ += piece.size(); }
+  void fetches(const PartialRead& piece) { fetched_ += piece.size(); }
   uint64_t fetched() const { return fetched_; }
 
   void stop() { stopped_.store(true, std::memory_order_relaxed); }
 
  private:
   // An op's aligned middle, and whether what is around it is read by itself.
-  struct Layout {
+  struct BatchLayout {
     uint64_t begin = 0;  // of the first piece on the grid
     uint64_t end = 0;
     bool head = false;
     bool tail = false;
   };
 
-  Layout layout(const ReadOp& op) const {
+  BatchLayout layout(const ReadOp& op) const {
     const uint64_t end = op.offset + op.size;
     const uint64_t first = align_up(op.offset, kAlignment);
     const auto address = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(op.target));
@@ -144,15 +144,15 @@ class ReadBatch {
 
   uint64_t pieces_of(const ReadOp& op) const {
     if (op.target == nullptr || op.size == 0) return 1;
-    const Layout at = layout(op);
+    const BatchLayout at = layout(op);
     return (at.end - at.begin + piece_ - 1) / piece_ + at.head + at.tail;
   }
 
-  Piece piece(size_t index, uint64_t number) const {
+  PartialRead piece(size_t index, uint64_t number) const {
     const ReadOp& op = ops_[index];
     const uint64_t op_end = op.offset + op.size;
     if (op.target == nullptr || op.size == 0) return {index, number, op.offset, op_end};
-    const Layout at = layout(op);
+    const BatchLayout at = layout(op);
     if (at.head && number == 0) return {index, number, op.offset, at.begin};
     const uint64_t grid = at.begin + (number - at.head) * piece_;
     if (grid >= at.end) return {index, number, at.end, op_end};
@@ -207,10 +207,10 @@ class ReadWorker {
  private:
   // A request for bytes [offset, offset + size) of the file to `data`, of which the first `needed`
   // are waited for: an aligned range may reach beyond the file's end.
-  struct Slot {
+  struct ReadSlot {
     bool busy = false;
     bool direct = false;
-    Piece piece;
+    PartialRead piece;
     Buffer buffer;
     int fd = -1;
     std::byte* data = nullptr;
@@ -218,12 +218,12 @@ class ReadWorker {
     std::optional<uint32_t> crc;  // of the piece, if it is known before the piece is complete
   };
 
-  const PosixReadable& file(const Piece& piece) const {
+  const PosixReadable& file(const PartialRead& piece) const {
     return static_cast<const PosixReadable&>(*batch_.op(piece.op).file);
   }
 
   // Where the piece's bytes are to go: in the target, or in the buffer of an op that has none.
-  std::byte* place(const Piece& piece) const {
+  std::byte* place(const PartialRead& piece) const {
     const ReadOp& op = batch_.op(piece.op);
     const bool nowhere = op.target == nullptr || batch_.prefetches();
     return nowhere ? nullptr : op.target + (piece.begin - op.offset);
@@ -244,7 +244,7 @@ class ReadWorker {
   }
 
   // False where the piece must wait for a buffer that this worker has under way itself.
-  bool start(const Piece& piece) {
+  bool start(const PartialRead& piece) {
     if (batch_.prefetches()) return start_prefetch(piece);
     const bool targeted = place(piece) != nullptr || piece.size() == 0;
     Buffer buffer;
@@ -275,7 +275,7 @@ class ReadWorker {
   }
 
   // Asked for at once, so that the disk has work, and waited for in turn.
-  bool start_prefetch(const Piece& piece) {
+  bool start_prefetch(const PartialRead& piece) {
     if (piece.size() == 0 || is_cached(piece)) return true;
     if (!ask(piece)) return false;
     batch_.fetches(piece);
@@ -283,7 +283,7 @@ class ReadWorker {
   }
 
   // False where room for the piece is to wait for a buffer.
-  bool ask(const Piece& piece) {
+  bool ask(const PartialRead& piece) {
     if (asked_.size() == slots_.size() && !settle()) return false;
     context_.system().will_need(file(piece).fd(), piece.begin, piece.size());
     asked_.push_back(piece);
@@ -294,7 +294,7 @@ class ReadWorker {
   bool settle() { return batch_.prefetches() ? settle_prefetch() : settle_kept(); }
 
   bool settle_kept() {
-    const Piece piece = asked_.front();
+    const PartialRead piece = asked_.front();
     Buffer buffer;
     if (place(piece) == nullptr && !get_buffer(buffer)) return false;
     asked_.pop_front();
@@ -304,7 +304,7 @@ class ReadWorker {
 
   // Where the system can't answer, or fails, the piece is read into a buffer.
   bool settle_prefetch() {
-    const Piece& piece = asked_.front();
+    const PartialRead& piece = asked_.front();
     if (context_.system().populate(file(piece).fd(), piece.begin, piece.size()) != 0) {
       Buffer buffer;
       if (!get_buffer(buffer)) return false;
@@ -314,7 +314,7 @@ class ReadWorker {
     return true;
   }
 
-  bool fits_buffer(const Piece& piece) const {
+  bool fits_buffer(const PartialRead& piece) const {
     const auto& pool = batch_.options().buffers;
     return pool != nullptr && align_up(piece.end, kAlignment) - align_down(piece.begin) <=
                                   align_down(pool->buffer_bytes());
@@ -328,7 +328,7 @@ class ReadWorker {
     return true;
   }
 
-  bool wants_direct(const Piece& piece) {
+  bool wants_direct(const PartialRead& piece) {
     const auto cache = context_.options().read_cache;
     if (cache == PosixOptions::Cache::kBuffered) return false;
     if (cache == PosixOptions::Cache::kAuto &&
@@ -339,7 +339,7 @@ class ReadWorker {
   }
 
   // Done where all of a small piece is in the page cache. The call neither waits nor starts I/O.
-  bool copied_from_cache(const Piece& piece, const Buffer& buffer) {
+  bool copied_from_cache(const PartialRead& piece, const Buffer& buffer) {
     if (piece.size() == 0 || piece.size() >= kSmallPiece || bypasses_cache()) return false;
     std::byte* const data = buffer ? buffer.data() : place(piece);
     const ssize_t n =
@@ -355,11 +355,11 @@ class ReadWorker {
     return context_.options().read_cache == PosixOptions::Cache::kDirect;
   }
 
-  bool in_page_cache(const Piece& piece) {
+  bool in_page_cache(const PartialRead& piece) {
     return !bypasses_cache() && piece.size() >= kSmallPiece && is_cached(piece);
   }
 
-  bool is_cached(const Piece& piece) {
+  bool is_cached(const PartialRead& piece) {
     uint64_t cached = 0;
     const uint64_t begin = align_down(piece.begin);
     const uint64_t size = align_up(piece.end, kAlignment) - begin;
@@ -367,13 +367,13 @@ class ReadWorker {
            cached >= size;
   }
 
-  Slot& free_slot() {
-    return *std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return !s.busy; });
+  ReadSlot& free_slot() {
+    return *std::find_if(slots_.begin(), slots_.end(), [](const ReadSlot& s) { return !s.busy; });
   }
 
-  void start_direct(const Piece& piece, Buffer buffer, std::byte* data, uint64_t begin,
+  void start_direct(const PartialRead& piece, Buffer buffer, std::byte* data, uint64_t begin,
                     uint64_t end) {
-    Slot& slot = free_slot();
+    ReadSlot& slot = free_slot();
     slot = {.direct = true,
             .piece = piece,
             .buffer = std::move(buffer),
@@ -386,8 +386,8 @@ class ReadWorker {
   }
 
   // Through the page cache: what is there is copied at once, the rest read by the queue.
-  void start_cached(const Piece& piece, Buffer buffer, bool resident) {
-    Slot& slot = free_slot();
+  void start_cached(const PartialRead& piece, Buffer buffer, bool resident) {
+    ReadSlot& slot = free_slot();
     std::byte* const data = buffer ? buffer.data() : place(piece);
     slot = {.piece = piece,
             .buffer = std::move(buffer),
@@ -404,13 +404,13 @@ class ReadWorker {
     }
   }
 
-  void submit_new(Slot& slot) {
+  void submit_new(ReadSlot& slot) {
     if (queue_ == nullptr) queue_ = context_.take_queue();
     context_.read_choice().started(slot.direct, seconds());
     submit(slot);
   }
 
-  void submit(Slot& slot) {
+  void submit(ReadSlot& slot) {
     queue_->submit({IoRequest::Kind::kRead, slot.fd, slot.data + slot.done,
                     std::min<uint64_t>(slot.size - slot.done, IoQueue::kMaxRequest),
                     slot.offset + slot.done, static_cast<uint64_t>(&slot - slots_.data())});
@@ -422,7 +422,7 @@ class ReadWorker {
   void finish_one() {
     const IoResult result = queue_->wait();
     --under_way_;
-    Slot& slot = slots_[result.tag];
+    ReadSlot& slot = slots_[result.tag];
     slot.busy = false;
     const bool again = result.result == -EINTR || result.result == -EAGAIN;
     if (result.result > 0) slot.done += static_cast<uint64_t>(result.result);
@@ -444,14 +444,14 @@ class ReadWorker {
     complete(slot);
   }
 
-  [[noreturn]] void fail_read(const Slot& slot, int error) const {
+  [[noreturn]] void fail_read(const ReadSlot& slot, int error) const {
     fail_errno("cannot read " + std::to_string(slot.needed - slot.done) + " bytes at offset " +
                    std::to_string(slot.offset + slot.done),
                context_.path_of(file(slot.piece).name()), error);
   }
 
   // Reads what the slot lacks through the page cache.
-  void read_now(Slot& slot) {
+  void read_now(ReadSlot& slot) {
     const bool whole = slot.done == 0 && slot.offset == slot.piece.begin;
     const bool checked = whole && batch_.wants_crc(slot.piece);
     const uint64_t most = checked ? kCrcBlock : IoQueue::kMaxRequest;
@@ -471,7 +471,7 @@ class ReadWorker {
   }
 
   // The slot's bytes are there: to the target with them, and on to `done`.
-  void complete(Slot& slot) {
+  void complete(ReadSlot& slot) {
     const Buffer buffer = std::move(slot.buffer);  // goes back to the pool after done()
     const uint64_t size = slot.piece.size();
     std::byte* const bytes = slot.data + (slot.piece.begin - slot.offset);
@@ -491,19 +491,19 @@ class ReadWorker {
 
   void drain() {
     for (; under_way_ > 0; --under_way_) {
-      Slot& slot = slots_[queue_->wait().tag];
+      ReadSlot& slot = slots_[queue_->wait().tag];
       context_.read_choice().finished(0, slot.direct, seconds());
-      slot = Slot();
+      slot = ReadSlot();
     }
   }
 
   ReadBatch& batch_;
   PosixContext& context_;
   std::unique_ptr<IoQueue> queue_;
-  std::vector<Slot> slots_;
+  std::vector<ReadSlot> slots_;
   size_t under_way_ = 0;
-  std::optional<Piece> waiting_;  // for a buffer
-  std::deque<Piece> asked_;       // of a prefetch, or to be kept; not yet waited for
+  std::optional<PartialRead> waiting_;  // for a buffer
+  std::deque<PartialRead> asked_;       // of a prefetch, or to be kept; not yet waited for
 };
 
 void run(ReadBatch& batch) {

@@ -73,7 +73,7 @@ class RankReader {
     ChunkRef chunk = {};
   };
   // A summed read: of an item, and of its elements where it lies within them.
-  struct Piece {
+  struct SummedRead {
     ReportedItem* item = nullptr;
     uint64_t within = 0;  // from the item's start, bytes
     bool of_payload = false;
@@ -156,7 +156,7 @@ class RankReader {
     RecordSum of_item, of_payload;
     const auto read_batch = [&] {
       for (const ByteRange& range : reader.read()) {
-        const Piece& piece = pieces_[first];
+        const SummedRead& piece = pieces_[first];
         if (piece.within == 0) of_item = of_payload = RecordSum();
         of_item.add(of_item.size(), range.size, range.crc32);
         if (piece.of_payload) of_payload.add(of_payload.size(), range.size, range.crc32);
@@ -167,7 +167,7 @@ class RankReader {
       }
     };
     for (size_t i = 0; i < pieces_.size(); ++i) {
-      const Piece& piece = pieces_[i];
+      const SummedRead& piece = pieces_[i];
       reader.add({.file = piece.item->file,
                   .begin = piece.item->offset + piece.within,
                   .size = sizes_[i],
@@ -189,7 +189,7 @@ class RankReader {
   const ReadContext context_;
   const Metadata& metadata_;
   std::vector<Payload> payloads_;  // by chunk
-  std::vector<Piece> pieces_;
+  std::vector<SummedRead> pieces_;
   std::vector<uint64_t> sizes_;  // of the pieces
   bool in_c_order_ = true;
 };

@@ -16,7 +16,7 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr size_t kSlotDescription = 48;  // bytes, about
+constexpr size_t kBoxDescription = 48;  // bytes, about
 
 class ByMessages final : public Carrier {
  public:
@@ -34,12 +34,12 @@ class ByMessages final : public Carrier {
     const TileRound round = owner_.plan_round(pair_bytes_, reader_);
     std::vector<RoundMessage> messages(world_);
     for (const TileRound::Packed& packed : round.packed) {
-      if (packed.rank != rank_) messages[packed.rank].slots.push_back(packed.slot);
+      if (packed.rank != rank_) messages[packed.rank].boxes.push_back(packed.sent);
     }
     std::vector<Bytes> elements(world_);
     for (size_t rank = 0; rank < world_; ++rank) {
       if (rank == rank_) continue;
-      const size_t described = (messages[rank].slots.size() + 2) * kSlotDescription;
+      const size_t described = (messages[rank].boxes.size() + 2) * kBoxDescription;
       elements[rank].reserve(round.filled[rank] + described);
       elements[rank].resize(round.filled[rank]);
     }
@@ -67,9 +67,9 @@ class ByMessages final : public Carrier {
       const Arrival& arrival = arrivals[i];
       StoredPayload packed;
       packed.dtype = context_.metadata.tensors[arrival.asked->request.tensor].dtype;
-      packed.shape = arrival.slot->box.shape;
+      packed.shape = arrival.sent->box.shape;
       packed.strides = contiguous_strides(packed.shape);
-      put(*arrival.asked, packed, {arrival.slot->box, 0, arrival.bytes.size()}, arrival.bytes);
+      put(*arrival.asked, packed, {arrival.sent->box, 0, arrival.bytes.size()}, arrival.bytes);
     });
   }
 
@@ -115,7 +115,7 @@ class ByMessages final : public Carrier {
  private:
   struct Arrival {
     const Asker::Asked* asked;
-    const Slot* slot;
+    const SentBox* sent;
     ByteView bytes;
   };
   // A chunk that all ranks together may have read whole.
@@ -131,9 +131,9 @@ class ByMessages final : public Carrier {
     const ServedTile& tile = owner_.tile(loaded.tile);
     for (size_t i = loaded.first; i < loaded.first + loaded.count; ++i) {
       const TileRound::Packed& packed = round.packed[i];
-      const Box& box = packed.slot.box;
+      const Box& box = packed.sent.box;
       if (packed.rank == rank_) {
-        put(asker_.find(static_cast<int>(rank_), packed.slot.request), tile.payload, loaded.part,
+        put(asker_.find(static_cast<int>(rank_), packed.sent.request), tile.payload, loaded.part,
             bytes);
         continue;
       }
@@ -154,7 +154,7 @@ class ByMessages final : public Carrier {
     for (size_t i = loaded.first; i < loaded.first + loaded.count; ++i) {
       const TileRound::Packed& packed = round.packed[i];
       if (packed.rank != rank_) continue;
-      count(static_cast<uint64_t>(packed.slot.box.numel()), tile.payload.dtype);
+      count(static_cast<uint64_t>(packed.sent.box.numel()), tile.payload.dtype);
     }
   }
 
@@ -190,16 +190,16 @@ class ByMessages final : public Carrier {
 
   void find_arrivals(int owner, const RoundMessage& message, std::vector<Arrival>& arrivals) {
     ByteView left = message.elements;
-    for (const Slot& slot : message.slots) {
-      const Asker::Asked& asked = asker_.find(owner, slot.request);
+    for (const SentBox& sent : message.boxes) {
+      const Asker::Asked& asked = asker_.find(owner, sent.request);
       const Box& box = asked.request.box;
-      if (slot.box.rank() != box.rank() || !box.contains(slot.box)) {
+      if (sent.box.rank() != box.rank() || !box.contains(sent.box)) {
         fail_exchange(owner, "elements beyond the box that was asked for");
       }
-      const uint64_t size = static_cast<uint64_t>(slot.box.numel()) *
+      const uint64_t size = static_cast<uint64_t>(sent.box.numel()) *
                             itemsize(context_.metadata.tensors[asked.request.tensor].dtype);
       if (size > left.size()) fail_exchange(owner, "a message is too short");
-      arrivals.push_back({&asked, &slot, left.first(size)});
+      arrivals.push_back({&asked, &sent, left.first(size)});
       left = left.subspan(size);
     }
     if (!left.empty()) fail_exchange(owner, "a message is too long");

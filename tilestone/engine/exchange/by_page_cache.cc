@@ -114,9 +114,9 @@ class ByPageCache final : public Carrier {
     std::vector<Transfer> ready;
     for (size_t from = 0; from < round.size(); ++from) {
       const auto owner = static_cast<int>(from);
-      for (const Slot& slot : round[from].slots) {
-        const size_t transfer = asker_.find(owner, slot.request).transfer;
-        const auto elements = static_cast<uint64_t>(slot.box.numel());
+      for (const SentBox& sent : round[from].boxes) {
+        const size_t transfer = asker_.find(owner, sent.request).transfer;
+        const auto elements = static_cast<uint64_t>(sent.box.numel());
         uint64_t& awaited = awaited_[transfer];
         if (elements == 0 || elements > awaited) {
           fail_exchange(owner, "more was read than was asked for");
@@ -154,7 +154,7 @@ class ByPageCache final : public Carrier {
       const TileRound round = owner_.plan_round(pair_bytes, reader_);
       fetched += reader_.prefetch();
       for (const TileRound::Packed& packed : round.packed) {
-        messages[packed.rank].slots.push_back(packed.slot);
+        messages[packed.rank].boxes.push_back(packed.sent);
       }
     }
     std::vector<Bytes> out;

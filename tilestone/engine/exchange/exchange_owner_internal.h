@@ -33,7 +33,7 @@ struct TileRound {
   // Elements for a rank.
   struct Packed {
     size_t rank = 0;
-    Slot slot;
+    SentBox sent;
     uint64_t at = 0;  // among the rank's elements of the round, bytes
   };
   // A part that is read: packed[first, first + count) are made of it.

@@ -161,10 +161,10 @@ std::vector<bool> decode_verdicts(ByteView message, int from) {
 
 Bytes encode_round(Bytes elements, const RoundMessage& message, bool more) {
   ByteWriter writer;
-  writer.varint(message.slots.size());
-  for (const Slot& slot : message.slots) {
-    writer.varint(slot.request);
-    put(writer, slot.box);
+  writer.varint(message.boxes.size());
+  for (const SentBox& sent : message.boxes) {
+    writer.varint(sent.request);
+    put(writer, sent.box);
   }
   writer.varint(message.checks.size());
   for (const TileCheck& check : message.checks) put(writer, check);
@@ -176,10 +176,10 @@ RoundMessage decode_round(ByteView message, int from) {
   ByteReader reader = reader_of(open.description, "elements", from);
   RoundMessage round;
   round.elements = open.elements;
-  round.slots.resize(reader.count(2));
-  for (Slot& slot : round.slots) {
-    slot.request = static_cast<uint32_t>(reader.varint());
-    slot.box = get_box(reader);
+  round.boxes.resize(reader.count(2));
+  for (SentBox& sent : round.boxes) {
+    sent.request = static_cast<uint32_t>(reader.varint());
+    sent.box = get_box(reader);
   }
   round.checks.resize(reader.count(13));
   for (TileCheck& check : round.checks) check = get_check(reader);

@@ -44,7 +44,7 @@ Bytes encode_verdicts(const std::vector<bool>& served, bool more);
 std::vector<bool> decode_verdicts(ByteView message, int from);
 
 // A part of a request's box whose elements are in the message.
-struct Slot {
+struct SentBox {
   uint32_t request = 0;
   Box box;  // in the chunk's own coordinates
 };
@@ -60,10 +60,10 @@ struct TileCheck {
   uint32_t record_crc32 = 0;  // as recorded
 };
 
-// One round's message from an owner to a rank: the slots' elements, C-contiguous, in the order of
-// the slots and without gaps, then what describes them.
+// One round's message from an owner to a rank: the boxes' elements, C-contiguous, in the order of
+// the boxes and without gaps, then what describes them.
 struct RoundMessage {
-  std::vector<Slot> slots;
+  std::vector<SentBox> boxes;
   std::vector<TileCheck> checks;
   ByteView elements;  // decoded only
 };

@@ -243,7 +243,7 @@ LeftReport LeftReport::decode(ByteView bytes, const std::string& file) {
     for (size_t more = in.count(2); more > 0; --more) {
       std::string key(in.string());
       const uint64_t rank = in.varint();
-      if (rank >= kMostReplicas) in.fail("a replica of rank " + std::to_string(rank));
+      if (rank >= kMaxReplicas) in.fail("a replica of rank " + std::to_string(rank));
       left.replicas.emplace(std::move(key), static_cast<uint32_t>(rank));
     }
     return left;

@@ -17,8 +17,8 @@ namespace tilestone::engine {
 namespace {
 
 constexpr uint64_t kAnySize = UINT64_MAX;  // memory follows the size of a file that is there
-constexpr int kMostOverwrites = 8;         // while one description is read
-constexpr int kMostExchanges = 3;          // of its directory, likewise
+constexpr int kMaxOverwrites = 8;          // while one description is read
+constexpr int kMaxExchanges = 3;           // of its directory, likewise
 
 std::shared_ptr<const Format> format_or(std::string_view name,
                                         const std::shared_ptr<const Format>& wanted) {
@@ -124,7 +124,7 @@ CheckpointNames look_for_checkpoint(Storage& storage) {
     CheckpointNames found{list_of_checkpoint(storage), std::nullopt};
     if (contains_name(found.names, kMegatronConfig)) return found;
     const auto saves = possible_claims(storage, found.names);
-    if (!saves && i < kMostOverwrites) continue;
+    if (!saves && i < kMaxOverwrites) continue;
     if (saves) found.claim = claim_among(storage, found.names, *saves);
     if (found.claim) found.names = without(std::move(found.names), found.claim->files);
     return found;
@@ -309,7 +309,7 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
 Description read_description(Storage& storage, const DetectedFormat& detected,
                              std::vector<std::string> names) {
   Description found = read_once(storage, detected, std::move(names));
-  for (int i = 0; i < kMostOverwrites && lacks_manifest(found, *detected.format); ++i) {
+  for (int i = 0; i < kMaxOverwrites && lacks_manifest(found, *detected.format); ++i) {
     Description next = read_once(storage, detected, names_of_checkpoint(storage));
     const bool same = same_files(next, found);
     found = std::move(next);
@@ -381,7 +381,7 @@ Found find_checkpoint(const std::shared_ptr<Storage>& storage,
       return found;
     } catch (const Error& error) {
       const bool may_be_gone = error.code() == ErrorCode::kNotFound && found.storage != storage;
-      if (!may_be_gone || i == kMostExchanges) throw;
+      if (!may_be_gone || i == kMaxExchanges) throw;
     }
   }
 }

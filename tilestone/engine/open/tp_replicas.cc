@@ -212,7 +212,7 @@ class Renamer {
   // Replicas that are not the same keep their names.
   std::string stored_key(std::string plain) const {
     if (stored_.find_tensor(plain) != nullptr) return plain;
-    for (uint32_t rank = 0; rank < kMostReplicas; ++rank) {
+    for (uint32_t rank = 0; rank < kMaxReplicas; ++rank) {
       std::string name = second_name(plain, rank);
       if (stored_.find_tensor(name) != nullptr) return name;
       if (rank == 0 && !any_begins_with(plain + std::string(kMiddle))) break;
@@ -249,10 +249,10 @@ ReplicaNames replicas_among(const Items& items) {
   for (const TensorItem& item : items.tensors) {
     if (item.replica_id.size() != kNumbers || item.replica_id[1] == 0) continue;
     const int64_t rank = item.replica_id[1];
-    if (rank < 0 || rank >= static_cast<int64_t>(kMostReplicas)) {
+    if (rank < 0 || rank >= static_cast<int64_t>(kMaxReplicas)) {
       throw Error(ErrorCode::kInvalidArgument, "the tensor-parallel rank " + std::to_string(rank) +
                                                    " of a replica id is not one of 0 to " +
-                                                   std::to_string(kMostReplicas - 1))
+                                                   std::to_string(kMaxReplicas - 1))
           .with_key(item.key);
     }
     merge_replica_names(found, {{item.key, static_cast<uint32_t>(rank)}});

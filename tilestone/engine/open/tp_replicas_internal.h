@@ -16,7 +16,7 @@
 
 namespace tilestone::engine {
 
-inline constexpr uint32_t kMostReplicas = 1u << 16;  // ranks of tensor parallelism
+inline constexpr uint32_t kMaxReplicas = 1u << 16;  // ranks of tensor parallelism
 
 // "KEY" of "KEY.__tp_replica_3"; "" for any other key.
 std::string_view key_of_replica(std::string_view key);

@@ -33,12 +33,12 @@ class TreeBuilder {
 
   StateDict build() {
     std::stable_sort(places_.begin(), places_.end(),
-                     [](const Place& a, const Place& b) { return a.path < b.path; });
+                     [](const StoredPath& a, const StoredPath& b) { return a.path < b.path; });
     return dict(0, places_.size(), 0);
   }
 
  private:
-  struct Place {
+  struct StoredPath {
     std::string key;
     Path path;
     StateNode node;
@@ -78,7 +78,7 @@ class TreeBuilder {
     return list;
   }
 
-  std::vector<Place> places_;
+  std::vector<StoredPath> places_;
 };
 
 // Trees are as deep as kMaxStateDepth lets them, and the parser of values as its own limit.

@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kPage = 4096;     // bytes: rows nearer than this share pages
 constexpr uint64_t kGapOfSpan = 32;  // a gap may be this fraction of what is needed
 
-struct Axis {
+struct PartAxis {
   size_t dim = 0;
   uint64_t count = 0;
   uint64_t step = 0;  // bytes
@@ -31,8 +31,8 @@ bool can_join(uint64_t step, uint64_t inner_span) {
   return step <= inner_span || step <= kPage || step - inner_span <= inner_span / kGapOfSpan;
 }
 
-std::vector<Axis> ordered_axes(const StoredPayload& payload, const Dims& shape) {
-  std::vector<Axis> axes;
+std::vector<PartAxis> ordered_axes(const StoredPayload& payload, const Dims& shape) {
+  std::vector<PartAxis> axes;
   const uint64_t size = itemsize(payload.dtype);
   for (size_t dim = 0; dim < shape.size(); ++dim) {
     if (shape[dim] == 1) continue;
@@ -40,12 +40,12 @@ std::vector<Axis> ordered_axes(const StoredPayload& payload, const Dims& shape) 
                     static_cast<uint64_t>(payload.strides[dim]) * size});
   }
   std::stable_sort(axes.begin(), axes.end(),
-                   [](const Axis& a, const Axis& b) { return a.step > b.step; });
+                   [](const PartAxis& a, const PartAxis& b) { return a.step > b.step; });
   return axes;
 }
 
 // spans[i] is S(i).
-std::vector<uint64_t> inner_spans(const std::vector<Axis>& axes, uint64_t itemsize) {
+std::vector<uint64_t> inner_spans(const std::vector<PartAxis>& axes, uint64_t itemsize) {
   std::vector<uint64_t> spans(axes.size() + 1, itemsize);
   for (size_t i = axes.size(); i-- > 0;) {
     spans[i] = (axes[i].count - 1) * axes[i].step + spans[i + 1];
@@ -54,13 +54,13 @@ std::vector<uint64_t> inner_spans(const std::vector<Axis>& axes, uint64_t itemsi
 }
 
 // How a box is cut: axes before `block` are walked one by one, the block's first in groups.
-struct Cut {
+struct PartCut {
   size_t block = 0;
   uint64_t group = 1;
 };
 
-Cut find_cut(const std::vector<Axis>& axes, const std::vector<uint64_t>& spans,
-             uint64_t max_bytes) {
+PartCut find_cut(const std::vector<PartAxis>& axes, const std::vector<uint64_t>& spans,
+                 uint64_t max_bytes) {
   size_t block = axes.size();
   while (block > 0 && can_join(axes[block - 1].step, spans[block])) --block;
   while (block < axes.size() && spans[block] > max_bytes && spans[block + 1] > max_bytes) ++block;
@@ -104,7 +104,7 @@ bool fills_record(const StoredPayload& payload) {
   const uint64_t size = itemsize(payload.dtype);
   const StridedView whole{nullptr, payload.shape, payload.strides, size};
   if (whole.is_contiguous()) return whole.bytes() == payload.record_size;
-  const std::vector<Axis> axes = ordered_axes(payload, payload.shape);
+  const std::vector<PartAxis> axes = ordered_axes(payload, payload.shape);
   const std::vector<uint64_t> spans = inner_spans(axes, size);
   for (size_t i = 0; i < axes.size(); ++i) {
     if (axes[i].step != spans[i + 1]) return false;
@@ -128,9 +128,9 @@ void split(const StoredPayload& payload, const Box& box, uint64_t max_bytes,
   if (box.shape == payload.shape && whole.bytes() <= max_bytes && whole.is_contiguous()) {
     return emit({box, payload.offset, whole.bytes()});
   }
-  const std::vector<Axis> axes = ordered_axes(payload, box.shape);
+  const std::vector<PartAxis> axes = ordered_axes(payload, box.shape);
   const std::vector<uint64_t> spans = inner_spans(axes, size);
-  const Cut cut = find_cut(axes, spans, max_bytes);
+  const PartCut cut = find_cut(axes, spans, max_bytes);
   uint64_t first = payload.offset;
   for (size_t d = 0; d < box.rank(); ++d) {
     first +=
@@ -142,7 +142,7 @@ void split(const StoredPayload& payload, const Box& box, uint64_t max_bytes,
   while (true) {
     Part part{box, first, cut.block < axes.size() ? spans[cut.block + 1] : size};
     for (size_t i = 0; i < walked; ++i) {
-      const Axis& axis = axes[i];
+      const PartAxis& axis = axes[i];
       const bool grouped = i == cut.block;
       const uint64_t count = grouped ? std::min(cut.group, axis.count - index[i]) : 1;
       part.box.offset[axis.dim] += static_cast<int64_t>(index[i]);

@@ -110,13 +110,13 @@ class RecordSum {
   uint32_t crc32() const { return crc32_; }
 
  private:
-  struct Piece {
+  struct EarlyRange {
     uint64_t size;
     uint32_t crc32;
   };
   uint64_t size_ = 0;
   uint32_t crc32_ = 0;
-  std::map<uint64_t, Piece> early_;  // by offset: those before them have not come
+  std::map<uint64_t, EarlyRange> early_;  // by offset: those before them have not come
 };
 
 }  // namespace tilestone::engine

@@ -30,7 +30,7 @@ namespace {
 constexpr uint64_t kMaxPart = 256u << 20;  // bytes; progress is reported part by part
 
 // The transfers of one chunk: order[begin, end).
-struct Group {
+struct ReadGroup {
   ChunkRef chunk;
   size_t begin = 0;
   size_t end = 0;
@@ -143,7 +143,7 @@ class TransferReader {
     for (; end < groups_.size() && groups_[end].chunk.tensor == groups_[first].chunk.tensor &&
            tensor(end).first_of_item(groups_[end].chunk.chunk) == item;
          ++end) {
-      const Group& group = groups_[end];
+      const ReadGroup& group = groups_[end];
       elements += chunk(end).box.numel();
       checked = checked && group.whole && group.payload.record_crc32 &&
                 fills_record(chunk(end), group.payload);
@@ -157,7 +157,7 @@ class TransferReader {
   }
 
   bool wants_whole(size_t g) const {
-    const Group& group = groups_[g];
+    const ReadGroup& group = groups_[g];
     if (group.substitute) return true;
     const Box whole = Box::whole(chunk(g).box.shape);
     if (group.end - group.begin == 1) return transfer(group.begin).box == whole;
@@ -167,7 +167,7 @@ class TransferReader {
   }
 
   void add_parts(size_t g) {
-    Group& group = groups_[g];
+    ReadGroup& group = groups_[g];
     const uint64_t buffer = context_.buffers->buffer_bytes();
     if (group.whole) {
       uint64_t limit = buffer;
@@ -189,7 +189,7 @@ class TransferReader {
   }
 
   // A transfer that can be read straight into its target needs no buffer.
-  uint64_t straight_limit(const Group& group, size_t place, uint64_t limit) const {
+  uint64_t straight_limit(const ReadGroup& group, size_t place, uint64_t limit) const {
     const Transfer& t = transfer(place);
     if (t.target.bytes() <= limit) return limit;
     const Part all{t.box, group.payload.offset, t.target.bytes()};
@@ -197,7 +197,7 @@ class TransferReader {
   }
 
   void add(size_t g, size_t place, Part part) {
-    const Group& group = groups_[g];
+    const ReadGroup& group = groups_[g];
     std::byte* target = nullptr;
     if (place != Slice::kAll) target = plain_target(group.payload, part, transfer(place));
     reader_.add({.file = location(g).file,
@@ -222,7 +222,7 @@ class TransferReader {
   }
 
   void take(const Slice& slice, ByteView bytes) {
-    const Group& group = groups_[slice.group];
+    const ReadGroup& group = groups_[slice.group];
     const bool all = slice.transfer == Slice::kAll;
     const size_t begin = all ? group.begin : slice.transfer;
     const size_t end = all ? group.end : slice.transfer + 1;
@@ -233,7 +233,7 @@ class TransferReader {
     progress_.add(static_cast<uint64_t>(slice.part.box.numel()) * itemsize(group.payload.dtype));
   }
 
-  void put(const Group& group, const Part& part, ByteView bytes, const Transfer& t) {
+  void put(const ReadGroup& group, const Part& part, ByteView bytes, const Transfer& t) {
     if (t.target.device == nullptr) return deliver(group.payload, part, bytes, t);
     std::lock_guard lock(device_);
     deliver(group.payload, part, bytes, t);
@@ -241,7 +241,7 @@ class TransferReader {
 
   // Slices come in the order of their groups, and of their offsets within one.
   void check(const Slice& slice, const ByteRange& range) {
-    const Group& group = groups_[slice.group];
+    const ReadGroup& group = groups_[slice.group];
     if (!group.checked) return;
     if (checking_ != group.record) finish_check();
     checking_ = group.record;
@@ -251,7 +251,7 @@ class TransferReader {
   void finish_check() {
     if (!checking_) return;
     const size_t g = *std::exchange(checking_, std::nullopt);
-    const Group& group = groups_[g];
+    const ReadGroup& group = groups_[g];
     const uint32_t found = std::exchange(sum_, {}).crc32();
     if (group.given_up) return;
     try {
@@ -270,7 +270,7 @@ class TransferReader {
       while (end < groups_.size() && groups_[end].record == begin) ++end;
     }
     for (size_t i = begin; i < end; ++i) {
-      Group& group = groups_[i];
+      ReadGroup& group = groups_[i];
       if (std::exchange(group.given_up, true)) continue;
       if (context_.metadata.copies_of(group.chunk.tensor, group.chunk.chunk).empty()) throw error;
       Damaged& damaged = damaged_.emplace_back(Damaged{group.chunk, error, {}});
@@ -291,7 +291,7 @@ class TransferReader {
 
   // A chunk that is compressed as a whole.
   void read_decoded(size_t g) {
-    Group& group = groups_[g];
+    ReadGroup& group = groups_[g];
     const Bytes item =
         read_item(context_, location(g), tensor(g).key, decoded_limit(tensor(g), chunk(g)));
     group.payload = payload_in(context_, group.chunk, item);
@@ -314,7 +314,7 @@ class TransferReader {
   const std::span<const Transfer> transfers_;
   ProgressMeter& progress_;
   std::vector<size_t> order_;  // of transfers, by place on disk
-  std::vector<Group> groups_;
+  std::vector<ReadGroup> groups_;
   std::vector<size_t> decoded_;  // groups that are compressed as a whole
   RangeReader reader_;
   std::vector<Slice> slices_;  // of the reader's batch

@@ -11,10 +11,10 @@
 
 namespace tilestone::engine {
 
-SharedTargets::Extent SharedTargets::extent_of(const TensorView& view, uint32_t item,
-                                               uint32_t piece) {
+SharedTargets::MemoryRange SharedTargets::extent_of(const TensorView& view, uint32_t item,
+                                                    uint32_t piece) {
   const auto size = static_cast<int64_t>(itemsize(view.dtype));
-  Extent extent{view.data, view.data + size, item, piece};
+  MemoryRange extent{view.data, view.data + size, item, piece};
   for (size_t d = 0; d < view.shape.size(); ++d) {
     const int64_t steps = (view.shape[d] - 1) * view.strides[d] * size;
     (steps < 0 ? extent.begin : extent.end) += steps;
@@ -23,7 +23,7 @@ SharedTargets::Extent SharedTargets::extent_of(const TensorView& view, uint32_t 
 }
 
 void SharedTargets::part(std::vector<TensorItem>& tensors) {
-  std::vector<Extent> dense, sparse;
+  std::vector<MemoryRange> dense, sparse;
   for (uint32_t i = 0; i < tensors.size(); ++i) {
     for (uint32_t p = 0; p < tensors[i].pieces.size(); ++p) {
       const TensorView& view = tensors[i].pieces[p].data;
@@ -36,18 +36,19 @@ void SharedTargets::part(std::vector<TensorItem>& tensors) {
   part_sparse(tensors, sparse);
 }
 
-void SharedTargets::take(std::vector<TensorItem>& tensors, const Extent& extent, uint32_t owner) {
+void SharedTargets::take(std::vector<TensorItem>& tensors, const MemoryRange& extent,
+                         uint32_t owner) {
   TensorView& view = tensors[extent.item].pieces[extent.piece].data;
   TensorView fresh = TensorView::allocate(view.dtype, view.shape);
   parted_.push_back({extent, owner, std::exchange(view, std::move(fresh))});
 }
 
-void SharedTargets::part_dense(std::vector<TensorItem>& tensors, std::vector<Extent>& dense) {
-  std::sort(dense.begin(), dense.end(), [](const Extent& a, const Extent& b) {
+void SharedTargets::part_dense(std::vector<TensorItem>& tensors, std::vector<MemoryRange>& dense) {
+  std::sort(dense.begin(), dense.end(), [](const MemoryRange& a, const MemoryRange& b) {
     return std::tie(a.begin, a.item, a.piece) < std::tie(b.begin, b.item, b.piece);
   });
-  for (const Extent& extent : dense) {
-    Extent fresh = extent;
+  for (const MemoryRange& extent : dense) {
+    MemoryRange fresh = extent;
     if (!segments_.empty() && extent.begin < segments_.back().end) {
       take(tensors, extent, segments_.back().item);
       fresh.begin = segments_.back().end;
@@ -56,19 +57,20 @@ void SharedTargets::part_dense(std::vector<TensorItem>& tensors, std::vector<Ext
   }
 }
 
-void SharedTargets::part_sparse(std::vector<TensorItem>& tensors, std::vector<Extent>& sparse) {
-  const auto view_of = [&](const Extent& extent) -> const TensorView& {
+void SharedTargets::part_sparse(std::vector<TensorItem>& tensors,
+                                std::vector<MemoryRange>& sparse) {
+  const auto view_of = [&](const MemoryRange& extent) -> const TensorView& {
     return tensors[extent.item].pieces[extent.piece].data;
   };
-  const auto before = [&](const Extent& a, const Extent& b) {
+  const auto before = [&](const MemoryRange& a, const MemoryRange& b) {
     const TensorView &x = view_of(a), &y = view_of(b);
     return std::tie(x.data, x.dtype, x.shape, x.strides, a.item, a.piece) <
            std::tie(y.data, y.dtype, y.shape, y.strides, b.item, b.piece);
   };
   std::sort(sparse.begin(), sparse.end(), before);
-  const Extent* last = nullptr;
+  const MemoryRange* last = nullptr;
   TensorView seen;
-  for (const Extent& extent : sparse) {
+  for (const MemoryRange& extent : sparse) {
     const TensorView view = view_of(extent);
     const bool same = last != nullptr && view.data == seen.data && view.dtype == seen.dtype &&
                       view.shape == seen.shape && view.strides == seen.strides;
@@ -84,11 +86,11 @@ void SharedTargets::part_sparse(std::vector<TensorItem>& tensors, std::vector<Ex
 }
 
 // The first segment that ends after an address.
-std::vector<SharedTargets::Extent>::const_iterator SharedTargets::first_segment_after(
+std::vector<SharedTargets::MemoryRange>::const_iterator SharedTargets::first_segment_after(
     const std::byte* address) const {
   return std::upper_bound(
       segments_.begin(), segments_.end(), address,
-      [](const std::byte* at, const Extent& segment) { return at < segment.end; });
+      [](const std::byte* at, const MemoryRange& segment) { return at < segment.end; });
 }
 
 // Pieces are put back in the order in which they were taken: what one shares with those before it

@@ -22,29 +22,29 @@ class SharedTargets {
 
  private:
   // A piece and the bytes [begin, end) that it reaches over.
-  struct Extent {
+  struct MemoryRange {
     std::byte* begin;
     std::byte* end;
     uint32_t item;
     uint32_t piece;
   };
   struct Parted {
-    Extent extent;
+    MemoryRange extent;
     uint32_t owner;  // the item that it shares memory with; kAnyOwner: those of segments
     TensorView memory;
   };
   static constexpr uint32_t kAnyOwner = ~uint32_t{0};
 
-  static Extent extent_of(const TensorView& view, uint32_t item, uint32_t piece);
-  void take(std::vector<TensorItem>& tensors, const Extent& extent, uint32_t owner);
-  void part_dense(std::vector<TensorItem>& tensors, std::vector<Extent>& dense);
-  void part_sparse(std::vector<TensorItem>& tensors, std::vector<Extent>& sparse);
-  std::vector<Extent>::const_iterator first_segment_after(const std::byte* address) const;
+  static MemoryRange extent_of(const TensorView& view, uint32_t item, uint32_t piece);
+  void take(std::vector<TensorItem>& tensors, const MemoryRange& extent, uint32_t owner);
+  void part_dense(std::vector<TensorItem>& tensors, std::vector<MemoryRange>& dense);
+  void part_sparse(std::vector<TensorItem>& tensors, std::vector<MemoryRange>& sparse);
+  std::vector<MemoryRange>::const_iterator first_segment_after(const std::byte* address) const;
   // The item with which a parted piece disagrees; kAnyOwner: none.
   uint32_t disagreeing(const Parted& parted, const TensorView& loaded) const;
   uint32_t disagreeing_element(const Parted& parted, const TensorView& loaded) const;
 
-  std::vector<Extent> segments_;  // disjoint, ascending: what contiguous pieces fill in place
+  std::vector<MemoryRange> segments_;  // disjoint, ascending: what contiguous pieces fill in place
   std::vector<Parted> parted_;
 };
 

@@ -38,7 +38,7 @@ bool any_prefix(const std::string& key, const Path& path, const Visit& visit) {
 
 // ---- Subtrees ----
 
-struct Place {
+struct WantedPath {
   const Path* subtree;
   Path rest;  // of the stored path, below the subtree
   StateNode node;
@@ -61,15 +61,15 @@ class Finder {
     });
   }
 
-  std::vector<Place> take() && {
+  std::vector<WantedPath> take() && {
     std::stable_sort(found_.begin(), found_.end(),
-                     [](const Place& a, const Place& b) { return a.rest < b.rest; });
+                     [](const WantedPath& a, const WantedPath& b) { return a.rest < b.rest; });
     return std::move(found_);
   }
 
  private:
   std::unordered_map<std::string, const Path*> subtrees_;
-  std::vector<Place> found_;
+  std::vector<WantedPath> found_;
 };
 
 bool is_null(const StateNode& node) {
@@ -140,7 +140,7 @@ StateDict with_subtrees(StateDict wanted, const std::vector<Path>& subtrees,
     finder.add(tensor.key, tensor.path, TensorView::without_data(tensor.dtype, tensor.shape));
   }
   for (const StoredObject& object : stored.objects) finder.add(object.key, object.path, Value());
-  for (Place& found : std::move(finder).take()) {
+  for (WantedPath& found : std::move(finder).take()) {
     StateNode* node = node_at(wanted, *found.subtree);
     for (const PathElement& element : found.rest) {
       if (node != nullptr) node = child_of(*node, element);

@@ -40,10 +40,11 @@ std::string home_of(const std::string& user) {
     const char* const home = std::getenv("HOME");
     if (home != nullptr && home[0] == '/') return home;
   }
-  constexpr size_t kMost = 1u << 20;  // bytes of one user's entry
+  constexpr size_t kMaxEntryBytes = 1u << 20;  // bytes of one user's entry
   passwd entry;
   passwd* found = nullptr;
-  for (std::vector<char> text(1u << 12); text.size() <= kMost; text.resize(2 * text.size())) {
+  for (std::vector<char> text(1u << 12); text.size() <= kMaxEntryBytes;
+       text.resize(2 * text.size())) {
     const int error = user.empty()
                           ? ::getpwuid_r(::geteuid(), &entry, text.data(), text.size(), &found)
                           : ::getpwnam_r(user.c_str(), &entry, text.data(), text.size(), &found);

@@ -23,7 +23,7 @@ void add_fixed_records(ZipWriter& archive, ByteView pickle) {
   archive.add("archive/version", as_bytes("3\n"));
 }
 
-constexpr size_t kMostKinds = 4096;  // whose bytes are kept, about 1 KiB each
+constexpr size_t kMaxKinds = 4096;  // whose bytes are kept, about 1 KiB each
 
 uint64_t up_to(uint64_t offset, uint64_t alignment) { return align_up(offset, alignment) - offset; }
 
@@ -182,7 +182,7 @@ ItemRecipe TensorArchives::recipe(const Piece& piece, uint64_t file_offset) {
   const Kind kind{piece.data.dtype, piece.box.shape};
   auto known = known_.find(kind);
   if (known == known_.end()) {
-    if (known_.size() == kMostKinds) known_.clear();
+    if (known_.size() == kMaxKinds) known_.clear();
     known = known_.emplace(kind, make(kind, size)).first;
   }
   const auto& [head, tail] = known->second;

@@ -6,7 +6,7 @@
 namespace tilestone::archive {
 namespace {
 
-constexpr uint32_t kMostAttributes = 16;  // of one another: classes inside classes
+constexpr uint32_t kMaxAttributes = 16;  // of one another: classes inside classes
 
 }  // namespace
 
@@ -144,7 +144,7 @@ bool PickleMachine::push_attribute(NodeId owner, NodeId name) {
   const std::string_view text = pickle_.text(name);
   if (text.empty() || text.find('.') != std::string_view::npos) return false;
   const uint32_t depth = pickle_.is(owner, NodeKind::kAttribute) ? node(owner).c + 1 : 1;
-  if (depth > kMostAttributes) unsafe("attributes of attributes without end");
+  if (depth > kMaxAttributes) unsafe("attributes of attributes without end");
   push_node({NodeKind::kAttribute, false, owner, name, depth});
   return true;
 }

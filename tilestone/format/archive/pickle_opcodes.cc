@@ -8,7 +8,7 @@
 namespace tilestone::archive {
 namespace {
 
-constexpr size_t kMostDigits = 4300;  // of an int, as in Python: their cost is quadratic
+constexpr size_t kMaxIntDigits = 4300;  // of an int, as in Python: their cost is quadratic
 
 void append_utf8(std::string& out, uint32_t code) {
   const auto put = [&](uint32_t byte) { out += static_cast<char>(byte); };
@@ -156,7 +156,7 @@ void PickleMachine::push_decimal(std::string_view digits) {
   if (negative) digits.remove_prefix(1);
   const bool number = !digits.empty() && std::all_of(digits.begin(), digits.end(),
                                                      [](char c) { return c >= '0' && c <= '9'; });
-  if (!number || digits.size() > kMostDigits) corrupt("an int that is no number");
+  if (!number || digits.size() > kMaxIntDigits) corrupt("an int that is no number");
   push_decoded(NodeKind::kLong, two_complement(digits, negative));
 }
 

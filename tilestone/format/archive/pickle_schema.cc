@@ -52,14 +52,14 @@ std::string_view kind_name(NodeKind kind) {
 
 std::string describe(const Pickle& pickle, NodeId id) {
   if (id == kNoNode) return "absent";
-  constexpr size_t kMost = 200;
+  constexpr size_t kMaxNameBytes = 200;
   const NodeKind kind = pickle.kind(id);
   const bool object = kind == NodeKind::kCall || kind == NodeKind::kNew;
   if (!object && !pickle.is_named(id)) return std::string(kind_name(kind));
   const NodeId global = object ? pickle.callable(id) : id;
-  std::string name(pickle.module(global).substr(0, kMost));
+  std::string name(pickle.module(global).substr(0, kMaxNameBytes));
   name += '.';
-  name += pickle.qualified_name(global).substr(0, kMost);
+  name += pickle.qualified_name(global).substr(0, kMaxNameBytes);
   return object ? "an object of " + name : name;
 }
 

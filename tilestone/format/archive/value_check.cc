@@ -23,7 +23,7 @@ namespace {
 }
 
 // Depth first, by recursion that ends at kMaxDepth; what is shared is measured once.
-class Checker {
+class ValueChecker {
  public:
   struct Extent {
     uint64_t unfolded = 0;
@@ -163,7 +163,7 @@ void check_value(const Value& value) {
   if (value.kind() == Value::Kind::kPickled) {
     classes_in_pickle(value.as_pickled().bytes, value.as_pickled().archive);
   } else {
-    Checker().check(value, 0);
+    ValueChecker().check(value, 0);
   }
 }
 

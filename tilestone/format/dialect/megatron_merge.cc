@@ -48,9 +48,9 @@ PathElement path_element(const Value& key) {
 }
 
 // One walk over the template, which asks for the sharded leaves or gives them their content.
-class Merger {
+class CommonMerger {
  public:
-  virtual ~Merger() = default;
+  virtual ~CommonMerger() = default;
 
   StateDict run(const StateDict& wanted, const Value& common) {
     StateNode tree = merge(wanted, &common);
@@ -192,7 +192,7 @@ class Merger {
 };
 
 // Asks: the items of the sharded leaves, in the order of the walk.
-class Asker final : public Merger {
+class TemplateMerger final : public CommonMerger {
  public:
   Items take() { return std::move(items_); }
 
@@ -229,7 +229,7 @@ class Asker final : public Merger {
 };
 
 // Gives: the loaded items, in the order in which they were asked for.
-class Giver final : public Merger {
+class Giver final : public CommonMerger {
  public:
   explicit Giver(const Items& loaded) : loaded_(loaded) {}
   void expect_end() const { loaded_.expect_end(); }
@@ -259,7 +259,7 @@ class Giver final : public Merger {
 }  // namespace
 
 Items wanted_of(const StateDict& wanted, const Value& common) {
-  Asker asker;
+  TemplateMerger asker;
   asker.run(wanted, common);
   return asker.take();
 }

@@ -16,7 +16,7 @@ namespace {
 using namespace archive;  // the pickles and archives that torch_dist is made of
 
 // The classes of a metadata file; modules and versions differ, names don't.
-enum class Class : uint8_t {
+enum class MetadataClass : uint8_t {
   kOther,
   kMetadata,
   kTensor,
@@ -29,29 +29,31 @@ enum class Class : uint8_t {
 };
 
 struct ClassName {
-  Class value;
+  MetadataClass value;
   std::string_view module;
   std::string_view name;
 };
 
 constexpr ClassName kClasses[] = {
-    {Class::kMetadata, "torch.distributed.checkpoint.metadata", "Metadata"},
-    {Class::kTensor, "torch.distributed.checkpoint.metadata", "TensorStorageMetadata"},
-    {Class::kBytes, "torch.distributed.checkpoint.metadata", "BytesStorageMetadata"},
-    {Class::kChunk, "torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"},
-    {Class::kProperties, "torch.distributed.checkpoint.metadata", "TensorProperties"},
-    {Class::kIndex, "torch.distributed.checkpoint.metadata", "MetadataIndex"},
-    {Class::kStorageMeta, "torch.distributed.checkpoint.metadata", "StorageMeta"},
-    {Class::kStorageInfo, "torch.distributed.checkpoint.filesystem", "_StorageInfo"},
+    {MetadataClass::kMetadata, "torch.distributed.checkpoint.metadata", "Metadata"},
+    {MetadataClass::kTensor, "torch.distributed.checkpoint.metadata", "TensorStorageMetadata"},
+    {MetadataClass::kBytes, "torch.distributed.checkpoint.metadata", "BytesStorageMetadata"},
+    {MetadataClass::kChunk, "torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"},
+    {MetadataClass::kProperties, "torch.distributed.checkpoint.metadata", "TensorProperties"},
+    {MetadataClass::kIndex, "torch.distributed.checkpoint.metadata", "MetadataIndex"},
+    {MetadataClass::kStorageMeta, "torch.distributed.checkpoint.metadata", "StorageMeta"},
+    {MetadataClass::kStorageInfo, "torch.distributed.checkpoint.filesystem", "_StorageInfo"},
     // 1.13 to 2.0
-    {Class::kMetadata, "torch.distributed._shard.checkpoint.metadata", "Metadata"},
-    {Class::kTensor, "torch.distributed._shard.checkpoint.metadata", "TensorStorageMetadata"},
-    {Class::kBytes, "torch.distributed._shard.checkpoint.metadata", "BytesStorageMetadata"},
-    {Class::kChunk, "torch.distributed._shard.checkpoint.metadata", "ChunkStorageMetadata"},
-    {Class::kIndex, "torch.distributed._shard.checkpoint.metadata", "MetadataIndex"},
-    {Class::kStorageInfo, "torch.distributed._shard.checkpoint.filesystem", "_StorageInfo"},
+    {MetadataClass::kMetadata, "torch.distributed._shard.checkpoint.metadata", "Metadata"},
+    {MetadataClass::kTensor, "torch.distributed._shard.checkpoint.metadata",
+     "TensorStorageMetadata"},
+    {MetadataClass::kBytes, "torch.distributed._shard.checkpoint.metadata", "BytesStorageMetadata"},
+    {MetadataClass::kChunk, "torch.distributed._shard.checkpoint.metadata", "ChunkStorageMetadata"},
+    {MetadataClass::kIndex, "torch.distributed._shard.checkpoint.metadata", "MetadataIndex"},
+    {MetadataClass::kStorageInfo, "torch.distributed._shard.checkpoint.filesystem", "_StorageInfo"},
     // to 2.5
-    {Class::kProperties, "torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"},
+    {MetadataClass::kProperties, "torch.distributed._shard.sharded_tensor.metadata",
+     "TensorProperties"},
 };
 
 [[noreturn]] void corrupt(const std::string& problem) {
@@ -70,7 +72,7 @@ class MetadataReader {
   explicit MetadataReader(const Pickle& pickle) : pickle_(pickle) {}
 
   Metadata read() {
-    if (class_of(pickle_.root()) != Class::kMetadata) {
+    if (class_of(pickle_.root()) != MetadataClass::kMetadata) {
       throw Error(refusal_of(pickle_, pickle_.root()), "the pickle holds " +
                                                            describe(pickle_, pickle_.root()) +
                                                            ", not a checkpoint's Metadata");
@@ -98,19 +100,19 @@ class MetadataReader {
 
   // ---- Classes ----
 
-  Class class_of(NodeId id) {
-    if (id == kNoNode) return Class::kOther;
+  MetadataClass class_of(NodeId id) {
+    if (id == kNoNode) return MetadataClass::kOther;
     const NodeKind kind = pickle_.kind(id);
-    if (kind != NodeKind::kNew && kind != NodeKind::kCall) return Class::kOther;
+    if (kind != NodeKind::kNew && kind != NodeKind::kCall) return MetadataClass::kOther;
     const NodeId global = pickle_.callable(id);
     for (const auto& [seen, value] : seen_classes_) {
       if (seen == global) return value;
     }
-    Class value = Class::kOther;
+    MetadataClass value = MetadataClass::kOther;
     for (const ClassName& known : kClasses) {
       if (pickle_.is_global(global, known.module, known.name)) value = known.value;
     }
-    if (seen_classes_.size() < kMostSeenClasses) seen_classes_.emplace_back(global, value);
+    if (seen_classes_.size() < kMaxSeenClasses) seen_classes_.emplace_back(global, value);
     return value;
   }
 
@@ -147,11 +149,11 @@ class MetadataReader {
 
   void read_entry(std::string_view key, NodeId id) {
     Entry entry;
-    const Class kind = class_of(id);
-    if (kind == Class::kTensor) {
+    const MetadataClass kind = class_of(id);
+    if (kind == MetadataClass::kTensor) {
       entry = {true, static_cast<uint32_t>(metadata_.tensors.size()), false};
       metadata_.tensors.push_back(read_tensor(key, id));
-    } else if (kind == Class::kBytes) {
+    } else if (kind == MetadataClass::kBytes) {
       entry = {false, static_cast<uint32_t>(metadata_.objects.size()), false};
       metadata_.objects.push_back({std::string(key), {}, {}});
     } else {
@@ -184,7 +186,7 @@ class MetadataReader {
   }
 
   DType read_properties(NodeId id) {
-    if (class_of(id) != Class::kProperties) {
+    if (class_of(id) != MetadataClass::kProperties) {
       corrupt("properties are " + describe(pickle_, id) + ", not TensorProperties");
     }
     const NodeId state = pickle_.state(id);
@@ -203,7 +205,7 @@ class MetadataReader {
   }
 
   StoredChunk read_chunk(NodeId id, const Dims& shape) {
-    if (class_of(id) != Class::kChunk) {
+    if (class_of(id) != MetadataClass::kChunk) {
       corrupt("a chunk is " + describe(pickle_, id) + ", not ChunkStorageMetadata");
     }
     const auto [offsets, sizes] = chunk_fields_.read(pickle_, state_of(id, "a chunk"));
@@ -260,7 +262,7 @@ class MetadataReader {
   }
 
   void read_location(NodeId index, NodeId info) {
-    if (class_of(index) != Class::kIndex) {
+    if (class_of(index) != MetadataClass::kIndex) {
       corrupt("a key of storage_data is " + describe(pickle_, index) + ", not MetadataIndex");
     }
     const auto [fqn, offset, hint] = index_fields_.read(pickle_, state_of(index, "MetadataIndex"));
@@ -292,7 +294,7 @@ class MetadataReader {
   }
 
   ItemLocation read_info(NodeId id) {
-    if (class_of(id) != Class::kStorageInfo) {
+    if (class_of(id) != MetadataClass::kStorageInfo) {
       throw Error(refusal_of(pickle_, id), "storage_data holds " + describe(pickle_, id) +
                                                ", not a file system writer's _StorageInfo");
     }
@@ -458,7 +460,7 @@ class MetadataReader {
   // ---- storage_meta and version ----
 
   void read_storage_meta(NodeId id) {
-    if (class_of(id) != Class::kStorageMeta) return;
+    if (class_of(id) != MetadataClass::kStorageMeta) return;
     const NodeId save_id =
         FieldReader<1>({"save_id"}).read(pickle_, state_of(id, "StorageMeta"))[0];
     if (save_id != kNoNode && pickle_.is(save_id, NodeKind::kString)) {
@@ -474,7 +476,7 @@ class MetadataReader {
     metadata_.writer += ")";
   }
 
-  static constexpr size_t kMostSeenClasses = 32;
+  static constexpr size_t kMaxSeenClasses = 32;
 
   const Pickle& pickle_;
   Metadata metadata_;
@@ -486,7 +488,7 @@ class MetadataReader {
   Entry* last_entry_ = nullptr;
   NodeId last_path_ = kNoNode;
   uint32_t last_file_ = 0;
-  std::vector<std::pair<NodeId, Class>> seen_classes_;
+  std::vector<std::pair<NodeId, MetadataClass>> seen_classes_;
   FieldReader<3> tensor_fields_{{"properties", "size", "chunks"}};
   FieldReader<2> chunk_fields_{{"offsets", "sizes"}};
   FieldReader<3> index_fields_{{"fqn", "offset", "index"}};

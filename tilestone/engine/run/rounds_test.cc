@@ -1,4 +1,4 @@
-#include "tilestone/engine/run/agreement_internal.h"
+#include "tilestone/engine/run/rounds_internal.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/engine_testing.h"
 
-namespace tilestone::engine::agreement_test {
+namespace tilestone::engine::rounds_test {
 
 using std::chrono::milliseconds;
 using testing::AllOf;
@@ -242,4 +242,4 @@ TEST(Rounds, WhoIsInterruptedAfterItAgreedToTheLastRoundTakesNothingFromTheOther
   EXPECT_EQ(texts[2], "Ctrl-C");
 }
 
-}  // namespace tilestone::engine::agreement_test
+}  // namespace tilestone::engine::rounds_test

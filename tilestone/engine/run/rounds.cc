@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "tilestone/base/log.h"
-#include "tilestone/engine/run/agreement_internal.h"
+#include "tilestone/engine/run/rounds_internal.h"
 
 namespace tilestone::engine {
 namespace {
