@@ -6,7 +6,7 @@ include(CMakeParseArguments)
 # tilestone_layer(<name> [DEPS <layer>...] [LINK <target>...] [SOURCES_EXCLUDE <file>...]
 #                 [TEST_LINK <target>...] [TEST_TIMEOUT <seconds>] [TEST_SHARDS <number>]
 #                 [OPTIMISED_TEST] [WITH_SUBFOLDERS]
-#                 [THREADS [UNTHREADED_TESTS <file>...] | THREADED_TESTS <file>...])
+#                 [THREADS | THREADED_TESTS <file>...] [UNTHREADED_TESTS <file>...])
 #
 # Takes the *.cc of the current folder (WITH_SUBFOLDERS: and of those below it):
 #   *_test.cc     the program <name>_test, one ctest entry of the same name
@@ -14,9 +14,9 @@ include(CMakeParseArguments)
 #                 among their DEPS, directly or not
 #   all others    the object library tilestone_<name>, part of libtilestone
 # DEPS are the layers above that this one includes; what they need in turn is found from there.
-# LINK are the outside libraries. THREADS: the test has threads to race, so it runs under TSan too,
-# all but UNTHREADED_TESTS; THREADED_TESTS: just these *_test.cc have, and are all that there is of
-# the test under TSan. OPTIMISED_TEST: its sizes need an optimised build, so it is part of target
+# LINK are the outside libraries. THREADS: all of the test runs under TSan too. THREADED_TESTS: only
+# these *_test.cc do, or with TILESTONE_TSAN_WHOLE all of them. UNTHREADED_TESTS never do.
+# OPTIMISED_TEST: the test's sizes need an optimised build, so it is part of target
 # `all` where TILESTONE_UNIT_TESTS_IN_ALL is off.
 function(tilestone_layer name)
   cmake_parse_arguments(
@@ -43,7 +43,7 @@ function(tilestone_layer name)
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
   if(arg_THREADED_TESTS)
     set(arg_THREADS TRUE)
-    if(TILESTONE_SANITIZE STREQUAL "thread")
+    if(TILESTONE_SANITIZE STREQUAL "thread" AND NOT TILESTONE_TSAN_WHOLE)
       set(tests ${arg_THREADED_TESTS})
     endif()
   endif()

@@ -19,13 +19,6 @@ namespace {
 
 constexpr uint64_t kManyBytes = 16u << 20;  // from here on threads are worth their start
 
-std::shared_ptr<ThreadPool> threads_for(uint64_t bytes, int option, SessionParts* session) {
-  const size_t count = thread_count(option) - 1;  // beside the one that calls
-  if (bytes < kManyBytes || count == 0) return nullptr;
-  if (session != nullptr) return session->resources.threads(count);
-  return std::make_shared<ThreadPool>(count);
-}
-
 RankReport write_share(const SaveShare& share, const WritePlace& place, SessionParts* session) {
   WriteTask task{&share.items, &share.local,     share.assignment, share.report_held,
                  share.rank,   share.world_size, share.save_id,    place.first_file};
@@ -34,6 +27,13 @@ RankReport write_share(const SaveShare& share, const WritePlace& place, SessionP
 }
 
 }  // namespace
+
+std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionParts* session) {
+  const size_t count = thread_count(option) - 1;  // beside the one that calls
+  if (bytes < kManyBytes || count == 0) return nullptr;
+  if (session != nullptr) return session->resources.threads(count);
+  return std::make_shared<ThreadPool>(count);
+}
 
 uint64_t SaveShare::bytes() const {
   uint64_t bytes = 0;
@@ -99,7 +99,7 @@ void SaveInSteps::stage() {
 void SaveInSteps::stage_share() {
   SaveShare& share = coordination_->share();
   const uint64_t bytes = staging_bytes(share.items, share.local, share.assignment);
-  const auto threads = threads_for(bytes, share.options.threads, session_.get());
+  const auto threads = staging_threads(bytes, share.options.threads, session_.get());
   memory_ = session_ ? session_->lend_memory() : std::make_shared<StagingMemory>();
   memory_->reserve(bytes, nullptr);
   stage_tensors(share.items, share.local, share.assignment, *memory_, threads.get(),

@@ -49,6 +49,10 @@ class SaveInSteps {
   bool is_over_ = false;
 };
 
+// The threads that copy `bytes` beside the calling one, `option` being SaveOptions::threads; the
+// session's where there is one (else null). Null where the calling thread does it faster alone.
+std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionParts* session);
+
 // Over the coordination that the options ask for, by the options' deadline.
 std::unique_ptr<SaveInSteps> steps_of(const Location& location, const SaveOptions& options,
                                       const std::shared_ptr<SessionParts>& session = nullptr);

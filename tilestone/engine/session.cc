@@ -19,8 +19,14 @@ namespace tilestone {
 namespace engine {
 
 std::shared_ptr<StagingMemory> SessionParts::lend_memory() {
-  const std::lock_guard lock(mutex_);
-  return memory_.use_count() == 1 ? memory_ : std::make_shared<StagingMemory>();
+  const std::lock_guard lock(lendable_->mutex);
+  if (lendable_->lent) return std::make_shared<StagingMemory>();
+  lendable_->lent = true;
+  // Given back under the mutex, so that the next borrower sees all that this one did.
+  return {&lendable_->memory, [lendable = lendable_](StagingMemory*) {
+            const std::lock_guard back(lendable->mutex);
+            lendable->lent = false;
+          }};
 }
 
 Assignment SessionParts::planned_by_rule(uint64_t structure,
@@ -242,11 +248,15 @@ uint64_t Session::prepare(const StateDict& state, const SaveOptions& options) {
   engine::check_options(all);
   if (all.by_files) engine::refuse_by_files(all, *format, *dialect);
   const Items items = engine::items_of(state, *dialect, *format);
-  const LocalSavePlan plan = make_local_plan(items);
+  LocalSavePlan plan = make_local_plan(items);
+  if (options.replicate != SaveOptions::Replicate::kNone) {
+    engine::note_contents_of_copied(items, *format, *dialect, plan);
+  }
   Assignment mine = likely_assignment(plan, options, *format, *dialect);
-  limit_copies(plan, options.max_copy_bytes, mine);
+  engine::settle_copies(items, *format, options, plan, mine);
   const uint64_t bytes = engine::staging_bytes(items, plan, mine);
-  const auto threads = kept_->parts->resources.threads(engine::thread_count(options.threads));
+  auto threads = engine::staging_threads(bytes, options.threads, kept_->parts.get());
+  if (threads == nullptr) threads = std::make_shared<ThreadPool>(1);
   kept_->parts->lend_memory()->reserve(bytes, threads.get());
   return bytes;
 }

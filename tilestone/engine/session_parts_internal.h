@@ -31,7 +31,12 @@ struct SessionParts {
 
  private:
   mutable std::mutex mutex_;
-  std::shared_ptr<StagingMemory> memory_ = std::make_shared<StagingMemory>();
+  struct Lendable {
+    std::mutex mutex;
+    bool lent = false;
+    StagingMemory memory;  // of the borrower while lent
+  };
+  std::shared_ptr<Lendable> lendable_ = std::make_shared<Lendable>();  // a save may outlive it
   SessionStats stats_;
 };
 

@@ -7,9 +7,10 @@
 // way. What becomes of a piece:
 //   - in the page cache: copied from there by a plain call, at once (a small piece by a call that
 //     gives up where it would have to wait, a large one once all of it is known to be there);
-//   - to be kept in the page cache (CachePolicy::kKeep): inside a large op by plain calls, for
-//     which the kernel reads ahead and makes large folios, from which later loads copy sooner; else
-//     asked for at once, several pieces ahead, so that the disk has work, and then copied in turn;
+//   - to be kept in the page cache (CachePolicy::kKeep): inside a very large op it is read into
+//     large folios, from which later loads copy faster, and then copied; plain reads would get
+//     small folios and no read-ahead, because the file is opened for random access. Elsewhere the
+//     kernel is asked for several pieces in advance, so that the disk has work, and each is copied;
 //   - small: through the page cache, by the queue;
 //   - else directly: straight into the target where file range and memory are aligned alike,
 //     otherwise as an aligned range that includes it, through a pooled buffer.
@@ -40,7 +41,8 @@ namespace {
 constexpr uint64_t kMaxPiece = 8u << 20;     // bytes
 constexpr uint64_t kSmallPiece = 64u << 10;  // bytes
 constexpr uint64_t kMinSplit = 8u << 20;     // bytes; smaller ops are not worth three pieces
-constexpr uint64_t kReadAhead = 8u << 20;    // bytes; what a kernel reads ahead is hardly more
+constexpr uint64_t kReadAhead = 12u << 20;   // bytes; a kernel's 8 MiB and the folios at its ends
+constexpr uint64_t kMinFolios = 64u << 20;   // bytes; smaller ops are not worth kReadAhead
 constexpr uint64_t kCrcBlock = 256u << 10;   // bytes that stay in cache from reading to checksum
 
 constexpr uint64_t align_down(uint64_t value) { return value / kAlignment * kAlignment; }
@@ -99,10 +101,11 @@ class ReadBatch {
 
   bool prefetches() const { return done_ == nullptr; }
   bool keeps() const { return options_.cache == CachePolicy::kKeep; }
-  // Whether what the kernel reads ahead of the piece is the op's as well.
-  bool has_more_behind(const PartialRead& piece) const {
+  // Whether large folios are worth what the kernel reads ahead for them: it goes on at each folio
+  // that is copied, so that up to kReadAhead bytes behind the op are read too.
+  bool wants_large_folios(const PartialRead& piece) const {
     const ReadOp& op = ops_[piece.op];
-    return op.offset + op.size - piece.end >= kReadAhead;
+    return op.size >= kMinFolios && op.offset + op.size - piece.end >= kReadAhead;
   }
   bool wants_crc(const PartialRead& piece) const {
     return !prefetches() && ops_[piece.op].crc32 != nullptr;
@@ -252,7 +255,9 @@ class ReadWorker {
     if (copied_from_cache(piece, buffer)) return true;
     const bool resident = piece.size() == 0 || in_page_cache(piece);
     if (!resident && batch_.keeps() && !bypasses_cache()) {
-      if (!batch_.has_more_behind(piece)) return ask(piece);
+      if (!batch_.wants_large_folios(piece)) return ask(piece);
+      // Where this fails, the plain read below says why.
+      context_.system().populate_large_folios(file(piece).fd(), piece.begin, piece.size());
       start_cached(piece, std::move(buffer), true);
       return true;
     }

@@ -50,6 +50,7 @@ class OldSystem : public System {
   int cached_bytes(int, uint64_t, uint64_t, uint64_t&) override { return refuse(ENOSYS); }
   ssize_t read_cached(int, void*, size_t, uint64_t) override { return refuse(EOPNOTSUPP); }
   int populate(int, uint64_t, uint64_t) override { return refuse(EINVAL); }
+  int populate_large_folios(int, uint64_t, uint64_t) override { return refuse(EINVAL); }
   std::unique_ptr<IoQueue> uring_queue(unsigned, int& error) override {
     error = EPERM;
     return nullptr;

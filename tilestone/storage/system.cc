@@ -128,15 +128,32 @@ void System::will_need(int fd, uint64_t offset, uint64_t size) {
   }
 }
 
-// By way of a mapping: no byte is copied, and a page that can't be read is an error, not a signal.
-int System::populate(int fd, uint64_t offset, uint64_t size) {
+namespace {
+
+// Maps the range for a moment: no byte is copied, and a page that can't be read is an error, not a
+// signal.
+int populate_mapped(int fd, uint64_t offset, uint64_t size, bool large_folios) {
   const uint64_t begin = offset / page_size() * page_size();
   const uint64_t length = offset + size - begin;
   void* map = mmap(nullptr, length, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin));
   if (map == MAP_FAILED) return -1;
+  if (large_folios) {
+    madvise(map, length, MADV_HUGEPAGE);  // refused by kernels that have no huge pages
+    madvise(map, length, MADV_RANDOM);    // else as much again is read ahead
+  }
   const int result = madvise(map, length, kPopulateRead);
   munmap(map, length);
   return result;
+}
+
+}  // namespace
+
+int System::populate(int fd, uint64_t offset, uint64_t size) {
+  return populate_mapped(fd, offset, size, false);
+}
+
+int System::populate_large_folios(int fd, uint64_t offset, uint64_t size) {
+  return populate_mapped(fd, offset, size, true);
 }
 
 std::unique_ptr<IoQueue> System::uring_queue(unsigned depth, int& error) {

@@ -48,6 +48,9 @@ class System {
   virtual void will_need(int fd, uint64_t offset, uint64_t size);
   // Returns once they are there; reads what is not.
   virtual int populate(int fd, uint64_t offset, uint64_t size);
+  // The same in folios as large as the kernel has them (2 MiB on x86), from which later reads copy
+  // faster. Whole folios are read, and reading them later makes the kernel read ahead.
+  virtual int populate_large_folios(int fd, uint64_t offset, uint64_t size);
   // As make_uring_queue.
   virtual std::unique_ptr<IoQueue> uring_queue(unsigned depth, int& error);
 };
