@@ -1,11 +1,11 @@
-// Saves without a communicator by many ranks that one machine stands for:
+// Saves without a communicator by many ranks, simulated on one machine:
 //
-//   by_files ranks RANKS CHUNKS THREADS DIR    all ranks but the last save, a few at a time
-//   by_files last RANKS CHUNKS DIR             the last rank saves, and so publishes
+//   by_files ranks RANKS CHUNKS THREADS DIR    all ranks but the last one save, a few at a time
+//   by_files last RANKS CHUNKS DIR             the last rank saves and publishes
 //
-// Each rank has a storage of its own over DIR and CHUNKS tensors of 32 bytes; nobody waits. Every
-// file is real, and synced. Prints what a rank's save takes, in seconds and calls of its storage,
-// and how many entries the largest directory that one listed had; JSON.
+// Each rank has its own storage over DIR, and CHUNKS tensors of 32 bytes. No rank waits for
+// another. All files are real files and synced. Prints JSON: the seconds and storage calls of a
+// rank's save, and the number of entries in the largest directory that a rank listed.
 #include <time.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ using Clock = std::chrono::steady_clock;
 
 struct Job {
   int ranks = 1;
-  int chunks = 1;  // of each rank
+  int chunks = 1;  // per rank
   std::string folder;
 };
 
@@ -44,7 +44,7 @@ double processor_seconds() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
-// Of this program alone; getrusage would count the process that started it.
+// Peak memory of this program alone; getrusage would include the process that started it.
 double peak_bytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -67,7 +67,7 @@ StateDict state_of(const Job& job, int rank) {
   return state;
 }
 
-// Saves one rank through its own storage; whether that published the checkpoint.
+// Saves one rank through its own storage. Returns whether that save published the checkpoint.
 bool save_rank(const Job& job, int rank, const std::shared_ptr<bench::CountingStorage>& storage) {
   SaveOptions options;
   options.by_files = ByFiles{rank, job.ranks, "a run of the bench", 0, false};
@@ -83,7 +83,7 @@ struct Cost {
   uint64_t syncs = 0;
 };
 
-// The value in the middle and the largest of what `of` picks.
+// The median and the maximum of the values that `of` picks.
 template <typename Of>
 std::pair<double, double> spread(const std::vector<Cost>& costs, const Of& of) {
   std::vector<double> values;
@@ -145,7 +145,7 @@ int save_last(const Job& job) {
   const auto storage = bench::CountingStorage::over(job.folder);
   const auto begin = Clock::now();
   if (!save_rank(job, job.ranks - 1, storage)) {
-    std::fprintf(stderr, "by_files: the last rank has not published\n");
+    std::fprintf(stderr, "by_files: the last rank did not publish the checkpoint\n");
     return 1;
   }
   const auto end = Clock::now();

@@ -1,4 +1,4 @@
-"""Saves without a communicator by many ranks, beside what stock DCP's coordinator does for them."""
+"""Saves without a communicator by many ranks, compared with the work of stock DCP's coordinator."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import programs
 from measure import Case, Plan, Table
 
 BY_FILES = programs.BIN / "by_files"
-CHUNKS = 100  # of each rank
-# Ranks, and the layout over which DCP plans that many: TP, DP, PP.
+CHUNKS = 100  # per rank
+# Number of ranks -> the layout for which DCP plans: TP, DP, PP.
 SIZES = {64: (4, 4, 4), 1024: (8, 16, 8), 16384: (8, 128, 16)}
 
 
 def _save(plan: Plan, ranks: int) -> tuple[dict, dict]:
-    """What the ranks' saves cost, and what the last one's did, which published."""
+    """The figures of all other ranks' saves, and those of the last rank's, which publishes."""
     path = plan.root / "by-files"
     shutil.rmtree(path, ignore_errors=True)
     threads = str(2 * (os.cpu_count() or 1))
@@ -28,21 +28,21 @@ def _save(plan: Plan, ranks: int) -> tuple[dict, dict]:
 
 
 def by_files(case: Case, plan: Plan) -> Case:
-    # A run of a part of the full size leaves the largest jobs out.
+    # A run at a part of the full size leaves out the largest jobs.
     sizes = {ranks: shape for ranks, shape in SIZES.items() if ranks <= max(64, 16384 * plan.scale)}
     ranks_table = Table(
-        f"a rank's save, {CHUNKS} tensors of 32 bytes",
-        "Ranks are threads of one process, a few at a time, each with a storage of its own; every "
-        "file is real and synced. Calls are the storage's. Some ranks find that all others of "
-        "their group have written, and put the group's reports together: the most.",
-        ["ranks", "s, median", "s, most", "calls, median", "calls, most", "syncs",
-         "most entries listed", "small files", "their MB"])
+        f"the save of one rank, {CHUNKS} tensors of 32 bytes",
+        "Ranks are threads of one process, a few at a time, each with its own storage. All files "
+        "are real files and synced. Calls are calls of the storage. The maxima belong to ranks "
+        "that are the last of their group, and therefore merge the group's reports.",
+        ["ranks", "s, median", "s, maximum", "calls, median", "calls, maximum", "syncs",
+         "maximum entries listed", "small files", "their MB"])
     published = Table(
         "from the last rank's report to the checkpoint",
-        "The last rank in a process of its own merges all reports and publishes; \"cleaned\": it "
-        "has also removed the small files.",
-        ["ranks", "published s", "cleaned s", "CPU s", "peak MiB", "calls", "most entries listed",
-         "`.metadata` MB"])
+        "The last rank runs in a process of its own. It merges all reports and publishes. "
+        "\"cleaned\" means that it has also removed the small files.",
+        ["ranks", "published s", "cleaned s", "CPU s", "peak MiB", "calls",
+         "maximum entries listed", "`.metadata` MB"])
     for ranks in sizes:
         every, last = _save(plan, ranks)
         listed = max(every["most_listed"], last["most_listed"])
@@ -65,11 +65,13 @@ def by_files(case: Case, plan: Plan) -> Case:
 
 def _dcp(case: Case, sizes: dict[int, tuple[int, int, int]]) -> Table:
     table = Table(
-        "beside it: stock DCP's coordinator",
-        f"{CHUNKS} shards a rank, plans made in one process. All ranks' pickled plans are gathered, "
-        "unpickled, made global, pickled and scattered before any rank writes; nothing is sent "
-        "here, and what ranks report after writing is not counted. Processor time.",
-        ["ranks", "gathered MB", "coordinator s", "of it unpickled s", "scattered MB", "peak MiB"])
+        "for comparison: stock DCP's coordinator",
+        f"{CHUNKS} shards per rank; all plans are made in one process. DCP gathers all ranks' "
+        "pickled plans, unpickles them, makes the global plan, pickles it and scatters it before "
+        "any rank writes. Nothing is sent here, and the reports after writing are not counted. "
+        "CPU time.",
+        ["ranks", "gathered MB", "coordinator s", "of this, unpickling s", "scattered MB",
+         "peak MiB"])
     for tp, dp, pp in sizes.values():
         try:
             found = programs.python("dcp_planning.py", str(tp), str(dp), str(pp), str(CHUNKS))

@@ -1,4 +1,4 @@
-"""What is measured: one function a case."""
+"""The cases: one function for each."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def _copies(tensors: Tensors) -> Tensors:
 
 
 def _contest(case: Case, plan: Plan, tensors: Tensors, others: list[Contestant]) -> Case:
-    """Tilestone from Python, twice, and from C++, beside others, over the same tensors."""
+    """Compares Tilestone from Python (twice) and from C++ with others on the same tensors."""
     case.bytes = sum(t.nbytes for t in tensors.values())
     cpp = Cpp(tensors, plan.root)
     try:
         run_case(case, [Tilestone(CONTROL), *cache_policies(), cpp, *others], tensors, _copies(tensors), plan)
         if wrong := cpp.different():
-            raise RuntimeError(f"the C++ contestant loaded {wrong} tensors that are not as saved")
+            raise RuntimeError(f"the C++ contestant loaded {wrong} tensors with wrong values")
     finally:
         cpp.close()
     return case
@@ -55,7 +55,7 @@ def large(case: Case, plan: Plan) -> Case:
 def small(case: Case, plan: Plan) -> Case:
     count = max(1, int(20_000 * plan.scale))
     tensors = {f"layer{i // 10}.p{i % 10}": torch.randn(1024) for i in range(count)}
-    others = [c for c in everybody() if not isinstance(c, TensorStore)]  # one directory a tensor
+    others = [c for c in everybody() if not isinstance(c, TensorStore)]  # a directory per tensor
     return _contest(case, plan, tensors, others)
 
 
@@ -63,9 +63,9 @@ def memory(case: Case, plan: Plan) -> Case:
     mib = max(16, int(1024 * min(1.0, plan.scale)))
     table = Table(
         f"peak memory above {mib} MiB of tensors, MiB",
-        "One save and one load, each in a fresh process: the kernel's VmHWM less what was resident "
-        "before the call. Pages of files count while they are mapped; page cache that no process "
-        "maps does not.", ["who", "save", "load"])
+        "One save and one load, each in a fresh process: the kernel's VmHWM minus the resident "
+        "memory before the call. Pages of files count while they are mapped; page cache that no "
+        "process maps does not count.", ["who", "save", "load"])
     for entry in [*everybody(), Cpp]:
         path = plan.root / "memory" / "checkpoint"
         row = [entry.name]
@@ -85,7 +85,7 @@ def memory(case: Case, plan: Plan) -> Case:
     return case
 
 
-WRITING_ROUNDS = 9  # what is looked for is smaller than what a disk varies by
+WRITING_ROUNDS = 9  # the expected difference is smaller than the disk's variation
 
 
 def writing(case: Case, plan: Plan) -> Case:
@@ -119,7 +119,7 @@ def _packing(case: Case, plan: Plan) -> Table:
     mib = max(64, int(2048 * min(1.0, plan.scale)))
     table = Table(
         "packing tensors into a save's buffers, with and without the CRC-32",
-        f"{mib} MiB, 8 MiB at a time, 256 MiB of buffers in turn; medians of 7.",
+        f"{mib} MiB, 8 MiB at a time, into 256 MiB of buffers that are reused; medians of 7 runs.",
         ["threads", "without s", "with s", "with ÷ without", "GB/s with"])
     for line in programs.json_lines(programs.BIN / "checksum_cost", str(mib)):
         ratio = line["with_crc_seconds"] / line["seconds"]
@@ -135,7 +135,7 @@ class Entry:
     title: str
     what: str
     run: Callable[[Case, Plan], Case]
-    share: float  # of the time for all, about
+    share: float  # approximate share of the total time
 
     def new_case(self) -> Case:
         return Case(self.title, self.what)
@@ -151,9 +151,10 @@ ALL = {
     "megatron": Entry("Megatron-Core, 4 ranks", "The same GPT in Megatron-Core's layout, TP 2 × DP 2, "
                       "beside stock dist_checkpointing.", megatron_core.megatron, 4),
     "exchange": Entry("Megatron-Core, fully parallel", "A quarter of that GPT on 4 and on 8 ranks, "
-                      "loaded in each way that shares the reading.", megatron_exchange.exchange, 2),
-    "restart": Entry("a restart, 8 ranks", "A quarter of that GPT, TP 8, loaded in the layout in "
-                     "which it was saved.", restart.restart, 2),
+                      "loaded by each method in which ranks read for each other.",
+                      megatron_exchange.exchange, 2),
+    "restart": Entry("a restart, 8 ranks", "A quarter of that GPT, TP 8, loaded in the saved "
+                     "layout.", restart.restart, 2),
     "reshard4": Entry("row to column, 4 ranks",
                       "1 GiB saved by rows on 4 ranks, loaded by columns on 4.",
                       lambda case, plan: ranks.reshard(case, plan, 4), 2),
@@ -161,14 +162,14 @@ ALL = {
                       "1 GiB saved by rows on 8 ranks, loaded by columns on 8.",
                       lambda case, plan: ranks.reshard(case, plan, 8), 3),
     "memory": Entry("peak memory", "Each contestant in processes of its own.", memory, 2),
-    "writing": Entry("writing, 1 rank", "2 GiB in large tensors saved from C++ by 1 rank, beside the "
-                     "disk's limit, and by the same program with a CRC-32 that does nothing.",
+    "writing": Entry("writing, 1 rank", "2 GiB in large tensors saved from C++ by 1 rank, compared "
+                     "with the disk's limit, and with the same program without CRC-32.",
                      writing, 4),
     "metadata": Entry("metadata", "`.metadata` of 1,024 ranks × 500 tensors.", metadata.metadata,
                       1),
     "planning": Entry("planning", "Save planning for jobs of up to 16,384 ranks.",
                       planning.planning, 2),
-    "growth": Entry("planning, growth", "What grows with ranks and tensors, and how.",
+    "growth": Entry("planning, growth", "How the cost grows with ranks and tensors.",
                     planning.growth, 0.5),
     "by_files": Entry("saves without a communicator", "Up to 16,384 ranks that one machine stands "
                       "for.", by_files.by_files, 6),

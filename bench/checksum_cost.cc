@@ -1,9 +1,10 @@
-// What the CRC-32 adds to packing tensors into buffers, the part of a save that it is done in:
+// Measures the time that the CRC-32 adds to packing tensors into buffers. A save computes its
+// checksums in that step.
 //
 //   checksum_cost MIB
 //
-// Packs MIB of memory into 8 MiB buffers (32 of them in turn, as the pool has) with and without,
-// in turns, and prints the medians as JSON, a line for one thread and one for all.
+// Packs MIB of memory into 32 buffers of 8 MiB, like a save's buffer pool, alternately with and
+// without the CRC-32. Prints the medians as JSON: one line for one thread, one for all threads.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -70,7 +71,7 @@ class Packing {
 
   Bytes source_;
   Bytes buffers_;
-  std::atomic<uint32_t> checksum_ = 0;  // kept, so that nothing is left out as unused
+  std::atomic<uint32_t> checksum_ = 0;  // stored, so that the computation is not optimised away
 };
 
 void measure(Packing& packing, unsigned threads) {

@@ -1,10 +1,10 @@
 """The contestants: each saves a flat dict of tensors to a directory and loads it back.
 
-A save counts until every byte is durable: contestants that do not sync on their own get an fsync
-of each file and of the directory inside the timed part. A load counts until the given tensors hold the
-values, as a trainer needs them; contestants that can only make tensors of their own have them
-copied. "(mapped)" is the same library's mapping of the file with every page touched and nothing
-copied: what a reader that never writes to its weights would pay.
+A save ends when every byte is durable. For contestants that do not sync on their own, the timed
+part includes an fsync of each file and of the directory. A load ends when the given tensors hold
+the values, as a trainer needs them. Contestants that can only create new tensors have these copied.
+"(mapped)" means that the same library maps the file, every page is touched, and nothing is copied:
+the cost for a reader that never writes to its weights.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ PROGRAMS = Path(__file__).resolve().parent.parent / "build" / "release"
 
 
 class Contestant:
-    """One way to save and load. Either returns None, or the seconds that it has measured itself."""
+    """One way to save and load. Both calls return None, or the seconds that they measured."""
 
     name: str
-    saved_by: str | None = None  # loads what the contestant of this name saved; None: saves itself
+    saved_by: str | None = None  # the contestant whose files are loaded; None: its own
     loads = True
 
     def save(self, tensors: Tensors, path: Path) -> float | None:
@@ -50,7 +50,7 @@ def sync_tree(path: Path) -> None:
 
 
 def sync_file(file: Path) -> None:
-    """fsync one file and its directory, in which other ranks may be at work."""
+    """fsync one file and its directory; other ranks may be using that directory."""
     _sync(file)
     _sync(file.parent)
 
@@ -80,7 +80,7 @@ class Tilestone(Contestant):
 
 
 class TilestoneLoad(Tilestone):
-    """Tilestone's load with an option; alone, of the files that plain Tilestone saved."""
+    """Tilestone's load with an option. On one rank, it loads the files saved by plain Tilestone."""
 
     def __init__(self, **options: str) -> None:
         super().__init__(", ".join(["tilestone", *(f"{k}={v}" for k, v in options.items())]))
@@ -98,9 +98,9 @@ def cache_policies() -> list[Contestant]:
 
 
 class Cpp(Contestant):
-    """The C++ interface, in a process of its own with the same tensors, which times the call alone.
+    """The C++ interface, in a process of its own with the same tensors. It times only the call.
 
-    The tensors come to it through a checkpoint that Tilestone saves once.
+    It gets the tensors from a checkpoint that Tilestone saves once.
     """
 
     name = "tilestone, C++"
@@ -131,7 +131,7 @@ class Cpp(Contestant):
         self._process.stdin.flush()
         answer = self._process.stdout.readline().strip()
         if not answer or answer.startswith("error"):
-            raise RuntimeError(f"save_load: {answer or 'it ended'}")
+            raise RuntimeError(f"save_load: {answer or 'the process ended'}")
         return float(answer)
 
     def save(self, tensors: Tensors, path: Path) -> float:
@@ -141,7 +141,7 @@ class Cpp(Contestant):
         return self._ask(f"load {path}")
 
     def different(self) -> int:
-        """How many tensors the last load did not fill with what was saved."""
+        """The number of tensors that differ from the saved ones after the last load."""
         return int(self._ask("same"))
 
     def close(self) -> None:
@@ -150,7 +150,10 @@ class Cpp(Contestant):
 
 
 class CppNoChecksum(Cpp):
-    """The same with a CRC-32 that does nothing: what checksums cost a save. Can't be loaded."""
+    """The same with a CRC-32 that does nothing, to measure the cost of checksums in a save.
+
+    Its checkpoints have wrong checksums, so it does not load.
+    """
 
     name = "no checksums"
     loads = False
@@ -171,7 +174,7 @@ class Dcp(Contestant):
         writer = dcp.FileSystemWriter(str(path), thread_count=self._threads)
         dcp.save(tensors, storage_writer=writer, no_dist=_alone())
         if _rank() == 0:
-            sync_tree(path)  # it syncs its data files; the metadata and the directory are left
+            sync_tree(path)  # DCP syncs its data files, but not the metadata and the directory
 
     def load(self, tensors: Tensors, path: Path) -> None:
         import torch.distributed.checkpoint as dcp
@@ -243,7 +246,7 @@ class TorchCheckpointing(Contestant):
         from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 
         config = CheckpointManager.Config.with_sync_save()
-        # Its direct I/O ends in EINVAL on ext4 (the last block of a file is not aligned).
+        # Its direct I/O fails with EINVAL on ext4 (the last block of a file is not aligned).
         config.storage_config = LocalFileSystemStorageConfig(use_direct_io=False)
         return CheckpointManager(config)
 
@@ -263,7 +266,7 @@ class TorchCheckpointing(Contestant):
 
 
 class TensorStore(Contestant):
-    """zarr2, one array a tensor, uncompressed, all of them under way at once."""
+    """zarr2, one array per tensor, uncompressed, all arrays concurrently."""
 
     name = "tensorstore zarr2"
 
@@ -300,7 +303,7 @@ class TensorStore(Contestant):
 
 
 def everybody() -> list[Contestant]:
-    """One of each that needs nothing but tensors and a path."""
+    """One instance of each contestant that needs only tensors and a path."""
     return [
         Tilestone(),
         Dcp(1),
@@ -337,7 +340,7 @@ def _touch(tensors: Tensors) -> None:
 
 
 def _local(tensors: Tensors) -> Tensors:
-    """This rank's own tensors, for contestants that know no DTensor."""
+    """This rank's local tensors, for contestants that don't support DTensor."""
     return {
         key: tensor.to_local() if hasattr(tensor, "to_local") else tensor
         for key, tensor in tensors.items()

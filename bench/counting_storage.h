@@ -1,5 +1,5 @@
-// A directory of the file system, and what is asked of it: every call counted, the largest
-// directory that was listed, and when files got their names.
+// A storage over a directory of the file system that records its use: the number of calls, the
+// size of the largest directory listed, and the times of renames.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@
 
 namespace tilestone::bench {
 
-// Thread-safe. A publish is counted as the calls that it consists of.
+// Thread-safe. A publish counts as the calls of which it consists.
 class CountingStorage : public Storage {
  public:
   using Clock = std::chrono::steady_clock;
@@ -33,7 +33,7 @@ class CountingStorage : public Storage {
   uint64_t syncs() const { return syncs_; }              // of files and directories
   uint64_t most_listed() const { return most_listed_; }  // entries of one directory
 
-  // When a file was last renamed to a name that ends so.
+  // The time of the last rename to a name with this suffix. Throws kNotFound if there was none.
   Clock::time_point renamed_to(std::string_view suffix) const {
     std::lock_guard lock(mutex_);
     for (auto entry = renames_.rbegin(); entry != renames_.rend(); ++entry) {
@@ -147,8 +147,8 @@ class CountingStorage : public Storage {
     std::unique_ptr<WritableFile> inner_;
   };
 
-  // What was found may lie in many directories; one that holds only directories is not seen, and
-  // a list of the whole subtree does not see empty ones.
+  // Counts the entries of each listed directory. `names` may be a listing of a whole subtree, which
+  // shows neither empty directories nor those that contain only directories.
   std::vector<std::string> counted(std::vector<std::string> names) {
     ++calls_;
     std::map<std::string_view, uint64_t> entries;
@@ -157,7 +157,7 @@ class CountingStorage : public Storage {
       for (size_t slash = name.rfind('/');; slash = name.rfind('/', slash - 1)) {
         const bool top = slash == std::string_view::npos;
         ++entries[top ? std::string_view() : name.substr(0, slash)];
-        // Where the name before lies in this directory too, it was counted above already.
+        // If the previous name is in this directory too, the directory is counted already.
         if (top || before.starts_with(name.substr(0, slash + 1))) break;
       }
       before = name;

@@ -1,10 +1,10 @@
-"""Stock DCP's planning steps for a job of many ranks, in this process and without ranks.
+"""Stock DCP's planning steps for a job of many ranks, in this single process.
 
     dcp_planning.py TP DP PP TENSORS
 
-Half the tensors of a rank are parameters, cut by TP and the same on all of DP; the other half is
-optimizer state, cut by TP and DP. Every rank's plan is made as `create_local_plan` makes it (item
-by item; that one rank's own call agrees is checked), then `create_global_plan` is timed over all.
+Half of a rank's tensors are parameters, sharded by TP and replicated over DP. The other half is
+optimizer state, sharded by TP and DP. Every rank's plan is made here item by item, and rank 0's is
+compared with the result of `create_local_plan`. Then `create_global_plan` over all plans is timed.
 Prints JSON.
 """
 
@@ -32,7 +32,7 @@ ROWS, COLUMNS = 8192, 1024
 
 
 def _names(tp: int, dp: int, pp: int, tensors: int, rank: int):
-    """Name, shape, offset and size of each tensor of a rank; tp counts first, then dp, then pp."""
+    """Name, shape, offset and size of a rank's tensors. In the rank order tp varies fastest."""
     t, d, p = rank % tp, rank // tp % dp, rank // tp // dp
     for i in range(tensors // 2):
         name = f"decoder.layers.{p}.{i}"
@@ -55,7 +55,7 @@ def _plan(tp: int, dp: int, pp: int, tensors: int, rank: int) -> SavePlan:
 
 
 def _local(tp: int, dp: int, pp: int, tensors: int) -> tuple[SavePlan, float]:
-    """Rank 0's own plan by create_local_plan, over DTensors of a process group that is not there."""
+    """Rank 0's plan by create_local_plan over DTensors of a fake process group, and its seconds."""
     dist.init_process_group("fake", rank=0, world_size=tp * dp * pp, store=FakeStore())
     mesh = dist.init_device_mesh("cpu", (pp, dp, tp), mesh_dim_names=("pp", "dp", "tp"))
     both = mesh["dp", "tp"]
@@ -83,7 +83,7 @@ def main() -> None:
     if [item.index for item in own.items] != [
         item.index for item in pickle.loads(pickled[0]).items
     ]:
-        raise SystemExit("dcp_planning: the plan made here is not what create_local_plan makes")
+        raise SystemExit("dcp_planning: the plan made here differs from that of create_local_plan")
     begin = time.process_time()
     plans = [pickle.loads(data) for data in pickled]
     unpickle_seconds = time.process_time() - begin

@@ -1,4 +1,4 @@
-"""The machine's own limits, found with plain system calls beside the contestants."""
+"""The machine's limits, measured with plain system calls in the same rounds as the contestants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _aligned_buffer() -> mmap.mmap:
 
 
 class DirectWrite:
-    """New file, direct I/O in 8 MiB blocks, `depth` at a time, fsync."""
+    """Writes a new file by direct I/O in 8 MiB blocks, `depth` at a time, then fsync."""
 
     name = "limit: direct write"
 
@@ -90,7 +90,7 @@ def memcpy_seconds(total: int, rounds: int = 3) -> float:
 
 
 def warm_caches(path: Path) -> None:
-    """Reads every file under `path` into the page cache: direct reads leave nothing there."""
+    """Reads every file under `path` into the page cache, because direct reads don't fill it."""
     for file in path.rglob("*"):
         if file.is_file():
             with file.open("rb", buffering=0) as stream:
@@ -99,7 +99,7 @@ def warm_caches(path: Path) -> None:
 
 
 def drop_caches() -> None:
-    """Empties the page cache (root), after everything dirty is on disk."""
+    """Writes dirty pages to disk, then empties the page cache. Needs root."""
     os.sync()
     with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as control:
         control.write("3\n")

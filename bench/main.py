@@ -1,4 +1,4 @@
-"""make bench: Tilestone beside its peers, in one run, on the same bytes."""
+"""make bench: compares Tilestone with its peers in one run, on the same data."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ TREE = Path(__file__).resolve().parent.parent
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/run", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE",
-                        help=f"which to run (default: all): {', '.join(cases.ALL)}")
-    parser.add_argument("--rounds", type=int, default=3, help="times each contestant runs")
+                        help=f"cases to run (default: all): {', '.join(cases.ALL)}")
+    parser.add_argument("--rounds", type=int, default=3, help="number of runs of each contestant")
     parser.add_argument("--minutes", type=float, default=40,
-                        help="time for all; rounds that would pass it are left out, and named")
-    parser.add_argument("--scale", type=float, default=1.0, help="size of the data, 1: full")
-    parser.add_argument("--seed", type=int, default=1, help="of the order of contestants")
+                        help="total time; rounds that would exceed it are left out and reported")
+    parser.add_argument("--scale", type=float, default=1.0, help="size of the data; 1 is full size")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the order of contestants")
     parser.add_argument("--dir", type=Path, default=TREE / "build" / "bench",
                         help="where checkpoints are written (about 25 GB)")
     parser.add_argument("--json", type=Path, default=TREE / "build" / "bench.json")
     parser.add_argument("--table", type=Path, default=TREE / "docs" / "benchmarks.md")
     parser.add_argument("--only-report", type=Path, metavar="JSON",
-                        help="measure nothing; write the table of an earlier run again")
+                        help="measure nothing; only write the tables of an earlier run again")
     chosen = parser.parse_args()
     unknown = set(chosen.cases) - set(cases.ALL)
     if unknown:
-        parser.error(f"no such case: {', '.join(sorted(unknown))}")
+        parser.error(f"unknown case: {', '.join(sorted(unknown))}")
     return chosen
 
 
@@ -60,14 +60,14 @@ def machine(options: argparse.Namespace) -> dict:
 
 
 def run_case(entry: cases.Entry, options: argparse.Namespace, minutes: float) -> Case:
-    """One case in a folder of its own, within its time; what breaks it is a failure in the table."""
+    """Runs one case in its own folder, within its time. An error is listed as a failure."""
     case = entry.new_case()
     root = Path(tempfile.mkdtemp(dir=options.dir))
     plan = Plan(root, options.rounds, options.seed, options.scale,
                 time.monotonic() + 60 * minutes)
     try:
         return entry.run(case, plan)
-    except Exception as error:  # the other cases go on; the report names it
+    except Exception as error:  # the other cases still run; the report lists the error
         traceback.print_exc()
         case.fail("the whole case", "all", error)
         return case
@@ -91,7 +91,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Case], dict]:
         done[name] = run_case(cases.ALL[name], options, mine)
         print(report.table(done[name]), flush=True)
         facts["minutes"] = (time.monotonic() - begin) / 60
-        report.save(done, facts, options.json)  # a run that is cut off leaves what it has
+        report.save(done, facts, options.json)  # so that an interrupted run keeps its results
     return done, facts
 
 

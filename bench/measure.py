@@ -1,4 +1,4 @@
-"""Runs contestants interleaved, in a new random order each round, and keeps every time."""
+"""Runs contestants interleaved, in a new random order in each round, and keeps all times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTROL = "tilestone (again)"  # the A/A control: the same code as another conte
 
 @dataclass
 class Table:
-    """Figures that are no contest of times: a row each."""
+    """A table of other figures than contestants' times."""
 
     title: str
     note: str
@@ -27,15 +27,15 @@ class Table:
 
 @dataclass
 class Case:
-    """Times in seconds: phase -> contestant -> one a round."""
+    """The results of a case. Times are in seconds: phase -> contestant -> one for each round."""
 
     name: str
     what: str
     bytes: int = 0
     times: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    figures: dict[str, float] = field(default_factory=dict)  # what the targets' table reads
+    figures: dict[str, float] = field(default_factory=dict)  # read by the table of targets
     tables: list[Table] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)  # who, in what, and the error
+    failures: list[str] = field(default_factory=list)  # contestant, phase and error
     rounds_left_out: int = 0  # for lack of time
 
     def add(self, phase: str, who: str, seconds: float) -> None:
@@ -51,7 +51,7 @@ class Case:
         return any(failure.startswith(f"{who}, ") for failure in self.failures)
 
     def drop(self, who: str) -> None:
-        """Forgets a contestant's times: it failed, and what it did before can't be trusted."""
+        """Drops all times of a contestant that failed, because they can't be trusted."""
         for times in self.times.values():
             times.pop(who, None)
 
@@ -64,11 +64,11 @@ class Plan:
     rounds: int
     seed: int
     scale: float
-    deadline: float  # time.monotonic(); no further round begins that would pass it
+    deadline: float  # time.monotonic(); no round begins that would end later
 
 
 class Rounds:
-    """Counts rounds, and says when there is no time for another one."""
+    """Counts rounds, and tells whether there is time for another one."""
 
     def __init__(self, case: Case, plan: Plan) -> None:
         self._case = case
@@ -90,7 +90,7 @@ class Rounds:
 
 
 def timed(work: Callable[[], float | None]) -> float:
-    """Seconds of `work`, or those that it has measured itself, in another process."""
+    """The seconds that `work` takes, or returns if it measured them in another process."""
     begin = time.perf_counter()
     own = work()
     return time.perf_counter() - begin if own is None else own
@@ -99,7 +99,8 @@ def timed(work: Callable[[], float | None]) -> float:
 def run_case(
     case: Case, contestants: list[Contestant], tensors: Tensors, targets: Tensors, plan: Plan
 ) -> Case:
-    """Save, cold load, load again and warm load of every contestant and the limits, in each round."""
+    """Times save, cold load, load again and warm load of all contestants and limits in each round.
+    """
     order = random.Random(plan.seed)
     limit = DirectWrite(case.bytes)
     reads = [Read(8, True), Read(2, False), Read(4, False), Read(1, False)]
@@ -131,7 +132,7 @@ def _saves(
         drop_caches()
         try:
             case.add("save", name, timed(lambda: save(path)))
-        except Exception as error:  # a peer's failure is a result; the others go on
+        except Exception as error:  # a peer's failure is a result; the others still run
             case.drop(name)
             case.fail("save", name, error)
 

@@ -1,7 +1,7 @@
-"""A GPT in Megatron-Core's layout: Tilestone beside stock dist_checkpointing, on torch ranks.
+"""A GPT in Megatron-Core's layout: Tilestone compared with stock dist_checkpointing on torch ranks.
 
-Contestants get a description of the state and make entities of it for each call, in the time that
-is measured, since stock's calls change the state dicts that they are given.
+Contestants get a description of the state, from which they make entities for each call. This is
+part of the measured time, because stock's calls modify the state dicts that they get.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import ranks
 from contestants import Contestant, sync_tree
 from measure import CONTROL, Case, Plan
 
-TP = 2  # ranks of a tensor-parallel group; the others are data parallel
+TP = 2  # ranks of a tensor-parallel group; the remaining factor is data parallelism
 
 
 @dataclass
 class Part:
-    """A rank's part of a tensor: its cell along one axis (-1: all of it), and which replica."""
+    """A rank's part of a tensor: its cell along an axis (-1: the whole tensor), and its replica."""
 
     data: torch.Tensor
     axis: int
@@ -66,11 +66,11 @@ class _Megatron(Contestant):
         raise NotImplementedError
 
     def _strategies(self) -> tuple[Any, Any]:
-        """For a save and for a load; None: the package's own."""
+        """The strategies for a save and for a load. None means the package's default."""
         return None, None
 
     def wrapped(self) -> tuple[Any, Any]:
-        """The strategies for a save and for a load; None: the package's own."""
+        """_strategies(), in fully parallel wrappers if the contestant is parallel."""
         save, load = self._strategies()
         if not self._parallel:
             return save, load
@@ -104,7 +104,7 @@ class Native(_Megatron):
 
 
 class Stock(_Megatron):
-    """Stock, which syncs its data files; what describes them is synced here, in the time."""
+    """Stock. It syncs its data files; the timed part also syncs the index here."""
 
     def _package(self) -> Any:
         with warnings.catch_warnings():
@@ -119,7 +119,7 @@ class Stock(_Megatron):
 
 
 class PlugIn(Stock):
-    """Tilestone's strategies given to stock."""
+    """Stock with Tilestone's strategies."""
 
     def _strategies(self) -> tuple[Any, Any]:
         from tilestone.megatron import TilestoneLoadStrategy, TilestoneSaveStrategy
@@ -128,9 +128,9 @@ class PlugIn(Stock):
 
 
 def without_cuda() -> None:
-    """Stock moves every tensor to a GPU in its fully parallel load, and flags in its save.
+    """Keeps stock's tensors on the CPU.
 
-    Here they stay where they are.
+    Stock's fully parallel load moves every tensor to a GPU, and its save moves flags there.
     """
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
@@ -154,7 +154,7 @@ def without_cuda() -> None:
 
 def _job(case: Case, plan: Plan) -> None:
     without_cuda()
-    warnings.simplefilter("ignore")  # stock's, of torch's older functions
+    warnings.simplefilter("ignore")  # stock uses deprecated functions of torch
     saved, wanted = state(plan.scale), state(plan.scale)
     whole = sum(part.data.nbytes * (TP if part.axis >= 0 else 1) for part in saved.values())
     case.bytes = whole

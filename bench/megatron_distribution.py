@@ -1,8 +1,8 @@
-"""Megatron-Core's distribution of replicated shards, by itself and by Tilestone: one JSON object.
+"""Times the distribution of replicated shards by Megatron-Core and by Tilestone. Prints JSON.
 
     megatron_distribution.py RANKS SHARDS
 
-Every rank holds every shard, as in a data-parallel group. Checks that both find the same ranks.
+Every rank holds every shard, as in a data-parallel group. Checks that both choose the same ranks.
 """
 
 from __future__ import annotations

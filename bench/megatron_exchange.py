@@ -1,7 +1,7 @@
-"""Fully parallel loads in Megatron-Core's layout: what each rank reads and how much memory it takes.
+"""Fully parallel loads in Megatron-Core's layout: bytes read and memory used by each rank.
 
-Nothing is timed. Each save and each load is a job of its own: one that fails leaves its process
-group unusable, and memory that an earlier call has kept would not count.
+Nothing is timed. Each save and each load is a job of its own, because a failed call leaves its
+process group unusable, and because memory that an earlier call keeps would not be counted.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from megatron_core import TP, Native, PlugIn, Stock, state, without_cuda
 
 WORLDS = (4, 8)
 ALGORITHMS = ("broadcast", "gather_rounds", "gather_object")
-PART = 0.25  # of the GPT of 1.5 GB
-LIMIT = 90  # seconds for a job: ranks that wait for one another do so for good
+PART = 0.25  # share of the GPT of 1.5 GB
+LIMIT = 90  # seconds per job, because ranks may wait for one another forever
 IMPORTS = ("torch", "torch.distributed.checkpoint", "tilestone.megatron",
            "megatron.core.dist_checkpointing.strategies.fully_parallel")
 NOTE = """\
-Each figure is of a rank. Bytes are those that a cold load fetches from the disk (`read_bytes` of \
-`/proc/self/io`); the ranks share a machine, so what one has fetched is in the page cache for the \
-others. Memory is the kernel's VmHWM of the first load in a process, less what was resident \
-before it, with the tensors that are loaded into."""
+Each figure is of one rank. Bytes are those that a cold load reads from the disk (`read_bytes` of \
+`/proc/self/io`). The ranks share a machine, so data that one rank has read is in the page cache \
+for the others. Memory is the kernel's VmHWM of the first load in a process minus the resident \
+memory before it; it includes the destination tensors."""
 
 
 class ByAlgorithm(Stock):
-    """Stock's load wrapper with one of its three ways to exchange what was read."""
+    """Stock's load wrapper with one of its three algorithms to exchange the loaded shards."""
 
     def __init__(self, algorithm: str) -> None:
         super().__init__(f"stock, {algorithm}", True)
@@ -56,16 +56,16 @@ def contestants() -> list[Any]:
 
 
 def _prepared(entry: Any) -> None:
-    """Makes this process one in which stock finds all that it asks for."""
+    """Prepares this process so that stock can run in it."""
     without_cuda()
-    warnings.simplefilter("ignore")  # stock's, of torch's older functions
+    warnings.simplefilter("ignore")  # stock uses deprecated functions of torch
     for name in IMPORTS:
         import_module(name)
     entry.wrapped()
 
 
 def _path(entry: Any, plan: Plan) -> Path:
-    """Of a checkpoint that its package has saved: all of stock's ways load the same one."""
+    """Path of the contestant's checkpoint. All of stock's algorithms load the same one."""
     return plan.root / ("stock" if isinstance(entry, ByAlgorithm) else folder(entry.name))
 
 
@@ -99,7 +99,7 @@ def _row(case: Case, plan: Plan, world: int, entry: Any) -> list[str]:
             found = ranks.run(partial(job, entry), world, found, plan, LIMIT, IMPORTS)
     except TimeoutError as error:
         return [str(world), entry.name, *[_failed(case, world, entry, error, str(error))] * 4]
-    except Exception as error:  # of any rank: the other ways go on
+    except Exception as error:  # of any rank; the other contestants still run
         return [str(world), entry.name, *[_failed(case, world, entry, error, "failed")] * 4]
     case.bytes = found.bytes
     least, most, peak = (f"{found.figures[what] / 2**20:.1f}" for what in ("least", "most", "peak"))
@@ -108,16 +108,16 @@ def _row(case: Case, plan: Plan, world: int, entry: Any) -> list[str]:
 
 
 def _failed(case: Case, world: int, entry: Any, error: Exception, cell: str) -> str:
-    """The table's word for it. What a rank raised is the last line of what came from it."""
+    """Records a failure; returns the table cell. A rank's error is the last line of its message."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     case.fail(f"{world} ranks", entry.name, lines[-1])
     return cell
 
 
 def exchange(case: Case, plan: Plan) -> Case:
-    table = Table("fully parallel loads, a rank's reading and memory", NOTE,
-                  ["ranks", "who", "MiB read: least of a rank", "most of a rank",
-                   "all ÷ bytes of the checkpoint", "peak memory, most of a rank, MiB"])
+    table = Table("fully parallel loads: bytes read and memory per rank", NOTE,
+                  ["ranks", "who", "MiB read: minimum of a rank", "maximum of a rank",
+                   "all ÷ bytes of the checkpoint", "peak memory, maximum of a rank, MiB"])
     for world in WORLDS:
         here = replace(plan, root=plan.root / str(world))
         here.root.mkdir()

@@ -1,9 +1,9 @@
-"""Peak memory of one save or load above the tensors, in this fresh process.
+"""Peak memory of one save or load beyond the tensors, in this fresh process.
 
     memory.py CONTESTANT save|load MIB DIR
 
-Prints JSON. Peak memory is the kernel's VmHWM less what was resident before the call: pages of
-mapped files count as long as they are mapped, the page cache that nobody maps does not.
+Prints JSON. Peak memory is the kernel's VmHWM minus the resident memory before the call. Pages of
+mapped files count while they are mapped. Page cache that no process maps does not count.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def _status(pid: int | str, name: str) -> int:
 
 
 def peak(pid: int, work) -> int:
-    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")  # resets the peak
     before = _status(pid, "VmRSS")
     work()
     return _status(pid, "VmHWM") - before
 
 
 def _import_all() -> None:
-    """So that modules are not counted as what a save takes."""
+    """Imports all modules now, so that they don't count as memory of the save."""
     import safetensors.torch  # noqa: F401
     import tensorstore  # noqa: F401
     import tilestone  # noqa: F401
@@ -52,7 +52,7 @@ def main() -> None:
     name, phase, mib, folder = sys.argv[1:]
     _import_all()
     rows = max(1, int(mib) // 4)
-    tensors = {f"w{i}": torch.full((rows, 1 << 18), float(i)) for i in range(4)}  # 1 MiB a row
+    tensors = {f"w{i}": torch.full((rows, 1 << 18), float(i)) for i in range(4)}  # 1 MiB per row
     known = {entry.name: entry for entry in everybody()}
     path = Path(folder)
     if name == Cpp.name:

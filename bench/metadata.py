@@ -1,7 +1,7 @@
-"""`.metadata` of a large job: read, written, and opened by the command line.
+"""`.metadata` of a large job: reading it, writing it, and opening it on the command line.
 
-The file is pickled by torch's own classes, in this process; the data files that it names are there
-with their sizes, and hold nothing.
+The file is pickled from torch's own classes in this process. Its data files are sparse: they have
+the right sizes and no content.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from torch.distributed.checkpoint.metadata import (
 import programs
 from measure import Case, Plan, Table
 
-ROWS, COLUMNS = 4, 1024  # of a shard
+ROWS, COLUMNS = 4, 1024  # per shard
 ROUNDS = 3
 
 
 def make(ranks: int, tensors: int) -> tuple[Metadata, int]:
-    """Each tensor in rows over the ranks, a file a rank, as DCP's writer lays them out."""
+    """The metadata of row-sharded tensors, with one file per rank like DCP's, and a file's size."""
     item = ROWS * COLUMNS * 4 + 1024  # bytes, with the archive around the tensor
     state: dict = {}
     storage: dict = {}
     properties = TensorProperties(dtype=torch.float32)
     for t in range(tensors):
         fqn = f"model.decoder.layers.{t // 10}.mlp.linear_{t % 10}.weight"
-        # Each place an object of its own, as after a gather: pickle writes a shared one once.
+        # A separate object for each offset, as after a gather: pickle writes a shared object once.
         offsets = [[torch.Size((rank * ROWS, 0)) for rank in range(ranks)] for _ in range(2)]
         state[fqn] = TensorStorageMetadata(
             properties=properties, size=torch.Size((ranks * ROWS, COLUMNS)),
@@ -88,14 +88,14 @@ def metadata(case: Case, plan: Plan) -> Case:
                     for what in ("parse_seconds", "write_seconds"))
     again = pickle.loads(written.read_bytes())
     if again.state_dict_metadata != loaded.state_dict_metadata:
-        raise RuntimeError("the metadata that Tilestone wrote is not what it read")
+        raise RuntimeError("the metadata that Tilestone wrote differs from the one that it read")
     del again, loaded
     case.figures["parse, pickle ÷ tilestone"] = median(loads) / parse
     case.tables.append(Table(
         f"`.metadata` of {len(data) / 1e6:.0f} MB: {ours['tensors']} tensors in "
         f"{ours['shards']:,} shards",
-        f"In memory, processor time; medians of {ROUNDS} runs in turn (pickle's writing: one). What "
-        "Tilestone writes, torch unpickles to what it read.",
+        f"CPU time, in memory; medians of {ROUNDS} alternating runs (writing by pickle: one run). "
+        "torch unpickles the file that Tilestone writes to the same metadata.",
         ["what", "tilestone s", "pickle s", "pickle ÷ tilestone"],
         [_row("read", parse, median(loads)), _row("written", write, dump)]))
     case.tables.append(_command_line(folder, len(data)))

@@ -1,9 +1,9 @@
-// Reading and writing torch's `.metadata`, in memory:
+// Measures reading and writing of torch's `.metadata`, in memory:
 //
 //   metadata_scale FILE OUT
 //
-// Parses FILE, writes it anew to OUT, and prints the processor time of both as JSON (medians of
-// three).
+// Parses FILE, writes the result to OUT, and prints the CPU time of both steps as JSON (medians of
+// three runs).
 #include <time.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 
 using namespace tilestone;
 
-// `work` returns what it made, which is freed after the clock has stopped, as pickle's is.
+// `work` returns its result, so that freeing it is not timed; pickle's result isn't timed either.
 template <typename Work>
 double median_seconds(const Work& work) {
   std::array<double, 3> seconds = {};

@@ -1,10 +1,10 @@
-// Processor time and memory of save planning for large jobs, in one process: parameters replicated
-// over DP and, for each, the flat range of a distributed optimizer. Dense: TP x DP x PP. MoE: three
-// of four parameters are experts, stacked in 3-D tensors that EP cuts (inside DP) and TP cuts too.
-// Prints a JSON object a line.
+// Measures CPU time and memory of save planning for large jobs, in one process. The state has
+// parameters that are replicated over DP, and for each of them the flat range of a distributed
+// optimizer. Dense: TP x DP x PP. MoE: three of four parameters are experts, stacked in 3-D tensors
+// that are sharded by EP (inside DP) and by TP. Prints one JSON object per line.
 //
-//   plan_scale                     the cases of DESIGN's targets
-//   plan_scale growth              exchange over a range of ranks and tensors
+//   plan_scale                     the cases of the benchmark's targets
+//   plan_scale growth              planning by exchange over a range of ranks and tensors
 //   plan_scale exchange TP DP PP TENSORS [EP]
 //   plan_scale rule TP DP PP TENSORS [EP]
 //   plan_scale access TP DP PP TENSORS [EP]    the check of main replicas (plan/access.h)
@@ -30,8 +30,8 @@ struct Job {
   int tp = 1;
   int dp = 1;
   int pp = 1;
-  int tensors = 2;  // of each rank: half parameters, half optimizer state
-  int ep = 1;       // divides dp; more than 1: MoE
+  int tensors = 2;  // per rank: half parameters, half optimizer state
+  int ep = 1;       // divides dp; greater than 1: MoE
   int world() const { return tp * dp * pp; }
 };
 
@@ -41,7 +41,7 @@ struct Place {
   int tp, dp, pp;
 };
 
-// Seconds of this thread's own work, which other programs on the machine don't lengthen.
+// Measures the CPU time of this thread in seconds; other programs on the machine don't affect it.
 class Stopwatch {
  public:
   double seconds() const { return now() - start_; }
@@ -55,7 +55,7 @@ class Stopwatch {
   double start_ = now();
 };
 
-// Of this program alone; getrusage would count the process that started it.
+// Peak memory of this program alone; getrusage would include the process that started it.
 double peak_gib() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -75,8 +75,8 @@ TensorItem item_of(const ShardedTensor& tensor) {
   return item;
 }
 
-// One parameter's local shape, the grid that it is a cell of, and the ranks along DP that share it:
-// every step-th one from first on.
+// A parameter: its local shape, the grid of which it is a cell, and the ranks along DP that hold
+// it, which are every step-th rank from `first` on.
 struct Parameter {
   std::string name;
   Dims local;
@@ -85,10 +85,10 @@ struct Parameter {
   int step = 1;
 };
 
-constexpr int kExperts = 4;  // of each tensor, on each rank
+constexpr int kExperts = 4;  // per tensor and rank
 
-// Every fourth parameter is a vector (a norm or a bias); the others are matrices that TP cuts by
-// rows or columns, or such matrices of several experts.
+// Every fourth parameter is a vector (a norm or a bias). The others are matrices that TP shards by
+// rows or columns, or stacks of such matrices, one for each expert.
 Parameter parameter_of(const Job& job, const Place& at, int t) {
   Parameter p;
   p.name = "decoder.layers." + std::to_string(at.pp) + "." + std::to_string(t);
@@ -107,7 +107,7 @@ Parameter parameter_of(const Job& job, const Place& at, int t) {
   return p;
 }
 
-// Ranks are counted tp first, then dp (of which ep is the inner part), then pp.
+// In the rank order tp varies fastest, then dp (of which ep is the inner part), then pp.
 std::vector<int> holders_of(const Job& job, const Place& at, const Parameter& p) {
   std::vector<int> holders;
   for (int dp = p.first; dp < job.dp; dp += p.step) {
@@ -147,14 +147,14 @@ void print_job(const char* how, const Job& job) {
 }
 
 struct Seconds {
-  double local = 0;  // the ranks' own part, of all together: their plans made and encoded
-  double add = 0;    // with decoding
+  double local = 0;  // making and encoding the local plans, sum over all ranks
+  double add = 0;    // decoding included
   double finish = 0;
   double coordinator() const { return add + finish; }
 };
 
-// As in a save: the coordinator has all plans before it adds the first, and keeps none that it has
-// added.
+// As in a save, the coordinator has all plans before it adds the first one, and frees each plan
+// once it is added.
 void exchange(const Job& job) {
   Seconds seconds;
   uint64_t listed = 0;

@@ -1,4 +1,4 @@
-"""Running the programs that the benchmarks are made of, with their time and peak memory."""
+"""Runs the benchmark programs, and measures their time and peak memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Run:
     peak_bytes: int
 
 
-# Runs a program and reports its time and peak memory. A process of its own, since the
-# kernel counts into a program's peak that of the process which became it: here a small one.
+# Runs a program and reports its time and peak memory. It is a small process of its own, because the
+# kernel's peak of a program includes the peak of the process that executed it.
 LAUNCHER = """
 import json, os, sys, time
 begin = time.perf_counter()
@@ -34,7 +34,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def run(*command: str | Path) -> Run:
-    """Standard output, wall time and peak memory; RuntimeError with its errors when it fails."""
+    """Runs a program. Raises RuntimeError with the last line of its errors if it fails."""
     reading, writing = os.pipe()
     try:
         ran = subprocess.run([sys.executable, "-c", LAUNCHER, *map(str, command)], check=False,
@@ -55,5 +55,5 @@ def json_lines(*command: str | Path) -> list[dict]:
 
 
 def python(script: str, *arguments: str | Path) -> dict:
-    """What a script of this folder prints, in a fresh interpreter: one JSON object."""
+    """Runs a script of this folder in a fresh interpreter. Returns the JSON object it prints."""
     return json.loads(run(sys.executable, BENCH / script, *arguments).output.splitlines()[-1])

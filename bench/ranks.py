@@ -1,4 +1,4 @@
-"""Cases of several torch ranks: one world a case, all contestants in it, timed between barriers."""
+"""Cases with several torch ranks. Each case has one world; calls are timed between barriers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from measure import CONTROL, Case, Plan, Rounds, Table, folder
 
 Job = Callable[[Case, Plan], None]
 
-# A contestant that fails on some ranks leaves the others waiting: for no longer than this, seconds.
+# Seconds that ranks wait for others, if a contestant fails on some ranks only.
 TIMEOUT = 180
 
 
@@ -37,8 +37,11 @@ def _contestants() -> list[Contestant]:
 
 
 class World:
-    """This rank among the others. The harness talks in a group of its own, so that what a failed
-    contestant left undone in the default group does not meet it."""
+    """This rank and its communication with the others.
+
+    The harness has a process group of its own, so that unfinished operations of a failed contestant
+    in the default group don't affect it.
+    """
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
@@ -56,7 +59,10 @@ class World:
         return self.sum(int(self.rank == 0 and by_rank_0())) > 0
 
     def timed(self, work: Callable[[], float | None]) -> float:
-        """Seconds from the first rank's start to the last rank's end; the first rank's error."""
+        """Seconds from the first rank's start to the last rank's end.
+
+        If a rank fails, all ranks raise RuntimeError with the error of the lowest failed rank.
+        """
         error = ""
         self.barrier()
         begin = time.perf_counter()
@@ -86,7 +92,7 @@ class World:
 
 
 def disk_bytes() -> int:
-    """Bytes that this process has had fetched from the disk so far."""
+    """Bytes that this process has read from the disk so far."""
     for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
         if line.startswith("read_bytes:"):
             return int(line.split()[1])
@@ -94,7 +100,7 @@ def disk_bytes() -> int:
 
 
 class Opens:
-    """Which files under `path` this process opens, and how often, by strace."""
+    """Counts by strace which files under `path` this process opens, and how often."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -106,15 +112,15 @@ class Opens:
              "-p", str(os.getpid())], stderr=subprocess.DEVNULL)
         while "TracerPid:\t0\n" in Path("/proc/self/status").read_text(encoding="ascii"):
             if self._strace.poll() is not None:
-                raise RuntimeError("strace could not attach")
+                raise RuntimeError("strace could not attach to this process")
             time.sleep(0.01)
-        time.sleep(0.2)  # the other threads
+        time.sleep(0.2)  # until strace has attached to the other threads too
         return self
 
     def __exit__(self, *_: object) -> None:
         self._strace.send_signal(signal.SIGINT)
         self._strace.wait()
-        # Each line ends in the descriptor and the path that it stands for, of a file or a directory.
+        # Each line ends with a file descriptor and the path of its file or directory.
         opened = re.compile(r"= \d+<" + re.escape(str(self._path)) + r"/([^>]*)>\s*$")
         found = (opened.search(line) for line in self._log)
         self.names = Counter(match.group(1) for match in found if match)
@@ -144,7 +150,7 @@ def measure(case: Case, plan: Plan, who: list[Contestant], saved: Tensors, wante
 
 
 def _limits(case: Case, world: World, limit: DirectWrite, path: Path) -> None:
-    """Rank 0 alone, with as many requests at once as a disk needs."""
+    """Measures the limits on rank 0 only, with enough concurrent requests to saturate a disk."""
     alone = world.rank == 0
     case.add("save", limit.name, world.timed(lambda: limit.run(path) if alone else None))
     for read in (Read(8, True), Read(4, False)):
@@ -171,9 +177,9 @@ def _one(case: Case, world: World, entry: Contestant, saved: Tensors, wanted: Te
 
 def _count_reads(case: Case, plan: Plan, world: World, who: list[Contestant], saved: Tensors,
                  wanted: Tensors) -> None:
-    """Bytes from the disk and files opened by a cold load, all ranks together; not timed."""
+    """Counts the bytes read from disk and the files opened by a cold load, over all ranks."""
     table = Table("reads of one cold load, all ranks together",
-                  "Files opened are counted by strace, in a load of its own.",
+                  "Opened files are counted by strace, in a separate load.",
                   ["who", "bytes from the disk ÷ bytes wanted", "files opened"])
     for entry in who:
         if case.failed(entry.name) or entry.name == CONTROL:
@@ -209,10 +215,10 @@ def _entry(rank: int, world: int, rendezvous: str, job: Job, case: Case, plan: P
 
 def run(job: Job, world: int, case: Case, plan: Plan, limit: float | None = None,
         imports: Sequence[str] = ()) -> Case:
-    """The case as rank 0's job leaves it.
+    """Runs the job on `world` ranks. Returns the case as rank 0's job leaves it.
 
-    Past `limit` seconds all ranks are killed, and TimeoutError is raised. With `imports`, the ranks
-    are forked from a process that has these modules, and no others' memory: each starts at once.
+    After `limit` seconds all ranks are killed and TimeoutError is raised. With `imports`, the ranks
+    are forked from a small process that has imported these modules, so they start at once.
     """
     os.environ.setdefault("USE_LIBUV", "0")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -230,14 +236,14 @@ def run(job: Job, world: int, case: Case, plan: Plan, limit: float | None = None
 
 
 def _join(started: mp.ProcessContext, limit: float | None) -> None:
-    """Waits for all ranks; the first one that fails ends the others, and its error is raised."""
+    """Waits for all ranks. If one fails, the others are ended and its error is raised."""
     end = None if limit is None else time.monotonic() + limit
     while not started.join(None if end is None else max(0.0, end - time.monotonic())):
         if end is not None and time.monotonic() >= end:
             for process in started.processes:
                 process.kill()
                 process.join()
-            raise TimeoutError(f"no end after {limit:.0f} s")
+            raise TimeoutError(f"not finished after {limit:.0f} s")
 
 
 def _sharded(mesh, dim: int, rows: int, columns: int, count: int) -> Tensors:
@@ -272,7 +278,7 @@ def _reshard_job(case: Case, plan: Plan) -> None:
     wanted = _sharded(mesh, 1, rows, 8192, 4)
     case.bytes = 4 * rows * 8192 * 4
     ways = [TilestoneLoad(two_phase="never"), TilestoneLoad(two_phase="always")]
-    who = [Tilestone(), Tilestone(CONTROL), *ways, Dcp(1)]  # the others don't reshard on a CPU
+    who = [Tilestone(), Tilestone(CONTROL), *ways, Dcp(1)]  # the others can't reshard on a CPU
     measure(case, plan, who, saved, wanted, count_reads=True)
 
 

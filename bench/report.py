@@ -1,4 +1,4 @@
-"""The tables: targets and ratios first, then what each case took."""
+"""Writes the tables: targets and ratios first, then the times of each case."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from measure import CONTROL, Case, Table
 from targets import SUBJECT, all_targets, best_limit, control_spread
 
 INTRODUCTION = """\
-Written by `make bench`. Contestants of one case run over the same tensors, interleaved, in a new
-random order each round; a save counts until every byte is durable, "cold" means that the page cache
-was emptied, "again" that the cold load went before, "warm" that all files were read into it. Every
-save here is synchronous: the time that a trainer is blocked is the save's time. Each case has a
-control, the same code as a second contestant: no ratio is quoted that is nearer to 1 than the
-control's spread (what the two medians differ by, or what the two differ by within a round over the
-root of the rounds, if that is more). Machines differ: read the ratios. [cache.md](cache.md) says
-why `bypass` is the default of `cache`.
+`make bench` writes this page. All contestants of a case use the same tensors. They run interleaved,
+in a new random order in each round. A save ends when every byte is durable. Before a cold load the
+page cache is emptied; "again" is a second load right after the cold one; before a warm load all
+files are read into the page cache. Every save here is synchronous, so it blocks a trainer for its
+whole time. Each case has a control: the same code as a second contestant. Ratios that are nearer to
+1 than the control's spread are not quoted. The spread is the difference of the two medians, or the
+typical difference within a round divided by the square root of the number of rounds, if that is
+larger. Machines differ, so compare ratios, not seconds. [cache.md](cache.md) explains why `bypass`
+is the default of `cache`.
 """
 
 
@@ -51,13 +52,13 @@ def _phase_table(case: Case, phase: str, times: dict[str, list[float]]) -> list[
     for who in sorted(times, key=lambda name: median(times[name])):
         mid = median(times[who])
         lines.append(
-            f"| {who} | {_said(mid / subject, spread, who)} | {mid:.3f} | {min(times[who]):.3f} "
+            f"| {who} | {_ratio(mid / subject, spread, who)} | {mid:.3f} | {min(times[who]):.3f} "
             f"| {max(times[who]):.3f} | {case.bytes / mid / 1e9:.2f} |"
         )
     return [*lines, ""]
 
 
-def _said(ratio: float, spread: float, who: str = "") -> str:
+def _ratio(ratio: float, spread: float, who: str = "") -> str:
     return f"{ratio:.2f}" if who == SUBJECT or max(ratio, 1 / ratio) - 1 > spread else "≈ 1"
 
 
@@ -71,7 +72,7 @@ def targets_table(cases: dict[str, Case]) -> str:
     lines = [
         "## Targets",
         "",
-        "\"DCP\" and other names: their time ÷ Tilestone's. Spread: of the case's control.",
+        "A peer's name (\"DCP\") means its time ÷ Tilestone's. Spread: that of the case's control.",
         "",
         "| what | target | measured | spread | |",
         "|---|---|---|---|---|",
@@ -93,7 +94,7 @@ def summary(cases: dict[str, Case]) -> str:
     lines = [
         "## Ratios",
         "",
-        "| case | phase | of the limit | others' time ÷ tilestone's | spread |",
+        "| case | phase | share of the limit | others' time ÷ tilestone's | spread |",
         "|---|---|---|---|---|",
     ]
     for case in cases.values():
@@ -103,7 +104,7 @@ def summary(cases: dict[str, Case]) -> str:
             subject = median(times[SUBJECT])
             spread = control_spread(times)
             others = [
-                f"{name} {_said(median(t) / subject, spread)}"
+                f"{name} {_ratio(median(t) / subject, spread)}"
                 for name, t in sorted(times.items())
                 if name not in (SUBJECT, CONTROL) and not name.startswith("limit:")
             ]

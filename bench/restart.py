@@ -1,6 +1,6 @@
-"""A restart in the same layout: which files each rank opens, and what it reads of them.
+"""A restart in the same layout: the files that each rank opens, and the bytes that it reads.
 
-Nothing is timed. Each save and each load is a job of its own, as a restart is.
+Nothing is timed. Each save and each load is a job of its own, like a real restart.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from measure import Case, Plan, Table, folder
 from megatron_core import Native, Part, Stock, without_cuda
 
 WORLD = 8  # ranks of one tensor-parallel group
-PART = 0.25  # of the GPT of 1.5 GB
+PART = 0.25  # share of the GPT of 1.5 GB
 IMPORTS = ("torch", "torch.distributed.checkpoint", "torch.distributed.tensor", "tilestone.megatron",
            "megatron.core.dist_checkpointing.strategies.fully_parallel")
-LIMIT = 120  # seconds for a job: ranks that wait for one another do so for good
+LIMIT = 120  # seconds per job, because ranks may wait for one another forever
 KINDS = ("model", "optimizer.state.exp_avg", "optimizer.state.exp_avg_sq")
 NOTE = f"""\
-{WORLD} tensor-parallel ranks: norms and the position embedding are replicated on all of them, all \
-else is sharded, and each rank loads what it saved. Opened files are counted by strace in a load of \
-its own, each once for a rank; data files are those that hold tensors. Bytes are those that a cold \
-load fetches from the disk, pages of the process's own libraries among them; the ranks share a \
-machine, so what one has fetched is in the page cache for the others."""
+{WORLD} tensor-parallel ranks. Norms and the position embedding are replicated on all of them, \
+everything else is sharded, and each rank loads the shards that it saved. Opened files are counted \
+by strace in a separate load, each file once per rank. Data files are files that hold tensors. \
+Bytes are those that a cold load reads from the disk, including pages of the process's own \
+libraries. The ranks share a machine, so data that one rank has read is in the page cache for the \
+others."""
 
 
 def _shapes(scale: float) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -43,7 +44,7 @@ def _shapes(scale: float) -> dict[str, tuple[tuple[int, ...], int]]:
 
 
 def _local(shape: tuple[int, ...], axis: int) -> torch.Tensor:
-    """A rank's part. Replicas are the same, as a copy of one that differs would be refused."""
+    """A rank's part. Replicas are equal, because a copy of a replica that differs is refused."""
     if axis < 0:
         return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
     local = list(shape)
@@ -52,7 +53,7 @@ def _local(shape: tuple[int, ...], axis: int) -> torch.Tensor:
 
 
 class _DTensors:
-    """Of plain DTensors on a mesh of all ranks."""
+    """The state as plain DTensors on a mesh of all ranks."""
 
     def __init__(self, entry: Any) -> None:
         self.entry, self.name = entry, entry.name
@@ -70,14 +71,14 @@ class _DTensors:
 
 
 class _Entities:
-    """Of Megatron-Core's entities."""
+    """The state as Megatron-Core's entities."""
 
     def __init__(self, entry: Any) -> None:
         self.entry, self.name = entry, entry.name
 
     def state(self, scale: float) -> Any:
         without_cuda()
-        warnings.simplefilter("ignore")  # stock's, of torch's older functions
+        warnings.simplefilter("ignore")  # stock uses deprecated functions of torch
         self.entry.wrapped()  # imports take seconds
         rank = dist.get_rank()
         return {
@@ -122,7 +123,7 @@ def _row(case: Case, plan: Plan, who: Any) -> list[str]:
         for job in (_save, _load):
             found = ranks.run(partial(job, who), WORLD, Case(case.name, case.what), plan, LIMIT,
                               IMPORTS)
-    except Exception as error:  # of any rank: the other contestants go on
+    except Exception as error:  # of any rank; the other contestants still run
         lines = str(error).strip().splitlines() or [type(error).__name__]
         case.fail("restart", who.name, lines[-1])
         return [who.name, *["failed"] * 6]
@@ -140,8 +141,8 @@ def _row(case: Case, plan: Plan, who: Any) -> list[str]:
 
 def restart(case: Case, plan: Plan) -> Case:
     table = Table("a restart in the same layout", NOTE,
-                  ["who", "data files that a rank opens", "openings of other files, all ranks",
-                   "MiB read: least of a rank", "most of a rank", "all ranks",
+                  ["who", "data files that a rank opens", "opens of other files, all ranks",
+                   "MiB read: minimum of a rank", "maximum of a rank", "all ranks",
                    "MiB of the checkpoint"])
     for who in contestants():
         table.rows.append(_row(case, plan, who))

@@ -1,11 +1,11 @@
-// The C++ interface as a contestant of bench/main.py, which sends it commands on standard input.
+// The C++ interface as a contestant of bench/main.py, which sends commands on standard input.
 //
 //   save_load CHECKPOINT
 //
-// Reads the checkpoint's tensors into memory, twice: those that are saved and those that loads
-// fill. Then answers each line with one: "ready" at first, "save DIR" and "load DIR" with the
-// seconds that the call took, "same" with the number of tensors whose two copies differ; any of
-// them with "error TEXT".
+// Reads the checkpoint's tensors into memory twice: one set to save and one set for loads to fill.
+// Prints "ready", then answers each command with one line. "save DIR" and "load DIR" are answered
+// with the seconds that the call took, and "same" with the number of tensors whose two copies
+// differ. Any command may be answered with "error TEXT".
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -19,7 +19,7 @@ namespace {
 using namespace tilestone;
 
 StateDict read_all(const std::string& path) {
-  // Unchecked, for it may run with no_checksum.cc.
+  // Checksums are not verified, because no_checksum.cc may be active.
   const Checkpoint checkpoint = Checkpoint::open(path, {.verify_checksums = false});
   StateDict state;
   for (const StoredTensor& tensor : checkpoint.metadata().tensors) {

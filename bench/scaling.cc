@@ -1,10 +1,10 @@
-// A save and a load by ranks that are threads of one process:
+// Measures a save and a load by ranks that are threads of one process:
 //
 //   scaling SAVERS LOADERS TENSORS BYTES DIR
 //
-// TENSORS tensors of BYTES bytes in all, each cut into rows over SAVERS ranks, are saved to DIR and
-// loaded by LOADERS ranks, cut into columns. Prints the seconds of each call as JSON, and exits
-// with 1 where a byte that was loaded is not the one that was saved.
+// SAVERS ranks save TENSORS tensors to DIR, which have BYTES bytes in all and are sharded by rows.
+// LOADERS ranks load them, sharded by columns. Prints the seconds of each call as JSON. The exit
+// status is 1 if a loaded byte differs from the saved one.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -25,7 +25,7 @@ struct Job {
   Dims shape;  // of each tensor, bytes
 };
 
-// What stands at a place of a tensor.
+// The value of one element of a tensor.
 std::byte expected(int64_t tensor, int64_t row, int64_t column) {
   return static_cast<std::byte>(tensor * 31 + row * 7 + column * 3);
 }
@@ -66,8 +66,8 @@ void for_each(const StateDict& state, const Visit& visit) {
   }
 }
 
-// Runs work(rank's state, communicator) on every rank; seconds from the first start to the last
-// end.
+// Runs work(the rank's state, communicator) on every rank. Returns the seconds from the first start
+// to the last end.
 double on_all(std::vector<StateDict>& states,
               const std::function<void(StateDict&, const Communicator&)>& work) {
   const auto begin = std::chrono::steady_clock::now();

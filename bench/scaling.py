@@ -1,4 +1,4 @@
-"""Cost against size: bytes, tensors and ranks, one at a time, each a line of seconds."""
+"""Cost against size. Varies bytes, tensors and ranks, one at a time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from limits import drop_caches
 from measure import Case, Plan, Table
 
 MIB = 1 << 20
-HEADER = ["", "ranks, save → load", "tensors", "MiB", "save s", "load s", "save µs a unit",
-          "load µs a unit"]
+HEADER = ["", "ranks, save → load", "tensors", "MiB", "save s", "load s", "save µs per unit",
+          "load µs per unit"]
 
 
 def _run(plan: Plan, savers: int, loaders: int, tensors: int, size: int) -> dict:
@@ -36,8 +36,8 @@ def scaling(case: Case, plan: Plan) -> Case:
     part = min(1.0, plan.scale)
     table = Table(
         "saves, and warm loads in another layout, from C++",
-        "Ranks are threads of one process; a tensor is cut in rows by the ranks that save and in "
-        "columns by those that load. A unit is a MiB, a tensor, a rank. Every byte is compared.",
+        "Ranks are threads of one process. Tensors are sharded by rows for the save and by columns "
+        "for the load. A unit is a MiB, a tensor or a rank. Every loaded byte is compared.",
         HEADER)
     for mib in (64, 256, 1024):
         size = max(16, int(mib * part)) * MIB

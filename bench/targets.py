@@ -1,4 +1,4 @@
-"""DESIGN's targets, each with what was measured for it."""
+"""The performance targets, and the values measured for them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ READS = ("cold load", "warm load")
 
 
 def control_spread(times: dict[str, list[float]]) -> float:
-    """How far two contestants with the same code lie apart, as a ratio less 1.
+    """The difference of two contestants with the same code, as their ratio minus 1.
 
-    The larger of what their medians differ by, and of what they typically differ by within a
-    round ÷ √rounds: with few rounds, two medians may agree by accident.
+    It is the larger one of the difference of their medians and of their typical difference within
+    a round ÷ √rounds, because with few rounds two medians may agree by accident.
     """
     if CONTROL not in times or SUBJECT not in times:
         return 0.0
@@ -33,14 +33,14 @@ def _apart(a: float, b: float) -> float:
 
 
 def best_limit(times: dict[str, list[float]]) -> float | None:
-    """Seconds of the quickest of the machine's own limits."""
+    """Median seconds of the fastest one of the machine's limits."""
     return min((median(t) for name, t in times.items() if name.startswith("limit:")), default=None)
 
 
 @dataclass
 class Measured:
     value: float
-    spread: float = 0.0  # of the A/A control: what the value may be off by, as a part of it
+    spread: float = 0.0  # of the A/A control: the relative uncertainty of the value
 
 
 @dataclass
@@ -86,7 +86,7 @@ def _times(case: str, phase: str, peer: str):
 
 
 def _kept(case: str, phase: str, peers: tuple[str, ...]):
-    """The time with cache="keep" ÷ that of the quickest of these peers."""
+    """The time with cache="keep" ÷ that of the fastest one of these peers."""
 
     def measure(cases: dict[str, Case]) -> Measured | None:
         times = _phase(cases, case, phase)
@@ -151,19 +151,20 @@ def _at_most(what: str, goal: float, measure, unit: str) -> Target:
 
 def all_targets() -> list[Target]:
     targets = []
-    for case, said in (("large", "1 rank"), ("large4", "4 ranks")):
+    for case, name in (("large", "1 rank"), ("large4", "4 ranks")):
         targets += [
-            _at_least(f"save, large, {said}: of the write limit", 0.95, _of_limit(case, "save")),
-            _at_least(f"save, large, {said}: DCP (its default, 1 thread)", 2.5,
+            _at_least(f"save, large, {name}: share of the write limit", 0.95,
+                      _of_limit(case, "save")),
+            _at_least(f"save, large, {name}: DCP (its default, 1 thread)", 2.5,
                       _times(case, "save", "dcp, 1 thread")),
-            _at_least(f"save, large, {said}: DCP, 2 threads", 2.5,
+            _at_least(f"save, large, {name}: DCP, 2 threads", 2.5,
                       _times(case, "save", "dcp, 2 threads")),
-            _at_least(f"save, large, {said}: the quickest peer", 1.0, _best_peer(case, "save")),
-            _at_least(f"cold load, large, {said}: of the read limit", 0.95,
+            _at_least(f"save, large, {name}: the fastest peer", 1.0, _best_peer(case, "save")),
+            _at_least(f"cold load, large, {name}: share of the read limit", 0.95,
                       _of_limit(case, "cold load")),
         ]
     targets += [
-        _at_least("save, large, 1 rank, from C++, 9 rounds: of the write limit", 0.95,
+        _at_least("save, large, 1 rank, from C++, 9 rounds: share of the write limit", 0.95,
                   _of_limit("writing", "save")),
         _at_least("cold load, large, 1 rank: torch.load(mmap)", 1.0,
                   _times("large", "cold load", "torch.load(mmap)")),
@@ -171,7 +172,7 @@ def all_targets() -> list[Target]:
                   _times("large", "warm load", "dcp, 1 thread")),
         _at_least("warm load, large, 1 rank: safetensors", 1.5,
                   _times("large", "warm load", "safetensors")),
-        _at_most("cold load with cache=keep, large, 1 rank: ÷ the quickest buffered peer", 1.0,
+        _at_most("cold load with cache=keep, large, 1 rank: ÷ the fastest buffered peer", 1.0,
                  _kept("large", "cold load", BUFFERED), "×"),
         _at_most("load again with cache=keep, large, 1 rank: ÷ safetensors", 1.1,
                  _kept("large", "load again", ("safetensors",)), "×"),
@@ -185,14 +186,14 @@ def all_targets() -> list[Target]:
                   _times("small", "warm load", "safetensors")),
     ]
     for case, ranks in (("reshard4", 4), ("reshard8", 8)):
-        said = f"row to column, {ranks} ranks"
+        name = f"row to column, {ranks} ranks"
         targets += [
-            _at_most(f"{said}: bytes read ÷ bytes wanted", 1.05,
+            _at_most(f"{name}: bytes read ÷ bytes wanted", 1.05,
                      _figure(case, "bytes read ÷ wanted, tilestone"), "×"),
-            _at_least(f"{said}, cold: of the read limit", 0.85, _of_limit(case, "cold load")),
-            _at_least(f"{said}, cold: two_phase=never", 1.0,
+            _at_least(f"{name}, cold: share of the read limit", 0.85, _of_limit(case, "cold load")),
+            _at_least(f"{name}, cold: two_phase=never", 1.0,
                       _times(case, "cold load", "tilestone, two_phase=never")),
-            _at_least(f"{said}, warm: DCP", 5.0, _times(case, "warm load", "dcp, 1 thread")),
+            _at_least(f"{name}, warm: DCP", 5.0, _times(case, "warm load", "dcp, 1 thread")),
         ]
     targets += [
         _at_least("planning 1,024 × 500 by exchange: DCP's steps", 100,

@@ -1,5 +1,5 @@
-# What Tilestone is built from. The installed package looks for the same things in the same way:
-# cmake/TilestoneConfig.cmake.in.
+# Tilestone's dependencies. cmake/TilestoneConfig.cmake.in finds the same ones in the same way for
+# the installed package.
 
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
@@ -10,13 +10,13 @@ pkg_check_modules(isal REQUIRED IMPORTED_TARGET GLOBAL libisal)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET GLOBAL libxxhash)
 pkg_check_modules(zlib REQUIRED IMPORTED_TARGET GLOBAL zlib)
 pkg_check_modules(zstd REQUIRED IMPORTED_TARGET GLOBAL libzstd)
-# Without it, plain calls on threads do the I/O.
+# Without liburing, threads do the I/O with blocking calls.
 pkg_check_modules(uring IMPORTED_TARGET GLOBAL liburing)
 set(TILESTONE_HAVE_URING OFF)
 if(TARGET PkgConfig::uring)
   set(TILESTONE_HAVE_URING ON)
 endif()
-# Used by sources only, as headers; a user of the installed library needs none of them.
+# Header libraries that only sources use. A user of the installed library does not need them.
 find_package(nlohmann_json REQUIRED)
 if(TILESTONE_CLI)
   find_package(CLI11 REQUIRED)

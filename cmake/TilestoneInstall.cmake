@@ -11,7 +11,7 @@ install(
   NAMESPACE Tilestone::
   DESTINATION ${tilestone_package_dir}
   COMPONENT development)
-# Which headers those are is found when they are installed: a change of an #include asks for no new
+# The list of headers is made during the installation, so a changed #include does not need a new
 # configuration.
 install(
   CODE "set(tilestone_source \"${PROJECT_SOURCE_DIR}\")

@@ -1,5 +1,5 @@
-# Run by `cmake --install`: tilestone/tilestone.h and the headers that it includes, directly or not,
-# from tilestone_source to tilestone_include (relative to the prefix, or absolute).
+# Run by `cmake --install`. Copies tilestone/tilestone.h, and all headers that it includes directly
+# or indirectly, from tilestone_source to tilestone_include (absolute or relative to the prefix).
 
 if(NOT IS_ABSOLUTE "${tilestone_include}")
   set(tilestone_include "${CMAKE_INSTALL_PREFIX}/${tilestone_include}")

@@ -1,5 +1,5 @@
-# One folder under tilestone/ is one layer: an object library, a test program, and helpers that
-# only tests link. See DESIGN's table in ARCHITECTURE.md; tools/check_includes proves it.
+# Each folder under tilestone/ is a layer: an object library, a test program, and helpers that only
+# tests link. ARCHITECTURE.md has the table of layers, and tools/check_includes checks it.
 
 include(CMakeParseArguments)
 
@@ -8,16 +8,16 @@ include(CMakeParseArguments)
 #                 [OPTIMISED_TEST] [WITH_SUBFOLDERS]
 #                 [THREADS | THREADED_TESTS <file>...] [UNTHREADED_TESTS <file>...])
 #
-# Takes the *.cc of the current folder (WITH_SUBFOLDERS: and of those below it):
-#   *_test.cc     the program <name>_test, one ctest entry of the same name
-#   *_testing.cc  helpers and conformance suites for tests: of this layer and of all that have it
-#                 among their DEPS, directly or not
+# Uses the *.cc files of the current folder (with WITH_SUBFOLDERS, also of its subfolders):
+#   *_test.cc     the program <name>_test, with one ctest entry of the same name
+#   *_testing.cc  helpers and conformance suites for tests of this layer, and of all layers that
+#                 have it among their DEPS directly or indirectly
 #   all others    the object library tilestone_<name>, part of libtilestone
-# DEPS are the layers above that this one includes; what they need in turn is found from there.
-# LINK are the outside libraries. THREADS: all of the test runs under TSan too. THREADED_TESTS: only
+# DEPS are the layers that this one includes; their own dependencies are added automatically.
+# LINK are external libraries. THREADS: all of the test runs under TSan too. THREADED_TESTS: only
 # these *_test.cc do, or with TILESTONE_TSAN_WHOLE all of them. UNTHREADED_TESTS never do.
-# OPTIMISED_TEST: the test's sizes need an optimised build, so it is part of target
-# `all` where TILESTONE_UNIT_TESTS_IN_ALL is off.
+# OPTIMISED_TEST: the test's sizes need an optimised build, so the target `all` includes it even if
+# TILESTONE_UNIT_TESTS_IN_ALL is off.
 function(tilestone_layer name)
   cmake_parse_arguments(
     PARSE_ARGV 1 arg "THREADS;OPTIMISED_TEST;WITH_SUBFOLDERS" "TEST_TIMEOUT;TEST_SHARDS"
@@ -27,7 +27,7 @@ function(tilestone_layer name)
   endif()
 
   if(NOT arg_TEST_TIMEOUT)
-    set(arg_TEST_TIMEOUT 300) # seconds; sanitized builds have three times as long
+    set(arg_TEST_TIMEOUT 300) # seconds; three times as long in sanitizer builds
   endif()
   if(NOT arg_TEST_SHARDS)
     set(arg_TEST_SHARDS 1)
@@ -92,8 +92,9 @@ endfunction()
 
 # tilestone_test(<name> SOURCES <file>... LAYERS <layer>... [LINK <target>...]
 #                [TIMEOUT <seconds>] [THREADS <bool>] [SHARDS <number>])
-# A GoogleTest program (with its main) over the layers named and what they need, run as one ctest
-# entry, or where it is slow (sanitized) as SHARDS of them. tests/ uses it for what crosses folders.
+# A GoogleTest program (with its main) for the named layers and their dependencies. It is one ctest
+# entry, or SHARDS entries where it is slow (sanitizer builds). tests/ uses it for tests that cross
+# folders.
 function(tilestone_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;THREADS;SHARDS" "SOURCES;LAYERS;LINK")
   add_executable(${name} ${arg_SOURCES})
@@ -102,7 +103,7 @@ function(tilestone_test name)
   tilestone_warnings(${name})
   _tilestone_test_code(${name})
   if(TILESTONE_UNITY)
-    # Each file has a namespace of its own, named as the file is.
+    # Each file has its own namespace, named like the file, so names don't clash.
     set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
   endif()
   if(arg_SHARDS GREATER 1 AND TILESTONE_SANITIZE)
@@ -120,15 +121,15 @@ function(tilestone_test name)
   endif()
 endfunction()
 
-# tilestone_on_demand(<test>): its program (of the same name) is no part of target `all`, and its
-# label lets `ctest -LE on_demand` leave it out.
+# tilestone_on_demand(<test>): excludes the test's program (of the same name) from the target `all`,
+# and sets a label, so that `ctest -LE on_demand` leaves out the test.
 function(tilestone_on_demand test)
   set_target_properties(${test} PROPERTIES EXCLUDE_FROM_ALL TRUE)
   set_property(TEST ${test} APPEND PROPERTY LABELS on_demand)
 endfunction()
 
 # tilestone_mpi_test(<name> <program target> <ranks>)
-# Runs a program that is there already under mpirun. Does nothing where MPI was not found.
+# Runs an existing program under mpirun. Does nothing if MPI was not found.
 function(tilestone_mpi_test name target ranks)
   if(NOT TILESTONE_HAVE_MPI)
     return()
@@ -136,7 +137,7 @@ function(tilestone_mpi_test name target ranks)
   add_test(NAME ${name} COMMAND ${MPIEXEC_EXECUTABLE} --oversubscribe --allow-run-as-root -n
                                 ${ranks} $<TARGET_FILE:${target}> ${ARGN})
   set_tests_properties(${name} PROPERTIES TIMEOUT 300 LABELS mpi PROCESSORS 2)
-  # Leaks inside Open MPI itself are not ours to report.
+  # Leaks inside Open MPI itself are not reported.
   set_property(
     TEST ${name}
     APPEND
@@ -145,14 +146,14 @@ function(tilestone_mpi_test name target ranks)
 endfunction()
 
 # tilestone_program(<target> LAYERS <layer>...): links a plain program of tests/, bench/ or fuzz/
-# with the objects of these layers and what they need.
+# with the objects of these layers and of their dependencies.
 function(tilestone_program target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "LAYERS")
   _tilestone_link_layers(${target} "" ${arg_LAYERS})
   tilestone_warnings(${target})
 endfunction()
 
-# The library of all layers that were declared: tilestone, alias Tilestone::tilestone.
+# Makes the library of all declared layers: tilestone, alias Tilestone::tilestone.
 function(tilestone_library)
   get_property(layers GLOBAL PROPERTY TILESTONE_ALL_LAYERS)
   add_library(tilestone)
@@ -172,7 +173,7 @@ function(tilestone_add_subdirectory_if_present folder)
   endif()
 endfunction()
 
-# The layers named with all that they depend on, each once, in `out`.
+# Sets `out` to the named layers and all their dependencies, each one once.
 function(_tilestone_closure out)
   set(all)
   foreach(layer IN LISTS ARGN)
@@ -187,9 +188,10 @@ function(_tilestone_closure out)
   set(${out} ${all} PARENT_SCOPE)
 endfunction()
 
-# The tests' own code is the larger part of a build. It is not searched for undefined behaviour,
-# and is not optimised more than is quick: in a sanitized build, whose helpers share the libraries'
-# precompiled headers and so their flags, the programs' own code is not optimised at all.
+# The tests' own code is the larger part of a build. To build it fast, it is compiled without the
+# undefined behaviour sanitizer and with little optimisation. In a sanitizer build the helpers share
+# the libraries' precompiled headers and therefore their flags, and only the programs' own code is
+# compiled without optimisation.
 function(_tilestone_test_flags target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Dev>:-O1>)
   get_target_property(type ${target} TYPE)
@@ -210,8 +212,8 @@ function(_tilestone_test_code target)
   endif()
 endfunction()
 
-# GoogleTest's headers take a third of a test's compile time. They are precompiled once, in a
-# program, since objects of libraries are made with other flags.
+# GoogleTest's headers take a third of a test's compile time, so they are precompiled once. This is
+# done in a program, because objects of libraries have other flags.
 function(_tilestone_reuse_test_headers target)
   if(NOT TARGET tilestone_test_headers)
     _tilestone_empty_source(source test_headers "int main() { return 0; }\n")
@@ -225,8 +227,8 @@ function(_tilestone_reuse_test_headers target)
   _tilestone_reuse(${target} tilestone_test_headers)
 endfunction()
 
-# The standard library's are a fifth of a source's. Not in builds whose warnings are errors: there a
-# missing #include is to be found.
+# The standard library's headers take a fifth of a source's compile time. They are not precompiled
+# in builds whose warnings are errors, so that a missing #include is found there.
 function(_tilestone_reuse_standard_headers target)
   if(NOT TARGET tilestone_standard_headers)
     _tilestone_empty_source(source standard_headers "")
@@ -264,14 +266,16 @@ function(_tilestone_reuse target headers)
   _tilestone_cacheable(${target})
 endfunction()
 
-# What ccache asks for where headers are precompiled, beside CCACHE_SLOPPINESS (tools/steps.sh).
+# Sets the options that ccache needs for precompiled headers, besides CCACHE_SLOPPINESS
+# (tools/steps.sh).
 function(_tilestone_cacheable target)
   target_compile_options(
     ${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>
                       "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
 endfunction()
 
-# An object library, or an interface one where there is no source (CMake knows no empty ones).
+# Makes an object library, or an interface library if there are no sources, because CMake has no
+# empty object libraries.
 function(_tilestone_objects target sources links)
   if(NOT sources)
     add_library(${target} INTERFACE)
@@ -287,9 +291,10 @@ function(_tilestone_objects target sources links)
   _tilestone_unite(${target} "${sources}")
 endfunction()
 
-# With TILESTONE_UNITY the sources of one folder are compiled as one, in half of the time: headers
-# are read and templates instantiated once. By folder, so that which names may clash doesn't depend
-# on how many files there are: what is local to a file has a name that its folder has once.
+# With TILESTONE_UNITY the sources of a folder are compiled as one, in half of the time, because
+# headers are read and templates instantiated only once. The unit is the folder, so that name
+# clashes don't depend on the number of files: a name that is local to a file is unique in its
+# folder.
 function(_tilestone_unite target sources)
   if(NOT TILESTONE_UNITY)
     return()
@@ -301,8 +306,8 @@ function(_tilestone_unite target sources)
   endforeach()
 endfunction()
 
-# Objects don't travel through link interfaces, so the objects of each layer, and the outside
-# libraries of each, are named here. With TESTING the layers' test helpers come too.
+# Objects are not propagated through link interfaces, so this names the objects and the external
+# libraries of each layer. TESTING adds the layers' test helpers.
 function(_tilestone_link_layers target testing)
   _tilestone_closure(layers ${ARGN})
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
@@ -322,9 +327,9 @@ function(_tilestone_link_layers target testing)
   endforeach()
 endfunction()
 
-# Every test gets a time limit (those with the longest begin first, so that the machine is busy to
-# the end), and those with threads the label that `ctest --preset tsan` picks
-# and a place in the target `threads_tests`, which builds just them.
+# Every test gets a time limit. Tests with the longest limit begin first, so that the machine is
+# busy to the end. Tests with threads get the label that `ctest --preset tsan` picks, and are part
+# of the target `threads_tests`, which builds only them.
 function(_tilestone_test_properties test timeout threads target)
   if(NOT timeout)
     set(timeout 300)

@@ -1,5 +1,5 @@
-# Compiler, linker and warnings. Everything here holds for Tilestone's own targets only, but for
-# the sanitizers, which the whole program must share.
+# Compiler, linker and warnings. All settings apply to Tilestone's own targets only, except the
+# sanitizers, which the whole program must share.
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -30,7 +30,7 @@ if(TILESTONE_SANITIZE)
   add_compile_options(-fsanitize=${TILESTONE_SANITIZE} -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${TILESTONE_SANITIZE})
   if(TILESTONE_SANITIZE MATCHES "undefined" AND TILESTONE_SANITIZE MATCHES "address")
-    # Both are dear to compile and find nothing that AddressSanitizer doesn't.
+    # Both make compilation slow and find nothing that AddressSanitizer doesn't find.
     add_compile_options(-fno-sanitize=null,object-size)
   endif()
 endif()
@@ -38,10 +38,10 @@ if(TILESTONE_LIBFUZZER)
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 
-# Warnings of our own code. -Wconversion without -Wsign-conversion: a value that may lose bits is
-# reported, an index that changes sign is not. -Wrestrict is off: g++ 12 reports std::string's own
-# operator+ (GCC bug 105651). Clang takes libstdc++'s own use of get_temporary_buffer in
-# std::stable_sort for ours, so there deprecation is left to g++ to report.
+# Warnings for our own code. -Wconversion without -Wsign-conversion reports a value that may lose
+# bits, but not an index that changes sign. -Wrestrict is off, because g++ 12 reports std::string's
+# own operator+ (GCC bug 105651). Clang reports libstdc++'s use of get_temporary_buffer in
+# std::stable_sort as if it were ours, so only g++ reports deprecations.
 function(tilestone_warnings target)
   target_compile_options(
     ${target}
@@ -66,16 +66,17 @@ function(tilestone_warnings target)
             $<$<CXX_COMPILER_ID:GNU>:-Wlogical-op>
             $<$<BOOL:${TILESTONE_WERROR}>:-Werror>)
   if(TILESTONE_UNITY)
-    # Of one source made of many, g++ takes what is local to a file for what others may see, and
-    # guesses wrong of a std::variant. The builds by file have both as errors.
+    # In a unity build g++ treats names that are local to a file as visible elsewhere, and reports
+    # a std::variant wrongly. Both warnings are errors in builds by file.
     target_compile_options(
       ${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>
                         $<$<CXX_COMPILER_ID:GNU>:-Wno-error=maybe-uninitialized>)
   endif()
 endfunction()
 
-# For the code of tests, beside tilestone_warnings(). Sanitized code makes g++ guess wrong from data
-# flow: there the libraries' warnings are not errors, and of the tests' only such guesses are not.
+# For the code of tests, in addition to tilestone_warnings(). In sanitized code g++'s warnings from
+# data flow are often wrong. There no warning of the libraries is an error, and of the tests'
+# warnings only those from data flow are not.
 function(tilestone_test_warnings target)
   if(TILESTONE_TEST_WERROR AND NOT TILESTONE_WERROR)
     target_compile_options(${target} PRIVATE -Werror)

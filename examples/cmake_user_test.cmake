@@ -1,4 +1,5 @@
-# Installs TILESTONE_BUILD below WORK, builds the project SOURCE against it there, and runs it.
+# Installs TILESTONE_BUILD below WORK, builds the project SOURCE against that installation, and runs
+# the built program.
 
 function(run)
   execute_process(COMMAND ${ARGV} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
@@ -7,8 +8,8 @@ endfunction()
 file(REMOVE_RECURSE ${WORK})
 run(${CMAKE_COMMAND} --install ${TILESTONE_BUILD} --prefix ${WORK}/prefix)
 
-# What must not be installed: private headers and the tests' helpers, and plans, but for what callers
-# use without a save: the check of what ranks hold, and the distribution of shards.
+# Private headers, test helpers and headers of plan/ must not be installed. The exceptions are the
+# two plan headers that callers use without a save: the access check and the distribution of shards.
 set(include ${WORK}/prefix/include)
 file(GLOB_RECURSE private ${include}/*_internal.h ${include}/*_testing.h ${include}/*/plan/*.h)
 list(FILTER private EXCLUDE REGEX "/plan/(access|distribution)\\.h$")
@@ -16,9 +17,9 @@ if(private)
   message(FATAL_ERROR "private headers were installed: ${private}")
 endif()
 
-# Every installed header compiles alone (one that has a source of its own is the first include
-# there, so the library's build has shown it), and the compiler reaches all of them from the one
-# that users include.
+# Every installed header must compile alone, and tilestone.h must include all of them. A header with
+# a source file of its own is not compiled here: it is the first include of that source, so the
+# library's build has checked it.
 set(compile ${CXX_COMPILER} -std=c++20 -fsyntax-only -Werror -Wall -Wextra -I${include} -x c++)
 file(GLOB_RECURSE headers RELATIVE ${include} ${include}/tilestone/*.h)
 foreach(header IN LISTS headers)
@@ -35,7 +36,7 @@ execute_process(COMMAND ${CXX_COMPILER} -std=c++20 -I${include} -MM -x c++
 foreach(header IN LISTS headers)
   string(FIND "${reached}" "${include}/${header}" place)
   if(place EQUAL -1)
-    message(FATAL_ERROR "${header} is installed, and tilestone.h does not include it")
+    message(FATAL_ERROR "${header} is installed, but tilestone.h does not include it")
   endif()
 endforeach()
 

@@ -1,7 +1,8 @@
-// A matrix saved in rows by one number of MPI ranks, and loaded in columns by another:
+// Saves a matrix that is sharded by rows, and loads it sharded by columns on another number of MPI
+// ranks:
 //   mpirun -n 4 mpi_reshard save ckpt
 //   mpirun -n 3 mpi_reshard load ckpt
-// Rows and columns divide by 1 to 7 ranks.
+// The matrix can be divided among 1 to 7 ranks.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -30,7 +31,7 @@ void save(const tilestone::Communicator& comm, const char* folder) {
   tilestone::save(state, folder, {.comm = comm, .overwrite = true});
 }
 
-// The number of elements that differ from what was saved.
+// Returns the number of loaded elements that differ from the saved ones.
 int64_t load(const tilestone::Communicator& comm, const char* folder) {
   const int64_t columns = kColumns / comm.size();
   std::vector<int64_t> mine(static_cast<size_t>(kRows * columns), -1);
@@ -63,7 +64,7 @@ int main(int argc, char** argv) {
   try {
     const tilestone::Communicator comm = tilestone::mpi_world();
     if (kRows % comm.size() != 0 || kColumns % comm.size() != 0) {
-      std::fprintf(stderr, "%d ranks do not divide the matrix\n", comm.size());
+      std::fprintf(stderr, "the matrix cannot be divided evenly among %d ranks\n", comm.size());
       return 2;
     }
     if (saves) {

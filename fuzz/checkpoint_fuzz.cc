@@ -1,7 +1,7 @@
-// Any files as a checkpoint: opened, read whole, verified, cleaned.
+// Takes any files as a checkpoint: opens it, reads everything, verifies it, removes leftovers.
 //
-// An input is an archive of files, one after the other: the length of the name (1 byte), the name,
-// the size of the content (4 bytes, little-endian), the content. fuzz/make_inputs.py writes it.
+// An input is a sequence of files: the length of the name (1 byte), the name, the size of the
+// content (4 bytes, little-endian), the content. fuzz/make_inputs.py writes it.
 #include <cstring>
 
 #include "tilestone/base/error.h"
@@ -13,7 +13,7 @@ namespace {
 
 using namespace tilestone;
 
-constexpr uint64_t kLargeTensor = 16u << 20;  // bytes; one that large is the caller's wish
+constexpr uint64_t kLargeTensor = 16u << 20;  // bytes; larger tensors are not read
 
 FileImage unpack(ByteView input) {
   FileImage image;
@@ -29,7 +29,7 @@ FileImage unpack(ByteView input) {
     try {
       check_file_name(name);
       image[name] = Bytes(content.begin(), content.end());
-    } catch (const Error&) {  // no storage can hold it
+    } catch (const Error&) {  // no storage can hold such a file
     }
   }
   return image;

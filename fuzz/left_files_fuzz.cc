@@ -1,5 +1,5 @@
-// Any bytes as what a rank of a save without a communicator leaves: as they are, and with a
-// checksum made right. What is read is written and read back the same.
+// Takes any bytes as a file that a rank leaves in a save without a communicator: as they are, and
+// with a corrected checksum. Parsed content must be the same after writing and reading it again.
 #include <cstdlib>
 #include <optional>
 #include <vector>
@@ -33,7 +33,7 @@ void attempt(ByteView bytes) {
   if (Left::decode(written, "a file").encode() != written) abort();
 }
 
-// A group's file.
+// Parser and writer of a group's file.
 struct Group {
   std::vector<Bytes> left;
   Bytes encode() const { return encode_group(left); }

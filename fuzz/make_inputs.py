@@ -1,7 +1,7 @@
-"""make_inputs.py: writes fuzz/corpus/checkpoint and the hostile files of fuzz/regressions anew.
+"""make_inputs.py: writes fuzz/corpus/checkpoint and the hostile files of fuzz/regressions again.
 
-Run with the environment's Python once the package is installed. What fuzzing found lies in
-fuzz/regressions too, under names of its own (crash-*, timeout-*, oom-*), and stays.
+Run it with the environment's Python after installing the package. Inputs found by fuzzing are in
+fuzz/regressions too, under other names (crash-*, timeout-*, oom-*). They are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def files_of(folder: pathlib.Path) -> Files:
 
 
 def packed(files: Files) -> bytes:
-    """The archive that checkpoint_fuzz.cc reads."""
+    """The files as one input in the format of checkpoint_fuzz.cc."""
     out = b""
     for name, content in files.items():
         encoded = name.encode()
@@ -46,7 +46,7 @@ def put(kind: str, target: str, name: str, content: bytes) -> None:
 
 
 def ours() -> dict[str, Files]:
-    """Checkpoints that Tilestone writes: of one rank, of two, and one beside leftovers."""
+    """Checkpoints written by Tilestone: by one rank, by two ranks, and one with leftovers."""
     import tilestone
 
     def save_two(path: str) -> None:
@@ -79,7 +79,7 @@ def ours() -> dict[str, Files]:
 
 
 def stock() -> dict[str, Files]:
-    """Small ones of the PyTorch that is installed."""
+    """Small checkpoints written by the installed PyTorch."""
     import torch
     import torch.distributed.checkpoint as dcp
 
@@ -129,7 +129,7 @@ def pickles() -> Files:
         "object_that_runs_a_program": b"\x80\x02cposix\nsystem\n)\x81}b.",
         "stack_global_by_parts": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R.",
         "getattr_chain": b"\x80\x02cbuiltins\ngetattr\ncposix\nsystem\nX\x01\x00\x00\x00a\x86R.",
-        # CVE-2026-24747: an item set on what is no dict.
+        # CVE-2026-24747: an item is set on an object that is not a dict.
         "item_set_on_a_list": b"\x80\x02]K\x01K\x02s.",
         "item_set_on_an_int": b"\x80\x02K\x05K\x01K\x02s.",
         "items_set_on_a_tuple": b"\x80\x02)(K\x01K\x02u.",
@@ -167,7 +167,7 @@ def pickles() -> Files:
         "text_that_doubles": b"(" + b"V" + b"\xff" * 5000 + b"\nt.",
         "flood_of_text": b"(" + b"S''\n" * 5000 + b"t.",
         "buffer_elsewhere": b"\x80\x05\x97\x98.",
-        # Other ways to say one thing.
+        # Other encodings of the same thing.
         "attributes_without_end": b"\x80\x02c__builtin__\ngetattr\nq\x00cm\nC\n"
         + b"q\x01h\x00h\x01X\x01\x00\x00\x00a\x86R" * 20 + b".",
         "attribute_of_a_dotted_name": b"\x80\x02cbuiltins\ngetattr\ncm\nC\nX\x03\0\0\0a.b\x86R.",
@@ -205,7 +205,7 @@ def end(count: int, size: int, at: int, comment: bytes = b"") -> bytes:
 
 
 def archive(records: list[tuple[bytes, bytes]], more: bytes = b"") -> bytes:
-    """A stored archive of these records, and bytes behind it."""
+    """A stored zip archive of these records, followed by more bytes."""
     body, directory = b"", b""
     for name, data in records:
         directory += central(name, data, len(body))
@@ -245,15 +245,15 @@ def zips() -> Files:
 
 
 class Global(str):
-    """module\\nname, written as a global."""
+    """module\\nname, pickled as a global."""
 
 
 class Storage(tuple):
-    """Written as torch writes a storage: a persistent id."""
+    """Pickled as a persistent id, as torch pickles a storage."""
 
 
 class TensorPickler(pickle._Pickler):  # type: ignore[name-defined]
-    """Writes globals and storages by name, so that nothing real is needed to make the bytes."""
+    """Pickles globals and storages by name, so that no real objects are needed."""
 
     dispatch = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
 
@@ -267,7 +267,7 @@ class TensorPickler(pickle._Pickler):  # type: ignore[name-defined]
 
 
 def rebuilt(elements: int, offset: int, size: tuple, stride: tuple, dtype: str = "Float") -> bytes:
-    """A tensor as torch.save pickles it."""
+    """A tensor in the form in which torch.save pickles it."""
     storage = Storage(("storage", Global(f"torch\n{dtype}Storage"), "0", "cpu", elements))
     hooks = Call(Global("collections\nOrderedDict"), ())
     out = io.BytesIO()
@@ -283,7 +283,7 @@ def rebuilt(elements: int, offset: int, size: tuple, stride: tuple, dtype: str =
 
 
 class Call:
-    """function(*args) when it is unpickled."""
+    """Calls function(*args) when it is unpickled."""
 
     def __init__(self, function: Global, args: tuple) -> None:
         self.function, self.args = function, args
@@ -305,7 +305,7 @@ def tensors() -> Files:
         "runs_a_program": item(RUN),
         "bare_pickle_that_runs_a_program": b"cos\nsystem\n(S'true'\ntR.",
         "storage_without_a_tensor": item(b"\x80\x02(K\x01K\x02tQ."),
-        # CVE-2026-24747: the storage says another size than its record has.
+        # CVE-2026-24747: the storage states another size than that of its record.
         "storage_larger_than_its_record": item(rebuilt(1 << 20, 0, (1 << 20,), (1,))),
         "storage_smaller_than_its_record": item(rebuilt(1, 0, (1,), (1,)), bytes(4096)),
         "storage_of_minus_elements": item(rebuilt(-4, 0, (4,), (1,))),
@@ -333,7 +333,7 @@ def replaced(content: bytes, changes: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def metadatas(good: Files) -> tuple[Files, Files]:
-    """Hostile `.metadata`, alone and in a checkpoint, made from a sound one of stock PyTorch."""
+    """Hostile `.metadata` made from a valid one of stock PyTorch: alone, and in a checkpoint."""
     metadata = good[".metadata"]
     data = next(name for name in good if name.endswith(".distcp")).encode()
     assert data == b"__0_0.distcp"
@@ -365,7 +365,7 @@ def metadatas(good: Files) -> tuple[Files, Files]:
 
 
 def second_names() -> Files:
-    """Of Megatron-Core's dialect: a replica's second name that has a second name itself."""
+    """In Megatron-Core's dialect: a second name of a replica that has a second name itself."""
     import tilestone.megatron
 
     keys = ("x", "x.__tp_replica_1", "x.__tp_replica_1.__tp_replica_2")
@@ -378,7 +378,7 @@ def second_names() -> Files:
 
 
 def manifest_corpus() -> Files:
-    """A manifest with a table, and a report in it, of two ranks that say something of a tensor."""
+    """A manifest of two ranks with a table of attributes of a tensor, and one of its reports."""
     import tilestone
 
     with tempfile.TemporaryDirectory() as name:
@@ -395,13 +395,15 @@ def manifest_corpus() -> Files:
         (path,) = pathlib.Path(name, ".tilestone").glob("*.manifest")
         manifest = path.read_bytes()
     (head,) = struct.unpack_from("<Q", manifest, 12)
-    middle = head + (len(manifest) - head) // 2  # the reports are of one size
+    middle = head + (len(manifest) - head) // 2  # the reports have the same size
     return {"table_of_two_ranks": manifest, "report": manifest[head:middle]}
 
 
 def left_files() -> Files:
-    """What two of five ranks leave that save without a communicator: a group's file, reports of
-    both dialects, heads and a failure."""
+    """Files that two of five ranks leave in a save without a communicator.
+
+    These are a group's file, reports of both dialects, heads and a failure.
+    """
     import tilestone
     import tilestone.megatron
 
@@ -463,7 +465,7 @@ ARRAY = {
 
 
 def array(**changed: str) -> bytes:
-    """A sound `.zarray` in which the JSON of some fields is replaced, or fields are added."""
+    """A valid `.zarray` in which some fields are replaced or added."""
     fields = ", ".join(f'"{name}": {value}' for name, value in (ARRAY | changed).items())
     return f"{{{fields}}}".encode()
 

@@ -1,4 +1,5 @@
-// Any bytes as a manifest and as a rank's report in it: as they are, and with checksums made right.
+// Takes any bytes as a manifest, and as a rank's report in it: as they are, and with corrected
+// checksums.
 #include <cstring>
 
 #include "tilestone/base/checksum.h"
@@ -25,7 +26,7 @@ Bytes sealed(ByteView bytes) {
   return std::move(out).take();
 }
 
-// With the checksum of a head of the size that the bytes give.
+// The bytes with a correct checksum of the head, whose size the bytes state.
 Bytes with_sealed_head(ByteView bytes) {
   Bytes out(bytes.begin(), bytes.end());
   constexpr uint64_t kSizeAt = 12, kSum = 8;

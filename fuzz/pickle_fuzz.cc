@@ -1,4 +1,4 @@
-// Any bytes as a pickle: nodes, then a value and its text.
+// Takes any bytes as a pickle: parses nodes, makes a value of them, prints the value.
 #include "tilestone/base/error.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/torch_dist/torch_dist.h"

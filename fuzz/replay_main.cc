@@ -1,5 +1,6 @@
-// Runs a fuzz target once over every file named, or lying in a folder named, on the command line.
-// Folders may be missing; finding no file at all is a failure, so that a lost corpus is noticed.
+// Runs a fuzz target once over every file on the command line, and over every file of each folder
+// on the command line. Folders may be missing, but having no file at all is a failure, so that a
+// lost corpus is noticed.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

@@ -1,4 +1,4 @@
-// Any bytes as a tensor's item: what is said to be the payload lies in the item.
+// Takes any bytes as a tensor's item: the reported payload must be inside the item.
 #include <cstdlib>
 
 #include "tilestone/base/error.h"

@@ -1,5 +1,6 @@
-// Any bytes as `.metadata`; what is read can be written, and reads back the same. Flattened tensors
-// are only read: their boxes lie in their shapes, and each item's chunks follow one another.
+// Takes any bytes as `.metadata`. Parsed metadata must be the same after writing and reading it
+// again. Flattened tensors are only read: their boxes must be inside their shapes, and each item's
+// chunks must follow one another.
 #include <cstdlib>
 
 #include "tilestone/base/error.h"

@@ -1,4 +1,5 @@
-// Any bytes as a .zarray file: what is read is written and read back the same.
+// Takes any bytes as a .zarray file. Parsed content must be the same after writing and reading it
+// again.
 #include <cstdlib>
 
 #include "tilestone/base/error.h"

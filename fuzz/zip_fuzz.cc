@@ -1,4 +1,4 @@
-// Any bytes as a zip archive: the bytes of every record lie in the archive.
+// Takes any bytes as a zip archive: the bytes of every record must be inside the archive.
 #include <cstdlib>
 
 #include "tilestone/base/error.h"

@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstddef>
 
-// What glibc itself calls malloc, calloc, realloc, memalign and free.
+// glibc's own names of malloc, calloc, realloc, memalign and free.
 extern "C" {
 void* __libc_malloc(size_t size);
 void* __libc_calloc(size_t count, size_t size);

@@ -1,13 +1,13 @@
-// Counts what this process allocates: linked into a test, it stands in front of malloc.
+// Counts the memory that this process allocates. A test that links it replaces malloc.
 #pragma once
 
 #include <cstdint>
 
 namespace tilestone {
 
-// Bytes that are allocated now, as malloc rounds them.
+// The bytes that are allocated now, as rounded by malloc.
 uint64_t allocated_bytes();
-// The most that were allocated at once since the last call of reset_peak().
+// The maximum of allocated_bytes() since the last call of reset_peak().
 uint64_t peak_bytes();
 void reset_peak();
 

@@ -1,8 +1,8 @@
-// The machine dies at every storage call of a save of each format and dialect, over nothing and
-// over a checkpoint of each format and dialect; and of what was not synced, everything, nothing or
-// any part survives. What stands at the location then is of one save, the old or the new one, and
-// not only for our readers: every file that stock readers know by a fixed name is of that save. A
-// later save succeeds and leaves nothing beside the location.
+// Simulates a crash of the machine at every storage call of a save, for each format and dialect.
+// The location is empty, or holds a checkpoint of each format and dialect. All, none or any part of
+// the unsynced data survives. Afterwards the location must hold a checkpoint of one save, the old
+// or the new one. This must hold for stock readers too: every file that they know by a fixed name
+// must be of that save. A later save must succeed and leave nothing beside the location.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -18,17 +18,17 @@
 
 namespace tilestone::crash_points_of_kinds_test {
 
-constexpr int64_t kOld = 100;  // what the standing checkpoint counts from
+constexpr int64_t kOld = 100;  // the first element of the existing checkpoint
 constexpr int64_t kNew = 500;
 constexpr int64_t kLater = 900;
-constexpr int64_t kUnsynced = 300;  // what a save counts from that died before its last sync
+constexpr int64_t kUnsynced = 300;  // of a save that died before its last sync
 constexpr int kRanks = 2;
-constexpr int kEarlier = 100;  // clients from here on are that save's
-// The machine dies at every n-th call: under sanitizers not at each. Set by CMake.
+constexpr int kEarlier = 100;  // first client number of the earlier save
+// The machine dies at every n-th call. CMake sets it; it is greater than 1 under sanitizers.
 constexpr uint64_t kStride = TILESTONE_CRASH_STRIDE;
 const std::string kPlace = "ckpt";
 
-// A format and a dialect; none: nothing.
+// A format and a dialect. None: the location is empty.
 struct Kind {
   std::shared_ptr<const Format> format;
   std::shared_ptr<const Dialect> dialect;
@@ -74,7 +74,8 @@ bool names_its_save(const std::string& name) {
   return std::regex_search(name, id);
 }
 
-// What a stock reader sees at the location by names that say nothing of the save.
+// The files that a stock reader finds at the location by fixed names, which are the same in all
+// saves.
 FileImage stock_files(const FileImage& image) {
   FileImage found;
   for (const auto& [name, bytes] : image) {
@@ -86,7 +87,8 @@ FileImage stock_files(const FileImage& image) {
   return found;
 }
 
-// The files of a save as a stock reader sees them; no content where it differs from save to save.
+// The files of a save as a stock reader sees them. A content that differs from save to save is
+// not compared.
 class Expected {
  public:
   Expected(const Kind& kind, int64_t first) {
@@ -117,8 +119,8 @@ struct Scenario {
   Kind before, after;
   FileImage image;
   Expected old_files, new_files;
-  // Set: before the save another one of its kind has died that had exchanged the directories and
-  // not synced them, so that a power loss may take the exchange back.
+  // If set, an earlier save of the same kind died after it had exchanged the directories and before
+  // it had synced them, so a power loss may revert the exchange.
   std::optional<Expected> unsynced_files;
 
   Scenario(const Kind& before_in, const Kind& after_in)
@@ -156,8 +158,8 @@ std::shared_ptr<FaultDisk> save_on(const Scenario& scenario, const FaultHook& ho
   return disk;
 }
 
-// The `first` of the checkpoint at the location, 0: there is none. Anything but a whole checkpoint
-// is a failure of the test.
+// The first element of the checkpoint at the location; 0 if there is none. A checkpoint that is
+// not whole fails the test.
 int64_t find_checkpoint(const std::shared_ptr<Storage>& storage) {
   try {
     OpenOptions options;
@@ -228,7 +230,7 @@ uint64_t crash_everywhere(const Scenario& scenario) {
 
 class CrashPointsOfKinds : public testing::TestWithParam<int> {
  protected:
-  // Crashes are reported in the log; here they are the point.
+  // The log would report every simulated crash.
   CrashPointsOfKinds() : level_(set_log_level(LogLevel::kOff)) {}
   ~CrashPointsOfKinds() override { set_log_level(level_); }
 

@@ -1,9 +1,9 @@
-// The machine dies at every storage call of a save: before it, after it, in the middle of it; and
-// of what was not synced, everything, nothing or any part survives. A fresh reader must find the
-// previous checkpoint or the new one, whole, and a later save must succeed.
+// Simulates a crash of the machine at every storage call of a save: before the call, after it, and
+// in the middle of it. All, none or any part of the unsynced data survives. Afterwards a new reader
+// must find the whole previous checkpoint or the whole new one, and a later save must succeed.
 //
-// A location is a storage's root, so a save beside an older checkpoint is a first save on a storage
-// of its own; tests/kills has both kinds side by side in one real folder.
+// A location is the root of a storage, so a save next to an older checkpoint is a first save on a
+// storage of its own. tests/kills has both cases in one real folder.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,14 +22,14 @@
 
 namespace tilestone::crash_points_test {
 
-constexpr int64_t kOld = 100;  // what the standing checkpoint counts from
+constexpr int64_t kOld = 100;  // the first element of the existing checkpoint
 constexpr int64_t kNew = 500;
 constexpr int64_t kLater = 900;
-constexpr int64_t kUnsynced = 300;  // what a save counts from that died before its last sync
-constexpr int kEarlier = 100;       // clients of the disk from here on are ranks of that save
-constexpr auto kOrderLimit = std::chrono::seconds(10);  // of what takes a moment
+constexpr int64_t kUnsynced = 300;  // of a save that died before its last sync
+constexpr int kEarlier = 100;       // first client number of the ranks of that save
+constexpr auto kOrderLimit = std::chrono::seconds(10);  // for a wait that normally is short
 
-// Crashes are told in the log; here they are the point.
+// Disables the log, which would report every simulated crash.
 struct Quiet {
   LogLevel before = set_log_level(LogLevel::kOff);
   ~Quiet() { set_log_level(before); }
@@ -40,11 +40,11 @@ struct Scenario {
   FileImage before;
   int ranks = 2;
   bool old_stands = false;
-  std::optional<std::array<int, 3>> order = {};  // in which ranks finish; none: any
-  // Before the save that is judged, another renamed its metadata and died: before the directory was
-  // synced, so that a power loss may take the rename back.
+  std::optional<std::array<int, 3>> order = {};  // in which ranks finish writing; none: any order
+  // If set, an earlier save renamed its metadata and died before it had synced the directory, so a
+  // power loss may revert the rename.
   bool after_unsynced = false;
-  bool copies = false;  // each rank keeps copies of what the others write
+  bool copies = false;  // each rank keeps copies of the chunks that the others write
 };
 
 void save_rows(const Communicator& comm, const std::shared_ptr<Storage>& storage, int64_t first,
@@ -72,9 +72,9 @@ FileImage failed_attempt() {
   return image;
 }
 
-// Makes ranks end their writing in a given order: each is held before the sync of its data file
-// until the one before it has come to its last call, the sync of the directory. A rank that never
-// makes that call is a failure.
+// Makes ranks finish writing in a given order. Each rank is held before the sync of its data file
+// until the previous rank reaches its last call, the sync of the directory. A rank that never makes
+// that call fails the test.
 class FinishingOrder {
  public:
   explicit FinishingOrder(const std::array<int, 3>& order) : order_(order) {}
@@ -97,7 +97,7 @@ class FinishingOrder {
       changed_.notify_all();
     }
   }
-  // Nobody is held any more.
+  // Releases all ranks.
   void end() {
     std::lock_guard lock(mutex_);
     over_ = true;
@@ -140,8 +140,8 @@ std::shared_ptr<FaultDisk> save_on(const Scenario& scenario, const FaultHook& ho
   return disk;
 }
 
-// The `first` of the checkpoint in the image, 0: there is none. Anything but a whole checkpoint is
-// a failure of the test.
+// The first element of the checkpoint in the storage; 0 if there is none. A checkpoint that is not
+// whole fails the test.
 int64_t find_checkpoint(const std::shared_ptr<Storage>& storage, size_t copies = 0) {
   try {
     OpenOptions options;
@@ -170,7 +170,7 @@ void judge(const Scenario& scenario, const FaultDisk& disk, Survival survival, u
   const bool unsynced = scenario.after_unsynced && found == kUnsynced;
   EXPECT_TRUE(found == old || found == kNew || unsynced) << "found " << found;
   if (seed % 8 != 0 || testing::Test::HasFailure())
-    return;  // a later save costs more than the rest
+    return;  // a later save takes longer than everything else
   save_rows(Communicator(), storage, kLater, found != 0);
   EXPECT_EQ(find_checkpoint(storage), kLater);
 }
@@ -203,12 +203,12 @@ uint64_t crash_everywhere(const Scenario& scenario, uint64_t seeds) {
   return points;
 }
 
-// How many seeds each random survival gets: enough for 100,000 points in all, fewer under
-// sanitizers. Set by CMake.
+// The number of seeds for random survival of unsynced data: enough for 100,000 crash points in all,
+// fewer under sanitizers. Set by CMake.
 constexpr uint64_t kSeeds = TILESTONE_CRASH_SEEDS;
 constexpr uint64_t kOrderSeeds = kSeeds / 9 + 1;
-// From one order that ranks finish in to the next that is tried: all six, or just the first and the
-// last. Set by CMake.
+// The step through the six orders in which ranks can finish: 1 tries all; a larger one tries only
+// the first and the last. Set by CMake.
 constexpr int kOrderStride = TILESTONE_CRASH_ORDER_STRIDE;
 
 class CrashPoints : public testing::Test {

@@ -1,7 +1,7 @@
-// Files of a checkpoint cut, lengthened, zeroed, swapped and taken away. Of each damage: verify
-// finds it, or it is harmless, which means that everything loads bit for bit; and whatever verify
-// says, a load throws or is right. What stock PyTorch's checkpoints can't show, since they have no
-// checksum that ties an item to its place, is counted and told.
+// Truncates, extends, zeroes, swaps and removes files of a checkpoint. For each damage, either
+// verify finds it, or it is harmless, which means that everything loads bit for bit. In any case a
+// load either throws or returns the right data. Stock PyTorch's checkpoints have no checksum that
+// ties an item to its place, so some damages of them can't be found; these are counted and printed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,8 @@ OpenOptions small_options() {
   return options;
 }
 
-// Everything that a checkpoint holds: of a tensor the bytes, of an object its item's.
+// The whole content of a checkpoint by key: the bytes of each tensor, the item bytes of each
+// object.
 using Content = std::map<std::string, Bytes>;
 
 Content read_all(const FileImage& image) {
@@ -91,7 +92,7 @@ class Damages {
     EXPECT_TRUE(found || load != Load::kThrows) << what << ": verify finds nothing, a load fails";
   }
 
-  // Each file cut to every length, or to those that `wanted` picks.
+  // Each file truncated to every length that `wanted` picks.
   Tally truncations(const std::function<bool(const std::string&, size_t)>& wanted) const {
     Tally tally;
     for (const auto& [name, bytes] : image_) {
@@ -104,7 +105,7 @@ class Damages {
     return tally;
   }
 
-  // 1 to 64 bytes behind each file's end, zeros and not.
+  // 1 to 64 bytes appended to each file, zeros and others.
   Tally appended() const {
     Tally tally;
     for (const auto& [name, bytes] : image_) {
@@ -119,7 +120,7 @@ class Damages {
     return tally;
   }
 
-  // Each file's end zeroed, from every multiple of `block` on.
+  // Each file zeroed from a multiple of `block` to its end, for every multiple.
   Tally zeroed_tails(size_t block) const {
     Tally tally;
     for (const auto& [name, bytes] : image_) {
@@ -170,7 +171,7 @@ class DamagedFiles : public testing::Test {
     std::printf("[          ] %zu damaged files in all, no wrong byte loaded from our own\n",
                 total_);
   }
-  static void tell(const char* what, const Tally& tally) {
+  static void print(const char* what, const Tally& tally) {
     std::printf("[          ] %s: %zu tried, %zu found, %zu harmless, %zu loaded wrong\n", what,
                 tally.tried, tally.found, tally.harmless, tally.silent);
     total_ += tally.tried;
@@ -182,7 +183,7 @@ class DamagedFiles : public testing::Test {
 
 // ---- Written by us ----
 
-// Two ranks' files of 5 KiB and more, so that 4 KiB can go.
+// Files of two ranks, each of at least 5 KiB, so that 4 KiB can be removed.
 FileImage ours() {
   const auto storage = memory_storage();
   run_ranks(2, [&](Communicator comm) {
@@ -201,7 +202,7 @@ FileImage ours() {
   return memory_image(*storage);
 }
 
-// The lock's file is empty, and nothing reads it.
+// The lock file is empty, and nothing reads it.
 FileImage without_lock(FileImage image) {
   EXPECT_EQ(image.erase(".tilestone/lock"), 1u);
   return image;
@@ -221,64 +222,65 @@ void expect_all_found(const Tally& tally, size_t at_least) {
 TEST_F(DamagedFiles, EveryTruncationOfOurFilesIsFound) {
   const Tally tally =
       our_damages().truncations([](const std::string&, size_t keep) { return keep % kStep == 0; });
-  tell("ours, every length", tally);
+  print("ours, every length", tally);
   expect_all_found(tally, 8000 / kStep);
 }
 
 TEST_F(DamagedFiles, BytesAppendedToOurFilesAreFound) {
   const Tally tally = our_damages().appended();
-  tell("ours, 1 to 64 bytes appended", tally);
+  print("ours, 1 to 64 bytes appended", tally);
   expect_all_found(tally, 4 * 2 * 64);
 }
 
 TEST_F(DamagedFiles, ZeroedTailsOfOurFilesAreFound) {
   for (const size_t block : {512, 4096}) {
     const Tally tally = our_damages().zeroed_tails(block);
-    tell(block == 512 ? "ours, tails zeroed at 512 B" : "ours, tails zeroed at 4 KiB", tally);
+    print(block == 512 ? "ours, tails zeroed at 512 B" : "ours, tails zeroed at 4 KiB", tally);
     expect_all_found(tally, block == 512 ? 20 : 5);
   }
 }
 
 TEST_F(DamagedFiles, OurMissingAndSwappedFilesAreFound) {
   const Tally missing = our_damages().missing();
-  tell("ours, a file missing", missing);
+  print("ours, a file missing", missing);
   expect_all_found(missing, 4);
   const Tally swapped = our_damages().swapped();
-  tell("ours, two data files swapped", swapped);
+  print("ours, two data files swapped", swapped);
   expect_all_found(swapped, 1);
 }
 
-TEST_F(DamagedFiles, OurLockFileIsNoPartOfTheCheckpoint) {
+TEST_F(DamagedFiles, OurLockFileIsNotPartOfTheCheckpoint) {
   FileImage image = ours();
   const Damages damages(image);
   Tally tally;
   image[".tilestone/lock"] = to_bytes("anything");
-  damages.judge(image, tally, "other content of the lock's file");
-  damages.judge(without_lock(image), tally, "no lock's file");
-  tell("ours, the lock's file", tally);
+  damages.judge(image, tally, "other content of the lock file");
+  damages.judge(without_lock(image), tally, "no lock file");
+  print("ours, the lock file", tally);
   EXPECT_EQ(tally.harmless, tally.tried);
 }
 
 // ---- Written by stock PyTorch ----
 //
-// There is no manifest: sizes of files are not recorded, items have checksums of their own records
-// and none that ties them to a key. So bytes behind a file's last item are not seen (and not read:
-// harmless), and files that hold items of the same places, dtypes and shapes can be swapped
-// unnoticed, which no reader of these files could notice.
+// There is no manifest, so file sizes are not recorded. Items have checksums of their own records,
+// but none that ties an item to its key. Therefore bytes after a file's last item are not noticed
+// (which is harmless, because nothing reads them). Swapped files whose items have the same offsets,
+// dtypes and shapes are not noticed either; no reader could notice that.
 
 const Damages& stock_damages() {
   static const Damages damages(image_of(golden("torch-2.14.1/dcp-w4")));
   return damages;
 }
 
-// Cuts of data files at every place would take minutes; of the metadata all are made.
+// Picks every length of the metadata, and some lengths of data files; all of these would take
+// minutes.
 bool picked(const std::string& name, size_t keep) {
   return keep % (name == ".metadata" ? 7 * kStep : 41 * kStep) == 0;
 }
 
 TEST_F(DamagedFiles, TruncationsOfStockFilesAreFoundOrHarmless) {
   const Tally tally = stock_damages().truncations(picked);
-  tell("torch 2.14.1, lengths", tally);
+  print("torch 2.14.1, lengths", tally);
   EXPECT_EQ(tally.found + tally.harmless, tally.tried);
   EXPECT_EQ(tally.silent, 0u);
   EXPECT_GE(tally.tried, 1000 / kStep);
@@ -286,7 +288,7 @@ TEST_F(DamagedFiles, TruncationsOfStockFilesAreFoundOrHarmless) {
 
 TEST_F(DamagedFiles, BytesAppendedToStockFilesAreFoundOrHarmless) {
   const Tally tally = stock_damages().appended();
-  tell("torch 2.14.1, 1 to 64 bytes appended", tally);
+  print("torch 2.14.1, 1 to 64 bytes appended", tally);
   EXPECT_EQ(tally.found + tally.harmless, tally.tried);
   EXPECT_EQ(tally.silent, 0u);
 }
@@ -294,8 +296,8 @@ TEST_F(DamagedFiles, BytesAppendedToStockFilesAreFoundOrHarmless) {
 TEST_F(DamagedFiles, ZeroedTailsOfStockFilesAreFoundOrHarmless) {
   for (const size_t block : {512, 4096}) {
     const Tally tally = stock_damages().zeroed_tails(block);
-    tell(block == 512 ? "torch 2.14.1, tails zeroed at 512 B" : "torch 2.14.1, tails at 4 KiB",
-         tally);
+    print(block == 512 ? "torch 2.14.1, tails zeroed at 512 B" : "torch 2.14.1, tails at 4 KiB",
+          tally);
     EXPECT_EQ(tally.found + tally.harmless, tally.tried);
     EXPECT_EQ(tally.silent, 0u);
   }
@@ -303,7 +305,7 @@ TEST_F(DamagedFiles, ZeroedTailsOfStockFilesAreFoundOrHarmless) {
 
 TEST_F(DamagedFiles, MissingStockFilesAreFoundOrHoldNothing) {
   const Tally tally = stock_damages().missing();
-  tell("torch 2.14.1, a file missing", tally);
+  print("torch 2.14.1, a file missing", tally);
   EXPECT_EQ(tally.found + tally.harmless, tally.tried);
   EXPECT_EQ(tally.silent, 0u);
   EXPECT_GE(tally.found, 4u);
@@ -311,7 +313,7 @@ TEST_F(DamagedFiles, MissingStockFilesAreFoundOrHoldNothing) {
 
 TEST_F(DamagedFiles, SwappedStockFilesAreFoundUnlessTheyHoldTheSamePlaces) {
   const Tally tally = stock_damages().swapped();
-  tell("torch 2.14.1, two data files swapped", tally);
+  print("torch 2.14.1, two data files swapped", tally);
   EXPECT_GE(tally.tried, 6u);
   EXPECT_EQ(tally.found + tally.silent + tally.harmless, tally.tried);
 }

@@ -1,5 +1,5 @@
-// Tensors that Megatron-Core up to 0.15 stored flattened, read as the tensors that they were: other
-// splits and cuts than those of tests/golden, every way to load them, and damage in them.
+// Tensors that Megatron-Core up to 0.15 stores flattened are read in their original shapes. The
+// tests use other grids and slices than tests/golden, all ways to load, and damaged items.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ using tests::LayoutKind;
 using tests::Random;
 using tests::Reference;
 
-// A tensor, and the regular grid of its local shards.
+// A tensor and the regular grid of its local shards.
 struct Sharded {
   Reference tensor;
   Dims counts;
@@ -39,7 +39,8 @@ OpenOptions small_options() {
   return options;
 }
 
-// The local shards, flattened and cut at random into up to five slices each, as they are stored.
+// Adds the local shards as they are stored: flattened, and cut at random into up to five slices
+// each.
 void add_slices(const Sharded& sharded, Random& random, StateDict& state) {
   const TensorView& whole = sharded.tensor.all;
   const size_t dims = whole.shape.size();
@@ -72,7 +73,7 @@ void add_slices(const Sharded& sharded, Random& random, StateDict& state) {
   }
 }
 
-// `.metadata` with the field in which Megatron-Core notes original shapes.
+// `.metadata` with the field in which Megatron-Core records original shapes.
 Bytes with_originals(const Bytes& metadata, const std::map<std::string, Dims>& originals) {
   archive::PickleWriter out(4);
   const size_t header = out.size();
@@ -163,7 +164,7 @@ void load_by_ranks(const std::vector<Sharded>& tensors, const Location& location
   });
 }
 
-TEST(Flattened, TensorsOfAnySplitsAndCutsAreReadInAnyParts) {
+TEST(Flattened, TensorsOfAnyGridAndSlicesAreReadInAnyParts) {
   for (uint64_t seed = 1; seed <= 60 && !testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Random random(seed);
@@ -211,10 +212,11 @@ TEST(Flattened, OnlyTheRangesOfWantedRowsAreRead) {
   const Checkpoint checkpoint = Checkpoint::open(Location(disk->storage()), small_options());
   const Box rows{{300, 0}, {4, 512}};
   EXPECT_EQ(elements(checkpoint.read("w", rows)), elements(sharded.tensor.all.narrow(rows)));
-  EXPECT_LT(bytes, 200u << 10);  // of 2 MiB; most of it to learn the structure of two items or more
+  // Of 2 MiB. Most of this is read to find the structure of two items or more.
+  EXPECT_LT(bytes, 200u << 10);
 }
 
-TEST(Flattened, AnOriginalShapeThatCanNotBeIsRefusedWithTheKey) {
+TEST(Flattened, AnImpossibleOriginalShapeIsRefusedWithTheKey) {
   Random random(1);
   const Sharded sharded{{"layers.w", counting(DType::kInt16, {4, 6})}, {2, 1}};
   StateDict state;
@@ -229,7 +231,7 @@ TEST(Flattened, AnOriginalShapeThatCanNotBeIsRefusedWithTheKey) {
     expect_error([&] { open_with({{"layers.w", shape}}); }, ErrorCode::kCorrupt, "layers.w");
   }
   EXPECT_EQ(open_with({{"layers.w", {4, 6}}}).read("layers.w").shape, (Dims{4, 6}));
-  // Without an original shape the stored one is all that is known.
+  // Without an original shape the tensor has its stored shape.
   EXPECT_EQ(open_with({{"removed", {4, 6}}}).read("layers.w").shape, (Dims{2, 1, 12}));
 }
 
@@ -281,7 +283,7 @@ TEST(Flattened, AFlippedBitInAnItemIsFoundByAReadAndByRanksThatReadForOneAnother
   EXPECT_GT(items, 10u);
 }
 
-TEST(Flattened, WhatIsReadAndSavedAgainIsTheOriginalTensor) {
+TEST(Flattened, ATensorThatIsReadAndSavedAgainIsTheOriginalOne) {
   const Checkpoint old = Checkpoint::open(Location(golden("megatron-core-0.9.0/flat-w4")));
   StateDict state;
   for (const StoredTensor& tensor : old.metadata().tensors) {

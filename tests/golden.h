@@ -1,4 +1,4 @@
-// The checkpoints in tests/golden.
+// Access to the checkpoints in tests/golden.
 #pragma once
 
 #include <filesystem>
@@ -10,17 +10,18 @@
 
 namespace tilestone {
 
-// tests/golden/NAME ("torch-2.14.1/dcp-w4").
+// The path tests/golden/NAME; an example of a name is "torch-2.14.1/dcp-w4".
 std::filesystem::path golden(const std::string& name);
-// All of them, sorted.
+// The paths of all golden checkpoints, sorted.
 std::vector<std::filesystem::path> goldens();
-// A value as the expectations of Megatron-Core's goldens have it: its repr, except that a tensor is
-// "tensor DTYPE SHAPE crc32=...", a list "list(...)", a tuple "tuple(...)". Of an enum's member,
-// which pickles name in several ways, only the class is told.
+// A value as text in the form of the .expected.json files of Megatron-Core's goldens. This is the
+// value's repr, except that a tensor is "tensor DTYPE SHAPE crc32=...", a list is "list(...)" and a
+// tuple is "tuple(...)". An enum member is shown by its class only, because pickles name members in
+// several ways.
 std::string golden_text(const Value& value);
-// An expectation in which the same holds for members of enums.
+// An expected text with enum members shown by their class only, as golden_text() does.
 std::string without_enum_members(const std::string& text);
-// A folder's files, those of its subfolders too.
+// The files of a folder and of its subfolders.
 FileImage image_of(const std::filesystem::path& folder);
 
 }  // namespace tilestone

@@ -1,5 +1,5 @@
-// The checkpoints of stock PyTorch and Megatron-Core in tests/golden, read and verified by the
-// engine, and overwritten by it.
+// The engine reads, verifies and overwrites the checkpoints of stock PyTorch and Megatron-Core in
+// tests/golden.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -56,7 +56,7 @@ void expect_text(const std::string& key, const Value& found, const Json& expecte
   EXPECT_EQ(golden_text(found), without_enum_members(expected.get<std::string>())) << key;
 }
 
-// Objects, common state and content metadata of Megatron-Core.
+// Compares Megatron-Core's objects, common state and content metadata.
 TEST(Golden, MegatronsObjectsAndCommonStateAreWhatTheirWriterSays) {
   size_t checkpoints = 0;
   for (const fs::path& folder : goldens()) {
@@ -96,7 +96,7 @@ TEST(Golden, EveryTensorIsWhatItsWriterSays) {
   }
 }
 
-// Every rank wants each tensor whole, and a slab of its last dim.
+// A template of every tensor: each rank wants the whole tensor, and a slab of its last dim.
 StateDict wanted_of(const Metadata& metadata, const Communicator& comm) {
   StateDict wanted;
   for (const StoredTensor& tensor : metadata.tensors) {
@@ -128,7 +128,7 @@ TEST(Golden, EveryTensorIsTheSameWhenRanksReadForOneAnother) {
       const StateDict loaded = load(wanted_of(checkpoint.metadata(), comm), location, options);
       for (const auto& [name, node] : loaded.entries()) {
         const auto* tensor = node.get_if<ShardedTensor>();
-        if (tensor == nullptr) continue;  // of the common state
+        if (tensor == nullptr) continue;  // a value of the common state
         EXPECT_EQ(elements(tensor->data), elements(checkpoint.read(tensor->key, tensor->box)))
             << tensor->key << " " << to_string(tensor->box);
       }
@@ -153,7 +153,7 @@ void save_over(const Communicator& comm, const std::shared_ptr<Storage>& storage
   save(row_state(comm, 1), Location(storage), options);
 }
 
-// Either the golden or the new checkpoint, whole.
+// Expects either the whole golden checkpoint or the whole new one.
 void expect_one_or_the_other(const fs::path& folder, const Location& location) {
   if (Checkpoint::open(location).metadata().find_object("step") != nullptr &&
       Checkpoint::open(location).metadata().find_tensor("w") != nullptr) {
@@ -188,14 +188,15 @@ TEST(Golden, OverwritingAStockCheckpointLeavesItOrTheNewOne) {
   overwrite_with_crashes(golden("torch-2.14.1/dcp-w4"));
 }
 
-// The golden's files under "ckpt", so that a save has room beside them.
+// The golden's files under "ckpt", so that a save can make files beside that directory.
 std::shared_ptr<Storage> placed(const fs::path& folder) {
   FileImage image;
   for (auto& [name, bytes] : image_of(folder)) image.emplace("ckpt/" + name, std::move(bytes));
   return memory_storage(std::move(image));
 }
 
-// Megatron-Core reads common.pt and metadata.json together with .metadata, or arrays of zarr.
+// Megatron-Core reads common.pt and metadata.json together with .metadata or zarr arrays, so all of
+// them must be of the same save.
 TEST(Golden, OfMegatronIsReplacedAsAWholeOrNotAtAll) {
   int replaced = 0;
   for (const fs::path& folder : goldens()) {
@@ -243,7 +244,7 @@ TEST(Golden, OverwritingARankLocalCheckpointLeavesItOrTheNewOne) {
   overwrite_with_crashes(golden("torch-2.14.1/dcp-w4-ranklocal"));
 }
 
-// Crashes at each call of a cleaning: the checkpoint that was found before is found after.
+// Crashes at each call of a cleanup. The checkpoint that was found before is found afterwards.
 TEST(Golden, CleaningAfterAnInterruptedReplacementKeepsTheNewCheckpoint) {
   const LogLevel before = set_log_level(LogLevel::kOff);
   const fs::path folder = golden("torch-2.14.1/dcp-w4-ranklocal");
@@ -253,7 +254,7 @@ TEST(Golden, CleaningAfterAnInterruptedReplacementKeepsTheNewCheckpoint) {
   });
   run_ranks_collect(2, [&](Communicator comm) { save_over(comm, dead->storage(comm.rank())); });
   const FileImage image = dead->surviving_image(Survival::kAll);
-  ASSERT_GE(find_leftovers(Location(memory_storage(image))).size(), 5u);  // four ranks, the note
+  ASSERT_GE(find_leftovers(Location(memory_storage(image))).size(), 5u);  // 4 ranks, the note
   for (uint64_t k = 0, calls = 1; k < calls; ++k) {
     SCOPED_TRACE("call " + std::to_string(k));
     const auto disk = FaultDisk::create(memory_storage(image), [&](const StorageCall& call) {

@@ -1,5 +1,5 @@
-// What went wrong elsewhere, each as a test. The incidents that one layer alone can have are pinned
-// beside its code.
+// Incidents of other checkpoint libraries, each as a test. Incidents that involve only one layer
+// are tested beside that layer's code.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 using testing::Each;
 using testing::HasSubstr;
 
-// A real folder that goes with the object.
+// A real folder, which is removed with the object.
 class Folder {
  public:
   explicit Folder(const std::string& name)
@@ -64,7 +64,7 @@ void save_rows(const Location& location, int ranks, int64_t first, bool overwrit
 
 // ---- Shards ----
 
-// What `rank` of a 1-D mesh holds of a 1-D tensor of `count` elements that count from 0.
+// The rank's chunk, on a 1-D mesh, of a 1-D tensor whose `count` elements count from 0.
 ShardedTensor chunk(const Communicator& comm, int64_t count, bool fill) {
   const Mesh mesh = Mesh::grid({comm.size()}, {"dp"});
   const Placement placements[] = {Shard{0}};
@@ -75,7 +75,8 @@ ShardedTensor chunk(const Communicator& comm, int64_t count, bool fill) {
   return ShardedTensor::from_placements("t", local, {count}, mesh, placements, comm.rank());
 }
 
-// Saved by `writers` ranks in each way, read whole and loaded by `readers`.
+// Saves by `writers` ranks with each way of planning, then reads the whole tensor and loads it by
+// `readers` ranks.
 void expect_chunks(int64_t count, int writers, int readers) {
   for (const auto agreement : {SaveOptions::Agreement::kExchange, SaveOptions::Agreement::kRule}) {
     const Location location(memory_storage());
@@ -110,7 +111,7 @@ TEST(Incident, FourThousandNinetySixElementsOverThirtyRanks) {
 }
 
 TEST(Incident, ShardsThatAreEmptyOnTheLastRanks) {
-  expect_chunks(64, 30, 4);  // eight of the thirty have none
+  expect_chunks(64, 30, 4);  // eight of the thirty ranks have no elements
   expect_chunks(64, 4, 30);
 }
 
@@ -216,7 +217,7 @@ TEST(Incident, RanksThatSeeDifferentFoldersDoWhatOneOfThemSees) {
   const auto whole = memory_storage();
   save_rows(Location(whole), 2, 1);
   FileImage image = memory_image(*whole);
-  image.erase(".metadata");  // as a network file system shows it to a rank that looks too early
+  image.erase(".metadata");  // the view of a rank whose network file system is late
   const auto late = memory_storage(image);
   const auto load_from = [&](const std::shared_ptr<Storage>& first,
                              const std::shared_ptr<Storage>& second) {
@@ -229,7 +230,7 @@ TEST(Incident, RanksThatSeeDifferentFoldersDoWhatOneOfThemSees) {
   const auto texts = failures(2, [&](Communicator comm) {
     save(row_state(comm, 2), Location(comm.rank() == 0 ? whole : late), saving(comm));
   });
-  EXPECT_THAT(texts, Each(HasSubstr("a checkpoint stands at")));
+  EXPECT_THAT(texts, Each(HasSubstr("a checkpoint exists at")));
 }
 
 TEST(Incident, AFailedSaveLeavesNoCachedState) {
@@ -248,7 +249,7 @@ TEST(Incident, AFailedSaveLeavesNoCachedState) {
   broken = false;
   const TensorView next = counting(DType::kFloat32, {100}, 2);
   strided_copy(weights.strided_view(), next.strided_view());
-  save(state, location, saving(solo()));  // not taken for one that stands, not skipped
+  save(state, location, saving(solo()));  // it is not skipped as if the checkpoint existed
   EXPECT_EQ(elements(Checkpoint::open(location).read("w")), elements(next));
 }
 
@@ -267,7 +268,7 @@ TEST(Incident, ACopiedFolderStaysValidAndIsNotTheOriginal) {
 TEST(Incident, AFolderWithLeftoversAndForeignFilesIsSavedInto) {
   const Folder folder("leftovers");
   save_rows(folder.path(), 4, 1);
-  // As if killed before it was published.
+  // As if the save was killed before it published.
   fs::remove(folder.path() / ".metadata");
   for (const std::string& name : posix_storage(folder.path().string())->list(".tilestone/")) {
     if (!name.ends_with(".manifest")) continue;

@@ -1,10 +1,10 @@
-// A tensor past every 32-bit limit, saved and loaded in boxes within the pool's memory. Takes its
-// size on disk and a while, so `make soak` runs it and not `make test`.
+// Saves a tensor beyond all 32-bit limits, and loads it in boxes, within the memory of the buffer
+// pool. It needs the tensor's size on disk and takes a while, so `make soak` runs it, not
+// `make test`.
 //
 //   large_tensor GIB FOLDER
 //
-// The tensor's memory is never touched but for marked bytes, so it costs pages only where those
-// are.
+// Only a few marked bytes of the tensor's memory are written, so it uses pages only for those.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -25,8 +25,8 @@ using namespace tilestone;
 
 constexpr int64_t kRow = 1 << 20;          // bytes
 constexpr uint64_t kPool = 256u << 20;     // bytes
-constexpr uint64_t kAllowed = 272u << 20;  // the pool, and 16 MiB for threads and lists
-constexpr int64_t kBlock = 256;            // rows of a box
+constexpr uint64_t kAllowed = 272u << 20;  // the pool plus 16 MiB for threads and lists
+constexpr int64_t kBlock = 256;            // rows per box
 
 template <typename Work>
 void within_memory(const char* what, const Work& work) {
@@ -35,7 +35,7 @@ void within_memory(const char* what, const Work& work) {
   if (peak > kAllowed) throw Error(ErrorCode::kInternal, std::string(what) + " took more memory");
 }
 
-// Where bytes are marked: the ends, and both sides of 2^31, 2^32 and every GiB.
+// The offsets of marked bytes: the ends, and both sides of 2^31, 2^32 and every GiB.
 std::vector<int64_t> marked_places(int64_t bytes) {
   std::vector<int64_t> places = {0, bytes - 1};
   for (int64_t at = 1 << 30; at < bytes; at += 1 << 30) {
@@ -54,7 +54,7 @@ std::byte expected_at(int64_t place, const std::vector<int64_t>& places) {
   return std::byte{0};
 }
 
-// Compares a box of the tensor: the marked bytes one by one, all others to zero.
+// Checks a box of the tensor: marked bytes must have their values, all others must be zero.
 void expect_box(const TensorView& loaded, const Box& box, const std::vector<int64_t>& places) {
   uint64_t marks = 0;
   for (int64_t i = 0; i < numel(box.shape); ++i) {
@@ -62,7 +62,7 @@ void expect_box(const TensorView& loaded, const Box& box, const std::vector<int6
     const int64_t place =
         (box.offset[0] + i / box.shape[1]) * kRow + box.offset[1] + i % box.shape[1];
     if (loaded.data[i] != expected_at(place, places)) {
-      throw Error(ErrorCode::kInternal, "the byte at " + std::to_string(place) + " is another one");
+      throw Error(ErrorCode::kInternal, "the byte at " + std::to_string(place) + " is wrong");
     }
     ++marks;
   }
@@ -81,7 +81,7 @@ void run(int64_t gib, const std::string& folder) {
   void* memory = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw Error(ErrorCode::kIo, "mmap of the tensor failed");
-  madvise(memory, static_cast<size_t>(bytes), MADV_NOHUGEPAGE);  // reading then takes no page
+  madvise(memory, static_cast<size_t>(bytes), MADV_NOHUGEPAGE);  // reading takes no page then
   const TensorView tensor = TensorView::contiguous(memory, DType::kUInt8, shape);
   const std::vector<int64_t> places = marked_places(bytes);
   for (const int64_t place : places) tensor.data[place] = mark_of(place);
@@ -130,7 +130,7 @@ int main(int argc, char** argv) {
   int code = 0;
   try {
     run(gib, argv[2]);
-    std::printf("%lld GiB: every byte is what was saved\n", static_cast<long long>(gib));
+    std::printf("%lld GiB: every loaded byte equals the saved one\n", static_cast<long long>(gib));
   } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     code = 1;

@@ -1,6 +1,6 @@
-// What a parser may allocate for n bytes of input: at most `factor` * n + `room`, whatever the
-// bytes say. Tried with floods of each opcode, with the fuzz targets' corpora and with hostile
-// files; the most that any of them takes is printed.
+// For n bytes of input a parser may allocate at most `factor` * n + `room` bytes, whatever the
+// input contains. The tests use inputs that repeat one opcode, the fuzz targets' corpora and
+// hostile files. They print the largest multiple for each parser.
 #include <gtest/gtest.h>
 #include <zstd.h>
 
@@ -42,7 +42,7 @@ void add_files(const fs::path& folder, std::vector<Input>& inputs) {
   }
 }
 
-// The corpus of a fuzz target and its hostile files.
+// The corpus and the regression files of a fuzz target.
 std::vector<Input> files_of(const std::string& target) {
   std::vector<Input> inputs;
   const fs::path root = TILESTONE_FUZZ_DIR;
@@ -58,7 +58,7 @@ std::string repeated(const std::string& text, size_t bytes) {
   return out;
 }
 
-// Measures one parser.
+// Measures the memory use of one parser.
 class Meter {
  public:
   Meter(const char* parser, double factor, std::function<void(ByteView)> parse)
@@ -89,7 +89,7 @@ class Meter {
   void feed(const std::vector<Input>& inputs) {
     for (const Input& input : inputs) feed(input.name, input.bytes);
   }
-  // Each opcode again and again, alone and with what gives it something to work on.
+  // Repeats each opcode many times, alone and after opcodes that give it operands.
   void feed_floods(const std::string& end);
 
  private:
@@ -224,13 +224,13 @@ TEST(MemoryMultiple, OfCompressedItemsIsWhatTheReaderAllows) {
   const uint64_t before = allocated_bytes();
   reset_peak();
   EXPECT_THROW(torch_dist_format()->decode(Codec::kZstd, bomb, kAllowed), Error);
-  constexpr uint64_t kWindow = 8u << 20;  // zstd's own, of this level; 128 MiB at most
-  // Old and new room of a growing buffer.
+  constexpr uint64_t kWindow = 8u << 20;  // zstd's window at this level; the maximum is 128 MiB
+  // A growing buffer has its old and its new memory at the same time.
   EXPECT_LE(peak_bytes() - before, 3 * kAllowed + kWindow);
 }
 
 TEST(MemoryMultiple, OfATensorThatOnlyTheMetadataPromises) {
-  // The metadata of a sound checkpoint, with a chunk and a tensor of 2^40 elements.
+  // The metadata of a valid checkpoint, changed to a tensor and a chunk of 2^40 elements.
   const auto format = torch_dist_format();
   Metadata metadata;
   metadata.files = {"data.distcp"};

@@ -1,5 +1,5 @@
-// What a save and a load take above the tensors themselves: the buffer pool. Measured as the
-// kernel counts it, in a real directory.
+// Beyond the tensors, a save or load uses only the memory of the buffer pool, and a little more.
+// Measured by the kernel's counters, in a real directory.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -13,7 +13,7 @@
 namespace tilestone::memory_use_test {
 
 constexpr uint64_t kPool = 32u << 20;   // bytes
-constexpr uint64_t kRest = 16u << 20;   // threads, lists, the allocator's own; bytes
+constexpr uint64_t kRest = 16u << 20;   // threads, lists, the allocator itself; bytes
 constexpr int64_t kTensor = 256 << 20;  // bytes
 
 class MemoryUse : public testing::Test {
@@ -52,7 +52,7 @@ TEST_F(MemoryUse, OfASaveAndALoadIsTheBufferPool) {
               static_cast<double>(saved) / (1 << 20), static_cast<double>(loaded) / (1 << 20));
 }
 
-// A column of a strided tensor: nothing goes straight, all through buffers.
+// Columns of a strided tensor can't be read directly, so all data goes through buffers.
 TEST_F(MemoryUse, OfAReshardedLoadIsTheBufferPool) {
   SaveOptions saving;
   saving.buffer_bytes = kPool;

@@ -1,7 +1,7 @@
-// mpi_roundtrip DIR: the ranks of an MPI job save a state as rows and load it as columns and whole
-// (each rank for itself, and in two phases) and as slices of the flattened tensor; then failures
-// that depend on the rank must reach every rank. Prints nothing but what is wrong; exits 0 when
-// nothing is.
+// mpi_roundtrip DIR: the ranks of an MPI job save a state as rows. They load it as columns, as
+// whole tensors (each rank for itself, and in two phases), and as slices of the flattened tensor.
+// Then failures of one rank must reach every rank. Prints only errors; exits with 0 if there are
+// none.
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -15,7 +15,7 @@ namespace {
 
 using namespace tilestone;
 
-constexpr int64_t kRows = 29;  // no multiple of any number of ranks
+constexpr int64_t kRows = 29;  // prime, so not divisible by the number of ranks
 constexpr int64_t kColumns = 301;
 
 struct Slice {
@@ -90,7 +90,7 @@ void expect_flat(const Communicator& comm, const Location& location, int64_t fir
   }
 }
 
-// Where the last rank fails: its state is bad, or it leaves the save before the named step.
+// How the last rank fails: its state is invalid, or it leaves the save before the named step.
 enum class Failing { kState, kStage, kWrite, kReport };
 
 void take_steps(PlannedSave planned, Failing until) {
@@ -102,7 +102,7 @@ void take_steps(PlannedSave planned, Failing until) {
   std::move(written).report().publish();
 }
 
-// Every rank must say so, and the checkpoint that stands stays.
+// Expects the error on every rank, and that the existing checkpoint is unchanged.
 void expect_failure_everywhere(const Communicator& comm, const Location& location, Session* session,
                                Failing failing) {
   const bool is_last = comm.rank() == comm.size() - 1;
@@ -122,12 +122,12 @@ void expect_failure_everywhere(const Communicator& comm, const Location& locatio
   } catch (const Error& error) {
     text = error.what();
   }
-  const std::string said =
+  const std::string expected =
       failing == Failing::kState ? "hollow" : "a rank gave up the save before it was";
   const bool leaves = is_last && failing != Failing::kState;
   const bool names_rank = text.find("rank " + std::to_string(comm.size() - 1)) != std::string::npos;
-  expect(leaves || (text.find(said) != std::string::npos && (names_rank || comm.size() == 1)),
-         "the failure is not told: " + text, comm);
+  expect(leaves || (text.find(expected) != std::string::npos && (names_rank || comm.size() == 1)),
+         "the error does not name the failure: " + text, comm);
   expect_boxes(comm, location, {{0, 0}, {kRows, kColumns}}, 7);
 }
 

@@ -22,7 +22,7 @@ uint64_t status(const std::string& field) {
 }  // namespace
 
 uint64_t peak_of(const std::function<void()>& work) {
-  std::ofstream("/proc/self/clear_refs") << "5";  // the peak starts anew
+  std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak
   const uint64_t before = status("VmRSS");
   work();
   return status("VmHWM") - before;

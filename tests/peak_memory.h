@@ -1,4 +1,4 @@
-// What this process takes while it works, as the kernel counts it.
+// The memory use of this process as counted by the kernel.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace tilestone {
 
-// The most memory beyond what was resident before that `work` makes resident, bytes.
+// The peak of resident memory during `work` minus the resident memory before it, in bytes.
 uint64_t peak_of(const std::function<void()>& work);
 
 }  // namespace tilestone

@@ -11,7 +11,7 @@ int64_t below(Random& random, int64_t n) {
   return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
 }
 
-// Memory for a shard of `shape`; transposed strides now and then.
+// Memory for a shard of `shape`, with transposed strides if `strided`.
 TensorView memory(DType dtype, const Dims& shape, bool strided) {
   if (!strided || shape.size() < 2) return TensorView::allocate(dtype, shape);
   Dims reversed = shape;
@@ -49,7 +49,7 @@ class Layout {
   const Dims& shape() const { return reference_.all.shape; }
   DType dtype() const { return reference_.all.dtype; }
 
-  // A shard's memory, with the reference's elements of `box` where that is asked for.
+  // A shard's memory. It holds the reference's elements of `box` if `fill_` is kData.
   TensorView shard(const Box& box, const Dims& local_shape) {
     if (fill_ == Fill::kNone) return TensorView::without_data(dtype(), local_shape);
     const TensorView data = memory(dtype(), local_shape, random_() % 4 == 0);
@@ -74,7 +74,7 @@ class Layout {
     return {tensor};
   }
 
-  // A regular grid along one axis, the remaining ranks as replicas of it.
+  // A regular grid along one axis; the remaining ranks hold replicas.
   std::vector<ShardedTensor> grid() {
     std::vector<std::pair<int64_t, int64_t>> choices;  // axis, fragments
     for (size_t axis = 0; axis < shape().size(); ++axis) {
@@ -95,7 +95,7 @@ class Layout {
                                              {{axis, cell, fragments}}, {rank_ / fragments})};
   }
 
-  // Boxes that come from cutting the tensor at random places, each held by one to three ranks.
+  // Boxes made by cutting the tensor at random places; one to three ranks hold each box.
   std::vector<ShardedTensor> irregular() {
     std::vector<Box> boxes{Box::whole(shape())};
     const int64_t cuts = shape().empty() ? 0 : below(random_, 8);
@@ -126,7 +126,7 @@ class Layout {
     return mine;
   }
 
-  // Slices of the flattened tensor, cut at random places; empty ones included.
+  // Slices of the flattened tensor, cut at random places; some may be empty.
   std::vector<ShardedTensor> flat() {
     const int64_t total = numel(shape());
     std::vector<int64_t> cuts{0, total};
@@ -170,7 +170,7 @@ class Layout {
     return {ShardedTensor::from_placements(reference_.key, local, shape(), mesh, chosen, rank_)};
   }
 
-  // Slices along axis 0 without that axis: layers stacked in one tensor, dealt to the ranks.
+  // Slices along axis 0 without that axis: layers of one stacked tensor, distributed to the ranks.
   std::vector<ShardedTensor> prepended() {
     if (shape().empty() || shape()[0] == 0) return replicated();
     std::vector<ShardedTensor> mine;

@@ -1,4 +1,4 @@
-// Random tensors, and random ways in which ranks hold them.
+// Random tensors, and random distributions of them over ranks.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,12 @@ Reference random_tensor(const std::string& key, Random& random);
 enum class LayoutKind { kGrid, kIrregular, kFlat, kPlacements, kPrepended, kReplicated };
 LayoutKind random_kind(Random& random);
 
-// What the memory of a shard is: the reference's elements (in strided memory, sometimes), memory
-// to be filled, or none.
+// The memory of a shard: memory with the reference's elements (sometimes strided), memory to be
+// filled by a load, or none.
 enum class Fill { kData, kMemory, kNone };
 
-// What `rank` of `world` holds. With equal arguments and random states but for the rank, the ranks
-// together hold the whole tensor, once or in declared replicas.
+// The shards that `rank` of `world` holds. All ranks must pass the same other arguments, the random
+// state included. Then the ranks together hold the whole tensor, once or in declared replicas.
 std::vector<ShardedTensor> random_layout(const Reference& reference, LayoutKind kind, Random random,
                                          int rank, int world, Fill fill);
 

@@ -1,6 +1,7 @@
-// Random states of N ranks, loaded by M ranks that hold them otherwise: shapes, dtypes, regular and
-// irregular boxes, flat ranges, placements, prepended axes, empty shards, replicas, 0-d tensors;
-// both ways of agreeing; every rank for itself and in two phases; memory and a real directory.
+// N ranks save random states, and M ranks load them with other shards. The states vary in shapes,
+// dtypes, regular and irregular boxes, flat ranges, placements, prepended axes, empty shards,
+// replicas and 0-d tensors. The tests use both ways of planning a save, loads by each rank for
+// itself and in two phases, storage in memory and a real directory.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -32,7 +33,7 @@ struct Trip {
   LoadOptions load;
   int savers = 1;
   int loaders = 1;
-  bool regular = false;  // saved as the cells of regular grids
+  bool regular = false;  // saved as cells of regular grids
 };
 
 Trip make_trip(uint64_t seed) {
@@ -54,7 +55,8 @@ Trip make_trip(uint64_t seed) {
   return trip;
 }
 
-// What one rank holds of every tensor; ranks agree on the layouts by the seed.
+// One rank's shards of all tensors. The seed determines the layouts, so it is the same on all
+// ranks.
 StateDict state_of(const Trip& trip, uint64_t seed, int rank, int world, Fill fill) {
   StateDict state;
   for (size_t i = 0; i < trip.tensors.size(); ++i) {
@@ -177,7 +179,8 @@ TEST(RoundTrip, RandomStatesAreKeptInZarrOrRefusedByKey) {
   std::printf("[          ] %d kept, %d refused\n", kept, refused);
 }
 
-// A key is data: whatever it is made of, it names no file and meets no other key.
+// Keys are data. Whatever characters a key has, it is never a file name and never equals another
+// key.
 std::vector<std::string> odd_keys() {
   using namespace std::string_literals;
   std::vector<std::string> keys = {
@@ -185,8 +188,8 @@ std::vector<std::string> odd_keys() {
       ".metadata",  "a.b", "a..b", "A",  "a", "line\nfeed",  "\x1b[31mred\x07", "nul\0inside"s,
       "nul\0other"s};
   keys.push_back("caf\xc3\xa9");       // composed
-  keys.push_back("cafe\xcc\x81");      // decomposed: looks the same, is another key
-  keys.push_back("\xf0\x9f\x99\x82");  // past the Basic Multilingual Plane
+  keys.push_back("cafe\xcc\x81");      // decomposed: looks the same, but is another key
+  keys.push_back("\xf0\x9f\x99\x82");  // beyond the Basic Multilingual Plane
   keys.emplace_back(64 << 10, 'k');
   keys.emplace_back((64 << 10) + 1, 'k');
   return keys;

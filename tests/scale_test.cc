@@ -1,5 +1,5 @@
-// Many tensors, and many ranks. Nothing here is timed; what grows too fast runs into the test's
-// time limit.
+// Many tensors and many ranks. Nothing is timed here, but a cost that grows too fast exceeds the
+// test's time limit.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace tilestone::scale_test {
 
 constexpr int64_t kManyTensors = TILESTONE_TEST_TENSORS;
 constexpr int64_t kSmall = 4096;  // bytes
-// With options.threads = 2: the rank itself, two that compute, and as many that wait for a disk.
+// With options.threads = 2: the rank itself, two threads that compute, and two that wait for I/O.
 constexpr int kThreadsOfARank = 5;
 
 class Scale : public testing::Test {
@@ -43,7 +43,7 @@ std::string key_of(int64_t tensor) {
   return "layers." + std::to_string(tensor / 10) + ".p" + std::to_string(tensor % 10);
 }
 
-// One tensor a key, all in one piece of memory.
+// One tensor per key, all in one allocation.
 StateDict many_tensors(const TensorView& memory) {
   StateDict state;
   for (int64_t t = 0; t < kManyTensors; ++t) {
@@ -85,7 +85,7 @@ int threads_of_this_process() {
   return 0;
 }
 
-// The most threads that this process has at any time of `work`, sampled, less those it had before.
+// The maximum number of threads of this process during `work` (sampled) minus the number before it.
 template <typename Work>
 int most_threads(const Work& work) {
   const int before = threads_of_this_process();
@@ -100,7 +100,7 @@ int most_threads(const Work& work) {
   return most - before;
 }
 
-// A rank's rows or columns of a matrix, cut as evenly as whole ones allow.
+// A rank's rows or columns of a matrix, divided as evenly as possible.
 StateDict part_of(const Dims& shape, size_t dim, const Communicator& comm, bool filled) {
   Box box = Box::whole(shape);
   box.offset[dim] = shape[dim] * comm.rank() / comm.size();
@@ -126,7 +126,7 @@ int64_t wrong_bytes(const StateDict& state) {
   return wrong;
 }
 
-TEST_F(Scale, RowsOf64RanksComeBackAsColumnsOf48WithAFewThreadsARank) {
+TEST_F(Scale, RowsOf64RanksComeBackAsColumnsOf48WithAFewThreadsPerRank) {
   const Dims shape{64 * 3 + 5, 1000};
   const int saving = most_threads([&] {
     run_ranks(64, [&](Communicator comm) {

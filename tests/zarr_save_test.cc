@@ -1,4 +1,4 @@
-// Saves in the zarr format: what they refuse, what a crash leaves, and how damage is found.
+// Saves in the zarr format: what they refuse, what a crash leaves behind, and how damage is found.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ SaveOptions zarr_options(const Communicator& comm, bool overwrite = false) {
   return options;
 }
 
-// Rows of two ranks, as zarr.
+// The files of a zarr checkpoint that two ranks saved by rows.
 FileImage saved() {
   const auto storage = memory_storage();
   run_ranks(2, [&](Communicator comm) {
@@ -55,13 +55,14 @@ TEST(ZarrSave, WithoutAManifestIsReadToo) {
   FileImage image = saved();
   std::erase_if(image, [](const auto& file) { return file.first.starts_with(".tilestone/"); });
   expect_rows(Location(memory_storage(image)), 1, 2);
-  // Without one it can't be told from Megatron-Core's that has lost its common state.
+  // Without a manifest it can't be distinguished from a Megatron-Core checkpoint that has lost its
+  // common state.
   const VerifyReport report = Checkpoint::open(Location(memory_storage(image))).verify();
   ASSERT_EQ(report.damages.size(), 1u);
   EXPECT_EQ(report.damages[0].file, "common.pt");
 }
 
-// Whether verify, or opening, finds something wrong.
+// Whether opening or verify() finds damage.
 bool is_found(const FileImage& image) {
   try {
     return !Checkpoint::open(Location(memory_storage(image))).verify().ok();
@@ -83,7 +84,7 @@ TEST(ZarrSave, EveryFlippedByteAndEveryMissingFileIsFound) {
     FileImage cut = image;
     cut[name].pop_back();
     EXPECT_TRUE(is_found(cut)) << name << " is cut";
-    if (name == "metadata.json") continue;  // without it there is no checkpoint
+    if (name == "metadata.json") continue;  // without this file there is no checkpoint
     FileImage lost = image;
     lost.erase(name);
     EXPECT_TRUE(is_found(lost)) << name << " is lost";
@@ -104,7 +105,7 @@ TEST(ZarrSave, AFlippedByteIsFoundByALoad) {
   }
 }
 
-TEST(ZarrSave, AMissingChunkOfAnotherWritersIsFoundByKey) {
+TEST(ZarrSave, AMissingChunkOfAnotherWriterIsReportedByKey) {
   FileImage image = saved();
   std::erase_if(image, [](const auto& file) { return file.first.starts_with(".tilestone/"); });
   image.erase("w/1.0");
@@ -117,7 +118,7 @@ TEST(ZarrSave, AMissingChunkOfAnotherWritersIsFoundByKey) {
   }
 }
 
-// Memory that only its own functions see.
+// Device memory that only its own functions can access.
 class FarAway final : public DeviceMemory {
  public:
   explicit FarAway(TensorView far) : far_(std::move(far)) {}
@@ -136,7 +137,7 @@ class FarAway final : public DeviceMemory {
   TensorView far_;
 };
 
-// Rows of 300,000 bytes in buffers of 64 KiB: cells that reach beyond the tensor in both dims.
+// Rows of 300,000 bytes in buffers of 64 KiB; edge cells extend beyond the tensor in both dims.
 TEST(ZarrSave, PadsEdgeCellsOfDeviceMemoryAndOfLargeTensors) {
   const Dims shape{3, 500'000};
   const Dims cell{2, 300'000};
@@ -164,8 +165,8 @@ TEST(ZarrSave, PadsEdgeCellsOfDeviceMemoryAndOfLargeTensors) {
   EXPECT_TRUE(checkpoint.verify().ok());
 }
 
-// What stands there, or in a folder below, would be taken together with what is saved. These
-// locations have no parent in which a directory could be made that replaces them.
+// A reader would take existing files, there or in a subfolder, as part of the saved checkpoint.
+// These locations have no parent in which a replacing directory could be made.
 TEST(ZarrSave, NeedsADirectoryOfItsOwn) {
   const auto torch_dist = memory_storage();
   save(row_state(solo(), 1), Location(torch_dist));
@@ -217,7 +218,7 @@ TEST(ZarrSave, KeysOfTwoRanksThatNeedOnePathAreRefusedAndNothingStays) {
   }
 }
 
-// No checkpoint, or the whole of it; and without metadata.json stock readers see none.
+// There is no checkpoint or a whole one, and without metadata.json stock readers find none.
 TEST(ZarrSave, ACrashAtAnyCallLeavesAWholeCheckpointOrNone) {
   const LogLevel before = set_log_level(LogLevel::kOff);
   int whole = 0, none = 0;
@@ -238,7 +239,7 @@ TEST(ZarrSave, ACrashAtAnyCallLeavesAWholeCheckpointOrNone) {
       }
       ++whole;
       expect_rows(Location(memory_storage(image)), 1, 2);
-      FileImage alone = image;  // as a stock reader sees it
+      FileImage alone = image;  // the view of a stock reader
       std::erase_if(alone, [](const auto& file) { return file.first.starts_with(".tilestone/"); });
       expect_rows(Location(memory_storage(alone)), 1, 2);
     }

@@ -1,4 +1,4 @@
-"""Tests of tools/check_includes: that it passes good trees and fails bad ones, at the right line."""
+"""Tests of tools/check_includes: it accepts good trees, and reports bad ones at the right line."""
 
 import pathlib
 import subprocess
@@ -10,7 +10,7 @@ TOOL = pathlib.Path(__file__).parent / "check_includes"
 
 
 def check(files: dict[str, str]) -> tuple[int, list[str]]:
-    """Exit code and output lines of the tool over a tree of these files."""
+    """Runs the tool over a tree of these files. Returns the exit code and the output lines."""
     with tempfile.TemporaryDirectory() as root:
         for name, text in files.items():
             path = pathlib.Path(root, name)
@@ -87,13 +87,13 @@ class CheckIncludesTest(unittest.TestCase):
                 f"{folder}/a.cc:1: {layer} may not include base (tilestone/base/error.h)",
             )
 
-    def test_nobody_below_includes_the_umbrella_header(self):
+    def test_the_library_itself_may_not_include_the_umbrella_header(self):
         self.assert_violation(
             {"tilestone/engine/a.cc": '#include "tilestone/tilestone.h"\n'},
             "tilestone/engine/a.cc:1: engine may not include tilestone.h (tilestone/tilestone.h)",
         )
 
-    def test_headers_may_not_go_round_in_a_circle(self):
+    def test_include_cycles_are_refused(self):
         self.assert_violation(
             {
                 "tilestone/base/a.h": '#include "tilestone/base/b.h"\n',
@@ -106,8 +106,8 @@ class CheckIncludesTest(unittest.TestCase):
     def test_relative_and_angled_includes_of_our_headers_are_refused(self):
         self.assert_violation(
             {"tilestone/base/a.cc": '#include "a.h"\n#include <tilestone/base/a.h>\n'},
-            "tilestone/base/a.cc:1: \"a.h\" is no path from the root to a layer's header",
-            'tilestone/base/a.cc:2: <tilestone/base/a.h>: our own headers are included with ""',
+            "tilestone/base/a.cc:1: \"a.h\" is not a path from the root to a layer's header",
+            'tilestone/base/a.cc:2: <tilestone/base/a.h>: include our own headers with ""',
         )
 
     def test_public_headers_need_no_library_of_ours(self):
@@ -120,7 +120,7 @@ class CheckIncludesTest(unittest.TestCase):
     def test_an_unknown_folder_is_named(self):
         self.assert_violation(
             {"tilestone/util/a.h": ""},
-            "tilestone/util/a.h:1: lies in a folder that the table of layers does not name",
+            "tilestone/util/a.h:1: is in a folder that the table of layers does not name",
         )
 
     def test_python_modules_import_only_from_rows_above_theirs(self):
@@ -134,7 +134,7 @@ class CheckIncludesTest(unittest.TestCase):
         }
         self.assertEqual(check(files), (0, []))
 
-    def test_python_imports_that_go_down_or_round_are_named_in_functions_too(self):
+    def test_python_imports_from_the_same_row_or_below_are_reported_in_functions_too(self):
         self.assert_violation(
             {
                 "python/tilestone/_entities.py": "def view():\n"
@@ -150,15 +150,15 @@ class CheckIncludesTest(unittest.TestCase):
             "python/tilestone/_numpy.py:3: _numpy may not import _entities",
         )
 
-    def test_a_python_module_in_no_row_and_a_relative_import_are_named(self):
+    def test_a_python_module_in_no_row_and_a_relative_import_are_reported(self):
         self.assert_violation(
             {
                 "python/tilestone/_new.py": "",
                 "python/tilestone/_api.py": "from tilestone._new import x\nfrom . import _core\n",
             },
-            "python/tilestone/_api.py:1: _new stands in no row of the table",
-            'python/tilestone/_api.py:2: ".": imports are absolute',
-            "python/tilestone/_new.py:1: _new stands in no row of the table of Python modules",
+            "python/tilestone/_api.py:1: _new is in no row of the table",
+            'python/tilestone/_api.py:2: ".": use an absolute import',
+            "python/tilestone/_new.py:1: _new is in no row of the table of Python modules",
         )
 
 

@@ -1,21 +1,21 @@
-# Sourced by the tools that run several steps: names each, times it, and says which one failed.
+# Sourced by the tools that run several steps. Prints each step's name, time and result.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Nothing is cached outside the tree unless the caller wants it. `make clean` leaves the cache.
+# The compiler cache is inside the tree by default. `make clean` keeps it.
 export CCACHE_DIR="${CCACHE_DIR:-$PWD/.ccache}"
-# Builds of one configuration share objects, whatever folder they are made in.
+# Builds of one configuration share objects, even from different folders.
 export CCACHE_NOHASHDIR=1 CCACHE_BASEDIR="${CCACHE_BASEDIR:-$PWD}"
-# That includes the compiler's name, for which CMake and scikit-build have defaults of their own.
+# Shared objects need the same compiler name; CMake and scikit-build have different defaults.
 export CC="${CC:-cc}" CXX="${CXX:-c++}"
-# Precompiled headers are not cached otherwise. No source asks for the time.
+# Needed to cache precompiled headers. It is safe, because no source uses __TIME__ or __DATE__.
 export CCACHE_SLOPPINESS=pch_defines,time_macros
 export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
 export CTEST_PARALLEL_LEVEL="${CTEST_PARALLEL_LEVEL:-$(nproc)}"
 all_started=$SECONDS
 
-# Processor seconds, user and system, of all commands that have ended so far.
+# CPU seconds (user and system) of all commands that have ended so far.
 cpu_seconds() { awk -v ticks="$(getconf CLK_TCK)" '{ printf "%d", ($16 + $17) / ticks }' /proc/$$/stat; }
 
 # step NAME COMMAND...
@@ -24,7 +24,7 @@ step() {
   cpu_started=$(cpu_seconds)
   shift
   printf '\n==> %s\n' "$name"
-  # A subshell, and not `if`, so that `set -e` holds inside functions that are steps.
+  # A subshell instead of `if`, so that `set -e` works inside functions that are steps.
   set +e
   (set -e; "$@")
   status=$?
@@ -37,14 +37,14 @@ step() {
     "$(($(cpu_seconds) - cpu_started))"
 }
 
-# beside NAME COMMAND...: begins a step that has what the steps after it leave of the processors.
-# `joined` waits for it and prints its output.
+# beside NAME COMMAND...: starts a step in the background at low priority. `joined` waits for it and
+# prints its output.
 beside() {
   beside_name=$1 beside_started=$SECONDS
   shift
   beside_log=$(mktemp)
   trap 'kill -- "-$beside_pid" 2>/dev/null || true; rm -f "$beside_log"' EXIT
-  set -m # a group of its own, so that all of it ends where a step fails
+  set -m # a process group of its own, so that it can be killed as a whole if a step fails
   (
     set -e
     renice -n 10 "$BASHPID" >/dev/null
@@ -82,7 +82,7 @@ configure_and_build() {
   cmake --build --preset "$preset" --target "$@"
 }
 
-# The Python package, built in build/$1 and installed into .venv. Other arguments go to pip.
+# Builds the Python package in build/$1 and installs it into .venv. Other arguments go to pip.
 install_python_package() {
   local name=$1
   shift
@@ -90,7 +90,7 @@ install_python_package() {
     --config-settings="build-dir=build/$name" "$@" .
 }
 
-# As the build of the tests is made, so that most objects come out of the compiler cache.
+# Uses the flags of the tests' build, so that most objects come from the compiler cache.
 install_dev_package() {
   install_python_package python-dev --config-settings=cmake.build-type=Dev \
     --config-settings=cmake.args=--preset=test

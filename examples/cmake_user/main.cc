@@ -18,13 +18,13 @@ int main(int argc, char** argv) {
     tilestone::save(state, argv[1], {.overwrite = true});
 
     tilestone::StateDict wanted;
-    wanted["weight"] =  // allocated by the load
+    wanted["weight"] =  // load() allocates the memory
         tilestone::TensorView::without_data(tilestone::DType::kFloat32, {2, 3});
     wanted["step"] = nullptr;
     const tilestone::StateDict loaded = tilestone::load(wanted, argv[1]);
     const tilestone::TensorView read = loaded.get<tilestone::TensorView>("weight");
     if (!std::ranges::equal(read.elements<float>(), weight) || loaded.get<int>("step") != 1200) {
-      std::fprintf(stderr, "what was loaded differs from what was saved\n");
+      std::fprintf(stderr, "the loaded state differs from the saved one\n");
       return 1;
     }
   } catch (const tilestone::Error& error) {

@@ -1,8 +1,8 @@
-"""Trains a small GPT, saves it with Tilestone, and goes on from there on other meshes.
+"""Trains a small GPT, saves it with Tilestone, and resumes training on other meshes.
 
     demo.py FOLDER
 
-Everything goes to FOLDER, which is emptied first. Exits with 1 when a comparison fails.
+All files are written to FOLDER, which is emptied first. The exit status is 1 if a comparison fails.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Comparison:
     delta: float
 
 
-def say(text: str) -> None:
+def announce(text: str) -> None:
     print(f"\n--- {text}", flush=True)
 
 
 def train(folder: Path, name: str, mesh: str, last: int, *words: str) -> dict[str, Any]:
-    """Runs train.py on as many processes as the mesh has ranks; what rank 0 reports."""
+    """Runs train.py with one process for each rank of the mesh. Returns rank 0's report."""
     world = 1
     for word in mesh.split("x"):
         world *= int(word)
@@ -56,19 +56,19 @@ def train(folder: Path, name: str, mesh: str, last: int, *words: str) -> dict[st
         for rank in range(world)
     ]
     while any(process.poll() is None for process in processes):
-        if any(process.poll() for process in processes):  # the others would wait for it
+        if any(process.poll() for process in processes):  # the others would wait for it forever
             for process in processes:
                 process.kill()
         time.sleep(0.05)
     codes = [process.returncode for process in processes]
     if any(codes):
-        sys.exit(f"demo: {name}: ranks ended with {codes}")
+        sys.exit(f"demo: {name}: ranks ended with exit codes {codes}")
     print(f"    {world} rank{'s' if world > 1 else ''}, {time.perf_counter() - started:.1f} s")
     return torch.load(report)
 
 
 def compare(what: str, a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> Comparison:
-    """Whole tensors by key."""
+    """Compares whole tensors by key."""
     if a.keys() != b.keys():
         sys.exit(f"demo: {what}: the keys differ: {sorted(a.keys() ^ b.keys())[:5]}")
     differing, delta = 0, 0.0
@@ -80,14 +80,14 @@ def compare(what: str, a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -
 
 
 def compare_losses(what: str, a: dict[int, float], b: dict[int, float]) -> Comparison:
-    """Losses of the steps that both made."""
+    """Compares the losses of the steps that both runs made."""
     steps = sorted(a.keys() & b.keys())
     deltas = [abs(a[step] - b[step]) for step in steps]
     return Comparison(what, len(steps), "losses", sum(d != 0 for d in deltas), max(deltas))
 
 
 def stock_load(path: Path, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What stock PyTorch's dcp.load reads from a checkpoint."""
+    """The tensors that stock PyTorch's dcp.load reads from a checkpoint."""
     state = {key: torch.zeros_like(tensor) for key, tensor in like.items()}
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     dcp.load(state, checkpoint_id=path, no_dist=True)
@@ -95,12 +95,14 @@ def stock_load(path: Path, like: dict[str, torch.Tensor]) -> dict[str, torch.Ten
 
 
 def read_without_torch(ours: Path, stock: Path) -> Comparison:
-    """Tilestone's reading of a stock checkpoint, in a process without torch."""
+    """Compares both checkpoints by Tilestone, in a process without torch."""
     command = [sys.executable, str(HERE / "read_without_torch.py"), str(ours), str(stock)]
-    told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    print(f"    written by {told['writers'][0]} and by {told['writers'][1]}")
-    return Comparison("stock-written, read by Tilestone without torch", told["tensors"], "tensors",
-                      told["differing"], told["delta"])  # fmt: skip
+    result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    print(f"    written by {result['writers'][0]} and by {result['writers'][1]}")
+    what = "stock-written, read by Tilestone without torch"
+    return Comparison(
+        what, result["tensors"], "tensors", result["differing"], result["delta"]
+    )
 
 
 def table(rows: list[Comparison]) -> None:
@@ -124,14 +126,15 @@ def main(folder: Path) -> int:
     ours, stock = folder / f"step-{SAVE_AT}", folder / f"stock-{SAVE_AT}"
     rows = []
 
-    say(f"training on 2 x 2 ranks (FSDP2 x TP), saving at step {SAVE_AT}, going on to {LAST}")
+    announce(f"training on 2 x 2 ranks (FSDP2 x TP), saving at step {SAVE_AT}, ending at {LAST}")
     saving = ["--save", str(ours), "--save-stock", str(stock), "--at", str(SAVE_AT)]
     whole = train(folder, "uninterrupted", "2x2", LAST, *saving)
     print(f"    tilestone.save took {whole['save_seconds'] * 1000:.0f} ms on rank 0")
 
     for mesh, name in (("2x2", "2 x 2 ranks"), ("3", "3 ranks"), ("1", "1 rank")):
         last = LAST if mesh == "2x2" else SAVE_AT + 10
-        say(f"from the checkpoint, on {name}" + ("" if "x" in mesh else " (FSDP2 alone)"))
+        alone = "" if "x" in mesh else " (FSDP2 alone)"
+        announce(f"resuming from the checkpoint on {name}{alone}")
         again = train(folder, f"on-{mesh}", mesh, last, "--load", str(ours))
         rows.append(compare(f"loaded on {name} / saved", again["loaded"], whole["saved"]))
         if mesh == "2x2":
@@ -140,11 +143,11 @@ def main(folder: Path) -> int:
                 compare_losses("losses / uninterrupted", again["losses"], whole["losses"])
             )
 
-    say("stock PyTorch reads ours; Tilestone reads a stock one")
+    announce("stock PyTorch reads Tilestone's checkpoint; Tilestone reads a stock checkpoint")
     rows.append(compare("stock dcp.load / saved", stock_load(ours, whole["saved"]), whole["saved"]))
     rows.append(read_without_torch(ours, stock))
 
-    say(f"tilestone ls {ours.name}")
+    announce(f"tilestone ls {ours.name}")
     subprocess.run([sys.executable, "-m", "tilestone", "ls", str(ours)], check=True)
     print()
     table(rows)

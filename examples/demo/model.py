@@ -1,4 +1,4 @@
-"""A small GPT over characters, and how it is laid over a mesh of ranks."""
+"""A small character-level GPT, and its sharding over a mesh of ranks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Shape:
     width: int = 96
     heads: int = 4
     context: int = 64
-    batch: int = 12  # sequences a step over all ranks; divides by 1, 2 and 3
+    batch: int = 12  # sequences per step over all ranks; divisible by 1, 2 and 3
     characters: int = 128
     dropout: float = 0.1
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer; under tensor parallelism a rank has some of the heads."""
+    """Attention and a feed-forward layer. Under tensor parallelism a rank has some of the heads."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Characters in, logits of the next characters out."""
+    """Takes characters and returns the logits of the next characters."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ TENSOR_PARALLEL = {
 
 
 def lay_over(model: GPT, mesh: DeviceMesh) -> None:
-    """Tensor parallelism over mesh dim "tp" where there is one, then FSDP2 over "dp"."""
+    """Applies tensor parallelism over the mesh dim "tp", if there is one, then FSDP2 over "dp"."""
     names = mesh.mesh_dim_names or ()
     if "tp" in names:
         for block in model.blocks:
@@ -100,7 +100,7 @@ def lay_over(model: GPT, mesh: DeviceMesh) -> None:
 
 
 def standard_library_text(limit: int = 2_000_000) -> torch.Tensor:
-    """The source of Python's standard library as characters: text that is on any machine."""
+    """The source of Python's standard library as characters, a text that every machine has."""
     parts, size = [], 0
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         parts.append(path.read_bytes())
@@ -111,7 +111,7 @@ def standard_library_text(limit: int = 2_000_000) -> torch.Tensor:
 
 
 def batch(text: torch.Tensor, shape: Shape, step: int, part: int, parts: int) -> torch.Tensor:
-    """This data-parallel rank's sequences of a step; all parts together are the same for any mesh."""
+    """This data-parallel rank's sequences of a step. Together they are the same on any mesh."""
     generator = torch.Generator().manual_seed(step)
     starts = torch.randint(len(text) - shape.context - 1, (shape.batch,), generator=generator)
     mine = starts[part * shape.batch // parts : (part + 1) * shape.batch // parts]

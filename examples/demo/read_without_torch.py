@@ -2,7 +2,7 @@
 
     read_without_torch.py CKPT OTHER
 
-Prints JSON: tensors compared, how many differ in a bit, the largest difference.
+Prints JSON: the number of compared tensors, how many differ in any bit, the largest difference.
 """
 
 from __future__ import annotations

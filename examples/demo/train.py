@@ -3,8 +3,8 @@
     train.py MESH LAST [--load CKPT] [--save CKPT --save-stock CKPT --at STEP] --report FILE
 
 MESH is "2x2" (FSDP2 x TP), or a number of ranks (FSDP2 alone). The launcher sets RANK, WORLD_SIZE
-and STORE. Rank 0 writes FILE: losses, and every whole tensor after loading, when saving, and at
-the end.
+and STORE. Rank 0 writes the losses to FILE, and all whole tensors after loading, at the save and
+at the end.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Job:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
         self.text = standard_library_text()
         self.step = 0
-        # Dropout draws the same on the ranks of one tensor-parallel group.
+        # All ranks of a tensor-parallel group draw the same dropout masks.
         torch.manual_seed(1000 + self.part)
 
     def train_step(self) -> float:
-        """One step; the mean loss over all ranks."""
+        """Runs one step. Returns the mean loss over all ranks."""
         self.step += 1
         characters = batch(self.text, self.shape, self.step, self.part, self.parts)
         self.optimizer.zero_grad()
@@ -64,19 +64,19 @@ class Job:
         return float(total) / dist.get_world_size()
 
     def tensors(self) -> dict[str, Any]:
-        """The state dict of model and optimizer: DTensors under their names."""
+        """The state dicts of model and optimizer: DTensors by name."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 
     def rng(self) -> tilestone.ShardedObject:
-        """This data-parallel rank's generator; one copy of it is saved."""
+        """This data-parallel rank's generator state. One of its replicas is saved."""
         return tilestone.ShardedObject(
             "rng", torch.get_rng_state(), (self.parts,), (self.part,), replica_id=self.copy
         )
 
     def load(self, path: str) -> dict[str, torch.Tensor]:
-        """Goes on from a checkpoint of any mesh; returns the whole tensors that it held."""
-        # Moments exist only after a step; get_state_dict makes them.
+        """Loads a checkpoint of any mesh. Returns the loaded tensors, each one whole."""
+        # Moments exist only after a step, or when get_state_dict creates them.
         wanted: dict[str, Any] = {**self.tensors(), "step": None}
         with tilestone.open(path) as opened:
             same_mesh = sum(key.startswith("rng/") for key in opened.keys()) == self.parts
@@ -96,7 +96,7 @@ class Job:
 
 
 def whole(tree: Any, path: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
-    """Every tensor of a tree as a whole, by its dotted path. All ranks call."""
+    """The whole tensors of a tree by dotted path. All ranks must call this."""
     if isinstance(tree, DTensor):
         return {".".join(path): tree.full_tensor().detach().clone()}
     if isinstance(tree, torch.Tensor):
@@ -109,7 +109,7 @@ def whole(tree: Any, path: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
 
 
 def save(job: Job, path: str, stock_path: str, report: dict[str, Any]) -> None:
-    """The same state through Tilestone and through stock PyTorch."""
+    """Saves the same state with Tilestone and with stock PyTorch."""
     state = {**job.tensors(), "step": job.step, "rng": job.rng()}
     started = time.perf_counter()
     tilestone.save(state, path, overwrite=True)
@@ -130,7 +130,7 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.set_num_threads(1)
-    # full_tensor() of a tensor under FSDP2 x TP takes two gathers, and torch says so each time.
+    # full_tensor() under FSDP2 x TP takes two gathers, and torch logs a warning each time.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = f"file://{os.environ['STORE']}"

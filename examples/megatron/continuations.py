@@ -1,13 +1,14 @@
-"""Trains small GPTs of Megatron-Core's, and goes on from their checkpoints at other layouts.
+"""Trains small Megatron-Core GPTs, and resumes them from their checkpoints in other layouts.
 
     continuations.py [FOLDER]
 
-Four CPU ranks over gloo train each model for four steps, with a checkpoint after two. From that
-checkpoint each layout goes on for the two steps that are left. Printed is one row for each
-continuation: what it has loaded is compared with the checkpoint, and what it ends with is compared
-with what the training ends with that was never interrupted.
+Four CPU ranks over gloo train each model for four steps, with a checkpoint after two. Each layout
+resumes from that checkpoint and trains the remaining two steps. The program prints one row for each
+resumed run. The row compares the loaded state with the checkpoint, and the final state with that
+of the uninterrupted run.
 
-The checkpoints go to FOLDER, which must not exist. Exits with 1 when a continuation differs.
+The checkpoints are written to FOLDER, which must not exist. The exit status is 1 if a resumed run
+differs.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from tilestone.megatron import training
 
 RANKS = 4
 SAVED_AT, LAST = 2, 4
-# Other layouts add the same numbers in another order.
+# Another layout adds the same numbers in another order, so results differ by rounding.
 TOLERANCE = 1e-5
 
-# A model, the layout that trains it from the start, and those that go on.
+# Name -> the model, the layout that trains it from the start, and the layouts that resume it.
 MODELS: dict[str, tuple[gpt.Shape, Layout, list[Layout]]] = {
     "dense": (
         gpt.Shape(gated=True),
@@ -47,14 +48,14 @@ MODELS: dict[str, tuple[gpt.Shape, Layout, list[Layout]]] = {
         Layout(pp=2, ep=2),
         [Layout(pp=2, ep=2), Layout(ep=4), Layout(tp=2, ep=2)],
     ),
-    # Random numbers go on only where the layout is the same.
+    # The random number sequence continues only in the same layout.
     "dropout": (gpt.Shape(dropout=0.1), Layout(tp=2, pp=2), [Layout(tp=2, pp=2)]),
 }  # fmt: skip
 
 
 @dataclasses.dataclass
 class Continuation:
-    """A row of the table: deltas of what was loaded, and of what the last step ends with."""
+    """A row of the table: the differences after loading and after the last step."""
 
     model: str
     layout: str
@@ -73,11 +74,11 @@ class Continuation:
 
 
 class Training:
-    """A rank's part of a model, its optimizer and its progress, at one layout.
+    """A rank's part of a model, its optimizer and its progress, in one layout.
 
     Args:
-        folder: where the run saves.
-        start: the folder of the run that it goes on from, after SAVED_AT steps; None: its own
+        folder: the folder to which the run saves.
+        start: the folder of the run to resume from, after SAVED_AT steps. None starts from the
             beginning.
     """
 
@@ -88,7 +89,7 @@ class Training:
         self.models = gpt.wrapped(gpt.make_chunks(shape, layout), use_distributed_optimizer=True)
         self.optimizer = gpt.make_optimizer(self.models)
         self.step = 0
-        # What a training program's arguments say; the rest has Megatron's defaults.
+        # The arguments of a training program. All others have Megatron's defaults.
         self.arguments = argparse.Namespace(
             save=str(folder),
             load=start and str(start),
@@ -103,7 +104,7 @@ class Training:
         self.optimizer.reload_model_params()
 
     def save(self) -> None:
-        # No group is named: they are those of Megatron-Core's parallel_state.
+        # No process groups are given, so those of Megatron-Core's parallel_state are used.
         training.save_checkpoint(
             self.step, self.models, self.optimizer, None, 0, args=self.arguments
         )
@@ -120,13 +121,13 @@ class Training:
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint, whole."""
+    """All tensors of a checkpoint, each one whole."""
     with tilestone.open(path, framework="torch") as checkpoint:
         return {key: checkpoint.read(key) for key in checkpoint.tensor_keys()}
 
 
 def delta(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
-    """The largest difference of two elements at the same place, of the keys that both have."""
+    """The largest absolute difference of two corresponding elements, over the common keys."""
     deltas = [
         float((left[key].double() - right[key].double()).abs().max())
         for key in left.keys() & right.keys()
@@ -136,7 +137,7 @@ def delta(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> floa
 
 
 def compare(name: str, layout: Layout, trained: Path, mine: Path) -> Continuation:
-    """The row of a continuation, from both runs' checkpoints after SAVED_AT and LAST steps."""
+    """The row of a resumed run, from both runs' checkpoints after SAVED_AT and LAST steps."""
 
     def both(step: int) -> list[dict[str, torch.Tensor]]:
         folders = (trained, mine)
@@ -158,7 +159,7 @@ def compare(name: str, layout: Layout, trained: Path, mine: Path) -> Continuatio
 
 
 def go_on(name: str, folder: Path) -> list[Continuation]:
-    """Trains a model without interruption, and goes on at each layout. Every rank calls."""
+    """Trains a model without interruption, then resumes it in each layout. All ranks call this."""
     shape, first, layouts = MODELS[name]
     trained = folder / "trained"
     with on_cpu.laid_over(first):
@@ -181,7 +182,7 @@ def go_on(name: str, folder: Path) -> list[Continuation]:
 
 
 def run_rank(rank: int, folder: Path) -> None:
-    """All of one rank; rank 0 prints the table and exits with 1 when a row is wrong."""
+    """Runs one rank. Rank 0 prints the table, and exits with 1 if a row is wrong."""
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
@@ -222,7 +223,7 @@ def main() -> None:
             rank.start()
         while running := [rank.sentinel for rank in ranks if rank.exitcode is None]:
             wait(running)
-            if any(rank.exitcode for rank in ranks):  # the others would wait for it
+            if any(rank.exitcode for rank in ranks):  # the others would wait for it forever
                 for rank in ranks:
                     rank.kill()
         sys.exit(any(rank.exitcode for rank in ranks))

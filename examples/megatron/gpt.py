@@ -1,6 +1,6 @@
-"""A small GPT of Megatron-Core's, its optimizer, and values of its weights that any layout knows.
+"""A small Megatron-Core GPT, its optimizer, and weights whose values don't depend on the layout.
 
-Everything here is called inside on_cpu() and laid_over() of the module on_cpu.
+Call everything here inside on_cpu() and laid_over() of the module on_cpu.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from typing import Any
 import torch
 from on_cpu import Layout
 
-# Of a key and a global shape, a whole tensor.
+# Returns the whole tensor for a key and a global shape.
 Value = Callable[[str, tuple[int, ...]], torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A model's sizes and kinds; every size divides by all that Layout splits it into.
+    """A model's sizes and features. Every size must be divisible by the Layout's sizes.
 
     Attributes:
-        experts: in each layer; 0 for a dense model. `grouped`: as one weight instead of a list.
-        gated: SwiGLU, and no biases. `tied`: the output layer has the embedding's weight.
+        experts: number of experts in each layer; 0 for a dense model.
+        grouped: store the experts as one weight instead of a list.
+        gated: SwiGLU, without biases.
+        tied: the output layer shares the embedding's weight.
         rotary: rotary positions instead of learned ones.
         half: weights in bfloat16.
-        dropout: of hidden states and attention.
+        dropout: dropout rate of hidden states and attention.
     """
 
     layers: int = 4
@@ -51,8 +53,8 @@ class Shape:
 def config_of(shape: Shape, layout: Layout) -> Any:
     """Megatron-Core's TransformerConfig.
 
-    It says nothing of context parallelism, for which Megatron-Core's own attention is not made: the
-    groups know of it, and no weight depends on it.
+    It does not set context parallelism, which Megatron-Core's own attention does not support. Only
+    the groups use it, and no weight depends on it.
     """
     from megatron.core.transformer import TransformerConfig
 
@@ -65,7 +67,7 @@ def config_of(shape: Shape, layout: Layout) -> Any:
             "moe_ffn_hidden_size": 2 * shape.width,
             "moe_token_dispatcher_type": "allgather",
             "moe_router_load_balancing_type": "none",
-            "sequence_parallel": layout.tp > 1,  # Megatron-Core wants it for experts under TP
+            "sequence_parallel": layout.tp > 1,  # Megatron-Core requires it for experts under TP
         }
     return TransformerConfig(
         num_layers=shape.layers,
@@ -91,7 +93,7 @@ def config_of(shape: Shape, layout: Layout) -> Any:
 
 
 def make_chunks(shape: Shape, layout: Layout) -> list[Any]:
-    """This rank's GPTModel, or GPTModels: one for each virtual pipeline stage."""
+    """This rank's GPTModels: one for each virtual pipeline stage."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -117,12 +119,12 @@ def make_chunks(shape: Shape, layout: Layout) -> list[Any]:
 
 
 def wrapped(chunks: list[Any], bucket: int | None = None, **options: Any) -> list[Any]:
-    """The chunks in Megatron-Core's data parallelism.
+    """Wraps the model chunks in Megatron-Core's DistributedDataParallel.
 
     Args:
-        chunks: of make_chunks().
-        bucket: elements of a bucket of gradients; None: one bucket for all.
-        options: of DistributedDataParallelConfig.
+        chunks: the result of make_chunks().
+        bucket: number of elements of a gradient bucket. None uses one bucket for all.
+        options: options of DistributedDataParallelConfig.
     """
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer.module import Float16Module
@@ -142,7 +144,7 @@ def wrapped(chunks: list[Any], bucket: int | None = None, **options: Any) -> lis
 
 
 def make_optimizer(models: list[Any], distributed: bool = True) -> Any:
-    """Megatron-Core's optimizer over models of wrapped(); Adam, no clipping."""
+    """Megatron-Core's optimizer for the models of wrapped(): Adam, without gradient clipping."""
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     config = models[0].config
@@ -159,14 +161,14 @@ def make_optimizer(models: list[Any], distributed: bool = True) -> Any:
 
 
 def unwrapped(model: Any) -> Any:
-    """The GPTModel in the wrappers of wrapped(), which would put `module.` before its keys."""
+    """The GPTModel without the wrappers of wrapped(), which put `module.` before its keys."""
     while hasattr(model, "module"):
         model = model.module
     return model
 
 
 def model_state(models: list[Any], metadata: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The chunks' sharded state dicts as Megatron's training names them: model, or model0, …"""
+    """The chunks' sharded state dicts under the keys of Megatron's training: model, or model0, …"""
     states = [unwrapped(m).sharded_state_dict(metadata=dict(metadata or {})) for m in models]
     if len(states) == 1:
         return {"model": states[0]}
@@ -174,29 +176,29 @@ def model_state(models: list[Any], metadata: dict[str, Any] | None = None) -> di
 
 
 def load_models(models: list[Any], state: dict[str, Any]) -> None:
-    """Puts what model_state() was loaded with into the chunks."""
+    """Copies a loaded model_state() into the chunks."""
     for number, model in enumerate(models):
         name = "model" if len(models) == 1 else f"model{number}"
         unwrapped(model).load_state_dict(state[name], strict=True)
 
 
-# Values by key and place, whatever the layout.
+# Values that depend on key and position only, not on the layout.
 
 
 @functools.lru_cache(maxsize=None)
 def known(key: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of random numbers that belongs to the key."""
+    """A tensor of random numbers. The key is the seed."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(key.encode())))
 
 
 def initial(key: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Weights to begin with: small random numbers, and scales of norms near 1."""
+    """Initial weights: small random numbers, and norm scales near 1."""
     is_scale = "norm" in key and key.endswith("weight")
     return 0.1 * known(key, shape) + is_scale
 
 
 def entities(tree: Any) -> Iterator[Any]:
-    """The sharded tensors and factories with data in a state dict."""
+    """The sharded tensors and factories of a state dict that have data."""
     if isinstance(tree, (dict, list)):
         for item in tree.values() if isinstance(tree, dict) else tree:
             yield from entities(item)
@@ -205,13 +207,13 @@ def entities(tree: Any) -> Iterator[Any]:
 
 
 def is_entity(item: Any) -> bool:
-    """Whether it is a sharded tensor or a factory, with data."""
+    """Whether the item is a sharded tensor or factory that has data."""
     named = hasattr(item, "axis_fragmentations") or hasattr(item, "merge_fn")
     return named and isinstance(item.data, torch.Tensor)
 
 
 def local_value(entity: Any, value: Value) -> torch.Tensor:
-    """What the entity holds when its whole tensor has the value of its key."""
+    """The entity's part of the whole tensor that `value` returns for its key."""
     if hasattr(entity, "merge_fn"):
         return entity.merge_fn(_local_values(entity.build(), value))
     whole = value(entity.key, tuple(entity.global_shape))
@@ -231,7 +233,7 @@ def _local_values(tree: Any, value: Value) -> Any:
 
 
 def filled(tree: Any, value: Value) -> Any:
-    """The state dict as a load would return it, had the checkpoint held these values."""
+    """The state dict that a load returns from a checkpoint with these values."""
     if isinstance(tree, dict):
         return {key: filled(item, value) for key, item in tree.items()}
     if isinstance(tree, list):
@@ -245,14 +247,14 @@ def filled(tree: Any, value: Value) -> Any:
 
 @torch.no_grad()
 def fill(models: list[Any], value: Value) -> None:
-    """Gives every weight its value."""
+    """Sets every weight to its value."""
     for entity in entities(model_state(models)):
         entity.data.copy_(local_value(entity, value))
 
 
 @torch.no_grad()
 def differences(tree: Any, value: Value) -> list[str]:
-    """Keys of the entities whose data is not the value, bit for bit."""
+    """Keys of the entities whose data differs from the value in any bit."""
     return [
         entity.key
         for entity in entities(tree)
@@ -262,11 +264,11 @@ def differences(tree: Any, value: Value) -> list[str]:
 
 # Training.
 
-SEQUENCES = 4  # of a step, shared by the data-parallel ranks, one of them at a time
+SEQUENCES = 4  # per step, divided among the data-parallel ranks; a rank takes one at a time
 
 
 def sequences_of(step: int, shape: Shape, part: int, parts: int) -> Iterator[torch.Tensor]:
-    """A data-parallel rank's sequences of a step: the same in all, however many parts there are."""
+    """A data-parallel rank's sequences of a step. All ranks' sequences don't depend on `parts`."""
     for number in range(part * SEQUENCES // parts, (part + 1) * SEQUENCES // parts):
         generator = torch.Generator().manual_seed(1000 * step + number)
         start, stride = torch.randint(shape.vocabulary, (2,), generator=generator).tolist()
@@ -286,7 +288,10 @@ def _forward_step(sequences: Iterator[torch.Tensor], model: Any) -> Any:
 
 
 def train_step(models: list[Any], optimizer: Any, shape: Shape, step: int) -> float | None:
-    """One step of Megatron-Core's schedule; the mean loss, on ranks of the last pipeline stage."""
+    """Runs one step of Megatron-Core's schedule.
+
+    Returns the mean loss on ranks of the last pipeline stage, None on the others.
+    """
     from megatron.core import parallel_state
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.pipeline_parallel import get_forward_backward_func

@@ -1,9 +1,9 @@
 """Megatron-Core on CPU ranks over gloo.
 
-Megatron-Core trains on GPUs, and asks CUDA for devices, types of tensors and random numbers. Inside
-`on_cpu()` the CPU gives the answers, so that examples and tests can run its own models, optimizers
-and schedules where there is no GPU. Nothing of this is for training: it is slow, and leaves out
-everything that overlaps communication with computation.
+Megatron-Core trains on GPUs, and asks CUDA for devices, tensor types and random numbers. Inside
+`on_cpu()` these calls use the CPU instead, so that examples and tests can run Megatron-Core's own
+models, optimizers and schedules without a GPU. Don't train with it: it is slow, and it leaves out
+all overlap of communication and computation.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ class Layout:
     """How ranks share a model: the sizes of Megatron-Core's groups. The rest is data parallelism.
 
     Attributes:
-        tp: tensor parallel; `pp`: pipeline stages; `ep`: expert parallel.
-        etp: tensor parallel within an expert; 0: as `tp`.
-        cp: context parallel; `vpp`: model chunks on each pipeline stage, where there are several.
+        tp: tensor-parallel size.
+        pp: number of pipeline stages.
+        ep: expert-parallel size.
+        etp: tensor-parallel size within an expert; 0 means the same as `tp`.
+        cp: context-parallel size.
+        vpp: number of model chunks on each pipeline stage, if there are several.
     """
 
     tp: int = 1
@@ -46,14 +49,14 @@ class Layout:
 
 
 def import_megatron() -> None:
-    """Imports Megatron-Core, without its warnings of what is not installed and its compiler."""
+    """Imports Megatron-Core without torch.compile and without warnings about missing packages."""
     with warnings.catch_warnings(), unittest.mock.patch.object(torch, "compile", _as_it_is):
         warnings.simplefilter("ignore")
         import megatron.core.models.gpt
         import megatron.core.optimizer
         import megatron.core.pipeline_parallel
         importlib.import_module("torch._dynamo")  # torch's optimizers import it
-    torch.compiler.set_stance("force_eager")  # of what was imported before, compiler and all
+    torch.compiler.set_stance("force_eager")  # for functions compiled before this call
 
 
 def _as_it_is(function: Any = None, **options: Any) -> Any:
@@ -61,7 +64,7 @@ def _as_it_is(function: Any = None, **options: Any) -> Any:
 
 
 class _CpuForCuda(torch.overrides.TorchFunctionMode):
-    """What is to be made on a GPU, or moved there, stays on the CPU and has the type of a GPU's."""
+    """Keeps tensors on the CPU that are created on or moved to a GPU, with a GPU tensor's type."""
 
     def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -86,8 +89,11 @@ _groups: dict[Any, Any] = {}
 
 
 def _group_of(ranks: list[int], *_: Any, **options: Any) -> Any:
-    """The group of these ranks. Megatron-Core has dozens of groups, of which most have the same
-    ranks as another one; over gloo each would cost sockets and threads."""
+    """The process group of these ranks, created once.
+
+    Megatron-Core has dozens of groups, and most of them have the same ranks as another one. Over
+    gloo, each group would take sockets and threads of its own.
+    """
     key = (dist.group.WORLD, tuple(ranks))
     if key not in _groups:
         _groups[key] = dist.new_group(ranks)
@@ -97,14 +103,16 @@ def _group_of(ranks: list[int], *_: Any, **options: Any) -> Any:
 def _grouped_product(
     tokens: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor, trans_b: bool = False
 ) -> torch.Tensor:
-    """The product of each expert's tokens with its weight, as the library for GPUs computes it."""
+    """Multiplies each expert's tokens with its weight, like the grouped GEMM library for GPUs."""
     parts = tokens.split(counts.tolist())
     return torch.cat([part @ weight for part, weight in zip(parts, weights, strict=True)])
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """Adam with the states of Apex's and TransformerEngine's, with which Megatron-Core trains: the
-    number of steps is a group's, not each parameter's."""
+    """Adam with the same state as that of Apex and TransformerEngine, which Megatron-Core uses.
+
+    The step count belongs to a parameter group, not to each parameter.
+    """
 
     def __init__(
         self,
@@ -146,7 +154,7 @@ class FusedAdam(torch.optim.Optimizer):
 
 
 class Norm:
-    """A layer's norm that may lie in a sequence-parallel region, as Apex's may and torch's not."""
+    """A layer norm that supports sequence parallelism, as Apex's does and torch's does not."""
 
     def __new__(
         cls, config: Any, hidden_size: int, eps: float = 1e-5, **options: Any
@@ -158,7 +166,7 @@ class Norm:
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
-    """(module, name, what stands there inside on_cpu())."""
+    """(module, name, replacement inside on_cpu())."""
     from megatron.core import optimizer, parallel_state
     from megatron.core.models import backends
     from megatron.core.optimizer import distrib_optimizer
@@ -178,12 +186,12 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (parallel_state, "create_group", _group_of),
         (grouped, "assert_grouped_gemm_is_available", lambda: None),
         (grouped, "ops", types.SimpleNamespace(gmm=_grouped_product)),
-        (moe_utils, "te_general_gemm", None),  # without TransformerEngine it has no value at all
+        (moe_utils, "te_general_gemm", None),  # undefined without TransformerEngine
         (backends, "LNImpl", Norm),
         (transformer_block, "LayerNormImpl", Norm),
         (optimizer, "Adam", FusedAdam),
         (optimizer, "USING_PYTORCH_OPTIMIZER", False),
-        (distrib_optimizer, "gc", types.SimpleNamespace(collect=lambda: 0)),  # takes its time
+        (distrib_optimizer, "gc", types.SimpleNamespace(collect=lambda: 0)),  # a collection is slow
         (distrib_optimizer, "Adam", FusedAdam),
         (distrib_optimizer, "HAVE_APEX_OR_TE", True),
         (distrib_optimizer, "USING_APEX_OPTIMIZER", True),
@@ -192,9 +200,9 @@ def _replacements() -> list[tuple[Any, str, Any]]:
 
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
-    """While it lasts, this process runs Megatron-Core on the CPU."""
+    """Makes this process run Megatron-Core on the CPU until the context ends."""
     import_megatron()
-    # The CPU's generator is both generators; the tracker says so each time it is used.
+    # The CPU's generator serves as both generators. The tracker logs this each time it is used.
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
@@ -208,7 +216,7 @@ def on_cpu() -> Iterator[None]:
 
 @contextlib.contextmanager
 def laid_over(layout: Layout, seed: int = 1) -> Iterator[None]:
-    """Megatron-Core's groups over torch.distributed's ranks, and its seeds. Inside on_cpu()."""
+    """Initializes Megatron-Core's groups and seeds for this layout. Use it inside on_cpu()."""
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
@@ -224,6 +232,6 @@ def laid_over(layout: Layout, seed: int = 1) -> Iterator[None]:
         model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
         yield
     finally:
-        # The groups stay, for the next layout.
+        # The groups are kept for the next layout.
         with unittest.mock.patch.object(dist, "destroy_process_group", lambda *_: None):
             parallel_state.destroy_model_parallel()

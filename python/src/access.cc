@@ -1,4 +1,4 @@
-// The check over all ranks' main replicas, for callers that gather what ranks have by themselves.
+// The check of all ranks' main replicas, for callers that gather the ranks' shards themselves.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 
@@ -47,13 +47,13 @@ void check_encoded(const std::vector<nb::bytes>& ranks) {
 void bind_access(nb::module_& m) {
   m.def(
       "encode_access", &encode_access, "tensors"_a, "objects"_a,
-      "What one rank holds, for check_access: shards as (key, dtype's name, global shape, offset, "
-      "shape, whether it is the main replica), and objects as (unique key, whether main). "
-      "InvalidArgumentError for a shard outside its tensor.");
+      "Encodes what one rank holds, for check_access: shards as (key, name of dtype, global shape, "
+      "offset, shape, is the main replica), and objects as (unique key, is the main replica). "
+      "Raises InvalidArgumentError for a shard outside its tensor.");
   m.def("check_access", &check_encoded, "ranks"_a,
-        "Raises unless the main replicas of all ranks hold each tensor and each grid of objects "
-        "once: MismatchError, CoverageError, InvalidArgumentError with key, box and ranks. "
-        "ranks[r]: what encode_access() gave on rank r.");
+        "Checks that the main replicas of all ranks hold each tensor and each grid of objects "
+        "exactly once. Raises MismatchError, CoverageError or InvalidArgumentError, with key, box "
+        "and ranks. ranks[r]: the result of encode_access() on rank r.");
 }
 
 }  // namespace tilestone::python

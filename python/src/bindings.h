@@ -1,6 +1,6 @@
-// What the files of the binding share. Each file binds one area; module.cc is the table of
-// contents. Nothing here holds the GIL while the library works: every call that reads, writes or
-// waits releases it (without_gil in call.h), and callbacks take it back (with_gil).
+// Declarations that the files of the binding share. Each file binds one area; module.cc is the
+// table of contents. No function holds the GIL while the library works: every call that reads,
+// writes or waits releases it (without_gil in call.h), and callbacks take it back (with_gil).
 #pragma once
 
 #include <Python.h>
@@ -39,26 +39,26 @@ void bind_cli(nb::module_& m);
 
 // ---- Python objects inside the library ----
 
-// A strong reference that any thread may copy and drop: copies share a count of their own, the
-// last one takes the GIL.
+// A strong reference that any thread may copy and drop, with or without the GIL. The copies share
+// one count; when the last copy is dropped, the reference is released by drop_reference().
 std::shared_ptr<const void> keep_alive(nb::handle object);
-// The object that keep_alive made `owner` of; an invalid handle for any other owner.
+// The object from which keep_alive made `owner`; an invalid handle for any other owner.
 nb::handle kept_object(const std::shared_ptr<const void>& owner);
 
-// A node that stands for a Python object on its way through the library: an empty tensor that
-// owns it. Used where the library only hands a node back (LocalNonpersistent, merged factories).
+// A node that carries a Python object through the library: an empty tensor that owns the object.
+// For nodes that the library only hands back (LocalNonpersistent, merged factories).
 StateNode object_node(nb::handle object);
 
 // ---- Exceptions and messages ----
 
-// Text that may hold paths, which need not be UTF-8: Python's own functions take what comes out as
-// a path again.
+// A Python string from text that may contain paths, which need not be UTF-8. Invalid bytes become
+// surrogate escapes, so Python's own functions accept a path from it.
 nb::object python_text(std::string_view text);
 
-// The Python exception in flight as an Error that keeps it as its cause: other ranks get the error,
-// this one's caller gets the exception. A CheckpointError keeps its code. With the GIL held.
+// An Error for a Python exception, with the exception as its cause: other ranks get the error, the
+// caller on this rank gets the exception. A CheckpointError keeps its code. Needs the GIL.
 Error error_of(const nb::python_error& raised, const std::string& what);
-// The exception of tilestone._errors that an Error becomes. With the GIL held.
+// The exception of tilestone._errors for an Error. Needs the GIL.
 nb::object exception_of(const Error& error);
 
 struct Message {
@@ -66,13 +66,14 @@ struct Message {
   std::string text;
 };
 
-// Hands the messages to Python's logging; what a handler raised first. With the GIL held.
+// Passes the messages to Python's logging. Returns the first exception that a handler raised. Needs
+// the GIL.
 std::optional<Raised> deliver(const std::vector<Message>& messages);
-// Makes the library drop what Python's logging would drop. With the GIL held.
+// Sets the library's log level to that of Python's logger. Needs the GIL.
 void follow_log_level();
 
-// Runs a Python callback from any thread of the library (see run_in_python). What it raises
-// becomes an Error that says whose callback it was.
+// Runs a Python callback from any thread of the library (see run_in_python). `what` describes the
+// callback. If it raises, the exception gets the note "in `what`" and becomes an Error (error_of).
 template <typename Work>
 auto with_gil(const std::string& what, Work&& work) {
   const auto translated = [&] {
@@ -97,8 +98,8 @@ auto with_gil(const std::string& what, Work&& work) {
 
 // ---- Trees ----
 
-// The Python side of one call: an object of tilestone._bridge.Bridge, whose methods the binding
-// calls. Any thread may copy it; calling needs the GIL.
+// The Python side of one call: a tilestone._bridge.Bridge, whose methods the binding calls. Any
+// thread may copy it; calling a method needs the GIL.
 class Bridge {
  public:
   explicit Bridge(nb::handle object)
@@ -117,48 +118,50 @@ class Bridge {
 
 Bytes to_bytes_owned(const nb::bytes& bytes);
 
-// What the Stateful objects of a tree claim; see LoadOptions.
+// The paths for LoadOptions::complete and LoadOptions::subtrees that the Stateful objects of a tree
+// add.
 struct Claims {
   std::vector<Path> complete;
   std::vector<Path> subtrees;
 };
 
-// A path as os.fsencode gives it.
+// A path from the result of os.fsencode.
 inline std::string path_of(const nb::bytes& path) { return {path.c_str(), path.size()}; }
-// The location there; whether files are read through any symbolic link that leads out of it.
+// The location at a path. `follow_links`: files are read through any symbolic link that leads out
+// of it.
 inline Location location_of(const nb::bytes& path, bool follow_links) {
   PosixOptions options;
   if (follow_links) options.links = PosixOptions::Links::kAll;
   return {path_of(path), options};
 }
 
-// Throws Error(kInvalidArgument) naming the path of what can't be saved.
+// Throw Error(kInvalidArgument) with the path of an object that can't be saved.
 StateNode to_node(nb::handle object, const Bridge& bridge, const Path& path = {});
 StateDict to_state(nb::handle mapping, const Bridge& bridge, Claims* claims = nullptr);
-// `original` is the object that the node came from (or none): its keys, container types and kinds
-// of array are kept.
+// `original` is the template's object for the node, or None. The result keeps its keys, container
+// types and kinds of arrays.
 nb::object from_node(const StateNode& node, nb::handle original, const Bridge& bridge);
-// A whole loaded tree; the bridge gets to know which arrays were filled in place. `kept`: leaves
-// that are the original's own.
+// A whole loaded tree. Tells the bridge which arrays were filled in place. `kept`: leaves that are
+// taken from the original because they were not loaded.
 nb::object from_state(const StateDict& loaded, nb::handle original, const Bridge& bridge,
                       const KeptLeaves& kept);
 
-// A leaf: a Value, pickled where it is none. Errors name the path.
+// A leaf as a Value; an object that a Value can't represent is pickled. Errors name the path.
 Value to_value(nb::handle object, const Bridge& bridge, const Path& path);
 nb::object from_value(const Value& value, nb::handle original, const Bridge& bridge);
 
-// An array over the view's memory, or the object that the view was made from.
+// An array over the view's memory, or the Python object that owns the memory.
 nb::object from_tensor(const TensorView& view, nb::handle original, const Bridge& bridge);
 
 DType dtype_named(std::string_view name);  // Error(kInvalidArgument) for an unknown name
 
-// A Python object as a communicator: None (a group of one), a Communicator, or an object with
-// rank, size, describe, gather, scatter, broadcast and all_to_all.
+// A communicator from a Python object: None (a group of one rank), a Communicator, or an object
+// with rank, size, describe, gather, scatter, broadcast and all_to_all.
 Communicator to_communicator(nb::handle object);
 
 CachePolicy cache_named(const std::string& name);  // "bypass", "keep"
 
-// progress(phase, bytes_done, bytes_total, seconds), or None.
+// `callback`: progress(phase, bytes_done, bytes_total, seconds), or None.
 ProgressFn to_progress(nb::handle callback);
 
 }  // namespace tilestone::python

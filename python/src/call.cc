@@ -22,18 +22,18 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kSignalPoll{50};
-constexpr milliseconds kExitWait{5000};  // for calls of other threads, at the interpreter's end
+constexpr milliseconds kExitWait{5000};  // longest wait for other threads at the interpreter's end
 
 // ---- The end of the interpreter ----
 
 class PythonCall;
 
-// Lives as long as the process: threads of the library may ask until its end.
+// Never destroyed, because threads of the library may use it until the end of the process.
 struct Process {
-  std::mutex mutex;
+  std::mutex mutex;  // guards calls, messages and dropped
   std::set<PythonCall*> calls;
   std::vector<Message> messages;   // of threads that work for no call
-  std::vector<PyObject*> dropped;  // references that are given back with the GIL
+  std::vector<PyObject*> dropped;  // references to release once a thread has the GIL
   std::atomic<int> entered = 0;    // threads inside the binding
   std::atomic<int> taking = 0;     // threads about to take the GIL
   std::atomic<bool> ending = false;
@@ -51,21 +51,21 @@ struct Process {
   }
 };
 
-// A child of fork has no calls, whatever other threads of its parent were doing.
+// A forked child gets a new one, because it has none of its parent's calls and threads.
 Process& process() {
   static const auto* const the_process =
       new PerProcess<Process>([] { return std::make_unique<Process>(); });
   return **the_process;
 }
 
-// With the GIL held. Of the form that Python calls.
+// Needs the GIL. The signature is that of Py_AddPendingCall.
 int give_back_dropped(void* = nullptr) {
   for (PyObject* object : process().take_dropped()) Py_DECREF(object);
   return 0;
 }
 
-// False where the interpreter is gone for this thread. Between the count and its end the thread
-// that ends the interpreter waits.
+// Calls `take` unless the interpreter has ended for this thread; returns whether it did. While
+// `taking` is not 0, the thread that ends the interpreter waits.
 template <typename Take>
 bool take_unless_ended(const Take& take) {
   Process& p = process();
@@ -76,12 +76,12 @@ bool take_unless_ended(const Take& take) {
   return !gone;
 }
 
-// The GIL is released while it lives.
+// Releases the GIL while it exists.
 class ReleasedGil {
  public:
   ReleasedGil() : state_(PyEval_SaveThread()) {}
   ~ReleasedGil() {
-    // A thread that would go on in an interpreter that is gone stays here until the process ends.
+    // If the interpreter has ended, the thread stays here until the process ends.
     while (!take_unless_ended([&] { PyEval_RestoreThread(state_); })) ::pause();
   }
   ReleasedGil(const ReleasedGil&) = delete;
@@ -91,7 +91,8 @@ class ReleasedGil {
   PyThreadState* const state_;
 };
 
-// Signals go to threads of Python meanwhile: a new thread takes its mask over.
+// Blocks signals while a thread is started. The new thread inherits the mask, so signals only go to
+// Python's threads.
 class BlockedSignals {
  public:
   BlockedSignals() {
@@ -112,7 +113,7 @@ class BlockedSignals {
 
 Raised raised_now() { return Raised(nb::python_error()); }
 
-// For this thread.
+// Whether the program is ending, in another thread than this one.
 bool program_is_ending() { return process().ending && !process().is_ending_here(); }
 
 Raised program_ends() {
@@ -139,7 +140,7 @@ class PythonCall {
   PythonCall(const PythonCall&) = delete;
   PythonCall& operator=(const PythonCall&) = delete;
 
-  // What the library throws comes out of here; what Python raised goes before it.
+  // Throws what the library throws. An exception from Python takes precedence over it.
   void run(const CallWork& work) {
     if (start(work)) {
       serve();
@@ -160,7 +161,7 @@ class PythonCall {
 
   bool is_of_this_process() const { return process_ == ::getpid(); }
 
-  // From threads of the library.
+  // The next three are called by threads of the library.
 
   void ask(const std::function<void()>& task) {
     Request request{&task, false, nullptr};
@@ -186,7 +187,7 @@ class PythonCall {
     std::exception_ptr failure;
   };
 
-  // False where the system has no thread left for the work.
+  // Starts the work's thread; false if the system can't start another thread.
   bool start(const CallWork& work) {
     const BlockedSignals blocked;
     try {
@@ -201,8 +202,8 @@ class PythonCall {
       });
       return true;
     } catch (const std::system_error& error) {
-      post({LogLevel::kWarning, std::string("no thread could be started for a call (") +
-                                    error.what() + "): it can't be interrupted"});
+      post({LogLevel::kWarning, std::string("could not start a thread for a call (") +
+                                    error.what() + "): the call can't be interrupted"});
       return false;
     }
   }
@@ -215,7 +216,8 @@ class PythonCall {
     }
   }
 
-  // Until the work has ended. With the GIL held on entry and return.
+  // Serves requests, messages and signals until the work has ended. The GIL is held on entry and on
+  // return.
   void serve() {
     while (true) {
       std::deque<Request*> requests;
@@ -235,11 +237,11 @@ class PythonCall {
     }
   }
 
-  // In a child that a callback has forked and that came back from it: the work's thread is not
-  // here.
+  // For a child that a callback has forked and that returned from the callback. The work's thread
+  // does not exist in the child.
   [[noreturn]] void leave_to_parent() {
     throw Error(ErrorCode::kUnsupported,
-                "a callback has forked this process: the call goes on in its parent");
+                "a callback has forked this process: the call continues in the parent");
   }
 
   void answer(Request& request) {
@@ -259,7 +261,8 @@ class PythonCall {
     answered_.notify_all();
   }
 
-  // Whatever the library makes of a callback's failure, this one comes out.
+  // Makes the call raise a callback's KeyboardInterrupt or SystemExit itself, whatever the library
+  // makes of the callback's failure.
   void note_what_ends_the_program(const std::exception_ptr& failure) {
     try {
       try {
@@ -303,13 +306,13 @@ class PythonCall {
 
   const pid_t process_ = ::getpid();
   PythonCall* const parent_ =
-      static_cast<PythonCall*>(CallScope::current());  // of run_ranks, or null
+      static_cast<PythonCall*>(CallScope::current());  // the call of run_ranks, or null
   std::unique_ptr<std::thread> engine_;
   const std::shared_ptr<Interrupt> interrupt_;
-  std::optional<Raised> raised_;  // of the calling thread
-  std::exception_ptr failure_;    // of the work
+  std::optional<Raised> raised_;  // from the calling thread
+  std::exception_ptr failure_;    // from the work
 
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;  // guards all members below
   std::condition_variable changed_, answered_;
   std::deque<Request*> requests_;
   std::vector<Message> messages_;
@@ -365,7 +368,7 @@ void Raised::came_during(const std::exception_ptr& failure) const {
     if (error.cause() != nullptr || before.is_valid()) return;
     PyException_SetContext(exception.ptr(), exception_of(error).release().ptr());
   } catch (...) {
-    // What ended the work is this exception itself.
+    // The work was ended by this exception itself.
   }
 }
 
@@ -408,7 +411,7 @@ void call_library(WithoutGil::Length length, const CallWork& work) {
 void call_library(const CallWork& work, std::shared_ptr<Interrupt> interrupt) {
   const Entered entered;
   follow_log_level();
-  // In a child that a callback has forked it stays: the thread that waits in it is not there.
+  // In a forked child the call is not destroyed, because its thread does not exist there.
   const auto drop = [](PythonCall* call) {
     if (call->is_of_this_process()) delete call;
   };

@@ -1,16 +1,16 @@
-// Calls of the library by Python threads.
+// Calls of the library from Python threads.
 //
-// A long call (save, load, verify, a large read) does its work on a thread of its own. The thread
-// that called waits for it without the GIL and meanwhile does all that belongs to Python: it runs
-// the call's callbacks, hands the library's messages to logging, and every 50 ms lets Python's
-// signal handlers run. So callbacks find the thread that they expect (torch's modes, the current
-// device), and Ctrl-C ends a callback that sleeps as it ends any other Python code. What a handler,
-// a callback or a logger raises ends the work, and then comes out of the call as it is.
+// A long call (save, load, verify, a large read) does its work on a separate thread. The calling
+// thread waits for it without the GIL and meanwhile does everything that belongs to Python: it runs
+// the call's callbacks, passes the library's messages to logging, and lets Python's signal handlers
+// run every 50 ms. So callbacks run on the thread that they expect (torch's modes, the current
+// device), and Ctrl-C ends a sleeping callback like any other Python code. An exception from a
+// handler, a callback or a logger ends the work and is then raised from the call unchanged.
 //
 // A short call runs on the calling thread, without the GIL.
 //
-// When the interpreter ends, calls of other threads are ended first, so that none is caught taking
-// the GIL of an interpreter that is gone.
+// When the interpreter ends, the calls of other threads are ended first, so that no thread takes
+// the GIL of an interpreter that no longer exists.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -29,27 +29,27 @@ namespace tilestone::python {
 
 namespace nb = nanobind;
 
-// A Python exception on its way through the library; what() is "ValueError: its text". At the end
-// of a binding it becomes that exception again: the same object, with traceback and cause.
+// A Python exception that passes through the library; what() is "ValueError: its text". Where the
+// call returns to Python it is raised again: the same object, with its traceback and cause.
 class Raised : public std::exception {
  public:
-  explicit Raised(const nb::python_error& raised);  // with the GIL held
+  explicit Raised(const nb::python_error& raised);  // needs the GIL
   const char* what() const noexcept override { return text_.c_str(); }
 
-  nb::object exception() const;   // with the GIL held, as all below
-  bool ends_the_program() const;  // KeyboardInterrupt, SystemExit: no subclass of Exception
+  nb::object exception() const;   // this and all functions below need the GIL
+  bool ends_the_program() const;  // KeyboardInterrupt, SystemExit: not a subclass of Exception
   void add_note(const std::string& note) const;  // does nothing before Python 3.11
-  // A failure of the library that it replaces becomes its __context__.
+  // Sets a failure of the library, which this exception replaces, as its __context__.
   void came_during(const std::exception_ptr& failure) const;
-  void restore() const;  // makes it Python's current error
+  void restore() const;  // sets it as Python's current error
 
  private:
   std::shared_ptr<const void> exception_;
   std::string text_;
 };
 
-// The GIL for a thread of the library. Not valid once the interpreter has ended: the thread must
-// then do without.
+// Holds the GIL in a thread of the library. Not valid() once the interpreter has ended: the thread
+// then does not hold the GIL.
 class TakenGil {
  public:
   TakenGil();
@@ -63,8 +63,9 @@ class TakenGil {
   PyGILState_STATE state_{};
 };
 
-// While it lives, the end of the interpreter waits for this thread (but not for ever). Made with
-// the GIL held; raises SystemExit in a thread that calls the library once the interpreter ends.
+// While it exists, the end of the interpreter waits for this thread, up to a limit. The constructor
+// needs the GIL. Once the interpreter is ending, it raises SystemExit in every thread but the one
+// that ends the interpreter.
 class Entered {
  public:
   Entered();
@@ -77,16 +78,16 @@ struct WithoutGil {
   enum Length { kLong, kShort };
 };
 
-using Stop = std::shared_ptr<const Interrupt>;  // what ends a call early
+using Stop = std::shared_ptr<const Interrupt>;  // ends a call early
 using CallWork = std::function<void(const Stop&)>;
 
-// Runs `work` without the GIL, as described above; with the GIL held. A short call's interrupt is
-// null.
+// Runs `work` without the GIL, as described above. The caller must hold the GIL. A short call gets
+// a null interrupt.
 void call_library(WithoutGil::Length length, const CallWork& work);
-// A long call that is one of several parts of one work, which `interrupt` stops.
+// A long call that is one of several parts of the same work; `interrupt` stops all parts.
 void call_library(const CallWork& work, std::shared_ptr<Interrupt> interrupt);
 
-// The same for work with or without a parameter, and with a result.
+// The same for work with or without a parameter, with or without a result.
 template <typename Work>
 auto without_gil(Work&& work, WithoutGil::Length length = WithoutGil::kLong) {
   const auto run = [&](const Stop& stop) {
@@ -107,25 +108,26 @@ auto without_gil(Work&& work, WithoutGil::Length length = WithoutGil::kLong) {
   }
 }
 
-// Runs Python code with the GIL held: on the thread whose call the calling thread works for, or
-// here where there is none. Throws what it throws, which must be no nb::python_error. Error
-// (kInterrupted) once the interpreter has ended.
+// Runs Python code with the GIL held: on the Python thread whose call the current thread works for,
+// or on the current thread if there is no such call. Throws what `work` throws, which must not be
+// an nb::python_error; Error(kInterrupted) once the interpreter has ended.
 void run_in_python(const std::function<void()>& work);
 
-// Gives a reference back, from any thread, without waiting for the GIL: who holds it may be waiting
-// for this thread. Without it the reference goes soon after, on a thread of Python.
+// Releases a reference, from any thread. Never waits for the GIL, because the thread that holds it
+// may be waiting for this one: without the GIL, a Python thread releases the reference soon after.
 void drop_reference(PyObject* object);
 
-// A message of the library: to the call that the thread works for, or to the next one that looks.
+// Queues a message of the library for the call that the thread works for, or else for the next call
+// that delivers messages.
 void post_message(LogLevel level, std::string_view text);
 
-// Python's `atexit` calls it with the GIL held.
+// Ends the calls of other threads. Python's `atexit` calls it with the GIL held.
 void end_all_calls();
 
 // For threads that are stuck in a call of torch at exit. When such a call returns while the
-// interpreter ends, Python unwinds the thread, and a destructor of torch or pybind11 that stands in
-// the way ends the process ("terminate called without an active exception"). From now on every
-// thread but the calling one waits at that place until the process ends by itself.
+// interpreter ends, Python unwinds the thread, and a destructor of torch or pybind11 on the stack
+// then ends the process ("terminate called without an active exception"). From now on every thread
+// but the calling one waits at that point until the process ends by itself.
 void leave_threads_behind();
 
 }  // namespace tilestone::python

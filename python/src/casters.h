@@ -1,4 +1,4 @@
-// Dims as a Python tuple of ints; any sequence of ints is taken.
+// Converts Dims to a Python tuple of ints, and any sequence of ints to Dims.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -8,16 +8,18 @@ namespace {
 using nb::literals::operator""_a;
 
 void bind_reports(nb::module_& m) {
-  nb::class_<Damage>(m, "Damage", "A damaged place of a checkpoint.")
+  nb::class_<Damage>(m, "Damage", "A damaged part of a checkpoint.")
       .def_ro("file", &Damage::file)
-      .def_ro("offset", &Damage::offset, "In the file, bytes.")
-      .def_ro("size", &Damage::size, "Bytes of the range that is known to hold the damage.")
-      .def_ro("key", &Damage::key, "Empty for bytes outside items.")
+      .def_ro("offset", &Damage::offset, "Offset in the file, in bytes.")
+      .def_ro("size", &Damage::size, "Bytes of the range that contains the damage.")
+      .def_ro("key", &Damage::key, "The item's key; empty for bytes outside items.")
       .def_ro("problem", &Damage::problem)
       .def_ro("unsafe", &Damage::unsafe, "Looks like an attack, not like damage.")
-      .def_ro("copy", &Damage::copy, "Of a copy; the shard's own item is in another file.")
+      .def_ro("copy", &Damage::copy,
+              "Whether it is in a copy; the shard's own item is in another file.")
       .def_ro("intact_in", &Damage::intact_in,
-              "A file in which the same elements are intact, where loads read them; \"\": none.")
+              "A file that holds the same elements intact, from which loads read them; empty if "
+              "there is none.")
       .def("__repr__", [](const Damage& d) {
         return "Damage(file='" + d.file + "', offset=" + std::to_string(d.offset) + ", key='" +
                d.key + "', problem='" + d.problem + "')";
@@ -25,20 +27,21 @@ void bind_reports(nb::module_& m) {
   nb::class_<VerifyReport>(m, "VerifyReport", "What verify checked and found.")
       .def_ro("files", &VerifyReport::files)
       .def_ro("items", &VerifyReport::items)
-      .def_ro("bytes", &VerifyReport::bytes, "Bytes that were checked.")
+      .def_ro("bytes", &VerifyReport::bytes, "Number of bytes that were checked.")
       .def_ro("items_without_checksum", &VerifyReport::items_without_checksum,
-              "Items whose writer recorded no checksum.")
-      .def_ro("damages", &VerifyReport::damages, "By file and offset; empty for a sound one.")
+              "Number of items whose writer recorded no checksum.")
+      .def_ro("damages", &VerifyReport::damages,
+              "In the order of files and offsets; empty if nothing is damaged.")
       .def_ro("seconds", &VerifyReport::seconds)
-      .def_prop_ro("ok", &VerifyReport::ok, "True when nothing is damaged.");
+      .def_prop_ro("ok", &VerifyReport::ok, "Whether nothing is damaged.");
 }
 
 using Stop = std::shared_ptr<const Interrupt>;
 
 void bind_repair(nb::module_& m) {
-  nb::class_<RepairReport>(m, "RepairReport", "What repair has mended, and what is left.")
-      .def_ro("mended", &RepairReport::mended, "The damages that it mended, as they were found.")
-      .def_ro("now", &RepairReport::now, "What verify finds afterwards.");
+  nb::class_<RepairReport>(m, "RepairReport", "What a repair has repaired, and what is left.")
+      .def_ro("mended", &RepairReport::mended, "The damages that were repaired, as found before.")
+      .def_ro("now", &RepairReport::now, "What verify finds after the repair.");
   m.def(
       "repair",
       [](const nb::bytes& path, const std::string& cache, uint64_t buffer_bytes, int threads,
@@ -58,9 +61,9 @@ void bind_repair(nb::module_& m) {
 }
 
 void bind_leftovers(nb::module_& m) {
-  nb::class_<Leftover>(m, "Leftover", "A file that no checkpoint at its location needs.")
-      .def_ro("name", &Leftover::name, "In the location.")
-      .def_ro("size", &Leftover::size, "Bytes.")
+  nb::class_<Leftover>(m, "Leftover", "A file that the checkpoint at its location does not need.")
+      .def_ro("name", &Leftover::name, "Its name, relative to the location.")
+      .def_ro("size", &Leftover::size, "Its size in bytes.")
       .def_ro("what", &Leftover::what)
       .def_ro("why", &Leftover::why, "Why it is not needed.")
       .def("__repr__", [](const Leftover& file) {
@@ -81,11 +84,11 @@ void bind_leftovers(nb::module_& m) {
 
 void bind_removal(nb::module_& m) {
   nb::class_<Removal>(m, "Removal", "What remove_keys has removed.")
-      .def_ro("keys", &Removal::keys, "Of tensors, and unique ones of objects; sorted.")
-      .def_ro("files", &Removal::files, "Data files of which nothing is left.")
-      .def_ro("bytes", &Removal::bytes, "Of these files.")
+      .def_ro("keys", &Removal::keys, "Keys of tensors and unique keys of objects, sorted.")
+      .def_ro("files", &Removal::files, "Data files that were removed because nothing was left.")
+      .def_ro("bytes", &Removal::bytes, "Bytes of these files.")
       .def_ro("by_other", &Removal::by_other,
-              "Another caller has removed the keys while this one waited.");
+              "Whether another caller removed the keys while this one waited.");
   m.def(
       "remove_keys",
       [](const nb::bytes& path, const std::string& prefix, double seconds) {
@@ -99,10 +102,10 @@ void bind_removal(nb::module_& m) {
 
 const StoredTensor& tensor_of(const Checkpoint& checkpoint, const std::string& key) {
   if (const StoredTensor* tensor = checkpoint.metadata().find_tensor(key)) return *tensor;
-  throw Error(ErrorCode::kNotFound, "the checkpoint holds no tensor of this key").with_key(key);
+  throw Error(ErrorCode::kNotFound, "the checkpoint holds no tensor with this key").with_key(key);
 }
 
-// Reads of more bytes are worth a thread that can be interrupted.
+// Reads of more bytes run as long calls, which can be interrupted.
 constexpr uint64_t kLongRead = 8u << 20;
 
 WithoutGil::Length length_of_read(const Checkpoint& checkpoint, const std::string& key,
@@ -159,7 +162,7 @@ void bind_keys(nb::class_<Checkpoint>& bound) {
             const StoredObject* o = c.metadata().find_object(key);
             return o == nullptr ? Path() : o->path;
           },
-          "key"_a, "Where the writer's tree had the key; empty when that is not recorded.");
+          "key"_a, "The path of the key in the writer's tree; empty if it is not recorded.");
 }
 
 void bind_tensors(nb::class_<Checkpoint>& bound) {

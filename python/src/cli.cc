@@ -14,8 +14,8 @@ void bind_cli(nb::module_& m) {
         return cli::run(static_cast<int>(argv.size()), argv.data());
       },
       nb::arg("argv"),
-      "Runs one command (argv[0] is the program's name, all as the system has them); its exit "
-      "code.");
+      "Runs one command; returns its exit code. argv[0] is the program's name; all words are as "
+      "the system passes them.");
 }
 
 }  // namespace tilestone::python

@@ -1,4 +1,4 @@
-// Communicators: the library's own, and Python objects in their place.
+// Communicators: the library's own, and those written in Python.
 #include "python/src/bindings.h"
 
 namespace tilestone::python {
@@ -6,21 +6,22 @@ namespace {
 
 using nb::literals::operator""_a;
 
-// A Python object with rank, size, describe(), gather(mine, root, timeout), scatter(parts, root,
-// timeout), broadcast(mine, root, timeout) and all_to_all(to, timeout). Bytes go in as bytes and
-// come back as anything with a buffer; timeouts are seconds, None for no limit. A TimeoutError
-// means the deadline passed, a ConnectionError that a rank is gone; either may name ranks.
+// A communicator that is a Python object with rank, size, describe(), gather(mine, root, timeout),
+// scatter(parts, root, timeout), broadcast(mine, root, timeout) and all_to_all(to, timeout). Bytes
+// are passed as `bytes` and returned as any object with a buffer. Timeouts are in seconds, None for
+// no limit. TimeoutError means that the deadline passed, ConnectionError that a rank is gone;
+// either may have `ranks`.
 //
-// An object that has `call_memory` (a tilestone._core.CallMemory, the same for all objects that
-// stand for one rank of one group) is a CallPort, too: it has post({rank: bytes}, timeout,
-// check), newest(wait, timeout, check), which waits `wait` seconds for a first one and returns a
+// An object that has `call_memory` (a tilestone._core.CallMemory, the same for all objects of one
+// rank of one group) is a CallPort, too. It has post({rank: bytes}, timeout, check),
+// newest(wait, timeout, check), which waits up to `wait` seconds for the first notice and returns a
 // list of (rank, bytes), last_operation(), enter(call), abort(error) and leave(). Its operations
-// take a further argument `check`: they call check() about every 50 ms while they wait, and end
-// with what it raises. An operation that another rank's abort(error) has ended raises an exception
-// with these bytes as `error`.
+// have one more argument, `check`: they call check() about every 50 ms while they wait, and end if
+// it raises. An operation that was ended by another rank's abort(error) raises an exception with
+// these bytes as `error`.
 //
-// With an object without `call_memory` calls are not agreed on: its ranks must make the same saves
-// and loads, and one that skips one puts all later ones out of step.
+// If the object has no `call_memory`, the ranks do not agree on calls. They must then make the same
+// saves and loads: if a rank skips one, its later calls no longer match those of the others.
 class PythonCommunicator : public CommunicatorImpl, private CallPort {
  public:
   explicit PythonCommunicator(nb::handle object)
@@ -133,9 +134,10 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
     return out;
   }
 
-  // For operations that ranks make between the rounds of a save or load (the rounds look after
-  // their own). A rank that leaves one for an exception of its caller, of a signal handler say, is
-  // out of step with the others from then on, so it ends the call: for them, and here as well.
+  // For operations between the rounds of a save or load (the rounds handle their own errors). If a
+  // rank leaves an operation because of an exception of its caller, of a signal handler for
+  // example, its operations no longer match those of the other ranks. So it ends the call, for them
+  // and for itself.
   template <typename Work>
   std::invoke_result_t<Work, nb::handle> call_in_step(const char* operation, Deadline deadline,
                                                       Work&& work) {
@@ -155,7 +157,7 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
     try {
       abort(why);
     } catch (...) {
-      log(LogLevel::kWarning, std::string("the other ranks did not get the error of this one: ") +
+      log(LogLevel::kWarning, std::string("could not send this rank's error to the other ranks: ") +
                                   current_error().what());
     }
   }
@@ -164,20 +166,20 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
   std::invoke_result_t<Work, nb::handle> call(const char* operation, Deadline deadline,
                                               Work&& work) {
     const std::string caller = std::string("code that ran during a ") + operation;
-    // On the thread that called save or load, as all of Python's code.
+    // This runs on the thread that called save or load, like all Python code.
     return with_gil(caller, [&] {
       try {
         return work(kept_object(object_));
       } catch (const nb::python_error& raised) {
         static_cast<void>(deadline.expired());  // throws the interrupt's reason itself
-        // KeyboardInterrupt and its like are the caller's.
+        // KeyboardInterrupt and SystemExit are raised to the caller unchanged.
         if (!raised.matches(PyExc_Exception)) throw;
         throw failure(operation, caller, raised);
       }
     });
   }
 
-  // TimeoutError and ConnectionError are what the contract names; both may carry `ranks`.
+  // The contract has TimeoutError and ConnectionError; both may have `ranks`.
   Error failure(const char* operation, const std::string& caller,
                 const nb::python_error& raised) const {
     const nb::object ended = nb::getattr(raised.value(), "error", nb::none());
@@ -208,8 +210,8 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
   int rank_;
   int size_;
   std::string name_;
-  CallMemory* memory_ = nullptr;   // the object's
-  std::optional<Error> left_for_;  // with which this rank has ended the call
+  CallMemory* memory_ = nullptr;   // the object's call_memory
+  std::optional<Error> left_for_;  // the error with which this rank has ended the call
 };
 
 nb::bytes to_python(const Bytes& bytes) { return nb::bytes(bytes.data(), bytes.size()); }
@@ -246,7 +248,7 @@ void bind_calls(nb::class_<Communicator>& bound) {
             }));
           },
           "mine"_a, "root"_a, "timeout"_a = nb::none(),
-          "At root every rank's bytes, by rank; elsewhere an empty list.")
+          "On root, every rank's bytes in the order of ranks; on other ranks an empty list.")
       .def(
           "scatter",
           [](const Communicator& comm, const std::vector<nb::bytes>& parts, int root,
@@ -290,7 +292,7 @@ Communicator to_communicator(nb::handle object) {
        {"rank", "size", "describe", "gather", "scatter", "broadcast", "all_to_all"}) {
     if (!nb::hasattr(object, name)) {
       throw Error(ErrorCode::kInvalidArgument,
-                  std::string("comm is no communicator: it has no \"") + name + "\"");
+                  std::string("comm must be a communicator: it has no \"") + name + "\"");
     }
   }
   return Communicator(std::make_shared<PythonCommunicator>(object));
@@ -298,10 +300,10 @@ Communicator to_communicator(nb::handle object) {
 
 void bind_comm(nb::module_& m) {
   nb::class_<CallMemory>(m, "CallMemory",
-                         "What a communicator of a rank remembers from one call to the next.")
+                         "What a rank's communicator keeps from one call to the next.")
       .def(nb::init<>());
   nb::class_<Communicator> bound(m, "Communicator",
-                                 "One rank's end of a group. Timeouts are seconds.");
+                                 "One rank's end of a group. Timeouts are in seconds.");
   bound.def_prop_ro("rank", &Communicator::rank)
       .def_prop_ro("size", &Communicator::size)
       .def("describe", &Communicator::describe)
@@ -318,15 +320,15 @@ void bind_comm(nb::module_& m) {
         return without_gil([&] { return mpi_world(deadline); }, WithoutGil::kShort);
       },
       "timeout"_a = nb::none(),
-      "A duplicate of MPI_COMM_WORLD; every rank of the job calls, within `timeout` seconds. "
-      "MPI_Init, which it calls when nobody has, waits for all ranks without a limit. Raises "
-      "UnsupportedError in a build without MPI.");
+      "A duplicate of MPI_COMM_WORLD. Every rank of the job must call this, within `timeout` "
+      "seconds. It calls MPI_Init if that was not called yet, which waits for all ranks without a "
+      "limit. Raises UnsupportedError in a build without MPI.");
   m.def(
       "run_ranks",
       [](int n, nb::callable body) {
         auto kept = keep_alive(body);
         without_gil([&] {
-          void* const call = CallScope::current();  // what ends it ends the calls of the ranks
+          void* const call = CallScope::current();  // ending it ends the calls of the ranks
           run_ranks(n, [&](Communicator comm) {
             const CallScope scope(call);
             nb::gil_scoped_acquire held;
@@ -341,9 +343,9 @@ void bind_comm(nb::module_& m) {
       "n"_a, "body"_a,
       nb::sig(
           "def run_ranks(n: int, body: collections.abc.Callable[[Communicator], object]) -> None"),
-      "Runs body(comm) on n threads of this process, one a rank, and returns when all have "
-      "ended. Ranks that wait for one that raised get RankFailedError. Of several errors the "
-      "original is raised, not one that another rank's has caused.");
+      "Runs body(comm) on n threads of this process, one per rank, and returns when all have "
+      "ended. If a rank raises, the ranks that wait for it get RankFailedError. If several ranks "
+      "raise, the original error is raised, not one that it caused on another rank.");
 }
 
 }  // namespace tilestone::python

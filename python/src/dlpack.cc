@@ -21,7 +21,7 @@ struct DlpackTensor {
   uint64_t byte_offset;
 };
 
-// What the capsule __dlpack_c_exchange_api__ of a type points at.
+// The structure in the capsule __dlpack_c_exchange_api__ of a type.
 struct DlpackExchange {
   uint32_t major;
   uint32_t minor;
@@ -29,7 +29,8 @@ struct DlpackExchange {
   void* allocate;
   void* managed_from_object;
   void* managed_to_object;
-  // Fills `out` with pointers into the object; 0, or -1 with a Python exception. May be null.
+  // Fills `out` with pointers into the object. Returns 0, or -1 with a Python exception. May be
+  // null.
   int (*tensor_from_object)(void* object, DlpackTensor* out);
   void* current_work_stream;
 };
@@ -38,7 +39,7 @@ namespace {
 
 using Code = nb::dlpack::dtype_code;
 
-constexpr uint32_t kMajor = 1;  // of the structures above
+constexpr uint32_t kMajor = 1;  // the major version of the structures above
 
 const DlpackExchange* exchange_of(PyTypeObject* type) {
   const nb::handle object(reinterpret_cast<PyObject*>(type));
@@ -92,7 +93,7 @@ Dims dims(const int64_t* values, int32_t count) {
 }  // namespace
 
 bool shares_elements(const Dims& shape, const Dims& strides) {
-  std::vector<std::pair<int64_t, int64_t>> dims;  // distance and count of elements
+  std::vector<std::pair<int64_t, int64_t>> dims;  // (distance, number) of elements
   for (size_t d = 0; d < shape.size(); ++d) {
     if (shape[d] == 0) return false;
     if (shape[d] > 1) dims.emplace_back(std::abs(strides[d]), shape[d]);
@@ -146,7 +147,7 @@ std::optional<DType> to_dtype(const nb::dlpack::dtype& dtype) {
 
 TorchTensors::TorchTensors() {
   const nb::handle torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
-  // It stands there, unfinished, while it is imported.
+  // While torch is being imported, the unfinished module is already there.
   if (!torch.is_valid() || !nb::hasattr(torch, "Tensor") || !nb::hasattr(torch, "nn")) return;
   tensor_ = type_named(torch, "Tensor");
   parameter_ = type_named(torch.attr("nn"), "Parameter");
@@ -166,10 +167,11 @@ std::optional<TensorView> TorchTensors::find_view(nb::handle object, bool for_lo
   }
   const std::optional<DType> dtype = to_dtype(tensor.dtype);
   if (tensor.device.device_type != nb::device::cpu::value || !dtype) return std::nullopt;
-  // An integer of fewer than 8 bits looks like one of 8.
+  // Integers of fewer than 8 bits look like 8-bit integers.
   if (*dtype == DType::kUInt8 && get<kDtype>(object).ptr() != uint8_) return std::nullopt;
   if (*dtype == DType::kInt8 && get<kDtype>(object).ptr() != int8_) return std::nullopt;
-  // Complex tensors may be lazily conjugated; real ones, parts of those, negated.
+  // Complex tensors may be lazily conjugated; real tensors that are parts of complex ones may be
+  // lazily negated.
   if (tensor.dtype.code == static_cast<uint8_t>(Code::Complex)) return std::nullopt;
   if (call<kIsNeg>(object).ptr() != Py_False) return std::nullopt;
   const Dims shape = dims(tensor.shape, tensor.ndim);

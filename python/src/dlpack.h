@@ -1,5 +1,5 @@
-// Arrays through DLPack (github.com/dmlc/dlpack): its element types, and torch's tensors by its C
-// exchange interface.
+// DLPack (github.com/dmlc/dlpack): its element types, and torch's tensors through its C exchange
+// interface.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,25 +13,26 @@ namespace tilestone::python {
 
 namespace nb = nanobind;
 
-// nullopt: no element type of a checkpoint.
+// nullopt if a checkpoint has no such element type.
 std::optional<DType> to_dtype(const nb::dlpack::dtype& dtype);
 
-// Whether several elements may lie in one place, as those of an expanded tensor do; strides in
-// elements or in bytes. False only for what surely has a place for each.
+// Whether several elements may share memory, as those of an expanded tensor do. Strides may be in
+// elements or in bytes. False only if all elements certainly have different addresses.
 bool shares_elements(const Dims& shape, const Dims& strides);
 
 struct DlpackExchange;
 
-// torch's plain tensors as views, by C calls alone. Borrows torch's types, which live as long as
-// the process; needs the GIL.
+// Makes views of torch's plain tensors through C calls only. Borrows torch's types, which exist as
+// long as the process. Needs the GIL.
 class TorchTensors {
  public:
-  TorchTensors();  // finds nothing where torch is not loaded, or has no exchange interface (< 2.10)
+  // Finds no tensors if torch is not loaded or has no exchange interface (before torch 2.10).
+  TorchTensors();
 
-  // A view of a torch.Tensor or Parameter (of no subclass) that is dense, on the CPU, of a real
-  // dtype, not lazily negated and, for a load, not expanded. nullopt: anything else, for which
-  // tilestone._torch_bridge knows what to do or to say. Error(kInvalidArgument) where the tensor
-  // reaches outside its storage.
+  // A view of a torch.Tensor or Parameter (not of a subclass) that is dense, on the CPU, of a real
+  // dtype, not lazily negated and, for a load, not expanded. nullopt for anything else, which
+  // tilestone._torch_bridge handles or refuses. Error(kInvalidArgument) if the tensor reaches
+  // outside its storage.
   std::optional<TensorView> find_view(nb::handle object, bool for_load) const;
 
  private:

@@ -1,4 +1,4 @@
-// save and load.
+// The functions save, plan_copies and load.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/unordered_set.h>
 
@@ -19,7 +19,7 @@ SaveOptions::Agreement agreement_named(const std::string& name) {
   if (name == "exchange") return SaveOptions::Agreement::kExchange;
   if (name == "rule") return SaveOptions::Agreement::kRule;
   throw Error(ErrorCode::kInvalidArgument,
-              "agreement is \"exchange\" or \"rule\", not \"" + name + "\"");
+              "agreement must be \"exchange\" or \"rule\", not \"" + name + "\"");
 }
 
 SaveOptions::Differing differing_named(const std::string& name) {
@@ -27,14 +27,14 @@ SaveOptions::Differing differing_named(const std::string& name) {
   if (name == "warn") return SaveOptions::Differing::kWarn;
   if (name == "error") return SaveOptions::Differing::kError;
   throw Error(ErrorCode::kInvalidArgument,
-              "common_differs is \"ignore\", \"warn\" or \"error\", not \"" + name + "\"");
+              "common_differs must be \"ignore\", \"warn\" or \"error\", not \"" + name + "\"");
 }
 
 SaveOptions::Replicate replicate_named(const std::string& name) {
   if (name == "none") return SaveOptions::Replicate::kNone;
   if (name == "local") return SaveOptions::Replicate::kLocal;
   throw Error(ErrorCode::kInvalidArgument,
-              "replicate is \"none\" or \"local\", not \"" + name + "\"");
+              "replicate must be \"none\" or \"local\", not \"" + name + "\"");
 }
 
 LoadOptions::TwoPhase two_phase_named(const std::string& name) {
@@ -42,7 +42,7 @@ LoadOptions::TwoPhase two_phase_named(const std::string& name) {
   if (name == "always") return LoadOptions::TwoPhase::kAlways;
   if (name == "never") return LoadOptions::TwoPhase::kNever;
   throw Error(ErrorCode::kInvalidArgument,
-              "two_phase is \"auto\", \"always\" or \"never\", not \"" + name + "\"");
+              "two_phase must be \"auto\", \"always\" or \"never\", not \"" + name + "\"");
 }
 
 }  // namespace
@@ -50,7 +50,8 @@ LoadOptions::TwoPhase two_phase_named(const std::string& name) {
 CachePolicy cache_named(const std::string& name) {
   if (name == "bypass") return CachePolicy::kBypass;
   if (name == "keep") return CachePolicy::kKeep;
-  throw Error(ErrorCode::kInvalidArgument, "cache is \"bypass\" or \"keep\", not \"" + name + "\"");
+  throw Error(ErrorCode::kInvalidArgument,
+              "cache must be \"bypass\" or \"keep\", not \"" + name + "\"");
 }
 
 namespace {
@@ -60,16 +61,16 @@ LoadOptions::Policy policy_named(const std::string& option, const std::string& n
   if (name == "report") return LoadOptions::Policy::kReport;
   if (name == "ignore") return LoadOptions::Policy::kIgnore;
   throw Error(ErrorCode::kInvalidArgument,
-              option + " is \"error\", \"report\" or \"ignore\", not \"" + name + "\"");
+              option + " must be \"error\", \"report\" or \"ignore\", not \"" + name + "\"");
 }
 
-// What a rank brings to a load, and the bridge that made its tree.
+// A rank's request for a load, and the bridge that made its tree.
 struct BridgedLoad {
   LoadRequest request;
   Bridge bridge;
 };
 
-// By key and name; of plain Python objects, as _options.by_key() has checked them.
+// Attributes by key and name, from plain Python objects that _options.by_key() has checked.
 std::map<std::string, Attributes> tensor_attributes_of(const nb::dict& given,
                                                        const Bridge& bridge) {
   std::map<std::string, Attributes> found;
@@ -175,7 +176,7 @@ std::function<SaveRequest()> request_of(const nb::callable& prepare) {
 
 namespace {
 
-// Runs a save without the GIL, as the rank of so many.
+// Runs a save without the GIL, as rank `rank` of `ranks`.
 SaveResult run_save(const Location& location, int rank, int ranks, Deadline deadline,
                     const std::function<SaveResult(Deadline)>& run) {
   std::optional<SaveResult> result;
@@ -184,7 +185,7 @@ SaveResult run_save(const Location& location, int rank, int ranks, Deadline dead
   } catch (const Raised& raised) {
     say_rank(raised, rank, ranks);
     if (result && result->published) {
-      raised.add_note("it came too late to stop the save: " + location.describe() +
+      raised.add_note("this came too late to stop the save: " + location.describe() +
                       " was published");
     }
     throw;
@@ -192,7 +193,7 @@ SaveResult run_save(const Location& location, int rank, int ranks, Deadline dead
   return *std::move(result);
 }
 
-// A rank's save in a session, whose options say how ranks know of one another.
+// A rank's save in a session. `options` says how the ranks communicate.
 SaveResult save_in_session(Session& session, const Location& location, const SaveOptions& options,
                            const nb::callable& prepare, Deadline deadline) {
   return run_save(location, session.rank(), session.world_size(), deadline, [&](Deadline end) {
@@ -200,8 +201,9 @@ SaveResult save_in_session(Session& session, const Location& location, const Sav
   });
 }
 
-// `prepare` gives a request; what it raises is this rank's failure of the first round.
-// `path`: where to, as far as it can be said before that. `comm` may be a session's.
+// `prepare` returns a request; an exception of it is this rank's failure of the first round.
+// `path`: the location, empty if the path is invalid, which `prepare` reports. `comm` may be a
+// session.
 SaveResult save_state(const nb::callable& prepare, const nb::bytes& path, nb::handle comm,
                       double seconds) {
   const Entered entered;
@@ -216,8 +218,8 @@ SaveResult save_state(const nb::callable& prepare, const nb::bytes& path, nb::ha
                   });
 }
 
-// A rank's save by files. `options` is a request without a state; `prepare` gives the whole one,
-// and what it raises is left for the ranks that wait. `session` may be None.
+// A rank's save by files. `options` is a request without a state. `prepare` returns the complete
+// request; if it raises, the error is recorded for the ranks that wait. `session` may be None.
 SaveResult save_by_files_state(const SaveRequest& options, const nb::callable& prepare,
                                nb::handle session) {
   const Entered entered;
@@ -258,8 +260,8 @@ CopyCost plan_copies_by_files_of(const SaveRequest& options, const nb::callable&
   });
 }
 
-// `take` gets what was loaded, as a dict, the three lists of the report, and the keys of this
-// rank's items that were not loaded; what it raises is this rank's failure of the last round.
+// `take` gets the loaded dict, the three lists of the report, and the keys of this rank's items
+// that were not loaded. An exception of it is this rank's failure of the last round.
 void load_state(const nb::callable& prepare, const nb::callable& take, const nb::bytes& path,
                 nb::handle comm, double seconds) {
   const Entered entered;
@@ -306,18 +308,18 @@ ProgressFn to_progress(nb::handle callback) {
 
 void bind_engine(nb::module_& m) {
   nb::class_<SaveResult>(m, "SaveResult", "What a save did.")
-      .def_ro("save_id", &SaveResult::save_id, "The attempt's unique name.")
-      .def_ro("bytes_written", &SaveResult::bytes_written, "By this rank.")
-      .def_ro("items_written", &SaveResult::items_written, "By this rank.")
+      .def_ro("save_id", &SaveResult::save_id, "The unique name of this attempt.")
+      .def_ro("bytes_written", &SaveResult::bytes_written, "Bytes that this rank wrote.")
+      .def_ro("items_written", &SaveResult::items_written, "Items that this rank wrote.")
       .def_ro("copies", &SaveResult::copies,
-              "Of shards that other ranks write, by this rank (`replicate`).")
-      .def_ro("copy_bytes", &SaveResult::copy_bytes, "Of their elements; in bytes_written too.")
+              "How many copies this rank wrote of shards that other ranks write (`replicate`).")
+      .def_ro("copy_bytes", &SaveResult::copy_bytes,
+              "Bytes of the copies' elements; bytes_written includes them.")
       .def_ro("common_differs", &SaveResult::common_differs,
-              "Whether the ranks' common states were compared, and are not the same.")
-      .def_ro(
-          "published", &SaveResult::published,
-          "Whether the checkpoint exists. Always, but for a save by files that did not wait and "
-          "of which other ranks are still to write.")
+              "Whether the ranks' common states were compared and differ.")
+      .def_ro("published", &SaveResult::published,
+              "Whether the checkpoint exists. False only for a save by files with wait=False to "
+              "which other ranks have not written yet.")
       .def("__repr__", [](const SaveResult& result) {
         return "SaveResult(save_id='" + result.save_id +
                "', bytes_written=" + std::to_string(result.bytes_written) +
@@ -325,13 +327,13 @@ void bind_engine(nb::module_& m) {
                (result.published ? ")" : ", published=False)");
       });
   nb::class_<CopyCost>(m, "CopyCost", "What `replicate` adds to what one rank writes.")
-      .def_ro("copies", &CopyCost::copies, "Of shards that other ranks write.")
-      .def_ro("bytes", &CopyCost::bytes, "Of their elements.")
+      .def_ro("copies", &CopyCost::copies, "Number of copies of shards that other ranks write.")
+      .def_ro("bytes", &CopyCost::bytes, "Bytes of the copies' elements.")
       .def("__repr__", [](const CopyCost& cost) {
         return "CopyCost(copies=" + std::to_string(cost.copies) +
                ", bytes=" + std::to_string(cost.bytes) + ")";
       });
-  nb::class_<ByFiles>(m, "ByFiles", "A rank's place in a save without a communicator.")
+  nb::class_<ByFiles>(m, "ByFiles", "A rank's part in a save without a communicator.")
       .def(nb::new_([](int rank, int world_size, std::string token, uint64_t number, bool wait,
                        bool torch_rank_local) {
              return ByFiles{rank, world_size, std::move(token), number, wait, torch_rank_local};
@@ -340,7 +342,7 @@ void bind_engine(nb::module_& m) {
       .def_ro("rank", &ByFiles::rank)
       .def_ro("world_size", &ByFiles::world_size)
       .def_ro("number", &ByFiles::number);
-  nb::class_<SaveRequest>(m, "SaveRequest", "What a rank brings to a save.")
+  nb::class_<SaveRequest>(m, "SaveRequest", "A rank's state, path and options for a save.")
       .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "format"_a, "dialect"_a,
            "overwrite"_a, "agreement"_a, "validate_access"_a, "common_differs"_a, "timeout"_a,
            "threads"_a, "buffer_bytes"_a, "files_per_rank"_a, "attributes"_a, "tensor_attributes"_a,
@@ -348,7 +350,7 @@ void bind_engine(nb::module_& m) {
            "by_files"_a.none() = nb::none(), "replicate"_a = "none",
            "replicate_group"_a = std::vector<int>(), "max_copy_bytes"_a.none() = nb::none(),
            "tp_replica_names"_a = false);
-  nb::class_<BridgedLoad>(m, "LoadRequest", "What a rank brings to a load.")
+  nb::class_<BridgedLoad>(m, "LoadRequest", "A rank's template, path and options for a load.")
       .def(nb::new_(&make_load), "wanted"_a.none(), "path"_a, "bridge"_a, "follow_links"_a,
            "cast"_a, "verify_checksums"_a, "two_phase"_a, "cache"_a, "not_in_checkpoint"_a,
            "not_requested"_a.none(), "other_shape"_a, "sharded_only"_a, "validate_access"_a,

@@ -1,5 +1,5 @@
-// The wrapped entities of a state dict. The classes that users see are tilestone._entities; these
-// are what they become when a state is handed to the library.
+// The entities of a state dict, as the library gets them. The classes that users see are in
+// tilestone._entities.
 #include "python/src/bindings.h"
 
 namespace tilestone::python {
@@ -107,7 +107,7 @@ void bind_factory(nb::module_& m) {
             const Bridge bridge(bridge_object);
             const std::string who = "\"" + key + "\"";
             ShardedTensorFactory factory;
-            // Without data where what is filled is not the original itself: that keeps nothing.
+            // If the original is not filled in place, the factory needs no data and keeps none.
             const bool in_place = kept_object(data.owner).is(original);
             factory.data =
                 in_place ? std::move(data) : TensorView::without_data(data.dtype, data.shape);

@@ -1,4 +1,4 @@
-// tilestone::Error to the exceptions of tilestone._errors, and back.
+// Converts tilestone::Error to the exceptions of tilestone._errors, and back.
 #include <array>
 #include <exception>
 
@@ -79,7 +79,7 @@ Error error_of(const nb::python_error& raised, const std::string& what) {
   if (int rank = int_attribute(value, "rank", -1); rank >= 0) error.with_rank(rank);
   if (auto hint = text_attribute(value, "hint"); !hint.empty()) error.with_hint(hint);
   const int number = int_attribute(value, "errno", 0);
-  // What every error of the class has goes without saying.
+  // An errno that all errors of the Python class have is not passed on.
   if (number != int_attribute(value, "_usual_errno", 0)) error.with_errno(number);
   return error.with_cause(std::make_exception_ptr(kept));
 }

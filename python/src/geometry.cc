@@ -17,16 +17,16 @@ void bind_box(nb::module_& m) {
           [](Box* self, Dims offset, Dims shape) {
             if (offset.size() != shape.size()) {
               throw Error(ErrorCode::kInvalidArgument,
-                          "a box's offset and shape have as many dims as one another, not " +
+                          "a box's offset and shape must have the same number of dims, not " +
                               to_string(offset) + " and " + to_string(shape));
             }
             new (self) Box{std::move(offset), std::move(shape)};
           },
           "offset"_a, "shape"_a)
       .def_prop_ro(
-          "offset", [](const Box& box) { return box.offset; }, "First element, per dim.")
+          "offset", [](const Box& box) { return box.offset; }, "The first element in each dim.")
       .def_prop_ro(
-          "shape", [](const Box& box) { return box.shape; }, "Extent, per dim.")
+          "shape", [](const Box& box) { return box.shape; }, "The number of elements in each dim.")
       .def_prop_ro("numel", &Box::numel, "Number of elements.")
       .def_prop_ro(
           "slices",
@@ -72,16 +72,16 @@ void equal_and_printed(nb::class_<P>& bound) {
 
 void bind_placements(nb::module_& m) {
   nb::class_<Shard> shard(m, "Shard",
-                          "Split along tensor dim `dim` with torch.chunk's sizes: chunks of "
-                          "ceil(n / ranks), the last ones shorter or empty.");
+                          "Splits tensor dim `dim` into torch.chunk's sizes: chunks of "
+                          "ceil(n / ranks) elements, of which the last ones are shorter or empty.");
   shard.def(
            "__init__", [](Shard* self, int64_t dim) { new (self) Shard{dim}; }, "dim"_a)
       .def_ro("dim", &Shard::dim);
   equal_and_printed(shard);
   nb::class_<StridedShard> strided(
       m, "StridedShard",
-      "torch's _StridedShard: `dim` is first cut into `split` parts by mesh dims further right, "
-      "and each part into this mesh dim's shards (FSDP2 over TP).");
+      "torch's _StridedShard: mesh dims further right first split `dim` into `split` parts; then "
+      "each part is split into this mesh dim's shards (FSDP2 over TP).");
   strided
       .def(
           "__init__",
@@ -95,14 +95,13 @@ void bind_placements(nb::module_& m) {
   nb::class_<Replicate> replicate(m, "Replicate", "The same on every rank of the mesh dim.");
   replicate.def(nb::init<>());
   equal_and_printed(replicate);
-  nb::class_<Partial> partial(m, "Partial",
-                              "A sum that is still to be made; refused when it is saved.");
+  nb::class_<Partial> partial(m, "Partial", "A pending sum over the mesh dim; it can't be saved.");
   partial.def(nb::init<>());
   equal_and_printed(partial);
 }
 
 void bind_mesh(nb::module_& m) {
-  nb::class_<Mesh>(m, "Mesh", "Ranks in a named n-dimensional grid, as torch's DeviceMesh.")
+  nb::class_<Mesh>(m, "Mesh", "Ranks in an n-dimensional grid with names, like torch's DeviceMesh.")
       .def(
           "__init__",
           [](Mesh* self, Dims shape, std::optional<std::vector<int>> ranks,
@@ -114,13 +113,13 @@ void bind_mesh(nb::module_& m) {
             }
           },
           "shape"_a, "ranks"_a = nb::none(), "names"_a = std::vector<std::string>(),
-          "`ranks` holds the global ranks in C order; without it they are 0, 1, 2 ...\n"
-          "Raises InvalidArgumentError on a rank or name that occurs twice, or a wrong count.")
+          "`ranks` holds the global ranks in C order; by default they are 0, 1, 2 ...\n"
+          "Raises InvalidArgumentError if a rank or name occurs twice or their number is wrong.")
       .def_prop_ro("shape", [](const Mesh& mesh) { return mesh.shape(); })
       .def_prop_ro("ranks", [](const Mesh& mesh) { return mesh.ranks(); })
       .def_prop_ro("names", [](const Mesh& mesh) { return mesh.names(); })
       .def("coordinate", &Mesh::coordinate, "rank"_a,
-           "Where a global rank sits in the mesh; None for a rank outside it.")
+           "The position of a global rank in the mesh; None for a rank outside it.")
       .def("rank_at", &Mesh::rank_at, "coordinate"_a)
       .def("__repr__", [](const Mesh& mesh) { return "Mesh(" + to_string(mesh.shape()) + ")"; });
 }
@@ -142,10 +141,11 @@ void bind_boxes_of_placements(nb::module_& m) {
         return local_boxes(global_shape, mesh, coordinate, placements);
       },
       "global_shape"_a, "mesh"_a, "coordinate"_a, "placements"_a,
-      "The boxes that the rank at `coordinate` of the mesh holds of a tensor of `global_shape` "
-      "(elements); an empty shard gives one empty box.\n"
-      "Raises InvalidArgumentError on Partial, a dim out of range or a wrong number of "
-      "placements. Sizes follow torch.chunk, as torch's DTensor does.");
+      "The boxes that the rank at `coordinate` of the mesh holds of a tensor with shape "
+      "`global_shape` (in elements). An empty shard gives one empty box. Sizes follow torch.chunk, "
+      "as in torch's DTensor.\n"
+      "Raises InvalidArgumentError for Partial, a dim out of range or a wrong number of "
+      "placements.");
   m.def(
       "held_boxes",
       [](const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
@@ -153,10 +153,11 @@ void bind_boxes_of_placements(nb::module_& m) {
         return held_boxes(global_shape, mesh, coordinate, placements, local_shape);
       },
       "global_shape"_a, "mesh"_a, "coordinate"_a, "placements"_a, "local_shape"_a,
-      "local_boxes for a rank whose local tensor really has `local_shape`: where FSDP2 over "
-      "tensor parallelism splits unevenly, the reading of the placements that gives that shape "
-      "(torch's own description is then not what the rank holds).\n"
-      "Raises UnsupportedError where two readings fit, InvalidArgumentError where none does.");
+      "The same as local_boxes, for a rank whose local tensor has `local_shape`. If FSDP2 over "
+      "tensor parallelism splits unevenly, torch's own reading of the placements does not describe "
+      "what the rank holds; this function uses the reading that gives the local shape.\n"
+      "Raises UnsupportedError if both readings give this shape but different elements, "
+      "InvalidArgumentError if neither does.");
   m.def(
       "replica_id",
       [](const Mesh& mesh, const Dims& coordinate, const std::vector<Placement>& placements) {
@@ -170,34 +171,35 @@ void bind_boxes_of_placements(nb::module_& m) {
         return replica_holders(mesh, coordinate, placements);
       },
       "mesh"_a, "coordinate"_a, "placements"_a,
-      "Global ranks that hold the same boxes, ascending, this one included.");
+      "The global ranks that hold the same boxes, ascending, this one included.");
   m.def(
       "flat_range_to_boxes",
       [](const Dims& shape, int64_t begin, int64_t end) {
         return flat_range_to_boxes(shape, {begin, end});
       },
       "shape"_a, "begin"_a, "end"_a,
-      "The elements [begin, end) of a flattened tensor of `shape` as at most 2n - 1 disjoint "
-      "boxes in flat order.");
+      "The elements [begin, end) of a flattened tensor with shape `shape`, as at most 2n - 1 "
+      "disjoint boxes in flat order (n: the number of dims).");
 }
 
 void bind_merging(nb::module_& m) {
-  nb::class_<MergedSharding>(m, "MergedSharding", "What a rank holds of the checkpoint's tensor.")
+  nb::class_<MergedSharding>(m, "MergedSharding",
+                             "The part of the checkpoint's tensor that a rank holds.")
       .def_prop_ro(
           "global_shape", [](const MergedSharding& s) { return s.global_shape; },
-          "Of the checkpoint's tensor, elements per dim.")
+          "Shape of the checkpoint's tensor, in elements.")
       .def_prop_ro(
           "strides", [](const MergedSharding& s) { return s.strides; },
-          "Of the whole tensor as it would lie contiguously, in elements.")
+          "Strides of the checkpoint's tensor if it were contiguous, in elements.")
       .def_prop_ro(
-          "held", [](const MergedSharding& s) { return s.held; }, "What the rank holds.")
+          "held", [](const MergedSharding& s) { return s.held; }, "The boxes that the rank holds.")
       .def_prop_ro(
           "replica_id", [](const MergedSharding& s) { return s.replica_id; },
-          "All zeros on exactly one of the ranks that hold the same.")
+          "All zeros on exactly one of the ranks that hold the same boxes.")
       .def_prop_ro(
           "holders", [](const MergedSharding& s) { return s.holders; },
-          "Global ranks that hold the same, ascending, this one included; empty where the meshes "
-          "don't say.");
+          "The global ranks that hold the same boxes, ascending, this one included; empty if the "
+          "meshes don't determine them.");
   m.def(
       "merge_shardings",
       [](const Dims& local_shape, const Dims& global_shape, const Mesh& mesh,
@@ -208,13 +210,13 @@ void bind_merging(nb::module_& m) {
       },
       "local_shape"_a, "global_shape"_a, "mesh"_a, "placements"_a, "checkpoint_mesh"_a,
       "checkpoint_placements"_a, "rank"_a,
-      "Merges a parameter's mesh and placements with those that the checkpoint gives it (expert "
-      "weights under expert parallelism inside FSDP2), for the global rank `rank`, which is in "
-      "both meshes. A Shard of the checkpoint lies outside of the parameter's own shards, unless "
-      "the parameter splits the same ranks along the same dim already; which ranks those are is "
-      "found from the meshes' ranks, names have no meaning. Shapes in elements; the global shape "
-      "is the one that the parameter knows.\n"
-      "Raises InvalidArgumentError where the two contradict one another.");
+      "Merges a parameter's own mesh and placements with those that the checkpoint has for it "
+      "(expert weights under expert parallelism with FSDP2), for the global rank `rank`, which "
+      "must be in both meshes. A Shard of the checkpoint is applied outside the parameter's own "
+      "shards, unless the parameter already splits the same ranks along the same dim. Ranks are "
+      "matched by their numbers, not by the names of mesh dims. Shapes are in elements; "
+      "`global_shape` is the parameter's own.\n"
+      "Raises InvalidArgumentError if the two contradict each other.");
   m.def(
       "find_rule",
       [](const std::vector<std::string>& patterns, std::string_view name) -> std::optional<int> {
@@ -224,9 +226,9 @@ void bind_merging(nb::module_& m) {
         return found < 0 ? std::nullopt : std::optional<int>(found);
       },
       "patterns"_a, "name"_a,
-      "Place of the most specific pattern that fits a run of the name's components; None where "
-      "none does. See tilestone.PlacementRules.\n"
-      "Raises InvalidArgumentError where two that match are equally specific.");
+      "The index of the most specific pattern that matches the name; None if no pattern matches. "
+      "See tilestone.PlacementRules.\n"
+      "Raises InvalidArgumentError if two matching patterns are equally specific.");
 }
 
 }  // namespace

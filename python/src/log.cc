@@ -1,8 +1,8 @@
-// The library's messages in Python's logging.
+// Passes the library's messages to Python's logging.
 //
-// The library's sink runs under a lock of its own, so it must never wait for the GIL: whoever
-// holds the GIL might be waiting for that lock. The sink only queues; the thread that called the
-// library hands the messages on (call.h).
+// The library calls the sink under its own lock, so the sink must never wait for the GIL: the
+// thread that holds the GIL may be waiting for that lock. The sink only queues messages; the thread
+// that called the library delivers them (call.h).
 #include "python/src/bindings.h"
 
 namespace tilestone::python {
@@ -38,7 +38,8 @@ LogLevel level_named(const std::string& name) {
   for (const auto& [known, level] : kLevels) {
     if (name == known) return level;
   }
-  throw Error(ErrorCode::kInvalidArgument, "\"" + name + "\" is no level of a message");
+  throw Error(ErrorCode::kInvalidArgument,
+              "level must be \"debug\", \"info\", \"warning\" or \"error\", not \"" + name + "\"");
 }
 
 }  // namespace
@@ -47,8 +48,8 @@ void follow_log_level() {
   set_log_level(level_of(nb::cast<int>(logger().attr("getEffectiveLevel")())));
 }
 
-// The messages behind one whose handler raised are handed on all the same: they are what is left
-// of the work.
+// If a handler raises, the remaining messages are still delivered, because they may be the only
+// trace of the work.
 std::optional<Raised> deliver(const std::vector<Message>& messages) {
   std::optional<Raised> first;
   for (const Message& message : messages) {
@@ -72,7 +73,8 @@ void bind_log(nb::module_& m) {
       nb::arg("level"), nb::arg("message"), "Logs a message as the engine does.");
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(&end_all_calls));
   m.def("leave_threads_behind", &leave_threads_behind,
-        "At exit: threads that are stuck in foreign code wait there when they come back.");
+        "For the exit of the program: makes threads that are stuck in foreign code wait when they "
+        "return.");
 }
 
 }  // namespace tilestone::python

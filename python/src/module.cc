@@ -1,10 +1,10 @@
-// Table of contents of tilestone._core.
+// The table of contents of tilestone._core.
 #include "python/src/bindings.h"
 
 NB_MODULE(_core, m) {
   using namespace tilestone::python;
   m.doc() = "The engine of tilestone; use the package `tilestone`.";
-  // Objects that a traceback or a global keeps until the interpreter's end are no leaks.
+  // Objects that a traceback or a global keeps until the interpreter's end are not leaks.
   nb::set_leak_warnings(false);
   m.attr("VERSION") = tilestone::kVersion;
   bind_errors(m);

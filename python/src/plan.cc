@@ -1,4 +1,4 @@
-// Distributions of shards, and what ranks work out together.
+// The distribution of shards over ranks, and rounds of agreement.
 #include <algorithm>
 
 #include "python/src/bindings.h"
@@ -18,7 +18,7 @@ std::vector<int> distribute(const std::vector<uint64_t>& bytes,
                             const std::optional<Files>& files) {
   if (holders.size() != bytes.size() || main_is_outside.size() != bytes.size()) {
     throw Error(ErrorCode::kInvalidArgument,
-                "bytes, holders and main_is_outside have one entry for each shard");
+                "bytes, holders and main_is_outside must have one entry for each shard");
   }
   std::vector<DistributedShard> shards;
   shards.reserve(bytes.size());
@@ -65,22 +65,23 @@ nb::bytes agree_in_python(const std::string& work, nb::handle comm, const nb::ca
 }  // namespace
 
 void bind_plan(nb::module_& m) {
-  m.def(
-      "distribute_shards", &distribute, "bytes"_a, "holders"_a, "main_is_outside"_a,
-      "holder_sets"_a, "ranks"_a, "files"_a = nb::none(),
-      "Megatron-Core's distribution of shards, given in the order of their ids: a rank for each.\n"
-      "`holders[i]` says which of `holder_sets` holds shard i; ranks are 0 to `ranks` - 1.\n"
-      "`files`: (for each shard the file that has most of it or -1, for each file the rank that "
-      "wrote it or -1): a file's shards go to its writer.\n"
-      "Raises InvalidArgumentError on a shard without holders or a number out of range.");
-  m.def(
-      "agree", &agree_in_python, "work"_a, "comm"_a.none(), "say"_a, "decide"_a, "seconds"_a,
-      nb::sig("def agree(work: str, comm: object, say: collections.abc.Callable[[int, bytes], "
-              "bytes], decide: collections.abc.Callable[[int, list[bytes]], tuple[bytes, bool]], "
-              "seconds: float) -> bytes"),
-      "Rounds in which all ranks fail together. In each, every rank says say(round, answer of the "
-      "round before), and rank 0 decides (answer, whether it is the last), which every rank gets.\n"
-      "What either raises on any rank every rank raises. Returns the last answer.");
+  m.def("distribute_shards", &distribute, "bytes"_a, "holders"_a, "main_is_outside"_a,
+        "holder_sets"_a, "ranks"_a, "files"_a = nb::none(),
+        "Chooses a rank for each shard, as Megatron-Core does. Shards are in the order of their "
+        "ids.\n"
+        "`holders[i]` is the index in `holder_sets` of the ranks that hold shard i; ranks are 0 to "
+        "`ranks` - 1.\n"
+        "`files`: (for each shard, the file that holds most of it, or -1; for each file, the rank "
+        "that wrote it, or -1). A file's shards are then given to its writer.\n"
+        "Raises InvalidArgumentError for a shard without holders or a number out of range.");
+  m.def("agree", &agree_in_python, "work"_a, "comm"_a.none(), "say"_a, "decide"_a, "seconds"_a,
+        nb::sig("def agree(work: str, comm: object, say: collections.abc.Callable[[int, bytes], "
+                "bytes], decide: collections.abc.Callable[[int, list[bytes]], tuple[bytes, bool]], "
+                "seconds: float) -> bytes"),
+        "Runs rounds in which all ranks fail together. In each round, every rank calls say(round, "
+        "answer of the previous round) and sends the result to rank 0. Rank 0 calls decide(round, "
+        "results), which returns (answer, is the last round), and every rank gets the answer.\n"
+        "If either function raises on any rank, every rank raises. Returns the last answer.");
 }
 
 }  // namespace tilestone::python

@@ -1,4 +1,4 @@
-// What saves in one call and saves in steps have in common.
+// Functions shared by saves in one call and saves in steps.
 #pragma once
 
 #include <functional>
@@ -7,13 +7,14 @@
 
 namespace tilestone::python {
 
-// `seconds` from now.
+// The deadline `seconds` from now.
 Deadline end_after(double seconds);
 
-// An error of Tilestone's own Python code names the rank, as those of the engine do.
+// Adds the rank to an error that Tilestone's Python code raised, as the engine's errors have it.
+// Does nothing for other exceptions, or if `ranks` is 1.
 void say_rank(const Raised& raised, int rank, int ranks);
 
-// Calls `prepare`, which makes a SaveRequest and must outlive the function.
+// A function that calls `prepare`, which returns a SaveRequest. `prepare` must outlive it.
 std::function<SaveRequest()> request_of(const nb::callable& prepare);
 
 }  // namespace tilestone::python

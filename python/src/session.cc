@@ -13,7 +13,8 @@ namespace {
 
 using nb::literals::operator""_a;
 
-// All ranks of `comm` make it together; `seconds`: for that. What `check` raises all ranks raise.
+// Creates a session. All ranks of `comm` must call it together, within `seconds`. If `check` raises
+// on any rank, all ranks raise.
 Session session_of(nb::handle comm, double seconds, const nb::object& check) {
   const Entered entered;
   const Communicator communicator = to_communicator(comm);
@@ -31,7 +32,7 @@ Session session_of(nb::handle comm, double seconds, const nb::object& check) {
   return *std::move(made);
 }
 
-// `make` gives a request with the state; nothing is written, and no other rank takes part.
+// `make` returns a request with the state. Nothing is written, and no other rank takes part.
 uint64_t prepare(Session& session, const nb::callable& make) {
   const Entered entered;
   uint64_t bytes = 0;
@@ -51,15 +52,17 @@ ByFiles by_files(Session& session, const nb::bytes& path) {
 }  // namespace
 
 void bind_session(nb::module_& m) {
-  nb::class_<SessionStats>(m, "SessionStats", "What a session has counted, on this rank.")
-      .def_ro("saves", &SessionStats::saves, "Saves that were planned.")
+  nb::class_<SessionStats>(m, "SessionStats", "A session's counters, on this rank.")
+      .def_ro("saves", &SessionStats::saves, "Number of saves that were planned.")
       .def_ro("plans_exchanged", &SessionStats::plans_exchanged,
-              "Saves for which the ranks sent their plans to rank 0.")
+              "Number of saves for which the ranks sent their plans to rank 0.")
       .def_ro(
           "plans_from_cache", &SessionStats::plans_from_cache,
-          "Saves whose plan was that of an earlier one; the others, but for those of which plans "
-          "were sent, this rank has planned by rule.")
-      .def_ro("plan_bytes_sent", &SessionStats::plan_bytes_sent, "Of this rank's plans, bytes.")
+          "Number of saves that used the plan of an earlier save. Saves that are counted neither "
+          "here nor in plans_exchanged were planned by this rank with agreement=\"rule\" or by "
+          "files.")
+      .def_ro("plan_bytes_sent", &SessionStats::plan_bytes_sent,
+              "Bytes of the plans that this rank sent.")
       .def("__repr__", [](const SessionStats& stats) {
         return "SessionStats(saves=" + std::to_string(stats.saves) +
                ", plans_exchanged=" + std::to_string(stats.plans_exchanged) +
@@ -78,9 +81,9 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("stats", &Session::stats)
       .def("prepare", &prepare, "make"_a,
            nb::sig("def prepare(self, make: collections.abc.Callable[[], SaveRequest]) -> int"),
-           "Makes staging memory ready for a state; its bytes.")
+           "Prepares staging memory for a state; returns its size in bytes.")
       .def("by_files", &by_files, "path"_a,
-           "This rank's place in the next save by files to a path; it counts.");
+           "This rank's part in the next save by files to a path. Each call counts as one save.");
 }
 
 }  // namespace tilestone::python

@@ -1,4 +1,4 @@
-// Saves in their steps.
+// Saves in separate steps.
 #include <unistd.h>
 
 #include <memory>
@@ -15,11 +15,11 @@ namespace {
 
 using nb::literals::operator""_a;
 
-struct Over {};    // nothing is left to do
-struct InStep {};  // a thread takes a step
+struct Over {};    // the save has ended
+struct InStep {};  // a thread is in a step
 
-// A save between its steps. Whoever takes a step takes what stands here away first, with the GIL
-// held, so two threads never have it.
+// A save between its steps. A thread that begins a step first moves `step_` out, with the GIL held,
+// so two threads never have it.
 class StepwiseSave {
  public:
   StepwiseSave(int rank, int ranks, Location location)
@@ -27,13 +27,14 @@ class StepwiseSave {
   ~StepwiseSave() {
     try {
       give_up();
-    } catch (...) {  // an interpreter that ends, or a signal: the save goes with `step_`
+    } catch (...) {
+      // The interpreter is ending, or a signal came: `step_` is destroyed all the same.
     }
   }
   StepwiseSave(const StepwiseSave&) = delete;
   StepwiseSave& operator=(const StepwiseSave&) = delete;
 
-  // All steps of a save have one deadline, so what interrupts any of them is in it.
+  // All steps of a save share one deadline, which contains the interrupt of all of them.
   Deadline heeding_interrupts(Deadline deadline) const {
     return deadline.with_interrupt(interrupt_);
   }
@@ -71,7 +72,7 @@ class StepwiseSave {
       });
     } catch (const Raised& raised) {
       if (result && result->published) {
-        raised.add_note("it came too late to stop the save: " + location_.describe() +
+        raised.add_note("this came too late to stop the save: " + location_.describe() +
                         " was published");
       }
       throw;
@@ -79,8 +80,8 @@ class StepwiseSave {
     return *std::move(result);
   }
 
-  // Does nothing to a save that is over, or that a thread takes a step of, or in a child of fork,
-  // whose parent goes on with it.
+  // Does nothing if the save has ended, if a thread is in a step, or in a forked child, because the
+  // parent continues the save.
   void give_up() {
     if (std::holds_alternative<Over>(step_) || std::holds_alternative<InStep>(step_)) return;
     auto left = std::make_unique<Step>(std::exchange(step_, Over()));
@@ -108,7 +109,7 @@ class StepwiseSave {
   From take(const std::string& name) {
     if (::getpid() != process_) {
       throw Error(ErrorCode::kUnsupported,
-                  name + "() was called in a child of the process that began the save");
+                  name + "() was called in a forked child of the process that began the save");
     }
     if (std::holds_alternative<From>(step_)) {
       From from = std::move(std::get<From>(step_));
@@ -117,18 +118,16 @@ class StepwiseSave {
     }
     if (std::holds_alternative<InStep>(step_)) {
       throw Error(ErrorCode::kInvalidArgument,
-                  name + "() was called while another thread takes a step of this save");
+                  name + "() was called while another thread is in a step of this save");
     }
     const std::string expected = next();
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        name + "() was called, " +
-            (expected.empty() ? "and the save is over" : "and the next step is " + expected))
-        .with_hint("a save goes by stage (which may be left out), write, report and publish");
+    throw Error(ErrorCode::kInvalidArgument,
+                name + "() was called, but " +
+                    (expected.empty() ? "the save is over" : "the next step is " + expected))
+        .with_hint("the steps of a save are stage (optional), write, report and publish");
   }
 
-  // A step that fails ends the save. One that succeeds, and during which Python raised, is followed
-  // by no other.
+  // A step that fails ends the save. So does a step that succeeds but during which Python raised.
   template <typename Work>
   void run(const Work& work) {
     step_ = InStep();
@@ -147,7 +146,7 @@ class StepwiseSave {
     step_ = std::move(next);
     try {
       give_up();
-    } catch (const Raised&) {  // a further signal; the first one is on its way
+    } catch (const Raised&) {  // another signal; the first exception is already being raised
     }
   }
 
@@ -170,7 +169,7 @@ class StepwiseSave {
   uint64_t bytes_ = 0;
 };
 
-// Python owns what these return.
+// Python owns the returned objects.
 StepwiseSave* begun_in_session(Session& session, const Location& location,
                                const SaveOptions& options, const nb::callable& prepare,
                                Deadline deadline) {
@@ -182,7 +181,7 @@ StepwiseSave* begun_in_session(Session& session, const Location& location,
   return save.release();
 }
 
-// As save_state() and save_by_files_state() of engine.cc.
+// Like save_state() and save_by_files_state() in engine.cc.
 StepwiseSave* begin_save_of(const nb::callable& prepare, const nb::bytes& path, nb::handle comm,
                             double seconds) {
   const Entered entered;
@@ -222,7 +221,7 @@ void bind_steps(nb::module_& m) {
       .def_prop_ro("save_id", &StepwiseSave::save_id)
       .def_prop_ro("items", &StepwiseSave::items)
       .def_prop_ro("bytes", &StepwiseSave::bytes)
-      .def_prop_ro("next", &StepwiseSave::next, "The next step; \"\": the save is over.")
+      .def_prop_ro("next", &StepwiseSave::next, "The next step; empty if the save is over.")
       .def("stage", &StepwiseSave::stage)
       .def("write", &StepwiseSave::write)
       .def("report", &StepwiseSave::report)

@@ -1,4 +1,4 @@
-// Locks on names in a directory, by which programs that share it keep out of each other's way.
+// Locks on names in a directory, for programs that share the directory.
 #include "python/src/bindings.h"
 
 namespace tilestone::python {
@@ -40,17 +40,18 @@ bool is_locked(const nb::bytes& directory, const std::string& name) {
 
 void bind_storage(nb::module_& m) {
   nb::class_<NameLock>(m, "NameLock",
-                       "A lock that try_lock() gave. It goes with the object or the process; a "
-                       "forked child has no part in it.")
-      .def("release", &NameLock::release, "Gives it up; once more does nothing.");
-  m.def("try_lock", &try_lock, "directory"_a, "name"_a,
-        nb::sig("def try_lock(directory: bytes, name: str) -> NameLock | None"),
-        "A lock on a name in a directory, or None when somebody else holds it. Makes the file and "
-        "the directories that it needs; they stay.\n"
-        "UnsupportedError where files can't be locked.");
+                       "A lock that try_lock() returned. It is released with the object or at the "
+                       "end of the process. A forked child does not hold it.")
+      .def("release", &NameLock::release, "Releases the lock; does nothing the second time.");
+  m.def(
+      "try_lock", &try_lock, "directory"_a, "name"_a,
+      nb::sig("def try_lock(directory: bytes, name: str) -> NameLock | None"),
+      "Locks a name in a directory; returns None if the lock is held already. Creates the file and "
+      "the directories that it needs; they are not removed.\n"
+      "Raises UnsupportedError if the file system can't lock files.");
   m.def("is_locked", &is_locked, "directory"_a, "name"_a,
-        "Whether somebody, who may be the caller, holds the lock. Makes and changes nothing.\n"
-        "UnsupportedError where files can't be locked.");
+        "Whether anybody, including the caller, holds the lock. Creates and changes nothing.\n"
+        "Raises UnsupportedError if the file system can't lock files.");
 }
 
 }  // namespace tilestone::python

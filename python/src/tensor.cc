@@ -1,4 +1,4 @@
-// Tensors of Python as views of their memory, and views as arrays.
+// Converts Python's tensors to views of their memory, and views to arrays.
 #include "python/src/bindings.h"
 #include "python/src/dlpack.h"
 
@@ -13,7 +13,7 @@ struct DropReference {
   }
 };
 
-// Memory behind a Python object with device, to_host(begin, out), from_host(begin, data) and
+// Device memory of a Python object with device, to_host(begin, out), from_host(begin, data) and
 // narrow(offset, shape); see tilestone._torch_bridge.DeviceTensor.
 class PythonDeviceMemory : public DeviceMemory {
  public:
@@ -57,14 +57,14 @@ template <typename Array>
 TensorView view_of(const Array& array, nb::handle owner) {
   if (array.device_type() != nb::device::cpu::value) {
     throw Error(ErrorCode::kUnsupported,
-                "an array that speaks DLPack must be in the CPU's memory (only torch's tensors may "
-                "be on a device)");
+                "an array with DLPack must be in CPU memory (only torch tensors may be on a "
+                "device)");
   }
   const std::optional<DType> dtype = to_dtype(array.dtype());
   if (!dtype) {
     throw Error(ErrorCode::kUnsupported,
                 "an array's DLPack element type (code " + std::to_string(array.dtype().code) +
-                    ", " + std::to_string(array.dtype().bits) + " bits) is none of Tilestone's");
+                    ", " + std::to_string(array.dtype().bits) + " bits) is not supported");
   }
   TensorView view = TensorView::without_data(*dtype, {});
   view.data = static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(array.data())));
@@ -82,7 +82,7 @@ nb::object from_dlpack(nb::handle object, bool writable) {
     const TensorView view = view_of(array, object);
     if (writable && shares_elements(view.shape, view.strides)) {
       throw Error(ErrorCode::kInvalidArgument,
-                  "an array of which several elements lie in one place can't be filled");
+                  "can't fill an array in which several elements share memory");
     }
     return nb::cast(view);
   }
@@ -112,7 +112,7 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> bytes_of(const TensorView& view) {
     throw Error(ErrorCode::kInvalidArgument, "a view without host memory has no bytes");
   }
   if (!view.strided_view().is_contiguous()) {
-    throw Error(ErrorCode::kInvalidArgument, "only a contiguous view's bytes can be had");
+    throw Error(ErrorCode::kInvalidArgument, "only a contiguous view has a property bytes");
   }
   auto* owner = new std::shared_ptr<const void>(view.owner);
   nb::capsule capsule(
@@ -142,7 +142,7 @@ StateNode object_node(nb::handle object) {
 DType dtype_named(std::string_view name) {
   if (auto dtype = parse_dtype(name)) return *dtype;
   throw Error(ErrorCode::kInvalidArgument,
-              "\"" + std::string(name) + "\" is no element type of a checkpoint");
+              "\"" + std::string(name) + "\" is not an element type of a checkpoint");
 }
 
 nb::object from_tensor(const TensorView& view, nb::handle original, const Bridge& bridge) {
@@ -159,18 +159,20 @@ void bind_tensor(nb::module_& m) {
   nb::class_<TensorView>(m, "TensorView", "A borrowed view of a tensor's memory.")
       .def_static("strided", &strided, "data"_a, "dtype"_a, "shape"_a, "strides"_a, "begin"_a,
                   "bytes"_a, "owner"_a,
-                  "Memory at address `data` inside [begin, begin + bytes); strides in elements.")
+                  "Memory at address `data`, which must be inside [begin, begin + bytes); strides "
+                  "are in elements.")
       .def_static("on_device", &on_device, "dtype"_a, "shape"_a, "memory"_a, "owner"_a,
-                  "Memory that is copied to and from piece by piece.")
+                  "Memory on a device, which is copied from and to piece by piece.")
       .def_static(
           "without_data",
           [](std::string_view dtype, Dims shape) {
             return TensorView::without_data(dtype_named(dtype), std::move(shape));
           },
-          "dtype"_a, "shape"_a, "A tensor that a load allocates.")
+          "dtype"_a, "shape"_a, "A tensor without memory, which a load allocates.")
       .def_static("from_dlpack", &from_dlpack, "array"_a, "writable"_a,
                   nb::sig("def from_dlpack(array: object, writable: bool) -> TensorView | None"),
-                  "An array that speaks DLPack; None for one that doesn't, or is read-only.")
+                  "A view of an array that supports DLPack; None if the array does not support it, "
+                  "or is read-only but `writable` is True.")
       .def_prop_ro("dtype", [](const TensorView& v) { return to_string(v.dtype); })
       .def_prop_ro("shape", [](const TensorView& v) { return v.shape; })
       .def_prop_ro("nbytes", &TensorView::bytes)
@@ -180,15 +182,15 @@ void bind_tensor(nb::module_& m) {
             view.owner = keep_alive(owner);
             return view;
           },
-          "owner"_a, "The same memory, which another object keeps alive.")
+          "owner"_a, "A view of the same memory that another object keeps alive.")
       .def_prop_ro(
           "owner", [](const TensorView& v) { return nb::borrow(kept_object(v.owner)); },
           nb::sig("def owner(self) -> object"))
       .def_prop_ro("bytes", &bytes_of, nb::rv_policy::reference,
                    nb::sig("def bytes(self) -> numpy.typing.NDArray[numpy.uint8]"),
-                   "The memory of a contiguous view as uint8, shared with it.");
+                   "The memory of a contiguous view as an array of uint8, without a copy.");
   m.def("shares_elements", &shares_elements, "shape"_a, "strides"_a,
-        "Whether several elements may lie in one place, as those of an expanded tensor do.");
+        "Whether several elements may share memory, as those of an expanded tensor do.");
   m.def(
       "is_writable",
       [](uintptr_t data, uint64_t bytes) {
@@ -197,7 +199,7 @@ void bind_tensor(nb::module_& m) {
       "data"_a, "bytes"_a, "Whether memory of this process is mapped for writing.");
   m.def(
       "itemsize", [](std::string_view name) { return itemsize(dtype_named(name)); }, "dtype"_a,
-      "Bytes an element.");
+      "Bytes per element.");
   m.def(
       "dtypes",
       [] {

@@ -1,4 +1,4 @@
-// State dicts: Python's containers, tensors and entities as nodes and back.
+// Converts state dicts: Python's containers, tensors and entities to nodes, and back.
 #include <algorithm>
 #include <numeric>
 #include <unordered_map>
@@ -18,13 +18,14 @@ std::string to_text(nb::handle text) {
   if (utf8 == nullptr) {  // a lone surrogate
     PyErr_Clear();
     const nb::object shown = nb::steal(PyObject_ASCII(text.ptr()));
-    throw Error(ErrorCode::kInvalidArgument, "a key of a dict can't be written as UTF-8")
+    throw Error(ErrorCode::kInvalidArgument, "a key of a dict can't be encoded as UTF-8")
         .with_key(shown.is_valid() ? nb::cast<std::string>(shown) : std::string());
   }
   return {utf8, static_cast<size_t>(size)};
 }
 
-// As torch flattens: text and ints as they are, any other key by its str().
+// The path element for a key, as torch flattens dicts: strings and ints unchanged, any other key as
+// its str().
 PathElement path_element(nb::handle key) {
   if (PyUnicode_CheckExact(key.ptr())) return to_text(key);
   if (PyLong_CheckExact(key.ptr())) {
@@ -35,7 +36,7 @@ PathElement path_element(nb::handle key) {
   return to_text(nb::str(key));
 }
 
-// Keys of one dict are distinct, but others than text and ints may be written alike.
+// Two different keys of one dict, if they are neither strings nor ints, may have the same str().
 void check_distinct(const StateDict& dict, const Path& path) {
   std::unordered_set<PathElement> seen;
   for (const auto& [key, node] : dict.entries()) {
@@ -43,7 +44,7 @@ void check_distinct(const StateDict& dict, const Path& path) {
     Path twice = path;
     twice.push_back(key);
     throw Error(ErrorCode::kInvalidArgument,
-                "two keys of one dict are the same when they are written as text")
+                "two keys of one dict are the same when they are converted to strings")
         .with_key(dotted(twice));
   }
 }
@@ -59,14 +60,14 @@ bool is_plain_dict(nb::handle object) {
   return PyDict_CheckExact(object.ptr()) || PyODict_CheckExact(object.ptr());
 }
 
-// Objects that are surely no tensor and hold none.
+// Whether an object is certainly neither a tensor nor a container of tensors.
 bool is_plain(nb::handle object) {
   PyObject* o = object.ptr();
   return o == Py_None || PyLong_Check(o) || PyFloat_Check(o) || PyUnicode_Check(o) ||
          PyBytes_Check(o) || PyTuple_CheckExact(o);
 }
 
-// What `call` gives; Tilestone's own errors get the path as their key where they have none.
+// Returns the result of `call`. Tilestone's own errors get the path as their key if they have none.
 template <typename PythonCall>
 auto keyed(const Path& path, const PythonCall& call) {
   try {
@@ -87,10 +88,10 @@ auto keyed(const Path& path, const PythonCall& call) {
   }
 }
 
-// Python's objects as nodes.
+// Makes nodes from Python's objects.
 class TreeMaker {
  public:
-  // `claims` (may be null) gets what the Stateful objects of the tree claim.
+  // `claims` (may be null) receives the claims of the tree's Stateful objects.
   TreeMaker(const Bridge& bridge, Claims* claims)
       : bridge_(bridge),
         claims_(claims),
@@ -138,16 +139,15 @@ class TreeMaker {
   }
 
  private:
-  // A container whose items are being made. One that stands in itself has no end: the error names
-  // the first place at which it stands again.
+  // A container whose items are being made. Throws if the container contains itself; the error
+  // names the first place where it does.
   class Inside {
    public:
     Inside(const TreeMaker& maker, nb::handle container, const Path& path)
         : above_(maker.containers_) {
       const auto same = std::find(above_.begin(), above_.end(), container.ptr());
       if (same != above_.end()) {
-        throw Error(ErrorCode::kInvalidArgument, "a container that holds itself")
-            .with_key(dotted(path));
+        throw Error(ErrorCode::kInvalidArgument, "a container holds itself").with_key(dotted(path));
       }
       check_depth(path);
       above_.push_back(container.ptr());
@@ -160,13 +160,14 @@ class TreeMaker {
     std::vector<PyObject*>& above_;
   };
 
-  // Whether a key of the common state comes back as an equal one.
+  // Whether a load of the common state returns an equal key.
   static bool is_writable_key(nb::handle key) {
     return PyUnicode_Check(key.ptr()) ||
            (PyLong_CheckExact(key.ptr()) && std::holds_alternative<int64_t>(path_element(key)));
   }
 
-  // Whether a dict is one value of the common state because of its keys: (1, 2), None, a dtype.
+  // Whether a dict is stored as one value of the common state because of its keys, such as (1, 2),
+  // None or a dtype.
   bool is_whole(nb::handle dict, const Path& path) const {
     if (!keeps_keys_ || path.empty()) return false;
     bool some = false;
@@ -177,7 +178,7 @@ class TreeMaker {
     return some && !holds_sharded(dict, path, seen);
   }
 
-  // Whether something in a tree is no common state. `seen`: containers that were looked at.
+  // Whether a tree contains something that is not common state. `seen`: containers visited before.
   bool holds_sharded(nb::handle object, const Path& path,
                      std::unordered_set<PyObject*>& seen) const {
     if (is_plain(object)) return false;
@@ -194,17 +195,18 @@ class TreeMaker {
                        [&](nb::handle item) { return holds_sharded(item, below, seen); });
   }
 
-  // Keys of what is sharded are the template's; of common state they would be written as text.
+  // For a key that is neither a string nor an int. A load takes the keys of sharded parts from the
+  // template, but those of common state come back as strings, so the latter are refused.
   void check_holds_sharded(nb::handle object, const Path& path) const {
     std::unordered_set<PyObject*> seen;
     if (holds_sharded(object, path, seen)) return;
     throw Error(ErrorCode::kInvalidArgument,
-                "a key of the common state that is neither text nor an int of 64 bits would come "
-                "back as text here")
+                "a key of the common state that is neither a string nor a 64-bit int would come "
+                "back as a string here")
         .with_key(dotted(path))
         .with_hint(
-            "it is kept in a dict, not of a class of its own, that lies below the top and "
-            "holds no sharded entities");
+            "such a key is kept in a plain dict that is below the top level and holds no sharded "
+            "entities");
   }
 
   static void check_depth(const Path& path) {
@@ -218,7 +220,8 @@ class TreeMaker {
     return keyed(path, [&] { return to_value(object, bridge_, path); });
   }
 
-  // (state dict, paths below it that are loaded without a template) of a Stateful object.
+  // The state dict of a Stateful object. `described`: (state dict, paths below it that are loaded
+  // without a template).
   StateNode stateful(nb::handle described, const Path& path) const {
     if (claims_ != nullptr) {
       claims_->complete.push_back(path);
@@ -230,14 +233,14 @@ class TreeMaker {
     return node(nb::object(described[0]), path);
   }
 
-  // A container of a class of its own, which can be made again with other contents.
+  // Checks that a container of a special class can be recreated with other contents; returns it.
   nb::handle checked_container(nb::handle container, const Path& path) const {
     keyed(path, [&] { return bridge_.call("check_container", container); });
     log_attributes(container, path);
     return container;
   }
 
-  // What a container has beside its items is not saved.
+  // Logs what a container has beside its items, as that is not saved.
   void log_attributes(nb::handle container, const Path& path) const {
     PyObject* attributes = PyObject_GenericGetDict(container.ptr(), nullptr);
     const nb::object kept = nb::steal(attributes);
@@ -256,8 +259,9 @@ class TreeMaker {
     return list(list_object, path);
   }
 
-  // As torch flattens: a list is taken apart when a dict, a tensor or a Stateful object is in it,
-  // or in a list in it. `seen`: lists that were looked at; one may stand in itself.
+  // Whether a list is split into its elements, as torch does: if it, or a list inside it, holds a
+  // dict, a tensor or a Stateful object. `seen`: lists visited before, because a list may contain
+  // itself.
   bool is_descended(nb::handle list, size_t depth, std::unordered_set<PyObject*>& seen) const {
     if (depth > kDepthLimit || !seen.insert(list.ptr()).second) return false;
     for (nb::handle item : nb::borrow<nb::list>(list)) {
@@ -285,11 +289,12 @@ class TreeMaker {
     try {
       return keyed(path, [&] { return torch_tensors_.find_view(object, bridge_.for_load()); });
     } catch (const nb::python_error&) {
-      return std::nullopt;  // a wrapper without memory: the bridge says what it is
+      return std::nullopt;  // a wrapper without memory, which the bridge handles
     }
   }
 
-  // An array. One of the common state of which autograd knows comes back as it was, as in a leaf.
+  // An array. In the common state, a tensor that autograd tracks comes back as it was, as in a
+  // leaf.
   StateNode tensor(nb::handle object, TensorView view, const Path& path) const {
     if (!keeps_keys_) return array(std::move(view), path);
     const nb::object found = keyed(path, [&] { return bridge_.call("variable", object); });
@@ -298,7 +303,7 @@ class TreeMaker {
     return Value(nb::cast<TensorView>(found[0]), autograd);
   }
 
-  // A plain array; by rule, one that every rank is known to hold.
+  // A plain array. If the ranks agree by rule, it is a tensor that every rank is known to hold.
   StateNode array(TensorView view, const Path& path) const {
     if (everywhere_ == 0) return view;
     const Dims shape = view.shape;
@@ -325,14 +330,14 @@ class TreeMaker {
 
   const Bridge& bridge_;
   Claims* const claims_;
-  const int everywhere_;   // how many ranks hold each plain array; 0: that is not known
-  const bool keeps_keys_;  // dicts of the common state come back with the keys that they have
+  const int everywhere_;   // how many ranks hold each plain array; 0 if that is not known
+  const bool keeps_keys_;  // dicts of the common state are loaded with their original keys
   const TorchTensors torch_tensors_;
-  mutable std::vector<PyObject*> containers_;  // those that the place under way is in
+  mutable std::vector<PyObject*> containers_;  // those around the current node, outermost first
 };
 
-// The keys of a template's dict that are neither text nor ints, by the text that they became: a
-// member of an Enum, an object of a subclass of str.
+// The keys of a template's dict that are neither plain strings nor ints, by the string that they
+// became. Examples are members of an Enum and objects of a subclass of str.
 class OriginalKeys {
  public:
   explicit OriginalKeys(nb::handle original) {
@@ -364,10 +369,10 @@ nb::object item_of(nb::handle original, nb::handle key) {
   return item == nullptr ? nb::object(nb::none()) : nb::steal(item);
 }
 
-// Nodes as Python's objects. Tensors that were filled in place are noted on the way.
+// Makes Python's objects from nodes, and records which tensors were filled in place.
 class TreeReader {
  public:
-  // `kept`: leaves that are the template's own; null: none.
+  // `kept`: leaves that are taken from the template; null if there are none.
   explicit TreeReader(const Bridge& bridge, const KeptLeaves* kept = nullptr)
       : bridge_(bridge), kept_(kept) {
     for (nb::handle id : bridge.call("replaced")) replaced_.insert(nb::cast<uintptr_t>(id));
@@ -433,14 +438,14 @@ class TreeReader {
     throw Error(ErrorCode::kInternal, "a factory is left in a loaded state");
   }
 
-  // Where the template has an array, an object that holds one fills it.
+  // If the template has an array here, it is filled from the stored object.
   nb::object leaf(const Value& value, nb::handle original) {
     nb::object made = from_value(value, original, bridge_);
     if (!original.is_valid() || is_plain(original)) return made;
     return keyed(path_, [&] { return bridge_.call("filled_by", original, made); });
   }
 
-  // Nodes without bytes stand for objects that were not loaded, see object_node.
+  // A node without bytes may carry an object that was not loaded, see object_node.
   nb::object tensor(const TensorView& view, nb::handle original) {
     const nb::handle kept = kept_object(view.owner);
     if (!kept.is_valid()) return from_tensor(view, original, bridge_);
@@ -467,10 +472,10 @@ class TreeReader {
 
   const Bridge& bridge_;
   const KeptLeaves* const kept_;
-  std::unordered_set<uintptr_t> replaced_;  // ids of objects in whose place others were filled
+  std::unordered_set<uintptr_t> replaced_;  // ids of objects for which stand-ins were filled
   nb::object copied_back_;                  // tilestone._copied_back.CopiedBack
   nb::list filled_;
-  Path path_;  // where the node is that is being made
+  Path path_;  // of the current node
 };
 
 }  // namespace
@@ -482,7 +487,7 @@ StateNode to_node(nb::handle object, const Bridge& bridge, const Path& path) {
 StateDict to_state(nb::handle mapping, const Bridge& bridge, Claims* claims) {
   if (!is_mapping(mapping)) {
     throw Error(ErrorCode::kInvalidArgument,
-                "a state is a dict, not " +
+                "a state must be a dict, not " +
                     nb::cast<std::string>(nb::str(mapping.type().attr("__name__"))));
   }
   return TreeMaker(bridge, claims).dict(mapping, {});

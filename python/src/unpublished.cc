@@ -1,4 +1,4 @@
-// Saves without a communicator that are no checkpoint yet.
+// Unpublished saves, which are made without a communicator.
 #include "python/src/bindings.h"
 
 namespace tilestone::python {
@@ -28,25 +28,25 @@ std::string abandon_save(const nb::bytes& path, const std::string& save_id, doub
 
 void bind_unpublished(nb::module_& m) {
   nb::class_<UnpublishedSave>(m, "UnpublishedSave",
-                              "A save without a communicator that is no checkpoint yet.")
-      .def_ro("save_id", &UnpublishedSave::save_id, "The attempt's unique name.")
+                              "A save without a communicator that is not published yet.")
+      .def_ro("save_id", &UnpublishedSave::save_id, "The unique name of this attempt.")
       .def_ro("world_size", &UnpublishedSave::world_size,
-              "How many ranks it has; 0: it has only begun, and that is not known.")
-      .def_ro("format", &UnpublishedSave::format, "As `save` was given it.")
-      .def_ro("dialect", &UnpublishedSave::dialect, "As `save` was given it.")
+              "How many ranks it has; 0 if that is not known.")
+      .def_ro("format", &UnpublishedSave::format, "The `format` that was passed to `save`.")
+      .def_ro("dialect", &UnpublishedSave::dialect, "The `dialect` that was passed to `save`.")
       .def_ro("missing_count", &UnpublishedSave::missing_count,
               "How many of its ranks have not written.")
       .def_ro("missing", &UnpublishedSave::missing, "The lowest of these ranks, at most 16.")
       .def_prop_ro(
           "failure", [](const UnpublishedSave& save) { return python_text(save.failure); },
-          nb::sig("def failure(self) -> str"), "The error that a rank has left; \"\": none.")
+          nb::sig("def failure(self) -> str"), "The error that a rank recorded; empty if none did.")
       .def_ro("abandoned", &UnpublishedSave::abandoned,
-              "It will be no checkpoint, and gc removes its files.")
+              "Whether it was abandoned: it can't be published, and gc removes its files.")
       .def_ro("alive", &UnpublishedSave::alive,
-              "Whether a rank of it works, as far as it was watched: True once something of it "
-              "changed, False when nothing did for a minute, else None.")
+              "Whether one of its ranks is working: True if one of its files changed while it was "
+              "watched, False if none changed for a minute, otherwise None.")
       .def_prop_ro("complete", &UnpublishedSave::complete,
-                   "All its ranks have written: it can be published.")
+                   "Whether all its ranks have written, so that it can be published.")
       .def(
           "__str__", [](const UnpublishedSave& save) { return python_text(save.text); },
           nb::sig("def __str__(self) -> str"))

@@ -1,6 +1,6 @@
-// Leaves: Python objects as Values and back. An object that is no Value is pickled by Python
-// itself; what comes back of it is described as Opaque, and made only where the caller allowed its
-// class (tilestone._opaque).
+// Leaves: converts Python objects to Values, and back. An object that a Value can't represent is
+// pickled by Python itself. A load returns it as an Opaque, and creates the object only if the
+// caller has allowed its class (tilestone._opaque).
 #include <unordered_map>
 
 #include "python/src/bindings.h"
@@ -28,7 +28,7 @@ std::optional<Value> from_int(nb::handle object) {
 std::optional<Value> from_text(nb::handle object) {
   Py_ssize_t size = 0;
   const char* text = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
-  if (text == nullptr) {  // lone surrogates: only a pickle can hold them
+  if (text == nullptr) {  // lone surrogates, which only a pickle can hold
     PyErr_Clear();
     return std::nullopt;
   }
@@ -46,8 +46,8 @@ std::optional<Value> scalar(nb::handle object) {
   return std::nullopt;
 }
 
-// Python's objects as values; nothing for what only a pickle can hold. A container that stands in
-// several places is one value there.
+// Makes Values from Python's objects; nullopt for an object that only a pickle can hold. A
+// container that occurs in several places becomes one shared value.
 class ValueMaker {
  public:
   explicit ValueMaker(const Bridge& bridge) : bridge_(bridge) {}
@@ -77,7 +77,7 @@ class ValueMaker {
       return Value(dtype_named(nb::cast<std::string>(described)));
     }
     if (described.is_none()) return std::nullopt;
-    check_opaque(object);  // which it gave back as it is
+    check_opaque(object);  // describe_in_value returned an Opaque itself
     return from_opaque(object, depth + 1);
   }
 
@@ -107,7 +107,7 @@ class ValueMaker {
                                        : Value::list(std::move(*list));
   }
 
-  // A scalar, or a tuple of such.
+  // A scalar, or a tuple of keys.
   static std::optional<Value> key_of(nb::handle key, int depth) {
     if (!PyTuple_CheckExact(key.ptr())) return scalar(key);
     if (depth > kMaxDepth) return std::nullopt;
@@ -140,7 +140,7 @@ class ValueMaker {
     const auto is = [&](const char* name, bool (*check)(nb::handle)) {
       if (check(object.attr(name))) return;
       throw Error(ErrorCode::kInvalidArgument,
-                  std::string("the attribute \"") + name + "\" of an Opaque is " +
+                  std::string("the attribute \"") + name + "\" of an Opaque has the wrong type: " +
                       nb::cast<std::string>(nb::repr(object.attr(name))));
     };
     const auto is_text = [](nb::handle h) { return PyUnicode_Check(h.ptr()) != 0; };
@@ -154,13 +154,14 @@ class ValueMaker {
     is("has_state", [](nb::handle h) { return PyBool_Check(h.ptr()) != 0; });
   }
 
-  // An object that was loaded and not made, as what it was.
+  // An Opaque, which is written as the original object.
   std::optional<Value> from_opaque(nb::handle object, int depth) {
     Opaque opaque;
     const auto kind = nb::cast<std::string>(object.attr("kind"));
     if (kind != "global" && kind != "call" && kind != "new") {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "the kind of an Opaque is \"global\", \"call\" or \"new\", not \"" + kind + "\"");
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          "the kind of an Opaque must be \"global\", \"call\" or \"new\", not \"" + kind + "\"");
     }
     opaque.kind = kind == "global" ? Opaque::Kind::kGlobal
                   : kind == "call" ? Opaque::Kind::kCall
@@ -186,7 +187,7 @@ class ValueMaker {
   std::unordered_map<PyObject*, Value> known_;
 };
 
-// What Python has at a list's or tuple's place, where the original still has the same form.
+// The element of the original list or tuple at an index; None if the original has no such element.
 nb::object element(nb::handle original, Py_ssize_t index) {
   if (!original.is_valid() || !(PyList_Check(original.ptr()) || PyTuple_Check(original.ptr())) ||
       index >= PySequence_Size(original.ptr())) {
@@ -213,8 +214,8 @@ nb::object make_text(const std::string& text) {
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogatepass"));
 }
 
-// Values as Python's objects. What values share is one object. Files nest values no deeper than
-// the reader lets them, so that this may recurse.
+// Makes Python's objects from Values. A shared value becomes one object. The recursion is safe
+// because the reader limits how deep values are nested.
 class ObjectMaker {
  public:
   explicit ObjectMaker(const Bridge& bridge) : bridge_(bridge) {}
@@ -273,7 +274,7 @@ class ObjectMaker {
       case Value::Kind::kPickled:
         return nb::bytes(value.as_pickled().bytes.data(), value.as_pickled().bytes.size());
     }
-    throw Error(ErrorCode::kInternal, "a value of no known kind");
+    throw Error(ErrorCode::kInternal, "a value has an unknown kind");
   }
 
   nb::object make_tensor(const Value& value, nb::handle original) {
@@ -330,7 +331,7 @@ Bytes to_bytes_owned(const nb::bytes& bytes) {
 }
 
 Value to_value(nb::handle object, const Bridge& bridge, const Path& path) {
-  // The contents of a template's leaf don't matter: what is stored takes its place.
+  // The contents of a template's leaf don't matter, because the stored value replaces it.
   if (bridge.for_load()) return Value();
   try {
     if (auto value = ValueMaker(bridge).make(object, 0)) return *value;
@@ -355,15 +356,15 @@ void bind_value(nb::module_& m) {
       },
       nb::arg("object"), nb::arg("bridge"), nb::arg("limit") = 4096,
       nb::sig("def value_text(object: object, bridge: object, limit: int = 4096) -> str"),
-      "How the command line shows an object: Python's repr where Python has one.");
+      "An object as the command line shows it: like Python's repr, if there is one.");
   m.def(
       "pickled_classes",
       [](const nb::bytes& bytes, bool archive) {
         return classes_in({static_cast<const std::byte*>(bytes.data()), bytes.size()}, archive);
       },
       nb::arg("pickled"), nb::arg("archive"),
-      "The classes whose objects a pickled object would come back with as Opaque.\n\n"
-      "Raises InvalidArgumentError for one that could not be read back.");
+      "The names of the classes whose objects a load of this pickle would return as Opaque.\n\n"
+      "Raises InvalidArgumentError if the pickle could not be read back.");
 }
 
 }  // namespace tilestone::python

@@ -3,7 +3,7 @@
 namespace tilestone::python {
 namespace {
 
-// The bytes that a view's elements lie in, gaps included.
+// The range of bytes that contains a view's elements, gaps included.
 struct Extent {
   const std::byte* begin = nullptr;
   uint64_t bytes = 0;
@@ -11,7 +11,8 @@ struct Extent {
 
 Extent extent_of(const TensorView& view) {
   if (view.data == nullptr || view.device || view.bytes() == 0) return {};
-  int64_t below = 0, above = 0;  // in elements; inside an allocation, as `strided` has checked
+  // In elements. No overflow: the elements are inside an allocation, which `strided` has checked.
+  int64_t below = 0, above = 0;
   for (size_t d = 0; d < view.shape.size(); ++d) {
     const int64_t reach = (view.shape[d] - 1) * view.strides[d];
     (reach < 0 ? below : above) += reach;
@@ -21,13 +22,12 @@ Extent extent_of(const TensorView& view) {
 }
 
 [[noreturn]] void refuse(const std::string& key) {
-  throw Error(ErrorCode::kInvalidArgument,
-              "an array lies in memory that is mapped read-only and can't be filled")
+  throw Error(ErrorCode::kInvalidArgument, "can't fill an array in memory that is mapped read-only")
       .with_key(key)
-      .with_hint("map it for writing, or give a copy (torch: tensor.clone())");
+      .with_hint("map it for writing, or pass a copy (torch: tensor.clone())");
 }
 
-// Looks at the memory when there is something to look for.
+// Reads the memory map only if there is memory to check.
 class WritableChecker {
  public:
   void visit(const StateNode& node, const Path& path) {
@@ -63,7 +63,7 @@ class WritableChecker {
     if (extent.bytes == 0) return;
     if (!map_) map_.emplace();
     if (map_->is_writable(extent.begin, extent.bytes)) return;
-    map_.emplace();  // a list that is read while other threads map memory may lack some
+    map_.emplace();  // a map that is read while other threads map memory may be incomplete
     if (!map_->is_writable(extent.begin, extent.bytes)) refuse(key());
   }
 

@@ -1,5 +1,5 @@
-// Memory that a load or read is to fill: found out before the first write, which would end the
-// process where it lies on read-only pages. numpy knows such arrays; torch does not.
+// Checks that memory that a load or read will fill is writable. A write to read-only pages would
+// end the process. numpy knows which of its arrays are read-only; torch does not.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace tilestone::python {
 
-// Throw Error(kInvalidArgument) with the key of host memory that may not be written.
+// Throw Error(kInvalidArgument), with the key, if host memory is not mapped for writing.
 void check_writable(const TensorView& target, const std::string& key);
-void check_writable(const StateDict& wanted);  // one look at the process's memory for all
+void check_writable(const StateDict& wanted);  // reads the process's memory map once for all
 
 }  // namespace tilestone::python

@@ -1,4 +1,4 @@
-"""What the tests share."""
+"""Fixtures and hooks for all tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 
 def pytest_configure() -> None:
-    # Where the tests run in the background of a shell, Ctrl-C is ignored, and in the ranks too.
+    # If the tests run in the background of a shell, SIGINT is ignored, also in the ranks.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -35,7 +35,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def worlds() -> Iterator[ranks.Worlds]:
-    """worlds[n]: n real torch ranks."""
+    """worlds[n] is a world of n real torch ranks."""
     all_worlds = ranks.Worlds()
     yield all_worlds
     all_worlds.close()
@@ -50,7 +50,7 @@ def _few_groups(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def ckpt(tmp_path: pathlib.Path) -> str:
-    """Where a test's checkpoint goes."""
+    """The path for a test's checkpoint."""
     return str(tmp_path / "ckpt")
 
 
@@ -67,7 +67,7 @@ def two_hosts() -> Iterator[hosts.Hosts]:
 
 @pytest.fixture(scope="session")
 def stock() -> Any:
-    """Modules of the installed Megatron-Core."""
+    """The modules of the installed Megatron-Core."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core import dist_checkpointing

@@ -12,7 +12,7 @@ from tilestone.megatron.mapping import ShardedTensor
 def flat_slice(
     begin: int, end: int, shape: tuple[int, ...], *offsets: Any, **rest: Any
 ) -> ShardedTensor:
-    """The elements [begin, end) of the flattened part of that shape, of the tensor "w"."""
+    """Elements [begin, end) of a flattened part of this shape of the tensor "w"."""
     data = torch.arange(float(begin), float(end))
     return ShardedTensor.from_rank_offsets_flat(
         "w", data, shape, *offsets, flattened_range=slice(begin, end), **rest

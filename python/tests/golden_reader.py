@@ -1,6 +1,6 @@
 """Reads golden checkpoints and compares them with their expected values; prints JSON.
 
-Run as a process of its own: torch must never be imported.
+Run it as a process of its own, because torch must never be imported.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def check_tensor(ckpt: tilestone.Checkpoint, key: str, wanted: dict[str, object]
 
 
 def check_object(ckpt: tilestone.Checkpoint, key: str, wanted: str) -> str | None:
-    # torch 1.13 kept a dict as one object; later versions take it apart.
+    # torch 1.13 saved a dict as one object; later versions flatten it.
     found = repr(ckpt["common"][key] if "common" in ckpt else ckpt[f"common.{key}"])
     return None if found == wanted else f"{key}: {found}, expected {wanted}"
 
 
 def text(value: object) -> str:
-    """A value as Megatron-Core's expectations have it; of an enum's member only the class."""
+    """A value in the form of Megatron-Core's expected texts; an enum member is only its class."""
     if isinstance(value, tilestone.Opaque):
         if value.name == "BytesIO":
             return f"BytesIO {value.state[0]!r}"
@@ -69,7 +69,7 @@ def check_text(key: str, found: object, wanted: str) -> str | None:
 def check_megatron(
     ckpt: tilestone.Checkpoint, expected: dict[str, dict[str, str]]
 ) -> list[str | None]:
-    """Objects by their unique keys, the common state, and content metadata."""
+    """Checks objects by their unique keys, the common state, and content metadata."""
     wanted = dict(expected["common"])
     if "content_metadata" in expected:
         wanted["content_metadata"] = str(expected["content_metadata"])
@@ -85,7 +85,7 @@ def check_megatron(
 
 
 def at(tree: object, key: str) -> object:
-    """What stands at a key of a tree: under the whole of it, or further down; else None."""
+    """The value of a key in a tree: under the whole key, or by its parts; None if there is none."""
     if isinstance(tree, list):
         tree = {str(index): item for index, item in enumerate(tree)}
     if not isinstance(tree, dict) or key in tree:
@@ -96,7 +96,7 @@ def at(tree: object, key: str) -> object:
 
 
 def check_whole(ckpt: tilestone.Checkpoint) -> list[str | None]:
-    """A load without a template gives what single reads give, each at its place."""
+    """A load without a template must give the same values as single reads, under the same keys."""
     loaded = tilestone.load(ckpt.path)
     single = {key: ckpt.read(key) for key in ckpt.tensor_keys()}
     single |= {key: ckpt.object(key) for key in ckpt.object_keys()}
@@ -124,7 +124,7 @@ def check(path: pathlib.Path) -> dict[str, object]:
         missing = set(ckpt.tensor_keys()) ^ set(expected["tensors"])
         if missing:
             problems.append(f"keys differ: {sorted(missing)}")
-        # Stock writers may leave copies of items that their metadata doesn't name.
+        # Stock writers may leave duplicate items that their metadata doesn't name.
         damages = [repr(damage) for damage in ckpt.verify().damages if damage.key]
     return {
         "tensors": len(expected["tensors"]),

@@ -1,5 +1,7 @@
-"""Two network namespaces with host names of their own, joined by one link, as two hosts that share
-their disks. Needs root and `ip` (iproute2). All traffic stays inside of the namespaces.
+"""Simulates two hosts that share their disks by two network namespaces with one link.
+
+Each namespace has its own host name. Needs root and `ip` (iproute2). All traffic stays inside the
+namespaces.
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ def run(*command: str) -> None:
 
 
 def program(name: str) -> str:
-    """A program for ranks, beside the tests."""
+    """The path of a program for ranks in this folder."""
     return str(pathlib.Path(__file__).with_name(name))
 
 
 class Hosts:
-    """Hosts "a" and "b". Each one's interface has its name."""
+    """Hosts "a" and "b". Each host's network interface has the host's name."""
 
     def __init__(self) -> None:
         name = f"ts{os.getpid() % 100000}"
         self.names = [f"{name}a", f"{name}b"]
-        self.address = f"{NETWORK}.1"  # of the first
+        self.address = f"{NETWORK}.1"  # of the first host
 
     def make(self) -> None:
         a, b = self.names
@@ -51,24 +53,24 @@ class Hosts:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
     def set_link(self, state: str) -> None:
-        """up or down"""
+        """Sets the link "up" or "down"."""
         run("ip", "-n", self.names[1], "link", "set", self.names[1], state)
 
     def narrow(self, rate: str) -> None:
-        """Both directions of the link carry no more than this, as tc writes it: 4mbit."""
+        """Limits both directions of the link to this rate in tc's notation, for example 4mbit."""
         for name in self.names:
             shape = ("root", "tbf", "rate", rate, "burst", "32kb", "latency", "400ms")
             run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", name, *shape)
 
     def on(self, host: int, command: str) -> list[str]:
-        """A command line that runs a shell's command on a host."""
+        """A command line that runs a shell command on a host."""
         name = self.names[host]
         inside = f"hostname {name} && {command}"
         return ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", inside]
 
     def mpirun(self, folder: pathlib.Path, *command: str) -> list[str]:
-        """A command line for mpirun on the first host, which starts ranks on both."""
-        agent = folder / "agent"  # in the place of ssh: agent [options] host command
+        """A command line of mpirun on the first host that starts ranks on both hosts."""
+        agent = folder / "agent"  # replaces ssh: agent [options] host command
         agent.write_text(
             '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
             'exec ip netns exec "$host" unshare --uts sh -c "hostname $host && $*"\n'
@@ -89,7 +91,7 @@ class Hosts:
 
 
 class Rank:
-    """A process on one of the hosts, and the lines of JSON that it prints."""
+    """A process on one of the hosts, which prints lines of JSON."""
 
     def __init__(self, hosts: Hosts, rank: int, folder: pathlib.Path, *command: str) -> None:
         host = rank // RANKS_OF_HOST
@@ -110,7 +112,7 @@ class Rank:
             self._lines.put(json.loads(line))
 
     def next(self, what: str, timeout: float = 60) -> dict[str, Any]:
-        """The next line, which must be `what`."""
+        """Returns the next line, which must be `what`."""
         try:
             line = self._lines.get(timeout=timeout)
         except queue.Empty:
@@ -119,7 +121,7 @@ class Rank:
         return line
 
     def either(self, *what: str, timeout: float = 90) -> dict[str, Any]:
-        """The next of these; others are passed over."""
+        """Returns the next line that is one of these, and skips others."""
         while (line := self._lines.get(timeout=timeout))["what"] not in what:
             pass
         return line

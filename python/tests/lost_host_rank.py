@@ -1,6 +1,6 @@
 """One rank of a group over several network namespaces: see test_lost_host.py.
 
-Prints a line of JSON for each thing that happens, and waits for files that say when to go on.
+Prints a line of JSON for each event, and waits for files that tell it to continue.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import tilestone
 
-# Where ranks wait for the link to be cut: the work, and how far it is.
+# Points at which ranks wait until the link is cut: the work, and its step.
 CASES = (
     "save: meet",
     "save: plan",
@@ -30,7 +30,7 @@ CASES = (
     "load: read",
     "load: merge",
 )
-TIMEOUT = 7.0  # seconds: of the calls during which the link is cut; a busy machine needs some
+TIMEOUT = 7.0  # seconds, for calls during which the link is cut; enough for a busy machine
 SIDE = 512  # rows, and columns, of the tensor
 
 
@@ -39,7 +39,7 @@ def tell(what: str, **more: object) -> None:
 
 
 class Member:
-    """This rank, in one group after the other."""
+    """This rank. It joins one group after another."""
 
     def __init__(self, address: str, port: int, rank: int, world: int, folder: pathlib.Path):
         self.address, self.port, self.rank, self.world = address, port, rank, world
@@ -65,14 +65,14 @@ class Member:
             time.sleep(0.02)
 
     def hold(self, at: str) -> None:
-        """Waits for the cut if this is the place of the case; once."""
+        """Waits once for the cut, if it is to happen at this point."""
         if self.case.endswith(f": {at}"):
             case, self.case = self.case, ""
             tell("inside")
             self.wait_for(f"cut {case}")
 
     def meet(self) -> None:
-        """The second host is late; the first waits for it inside of its call."""
+        """Makes the second host late, so that the first one waits for it inside its call."""
         if self.rank < self.world // 2 and self.case.endswith(": meet"):
             self.case = ""
             tell("inside")
@@ -115,7 +115,7 @@ class Member:
         )
 
     def cut_in(self, case: str, version: int) -> None:
-        """The work of a case, in which the link is cut."""
+        """Does the work of a case, during which the link is cut."""
         self.case = case
         work: dict[str, Callable[[], None]] = {
             "save": lambda: self.save(version, TIMEOUT),
@@ -131,7 +131,7 @@ class Member:
         tell("ended", kind=kind, text=text, seconds=time.monotonic() - started)
 
     def check_whole(self) -> None:
-        """Tells the one version that all elements have, and saves and loads as a group does."""
+        """Prints the version of all elements, and checks that the group can save and load."""
         whole = tilestone.load({"w": torch.zeros(SIDE, SIDE)}, self.path)["w"]
         tell("whole", versions=sorted({float(value) for value in whole.unique()}))
 
@@ -144,7 +144,7 @@ def main() -> None:
     for number, case in enumerate(CASES, 1):
         me.cut_in(case, number)
         me.wait_for(f"restored {case}")
-        if case == "save: plan":  # no transfer was under way: the group is whole
+        if case == "save: plan":  # no transfer was in progress, so the group still works
             me.save(number, 60)
             tell("saved")
         me.leave()

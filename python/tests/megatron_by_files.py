@@ -1,6 +1,6 @@
-"""Ranks of a Megatron job without a process group: forks of one process that know a number each.
+"""Ranks of a Megatron job without a process group: forks of one process, each with a rank number.
 
-As a program it runs one of its scenarios and prints what that gives, as JSON.
+As a program it runs one of its scenarios and prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ COMMON = {"iteration": 12, "args": {"lr": 0.5, "betas": (0.9, 0.95)}, "seen": to
 def state(
     rank: int, tensor_size: int, pipeline_size: int, mapping: Any, filled: bool
 ) -> dict[str, Any]:
-    """Of a pipeline whose stages have tensor-parallel layers; empty for a load.
+    """A rank's state in a pipeline whose stages have tensor-parallel layers; empty for a load.
 
-    Norms are the same on the ranks of a stage, of which the first has the main replica; of the
-    embedding the first and the last stage have a copy, which know each other (`holders`) where
-    `mapping` is ours.
+    Norms are replicated on the ranks of a stage, and the first rank has the main replica. The first
+    and the last stage have a replica of the embedding. If `mapping` is Tilestone's, each of them
+    declares the other one in `holders`.
     """
     tensor, stage = rank % tensor_size, rank // tensor_size
     scale = 1 if filled else 0
@@ -70,7 +70,7 @@ def state(
 
 
 def check(loaded: dict[str, Any], rank: int, tensor_size: int, pipeline_size: int) -> None:
-    """What state() gives, loaded."""
+    """Checks a loaded state()."""
     tensor, stage = rank % tensor_size, rank // tensor_size
     own = range(4 * stage // pipeline_size, 4 * (stage + 1) // pipeline_size)
     assert list(loaded["layers"]) == list(own)
@@ -85,7 +85,7 @@ def check(loaded: dict[str, Any], rank: int, tensor_size: int, pipeline_size: in
 
 
 def save(path: str, rank: int, token: str = TOKEN, **options: Any) -> None:
-    """One rank's of 4, tensor parallel 2 and pipeline parallel 2."""
+    """Saves one of 4 ranks, with tensor-parallel size 2 and pipeline-parallel size 2."""
     assert not dist.is_initialized()
     made = options.pop("made", None) or state(rank, 2, 2, megatron.mapping, True)
     given = {"timeout": plain_ranks.LIMIT, "content_metadata": {"format": 2}} | options
@@ -102,7 +102,7 @@ def together(path: str) -> list[Any]:
 
 
 def race(path: str) -> list[Any]:
-    """Two runs at a time, each of which finds the place empty when it begins."""
+    """Two concurrent runs. Each of them finds the location empty when it begins."""
     for token in (TOKEN, "another run of it"):
         plain_ranks.forked(lambda rank: save(path, rank, token, wait=False), [0])  # noqa: B023
 
@@ -116,8 +116,8 @@ def race(path: str) -> list[Any]:
 
 
 def dead_publisher(path: str) -> list[Any]:
-    """What is left where the last rank dies once it has claimed the place, by .metadata."""
-    for rank in range(4):  # each where no other is, so that nobody finds all reports
+    """The remaining files if the last rank dies after it has claimed the location by .metadata."""
+    for rank in range(4):  # separate locations, so that no rank finds all reports
         own = f"{path}-{rank}"
         plain_ranks.forked(lambda rank: save(own, rank, wait=False), [rank])  # noqa: B023
         shutil.copytree(own, path, dirs_exist_ok=True)

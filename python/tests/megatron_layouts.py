@@ -1,4 +1,4 @@
-"""Parts of models on real ranks, made by tilestone.megatron and by Megatron-Core beside it."""
+"""Parts of models on real ranks, made by tilestone.megatron and by Megatron-Core for comparison."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIELDS = [
 
 
 def megatron() -> types.SimpleNamespace:
-    """Megatron-Core's own functions, and its modules of which methods are called."""
+    """Megatron-Core's own functions, and those of its modules whose methods are called."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core import parallel_state, utils
@@ -67,7 +67,7 @@ def megatron() -> types.SimpleNamespace:
 
 @contextlib.contextmanager
 def initialised(state: Any, **sizes: int) -> Iterator[types.SimpleNamespace]:
-    """Megatron's parallel_state for a layout; yields the groups by name."""
+    """Initializes Megatron's parallel_state for a layout. Yields the groups by name."""
     state.initialize_model_parallel(**sizes, create_gloo_process_groups=False)
     try:
         yield types.SimpleNamespace(
@@ -85,7 +85,7 @@ def initialised(state: Any, **sizes: int) -> Iterator[types.SimpleNamespace]:
 
 
 def ramp(*shape: int) -> torch.Tensor:
-    """A tensor of different values."""
+    """A tensor whose elements are all different."""
     return torch.arange(float(torch.Size(shape).numel())).reshape(shape)
 
 
@@ -93,7 +93,7 @@ def ramp(*shape: int) -> torch.Tensor:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Entities with factories built, in order."""
+    """The entities of a tree in order, with factories replaced by what they build."""
     if isinstance(tree, (dict, list)):
         values = tree.values() if isinstance(tree, dict) else tree
         return [leaf for value in values for leaf in leaves(value)]
@@ -103,7 +103,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def check_same(case: str, mine: Any, stock: Any) -> None:
-    """Holds entities beside Megatron-Core's, field by field, and what their factories build."""
+    """Compares entities, and what their factories build, with Megatron-Core's, field by field."""
     if isinstance(stock, dict):
         assert set(mine) == set(stock), case
         for name, value in stock.items():
@@ -132,7 +132,7 @@ def check_same(case: str, mine: Any, stock: Any) -> None:
 
 
 def check_merge(case: str, factory: Any) -> None:
-    """What a factory merges is what it was built from."""
+    """Checks that a factory merges its parts into the original data."""
 
     def loaded(tree: Any) -> Any:
         if isinstance(tree, dict):
@@ -146,7 +146,7 @@ def check_merge(case: str, factory: Any) -> None:
 
 
 def dense(lib: Any, at: types.SimpleNamespace, stage: str) -> dict[str, Any]:
-    """Each function with groups by argument; the same of `ours` and of Megatron-Core."""
+    """Results of all functions with groups as arguments; `lib` is tilestone's or Megatron-Core."""
     weight, layer = ramp(4, 6), ((0, 1, 3),)
     own = {"tp_group": at.tp, "dp_cp_group": at.dp_cp}
     linear = torch.nn.Linear(3, 2)
@@ -170,7 +170,7 @@ def dense(lib: Any, at: types.SimpleNamespace, stage: str) -> dict[str, Any]:
             linear, f"{stage}linear.", layer, {"dp_cp_group": at.dp_cp}, tp_group=at.tp
         ),
     }  # fmt: skip
-    # Drawn at random: the same parameters for both libraries.
+    # The parameters are random, so set the same ones for both libraries.
     for value, kept in zip(made["any module"].values(), (ramp(2, 3), ramp(2)), strict=True):
         value.data = kept
     gated = make_tp(weight, f"{stage}gated", 0, prepend_offsets=layer, **own)
@@ -182,7 +182,7 @@ def dense(lib: Any, at: types.SimpleNamespace, stage: str) -> dict[str, Any]:
 
 
 def looked_up(lib: Any, stage: str) -> dict[str, Any]:
-    """Functions without groups, which are those of parallel_state."""
+    """Results of functions without group arguments; the groups are those of parallel_state."""
     return {
         "rows": lib.make_tp_sharded_tensor_for_checkpoint(ramp(2, 2), f"{stage}up_rows"),
         "same": lib.make_sharded_tensor_for_checkpoint(ramp(2, 2), f"{stage}up_same"),
@@ -193,7 +193,7 @@ def looked_up(lib: Any, stage: str) -> dict[str, Any]:
 
 
 def tied(lib: Any, at: types.SimpleNamespace) -> dict[str, Any]:
-    """Copies of tensors of other stages."""
+    """Replicas of tensors of other stages."""
     state: dict[str, Any] = {"embedding": None, "output": None}
     lib.tie_word_embeddings_state_dict(state, ramp(4, 3), "embedding", at.tp, at.dp_cp)
     lib.tie_output_layer_state_dict(state, ramp(4, 3), "output", at.tp, at.dp_cp)
@@ -201,7 +201,7 @@ def tied(lib: Any, at: types.SimpleNamespace) -> dict[str, Any]:
 
 
 class Expert(torch.nn.Module):
-    """An expert with a gated first layer, whose sharded state dict a library makes."""
+    """An expert with a gated first layer. The given library makes its sharded state dict."""
 
     def __init__(self, lib: Any, number: int, tp: Any) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class Expert(torch.nn.Module):
 
 
 class ExpertLayer:
-    """What Megatron-Core's classes of experts have where their sharded_state_dict is called."""
+    """The attributes that sharded_state_dict() of Megatron-Core's expert classes needs."""
 
     def __init__(self, lib: Any, at: types.SimpleNamespace, gated: bool = True) -> None:
         self.num_local_experts = EXPERTS // at.ep.size()
@@ -247,7 +247,7 @@ class ExpertLayer:
 
 
 class GroupedLinear:
-    """What Transformer Engine's grouped linear layer has."""
+    """The attributes of Transformer Engine's grouped linear layer."""
 
     def __init__(self, stock: Any, at: types.SimpleNamespace, axes: dict[str, int]) -> None:
         self._pg_collection, self._tp_group = at, at.expt_tp
@@ -270,7 +270,7 @@ class GroupedLinear:
 def experts_by_both(
     stock: Any, at: types.SimpleNamespace, prefix: str, offsets: Any, metadata: Any
 ) -> Iterator[tuple[str, Any, Any]]:
-    """(case, ours, Megatron-Core's) of each form of experts."""
+    """(case, ours, Megatron-Core's) for each form of experts."""
     layer = ExpertLayer(stock, at)
     own = {"ep_group": at.ep, "expt_tp_group": at.expt_tp, "expt_dp_group": at.expt_dp}
     yield (
@@ -307,7 +307,7 @@ def experts_by_both(
 
 
 class Layer(torch.nn.Module):
-    """A layer with a weight that tensor parallelism divides, and a module as any other."""
+    """A layer with a weight sharded by tensor parallelism, and an ordinary module."""
 
     def __init__(self, lib: Any, number: int, tp: Any) -> None:
         super().__init__()
@@ -326,7 +326,7 @@ class Layer(torch.nn.Module):
 def layers_by_both(
     stock: Any, at: types.SimpleNamespace, prefix: str, metadata: Any
 ) -> tuple[Any, Any]:
-    """(ours, Megatron-Core's) of a stage's layers."""
+    """(ours, Megatron-Core's) for a stage's layers."""
     count = 4 // at.pp.size()
     first = at.pp.rank() * count
     config = stock.TransformerConfig(
@@ -348,7 +348,7 @@ def layers_by_both(
 
 
 def embeddings_by_both(stock: Any, at: types.SimpleNamespace) -> tuple[Any, Any]:
-    """(ours, Megatron-Core's) of a last stage with tied and padded weights."""
+    """(ours, Megatron-Core's) for a last stage with tied and padded weights."""
     own: Any = {"tp_group": at.tp, "dp_cp_group": at.dp_cp}
     weight, metadata = ramp(4, 3), {"dp_cp_group": at.dp_cp}
     embedding = types.SimpleNamespace(
@@ -375,7 +375,7 @@ def embeddings_by_both(stock: Any, at: types.SimpleNamespace) -> tuple[Any, Any]
 
 
 def fsdp_tensor(at: types.SimpleNamespace, rows: int, seed: int) -> DTensor:
-    """A tensor of that many rows, which FSDP2 has divided over dp_cp."""
+    """A tensor of this many rows, sharded by FSDP2 over dp_cp."""
     mesh = DeviceMesh.from_group(at.dp_cp, "cpu")
     whole = ramp(rows, 3) + 100 * seed
     parts = list(torch.chunk(whole, mesh.size()))
@@ -387,7 +387,7 @@ def fsdp_tensor(at: types.SimpleNamespace, rows: int, seed: int) -> DTensor:
 
 
 def divided_by_fsdp(lib: Any, at: types.SimpleNamespace, stage: str, rows: int) -> dict[str, Any]:
-    """Tensors of `rows` rows on each TP rank that FSDP2 has divided over dp_cp."""
+    """Tensors of `rows` rows on each TP rank, sharded by FSDP2 over dp_cp."""
     own = {"tp_group": at.tp, "dp_cp_group": at.dp_cp}
     divided, layer = fsdp_tensor(at, rows, at.tp.rank()), ((0, 1, 3),)
     make = lib.make_tp_sharded_tensor_for_checkpoint
@@ -400,7 +400,7 @@ def divided_by_fsdp(lib: Any, at: types.SimpleNamespace, stage: str, rows: int) 
 
 
 def repeated_by_fsdp(at: types.SimpleNamespace) -> Any:
-    """The same on all ranks of dp_cp, as a DTensor says it."""
+    """A DTensor that is replicated on all ranks of dp_cp."""
     mesh = DeviceMesh.from_group(at.dp_cp, "cpu")
     whole = DTensor.from_local(ramp(2, 2), mesh, [Replicate()], run_check=False)
     return ours.make_tp_sharded_tensor_for_checkpoint(whole, "repeated", dp_cp_group=at.dp_cp)
@@ -410,16 +410,16 @@ def repeated_by_fsdp(at: types.SimpleNamespace) -> Any:
 
 
 def place_of(entity: Any) -> tuple[Any, ...]:
-    """What names a shard."""
+    """The key and position that identify a shard."""
     return entity.key, tuple(entity.global_offset), tuple(entity.local_shape)
 
 
 def check_together(tree: Any, unknown: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-    """Holds what entities say of holders and main replicas beside what all ranks list.
+    """Compares the entities' holders and main replicas with the entities of all ranks.
 
     Args:
-        tree: this rank's entities, of ours.
-        unknown: keys of which the holders are not known; their main replicas are others'.
+        tree: this rank's entities, made by tilestone.megatron.
+        unknown: keys whose holders are not known; other entities are their main replicas.
     """
     mine = [entity for entity in leaves(tree) if isinstance(entity, ShardedTensor)]
     listed: list[Any] = [None] * dist.get_world_size()

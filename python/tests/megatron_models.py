@@ -1,6 +1,6 @@
-"""Real models and optimizers of Megatron-Core on CPU ranks, and their ways into checkpoints.
+"""Real models and optimizers of Megatron-Core on CPU ranks, and several ways to save and load them.
 
-The models, and what stands for CUDA, are those of examples/megatron.
+The models and the replacement of CUDA are those of examples/megatron.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DP_RESHARDABLE = {**FULLY_RESHARDABLE, "distrib_optim_sharding_type": "dp_reshar
 
 @contextlib.contextmanager
 def stock_on_cpu() -> Iterator[None]:
-    """on_cpu() for a process that is a daemon: stock's writers are child processes."""
+    """on_cpu() for a daemon process, which must be allowed to start stock's writer processes."""
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     with on_cpu.on_cpu(), unittest.mock.patch.dict(config, daemon=False):
         yield
@@ -61,7 +61,7 @@ def save_by(way: str, state: Any, path: pathlib.Path, **options: Any) -> None:
             save with its own strategy; "plugin": with Tilestone's.
         state: the state.
         path: the checkpoint's new directory.
-        options: of the call.
+        options: options of the call.
     """
     if dist.get_rank() == 0:
         path.mkdir(parents=True)
@@ -77,7 +77,7 @@ def save_by(way: str, state: Any, path: pathlib.Path, **options: Any) -> None:
 
 
 def load_by(way: str, state: Any, path: pathlib.Path) -> Any:
-    """Loads a sharded state dict, by a way of save_by(). It is all that the checkpoint has."""
+    """Loads a sharded state dict by a way of save_by(). It must have all keys of the checkpoint."""
     if way == "ours":
         return megatron.load(state, path, strict="raise_all")
     if way == "plain":
@@ -85,7 +85,7 @@ def load_by(way: str, state: Any, path: pathlib.Path) -> Any:
     stock = way == "stock"
     strategy = _stock_strategies()[1] if stock else megatron.TilestoneLoadStrategy()
     loaded, missing, unexpected = _stock().load(state, str(path), strategy, strict="return_all")
-    # Of ours, stock lists the object that has the common state from Megatron-Core 0.19 on.
+    # In our checkpoints stock lists the object with the common state that Megatron-Core 0.19 uses.
     assert not unexpected and missing <= ({"common_state"} if stock else set()), missing
     return loaded
 
@@ -93,20 +93,20 @@ def load_by(way: str, state: Any, path: pathlib.Path) -> Any:
 def whole_state(
     models: list[Any], optimizer: Any, metadata: dict[str, Any], loading: bool = False
 ) -> dict[str, Any]:
-    """The sharded state of models and optimizer, as Megatron's training makes it."""
+    """The sharded state of models and optimizer, like that of Megatron's training."""
     state = gpt.model_state(models, metadata)
     sharded = optimizer.sharded_state_dict(state, is_loading=loading, metadata=dict(metadata))
     return {**state, "optimizer": sharded, "iteration": None if loading else 7}
 
 
 def fill_all(models: list[Any], optimizer: Any, value: gpt.Value, metadata: dict[str, Any]) -> None:
-    """Gives weights and the optimizer's states their values by key, as if they were loaded."""
+    """Sets weights and optimizer states to their values by key, as if they were loaded."""
     state = whole_state(models, optimizer, metadata, loading=True)
     gpt.fill(models, value)
     optimizer.load_state_dict(gpt.filled(state["optimizer"], value))
 
 
 def take(models: list[Any], optimizer: Any, state: dict[str, Any]) -> None:
-    """Goes on from a loaded state."""
+    """Loads a state into models and optimizer."""
     gpt.load_models(models, state)
     optimizer.load_state_dict(state["optimizer"])

@@ -1,10 +1,10 @@
 """A small mixture-of-experts transformer over real ranks, for tests.
 
 Dense mesh [pp, dp, cp, tp], expert mesh [pp, edp, ep, etp], both over all ranks in the same order.
-FSDP2 divides dense parameters over dp and cp, expert weights over edp. Tensor parallelism divides
-the head's rows alone, expert tensor parallelism the experts' hidden size. Ranks of cp are given
-sequences of their own. So a parameter is what FSDP2 makes of it, and knows nothing of tp, ep, etp:
-by its own placements the experts of all expert-parallel ranks are the same.
+FSDP2 shards dense parameters over dp and cp, and expert weights over edp. Tensor parallelism shards
+only the head's rows, and expert tensor parallelism the experts' hidden size. Each rank of cp gets
+its own sequences. So FSDP2 determines a parameter's placements, which don't include tp, ep and etp:
+by these placements alone, the experts of all expert-parallel ranks would be the same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EXPERT_RULES = PlacementRules(
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """How four ranks are divided; the rest is data parallel."""
+    """The parallel sizes of four ranks; the rest is data parallelism."""
 
     pp: int = 1
     cp: int = 1
@@ -51,7 +51,7 @@ class Sizes:
 
 
 class Meshes:
-    """The meshes of a layout; every rank makes them."""
+    """The meshes of a layout. Every rank creates them."""
 
     def __init__(self, sizes: Sizes) -> None:
         world = dist.get_world_size()
@@ -68,7 +68,7 @@ class Meshes:
         self.dense_data = self.dense["dp", "cp"]._flatten("dp_cp")
         self.expert_data = self.expert["edp"]
         self.experts = self.expert["ep", "etp"]._flatten("ep_etp").get_group()
-        # What a checkpoint is laid over: stages of the pipeline have parameters of their own.
+        # The mesh of a checkpoint's dense tensors. Without pp, because stages have own parameters.
         self.dense_ranks = self.dense["dp", "cp", "tp"]
         self.expert_ranks = self.expert["edp", "ep", "etp"]
 
@@ -78,7 +78,7 @@ def at(mesh: DeviceMesh, name: str) -> int:
 
 
 class _Gather(torch.autograd.Function):
-    """Rows of all ranks of a group, one rank's after another's."""
+    """Concatenates the rows of all ranks of a group."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, group: Any) -> torch.Tensor:
@@ -95,7 +95,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _SumAndTakeOwn(torch.autograd.Function):
-    """The sum over a group of its ranks' rows, of which each rank keeps its own."""
+    """Sums the ranks' rows over a group; each rank keeps its own part of the rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, group: Any) -> torch.Tensor:
@@ -112,7 +112,7 @@ class _SumAndTakeOwn(torch.autograd.Function):
 
 
 class _Columns(torch.autograd.Function):
-    """Columns of all ranks of a group side by side; all go on with the same whole."""
+    """Concatenates the columns of all ranks of a group; all ranks get the same whole."""
 
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, group: Any) -> torch.Tensor:
@@ -169,7 +169,7 @@ class Block(torch.nn.Module):
 
 
 class HyperHead(torch.nn.Module):
-    """Replicated, though "head" is sharded; its three numbers leave ranks with empty shards."""
+    """Replicated over tp, unlike "head". Its three numbers give some ranks empty shards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class Head(torch.nn.Module):
 
 
 class Stage(torch.nn.Module):
-    """This rank's layers; the first stage embeds, the last one has the heads."""
+    """This rank's layers. The first stage has the embedding, the last one has the heads."""
 
     def __init__(self, meshes: Meshes, seed: int) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
 
     def step(self, number: int) -> None:
-        """One step on the batch of that number: equal on the ranks of a tensor-parallel group."""
+        """One step on the batch of this number, which is equal within a tensor-parallel group."""
         data = self.meshes.dense_data
         generator = torch.Generator().manual_seed(1000 * number + data.get_local_rank())
         batch = torch.randint(VOCABULARY, (2, SEQUENCE + 1), generator=generator)
@@ -260,7 +260,7 @@ class Training:
             dist.send(x.grad.contiguous(), ranks[stage - 1], group=pipeline)
 
     def tensors(self) -> dict[str, Any]:
-        """Every parameter, and what the optimizer keeps of it, by dotted path."""
+        """All parameters and their optimizer states by dotted path."""
         found: dict[str, Any] = {}
         for name, parameter in self.model.named_parameters():
             found[f"model.{name}"] = parameter
@@ -269,7 +269,7 @@ class Training:
         return found
 
     def state(self) -> dict[str, Any]:
-        """A state dict, nested by the paths, in which each tensor says where it lies."""
+        """A nested state dict in which each tensor has its placements."""
         tree: dict[str, Any] = {}
         for path, tensor in self.tensors().items():
             *outer, last = path.split(".")
@@ -283,14 +283,14 @@ class Training:
         return ShardedTensor.from_param(tensor, self.meshes.dense_ranks, DENSE_RULES)
 
     def local(self) -> dict[str, torch.Tensor]:
-        """Copies of what this rank holds, by path."""
+        """Copies of this rank's local tensors by path."""
         return {
             path: (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach().clone()
             for path, tensor in self.tensors().items()
         }
 
     def gathered(self) -> dict[str, torch.Tensor]:
-        """Every tensor of the whole model, put together by hand from the ranks' coordinates."""
+        """All whole tensors of the model, assembled by the ranks' coordinates."""
         own = {
             path: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
             for path, tensor in self.tensors().items()

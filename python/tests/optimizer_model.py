@@ -1,7 +1,7 @@
-"""A small model, cut by TP and PP as Megatron-Core cuts its models, and its optimizer's states.
+"""A small model, sharded by TP and PP like Megatron-Core's models, and its optimizer states.
 
-The states of all parameters are random whole tensors; what a rank has of them is cut out of these
-by the places that the model's entities name, so tests compare with what no rank ever held together.
+The states of all parameters are random whole tensors. A rank's part is cut out of them by the
+offsets of the model's entities, so tests compare with whole tensors that no rank ever had.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Model:
     Args:
         m: the module whose entities are made: tilestone.megatron or Megatron-Core's.
         job: the ranks.
-        tp, pp: this rank's.
-        dp: this rank's number among copies of the parameters.
+        tp, pp: this rank's tensor-parallel and pipeline ranks.
+        dp: this rank's number among the replicas of the parameters.
     """
 
     def __init__(self, m: Any, job: Ranks, tp: int, pp: int, dp: int = 0) -> None:
@@ -130,7 +130,7 @@ class Model:
 
     def _factory(self, key: str, shape: tuple[int, ...], before: Any, build: Any) -> None:
         def build_fn(key: str, t: torch.Tensor, replica: Any, flat: slice | None) -> Any:
-            assert flat is None  # as Megatron-Core's, it knows no slices
+            assert flat is None  # like Megatron-Core's, it does not support slices
             with torch.no_grad():
                 return build(key, t, before, replica)
 
@@ -145,7 +145,7 @@ class Model:
         )
 
     def local_state(self, name: str, state: str, whole: dict[Any, torch.Tensor]) -> torch.Tensor:
-        """The state of a parameter, of its local shape, cut out of the whole tensors."""
+        """The state of a parameter in its local shape, cut out of the whole tensors."""
         entity = self.entities[name]
         if not hasattr(entity, "build_fn"):
             return _cut(entity, whole[state, entity.key])
@@ -170,10 +170,10 @@ def _cut(entity: Any, whole: torch.Tensor) -> torch.Tensor:
 def layout_of(
     model: Model, group: int, dp: int, bucket_numel: int | None = 60, stock: bool = False
 ) -> Layout:
-    """Two buffers (all but the norms, norms), of several buckets with padding.
+    """Two buffers (all but the norms; the norms), of several buckets with padding.
 
     Args:
-        stock: with Megatron-Core's padding, else with less of it.
+        stock: use Megatron-Core's padding; otherwise there is less padding.
     """
     norms = [e for e in model.entities.values() if e.key == "layers.norm"]
     others = [e for e in model.entities.values() if e.key != "layers.norm"]
@@ -188,7 +188,7 @@ def layout_of(
 def filled(
     model: Model, layout: Layout, dp_rank: int, dp: int, whole: dict[Any, torch.Tensor]
 ) -> OptimizerShard:
-    """A shard with the states of the whole tensors."""
+    """A shard filled with the states of the whole tensors."""
     names = iter(_names(model, layout))
     shard = OptimizerShard.allocated(layout, dp_rank, dp, common=common())
     by_place = {
@@ -204,7 +204,7 @@ def filled(
 
 
 def _names(model: Model, layout: Layout) -> list[str]:
-    """Names of the parameters in the order of the buffers, which pack the last one first."""
+    """Names of the parameters in the order of the buffers, which begin with the last parameter."""
     names = list(model.entities)
     norms = [name for name in names if name.startswith("layers.norm")]
     return [name for name in reversed(names) if name not in norms] + norms[::-1]

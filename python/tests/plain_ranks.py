@@ -1,6 +1,6 @@
-"""Ranks without torch and without a process group: forks of one process that know a number each.
+"""Ranks without torch and without a process group: forks of one process, each with a rank number.
 
-As a program it runs one of its scenarios and prints what that gives, as JSON.
+As a program it runs one of its scenarios and prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy
 import tilestone
 
 TOKEN = "one run of a test"
-LIMIT = 120.0  # seconds; where it passes something hangs
+LIMIT = 120.0  # seconds; after that a rank counts as hung
 
 
 def state(rank: int, world: int) -> dict[str, Any]:
-    """Two rows of "w"; replicas that are declared, that are not, and arrays and values of all."""
+    """Two rows of "w", declared and undeclared replicas, and arrays and values of all ranks."""
     rows = numpy.arange(8, dtype=numpy.float32).reshape(2, 4) + 8 * rank
     everywhere = numpy.arange(500, dtype=numpy.int64)
     return {
@@ -37,7 +37,7 @@ def state(rank: int, world: int) -> dict[str, Any]:
 
 
 def expect_state(path: str, world: int) -> None:
-    """A checkpoint of these states, whole, at the path; read without a template and with one."""
+    """Checks that the path has a whole checkpoint of these states, without and with a template."""
     loaded = tilestone.load(path)
     assert (loaded["w"] == numpy.arange(8.0 * world).reshape(2 * world, 4)).all()
     assert (loaded["all"] == numpy.arange(500)).all()
@@ -51,7 +51,7 @@ def expect_state(path: str, world: int) -> None:
 
 
 def save(path: str, rank: int, world: int, made: dict[str, Any] | None = None, **options: Any):
-    """One rank's save."""
+    """Saves one rank's state."""
     given = {"token": TOKEN, "timeout": LIMIT} | options
     made = state(rank, world) if made is None else made
     return tilestone.save(
@@ -60,7 +60,7 @@ def save(path: str, rank: int, world: int, made: dict[str, Any] | None = None, *
 
 
 def begin(body: Callable[[int], Any], rank: int) -> tuple[int, int]:
-    """A forked process that runs body(rank): its id, and where what it gives can be read."""
+    """Forks a process that runs body(rank). Returns its id, and a file descriptor of its result."""
     here, there = os.pipe()
     process = os.fork()
     if process != 0:
@@ -77,7 +77,7 @@ def begin(body: Callable[[int], Any], rank: int) -> tuple[int, int]:
 
 
 def end(begun: tuple[int, int]) -> list[Any]:
-    """["done", result], [error, its text], or ["killed", signal]."""
+    """Waits for a process. Returns ["done", result], [error, its text], or ["killed", signal]."""
     process, here = begun
     with os.fdopen(here, "rb") as pipe:
         said = pipe.read()
@@ -86,7 +86,7 @@ def end(begun: tuple[int, int]) -> list[Any]:
 
 
 def forked(body: Callable[[int], Any], ranks: Sequence[int]) -> list[Any]:
-    """What each of these ranks gave, all at a time."""
+    """Runs these ranks concurrently, and returns their results."""
     return [end(each) for each in [begin(body, rank) for rank in ranks]]
 
 
@@ -133,7 +133,7 @@ def killed(path: str) -> list[Any]:
     said = [first, again, *map(end, waiting)]
     expect_state(path, 4)
     for left in tilestone.gc(path, delete=True):
-        assert "__2_" in left.name  # what the killed process wrote
+        assert "__2_" in left.name  # written by the killed process
     expect_state(path, 4)
     return said
 
@@ -166,7 +166,7 @@ def refused(path: str) -> dict[str, Any]:
         at = f"{path}-{name}"
         said[name] = forked(lambda rank: save(at, rank, 2, make(rank)).published, range(2))  # noqa: B023
         assert not os.path.exists(os.path.join(at, ".metadata"))
-    # Of two arrays, by rule, each rank would write one: what only rank 1 has is one of them.
+    # By rule, each rank writes one of two arrays. Only rank 1 has one of them.
     arrays = [{"a": numpy.zeros(4), "b": numpy.zeros(4)}, {"a": numpy.zeros(4)}]
     said["an array of one rank"] = forked(
         lambda rank: save(path + "-array", rank, 2, arrays[rank]).published, range(2)
@@ -178,7 +178,7 @@ def refused(path: str) -> dict[str, Any]:
 
 
 def completed(path: str) -> list[Any]:
-    """Both ranks' reports are there, and no publisher: each rank wrote to a directory of its own."""
+    """Both reports exist, but nobody publishes: each rank wrote to a directory of its own."""
     for rank in (0, 1):
         forked(lambda rank: save(f"{path}-{rank}", rank, 2, wait=False).published, [rank])
         shutil.copytree(f"{path}-{rank}", path, dirs_exist_ok=True)

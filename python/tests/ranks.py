@@ -1,7 +1,7 @@
-"""Worlds of real torch ranks (gloo), kept alive over many tests.
+"""Worlds of real torch ranks (gloo), which are kept alive over many tests.
 
-Each rank is a process that waits for work: a function of a test module and its arguments. The
-function runs on every rank as function(rank, world, *args).
+Each rank is a process that waits for work. Work is a function of a test module and its arguments.
+Every rank runs it as function(rank, world, *args).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import traceback
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-# Seconds without a word from any rank. Nothing here takes as long, on the slowest machine.
+# Seconds without a result from any rank. Nothing here takes that long, even on a slow machine.
 _HANGS = 400.0
 
-# More process groups than this in a rank, and its world is replaced before the next test.
+# If a rank has more process groups than this, its world is replaced before the next test.
 _MANY_GROUPS = 6
 
-# Imported once, by the process that the ranks are forked from: by each rank it took longer than most
-# tests.
+# Imported once, by the process from which the ranks are forked. Importing them in each rank takes
+# longer than most tests.
 _PRELOAD = [
     "torch",
     "torch.distributed.checkpoint",
@@ -44,7 +44,7 @@ def _context() -> Any:
 
 
 def _die_with_the_parent() -> None:
-    """A rank that is stopped would not notice that the tests have ended."""
+    """Kills this rank when its parent ends. A stopped rank would not notice that otherwise."""
     set_death_signal = 1
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
@@ -85,17 +85,17 @@ def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
 
 
 class World:
-    """`size` ranks. Not usable any more after a rank was lost or hung.
+    """`size` ranks. A world can't be used any more after a rank was lost or hung.
 
-    Between two pieces of work its processes are stopped: a gloo group's loop wakes up a hundred times
-    a second, and there are many.
+    Between two calls its processes are stopped, because the loop of each gloo group wakes up a
+    hundred times per second, and there are many groups.
     """
 
     def __init__(self, size: int) -> None:
         os.environ.update(USE_LIBUV="0", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
         self.size = size
         self.alive = True
-        self.groups = 1  # process groups of the rank that has most
+        self.groups = 1  # the maximum number of process groups of a rank
         self._folder = tempfile.TemporaryDirectory()
         context = _context()
         self._pipes: list[Connection] = []
@@ -111,22 +111,22 @@ class World:
             self._processes.append(process)
 
     def collect(self, function: Any, *args: Any, timeout: float = _HANGS) -> list[Any]:
-        """Each rank's result, or what it raised; "lost" for a rank that died."""
+        """Each rank's result, or the exception that it raised, or "lost" if the rank died."""
         self.begin(function, *args)
         return self.finish(timeout=timeout)
 
     def begin(self, function: Any, *args: Any) -> None:
-        """Gives every rank its work and returns; finish() must follow."""
+        """Starts the work on every rank and returns. finish() must follow."""
         self._signal(signal.SIGCONT)
         for pipe in self._pipes:
             pipe.send((function, args))
 
     def kill(self, rank: int) -> None:
-        """SIGKILL to one rank."""
+        """Sends SIGKILL to one rank."""
         self._processes[rank].kill()
 
     def finish(self, timeout: float = _HANGS) -> list[Any]:
-        """What collect() returns, of the work begun last."""
+        """Waits for the work begun last. Returns the same as collect()."""
         results: dict[int, Any] = {}
         while len(results) < self.size:
             waiting = {self._pipes[r]: r for r in range(self.size) if r not in results}
@@ -154,17 +154,17 @@ class World:
                     os.kill(process.pid, number)
 
     def run(self, function: Any, *args: Any, timeout: float = _HANGS) -> list[Any]:
-        """Each rank's result; fails when a rank raised."""
+        """Each rank's result. Fails if a rank raised an exception."""
         results = self.collect(function, *args, timeout=timeout)
         for rank, result in enumerate(results):
             if isinstance(result, Raised) or result == "lost":
-                self.close()  # its ranks may be out of step: no other test is to fail for this one
+                self.close()  # its ranks may be out of step, which would break other tests
             assert not isinstance(result, Raised), f"rank {rank}: {result.trace}"
             assert result != "lost", f"rank {rank} died"
         return results
 
     def close(self) -> None:
-        """Ends the ranks: gently, and then not."""
+        """Ends the ranks: first asks them to end, then kills them."""
         self.alive = False
         self._signal(signal.SIGCONT)
         for pipe in self._pipes:
@@ -181,7 +181,7 @@ class World:
 
 
 class Worlds:
-    """Worlds by size, started when they are first needed."""
+    """Worlds by size. Each is started when it is first needed."""
 
     def __init__(self) -> None:
         self._worlds: dict[int, World] = {}
@@ -193,7 +193,7 @@ class Worlds:
         return world
 
     def renew(self) -> None:
-        """Ends the worlds that have come to many process groups; no test is using them."""
+        """Ends the worlds that have many process groups. No test may be using them."""
         for world in self._worlds.values():
             if world.alive and world.groups > _MANY_GROUPS:
                 world.close()

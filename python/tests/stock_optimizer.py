@@ -1,4 +1,4 @@
-"""Megatron-Core's own DistributedOptimizer on the CPU, all ranks of a job in one process."""
+"""Megatron-Core's own DistributedOptimizer on the CPU, with all ranks of a job in one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = {
 
 
 class _OnCpu(torch.overrides.TorchFunctionMode):
-    """What stock makes on a GPU stays on the CPU, and stock takes it for a GPU's."""
+    """Keeps tensors on the CPU that stock creates on a GPU, with the type of GPU tensors."""
 
     def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -36,7 +36,7 @@ class _OnCpu(torch.overrides.TorchFunctionMode):
 
 
 class Group:
-    """A data-parallel group of ranks that run one after the other."""
+    """A data-parallel group whose ranks run one after another."""
 
     def __init__(self, rank: int, size: int, sent: list[list[torch.Tensor]]) -> None:
         self._rank, self._size, self.sent = rank, size, sent
@@ -49,7 +49,7 @@ class Group:
 
 
 def _gather(tensor: torch.Tensor, into: Any, dst: int, group: Group) -> None:
-    """Ranks other than 0 come first and leave what they send."""
+    """Ranks other than 0 run first and store the tensors that they send."""
     group.sent[group.rank()].append(tensor.clone())
     if group.rank() == 0:
         number = len(group.sent[0]) - 1
@@ -59,7 +59,7 @@ def _gather(tensor: torch.Tensor, into: Any, dst: int, group: Group) -> None:
 
 @functools.cache
 def _results_queue() -> Any:
-    """Of stock's writers: stock's own is a process that imports everything anew."""
+    """Replaces the queue of stock's writers, whose process imports everything again."""
     return multiprocessing.get_context("fork").Manager().Queue()
 
 
@@ -89,10 +89,10 @@ def on_cpu() -> Iterator[None]:
 def optimizer(
     model: Model, group_index: int, group: Any, bucket_numel: int | None, filled: Any = None
 ) -> Any:
-    """Stock's optimizer of a rank: norms in float32, all other parameters in bfloat16.
+    """Stock's optimizer of a rank, with norms in float32 and all other parameters in bfloat16.
 
     Args:
-        filled: (name of a parameter, state) -> its local tensor; None: no states yet.
+        filled: (name of a parameter, state) -> its local tensor. None means no states yet.
     """
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.distributed import param_and_grad_buffer as buffers

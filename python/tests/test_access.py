@@ -1,4 +1,4 @@
-"""What ranks check of one another: who holds main replicas, whether the common states agree."""
+"""Checks between ranks: which ranks hold main replicas, and whether the common states agree."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_rank_raises_what_is_wrong_between_ranks(worlds: Worlds, ckpt: str
         assert texts[1].startswith("CoverageError") and "the place [2] of an object" in texts[1]
         assert texts[2].startswith("MismatchError") and '"args.lr" (rank 0: 0.5; rank 1: 1.5)' in texts[2]
         assert uncovered in texts[3]
-        assert 'common_differs is "ignore", "warn" or "error", not "never"' in texts[4]
+        assert 'common_differs must be "ignore", "warn" or "error", not "never"' in texts[4]
 
 
 def test_gathered_descriptions_are_checked() -> None:

@@ -1,4 +1,4 @@
-"""cache="keep" and "bypass": what a load and an open checkpoint leave in the page cache."""
+"""cache="keep" and "bypass": data that a load and an open checkpoint leave in the page cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZE = 32 << 20  # bytes
 
 
 def from_disk() -> int:
-    """Bytes that this process has had fetched from the disk so far."""
+    """Bytes that this process has read from the disk so far."""
     for line in pathlib.Path("/proc/self/io").read_text(encoding="ascii").splitlines():
         if line.startswith("read_bytes:"):
             return int(line.split()[1])
@@ -21,7 +21,7 @@ def from_disk() -> int:
 
 
 def forget(folder: str) -> None:
-    """Takes the files out of the page cache."""
+    """Drops the files from the page cache."""
     for file in pathlib.Path(folder).rglob("*"):
         if file.is_file():
             fd = os.open(file, os.O_RDONLY)
@@ -31,7 +31,7 @@ def forget(folder: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["load", "open"])
-def test_what_was_read_with_keep_is_read_again_without_the_disk(way: str, ckpt: str) -> None:
+def test_data_read_with_keep_is_read_again_without_the_disk(way: str, ckpt: str) -> None:
     state = {"w": numpy.arange(SIZE // 8)}
     tilestone.save(state, ckpt)
 
@@ -44,11 +44,11 @@ def test_what_was_read_with_keep_is_read_again_without_the_disk(way: str, ckpt: 
         assert (loaded == state["w"]).all()
         return from_disk() - before
 
-    for last in (False, False, True):  # the kernel takes pages from the cache when memory is short
+    for last in (False, False, True):  # the kernel drops cached pages if memory is short
         forget(ckpt)
         bypassing = [read("bypass"), read("bypass")]
         keeping = [read("keep"), read("keep")]
-        if bypassing[0] > 0:  # a disk
+        if bypassing[0] > 0:  # reads come from a disk
             assert keeping[0] > SIZE // 2
             assert keeping[0] < SIZE * 9 // 8
         if last or keeping[1] < SIZE // 16:
@@ -60,5 +60,5 @@ def test_a_cache_policy_has_two_names(ckpt: str) -> None:
     tilestone.save({"w": numpy.arange(4)}, ckpt)
     for call in (lambda: tilestone.open(ckpt, cache="hold"),
                  lambda: tilestone.load({"w": None}, ckpt, cache="hold")):  # fmt: skip
-        with pytest.raises(tilestone.InvalidArgumentError, match='cache is "bypass" or "keep"'):
+        with pytest.raises(tilestone.InvalidArgumentError, match='cache must be "bypass" or "keep"'):
             call()

@@ -1,4 +1,4 @@
-"""load(cast=True): element for element what torch's own conversion gives."""
+"""load(cast=True) gives the same elements as torch's own conversion."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FP8 = ["e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu"]
 
 
 def _patterns(dtype: torch.dtype) -> torch.Tensor:
-    """Every bit pattern of a type of 8 or 16 bits."""
+    """All bit patterns of a type of 8 or 16 bits."""
     if dtype.itemsize == 1:
         return torch.arange(256).to(torch.uint8).view(dtype)
     return torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
 
 
 def _floats() -> torch.Tensor:
-    """Random bit patterns of float32, and values around what 8 bits can hold."""
+    """Random bit patterns of float32, and values near the limits of 8-bit types."""
     torch.manual_seed(7)
     bits = torch.randint(-(2**31), 2**31, (200_000,), dtype=torch.int64).to(torch.int32)
     near = torch.randn(200_000) * torch.exp2(torch.randint(-20, 20, (200_000,)).float())
@@ -45,7 +45,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("name", FP8)
-def test_eight_bits_are_torchs_bit_for_bit_for_every_source(name: str, stored: Any) -> None:
+def test_conversions_to_eight_bits_equal_torchs_bit_for_bit(name: str, stored: Any) -> None:
     dtype = getattr(torch, f"float8_{name}")
     sources = _sources()
     got = tilestone.load(
@@ -57,12 +57,12 @@ def test_eight_bits_are_torchs_bit_for_bit_for_every_source(name: str, stored: A
         want = source.to(dtype).view(torch.uint8)
         wrong = got[key].view(torch.uint8) != want
         if name == "e5m2" and key in ("torch.bfloat16", "torch.float16", "e4m3fn"):
-            wrong &= ~source.float().isnan()  # of which torch's depends on the processor
+            wrong &= ~source.float().isnan()  # torch's conversion of NaN depends on the CPU
         assert not wrong.any(), (key, source.float()[wrong][:5], want[wrong][:5])
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
-def test_wider_types_are_torchs_but_for_the_bits_of_nan(name: str, stored: Any) -> None:
+def test_conversions_to_wider_types_equal_torchs_except_nan_bits(name: str, stored: Any) -> None:
     dtype = getattr(torch, name)
     sources = _sources()
     got = tilestone.load(

@@ -1,4 +1,4 @@
-"""The command's exit codes: only a checkpoint that is damaged gives 1."""
+"""The exit codes of the command line: only a damaged checkpoint gives 1."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def command(*words: str | bytes | pathlib.Path, **options: object) -> subprocess
     return subprocess.run(line, stderr=subprocess.PIPE, timeout=60, **options)  # type: ignore[call-overload]
 
 
-def test_a_reader_that_has_gone_ends_the_command_quietly(path: pathlib.Path) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(path: pathlib.Path) -> None:
     line = f"'{sys.executable}' -m tilestone ls '{path}' | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == str(128 + signal.SIGPIPE)
     assert done.stderr == ""
 
 
-def test_a_full_output_is_an_error_of_io(path: pathlib.Path) -> None:
+def test_a_full_output_device_is_an_io_error(path: pathlib.Path) -> None:
     with open("/dev/full", "w") as full:
         for words in (["ls"], ["ls", "--json"], ["verify"], ["inspect"]):
             done = command(words[0], path, *words[1:], stdout=full)
@@ -46,7 +46,7 @@ def test_a_full_output_is_an_error_of_io(path: pathlib.Path) -> None:
             assert said.count("No space left on device") == 1 and "standard output" in said
 
 
-def test_paths_that_are_no_utf8_are_paths(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_paths_need_not_be_utf8(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     odd = os.fsencode(tmp_path) + b"/\xff\xfe"
     done = command("ls", odd, stdout=subprocess.PIPE)
     assert done.returncode == IO and b"no checkpoint at" in done.stderr
@@ -54,7 +54,7 @@ def test_paths_that_are_no_utf8_are_paths(path: pathlib.Path, tmp_path: pathlib.
     assert command("verify", odd, stdout=subprocess.PIPE).returncode == OK
 
 
-def test_elements_that_numpy_lacks_are_written_or_refused_but_not_called_damage(
+def test_elements_that_numpy_lacks_are_written_or_refused_but_are_not_damage(
     tmp_path: pathlib.Path,
 ) -> None:
     torch = pytest.importorskip("torch")
@@ -77,17 +77,17 @@ def test_elements_that_numpy_lacks_are_written_or_refused_but_not_called_damage(
 
 
 def test_ctrl_c_ends_the_command_as_the_shell_expects(path: pathlib.Path) -> None:
-    reader, writer = os.pipe()  # nobody reads: the command waits in its output
+    reader, writer = os.pipe()  # nobody reads, so the command blocks on its output
     line = [sys.executable, "-m", "tilestone", "ls", path, "--json"]
     running = subprocess.Popen(line, stdout=writer, stderr=subprocess.PIPE)
     time.sleep(1)
     running.send_signal(signal.SIGINT)
-    assert running.wait(10) == -signal.SIGINT  # a shell says 130
+    assert running.wait(10) == -signal.SIGINT  # which a shell reports as 130
     os.close(reader)
     os.close(writer)
 
 
-def test_errors_say_the_systems_reason_once_and_the_path_as_it_was_given(
+def test_errors_have_the_systems_reason_once_and_the_path_as_given(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -110,7 +110,7 @@ def test_errors_say_the_systems_reason_once_and_the_path_as_it_was_given(
     assert absent.value.errno == 2 and "nowhere" in str(absent.value)
 
 
-def test_exceptions_show_as_the_package_has_them_and_hints_name_options_as_in_python(
+def test_exceptions_have_the_packages_names_and_hints_use_pythons_option_names(
     tmp_path: pathlib.Path,
 ) -> None:
     tilestone.save({"w": numpy.zeros(3)}, tmp_path)

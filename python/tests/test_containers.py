@@ -1,4 +1,4 @@
-"""Containers of any class: taken apart where stock takes them apart, given back as they were."""
+"""Containers of any class: flattened where stock flattens them, and restored with their class."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ranks import Worlds
 
 
 class Frozen(Mapping):
-    """A Mapping without a way to set items."""
+    """A Mapping whose items can't be set."""
 
     def __init__(self, items: Any) -> None:
         self._items = dict(items)
@@ -40,7 +40,7 @@ class Frozen(Mapping):
 
 
 class Stubborn(Frozen):
-    """One that can't be made from a dict."""
+    """A Mapping that can't be made from a dict."""
 
     def __init__(self, items: Any, more: Any) -> None:
         super().__init__(items)
@@ -71,7 +71,7 @@ class Attributed(dict):
 
 
 class Mirrored(dict):
-    """Each item is an attribute too."""
+    """A dict whose items are attributes too."""
 
     def __init__(self, **items: Any) -> None:
         super().__init__(items)
@@ -154,7 +154,7 @@ def test_a_container_that_cannot_be_made_again_is_refused_with_key_and_class(ckp
     assert not pathlib.Path(ckpt, ".metadata").exists()
 
 
-def test_what_a_container_has_beside_its_items_is_logged_once_with_its_key(
+def test_other_attributes_of_a_container_are_logged_once_with_its_key(
     ckpt: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_containers, "_logged", set())
@@ -177,13 +177,13 @@ def test_what_a_container_has_beside_its_items_is_logged_once_with_its_key(
     said = [record.getMessage().split(";")[0] for record in caplog.records]
     here = Attributed.__module__
     assert said == [
-        f"a.b: of a {here}.Attributed the items are saved, not its attribute note",
-        "d: of a collections.defaultdict the items are saved, not its default_factory",
-        "o: of a collections.OrderedDict the items are saved, not its attribute note",
+        f"a.b: the items of a {here}.Attributed are saved, but not its attribute note",
+        "d: the items of a collections.defaultdict are saved, but not its default_factory",
+        "o: the items of a collections.OrderedDict are saved, but not its attribute note",
     ]
 
 
-def test_keys_that_are_no_plain_text_come_back_as_the_templates(ckpt: str) -> None:
+def test_keys_that_are_not_plain_text_come_back_as_the_templates(ckpt: str) -> None:
     state = {Color.RED: torch.ones(1), Name("n"): {Color.RED: 1}, 2**70: 2, None: 3, 4: 4, "t": 5}
     tilestone.save(state, ckpt)
     loaded = tilestone.load(state, ckpt)
@@ -193,7 +193,7 @@ def test_keys_that_are_no_plain_text_come_back_as_the_templates(ckpt: str) -> No
 
 
 @pytest.mark.parametrize("place", [lambda s: (s,), lambda s: Pair(1, s), lambda s: Box([s])])
-def test_a_stateful_that_a_load_would_not_find_is_refused_with_its_key(
+def test_a_stateful_inside_a_leaf_is_refused_with_its_key(
     place: Any, ckpt: str
 ) -> None:
     with pytest.raises(tilestone.InvalidArgumentError, match="holds a Linear") as raised:

@@ -1,4 +1,4 @@
-"""Types that Tilestone does not know, registered by others."""
+"""Registered types: types that Tilestone itself does not know."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import tilestone
 
 
 class Scaled:
-    """Numbers kept as integers and a scale: no array, and what is saved of it is computed."""
+    """Numbers stored as integers and a scale. It is no array; the saved values are computed."""
 
     def __init__(self, scale: float, numbers: list[int]) -> None:
         self.scale, self.numbers = scale, numpy.array(numbers)
@@ -33,7 +33,7 @@ def values_of(item: Scaled, for_load: bool) -> numpy.ndarray:
 
 
 class Rows:
-    """A rank's rows of a table, by a class of its own."""
+    """A rank's rows of a table, in a class of its own."""
 
     def __init__(self, first: int, total: int, data: Any) -> None:
         self.first, self.total, self.data = first, total, data
@@ -128,7 +128,7 @@ def test_a_converter_that_makes_no_array_and_no_entity_is_an_error_with_the_key(
 
 
 @pytest.mark.parametrize("step", ["convert", "restore"])
-def test_what_a_converter_raises_comes_out_of_the_call_with_the_key(step: str, ckpt: str) -> None:
+def test_an_exception_of_a_converter_is_raised_with_the_key(step: str, ckpt: str) -> None:
     class Failing(Scaled):
         pass
 
@@ -165,7 +165,7 @@ def test_the_converter_registered_last_is_used_and_a_class_may_be_meant_by_name(
 @pytest.mark.parametrize(
     "kind", [dict, list, int, bool, str, torch.Tensor, torch.nn.Parameter, "torch.Tensor", 3, None]
 )
-def test_kinds_about_which_no_converter_is_asked_are_refused(kind: Any) -> None:
+def test_types_that_converters_can_not_handle_are_refused(kind: Any) -> None:
     with pytest.raises(tilestone.InvalidArgumentError):
         tilestone.register_converter(kind, lambda item, for_load: item)
 

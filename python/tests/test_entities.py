@@ -28,7 +28,7 @@ def test_bad_rank_offsets_are_refused_where_they_are_given(offsets: list, said: 
     assert said in str(raised.value)
 
 
-def test_data_that_is_no_array_is_refused() -> None:
+def test_data_that_is_not_an_array_is_refused() -> None:
     with pytest.raises(ValueError, match="not list"):
         ShardedTensor.from_rank_offsets("w", [1, 2])
     with pytest.raises(ValueError, match="object"):
@@ -43,7 +43,7 @@ def test_a_box_and_its_data_must_agree() -> None:
         ShardedTensor.from_box("w", numpy.zeros((2, 4)), (8, 8), ((7, 9), (0, 4)))
 
 
-def test_sharded_tensors_tell_their_boxes() -> None:
+def test_sharded_tensors_have_their_boxes() -> None:
     grid = ShardedTensor.from_rank_offsets(
         "w", numpy.zeros((2, 3)), (0, 1, 4), (2, 1, 2), prepend_axis_num=1, replica_id=(0, 1)
     )

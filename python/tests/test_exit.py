@@ -1,4 +1,4 @@
-"""The end of the interpreter while threads are inside the library."""
+"""The interpreter exits while threads are inside the library."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-# Daemon threads call for ever; the main thread leaves while they do. Each way in has threads of its
-# own, large and small ones, with and without callbacks.
+# Daemon threads call the library in an endless loop, and the main thread exits meanwhile. Each
+# entry point is called with large and small data, with and without callbacks.
 PROGRAM = """
 import logging, sys, threading, time
 import numpy, tilestone

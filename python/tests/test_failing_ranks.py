@@ -1,4 +1,4 @@
-"""One of two torch ranks fails: in each way in which ranks know of one another, in each step."""
+"""One of two torch ranks fails, in each step of a save and for each way to coordinate ranks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FAILING = 1
 WAYS = ("exchange", "rule", "session", "files", "files without waiting", "rank-local")
 PLACES = ("state", "planned", "staged", "written", "late")
 TOKEN = "one run of a test of failing ranks"
-SHORT = 1.0  # seconds: what the other waits for a rank that comes late
+SHORT = 1.0  # seconds that the other rank waits for a late one
 
 
 class _Late:
-    """A module whose state takes longer to make than the other rank waits."""
+    """A module whose state_dict() takes longer than the other rank waits."""
 
     def __init__(self, wait: Any) -> None:
         self._wait = wait
@@ -58,14 +58,14 @@ def _who(way: str, rank: int, world: int) -> dict[str, Any]:
 
 
 def _come_behind(path: str) -> None:
-    """Until the other has begun a save by files: it then hears of a failure at once."""
+    """Waits until the other rank has begun a save by files, so that it sees a failure at once."""
     end = time.monotonic() + 20
     while not list(pathlib.Path(path).glob(".tilestone/*.attempt")) and time.monotonic() < end:
         time.sleep(0.005)
 
 
 def _fail(begin: Any, state: dict[str, Any], place: str, options: dict[str, Any]) -> None:
-    """The save of the rank that fails."""
+    """Runs the save of the failing rank."""
     if place == "state":
         state["hollow"] = (number for number in range(3))
     if place == "late":
@@ -84,7 +84,7 @@ def _fail(begin: Any, state: dict[str, Any], place: str, options: dict[str, Any]
 
 
 def cell(rank: int, world: int, path: str, way: str, place: str) -> str:
-    """What was raised on this rank; "" where nothing was. Checks what stands afterwards."""
+    """The error of this rank, or "". Checks the existing checkpoint afterwards."""
     by_files = _who(way, rank, world).get("coordination") == "files"
     session = tilestone.Session() if way == "session" else None
 
@@ -119,12 +119,12 @@ def cell(rank: int, world: int, path: str, way: str, place: str) -> str:
         said = f"{type(error).__name__}: {error}"
     finally:
         if late and rank != FAILING:
-            torch.distributed.barrier()  # now the other goes on
+            torch.distributed.barrier()  # now the other rank continues
     torch.distributed.barrier()
     if rank == 0 and not by_files:
         assert tilestone.load(path, comm=tilestone.solo())["step"] == 1.0, (way, place)
     torch.distributed.barrier()
-    save(5.0, 60)  # the same ranks once more
+    save(5.0, 60)  # the same ranks again
     torch.distributed.barrier()
     if rank == 0:
         loaded = tilestone.load(path, comm=tilestone.solo())
@@ -139,11 +139,11 @@ def all_cells(rank: int, world: int, path: str) -> dict[tuple[str, str], str]:
     return {
         (way, place): cell(rank, world, f"{path}-{way}-{place}", way, place)
         for way, place in itertools.product(WAYS, PLACES)
-        if place != "late" or way not in ("rule", "session")  # as by exchange, and each takes SHORT
+        if place != "late" or way not in ("rule", "session")  # like "exchange"; each takes SHORT
     }
 
 
-def test_the_other_rank_hears_what_stands_is_whole_and_the_next_save_works(
+def test_the_other_rank_fails_the_checkpoint_is_whole_and_the_next_save_works(
     worlds: ranks.Worlds, ckpt: str, record_property: Any
 ) -> None:
     heard, failed = worlds[2].run(all_cells, ckpt)

@@ -1,4 +1,4 @@
-"""Processes made by fork while the library is in use."""
+"""Processes that are forked while the library is in use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def in_child(work: Callable[[], Any], seconds: float = 60) -> int:
-    """The exit status of a forked child that runs `work`: 0 when it returned, 99 when it hung."""
+    """Runs `work` in a forked child. Returns the exit status: 0 if it returned, 99 if it hung."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -59,9 +59,9 @@ def check(opened: tilestone.Checkpoint) -> None:
     assert opened.verify().ok
 
 
-def test_an_open_checkpoint_is_read_in_children_and_on_in_the_parent(path: pathlib.Path) -> None:
+def test_an_open_checkpoint_can_be_read_in_children_and_in_the_parent(path: pathlib.Path) -> None:
     opened = tilestone.open(path)
-    check(opened)  # threads and queues are there
+    check(opened)  # so that threads and queues exist
     children = [in_child(lambda: check(opened)) for _ in range(2)]
     assert children == [0, 0]
     assert in_child(lambda: [check(opened), in_child(lambda: check(opened)) and 1 / 0]) == 0
@@ -119,7 +119,7 @@ def test_a_child_keeps_no_lock_of_a_save_alive(tmp_path: pathlib.Path) -> None:
     try:
         tilestone.save(state, tmp_path, progress=fork)
         tilestone.save(state, tmp_path, overwrite=True)
-        # A parent that dies in the middle of its save leaves no lock in its child either.
+        # If the parent dies during its save, the child does not keep the lock either.
         if (parent := os.fork()) == 0:
             read, write = os.pipe()
 
@@ -129,7 +129,7 @@ def test_a_child_keeps_no_lock_of_a_save_alive(tmp_path: pathlib.Path) -> None:
                     os.write(write, b"x")
                     time.sleep(2)
                     os._exit(0)
-                os.read(read, 1)  # the child is there
+                os.read(read, 1)  # the child runs
                 os._exit(0)
 
             tilestone.save(state, tmp_path, overwrite=True, progress=fork_and_die)
@@ -141,7 +141,7 @@ def test_a_child_keeps_no_lock_of_a_save_alive(tmp_path: pathlib.Path) -> None:
             os.waitpid(child, 0)
 
 
-def test_a_callback_that_forks_and_comes_back_in_the_child_gets_an_error_there(
+def test_a_callback_that_forks_and_returns_in_the_child_gets_an_error_there(
     tmp_path: pathlib.Path,
 ) -> None:
     parent = os.getpid()
@@ -160,7 +160,7 @@ def test_a_callback_that_forks_and_comes_back_in_the_child_gets_an_error_there(
 
 
 class Rows:
-    """A torch data set over an open checkpoint, as users write it."""
+    """A typical torch data set over an open checkpoint."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -207,7 +207,7 @@ tilestone.save(state, path, comm=world, overwrite=True)
 """
 
 
-def test_a_child_of_fork_is_refused_its_parents_mpi_which_goes_on(tmp_path: pathlib.Path) -> None:
+def test_a_forked_child_is_refused_its_parents_working_mpi(tmp_path: pathlib.Path) -> None:
     environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     command = [sys.executable, "-c", MPI, str(tmp_path / "c")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
@@ -220,7 +220,7 @@ def test_torchs_data_loader_reads_an_open_checkpoint(
 ) -> None:
     torch = pytest.importorskip("torch")
     rows = Rows(path)
-    assert rows[0][0, 1] == 1  # the parent has read before it forks
+    assert rows[0][0, 1] == 1  # the parent reads before it forks
     loader = torch.utils.data.DataLoader(
         rows,
         batch_size=8,

@@ -1,4 +1,4 @@
-"""Process groups that a forked child has inherited: refused there at once, whole in the parent."""
+"""Process groups inherited by a forked child: the child refuses them, the parent can use them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fork_and_use(rank: int, world: int, folder: str, used: bool) -> None:
     base = pathlib.Path(folder)
     state = {"a": torch.ones(4)}
     tilestone.save(state, base / "stored")
-    # A group that the parent has not used yet is inherited, too.
+    # A group that the parent has not used yet is inherited too.
     group = dist.new_group(list(range(world))) if not used else dist.group.WORLD
     comm = TorchCommunicator(group) if used else None
 
@@ -49,7 +49,7 @@ def fork_and_use(rank: int, world: int, folder: str, used: bool) -> None:
 
 @pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_child_of_fork_is_refused_its_parents_group_which_goes_on(
+def test_a_forked_child_is_refused_its_parents_group_which_still_works(
     worlds: ranks.Worlds, world: int, used: bool, tmp_path: pathlib.Path
 ) -> None:
     worlds[world].run(fork_and_use, str(tmp_path), used)

@@ -23,7 +23,7 @@ import tilestone
 
 
 class Block(torch.nn.Module):
-    """Two linear layers of sizes that don't divide evenly everywhere."""
+    """Two linear layers, whose sizes are not divisible by all numbers of ranks."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def state_of(model, optimizer) -> dict:
 
 
 def checksums(tree: object, path: str = "") -> dict[str, int]:
-    """CRC-32 of every whole tensor, by path."""
+    """The CRC-32 of each whole tensor by path."""
     if isinstance(tree, DTensor):
         return {path: crc(tree.full_tensor())}
     if isinstance(tree, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Checkpoints that stock PyTorch and Megatron-Core wrote, read without torch."""
+"""Checkpoints written by stock PyTorch and Megatron-Core are read without torch."""
 
 from __future__ import annotations
 

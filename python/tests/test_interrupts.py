@@ -1,4 +1,4 @@
-"""What ends work from outside: Ctrl-C, and exceptions of the caller's code and of its loggers."""
+"""Interruptions from outside: Ctrl-C, and exceptions of the caller's code and of its loggers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ import pytest
 
 import tilestone
 
-# As large as takes a machine of any speed much longer than an interrupt may take.
+# Large enough that a save takes much longer than an interrupt may take, on any machine.
 LARGE = 1 << 30  # bytes
 
 
 class OwnError(Exception):
-    """An exception that the library can't know."""
+    """An exception type that the library does not know."""
 
 
 class Thrower:
-    """Code of the caller that raises one exception object, with a cause."""
+    """Caller's code that raises a given exception object, with a cause."""
 
     def __init__(self, kind: type[BaseException]) -> None:
         self.raised = kind("from the caller's code")
@@ -44,7 +44,7 @@ class Thrower:
 
 
 class Throwing:
-    """A Stateful."""
+    """A Stateful with the given methods."""
 
     def __init__(self, save: Any, load: Any) -> None:
         self._save, self._load = save, load
@@ -58,7 +58,7 @@ class Throwing:
 
 @contextlib.contextmanager
 def interrupted_in(seconds: float, *later: float) -> Iterator[None]:
-    """SIGINT after these times; what it interrupts must end within a second of the first."""
+    """Sends SIGINT at these times. The interrupted work must end within a second of the first."""
     sent: list[float] = []
 
     def send() -> None:
@@ -80,7 +80,7 @@ def interrupted_in(seconds: float, *later: float) -> Iterator[None]:
 
 
 def files_in(path: pathlib.Path) -> list[str]:
-    """What is there but locks, which stay."""
+    """All files except locks, which are kept."""
     found = [p.relative_to(path) for p in path.rglob("*") if p.is_file()]
     return sorted(str(p) for p in found if p.parts[-2:] != (".tilestone", "lock"))
 
@@ -120,7 +120,7 @@ def test_ctrl_c_ends_loads_reads_and_verify_at_once(tmp_path: pathlib.Path) -> N
             opened.read("w", out=state["w"])
         with interrupted_in(0.05):
             opened.verify()
-        assert opened.read("w", [(0, 8)]).tolist() == [0] * 8  # still open, still right
+        assert opened.read("w", [(0, 8)]).tolist() == [0] * 8  # still open and correct
 
 
 def test_a_signal_handler_that_does_not_raise_runs_during_the_work(tmp_path: pathlib.Path) -> None:
@@ -216,7 +216,7 @@ def test_an_exception_of_a_communicator_comes_out_as_itself(
 
 
 class Handler(logging.Handler):
-    """A handler that raises for messages with a word in them."""
+    """A handler that raises for messages that contain a certain word."""
 
     def __init__(self, thrower: Thrower) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ def test_an_exception_of_a_logging_handler_comes_out_and_says_what_was_published
     kind: type[BaseException], tmp_path: pathlib.Path
 ) -> None:
     tilestone.save({"w": numpy.zeros(4)}, tmp_path)
-    # A directory in the place of a file that a save removes: it says so, after it has published.
+    # A directory replaces a file that a save removes. The save logs this after it has published.
     old = next(p for p in tmp_path.glob("*.distcp"))
     old.unlink()
     old.mkdir()
@@ -274,7 +274,7 @@ def test_other_ranks_get_a_typed_error_that_names_the_rank_and_what_it_raised(
     for rank in (0, 2):
         assert isinstance(raised[rank], tilestone.InterruptedError)
         assert "OwnError: from the caller's code (rank 1)" in str(raised[rank])
-    # The note of a failed save stays where other ranks may still have had files.
+    # The note of a failed save is kept, because other ranks may still have files.
     assert all(name.endswith(".begun") for name in files_in(tmp_path))
 
 
@@ -297,7 +297,7 @@ def test_ctrl_c_ends_ranks_that_are_threads_and_operations_that_wait(tmp_path: p
         if comm.rank == 0:
             tilestone.save({"w": numpy.zeros(4)}, tmp_path, comm=comm)
         else:
-            comm.gather(b"", 1)  # rank 0 never comes
+            comm.gather(b"", 1)  # rank 0 never calls it
 
     with interrupted_in(0.3):
         tilestone.run_ranks(2, body)

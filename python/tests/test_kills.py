@@ -1,4 +1,4 @@
-"""Real torch ranks of which one is killed with SIGKILL in the middle of saves over a checkpoint."""
+"""One of several real torch ranks is killed with SIGKILL during saves over a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import tilestone
 
 WORLD = 3
 TIMEOUT = 10  # seconds for a save
-SLACK = 15  # for a rank to be run at all on a busy machine
-ELEMENTS = 40_000  # of a rank
+SLACK = 15  # seconds, for delays on a busy machine
+ELEMENTS = 40_000  # per rank
 
 
 def numbers(generation: int, first: int, count: int) -> torch.Tensor:
-    """Elements that tell their generation and place."""
+    """Elements that encode their generation and position."""
     return (generation << 32) + torch.arange(first, first + count)
 
 
@@ -36,7 +36,7 @@ def state_of(rank: int, world: int, generation: int) -> dict[str, Any]:
 
 
 def save_for_ever(rank: int, world: int, path: str, first: int) -> dict[str, Any]:
-    """Saves generations until one fails; tells which, how, and when."""
+    """Saves generations until one fails. Returns which one, its error, and the time."""
     log = pathlib.Path(f"{path}.{rank}")
     done = -1
     generation = first
@@ -59,11 +59,11 @@ def wait_until_begun(path: str, first: int) -> None:
         if all(begun_by(path, rank) >= first for rank in range(WORLD)):
             return
         time.sleep(0.01)
-    raise AssertionError("a rank does not begin")
+    raise AssertionError("a rank does not begin a save")
 
 
 def begun_by(path: str, rank: int) -> int:
-    """The generation that a rank began last; -1 before the first, and while the log is written."""
+    """The last generation that a rank began; -1 before the first, and during a write of the log."""
     log = pathlib.Path(f"{path}.{rank}")
     text = log.read_text() if log.exists() else ""
     return int(text) if text else -1
@@ -75,7 +75,7 @@ def begun_last(path: str) -> int:
 
 
 def whole_generation(path: str) -> int:
-    """The generation that stands there; fails unless it is whole, bit for bit."""
+    """The generation of the existing checkpoint. Fails unless it is whole, bit for bit."""
     with tilestone.open(path) as opened:
         generation = opened["step"]
         whole = numbers(generation, 0, WORLD * ELEMENTS).numpy()
@@ -86,18 +86,18 @@ def whole_generation(path: str) -> int:
 
 
 def save_anew(path: str, generation: int) -> None:
-    """A save by one rank over whatever is there, after which nothing else is there."""
+    """Saves by one rank, overwriting everything. Checks that no other files remain."""
     whole = numbers(generation, 0, WORLD * ELEMENTS)
     state = {**state_of(0, 1, generation), "w": whole}
     save_id = tilestone.save(state, path, overwrite=True).save_id
     assert whole_generation(path) == generation
     for file in pathlib.Path(path).rglob("*"):
         fixed = file.name in (".metadata", ".tilestone", "lock")
-        assert fixed or save_id in file.name, f"{file} is left over"
+        assert fixed or save_id in file.name, f"{file} is a leftover"
 
 
 def strike(path: str, first: int, random_: random.Random) -> tuple[int, int]:
-    """One world, one kill: the last generation acknowledged, and how many ranks survived."""
+    """Kills one rank of a world. Returns the last acknowledged generation and the survivors."""
     world = ranks.World(WORLD)
     victim = random_.randrange(WORLD)
     try:
@@ -141,7 +141,7 @@ def test_a_killed_rank_leaves_the_old_or_the_new_checkpoint_and_no_rank_hangs(
         first = max(begun, found) + 2
         save_anew(path, first - 1)
     line = (
-        f"{rounds} kills of torch ranks: {acknowledged_count} found what was acknowledged before, "
-        f"{under_way_count} what was under way; {survivors} survivors raised before their deadline"
+        f"{rounds} kills of torch ranks: {acknowledged_count} found the acknowledged generation, "
+        f"{under_way_count} the one being saved; {survivors} survivors raised before their deadline"
     )
     request.node.user_properties.append((conftest.KILLS, line))

@@ -1,4 +1,4 @@
-"""Past every 32-bit limit: an item and a file of more than 4 GiB."""
+"""Beyond all 32-bit limits: an item and a file of more than 4 GiB."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tilestone
 
 
 def test_an_item_of_more_than_4_gib_and_one_that_begins_behind_it(tmp_path: pathlib.Path) -> None:
-    # Memory that is never touched costs nothing: only the file has its full size.
+    # Memory that is never touched takes no pages. Only the file has its full size.
     edge = 1 << 32
     size = edge + 12345
     big = torch.zeros(size, dtype=torch.uint8)

@@ -14,7 +14,7 @@ W = numpy.arange(100_000)
 
 
 def linked(folder: pathlib.Path, blobs: str) -> pathlib.Path:
-    """A checkpoint as a model's cache keeps it: files in `blobs`, links to them in a snapshot."""
+    """A checkpoint like in a model hub's cache: files in `blobs`, and links in a snapshot."""
     tilestone.save({"w": W, "step": 3}, folder / "saved", comm=tilestone.solo())
     snapshot = folder / "models--x--y" / "snapshots" / "0123"
     (folder / "models--x--y" / blobs).mkdir(parents=True)
@@ -69,7 +69,7 @@ def test_a_link_to_a_file_of_the_system_is_refused(tmp_path: pathlib.Path) -> No
         opened.read("w")
 
 
-def test_saving_over_a_snapshot_replaces_links_and_leaves_what_they_lead_to(
+def test_saving_over_a_snapshot_replaces_links_and_keeps_their_targets(
     tmp_path: pathlib.Path,
 ) -> None:
     snapshot = linked(tmp_path, "blobs")

@@ -19,12 +19,12 @@ def saved(path: str) -> None:
 
 
 class Unlike:
-    """A leaf that is no plain value."""
+    """A leaf that is not a plain value."""
 
 
 def test_leaves_that_are_not_in_the_checkpoint_are_the_templates_own(ckpt: str) -> None:
     saved(ckpt)
-    swapped = numpy.arange(3, dtype=">i8")  # filled by way of other memory
+    swapped = numpy.arange(3, dtype=">i8")  # filled through other memory
     read_only = numpy.arange(5)
     read_only.flags.writeable = False
     leaf = Unlike()
@@ -70,7 +70,7 @@ def merge_rows(parts: dict[str, Any]) -> torch.Tensor:
     return torch.cat([torch.as_tensor(parts["x"]), torch.as_tensor(parts["y"])])
 
 
-def test_a_factorys_part_that_is_not_there_is_the_templates_or_refused(ckpt: str) -> None:
+def test_a_missing_part_of_a_factory_is_the_templates_or_refused(ckpt: str) -> None:
     tilestone.save({"f.x": torch.ones(1)}, ckpt, comm=tilestone.solo())
 
     def load(data: Any) -> Any:
@@ -81,8 +81,8 @@ def test_a_factorys_part_that_is_not_there_is_the_templates_or_refused(ckpt: str
     assert load(numpy.full(2, 7.0, "f4")) == [1, 7]
     read_only = numpy.full(2, 7.0, "f4")
     read_only.flags.writeable = False
-    for data in (torch.empty(2, device="meta"), read_only):  # filled by way of other memory
-        with pytest.raises(tilestone.NotFoundError, match="a part of what the factory f builds"):
+    for data in (torch.empty(2, device="meta"), read_only):  # filled through other memory
+        with pytest.raises(tilestone.NotFoundError, match="the factory f can't be loaded"):
             load(data)
 
 
@@ -111,7 +111,7 @@ def test_a_module_keeps_what_is_not_there_and_reports_what_it_does_not_take(ckpt
 
 def test_a_report_is_a_load_report(ckpt: str) -> None:
     saved(ckpt)
-    with pytest.raises(tilestone.InvalidArgumentError, match="report is a LoadReport"):
+    with pytest.raises(tilestone.InvalidArgumentError, match="report must be a LoadReport"):
         tilestone.load({"step": None}, ckpt, report=[])  # type: ignore[arg-type]
 
 
@@ -162,11 +162,11 @@ def test_a_report_is_the_union_over_all_ranks(worlds: ranks.Worlds, ckpt: str) -
 def test_a_policy_has_three_names(ckpt: str) -> None:
     saved(ckpt)
     for name in ("not_in_checkpoint", "not_requested", "other_shape"):
-        with pytest.raises(tilestone.InvalidArgumentError, match=f'{name} is "error", "report"'):
+        with pytest.raises(tilestone.InvalidArgumentError, match=f'{name} must be "error", "report"'):
             tilestone.load({"step": None}, ckpt, **{name: "perhaps"})
 
 
-def test_what_no_rank_requests_can_be_an_error(ckpt: str) -> None:
+def test_keys_that_no_rank_requests_can_be_an_error(ckpt: str) -> None:
     saved(ckpt)
     with pytest.raises(tilestone.MismatchError, match="not requested: a, b.c.0, b.c.1.n"):
         tilestone.load({"step": None}, ckpt, not_requested="error")
@@ -179,7 +179,7 @@ def test_a_load_of_a_path_gives_the_tree_as_it_was_saved(ckpt: str) -> None:
     assert loaded["a"].tolist() == [0, 1, 2, 3] and loaded["step"] == 7
     assert loaded["b"]["c"][0].tolist() == [1.0, 1.0]
     assert loaded["b"]["c"][1] == {"n": 3}
-    with pytest.raises(tilestone.InvalidArgumentError, match="path of the checkpoint is needed"):
+    with pytest.raises(tilestone.InvalidArgumentError, match="needs the checkpoint.s path"):
         tilestone.load({"a": None})
 
 

@@ -1,4 +1,4 @@
-"""Local copies: what another rank of the group writes, in the rank's own data file."""
+"""Local copies: a rank's data file has copies of items that other ranks of the group write."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import tilestone
 
 
 def state_of(shape: tuple[int, int]) -> tuple[dict[str, DTensor], dist.ProcessGroup]:
-    """A tensor-parallel weight and a norm that all ranks have; the tensor-parallel group."""
+    """A tensor-parallel weight, a norm that all ranks have, and the tensor-parallel group."""
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
     weight = torch.arange(64.0).reshape(8, 8)
-    norm = torch.arange(100.0, 105.0)  # as bytes in no other tensor
+    norm = torch.arange(100.0, 105.0)  # bytes that occur in no other tensor
     state = {
         "weight": distribute_tensor(weight, mesh, [Replicate(), Shard(0)]),
         "norm": distribute_tensor(norm, mesh, [Replicate(), Replicate()]),
@@ -59,7 +59,7 @@ def save_and_load(rank: int, world: int, folder: str) -> list[tuple[int, int]]:
         for key, tensor in state.items():
             assert torch.equal(loaded[key].full_tensor(), tensor.full_tensor()), (name, key)
     stock = {key: torch.zeros(tensor.shape) for key, tensor in state.items()}
-    dcp.load(stock, checkpoint_id=f"{folder}/all")  # sees nothing of copies
+    dcp.load(stock, checkpoint_id=f"{folder}/all")  # it ignores copies
     for key, tensor in state.items():
         assert torch.equal(stock[key], tensor.full_tensor()), key
     return results
@@ -81,7 +81,7 @@ def refusals(rank: int, world: int, folder: str) -> list[str]:
 
 
 def damage_and_repair(path: pathlib.Path) -> None:
-    """One of the four places of the norm's elements, then all four."""
+    """Damages one of the four copies of the norm's elements, then all four."""
     elements = torch.arange(100.0, 105.0).numpy().tobytes()
     whole = {file: file.read_bytes() for file in path.glob("*.distcp")}
     assert all(elements in data for data in whole.values())
@@ -111,17 +111,17 @@ def test_copies_follow_the_group_and_the_budget_and_change_no_load(
     assert none == [(0, 0)] * 4
     assert group == rule
     assert 0 < sum(copies for copies, _ in group) < sum(copies for copies, _ in everybody)
-    # Of the replicated norm and bias three copies each, of each half of the weight one.
+    # Three copies each of the replicated norm and bias, and one of each half of the weight.
     assert sum(copies for copies, _ in everybody) == 3 + 3 + 2
     assert budget == [(0, 0)] * 4
     for name, results in {"group": group, "all": everybody}.items():
         assert tilestone.open(tmp_path / name).verify().ok, name
         assert sum(size for _, size in results) > 0
-    assert len(list((tmp_path / "all").glob("*.distcp"))) == 4  # each rank has one of its own
+    assert len(list((tmp_path / "all").glob("*.distcp"))) == 4  # one per rank
     damage_and_repair(tmp_path / "all")
 
 
-def test_what_copies_cost_by_files_is_asked_of_one_rank_and_leaves_nothing(
+def test_plan_copies_by_files_works_on_one_rank_and_makes_no_files(
     tmp_path: pathlib.Path,
 ) -> None:
     files = {"coordination": "files", "rank": 1, "world_size": 2, "token": "one run of a test"}
@@ -137,13 +137,13 @@ def test_what_copies_cost_by_files_is_asked_of_one_rank_and_leaves_nothing(
         tilestone.repair(tmp_path)
 
 
-def test_what_is_no_replicate_group_is_refused_on_all_ranks(
+def test_an_invalid_replicate_group_is_refused_on_all_ranks(
     worlds: ranks.Worlds, tmp_path: pathlib.Path
 ) -> None:
     texts = worlds[4].run(refusals, str(tmp_path))
     expected = [
         "there is no replicate_group", "names rank", "rank", "list of ranks",
-        'replicate is "none" or "local"', 'replicate is "none"', "without this rank",
+        'replicate must be "none" or "local"', 'replicate is "none"', "without this rank",
         "list of ranks",
     ]  # fmt: skip
     for of_rank in texts:
@@ -155,7 +155,7 @@ def test_what_is_no_replicate_group_is_refused_on_all_ranks(
 
 
 def megatron_saves(rank: int, world: int, folder: str) -> list[str]:
-    """Of 4 ranks with tensor and data parallel groups of 2, as Megatron's parallel_state has them."""
+    """Saves on 4 ranks with TP and DP groups of 2 ranks in Megatron's parallel_state."""
     import megatron_layouts
 
     import tilestone.megatron as megatron
@@ -163,7 +163,7 @@ def megatron_saves(rank: int, world: int, folder: str) -> list[str]:
     from tilestone.megatron.strategies.torch import TorchDistSaveShardedStrategy
 
     def state() -> dict[str, Any]:
-        """What all ranks hold; rank 0 has the main replica."""
+        """A state that all ranks hold. Rank 0 has the main replica."""
         norm = torch.arange(6.0)
         return {"norm": megatron.ShardedTensor.from_rank_offsets("norm", norm, replica_id=rank)}
 
@@ -192,13 +192,13 @@ def megatron_saves(rank: int, world: int, folder: str) -> list[str]:
     return texts
 
 
-def test_megatron_s_saves_copy_within_the_model_parallel_group_or_say_why_not(
+def test_megatron_saves_copy_within_the_model_parallel_group_or_raise(
     worlds: ranks.Worlds, tmp_path: pathlib.Path
 ) -> None:
     for texts in worlds[4].run(megatron_saves, str(tmp_path)):
         assert "parallel_state is not initialised" in texts[0]
         for text in texts[1:]:
-            assert "replicate='local' with a FullyParallelSaveStrategyWrapper" in text
+            assert "replicate='local'" in text and "FullyParallelSaveStrategyWrapper" in text
     elements = torch.arange(6.0).numpy().tobytes()
     for name, places in {"default": 2, "given": 2, "strategy": 2, "all": 4, "budget": 1}.items():
         files = list((tmp_path / name).glob("*.distcp"))
@@ -216,7 +216,7 @@ def test_megatron_s_saves_copy_within_the_model_parallel_group_or_say_why_not(
     ],
 )
 @pytest.mark.parametrize("in_steps", [False, True])
-def test_by_files_the_others_hear_of_an_option_that_is_wrong_on_one_rank(
+def test_by_files_an_invalid_option_on_one_rank_fails_on_the_others(
     tmp_path: pathlib.Path, wrong: dict[str, Any], says: str, in_steps: bool
 ) -> None:
     given: dict[str, Any] = {

@@ -1,5 +1,7 @@
-"""A host that is lost at each step of a save and of a load, and one that is slow: two network
-namespaces with two gloo ranks in each, and a link that is cut, restored and narrowed (hosts.py).
+"""A host is lost at each step of a save and of a load, or has a slow link.
+
+There are two network namespaces with two gloo ranks in each, and a link that is cut, restored and
+slowed down (hosts.py).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from hosts import WORLD, Hosts, Rank, program
 from lost_host_rank import CASES, TIMEOUT
 
 LATER = 5.0  # seconds after the deadline by which every rank must have its error
-# Ranks whose part is done need not learn of the cut.
+# In these cases a rank that has finished its part may succeed.
 MAY_SUCCEED = ("load: merge",)
 
 
@@ -30,7 +32,7 @@ def group(two_hosts: Hosts, tmp_path: pathlib.Path) -> Iterator[list[Rank]]:
 
 
 def check_ended(group: list[Rank], case: str) -> bool:
-    """Every rank has ended by its deadline. Returns whether all ended well."""
+    """Checks that every rank ends by its deadline. Returns whether all succeeded."""
     ends = [rank.next("ended", TIMEOUT + LATER + 10) for rank in group]
     assert all(end["seconds"] < TIMEOUT + LATER for end in ends), (case, ends)
     kinds = {end["kind"] for end in ends}
@@ -41,7 +43,7 @@ def check_ended(group: list[Rank], case: str) -> bool:
 
 
 def check_versions(group: list[Rank], case: str, allowed: set[float]) -> float:
-    """All ranks of a fresh group load one version, the same one."""
+    """Checks that all ranks of a new group load the same version, and returns it."""
     found = [rank.next("whole")["versions"] for rank in group]
     assert found == [found[0]] * WORLD, (case, found)
     assert len(found[0]) == 1, (case, found)

@@ -1,4 +1,4 @@
-"""Megatron-Core's states saved without a communicator; stock Megatron-Core loads them."""
+"""Megatron-Core's states are saved without a communicator, and stock Megatron-Core loads them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILES = {"coordination": "files", "rank": 0, "world_size": 1, "token": "a run of
 
 
 def scenario(name: str, path: str) -> Any:
-    """What a scenario of megatron_by_files gives."""
+    """Runs a scenario of megatron_by_files. Returns its result."""
     command = [sys.executable, job.__file__, name, path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
@@ -35,7 +35,7 @@ def scenario(name: str, path: str) -> Any:
 def _load_stock(rank: int, world: int, ckpt: str, sizes: tuple[int, int]) -> None:
     stock = files._megatron()
     template = job.state(rank, *sizes, stock.mapping, False)
-    del template["rng"]  # of a grid of another layout
+    del template["rng"]  # its grid is of another layout
     job.check(stock.load(template, ckpt), rank, *sizes)
     assert stock.load_content_metadata(ckpt) == {"format": 2}
 
@@ -46,7 +46,7 @@ def _load_ours(rank: int, world: int, ckpt: str, sizes: tuple[int, int]) -> None
     job.check(megatron.load(template, ckpt), rank, *sizes)
 
 
-def test_ranks_without_a_process_group_save_what_stock_and_other_layouts_load(
+def test_saves_without_a_process_group_load_in_stock_and_in_other_layouts(
     worlds: Worlds, ckpt: str
 ) -> None:
     assert scenario("together", ckpt) == [["done", None]] * 4
@@ -55,7 +55,7 @@ def test_ranks_without_a_process_group_save_what_stock_and_other_layouts_load(
     assert tilestone.unpublished(ckpt) == [] and tilestone.gc(ckpt) == []
     with tilestone.open(ckpt) as opened:
         assert opened.verify().ok and opened.dialect == "megatron"
-        # Each is there once, and none lacks a main replica.
+        # Each one exists once, and none lacks a main replica.
         assert len([key for key in opened.keys() if key.startswith("layers.extra")]) == 4
     worlds[4].run(_load_stock, ckpt, (2, 2))
     worlds[2].run(_load_stock, ckpt, (1, 2))
@@ -64,14 +64,14 @@ def test_ranks_without_a_process_group_save_what_stock_and_other_layouts_load(
 
 
 def test_every_kind_of_entity_goes_to_stock(worlds: Worlds, ckpt: str) -> None:
-    for rank in (1, 0):  # a process group that is there is not used
+    for rank in (1, 0):  # an existing process group is not used
         state = files._state(rank, 2, True)
         options = FILES | {"rank": rank, "world_size": 2, "wait": False}
         assert megatron.save(state, ckpt, **options) is None
     worlds[3].run(files._load_stock, ckpt)
 
 
-def test_of_two_runs_one_stands_and_the_files_of_the_other_are_leftovers(
+def test_one_of_two_runs_is_published_and_the_files_of_the_other_are_leftovers(
     worlds: Worlds, ckpt: str
 ) -> None:
     said, left, after = scenario("race", ckpt)
@@ -107,17 +107,17 @@ class _OwnStrategy:
         raise AssertionError("not called")
 
 
-# options, what the message says
+# (options, part of the message)
 MISUSE: list[tuple[dict[str, Any], str]] = [
-    ({"rank": 0}, "rank has a meaning with coordination"),
-    ({"token": "a run of it"}, "token has a meaning with"),
-    ({"number": 1}, "number has a meaning with"),
-    ({"wait": False}, "wait has a meaning with"),
+    ({"rank": 0}, "rank is only allowed with coordination"),
+    ({"token": "a run of it"}, "token is only allowed with"),
+    ({"number": 1}, "number is only allowed with"),
+    ({"wait": False}, "wait is only allowed with"),
     ({"coordination": "file"}, 'or "files", not "file"'),
     (FILES | {"world_size": None}, "needs world_size"),
     (FILES | {"process_group": object()}, "process_group has no meaning"),
     (FILES | {"sharded_strategy": ("zarr", 1)}, "data files have fixed names"),
-    (FILES | {"sharded_strategy": _OwnStrategy()}, "needs a communicator: it saves in its own"),
+    (FILES | {"sharded_strategy": _OwnStrategy()}, "_OwnStrategy needs a communicator"),
     (
         FILES | {"sharded_strategy": FullyParallelSaveStrategyWrapper(
             serialization.get_default_save_sharded_strategy())},
@@ -135,9 +135,9 @@ def test_options_that_need_a_communicator_are_named_and_nothing_is_made(
     assert not os.path.exists(ckpt)
 
 
-def test_what_stands_is_not_replaced_and_common_state_is_compared(ckpt: str) -> None:
+def test_an_existing_checkpoint_is_not_replaced_and_common_state_is_compared(ckpt: str) -> None:
     _of_one(checkpoint_dir=ckpt, **FILES)
-    with pytest.raises(megatron.CheckpointingException, match="don't replace any"):
+    with pytest.raises(megatron.CheckpointingException, match="can't replace a checkpoint"):
         _of_one(checkpoint_dir=ckpt, **FILES | {"token": "another run"})
     both = FILES | {"world_size": 2, "wait": False, "common_differs": "error"}
     for preprocess, differs in ((lambda common: {**common, "own": 0}, False), (None, True)):
@@ -159,7 +159,7 @@ def _only_rank_1_gives_a_rank(rank: int, world: int, ckpt: str) -> str:
     return str(raised.value)
 
 
-def test_what_one_rank_gives_without_files_is_every_ranks_error(worlds: Worlds, ckpt: str) -> None:
+def test_an_option_for_files_on_one_rank_fails_on_every_rank(worlds: Worlds, ckpt: str) -> None:
     for said in worlds[2].run(_only_rank_1_gives_a_rank, ckpt):
-        assert "rank has a meaning with coordination" in said
+        assert "rank is only allowed with coordination" in said
     assert not os.path.exists(ckpt)

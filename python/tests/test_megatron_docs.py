@@ -1,4 +1,4 @@
-"""What the documents say of tilestone.megatron stands in one place each, and names what exists."""
+"""The documentation of tilestone.megatron has no duplicates, and names only things that exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 
 def _sections(text: str) -> dict[str, str]:
-    """Text by heading of the second level."""
+    """The sections of a text by second-level heading."""
     parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

@@ -1,4 +1,4 @@
-"""Tilestone's strategies as the defaults of stock Megatron-Core, and the versions of it."""
+"""Tilestone's strategies as the defaults of stock Megatron-Core, in several versions of it."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def _switching(rank: int, world: int, folder: str) -> None:
     assert remembered() == before
 
 
-def test_enable_is_for_defaults_and_stocks_own_classes_and_disable_takes_it_back(
+def test_enable_covers_defaults_and_stocks_own_classes_and_disable_undoes_it(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
     worlds[4].run(_switching, str(tmp_path))
 
 
-def test_enable_logs_once_and_refuses_what_is_no_strategy_of_ours(
+def test_enable_logs_once_and_refuses_other_strategies(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     _megatron()
@@ -81,7 +81,7 @@ def no_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_stock_strategies, "_made", {})
 
 
-def test_a_megatron_that_is_not_there_or_unknown_is_an_error_that_says_so(
+def test_a_missing_or_unknown_megatron_is_a_clear_error(
     monkeypatch: pytest.MonkeyPatch, no_classes: None
 ) -> None:
     stock.disable()
@@ -102,7 +102,7 @@ def test_a_megatron_that_is_not_there_or_unknown_is_an_error_that_says_so(
 
 
 def _stub_of_0_19() -> dict[str, types.ModuleType]:
-    """What 0.19's strategies look like to a plug-in: no base, no registry."""
+    """0.19's strategies as a plug-in sees them: without a base class and without a registry."""
     package = "megatron.core.dist_checkpointing"
     names = ("megatron.core", package, f"{package}.mapping", f"{package}.strategies",
              f"{package}.strategies.torch")  # fmt: skip
@@ -127,7 +127,7 @@ def _stub_of_0_19() -> dict[str, types.ModuleType]:
 
 @dataclasses.dataclass
 class ShardedObject:
-    """As 0.19 hands over the common state."""
+    """The class in which 0.19 passes the common state."""
 
     key: str
     data: Any
@@ -164,12 +164,12 @@ def test_a_megatron_without_base_classes_takes_subclasses_of_its_own_strategy(
             common = ShardedObject("common_state", {"step": step})
             stocks.save({"common_state": common, "o": ShardedObject("o", [step])}, ckpt)
             sealed = (folder / "metadata.json").exists()
-            assert sealed == (step == 2)  # replaced in one step, with nothing beside it
+            assert sealed == (step == 2)  # replaced in one step, without other files
             (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
         unwritten = {"common_state": ShardedObject("common_state", {"step": 3})}
         with pytest.raises(tilestone.UnsupportedError, match="synchronously"):
             save.async_save(unwritten, ckpt, "nvrx")
-        assert (folder / "metadata.json").exists()  # nothing has been written
+        assert (folder / "metadata.json").exists()  # nothing was written
         assert not (folder / "common.pt").exists() and not (folder / "integrity.json").exists()
         with tilestone.open(ckpt) as checkpoint:
             assert checkpoint.common() == {"step": 2} and checkpoint.verify().ok

@@ -1,4 +1,4 @@
-"""Megatron-Core's entities in a plain save and load: they are what they are, not pickles."""
+"""Megatron-Core's entities in a plain save and load: they are treated as entities, not pickled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _mapping() -> Any:
 
 
 def _tree(rank: int, world: int, axis: int, value: float, data: bool = True) -> dict[str, Any]:
-    """Each rank's cut along `axis` of every layer, twice replicated in pairs of ranks."""
+    """Each rank's part of every layer along `axis`, with two replicas each in pairs of ranks."""
     mapping = _mapping()
     parts, copies = world // 2, 2
     part, copy = rank // copies, rank % copies
@@ -125,7 +125,7 @@ def test_an_entity_without_data_or_of_an_unknown_kind_is_refused(ckpt: str) -> N
 
 @pytest.fixture
 def old_kind() -> Any:
-    """ShardedTensor as Megatron-Core had it up to 0.15: slices of flattened tensors."""
+    """Megatron-Core's ShardedTensor up to 0.15, which supports slices of flattened tensors."""
 
     class ShardedTensor:
         def __init__(self, **fields: Any) -> None:

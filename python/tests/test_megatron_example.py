@@ -1,4 +1,4 @@
-"""examples/megatron, run as its page says."""
+"""Runs examples/megatron as its documentation describes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 
-def test_trainings_of_megatron_core_go_on_at_other_layouts(tmp_path: pathlib.Path) -> None:
+def test_megatron_core_trainings_resume_in_other_layouts(tmp_path: pathlib.Path) -> None:
     program = ROOT / "examples" / "megatron" / "continuations.py"
     ran = subprocess.run(
         [sys.executable, str(program), str(tmp_path / "checkpoints")],
@@ -25,5 +25,5 @@ def test_trainings_of_megatron_core_go_on_at_other_layouts(tmp_path: pathlib.Pat
     for layout, tensors, missing, mismatched, loaded, last in cells:
         assert int(tensors) > 40 and (missing, mismatched, loaded) == ("0", "0", "0.0"), layout
         assert float(last) < 1e-5
-    # The layout that trained from the start goes on bit for bit, with dropout too.
+    # In the layout of the original training, the result is equal bit for bit, also with dropout.
     assert [row[-1] for row in cells if row[0] in ("TP 2 x PP 2", "PP 2 x EP 2")] == ["0.0"] * 3

@@ -1,4 +1,4 @@
-"""Megatron-Core's own files as Tilestone writes them: stock Megatron-Core and PyTorch load them."""
+"""Tilestone writes files in Megatron-Core's format; stock Megatron-Core and PyTorch load them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 import tilestone
 from ranks import Raised, Worlds
 
-# What 1, 2, 3, 4 and 6 ranks can divide.
+# Divisible among 1, 2, 3, 4 and 6 ranks.
 WHOLE = torch.arange(2 * 12 * 5.0).reshape(2, 12, 5)  # layers, rows, columns
 COLUMNS = torch.arange(6 * 12).reshape(6, 12).to(torch.bfloat16)
 GLU = torch.arange(24.0)
@@ -39,7 +39,7 @@ def _megatron() -> Any:
 
 
 def _state(rank: int, world: int, filled: bool) -> dict[str, Any]:
-    """Entities of every kind, sharded over all ranks; empty for a load."""
+    """Entities of every kind, sharded over all ranks, without values for a load."""
     mapping = _megatron().mapping
     scale = 1 if filled else 0
 
@@ -133,7 +133,7 @@ def _load_stock(rank: int, world: int, ckpt: str) -> None:
     loaded, missing, unexpected = _megatron().load(
         _state(rank, world, False), ckpt, strict="return_all"
     )
-    # The common state in the form of 0.19, which 0.16 takes for an object like others.
+    # The common state in the form of 0.19, which 0.16 treats as an ordinary object.
     assert (missing, unexpected) == ({"common_state"}, set())
     _check(loaded, rank, world)
 
@@ -188,13 +188,13 @@ def test_stock_dcp_opens_it(ckpt: str) -> None:
     dcp.load(state, checkpoint_id=ckpt)
     assert torch.equal(state["columns"], COLUMNS)
     assert torch.equal(state["glu"], GLU)
-    # As Megatron-Core 0.19 reads it.
+    # The request of Megatron-Core 0.19.
     wanted: dict[str, Any] = {"common_state/shard_0_1": None}
     dcp.load(wanted, checkpoint_id=ckpt)
     _assert_same(wanted["common_state/shard_0_1"][0]["scheduler"], COMMON["scheduler"], "")
 
 
-def test_an_open_checkpoint_tells_dialect_keys_and_common_state(ckpt: str) -> None:
+def test_an_open_checkpoint_has_dialect_keys_and_common_state(ckpt: str) -> None:
     tilestone.save(_state(0, 1, True), ckpt, dialect="megatron")
     with tilestone.open(ckpt, framework="torch") as checkpoint:
         assert checkpoint.dialect == "megatron"
@@ -224,7 +224,7 @@ def test_plain_arrays_are_common_and_fill_the_templates_arrays(ckpt: str) -> Non
         assert torch.equal(value, kept[name])
 
 
-def test_what_the_checkpoint_has_nowhere_is_named(ckpt: str) -> None:
+def test_a_key_that_is_not_in_the_checkpoint_is_named(ckpt: str) -> None:
     tilestone.save({"a": 1}, ckpt, dialect="megatron")
     with pytest.raises(tilestone.NotFoundError, match="b.c"):
         tilestone.load({"b": {"c": None}}, ckpt)

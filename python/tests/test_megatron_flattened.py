@@ -1,4 +1,4 @@
-"""Slices of flattened tensors (a distributed optimizer's shards), saved and loaded for real."""
+"""Slices of flattened tensors (a distributed optimizer's shards) are saved and loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TP6_DP1 = [[rank, rank + 6] for rank in range(6)]
 
 
 def _on_ranks(count: int, work: Callable[[int, Any], Any]) -> list[Any]:
-    """work(rank, comm) of each of `count` ranks in threads."""
+    """Runs work(rank, comm) on `count` ranks that are threads. Returns the results."""
     found: list[Any] = [None] * count
 
     def run(comm: Any) -> None:
@@ -28,7 +28,7 @@ def _on_ranks(count: int, work: Callable[[int, Any], Any]) -> list[Any]:
 
 
 def _guide(rank: int, tp: int, dp: int, data: torch.Tensor | None = None) -> ShardedTensor:
-    """Rank `rank`'s slice of the guide's tensor, ranks of one TP group next to one another."""
+    """This rank's slice of the guide's tensor. Ranks of a TP group have consecutive numbers."""
     size = 12 // tp // dp
     begin = rank // tp * size
     flat = slice(begin, begin + size)
@@ -65,7 +65,7 @@ def test_the_guides_example_number_by_number(
 
 
 class _OldKind:
-    """Makes the entity as an object of Megatron-Core 0.13's class is, known by its name only."""
+    """Makes an entity like that of Megatron-Core 0.13, whose class is recognised by its name."""
 
     def __new__(cls, part: ShardedTensor) -> Any:
         kind = type("ShardedTensor", (), {"__init__": lambda self, kw: self.__dict__.update(kw)})
@@ -74,15 +74,15 @@ class _OldKind:
 
 
 def _cuts(total: int, parts: int, rng: random.Random) -> list[slice]:
-    """A tensor of `total` elements in `parts` slices, of which some are often empty."""
+    """Divides `total` elements into `parts` slices, some of which are often empty."""
     ends = sorted(rng.choice((0, total, rng.randint(0, total))) for _ in range(parts - 1))
     return [slice(a, b) for a, b in zip([0, *ends], [*ends, total], strict=True)]
 
 
 class _Layout:
-    """Random TP x PP x DP: each stage has some of the layers, each TP rank a cut of every layer.
+    """Random TP x PP x DP: each stage has some of the layers, each TP rank a part of every layer.
 
-    A layer's slices over DP differ from layer to layer, as those of an optimizer's buffer do.
+    The slices over DP differ from layer to layer, like those of an optimizer's buffer.
     """
 
     def __init__(self, layers: int, shape: tuple[int, ...], rng: random.Random) -> None:
@@ -101,7 +101,7 @@ class _Layout:
         self.ranks = self.tp * self.pp * self.dp
 
     def parts(self, rank: int, whole: torch.Tensor, with_data: bool) -> Iterator[ShardedTensor]:
-        """What a rank holds; with_data: of the values of `whole`, else zeros."""
+        """A rank's parts, with the values of `whole` if `with_data`, else zeros."""
         tp, rest = rank % self.tp, rank // self.tp
         pp, dp = rest % self.pp, rest // self.pp
         each = self.layers // self.pp
@@ -209,7 +209,7 @@ def test_a_slice_of_a_box_of_an_irregular_grid_is_kept_and_resharded(ckpt: str) 
 def _halves(
     tp: int, rank: int, local_rows: int, seen: list[Any]
 ) -> tuple[Callable[..., Any], Callable[..., torch.Tensor]]:
-    """A gated MLP's weight [W; V] as two cells of one tensor: W at `rank`, V behind all W."""
+    """A gated MLP's weight [W; V] as two cells of one tensor: W at `rank`, V after all W."""
 
     def build(key: str, data: Any, replica_id: Any, flattened_range: Any) -> Any:
         seen.append((key, replica_id, flattened_range))
@@ -240,7 +240,7 @@ def _halves(
 def test_a_factory_on_a_flattened_tensor_gets_the_slice_and_is_merged(
     ckpt: str, stock: bool
 ) -> None:
-    rows = 8  # of W and V each
+    rows = 8  # of each of W and V
     weights = torch.arange(2 * rows * 3.0).reshape(2 * rows, 3)
     kind: Any = ShardedTensorFactory
     if stock:

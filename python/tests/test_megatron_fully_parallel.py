@@ -1,4 +1,4 @@
-"""Fully parallel saves and loads: Megatron-Core's distribution, and the engine under it."""
+"""Fully parallel saves and loads: Megatron-Core's distribution, alone and with the engine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _stock() -> Any:
 
 
 def _dense(seed: random.Random, ranks: int) -> dict[Id, list[int]]:
-    """Parameters on all ranks, and slices of an optimizer's state on some."""
+    """Parameters on all ranks, and slices of an optimizer's state on some ranks."""
     layers = {("layer.weight", (i, 0), None): list(range(ranks)) for i in range(seed.randrange(60))}
     slices: dict[Id, list[int]] = {}
     for i in range(seed.randrange(60)):
@@ -52,7 +52,7 @@ def _dense(seed: random.Random, ranks: int) -> dict[Id, list[int]]:
 
 
 def _experts(seed: random.Random, ranks: int) -> dict[Id, list[int]]:
-    """The same, and experts that every k-th rank holds."""
+    """The same as _dense(), and experts that every k-th rank holds."""
     step = seed.choice([2, 4])
     found = _dense(seed, ranks)
     for i in range(seed.randrange(200)):
@@ -82,7 +82,7 @@ def test_a_shard_that_no_rank_of_the_group_holds_is_refused() -> None:
             exchange_utils.distribute_shards_to_ranks({"a": holders}, {"a": 1}, 2, set())
 
 
-def test_who_wrote_a_file_follows_from_its_name() -> None:
+def test_the_writer_of_a_file_follows_from_its_name() -> None:
     from tilestone.megatron._shard_files import writer_of
 
     names = {
@@ -102,7 +102,7 @@ def test_who_wrote_a_file_follows_from_its_name() -> None:
 
 
 class _SavedBy(base.AsyncSaveShardedStrategy):
-    """Keeps what it is given."""
+    """Records the arguments of its calls."""
 
     def __init__(self) -> None:
         super().__init__("mock", 1)
@@ -121,7 +121,7 @@ class _SavedBy(base.AsyncSaveShardedStrategy):
 
 
 class _LoadedBy(base.LoadShardedStrategy):
-    """Loads every tensor full of its offset, and each object as its place and this rank."""
+    """Fills every tensor with its offset, and loads each object as its position and this rank."""
 
     def __init__(self, fails: bool = False) -> None:
         self.asked: list[Any] = []
@@ -160,9 +160,9 @@ def _value(item: Any) -> Any:
 def _state(
     kinds: Any, rank: int, world: int, data: bool = True, empty: bool = True
 ) -> dict[str, Any]:
-    """Tensors of many sizes: on all ranks, on pairs of ranks, on one; objects among them.
+    """Tensors of many sizes and objects: on all ranks, on pairs of ranks, on one rank.
 
-    Stock's validation can't take one without elements.
+    Stock's validation does not accept a tensor without elements.
     """
 
     def tensor(key: str, shape: tuple[int, ...], *offsets: Any, replica_id: Any = 0) -> Any:
@@ -198,7 +198,7 @@ def _ids(state: Any) -> dict[Id, Any]:
 
 
 def _pairs(rank: int, world: int) -> Any:
-    """This rank's group of two: ranks that differ in the last place, and in the first."""
+    """The group of two neighbouring ranks that has this rank."""
     groups = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
     return groups[rank // 2]
 
@@ -258,7 +258,7 @@ def _saves(rank: int, world: int) -> None:
 
 
 def _StockSaves(*args: Any) -> Any:
-    """A strategy of stock's that is never called."""
+    """A strategy of stock that is never called."""
     strategies = _stock().fully_parallel
 
     class Saves(strategies.SaveShardedStrategy):  # type: ignore[misc, name-defined]
@@ -278,7 +278,7 @@ class _Messages(logging.Handler):
 
 
 def _cached_save(rank: int, world: int) -> list[str]:
-    """What a kept distribution does when one rank's shards change."""
+    """The log messages of a cached distribution when the shards of some ranks change."""
     messages = _Messages()
     logging.getLogger("tilestone.megatron").addHandler(messages)
     wrapper = FullyParallelSaveStrategyWrapper(_SavedBy(), None, True)
@@ -286,13 +286,13 @@ def _cached_save(rank: int, world: int) -> list[str]:
     kept = wrapper.cached_distribution
     assert kept is not None
     state = _state(mapping, rank, world)
-    for _ in range(2):  # the second time with the replica ids of the first
+    for _ in range(2):  # the second call sees the replica ids of the first one
         wrapper.apply_saving_parallelization(state)
         assert wrapper.cached_distribution is kept
     assert messages.texts == []
 
     state = _state(mapping, rank, world)
-    if rank in (1, 2):  # new on two of the ranks
+    if rank in (1, 2):  # new on two ranks
         state["new"] = mapping.ShardedTensor.from_rank_offsets(
             "new", torch.ones(4), replica_id=rank - 1
         )
@@ -311,14 +311,14 @@ def test_a_save_gives_the_base_strategy_what_stock_gives_it(worlds: Worlds) -> N
     worlds[4].run(_saves)
 
 
-def test_a_kept_distribution_notices_shards_that_are_new(worlds: Worlds) -> None:
+def test_a_cached_distribution_notices_new_shards(worlds: Worlds) -> None:
     results = worlds[4].run(_cached_save)
     assert "ranks [1, 2] have changed" in results[0][0]
     assert [texts[-1] for texts in results] == ["", "0", "1", ""]
 
 
 def _empty_beside_full(rank: int, world: int) -> dict[Id, Any]:
-    """Irregular: rank 0 has no elements, at the offset at which rank 1 has all."""
+    """An irregular grid: rank 0 has no elements, at the same offset as rank 1, which has all."""
     local = torch.zeros((0, 4)) if rank == 0 else torch.ones((6, 4))
     shard = mapping.ShardedTensor(
         "bucket", local, local.dtype, tuple(local.shape), (6, 4), (0, 0), None,
@@ -347,7 +347,7 @@ def _loads(rank: int, world: int, folder: str) -> list[str]:
             loaded = wrapper.load(state, folder)
             _assert_loaded(state, loaded)
             assert _ids(state) == before
-            if algorithm == "broadcast":  # what another rank has read is in the array given
+            if algorithm == "broadcast":  # data of other ranks is in the given array
                 assert all(a is b.data for a, b in zip(loaded["all"], state["all"])
                            if utils._sharded_tensor_shard_id(b) not in _asked_ids(loads))  # fmt: skip
             assert wrapper.cached_global_metadata == "metadata"
@@ -392,7 +392,7 @@ def test_a_load_by_any_algorithm_reads_each_shard_once(worlds: Worlds, tmp_path:
 
 
 class _Engine(base.AsyncSaveShardedStrategy, base.LoadShardedStrategy):
-    """Saves and loads by the engine, as Tilestone's strategies do."""
+    """Saves and loads with the engine, like Tilestone's strategies."""
 
     def __init__(self) -> None:
         super().__init__("torch_dist", 1)
@@ -421,7 +421,7 @@ class _Engine(base.AsyncSaveShardedStrategy, base.LoadShardedStrategy):
 
 
 def _glu(rank: int) -> Any:
-    """A factory whose two halves every rank holds."""
+    """A factory with two halves. Every rank holds both."""
 
     def build(key: str, tensor: Any, replica_id: Any, flattened_range: Any) -> Any:
         return [
@@ -480,7 +480,7 @@ def test_the_engine_writes_where_the_distribution_says(
                 for file, box in zip(tensor.files, tensor.boxes, strict=True)
                 if box.offset == offset and box.numel
             }
-            assert files in ({rank}, set()), key  # one without elements has no place
+            assert files in ({rank}, set()), key  # an empty shard is in no file
     # Each shard is then read by the rank that wrote it.
     assert len(results[0]["local"]) >= 15
     for shard, rank in results[0]["local"].items():
@@ -492,7 +492,7 @@ GOLDEN = pathlib.Path(__file__).parents[2] / "tests" / "golden" / "megatron-core
 
 
 def _by_file(rank: int, world: int, folder: str) -> dict[str, set[int]]:
-    """Who reads which file, where every rank of a group wants all that a checkpoint holds."""
+    """The readers of each file if every rank of a group wants the whole checkpoint."""
     state, file_of = {}, {}
     with tilestone.open(folder, framework="torch") as checkpoint:
         for key in checkpoint.tensor_keys():
@@ -543,7 +543,7 @@ def _fails(rank: int, world: int, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "said"), [("load", "damaged"), ("state", "key one"), ("twice", "one.more")]
 )
-def test_what_fails_on_one_rank_fails_on_all(worlds: Worlds, what: str, said: str) -> None:
+def test_a_failure_on_one_rank_fails_on_all(worlds: Worlds, what: str, said: str) -> None:
     for result in worlds[4].collect(_fails, what):
         assert isinstance(result, Raised) and said in result.text
         assert "CheckpointError" in result.bases

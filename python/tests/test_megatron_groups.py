@@ -1,5 +1,7 @@
-"""Where the groups of Megatron's parallelism are found, in one process; see
-test_megatron_model_helpers.py for real groups and Megatron's own parallel_state."""
+"""How the groups of Megatron's parallelism are found, tested in one process.
+
+test_megatron_model_helpers.py tests real groups and Megatron's own parallel_state.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def no_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, no_megatron: None) -> dict[str, int]:
-    """A torch.distributed of 8 ranks, this one rank 0, which knows the groups of class _Fake."""
+    """A fake torch.distributed of 8 ranks that accepts groups of class _Fake. This is rank 0."""
     told = {"rank": 0, "size": 8}
 
     def ranks_of(group: Any) -> list[int]:
@@ -68,7 +70,7 @@ def world(monkeypatch: pytest.MonkeyPatch, no_megatron: None) -> dict[str, int]:
 
 @pytest.fixture
 def parallel_state(monkeypatch: pytest.MonkeyPatch, world: dict[str, int]) -> Any:
-    """A parallel_state of which groups[name] are initialised."""
+    """A parallel_state in which groups[name] are initialized."""
     module: Any = types.ModuleType("megatron.core.parallel_state")
     module.groups = {}
 
@@ -141,7 +143,7 @@ def test_dp_cp_may_be_in_the_metadata_before_the_module(parallel_state: Any) -> 
     assert groups.find_group("dp_cp", None, module, {"dp_cp_group": None}).process_group is own
 
 
-def test_in_megatrons_modules_of_experts_tp_and_dp_are_those_of_experts(
+def test_tp_and_dp_of_megatrons_expert_modules_are_the_expert_groups(
     parallel_state: Any,
 ) -> None:
     of_experts, dense = _Fake(0, 1), _Fake(0, 2)
@@ -154,15 +156,15 @@ def test_in_megatrons_modules_of_experts_tp_and_dp_are_those_of_experts(
 
 
 @pytest.mark.parametrize("name", groups.NAMES)
-def test_among_several_ranks_a_group_that_is_nowhere_is_an_error_with_its_argument(
+def test_with_several_ranks_a_missing_group_is_an_error_with_its_argument(
     name: str, parallel_state: Any
 ) -> None:
     others = {other: _Fake(0, 1) for other in groups.NAMES if other != name}
     parallel_state.groups |= others
     with pytest.raises(tilestone.InvalidArgumentError, match=f"{name}_group was not given") as caught:
         groups.find_group(name, None, types.SimpleNamespace())
-    assert "SimpleNamespace has none" in str(caught.value)
-    assert f"give {name}_group" in caught.value.hint
+    assert "SimpleNamespace has no" in str(caught.value)
+    assert f"pass {name}_group" in caught.value.hint
     assert groups.find_group(name, groups.alone()).ranks == (0,)
 
 
@@ -171,14 +173,14 @@ def test_a_world_of_one_rank_needs_no_groups(world: dict[str, int]) -> None:
     assert groups.find_group("tp") == groups.Group(1, 0, (0,), None)
 
 
-def test_what_is_no_group_of_this_rank_is_refused_by_argument(world: dict[str, int]) -> None:
+def test_an_invalid_group_is_refused_by_its_argument(world: dict[str, int]) -> None:
     for given in (-100, _Fake(1, 2)):
-        with pytest.raises(tilestone.InvalidArgumentError, match="no member of the argument pp_gr"):
+        with pytest.raises(tilestone.InvalidArgumentError, match="this rank is not in .* pp_group"):
             groups.find_group("pp", given)
     for given in (2, "tp", _Fake, object()):
-        with pytest.raises(tilestone.InvalidArgumentError, match="tp_group is no process group"):
+        with pytest.raises(tilestone.InvalidArgumentError, match="tp_group is not a process group"):
             groups.find_group("tp", given)
-    with pytest.raises(tilestone.InvalidArgumentError, match="'tensor' is no group; known are tp"):
+    with pytest.raises(tilestone.InvalidArgumentError, match="'tensor' is not a group.* tp, pp"):
         groups.find_group("tensor")
 
 
@@ -220,13 +222,13 @@ def test_holders_are_the_product_of_groups(world: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        [(0, 1), (0, 1)],  # no product
-        [(0, 1, 3)],  # no strides
+        [(0, 1), (0, 1)],  # not a product
+        [(0, 1, 3)],  # not strided
         [(0, 1, 4, 5, 6, 7)],
         [(0, 7), (0, 4)],  # beyond the world
     ],
 )
-def test_holders_that_can_not_be_known_are_none(
+def test_unknown_holders_are_none(
     given: list[tuple[int, ...]], world: dict[str, int]
 ) -> None:
     assert _holders(0, *given) is None

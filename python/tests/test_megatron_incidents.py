@@ -1,4 +1,4 @@
-"""Known failures of Megatron-Core's dist_checkpointing: tilestone.megatron does the right thing."""
+"""Known failures of Megatron-Core's dist_checkpointing that tilestone.megatron does not have."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _rows(key: str, rank: int, world: int, value: float, rows: int = 2, **more: 
 
 
 def _all_raised(results: list[Any], *, said: str, key: str | None = None) -> None:
-    """Every rank raised a CheckpointingException that says this, of this key."""
+    """Checks that every rank raised a CheckpointingException with this text and key."""
     for result in results:
         assert isinstance(result, Raised) and "CheckpointError" in result.bases, result
         assert said in result.text
@@ -66,7 +66,7 @@ def test_an_axis_of_size_zero_on_a_regular_grid_passes_validation(
 
 def _beside_an_empty_shard(rank: int, world: int, ckpt: str) -> None:
     def shard(value: float) -> Any:
-        data = torch.full((4 * rank,), value)  # rank 0 has none, rank 1 all, both at offset 0
+        data = torch.full((4 * rank,), value)  # rank 0: no elements, rank 1: all; both at offset 0
         return ShardedTensor("w", data, data.dtype, (4 * rank,), (4,), (0,), None)
 
     strategy = FullyParallelSaveStrategyWrapper(TorchDistSaveShardedStrategy("torch_dist", 1))
@@ -105,11 +105,11 @@ def test_tensors_are_removed_by_several_ranks_that_call(worlds: Worlds, ckpt: st
 def _ill_formed(rank: int, world: int, ckpt: str, what: str) -> None:
     state = {"good": _rows("good", rank, world, 1.0)}
     if what == "twice":
-        state["w"] = _rows("w", 0, world, 1.0)  # both ranks: the first half
+        state["w"] = _rows("w", 0, world, 1.0)  # both ranks have the first half
     elif what == "nowhere":
-        state["w"] = _rows("w", rank, 3, 1.0)  # a third that nobody has
+        state["w"] = _rows("w", rank, 3, 1.0)  # no rank has the last third
     elif what == "object":
-        state["w"] = ShardedObject("w", rank, (2,), (0,))  # both ranks: the first place
+        state["w"] = ShardedObject("w", rank, (2,), (0,))  # both ranks have the first position
     save(state, ckpt, validate_access_integrity=True)
 
 
@@ -215,7 +215,7 @@ def _peak() -> int:
 
 
 def _experts(rank: int, world: int, ckpt: str) -> int:
-    """Saves and loads a rank's experts of every layer; by how much peak memory grew, in bytes."""
+    """Saves and loads a rank's experts of all layers. Returns the growth of peak memory, bytes."""
     own = range(rank, _EXPERTS, world)
     before = _peak()
 
@@ -232,5 +232,5 @@ def _experts(rank: int, world: int, ckpt: str) -> int:
 def test_a_grid_of_layers_and_experts_costs_its_shards_and_not_its_cells_for_each(
     worlds: Worlds, ckpt: str
 ) -> None:
-    cells = _LAYERS * _EXPERTS  # 3,072 shards a rank, so 19 million if each told all cells
+    cells = _LAYERS * _EXPERTS  # 3,072 shards per rank; 19 million if each listed all cells
     assert max(worlds[2].run(_experts, ckpt)) < 8 * cells // 2 * cells

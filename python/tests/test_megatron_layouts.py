@@ -1,4 +1,4 @@
-"""Checkpoints of every version and backend into random layouts, and loads beside a job that saves."""
+"""Loads checkpoints of all versions and backends in random layouts, and while another job saves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _cuts(seed: random.Random, length: int, parts: int) -> list[int]:
 
 
 def _replicas(seed: random.Random, ranks: int, parts: int) -> list[list[int]]:
-    """The ranks that hold each part, the one with the main replica first: every part has some."""
+    """The ranks that hold each part, at least one each. The first one has the main replica."""
     holders: list[list[int]] = [[] for _ in range(parts)]
     for place, rank in enumerate(seed.sample(range(ranks), ranks)):
         holders[place % parts].append(rank)
@@ -53,8 +53,10 @@ def _box(key: str, whole: torch.Tensor, axis: int, begin: int, end: int, replica
 def _parts(
     seed: random.Random, key: str, whole: torch.Tensor, rank: int, ranks: int
 ) -> list[tuple[Any, torch.Tensor]]:
-    """This rank's entities of a tensor, without data, and what they hold: the same on every rank
-    that asks with the same seed."""
+    """This rank's entities of a tensor, without data, and their expected values.
+
+    All ranks must use the same seed.
+    """
     kind = seed.choice(["boxes", "slices", "whole", "two axes"])
     count = seed.randint(1, ranks)
     axis = seed.randrange(whole.dim()) if whole.dim() else 0
@@ -89,7 +91,7 @@ def _parts(
 
 
 def _read(path: str) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Every tensor as this rank alone reads it, and the unique keys of the objects."""
+    """All tensors as read by this rank alone, and the unique keys of the objects."""
     with tilestone.open(path, framework="torch") as opened:
         return {key: opened.read(key) for key in opened.tensor_keys()}, opened.object_keys()
 
@@ -97,7 +99,7 @@ def _read(path: str) -> tuple[dict[str, torch.Tensor], list[str]]:
 def _layout(
     number: int, tensors: dict[str, torch.Tensor], rank: int, ranks: int, data: bool
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """A template of this rank's parts of every tensor, and what a load must give for it."""
+    """A template of this rank's parts of all tensors, and the expected result of a load."""
     seed = random.Random(number)
     template: dict[str, Any] = {}
     wanted = {}
@@ -118,7 +120,7 @@ def _expect(loaded: dict[str, Any], wanted: dict[str, torch.Tensor], where: Any)
 
 
 class _Foreign(base.LoadShardedStrategy):
-    """A strategy of a user's own around the checkpoint's: the wrapper's exchange does its work."""
+    """A user's own strategy around the checkpoint's one, so that the wrapper does the exchange."""
 
     can_handle_sharded_objects = True
 
@@ -149,7 +151,7 @@ def _goldens_into_layouts(rank: int, world: int, folder: str) -> int:
     for number, name in enumerate(NAMES):
         path = str(GOLDEN / name)
         tensors, objects = _read(path)
-        # Three ranks, each half another layout.
+        # Three ranks; each half of the world has another layout.
         template, wanted = _layout(number * 2 + rank // 3, tensors, rank % 3, 3, data=True)
         for key in objects:
             template[key] = tm.ShardedObject.empty_from_unique_key(key, replica_id=rank % 3)
@@ -172,9 +174,9 @@ def _goldens_into_layouts(rank: int, world: int, folder: str) -> int:
 def _goes_on(
     rank: int, world: int, folder: str, tensors: dict[str, torch.Tensor], number: int, group: Any
 ) -> None:
-    """Saved in a layout, fully parallel, and loaded in another one, by strategies of both kinds."""
-    # A slice without elements is not stored, as in stock: nor is a tensor that has none, if all of
-    # it are slices.
+    """Saves fully parallel in one layout, and loads in another one, by strategies of both kinds."""
+    # As in stock, a slice without elements is not stored. Neither is an empty tensor that consists
+    # of slices only.
     tensors = {name: tensor for name, tensor in tensors.items() if tensor.numel() > 0}
     state, wanted = _layout(2000 + number, tensors, rank, world, data=False)
     for name, part in wanted.items():
@@ -216,7 +218,7 @@ def _rows(rank: int, world: int, value: float) -> dict[str, Any]:
 
 
 def _saves(rank: int, world: int, folder: str, enough: str) -> int:
-    """Saves the values 1, 2, …, until the file `enough` is there; how many."""
+    """Saves the values 1, 2, …, until the file `enough` exists. Returns the number of saves."""
     number = 0
     while True:
         last = [os.path.exists(enough)]
@@ -228,7 +230,10 @@ def _saves(rank: int, world: int, folder: str, enough: str) -> int:
 
 
 def _loads(rank: int, world: int, folder: str, enough: str) -> list[Any]:
-    """What each load gave, one value or the error, until four values came. Then `enough` is made."""
+    """The result of each load (a value or an error) until there are four values.
+
+    Then creates `enough`.
+    """
     found: list[Any] = []
     while len({value for value in found if isinstance(value, float)}) < 4:
         try:

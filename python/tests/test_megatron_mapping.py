@@ -1,4 +1,4 @@
-"""tilestone.megatron's pure modules, beside those of the installed Megatron-Core."""
+"""Compares tilestone.megatron's pure modules with those of the installed Megatron-Core."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from tilestone.megatron.mapping import ShardedObject, ShardedTensor, ShardedTens
 
 
 def _attributes(entity: Any) -> dict[str, Any]:
-    """Comparable between the two libraries."""
+    """An entity's attributes in a form that can be compared between the two libraries."""
     found = dict(vars(entity))
-    assert found.pop("holders", None) is None  # ours alone have it
+    assert found.pop("holders", None) is None  # only ours have it
     for name, value in found.items():
         if isinstance(value, torch.Tensor):
             found[name] = (value.tolist(), tuple(value.shape))
@@ -125,7 +125,7 @@ def test_megatron_cores_entities_are_instances_of_ours_and_no_others_are(stock: 
             sharded = kind is not mapping.LocalNonpersistentObject
             assert isinstance(entity, mapping.ShardedBase) == sharded
             assert not isinstance(entity, type("Own", (kind,), {}))
-        # Stock's functions take our entities for their own.
+        # Stock's functions accept our entities as their own.
         assert isinstance(ours, type(theirs)) == sharded
         if sharded:
             changed = [dataclasses.replace(each, key="k") for each in (ours, theirs)]
@@ -221,13 +221,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_what_does_not_fit_is_refused_with_its_key(bad: str) -> None:
+def test_an_invalid_entity_is_refused_with_its_key(bad: str) -> None:
     with pytest.raises(CheckpointingException) as raised:
         BAD[bad]()
     assert raised.value.key == "w"
 
 
-def test_an_irregular_grid_may_begin_anywhere_and_an_empty_axis_has_a_place() -> None:
+def test_an_irregular_grid_may_begin_anywhere_and_an_empty_axis_has_an_offset() -> None:
     part = ShardedTensor("w", ONES, torch.float32, (2, 3), (5, 3), (3, 0), None)
     assert not part.has_regular_grid and part.global_slice() == (slice(3, 5), slice(0, 3))
     empty = ShardedTensor.from_rank_offsets("w", torch.ones(0, 3), (0, 1, 2), (1, 1, 2))
@@ -249,7 +249,7 @@ def _random_tree(rng: random.Random, depth: int = 3) -> Any:
 
 
 def _called(function: Any, *args: Any, **rest: Any) -> Any:
-    """What a function returns and makes of its arguments, or the error it raises."""
+    """A function's result and its arguments after the call, or the error that it raises."""
     copied = pickle.loads(pickle.dumps(args))
     try:
         found = function(*copied, **rest)
@@ -258,7 +258,7 @@ def _called(function: Any, *args: Any, **rest: Any) -> Any:
         return type(error).__name__.replace("InvalidArgumentError", "ValueError")
 
 
-def test_dict_utils_do_what_megatron_cores_do_with_random_trees(
+def test_dict_utils_equal_megatron_cores_on_random_trees(
     stock: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs = stock.dict_utils
@@ -320,7 +320,7 @@ def test_diff_finds_what_megatron_cores_finds(stock: Any) -> None:
             right = pickle.loads(pickle.dumps(left))
         try:
             expected = stock.dict_utils.diff(left, right)
-        except (AssertionError, ValueError):  # Megatron-Core's: a list against something else
+        except (AssertionError, ValueError):  # Megatron-Core fails on a list and another type
             assert any(dict_utils.diff(left, right)), (left, right)
             continue
         compared += 1
@@ -416,7 +416,7 @@ def test_parts_of_a_state_are_those_that_megatron_core_extracts(stock: Any) -> N
         assert told(getattr(utils, name)(state(stock.mapping))) == expected, name
 
 
-def test_times_are_logged_under_stacked_names_and_exceptions_go_on(
+def test_times_are_logged_under_stacked_names_and_exceptions_propagate(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     logger = logging.getLogger("own")
@@ -453,7 +453,7 @@ def test_eight_bit_tensors_become_what_they_quantised() -> None:
         assert item.data.tolist() == [1, 1] and plain.data == 3  # type: ignore[attr-defined]
 
 
-def test_metadata_json_is_replaced_in_one_step_and_read_as_far_as_it_is_known(
+def test_metadata_json_is_replaced_atomically_and_unknown_fields_are_ignored(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / core.CONFIG_FNAME
@@ -544,19 +544,19 @@ def test_numbers_and_keys_of_a_wrong_type_are_refused_with_the_key(
     for m in (mapping, stock.mapping):
         for value in ("x", 1.5, True, (0, 1.0), (False, 0), None):
             tensor = m.ShardedTensor.from_rank_offsets("w", ONES)
-            assert saved(tensor, replica_id=value).startswith("w: replica_id is of whole numbers")
+            assert saved(tensor, replica_id=value).startswith("w: replica_id must hold whole numbers")
             thing = m.ShardedObject("o", 1, (1,), (0,))
-            assert saved(thing, replica_id=value).startswith("o: replica_id is of whole numbers")
+            assert saved(thing, replica_id=value).startswith("o: replica_id must hold whole numbers")
         for name in ("local_shape", "global_shape", "global_offset"):
             tensor = m.ShardedTensor.from_rank_offsets("w", ONES)
-            assert saved(tensor, **{name: (0.0, 3)}).startswith(f"w: {name} is of whole numbers")
+            assert saved(tensor, **{name: (0.0, 3)}).startswith(f"w: {name} must hold whole numbers")
         tensor = m.ShardedTensor.from_rank_offsets("w", ONES)
-        assert "key is a text, not 7" in saved(tensor, key=7)
-        assert "a text that UTF-8 has" in saved(m.ShardedObject("\ud800", 1, (1,), (0,)))
+        assert "key must be a string, not 7" in saved(tensor, key=7)
+        assert "key must be a valid Unicode" in saved(m.ShardedObject("\ud800", 1, (1,), (0,)))
     assert not (tmp_path / "c").exists()
     with pytest.raises(tilestone.InvalidArgumentError, match="a rank offset .*0.0"):
         ShardedTensor.from_rank_offsets("w", ONES, (0, 0.0, 2))  # type: ignore[arg-type]
-    with pytest.raises(tilestone.InvalidArgumentError, match="first_layer is a whole number"):
+    with pytest.raises(tilestone.InvalidArgumentError, match="first_layer must be a whole number"):
         layers = [torch.nn.Linear(2, 2)]
         models.sharded_layers_state_dict(
             layers, first_layer=0.0, num_layers=1  # type: ignore[arg-type]

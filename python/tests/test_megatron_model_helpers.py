@@ -1,4 +1,4 @@
-"""Helpers for models, field by field beside Megatron-Core's own, on four real ranks."""
+"""Compares helpers for models with Megatron-Core's own, field by field, on four real ranks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SIZES: list[dict[str, int]] = [
     {"tensor_model_parallel_size": 2, "context_parallel_size": 2},
     {"expert_model_parallel_size": 2},
     {"expert_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
-    # Experts that are not divided beside dense layers that are: the ranks of one TP group are
-    # in different EP groups.
+    # Dense layers are sharded by TP, experts are not: the ranks of one TP group are in different
+    # EP groups.
     {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2,
      "expert_tensor_parallel_size": 1},
     {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2,
@@ -33,7 +33,7 @@ SIZES: list[dict[str, int]] = [
 
 
 def _layout(stock: Any, at: Any) -> None:
-    """Every helper in one layout."""
+    """Checks all helpers in one layout."""
     stage = f"stage{at.pp.rank()}."
     mine: dict[str, Any] = {}
     for case, function, args in (
@@ -58,7 +58,7 @@ def _layout(stock: Any, at: Any) -> None:
 
 
 def _copies(stock: Any, at: Any) -> None:
-    """What has its main replica on another stage."""
+    """Checks tensors whose main replica is on another stage."""
     copies = layouts.tied(models, at)
     layouts.check_same("tied", copies, layouts.tied(stock, at))
     mine, expected = layouts.embeddings_by_both(stock, at)
@@ -76,7 +76,7 @@ def _copies(stock: Any, at: Any) -> None:
 
 
 def _fsdp(stock: Any, at: Any, rank: int) -> None:
-    """DTensors: even parts as Megatron-Core's, others as they are."""
+    """Checks DTensors: even parts are like Megatron-Core's, uneven ones are kept as they are."""
     even = layouts.divided_by_fsdp(models, at, "even.", 4)
     layouts.check_same("FSDP2", even, layouts.divided_by_fsdp(stock, at, "even.", 4))
     uneven = layouts.divided_by_fsdp(models, at, "uneven.", 5)
@@ -99,7 +99,7 @@ def _fsdp(stock: Any, at: Any, rank: int) -> None:
 
 
 def _one_group_given(at: Any) -> None:
-    """Giving one group never makes another trivial."""
+    """Checks that giving one group never makes another group trivial."""
     tp, dp = at.tp.rank(), at.dp_cp.rank()
     for given in ({}, {"tp_group": at.tp}, {"dp_cp_group": at.dp_cp}):
         made = models.make_sharded_tensor_for_checkpoint(torch.zeros(2), "w", **given)
@@ -117,7 +117,7 @@ def _one_group_given(at: Any) -> None:
 
 
 def _before_parallel_state(rank: int) -> None:
-    """Groups of the program's own, without Megatron's."""
+    """Checks the program's own groups, without Megatron's."""
     made = {
         ranks: dist.new_group(list(ranks)) for ranks in ((0, 1), (2, 3), (0, 2), (1, 3))
     }
@@ -147,12 +147,12 @@ def _before_parallel_state(rank: int) -> None:
 
 
 def _experts_of_another_tp_group(at: Any) -> None:
-    """Experts whose layers have the dense TP group would lose the shards of its later ranks."""
+    """With the dense TP group, experts would lose the shards of its later ranks."""
     expert = layouts.Layer(models, 0, at.tp)
     own = {"ep_group": at.ep, "expt_tp_group": at.expt_tp, "expt_dp_group": at.expt_dp}
     if at.tp.rank() == 0:
         return
-    with pytest.raises(tilestone.InvalidArgumentError, match="another tensor-parallel") as caught:
+    with pytest.raises(tilestone.InvalidArgumentError, match="other than expt_tp") as caught:
         models.sequential_experts_state_dict([expert], "mlp.", **own)
     assert caught.value.key == "mlp.experts.norm"
 
@@ -182,7 +182,7 @@ def test_every_helper_makes_what_megatron_makes_in_every_layout(worlds: Worlds) 
 
 
 def _model(at: Any) -> dict[str, Any]:
-    """32 tensors that are the same along TP and DP, 8 that TP divides, and experts."""
+    """32 tensors that are replicated over TP and DP, 8 that are sharded by TP, and experts."""
     own: Any = {"tp_group": at.tp, "dp_cp_group": at.dp_cp}
     same = {f"norm{n}": torch.full((256,), float(n)) for n in range(32)}
     state = models.make_sharded_tensors_for_checkpoint(same, "same.", **own)
@@ -197,7 +197,7 @@ def _model(at: Any) -> dict[str, Any]:
 
 
 def _unknown(state: dict[str, Any]) -> dict[str, Any]:
-    """The same state as Megatron's modules would make it: nobody knows who holds what."""
+    """The same state as Megatron's modules make it, without known holders."""
     made = layouts.leaves(state)
     for entity in made:
         if isinstance(entity, ShardedTensor):
@@ -206,7 +206,7 @@ def _unknown(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _saved(state: Any, path: str, **options: Any) -> tuple[int, int]:
-    """(bytes, items) that each rank has written."""
+    """(bytes, items) written by each rank."""
     done = tilestone.save(state, path, dialect="megatron", agreement="rule", **options)
     return done.bytes_written, done.items_written
 
@@ -233,7 +233,7 @@ def _by_rule(rank: int, world: int, folder: str) -> dict[str, Any]:
         wrapper = tm.serialization.get_default_save_sharded_strategy()
         from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 
-        with pytest.raises(tilestone.InvalidArgumentError, match="which decides who writes"):
+        with pytest.raises(tilestone.InvalidArgumentError, match="agreement='rule'.*FullyParallel"):
             tm.save(state, f"{folder}/x", FullyParallelSaveStrategyWrapper(wrapper), agreement="rule")
         wrong = [
             ShardedTensor.from_rank_offsets(

@@ -1,4 +1,4 @@
-"""Factories of fused weights, and what entities say of their holders: in one process."""
+"""Factories of fused weights, and the holders of entities, tested in one process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYER = ((0, 1, 3),)
 
 
 def _parts(whole: torch.Tensor, ranks: int, offsets: Any = ()) -> list[ShardedTensor]:
-    """A tensor divided by rows among ranks."""
+    """The parts of a tensor that is sharded by rows."""
     return [
         ShardedTensor.from_rank_offsets(
             "w", part.contiguous(), *offsets, (len(offsets), rank, ranks),
@@ -31,7 +31,7 @@ def _parts(whole: torch.Tensor, ranks: int, offsets: Any = ()) -> list[ShardedTe
 
 
 def _assembled(factories: list[Any]) -> dict[str, torch.Tensor]:
-    """The tensors that a checkpoint has of the entities, NaN where it has nothing."""
+    """The tensors that a checkpoint of these entities has; elements without a value are NaN."""
     found: dict[str, torch.Tensor] = {}
     for entity in (e for f in factories for e in nested_values({"": f.build()})):
         empty = torch.full(entity.global_shape, float("nan"))
@@ -87,7 +87,7 @@ def test_slices_of_a_flattened_gated_weight_become_slices_of_both_halves(apart: 
 def test_a_gated_weight_that_can_not_be_halved_is_refused_by_its_key() -> None:
     odd, irregular = _parts(_ramp(3, 2), 1)[0], _parts(_ramp(4, 2), 1)[0]
     irregular.axis_fragmentations = None
-    for entity, message in ((odd, "3 rows are no W and V"), (irregular, "irregular grid")):
+    for entity, message in ((odd, "3 rows .* W and V"), (irregular, "irregular grid")):
         with pytest.raises(tilestone.InvalidArgumentError, match=message) as caught:
             models.apply_swiglu_sharded_factory(entity, ())
         assert caught.value.key == "w"
@@ -109,12 +109,12 @@ def test_parts_are_joined_on_the_cpu_where_the_device_has_no_room(
 
     monkeypatch.setattr(torch, "cat", full_once)
     assert torch.equal(factory.merge_fn(parts), _ramp(4, 2))
-    assert "joined on the CPU: no room" in caplog.text
+    assert "on the CPU: no room" in caplog.text
 
 
 # ---- Queries, keys and values ----
 
-HEADS, GROUPS, SIZE = 8, 4, 2  # two heads a group, two rows a head
+HEADS, GROUPS, SIZE = 8, 4, 2  # two heads per group, two rows per head
 
 
 def _qkv(rest: tuple[int, ...] = (3,)) -> tuple[torch.Tensor, ...]:
@@ -133,7 +133,7 @@ def _blocks(parts: Any) -> torch.Tensor:
 
 
 def _local(ranks: int, in_memory: str, rest: tuple[int, ...] = (3,)) -> list[torch.Tensor]:
-    """Each rank's fused tensor: that of its groups."""
+    """Each rank's fused tensor, which has the rank's query groups."""
     lay = _interleaved if in_memory == "interleaved" else _blocks
     return [lay(parts) for parts in zip(*(p.chunk(ranks) for p in _qkv(rest)), strict=True)]
 
@@ -176,18 +176,18 @@ def test_blocks_of_queries_keys_and_values_are_stored_as_megatrons_fused_tensor(
         assert torch.equal(factory.merge_fn(factory.build().data), part)
 
 
-def test_megatrons_fused_tensor_is_stored_as_it_lies_whatever_divides_it() -> None:
-    for entity in _parts(_interleaved(_qkv()), 8):  # half a group each
+def test_megatrons_fused_tensor_is_stored_unchanged_for_any_parallelism() -> None:
+    for entity in _parts(_interleaved(_qkv()), 8):  # each has half a group
         assert models.apply_qkv_sharded_factory(entity, (), HEADS, GROUPS) is entity
 
 
-def test_what_is_no_fused_projection_is_refused_by_its_key() -> None:
+def test_an_invalid_fused_projection_is_refused_by_its_key() -> None:
     entity, eighth = _parts(_interleaved(_qkv()), 1)[0], _parts(_interleaved(_qkv()), 8)[0]
     cases: list[tuple[Any, ...]] = [
-        (entity, 7, 4, {"stored": "split"}, "32 rows are not those of 7 heads in 4 query groups"),
+        (entity, 7, 4, {"stored": "split"}, "32 rows .* 7 heads in 4 query groups"),
         (eighth, HEADS, GROUPS, {"stored": "split"}, "4 query groups can't be divided among 8"),
-        (entity, HEADS, GROUPS, {"stored": "apart"}, "stored is one of"),
-        (entity, HEADS, GROUPS, {"in_memory": "rows"}, "in_memory is one of"),
+        (entity, HEADS, GROUPS, {"stored": "apart"}, "stored must be one of"),
+        (entity, HEADS, GROUPS, {"in_memory": "rows"}, "in_memory must be one of"),
     ]
     for given, heads, count, options, message in cases:
         with pytest.raises(tilestone.InvalidArgumentError, match=message):
@@ -206,34 +206,34 @@ def test_offsets_and_divisions_that_are_not_the_fused_tensors_are_refused() -> N
     no_axes: Any = ShardedTensor.from_rank_offsets("w", torch.tensor(1.0))
     factory: Any = models.apply_swiglu_sharded_factory(third, LAYER)
     for entity, message in (
-        (third, "1 prepended ones"), (columns, "along another axis"), (no_axes, "0 axes"),
-        (factory, "not of a ShardedTensorFactory"),
+        (third, "1 prepended ones"), (columns, "an axis other than"), (no_axes, "0 axes"),
+        (factory, "not a ShardedTensorFactory"),
     ):  # fmt: skip
         with pytest.raises(tilestone.InvalidArgumentError, match=message):
             models.apply_swiglu_sharded_factory(entity, ())
     with pytest.raises(tilestone.InvalidArgumentError, match="1 prepended ones"):
         models.apply_qkv_sharded_factory(third, (), 2, 1, stored="split")
-    with pytest.raises(tilestone.InvalidArgumentError, match="8 rows are not those of -2 heads"):
+    with pytest.raises(tilestone.InvalidArgumentError, match="8 rows .* -2 heads"):
         models.apply_qkv_sharded_factory(_parts(_ramp(8), 1)[0], (), -2, 1, stored="split")
 
 
-def test_what_makes_no_entity_is_refused_by_its_key() -> None:
+def test_arguments_that_make_no_entity_are_refused_by_their_key() -> None:
     make: Any = models.make_sharded_tensor_for_checkpoint
     for prepended in (((1, 0, 2),), ((0, 0),), ((0, 0, 2), (0, 1, 2))):
         with pytest.raises(tilestone.InvalidArgumentError, match="prepended offsets") as caught:
             make(_ramp(2), "w", prepended)
         assert caught.value.key == "w"
     for no_tensor in ([1.0], None, _ramp(2).numpy()):
-        with pytest.raises(tilestone.InvalidArgumentError, match="a tensor is wanted") as caught:
+        with pytest.raises(tilestone.InvalidArgumentError, match="expected a tensor") as caught:
             make(no_tensor, "w")
         assert caught.value.key == "w"
     for place in (-1, 2):
-        with pytest.raises(tilestone.InvalidArgumentError, match="no place in a grid"):
+        with pytest.raises(tilestone.InvalidArgumentError, match="not a place in a grid"):
             models.make_sharded_object_for_checkpoint(1, "o", ((0, place, 2),))
     made: Any = {"w": models.apply_swiglu_sharded_factory(make(_ramp(4), "w"), ())}
     with pytest.raises(tilestone.InvalidArgumentError, match="before a factory is made"):
         models.allow_vocab_padding(made, ["w"])
-    with pytest.raises(tilestone.InvalidArgumentError, match="not the letters of 'w'"):
+    with pytest.raises(tilestone.InvalidArgumentError, match="not the str 'w'"):
         models.allow_vocab_padding(made, "w")
 
 
@@ -262,8 +262,8 @@ def test_experts_with_keys_of_their_own_keep_their_numbers_under_another_prefix(
 def test_weights_of_experts_that_do_not_fit_are_refused_by_key() -> None:
     fits = {"weight1": _ramp(3, 8), "weight2": _ramp(8, 3)}
     for state, message in (
-        ({**fits, "weight1": _ramp(3, 6)}, "is not 2 of 3 x 4"),
-        ({"weight1": _ramp(8, 3), "weight2": _ramp(3, 8)}, r"shape \(8, 3\) is not 2 of 3 x 4"),
+        ({**fits, "weight1": _ramp(3, 6)}, "2 experts of 3 x 4"),
+        ({"weight1": _ramp(8, 3), "weight2": _ramp(3, 8)}, r"shape \(8, 3\).*2 experts of 3 x 4"),
         ({**fits, "bias1": _ramp(3)}, r"not \['bias1', 'weight1', 'weight2'\]"),
     ):
         with pytest.raises(tilestone.InvalidArgumentError, match=message):
@@ -275,10 +275,10 @@ def test_weights_of_experts_that_do_not_fit_are_refused_by_key() -> None:
     assert caught.value.key == "mlp.experts.linear_fc1.weight"
     linear: dict[str, Any] = {f"weight{n}": _ramp(2, 2) for n in range(2)}
     for more, options, message in (
-        ({"weight2": 1}, {}, r"\['weight2'\] of the layer are no weight or bias of its 2 experts"),
-        ({"_extra_state": 1}, {}, "extra states are given as extra_states"),
-        ({}, {"extra_states": [1]}, "1 extra states are not one for each of 2"),
-        ({}, {"num_local_experts": -1}, "0 experts or more, not -1"),
+        ({"weight2": 1}, {}, r"\['weight2'\] .* its 2 experts"),
+        ({"_extra_state": 1}, {}, "extra states as extra_states"),
+        ({}, {"extra_states": [1]}, "1 extra states were given for 2"),
+        ({}, {"num_local_experts": -1}, ">= 0, not -1"),
     ):
         keywords: Any = {"num_local_experts": 2, **options}
         with pytest.raises(tilestone.InvalidArgumentError, match=message):
@@ -300,7 +300,7 @@ def _held() -> ShardedTensor:
     )
 
 
-def test_holders_stay_with_what_is_still_the_same_shard() -> None:
+def test_an_entity_keeps_its_holders_while_it_is_the_same_shard() -> None:
     entity = _held()
     assert replace(entity, key="x", data=None).holders == (0, 2)
     assert entity.narrow(0, 1, 2)[0].holders == (0, 2)
@@ -324,7 +324,7 @@ def test_an_entity_with_another_replica_id_does_not_know_its_holders() -> None:
     assert [part.holders for part in factory.build()] == [None, None]
 
 
-def test_what_factories_build_has_their_holders() -> None:
+def test_entities_built_by_factories_have_their_holders() -> None:
     factory = models.apply_swiglu_sharded_factory(_held(), ())
     assert [part.holders for part in factory.build()] == [(0, 2), (0, 2)]
 
@@ -342,7 +342,7 @@ def test_what_factories_build_has_their_holders() -> None:
     assert built["inner"].holders == (0, 2, 4)
 
 
-def test_holders_are_no_part_of_what_entities_are_compared_and_shown_by() -> None:
+def test_holders_are_not_part_of_an_entitys_equality_and_repr() -> None:
     assert replace(_held(), data=None) == replace(_held(), data=None, holders=None)
     assert "holders" not in repr(_held())
 

@@ -1,7 +1,7 @@
-"""Megatron-Core's own GPT models and optimizers, saved and loaded at other layouts, by stock too.
+"""Megatron-Core's own GPT models and optimizers, saved and loaded in other layouts, also by stock.
 
-The truth is known without a checkpoint: each whole tensor's values belong to its key, and the part
-of it at a layout follows from Megatron-Core's own sharded state dict.
+The expected values are known without a checkpoint: a whole tensor's values depend on its key, and
+Megatron-Core's own sharded state dict determines its part in a layout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from on_cpu import Layout, laid_over
 
 from ranks import Worlds
 
-# (saved by, loaded by), from the first layout to the second; and from there on.
+# (saved by, loaded by): all ways from the first layout to the second one, two ways for later ones.
 WAYS = [("ours", "stock"), ("stock", "ours"), ("plugin", "stock"), ("stock", "plugin")]
 BOTH_WAYS = WAYS[:2]
 
@@ -65,18 +65,18 @@ def _zero(key: str, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _ways(all_ways: list[tuple[str, str]], number: int) -> list[tuple[str, str]]:
-    """How the layout of this number loads what the one before it has saved."""
+    """The ways in which layout `number` loads the previous layout's checkpoints."""
     return [[], all_ways, BOTH_WAYS][min(number, 2)]
 
 
 def _savers(all_ways: list[tuple[str, str]], number: int, steps: Steps) -> list[str]:
-    """How the layout of this number saves for the next one."""
+    """The ways in which layout `number` saves for the next layout."""
     ways = _ways(all_ways, number + 1) if number + 1 < len(steps) else []
     return sorted({saved for saved, _ in ways})
 
 
 def _reshards(rank: int, world: int, root: str, steps: Steps, metadata: dict[str, Any]) -> int:
-    """Saves at each layout what the next one loads; the number of compared parameters."""
+    """Saves in each layout and loads in the next one. Returns the number of compared parameters."""
     folder, compared = pathlib.Path(root), 0
     with mm.stock_on_cpu():
         for number, (shape, layout) in enumerate(steps):
@@ -113,7 +113,7 @@ def test_layers_and_experts_under_keys_of_their_own_reshard_too(
 
 
 def _truth(key: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Of an optimizer's states too: the main parameters are the parameters."""
+    """The expected value of a key, also for optimizer states; main parameters equal parameters."""
     for name in ("param", "fp32_param"):
         key = key.removeprefix(f"optimizer.state.{name}.")
     values = known(key, shape)
@@ -126,7 +126,7 @@ def _optimizer_of(shape: Shape, layout: Layout, distributed: bool) -> tuple[list
 
 
 def _check_resumed(models: list[Any], optimizer: Any, state: Any, reads: dict[str, Any]) -> int:
-    """Goes on from a loaded state, and compares all of it with the truth.
+    """Takes over a loaded state, and compares all of it with the expected values.
 
     Args:
         reads: metadata of a state dict that has whole tensors of the optimizer's states.
@@ -142,7 +142,7 @@ def _check_resumed(models: list[Any], optimizer: Any, state: Any, reads: dict[st
 def _resumes(
     rank: int, world: int, root: str, steps: Steps, distributed: bool, metadata: dict[str, Any]
 ) -> int:
-    """As _reshards(), with an optimizer; the number of its compared states."""
+    """Like _reshards(), with an optimizer. Returns the number of its compared states."""
     folder, compared = pathlib.Path(root), 0
     with mm.stock_on_cpu():
         for number, (shape, layout) in enumerate(steps):

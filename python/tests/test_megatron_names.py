@@ -1,7 +1,7 @@
-"""The names of tilestone.megatron beside those of the installed Megatron-Core.
+"""Compares the names of tilestone.megatron with those of the installed Megatron-Core.
 
-Megatron-Core's are read from its source, so that nothing of it is imported. Run as a program, this
-prints all of them, and which are left out.
+Megatron-Core's names are read from its source, so nothing of it is imported. As a program, this
+prints all names, and which of them are left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _folder() -> pathlib.Path:
 
 
 def _modules() -> dict[str, ast.Module]:
-    """Syntax trees by name; "" is the package itself."""
+    """Syntax trees by module name; "" is the package itself."""
     folder = _folder()
     trees = {}
     for path in sorted(folder.rglob("*.py")):
@@ -44,7 +44,7 @@ def _modules() -> dict[str, ast.Module]:
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
-    """Names that statements define, branches of if and try included; no imports."""
+    """The names that statements define, also in branches of if and try, without imports."""
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node.name, node
@@ -60,7 +60,7 @@ def _definitions(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _public(name: str, tree: ast.Module) -> dict[str, Any]:
-    """A module's own public names; of the package, what it imports from its modules."""
+    """A module's own public names; for the package, the names that it imports from its modules."""
     found = {n: node for n, node in _definitions(tree.body) if not n.startswith("_")}
     if not name:
         for node in tree.body:
@@ -70,13 +70,13 @@ def _public(name: str, tree: ast.Module) -> dict[str, Any]:
 
 
 def _left_out() -> dict[tuple[str, str], str]:
-    """Reasons by (module, name) of the table; name "all" stands for a whole module."""
+    """The table's reasons by (module, name); the name "all" means a whole module."""
     rows = {}
     for line in TABLE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| `") and len(cells) == 3:
             module, name = cells[0].strip("`"), cells[1].strip("`")
-            assert (module, name) not in rows, f"{module} {name} stands in the table twice"
+            assert (module, name) not in rows, f"{module} {name} is in the table twice"
             rows[module, name] = cells[2]
     return rows
 
@@ -89,7 +89,7 @@ def _exists(module: str) -> bool:
 
 
 def _is_there(owner: Any, name: str) -> bool:
-    """Whether a module or class has a name; fields without a default are annotations."""
+    """Whether a module or class has a name. Fields without a default are only annotations."""
     if hasattr(owner, name):
         return True
     bases = getattr(owner, "__mro__", ())
@@ -97,7 +97,7 @@ def _is_there(owner: Any, name: str) -> bool:
 
 
 def _parameters(function: ast.FunctionDef) -> list[tuple[str, str | None]]:
-    """(name, source of the default or None) of each parameter; stars before variadic ones."""
+    """(name, source of the default or None) of each parameter. Variadic names have stars."""
     spec = function.args
     plain = spec.posonlyargs + spec.args
     defaults = [None] * (len(plain) - len(spec.defaults)) + list(spec.defaults)
@@ -113,7 +113,7 @@ def _parameters(function: ast.FunctionDef) -> list[tuple[str, str | None]]:
 
 
 def _fields(cls: ast.ClassDef) -> list[tuple[str, str | None]]:
-    """As _parameters, of a dataclass's or NamedTuple's constructor."""
+    """The same as _parameters() for the constructor of a dataclass or NamedTuple."""
     found = [node for node in cls.body if isinstance(node, ast.AnnAssign)]
     return [
         (ast.unparse(node.target), None if _is_field(node.value) else ast.unparse(node.value))
@@ -122,12 +122,12 @@ def _fields(cls: ast.ClassDef) -> list[tuple[str, str | None]]:
 
 
 def _is_field(value: ast.expr | None) -> bool:
-    """Whether there is no default: nothing, or dataclasses.field() without one."""
+    """Whether a field has no default: no value, or a dataclasses.field() without one."""
     return value is None or (isinstance(value, ast.Call) and ast.unparse(value.func) == "field")
 
 
 def _told(default: Any) -> str:
-    """The source of a default of ours, to be held beside Megatron-Core's."""
+    """The source of one of our defaults, for comparison with Megatron-Core's."""
     if isinstance(default, enum.Enum):
         return f"{type(default).__name__}.{default.name}"
     if inspect.isroutine(default) or inspect.isclass(default):
@@ -144,7 +144,7 @@ def _same_default(stock: str, ours: str) -> bool:
 
 
 def _check_parameters(where: str, stock: list[tuple[str, str | None]], ours: Any) -> list[str]:
-    """What differs: ours has Megatron-Core's parameters in order, and then only ones of its own."""
+    """The differences. Ours must have Megatron-Core's parameters in order, then only its own."""
     faults = []
     found = list(inspect.signature(ours).parameters.values())
     kinds = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -168,7 +168,7 @@ def _check_parameters(where: str, stock: list[tuple[str, str | None]], ours: Any
 
 
 def _check_class(where: str, stock: ast.ClassDef, ours: Any, left_out: set[str]) -> list[str]:
-    """What ours lacks of a class; its constructor and public methods are held beside."""
+    """What our class lacks. Compares the constructor and the public methods."""
     faults = []
     if isinstance(ours, type) and not issubclass(ours, (enum.Enum, BaseException)):
         by_fields = any("dataclass" in ast.unparse(d) for d in stock.decorator_list) or any(
@@ -188,9 +188,9 @@ def _check_class(where: str, stock: ast.ClassDef, ours: Any, left_out: set[str])
             own = inspect.getattr_static(ours, name)
             is_property = "property" in {ast.unparse(d) for d in node.decorator_list}
             if is_property != isinstance(own, property):
-                # Megatron-Core overrides this property by a method, which is true as well.
+                # Megatron-Core overrides this property with a method, which is truthy as well.
                 if is_property or name != "can_handle_sharded_objects":
-                    faults.append(f"{where}.{name}: property in one of the two only")
+                    faults.append(f"{where}.{name}: is a property in only one of the two")
             elif not is_property:
                 expected = _parameters(node)
                 faults += _check_parameters(f"{where}.{name}", expected, getattr(ours, name))
@@ -200,7 +200,7 @@ def _check_class(where: str, stock: ast.ClassDef, ours: Any, left_out: set[str])
 def _check_module(name: str, tree: ast.Module) -> list[str]:
     left_out = {n for module, n in _left_out() if module == name}
     if "all" in left_out:
-        return [f"{name}: listed and there"] if _exists(name) else []
+        return [f"{name}: listed as left out, but exists"] if _exists(name) else []
     if not _exists(name):
         return [f"{name}: missing"]
     ours = importlib.import_module(f"{OURS}.{name}" if name else OURS)
@@ -208,7 +208,8 @@ def _check_module(name: str, tree: ast.Module) -> list[str]:
     for public, node in _public(name, tree).items():
         where = f"{name}.{public}"
         if (public in left_out) == hasattr(ours, public):
-            faults.append(f"{where}: {'listed and there' if public in left_out else 'missing'}")
+            fault = "listed as left out, but exists" if public in left_out else "missing"
+            faults.append(f"{where}: {fault}")
         elif public not in left_out and isinstance(node, ast.FunctionDef):
             faults += _check_parameters(where, _parameters(node), getattr(ours, public))
         elif public not in left_out and isinstance(node, ast.ClassDef):
@@ -247,13 +248,13 @@ def test_the_table_lists_names_of_megatron_core_each_with_a_reason() -> None:
         ("def f(a, b): pass", lambda b, a: None),
     ],
 )
-def test_the_comparison_sees_a_difference(stock: str, ours: Any) -> None:
+def test_the_comparison_detects_a_difference(stock: str, ours: Any) -> None:
     function = ast.parse(stock).body[0]
     assert isinstance(function, ast.FunctionDef)
     assert _check_parameters("f", _parameters(function), ours)
 
 
-# ---- Helpers for models, which stand in other modules of Megatron-Core ----
+# ---- Helpers for models, which are in other modules of Megatron-Core ----
 
 MODELS = {
     "utils.py": [
@@ -275,13 +276,13 @@ MODELS = {
 
 
 def definition_of(file: str, name: str) -> Any:
-    """A function or class of a file of Megatron-Core, as source."""
+    """The syntax tree of a function or class in a file of Megatron-Core."""
     tree = ast.parse((_folder().parent / file).read_text(encoding="utf-8"))
     return next(node for node in ast.walk(tree) if getattr(node, "name", None) == name)
 
 
 def fields_of(file: str, name: str) -> list[str]:
-    """The annotated attributes of a class."""
+    """The names of a class's annotated attributes."""
     return [field for field, _ in _fields(definition_of(file, name))]
 
 

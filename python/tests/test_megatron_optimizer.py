@@ -1,4 +1,4 @@
-"""A distributed optimizer's states: every format into every layout, element by element."""
+"""A distributed optimizer's states: every format is loaded into every layout and compared."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _models(job: Ranks) -> list[tuple[int, Model]]:
 
 
 def _save(job: Ranks, kind: str, path: str, bucket_numel: int | None = 60, **more: Any) -> None:
-    """All ranks' parts, in one process."""
+    """Saves all ranks' parts in one process."""
     states = [
         optimizer_state([filled(model, layout, rank, job.dp, WHOLE)], kind, **more)
         for group, model in _models(job)
@@ -42,7 +42,7 @@ def _save(job: Ranks, kind: str, path: str, bucket_numel: int | None = 60, **mor
 
 
 def _mains(tree: Any) -> Any:
-    """A rank's state without copies of objects, of which one process has no two."""
+    """A rank's state without replicas of objects, because one process may have only one."""
     if isinstance(tree, dict):
         kept = {key: _mains(value) for key, value in tree.items()}
         return {key: value for key, value in kept.items() if value is not None}
@@ -55,7 +55,7 @@ def _mains(tree: Any) -> Any:
 def _check(
     job: Ranks, path: str, whole: Any = WHOLE, bucket_numel: int | None = 60, **options: Any
 ) -> None:
-    """Loads every rank of a job, and compares."""
+    """Loads the parts of every rank of a job and compares them."""
     for group, model in _models(job):
         layout = layout_of(model, group, job.dp, bucket_numel)
         for rank in range(job.dp):
@@ -84,7 +84,7 @@ def test_each_format_loads_into_other_tp_pp_and_dp_bit_for_bit(
 
 
 def test_an_embedding_is_padded_with_zeros_for_other_tp(tmp_path: pathlib.Path) -> None:
-    """The vocabulary of TP 1 has 12 rows and that of TP 2 has 16; the others are checked above."""
+    """The vocabulary has 12 rows for TP 1 and 16 for TP 2. The tests above check other sizes."""
     for kind in FORMATS:
         path = str(tmp_path / kind)
         _save(Ranks(1, 1, 2), kind, path)
@@ -127,7 +127,7 @@ def _check_one(job: Ranks, group: int, path: str) -> None:
 def test_buckets_of_equal_sizes_but_another_tp_are_refused_by_the_models_own_boxes(
     tmp_path: pathlib.Path,
 ) -> None:
-    """Two square halves: columns of one job, rows of the other."""
+    """Two square halves: columns in one job, rows in the other."""
 
     def entity(axis: int, rank: int) -> megatron.ShardedTensor:
         shape = (8, 4) if axis else (4, 8)
@@ -181,7 +181,7 @@ def test_gaps_and_keys_of_buckets_are_stored_as_megatron_core_stores_them(
 
 
 def test_a_rank_that_has_only_padding_of_a_bucket_saves_and_loads(tmp_path: pathlib.Path) -> None:
-    """Megatron-Core refuses it."""
+    """Megatron-Core refuses such a rank."""
     path, job = str(tmp_path / "a"), Ranks(4, 1, 64)
     layout = layout_of(_models(job)[0][1], 0, job.dp, 100)
     place, bucket = next(each for each in layout.buckets() if len(each[1].parameters) > 1)
@@ -220,7 +220,7 @@ def test_chained_optimizers_load_with_and_without_their_prefix(tmp_path: pathlib
         for prefix in ("", "chained"):
             path = str(tmp_path / f"{kind}{prefix}")
             states = [optimizer_state(shards(rank, True), kind) for rank in (0, 1)]
-            if prefix and kind != "dp_reshardable":  # as early versions stored every format
+            if prefix and kind != "dp_reshardable":  # early versions stored all formats this way
                 for number in (0, 1):
                     for state in states:
                         megatron.utils.add_prefix_for_sharding(
@@ -252,10 +252,10 @@ def test_states_of_other_precisions_are_converted(tmp_path: pathlib.Path) -> Non
         load_optimizer(str(tmp_path), [shard], cast=False)
 
 
-def test_the_one_object_of_dp_zero_loads_into_any_layout_that_is_described(
+def test_the_single_object_of_dp_zero_loads_into_any_given_layout(
     tmp_path: pathlib.Path,
 ) -> None:
-    """Made as Megatron-Core makes it; that it does so, the tests with it show."""
+    """The object is made like Megatron-Core's; test_megatron_optimizer_stock.py checks that."""
     job = Ranks(2, 1, 2)
     states: list[Any] = []
     for group, model in _models(job):
@@ -332,7 +332,7 @@ def _check_states_only(job: Ranks, path: str) -> None:
 # ---- Refusals ----
 
 
-def test_what_is_stored_and_what_the_checkpoint_says_of_it_must_agree(
+def test_stored_states_must_agree_with_their_description_in_the_checkpoint(
     tmp_path: pathlib.Path,
 ) -> None:
     model = Model(megatron, Ranks(1, 1, 1), 0, 0)
@@ -340,7 +340,7 @@ def test_what_is_stored_and_what_the_checkpoint_says_of_it_must_agree(
     state = optimizer_state([shard], "fully_reshardable")
     for declared, kind, text in (
         ("dp_reshardable", tilestone.CorruptError, "keys are those of fully_reshardable"),
-        ("fsdp_dtensor", tilestone.UnsupportedError, "of the format 'fsdp_dtensor'"),
+        ("fsdp_dtensor", tilestone.UnsupportedError, "the format 'fsdp_dtensor'"),
     ):
         metadata = {"distrib_optim_sharding_type": declared}
         megatron.save({"optimizer": state}, tmp_path, content_metadata=metadata)
@@ -353,34 +353,34 @@ def test_what_is_stored_and_what_the_checkpoint_says_of_it_must_agree(
         load_optimizer(tmp_path, [shard])
     assert e.value.key.startswith("layers.")
     megatron.save({"optimizer": {"lr": 1}}, tmp_path)
-    with pytest.raises(tilestone.NotFoundError, match="no state of a distributed optimizer"):
+    with pytest.raises(tilestone.NotFoundError, match="the state of a distributed optimizer"):
         load_optimizer(tmp_path, [shard])
-    with pytest.raises(tilestone.UnsupportedError, match="not saved as 'dp_zero_gather_scatter'"):
+    with pytest.raises(tilestone.UnsupportedError, match="as 'dp_zero_gather_scatter'"):
         optimizer_state([shard], "dp_zero_gather_scatter")
     with pytest.raises(tilestone.InvalidArgumentError, match="not .None, None."):
         optimizer_state([shard, shard], "dp_reshardable")
 
 
-def test_states_that_are_not_those_of_the_slices_are_refused() -> None:
+def test_states_that_do_not_match_the_slices_are_refused() -> None:
     model = Model(megatron, Ranks(1, 1, 1), 0, 0)
     layout = layout_of(model, 0, 2)
     shard = filled(model, layout, 0, 2, WHOLE)
     place, states = next(iter(shard.states.items()))
     for wrong, text in (
         ({**states, "exp_avg": states["exp_avg"].double()}, "float64"),
-        ({**states, "exp_avg": states["exp_avg"][1:]}, "expected a contiguous one of"),
+        ({**states, "exp_avg": states["exp_avg"][1:]}, "expected a contiguous tensor of"),
         ({"param": states["param"]}, r"are \['param'\], not"),
     ):
         with pytest.raises(tilestone.MismatchError, match=text):
             OptimizerShard(layout, 0, 2, {**shard.states, place: wrong})
-    with pytest.raises(tilestone.MismatchError, match="holds nothing"):
+    with pytest.raises(tilestone.MismatchError, match=r"\(9, 9, 9\)"):
         OptimizerShard(layout, 0, 2, {**shard.states, (9, 9, 9): states})
     with pytest.raises(tilestone.InvalidArgumentError, match="can't be divided among 7 ranks"):
         OptimizerShard.allocated(layout, 0, 7)
     entity = megatron.ShardedTensor.from_rank_offsets("w", torch.ones(4), replica_id=1)
     shard = OptimizerShard.allocated(Layout((pack([entity], 1),)), 0, 1)
-    assert optimizer_state([shard], "dp_reshardable")  # buckets have replica ids of their own
-    with pytest.raises(tilestone.InvalidArgumentError, match="no entry of its data-parallel rank"):
+    assert optimizer_state([shard], "dp_reshardable")  # buckets have their own replica ids
+    with pytest.raises(tilestone.InvalidArgumentError, match="no data-parallel entry"):
         optimizer_state([shard], "fully_reshardable")
 
 

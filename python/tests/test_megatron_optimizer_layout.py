@@ -1,9 +1,10 @@
-"""Layouts of flat buffers, and the boxes of parameters in them: arithmetic, without checkpoints."""
+"""Layouts of flat buffers, and the boxes of parameters in them: only arithmetic, no checkpoints."""
 
 from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 from typing import Any
 
 import optimizer_model as om
@@ -15,10 +16,12 @@ import tilestone
 from tilestone import megatron
 from tilestone.megatron import ShardedTensor, ShardedTensorFactory
 from tilestone.megatron.distributed_optimizer import Bucket, Layout, Parameter, Piece, pieces_of
+from tilestone.megatron.distributed_optimizer.layout import Buffer
+from tilestone.megatron.distributed_optimizer.sources import Sources
 
 
 def _random_piece(rng: random.Random) -> Piece:
-    """A box of random axes in random order, with gaps between them in memory."""
+    """A box with random axes in random order, and with gaps in memory."""
     shape = tuple(rng.randint(1, 4) for _ in range(rng.randint(0, 3)))
     strides, step = [0] * len(shape), rng.randint(1, 2)
     for axis in rng.sample(range(len(shape)), len(shape)):
@@ -37,7 +40,7 @@ def test_random_ranges_of_strided_boxes_are_the_boxes_that_hold_each_element_onc
         numbers = torch.arange(piece.start + piece.span)
         box = torch.full(piece.global_shape, -1)
         inside = tuple(slice(a, a + n) for a, n in zip(piece.offset, piece.shape, strict=True))
-        box[inside] = piece.of(numbers)  # where each element of the global tensor is in memory
+        box[inside] = piece.of(numbers)  # the memory offset of each element of the global tensor
         begin = rng.randint(0, len(numbers))
         end = rng.randint(begin, len(numbers) + 2)
         parts = list(piece.within(begin, end))
@@ -51,7 +54,7 @@ def test_random_ranges_of_strided_boxes_are_the_boxes_that_hold_each_element_onc
             assert not part.is_contiguous or part.span == part.numel
 
 
-def test_a_part_of_a_box_that_two_layouts_share_is_cut_out_of_either() -> None:
+def test_a_shared_part_of_a_box_can_be_cut_out_of_either_layout() -> None:
     rng = random.Random(2)
     for _ in range(300):
         piece = _random_piece(rng)
@@ -102,7 +105,7 @@ BUILDS = {
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_what_a_factory_builds_is_found_without_its_data(name: str) -> None:
+def test_the_result_of_a_factory_is_found_without_its_data(name: str) -> None:
     build: Any = BUILDS[name]
     shape = (2, 3) if name == "another order" else (4, 6)
     pieces = pieces_of(_factory(build, shape))
@@ -116,14 +119,14 @@ def test_what_a_factory_builds_is_found_without_its_data(name: str) -> None:
         assert torch.equal(found, expected)
 
 
-def test_factories_that_lose_or_double_elements_or_scatter_them_are_refused(
+def test_factories_that_lose_duplicate_or_scatter_elements_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for build, text in (
-        (lambda t: [t[1:]], "each of the tensor's 24 elements once"),
-        (lambda t: [t[:2], t[1:3]], "each of the tensor's 24 elements once"),
+        (lambda t: [t[1:]], "each of the tensor's 24 elements exactly"),
+        (lambda t: [t[:2], t[1:3]], "each of the tensor's 24 elements exactly"),
         (lambda t: [t[:1].expand(4, 6)], "interleaves"),
-        (lambda t: [torch.nn.functional.pad(t, (0, 1))], "elements once"),
+        (lambda t: [torch.nn.functional.pad(t, (0, 1))], "24 elements exactly"),
     ):
         with pytest.raises(tilestone.CheckpointError, match=text) as raised:
             pieces_of(_factory(build))
@@ -131,7 +134,7 @@ def test_factories_that_lose_or_double_elements_or_scatter_them_are_refused(
     from tilestone.megatron.distributed_optimizer import pieces
 
     monkeypatch.setattr(pieces, "MAX_RUNS", 4)
-    with pytest.raises(tilestone.InvalidArgumentError, match="in another order"):
+    with pytest.raises(tilestone.InvalidArgumentError, match=r"elements, in \d+ runs"):
         pieces_of(_factory(BUILDS["another order"], (2, 3)))
     half = slice(0, 2)
     flat = ShardedTensor.from_rank_offsets_flat("w", torch.ones(2), (4,), flattened_range=half)
@@ -168,7 +171,7 @@ def test_every_element_of_every_parameter_is_one_ranks() -> None:
             assert count == len(held)
 
 
-def test_a_layout_comes_back_from_plain_values_and_nonsense_does_not() -> None:
+def test_a_layout_is_restored_from_plain_values_and_invalid_values_are_refused() -> None:
     layout = layout_of(Model(megatron, Ranks(2, 1, 3), 1, 0), 1, 3)
     layout = Layout(layout.buffers, 1, 4)
     plain = layout.to_plain()
@@ -193,23 +196,40 @@ def test_a_layout_comes_back_from_plain_values_and_nonsense_does_not() -> None:
         changed(lambda p, whole: p["pieces"].__setitem__(0, 3)),
     ]
     for each in wrong:
-        with pytest.raises(tilestone.MismatchError, match="no layout of a distributed optimizer"):
+        with pytest.raises(tilestone.MismatchError, match="not a layout of a distributed optimizer"):
             Layout.from_plain(each)
 
 
-def test_buckets_that_can_not_be_are_refused() -> None:
+def test_padding_of_one_piece_does_not_hide_that_another_one_is_missing() -> None:
+    def layout(*pieces: Piece) -> Layout:
+        parameter = Parameter("w", sum(piece.numel for piece in pieces), 0, pieces)
+        bucket = Bucket((parameter,), parameter.numel, parameter.numel)
+        return Layout((Buffer((torch.float32, torch.float32), (bucket,)),))
+
+    padded = Piece("a", (8,), (0,), (8,), (1,), 0, allow_shape_mismatch=True)
+    plain = Piece("b", (4,), (0,), (4,), (1,), 8)
+    (part,) = layout(padded, plain).slices(0, 1)
+    shorter = Piece("a", (6,), (0,), (6,), (1,), 0, allow_shape_mismatch=True)
+    found = Sources([layout(shorter, replace(plain, start=6))]).find(part)
+    assert sorted((one.ours.key, one.ours.numel) for one in found) == [("a", 6), ("b", 4)]
+    for half in (replace(plain, start=6, shape=(2,)), replace(plain, start=6, key="c")):
+        with pytest.raises(tilestone.MismatchError, match="hold [02] of 4 elements"):
+            Sources([layout(shorter, half)]).find(part)
+
+
+def test_impossible_buckets_are_refused() -> None:
     parameter = Parameter.of(ShardedTensor.from_rank_offsets("w", torch.ones(4)), 2)
     for parameters, sizes, text in (
-        ([parameter, parameter], (10, 10), "begins at 2 of its bucket, where another ends at 6"),
-        ([parameter], (5, 10), "ends at 6 of its bucket of 5"),
-        ([parameter], (7, 6), "7 elements has 6 with its padding"),
+        ([parameter, parameter], (10, 10), "begins at 2 of its bucket, .* ends at 6"),
+        ([parameter], (5, 10), "ends at 6 of its bucket, which has 5"),
+        ([parameter], (7, 6), "7 elements has only 6"),
     ):
         with pytest.raises(tilestone.InvalidArgumentError, match=text):
             Bucket(tuple(parameters), *sizes)
 
 
-def test_the_helpers_cut_out_what_the_ranks_hold() -> None:
-    """What the other tests compare with: each element of the whole tensors is on some rank."""
+def test_the_helpers_cut_out_the_ranks_parts() -> None:
+    """Checks the reference of other tests: each element of the whole tensors is on some rank."""
     job, whole = Ranks(2, 2, 1), om.whole_states()
     seen = {key: torch.zeros(tensor.shape, dtype=torch.bool) for key, tensor in whole.items()}
     for _, tp, pp in job.groups():

@@ -1,4 +1,4 @@
-"""Megatron-Core's own DistributedOptimizer and ours load what the other has saved."""
+"""Megatron-Core's DistributedOptimizer and our optimizer helpers load each other's checkpoints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EMPTY = {key: torch.zeros_like(value) for key, value in WHOLE.items()}
 
 
 def _ranks(job: Ranks, whole: Any, bucket_numel: int | None) -> list[tuple[Model, Any]]:
-    """The model and stock's optimizer of the ranks that this process stands for.
+    """The model and stock's optimizer of each rank that this process simulates.
 
     These are the data-parallel ranks of every second model-parallel rank, the last one first.
     """
@@ -54,7 +54,7 @@ def _ranks(job: Ranks, whole: Any, bucket_numel: int | None) -> list[tuple[Model
 
 
 def _check(job: Ranks, ranks: list[tuple[Model, Any]]) -> None:
-    """Stock's optimizers hold the states."""
+    """Checks that stock's optimizers hold the states."""
     for model, optimizer in ranks:
         names = {entity.data: name for name, entity in model.entities.items()}
         for parameter, states in so.states_of(optimizer).items():
@@ -93,7 +93,7 @@ def _stock_save(job: Ranks, kind: str, path: str, bucket_numel: int | None) -> N
 
 
 def _dp_zero(optimizer: Any) -> dict[str, Any]:
-    """As stock's sharded_param_state_dp_zero makes it, which gathers by NCCL alone."""
+    """The result of stock's sharded_param_state_dp_zero, which can gather only by NCCL."""
     from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject
 
     rank, key = optimizer.data_parallel_group.rank(), optimizer.data_parallel_group_idx
@@ -110,7 +110,7 @@ def _dp_zero(optimizer: Any) -> dict[str, Any]:
 
 
 def _own_load(job: Ranks, path: str, bucket_numel: int | None, layouts: Any = None) -> None:
-    """Every rank's DistributedOptimizer gets its states from us."""
+    """Loads the states of every rank's DistributedOptimizer with our helpers."""
     ranks = _ranks(job, None, bucket_numel)
     for model, optimizer in ranks:
         shards = shards_of(optimizer, model.entities)
@@ -165,7 +165,7 @@ def _stock_load(job: Ranks, kind: str, path: str, bucket_numel: int | None) -> N
         def with_step(parameter: Any, states: Any, put: Any = put) -> None:
             put(parameter, {"step": torch.tensor(7.0), **states})
 
-        # Of torch's AdamW stock forgets the step, and no_grad() for parameters in float32.
+        # For torch's AdamW stock omits the step, and no_grad() for parameters in float32.
         optimizer._set_main_param_and_optimizer_states = with_step
         with torch.no_grad():
             optimizer.load_state_dict(loaded)
@@ -193,7 +193,7 @@ def test_what_we_save_loads_into_stocks_optimizers(worlds: Worlds, tmp_path: pat
 
 
 def _entities(tree: Any) -> Any:
-    """A state dict with what describes each entity in its place."""
+    """A state dict in which each entity is replaced by its description."""
     if isinstance(tree, dict):
         return {key: _entities(value) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -289,7 +289,7 @@ def test_stocks_regular_optimizers_make_the_same_entities_with_our_helpers(
 
 
 def _stock_buckets(rank: int, world: int) -> None:
-    """Random parameters, some of which pipeline stages share."""
+    """Compares buffers of random parameters, some of which pipeline stages share."""
     import types
 
     from megatron.core.dist_checkpointing import mapping

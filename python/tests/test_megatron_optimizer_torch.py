@@ -1,4 +1,4 @@
-"""States of torch's own optimizers, through the helpers of Megatron-Core and a checkpoint."""
+"""States of torch's own optimizers, saved and loaded with the helpers of tilestone.megatron."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _step(model: torch.nn.Module, optimizer: Any) -> None:
 
 
 def _sharded(optimizer: Any, state: dict[str, Any], map_only: bool = False) -> dict[str, Any]:
-    """As Megatron-Core's optimizers make it: the step is common."""
+    """The sharded state like that of Megatron-Core's optimizers: the step is common state."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     numbers = get_param_id_to_sharded_param_map(state, parameters)
     found = optimizer.state_dict()
@@ -77,7 +77,7 @@ def _sharded(optimizer: Any, state: dict[str, Any], map_only: bool = False) -> d
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_with_torchs_optimizers_goes_on_as_if_it_had_not_been_stopped(
+def test_training_with_torchs_optimizers_resumes_exactly(
     tmp_path: pathlib.Path, name: str
 ) -> None:
     model, state = _model(1)
@@ -117,8 +117,8 @@ def test_training_with_torchs_optimizers_goes_on_as_if_it_had_not_been_stopped(
             assert torch.equal(tensor, fresh.state_dict()["state"][number][each]), each
 
 
-def test_a_states_place_is_that_of_its_parameter_or_it_is_refused() -> None:
-    """torch's step has no axes, and some optimizers keep None or numbers."""
+def test_a_state_has_its_parameters_offsets_or_is_refused() -> None:
+    """torch's step has no axes, and some optimizers have states that are None or numbers."""
     model, state = _model(1)
     optimizer = OPTIMIZERS["Adam"](_groups(model))
     _step(model, optimizer)
@@ -170,7 +170,7 @@ def _dtensors(rank: int, world: int, path: str) -> None:
     (other * 0).sum().backward()
     fresh.step()
     megatron.load({"model": template, "optimizer": _sharded(fresh, template)}, path)
-    for name in ("exp_avg", "exp_avg_sq"):  # filled in place
+    for name in ("exp_avg", "exp_avg_sq"):  # loaded in place
         found = fresh.state[other][name].to_local()
         assert torch.equal(found, adam.state[parameter][name].to_local())
 

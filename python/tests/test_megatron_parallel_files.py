@@ -1,7 +1,7 @@
 """Fully parallel saves and loads of whole checkpoints: every kind of entity, on four ranks.
 
-Ranks are TP 2 × DP 2: ranks 0 and 2 hold copies of one another's shards, so do 1 and 3, and what is
-not divided all four hold.
+Ranks are TP 2 × DP 2. Ranks 0 and 2 hold replicas of the same shards, and so do ranks 1 and 3. All
+four ranks hold everything that is not sharded.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _glu(kinds: Any, rank: int, tensor: torch.Tensor) -> Any:
 
 
 def _slices(rank: int, factor: int) -> list[Any]:
-    """Flattened slices of this rank's half of an optimizer's state: its own, and one of both."""
+    """Flattened slices of this rank's half of an optimizer's state: its own, and a shared one."""
     half = _half(WHOLE, rank).reshape(-1) * factor
     tp, dp = rank % 2, rank // 2
 
@@ -78,7 +78,7 @@ def _slices(rank: int, factor: int) -> list[Any]:
 
 
 def _state(kinds: Any, rank: int, factor: int = 1, flat: bool = True) -> dict[str, Any]:
-    """factor 0: a template, with data in some of the entities."""
+    """This rank's state. With factor 0 it is a template, with data in some of the entities."""
     tp, dp = rank % 2, rank // 2
     given = None if factor == 0 else {"a": [rank % 2]}
 
@@ -115,7 +115,7 @@ def _state(kinds: Any, rank: int, factor: int = 1, flat: bool = True) -> dict[st
 
 
 def _loaded(rank: int, factor: int = 1, flat: bool = True) -> dict[str, Any]:
-    """What a load of _state() gives."""
+    """The expected result of a load of _state()."""
     from tilestone.megatron import mapping
 
     def value(item: Any) -> Any:
@@ -149,7 +149,7 @@ def _template(rank: int, flat: bool = True) -> dict[str, Any]:
 
 
 def _files_are_the_writers(state: Any, group: Any, folder: str) -> int:
-    """Every shard's elements stand in the file of the rank that the distribution names."""
+    """Checks that each shard is in the file of the rank that the distribution names."""
     given = exchange_utils.determine_main_replica_uniform_distribution(built(state), group)
     assert given is not None
     members = dist.get_process_group_ranks(group or dist.group.WORLD)
@@ -164,7 +164,7 @@ def _files_are_the_writers(state: Any, group: Any, folder: str) -> int:
 
 
 def _ids(tree: Any) -> Any:
-    """What a tree consists of: the very objects, and their replica ids."""
+    """The identities of a tree's objects, and their replica ids."""
     if isinstance(tree, dict):
         return {key: _ids(value) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -181,7 +181,7 @@ def _round_trip(rank: int, world: int, folder: str, everybody: bool) -> None:
     state = _state(tm.mapping, rank)
     before = _ids(state)
     tm.save(state, folder, saves)
-    assert _ids(state) == before, "the caller's state dict stays"
+    assert _ids(state) == before, "the caller's state dict is unchanged"
     assert _files_are_the_writers(state, group, folder) >= 2
     template = _template(rank)
     before = _ids(template)
@@ -189,11 +189,12 @@ def _round_trip(rank: int, world: int, folder: str, everybody: bool) -> None:
     assert _ids(template) == before
     template["flat"] = loaded["flat"] = list(loaded["flat"])
     wanted = _loaded(rank)
-    wanted["flat"] = [each for each in wanted["flat"] if each.numel()]  # empty slices go, as in stock
+    # Empty slices are removed, as in stock.
+    wanted["flat"] = [each for each in wanted["flat"] if each.numel()]
     assert _differs(loaded, wanted) == ""
     assert loaded["layers"][1] is template["layers"][1].data
 
-    # The state changes, on one rank and on all: nothing of it may be lost with a kept distribution.
+    # The state changes on one rank, then on all. A cached distribution must not lose anything.
     kept = FullyParallelSaveStrategyWrapper(
         TorchDistSaveShardedStrategy("torch_dist", 1), group, do_cache_distribution=True
     )
@@ -223,7 +224,7 @@ def test_every_entity_goes_through_a_fully_parallel_save_and_load(
 
 
 def _refused(rank: int, world: int, folder: str) -> list[str]:
-    """What several kinds of wrong states say, on each rank."""
+    """The errors of several kinds of invalid states on each rank."""
     group = _group(rank, False)
 
     def said(change: Any, validate: bool = True, load: bool = False) -> str:
@@ -236,7 +237,7 @@ def _refused(rank: int, world: int, folder: str) -> list[str]:
         call: Any = tm.load if load else tm.save
         try:
             call(state, folder, wrapper(base, group), validate_access_integrity=validate)
-        except Exception as error:  # a program's own stays what it is, on its rank
+        except Exception as error:  # a program's own error keeps its type on its rank
             return f"{type(error).__name__}: {error}"
         return "nothing"
 
@@ -263,14 +264,14 @@ def _refused(rank: int, world: int, folder: str) -> list[str]:
 
     texts = [said(no_copies), said(no_mains), said(broken), said(no_factory)]
     texts += [said(no_mains, False), said(broken, False), said(no_factory, False)]
-    assert "layer.2" in tm.load_tensors_metadata(folder), "copies are saved where no main one is"
-    texts.append(said(no_copies, False))  # one of the copies is saved
+    assert "layer.2" in tm.load_tensors_metadata(folder), "a replica is saved if no main one exists"
+    texts.append(said(no_copies, False))  # one of the replicas is saved
     texts += [said(no_copies, load=True), said(no_copies, False, True)]
     texts += [said(unknown, False, True), said(no_factory, False, True)]
     return texts
 
 
-def test_what_is_wrong_on_one_rank_is_said_on_all(worlds: Worlds, tmp_path: pathlib.Path) -> None:
+def test_an_error_on_one_rank_is_raised_on_all(worlds: Worlds, tmp_path: pathlib.Path) -> None:
     results = worlds[4].run(_refused, str(tmp_path / "ckpt"))
     twice = "Invalid access pattern: box [0:4, 0:18] is held by the main replicas of ranks 0 and 2"
     lacking = "layer.2", "[0:8, 0:18]"
@@ -287,12 +288,12 @@ def test_what_is_wrong_on_one_rank_is_said_on_all(worlds: Worlds, tmp_path: path
 
 
 def _with_stock(rank: int, world: int, folder: str) -> None:
-    """Stock loads what was saved, and its own entities are saved as they are."""
+    """Stock loads the saved checkpoint, and stock's own entities can be saved."""
     stock = _megatron()
     group = _group(rank, False)
     saves = FullyParallelSaveStrategyWrapper(TorchDistSaveShardedStrategy("torch_dist", 1), group)
     state = _state(stock.mapping, rank, flat=False)
-    state["mixed"] = state["mixed"][:1]  # stock can't load lists that hold common values too
+    state["mixed"] = state["mixed"][:1]  # stock can't load lists that also have common values
     before = _ids(state)
     tm.save(state, folder, saves)
     assert _ids(state) == before
@@ -308,7 +309,7 @@ def test_stock_loads_a_fully_parallel_save(worlds: Worlds, tmp_path: pathlib.Pat
 
 
 def _bytes_read(rank: int, world: int, folder: str, everybody: bool) -> int:
-    """This rank's, for a load of 4 MiB that every rank wants and 4 MiB that two want."""
+    """This rank's bytes read in a load of 4 MiB that all ranks want, and 4 MiB that two want."""
     group = _group(rank, everybody)
     wide = torch.full((1 << 16, 4), 1.5)
 
@@ -342,6 +343,6 @@ def test_a_load_reads_each_stored_byte_once(
 ) -> None:
     read = worlds[4].run(_bytes_read, ckpt, everybody)
     stored = 8 << 20
-    if sum(read) > 0:  # a disk
+    if sum(read) > 0:  # reads come from a disk
         assert stored <= sum(read) < 1.1 * stored, read
         assert max(read) < 0.5 * stored, read

@@ -1,4 +1,4 @@
-"""remove_sharded_tensors: what is left is what stock Megatron-Core and Tilestone load."""
+"""remove_sharded_tensors: stock Megatron-Core and Tilestone load the remaining checkpoint."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def _crc(tensor: torch.Tensor) -> int:
 def _rest_through_stock(
     rank: int, world: int, path: str, expected: dict[str, Any], gone: list[str]
 ) -> None:
-    """Stock reads the metadata, the common state, and every tensor and object that is left."""
+    """Stock reads the metadata, the common state, and all remaining tensors and objects."""
     stocks = _megatron()
     serialization = stocks.serialization
     wanted = serialization.load_sharded_metadata(path)
-    wanted.pop("common_state/shard_0_1", None)  # 0.16 takes it for an object like others
+    wanted.pop("common_state/shard_0_1", None)  # 0.16 treats it as an ordinary object
     assert not any(key.startswith(prefix) for key in wanted for prefix in gone)
     tensors = {key: value for key, value in expected["tensors"].items() if key in wanted}
-    for key in tensors:  # stock wants memory
+    for key in tensors:  # stock needs destination memory
         dtype = getattr(torch, expected["tensors"][key]["dtype"])
         wanted[key] = stocks.ShardedTensor.from_rank_offsets(
             key, torch.zeros(expected["tensors"][key]["shape"], dtype=dtype)
@@ -54,7 +54,7 @@ def _rest_through_stock(
 
 
 def _own(world: int) -> dict[str, Any]:
-    """What _save_own saves, as the goldens' expectations have it."""
+    """The content that _save_own saves, in the form of the goldens' expected values."""
     whole = torch.arange(6.0).reshape(2, 3)
     keys = ("mlp.a", "mlp.b", "row")
     tensors = {
@@ -88,7 +88,7 @@ def test_stock_loads_what_is_left_of_goldens_and_of_own_checkpoints(
         expected = json.loads(pathlib.Path(f"{golden}.expected.json").read_text())
     gone = ["mlp", "rng"]  # tensors, and objects
     megatron.remove_sharded_tensors(ckpt, gone[0])
-    assert "keys that begin with 'mlp' were removed" in caplog.text
+    assert "keys that begin with 'mlp' from" in caplog.text
     assert not list(folder.glob("mlp__*"))
     stock.TilestoneLoadStrategy().remove_sharded_tensors(folder, gone[1])
     worlds[1].run(_rest_through_stock, ckpt, expected, gone)
@@ -103,11 +103,11 @@ def test_stock_loads_what_is_left_of_goldens_and_of_own_checkpoints(
     loaded, missing, unexpected = megatron.load(template, ckpt, strict="return_all")
     assert unexpected == set() and "mlp.fc1" not in missing
     assert loaded["iteration"] == 1200
-    megatron.save(loaded, ckpt)  # and it is replaced as any other
+    megatron.save(loaded, ckpt)  # it can be replaced like any other checkpoint
     assert len(megatron.load_sharded_metadata(ckpt)) == 0
 
 
-def test_what_can_not_be_removed_is_refused_by_name(ckpt: str) -> None:
+def test_keys_that_can_not_be_removed_are_refused_by_name(ckpt: str) -> None:
     for golden, words in (("0.13.1/flat-w2", "a flattened tensor"), ("0.13.1/zarr-w2", "zarr")):
         folder = pathlib.Path(ckpt, golden)
         shutil.copytree(GOLDEN / f"megatron-core-{golden}", folder)

@@ -1,4 +1,4 @@
-"""States that tilestone.megatron keeps whole, or refuses: nothing of them is lost in silence."""
+"""States that tilestone.megatron saves completely or refuses; nothing is lost silently."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def test_content_metadata_that_would_lose_something_is_refused_on_every_rank(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
     for texts in worlds[2].run(_content_metadata, str(tmp_path / "ckpt")):
-        assert "content_metadata is a dict or None, not str" in texts[0] and "rank 1" in texts[0]
+        assert "content_metadata must be a dict or None, not str" in texts[0] and "rank 1" in texts[0]
         assert "content_metadata holds sharded entities" in texts[1]
-        assert "would take the place of sharded entities" in texts[2]
+        assert "would replace sharded entities" in texts[2]
 
 
 # ---- Keys of common state ----
@@ -124,10 +124,10 @@ def test_a_common_key_that_can_not_come_back_is_refused(tmp_path: pathlib.Path) 
         ({"t": whole, None: 1}, "None"),
         ({"x": {None: whole, (2,): 5}}, "x.(2,)"),
     ):
-        with pytest.raises(tilestone.InvalidArgumentError, match="would come back as text") as found:
+        with pytest.raises(tilestone.InvalidArgumentError, match="would come back as a string") as found:
             megatron.save(state, tmp_path)
         assert found.value.key == key
-    # The keys of what is sharded are the template's.
+    # A load takes the dict keys of sharded entities from the template.
     megatron.save({(1, 2): whole}, tmp_path)
     assert list(megatron.load({(1, 2): whole}, tmp_path)) == [(1, 2)]
 
@@ -140,7 +140,7 @@ def test_odd_keys_of_a_stock_common_state_come_back_at_the_top_and_beside_entiti
     megatron.save({"t": whole, "beside": {"t": other}, "iteration": 3}, tmp_path)
     odd: dict[Any, Any] = {"None": 1, None: 2, (1, 2): {1.5: "a"}, torch.int8: 4, 1 << 70: 5}
     stored = {**odd, "iteration": 3, "beside": dict(odd)}
-    torch.save(stored, tmp_path / "common.pt")  # as stock writes it
+    torch.save(stored, tmp_path / "common.pt")  # like stock's file
     shutil.rmtree(tmp_path / ".tilestone")
     own = LocalNonpersistentObject(7)
     loaded = megatron.load({"beside": {"t": other}, "t": whole, "own": own}, tmp_path)
@@ -193,7 +193,7 @@ def test_parameters_of_common_state_come_back_as_what_they_are(tmp_path: pathlib
 def test_dict_classes_of_common_state_come_back_as_dicts_as_from_stock(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
-    """Only where stock does not look, in tuples, they stay what they are."""
+    """Only in tuples, which stock does not search, they keep their class."""
     worlds[1].run(_dict_classes, str(tmp_path))
 
 
@@ -215,14 +215,16 @@ def _dict_classes(rank: int, world: int, folder: str) -> None:
     assert found[0] == found[1] == [[dict] * 3, [collections.OrderedDict, collections.defaultdict]]
 
 
-# ---- What is said, and what is left ----
+# ---- Warnings, and remaining files ----
 
 
 def _whole(key: str) -> ShardedTensor:
     return ShardedTensor.from_rank_offsets(key, torch.ones(2))
 
 
-def test_each_thing_is_said_once(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_warning_is_logged_once(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     megatron.save({"a": _whole("a"), "b": _whole("b"), "c": _whole("c")}, tmp_path / "x")
     for mode in ("log_all", "return_all", "raise_all", "log_unexpected"):
         caplog.clear()
@@ -233,18 +235,18 @@ def test_each_thing_is_said_once(tmp_path: pathlib.Path, caplog: pytest.LogCaptu
         said = [record.getMessage() for record in caplog.records]
         assert len(said) == mode.startswith("log"), said
     assert said == [
-        "the checkpoint does not hold all that is asked for. Unexpected keys (for this rank): "
+        "the checkpoint does not hold all requested keys. Unexpected keys (for this rank): "
         "{'new'}"
     ]
 
 
-def test_a_refused_save_leaves_what_is_there_and_warns_of_nothing(
+def test_a_refused_save_keeps_existing_files_and_logs_no_warning(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(tilestone.UnsupportedError, match="mine.txt"):
         megatron.save({"a": _whole("a")}, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} <= {"mine.txt", ".tilestone"}  # its lock
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine.txt", ".tilestone"}  # the lock
     assert list(tmp_path.parent.glob(f".{tmp_path.name}*")) == []
     assert caplog.records == []
 
@@ -261,7 +263,7 @@ def test_a_load_does_not_ask_for_common_values_that_a_factory_builds(
         def build(key: str, data: Any, replica_id: Any, flat: Any) -> Any:
             if not slices:
                 return {"s": ShardedTensor.from_rank_offsets(key, data), **extra}
-            cuts = (0, 0, 2)  # of which the first slice is empty
+            cuts = (0, 0, 2)  # the first slice is empty
             return {
                 str(i): ShardedTensor.from_rank_offsets_flat(
                     key, data[a:b], (2,), flattened_range=slice(a, b)
@@ -282,7 +284,7 @@ def test_a_load_does_not_ask_for_common_values_that_a_factory_builds(
     assert megatron.load({"f": factory({})}, tmp_path)["f"].tolist() == [1, 1]
     assert megatron.load({"f": factory({}, True)}, tmp_path)["f"].tolist() == [1, 1]
     assert merged == [["s"], ["s"], ["n", "s", "x"], ["0", "1", "n", "x"]]
-def test_tilestones_own_entities_are_sharded_and_looked_at_by_strictness(ckpt: str) -> None:
+def test_tilestones_own_entities_are_sharded_and_checked_by_strictness(ckpt: str) -> None:
     def placed(value: float) -> tilestone.ShardedTensor:
         mesh = tilestone.geometry.Mesh((1,), names=["ep"])
         shard = tilestone.geometry.Shard(0)

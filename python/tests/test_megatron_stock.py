@@ -1,4 +1,4 @@
-"""Tilestone's strategies inside stock Megatron-Core, alone and in its wrappers."""
+"""Tilestone's strategies in stock Megatron-Core, alone and in its wrappers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COLUMNS = torch.arange(6 * 8).reshape(6, 8).to(torch.bfloat16)
 UNEVEN = torch.arange(8 * 3.0).reshape(8, 3)
 GLU = torch.arange(16.0)
 EMBEDDING = torch.arange(10 * 4.0).reshape(10, 4)
-BIG = 40_000  # elements of each of the replicated tensors
+BIG = 40_000  # elements of each replicated tensor
 
 
 def _megatron() -> Any:
@@ -42,7 +42,7 @@ def _megatron() -> Any:
 
 
 class _OnCpu(torch.overrides.TorchFunctionMode):
-    """What stock makes on a GPU, or moves there, stays on the CPU."""
+    """Keeps tensors on the CPU that stock creates on a GPU or moves there."""
 
     def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -69,7 +69,7 @@ def _stock_on_cpu() -> Iterator[None]:
 
 
 def _state(rank: int, filled: bool, data: bool = True) -> dict[Any, Any]:
-    """Entities of every kind on 4 ranks, TP 2 x DP 2 (rank = 2 dp + tp); for a load empty."""
+    """Entities of every kind on 4 ranks, TP 2 x DP 2 (rank = 2 dp + tp); zeros for a load."""
     mapping = _megatron().mapping
     tp, dp = rank % 2, rank // 2
     scale = 1 if filled else 0
@@ -141,7 +141,7 @@ def _check(loaded: Any, rank: int) -> None:
 
 
 def _strategies(names: str) -> tuple[Any, Any]:
-    """(save, load) by "ours" or "stock", in the wrappers where the name ends in "+"."""
+    """(save, load) strategies: "ours" or "stock", in the wrappers if the name ends with "+"."""
     _megatron()
     from megatron.core.dist_checkpointing.strategies import fully_parallel
     from megatron.core.dist_checkpointing.strategies import torch as stocks
@@ -173,7 +173,7 @@ def _make_groups(rank: int) -> None:
 
 
 def _sizes(path: pathlib.Path) -> list[int]:
-    """Bytes of each of Tilestone's data files, by rank."""
+    """Bytes of Tilestone's data files by rank."""
     return [sum(f.stat().st_size for f in path.glob(f"*-*__{r}_*.distcp")) for r in range(4)]
 
 
@@ -211,12 +211,12 @@ def test_both_ways_alone_and_in_the_wrappers_every_entity_comes_back(
 ) -> None:
     sizes = worlds[4].run(_all_ways, str(tmp_path))[0]
     for names in ("ours stock", "ours+ ours+"):
-        # 8 equal tensors that all ranks hold: two for each rank, whatever the wrapper says.
+        # All ranks hold 8 equal tensors. Each rank writes two, whatever the wrapper chooses.
         assert all(size < 2.5 * 4 * BIG for size in sizes[names]), (names, sizes)
     main = sizes["main ours"]
-    assert main[0] > 8 * 4 * BIG and max(main[2:]) < 4 * BIG  # only main replicas: rank 0's
+    assert main[0] > 8 * 4 * BIG and max(main[2:]) < 4 * BIG  # only main replicas, which rank 0 has
     in_wrapper = sizes["main+ stock"]
-    assert max(in_wrapper) < 5 * 4 * BIG and min(in_wrapper) > 0  # Megatron-Core's own sharing
+    assert max(in_wrapper) < 5 * 4 * BIG and min(in_wrapper) > 0  # distributed by Megatron-Core
     for name in ("ours-stock", "main+-stock"):
         with tilestone.open(tmp_path / name) as checkpoint:
             assert checkpoint.dialect == "megatron" and checkpoint.verify().ok
@@ -224,7 +224,7 @@ def test_both_ways_alone_and_in_the_wrappers_every_entity_comes_back(
 
 
 def _copies(rank: int, world: int, folder: str) -> dict[str, list[int]]:
-    """Inside stock's save; the model-parallel groups are {0, 1} and {2, 3}."""
+    """Local copies in stock's save; the model-parallel groups are {0, 1} and {2, 3}."""
     from megatron.core.dist_checkpointing.strategies import fully_parallel
 
     _make_groups(rank)
@@ -266,14 +266,14 @@ def test_local_copies_inside_stock_follow_any_group_and_are_refused_for_main_rep
 ) -> None:
     sizes = worlds[4].run(_copies, str(tmp_path))[0]
     for name, by_rank in sizes.items():
-        # Of 8 equal tensors two are each rank's own, and two are copies of its neighbour's.
+        # Each rank writes two of 8 equal tensors, and copies of its neighbour's two.
         assert all(4 * 4 * BIG < size < 4.5 * 4 * BIG for size in by_rank), (name, by_rank)
         with tilestone.open(tmp_path / name) as checkpoint:
             assert checkpoint.verify().ok
 
 
 def _second_names(rank: int, world: int, folder: str) -> None:
-    """What replicated tensors are called besides, as torch, Megatron-Core and Tilestone see it."""
+    """Second names of replicated tensors as seen by torch, Megatron-Core and Tilestone."""
     stocks, path, (tp, dp) = _megatron(), pathlib.Path(folder, "named"), (rank % 2, rank // 2)
     _make_directory(rank, path)
 
@@ -308,7 +308,7 @@ def test_second_names_of_replicas_are_the_same_bytes_for_torch_and_stock(
 
 
 def _trains(rank: int, world: int, folder: str) -> None:
-    """Iterations as Megatron's training saves them: with two wrapped strategies for all its time."""
+    """Saves several iterations like Megatron's training: with the same two wrapped strategies."""
     _make_groups(rank)
     stocks, root = _megatron(), pathlib.Path(folder)
     from megatron.core.dist_checkpointing.strategies import fully_parallel
@@ -350,7 +350,7 @@ def test_wrapped_strategies_serve_a_whole_training_failed_saves_included(
 
 
 def _written_as(rank: int, world: int, folder: str) -> None:
-    """The same directory, said in other ways; and tied weights, two of which a rank holds."""
+    """The same directory written in other ways, and tied weights that one rank holds twice."""
     stocks = _megatron()
     before = os.getcwd()
     os.chdir(folder)
@@ -378,7 +378,7 @@ def _tied(rank: int, value: float) -> dict[str, Any]:
     }
 
 
-def test_any_way_to_write_a_path_and_a_second_replica_on_one_rank_are_taken_as_stock_does(
+def test_other_spellings_of_a_path_and_two_replicas_on_one_rank_work_as_in_stock(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
     worlds[4].run(_written_as, str(tmp_path))
@@ -407,14 +407,14 @@ def _overwrites(rank: int, world: int, folder: str) -> None:
         with pytest.raises(tilestone.UnsupportedError, match="synchronously"):
             stocks.save(_state(rank, True), folder, ours, async_sharded_save=True)
         dist.barrier()
-        # Stock had written the new common.pt when it asked: the old tensors must not go with it.
+        # Stock has already written the new common.pt. It must not be loaded with the old tensors.
         assert not (path / "metadata.json").exists()
         dist.barrier()
         stocks.save(_state(rank, True), folder, ours)
 
 
 def _fails(rank: int, path: pathlib.Path, ours: Any) -> None:
-    """A save that one rank fails leaves what stood there, but not as a whole checkpoint."""
+    """A save that fails on one rank keeps the old files, but not as a whole checkpoint."""
     if rank == 0:
         (path / "mine.distcp").write_text("mine")
         (path / "x").mkdir()
@@ -453,13 +453,13 @@ def test_a_checkpoint_is_replaced_in_place_and_a_failed_save_leaves_no_whole_one
 
 @dataclasses.dataclass
 class Odd:
-    """Of a class that a load makes only when it is allowed."""
+    """A class that a load creates only if it is allowed."""
 
     a: int
 
 
 def _shapes(rank: int, world: int, folder: str) -> None:
-    """Another padding, another dtype, groups of different keys, objects that are not allowed."""
+    """Checks other padding, another dtype, groups of different keys, and disallowed objects."""
     stocks = _megatron()
     with _stock_on_cpu():
         path = pathlib.Path(folder, "ckpt")
@@ -511,7 +511,7 @@ def _checks_refusals(rank: int, path: pathlib.Path, only: Any) -> None:
             refused()
 
 
-def test_other_shapes_and_dtypes_are_taken_and_what_is_refused_is_so_on_every_rank(
+def test_other_shapes_and_dtypes_are_accepted_and_refusals_reach_every_rank(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
     worlds[4].run(_shapes, str(tmp_path))
@@ -541,7 +541,7 @@ def _goldens(rank: int, world: int) -> int:
         wanted = stocks.serialization.load_sharded_metadata(str(path), load)
         assert set(wanted) == {*expected["tensors"], *expected["objects"]}, path
         with torch.serialization.safe_globals([AttnType, getattr]):
-            if path.parent.name == "megatron-core-0.19.2":  # 0.16 wants a common.pt
+            if path.parent.name == "megatron-core-0.19.2":  # 0.16 requires common.pt
                 loaded = load.load(wanted, path)
             else:
                 loaded = stocks.load(wanted, str(path), load, validate_access_integrity=False)

@@ -1,4 +1,4 @@
-"""Strategies of tilestone.megatron: by name, by themselves, and those of a user's own."""
+"""Strategies of tilestone.megatron: chosen by name, used alone, and a user's own strategies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_backends_are_chosen_by_name_and_found_from_the_files(ckpt: str) -> None
         megatron.load(_tensor(0), ckpt, ("torch_dist", 1))
     with pytest.raises(NotImplementedError):
         megatron.save(_tensor(1), ckpt, common_strategy=("torch", 1))
-    with pytest.raises(tilestone.UnsupportedError, match="of the format zarr"):
+    with pytest.raises(tilestone.UnsupportedError, match="the format zarr"):
         megatron.remove_sharded_tensors(ckpt, "w")
 
 
@@ -50,7 +50,7 @@ def test_a_separation_hint_makes_no_files_and_a_warning_says_so(
 
 
 class _Counting(base.SaveShardedStrategy):
-    """A user's strategy around one of Tilestone's; it is called as stock calls strategies."""
+    """A user's strategy around one of Tilestone's, which is called like stock calls strategies."""
 
     can_handle_sharded_objects = True
 
@@ -81,7 +81,7 @@ def test_a_users_strategy_can_save_through_tilestones_again_and_again(ckpt: str)
     refused = {**state(3), "o": [ShardedObject("o", lambda: 0, (1,), (0,))]}
     with pytest.raises(tilestone.InvalidArgumentError, match="pickled"):
         megatron.save(refused, ckpt, strategy)
-    # The new common state stands beside the old tensors: no checkpoint.
+    # The new common state exists with the old tensors, so there must be no checkpoint.
     assert not os.path.exists(os.path.join(ckpt, "metadata.json"))
     megatron.save(state(4), ckpt, strategy)
     assert megatron.load(dict(template), ckpt)["w"].tolist() == [4, 4] and strategy.calls == 4

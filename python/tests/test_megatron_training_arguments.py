@@ -1,4 +1,4 @@
-"""A training run's arguments: what is refused, and which parts of the state are saved and loaded."""
+"""A training run's arguments: refused ones, and those that choose the parts to save and load."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from training_runs import (
 LOG = "tilestone.megatron"
 
 
-def test_what_is_not_there_is_refused_by_its_argument(tmp_path: pathlib.Path) -> None:
+def test_unsupported_arguments_are_refused_by_name(tmp_path: pathlib.Path) -> None:
     refused = (
         ({"async_save": True}, {}, "args.async_save"),
         ({"ckpt_format": "torch"}, {}, "args.ckpt_format='torch'"),
@@ -42,16 +42,16 @@ def test_what_is_not_there_is_refused_by_its_argument(tmp_path: pathlib.Path) ->
         ({"use_dist_ckpt": False}, {}, "args.use_dist_ckpt=False"),
         ({"non_persistent_ckpt_type": "local"}, {"non_persistent_ckpt": True}, "='local'"),
         ({"non_persistent_ckpt_type": "global"},
-         {"non_persistent_ckpt": True, "release": True}, "never a non-persistent"),
+         {"non_persistent_ckpt": True, "release": True}, "be a non-persistent"),
     )  # fmt: skip
     for more, keywords, message in refused:
         with pytest.raises(UnsupportedError, match=message):
             save_run(tmp_path, **more, **keywords)
     with pytest.raises(InvalidArgumentError, match="non_persistent_ckpt_type='global'"):
         save_run(tmp_path, non_persistent_ckpt=True)
-    with pytest.raises(InvalidArgumentError, match="names no directory"):
+    with pytest.raises(InvalidArgumentError, match="args.save must name"):
         save_run(tmp_path, save=None)
-    with pytest.raises(InvalidArgumentError, match="an iteration is an int"):
+    with pytest.raises(InvalidArgumentError, match="an iteration must be an int"):
         save_run(tmp_path, 1.5)  # type: ignore[arg-type]
     model = make_model(None)
     with pytest.raises(UnsupportedError, match="args.dataloader_save"):
@@ -62,7 +62,7 @@ def test_what_is_not_there_is_refused_by_its_argument(tmp_path: pathlib.Path) ->
     with pytest.raises(InvalidArgumentError, match="Adam has no method sharded_state_dict"):
         adam = torch.optim.Adam(model.parameters())
         training.save_checkpoint(1, model, adam, None, 0, args=arguments(tmp_path))
-    with pytest.raises(InvalidArgumentError, match="process_group is 'dp' or 'ep_dp', not 'tp'"):
+    with pytest.raises(InvalidArgumentError, match="process_group must be 'dp' or 'ep_dp', not 'tp'"):
         group = "ckpt_fully_parallel_save_process_group"
         save_run(tmp_path, ckpt_fully_parallel_save=True, **{group: "tp"})
     assert list(tmp_path.iterdir()) == []
@@ -75,11 +75,11 @@ def test_what_is_not_there_is_refused_by_its_argument(tmp_path: pathlib.Path) ->
         load_run(tmp_path, dist_ckpt_strictness="return_all")
 
 
-def test_megatrons_global_arguments_are_taken_where_none_are_given(
+def test_megatrons_global_arguments_are_used_if_none_are_given(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model(None)
-    for _ in range(2):  # there is no such module; it is there, and its arguments are not set up
+    for _ in range(2):  # first without the module, then with it and without arguments
         with pytest.raises(InvalidArgumentError, match="args was not given"):
             training.save_checkpoint(1, model, None, None, 0)
         with pytest.raises(InvalidArgumentError, match="args was not given"):
@@ -101,14 +101,14 @@ def test_megatrons_global_arguments_are_taken_where_none_are_given(
     again.check()
     assert module.held.consumed_train_samples == 5
     assert training.restore_rng_state(training.get_rng_state("torch_dist").data)
-    # Those that are given count.
+    # Given arguments have precedence.
     with pytest.raises(NotFoundError):
         given = arguments(tmp_path / "no", exit_on_missing_checkpoint=True)
         training.load_checkpoint(again, None, None, args=given)
 
 
 class _Program:
-    """Arguments of which some are the class's."""
+    """Arguments, some of which are class attributes."""
 
     num_layers = 4
 
@@ -120,42 +120,42 @@ class _Program:
         return 77
 
 
-def test_arguments_that_can_not_be_meant_are_refused_by_name(tmp_path: pathlib.Path) -> None:
+def test_invalid_arguments_are_refused_by_name(tmp_path: pathlib.Path) -> None:
     for iteration in (True, -1, 10**70):
-        with pytest.raises(InvalidArgumentError, match="of 18 digits at most, not"):
+        with pytest.raises(InvalidArgumentError, match="at most 18 digits, not"):
             save_run(tmp_path, iteration, release=True)
-    with pytest.raises(InvalidArgumentError, match="args.save is a path, not int"):
+    with pytest.raises(InvalidArgumentError, match="args.save must be a path, not int"):
         args: Any = argparse.Namespace(save=5)
         training.save_checkpoint(1, make_model(None), None, None, 0, args=args)
     for args in (_Program, types, {"save": str(tmp_path)}):
-        with pytest.raises(InvalidArgumentError, match="args is a Namespace or another object"):
+        with pytest.raises(InvalidArgumentError, match="args must be a Namespace"):
             training.save_checkpoint(1, make_model(None), None, None, 0, args=args)
     assert list(tmp_path.iterdir()) == []
     args = _Program(tmp_path)
     training.save_checkpoint(1, make_model(None), None, None, 0, args=args)
     stored = vars(megatron.load_common_state_dict(tmp_path / "iter_0000001")["args"])
     assert stored["num_layers"] == 4 and stored["consumed_train_samples"] == 77
-    with pytest.raises(InvalidArgumentError, match="args.consumed_train_samples can't be set"):
+    with pytest.raises(InvalidArgumentError, match="can't set args.consumed_train_samples"):
         training.load_checkpoint(make_model(None), None, None, args=args)
     for name, value in (("load", ""), ("pretrained_checkpoint", ""), ("load", 7)):
-        with pytest.raises(InvalidArgumentError, match=f"args.{name} is an? .*path"):
+        with pytest.raises(InvalidArgumentError, match=f"args.{name} .* path"):
             training.load_checkpoint(
                 make_model(None), None, None, args=argparse.Namespace(**{name: value})
             )
     for step in ("1", 1.0, True, -1):
-        with pytest.raises(InvalidArgumentError, match="args.ckpt_step is 0 or more, or None"):
+        with pytest.raises(InvalidArgumentError, match="args.ckpt_step must be 0 or more, or None"):
             load_run(tmp_path, ckpt_step=step)
-    with pytest.raises(InvalidArgumentError, match="save_retain_interval is 1 or more"):
+    with pytest.raises(InvalidArgumentError, match="save_retain_interval must be 1 or more"):
         save_run(tmp_path, 2, save_retain_interval=1.5)
 
 
-def test_arguments_that_can_not_be_kept_are_refused_by_their_names(tmp_path: pathlib.Path) -> None:
+def test_arguments_that_can_not_be_saved_are_refused_by_name(tmp_path: pathlib.Path) -> None:
     with pytest.raises(InvalidArgumentError, match="can't be pickled") as raised:
         save_run(tmp_path, callback=lambda: 0, hooks=[1, None], signal=signal.SIGTERM)
     assert raised.value.key == "args.callback" and list(tmp_path.iterdir()) == []
 
 
-def test_objects_that_lack_what_is_called_are_refused_before_anything_is_filled(
+def test_objects_without_required_methods_are_refused_before_anything_is_filled(
     tmp_path: pathlib.Path,
 ) -> None:
     none: Any = types.SimpleNamespace(state_dict=lambda: None, load_state_dict=print)
@@ -177,7 +177,7 @@ def test_objects_that_lack_what_is_called_are_refused_before_anything_is_filled(
         with pytest.raises(InvalidArgumentError, match=f"SimpleNamespace has no method {name}"):
             training.load_checkpoint(model, *given, args=args)
     frozen = dataclasses.make_dataclass("Frozen", ["save", "load"], frozen=True)
-    with pytest.raises(InvalidArgumentError, match="args.consumed_train_samples can't be set"):
+    with pytest.raises(InvalidArgumentError, match="can't set args.consumed_train_samples"):
         training.load_checkpoint(
             model, None, None, args=frozen(str(tmp_path), str(tmp_path))
         )
@@ -201,7 +201,7 @@ def test_state_that_a_model_does_not_return_sharded_is_refused(tmp_path: pathlib
 
 
 class _Wrapper:
-    """As a data parallel wrapper of Megatron's."""
+    """Like a data-parallel wrapper of Megatron."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -275,7 +275,7 @@ def test_parts_of_the_state_are_left_out_as_the_arguments_say(
 def test_arguments_that_must_be_equal_are_compared(tmp_path: pathlib.Path) -> None:
     save_run(tmp_path, num_layers=4, tokenizer_type="A")
     assert load_run(tmp_path, num_layers=4, tokenizer_type="B") == 100
-    with pytest.raises(InvalidArgumentError, match="args.num_layers is 8, and .* is 4"):
+    with pytest.raises(InvalidArgumentError, match="args.num_layers is 8, .* is 4"):
         load_run(tmp_path, num_layers=8)
     with pytest.raises(InvalidArgumentError, match="args.tokenizer_type"):
         load_run(tmp_path, tokenizer_type="B", vocab_file="v")
@@ -320,7 +320,7 @@ def test_zarr_checkpoints_are_saved_and_resumed(tmp_path: pathlib.Path) -> None:
     assert load_run(tmp_path) == 100
 
 
-def test_megatrons_and_our_random_states_lack_no_part(tmp_path: pathlib.Path) -> None:
+def test_random_states_of_megatron_and_ours_are_complete(tmp_path: pathlib.Path) -> None:
     args = arguments(tmp_path)
     entity = training.get_rng_state("torch_dist", args=args, key_prefix="p_")
     assert entity.unique_key == "p_rng_state/shard_0.0_1.1" and entity.replica_id == 0
@@ -335,14 +335,14 @@ def test_megatrons_and_our_random_states_lack_no_part(tmp_path: pathlib.Path) ->
         training.get_rng_state("torch_dcp", args=args)
 
 
-def test_states_of_cuda_and_of_megatrons_tracker_come_back_or_it_is_said_why_not(
+def test_states_of_cuda_and_of_megatrons_tracker_are_restored_or_a_warning_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     args = arguments("")
     on_cpu = training.get_rng_state("torch_dist", args=args).data
     assert on_cpu[0]["cuda_rng_state"].numel() == 0 and on_cpu[0]["rng_tracker_states"] == {}
 
-    class Patched:  # a GPU, and Megatron-Core as a program has set it up
+    class Patched:  # simulates a GPU, and Megatron-Core set up by a program
         state = torch.full((16,), 3, dtype=torch.uint8)
 
     module: Any = types.ModuleType("megatron.core.tensor_parallel.random")

@@ -1,4 +1,4 @@
-"""Saves and loads of a training run of which a rank stays away: each step ends at the deadline."""
+"""A rank is missing in saves and loads of a training run: each step ends at the deadline."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tilestone.megatron.training import _choice, _saving, checkpointing
 from tilestone.megatron.training._resume import Resume
 from training_runs import Layout, Optimizer, Scheduler, arguments, make_model
 
-AWAY = 2  # the rank that stays away
+AWAY = 2  # the missing rank
 
 
 class _LeftError(Exception):
-    """What makes a rank leave a call, unheard by the others."""
+    """Makes a rank leave a call without telling the others."""
 
 
 class _Run:
@@ -36,7 +36,8 @@ class _Run:
         self.short = 0.0
 
     def measure(self) -> None:
-        """Finds a timeout, in seconds, that does for the steps before the one that must end by it."""
+        """Measures a timeout (seconds) that is enough for the steps before the one that times out.
+        """
         began = time.monotonic()
         self.save(100)
         took = torch.tensor(time.monotonic() - began)
@@ -60,8 +61,10 @@ class _Run:
         return iteration
 
     def expect(self, step: str, call: Callable[[], Any], leave: tuple[Any, str, bool]) -> None:
-        """One rank leaves at `leave` (whose attribute is called, and does its work first or not);
-        the others get an error that names the step, and it."""
+        """One rank leaves at `leave`; the others get an error that names the step and this rank.
+
+        `leave` is (object, name of its function, whether the function does its work first).
+        """
         *place, works = leave
         real = getattr(*place)
 
@@ -80,7 +83,7 @@ class _Run:
             dist.barrier()
 
     def ends(self, step: str, call: Callable[[], Any], missing: int) -> None:
-        """A call ends at its deadline."""
+        """Checks that a call ends at its deadline."""
         began = time.monotonic()
         with pytest.raises(CheckpointError) as raised:
             call()
@@ -88,7 +91,7 @@ class _Run:
         text = str(raised.value)
         assert raised.value.code in ("timeout", "rank_failed"), text
         assert text.startswith(step), text
-        # Who hears nothing, because rank 0 leaves at the same moment, can name that rank alone.
+        # If rank 0 leaves at the same moment, a rank gets no message and can only name rank 0.
         assert f"rank {missing}" in text or (self.rank > 0 and "rank 0" in text), text
 
 
@@ -103,7 +106,7 @@ def _a_rank_stays_away(rank: int, world: int, folder: str) -> None:
     for step, leave, more in (
         ("preparation of a save", (checkpointing, "prepared", False), {}),
         ("random states of data parallel ranks", (checkpointing, "_one_works", False), random),
-        ("check of what the ranks hold", (serialization, "save", False), full),
+        ("check of the ranks' entities", (serialization, "save", False), full),
         ("tracker of a training run", (saving, "write", True), full),
     ):
         run.expect(step, lambda more=more: run.save(200, run.short, **more), leave)
@@ -113,7 +116,7 @@ def _a_rank_stays_away(rank: int, world: int, folder: str) -> None:
         ("resumption of a training run", (Resume, "load", True)),
     ):
         run.expect(step, lambda: run.load(run.short), leave)
-    # Ranks that give different groups; one gives a group in which it is not.
+    # Ranks pass different groups. One rank passes a group to which it does not belong.
     group = run.first_two if rank == 0 else None
     run.ends("preparation of a save", lambda: run.save(300, run.short, group), 0 if rank else 1)
     dist.barrier()
@@ -125,13 +128,13 @@ def _a_rank_stays_away(rank: int, world: int, folder: str) -> None:
             run.save(300, timeout)
         with pytest.raises(InvalidArgumentError, match="timeout"):
             run.load(timeout)
-    # Whatever went wrong, the next calls work.
+    # The next calls work after all these errors.
     run.save(300, None, **full, **random)
     assert tracker.read_text() == "300" and run.load(None) == 300
 
 
 def _removed_while_it_is_chosen(rank: int, world: int, folder: str) -> None:
-    """Another job removes what rank 0 has chosen before the other ranks have seen it."""
+    """Another job removes the checkpoint chosen by rank 0 before the other ranks see it."""
     run = _Run(rank, world, folder)
     for iteration in (100, 200):
         run.save(iteration)
@@ -155,7 +158,7 @@ def test_every_step_ends_at_the_calls_deadline_and_names_the_rank_that_is_missin
     worlds[3].run(_a_rank_stays_away, str(tmp_path / "away"))
 
 
-def test_all_ranks_choose_again_where_another_job_removes_what_was_chosen(
+def test_all_ranks_choose_again_if_another_job_removes_the_chosen_checkpoint(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
     worlds[3].run(_removed_while_it_is_chosen, str(tmp_path / "removed"))

@@ -1,5 +1,4 @@
-"""Training runs at TP 2 x PP 2 x DP 2: which groups a save and a load take, and resuming at other
-layouts."""
+"""Training runs with TP 2 x PP 2 x DP 2: the groups of saves and loads, and other layouts."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ SUBSETS = [s for n in range(len(NAMES) + 1) for s in itertools.combinations(NAME
 
 
 class _Log(logging.Handler):
-    """What is logged while it is open."""
+    """Collects log messages while it is open."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -61,12 +60,12 @@ class _Log(logging.Handler):
 
 
 def _check_lookup(layout: Layout, subset: tuple[str, ...], module: Any) -> None:
-    """Every group is the real one, whichever of them were given."""
+    """Checks that every group is the real one, whichever of them are given."""
     given = Groups({name: getattr(layout, name) if name in subset else None for name in NAMES})
     found = given.of_module(module)
     sizes = {name: (found.find(name).rank(), found.find(name).size()) for name in NAMES}
     assert sizes == layout.sizes(), subset
-    # The ranks of dp speak with one another only here.
+    # Only in these cases the ranks of dp communicate with one another.
     lists = len(subset) in (0, len(NAMES)) or subset == ("dp",)
     args = arguments("", data_parallel_random_init=lists)
     keywords = layout.arguments([name for name in subset if name != "expt_dp"])
@@ -115,7 +114,7 @@ def _save(layout: Layout, args: Any, iteration: int = 100, **keywords: Any) -> N
 
 
 def _missing_groups(rank: int, world: int, folder: str) -> None:
-    """A group that is not known is named on every rank, before anything is written."""
+    """An unknown group is named on every rank before anything is written."""
     layout = Layout.make(2, 2, world)
     args = arguments(
         f"{folder}/none", data_parallel_random_init=True, ckpt_fully_parallel_save=True,
@@ -128,10 +127,10 @@ def _missing_groups(rank: int, world: int, folder: str) -> None:
         with pytest.raises(InvalidArgumentError, match=f"{name}_group was not given"):
             keywords = layout.arguments() | {f"{name}_group": None}
             training.load_checkpoint(*_parts(layout, False), args=args, **keywords)
-    # One rank does not know its group: every rank raises.
+    # If one rank does not know its group, every rank raises.
     with pytest.raises(CheckpointError, match="pp_group was not given"):
         _save(layout, args, pp_group=None if rank == 3 else layout.pp)
-    # So it does where one rank can't say what its state is.
+    # The same happens if one rank can't make its state.
     model = make_model(layout)
     if rank == 5:
         model.sharded_state_dict = None  # type: ignore[method-assign, assignment]
@@ -142,7 +141,7 @@ def _missing_groups(rank: int, world: int, folder: str) -> None:
 
 
 def _round_trip(rank: int, world: int, folder: str) -> None:
-    """Random states by (PP, TP) with the lists of data parallel ranks, metadata and the rest."""
+    """Checks random states by (PP, TP) with lists of data-parallel ranks, metadata and the rest."""
     layout = Layout.make(2, 2, world)
     args = arguments(
         folder, data_parallel_random_init=True, use_distributed_optimizer=True, rank=rank,
@@ -171,7 +170,7 @@ def _round_trip(rank: int, world: int, folder: str) -> None:
     assert scheduler.steps == 42
     assert draw() == drawn
     assert tracker.states["model-parallel-rng"].tolist() == [rank]
-    # The checkpoint's content metadata, and the group put back; the arguments' is not asked.
+    # The metadata are the checkpoint's, with the group added again; the arguments' are not used.
     for metadata in (model.metadata, optimizer.metadata):
         assert metadata["distrib_optim_sharding_type"] == "dp_reshardable"
         assert metadata["dp_cp_group"] is layout.dp_cp
@@ -187,7 +186,7 @@ def _round_trip(rank: int, world: int, folder: str) -> None:
 
 
 def _groups_of_the_module(rank: int, world: int, folder: str) -> None:
-    """Saves and loads with some groups as arguments, and the others from the model."""
+    """Saves and loads with some groups from the arguments and the others from the model."""
     layout = Layout.make(2, 2, world)
     for number, subset in enumerate([("tp",), ("dp_cp", "dp"), ()]):
         model, optimizer, scheduler = _parts(layout, True)
@@ -208,7 +207,7 @@ def _groups_of_the_module(rank: int, world: int, folder: str) -> None:
 
 
 def _other_layouts(rank: int, world: int, folder: str) -> None:
-    """Weights and optimizer at other layouts; random states with a message why not."""
+    """Loads weights and optimizer in other layouts. Random states are refused with a message."""
     saved = Layout.make(2, 2, world)
     _save(saved, arguments(folder, data_parallel_random_init=True))
     for tp, pp in ((4, 1), (1, 4), (1, 1)):
@@ -225,14 +224,14 @@ def _other_layouts(rank: int, world: int, folder: str) -> None:
         model.check()
         optimizer.check()
         assert draw() == drawn
-        said = f"saved at TP 2 x PP 2, and this run has TP {tp} x PP {pp}"
+        said = f"saved with TP 2 x PP 2, but this run has TP {tp} x PP {pp}"
         assert any(said in line for line in lines) == (rank == 0)
     # dp_reshardable optimizers load at the same TP and PP only.
     distributed = arguments(f"{folder}/dp", use_distributed_optimizer=True)
     _save(saved, distributed)
-    with pytest.raises(UnsupportedError, match="'dp_reshardable'.*saved at TP 2 x PP 2"):
+    with pytest.raises(UnsupportedError, match="'dp_reshardable'.*saved with TP 2 x PP 2"):
         training.load_checkpoint(*_parts(layout, False), args=distributed, **layout.arguments())
-    # Fewer data parallel ranks: on the first four ranks alone, at the same TP and PP.
+    # Fewer data-parallel ranks: only the first four ranks, with the same TP and PP.
     half = dist.new_group(range(4))
     layout = Layout.make(2, 2, 4)
     if rank >= 4:
@@ -244,22 +243,22 @@ def _other_layouts(rank: int, world: int, folder: str) -> None:
             args=arguments(folder, data_parallel_random_init=True),
         )  # fmt: skip
     model.check()
-    said = "has those of 2 data parallel ranks, and this run has 1"
+    said = "has those of 2 data parallel ranks, but this run has 1"
     assert any(said in line for line in lines)
 
 
 def _different_arguments(rank: int, world: int, folder: str) -> None:
-    """What would send ranks different ways is refused on all of them, before any waits."""
+    """Arguments that would make ranks behave differently are refused on all, before any waits."""
     layout = Layout.make(2, 2, world)
     model, optimizer, scheduler = _parts(layout, True)
     keywords = layout.arguments()
     for name in ("data_parallel_random_init", "ckpt_fully_parallel_save", "no_save_optim"):
-        said = f"args.{name} is False on rank 0 and True on rank 5"
+        said = f"args.{name} is False on rank 0 but True on rank 5"
         with pytest.raises(MismatchError, match=said):
             _save(layout, arguments(folder, **{name: rank == 5}))
     for name, value in (("no_load_rng", True), ("ckpt_step", 7), ("ckpt_fully_parallel_load", 1)):
         args = arguments(folder, **{name: value if rank == 5 else None})
-        with pytest.raises(MismatchError, match=f"args.{name} is .* and {value} on rank 5"):
+        with pytest.raises(MismatchError, match=f"args.{name} is .* {value} on rank 5"):
             training.load_checkpoint(model, optimizer, scheduler, args=args, **keywords)
 
     def interrupted(**_: Any) -> None:

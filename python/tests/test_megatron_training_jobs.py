@@ -1,4 +1,4 @@
-"""Jobs that share a run's directory: one removes what another loads, saves or names."""
+"""Jobs share a run's directory: one removes a checkpoint that another one loads, saves or names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOG = "tilestone.megatron"
 
 
 def _remove(run: pathlib.Path, iteration: int, tracker: str | None) -> None:
-    """As another job does it, once."""
+    """Removes a checkpoint like another job. Only the first call has an effect."""
     folder = run / f"iter_{iteration:07d}"
     if folder.exists():
         folder.rename(run / "gone")
@@ -45,7 +45,7 @@ def _remove(run: pathlib.Path, iteration: int, tracker: str | None) -> None:
 
 
 def _model_while(run: pathlib.Path, tracker: str | None) -> Model:
-    """A model that is asked what to load when its checkpoint was chosen, and goes."""
+    """A model whose sharded_state_dict() removes the checkpoint that was chosen for the load."""
     model: Any = make_model(None, filled=False)
     whole = model.sharded_state_dict
 
@@ -69,15 +69,15 @@ def test_a_checkpoint_that_another_job_removes_before_it_is_opened_is_chosen_aga
         args = arguments(tmp_path / "latest")
         assert training.load_checkpoint(model, None, None, args=args)[0] == 100
     model.check()
-    assert "The checkpoint is chosen again: there is no directory" in caplog.text
-    # Not the one that the caller named; and no new start where it was the only one.
+    assert "Choosing another checkpoint: there is no directory" in caplog.text
+    # A checkpoint named by the caller is not replaced, and a run does not start anew without it.
     save_run(tmp_path / "step", 100)
     for name, tracker, step in (("step", "100", 200), ("only", None, None)):
         model = _model_while(tmp_path / name, tracker)
         args = arguments(tmp_path / name, ckpt_step=step)
         with pytest.raises(NotFoundError, match="iter_0000200"):
             training.load_checkpoint(model, None, None, args=args)
-    # The tracker is read again where it has moved on.
+    # The tracker is read again if it has changed.
     (tmp_path / "latest" / "gone").rename(tmp_path / "latest" / "iter_0000200")
     tracker_of(tmp_path / "latest").write_text("200")
     examine = _look.examine
@@ -93,44 +93,44 @@ def test_a_checkpoint_that_another_job_removes_before_it_is_opened_is_chosen_aga
     assert "newest valid" not in caplog.text
 
 
-def test_retention_leaves_what_another_job_saves_or_the_tracker_names(
+def test_retention_keeps_what_another_job_saves_or_the_tracker_names(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = {"save_retain_interval": 1000}
     save_run(tmp_path, 100, **more)
     other = RunLocks(str(tmp_path), "iter_0000100")
     other.begin(Deadline())
-    with pytest.raises(AlreadyExistsError, match="another save to .*iter_0000100 is under way"):
+    with pytest.raises(AlreadyExistsError, match="another save to .*iter_0000100"):
         save_run(tmp_path, 100, **more)
     save_run(tmp_path, 200, **more)
-    assert "iter_0000100 stays: another job is saving it" in caplog.text
+    assert "iter_0000100: another job is saving it" in caplog.text
     other.end()
     assert os.listdir(tmp_path / ".tilestone") == ["lock"]
-    # A save that is no save_checkpoint has the lock of the checkpoint's own directory alone.
+    # A save that is not save_checkpoint() holds only the lock of the checkpoint's directory.
     lock = _core.try_lock(os.fsencode(tmp_path / "iter_0000200"), ".tilestone/lock")
     assert lock is not None
     save_run(tmp_path, 300, **more)
     lock.release()
     assert iterations_of(tmp_path) == ["iter_0000100", "iter_0000200", "iter_0000300"]
-    (tmp_path / ".tilestone" / "saving-iter_0000007").touch()  # of a save that was killed
+    (tmp_path / ".tilestone" / "saving-iter_0000007").touch()  # from a killed save
     save_run(tmp_path, 400, **more)
     assert iterations_of(tmp_path) == ["iter_0000100", "iter_0000200", "iter_0000400"]
     assert os.listdir(tmp_path / ".tilestone") == ["lock"]
 
     replace = _saving._files.replace_file
 
-    def back(path: str, text: str) -> None:  # a job that takes no locks goes back meanwhile
+    def back(path: str, text: str) -> None:  # meanwhile a job without locks goes back
         replace(path, text)
         replace(path, "400")
 
     with monkeypatch.context() as patch:
         patch.setattr(_saving._files, "replace_file", back)
         save_run(tmp_path, 500, **more)
-    assert "iter_0000400 stays: the tracker names it again" in caplog.text
+    assert "iter_0000400: the tracker names it again" in caplog.text
     assert load_run(tmp_path) == 400
 
 
-def test_a_job_waits_for_the_lock_of_the_run_and_does_without_where_there_are_none(
+def test_a_job_waits_for_the_runs_lock_and_works_on_file_systems_without_locks(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_run(tmp_path, 100)
@@ -149,5 +149,5 @@ def test_a_job_waits_for_the_lock_of_the_run_and_does_without_where_there_are_no
     monkeypatch.setattr(_core, "try_lock", unsupported)
     monkeypatch.setattr(_core, "is_locked", unsupported)
     save_run(tmp_path, 200, save_retain_interval=1000)
-    assert "Nothing keeps two jobs in a run's directory apart" in caplog.text
+    assert "Jobs that share a run's directory can't lock it" in caplog.text
     assert iterations_of(tmp_path) == ["iter_0000200"] and load_run(tmp_path) == 200

@@ -1,7 +1,7 @@
-"""Training runs of stock Megatron resumed here and the reverse; ranks that see other files.
+"""Training runs of stock Megatron are resumed here and vice versa; ranks see different files.
 
-Megatron's `training/checkpointing.py` is not in the megatron-core package: what it does with
-`dist_checkpointing` is done here in its place.
+Megatron's `training/checkpointing.py` is not in the megatron-core package, so these tests make its
+calls of `dist_checkpointing` themselves.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _megatron() -> Any:
 
 
 def _machine(state: str) -> Any:
-    """The machine that reruns steps, in the midst of one."""
+    """The rerun state machine during a step."""
     _, module, _ = _megatron()
     machine = module.RerunStateMachine(mode=module.RerunMode.VALIDATE_RESULTS)
     machine.state = module.RerunState[state]
@@ -58,7 +58,7 @@ def _stock_rng() -> list[dict[str, Any]]:
 
 
 def _stock_resumes(rank: int, folder: str) -> None:
-    """Saved here, and loaded as stock's load_checkpoint loads it."""
+    """Saves with Tilestone, and loads like stock's load_checkpoint."""
     checkpointing, rerun, enums = _megatron()
     layout = Layout.make(2, 1, 2)
     model = make_model(layout)
@@ -88,7 +88,7 @@ def _stock_resumes(rank: int, folder: str) -> None:
             "rng_state", _stock_rng(), (1, 2), (0, rank), replica_id=0
         ),
     }
-    wanted["model"] = {  # as a model of stock's has them
+    wanted["model"] = {  # like those of a stock model
         name: checkpointing.ShardedTensor.from_rank_offsets(
             part.key, part.data, *([(0, rank, 2)] if "weight" in name else []),
             replica_id=part.replica_id,
@@ -107,7 +107,7 @@ def _stock_resumes(rank: int, folder: str) -> None:
 
 
 def _resumes_stock(rank: int, folder: str) -> None:
-    """Saved as stock's save_checkpoint saves it, and loaded here."""
+    """Saves like stock's save_checkpoint, and loads with Tilestone."""
     checkpointing, rerun, enums = _megatron()
     layout = Layout.make(2, 1, 2)
     model = make_model(layout)
@@ -159,7 +159,7 @@ def _resumes_stock(rank: int, folder: str) -> None:
 
 
 def _stock_save(checkpointing: Any, state: Any, path: str, metadata: Any) -> None:
-    """Entities of ours become stock's, as its models make them."""
+    """Saves with stock. Converts our entities to those that stock's models make."""
 
     def stock(item: Any) -> Any:
         if isinstance(item, dict):
@@ -178,7 +178,7 @@ def _stock_save(checkpointing: Any, state: Any, path: str, metadata: Any) -> Non
 
 
 def _other_files(rank: int, folder: str) -> None:
-    """Ranks that don't see what rank 0 sees, by a relative path from another directory."""
+    """Ranks see other files than rank 0, because of a relative path in another directory."""
     layout = Layout.make(2, 1, 2)
     model = make_model(layout)
     here = os.getcwd()
@@ -206,7 +206,7 @@ def _other_files(rank: int, folder: str) -> None:
 
 
 def _alone() -> Any:
-    """A process group of rank 1; both ranks call."""
+    """A process group of rank 1 only. Both ranks must call this."""
     return dist.new_group([1])
 
 
@@ -220,7 +220,7 @@ def _everything(rank: int, world: int, folder: str) -> None:
     _other_files(rank, f"{folder}/views")
 
 
-def test_either_side_resumes_the_others_run_and_other_views_are_named(
+def test_either_side_resumes_the_others_run_and_differing_views_are_named(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
     worlds[2].run(_everything, str(tmp_path), timeout=300)

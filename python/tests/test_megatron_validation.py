@@ -1,4 +1,4 @@
-"""What ranks check of one another's entities, beside the checks of the installed Megatron-Core."""
+"""Checks of entities between ranks, compared with those of the installed Megatron-Core."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ONES = torch.ones(2, 3)
 
 
 def _split(rng: random.Random, shape: tuple[int, ...]) -> list[tuple[Any, Any]]:
-    """Random boxes that tile a tensor, sometimes changed so that they don't."""
+    """Random boxes that cover a tensor exactly, sometimes changed so that they don't."""
     boxes: list[tuple[Any, Any]] = [((0,) * len(shape), shape)]
     for _ in range(rng.randint(0, 6)):
         index, axis = rng.randrange(len(boxes)), rng.randrange(len(shape))
@@ -50,7 +50,7 @@ def _split(rng: random.Random, shape: tuple[int, ...]) -> list[tuple[Any, Any]]:
     return boxes
 
 
-def test_random_boxes_pass_exactly_where_each_element_has_one_main_replica() -> None:
+def test_random_boxes_pass_exactly_if_each_element_has_one_main_replica() -> None:
     outcomes = set()
     for seed in range(1500):
         rng = random.Random(seed)
@@ -99,12 +99,12 @@ def _objects(*places: int) -> list[list[Any]]:
         (_objects(0, 1, 3), "rank 2 holds the place [3]"),
         (
             [[ShardedTensor("w", None, torch.int8, (2,), (3,), (2,), None)]],
-            "Invalid access pattern: what rank 0 holds: ",
+            "Invalid access pattern: the entities of rank 0: ",
         ),
-        ([[ShardedObject("w", 0, (1,), (0,))], *_grid((2, 3), 0, 1, 2, 3)], "a tensor and of an object"),
+        ([[ShardedObject("w", 0, (1,), (0,))], *_grid((2, 3), 0, 1, 2, 3)], "a tensor and for an object"),
     ],
 )
-def test_what_is_wrong_between_ranks_is_named(ranks: Any, text: str | None) -> None:
+def test_errors_between_ranks_are_named(ranks: Any, text: str | None) -> None:
     if text is None:
         validation.validate_sharding_integrity(ranks)
         return
@@ -223,7 +223,7 @@ def _preprocess(rank: int, world: int) -> None:
         sharded, common = state_dict_utils.save_preprocess(state)
         assert sorted(sharded) == ["o", "w"] and sorted(common) == ["lr", "step"]
         assert isinstance(state["o"][1], mapping.LocalNonpersistentObject)
-        assert not sent and not logged  # equal, a NaN included: nothing travels but hashes
+        assert not sent and not logged  # equal (NaN included), so only hashes are sent
         state |= {"step": rank, "content_metadata": {"dp_cp_group": print, "v": 1}}
         state["f"] = ShardedTensorFactory("f", torch.ones(1), lambda *a: {"in": rank}, torch.cat)
         common = state_dict_utils.save_preprocess(state)[1]
@@ -253,7 +253,7 @@ def _invalid(rank: int, world: int, folder: str) -> None:
     _preprocess(rank, world)
     bad = ShardedTensor.from_rank_offsets("b", torch.ones(2), (0, rank, world))
     bad.replica_id = 1.5 if rank == 1 else 0  # type: ignore[assignment]
-    with pytest.raises(tilestone.InvalidArgumentError, match="replica_id is of whole") as raised:
+    with pytest.raises(tilestone.InvalidArgumentError, match="replica_id must hold whole") as raised:
         megatron.save({"b": bad}, folder)
     assert (raised.value.key, raised.value.rank) == ("b", 1)
     state = {"w": ShardedTensor.from_rank_offsets("w", torch.ones(2), (0, min(rank, 1), world))}
@@ -271,7 +271,7 @@ def test_ranks_compare_common_states_by_hash_and_all_raise_what_is_wrong_between
         assert "box [2:4] is held by the main replicas of ranks 1 and 2" in result.text
 
 
-def test_a_template_is_taken_apart_without_empty_slices_and_stays_as_it_is() -> None:
+def test_a_template_is_flattened_without_empty_slices_and_is_not_changed() -> None:
     factory = ShardedTensorFactory("f", ONES, lambda *a: {"built": flat_slice(0, 1, (1,))}, torch.cat)
     state = {
         "x": [flat_slice(2, 2, (2, 3)), flat_slice(0, 6, (2, 3)), factory],

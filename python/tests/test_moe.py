@@ -1,5 +1,6 @@
-"""A mixture-of-experts model goes on after a load as if it had never stopped, and moves to other
-layouts: expert weights under expert parallelism, inside FSDP2.
+"""A mixture-of-experts model with expert parallelism inside FSDP2.
+
+After a load it continues exactly as without interruption, and it can be loaded in other layouts.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _save(training: moe.Training, path: str, rule: bool = False) -> None:
 
 
 def _load(training: moe.Training, path: str) -> tilestone.LoadReport:
-    """Fills the training's own tensors, from both checkpoints, one after the other."""
+    """Fills the training's own tensors from both checkpoints, one after another."""
     report = tilestone.LoadReport()
     reported = ("not_in_checkpoint", "not_requested", "other_shape")
     with _no_gathering():
@@ -69,7 +70,7 @@ def _delta(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> floa
 
 
 def continuation(rank: int, world: int, sizes: moe.Sizes, path: str) -> Any:
-    """Two steps, a save, two more; and the last two again, by a model that was loaded."""
+    """Two steps, a save, two more steps. Then a loaded model repeats the last two steps."""
     meshes = moe.Meshes(sizes)
     whole = moe.Training(meshes, seed=1)
     for number in (0, 1):
@@ -79,7 +80,7 @@ def continuation(rank: int, world: int, sizes: moe.Sizes, path: str) -> Any:
     for number in (2, 3):
         whole.step(number)
     resumed = moe.Training(meshes, seed=2)
-    resumed.step(9)  # makes the optimizer's state
+    resumed.step(9)  # creates the optimizer's state
     assert _delta(resumed.local(), saved) > 0.01
     report = _load(resumed, path)
     assert _delta(resumed.local(), saved) == 0.0
@@ -129,7 +130,7 @@ def test_a_model_of_ep_2_moves_to_other_layouts(worlds: Worlds, ckpt: str) -> No
 
 
 def naive(rank: int, world: int, path: str) -> Any:
-    """A save of the wrapped parameters as they are, and one that says where they lie."""
+    """Saves the wrapped parameters once as they are, and once with declared placements."""
     training = moe.Training(moe.Meshes(EP_2), seed=1)
     found = {}
     for kind in ("naive", "placed"):

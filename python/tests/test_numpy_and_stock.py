@@ -1,4 +1,4 @@
-"""numpy's arrays between Tilestone, which stores tensors, and stock, which stores objects."""
+"""numpy arrays between Tilestone, which stores them as tensors, and stock, which stores objects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def blank(array: Any) -> Any:
 
 @pytest.mark.parametrize("framework", ["numpy", "torch", "meta", "none"])
 @pytest.mark.parametrize("writer", ["stock", "tilestone"])
-def test_templates_of_either_kind_are_filled_whoever_wrote(
+def test_templates_of_either_kind_are_filled_from_either_writer(
     writer: str, framework: str, ckpt: str
 ) -> None:
     state = {"a": {"b": dict(ARRAYS)}, "list": [ARRAYS["plain"], ARRAYS["fortran"]]}
@@ -80,7 +80,7 @@ def test_stock_reads_our_arrays_of_numpy_as_tensors(ckpt: str) -> None:
     arrays = {name: array for name, array in ARRAYS.items() if name != "foreign"}
     tilestone.save({"a": arrays}, ckpt)
     targets = {name: numpy.zeros(array.shape, array.dtype) for name, array in arrays.items()}
-    # As the documentation of save says: the tensors share the arrays' memory.
+    # As the documentation of save describes, the tensors share the arrays' memory.
     state = {"a": {name: torch.from_numpy(target) for name, target in targets.items()}}
     dcp.load(state, checkpoint_id=ckpt, no_dist=True)
     for name, array in arrays.items():

@@ -1,4 +1,4 @@
-"""Options and paths that can't be meant, and ranks whose options differ."""
+"""Invalid options and paths, and ranks whose options differ."""
 
 from __future__ import annotations
 
@@ -16,56 +16,56 @@ import tilestone
 
 FAILING = 1
 
-# keyword: value, what the message says
+# (keyword, value, part of the message)
 SAVE = [
     ("threads", -1, "threads is -1; expected 1 to 1024, or 0"),
     ("threads", 1 << 70, f"threads is {1 << 70}, which is out of range"),
-    ("threads", 1.5, "threads is a whole number, not 1.5"),
-    ("threads", "4", "threads is a whole number, not '4'"),
+    ("threads", 1.5, "threads must be a whole number, not 1.5"),
+    ("threads", "4", "threads must be a whole number, not '4'"),
     ("files_per_rank", 0, "files_per_rank is 0; expected 1 to 1024"),
     ("buffer_bytes", 1, "buffer_bytes is 1; expected 131072"),
     ("buffer_bytes", -1, "buffer_bytes is -1, which is out of range"),
     ("timeout", -1, "timeout is -1; expected seconds, more than 0"),
     ("timeout", 0, "timeout is 0; expected seconds, more than 0"),
-    ("timeout", math.inf, "timeout is inf; None is no limit"),
+    ("timeout", math.inf, "timeout is inf; use None"),
     ("timeout", math.nan, "timeout is nan"),
     ("timeout", 10**400, "timeout can't be a number of seconds"),
-    ("timeout", "60", "timeout is a number of seconds or None, not '60'"),
-    ("overwrite", "no", "overwrite is True or False, not 'no'"),
-    ("attributes", {"iteration": 100}, "attributes is a dict of texts by text, not {'iteration'"),
-    ("attributes", ["a"], "attributes is a dict of texts by text, not ['a']"),
-    ("attributes", {"a": "\udc80"}, "attributes can't be written as UTF-8"),
+    ("timeout", "60", "timeout must be a number of seconds or None, not '60'"),
+    ("overwrite", "no", "overwrite must be True or False, not 'no'"),
+    ("attributes", {"iteration": 100}, "attributes must be a dict with strings as keys and values, not {'iteration'"),
+    ("attributes", ["a"], "attributes must be a dict with strings as keys and values, not ['a']"),
+    ("attributes", {"a": "\udc80"}, "attributes can't be encoded as UTF-8"),
     ("attributes", {"a": "x" * (1 << 20)}, "attributes have 1048577 bytes"),
-    ("tensor_attributes", {"w": 1}, "tensor_attributes is a dict of dicts, both with texts for keys"),
-    ("tensor_attributes", ["w"], "tensor_attributes is a dict of dicts"),
-    ("tensor_attributes", {"w": {1: 2}}, "tensor_attributes is a dict of dicts"),
+    ("tensor_attributes", {"w": 1}, "tensor_attributes must be a dict of dicts"),
+    ("tensor_attributes", ["w"], "tensor_attributes must be a dict of dicts"),
+    ("tensor_attributes", {"w": {1: 2}}, "tensor_attributes must be a dict of dicts"),
     ("tensor_attributes", {"not there": {"a": 1}}, "a tensor that this rank does not save"),
-    ("agreement", "ruled", 'agreement is "exchange" or "rule", not "ruled"'),
-    ("agreement", None, "agreement is a text, not None"),
-    ("validate_access", 1, "validate_access is True or False, not 1"),
-    ("common_differs", "log", 'common_differs is "ignore", "warn" or "error", not "log"'),
-    ("progress", "x", "progress is True, False or a function, not 'x'"),
-    ("path", 3, "path is text or an os.PathLike, not 3"),
+    ("agreement", "ruled", 'agreement must be "exchange" or "rule", not "ruled"'),
+    ("agreement", None, "agreement must be a string, not None"),
+    ("validate_access", 1, "validate_access must be True or False, not 1"),
+    ("common_differs", "log", 'common_differs must be "ignore", "warn" or "error", not "log"'),
+    ("progress", "x", "progress must be True, False or a function, not 'x'"),
+    ("path", 3, "path must be a string or an os.PathLike, not 3"),
     ("path", "", "the path of a checkpoint is empty"),
     ("path", "a\0b", "NUL"),
     ("path", "s3://bucket/x", 'a URL of the scheme "s3"'),
     ("path", pathlib.Path("s3://bucket/x"), 'a URL of the scheme "s3"'),
     ("path", "~no-such-user/x", 'home directory of "~no-such-user" is not known'),
-    ("state", [1], "a state is a dict, not list"),
+    ("state", [1], "a state must be a dict, not list"),
 ]
 LOAD = [
     *[case for case in SAVE if case[0] in ("threads", "buffer_bytes", "timeout", "path", "state")],
-    ("cast", 1, "cast is True or False, not 1"),
-    ("sharded_only", 1, "sharded_only is True or False, not 1"),
+    ("cast", 1, "cast must be True or False, not 1"),
+    ("sharded_only", 1, "sharded_only must be True or False, not 1"),
     ("allow_classes", "a.b", "a collection of names, not 'a.b'; for one name: allow_classes=['a.b']"),
-    ("allow_classes", [b"a.b"], "allow_classes is a collection of names"),
-    ("allow_classes", None, "allow_classes is a collection of names, not None"),
-    ("two_phase", "perhaps", 'two_phase is "auto", "always" or "never", not "perhaps"'),
+    ("allow_classes", [b"a.b"], "allow_classes must be a collection of names"),
+    ("allow_classes", None, "allow_classes must be a collection of names, not None"),
+    ("two_phase", "perhaps", 'two_phase must be "auto", "always" or "never", not "perhaps"'),
 ]
 
 
 def call_badly(rank: int, world: int, folder: str, which: str) -> list[tuple[str, float]]:
-    """What each bad call raised, and how long it took; correct calls follow each."""
+    """The error and duration of each bad call. A correct call follows each of them."""
     cases, good = (SAVE, {"w": numpy.arange(4)}) if which == "save" else (LOAD, {"w": None})
     function = tilestone.save if which == "save" else tilestone.load
     told = []
@@ -120,7 +120,7 @@ def test_numbers_and_names_of_open_and_read_are_checked(ckpt: str) -> None:
     tilestone.save({"a": 1}, ckpt)
     for keyword, value, said in [
         *[case for case in SAVE if case[0] in ("threads", "buffer_bytes", "path")],
-        ("verify_checksums", 0, "verify_checksums is True or False, not 0"),
+        ("verify_checksums", 0, "verify_checksums must be True or False, not 0"),
     ]:
         keywords = {"path": ckpt, keyword: value}
         with pytest.raises(tilestone.CheckpointError) as raised:
@@ -128,7 +128,7 @@ def test_numbers_and_names_of_open_and_read_are_checked(ckpt: str) -> None:
         assert said in str(raised.value)
     with tilestone.open(ckpt) as opened, pytest.raises(tilestone.InvalidArgumentError) as raised:
         opened.object("a", allow_classes="a.b")
-    assert "allow_classes is a collection of names" in str(raised.value)
+    assert "allow_classes must be a collection of names" in str(raised.value)
     with pytest.raises(tilestone.InvalidArgumentError):
         tilestone.gc(ckpt, delete="no")  # type: ignore[arg-type]
 
@@ -166,7 +166,7 @@ def test_no_timeout_and_bytes_for_a_path(ckpt: str) -> None:
     assert tilestone.load({"a": None}, ckpt, timeout=None) == {"a": 1}
 
 
-def test_who_takes_part_must_be_a_group() -> None:
+def test_an_invalid_group_is_refused() -> None:
     for keywords in ({"group": 5}, {"comm": object()}, {"comm": 3}):
         with pytest.raises(tilestone.InvalidArgumentError):
             tilestone.save({"a": 1}, "nowhere", **keywords)  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ def load_otherwise(rank: int, world: int, folder: str) -> None:
     tilestone.load({"w": None}, folder, two_phase="never" if rank == 2 else "auto", timeout=60)
 
 
-def test_what_differs_among_torch_ranks_is_named(worlds: ranks.Worlds, ckpt: str) -> None:
+def test_options_that_differ_between_torch_ranks_are_named(worlds: ranks.Worlds, ckpt: str) -> None:
     tilestone.save({"w": numpy.ones(2)}, ckpt + "0", comm=tilestone.solo())
     for function, said in (
         (save_elsewhere, f"ranks 0 and 1: save at {ckpt}0; rank 2: save at {ckpt}1"),
@@ -201,7 +201,7 @@ def test_what_differs_among_torch_ranks_is_named(worlds: ranks.Worlds, ckpt: str
 
 
 class Refusing:
-    """A Stateful that does not take what was loaded, on one rank."""
+    """A Stateful that refuses the loaded state on one rank."""
 
     def __init__(self, refuses: bool) -> None:
         self.refuses = refuses
@@ -223,5 +223,5 @@ def test_a_rank_that_can_not_take_what_was_loaded_is_heard_of_by_all(
     worlds: ranks.Worlds, ckpt: str
 ) -> None:
     for rank, result in enumerate(worlds[3].collect(load_refusing, ckpt)):
-        assert isinstance(result, ranks.Raised), f"rank {rank} does not know"
+        assert isinstance(result, ranks.Raised), f"rank {rank} did not raise"
         assert "RuntimeError: no room" in result.text or rank == FAILING, result.text

@@ -1,4 +1,4 @@
-"""The package itself: stubs, types, log, progress, the GIL, the command, errors as Python's."""
+"""The package itself: stubs, types, log, progress, the GIL, the command line, Python's errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_public_name_has_a_docstring() -> None:
         (tilestone.InternalError, RuntimeError),
     ],
 )
-def test_an_error_is_also_what_python_calls_it(kind: type, builtin: type) -> None:
+def test_an_error_is_also_the_builtin_exception(kind: type, builtin: type) -> None:
     assert issubclass(kind, builtin) and issubclass(kind, tilestone.CheckpointError)
 
 
@@ -62,12 +62,12 @@ def test_errors_carry_their_context_and_survive_pickling() -> None:
         assert str(same) == "write failed, file a"
 
 
-def test_gc_tells_what_a_failed_save_left_and_removes_it_when_logged(ckpt: str) -> None:
+def test_gc_lists_the_leftovers_of_a_failed_save_and_removes_them_when_logged(ckpt: str) -> None:
     tilestone.save({"x": numpy.arange(5)}, ckpt)
     name = "01234567-89ab-4cde-8f01-23456789abcd__0_0.distcp"
     pathlib.Path(ckpt, name).write_bytes(b"half")
     pathlib.Path(ckpt, "notes.txt").write_text("mine")
-    assert tilestone.gc(ckpt) == []  # no note says that a save made it here
+    assert tilestone.gc(ckpt) == []  # no note shows that a save made it here
     pathlib.Path(ckpt, ".tilestone", f"{name[:36]}.begun").touch()
     for delete in (False, True):
         note, left = tilestone.gc(ckpt, delete=delete)
@@ -194,7 +194,7 @@ def test_the_gil_is_free_while_a_save_and_a_load_run(ckpt: str) -> None:
 
 
 def _call_only_the_engine(call) -> None:
-    """Nobody can take the GIL from Python code meanwhile: only a call that gives it up lets go."""
+    """Prevents GIL switches in Python code, so that only a call that releases the GIL frees it."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)
     try:
@@ -245,7 +245,7 @@ def test_damage_is_found_and_named(ckpt: str) -> None:
 
 
 class PythonComm:
-    """A group of one in Python that fails when it is told to."""
+    """A communicator of one rank in Python that fails on request."""
 
     rank, size = 0, 2
 
@@ -278,7 +278,7 @@ def test_what_a_python_communicator_raises_becomes_a_typed_error(
     assert raised.value is given or raised.value.rank in (1, -1)
 
 
-def test_an_object_that_is_no_communicator_is_refused(ckpt: str) -> None:
+def test_an_invalid_communicator_is_refused(ckpt: str) -> None:
     with pytest.raises(tilestone.InvalidArgumentError, match="group and comm"):
         tilestone.save({}, ckpt, comm=tilestone.solo(), group=object())
     with pytest.raises((tilestone.InvalidArgumentError, AttributeError)):

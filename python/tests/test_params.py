@@ -1,4 +1,4 @@
-"""Parameters whose place in the checkpoint is not what they say themselves, and rules by name."""
+"""Parameters whose own placements differ from those in the checkpoint, and rules by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ["edp", "ep"]
 
 
 class Wrapped:
-    """Like a DTensor: this rank's part of what the ranks of a mesh hold together."""
+    """Like a DTensor: this rank's part of a tensor that is sharded over a mesh."""
 
     def __init__(self, whole: numpy.ndarray, mesh: Mesh, placements: list, rank: int) -> None:
         self.shape, self.device_mesh, self.placements = whole.shape, mesh, placements
@@ -31,7 +31,7 @@ class Wrapped:
 
 
 def experts_of(rank: int, edp: int, ep: int, whole: numpy.ndarray) -> tuple[Mesh, Wrapped]:
-    """The mesh of the checkpoint, and a rank's experts, divided over its expert-data ranks."""
+    """The mesh of the checkpoint, and a rank's experts, sharded over its expert-data ranks."""
     mesh = Mesh((edp, ep), names=NAMES)
     peers = [mesh.rank_at((i, mesh.coordinate(rank)[1])) for i in range(edp)]
     own = numpy.split(whole, ep)[mesh.coordinate(rank)[1]]
@@ -72,12 +72,12 @@ def test_experts_move_between_layouts_with_uneven_and_empty_local_shards(
     with tilestone.open(ckpt) as opened:
         assert opened.keys() == ["layer.experts.w1", "layer.router"]
         numpy.testing.assert_array_equal(opened.read("layer.experts.w1"), WHOLE)
-    # 12 experts over 5 ranks: 3, 3, 3, 3, none; over 4 expert-parallel ranks and 2: 2 and 1.
+    # 12 experts over 5 ranks: 3, 3, 3, 3, 0. Over 4 expert-parallel ranks and 2 others: 2 and 1.
     for layout in ((3, 2), (5, 1), (1, 4), (2, 4), (1, 1)):
         tilestone.run_ranks(layout[0] * layout[1], lambda comm, at=layout: load(comm, at))
 
 
-def test_a_key_of_its_own_goes_before_the_path_and_decides_the_rule(ckpt: str) -> None:
+def test_a_given_key_replaces_the_path_and_selects_the_rule(ckpt: str) -> None:
     def save(comm: tilestone.Communicator) -> None:
         mesh = Mesh((2,), names=["ep"])
         rows = numpy.full((2, 2), float(comm.rank))
@@ -86,7 +86,7 @@ def test_a_key_of_its_own_goes_before_the_path_and_decides_the_rule(ckpt: str) -
             "b": ShardedTensor.from_param(rows * 0, mesh, RULES, rank=comm.rank),
         }
         assert tensors["a"].key == "x.experts.w" and tensors["a"].global_shape == (4, 2)
-        with pytest.raises(InvalidArgumentError, match="in a state only"):
+        with pytest.raises(InvalidArgumentError, match="only known within a state"):
             _ = tensors["b"].global_shape
         tilestone.save({"tree": [tensors]}, ckpt, comm=comm)
 
@@ -109,18 +109,18 @@ def test_placements_are_given_for_each_mesh_dim_or_by_name_or_for_all() -> None:
 @pytest.mark.parametrize(
     ("mesh", "placements", "rank", "said"),
     [
-        (Mesh((2, 3), names=NAMES), Shard(0), 0, "over which of the 2 dims"),
+        (Mesh((2, 3), names=NAMES), Shard(0), 0, "which of the 2 dims"),
         (Mesh((2, 3), names=NAMES), [Shard(0)], 0, "1 placements for the 2 dims"),
         (Mesh((2, 3), names=NAMES), {"tp": Shard(0)}, 0, "not 'tp'"),
         (Mesh((2, 3)), {"ep": Shard(0)}, 0, "not 'ep'"),
         (Mesh((2,)), Shard(2), 0, "does not have"),
         (Mesh((2,)), Partial(), 0, "must be Shard or Replicate"),
         (Mesh((2,)), StridedShard(0, 2), 0, "must be Shard or Replicate"),
-        (Mesh((2,)), Shard, 0, "a placement is"),
-        (Mesh((2,)), "Shard(0)", 0, "a placement is"),
+        (Mesh((2,)), Shard, 0, "a placement must be"),
+        (Mesh((2,)), "Shard(0)", 0, "a placement must be"),
         (Mesh((2,)), Shard(0), 7, "rank 7 is not in the checkpoint's mesh"),
-        (Mesh((2,)), Shard(0), None, "give rank="),
-        ("cpu", Shard(0), 0, "a mesh is"),
+        (Mesh((2,)), Shard(0), None, "pass rank="),
+        ("cpu", Shard(0), 0, "a mesh must be"),
     ],
 )
 def test_bad_arguments_are_refused_where_they_are_given(
@@ -169,17 +169,17 @@ def test_the_most_specific_rule_counts_whatever_the_order() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["", "a..b", "a.", 3])
-def test_patterns_that_are_no_paths_are_refused(pattern: Any) -> None:
+def test_patterns_that_are_not_paths_are_refused(pattern: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="dotted path"):
         PlacementRules({pattern: Replicate})
 
 
 def test_a_rule_without_a_placement_is_refused_by_its_pattern() -> None:
-    with pytest.raises(InvalidArgumentError, match="rule 'head': a placement is"):
+    with pytest.raises(InvalidArgumentError, match="rule 'head': a placement must be"):
         PlacementRules({"head": Shard})
 
 
-def test_merged_shardings_say_who_holds_the_same() -> None:
+def test_merged_shardings_know_the_holders() -> None:
     mesh = Mesh((2, 2), names=NAMES)
     merged = merge_shardings((4,), (4,), Mesh((), [3]), [], mesh, [Replicate(), Shard(0)], 3)
     assert merged.global_shape == (8,) and merged.strides == (1,)

@@ -1,7 +1,7 @@
-"""Boxes of placements against torch's own DTensor: what each rank of a mesh really holds.
+"""Compares the boxes of placements with the local tensors of torch's own DTensor on each rank.
 
-No rank but this process runs: torch's "fake" process group lets it be any rank of any world, and
-DTensors are cut from a tensor that every rank has (`src_data_rank=None`), so nothing is sent.
+Only this process runs. With torch's "fake" process group it can be any rank of any world. DTensors
+are cut from a tensor that every rank has (`src_data_rank=None`), so nothing is sent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import tilestone  # noqa: E402
 
 @contextlib.contextmanager
 def being_rank(rank: int, world: int) -> Iterator[None]:
-    """This process as `rank` of a world of which nobody else is there."""
+    """Makes this process `rank` of a world in which no other rank exists."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
         yield
@@ -52,7 +52,7 @@ def ours(placement: object) -> object:
 
 
 def numbered(shape: tuple[int, ...]) -> torch.Tensor:
-    """Every element its own number, so that a local tensor says which elements it holds."""
+    """A tensor with a different number in each element, which shows a local tensor's elements."""
     return torch.arange(math.prod(shape)).reshape(shape)
 
 
@@ -67,7 +67,7 @@ def assembled(whole: torch.Tensor, held: tilestone.geometry.LocalBoxes) -> torch
 def split_by_torch(
     whole: torch.Tensor, mesh: tuple[int, ...], at: tuple[int, ...], placements: list
 ) -> torch.Tensor:
-    """What the rank at a coordinate holds: torch's own splits, mesh dim by mesh dim."""
+    """The local tensor of the rank at a coordinate, by torch's own splits for each mesh dim."""
     local = whole
     for size, index, placement in zip(mesh, at, placements, strict=True):
         if isinstance(placement, Replicate):
@@ -100,7 +100,7 @@ def check(
     local: torch.Tensor,
     described: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> None:
-    """`held` is what the local tensor holds, and begins where torch says that it begins."""
+    """Checks that `held` describes the local tensor, and has the offset that torch computes."""
     assert tuple(held.local_shape) == tuple(local.shape) == tuple(described[0])
     assert torch.equal(assembled(whole, held), local)
     assert tuple(held.boxes[0].offset) == tuple(described[1])
@@ -132,7 +132,7 @@ def test_boxes_equal_torchs_splits_on_every_rank_of_random_meshes(seed: int) -> 
                 raise AssertionError(case_text) from error
             several += len(held.boxes) > 1
             empty += 0 in held.local_shape
-    assert several >= 10 and empty >= 10  # both kinds are really among the cases
+    assert several >= 10 and empty >= 10  # both kinds occur in the cases
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -160,7 +160,7 @@ def test_boxes_equal_real_dtensors_over_meshes_of_any_rank_order(seed: int) -> N
 
 
 def check_real(whole: torch.Tensor, held: tilestone.geometry.LocalBoxes, weight: DTensor) -> None:
-    """`held` is what an FSDP2 parameter holds; an empty one has lost the shape of its other dims."""
+    """Checks that `held` describes an FSDP2 parameter. An empty one has lost its other dims."""
     local = weight.to_local().detach().long()
     if local.numel() == 0:
         assert 0 in held.local_shape
@@ -187,7 +187,7 @@ def test_boxes_equal_what_fsdp2_over_tensor_parallelism_holds(
     rng = random.Random(seed)
     sizes = tuple(rng.randint(1 if name == "replicate" else 2, 4) for name in names)
     world = math.prod(sizes)
-    # Rows divide evenly: elsewhere torch's placements don't say what FSDP2 made, see below.
+    # Rows divide evenly. Otherwise torch's placements don't describe FSDP2's result; see below.
     shape = (rng.randint(1, 4) * world, rng.randint(1, 12))
     whole = numbered(shape)
     rank = rng.randrange(world)
@@ -236,8 +236,8 @@ def test_a_parameter_on_the_meta_device_comes_back_with_memory(tmp_path: pathlib
         assert torch.equal(loaded.to_local(), torch.ones(3, 2))
 
 
-def test_a_lone_strided_shard_is_several_boxes_where_torch_describes_one() -> None:
-    """stock DCP would describe this rank's rows 0, 1, 4, 5 as rows 0 to 3."""
+def test_a_single_strided_shard_is_several_boxes_unlike_in_torch() -> None:
+    """Stock DCP would describe this rank's rows 0, 1, 4, 5 as rows 0 to 3."""
     held = tilestone.geometry.local_boxes((8, 2), tilestone.geometry.Mesh((2,)), (0,), [tilestone.geometry.StridedShard(0, 2)])
     assert [(tuple(b.offset), tuple(b.shape)) for b in held.boxes] == [
         ((0, 0), (2, 2)),

@@ -1,4 +1,4 @@
-"""Random trees of containers, Stateful objects, arrays and values: what is saved comes back."""
+"""Random trees of containers, Stateful objects, arrays and values come back as they were saved."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch.distributed.checkpoint as dcp
 
 import tilestone
 
-TREES = 250  # for each of the tests below
+TREES = 250  # per test
 
 
 class Items(list):
-    """A list of a class of its own."""
+    """A subclass of list."""
 
 
 class Keeper:
@@ -73,14 +73,14 @@ def array(r: random.Random, with_numpy: bool) -> Any:
 
 
 def tree(r: random.Random, depth: int, ours: bool) -> Any:
-    """A random node; `ours`: with what stock does not take apart, or stores otherwise."""
+    """A random node. With `ours`, also nodes that stock does not flatten or stores differently."""
     kind = r.random() if depth > 0 else 1.0
     if kind < 0.4:
         keys = r.sample(["a", "b", "c", 1, 7] if ours else ["a", "b", "c"], r.randrange(4))
         return r.choice(MAPPINGS)({key: tree(r, depth - 1, ours) for key in keys})
     if kind < 0.55:
         items = [tree(r, depth - 1, ours) for _ in range(r.randrange(3))]
-        # With a tensor in it stock takes it apart, and so does any template.
+        # Stock flattens a list with a tensor in it, and so does any template.
         return r.choice([list, Items])([torch.ones(1), *items])
     if kind < 0.65 and ours:
         return Keeper({"in": tree(r, depth - 1, ours)})
@@ -135,7 +135,7 @@ def check(got: Any, want: Any, path: str, seed: int) -> None:
     return None
 
 
-def test_what_a_save_accepts_a_load_gives_back(ckpt: str) -> None:
+def test_a_load_returns_everything_that_a_save_accepts(ckpt: str) -> None:
     for seed in range(TREES):
         state = top(random.Random(seed), True)
         tilestone.save(state, ckpt, overwrite=True)

@@ -1,4 +1,4 @@
-"""What goes wrong on one rank is told on all of them."""
+"""An error on one rank is raised on all ranks."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_every_rank_raises_the_same_error(
     function, kind: str, key: str, said: list[str], worlds: ranks.Worlds, ckpt: str
 ) -> None:
     results = worlds[3].collect(function, ckpt)
-    if kind == "InterruptedError":  # the rank whose own code raised gets what that raised
+    if kind == "InterruptedError":  # the rank whose own code raised gets the original error
         own = results.pop(FAILING)
         assert isinstance(own, ranks.Raised) and (own.kind, own.text) == ("RuntimeError", "boom")
     for result in results:
@@ -166,7 +166,7 @@ def test_every_rank_raises_the_error_of_a_load(
         assert result.attributes["rank"] == FAILING
 
 
-def test_a_checkpoint_that_stands_is_not_touched_by_a_refused_save(
+def test_an_existing_checkpoint_is_not_touched_by_a_refused_save(
     worlds: ranks.Worlds, ckpt: str
 ) -> None:
     worlds[3].run(save_well, ckpt)
@@ -183,7 +183,7 @@ def save_again(rank: int, world: int, path: str) -> None:
     tilestone.save({"w": entity(rank, world), "step": 2}, path, timeout=60)
 
 
-def test_a_place_that_can_not_be_written_is_told_on_every_rank(
+def test_a_location_that_is_not_writable_is_an_error_on_every_rank(
     worlds: ranks.Worlds, tmp_path: pathlib.Path
 ) -> None:
     blocker = tmp_path / "file"

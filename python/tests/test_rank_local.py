@@ -23,7 +23,7 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 
 
 def state_of(world: int, scale: float) -> dict[str, Any]:
-    """Rows over all ranks, columns over half of them with two replicas, and what every rank has."""
+    """Rows over all ranks, columns over half of them with two replicas, and values of all ranks."""
     rows = torch.arange(35, dtype=torch.float32).reshape(7, 5) * scale
     mesh = init_device_mesh("cpu", (world,))
     halves = init_device_mesh("cpu", (2, world // 2)) if world > 1 else mesh
@@ -81,7 +81,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, timeout=60)
 
 
-def test_what_stock_ranks_saved_without_collectives_loads_everywhere_and_becomes_ordinary(
+def test_rank_local_stock_checkpoints_load_everywhere_and_can_be_published(
     worlds: ranks.Worlds, ckpt: str
 ) -> None:
     saved = worlds[4].run(save_stock, ckpt)[0]
@@ -115,7 +115,7 @@ def test_what_stock_ranks_saved_without_collectives_loads_everywhere_and_becomes
     assert worlds[2].run(load_ours, ckpt, False) == [saved] * 2
 
 
-def test_stock_ranks_load_what_was_saved_rank_by_rank_and_what_becomes_of_it(
+def test_stock_ranks_load_our_rank_local_checkpoints_before_and_after_publishing(
     worlds: ranks.Worlds, ckpt: str
 ) -> None:
     saved = worlds[4].run(save_ours, ckpt)[0]
@@ -151,7 +151,7 @@ def test_a_golden_of_stock_torch_is_published_with_every_value(
             found = checkpoint.read(key)
             assert zlib.crc32(found.tobytes()) == wanted["crc32"], key
     assert not list(path.glob("__*.metadata")) and (path / ".metadata").exists()
-    assert command("publish", str(path)).returncode != 0  # it is an ordinary one
+    assert command("publish", str(path)).returncode != 0  # it is an ordinary checkpoint
 
 
 def test_own_rank_loads_alone(ckpt: str) -> None:
@@ -159,5 +159,5 @@ def test_own_rank_loads_alone(ckpt: str) -> None:
     assert tilestone.load({"a": 0}, ckpt, own_rank=3) == {"a": 1}
     with pytest.raises(tilestone.InvalidArgumentError, match="own_rank is -1"):
         tilestone.load({"a": 0}, ckpt, own_rank=-1)
-    with pytest.raises(tilestone.InvalidArgumentError, match="own_rank is a whole number"):
+    with pytest.raises(tilestone.InvalidArgumentError, match="own_rank must be a whole number"):
         tilestone.load({"a": 0}, ckpt, own_rank=True)

@@ -1,4 +1,4 @@
-"""Real torch ranks: random round trips N -> M, half of them through stock DCP on one side."""
+"""Random round trips from N to M real torch ranks, half of them with stock DCP on one side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import tilestone
 
-# By world: (ranks, shape) of the meshes that cases draw from; some leave ranks out.
+# World size -> (ranks, shape) of the meshes that the cases use. Some meshes leave out ranks.
 MESHES = {
     1: [([0], (1,)), ([0], (1, 1))],
     2: [([0, 1], (2,)), ([0, 1], (1, 2)), ([1, 0], (2,)), ([1], (1,))],
@@ -31,7 +31,7 @@ _meshes: dict[tuple, DeviceMesh] = {}
 
 
 def mesh_of(members: list[int], shape: tuple[int, ...]) -> DeviceMesh:
-    """Every rank of the world calls, in the same order."""
+    """A mesh of these ranks. All ranks of the world must call this in the same order."""
     key = (tuple(members), shape)
     if key not in _meshes:
         _meshes[key] = DeviceMesh("cpu", torch.tensor(members).reshape(shape))
@@ -39,7 +39,7 @@ def mesh_of(members: list[int], shape: tuple[int, ...]) -> DeviceMesh:
 
 
 def global_tensors(seed: int) -> dict[str, torch.Tensor]:
-    """The same on every rank of every world."""
+    """The global tensors of a seed: the same on every rank of every world."""
     draw = random.Random(seed)
     tensors = {}
     for index in range(draw.randint(3, 6)):
@@ -51,7 +51,7 @@ def global_tensors(seed: int) -> dict[str, torch.Tensor]:
 def irregular(
     key: str, whole: torch.Tensor, draw: random.Random, rank: int, world: int
 ) -> tilestone.ShardedTensor:
-    """The slab of this rank after random cuts along the first dim; some are empty."""
+    """This rank's slab after random cuts along the first dim. Some slabs are empty."""
     n = whole.shape[0]
     cuts = [0, *sorted(draw.randint(0, n) for _ in range(world - 1)), n]
     low, high = cuts[rank], cuts[rank + 1]
@@ -73,7 +73,7 @@ def flat(
 
 
 def laid_out(seed: int, rank: int, world: int, side: str, role: str) -> dict:
-    """The tensors of a seed as one side holds them on this rank when it writes or reads."""
+    """The tensors of a seed as this rank holds them when the given side writes or reads."""
     draw = random.Random(f"{seed} {world} {role}")
     state = {}
     for key, whole in global_tensors(seed).items():

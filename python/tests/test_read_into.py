@@ -89,7 +89,7 @@ def _read_only_map(folder: pathlib.Path) -> Any:
 
 
 def _mapped(folder: pathlib.Path, mode: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor over a map of a file; torch does not know whether it may be written."""
+    """A tensor over a file mapping. torch does not know whether it is writable."""
     path = folder / "mapped"
     path.write_bytes(bytes(8 << 20))
     array = numpy.memmap(path, numpy.uint8, mode)
@@ -153,7 +153,7 @@ def test_a_conjugated_tensor_on_a_read_only_map_is_refused(
 
 
 class ReadOnly:
-    """An array that speaks DLPack and is read-only."""
+    """A read-only array that supports DLPack."""
 
     def __init__(self) -> None:
         self.array = numpy.zeros((3, 4), "f4")
@@ -218,7 +218,7 @@ SHARED = {
 
 
 @pytest.mark.parametrize("kind", SHARED)
-def test_what_has_no_place_for_each_element_is_refused(kind: str, stored: str) -> None:
+def test_memory_without_a_place_for_each_element_is_refused(kind: str, stored: str) -> None:
     with pytest.raises(tilestone.InvalidArgumentError):
         tilestone.open(stored).read("x", out=SHARED[kind]())
     if kind not in ("meta", "list", "text"):

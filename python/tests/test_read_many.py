@@ -1,4 +1,4 @@
-"""Many tensors of an open checkpoint, read together."""
+"""Many tensors of an open checkpoint are read together."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def test_many_keys_read_at_once_equal_single_reads(ckpt: str) -> None:
     with pytest.raises(tilestone.NotFoundError) as raised:
         opened.read_many(["t1", "u"])
     assert raised.value.key == "u"
-    with pytest.raises(tilestone.InvalidArgumentError, match="keys is a collection of names"):
+    with pytest.raises(tilestone.InvalidArgumentError, match="keys must be a collection of names"):
         opened.read_many("t1")
     assert opened.read_many([]) == {}

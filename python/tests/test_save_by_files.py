@@ -1,4 +1,4 @@
-"""Saves without a communicator: ranks that know of one another by files alone."""
+"""Saves without a communicator: ranks that communicate only by files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import tilestone
 
 
 def scenario(name: str, path: str) -> Any:
-    """What a scenario of plain_ranks gives, in a process without torch."""
+    """Runs a scenario of plain_ranks in a process without torch. Returns its result."""
     command = [sys.executable, plain_ranks.__file__, name, path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -32,19 +32,19 @@ def scenario(name: str, path: str) -> Any:
 
 
 def data_files(path: str) -> dict[str, bytes]:
-    """The bytes of data files, by rank and number."""
+    """The content of data files by rank and number."""
     found = pathlib.Path(path).glob("*.distcp")
     return {re.sub(r"^.{36}", "", file.name): file.read_bytes() for file in found}
 
 
-def test_processes_without_torch_or_a_group_save_what_a_collective_save_by_rule_does(
+def test_processes_without_torch_or_a_group_save_the_same_as_a_collective_save_by_rule(
     ckpt: str,
 ) -> None:
     said = scenario("together", ckpt)
     assert [each[0] for each in said] == ["done"] * 4, said
     assert len({save_id for _, (save_id, _, _) in said}) == 1
     assert data_files(ckpt) == data_files(ckpt + "-rule")
-    # Rows of each rank; one of 4 plain arrays; "all" and the two values once.
+    # Each rank's rows, one of 4 plain arrays each, "all" once, and the two values once.
     assert sum(items for _, (_, _, items) in said) == 4 + 4 + 1 + 2
     loaded: dict[str, Any] = {"w": torch.zeros(8, 4), "all": torch.zeros(500, dtype=torch.int64)}
     dcp.load(loaded, checkpoint_id=ckpt, no_dist=True)
@@ -73,15 +73,15 @@ def test_a_killed_rank_that_is_started_again_completes_the_checkpoint_of_those_w
     assert others == [["done", True]] * 4
 
 
-def test_twins_of_ranks_change_nothing(ckpt: str) -> None:
+def test_duplicate_ranks_change_nothing(ckpt: str) -> None:
     assert scenario("twins", ckpt) == [["done", True]] * 7
 
 
-def test_what_can_not_be_saved_together_is_refused_on_every_rank_that_waits(ckpt: str) -> None:
+def test_contradicting_states_are_refused_on_every_rank_that_waits(ckpt: str) -> None:
     told = scenario("refused", ckpt)
     expected = {
         "differing replicas": ("MismatchError", "key p"),
-        "an object of one rank": ("MismatchError", "rank 1: other objects than on rank 0"),
+        "an object of one rank": ("MismatchError", "rank 1: the keys of the objects"),
         "a state that can't be pickled": ("InvalidArgumentError", "key f"),
         "an unknown holder": ("InvalidArgumentError", "rank 9 is declared to hold"),
         "an array of one rank": ("CoverageError", "(key b)"),
@@ -93,7 +93,7 @@ def test_what_can_not_be_saved_together_is_refused_on_every_rank_that_waits(ckpt
             assert raised == kind and text in said, f"{name}: {told[name]}"
 
 
-def test_anybody_publishes_what_all_ranks_have_written(ckpt: str) -> None:
+def test_any_process_can_publish_once_all_ranks_have_written(ckpt: str) -> None:
     complete, same, opening, abandoning = scenario("completed", ckpt)
     assert complete and same
     assert "all of its 2 ranks have written; `tilestone publish`" in opening
@@ -102,11 +102,11 @@ def test_anybody_publishes_what_all_ranks_have_written(ckpt: str) -> None:
         tilestone.publish(ckpt)
 
 
-def test_an_abandoned_save_is_over_and_gc_removes_it(ckpt: str, caplog) -> None:
+def test_an_abandoned_save_has_ended_and_gc_removes_it(ckpt: str, caplog) -> None:
     assert tilestone.unpublished(ckpt) == []  # no directory yet
     plain_ranks.save(ckpt, 0, 2, wait=False)
     assert tilestone.gc(ckpt) == []
-    assert "no leftover: the save" in caplog.text and "(rank 1)" in caplog.text
+    assert "unpublished save" in caplog.text and "rank 1" in caplog.text
     with pytest.raises(tilestone.RankFailedError, match=r"1 of its ranks has not .*rank 1"):
         tilestone.publish(ckpt)
     with pytest.raises(tilestone.NotFoundError, match=r"no checkpoint .*its 2 ranks has not"):
@@ -124,26 +124,26 @@ def test_an_abandoned_save_is_over_and_gc_removes_it(ckpt: str, caplog) -> None:
 
 
 FILES = {"coordination": "files", "rank": 0, "world_size": 1, "token": "a run of it"}
-# options, what the message says
+# (options, error, part of the message)
 MISUSE: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"rank": 0}, tilestone.InvalidArgumentError, "rank has a meaning with coordination"),
-    ({"world_size": 1}, tilestone.InvalidArgumentError, "world_size has a meaning with"),
-    ({"token": "a run of it"}, tilestone.InvalidArgumentError, "token has a meaning with"),
-    ({"number": 1}, tilestone.InvalidArgumentError, "number has a meaning with"),
-    ({"wait": False}, tilestone.InvalidArgumentError, "wait has a meaning with"),
+    ({"rank": 0}, tilestone.InvalidArgumentError, "rank is only allowed with coordination"),
+    ({"world_size": 1}, tilestone.InvalidArgumentError, "world_size is only allowed with"),
+    ({"token": "a run of it"}, tilestone.InvalidArgumentError, "token is only allowed with"),
+    ({"number": 1}, tilestone.InvalidArgumentError, "number is only allowed with"),
+    ({"wait": False}, tilestone.InvalidArgumentError, "wait is only allowed with"),
     ({"coordination": "file"}, tilestone.InvalidArgumentError, 'or "files", not "file"'),
-    ({"coordination": None}, tilestone.InvalidArgumentError, "coordination is a text"),
+    ({"coordination": None}, tilestone.InvalidArgumentError, "coordination must be a string"),
     (FILES | {"rank": None}, tilestone.InvalidArgumentError, "needs rank"),
     (FILES | {"world_size": None}, tilestone.InvalidArgumentError, "needs world_size"),
     (FILES | {"token": None}, tilestone.InvalidArgumentError, "needs token"),
     (FILES | {"token": "short"}, tilestone.InvalidArgumentError, "token has 5 bytes"),
-    (FILES | {"token": b"bytes of it"}, tilestone.InvalidArgumentError, "token is a text"),
-    (FILES | {"rank": 1}, tilestone.InvalidArgumentError, "rank is 1 of a world_size of 1"),
-    (FILES | {"rank": "0"}, tilestone.InvalidArgumentError, "rank is a whole number"),
+    (FILES | {"token": b"bytes of it"}, tilestone.InvalidArgumentError, "token must be a string"),
+    (FILES | {"rank": 1}, tilestone.InvalidArgumentError, "rank is 1, world_size is 1"),
+    (FILES | {"rank": "0"}, tilestone.InvalidArgumentError, "rank must be a whole number"),
     (FILES | {"number": -1}, tilestone.InvalidArgumentError, "number is -1"),
-    (FILES | {"wait": 0}, tilestone.InvalidArgumentError, "wait is True or False"),
-    (FILES | {"group": object()}, tilestone.InvalidArgumentError, "group has no meaning"),
-    (FILES | {"comm": tilestone.solo()}, tilestone.InvalidArgumentError, "comm has no meaning"),
+    (FILES | {"wait": 0}, tilestone.InvalidArgumentError, "wait must be True or False"),
+    (FILES | {"group": object()}, tilestone.InvalidArgumentError, "group is not allowed"),
+    (FILES | {"comm": tilestone.solo()}, tilestone.InvalidArgumentError, "comm is not allowed"),
     (FILES | {"overwrite": True}, tilestone.InvalidArgumentError, "overwrite must be false"),
     (FILES | {"timeout": -1}, tilestone.InvalidArgumentError, "timeout is -1"),
     (FILES | {"validate_access": True}, tilestone.UnsupportedError, "needs a communicator"),
@@ -151,7 +151,7 @@ MISUSE: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         FILES | {"dialect": "megatron", "torch_rank_local": True},
         tilestone.UnsupportedError,
-        "rank-local mode knows no checkpoints of the dialect megatron",
+        "does not support the dialect megatron",
     ),
     (
         FILES | {"dialect": "megatron_shards"},
@@ -162,7 +162,7 @@ MISUSE: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("options", "kind", "text"), MISUSE, ids=[case[2] for case in MISUSE])
-def test_arguments_that_can_not_be_meant_are_named_and_nothing_is_made(
+def test_invalid_arguments_are_named_and_no_files_are_made(
     options: dict[str, Any], kind: type[Exception], text: str, ckpt: str
 ) -> None:
     with pytest.raises(kind, match=re.escape(text)):
@@ -192,12 +192,12 @@ def test_a_signal_ends_a_rank_that_waits_for_others(ckpt: str) -> None:
     command = [sys.executable, "-c", "import textwrap\nexec(textwrap.dedent('''" + code + "'''))"]
     done = subprocess.run([*command, ckpt], capture_output=True, text=True, timeout=300)
     assert done.stdout == "stopped\n", done.stderr
-    plain_ranks.save(ckpt, 1, 2)  # what it had written counts
+    plain_ranks.save(ckpt, 1, 2)  # the files of rank 0 are used
     plain_ranks.expect_state(ckpt, 2)
 
 
 def save_replicas(rank: int, world: int, path: str) -> list[int]:
-    """Bytes that this rank wrote; and each rank loads alone, while the other does something else."""
+    """Bytes that this rank wrote. Each rank loads alone, while the other does something else."""
     mesh = init_device_mesh("cpu", (world,))
     values = [torch.arange(5000.0) + i for i in range(4)]
     state = {f"r{i}": DTensor.from_local(v, mesh, [Replicate()]) for i, v in enumerate(values)}
@@ -206,7 +206,7 @@ def save_replicas(rank: int, world: int, path: str) -> list[int]:
     state["plain"] = torch.arange(3)
     files = {"coordination": "files", "rank": rank, "world_size": world, "token": "of gloo ranks"}
     written = 0
-    for turn in (1, 0):  # one after the other: a collective would wait for the other rank
+    for turn in (1, 0):  # one after another: a collective would wait for the other rank
         if turn == rank:
             result = tilestone.save(state, path, wait=False, **files)
             assert result.published == (turn == 0)
@@ -245,6 +245,6 @@ def test_replicas_of_dtensors_are_written_once_and_ranks_with_a_group_need_no_co
     "options",
     [{}, {"coordination": "files", "rank": 0, "world_size": 1, "token": "a run of this test"}],
 )
-def test_a_state_that_is_none_is_refused_by_what_it_is(ckpt: str, options: dict[str, Any]) -> None:
-    with pytest.raises(tilestone.InvalidArgumentError, match="a state is a dict, not NoneType"):
+def test_none_as_a_state_is_refused_with_its_type(ckpt: str, options: dict[str, Any]) -> None:
+    with pytest.raises(tilestone.InvalidArgumentError, match="dict, not NoneType"):
         tilestone.save(None, ckpt, **options)  # type: ignore[arg-type]

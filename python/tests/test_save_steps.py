@@ -1,4 +1,4 @@
-"""Saves in their steps."""
+"""Saves by single steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKEN = "one run of a test"
 
 
 def rows(rank: int, world: int) -> dict[str, Any]:
-    """Two rows of each rank, an array that all have, one inside an object, and a value."""
+    """Two rows of each rank, an array that all ranks have, one inside an object, and a value."""
     own = numpy.arange(8, dtype=numpy.float32).reshape(2, 4) + 8 * rank
     return {
         "w": tilestone.ShardedTensor.from_rank_offsets("w", own, (0, rank, world)),
@@ -38,18 +38,18 @@ def change(state: dict[str, Any]) -> None:
 
 
 def contents(path: pathlib.Path) -> dict[str, bytes]:
-    """The bytes of data files, by rank and number: their names begin with the save id."""
+    """The content of data files by rank and number. File names begin with the save id."""
     return {re.sub(r"^.{36}", "", f.name): f.read_bytes() for f in path.glob("*.distcp")}
 
 
 def names(path: pathlib.Path) -> list[str]:
-    """What stands there that a checkpoint or a save may have left."""
+    """All files at the path except the lock."""
     found = [entry.name for entry in path.rglob("*") if entry.is_file()] if path.exists() else []
-    return [name for name in found if name != "lock"]  # which stays
+    return [name for name in found if name != "lock"]  # is kept
 
 
 def take_steps(saving: tilestone.BegunSave, state: dict[str, Any], stage: bool) -> Any:
-    """All steps, with a changed state from where on it may change."""
+    """Makes all steps, and changes the state as soon as this is allowed."""
     with saving:
         if stage:
             assert saving.next == "stage or write"
@@ -104,7 +104,7 @@ def test_by_files_steps_are_a_save_too_and_a_rank_that_gives_up_can_come_again(
         state = rows(rank, 2)
         with tilestone.begin_save(state, tmp_path / "steps", **files(rank)) as saving:
             saving.write()
-        assert len(contents(tmp_path / "steps")) == rank  # none of this one
+        assert len(contents(tmp_path / "steps")) == rank  # no files of this rank
         with pytest.raises(tilestone.InvalidArgumentError, match="the save is over"):
             saving.report()
         saving = tilestone.begin_save(state, tmp_path / "steps", **files(rank))
@@ -150,7 +150,7 @@ def test_steps_out_of_order_are_named_and_a_save_that_is_left_leaves_nothing(
         for step in steps[:last]:
             getattr(saving, step)()
         wrong = "report" if last < 2 else "write"
-        with pytest.raises(tilestone.InvalidArgumentError, match=f"{wrong}.. was called, and the"):
+        with pytest.raises(tilestone.InvalidArgumentError, match=f"{wrong}.. was called, but the"):
             getattr(saving, wrong)()
         if last % 2:
             saving.give_up()
@@ -167,7 +167,7 @@ def test_steps_out_of_order_are_named_and_a_save_that_is_left_leaves_nothing(
     assert names(tmp_path / "a") == [] and repr(saving).endswith("next='')")
 
 
-def test_what_a_callback_raises_ends_the_save_and_comes_out_as_it_is(
+def test_an_exception_of_a_callback_ends_the_save_and_is_raised_unchanged(
     tmp_path: pathlib.Path,
 ) -> None:
     class StopNowError(Exception):
@@ -185,7 +185,7 @@ def test_what_a_callback_raises_ends_the_save_and_comes_out_as_it_is(
     assert saving.next == "" and names(tmp_path / "a") == []
 
 
-def test_a_child_of_fork_ends_nothing_of_a_save(tmp_path: pathlib.Path) -> None:
+def test_a_forked_child_does_not_end_its_parents_save(tmp_path: pathlib.Path) -> None:
     with tilestone.begin_save(rows(0, 1), tmp_path / "a", comm=tilestone.solo()) as saving:
         saving.write()
         child = os.fork()
@@ -204,7 +204,7 @@ def test_a_child_of_fork_ends_nothing_of_a_save(tmp_path: pathlib.Path) -> None:
 
 
 def on_ranks(rank: int, world: int, folder: str) -> None:
-    """Real processes: torch's tensors, and one of two ranks that leaves the save."""
+    """Real processes save torch tensors; then one of two ranks leaves the save."""
     def state() -> dict[str, Any]:
         own = torch.full((2, 3), float(rank))
         entity = tilestone.ShardedTensor.from_rank_offsets("own", own, (0, rank, world))
@@ -225,7 +225,7 @@ def on_ranks(rank: int, world: int, folder: str) -> None:
                 break
             getattr(saving, step)()
         torch.distributed.barrier()
-        # The note of the save may stay: it says whose files these were.
+        # The note of the save may be kept, because it names the owner of these files.
         left = [name for name in names(path) if name.endswith((".distcp", ".metadata"))]
         assert left == [], left_before
     given = state()
@@ -241,7 +241,7 @@ def on_ranks(rank: int, world: int, folder: str) -> None:
     assert not pathlib.Path(folder, "no").exists()
 
 
-def test_a_rank_that_drops_a_save_ends_it_for_all_and_the_group_goes_on(
+def test_a_rank_that_drops_a_save_ends_it_for_all_and_the_group_still_works(
     worlds: ranks.Worlds, tmp_path: pathlib.Path
 ) -> None:
     worlds[2].run(on_ranks, str(tmp_path), timeout=100)

@@ -1,4 +1,4 @@
-"""The Python examples of docs/saving.md, run as they stand."""
+"""Runs the Python examples of docs/saving.md unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tilestone
 TEXT = (pathlib.Path(__file__).parents[2] / "docs" / "saving.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 TOKEN = "the first start of job 4711"
-#: Where the examples save; each runs in a folder of its own.
+#: The folder in which the examples save. Each example runs in a folder of its own.
 PLACE = "/checkpoints"
 
 
@@ -23,7 +23,7 @@ def _state() -> dict[str, Any]:
 
 
 def _prepare(example: str, path: str) -> None:
-    """What an example finds there."""
+    """Makes the files that an example expects."""
     if "tilestone.unpublished" in example:
         half = {"w": tilestone.ShardedTensor.from_rank_offsets("w", numpy.ones(3), (0, 0, 2))}
         tilestone.save(
@@ -52,7 +52,7 @@ def test_an_example_of_saving_md_runs_as_it_stands(
         return
     assert tilestone.open(path).keys() == ["step", "w"]
     if "tilestone.load" in example:
-        assert names["state"]["step"] == 3  # a value is not filled in place
+        assert names["state"]["step"] == 3  # values are not loaded in place
         assert (names["state"]["w"] == 0).all()
 
 

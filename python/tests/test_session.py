@@ -1,4 +1,4 @@
-"""Sessions: what one save leaves for the next."""
+"""Sessions: what is kept from one save to the next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKEN = "one run of a test"
 
 
 def rows(rank: int, world: int, first: float = 0.0) -> dict[str, Any]:
-    """Two rows of each rank, an array that all have, and a value."""
+    """Two rows of each rank, an array that all ranks have, and a value."""
     own = numpy.arange(8, dtype=numpy.float32).reshape(2, 4) + 8 * rank + first
     return {
         "w": tilestone.ShardedTensor.from_rank_offsets("w", own, (0, rank, world)),
@@ -59,7 +59,7 @@ def test_saves_of_one_structure_send_no_plan_again_and_any_rank_s_change_is_noti
     assert tilestone.load(tmp_path / "3")["more"] == "on this rank"
 
 
-def test_what_a_rank_s_state_raises_is_the_error_of_all_and_the_session_goes_on(
+def test_an_error_in_one_ranks_state_fails_all_ranks_and_the_session_continues(
     tmp_path: pathlib.Path,
 ) -> None:
     def run(comm: tilestone.Communicator) -> None:
@@ -85,7 +85,7 @@ def test_by_files_the_group_is_needed_for_the_token_alone_and_saves_are_counted_
     def run(comm: tilestone.Communicator) -> None:
         session = tilestone.Session(comm=comm, coordination="files")
         tokens.append(session.token)
-        if comm.rank == 0:  # which rank 1 leaves out
+        if comm.rank == 0:  # rank 1 skips this save
             assert not session.save(rows(0, 2), tmp_path / "skipped", wait=False).published
         for first in (1, 2):
             result = session.save(rows(comm.rank, 2, first), tmp_path / str(first), timeout=60)
@@ -114,7 +114,7 @@ def test_without_any_communicator_ranks_have_a_token_in_common(tmp_path: pathlib
     ("given", "says"),
     [
         ({"coordination": "pigeons"}, '"communicator" or "files", not "pigeons"'),
-        ({"rank": 0, "world_size": 1, "token": TOKEN}, 'for coordination="files" without'),
+        ({"rank": 0, "world_size": 1, "token": TOKEN}, 'only allowed with coordination="files"'),
         ({"coordination": "files", "rank": 0, "world_size": 1}, "needs token"),
         (
             {"coordination": "files", "rank": 0, "world_size": 1, "token": "short"},
@@ -152,7 +152,7 @@ def test_by_rule_an_unchanged_state_is_planned_once(tmp_path: pathlib.Path) -> N
         {"coordination": "files", "rank": 0, "world_size": 1, "token": TOKEN},
     ],
 )
-def test_prepared_memory_is_that_of_what_is_staged(
+def test_prepared_memory_is_enough_for_staging(
     tmp_path: pathlib.Path, arguments: dict[str, Any]
 ) -> None:
     with tilestone.Session(**arguments) as session:
@@ -165,13 +165,13 @@ def test_prepared_memory_is_that_of_what_is_staged(
             saving.report()
             saving.publish()
         expect_rows(tmp_path / "a", 1, 0.0)
-        # It is no save, and by files it is not counted as one.
+        # Preparing is not a save, and does not count as one by files.
         assert session.stats.saves == 1
         assert session.prepare({"all": numpy.zeros(3 << 17)}) >= 3 << 20
         nothing: Any = None
-        with pytest.raises(tilestone.InvalidArgumentError, match="a state is a dict"):
+        with pytest.raises(tilestone.InvalidArgumentError, match="a state must be a dict"):
             session.prepare(nothing)
-        with pytest.raises(tilestone.InvalidArgumentError, match="comm is the session's"):
+        with pytest.raises(tilestone.InvalidArgumentError, match="comm is fixed by the session"):
             session.prepare(state, comm=tilestone.solo())
         with pytest.raises(tilestone.InvalidArgumentError, match="has no option pigeons"):
             session.prepare(state, pigeons=1)
@@ -180,7 +180,7 @@ def test_prepared_memory_is_that_of_what_is_staged(
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "soon", True])
-def test_a_timeout_that_is_none_is_refused_on_every_rank(timeout: Any) -> None:
+def test_an_invalid_timeout_is_refused_on_every_rank(timeout: Any) -> None:
     for given in (
         {"comm": tilestone.solo()},
         {"coordination": "files", "rank": 0, "world_size": 1, "token": TOKEN},
@@ -195,11 +195,11 @@ def test_a_timeout_that_is_none_is_refused_on_every_rank(timeout: Any) -> None:
     tilestone.run_ranks(2, run)
 
 
-def test_what_is_the_session_s_is_no_option_of_a_save(tmp_path: pathlib.Path) -> None:
+def test_options_of_the_session_are_not_options_of_a_save(tmp_path: pathlib.Path) -> None:
     session = tilestone.Session(comm=tilestone.solo())
-    with pytest.raises(tilestone.InvalidArgumentError, match="comm is the session's"):
+    with pytest.raises(tilestone.InvalidArgumentError, match="comm is fixed by the session"):
         session.save({}, tmp_path, comm=tilestone.solo())
-    with pytest.raises(tilestone.InvalidArgumentError, match="group is the session's"):
+    with pytest.raises(tilestone.InvalidArgumentError, match="group is fixed by the session"):
         session.load({}, tmp_path, group=None)
 
 

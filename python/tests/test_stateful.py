@@ -1,4 +1,4 @@
-"""Objects that give and take their own state, at any depth; templates without state or memory."""
+"""Stateful objects at any depth; templates without state or memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Counter:
 
 
 class Scalar(Counter):
-    """One whose state is no dict."""
+    """A Stateful whose state is not a dict."""
 
     def state_dict(self) -> Any:
         return self.count
@@ -129,16 +129,16 @@ def test_an_optimizer_without_state_gets_the_checkpoints(
     assert_equal_states(other_optimizer.state_dict(), optimizer.state_dict())
 
 
-def test_state_that_nobody_asks_for_is_an_error_that_names_keys_and_a_way_out(ckpt: str) -> None:
+def test_state_that_is_not_requested_is_an_error_with_keys_and_a_hint(ckpt: str) -> None:
     model = trained()[0]
     tilestone.save({"m": {"model": model, "more": 1}, "other": 2}, ckpt)
     smaller = torch.nn.Sequential(torch.nn.Linear(4, 3))
     with pytest.raises(tilestone.MismatchError) as raised:
         tilestone.load({"m": {"model": smaller}}, ckpt)
     assert raised.value.key == "m.model.1.bias"
-    assert "m.model.1.weight" in str(raised.value) and "in place of the object" in raised.value.hint
+    assert "m.model.1.weight" in str(raised.value) and "instead of the object" in raised.value.hint
     assert "more" not in raised.value.message
-    # The way out: a dict asks for what it names.
+    # The hint's solution: a dict requests only the keys that it has.
     loaded = tilestone.load({"m": {"model": smaller.state_dict()}}, ckpt)
     assert torch.equal(loaded["m"]["model"]["0.weight"], model[0].weight)
 

@@ -1,4 +1,4 @@
-"""One process of stock PyTorch beside Tilestone: each reads what the other wrote."""
+"""One process each of stock PyTorch and Tilestone: each reads the checkpoints of the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import tilestone
 
 
 def tree() -> dict:
-    """Everything that both sides can hold."""
+    """A tree of everything that both sides support."""
     return {
         "dtypes": {name: random_tensor(name, (3, 5)) for name in DTYPES},
         "scalar": torch.tensor(3.5),

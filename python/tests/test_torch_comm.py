@@ -1,4 +1,4 @@
-"""Bytes between real torch ranks over gloo."""
+"""The torch communicator: bytes sent between real torch ranks over gloo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 import tilestone
 from tilestone._torch_comm import TorchCommunicator
 
-PLENTY = 60.0  # seconds; for what must come
+PLENTY = 60.0  # seconds; timeout of calls that must succeed
 MIB = 1 << 20
 
 
@@ -24,7 +24,7 @@ def message(number: int, sender: int, receiver: int, size: int) -> bytes:
 
 
 def check_operation(comm: TorchCommunicator, kind: str, root: int, number: int, size_of: Any):
-    """One operation, its result compared with what the others must have sent."""
+    """Runs one operation, and compares its result with the data that the others must have sent."""
 
     def sent(sender: int, receiver: int) -> bytes:
         return message(number, sender, receiver, size_of(sender, receiver))
@@ -90,7 +90,7 @@ def test_200_random_operations(worlds: ranks.Worlds, size: int) -> None:
 
 
 def two_groups_in_turn(rank: int, world: int) -> None:
-    """Ranks 0, 1, 2, 3 as a grid: everybody is in a row and in a column."""
+    """Ranks 0, 1, 2, 3 form a grid. Each rank is in the groups of its row and its column."""
     groups = [dist.new_group(members) for members in ([0, 1], [2, 3], [0, 2], [1, 3])]
     row = TorchCommunicator(groups[rank // 2])
     column = TorchCommunicator(groups[2 + rank % 2])
@@ -129,7 +129,7 @@ def call(comm: TorchCommunicator, kind: str, root: int, timeout: float) -> None:
 
 
 def one_comes_late(rank: int, world: int, kind: str, root: int, late: int) -> tuple[str, list[int]]:
-    """The error of the call; the store tells the late rank when the others have theirs."""
+    """The error of the call. The store tells the late rank when the others have their errors."""
     comm = TorchCommunicator()
     key = f"test/{kind}/{root}/{late}"
     store = dist.distributed_c10d._get_default_store()
@@ -140,12 +140,12 @@ def one_comes_late(rank: int, world: int, kind: str, root: int, late: int) -> tu
         call(comm, kind, root, 0.3 if rank != late else PLENTY)
     if rank != late:
         store.add(key, 1)
-    random_operations(comm, 7, 5)  # the group goes on in step
+    random_operations(comm, 7, 5)  # the group still works
     return str(caught.value), caught.value.ranks
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_missing_rank_is_named_on_every_rank_and_the_group_goes_on(
+def test_a_missing_rank_is_named_on_every_rank_and_the_group_still_works(
     worlds: ranks.Worlds, kind: str
 ) -> None:
     for root, late in [(0, 0), (0, 2), (1, 0)]:
@@ -181,7 +181,7 @@ def test_bad_root_is_refused(worlds: ranks.Worlds) -> None:
 
 
 def keys_in_the_store(rank: int, world: int) -> list[int]:
-    """How many there are after some operations and after many."""
+    """The number of keys after some operations and after many."""
     comm = TorchCommunicator()
     store = dist.distributed_c10d._get_default_store()
     counts = []
@@ -200,7 +200,7 @@ def test_store_does_not_grow(worlds: ranks.Worlds) -> None:
 
 
 class _SlowStore:
-    """A store that takes its time for the notices by which calls are agreed on."""
+    """A store that is slow for the notices by which ranks agree on calls."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -224,7 +224,7 @@ def saves_over_a_slow_store(rank: int, world: int, path: str) -> None:
         shared._store = store
 
 
-def test_a_store_that_answers_slowly_ends_no_call_before_its_deadline(
+def test_a_slow_store_does_not_end_a_call_before_its_deadline(
     worlds: ranks.Worlds, ckpt: str
 ) -> None:
     worlds[2].run(saves_over_a_slow_store, ckpt)
@@ -233,7 +233,7 @@ def test_a_store_that_answers_slowly_ends_no_call_before_its_deadline(
 
 
 class _PausingStore(_SlowStore):
-    """A store after whose notes of arrival the rank pauses."""
+    """A store that makes the rank pause after its notices of arrival."""
 
     def set(self, key: str, value: str) -> None:
         self._store.set(key, value)
@@ -266,7 +266,7 @@ def ends_a_call_and_refuses_an_operation(rank: int, world: int, path: str) -> li
     return said
 
 
-def test_a_rank_that_pauses_as_it_ends_an_operation_lets_nobody_wait_for_its_transfer(
+def test_no_rank_waits_for_the_transfer_of_a_rank_that_pauses_at_the_end(
     worlds: ranks.Worlds, ckpt: str
 ) -> None:
     first, second = worlds[2].run(ends_a_call_and_refuses_an_operation, ckpt)
@@ -279,7 +279,7 @@ def is_slow_in_the_transfer(rank: int, world: int) -> tuple[str, list[int]]:
     comm.all_to_all([b"x"] * world, PLENTY)
     exchange = comm._exchange
     said, missing = "", []
-    if rank == 1:  # all have agreed to go on by then
+    if rank == 1:  # all ranks have agreed to continue by then
 
         def slow(*arguments: Any) -> Any:
             time.sleep(5)
@@ -296,7 +296,7 @@ def is_slow_in_the_transfer(rank: int, world: int) -> tuple[str, list[int]]:
     return said, missing
 
 
-def test_a_transfer_that_is_slower_than_the_deadline_leaves_the_group_whole(
+def test_the_group_still_works_after_a_transfer_slower_than_the_deadline(
     worlds: ranks.Worlds,
 ) -> None:
     first, second = worlds[2].run(is_slow_in_the_transfer)
@@ -314,7 +314,8 @@ def last_rank_dies(rank: int, world: int, when: str) -> tuple[list[int], float]:
     if rank == world - 1 and when == "before the call":
         die()
     if rank == world - 1:
-        comm._exchange = die  # type: ignore[assignment]  # all have agreed to go on by then
+        # All ranks have agreed to continue by then.
+        comm._exchange = die  # type: ignore[assignment]
     begin = time.monotonic()
     with pytest.raises((TimeoutError, ConnectionError)) as caught:
         comm.all_to_all([b"x"] * world, 2.0)

@@ -16,7 +16,7 @@ DTYPES = [name for name in tilestone.dtype_names() if hasattr(torch, name)]
 
 
 def random_tensor(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
-    """Random bits; any of them is a value of the dtype, but for bool."""
+    """Random bits, which are valid values of every dtype except bool."""
     dtype = getattr(torch, name)
     generator = torch.Generator().manual_seed(seed)
     if name == "bool":
@@ -73,7 +73,7 @@ def test_tensors_of_every_dtype_come_back_bit_for_bit(
         "transposed", "steps", "expanded", "row", "as_strided", "conj", "neg", "parameter", "graph",
     ],
 )  # fmt: skip
-def test_views_are_saved_as_they_look(view, ckpt: str) -> None:
+def test_views_are_saved_by_their_elements(view, ckpt: str) -> None:
     tensor = view(torch.arange(48, dtype=torch.float32).reshape(6, 8))
     tilestone.save({"x": tensor}, ckpt)
     with tilestone.open(ckpt, framework="torch") as opened:
@@ -97,7 +97,7 @@ def test_tied_weights_load_and_values_that_differ_name_both_keys(ckpt: str) -> N
     tied = torch.nn.Parameter(torch.zeros(4, 3))
     tilestone.load({"embedding": tied, "head": tied.data.view(4, 3)}, ckpt)
     assert torch.equal(tied, stored)
-    with pytest.raises(tilestone.MismatchError, match=r'also that of "embedding".*key other'):
+    with pytest.raises(tilestone.MismatchError, match=r'shares memory with "embedding".*key other'):
         tilestone.load({"embedding": tied, "other": tied}, ckpt)
 
 
@@ -125,14 +125,14 @@ def test_tensors_without_plain_memory_are_refused_with_their_key(
     assert raised.value.key == "a.b"
 
 
-def test_an_expanded_tensor_is_no_target(ckpt: str) -> None:
+def test_an_expanded_tensor_can_not_be_loaded_into(ckpt: str) -> None:
     tilestone.save({"x": torch.ones(4, 3)}, ckpt)
     with pytest.raises(tilestone.InvalidArgumentError, match="expanded"):
         tilestone.load({"x": torch.zeros(1, 3).expand(4, 3)}, ckpt)
 
 
 class OnDevice(tilestone.ShardedTensor):
-    """A sharded tensor whose memory is taken for a device's: copied piece by piece."""
+    """A sharded tensor whose memory is treated as device memory, which is copied piece by piece."""
 
     def _entity(self, for_load: bool = False):
         return self._make(_torch_bridge.view(self.data, for_load, staged=True))
@@ -274,5 +274,5 @@ def test_a_tensor_whose_storage_was_taken_away_is_refused_with_its_key(
 def test_views_of_shrunken_storages_are_refused(ckpt: str) -> None:
     tensor = torch.ones(1024)
     tensor.untyped_storage().resize_(64)
-    with pytest.raises(tilestone.InvalidArgumentError, match="allocation of 64 bytes"):
+    with pytest.raises(tilestone.InvalidArgumentError, match="allocation has 64 bytes"):
         tilestone.save({"x": tensor}, ckpt)

@@ -1,4 +1,4 @@
-"""A job of MPI on two hosts (see hosts.py)."""
+"""An MPI job on two hosts (see hosts.py)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import sys
 from hosts import WORLD, Hosts, program
 
 RANK = program("two_hosts_rank.py")
-# A load of 4 MiB as columns: half of what each host wants comes from the other.
-LEAST_RECEIVED = 900_000  # bytes, of a host
+# In a load of 4 MiB as columns, half of each host's data comes from the other host.
+LEAST_RECEIVED = 900_000  # bytes per host
 
 
 def check_exchanged(lines: list[dict[str, object]], names: list[str]) -> None:
-    """All ranks loaded the right elements, and they came by messages."""
+    """Checks that all ranks loaded the right elements, and that these were sent as messages."""
     assert sorted(line["rank"] for line in lines) == list(range(WORLD)), lines
     assert {line["host"] for line in lines} == set(names), lines
     for line in lines:

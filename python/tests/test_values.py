@@ -88,7 +88,7 @@ def shown(value: object) -> str:
 
 
 @pytest.mark.parametrize("name", OBJECTS)
-def test_foreign_objects_are_told_and_made_only_when_their_class_is_allowed(
+def test_foreign_objects_are_opaque_unless_their_class_is_allowed(
     name: str, ckpt: str
 ) -> None:
     value, allow = OBJECTS[name]
@@ -104,7 +104,7 @@ def test_foreign_objects_are_told_and_made_only_when_their_class_is_allowed(
         assert shown(opened.object("x", allow_classes=allow)) == shown(value)
 
 
-def test_a_namespace_is_told_with_its_contents(ckpt: str) -> None:
+def test_a_namespace_is_shown_with_its_contents(ckpt: str) -> None:
     tilestone.save({"x": argparse.Namespace(lr=0.5)}, ckpt)
     with tilestone.open(ckpt) as opened:
         told = opened["x"]
@@ -113,7 +113,7 @@ def test_a_namespace_is_told_with_its_contents(ckpt: str) -> None:
 
 
 class Attack:
-    """Unpickling it writes a file."""
+    """Writes a file when it is unpickled."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -161,7 +161,7 @@ def test_a_hostile_pickle_of_any_protocol_is_unsafe_and_runs_nothing(
     if place == "metadata":
         file = pathlib.Path(ckpt, ".metadata")
         file.write_bytes(hostile)
-    else:  # where torch.load would run it
+    else:  # the place where torch.load would run it
         (file,) = pathlib.Path(ckpt).glob("*.distcp")
         file.write_bytes(hostile + file.read_bytes()[len(hostile) :])
     with pytest.raises(tilestone.UnsafeError) as raised, tilestone.open(
@@ -183,7 +183,7 @@ def test_an_unallowed_object_stays_opaque_inside_an_allowed_one(ckpt: str) -> No
     assert isinstance(made.inner, tilestone.Opaque)
 
 
-def test_text_that_is_no_unicode_survives(ckpt: str) -> None:
+def test_invalid_unicode_text_survives(ckpt: str) -> None:
     tilestone.save({"x": "lone \ud800 surrogate"}, ckpt)
     assert tilestone.load({"x": None}, ckpt)["x"] == "lone \ud800 surrogate"
 
@@ -195,7 +195,7 @@ def test_two_dict_keys_that_become_one_are_refused(ckpt: str) -> None:
     assert not zipfile.is_zipfile(ckpt)
 
 
-def test_dicts_with_tuples_for_keys_are_values_as_those_with_other_keys_are(
+def test_dicts_with_tuple_keys_are_values_like_those_with_other_keys(
     monkeypatch: pytest.MonkeyPatch, ckpt: str
 ) -> None:
     def refuse(*_: object) -> None:

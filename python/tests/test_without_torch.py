@@ -1,4 +1,4 @@
-"""The package without torch: numpy, ml_dtypes and DLPack arrays, values, no import of torch."""
+"""The package without torch: numpy, ml_dtypes and DLPack arrays, values; torch is not imported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_python(code: str, *args: str) -> str:
 
 
 def random_array(name: str, shape: tuple[int, ...], seed: int) -> numpy.ndarray:
-    """Random bits; any of them is a value of the dtype, but for bool."""
+    """Random bits, which are valid values of every dtype except bool."""
     dtype = tilestone.DType(name).numpy
     generator = numpy.random.default_rng(seed)
     if name == "bool":
@@ -87,7 +87,7 @@ def test_numpy_arrays_of_every_dtype_come_back_bit_for_bit(
     ],
     ids=["transposed", "steps", "reversed", "broadcast", "big-endian"],
 )
-def test_numpy_views_are_saved_as_they_look(view, ckpt: str) -> None:
+def test_numpy_views_are_saved_by_their_elements(view, ckpt: str) -> None:
     array = view(numpy.arange(48, dtype=numpy.float32).reshape(6, 8))
     tilestone.save({"x": array}, ckpt)
     with tilestone.open(ckpt) as opened:
@@ -161,7 +161,7 @@ def test_sharded_tensors_of_threads_are_resharded(ckpt: str) -> None:
         assert same_bits(opened["w"][3:20, 2:5], numpy.ascontiguousarray(whole[3:20, 2:5]))
 
 
-def test_an_open_checkpoint_tells_what_it_holds(ckpt: str) -> None:
+def test_an_open_checkpoint_describes_its_content(ckpt: str) -> None:
     state = {"a": {"w": numpy.zeros((4, 4), numpy.float32)}, "b": "text", "c": (1, 2)}
     tilestone.save(state, ckpt)
     opened = tilestone.open(ckpt)
@@ -181,7 +181,7 @@ def test_an_open_checkpoint_tells_what_it_holds(ckpt: str) -> None:
         opened.keys()
 
 
-def test_reading_what_is_not_there_names_similar_keys(ckpt: str) -> None:
+def test_reading_a_missing_key_names_similar_keys(ckpt: str) -> None:
     tilestone.save({"layers.0.weight": numpy.zeros(2)}, ckpt)
     with tilestone.open(ckpt) as opened:
         with pytest.raises(KeyError) as raised:

@@ -1,4 +1,4 @@
-"""The zarr format beside the zarr package and tensorstore."""
+"""Compares the zarr format with the zarr package and tensorstore."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def same(found: Array, wanted: Array) -> bool:
 
 
 def cells(whole: Array, cell: tuple[int, ...], rank: int, ranks: int) -> list[Any]:
-    """Every ranks-th cell of the grid, as the shards that one rank holds."""
+    """The shards of one rank: every ranks-th cell of the grid."""
     grid = [range(0, n, c) for n, c in zip(whole.shape, cell, strict=True)]
     places = numpy.array(numpy.meshgrid(*grid, indexing="ij")).reshape(len(grid), -1).T
     shards = []
@@ -122,8 +122,8 @@ def test_random_grids_open_elsewhere_and_come_back(
 
 
 @READERS
-def test_what_others_wrote_for_megatron_is_read(read: Reader) -> None:
-    """The goldens are what both packages say that they are, so the packages are a fair judge."""
+def test_megatron_checkpoints_written_by_other_packages_are_read(read: Reader) -> None:
+    """Both packages read the goldens as expected, so comparisons with them are meaningful."""
     folder = GOLDEN / "megatron-core-0.13.1" / "zarr-w4"
     with tilestone.open(folder) as checkpoint:
         assert len(checkpoint.tensor_keys()) == 11

@@ -1,7 +1,7 @@
 """A small training run that the tests of tilestone.megatron.training save and resume.
 
-A linear layer for each pipeline rank, its rows divided among the tensor parallel ranks, a bias that
-they all have, and an optimizer with one state tensor for each parameter.
+Each pipeline rank has a linear layer. Its rows are sharded over the tensor-parallel ranks, and its
+bias is replicated. The optimizer has one state tensor for each parameter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FUNCTIONS = {
 
 
 def arguments(folder: Any, **more: Any) -> argparse.Namespace:
-    """A program's arguments that save to and load from a folder."""
+    """A program's arguments to save to and load from a folder."""
     return argparse.Namespace(**{"save": str(folder), "load": str(folder), "bf16": False, **more})
 
 
@@ -53,9 +53,9 @@ class Layout:
 
     @staticmethod
     def make(tp: int, pp: int, world: int) -> Layout:
-        """Megatron's order: tensor parallel ranks lie side by side, pipeline ranks furthest.
+        """Megatron's rank order: tensor-parallel ranks vary fastest, pipeline ranks slowest.
 
-        Every rank of torch's default group calls, those from `world` on too: they get no groups.
+        Every rank of torch's default group must call this. Ranks from `world` on get no groups.
         """
         dp = world // (tp * pp)
         ranks = torch.arange(world).reshape(pp, dp, tp)
@@ -66,7 +66,7 @@ class Layout:
         return Layout(**made)
 
     def arguments(self, names: Any = NAMES) -> dict[str, Any]:
-        """As keywords of save_checkpoint and load_checkpoint."""
+        """The groups as keywords of save_checkpoint and load_checkpoint."""
         return {f"{name}_group": getattr(self, name) for name in names}
 
     def sizes(self) -> dict[str, tuple[int, int]]:
@@ -75,7 +75,7 @@ class Layout:
 
 
 def install_parallel_state(layout: Layout | None, names: Any = NAMES) -> None:
-    """Sets up Megatron's parallel_state with some groups of a layout; None removes it."""
+    """Installs a parallel_state like Megatron's with some groups of a layout; None removes it."""
     sys.modules.pop("megatron.core.parallel_state", None)
     if layout is None:
         return
@@ -128,7 +128,7 @@ class Model(torch.nn.Module):
         return made
 
     def check(self) -> None:
-        """The parameters are those of a run that was filled."""
+        """Checks that the parameters are those of a filled run."""
         for layer in self.layers:
             found = getattr(self, f"weight{layer}")
             assert torch.equal(found, weight(layer).chunk(self.tp[1])[self.tp[0]])
@@ -136,7 +136,7 @@ class Model(torch.nn.Module):
 
 
 class Optimizer:
-    """One state tensor for each parameter: 1 more than the parameter.
+    """One state tensor for each parameter, whose value is the parameter plus 1.
 
     Attributes:
         metadata: what sharded_state_dict got last.
@@ -169,7 +169,7 @@ class Optimizer:
         self.reloaded = True if state_dict is None else state_dict
 
     def check(self) -> None:
-        """The state is that of the parameters."""
+        """Checks that the state belongs to the parameters."""
         assert self.loaded["param_groups"] == [{"lr": 0.5, "step": 7}]
         for stage in self.stages:
             for name, parameter in stage.named_parameters():
@@ -177,7 +177,7 @@ class Optimizer:
 
 
 class Scheduler:
-    """Of the learning rate."""
+    """A learning rate scheduler."""
 
     def __init__(self, steps: int = 0) -> None:
         self.steps = steps
@@ -222,7 +222,7 @@ def draw() -> tuple[float, float, float]:
 
 
 def save_run(folder: Any, iteration: int = 100, model: Any = None, **more: Any) -> Model:
-    """Saves a run; `more` are its arguments."""
+    """Saves a run. `more` are the run's arguments."""
     keywords = {name: more.pop(name) for name in ("non_persistent_ckpt", "release") if name in more}
     model = make_model(None) if model is None else model
     training.save_checkpoint(
@@ -233,7 +233,7 @@ def save_run(folder: Any, iteration: int = 100, model: Any = None, **more: Any) 
 
 
 def load_run(folder: Any, **more: Any) -> int:
-    """Resumes; gives the iteration."""
+    """Resumes a run. Returns the iteration."""
     model = make_model(None, filled=False)
     optimizer, scheduler = Optimizer(model), Scheduler()
     iteration, operations = training.load_checkpoint(
@@ -251,5 +251,5 @@ def tracker_of(folder: pathlib.Path) -> pathlib.Path:
 
 
 def iterations_of(folder: pathlib.Path) -> list[str]:
-    """Folders of a run's directory, without that of its locks."""
+    """The folders in a run's directory, except the folder of locks."""
     return sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name != ".tilestone")

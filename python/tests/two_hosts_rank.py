@@ -1,5 +1,6 @@
-"""One MPI rank of a job on two hosts: see test_two_hosts.py. It saves rows, loads columns and
-prints a line of JSON.
+"""One MPI rank of a job on two hosts: see test_two_hosts.py.
+
+It saves rows, loads columns and prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy
 
 import tilestone
 
-SIDE = 1024  # rows, and columns
+SIDE = 1024  # rows and columns
 PLENTY = 60.0  # seconds
 
 
@@ -24,7 +25,7 @@ def truth(version: int) -> Any:
 
 
 def received() -> int:
-    """Bytes that came over the link to this host."""
+    """Bytes received over the link by this host."""
     counter = f"/sys/class/net/{socket.gethostname()}/statistics/rx_bytes"
     return int(pathlib.Path(counter).read_text())
 
@@ -45,7 +46,7 @@ def main() -> None:
     came = received() - before
     assert numpy.array_equal(loaded["w"], numpy.split(truth(2), comm.size, axis=1)[comm.rank])
     line = {"rank": comm.rank, "host": socket.gethostname(), "received": came}
-    os.write(1, (json.dumps(line) + "\n").encode())  # one write: mpirun mixes the ranks' output
+    os.write(1, (json.dumps(line) + "\n").encode())  # one write, as mpirun mixes output
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@
     with tilestone.open("ckpt/step-1200") as ckpt:
         part = ckpt.read("weight", box=((0, 128), (0, 64)))
 
-Checkpoints are PyTorch's own (torch.distributed.checkpoint reads and writes the same files).
-torch is not needed, and not imported unless the caller has done so.
+The checkpoints are in PyTorch's own format: torch.distributed.checkpoint reads and writes the same
+files. torch is not required, and is only used if the caller has imported it.
 """
 
 from tilestone import geometry

@@ -1,4 +1,4 @@
-"""save, plan_copies and load."""
+"""The functions save, plan_copies and load."""
 
 from __future__ import annotations
 
@@ -49,118 +49,127 @@ def save(
     max_copy_bytes: int | None = None,
     tp_replica_names: bool = False,
 ) -> _core.SaveResult:
-    """Saves the state that all ranks hold together. Every rank calls.
+    """Saves the state that all ranks hold together. Every rank must call it.
 
-    On return the checkpoint is complete and durable, and stock PyTorch can load it. When anything
-    fails on any rank, every rank raises the same error and what stood at `path` still stands. That
-    includes bad options, paths and states; only a `coordination`, `group` or `comm` that can't be
-    used, or a rank outside the group, fails on its rank alone, and the others wait for it until the
-    timeout. `path`, `format`, `dialect`, `overwrite`, `agreement`, `validate_access`, `common_differs` and
-    `attributes` are the same on every rank, else MismatchError names what differs.
+    On return the checkpoint is complete and durable, and stock PyTorch can load it. If anything
+    fails on any rank, every rank raises the same error and `path` holds what it held before. This
+    includes errors in the options, the path and the state. One kind of error is raised on its own
+    rank only: a `coordination`, `group` or `comm` that can't be used, or a rank outside the group.
+    The other ranks then wait for that rank until the timeout. `path`, `format`, `dialect`,
+    `overwrite`, `agreement`, `validate_access`, `common_differs` and `attributes` must be the same
+    on every rank; otherwise MismatchError names the one that differs.
 
     Args:
-        state: a nested dict. Mappings of any class are taken apart, and so are lists of any class
-            that hold an array, a Mapping or what is named next. `ShardedTensor` and
-            `ShardedObject` have keys of their own; anything else gets its dotted path as key: a
-            DTensor is sharded by its placements, any other array (torch, numpy, DLPack) is the
-            same on every rank and written once, another leaf is one object. Objects with
-            state_dict() and load_state_dict() (modules, optimizers) are asked for their state
-            dict, as torch's Stateful protocol says, and Megatron-Core's entities mean what they
-            mean there. Objects that are no plain data are pickled. Stock PyTorch reads an array
-            of numpy as a tensor of torch: its template there is torch.from_numpy(array).
-        path: the checkpoint's directory, on a file system that all ranks see. A leading "~" is
+        state: a nested dict. Mappings of any class are split into their entries. So are lists of
+            any class, if they hold an array, a Mapping or one of the objects named below.
+            `ShardedTensor` and `ShardedObject` carry their own keys; the key of anything else is
+            its dotted path. A DTensor is sharded according to its placements. Any other array
+            (torch, numpy, DLPack) must be the same on every rank and is written once. Any other
+            leaf is stored as one object. Objects with state_dict() and load_state_dict() (modules,
+            optimizers) are replaced by their state dict, as in torch's Stateful protocol.
+            Megatron-Core's entities have the meaning that they have there. Objects that are not
+            plain data are pickled. Stock PyTorch reads a numpy array as a torch tensor, so its
+            template there is torch.from_numpy(array).
+        path: the checkpoint's directory, on a file system that all ranks see. A leading "~" means
             the home directory; URLs ("s3://...") are refused.
-        group: the torch process group that saves; by default torch.distributed's default group
-            where it is initialised. Not with coordination="files".
+        group: the torch process group that saves. The default is torch.distributed's default
+            group if it is initialised. Not allowed with coordination="files".
         comm: a communicator instead of a group: `tilestone.solo()`, `tilestone.mpi_world()`, or
             any object with rank, size, describe, gather, scatter, broadcast and all_to_all.
-        coordination: how ranks know of one another. "communicator": through `group` or `comm`.
-            "files": through small files at `path` alone; no process group is needed, and one that
-            is there is not used. Ranks agree by rule, as with agreement="rule" (which see), and
-            need not come at the same time; what each has written stays until the last one
-            publishes the checkpoint. For torch_dist, to a path where no checkpoint stands. See
-            docs/saving.md.
-        rank, world_size, token: for coordination="files", which needs them: this rank's number, how
-            many ranks save (the same on all), and a text of 8 to 256 bytes that all ranks of one
-            run of the job have and no other run, not even the same job started again by its
-            scheduler. A rank that was started again saves the same state under the same token, and
-            completes the checkpoint; what it saved before is not written again, as a warning says,
-            and a state of other keys, shapes, dtypes or shards is MismatchError. `rank` is torch's global one where a state has DTensors.
-        number: for coordination="files": tells saves under one token to one path apart. Another
-            state needs another number.
-        wait: for coordination="files": return once the checkpoint is published. False: once this
-            rank has written; the last rank to write publishes, and `SaveResult.published` says
-            whether it was this one.
-        torch_rank_local: for coordination="files": as torch does with use_collectives=False, each
-            rank writes all that it holds, replicas too, and publishes its own `__RANK.metadata` as
-            soon as its data is durable; torch's ranks load it so. `wait` waits until all ranks
-            have, which `published` of the result says. `publish` makes an ordinary checkpoint of
-            it.
-        format: how the bytes are laid out: "torch_dist", PyTorch's, or "zarr", which Megatron-Core
-            up to 0.15, the zarr package and tensorstore read. In zarr every array is sharded as
-            the cells of one regular grid and has a dtype of numpy's or bfloat16, keys are paths
-            of files, and agreement is "exchange".
-        dialect: what of the state is sharded. "pytorch": as said of `state`, for stock PyTorch to
-            load. "megatron": only `ShardedTensor`, `ShardedObject`, DTensors and Megatron-Core's
-            entities are; everything else, arrays too, is one common state, that of rank 0, and
-            stock Megatron-Core (0.9 and later) loads the checkpoint.
-        overwrite: replace a valid checkpoint that stands at `path`; it stays valid until the new
-            one is durable. By zarr or in Megatron-Core's dialect, and over such a checkpoint, the
-            directory is replaced as a whole, in one step, by one that is made beside it.
-        agreement: how ranks agree who writes what. "exchange": through rank 0, right for every
-            state. "rule": each rank alone, without a word; replicas are known from placements or
-            `holders`, and arrays that are not wrapped must be on every rank.
-        validate_access: before anything is written, refuse what the main replicas of all ranks
-            (those whose replica_id is 0) don't hold exactly once: elements of an array, places of a
-            grid of ShardedObjects. Arrays that are not wrapped count once. Without it, replicas of
-            one box are the same whatever their ids say, and a grid may lack places. By rule it
-            takes what every rank holds (about 20 bytes a shard) to rank 0, as "exchange" does.
-        common_differs: what it means when ranks differ in what they have in common, of which one
-            rank's is saved: in Megatron-Core's dialect the common state (the order of a dict is no
-            difference), in PyTorch's the objects (with agreement "exchange" alone; its arrays are
-            not compared): "ignore"; "warn", rank 0 logs up to ten paths and the ranks; or "error",
-            MismatchError.
+        coordination: how the ranks communicate. "communicator": through `group` or `comm`.
+            "files": only through small files at `path`. This needs no process group, and does not
+            use an existing one. The ranks decide who writes what as with agreement="rule" (see
+            there) and need not call at the same time; the data of each rank stays on disk until
+            the last rank publishes the checkpoint. Only for torch_dist, and only to a path without
+            a checkpoint. See docs/saving.md.
+        rank, world_size, token: required by coordination="files": the number of this rank, how
+            many ranks save (the same on all ranks), and a string of 8 to 256 bytes. The token is
+            the same on all ranks of one run of the job and different in every other run, also when
+            the scheduler starts the same job again. A rank that was restarted saves the same state
+            under the same token and so completes the checkpoint. What it wrote before is not
+            written again, and a warning says so; a state with other keys, shapes, dtypes or shards
+            raises MismatchError. If the state has DTensors, `rank` must be torch's global rank.
+        number: for coordination="files": distinguishes saves that have the same token and the same
+            path. A different state needs a different number.
+        wait: for coordination="files". True: return once the checkpoint is published. False:
+            return once this rank has written its part. The last rank to write then publishes, and
+            `SaveResult.published` says whether that was this rank.
+        torch_rank_local: for coordination="files": as with torch's use_collectives=False, each
+            rank writes everything that it holds, replicas included, and publishes its own
+            `__RANK.metadata` as soon as its data is durable; torch's ranks can load these files.
+            `wait` then waits until all ranks have done so, and `published` of the result says
+            whether they have. `publish` turns such a checkpoint into an ordinary one.
+        format: the file format. "torch_dist" is PyTorch's. "zarr" can be read by Megatron-Core up
+            to 0.15, the zarr package and tensorstore. With zarr, each array must be sharded into
+            the cells of one regular grid, its dtype must be one of numpy's or bfloat16, keys are
+            file paths, and agreement must be "exchange".
+        dialect: which parts of the state are sharded. "pytorch": as described under `state`; stock
+            PyTorch can load the checkpoint. "megatron": only `ShardedTensor`, `ShardedObject`,
+            DTensors and Megatron-Core's entities are sharded. Everything else, arrays included,
+            forms one common state, which is saved from rank 0; stock Megatron-Core (0.9 and later)
+            can load the checkpoint.
+        overwrite: replace a valid checkpoint at `path`. The old one stays valid until the new one
+            is durable. With format zarr or Megatron-Core's dialect, and when the old checkpoint is
+            of one of these kinds, a new directory is built beside the old one and replaces it as a
+            whole, in one step.
+        agreement: how the ranks agree who writes what. "exchange": through rank 0; works for every
+            state. "rule": each rank decides alone, without communication. Replicas are then known
+            from placements or `holders`, and arrays that are not wrapped must be on every rank.
+        validate_access: before anything is written, check that the main replicas of all ranks
+            (those whose replica_id is 0) hold every element of each array and every place of each
+            grid of ShardedObjects exactly once, and raise an error if not. Arrays that are not
+            wrapped count once. Without this option, shards of the same box count as replicas of
+            each other whatever their replica_ids are, and a grid may have empty places. With
+            agreement="rule", the check sends a description of every rank's shards (about 20 bytes
+            per shard) to rank 0, as "exchange" does.
+        common_differs: what to do when the ranks differ in something of which only one rank's
+            version is saved. In Megatron-Core's dialect this is the common state (the order of a
+            dict does not matter). In PyTorch's dialect it is the objects, and only with
+            agreement="exchange"; arrays are not compared. "ignore": do nothing. "warn": rank 0
+            logs up to ten paths and the ranks. "error": raise MismatchError.
         timeout: seconds for the whole save, more than 0; None for no limit.
-        threads: that work on this rank; 0: as many as the machine has, at most 8.
-        buffer_bytes: pooled memory of this rank, bytes.
-        files_per_rank: data files that each rank writes.
-        attributes: texts that say something of the checkpoint ({"iteration": "100"}), at most
-            1 MiB in all. `Checkpoint.attributes` has them, and `tilestone inspect` shows them.
-        tensor_attributes: what is to be known of single tensors, by the tensor's key and a name
-            ({"layer.w": {"kind": "glu", "order": [0, 1]}}): None, bools, ints of 64 bits, floats,
-            text, bytes, lists, tuples and dicts, at most 16 deep and 16 MiB in all. Each rank
-            gives them for tensors that it holds; those of all ranks are put together.
-            `Checkpoint.tensor_attributes` and `tilestone inspect PATH KEY` give them back.
-        progress: True for a bar on a terminal, or a function that gets `Progress`.
-        replicate: "local": what this rank holds and another rank of its `replicate_group` writes
-            goes into this rank's own data file too, so that a restart in the same layout reads no
-            other file for it, objects that are the same included. Stock PyTorch does not see
-            these copies. With agreement "rule" only arrays with known holders are copied. The same
-            on every rank. "none": each shard is written once.
+        threads: number of threads on this rank; 0: as many as the machine has, at most 8.
+        buffer_bytes: pooled memory of this rank, in bytes.
+        files_per_rank: number of data files that each rank writes.
+        attributes: strings that describe the checkpoint ({"iteration": "100"}), at most 1 MiB in
+            all. `Checkpoint.attributes` returns them, and `tilestone inspect` shows them.
+        tensor_attributes: attributes of single tensors, by the tensor's key and the attribute's
+            name ({"layer.w": {"kind": "glu", "order": [0, 1]}}). Values are None, bools, 64-bit
+            ints, floats, strings, bytes, lists, tuples and dicts, nested at most 16 deep and at
+            most 16 MiB in all. Each rank gives attributes of tensors that it holds; those of all
+            ranks are merged. `Checkpoint.tensor_attributes` and `tilestone inspect PATH KEY`
+            return them.
+        progress: True shows a bar on a terminal; a function is called with `Progress`.
+        replicate: "local": the shards that this rank holds and another rank of its
+            `replicate_group` writes are also written to this rank's own data file, and so are
+            objects that are equal here and on the rank that writes them. After a restart with the
+            same sharding the rank then reads no other file for them. Stock PyTorch does not see
+            these copies. With agreement="rule" only arrays with known holders are copied. "none":
+            each shard is written once. Must be the same on every rank.
         replicate_group: with replicate="local", the ranks whose shards this rank copies, itself
-            among them: a torch process group of which it is a member, or their ranks in the group
-            that saves. Mostly the model-parallel group: over data parallelism every rank would
-            copy whatever it shares, up to the whole model.
-        max_copy_bytes: bytes of elements that this rank copies at most, the smallest arrays
-            first; None: no limit. `SaveResult.copies` and `copy_bytes` say what was copied.
-        tp_replica_names: in Megatron-Core's dialects: second names of replicated tensors, as for
-            `tilestone.megatron.save`. The same on every rank.
+            included: a torch process group that it belongs to, or rank numbers in the group that
+            saves. Usually this is the model-parallel group. With the data-parallel group every
+            rank would copy everything that it shares, up to the whole model.
+        max_copy_bytes: the most bytes of elements that this rank copies, smallest arrays first;
+            None: no limit. `SaveResult.copies` and `copy_bytes` say what was copied.
+        tp_replica_names: in Megatron-Core's dialects: additional names for replicated tensors, as
+            in `tilestone.megatron.save`. Must be the same on every rank.
 
     Raises:
-        AlreadyExistsError: a checkpoint stands at `path`, and overwrite is False.
-        UnsupportedError: `path` is a URL; an unknown format or dialect; a directory that can't be
-            replaced as a whole: one with files that belong to no checkpoint, a mount point, the
-            working directory.
+        AlreadyExistsError: there is a checkpoint at `path`, and overwrite is False.
+        UnsupportedError: `path` is a URL; the format or dialect is unknown; or a directory can't be
+            replaced as a whole because it holds files that belong to no checkpoint, or is a mount
+            point or the working directory.
         InvalidArgumentError, MismatchError, CoverageError: the ranks' states contradict each other,
-            or not all of them can be kept: sharded or device data inside a tuple or another object,
-            an element type or a kind of tensor that no checkpoint holds, a container of which
-            a load could not make another, attributes of a tensor that this rank does not have.
-            The error names the key, and nothing is written. Ranks that give a tensor's attribute
-            two values end the save too.
-        StorageError, TimeoutError, RankFailedError: it could not be written. With
-            coordination="files" the time runs out while ranks are missing, whom TimeoutError names:
-            what was written is kept for them, see `unpublished`. RankFailedError: the save was
-            abandoned.
+            or some part can't be saved: sharded or device data inside a tuple or another object,
+            an element type or a kind of tensor that no checkpoint can hold, a container that a
+            load could not recreate, or attributes of a tensor that this rank does not hold. The
+            error names the key, and nothing is written. MismatchError is also raised if ranks give
+            the same attribute of a tensor different values.
+        StorageError, TimeoutError, RankFailedError: the checkpoint could not be written. With
+            coordination="files", TimeoutError names the ranks that are missing when the time is
+            over; what was written is kept for them, see `unpublished`. RankFailedError also means
+            that the save was abandoned.
     """
     with contextlib.ExitStack() as until_the_end:
         call = SaveCall(
@@ -187,25 +196,26 @@ def plan_copies(
     max_copy_bytes: int | None = None,
     **options: Any,
 ) -> list[_core.CopyCost]:
-    """What `replicate="local"` would add to the same `save`; nothing is written. Every rank calls.
+    """Says what `replicate="local"` would add to the same `save`. Writes nothing.
 
-    With coordination="files" a rank is alone: no other needs to come.
+    Every rank must call it. With coordination="files" each rank may call it alone.
 
     Args:
-        state, path: as for `save`. Of `path` nothing is looked at: a checkpoint may stand there.
+        state, path: as for `save`. Nothing at `path` is read; there may be a checkpoint there.
         replicate_group, max_copy_bytes: as for `save`.
-        options: the other options of `save`, which are those of the save that is meant.
+        options: the other options of the save that is planned.
 
     Returns:
-        For each rank, by its number, a cost with `copies`, the shards that other ranks write and
-        this one copies, and `bytes` of their elements. With coordination="files" this rank's alone.
+        One cost for each rank, in the order of ranks: `copies`, the number of shards that other
+        ranks write and this rank copies, and `bytes`, the bytes of their elements. With
+        coordination="files" the list holds only this rank's cost.
 
     Raises:
-        InvalidArgumentError: replicate is among the options, or an option that `save` has not.
-        As `save`, of what it refuses before it writes.
+        InvalidArgumentError: the options contain replicate, or one that `save` does not have.
+        Also what `save` raises before it writes.
     """
     if "replicate" in options:
-        raise InvalidArgumentError('replicate is "local" in plan_copies: leave it out')
+        raise InvalidArgumentError('plan_copies always uses replicate="local": leave it out')
     with contextlib.ExitStack() as until_the_end:
         call = SaveCall(
             state, path, until_the_end, replicate="local", replicate_group=replicate_group,
@@ -240,93 +250,100 @@ def load(
     follow_links: bool = False,
     progress: bool | ProgressCallback = False,
 ) -> dict[Any, Any]:
-    """Loads what `wanted` asks for, however the checkpoint was sharded. Every rank calls.
+    """Loads what `wanted` asks for, however the checkpoint was sharded. Every rank must call it.
 
-    `load(path)`, without a template, gives each rank all that the checkpoint holds, in new arrays
-    (torch's where torch is loaded, else numpy's), nested as it was saved: keys of dicts are text,
-    an empty dict or list has left nothing, and a list of which an element has left nothing is a
-    dict by index, or shorter where that was its end. What has no recorded path (sharded entities
-    with keys of their own, and all of zarr) stands under its key at the top, Megatron-Core's common
-    state, whose keys are as they were, beside it.
+    `load(path)`, without a template, gives each rank everything that the checkpoint holds, in new
+    arrays (of torch if torch is loaded, otherwise of numpy), nested as it was saved. The keys of
+    these dicts are strings. Empty dicts and lists are not stored. If an element of a list left
+    nothing in the checkpoint, the list comes back as a dict by index, or as a shorter list if only
+    its end is missing. Items without a recorded path (sharded entities with their own keys, and
+    everything in zarr) appear at the top level under their keys. Next to them is Megatron-Core's
+    common state, with its original keys.
 
     Args:
-        wanted: a state dict as `save` takes it. Arrays in it are filled in place, those without
-            memory (torch's meta device; read-only numpy arrays) are allocated; other leaves say
-            only that their key is wanted. Of an object with state_dict() and load_state_dict(),
-            what the checkpoint holds below its key must be asked for by its state dict, on one
-            rank at least, unless `not_requested` says otherwise; a torch optimizer without state
-            gets the state of plain parameters all the same, in the shapes that are stored, since
-            nothing says what it should be; that of DTensors must be made before.
-            To load a part, want a dict in place of the object: {"model": model.state_dict()}.
+        wanted: a state dict as for `save`. Arrays in it are filled in place; arrays without memory
+            (on torch's meta device) and read-only numpy arrays are allocated. Other leaves only say
+            that their key is wanted. For an object with state_dict() and load_state_dict(): each
+            key that the checkpoint holds below the object's key must be in the state dict of the
+            object on at least one rank, unless `not_requested` says otherwise. A torch optimizer
+            without state receives the state of plain parameters all the same, in the stored shapes,
+            because nothing says which shapes it needs; the state of DTensors must exist before the
+            load. To load only a part, pass a dict in place of the object:
+            {"model": model.state_dict()}.
         path: the checkpoint's directory, as for `save`.
-        group, comm: as for `save`. With comm=tilestone.solo() a rank loads alone, beside a process
-            group too: no other rank needs to come, and "every rank" is this one below.
-        not_in_checkpoint: what a wanted key means that the checkpoint doesn't hold: "error";
-            "report", which lists it in `report`, and in a warning of rank 0; or "ignore". Where
-            the load goes on, the leaf stays what it is in the template. Of values, lists and
-            arrays in the common state (Megatron-Core's dialect) none of this is asked: it comes
-            back as it was saved, and an array of another shape there is always an error.
-        not_requested: the same for a key of the checkpoint that no rank wants; by default it is
-            an error below the key of an object with state_dict(), and ignored elsewhere.
-        other_shape: the same for a tensor that is wanted in another global shape than is stored.
-            All three are the same on every rank.
-        sharded_only: of a checkpoint in Megatron-Core's dialect, leave the common state alone: it
-            is neither read nor given back, and the result has wanted's leaves and no others. A
-            leaf that is not wrapped is then the stored array or object whose key is its path. The
-            same on every rank; without meaning in PyTorch's dialect, which has no such state.
-        validate_access: before arrays and objects are read, refuse what ranks want unless their
-            main replicas want each element once, as for `save`. The same on every rank.
-        report: gets what is reported; its lists are emptied first. Where load_state_dict() of an
-            object raises, it has been filled, and so have the arrays.
-        own_rank: load alone, as this rank of the job (0 or more), with no word to the others;
-            no `group` is given then. Of a rank-local checkpoint (torch's
-            use_collectives=False) this rank reads its own metadata if all that it wants stands
-            there, as it wrote it itself, and all ranks' otherwise. The others need not call.
-        cast: convert from the stored dtype where it differs from the wanted one, as torch's
-            .to() does (what is too large for float8_e4m3fn becomes its largest number).
-        allow_classes: names ("argparse.Namespace") of classes of which objects may be made.
-            Objects of plain types (sets, paths, dates, numpy's scalars and the like) come back
-            without it; one of another class comes back as `Opaque`, which `save` writes as the
-            object that it was: pickles are never run.
+        group, comm: as for `save`. With comm=tilestone.solo() a rank loads alone, also if there is
+            a process group: no other rank needs to call, and "every rank" below means this one.
+        not_in_checkpoint: what to do about a wanted key that the checkpoint doesn't hold: "error";
+            "report", which lists the key in `report` and in a warning of rank 0; or "ignore". If
+            the load continues, the leaf keeps its value from the template. The option does not
+            apply to values, lists and arrays in the common state (Megatron-Core's dialect): the
+            common state comes back as it was saved, and an array of another shape in it is always
+            an error.
+        not_requested: the same for a key of the checkpoint that no rank wants. By default it is an
+            error below the key of an object with state_dict(), and ignored elsewhere.
+        other_shape: the same for a tensor whose wanted global shape differs from the stored one.
+            These three options must be the same on every rank.
+        sharded_only: for a checkpoint in Megatron-Core's dialect: ignore the common state. It is
+            neither read nor returned, and the result has exactly the leaves of `wanted`. A leaf
+            that is not wrapped then means the stored array or object whose key is the leaf's path.
+            Must be the same on every rank. No effect in PyTorch's dialect, which has no common
+            state.
+        validate_access: before arrays and objects are read, check that the main replicas on all
+            ranks want each element exactly once, as in `save`. Must be the same on every rank.
+        report: a LoadReport that receives what is reported; its lists are emptied first. If the
+            load_state_dict() of an object raises, the report and the arrays are already filled.
+        own_rank: load alone, as this rank of the job (0 or more), without communication; `group`
+            must not be given. From a rank-local checkpoint (torch's use_collectives=False) this
+            rank reads only its own metadata if that holds everything wanted, just as this rank
+            wrote it; otherwise it reads the metadata of all ranks. Other ranks need not call.
+        cast: convert from the stored dtype to the wanted one where they differ, as torch's .to()
+            does (a value too large for float8_e4m3fn becomes the largest number of that dtype).
+        allow_classes: names ("argparse.Namespace") of classes whose objects may be created. Objects
+            of plain types (sets, paths, dates, numpy's scalars and the like) need no permission. An
+            object of any other class comes back as `Opaque`, which `save` writes as the original
+            object. Pickles are never run.
         verify_checksums: check every item that is read whole, by one rank or by several together.
-            The same on every rank, else MismatchError, like `path` and `two_phase`.
-        two_phase: whether what several ranks want, and what would take a rank many short reads,
-            is read once by one rank for all: "auto" by way of the page cache where all ranks run
-            on one host and by messages elsewhere, "always" by messages, or "never".
+            Must be the same on every rank, else MismatchError; so must `path` and `two_phase`.
+        two_phase: whether data that several ranks want, or that one rank would need many short
+            reads for, is read once by one rank for all. "auto": through the page cache if all ranks
+            run on one host, otherwise by messages. "always": by messages. "never": each rank reads
+            for itself.
         cache: "keep" leaves what is read in the page cache, so that another load of the same files
-            needs no disk; "bypass" reads large tensors past it, which leaves memory to others.
-            What is in the cache is read from there in either case.
+            needs no disk. "bypass" reads large tensors without the page cache, which leaves that
+            memory to others. Data that is already in the cache is read from there in either case.
         timeout: seconds for the whole load, more than 0; None for no limit.
         follow_links: as for `open`.
         threads, buffer_bytes, progress: as for `save`.
 
     Returns:
-        A new dict of wanted's structure with the loaded values: the same array objects where
-        they were filled in place (autograd sees them as changed), a ShardedTensor's local array
-        in its place, a DTensor on the meta device as one with memory, Stateful objects after
-        their load_state_dict() was called (with assign=True for a module on the meta device).
-        Of a checkpoint in Megatron-Core's dialect, also all the rest of its common state, unless
-        sharded_only is set.
+        A new dict with the structure of `wanted` and the loaded values. Arrays that were filled in
+        place are the same objects (autograd sees them as changed). A ShardedTensor is replaced by
+        its local array, and a DTensor on the meta device by one with memory. A Stateful object is
+        the same object, after its load_state_dict() was called (with assign=True for a module on
+        the meta device). From a checkpoint in Megatron-Core's dialect the result also has the rest
+        of the common state, unless sharded_only is set.
 
     Raises:
-        NotFoundError: no checkpoint (where a save by files is not published yet the hint says what
-            it lacks), or a key that it doesn't hold (the hint names similar ones).
-        UnsupportedError: two items of the checkpoint in one place of its tree (without a
-            template); a dtype to which cast has no conversion (complex to real), with its key;
-            or a process group that a forked process has inherited.
-        InvalidArgumentError: a template that can't be filled, with its key: one with several
-            elements in one place, or on a read-only map. That torch's memory is an immutable
-            `bytes` object (torch.frombuffer warns of it) can't be found out: it is written.
-        MismatchError: dtype or global shape differ from the stored ones, or the checkpoint holds
-            state of a Stateful object for which no rank asks, or, with not_requested="error", any
-            key that no rank asks for.
-        CoverageError: the checkpoint lacks elements that are wanted.
+        NotFoundError: there is no checkpoint (if an unpublished save by files is there, the hint
+            says what it lacks), or the checkpoint doesn't hold a wanted key (the hint names similar
+            ones).
+        UnsupportedError: two items of the checkpoint have the same place in its tree (without a
+            template); a cast from the stored to the wanted dtype does not exist (complex to real;
+            the error names the key); or the process group was inherited by a forked process.
+        InvalidArgumentError: an array of the template can't be filled, because several of its
+            elements share memory or its memory is a read-only map. The error names the key. A torch
+            tensor over an immutable `bytes` object (torch.frombuffer warns of it) can't be
+            recognised: its memory is written.
+        MismatchError: the dtype or the global shape differs from the stored one; or the checkpoint
+            holds state of a Stateful object that no rank asks for; or, with not_requested="error",
+            any key that no rank asks for.
+        CoverageError: the checkpoint lacks wanted elements.
         CorruptError, UnsafeError: the files are damaged, or look like an attack.
-        StorageError, TimeoutError, RankFailedError: it could not be read.
+        StorageError, TimeoutError, RankFailedError: the checkpoint could not be read.
     """
     alone = None if own_rank is None else _options.whole("own_rank", own_rank)
     if alone is not None and group is not None:
-        raise InvalidArgumentError("own_rank loads alone: give no group with it")
+        raise InvalidArgumentError("own_rank and group exclude each other: own_rank loads alone")
     comm = comm or _core.solo() if alone is not None else communicator(group, comm)
     where: Any = wanted if path is None else path
     place = b"" if isinstance(where, Mapping) else _options.place(where)
@@ -337,11 +354,11 @@ def load(
         def prepare() -> _core.LoadRequest:
             nonlocal bridge
             if isinstance(where, Mapping):
-                raise InvalidArgumentError("the path of the checkpoint is needed beside a template")
+                raise InvalidArgumentError("a template needs the checkpoint's path with it")
             if wanted is None:
-                raise InvalidArgumentError("a state is a dict, not NoneType")
+                raise InvalidArgumentError("a state must be a dict, not NoneType")
             if report is not None and not isinstance(report, LoadReport):
-                raise InvalidArgumentError(f"report is a LoadReport or None, not {report!r}")
+                raise InvalidArgumentError(f"report must be a LoadReport or None, not {report!r}")
             if report is not None:
                 vars(report).update(vars(LoadReport()))
             shown = reporting(_options.sink("progress", progress), "load", comm.rank)

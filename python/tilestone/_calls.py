@@ -1,4 +1,4 @@
-"""What calls of all ranks have in common, and what a save was asked for."""
+"""What all collective calls have in common, and the arguments of a save."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilestone._protocols import CommunicatorLike
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-#: The options of a save that don't say who takes part, as `tilestone.save` has them.
+#: The options of `tilestone.save` with their defaults, without those that say who takes part.
 USUAL_OPTIONS: dict[str, Any] = {
     "format": "torch_dist",
     "dialect": "pytorch",
@@ -40,7 +40,7 @@ USUAL_OPTIONS: dict[str, Any] = {
     "tp_replica_names": False,
 }
 
-#: Of these what a save by files needs only once it has begun, as a request has it before that.
+#: The options that a save by files needs only after it has begun; its first request has defaults.
 _LATER_OPTIONS: dict[str, Any] = {
     name: USUAL_OPTIONS[name]
     for name in (
@@ -52,14 +52,14 @@ _LATER_OPTIONS: dict[str, Any] = {
 
 @dataclasses.dataclass
 class LoadReport:
-    """What the ranks of a load found of keys: the union over all ranks, the same on each.
+    """Differences between a load's templates and the checkpoint: the union over all ranks.
 
-    An option that is not "report" leaves its list empty.
+    Every rank gets the same report. A list is empty unless the option of its name is "report".
 
     Attributes:
-        not_in_checkpoint: keys that are wanted and not in the checkpoint, sorted.
+        not_in_checkpoint: wanted keys that are not in the checkpoint, sorted.
         not_requested: keys of the checkpoint that no rank wants, sorted.
-        other_shape: keys of tensors that are wanted in another global shape, sorted.
+        other_shape: keys of tensors whose wanted global shape differs from the stored one, sorted.
     """
 
     not_in_checkpoint: list[str] = dataclasses.field(default_factory=list)
@@ -68,7 +68,7 @@ class LoadReport:
 
 
 def _group_of_torch(group: ProcessGroup | None) -> ProcessGroup | None:
-    """The process group given, or torch's default one where it is initialised, or None."""
+    """The given process group, or torch's default one if it is initialised, or None."""
     if group is not None or "torch" not in sys.modules:
         return group
     from tilestone import _torch_bridge
@@ -79,9 +79,12 @@ def _group_of_torch(group: ProcessGroup | None) -> ProcessGroup | None:
 def communicator(
     group: ProcessGroup | None, comm: CommunicatorLike | None
 ) -> CommunicatorLike:
-    """Who takes part. A failure here is this rank's alone: nobody is connected yet who could learn of it."""
+    """The communicator of a call.
+
+    An error here is raised on this rank only, because it has no connection yet to tell the others.
+    """
     if comm is not None and group is not None and not isinstance(comm, _core.Session):
-        raise InvalidArgumentError("group and comm both say who takes part; give one of them")
+        raise InvalidArgumentError("group and comm exclude each other; pass only one of them")
     if comm is not None:
         return comm
     group = _group_of_torch(group)
@@ -97,20 +100,20 @@ def communicator(
 
 
 def is_by_files(coordination: str) -> bool:
-    """Whether ranks know of one another by files alone."""
+    """Whether the ranks communicate through files only."""
     way = _options.word("coordination", coordination)
     if way not in ("communicator", "files"):
         raise InvalidArgumentError(
-            f'coordination is "communicator" or "files", not "{coordination}"'
+            f'coordination must be "communicator" or "files", not "{coordination}"'
         )
     return way == "files"
 
 
 def _by_files(coordination: str, files: Mapping[str, Any]) -> _core.ByFiles | None:
-    """This rank's place in a save by files; None where ranks have a communicator.
+    """This rank's part in a save by files; None if the ranks have a communicator.
 
     Raises:
-        InvalidArgumentError: an argument that it needs is missing or out of range, by its name.
+        InvalidArgumentError: a required argument is missing or out of range; the error names it.
     """
     if not is_by_files(coordination):
         return None
@@ -128,49 +131,49 @@ def _by_files(coordination: str, files: Mapping[str, Any]) -> _core.ByFiles | No
 
 
 def refuse_files(files: Mapping[str, Any]) -> None:
-    """Refuses what only a save by files has, in one that has a communicator."""
+    """Refuses the arguments of a save by files in a save with a communicator."""
     usual = {"number": 0, "wait": True, "torch_rank_local": False}
     for name, value in files.items():
         if value is not usual.get(name):
-            raise InvalidArgumentError(f'{name} has a meaning with coordination="files" only')
+            raise InvalidArgumentError(f'{name} is only allowed with coordination="files"')
 
 
 class Prepared(abc.ABC):
-    """A state that is made inside a call's first round, and taken in its last one.
+    """A state that is made in a call's first round, and receives the result in its last one.
 
-    `save` and `load` take one in the place of a state. What its methods raise is this rank's
-    failure, which every rank raises.
+    `save` and `load` accept one in place of a state. An exception of its methods is this rank's
+    failure, and every rank raises it.
     """
 
-    #: Classes of which objects are made without being allowed, where they can be imported.
+    #: Classes whose objects may be created without permission, if they can be imported.
     harmless: frozenset[str] = frozenset()
-    #: LoadOptions::objects_by_grid: sharded objects are looked at by the key of their grid.
+    #: LoadOptions::objects_by_grid: sharded objects are compared by the key of their grid.
     objects_by_grid: bool = False
-    #: LoadOptions::log_report: rank 0 logs what was found of keys.
+    #: LoadOptions::log_report: rank 0 logs the LoadReport.
     log_report: bool = True
 
     @abc.abstractmethod
     def make(self) -> Mapping[Any, Any]:
-        """The state, on this rank; nothing has been written or read yet."""
+        """Makes the state of this rank; nothing has been written or read yet."""
 
     def compared_common(self) -> Mapping[Any, Any] | None:
-        """Of a save: what is compared between ranks in the common state's place; None: all of it.
+        """For a save: what is compared between ranks instead of the common state; None: all of it.
 
         Called after `make`.
         """
         return None
 
     def replicate_group(self, given: Any) -> Any:
-        """Of a save with replicate="local": its `replicate_group`, of what the caller gave for it."""
+        """For a save with replicate="local": its `replicate_group`, made from the caller's."""
         return given
 
     def take(self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]) -> dict[Any, Any]:
-        """What the load returns.
+        """Takes what was loaded; returns what the load returns.
 
         Args:
             loaded: the loaded tree.
-            report: what the ranks found, see LoadOptions; the same on every rank.
-            kept: keys of this rank's items that were not loaded, as the policies let them.
+            report: the differences that were found, the same on every rank.
+            kept: keys of this rank's items that were not loaded because the options allow it.
         """
         return loaded
 
@@ -178,7 +181,7 @@ class Prepared(abc.ABC):
 def _replicated_ranks(
     replicate_group: ProcessGroup | Collection[int] | None, group: ProcessGroup | None
 ) -> list[int]:
-    """The ranks of `replicate_group`, as the group that saves numbers them."""
+    """The ranks of `replicate_group`, numbered as in the group that saves."""
     if replicate_group is None:
         return []
     if isinstance(replicate_group, Collection) and not isinstance(replicate_group, (str, bytes)):
@@ -190,7 +193,7 @@ def _replicated_ranks(
         if ranks is not None:
             return ranks
     raise InvalidArgumentError(
-        f"replicate_group is a torch process group or a list of ranks, not {replicate_group!r}"
+        f"replicate_group must be a torch process group or a list of ranks, not {replicate_group!r}"
     )
 
 
@@ -201,7 +204,7 @@ def made(state: Any) -> Any:
 def _state_of(state: Any) -> Any:
     state = made(state)
     if state is None:
-        raise InvalidArgumentError("a state is a dict, not NoneType")
+        raise InvalidArgumentError("a state must be a dict, not NoneType")
     return state
 
 
@@ -214,25 +217,27 @@ def _compared(state: Any) -> Any:
 
 
 class SaveCall:
-    """A rank's save, as `tilestone.save` was asked for it: its arguments, checked where all ranks hear.
+    """One rank's call of `tilestone.save`: its arguments, and the checks of them.
 
-    What says who takes part is checked here, and fails on its rank alone; all else in `prepare`,
-    which the engine calls inside the first round.
+    The arguments that say who takes part are checked here; their errors are raised on this rank
+    only. All others are checked in `prepare`, which the engine calls inside the first round, so
+    that every rank gets the error.
 
     Args:
         state, path: as for `tilestone.save`.
-        until_the_end: takes what is open as long as the save lasts.
+        until_the_end: receives context managers that must stay open until the save ends.
         group, comm, coordination, rank, world_size, token, number, wait, torch_rank_local: who
             takes part, as for `tilestone.save`.
         options: the other options of `tilestone.save`.
 
     Attributes:
         comm: the communicator or session; None in a save by files.
-        files: this rank's place in a save by files; None in others.
-        session: that was given for `comm`, or None.
+        files: this rank's part in a save by files; otherwise None.
+        session: the session, if one was passed as `comm`; otherwise None.
 
     Raises:
-        InvalidArgumentError: who takes part can't be used.
+        InvalidArgumentError: an option is unknown, or an argument that says who takes part can't be
+            used.
     """
 
     def __init__(
@@ -265,19 +270,19 @@ class SaveCall:
         if unknown:
             raise InvalidArgumentError(f"a save has no option {sorted(unknown)[0]}")
         self.files = _by_files(coordination, self._by_files)
-        # Session.save gives it so.
+        # Session.save passes itself as comm.
         self.session = comm if isinstance(comm, _core.Session) else None
         if self.files is None:
             self.comm: CommunicatorLike | None = communicator(group, comm)
         elif self.session is None and (group is not None or comm is not None):
             name = "comm" if group is None else "group"
-            raise InvalidArgumentError(f'{name} has no meaning with coordination="files"')
+            raise InvalidArgumentError(f'{name} is not allowed with coordination="files"')
         else:
             self.comm = None
 
     @property
     def place(self) -> bytes:
-        """Where to, as far as it can be said before the first round."""
+        """The location as bytes; empty for an invalid path, which the first round reports."""
         return _options.place(self.path)
 
     @property
@@ -286,18 +291,18 @@ class SaveCall:
         return _options.limit_of(self._options["timeout"])
 
     def bare(self) -> _core.SaveRequest:
-        """The options that a save by files begins with, without what is made of the state.
+        """The request with which a save by files begins: the options, without the state.
 
-        What is wrong with the others is found in `prepare`, where the other ranks hear of it.
+        Errors in the other options are found in `prepare`, where the other ranks learn of them.
         """
         return self._request(True)
 
     def prepare(self) -> _core.SaveRequest:
-        """What this rank brings to the save."""
+        """This rank's request, with its state."""
         return self._request(False)
 
     def _who(self) -> tuple[int, int]:
-        """This rank's number, and how many take part."""
+        """This rank's number, and how many ranks take part."""
         if self.files is not None:
             return self.files.rank, self.files.world_size
         refuse_files(self._by_files)

@@ -1,4 +1,4 @@
-"""Reading a checkpoint without a template, without ranks and without torch."""
+"""Reads a checkpoint without a template, without other ranks and without torch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class StoredTensor:
 
     Attributes:
         key: its name in the checkpoint.
-        shape: of the whole tensor, in elements.
-        dtype: a DType, equal to its name.
+        shape: shape of the whole tensor, in elements.
+        dtype: a DType, which is equal to its name.
     """
 
     __slots__ = ("_checkpoint", "dtype", "key", "shape")
@@ -36,12 +36,12 @@ class StoredTensor:
 
     @property
     def boxes(self) -> list[_core.Box]:
-        """Where the stored chunks lie; they may overlap in rank-local checkpoints."""
+        """The boxes of the stored chunks; in rank-local checkpoints they may overlap."""
         return self._checkpoint._handle.boxes(self.key)
 
     @property
     def files(self) -> list[str]:
-        """The file of each of the boxes."""
+        """The file of each box in `boxes`."""
         return self._checkpoint._handle.files_of(self.key)
 
     @property
@@ -59,15 +59,15 @@ class StoredTensor:
         framework: str | None = None,
         out: SupportsDlpack | None = None,
     ) -> Any:
-        """As `Checkpoint.read`."""
+        """Reads the tensor or one box of it, as `Checkpoint.read` does."""
         return self._checkpoint.read(self.key, box, framework=framework, out=out)
 
     def __getitem__(self, index: slice | tuple[slice, ...]) -> Any:
-        """A box by basic slicing with step 1: tensor[:128, 64:]; fewer bytes are read."""
+        """Reads a box by basic slicing with step 1: tensor[:128, 64:]. Only its bytes are read."""
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) > len(self.shape) or not all(isinstance(part, slice) for part in parts):
             raise InvalidArgumentError(
-                f"only slices, one for each dim of {self.shape}, index a stored tensor: {index!r}",
+                f"a stored tensor is indexed by one slice per dim of {self.shape}, not {index!r}",
                 key=self.key,
             )
         ends = []
@@ -78,7 +78,7 @@ class StoredTensor:
             except (TypeError, ValueError) as error:
                 raise InvalidArgumentError(f"{part}: {error}", key=self.key) from None
             if step != 1:
-                raise InvalidArgumentError(f"a slice's step is 1, not {step}", key=self.key)
+                raise InvalidArgumentError(f"a slice's step must be 1, not {step}", key=self.key)
             ends.append((start, max(start, stop)))
         return self.read(ends)
 
@@ -87,15 +87,17 @@ class StoredTensor:
 
 
 class Checkpoint:
-    """An open checkpoint; made by `tilestone.open`. A context manager; safe to use from threads.
+    """An open checkpoint, made by `tilestone.open`.
+
+    It is a context manager, and several threads may use it at the same time.
 
     Attributes:
         path: its directory.
-        framework: "numpy" or "torch": what `read` gives.
+        framework: "numpy" or "torch": the kind of arrays that `read` returns.
     """
 
     def __init__(self, core: _core.Checkpoint, path: str, framework: str) -> None:
-        """Used by `tilestone.open`."""
+        """Called by `tilestone.open`."""
         self._open: _core.Checkpoint | None = core
         self.path = path
         self.framework = framework
@@ -117,7 +119,7 @@ class Checkpoint:
         return self._open
 
     def keys(self) -> list[str]:
-        """All keys, of tensors and objects, sorted."""
+        """The keys of all tensors and objects, sorted."""
         return self._handle.keys()
 
     def tensor_keys(self) -> list[str]:
@@ -135,13 +137,15 @@ class Checkpoint:
         return len(self.tensor_keys()) + len(self.object_keys())
 
     def __contains__(self, key: object) -> bool:
-        return _options.is_text(key) and (self._handle.is_tensor(key) or self._handle.is_object(key))
+        if not _options.is_text(key):
+            return False
+        return self._handle.is_tensor(key) or self._handle.is_object(key)
 
     def __getitem__(self, key: str) -> Any:
         """A `StoredTensor`, or the object itself.
 
         Raises:
-            NotFoundError (a KeyError): no such key; the hint names similar ones.
+            NotFoundError (a KeyError): there is no such key; the hint names similar ones.
         """
         if self._handle.is_tensor(_options.word("key", key)):
             return StoredTensor(self, key)
@@ -155,25 +159,25 @@ class Checkpoint:
         framework: str | None = None,
         out: SupportsDlpack | None = None,
     ) -> Any:
-        """A whole tensor, or one box of it.
+        """Reads a whole tensor, or one box of it.
 
         Args:
-            key: the tensor's.
+            key: the tensor's key.
             box: a Box, or (start, stop) for each dim, in elements; None for the whole tensor.
             framework: "numpy" or "torch"; by default the one given to `open`.
-            out: an array of the box's shape and the stored dtype that is filled and returned
-                instead of a new one, whatever its strides and byte order. autograd sees a torch
-                tensor as changed.
+            out: an array with the box's shape and the stored dtype. It is filled and returned
+                instead of a new array. It may have any strides and any byte order. If it is a torch
+                tensor, autograd sees it as changed.
 
         Raises:
-            NotFoundError: no such tensor; the hint names similar keys.
-            InvalidArgumentError: the box is none, or lies outside the tensor; `out` is read-only,
-                has no memory, or has several elements in one place (an expanded tensor).
+            NotFoundError: there is no such tensor; the hint names similar keys.
+            InvalidArgumentError: the box is invalid or outside the tensor; or `out` is read-only,
+                has no memory, or has several elements that share memory (an expanded tensor).
             CorruptError: a checksum or the file's structure is wrong.
 
-        torch does not say that memory must not be written: a tensor over a read-only map is found
-        out and refused, but one over an immutable `bytes` object (torch.frombuffer warns of it) is
-        written like any other. Give numpy.frombuffer(...), which is read-only, or a bytearray.
+        torch does not record that memory is read-only. A tensor over a read-only map is recognised
+        and refused, but a tensor over an immutable `bytes` object (torch.frombuffer warns of it) is
+        written like any other. Use numpy.frombuffer(...), which is read-only, or a bytearray.
         """
         key = _options.word("key", key)
         handle = self._handle
@@ -193,17 +197,17 @@ class Checkpoint:
     def read_many(
         self, keys: Collection[str], *, framework: str | None = None
     ) -> dict[str, Any]:
-        """Whole tensors, all read together: many small ones cost a few large reads.
+        """Reads whole tensors together, so that many small ones need only a few large reads.
 
         Args:
-            keys: of tensors.
+            keys: keys of tensors.
             framework: as for `read`.
 
         Returns:
-            A dict in the order of the keys; each array as `read` gives it.
+            A dict in the order of the keys, with the arrays that `read` would return.
 
         Raises:
-            NotFoundError: no such tensor; the hint names similar keys. Nothing is read then.
+            NotFoundError: there is no such tensor; the hint names similar keys. Nothing is read.
             CorruptError: a checksum or the file's structure is wrong.
         """
         _options.names("keys", keys)
@@ -215,7 +219,7 @@ class Checkpoint:
         }
 
     def _part(self, key: str, box: BoxLike) -> _core.Box | None:
-        """A box that lies in the tensor; nothing where there is no such tensor."""
+        """The box, checked to be inside the tensor; None if there is no such tensor."""
         if not self._handle.is_tensor(key):
             return None
         shape = self._handle.shape(key)
@@ -231,20 +235,21 @@ class Checkpoint:
             ) from None
         if not inside:
             raise InvalidArgumentError(
-                f"the box {box!r} does not lie in the tensor of shape {shape}", key=key
+                f"the box {box!r} is not inside the tensor of shape {shape}", key=key
             )
         return part
 
     def object(
         self, key: str, *, allow_classes: Collection[str] = (), framework: str | None = None
     ) -> Any:
-        """An object's value.
+        """Reads an object.
 
         Args:
-            key: the object's.
-            allow_classes: names ("argparse.Namespace") of classes of which objects may be made;
-                one of another class comes back as `Opaque`, but for plain types, as `load` says.
-            framework: of tensors inside the object.
+            key: the object's key.
+            allow_classes: names ("argparse.Namespace") of classes whose objects may be created.
+                Objects of plain types need no permission (see `load`); an object of any other class
+                comes back as `Opaque`.
+            framework: "numpy" or "torch", for tensors inside the object.
         """
         key = _options.word("key", key)
         return self._handle.read_object(key, self._bridge(framework, allow_classes))
@@ -252,7 +257,8 @@ class Checkpoint:
     def common(
         self, *, allow_classes: Collection[str] = (), framework: str | None = None
     ) -> Any:
-        """What is not sharded, in Megatron-Core's dialect: a dict. None in PyTorch's.
+        """Reads the common state of a checkpoint in Megatron-Core's dialect: everything that is not
+        sharded, as a dict. None for PyTorch's dialect, which has no common state.
 
         Args:
             allow_classes, framework: as for `object`.
@@ -263,31 +269,33 @@ class Checkpoint:
         return self._handle.common(self._bridge(framework, allow_classes))
 
     def object_bytes(self, key: str) -> bytes:
-        """The stored bytes of an object (a torch.save archive; of a list that holds the object in
-        Megatron-Core's dialect).
+        """Reads the stored bytes of an object.
+
+        They are a torch.save archive. In Megatron-Core's dialect the archive contains a list that
+        holds the object.
         """
         return self._handle.read_object_bytes(_options.word("key", key))
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """(key, what ckpt[key] gives), in the order of keys."""
+        """Yields (key, ckpt[key]) in the order of keys."""
         return ((key, self[key]) for key in self.keys())
 
     def verify(self, progress: bool | ProgressCallback = False) -> _core.VerifyReport:
         """Reads every byte and checks every checksum, structure and size.
 
-        Damage is reported in `damages`, not raised.
+        Damage is reported in the result's `damages` and does not raise an error.
         """
         with reporting(progress, "verify") as sink:
             return self._handle.verify(sink)
 
     @property
     def files(self) -> list[str]:
-        """The data files, relative to the checkpoint."""
+        """The data files, relative to the checkpoint's directory."""
         return self._handle.files
 
     @property
     def writer(self) -> str:
-        """Who wrote it, as far as its files say."""
+        """The program that wrote the checkpoint, as far as its files say."""
         return self._handle.writer
 
     @property
@@ -297,51 +305,54 @@ class Checkpoint:
 
     @property
     def dialect(self) -> str:
-        """ "pytorch" or "megatron": what of its state the writer sharded, and under which keys."""
+        """ "pytorch" or "megatron": which parts of the state are sharded, and under which keys."""
         return self._handle.dialect
 
     @property
     def save_id(self) -> str:
-        """The writer's unique name of the save; empty when it recorded none."""
+        """The unique id of the save; empty if the writer recorded none."""
         return self._handle.save_id
 
     @property
     def world_size(self) -> int | None:
-        """Ranks that saved it, where a manifest or a rank-local save of ours says so."""
+        """How many ranks saved it.
+
+        None unless a commit manifest or a rank-local save by Tilestone says so.
+        """
         return self._handle.world_size
 
     @property
     def hosts(self) -> list[str]:
-        """The names of the hosts that saved it, by rank; empty without a commit manifest."""
+        """The name of each rank's host during the save; empty without a commit manifest."""
         return self._handle.hosts
 
     @property
     def attributes(self) -> dict[str, str]:
-        """The `attributes` that `save` was given; empty where another program has saved it."""
+        """The `attributes` passed to `save`; empty if another program saved the checkpoint."""
         return self._handle.attributes
 
     def tensor_attributes(self, key: str) -> dict[str, Any]:
-        """What `save` was told of a tensor (`tensor_attributes`), by name.
+        """The `tensor_attributes` of one tensor that were passed to `save`, by attribute name.
 
-        Empty where it was told nothing, or without a commit manifest.
+        Empty if there were none, or without a commit manifest.
 
         Raises:
-            NotFoundError: no tensor of this key is in the checkpoint.
+            NotFoundError: the checkpoint holds no tensor with this key.
         """
         return self._handle.tensor_attributes(_options.word("key", key), self._bridge(None, ()))
 
     @property
     def rank_local(self) -> bool:
-        """Whether each rank wrote metadata of its own (torch's use_collectives=False)."""
+        """Whether each rank wrote its own metadata file (torch's use_collectives=False)."""
         return self._handle.rank_local
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors, each counted whole and once."""
+        """Bytes of all tensors. Each tensor counts once, with its full size."""
         return self._handle.tensor_bytes
 
     def path_of(self, key: str) -> tuple[str | int, ...]:
-        """Where the writer's tree had the key; empty when that is not recorded."""
+        """The path of the key in the writer's tree; empty if it is not recorded."""
         return tuple(self._handle.path_of(_options.word("key", key)))
 
     def _bridge(
@@ -360,7 +371,7 @@ class Checkpoint:
 def _framework(name: str) -> str:
     if isinstance(name, str) and name in ("numpy", "torch"):
         return name
-    raise InvalidArgumentError(f'framework is "numpy" or "torch", not {name!r}')
+    raise InvalidArgumentError(f'framework must be "numpy" or "torch", not {name!r}')
 
 
 def open(
@@ -373,30 +384,31 @@ def open(
     threads: int = 0,
     follow_links: bool = False,
 ) -> Checkpoint:
-    """Opens a checkpoint for reading, by whomever it was written.
+    """Opens a checkpoint for reading, whichever program wrote it.
 
-    No template, no ranks and no torch are needed; no pickle is ever run.
+    This needs no template, no other ranks and no torch. Pickles are never run.
 
-    Processes that are forked from this one (torch's DataLoader workers) may go on reading from what
-    was opened here: each gets threads, buffers and queues of its own at its first read. Where
-    processes are spawned, open it in each: an open checkpoint can't be pickled.
+    Processes that are forked from this one (torch's DataLoader workers) may continue to read from
+    the checkpoint: each process gets its own threads, buffers and queues at its first read. Spawned
+    processes must open the checkpoint themselves, because an open checkpoint can't be pickled.
 
     Args:
         path: the checkpoint's directory.
-        framework: "numpy" or "torch": the arrays that `read` gives.
+        framework: "numpy" or "torch": the kind of arrays that `read` returns.
         verify_checksums: check every item that is read whole.
-        cache: "keep" leaves what is read in the page cache, "bypass" reads large tensors past it,
-            as for `load`.
-        buffer_bytes: pooled memory, bytes.
-        threads: that read; 0: as many as the machine has, at most 8.
+        cache: "keep" leaves what is read in the page cache, "bypass" reads large tensors without
+            it, as for `load`.
+        buffer_bytes: pooled memory, in bytes.
+        threads: number of threads that read; 0: as many as the machine has, at most 8.
         follow_links: read files through any symbolic link that leads out of the directory. Without
-            it only links into a directory "blobs" beside it or beside one above it are followed,
-            as the Hugging Face hub's cache has them, and others are UnsafeError: a checkpoint of
-            somebody else could name any file that you may read (docs/links.md).
+            it, the only such links that are followed lead into a directory "blobs" next to the
+            checkpoint or next to one of its parent directories, as in the Hugging Face hub's cache.
+            Other links raise UnsafeError, because a checkpoint from somebody else could name any
+            file that you may read (docs/links.md).
 
     Raises:
-        NotFoundError: no checkpoint is there.
-        CorruptError, UnsafeError: its metadata is damaged, or looks like an attack.
+        NotFoundError: there is no checkpoint.
+        CorruptError, UnsafeError: the checkpoint's metadata is damaged, or looks like an attack.
     """
     framework = _framework(framework)
     core = _core.Checkpoint.open(
@@ -417,35 +429,35 @@ def gc(
     force: bool = False,
     follow_links: bool = False,
 ) -> list[_core.Leftover]:
-    """The files that failed or interrupted saves have left at a location.
+    """Lists the leftovers of failed or interrupted saves at a location, and can delete them.
 
-    Such a file has a name that only Tilestone gives (it holds the id of its save), a note in
-    `.tilestone` says that a save made it there, and the checkpoint that stands there, if one does,
-    does not need it. The next save to the location removes them too. Files of which no note speaks
-    may have been copied there: they stay, and the log names their save.
+    A leftover is a file whose name only Tilestone gives (it contains the id of its save). A note in
+    `.tilestone` says that a save created it there, and the checkpoint at the location, if there is
+    one, does not need it. The next save to the location removes leftovers too. Files without a note
+    may have been copied there: they are kept, and the log names their save.
 
-    Saves that replace a checkpoint as a whole (`format="zarr"`, or over Megatron-Core's) work in a
-    directory beside the location, `.NAME.tilestone-SAVE_ID`; one whose save is dead is listed as
-    `../.NAME.tilestone-SAVE_ID`.
+    A save that replaces a checkpoint as a whole (`format="zarr"`, or over a checkpoint in
+    Megatron-Core's dialect) works in a directory next to the location, `.NAME.tilestone-SAVE_ID`.
+    If that save is dead, the directory is listed as `../.NAME.tilestone-SAVE_ID`.
 
     Args:
-        path: the directory that was saved to.
-        delete: remove them; nothing else is touched, and no save can begin there meanwhile.
-            Without it nothing is changed, nor locked: saves go on beside it.
-        force: take files of which no note speaks, and those of a checkpoint that has only lost
-            its hidden files (`cp dir/*` leaves them behind), for leftovers too.
-        follow_links: read what describes the checkpoint through links, as for `open`. Removing
-            takes the links themselves, never what they lead to.
+        path: the directory of the saves.
+        delete: remove the leftovers. Nothing else is touched, and no save can begin there
+            meanwhile. Without it nothing is changed or locked, and saves can go on.
+        force: also treat as leftovers files without a note, and the files of a checkpoint that has
+            only lost its hidden files (`cp dir/*` does not copy them).
+        follow_links: read the files that describe the checkpoint through links, as for `open`. If
+            a leftover is a link, the link itself is removed, never its target.
 
     Returns:
-        Each with its name, size in bytes, what it is and why it is not needed.
+        The leftovers, each with its name, its size in bytes, what it is and why it is not needed.
 
     Raises:
-        NotFoundError: there is no file at all.
-        AlreadyExistsError: a save is under way there.
-        CorruptError, UnsafeError: a checkpoint stands there and can't be read, so that what it
-            needs is not known; or one that has only lost its hidden files, and force is False.
-        StorageError: a file could not be removed; the others are gone.
+        NotFoundError: the location has no files.
+        AlreadyExistsError: a save is running there.
+        CorruptError, UnsafeError: there is a checkpoint that can't be read, so it is not known
+            which files it needs; or it has only lost its hidden files, and force is False.
+        StorageError: a file could not be removed; the other leftovers are removed.
     """
     return _core.leftovers(
         _options.directory(path),
@@ -464,31 +476,32 @@ def repair(
     follow_links: bool = False,
     progress: bool | ProgressCallback = False,
 ) -> _core.RepairReport:
-    """Writes what is damaged in a checkpoint anew, where another of its files has it intact.
+    """Repairs damaged items of a checkpoint from other files that hold them intact.
 
-    What `tilestone verify --repair` does. Local copies (`save` with replicate="local") are such
-    files, and a damaged copy is mended from the shard's own item. A file is replaced as a whole, in
-    one step, by one with the checksums that its save recorded, so at any moment it is what it was
-    or mended; bytes between its items are zeros again, and bytes behind its end go. A file that is
-    missing or too short is written anew if all that it should hold is intact, in it or elsewhere;
-    otherwise it stays as it is, and its damage in `now` names the keys that are intact nowhere.
-    Where nothing is damaged nothing is written.
+    `tilestone verify --repair` does the same. The other files are those with local copies (`save`
+    with replicate="local"); a damaged copy is repaired from the shard's own item. A damaged file is
+    replaced as a whole, in one step, by a file with the checksums that the save recorded. So at any
+    moment the file is either as before or repaired. In the new file the bytes between items are
+    zeros, and there are no bytes after its end. A file that is missing or too short is rewritten if
+    everything that it should hold is intact, in the file itself or elsewhere. Otherwise it is not
+    changed, and its damage in `now` names the keys that are intact nowhere. If nothing is damaged,
+    nothing is written.
 
     Args:
-        path: the checkpoint's directory. One process repairs it, and loads may go on meanwhile.
+        path: the checkpoint's directory. One process repairs it; loads may run meanwhile.
         cache, buffer_bytes, threads, follow_links: as for `open`.
-        progress: of the two verifications, before and after: True for a bar on a terminal, or a
-            function that gets `Progress`.
+        progress: for the two verifications, before and after the repair. True shows a bar on a
+            terminal; a function is called with `Progress`.
 
     Returns:
-        `mended`: the damages that are no more, as `Checkpoint.verify` found them. `now`: what it
-        finds afterwards; `now.ok` is True where nothing is left to mend.
+        `mended`: the damages that were repaired, as `Checkpoint.verify` found them. `now`: what it
+        finds afterwards; `now.ok` is True if no damage is left.
 
     Raises:
-        NotFoundError, CorruptError, UnsafeError: as `open`.
-        AlreadyExistsError: something is damaged, and a save or another repair is under way there.
-        StorageError: a file could not be written, or bytes for it differed when they were read a
-            second time; files that were replaced before are mended.
+        NotFoundError, CorruptError, UnsafeError: as for `open`.
+        AlreadyExistsError: something is damaged, and a save or another repair is running there.
+        StorageError: a file could not be written, or the bytes for it differed when they were read
+            a second time; files that were replaced before stay repaired.
     """
     with reporting(_options.sink("progress", progress), "verify") as sink:
         return _core.repair(

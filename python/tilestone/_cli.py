@@ -1,4 +1,4 @@
-"""The `tilestone` command of the Python package; the same program as the C++ one."""
+"""The `tilestone` command of the Python package: the same program as the C++ one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tilestone import _core
 
 def main() -> int:
     """Runs the command line; returns its exit code."""
-    # Nothing to clean up: Ctrl-C and a reader that has gone end it at once, as the C++ program.
+    # There is nothing to clean up, so Ctrl-C or a closed pipe ends the process at once, as in the
+    # C++ program.
     for number in (signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     return _core.cli([b"tilestone", *map(os.fsencode, sys.argv[1:])])

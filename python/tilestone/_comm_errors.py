@@ -1,4 +1,4 @@
-"""What a communicator written in Python raises. Anything else is a defect of it."""
+"""The exceptions of a communicator written in Python. Any other exception is a bug in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class RanksMissingError(TimeoutError):
-    """The deadline passed. `ranks`: who was missing, by their numbers in the group."""
+    """The deadline passed. `ranks`: the missing ranks, by their numbers in the group."""
 
     def __init__(self, message: str, ranks: Sequence[int]) -> None:
         super().__init__(message)
@@ -14,7 +14,7 @@ class RanksMissingError(TimeoutError):
 
 
 class RanksLostError(ConnectionError):
-    """The connection to a rank broke. `ranks`: its number in the group, or nothing if unknown."""
+    """The connection to a rank broke. `ranks`: its number in the group; empty if unknown."""
 
     def __init__(self, message: str, ranks: Sequence[int]) -> None:
         super().__init__(message)
@@ -22,7 +22,7 @@ class RanksLostError(ConnectionError):
 
 
 class CallEndedError(ConnectionError):
-    """Another rank has ended the call. `error`: that rank's error, encoded."""
+    """Another rank ended the call with an error. `error`: that rank's error, encoded."""
 
     def __init__(self, message: str, error: bytes) -> None:
         super().__init__(message)

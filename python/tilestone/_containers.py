@@ -1,8 +1,8 @@
-"""Containers of classes of their own: made again with what was loaded.
+"""Containers of special classes: recreated with the loaded contents.
 
-A state dict is taken apart where torch's own checkpoints take it apart: every Mapping, and every
-list (of any class) that holds a tensor or a Mapping. A load gives back a container of the
-template's class, so a save refuses a class of which no further container can be made.
+A state dict is split into entries where torch's own checkpoints split it: at every Mapping, and at
+every list (of any class) that holds a tensor or a Mapping. A load returns a container of the
+template's class, so a save refuses classes of which it can't create another container.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Container: TypeAlias = Mapping[object, object] | list[object]
 Contents: TypeAlias = dict[object, object] | list[object]
 
 _log = logging.getLogger("tilestone")
-_logged: set[type] = set()  # classes that were logged
+_logged: set[type] = set()  # classes for which the warning was logged
 
 
 def _copied(original: Container, contents: Contents) -> Container:
-    """A shallow copy, with its attributes, of a container whose items can be set."""
+    """A shallow copy of a container whose items can be set, with its attributes."""
     made = copy.copy(original)
     if isinstance(made, list) and isinstance(contents, list):
         made[:] = contents
@@ -34,7 +34,7 @@ def _copied(original: Container, contents: Contents) -> Container:
 
 
 def _constructed(original: Container, contents: Contents) -> Container:
-    """A Mapping whose items can't be set, by its class's constructor."""
+    """A Mapping whose items can't be set, made by the constructor of its class."""
     of_contents: Callable[[Contents], Container] = type(original)
     return of_contents(contents)
 
@@ -54,14 +54,14 @@ def rebuilt(original: Container, contents: Contents) -> Container:
 
     Args:
         original: a Mapping or a list.
-        contents: a dict or a list of the same keys or length.
+        contents: for a Mapping, a dict with the same keys; for a list, one of the same length.
 
     Raises:
         InvalidArgumentError: the class can't be copied or made from a dict.
     """
     if type(original) is collections.OrderedDict and isinstance(contents, dict):
         ordered = collections.OrderedDict(contents)
-        vars(ordered).update(vars(original))  # a module's state dict has its versions there
+        vars(ordered).update(vars(original))  # a module's state dict keeps its versions there
         return ordered
     settable = isinstance(original, (list, MutableMapping))
     cause: Exception | None = None
@@ -73,13 +73,13 @@ def rebuilt(original: Container, contents: Contents) -> Container:
         cause = error
     kind = f"{type(original).__module__}.{type(original).__qualname__}"
     raise InvalidArgumentError(
-        f"a {kind} can't be made again with what a load would give it",
-        hint="use a dict or a list in its place",
+        f"a load could not create a {kind} with the loaded contents",
+        hint="use a dict or a list instead",
     ) from cause
 
 
 def check(container: Container) -> None:
-    """Refuses, with InvalidArgumentError, a container of which no further one can be made."""
+    """Raises InvalidArgumentError if another container of the same class can't be created."""
     rebuilt(
         container,
         dict(container.items()) if isinstance(container, Mapping) else list(container),
@@ -87,7 +87,7 @@ def check(container: Container) -> None:
 
 
 def _attributes(container: Container) -> list[str]:
-    """What a dict or list has beside its items; not a module's versions in its state dict."""
+    """Attributes that a dict or list has beside its items, except a state dict's "_metadata"."""
     own = getattr(container, "__dict__", None)
     if not own or own is container or not isinstance(container, (dict, list)):
         return []
@@ -101,7 +101,7 @@ def _attributes(container: Container) -> list[str]:
 
 
 def warn(container: Container, key: str) -> None:
-    """Logs, once for each class, what a container has that is in no item and so is not saved."""
+    """Logs, once for each class, what a container has beside its items, as that is not saved."""
     lost = [f"attribute {name}" for name in _attributes(container)]
     if isinstance(container, collections.defaultdict) and container.default_factory is not None:
         lost.append("default_factory")
@@ -109,8 +109,8 @@ def warn(container: Container, key: str) -> None:
         return
     _logged.add(type(container))
     _log.warning(
-        "%s: of a %s.%s the items are saved, not its %s; a load gives it those of the container "
-        "that it is given (this is said once for each class)",
+        "%s: the items of a %s.%s are saved, but not its %s; a load takes these from the template "
+        "(logged once for each class)",
         key,
         type(container).__module__,
         type(container).__qualname__,

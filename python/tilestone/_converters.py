@@ -1,7 +1,7 @@
-"""The registry of converters: what objects of foreign types are to the engine.
+"""The registry of converters, which translate objects of foreign types for the engine.
 
-A converter knows one type, or several of one kind. Modules of Tilestone register their own with
-`add` (torch's when torch is loaded), plug-ins theirs with `tilestone.register_converter`.
+A converter handles one type, or several of one kind. Tilestone's own modules register converters
+with `add` (those for torch once torch is loaded); plug-ins use `tilestone.register_converter`.
 Converters are looked up by an object's class, once for each class.
 """
 
@@ -35,7 +35,8 @@ class Call(Protocol):
 
     Attributes:
         for_load: the object is a template that a load fills.
-        group: the torch process group that takes part; None for the default one, or none.
+        group: the torch process group that takes part; None for the default group, or if there is
+            no group.
         ranks: how many ranks take part.
     """
 
@@ -44,13 +45,14 @@ class Call(Protocol):
     ranks: int
 
     def replace(self, item: Any, made: Any, restore: Callable[[Any], Any]) -> None:
-        """Notes that `made` stands in the item's place; restore(loaded) undoes it after a load."""
+        """Records that `made` replaces the item; restore(loaded) undoes this after a load."""
 
 
 def ranks_in(call: Call, ranks: Sequence[int]) -> list[int]:
-    """Global ranks as ranks of the group that takes part; none where that can't be known.
+    """Translates global ranks to ranks of the group that takes part.
 
-    Without torch.distributed the ranks are the communicator's own.
+    Without torch.distributed, `ranks` already are the communicator's own numbers. The result is
+    empty if the translation is not known.
     """
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
@@ -62,12 +64,12 @@ def ranks_in(call: Call, ranks: Sequence[int]) -> list[int]:
 
 
 class Layout(NamedTuple):
-    """One rank's part of an array that knows how it lies over ranks, as a DTensor does.
+    """One rank's part of an array that knows how it is sharded over ranks, as a DTensor does.
 
     Attributes:
-        view: of the local memory; a load gives back its owner.
-        global_shape: of the whole, in elements.
-        mesh, placements: a placement for each dim of the mesh.
+        view: a view of the local memory; a load returns the view's owner.
+        global_shape: shape of the whole array, in elements.
+        mesh, placements: one placement for each dim of the mesh.
     """
 
     view: _core.TensorView
@@ -77,72 +79,75 @@ class Layout(NamedTuple):
 
 
 class Converter:
-    """What objects of one type are to the engine. Methods get objects of that type only.
+    """Translates objects of one type for the engine. Methods are called with that type only.
 
     Attributes:
-        in_tree: they are parts of the tree: a list that holds one is taken apart.
+        in_tree: objects of the type belong to the tree: a list that holds one is split into its
+            elements.
     """
 
     in_tree = False
 
     def node(self, item: Any, path: str, call: Call) -> Node | None:
-        """What stands for the object in the tree; None: it is an ordinary object, or a container.
+        """The object's node in the tree; None for an ordinary object or a container.
 
         Args:
-            path: dotted, for errors and for what has no key of its own.
+            path: the dotted path, for errors and as the key of objects without their own key.
         """
         return None
 
     def view(self, item: Any, for_load: bool) -> _core.TensorView | None:
-        """A view of an array's memory; None: it is no array of numbers.
+        """A view of an array's memory; None if it is not an array of numbers.
 
-        A load's view of memory that can't be filled as it lies is one of fresh memory, whose
-        owner is a `CopiedBack`.
+        For a load, if the array's memory can't be filled in place, the view is of new memory, and
+        its owner is a `CopiedBack`.
         """
         return None
 
     def description(self, item: Any) -> _core.TensorView | None:
-        """Dtype and shape of an array; its view, where it has memory."""
+        """Dtype and shape of an array, with a view of its memory if it has any."""
         return self.view(item, for_load=False)
 
     def layout(self, item: Any, for_load: bool | None) -> Layout | None:
-        """How an array that is a part of a whole lies over ranks; None: it doesn't say.
+        """How an array that is part of a whole is sharded over ranks; None if it doesn't say.
 
         Args:
-            for_load: for a load, for a save, or (None) only to tell its place.
+            for_load: True for a load, False for a save, None if only the position is needed.
         """
         return None
 
     def is_writable(self, item: Any) -> bool:
-        """Whether exactly this array may be filled."""
+        """Whether this array's own memory may be filled."""
         return False
 
     def data_of(self, item: Any) -> Any:
-        """The array or object that a load gives back in place of a template's item."""
+        """The array or object that a load returns in place of a template's item."""
         return item
 
     def in_value(self, item: Any) -> Any:
-        """What a leaf holds of it: a view in host memory, a dtype's name, an Opaque.
+        """What a leaf stores for the object: a view in host memory, a dtype's name, or an Opaque.
 
-        Of a tensor that autograd knows of, (view, whether it is a parameter, whether it requires
-        grad). None: it is pickled.
+        For a tensor that autograd tracks: (view, whether it is a parameter, whether it requires
+        grad). None: the object is pickled.
 
         Raises:
-            InvalidArgumentError: it must not stand inside a leaf.
+            InvalidArgumentError: the object is not allowed inside a leaf.
         """
         return None
 
     def why_not_in_object(self, item: Any) -> str | None:
-        """What an object must not hold when one rank pickles it for all; None for the rest."""
+        """The reason, as a noun phrase, why an object that one rank pickles for all must not hold
+        this one; None if it may.
+        """
         return None
 
     def is_memory(self, item: Any) -> bool:
-        """Whether a pickle of it holds the bytes of its memory, and nothing to look into."""
+        """Whether a pickle of it holds only the bytes of its memory, with no other objects."""
         return False
 
 
 class ArrayConverter(Converter):
-    """Of arrays: whole on every rank, unless an entity says otherwise."""
+    """For arrays, which are whole on every rank unless an entity says otherwise."""
 
     in_tree = True
 
@@ -152,19 +157,19 @@ class ArrayConverter(Converter):
         except (RuntimeError, ValueError) as error:
             if isinstance(error, CheckpointError):
                 raise
-            text = f"a {type(item).__name__} has no memory that can be read: {error}"
+            text = f"can't read the memory of a {type(item).__name__}: {error}"
             raise InvalidArgumentError(text) from error
 
 
 class PartConverter(Converter):
-    """Of what describes a part of a whole, and means nothing inside a leaf."""
+    """For objects that describe a part of a whole, which have no meaning inside a leaf."""
 
     in_tree = True
 
     def in_value(self, item: Any) -> Any:
         raise InvalidArgumentError(
-            f"a {type(item).__name__} stands inside a tuple or an object; sharded entities are "
-            "found in dicts and lists only"
+            f"a {type(item).__name__} is inside a tuple or another object; sharded entities are "
+            "only allowed in dicts and lists"
         )
 
     def why_not_in_object(self, item: Any) -> str | None:
@@ -206,7 +211,7 @@ class _Registry:
             if module in sys.modules:
                 self._waiting[module]()
                 self._waiting.pop(module, None)
-        found = self._found  # of what is registered now: `add` begins another
+        found = self._found  # matches what is registered now; `add` starts a new dict
         try:
             return found[cls]
         except KeyError:
@@ -221,18 +226,19 @@ _registry = _Registry()
 
 
 def add(kind: Kind, converter: Converter, *, plugged: bool = False) -> None:
-    """Registers a converter; of those of a class, the one that was registered last is used.
+    """Registers a converter. If several match a class, the one that was registered last is used.
 
     Args:
-        kind: a class (its subclasses too), the full name of one, or a function of a class.
+        kind: a class (which includes its subclasses), the full name of a class, or a function that
+            says whether a class matches.
         converter: used for objects of that kind.
-        plugged: it comes from a plug-in: it is preferred to Tilestone's own.
+        plugged: it comes from a plug-in, and has priority over Tilestone's own converters.
     """
     _registry.add(kind, converter, plugged)
 
 
 def add_lazily(module: str, load: Callable[[], None]) -> None:
-    """Has load() called, which adds converters, once the module is loaded by somebody."""
+    """Arranges that load(), which adds converters, is called once the module has been imported."""
     _registry.add_lazily(module, load)
 
 
@@ -242,7 +248,7 @@ def find(item: Any) -> Converter | None:
 
 
 def find_view(array: Any, for_load: bool) -> _core.TensorView | None:
-    """A view of any array's memory; None for what is no array of numbers."""
+    """A view of any array's memory; None if it is not an array of numbers."""
     converter = find(array)
     return None if converter is None else converter.view(array, for_load)
 
@@ -251,7 +257,7 @@ def _checked(found: _core.TensorView | None, array: Any) -> _core.TensorView:
     if found is not None:
         return found
     raise InvalidArgumentError(
-        f"an array of numbers is needed, not {type(array).__name__}"
+        f"expected an array of numbers, not {type(array).__name__}"
         + (f" of {array.dtype}" if hasattr(array, "dtype") else "")
     )
 
@@ -260,13 +266,13 @@ def view(array: Any, for_load: bool) -> _core.TensorView:
     """A view of any array's memory.
 
     Raises:
-        InvalidArgumentError: it is no array, or of elements that no checkpoint holds.
+        InvalidArgumentError: it is not an array, or its dtype can't be stored in a checkpoint.
     """
     return _checked(find_view(array, for_load), array)
 
 
 def description(array: Any) -> _core.TensorView:
-    """Dtype and shape of any array; one on torch's meta device has no more.
+    """Dtype and shape of any array, also of one without memory (on torch's meta device).
 
     Raises:
         InvalidArgumentError: as for `view`.
@@ -276,16 +282,16 @@ def description(array: Any) -> _core.TensorView:
 
 
 def view_to_fill(array: Any) -> _core.TensorView:
-    """A view through which exactly this array is filled.
+    """A view through which the array's own memory is filled.
 
     Raises:
-        InvalidArgumentError: it is no array, read-only, or has no memory.
+        InvalidArgumentError: it is not an array, is read-only, or has no memory.
     """
     converter = find(array)
     if converter is None or not converter.is_writable(array):
         raise InvalidArgumentError(
             f"a {type(array).__name__} can't be filled: it is read-only or has no memory"
             if hasattr(type(array), "__dlpack__")
-            else f"an array is filled, not a {type(array).__name__}"
+            else f"only an array can be filled, not a {type(array).__name__}"
         )
     return view(array, for_load=True)

@@ -1,4 +1,4 @@
-"""Arrays that a load can't fill where they lie."""
+"""Arrays that a load can't fill in place."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 
 class CopiedBack:
-    """Owns the memory that is filled in an array's stead, and hands it on when it is full.
+    """Owns memory that is filled in place of an array, and passes it on when it is full.
 
     Args:
         memory: what is filled: an array, or the owner of a view.
-        target: the object that stands in the template.
-        put: put(target, memory) gives what a load gives back: the target after the memory was
-            copied into it, or an object that replaces it.
+        target: the object in the template.
+        put: put(target, memory) returns what the load returns: the target after the memory was
+            copied into it, or an object that replaces the target.
     """
 
     __slots__ = ("_memory", "_put", "_target")
@@ -24,7 +24,7 @@ class CopiedBack:
         self._put = put
 
     def finish(self) -> Any:
-        """Hands the memory on; what a load gives back."""
+        """Passes the filled memory on; returns what the load returns."""
         memory = self._memory
         if isinstance(memory, CopiedBack):
             memory = memory.finish()

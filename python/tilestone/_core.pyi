@@ -14,7 +14,7 @@ def log(level: str, message: str) -> None:
 
 def leave_threads_behind() -> None:
     """
-    At exit: threads that are stuck in foreign code wait there when they come back.
+    For the exit of the program: makes threads that are stuck in foreign code wait when they return.
     """
 
 class Box:
@@ -26,11 +26,11 @@ class Box:
 
     @property
     def offset(self) -> tuple[int, ...]:
-        """First element, per dim."""
+        """The first element in each dim."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extent, per dim."""
+        """The number of elements in each dim."""
 
     @property
     def numel(self) -> int:
@@ -52,7 +52,7 @@ class Box:
 
 class Shard:
     """
-    Split along tensor dim `dim` with torch.chunk's sizes: chunks of ceil(n / ranks), the last ones shorter or empty.
+    Splits tensor dim `dim` into torch.chunk's sizes: chunks of ceil(n / ranks) elements, of which the last ones are shorter or empty.
     """
 
     def __init__(self, dim: int) -> None: ...
@@ -68,7 +68,7 @@ class Shard:
 
 class StridedShard:
     """
-    torch's _StridedShard: `dim` is first cut into `split` parts by mesh dims further right, and each part into this mesh dim's shards (FSDP2 over TP).
+    torch's _StridedShard: mesh dims further right first split `dim` into `split` parts; then each part is split into this mesh dim's shards (FSDP2 over TP).
     """
 
     def __init__(self, dim: int, split: int) -> None: ...
@@ -97,7 +97,7 @@ class Replicate:
     def __repr__(self) -> str: ...
 
 class Partial:
-    """A sum that is still to be made; refused when it is saved."""
+    """A pending sum over the mesh dim; it can't be saved."""
 
     def __init__(self) -> None: ...
 
@@ -108,12 +108,12 @@ class Partial:
     def __repr__(self) -> str: ...
 
 class Mesh:
-    """Ranks in a named n-dimensional grid, as torch's DeviceMesh."""
+    """Ranks in an n-dimensional grid with names, like torch's DeviceMesh."""
 
     def __init__(self, shape: Sequence[int], ranks: Sequence[int] | None = None, names: Sequence[str] = []) -> None:
         """
-        `ranks` holds the global ranks in C order; without it they are 0, 1, 2 ...
-        Raises InvalidArgumentError on a rank or name that occurs twice, or a wrong count.
+        `ranks` holds the global ranks in C order; by default they are 0, 1, 2 ...
+        Raises InvalidArgumentError if a rank or name occurs twice or their number is wrong.
         """
 
     @property
@@ -126,7 +126,7 @@ class Mesh:
     def names(self) -> list[str]: ...
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
-        """Where a global rank sits in the mesh; None for a rank outside it."""
+        """The position of a global rank in the mesh; None for a rank outside it."""
 
     def rank_at(self, coordinate: Sequence[int]) -> int: ...
 
@@ -149,14 +149,14 @@ class LocalBoxes:
 
 def local_boxes(global_shape: Sequence[int], mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial]) -> LocalBoxes:
     """
-    The boxes that the rank at `coordinate` of the mesh holds of a tensor of `global_shape` (elements); an empty shard gives one empty box.
-    Raises InvalidArgumentError on Partial, a dim out of range or a wrong number of placements. Sizes follow torch.chunk, as torch's DTensor does.
+    The boxes that the rank at `coordinate` of the mesh holds of a tensor with shape `global_shape` (in elements). An empty shard gives one empty box. Sizes follow torch.chunk, as in torch's DTensor.
+    Raises InvalidArgumentError for Partial, a dim out of range or a wrong number of placements.
     """
 
 def held_boxes(global_shape: Sequence[int], mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial], local_shape: Sequence[int]) -> LocalBoxes:
     """
-    local_boxes for a rank whose local tensor really has `local_shape`: where FSDP2 over tensor parallelism splits unevenly, the reading of the placements that gives that shape (torch's own description is then not what the rank holds).
-    Raises UnsupportedError where two readings fit, InvalidArgumentError where none does.
+    The same as local_boxes, for a rank whose local tensor has `local_shape`. If FSDP2 over tensor parallelism splits unevenly, torch's own reading of the placements does not describe what the rank holds; this function uses the reading that gives the local shape.
+    Raises UnsupportedError if both readings give this shape but different elements, InvalidArgumentError if neither does.
     """
 
 def replica_id(mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial]) -> tuple[int, ...]:
@@ -165,48 +165,50 @@ def replica_id(mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard
     """
 
 def replica_holders(mesh: Mesh, coordinate: Sequence[int], placements: Sequence[Shard | StridedShard | Replicate | Partial]) -> list[int]:
-    """Global ranks that hold the same boxes, ascending, this one included."""
+    """
+    The global ranks that hold the same boxes, ascending, this one included.
+    """
 
 def flat_range_to_boxes(shape: Sequence[int], begin: int, end: int) -> list[Box]:
     """
-    The elements [begin, end) of a flattened tensor of `shape` as at most 2n - 1 disjoint boxes in flat order.
+    The elements [begin, end) of a flattened tensor with shape `shape`, as at most 2n - 1 disjoint boxes in flat order (n: the number of dims).
     """
 
 class MergedSharding:
-    """What a rank holds of the checkpoint's tensor."""
+    """The part of the checkpoint's tensor that a rank holds."""
 
     @property
     def global_shape(self) -> tuple[int, ...]:
-        """Of the checkpoint's tensor, elements per dim."""
+        """Shape of the checkpoint's tensor, in elements."""
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Of the whole tensor as it would lie contiguously, in elements."""
+        """Strides of the checkpoint's tensor if it were contiguous, in elements."""
 
     @property
     def held(self) -> LocalBoxes:
-        """What the rank holds."""
+        """The boxes that the rank holds."""
 
     @property
     def replica_id(self) -> tuple[int, ...]:
-        """All zeros on exactly one of the ranks that hold the same."""
+        """All zeros on exactly one of the ranks that hold the same boxes."""
 
     @property
     def holders(self) -> list[int]:
         """
-        Global ranks that hold the same, ascending, this one included; empty where the meshes don't say.
+        The global ranks that hold the same boxes, ascending, this one included; empty if the meshes don't determine them.
         """
 
 def merge_shardings(local_shape: Sequence[int], global_shape: Sequence[int], mesh: Mesh, placements: Sequence[Shard | StridedShard | Replicate | Partial], checkpoint_mesh: Mesh, checkpoint_placements: Sequence[Shard | StridedShard | Replicate | Partial], rank: int) -> MergedSharding:
     """
-    Merges a parameter's mesh and placements with those that the checkpoint gives it (expert weights under expert parallelism inside FSDP2), for the global rank `rank`, which is in both meshes. A Shard of the checkpoint lies outside of the parameter's own shards, unless the parameter splits the same ranks along the same dim already; which ranks those are is found from the meshes' ranks, names have no meaning. Shapes in elements; the global shape is the one that the parameter knows.
-    Raises InvalidArgumentError where the two contradict one another.
+    Merges a parameter's own mesh and placements with those that the checkpoint has for it (expert weights under expert parallelism with FSDP2), for the global rank `rank`, which must be in both meshes. A Shard of the checkpoint is applied outside the parameter's own shards, unless the parameter already splits the same ranks along the same dim. Ranks are matched by their numbers, not by the names of mesh dims. Shapes are in elements; `global_shape` is the parameter's own.
+    Raises InvalidArgumentError if the two contradict each other.
     """
 
 def find_rule(patterns: Sequence[str], name: str) -> int | None:
     """
-    Place of the most specific pattern that fits a run of the name's components; None where none does. See tilestone.PlacementRules.
-    Raises InvalidArgumentError where two that match are equally specific.
+    The index of the most specific pattern that matches the name; None if no pattern matches. See tilestone.PlacementRules.
+    Raises InvalidArgumentError if two matching patterns are equally specific.
     """
 
 class TensorView:
@@ -215,21 +217,21 @@ class TensorView:
     @staticmethod
     def strided(data: int, dtype: str, shape: Sequence[int], strides: Sequence[int], begin: int, bytes: int, owner: object) -> TensorView:
         """
-        Memory at address `data` inside [begin, begin + bytes); strides in elements.
+        Memory at address `data`, which must be inside [begin, begin + bytes); strides are in elements.
         """
 
     @staticmethod
     def on_device(dtype: str, shape: Sequence[int], memory: object, owner: object) -> TensorView:
-        """Memory that is copied to and from piece by piece."""
+        """Memory on a device, which is copied from and to piece by piece."""
 
     @staticmethod
     def without_data(dtype: str, shape: Sequence[int]) -> TensorView:
-        """A tensor that a load allocates."""
+        """A tensor without memory, which a load allocates."""
 
     @staticmethod
     def from_dlpack(array: object, writable: bool) -> TensorView | None:
         """
-        An array that speaks DLPack; None for one that doesn't, or is read-only.
+        A view of an array that supports DLPack; None if the array does not support it, or is read-only but `writable` is True.
         """
 
     @property
@@ -242,39 +244,39 @@ class TensorView:
     def nbytes(self) -> int: ...
 
     def with_owner(self, owner: object) -> TensorView:
-        """The same memory, which another object keeps alive."""
+        """A view of the same memory that another object keeps alive."""
 
     @property
     def owner(self) -> object: ...
 
     @property
     def bytes(self) -> numpy.typing.NDArray[numpy.uint8]:
-        """The memory of a contiguous view as uint8, shared with it."""
+        """The memory of a contiguous view as an array of uint8, without a copy."""
 
 def shares_elements(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """
-    Whether several elements may lie in one place, as those of an expanded tensor do.
+    Whether several elements may share memory, as those of an expanded tensor do.
     """
 
 def is_writable(data: int, bytes: int) -> bool:
     """Whether memory of this process is mapped for writing."""
 
 def itemsize(dtype: str) -> int:
-    """Bytes an element."""
+    """Bytes per element."""
 
 def dtypes() -> list[str]:
     """Names of all element types."""
 
 def value_text(object: object, bridge: object, limit: int = 4096) -> str:
     """
-    How the command line shows an object: Python's repr where Python has one.
+    An object as the command line shows it: like Python's repr, if there is one.
     """
 
 def pickled_classes(pickled: bytes, archive: bool) -> list[str]:
     """
-    The classes whose objects a pickled object would come back with as Opaque.
+    The names of the classes whose objects a load of this pickle would return as Opaque.
 
-    Raises InvalidArgumentError for one that could not be read back.
+    Raises InvalidArgumentError if the pickle could not be read back.
     """
 
 class ShardedTensor:
@@ -349,25 +351,25 @@ class LocalNonpersistent:
 
 def distribute_shards(bytes: Sequence[int], holders: Sequence[int], main_is_outside: Sequence[bool], holder_sets: Sequence[Sequence[int]], ranks: int, files: tuple[Sequence[int], Sequence[int]] | None = None) -> list[int]:
     """
-    Megatron-Core's distribution of shards, given in the order of their ids: a rank for each.
-    `holders[i]` says which of `holder_sets` holds shard i; ranks are 0 to `ranks` - 1.
-    `files`: (for each shard the file that has most of it or -1, for each file the rank that wrote it or -1): a file's shards go to its writer.
-    Raises InvalidArgumentError on a shard without holders or a number out of range.
+    Chooses a rank for each shard, as Megatron-Core does. Shards are in the order of their ids.
+    `holders[i]` is the index in `holder_sets` of the ranks that hold shard i; ranks are 0 to `ranks` - 1.
+    `files`: (for each shard, the file that holds most of it, or -1; for each file, the rank that wrote it, or -1). A file's shards are then given to its writer.
+    Raises InvalidArgumentError for a shard without holders or a number out of range.
     """
 
 def agree(work: str, comm: object, say: Callable[[int, bytes], bytes], decide: Callable[[int, list[bytes]], tuple[bytes, bool]], seconds: float) -> bytes:
     """
-    Rounds in which all ranks fail together. In each, every rank says say(round, answer of the round before), and rank 0 decides (answer, whether it is the last), which every rank gets.
-    What either raises on any rank every rank raises. Returns the last answer.
+    Runs rounds in which all ranks fail together. In each round, every rank calls say(round, answer of the previous round) and sends the result to rank 0. Rank 0 calls decide(round, results), which returns (answer, is the last round), and every rank gets the answer.
+    If either function raises on any rank, every rank raises. Returns the last answer.
     """
 
 class CallMemory:
-    """What a communicator of a rank remembers from one call to the next."""
+    """What a rank's communicator keeps from one call to the next."""
 
     def __init__(self) -> None: ...
 
 class Communicator:
-    """One rank's end of a group. Timeouts are seconds."""
+    """One rank's end of a group. Timeouts are in seconds."""
 
     @property
     def rank(self) -> int: ...
@@ -380,7 +382,9 @@ class Communicator:
     def __repr__(self) -> str: ...
 
     def gather(self, mine: bytes, root: int, timeout: float | None = None) -> list[bytes]:
-        """At root every rank's bytes, by rank; elsewhere an empty list."""
+        """
+        On root, every rank's bytes in the order of ranks; on other ranks an empty list.
+        """
 
     def scatter(self, parts: Sequence[bytes], root: int, timeout: float | None = None) -> bytes: ...
 
@@ -393,34 +397,34 @@ def solo() -> Communicator:
 
 def mpi_world(timeout: float | None = None) -> Communicator:
     """
-    A duplicate of MPI_COMM_WORLD; every rank of the job calls, within `timeout` seconds. MPI_Init, which it calls when nobody has, waits for all ranks without a limit. Raises UnsupportedError in a build without MPI.
+    A duplicate of MPI_COMM_WORLD. Every rank of the job must call this, within `timeout` seconds. It calls MPI_Init if that was not called yet, which waits for all ranks without a limit. Raises UnsupportedError in a build without MPI.
     """
 
 def run_ranks(n: int, body: Callable[[Communicator], object]) -> None:
     """
-    Runs body(comm) on n threads of this process, one a rank, and returns when all have ended. Ranks that wait for one that raised get RankFailedError. Of several errors the original is raised, not one that another rank's has caused.
+    Runs body(comm) on n threads of this process, one per rank, and returns when all have ended. If a rank raises, the ranks that wait for it get RankFailedError. If several ranks raise, the original error is raised, not one that it caused on another rank.
     """
 
 class SessionStats:
-    """What a session has counted, on this rank."""
+    """A session's counters, on this rank."""
 
     @property
     def saves(self) -> int:
-        """Saves that were planned."""
+        """Number of saves that were planned."""
 
     @property
     def plans_exchanged(self) -> int:
-        """Saves for which the ranks sent their plans to rank 0."""
+        """Number of saves for which the ranks sent their plans to rank 0."""
 
     @property
     def plans_from_cache(self) -> int:
         """
-        Saves whose plan was that of an earlier one; the others, but for those of which plans were sent, this rank has planned by rule.
+        Number of saves that used the plan of an earlier save. Saves that are counted neither here nor in plans_exchanged were planned by this rank with agreement="rule" or by files.
         """
 
     @property
     def plan_bytes_sent(self) -> int:
-        """Of this rank's plans, bytes."""
+        """Bytes of the plans that this rank sent."""
 
     def __repr__(self) -> str: ...
 
@@ -446,42 +450,46 @@ class Session:
     def stats(self) -> SessionStats: ...
 
     def prepare(self, make: Callable[[], SaveRequest]) -> int:
-        """Makes staging memory ready for a state; its bytes."""
+        """Prepares staging memory for a state; returns its size in bytes."""
 
     def by_files(self, path: bytes) -> ByFiles:
-        """This rank's place in the next save by files to a path; it counts."""
+        """
+        This rank's part in the next save by files to a path. Each call counts as one save.
+        """
 
 class SaveResult:
     """What a save did."""
 
     @property
     def save_id(self) -> str:
-        """The attempt's unique name."""
+        """The unique name of this attempt."""
 
     @property
     def bytes_written(self) -> int:
-        """By this rank."""
+        """Bytes that this rank wrote."""
 
     @property
     def items_written(self) -> int:
-        """By this rank."""
+        """Items that this rank wrote."""
 
     @property
     def copies(self) -> int:
-        """Of shards that other ranks write, by this rank (`replicate`)."""
+        """
+        How many copies this rank wrote of shards that other ranks write (`replicate`).
+        """
 
     @property
     def copy_bytes(self) -> int:
-        """Of their elements; in bytes_written too."""
+        """Bytes of the copies' elements; bytes_written includes them."""
 
     @property
     def common_differs(self) -> bool:
-        """Whether the ranks' common states were compared, and are not the same."""
+        """Whether the ranks' common states were compared and differ."""
 
     @property
     def published(self) -> bool:
         """
-        Whether the checkpoint exists. Always, but for a save by files that did not wait and of which other ranks are still to write.
+        Whether the checkpoint exists. False only for a save by files with wait=False to which other ranks have not written yet.
         """
 
     def __repr__(self) -> str: ...
@@ -491,16 +499,16 @@ class CopyCost:
 
     @property
     def copies(self) -> int:
-        """Of shards that other ranks write."""
+        """Number of copies of shards that other ranks write."""
 
     @property
     def bytes(self) -> int:
-        """Of their elements."""
+        """Bytes of the copies' elements."""
 
     def __repr__(self) -> str: ...
 
 class ByFiles:
-    """A rank's place in a save without a communicator."""
+    """A rank's part in a save without a communicator."""
 
     def __init__(self, rank: int, world_size: int, token: str, number: int, wait: bool, torch_rank_local: bool) -> None: ...
 
@@ -514,12 +522,12 @@ class ByFiles:
     def number(self) -> int: ...
 
 class SaveRequest:
-    """What a rank brings to a save."""
+    """A rank's state, path and options for a save."""
 
     def __init__(self, state: object, path: bytes, bridge: object, format: str, dialect: str, overwrite: bool, agreement: str, validate_access: bool, common_differs: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, attributes: Mapping[str, str], tensor_attributes: object, progress: object | None, compared_common: object | None = None, by_files: ByFiles | None = None, replicate: str = 'none', replicate_group: Sequence[int] = [], max_copy_bytes: int | None = None, tp_replica_names: bool = False) -> None: ...
 
 class LoadRequest:
-    """What a rank brings to a load."""
+    """A rank's template, path and options for a load."""
 
     def __init__(self, wanted: object | None, path: bytes, bridge: object, follow_links: bool, cast: bool, verify_checksums: bool, two_phase: str, cache: str, not_in_checkpoint: str, not_requested: str | None, other_shape: str, sharded_only: bool, validate_access: bool, timeout: float, threads: int, buffer_bytes: int, progress: object | None, objects_by_grid: bool = False, log_report: bool = True, own_rank: int | None = None) -> None: ...
 
@@ -551,7 +559,7 @@ class StepwiseSave:
 
     @property
     def next(self) -> str:
-        """The next step; "": the save is over."""
+        """The next step; empty if the save is over."""
 
     def stage(self) -> None: ...
 
@@ -568,22 +576,22 @@ def begin_save(prepare: Callable[[], SaveRequest], path: bytes, comm: object, se
 def begin_save_by_files(options: SaveRequest, prepare: Callable[[], SaveRequest], session: Session | None = None) -> StepwiseSave: ...
 
 class Damage:
-    """A damaged place of a checkpoint."""
+    """A damaged part of a checkpoint."""
 
     @property
     def file(self) -> str: ...
 
     @property
     def offset(self) -> int:
-        """In the file, bytes."""
+        """Offset in the file, in bytes."""
 
     @property
     def size(self) -> int:
-        """Bytes of the range that is known to hold the damage."""
+        """Bytes of the range that contains the damage."""
 
     @property
     def key(self) -> str:
-        """Empty for bytes outside items."""
+        """The item's key; empty for bytes outside items."""
 
     @property
     def problem(self) -> str: ...
@@ -594,12 +602,12 @@ class Damage:
 
     @property
     def copy(self) -> bool:
-        """Of a copy; the shard's own item is in another file."""
+        """Whether it is in a copy; the shard's own item is in another file."""
 
     @property
     def intact_in(self) -> str:
         """
-        A file in which the same elements are intact, where loads read them; "": none.
+        A file that holds the same elements intact, from which loads read them; empty if there is none.
         """
 
     def __repr__(self) -> str: ...
@@ -615,46 +623,46 @@ class VerifyReport:
 
     @property
     def bytes(self) -> int:
-        """Bytes that were checked."""
+        """Number of bytes that were checked."""
 
     @property
     def items_without_checksum(self) -> int:
-        """Items whose writer recorded no checksum."""
+        """Number of items whose writer recorded no checksum."""
 
     @property
     def damages(self) -> list[Damage]:
-        """By file and offset; empty for a sound one."""
+        """In the order of files and offsets; empty if nothing is damaged."""
 
     @property
     def seconds(self) -> float: ...
 
     @property
     def ok(self) -> bool:
-        """True when nothing is damaged."""
+        """Whether nothing is damaged."""
 
 class RepairReport:
-    """What repair has mended, and what is left."""
+    """What a repair has repaired, and what is left."""
 
     @property
     def mended(self) -> list[Damage]:
-        """The damages that it mended, as they were found."""
+        """The damages that were repaired, as found before."""
 
     @property
     def now(self) -> VerifyReport:
-        """What verify finds afterwards."""
+        """What verify finds after the repair."""
 
 def repair(path: bytes, cache: str, buffer_bytes: int, threads: int, follow_links: bool, progress: object | None) -> RepairReport: ...
 
 class Leftover:
-    """A file that no checkpoint at its location needs."""
+    """A file that the checkpoint at its location does not need."""
 
     @property
     def name(self) -> str:
-        """In the location."""
+        """Its name, relative to the location."""
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Its size in bytes."""
 
     @property
     def what(self) -> str: ...
@@ -672,19 +680,19 @@ class Removal:
 
     @property
     def keys(self) -> list[str]:
-        """Of tensors, and unique ones of objects; sorted."""
+        """Keys of tensors and unique keys of objects, sorted."""
 
     @property
     def files(self) -> list[str]:
-        """Data files of which nothing is left."""
+        """Data files that were removed because nothing was left."""
 
     @property
     def bytes(self) -> int:
-        """Of these files."""
+        """Bytes of these files."""
 
     @property
     def by_other(self) -> bool:
-        """Another caller has removed the keys while this one waited."""
+        """Whether another caller removed the keys while this one waited."""
 
 def remove_keys(path: bytes, prefix: str, seconds: float) -> Removal: ...
 
@@ -706,7 +714,7 @@ class Checkpoint:
         """Keys that resemble `key`."""
 
     def path_of(self, key: str) -> list[str | int]:
-        """Where the writer's tree had the key; empty when that is not recorded."""
+        """The path of the key in the writer's tree; empty if it is not recorded."""
 
     def dtype(self, key: str) -> str: ...
 
@@ -764,52 +772,52 @@ class Checkpoint:
 
 def encode_access(tensors: Sequence[tuple[str, str, Sequence[int], Sequence[int], Sequence[int], bool]], objects: Sequence[tuple[str, bool]]) -> bytes:
     """
-    What one rank holds, for check_access: shards as (key, dtype's name, global shape, offset, shape, whether it is the main replica), and objects as (unique key, whether main). InvalidArgumentError for a shard outside its tensor.
+    Encodes what one rank holds, for check_access: shards as (key, name of dtype, global shape, offset, shape, is the main replica), and objects as (unique key, is the main replica). Raises InvalidArgumentError for a shard outside its tensor.
     """
 
 def check_access(ranks: Sequence[bytes]) -> None:
     """
-    Raises unless the main replicas of all ranks hold each tensor and each grid of objects once: MismatchError, CoverageError, InvalidArgumentError with key, box and ranks. ranks[r]: what encode_access() gave on rank r.
+    Checks that the main replicas of all ranks hold each tensor and each grid of objects exactly once. Raises MismatchError, CoverageError or InvalidArgumentError, with key, box and ranks. ranks[r]: the result of encode_access() on rank r.
     """
 
 class NameLock:
     """
-    A lock that try_lock() gave. It goes with the object or the process; a forked child has no part in it.
+    A lock that try_lock() returned. It is released with the object or at the end of the process. A forked child does not hold it.
     """
 
     def release(self) -> None:
-        """Gives it up; once more does nothing."""
+        """Releases the lock; does nothing the second time."""
 
 def try_lock(directory: bytes, name: str) -> NameLock | None:
     """
-    A lock on a name in a directory, or None when somebody else holds it. Makes the file and the directories that it needs; they stay.
-    UnsupportedError where files can't be locked.
+    Locks a name in a directory; returns None if the lock is held already. Creates the file and the directories that it needs; they are not removed.
+    Raises UnsupportedError if the file system can't lock files.
     """
 
 def is_locked(directory: bytes, name: str) -> bool:
     """
-    Whether somebody, who may be the caller, holds the lock. Makes and changes nothing.
-    UnsupportedError where files can't be locked.
+    Whether anybody, including the caller, holds the lock. Creates and changes nothing.
+    Raises UnsupportedError if the file system can't lock files.
     """
 
 class UnpublishedSave:
-    """A save without a communicator that is no checkpoint yet."""
+    """A save without a communicator that is not published yet."""
 
     @property
     def save_id(self) -> str:
-        """The attempt's unique name."""
+        """The unique name of this attempt."""
 
     @property
     def world_size(self) -> int:
-        """How many ranks it has; 0: it has only begun, and that is not known."""
+        """How many ranks it has; 0 if that is not known."""
 
     @property
     def format(self) -> str:
-        """As `save` was given it."""
+        """The `format` that was passed to `save`."""
 
     @property
     def dialect(self) -> str:
-        """As `save` was given it."""
+        """The `dialect` that was passed to `save`."""
 
     @property
     def missing_count(self) -> int:
@@ -821,21 +829,23 @@ class UnpublishedSave:
 
     @property
     def failure(self) -> str:
-        """The error that a rank has left; "": none."""
+        """The error that a rank recorded; empty if none did."""
 
     @property
     def abandoned(self) -> bool:
-        """It will be no checkpoint, and gc removes its files."""
+        """
+        Whether it was abandoned: it can't be published, and gc removes its files.
+        """
 
     @property
     def alive(self) -> bool | None:
         """
-        Whether a rank of it works, as far as it was watched: True once something of it changed, False when nothing did for a minute, else None.
+        Whether one of its ranks is working: True if one of its files changed while it was watched, False if none changed for a minute, otherwise None.
         """
 
     @property
     def complete(self) -> bool:
-        """All its ranks have written: it can be published."""
+        """Whether all its ranks have written, so that it can be published."""
 
     def __str__(self) -> str: ...
 
@@ -849,5 +859,5 @@ def abandon(path: bytes, save_id: str, period: float) -> str: ...
 
 def cli(argv: Sequence[bytes]) -> int:
     """
-    Runs one command (argv[0] is the program's name, all as the system has them); its exit code.
+    Runs one command; returns its exit code. argv[0] is the program's name; all words are as the system passes them.
     """

@@ -1,4 +1,4 @@
-"""Element types: one name for what numpy, ml_dtypes and torch call it."""
+"""Element types: one name for each type of numpy, ml_dtypes and torch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tilestone import _core
 
 
 class DType(str):
-    """An element type, by torch's name: "float32", "bfloat16", "float8_e4m3fn".
+    """An element type with torch's name: "float32", "bfloat16", "float8_e4m3fn".
 
-    Equal to its name as text. All names: `tilestone.dtype_names()`.
+    A DType is a str and equals its name. `tilestone.dtype_names()` lists all names.
     """
 
     __slots__ = ()
 
     def __new__(cls, name: str) -> DType:
         if name not in _itemsizes():
-            _core.itemsize(name)  # raises, naming it
+            _core.itemsize(name)  # raises an error with the name
         return super().__new__(cls, name)
 
     def __repr__(self) -> str:
@@ -30,15 +30,15 @@ class DType(str):
 
     @property
     def itemsize(self) -> int:
-        """Bytes an element."""
+        """Bytes per element."""
         return _itemsizes()[str(self)]
 
     @property
     def numpy(self) -> numpy.dtype[Any]:
         """The numpy (or ml_dtypes) dtype of the same elements.
 
-        numpy knows no complex32 and no packed 4-bit pairs: they are structured dtypes,
-        (re, im) of float16 and a byte named `e2m1x2`.
+        numpy has no complex32 and no packed pairs of 4-bit floats. They become structured dtypes:
+        (re, im) of float16, and one byte named `e2m1x2`.
         """
         return _numpy_dtypes()[str(self)]
 
@@ -81,11 +81,11 @@ def _names_by_numpy() -> dict[numpy.dtype[Any], str]:
 
 
 def name_of_numpy(dtype: numpy.dtype[Any]) -> str | None:
-    """The name of a numpy dtype; None where no checkpoint can hold it."""
+    """The name of a numpy dtype; None if a checkpoint can't hold it."""
     return _names_by_numpy().get(dtype.newbyteorder("=") if not dtype.isnative else dtype)
 
 
 def native_type(name: str) -> Any:
-    """torch's dtype when torch is loaded, a DType otherwise."""
+    """A torch dtype if torch is loaded, otherwise a DType."""
     torch = sys.modules.get("torch")
     return DType(name) if torch is None else getattr(torch, name)

@@ -1,8 +1,8 @@
-"""The wrapped entities of a state dict.
+"""The entities that wrap data in a state dict.
 
-Their meaning follows Megatron-Core's dist_checkpointing entities of the same names: a
-`ShardedTensor` is this rank's part of a global tensor under a key of its own, wherever in the
-tree it stands. `tilestone.load` gives back the local tensor in its place.
+They follow Megatron-Core's dist_checkpointing entities of the same names. A `ShardedTensor` is this
+rank's part of a global tensor with its own key, which does not depend on its place in the tree.
+`tilestone.load` returns the local tensor in its place.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ ReplicaId = int | Sequence[int]
 class ShardedTensor:
     """This rank's part of a global tensor.
 
-    Made by one of `from_rank_offsets`, `from_rank_offsets_flat`, `from_placements`, `from_param`,
-    `from_box` and `from_box_flat`. Arguments that can't be meant are refused there, with InvalidArgumentError naming
-    key, argument and value.
+    Use one of `from_rank_offsets`, `from_rank_offsets_flat`, `from_placements`, `from_param`,
+    `from_box` and `from_box_flat` to make one. They raise InvalidArgumentError for invalid
+    arguments; the error names the key, the argument and its value.
 
     Attributes:
-        data: the local array (torch tensor, numpy array, or anything with __dlpack__); saves
-            read it, loads fill it in place. A tensor on torch's meta device has a dtype and a
-            shape only: a load allocates it.
-        allow_shape_mismatch: on load, a global shape other than the stored one is no error;
-            elements beyond the stored tensor become zero.
+        data: the local array (a torch tensor, a numpy array, or anything with __dlpack__). Saves
+            read it, loads fill it in place. A tensor on torch's meta device has only a dtype and a
+            shape; a load allocates its memory.
+        allow_shape_mismatch: for loads: the global shape may differ from the stored one. Elements
+            outside the stored tensor become zero.
     """
 
     __slots__ = ("_make", "allow_shape_mismatch", "data", "holders", "__weakref__")
@@ -44,7 +44,7 @@ class ShardedTensor:
         allow_shape_mismatch: bool = False,
         holders: Sequence[int] | None = None,
     ) -> None:
-        """Used by the from_... methods."""
+        """Called by the from_... methods."""
         self._make = make
         self.data = data
         self.allow_shape_mismatch = allow_shape_mismatch
@@ -66,14 +66,15 @@ class ShardedTensor:
 
         Args:
             key: the tensor's name in the checkpoint.
-            data: the local array; every rank's has the same shape.
-            rank_offsets: (axis, rank, fragments): along `axis` (which counts prepended axes)
-                `data` is cell `rank` of `fragments`. The global shape is the local one times
-                the fragments.
-            replica_id: which copy of the same cell this is; all zeros: the main one.
-            prepend_axis_num: axes that the global tensor has before those of `data`.
-            holders: global ranks that hold the same cell, this one included, where the caller
-                knows them; saves by rule then balance them without a word between ranks.
+            data: the local array; it has the same shape on every rank.
+            rank_offsets: (axis, rank, fragments): along `axis` (prepended axes are counted),
+                `data` is cell number `rank` of `fragments` cells. The global shape is the local
+                shape times the fragments.
+            replica_id: which replica of the cell this is; all zeros for the main one.
+            prepend_axis_num: number of axes that the global tensor has before those of `data`.
+            holders: the global ranks that hold the same cell, this one included, if the caller
+                knows them. Saves with agreement="rule" then balance the writing between the holders
+                without communication.
         """
         make = functools.partial(
             _with_data,
@@ -98,10 +99,10 @@ class ShardedTensor:
         allow_shape_mismatch: bool = False,
         holders: Sequence[int] | None = None,
     ) -> ShardedTensor:
-        """A slice of the flattened cell of a regular grid (a distributed optimizer's shard).
+        """A slice of a flattened cell of a regular grid (a distributed optimizer's shard).
 
         Args:
-            data: 1-D, the elements [begin, end) of the flattened local tensor.
+            data: a 1-D array: the elements [begin, end) of the flattened local tensor.
             local_shape: shape of that local tensor.
             flattened_range: slice(begin, end) or (begin, end), in elements.
         """
@@ -131,10 +132,10 @@ class ShardedTensor:
         *,
         allow_shape_mismatch: bool = False,
     ) -> ShardedTensor:
-        """The local tensor of `rank` under a mesh and placements, as a torch DTensor's.
+        """The local tensor of `rank` for a mesh and placements, as in a torch DTensor.
 
-        Box, replica id and holders follow from the arguments; a rank outside the mesh holds
-        nothing. `Partial` is refused.
+        The box, the replica id and the holders follow from the arguments. A rank outside the mesh
+        holds nothing. `Partial` raises an error.
         """
         make = functools.partial(
             _with_data,
@@ -158,46 +159,49 @@ class ShardedTensor:
         rank: int | None = None,
         allow_shape_mismatch: bool = False,
     ) -> ShardedTensor:
-        """A parameter that the checkpoint lays over other ranks than the parameter itself says.
+        """A parameter whose sharding in the checkpoint is not the one that it states itself.
 
             rules = PlacementRules({"experts": {"ep": Shard(0)}})
             mesh = expert_mesh["edp", "ep", "etp"]
             state = {name: ShardedTensor.from_param(p, mesh, rules)
                      for name, p in model.named_parameters()}
 
-        With expert parallelism each rank's parameter knows its own experts only: on every
-        expert-parallel rank it has one name and one shape, and by its own placements rank 1's
-        experts would be the same as rank 0's. `checkpoint_mesh` and `placements` say what they are
-        of the checkpoint's tensor. A Shard there lies outside of the parameter's own shards, which
-        stay inside it (FSDP2 over the expert-data ranks); over ranks that the parameter splits
-        along the same dim already it counts once. With Replicate alone the parameter's own mesh
-        and placements stay. Which ranks are which is found from the ranks of both meshes, not from
-        the names of their dims. See docs/placements.md.
+        With expert parallelism, each rank's parameter knows only its own experts. On every
+        expert-parallel rank it has the same name and shape, so by its own placements rank 1's
+        experts would be the same as rank 0's. `checkpoint_mesh` and `placements` say which part of
+        the checkpoint's tensor they are. A Shard there is applied first, and the parameter's own
+        shards divide its result (FSDP2 over the expert-data ranks). Ranks that the parameter
+        already splits along the same dim are not split again. With only Replicate, the parameter's
+        own mesh and placements are kept. Ranks are matched by their numbers in both meshes, not by
+        the names of the meshes' dims. See docs/placements.md.
 
-        A load gives back `param` itself, filled. Nothing is gathered: an empty local shard is
-        saved and loaded as one.
+        A load returns `param` itself, filled. Nothing is gathered: an empty local shard is saved
+        and loaded as an empty shard.
 
         Args:
-            param: an array (torch tensor, parameter, numpy array, or anything with __dlpack__), all
-                of which is this rank's; a DTensor; or an object with device_mesh, placements, shape
-                (of the whole) and to_local(), which gives the memory itself.
-            checkpoint_mesh: a torch DeviceMesh, or a `geometry.Mesh` of global ranks, that has this
-                rank. It has all ranks that hold a part or a copy of the tensor, but for those of
-                the parameter's own mesh; so no pipeline ranks, whose parameters are others.
-            placements: over checkpoint_mesh: `PlacementRules`; or a placement (Shard over a mesh of
-                one dim, Replicate over any; torch's or those of `tilestone.geometry`), a sequence
-                with one for each dim, or a mapping from names of dims, the others being Replicate.
+            param: an array (a torch tensor, a parameter, a numpy array, or anything with
+                __dlpack__) that is local to this rank as a whole; a DTensor; or an object with
+                device_mesh, placements, shape (the global shape) and to_local(), which must return
+                the parameter's memory and not a copy.
+            checkpoint_mesh: a torch DeviceMesh, or a `geometry.Mesh` of global ranks, that contains
+                this rank. Together with the parameter's own mesh it must contain all ranks that
+                hold a part or a copy of the tensor. It must not contain pipeline ranks, which have
+                other parameters.
+            placements: placements over checkpoint_mesh: `PlacementRules`; one placement (Shard for
+                a mesh with one dim, Replicate for any mesh; of torch or `tilestone.geometry`); a
+                sequence with one placement for each dim; or a mapping from names of dims to
+                placements, in which missing dims are Replicate.
             key: the tensor's name in the checkpoint, to which the rules apply; by default its
                 dotted path in the state.
-            rank: this process's global rank; by default what a torch DeviceMesh says, the
-                checkpoint's or the parameter's.
+            rank: this process's global rank; by default the rank that a torch DeviceMesh states,
+                the checkpoint's or the parameter's.
             allow_shape_mismatch: see the class.
 
         Raises:
-            InvalidArgumentError: no rank is known, or it is in one of the meshes only; placements
-                that don't fit the mesh or contradict the parameter's; a Partial placement. What
-                needs the key (rules, without `key=`) is raised by the save or load.
-            UnsupportedError: a placement of torch's that Tilestone doesn't know.
+            InvalidArgumentError: the rank is unknown or is only in one of the meshes; the
+                placements don't fit the mesh or contradict the parameter's; or one is Partial. The
+                save or load raises errors that depend on the key (rules, without `key=`).
+            UnsupportedError: Tilestone doesn't know one of torch's placements.
         """
         try:
             place = _params.Param(param, checkpoint_mesh, placements, rank)
@@ -219,7 +223,7 @@ class ShardedTensor:
         allow_shape_mismatch: bool = False,
         holders: Sequence[int] | None = None,
     ) -> ShardedTensor:
-        """Any box of a tensor of `global_shape`: an irregular grid.
+        """Any box of a tensor with shape `global_shape`, for irregular grids.
 
         Args:
             box: a Box, or (start, stop) for each dim. Its shape is that of `data`, after
@@ -250,11 +254,12 @@ class ShardedTensor:
         allow_shape_mismatch: bool = False,
         holders: Sequence[int] | None = None,
     ) -> ShardedTensor:
-        """A slice of any flattened box of a tensor of `global_shape`.
+        """A slice of any flattened box of a tensor with shape `global_shape`.
 
         Args:
-            data: 1-D, the elements [begin, end) of the flattened box; an empty slice holds nothing.
-            box: a Box, or (start, stop) for each dim, prepend_axis_num leading ones of size 1.
+            data: a 1-D array: the elements [begin, end) of the flattened box. An empty slice holds
+                nothing.
+            box: a Box, or (start, stop) for each dim. Its first prepend_axis_num dims have size 1.
             flattened_range: slice(begin, end) or (begin, end), in elements.
         """
         begin, end = _range(flattened_range)
@@ -278,17 +283,17 @@ class ShardedTensor:
 
     @property
     def global_shape(self) -> tuple[int, ...]:
-        """Elements of the whole tensor, per dim."""
+        """Shape of the whole tensor, in elements."""
         return self._entity().global_shape
 
     @property
     def boxes(self) -> list[_core.Box]:
-        """What this rank holds: one box, or those of a flat range or strided placement."""
+        """What this rank holds: one box, or several for a flat range or a strided placement."""
         return self._entity().boxes
 
     @property
     def replica_id(self) -> tuple[int, ...]:
-        """Which copy this is; all zeros: the main one."""
+        """Which replica this is; all zeros for the main one."""
         return self._entity().replica_id
 
     @property
@@ -297,7 +302,7 @@ class ShardedTensor:
         return self._entity().is_regular_grid
 
     def _entity(self, for_load: bool | None = None) -> _core.ShardedTensor:
-        """For a load, for a save, or (None) only to tell its place."""
+        """The engine's entity: True for a load, False for a save, None for the position only."""
         try:
             if for_load is None:
                 entity = self._make(_converters.description(self.data))
@@ -312,7 +317,8 @@ class ShardedTensor:
         return entity
 
     def _given_key(self) -> str:
-        # A partial of one of the from_... methods, with a function and the key.
+        # _make is a functools.partial from a from_... method; its arguments are a function and the
+        # key.
         args: tuple[Any, ...] = getattr(self._make, "args", ())
         return str(args[1]) if len(args) > 1 else ""
 
@@ -321,7 +327,7 @@ class ShardedTensor:
 
 
 class _OfParam(ShardedTensor):
-    """What from_param makes: without a key of its own it gets its path."""
+    """What from_param makes: without its own key it gets its path in the state as key."""
 
     __slots__ = ("_given", "_place")
 
@@ -340,14 +346,14 @@ class _OfParam(ShardedTensor):
 
     @property
     def key(self) -> str:
-        """The tensor's name in the checkpoint; "": its path."""
+        """The tensor's name in the checkpoint; "" if that will be its path."""
         return self._given or ""
 
     def _entity(self, for_load: bool | None = None) -> _core.ShardedTensor:
         if self._given is None and self._place.needs_name:
             raise InvalidArgumentError(
-                "where it lies follows from its name, which it has in a state only",
-                hint="give from_param key=",
+                "the placements depend on the tensor's name, which is only known within a state",
+                hint="pass key= to from_param",
             )
         return self.named(self.key, for_load)
 
@@ -386,8 +392,8 @@ def to_box(box: _core.Box | Sequence[tuple[int, int] | slice]) -> _core.Box:
     """A Box from (start, stop) pairs or slices with both ends.
 
     Raises:
-        InvalidArgumentError: it is something else, names no start or stop, or one that is no
-            whole number of 64 bits, or a stop before its start.
+        InvalidArgumentError: it is something else; a start or stop is missing or is not a 64-bit
+            whole number; or a stop is before its start.
     """
     if isinstance(box, _core.Box):
         return box
@@ -397,12 +403,12 @@ def to_box(box: _core.Box | Sequence[tuple[int, int] | slice]) -> _core.Box:
     except TypeError:
         offset, shape = [-1], []
     if len(offset) != len(shape) or any(not 0 <= n < 1 << 63 for n in offset + shape):
-        raise InvalidArgumentError(f"a box is (start, stop) for each dim, not {box!r}")
+        raise InvalidArgumentError(f"a box must be (start, stop) for each dim, not {box!r}")
     return _core.Box(offset, shape)
 
 
 def _ends(part: Any) -> tuple[int, int]:
-    """(start, stop) of one dim of a box; TypeError for what is neither a pair nor a slice."""
+    """(start, stop) of one dim of a box; TypeError if it is neither a pair nor a slice."""
     if isinstance(part, (str, bytes)) or (isinstance(part, slice) and part.step not in (None, 1)):
         raise TypeError
     ends: tuple[Any, ...] = (
@@ -414,23 +420,23 @@ def _ends(part: Any) -> tuple[int, int]:
 
 
 class _NoData:
-    """Stands for a load, which looks at no object's data."""
+    """In place of a Call: behaves like a load, which does not look at the data of objects."""
 
     for_load = True
 
 
 class ShardedObject:
-    """Opaque data at a place in a grid of objects; it can't be resharded.
+    """An object at a place in a grid of objects. It can't be resharded.
 
     Args:
         key: the grid's name.
-        data: any object; one that is no plain data is pickled.
-        global_shape: of the grid, in objects.
-        global_offset: this object's place in it.
-        replica_id: which copy this is; all zeros: the main one.
+        data: any object; an object that is not plain data is pickled.
+        global_shape: shape of the grid, in objects.
+        global_offset: this object's place in the grid.
+        replica_id: which replica this is; all zeros for the main one.
 
     Raises:
-        InvalidArgumentError: the place lies outside the grid.
+        InvalidArgumentError: the place is outside the grid.
     """
 
     __slots__ = ("data", "global_offset", "global_shape", "key", "replica_id", "__weakref__")
@@ -452,11 +458,11 @@ class ShardedObject:
 
     @property
     def unique_key(self) -> str:
-        """ "key/shard_OFFSET_SHAPE": its key in the checkpoint."""
+        """The object's key in the checkpoint: "key/shard_OFFSET_SHAPE"."""
         return self._entity(None).unique_key
 
     def _entity(self, call: Call | None) -> _core.ShardedObject:
-        """For a save or load, or (None) only to tell its place."""
+        """The engine's entity for a save or load; without its data if `call` is None."""
         return _core.ShardedObject.make(
             self.key,
             None if call is None else self.data,
@@ -468,13 +474,13 @@ class ShardedObject:
 
 
 class ShardedTensorFactory:
-    """Stands for a subtree that is built before a save and merged after a load.
+    """Represents a subtree that is built before a save or load, and merged after a load.
 
     Args:
-        key, data, replica_id, flattened_range: what `build_fn` is called with.
+        key, data, replica_id, flattened_range: the arguments with which `build_fn` is called.
         build_fn: build_fn(key, data, replica_id, flattened_range) returns a tree of entities.
-            It must be pure: saves and loads call it with their own arguments.
-        merge_fn: merge_fn(loaded_tree) returns what stands in the factory's place after a load.
+            It must be pure, because saves and loads call it with their own arguments.
+        merge_fn: merge_fn(loaded_tree) returns what takes the factory's place after a load.
     """
 
     __slots__ = ("build_fn", "data", "flattened_range", "key", "merge_fn", "replica_id")
@@ -511,7 +517,7 @@ class ShardedTensorFactory:
 
 
 class LocalNonpersistent:
-    """A value that is not saved; a load gives back the template's own."""
+    """A value that is not saved. A load returns the template's value."""
 
     __slots__ = ("value",)
 

@@ -1,8 +1,8 @@
-"""The exceptions of Tilestone, one class for each code of the engine's one error type.
+"""Tilestone's exceptions: one class for each error code of the engine.
 
-All derive from `CheckpointError`; those that mean what a builtin exception means derive from it
-too, so `except FileNotFoundError` and `except TimeoutError` work as everywhere in Python. On a
-failed save or load every rank raises the same error.
+All derive from `CheckpointError`. A class that corresponds to a builtin exception also derives from
+that one, so `except FileNotFoundError` and `except TimeoutError` work as usual. If a save or load
+fails, every rank raises the same error.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import re
 
 
 class CheckpointError(Exception):
-    """Something failed.
+    """The base class of all errors that Tilestone raises.
 
     Attributes:
-        code: the engine's name of the reason, "not_found" for example.
-        message: what failed, with what was expected and what was found.
-        key: the state dict key concerned, or "".
-        file: the file concerned, or "".
-        rank: the rank that failed, or -1 where that is not known.
+        code: the engine's name for the kind of error, "not_found" for example.
+        message: what failed, what was expected and what was found.
+        key: the key of the state dict, or "".
+        file: the file, or "".
+        rank: the rank that failed, or -1 if that is not known.
         hint: what to try, or "".
         errno: the operating system's error number, or None.
 
-    Those that are an OSError have its `strerror` and `filename` (or None) too.
+    Subclasses of OSError also have its `strerror` and its `filename` (which may be None).
     """
 
     code = "internal"
@@ -48,7 +48,7 @@ class CheckpointError(Exception):
         errno: int | None = None,
     ) -> None:
         super().__init__(text)
-        self.text = "" if message is None else text  # the engine's whole wording
+        self.text = "" if message is None else text  # the engine's complete text
         self.message = text if message is None else message
         self.key = key
         self.file = file
@@ -56,19 +56,19 @@ class CheckpointError(Exception):
         self.hint = hint
         self.errno = self._usual_errno if errno is None else errno
         if isinstance(self, OSError):
-            # What code that knows only OSError looks at.
+            # For code that only knows OSError.
             reason = self.message if self.errno is None else os.strerror(self.errno)
             for name, value in (("filename", file or None), ("strerror", reason)):
                 setattr(self, name, value)
 
     def add_key(self, key: str) -> None:
-        """Says which key was concerned, where that is not known yet (called by the binding)."""
+        """Sets the key if it is not set yet (called by the binding)."""
         if not self.key:
             self.key = key
             self.text += f" (key {key})" if self.text and key else ""
 
     def add_rank(self, rank: int) -> None:
-        """Says which rank failed, where that is not known yet (called by the binding)."""
+        """Sets the rank that failed if it is not set yet (called by the binding)."""
         if self.rank < 0:
             self.rank = rank
             self.text += f" (rank {rank})" if self.text else ""
@@ -81,7 +81,7 @@ class CheckpointError(Exception):
         return self.message + key + rank + (f"; {self.hint}" if self.hint else "")
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword arguments travel as state: errors cross process borders in launchers.
+        # Launchers pass errors between processes; the keyword arguments are pickled as state.
         state = dict(self.__dict__, errno=self.errno)
         if isinstance(self, OSError):
             state |= {"filename": self.filename, "strerror": self.strerror}
@@ -93,20 +93,20 @@ class CheckpointError(Exception):
 
 
 class InvalidArgumentError(CheckpointError, ValueError):
-    """The caller passed something that can't be meant."""
+    """The caller passed an invalid argument."""
 
     code = "invalid_argument"
 
 
 class NotFoundError(CheckpointError, FileNotFoundError, KeyError):
-    """No such checkpoint, key or file."""
+    """The checkpoint, key or file does not exist."""
 
     code = "not_found"
     _usual_errno = _errno.ENOENT
 
 
 class AlreadyExistsError(CheckpointError, FileExistsError):
-    """A valid checkpoint stands here and `overwrite` was not asked for."""
+    """There is already a valid checkpoint, and `overwrite` is False."""
 
     code = "already_exists"
     _usual_errno = _errno.EEXIST
@@ -119,31 +119,31 @@ class MismatchError(CheckpointError, ValueError):
 
 
 class CoverageError(CheckpointError, ValueError):
-    """An element is written by nobody, written twice, or not to be found."""
+    """An element is written by no rank, written twice, or missing from the checkpoint."""
 
     code = "coverage"
 
 
 class CorruptError(CheckpointError):
-    """Bytes of a checkpoint are damaged, truncated or contradict one another."""
+    """Files of a checkpoint are damaged or truncated, or contradict each other."""
 
     code = "corrupt"
 
 
 class UnsafeError(CheckpointError):
-    """Content that looks like an attack, not like damage. It was refused, not run."""
+    """The content looks like an attack, not like damage. It was refused and not executed."""
 
     code = "unsafe"
 
 
 class UnsupportedError(CheckpointError, NotImplementedError):
-    """Well-formed, but this version of Tilestone can't do it."""
+    """The request or file is valid, but this version of Tilestone does not support it."""
 
     code = "unsupported"
 
 
 class StorageError(CheckpointError, OSError):
-    """The operating system said no; `errno` says why."""
+    """The operating system reported an error; `errno` says which."""
 
     code = "io"
 
@@ -156,21 +156,22 @@ class TimeoutError(CheckpointError, builtins.TimeoutError):
 
 
 class RankFailedError(CheckpointError, ConnectionError):
-    """Another rank failed or vanished; `rank` says which, where that is known."""
+    """Another rank failed or is gone; `rank` says which one, if that is known."""
 
     code = "rank_failed"
 
 
 class InternalError(CheckpointError, RuntimeError):
-    """A defect of Tilestone."""
+    """A bug in Tilestone."""
 
     code = "internal"
 
 
 class InterruptedError(CheckpointError):
-    """The caller of another rank stopped it (Ctrl-C), or code of that caller raised.
+    """Another rank was stopped by its caller (Ctrl-C), or its caller's code raised an exception.
 
-    The rank that was stopped raises what stopped it: KeyboardInterrupt, the callback's exception.
+    The rank that was stopped raises the cause itself: KeyboardInterrupt, or the exception of a
+    callback.
     """
 
     code = "interrupted"
@@ -197,11 +198,11 @@ _CLASSES: dict[str, type[CheckpointError]] = {
 
 
 for _kind in (CheckpointError, *_CLASSES.values()):
-    _kind.__module__ = "tilestone"  # where users find it
+    _kind.__module__ = "tilestone"  # the public name
 
 
 def _as_in_python(text: str) -> str:
-    """Hints of the engine name an option as in C++: `overwrite = true`."""
+    """Rewrites options in the engine's hints, `overwrite = true`, as Python keyword arguments."""
     return re.sub(r"\b([a-z_]+) = true\b", r"\1=True", text)
 
 

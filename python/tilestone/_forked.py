@@ -1,7 +1,7 @@
-"""What a forked child has inherited: torch's process groups, and locks.
+"""Objects that a forked child inherits: torch's process groups, and locks.
 
-Their connections, and the store's, are the parent's, which goes on using them: a child that wrote
-to them would break the parent's group, or wait for answers that the parent gets.
+The connections of a process group and of its store belong to the parent, which goes on using them.
+A child that used them would break the parent's group, or wait for answers that the parent gets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 class Lock:
-    """A lock that a child finds free, though a thread of the parent may have held it."""
+    """A lock that is free in a forked child, even if a thread of the parent held it."""
 
     def __init__(self) -> None:
         self._renew()
@@ -45,14 +45,18 @@ class Lock:
 
 
 def check(group: Any, process: int) -> None:
-    """Refuses a group that was made, or first used in the process `process`, before a fork.
+    """Refuses a process group that was inherited through a fork.
+
+    Args:
+        group: the torch process group.
+        process: the id of the process that first used the group here.
 
     Raises:
-        UnsupportedError: saying what to do.
+        UnsupportedError: the group was created, or first used, before this process was forked.
     """
     if group in _inherited or process != os.getpid():
         raise UnsupportedError(
-            "the process group was made before this process was forked; its connections are the "
-            "parent's",
+            "the process group was created before this process was forked; its connections belong "
+            "to the parent",
             hint="save and load in the parent, or alone with comm=tilestone.solo()",
         )

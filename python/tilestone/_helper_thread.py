@@ -1,4 +1,4 @@
-"""A thread that does what can block, for callers who wait until their deadline only."""
+"""A thread for work that can block, so that the caller need not wait beyond its deadline."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from typing import Any
 
 from tilestone import _core
 
-CHECK_EVERY = 0.05  # seconds: how often a waiting caller looks whether it shall go on
-GRACE = 1.5  # seconds after the deadline for the helper's last words
-LAST_WORDS = 1.0  # seconds for what is said without a deadline
+CHECK_EVERY = 0.05  # seconds between a waiting caller's calls of its `check`
+GRACE = 1.5  # seconds after the deadline in which the helper may still report its result
+LAST_WORDS = 1.0  # seconds for messages that have no deadline of their own
 
-Check = Callable[[], None] | None  # of a caller who waits: raises to end the waiting
+Check = Callable[[], None] | None  # called by a caller while it waits; raises to end the wait
 
 
 class StuckError(Exception):
-    """A request or a transfer has not ended by its deadline."""
+    """A request or a transfer did not end by its deadline."""
 
 
 class Task:
-    """Work for a helper thread. `end`: when its waiting ends; may be brought forward."""
+    """Work for a helper thread.
+
+    `end`: the time.monotonic() at which the work stops waiting; it may be moved to an earlier time.
+    """
 
     def __init__(self, work: Callable[[Task], Any], end: float) -> None:
         self._work = work
@@ -44,7 +47,7 @@ class Task:
 
 
 class Helper:
-    """A thread that does what can block. One task after the other."""
+    """A thread that runs work that can block, one task after the other."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -58,7 +61,7 @@ class Helper:
         return self._thread.is_alive()
 
     def is_busy(self) -> bool:
-        """With a task that its caller no longer waits for."""
+        """Whether it still runs a task that its caller no longer waits for."""
         return self._last is not None and not self._last.over.is_set()
 
     def do(
@@ -68,10 +71,14 @@ class Helper:
         check: Check = None,
         goes_on: bool = False,
     ) -> Any:
-        """What `work` returns or raises; StuckError when it has not ended some time after `end`.
+        """Runs `work` in the thread; returns or raises what it does.
 
-        What `check` raises, or a signal handler, ends the waiting at once. The work then ends, too,
-        unless it `goes_on` until there is other work.
+        An exception from `check` or from a signal handler ends the wait at once. It also ends the
+        work, unless `goes_on` is set: the work then goes on until there is other work.
+
+        Raises:
+            StuckError: the work has not ended GRACE seconds after `end` (at `end` if the thread was
+                busy before).
         """
         if self._last is not None:
             self._last.end = min(self._last.end, time.monotonic() + LAST_WORDS)
@@ -94,7 +101,7 @@ class Helper:
         return task.result
 
     def stop(self, seconds: float) -> bool:
-        """Whether the thread has ended within that time."""
+        """Asks the thread to end; returns whether it did so within that time."""
         if self._last is not None:
             self._last.end = 0
         self._queue.put(None)
@@ -114,7 +121,7 @@ _helpers: weakref.WeakSet[Helper] = weakref.WeakSet()
 def _stop_helpers() -> None:
     """Ends the threads: one that returned from torch while the interpreter ends would abort it.
 
-    A thread that is stuck in a request goes on, and waits at the place where it would abort.
+    A thread that is stuck in a request is left behind: it waits at the point where it would abort.
     """
     if not all([helper.stop(LAST_WORDS) for helper in list(_helpers)]):
         _core.leave_threads_behind()

@@ -1,7 +1,7 @@
-"""What may stand inside an object that is pickled.
+"""Checks what a pickled object may contain.
 
-One rank writes such an object for all, so it must be whole on each of them, and in the memory of
-the host: a shard, a group of processes or a tensor on a device would be lost or meaningless.
+One rank writes such an object for all, so the object must be complete on every rank and in host
+memory: a shard, a process group or a tensor on a device would be lost or meaningless.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from tilestone._errors import InvalidArgumentError
 from tilestone._stateful import is_stateful
 
 
-class _Nowhere:
+class _NullFile:
     def write(self, data: Any) -> int:
         return len(data)
 
 
-class _Looker(pickle.Pickler):
-    """Pickles to nowhere and looks at every object on the way."""
+class _CheckingPickler(pickle.Pickler):
+    """Checks every object while pickling; the output is discarded."""
 
     def __init__(self) -> None:
-        # Out of band, arrays are not copied.
-        super().__init__(_Nowhere(), protocol=5, buffer_callback=lambda _: None)
+        # With out-of-band buffers, arrays are not copied.
+        super().__init__(_NullFile(), protocol=5, buffer_callback=lambda _: None)
 
     def reducer_override(self, item: Any) -> Any:
-        """Called by pickle for everything but plain builtins."""
+        """Called by pickle for every object that is not of a plain builtin type."""
         if isinstance(item, type):
             return NotImplemented
         if is_stateful(item):
             raise InvalidArgumentError(
-                f"an object holds a {type(item).__name__}, whose state_dict() is saved and "
-                "load_state_dict() is called only in dicts and lists",
+                f"an object holds a {type(item).__name__}; its state_dict() and load_state_dict() "
+                "are only called if it is in a dict or a list",
                 hint="put it into a dict or a list, not into a tuple or another object",
             )
         converter = _converters.find(item)
@@ -42,8 +42,8 @@ class _Looker(pickle.Pickler):
         problem = converter.why_not_in_object(item)
         if problem is not None:
             raise InvalidArgumentError(
-                f"an object holds {problem}; sharded and device data is found in dicts, in lists "
-                "and in what state_dict() gives, not inside tuples and other objects"
+                f"an object holds {problem}; sharded and device data is only allowed in dicts, in "
+                "lists and in the result of state_dict(), not inside tuples and other objects"
             )
         if converter.is_memory(item):
             return int, (), getattr(item, "__dict__", None) or None
@@ -51,16 +51,16 @@ class _Looker(pickle.Pickler):
 
 
 def check(item: Any) -> None:
-    """Refuses an object that can't be pickled, or of which a pickle would not hold all.
+    """Refuses an object that can't be pickled, or whose pickle would not be complete.
 
     Args:
-        item: what is about to be pickled.
+        item: the object that is about to be pickled.
 
     Raises:
-        InvalidArgumentError: saying what the object holds, or why pickle refuses it.
+        InvalidArgumentError: says what the object holds, or why pickle refuses it.
     """
     try:
-        _Looker().dump(item)
+        _CheckingPickler().dump(item)
     except InvalidArgumentError:
         raise
     except Exception as error:

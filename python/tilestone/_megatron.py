@@ -1,7 +1,7 @@
-"""Megatron-Core's entities, and those of `tilestone.megatron`, as the engine's.
+"""Converts the entities of Megatron-Core and of `tilestone.megatron` to the engine's.
 
-They are known by the module and the name of their class, so that any version is understood and
-Megatron-Core is not imported.
+They are recognised by the module and name of their class. So every version of Megatron-Core works,
+and Megatron-Core is not imported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS = {
 
 
 def kind_of(cls: type) -> str | None:
-    """Which entity of a sharded state dict objects of a class are; None for any other class."""
+    """Which entity of a sharded state dict a class is; None for any other class."""
     for base in cls.__mro__:
         if base.__name__ in _KINDS and base.__module__.endswith(_MODULES):
             return str(base.__name__)
@@ -37,7 +37,7 @@ def kind_of(cls: type) -> str | None:
 
 
 def _data(item: Any, for_load: bool) -> Any:
-    """The local array; what a load allocates where there is none."""
+    """The local array; for a load of an entity without data, a meta tensor to allocate."""
     if item.data is not None:
         return item.data
     if not for_load:
@@ -56,7 +56,7 @@ def _tensor(item: Any, for_load: bool) -> ShardedTensor:
         "replica_id": item.replica_id,
         "prepend_axis_num": item.prepend_axis_num,
         "allow_shape_mismatch": bool(item.allow_shape_mismatch),
-        "holders": getattr(item, "holders", None),  # Megatron-Core's own know none
+        "holders": getattr(item, "holders", None),  # Megatron-Core's own class has no holders
     }
     local = _options.entries("local_shape", item.local_shape, key)
     whole = _options.entries("global_shape", item.global_shape, key)
@@ -73,12 +73,14 @@ def _tensor(item: Any, for_load: bool) -> ShardedTensor:
 
 def _factory(item: Any) -> ShardedTensorFactory:
     def build(key: str, data: Any, replica_id: Any, flattened_range: Any) -> Any:
-        if hasattr(item, "build_of"):  # tilestone.megatron's, which hands its holders on
+        if hasattr(item, "build_of"):  # tilestone.megatron's class, which passes holders on
             return item.build_of(key, data)
         return item.build_fn(key, data, item.replica_id, item.flattened_range)
 
     if item.data is None:
-        raise InvalidArgumentError("a Megatron-Core ShardedTensorFactory without data", key=item.key)
+        raise InvalidArgumentError(
+            "a Megatron-Core ShardedTensorFactory without data", key=item.key
+        )
     return ShardedTensorFactory(
         item.key, item.data, build, item.merge_fn, item.replica_id, item.flattened_range
     )
@@ -87,14 +89,15 @@ def _factory(item: Any) -> ShardedTensorFactory:
 def entity(
     item: Any, for_load: bool
 ) -> ShardedTensor | ShardedObject | ShardedTensorFactory | LocalNonpersistent:
-    """Tilestone's entity of the same meaning: key, place, replica and data.
+    """Tilestone's entity with the same meaning: key, position, replica id and data.
 
     Args:
-        item: an object of a class of which kind_of() is not None.
-        for_load: it is a template; data that is None is allocated.
+        item: an object for whose class kind_of() is not None.
+        for_load: the item is part of a template; data that is None is allocated.
 
     Raises:
-        InvalidArgumentError, UnsupportedError: naming the key of what has no such entity.
+        InvalidArgumentError, UnsupportedError: the item can't be converted; the error names its
+            key.
     """
     kind = kind_of(type(item))
     if kind == "ShardedTensor":
@@ -108,7 +111,7 @@ def entity(
         return _factory(item)
     if kind == "LocalNonpersistentObject":
         return LocalNonpersistent(item.obj)
-    raise UnsupportedError(f"a Megatron-Core {type(item).__name__} that Tilestone doesn't know")
+    raise UnsupportedError(f"Tilestone does not know the Megatron-Core class {type(item).__name__}")
 
 
 class _MegatronConverter(_converters.PartConverter):

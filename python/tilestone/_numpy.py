@@ -1,4 +1,4 @@
-"""numpy arrays, and those of others that speak DLPack, as views of their memory."""
+"""Views of the memory of numpy arrays, and of arrays of other libraries that support DLPack."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from tilestone._dtypes import DType, name_of_numpy
 from tilestone._errors import InvalidArgumentError
 from tilestone._protocols import SupportsDlpack
 
-# Subclasses that are no more than their elements. Others (masked arrays, quantities with a unit)
-# are objects: their elements alone would not give them back.
+# Classes whose arrays consist only of their elements. Arrays of other subclasses (masked arrays,
+# quantities with a unit) are stored as objects, because their elements alone are not enough to
+# restore them.
 _PLAIN = (numpy.ndarray, numpy.memmap, numpy.matrix, numpy.recarray)
 
 
 def dtype_name(array: numpy.ndarray[Any, Any]) -> str | None:
-    """The name of an array's elements; None where no checkpoint can hold them as a tensor."""
+    """The name of an array's element type; None if a checkpoint can't hold it as a tensor."""
     return name_of_numpy(array.dtype)
 
 
@@ -37,13 +38,14 @@ def array(loaded: _core.TensorView) -> numpy.ndarray[Any, Any]:
 
 
 def view(array: numpy.ndarray[Any, Any], for_load: bool) -> _core.TensorView | None:
-    """A view of an array's memory; None for elements that no checkpoint holds (objects, text).
+    """A view of an array's memory; None if a checkpoint can't hold its elements (objects, text).
 
-    A load's view of a read-only array is of a fresh one; one of foreign byte order, or whose
-    elements do not lie at multiples of their size (a field of records), is copied back into.
+    For a load, the view of a read-only array is of a new array. If the array has a foreign byte
+    order, or strides that are not multiples of the element size (a field of records), the load
+    fills new memory, which is then copied to the array.
 
     Raises:
-        InvalidArgumentError: a load would write several elements to one place.
+        InvalidArgumentError: for a load, several elements of the array share memory.
     """
     name = name_of_numpy(array.dtype)
     if name is None or type(array) not in _PLAIN:
@@ -56,7 +58,7 @@ def view(array: numpy.ndarray[Any, Any], for_load: bool) -> _core.TensorView | N
     elif for_load:
         if _core.shares_elements((*array.shape, size), (*array.strides, 1)):
             raise InvalidArgumentError(
-                "an array of which several elements lie in one place can't be filled"
+                "can't fill an array in which several elements share memory"
             )
         if not straight:
             target = array
@@ -80,19 +82,19 @@ def _copied(target: Any, memory: Any) -> Any:
 
 
 def _is_immutable(array: SupportsDlpack) -> bool:
-    # JAX's arrays never change, which DLPack before version 1 can't say.
+    # JAX's arrays are immutable, which DLPack before version 1 can't express.
     return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
 def is_writable(array: SupportsDlpack) -> bool:
-    """Whether an array that speaks DLPack may be filled."""
+    """Whether an array that supports DLPack may be filled."""
     if _is_immutable(array):
         return False
     return _core.TensorView.from_dlpack(array, writable=True) is not None
 
 
 def dlpack_view(array: SupportsDlpack, for_load: bool) -> _core.TensorView | None:
-    """A view of an array that speaks DLPack; a load's of a read-only one is of a fresh array."""
+    """A view of an array that supports DLPack; for a load, if read-only, a view of a new array."""
     readable = for_load and _is_immutable(array)
     found = None if readable else _core.TensorView.from_dlpack(array, writable=for_load)
     if found is not None or not for_load:
@@ -119,11 +121,12 @@ class _NumpyConverter(_converters.ArrayConverter):
         return bool(item.flags.writeable)
 
     def in_value(self, item: Any) -> Any:
-        # Where torch is loaded, a numpy array is pickled, so that it comes back as one.
+        # If torch is loaded, a numpy array is pickled, so that it comes back as a numpy array.
         plain = type(item) is numpy.ndarray and item.dtype.isnative and "torch" not in sys.modules
         return view(item, False) if plain else None
 
 
 _converters.add(lambda cls: hasattr(cls, "__dlpack__"), _DlpackConverter())
 _converters.add(numpy.ndarray, _NumpyConverter())
-_converters.add(numpy.generic, _converters.Converter())  # scalars are leaves, though they speak DLPack
+# numpy's scalars are leaves, although they support DLPack.
+_converters.add(numpy.generic, _converters.Converter())

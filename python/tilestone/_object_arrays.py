@@ -1,6 +1,6 @@
-"""Arrays that a checkpoint holds as objects: PyTorch pickles those of numpy.
+"""Arrays that a checkpoint holds as objects, because PyTorch pickles numpy arrays.
 
-Tilestone stores them as tensors. A template's array is filled from either.
+Tilestone stores numpy arrays as tensors. A template's array is filled from either.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ def _as_numpy(made: Any, torch: Any) -> numpy.ndarray[Any, Any]:
         made = numpy.asarray(made)
     if not isinstance(made, numpy.ndarray):
         raise MismatchError(
-            f"an array is wanted where the checkpoint has an object of {type(made).__name__}",
-            hint="want None in the array's place to get the object",
+            f"an array is wanted, but the checkpoint holds an object of {type(made).__name__}",
+            hint="to get the object, use None instead of the array in the template",
         )
     return made
 
 
 def filled_by(original: Any, made: Any, torch: Any) -> Any:
-    """`made`, or the template's array after it was filled with what `made` holds.
+    """`made`, or the template's array after it was filled from `made`.
 
     Args:
         original: the template's leaf, or a list of leaves.
-        made: what the checkpoint has as an object there.
+        made: the object that the checkpoint holds in this place.
         torch: the module tilestone._torch_bridge, or None while torch is not loaded.
 
     Raises:
-        MismatchError: the template has an array, and the object is none of its dtype and shape.
+        MismatchError: the template has an array, and the object is not an array of the same dtype
+            and shape.
     """
     if type(original) is list and type(made) is list and len(original) == len(made):
         return [filled_by(a, b, torch) for a, b in zip(original, made, strict=True)]
@@ -47,9 +48,9 @@ def filled_by(original: Any, made: Any, torch: Any) -> Any:
     stored = _numpy.dtype_name(array)
     if (stored, array.shape) != (dtype, tuple(original.shape)):
         raise MismatchError(
-            f"the checkpoint has an array of {stored or array.dtype} {list(array.shape)} here, as "
-            f"an object, but one of {dtype} {list(original.shape)} is wanted",
-            hint="want None in the array's place to get it as it is",
+            f"the checkpoint holds an array of {stored or array.dtype} {list(array.shape)} here, "
+            f"as an object, but an array of {dtype} {list(original.shape)} is wanted",
+            hint="to get the stored array, use None instead of the array in the template",
         )
     if is_tensor:
         return torch.filled_by(original, array)

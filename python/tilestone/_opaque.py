@@ -1,9 +1,10 @@
-"""Objects of a checkpoint that are no plain data.
+"""Objects of a checkpoint that are not plain data.
 
-A checkpoint's pickles are never run. An object of a plain, harmless type is made by a closed table
-(tilestone._plain_types). One of any other class comes back as `Opaque`: what the pickle says of
-it, described and not made. `make` turns it into the object when the caller has allowed its class by
-name, and then calls nothing but that class. An `Opaque` that is saved is the object that it was.
+A checkpoint's pickles are never run. Objects of plain, harmless types are created through a closed
+table (tilestone._plain_types). An object of any other class comes back as `Opaque`, which holds the
+description in the pickle without creating the object. `make` creates the object if the caller has
+allowed its class by name, and then calls only that class. When an `Opaque` is saved, it is written
+as the original object.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ from tilestone._errors import UnsafeError, UnsupportedError
 
 @dataclasses.dataclass
 class Opaque:
-    """An object as its pickle describes it.
+    """The description of an object in its pickle, in place of the object.
 
-    Saved again, by `tilestone.save` alone, it is the object that it was.
+    `tilestone.save` (and no other program) writes it as the original object.
 
     Attributes:
         kind: "global" (the class or function itself), "call" (module.name(*args)) or "new"
             (module.name.__new__(module.name, *args, **keywords)).
-        module, name: where the class or function is; the name of a class inside a class has dots.
-        args: the arguments; further Opaque objects may be among them.
-        state: what __setstate__ would get, if has_state.
-        appended: list items that would be appended to the object.
-        entries: dict items that would be set on it.
-        keywords: keyword arguments, of kind "new".
+        module, name: the module and the name of the class or function. The name of a class inside
+            another class contains dots.
+        args: the arguments, which may contain further Opaque objects.
+        state: the argument for __setstate__, if has_state is True.
+        appended: items that would be appended to the object, as to a list.
+        entries: items that would be set on the object, as on a dict.
+        keywords: the keyword arguments, for kind "new".
     """
 
     kind: str
@@ -47,7 +49,7 @@ class Opaque:
     keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __hash__(self) -> int:
-        """Of what it is made from, so that it can stand in sets and as a key as its object did."""
+        """A hash of its parts, so that it can be a key or an element of a set like its object."""
         try:
             return hash((self.kind, self.module, self.name, self.args))
         except TypeError:
@@ -55,18 +57,18 @@ class Opaque:
 
     @property
     def full_name(self) -> str:
-        """ "module.name", as `allow_classes` takes it."""
+        """ "module.name", as `allow_classes` expects it."""
         return f"{self.module}.{self.name}"
 
     def make(self, allow_classes: Collection[str]) -> Any:
-        """The object itself.
+        """Creates the object.
 
         Args:
-            allow_classes: names ("argparse.Namespace") of what may be made. Allowing a
-                function or class means that it is called with what the checkpoint says.
+            allow_classes: names ("argparse.Namespace") of the classes and functions that may be
+                called. They are called with arguments from the checkpoint.
 
         Raises:
-            UnsafeError: a class that is not in `allow_classes` is needed.
+            UnsafeError: a class is needed that is not in `allow_classes`.
             UnsupportedError: an allowed class can't be imported here.
         """
         return _Maker(frozenset(allow_classes)).make(self)
@@ -98,7 +100,7 @@ def _set_state(made: Any, state: Any) -> None:
 
 
 def _build(opaque: Opaque) -> Any:
-    """The object of an allowed class, in the order in which unpickling makes one."""
+    """Creates an object of an allowed class, with the same steps as unpickling."""
     found = _find(opaque)
     if opaque.kind == "global":
         return found
@@ -122,7 +124,7 @@ def _build(opaque: Opaque) -> Any:
 def _is_allowed(opaque: Opaque, allow: frozenset[str]) -> bool:
     if opaque.full_name in allow:
         return True
-    # Some versions of Python pickle an enum's member as the attribute of its class.
+    # Some versions of Python pickle an enum's member as an attribute of its class.
     owner, _, member = opaque.name.rpartition(".")
     if opaque.kind != "global" or f"{opaque.module}.{owner}" not in allow:
         return False
@@ -131,7 +133,7 @@ def _is_allowed(opaque: Opaque, allow: frozenset[str]) -> bool:
 
 
 def find_in(value: Any) -> Opaque | None:
-    """An Opaque that is a value, or stands in the lists, tuples, sets and dicts of which it consists."""
+    """An Opaque in a value (the value itself, or inside its containers), or None."""
     waiting, seen = [value], set[int]()
     while waiting:
         item = waiting.pop()
@@ -146,7 +148,7 @@ def find_in(value: Any) -> Opaque | None:
 
 
 def _harmless(opaque: Opaque, harmless: frozenset[str]) -> Any:
-    """The object of a harmless class; `opaque` itself where that can't be imported here."""
+    """The object if its class is harmless and can be imported here, otherwise `opaque` itself."""
     try:
         return _build(opaque) if _is_allowed(opaque, harmless) else opaque
     except UnsupportedError:
@@ -154,12 +156,12 @@ def _harmless(opaque: Opaque, harmless: frozenset[str]) -> Any:
 
 
 def make(opaque: Opaque, allow: frozenset[str], harmless: frozenset[str] = frozenset()) -> Any:
-    """The object where its class is allowed or plain, else `opaque` itself.
+    """The object if its class is allowed or plain, otherwise `opaque` itself.
 
     Args:
-        opaque: what it holds is made already.
-        allow: names of classes; one that can't be imported is UnsupportedError.
-        harmless: names of classes whose objects stay Opaque where the class can't be imported.
+        opaque: the objects that it contains are created already.
+        allow: names of allowed classes; UnsupportedError if one can't be imported.
+        harmless: names of more allowed classes; if one can't be imported, its objects stay Opaque.
     """
     if _is_allowed(opaque, allow):
         return _build(opaque)
@@ -169,7 +171,7 @@ def make(opaque: Opaque, allow: frozenset[str], harmless: frozenset[str] = froze
 
 
 class _Maker:
-    """Makes every Opaque in a value; what stands in several places is made once."""
+    """Creates the object of every Opaque in a value. One that occurs several times is made once."""
 
     def __init__(self, allow: frozenset[str]) -> None:
         self._allow = allow
@@ -208,7 +210,7 @@ class _Maker:
         made = make(inner, self._allow)
         if made is inner:
             raise UnsafeError(
-                f"an object of {value.full_name} is made only when allow_classes names it",
+                f"an object of {value.full_name} is only created if allow_classes names that class",
                 hint=f'pass allow_classes=("{value.full_name}",) if you trust it',
             )
         return made

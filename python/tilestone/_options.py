@@ -1,4 +1,4 @@
-"""The types of options. What numbers may be is checked by the engine."""
+"""Checks the types of options. The engine checks the ranges of numbers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from tilestone._errors import InvalidArgumentError
 
 
 def directory(path: Any) -> bytes:
-    """A path as the file system takes it."""
+    """A path in the file system's encoding."""
     try:
         return os.fsencode(path)
     except TypeError:
-        raise InvalidArgumentError(f"path is text or an os.PathLike, not {path!r}") from None
+        raise InvalidArgumentError(
+            f"path must be a string or an os.PathLike, not {path!r}"
+        ) from None
     except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"path {path!r} can't be a file's name: {error}") from None
+        raise InvalidArgumentError(f"path {path!r} can't be a file name: {error}") from None
 
 
 def place(path: Any) -> bytes:
-    """The same; nothing where it is no path, which the call's first round says."""
+    """The same; empty for an invalid path, which the call's first round reports."""
     try:
         return directory(path)
     except InvalidArgumentError:
@@ -31,20 +33,20 @@ def place(path: Any) -> bytes:
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False; anything else is likelier a mistake than meant as a truth value."""
+    """True or False; any other value is more likely a mistake than meant as a truth value."""
     if isinstance(value, bool):
         return value
-    raise InvalidArgumentError(f"{name} is True or False, not {value!r}")
+    raise InvalidArgumentError(f"{name} must be True or False, not {value!r}")
 
 
 def whole(name: str, value: Any, bits: int = 32) -> int:
-    """A whole number that a signed integer of `bits` bits can hold; an unsigned one of 64."""
+    """A whole number that fits into a signed integer of `bits` bits; if 64, an unsigned one."""
     try:
         number = operator.index(value)
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise InvalidArgumentError(f"{name} is a whole number, not {value!r}")
+        raise InvalidArgumentError(f"{name} must be a whole number, not {value!r}")
     low, high = (0, 1 << 64) if bits == 64 else (-(1 << (bits - 1)), 1 << (bits - 1))
     if not low <= number < high:
         raise InvalidArgumentError(f"{name} is {number}, which is out of range")
@@ -52,24 +54,24 @@ def whole(name: str, value: Any, bits: int = 32) -> int:
 
 
 def seconds(name: str, value: Any) -> float:
-    """A time; None, and nothing else, is no limit."""
+    """A time in seconds; None (and no other value) means no limit."""
     if value is None:
         return math.inf
     if isinstance(value, (bool, str, bytes)) or not hasattr(type(value), "__float__"):
-        raise InvalidArgumentError(f"{name} is a number of seconds or None, not {value!r}")
+        raise InvalidArgumentError(f"{name} must be a number of seconds or None, not {value!r}")
     try:
         number = float(value)
     except (OverflowError, TypeError, ValueError) as error:
         raise InvalidArgumentError(f"{name} can't be a number of seconds: {error}") from None
     if number == math.inf:
-        raise InvalidArgumentError(f"{name} is {number}; None is no limit")
+        raise InvalidArgumentError(f"{name} is {number}; use None for no limit")
     return number
 
 
 def limit_of(timeout: Any) -> float:
-    """How long a call with this timeout lasts at most; the default where it is no timeout.
+    """The time limit of a call with this timeout, in seconds; the default if it is invalid.
 
-    A call with a bad option still has its first round, in which all ranks hear of it.
+    A call with an invalid option still takes part in the first round, which tells all ranks.
     """
     try:
         limit = seconds("timeout", timeout)
@@ -79,7 +81,7 @@ def limit_of(timeout: Any) -> float:
 
 
 def is_text(value: Any) -> TypeGuard[str]:
-    """Whether this is a text that UTF-8 has: not one with half of a surrogate pair."""
+    """Whether this is a string that UTF-8 can encode: one without lone surrogates."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
@@ -87,64 +89,66 @@ def is_text(value: Any) -> TypeGuard[str]:
 
 
 def word(name: str, value: Any) -> str:
-    """A text."""
+    """A string."""
     if is_text(value):
         return str(value)
-    kind = "a text that UTF-8 has" if isinstance(value, str) else "a text"
-    raise InvalidArgumentError(f"{name} is {kind}, not {value!r}")
+    kind = "a valid Unicode string" if isinstance(value, str) else "a string"
+    raise InvalidArgumentError(f"{name} must be {kind}, not {value!r}")
 
 
 def entity_key(value: Any) -> str:
     """The key of an entity."""
     if is_text(value):
         return str(value)
-    kind = "a text that UTF-8 has" if isinstance(value, str) else "a text"
-    raise InvalidArgumentError(f"an entity's key is {kind}, not {value!r}", key=ascii(value))
+    kind = "a valid Unicode string" if isinstance(value, str) else "a string"
+    raise InvalidArgumentError(f"an entity's key must be {kind}, not {value!r}", key=ascii(value))
 
 
 def replica(value: Any, key: str) -> tuple[int, ...]:
-    """The replica id of the entity of a key: a whole number, or several."""
+    """The replica id of the entity with a key: one whole number or several."""
     several = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
     return entries("replica_id", value if several else (value,), key)
 
 
 def entries(name: str, values: Iterable[Any], key: str) -> tuple[int, ...]:
-    """Whole numbers, one for each axis, of the entity of a key."""
+    """Whole numbers, one for each axis, of the entity with a key."""
     try:
         found = tuple(values)
         if not any(isinstance(value, bool) for value in found):
             return tuple(map(operator.index, found))
     except TypeError:
         pass
-    raise InvalidArgumentError(f"{name} is of whole numbers, not {values!r}", key=key)
+    raise InvalidArgumentError(f"{name} must hold whole numbers, not {values!r}", key=key)
 
 
 def names(name: str, value: Any) -> frozenset[str]:
-    """A collection of texts; one text is none, though each of its letters is."""
+    """A collection of strings. A single string is refused, though it is a collection too."""
     is_one = isinstance(value, (str, bytes))
     if not is_one and isinstance(value, Collection) and all(isinstance(v, str) for v in value):
         return frozenset(value)
     hint = f"; for one name: {name}=[{value!r}]" if is_one else ""
-    raise InvalidArgumentError(f"{name} is a collection of names, not {value!r}{hint}")
+    raise InvalidArgumentError(f"{name} must be a collection of names, not {value!r}{hint}")
 
 
 def texts(name: str, value: object) -> dict[str, str]:
-    """A dict of texts by text; None is an empty one."""
+    """A dict with strings as keys and values; None means an empty one."""
     if value is None:
         return {}
     found = dict(value) if isinstance(value, Mapping) else None
     if found is None or not all(isinstance(t, str) for pair in found.items() for t in pair):
-        raise InvalidArgumentError(f"{name} is a dict of texts by text, not {value!r}")
+        raise InvalidArgumentError(
+            f"{name} must be a dict with strings as keys and values, not {value!r}"
+        )
     try:
         for text in (*found, *found.values()):
             text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"{name} can't be written as UTF-8: {error}") from None
+        raise InvalidArgumentError(f"{name} can't be encoded as UTF-8: {error}") from None
     return found
 
 
 def by_key(name: str, value: object) -> dict[str, dict[str, Any]]:
-    """A dict of dicts with texts for keys, both; None is an empty one."""
+    """A dict of dicts, both with strings as keys; None means an empty one."""
     if value is None:
         return {}
     found = {
@@ -154,7 +158,7 @@ def by_key(name: str, value: object) -> dict[str, dict[str, Any]]:
     for key, named in found.items():
         if named is None or not all(isinstance(text, str) for text in (key, *named)):
             raise InvalidArgumentError(
-                f"{name} is a dict of dicts, both with texts for keys, not {value!r}"
+                f"{name} must be a dict of dicts, both with strings as keys, not {value!r}"
             )
     return cast("dict[str, dict[str, Any]]", found)
 
@@ -163,4 +167,4 @@ def sink(name: str, value: Any) -> Any:
     """True, False, or a function."""
     if isinstance(value, bool) or callable(value):
         return value
-    raise InvalidArgumentError(f"{name} is True, False or a function, not {value!r}")
+    raise InvalidArgumentError(f"{name} must be True, False or a function, not {value!r}")

@@ -1,4 +1,4 @@
-"""Parameters that the checkpoint lays over other ranks than they say themselves."""
+"""Parameters whose sharding in the checkpoint is not the one that they state themselves."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tilestone._placements import PlacementRules
 
 
 class Param:
-    """A parameter, and where it is in the checkpoint: what `ShardedTensor.from_param` is given.
+    """A parameter and its position in the checkpoint: the arguments of `ShardedTensor.from_param`.
 
     Args:
-        param: any array, a DTensor, or an object like one.
+        param: any array, a DTensor, or an object like a DTensor.
         checkpoint_mesh: a Mesh, or a torch DeviceMesh.
-        placements: over that mesh: rules, or what `Spec` takes.
-        rank: this process's global rank; None: as a torch mesh says.
+        placements: placements over that mesh: PlacementRules, or what `Spec` takes.
+        rank: this process's global rank; None: the rank that a torch mesh states.
 
     Raises:
         InvalidArgumentError, UnsupportedError: as for `ShardedTensor.from_param`.
@@ -36,7 +36,7 @@ class Param:
             rank = _placements.rank_in(checkpoint_mesh, getattr(param, "device_mesh", None))
         if rank is None:
             raise InvalidArgumentError(
-                "neither mesh says which rank this process is", hint="give rank="
+                "neither mesh says which rank this process is", hint="pass rank="
             )
         self._rank = operator.index(rank)
         self._placements: PlacementRules | list[_placements.Placement]
@@ -47,15 +47,19 @@ class Param:
 
     @property
     def needs_name(self) -> bool:
-        """Whether the placements follow from the name."""
+        """Whether the placements depend on the tensor's name."""
         return isinstance(self._placements, PlacementRules)
 
     def check(self) -> None:
-        """Raises what is wrong with the parameter alone."""
+        """Raises the errors that can be found in the parameter alone, without its name."""
         self._layout(None)
 
     def entity(self, key: str, for_load: bool | None) -> _core.ShardedTensor:
-        """The sharded tensor of a name: for a load, for a save, or (None) to tell its place."""
+        """The sharded tensor under a name.
+
+        Args:
+            for_load: True for a load, False for a save, None if only the position is needed.
+        """
         local, shape, mesh, own = self._layout(for_load)
         given = self._placements
         over = given.over(key, self._mesh) if isinstance(given, PlacementRules) else given
@@ -64,7 +68,7 @@ class Param:
         )
 
     def _layout(self, for_load: bool | None) -> Layout:
-        """How the parameter lies over its own mesh: a plain array is whole on this rank."""
+        """How the parameter is sharded over its own mesh; a plain array is whole on this rank."""
         converter = _converters.find(self._param)
         found = None if converter is None else converter.layout(self._param, for_load)
         if found is not None:
@@ -82,7 +86,7 @@ def _local_view(array: Any, for_load: bool | None) -> _core.TensorView:
 
 
 def _like_dtensor(param: Any, for_load: bool | None) -> Layout:
-    """The layout of an object that is like a DTensor; a load gives back the object."""
+    """The layout of an object that is like a DTensor; a load returns the object itself."""
     if not callable(getattr(param, "to_local", None)):
         raise InvalidArgumentError(
             f"a {type(param).__name__} has device_mesh and placements, but no to_local()"

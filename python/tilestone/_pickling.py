@@ -1,7 +1,7 @@
-"""Objects that are no plain data, pickled so that stock PyTorch and Tilestone read them back.
+"""Pickles objects that are not plain data, so that stock PyTorch and Tilestone can read them.
 
-An ordinary object is pickled as torch.save does. One that holds an `Opaque`, which was loaded and
-not made, is pickled by a pickler that writes the Opaque as the object that it was.
+An ordinary object is pickled as torch.save does. An object that holds an `Opaque` is pickled by a
+pickler that writes the Opaque as the original object.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone._opaque import Opaque
 
 _log = logging.getLogger("tilestone")
-_logged: set[str] = set()  # classes that were logged
+_logged: set[str] = set()  # classes for which the warning was logged
 
 
 class _NeedsNamesError(Exception):
-    """Something is met that only _ByName can write."""
+    """The object holds something that only _ByName can write."""
 
 
 class _Ordinary(pickle.Pickler):
@@ -32,16 +32,16 @@ class _Ordinary(pickle.Pickler):
         if type(item) is Opaque or type(item) is DType:
             raise _NeedsNamesError
         if isinstance(item, (datetime.time, datetime.datetime)) and item.fold:
-            return item.__reduce_ex__(4)  # which protocol 2 forgets
+            return item.__reduce_ex__(4)  # protocol 2 loses `fold`
         return NotImplemented
 
 
-# Python's own pickler in Python, whose methods may be overridden.
+# The standard library's pickler written in Python, whose methods can be overridden.
 _PythonPickler: Any = vars(pickle)["_Pickler"]
 
 
 class _ByName(_PythonPickler):  # type: ignore[misc]
-    """Writes classes by their names, so that none of them has to be importable."""
+    """Writes classes by name, so that they need not be importable."""
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> None:
         if type(obj) is Opaque:
@@ -97,10 +97,13 @@ def _dumped(item: Any, pickler: Any, protocol: int) -> bytes:
 
 
 def dumps(item: Any, key: str) -> tuple[bytes, bool]:
-    """The object's pickle; whether it is a torch.save archive (where torch is loaded).
+    """Pickles an object.
+
+    Returns:
+        The pickle, and whether it is a torch.save archive (which it is if torch is loaded).
 
     Raises:
-        InvalidArgumentError: it can't be pickled, naming the key and the cause.
+        InvalidArgumentError: the object can't be pickled; the error names the key and the cause.
     """
     try:
         try:
@@ -125,14 +128,14 @@ def _name_of(kind: type) -> str:
 def check(
     pickled: bytes, archive: bool, key: str, log: bool, harmless: frozenset[str] = frozenset()
 ) -> None:
-    """Reads the pickle as a load would; logs once a class that comes back as Opaque.
+    """Reads the pickle as a load would; logs, once for each class, what comes back as Opaque.
 
     Args:
-        log: this rank is the one that logs.
-        harmless: classes of which the load that goes with this save makes objects.
+        log: whether this rank logs.
+        harmless: classes whose objects the corresponding load creates.
 
     Raises:
-        InvalidArgumentError: it could not be read back, naming the key.
+        InvalidArgumentError: the pickle could not be read back; the error names the key.
     """
     try:
         names = _core.pickled_classes(pickled, archive)
@@ -143,8 +146,8 @@ def check(
             continue
         _logged.add(name)
         _log.warning(
-            "%s: an object of %s is saved; it comes back as Opaque where allow_classes does not "
-            "name that class (this is said once for each class)",
+            "%s: saved an object of %s; a load returns it as Opaque unless allow_classes names "
+            "that class (logged once for each class)",
             key,
             name,
         )

@@ -1,6 +1,6 @@
-"""Meshes and placements as callers give them, torch's or Tilestone's, and rules that name them.
+"""Meshes and placements from callers, of torch or Tilestone, and rules by name for placements.
 
-torch is not imported: its meshes and placements are known by what they can do.
+torch is not imported: its meshes and placements are recognised by their attributes and methods.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _KINDS = (_core.Shard, _core.StridedShard, _core.Replicate, _core.Partial)
 
 
 def to_placement(given: Any) -> Placement:
-    """A placement of Tilestone's or torch's, or a class of either that needs no argument.
+    """Converts a placement of Tilestone or torch, or a placement class that needs no argument.
 
     Raises:
-        InvalidArgumentError: it is no placement.
-        UnsupportedError: a placement of torch's that Tilestone doesn't know.
+        InvalidArgumentError: it is not a placement.
+        UnsupportedError: Tilestone doesn't know this placement of torch's.
     """
     if isinstance(given, _KINDS):
         return given
     if isinstance(given, type) and given.__name__ in ("Replicate", "Partial"):
         return to_placement(given())
     if isinstance(given, type) or not hasattr(given, "is_replicate"):
-        raise InvalidArgumentError(f"a placement is Shard(dim) or Replicate, not {given!r}")
+        raise InvalidArgumentError(f"a placement must be Shard(dim) or Replicate, not {given!r}")
     split = getattr(given, "split_factor", None)
     if split is not None:
         return _core.StridedShard(given.dim, int(split))
@@ -49,7 +49,7 @@ def _of_device_mesh(device_mesh: Any) -> _core.Mesh:
 
 
 def to_mesh(given: Any) -> _core.Mesh:
-    """A Mesh of global ranks, from one or from a torch DeviceMesh.
+    """A Mesh of global ranks, from a Mesh or a torch DeviceMesh.
 
     Raises:
         InvalidArgumentError: it is neither.
@@ -60,12 +60,12 @@ def to_mesh(given: Any) -> _core.Mesh:
         return _of_device_mesh(given)
     kind = type(given).__name__
     raise InvalidArgumentError(
-        f"a mesh is a torch DeviceMesh or a tilestone.geometry.Mesh, not {kind}"
+        f"a mesh must be a torch DeviceMesh or a tilestone.geometry.Mesh, not {kind}"
     )
 
 
 def rank_in(*meshes: Any) -> int | None:
-    """This process's global rank as torch's meshes among these say it; None where there is none."""
+    """This process's global rank from the first torch mesh among these; None if there is none."""
     for mesh in meshes:
         if hasattr(mesh, "get_rank"):
             return int(mesh.get_rank())
@@ -73,11 +73,12 @@ def rank_in(*meshes: Any) -> int | None:
 
 
 class Spec:
-    """Placements over a mesh that is not known yet: one for all its dims, or for each, or by name.
+    """Placements over a mesh that is not known yet: one placement, one for each dim, or by name.
 
     Args:
-        given: a placement (over a mesh of one dim; Replicate over any), a sequence with one for
-            each mesh dim, or a mapping from names of mesh dims, the others being Replicate.
+        given: one placement (any for a mesh with one dim, Replicate for any mesh); a sequence with
+            one for each mesh dim; or a mapping from names of mesh dims to placements, in which
+            missing dims are Replicate.
 
     Raises:
         InvalidArgumentError, UnsupportedError: as for `to_placement`.
@@ -100,7 +101,7 @@ class Spec:
         """One placement for each dim of the mesh.
 
         Raises:
-            InvalidArgumentError: the mesh has other dims.
+            InvalidArgumentError: the placements don't fit the mesh's dims.
         """
         count = len(mesh.shape)
         if self._by_name is not None:
@@ -115,14 +116,15 @@ class Spec:
         if self._in_order is not None:
             if len(self._in_order) != count:
                 raise InvalidArgumentError(
-                    f"{len(self._in_order)} placements for the {count} dims of the checkpoint's mesh"
+                    f"got {len(self._in_order)} placements for the {count} dims of the "
+                    "checkpoint's mesh"
                 )
             return list(self._in_order)
         assert self._one is not None
         if count != 1 and not isinstance(self._one, _core.Replicate):
             raise InvalidArgumentError(
-                f"{self._one!r} alone does not say over which of the {count} dims of the "
-                "checkpoint's mesh",
+                f"{self._one!r} does not say which of the {count} dims of the checkpoint's mesh it "
+                "is for",
                 hint="give one placement for each dim, or {name of a dim: placement}",
             )
         return [self._one] * count
@@ -133,7 +135,7 @@ def _of_rule(error: CheckpointError, pattern: str) -> CheckpointError:
 
 
 class PlacementRules:
-    """How the checkpoint lays parameters over its mesh, by their names.
+    """How the checkpoint shards parameters over its mesh, by the parameters' names.
 
         rules = PlacementRules({
             "experts": {"ep": Shard(0)},
@@ -142,25 +144,25 @@ class PlacementRules:
             "hc_head.*": Replicate,
         })
 
-    A pattern is a dotted path of whole components: literal ones, `*` for any one component, `**`
-    for any number of them, also none. It fits a name in which it matches a run of components:
-    "head" fits "head.weight" and "model.head.weight", and neither "hc_head.weight" nor
-    "heads.weight".
+    A pattern is a dotted path of whole components. A component is literal, `*` for exactly one
+    component, or `**` for any number of components, including none. A pattern matches a name if it
+    matches a run of consecutive components in the name: "head" matches "head.weight" and
+    "model.head.weight", but not "hc_head.weight" or "heads.weight".
 
-    Of the patterns that fit a name the most specific one counts: the one with more literal
-    components; of those with as many the one with more `*`, which is the longer; of those the one
-    with fewer `**`. The order in which they are given has no meaning. A name that no pattern fits
-    keeps the parameter's own placements.
+    If several patterns match a name, the most specific one is used: the one with more literal
+    components; if equal, the one with more `*`, which is longer; if still equal, the one with fewer
+    `**`. The order of the rules does not matter. If no pattern matches, the parameter keeps its own
+    placements.
 
     Args:
-        rules: pattern -> placements over the checkpoint's mesh: a placement (torch's, Tilestone's,
-            or the class Replicate) over a mesh of one dim, and Replicate over any; a sequence with
-            one for each mesh dim; or a mapping from the names of mesh dims, where the dims that it
-            does not name are Replicate.
+        rules: pattern -> placements over the checkpoint's mesh: one placement (of torch, of
+            Tilestone, or the class Replicate; any for a mesh with one dim, Replicate for any mesh);
+            a sequence with one for each mesh dim; or a mapping from names of mesh dims to
+            placements, in which missing dims are Replicate.
 
     Raises:
-        InvalidArgumentError: a pattern that is no dotted path, or what is no placement.
-        UnsupportedError: a placement of torch's that Tilestone doesn't know.
+        InvalidArgumentError: a pattern is not a dotted path, or a value is not a placement.
+        UnsupportedError: Tilestone doesn't know one of torch's placements.
     """
 
     __slots__ = ("_patterns", "_specs")
@@ -170,7 +172,9 @@ class PlacementRules:
         self._specs: list[Spec] = []
         for pattern, given in rules.items():
             if not isinstance(pattern, str) or not all(pattern.split(".")):
-                raise InvalidArgumentError(f"a rule's pattern is a dotted path, not {pattern!r}")
+                raise InvalidArgumentError(
+                    f"a rule's pattern must be a dotted path, not {pattern!r}"
+                )
             try:
                 self._specs.append(Spec(given))
             except (InvalidArgumentError, UnsupportedError) as error:
@@ -178,19 +182,19 @@ class PlacementRules:
             self._patterns.append(pattern)
 
     def find(self, name: str) -> str | None:
-        """The pattern that counts for a name; None: none fits.
+        """The pattern that is used for a name; None if no pattern matches.
 
         Raises:
-            InvalidArgumentError: two patterns that fit are equally specific.
+            InvalidArgumentError: two matching patterns are equally specific.
         """
         place = _core.find_rule(self._patterns, name)
         return None if place is None else self._patterns[place]
 
     def over(self, name: str, mesh: _core.Mesh) -> list[Placement]:
-        """The placements of a name over the dims of a mesh; all Replicate where no pattern fits.
+        """The placements of a name over the dims of a mesh; all Replicate if no pattern matches.
 
         Raises:
-            InvalidArgumentError: as for `find`, or the mesh has other dims than the rule.
+            InvalidArgumentError: as for `find`, or the rule doesn't fit the mesh's dims.
         """
         place = _core.find_rule(self._patterns, name)
         if place is None:

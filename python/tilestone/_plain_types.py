@@ -1,9 +1,9 @@
-"""Objects of plain, harmless types, made from what a pickle says of them.
+"""Creates objects of plain, harmless types from their description in a pickle.
 
-A closed table: exact names of classes and functions, each with a function that checks the
-arguments strictly and makes the object itself. Nothing that a file names is imported or called,
-and nothing is allocated that the file's own bytes don't pay for. What a pickle says otherwise
-than these types' own picklers do stays Opaque.
+This is a closed table. It maps exact names of classes and functions to functions that check the
+arguments strictly and create the object. Nothing that a file names is imported or called. Memory is
+only allocated in proportion to the file's own bytes. If a description differs from what the type's
+own pickler writes, the object stays Opaque.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ _GLOBALS: dict[str, Any] = {
     "numpy.ndarray": numpy.ndarray,
 }  # fmt: skip
 
-# What a defaultdict may call for a missing key.
+# The factories that a defaultdict may have.
 _FACTORIES = (
     None, bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple,
     collections.OrderedDict, collections.Counter,
 )  # fmt: skip
 
 
-class _OtherwiseError(Exception):
-    """The pickle says something that the type's own pickler doesn't."""
+class _UnexpectedPickleError(Exception):
+    """The description differs from what the type's own pickler writes."""
 
 
-def _check(holds: bool) -> None:
-    if not holds:
-        raise _OtherwiseError
+def _check(condition: bool) -> None:
+    if not condition:
+        raise _UnexpectedPickleError
 
 
 def _all_are(kind: type, values: Any) -> bool:
@@ -64,7 +64,7 @@ def _all_are(kind: type, values: Any) -> bool:
 
 
 def _check_call(opaque: Opaque, *others: str) -> None:
-    """A call by arguments in their order; nothing is added to what it makes but `others`."""
+    """Checks for a call with positional arguments, after which only `others` are set."""
     _check(opaque.kind == "call")
     _check_bare(opaque, *others)
 
@@ -75,7 +75,7 @@ def _check_bare(opaque: Opaque, *others: str) -> None:
 
 
 def _bare(opaque: Opaque, kinds: tuple[str, ...] = ("call",)) -> tuple[Any, ...]:
-    """The arguments of an object that is made by them alone."""
+    """The arguments of an object that is created from positional arguments only."""
     _check(opaque.kind in kinds)
     _check_bare(opaque, "has_state")
     _check(not opaque.has_state or opaque.state is None)
@@ -175,7 +175,7 @@ def _decimal(opaque: Opaque) -> decimal.Decimal:
 @_maker("fractions.Fraction")
 def _fraction(opaque: Opaque) -> fractions.Fraction:
     args = _bare(opaque)
-    if len(args) == 1:  # to Python 3.11; never an exponent, which could be any power of ten
+    if len(args) == 1:  # up to Python 3.11; no exponent, which could be an enormous power of ten
         _check(type(args[0]) is str and re.fullmatch(r"-?[0-9]+(/[0-9]+)?", args[0]) is not None)
     else:
         _check(len(args) == 2 and _all_are(int, args))
@@ -218,7 +218,7 @@ def _counter(opaque: Opaque) -> collections.Counter[Any]:
     args = _bare(opaque)
     _check(not args or (len(args) == 1 and type(args[0]) is dict))
     made: collections.Counter[Any] = collections.Counter()
-    dict.update(made, *args)  # the counts as they are, whatever they are
+    dict.update(made, *args)  # Counter.update would add the counts up
     return made
 
 
@@ -263,7 +263,7 @@ def _numpy_names(place: str, name: str) -> tuple[str, str]:
 
 @_maker("numpy.dtype")
 def _dtype(opaque: Opaque) -> numpy.dtype[Any]:
-    """args (code, False, True); state (3 or 4, byte order, (element, shape), names, fields, ...)."""
+    """args (code, False, True); state (3 or 4, byte order, (dtype, shape), names, fields, ...)."""
     _check_call(opaque, "has_state")
     _check(len(opaque.args) in (1, 3))
     base: numpy.dtype[Any] = _base_dtype(opaque.args[0])
@@ -343,7 +343,7 @@ def _array(
     if not data:
         return numpy.zeros(shape, dtype, order)
     made = numpy.ndarray(shape, dtype, data, order=order).copy(order)
-    if dtype.kind == "U":  # code points that no character has would be found at any later use
+    if dtype.kind == "U":  # invalid code points would raise at any later use
         codes = numpy.frombuffer(data, numpy.dtype("u4").newbyteorder(dtype.byteorder))
         _check(bool((codes <= sys.maxunicode).all()))
     return made
@@ -358,7 +358,7 @@ def _scalar(opaque: Opaque) -> Any:
 
 @_maker(*_numpy_names("multiarray", "_reconstruct"))
 def _reconstructed(opaque: Opaque) -> numpy.ndarray[Any, Any]:
-    """args (numpy.ndarray, (0,), b"b"); state (1, shape, dtype, in Fortran's order, bytes)."""
+    """args (numpy.ndarray, (0,), b"b"); state (1, shape, dtype, is Fortran order, bytes)."""
     _check_call(opaque, "has_state")
     _check(len(opaque.args) == 3 and opaque.args[0] is numpy.ndarray)
     state = opaque.state
@@ -395,8 +395,8 @@ def _device(opaque: Opaque) -> Any:
     _check(1 <= len(args) <= 2 and type(args[0]) is str and _all_are(int, args[1:]))
     try:
         return _torch().device(*args)
-    except RuntimeError:  # a kind of device that this torch doesn't know
-        raise _OtherwiseError from None
+    except RuntimeError:  # this version of torch doesn't know the kind of device
+        raise _UnexpectedPickleError from None
 
 
 @_maker("torch.serialization._get_layout")
@@ -411,7 +411,7 @@ def _layout(opaque: Opaque) -> Any:
 
 @_maker("torch._utils._rebuild_parameter_with_state")
 def _parameter(opaque: Opaque) -> Any:
-    """args (tensor, requires_grad, no hooks, attributes); the tensor is made already."""
+    """args (tensor, requires_grad, no hooks, attributes); the tensor is created already."""
     args = _bare(opaque)
     torch = _torch()
     _check(len(args) == 4 and type(args[0]) is torch.Tensor and type(args[1]) is bool)
@@ -419,25 +419,25 @@ def _parameter(opaque: Opaque) -> Any:
     _check(not any(hasattr(torch.nn.Parameter, name) for name in args[3]))
     try:
         made = torch.nn.Parameter(args[0], args[1])
-    except RuntimeError:  # numbers that have no derivatives
-        raise _OtherwiseError from None
+    except RuntimeError:  # a dtype that can't have gradients
+        raise _UnexpectedPickleError from None
     vars(made).update(args[3])
     return made
 
 
 def _torch_constant(name: str) -> Any:
-    """A dtype that no tensor of a checkpoint has, a memory format, a quantisation scheme."""
+    """A torch dtype that tensors of checkpoints don't have, a memory format or a qscheme."""
     torch = _torch()
     found = vars(torch).get(name.removeprefix("torch."))
     _check(isinstance(found, (torch.dtype, torch.memory_format, torch.qscheme)))
     return found
 
 
-# ---- The table's use ----
+# ---- Lookup ----
 
 
 def is_plain(full_name: str) -> bool:
-    """Whether objects of the class come back as they were, without being allowed."""
+    """Whether objects of the class are loaded as such without permission."""
     if full_name in _MAKERS or full_name in _GLOBALS:
         return True
     return full_name.startswith("torch.") and _is_torch_constant(full_name.removeprefix("torch."))
@@ -446,16 +446,16 @@ def is_plain(full_name: str) -> bool:
 def _is_torch_constant(name: str) -> bool:
     try:
         _torch_constant(name)
-    except _OtherwiseError:
+    except _UnexpectedPickleError:
         return False
     return True
 
 
 def made(opaque: Opaque) -> Any:
-    """The object, or `opaque` itself where it is none of the plain ones.
+    """The object if it is of a plain type, otherwise `opaque` itself.
 
     Args:
-        opaque: what it holds is made already.
+        opaque: the objects that it contains are created already.
     """
     try:
         if opaque.kind == "global":
@@ -464,5 +464,5 @@ def made(opaque: Opaque) -> Any:
             return _GLOBALS.get(opaque.full_name, opaque)
         maker = _MAKERS.get(opaque.full_name)
         return opaque if maker is None else maker(opaque)
-    except (_OtherwiseError, TypeError, ValueError, ArithmeticError, NotImplementedError):
+    except (_UnexpectedPickleError, TypeError, ValueError, ArithmeticError, NotImplementedError):
         return opaque

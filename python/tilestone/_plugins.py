@@ -1,4 +1,4 @@
-"""Converters of types that Tilestone does not know, registered by their authors."""
+"""Converters that users register for types that Tilestone does not know."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Function = TypeVar("_Function", bound=Convert)
 
 
 class _Plugged(_converters.PartConverter):
-    """Puts what the plug-in's function makes in the object's place."""
+    """Replaces an object by what the plug-in's function makes of it."""
 
     def __init__(self, convert: Convert, restore: Restore | None) -> None:
         self._convert = convert
@@ -30,8 +30,8 @@ class _Plugged(_converters.PartConverter):
         converter = _converters.find(made)
         if converter is None or isinstance(converter, _Plugged) or not converter.in_tree:
             raise InvalidArgumentError(
-                f"the converter of {type(item).__name__} made a {type(made).__name__}, which is "
-                "neither an array nor one of the entities that Tilestone knows"
+                f"the converter of {type(item).__name__} returned a {type(made).__name__}, which "
+                "is neither an array nor one of Tilestone's entities"
             )
         return made, converter
 
@@ -43,8 +43,8 @@ class _Plugged(_converters.PartConverter):
         found = converter.node(made, path, call)
         if found is None:
             raise InvalidArgumentError(
-                f"the converter of {type(item).__name__} made a {type(made).__name__} that no "
-                "checkpoint holds as a tensor"
+                f"the converter of {type(item).__name__} returned a {type(made).__name__} that a "
+                "checkpoint can't hold as a tensor"
             )
         if isinstance(found, _core.TensorView):
             return self._owned(item, found, call.for_load)
@@ -66,7 +66,7 @@ class _Plugged(_converters.PartConverter):
         return converter.description(made)
 
     def why_not_in_object(self, item: Any) -> str | None:
-        return f"a {type(item).__name__}, of which a registered converter says what it is"
+        return f"a {type(item).__name__}, which needs its registered converter"
 
 
 _NEVER_ASKED = (dict, collections.OrderedDict, list, tuple, type(None), object)
@@ -83,9 +83,9 @@ def _check_kind(kind: Any) -> None:
     elif (isinstance(kind, str) and kind not in _TORCHS) or callable(kind):
         return
     raise InvalidArgumentError(
-        f"a converter is of a class, a class's full name or a function of a class, not of {kind!r}"
+        f"kind must be a class, a class's full name or a function of a class, not {kind!r}"
         if not isinstance(kind, (type, str))
-        else f"no converter is asked about objects of {kind!r}, which Tilestone takes as they are"
+        else f"can't register a converter for {kind!r}: Tilestone handles its objects itself"
     )
 
 
@@ -100,48 +100,49 @@ def register_converter(
 def register_converter(
     kind: Kind, convert: Any = None, *, restore: Restore | None = None
 ) -> Any:
-    """Says how objects of a type that Tilestone does not know are saved and loaded.
+    """Registers how objects of a type that Tilestone does not know are saved and loaded.
 
         @tilestone.register_converter(Quantized, restore=lambda item, loaded: item.set_(loaded))
         def _(item, for_load):
             return item.dequantize()
 
-    Such objects may then stand in dicts and lists of a state and be the `data` of a
-    `ShardedTensor` (Megatron-Core's too). Inside tuples and other objects they are refused, with
-    the key, as sharded tensors are.
+    Such objects may then be in dicts and lists of a state, and be the `data` of a `ShardedTensor`
+    (Megatron-Core's too). Inside tuples and other objects they are refused like sharded tensors,
+    with an error that names the key.
 
     Args:
-        kind: a class, of which and of whose subclasses the objects are; or its full name
-            ("package.module.Class"), so that its module need not be imported; or a function of a
-            class that says whether objects of it are meant. It is asked once for each class.
-        convert: convert(item, for_load) returns what is saved in the item's place: an array
+        kind: a class, which includes its subclasses; the full name of a class
+            ("package.module.Class"), so that its module need not be imported; or a function that
+            takes a class and says whether its objects are handled. It is called once for each
+            class.
+        convert: convert(item, for_load) returns what is saved in place of the item: an array
             (torch, numpy, DLPack) of any shape, the same on every rank, or an entity
             (`ShardedTensor`, `ShardedObject`, `ShardedTensorFactory`, `LocalNonpersistent`).
-            With for_load, it returns what a load fills: an array of the stored dtype and global
-            shape, or an entity. It may be called several times for one item, and on every rank
-            alike. Without `convert` this function is a decorator.
-        restore: restore(item, loaded) returns what a load gives back in the item's place. `loaded`
-            is the array that was filled, or what a load gives for the entity. Without it the load
-            gives back `loaded` itself.
+            With for_load=True it returns what a load fills: an array with the stored dtype and
+            global shape, or an entity. It may be called several times for one item, and must do the
+            same on every rank. If `convert` is omitted, this function is a decorator.
+        restore: restore(item, loaded) returns what a load returns in place of the item. `loaded`
+            is the array that was filled, or what a load returns for the entity. Without `restore`,
+            the load returns `loaded` itself.
 
     Returns:
         `convert`.
 
     Raises:
-        InvalidArgumentError: `kind` is none of these, or a class of which Tilestone takes objects
-            as they are: dict, OrderedDict, list, tuple, plain values, torch.Tensor and Parameter
-            (their subclasses may be registered, but for those of int, float, str and bytes). A
-            save or load raises it, with the key, where `convert` returns something else.
+        InvalidArgumentError: `kind` is invalid, or is a class that Tilestone handles itself: dict,
+            OrderedDict, list, tuple, a plain value, torch.Tensor or Parameter. (Subclasses of these
+            may be registered, except those of int, float, str and bytes.) A save or load raises
+            it, with the key, if `convert` returns anything else than described.
 
-    Of several converters of a class the one registered last is used, before Tilestone's own;
-    registering the same kind again replaces its converter. What `convert` and `restore` raise comes
-    out of the call on that rank, with the key as a note. Within a factory's tree, `merge_fn` gets
-    what was loaded for an entity, without `restore`.
+    If several converters match a class, the one registered last is used, and always before
+    Tilestone's own. Registering the same kind again replaces its converter. Exceptions of `convert`
+    and `restore` are raised from the call on that rank, with the key as a note. Inside a factory's
+    tree, `merge_fn` gets what was loaded for an entity, without `restore`.
     """
     _check_kind(kind)
     if convert is None:
         return functools.partial(register_converter, kind, restore=restore)
     if not callable(convert) or not (restore is None or callable(restore)):
-        raise InvalidArgumentError("convert and restore are functions")
+        raise InvalidArgumentError("convert and restore must be functions")
     _converters.add(kind, _Plugged(convert, restore), plugged=True)
     return convert

@@ -1,4 +1,4 @@
-"""How far long work is: callbacks, and a bar on a terminal."""
+"""Progress of long work: callbacks, and a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 
 class Progress(NamedTuple):
-    """How far a phase of long work is.
+    """The progress of one phase of long work.
 
     Attributes:
         phase: "write", "read" or "verify".
-        bytes_done, bytes_total: of this rank.
-        seconds: since the phase began.
+        bytes_done, bytes_total: bytes of this rank.
+        seconds: time since the phase began.
     """
 
     phase: str
@@ -28,7 +28,7 @@ _Sink = Callable[[str, int, int, float], None]
 
 
 class _Bar:
-    """A bar for each phase, with rate and time left."""
+    """One bar for each phase, with the rate and the remaining time."""
 
     def __init__(self, title: str) -> None:
         from rich.console import Console
@@ -57,13 +57,13 @@ class _Bar:
 def reporting(
     progress: bool | ProgressCallback, title: str, rank: int = 0
 ) -> Iterator[_Sink | None]:
-    """What the engine calls for `progress`: nothing, the caller's function, or a bar.
+    """What the engine calls for the option `progress`: the caller's function, a bar, or None.
 
-    progress=True shows a bar on rank 0 where standard error is a terminal, and nothing elsewhere.
+    progress=True shows a bar on rank 0 if standard error is a terminal.
     """
     if callable(progress):
         callback = progress
-        yield lambda *how_far: void(callback(Progress(*how_far)))
+        yield lambda *fields: void(callback(Progress(*fields)))
     elif progress and rank == 0 and sys.stderr.isatty():
         bar = _Bar(title)
         with bar.bars:
@@ -73,4 +73,4 @@ def reporting(
 
 
 def void(_: object) -> None:
-    """Drops a callback's result."""
+    """Discards a callback's result."""

@@ -1,4 +1,4 @@
-"""What arguments of any class must have."""
+"""Protocols: the methods that arguments of any class must have."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 
 class SupportsDlpack(Protocol):
-    """An array: torch's, numpy's, and those of others that speak DLPack."""
+    """An array of torch, of numpy, or of another library that supports DLPack."""
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class Stateful(Protocol):
-    """torch's Stateful protocol: modules, optimizers and dataloaders follow it."""
+    """torch's Stateful protocol, which modules, optimizers and dataloaders implement."""
 
     def state_dict(self) -> Any: ...
 
@@ -23,7 +23,7 @@ class Stateful(Protocol):
 class CommunicatorLike(Protocol):
     """One rank's end of a group; every rank calls the same operations in the same order.
 
-    Timeouts are seconds, None for no limit. A TimeoutError means that one has passed, a
+    Timeouts are in seconds; None means no limit. TimeoutError means that a timeout has passed,
     ConnectionError that a rank is gone.
     """
 
@@ -38,19 +38,19 @@ class CommunicatorLike(Protocol):
         ...
 
     def gather(self, mine: bytes, root: int, timeout: float | None = None, /) -> list[bytes]:
-        """At root every rank's bytes, by rank; elsewhere an empty list."""
+        """On root, every rank's bytes in the order of ranks; on other ranks an empty list."""
         ...
 
     def scatter(
         self, parts: Sequence[bytes], root: int, timeout: float | None = None, /
     ) -> bytes:
-        """parts[r], given at root, goes to rank r."""
+        """Sends parts[r], given on root, to rank r; returns this rank's part."""
         ...
 
     def broadcast(self, mine: bytes, root: int, timeout: float | None = None, /) -> bytes:
-        """The bytes given at root."""
+        """Returns the bytes given on root."""
         ...
 
     def all_to_all(self, to: Sequence[bytes], timeout: float | None = None, /) -> list[bytes]:
-        """to[r] goes to rank r; the result's [r] came from rank r."""
+        """Sends to[r] to rank r; element r of the result came from rank r."""
         ...

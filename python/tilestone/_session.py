@@ -18,25 +18,25 @@ from tilestone._steps import BegunSave, begin_save
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-#: Options of save and load that are a session's own matter.
+#: Options of save and load that are fixed by the session.
 _OWN = ("group", "comm", "coordination", "rank", "world_size", "token", "number")
 
 
 def _check_timeout(timeout: Any) -> None:
-    """Refuses what is no time in which a session can be made."""
+    """Refuses an invalid timeout."""
     seconds = _options.seconds("timeout", timeout)
     if not seconds > 0:
         raise InvalidArgumentError(
-            f"timeout is {seconds}; expected a number of seconds more than 0, or None for no limit"
+            f"timeout is {seconds}; expected seconds, more than 0, or None for no limit"
         )
 
 
 def _files_alone(files: Mapping[str, Any]) -> _core.Session:
-    """Of a session by files without a communicator."""
+    """The engine's session for saves by files without a communicator."""
     for name, value in files.items():
         if value is None:
             raise InvalidArgumentError(
-                f'coordination="files" needs {name}, or a group or comm that makes the token'
+                f'coordination="files" needs {name}, or a group or comm to create the token'
             )
     return _core.Session(
         _options.whole("rank", files["rank"]),
@@ -46,26 +46,28 @@ def _files_alone(files: Mapping[str, Any]) -> _core.Session:
 
 
 class Session:
-    """Saves and loads as `tilestone.save` and `tilestone.load`, and keeps what the next one needs.
+    """Saves and loads as `tilestone.save` and `tilestone.load` do, and keeps what is used again.
 
-    Threads and buffers; the plans of saves: while all ranks save the keys, shapes, dtypes, boxes,
-    replicas and objects that they saved before, none of them sends its plan, or by rule makes one,
-    and any rank's change is noticed; and the token of saves by files, with the number of saves to each path. Used by one
-    thread at a time. A context manager, which closes it.
+    A session keeps threads and buffers. It keeps the plans of saves: while all ranks save the same
+    keys, shapes, dtypes, boxes, replicas and objects as before, no rank sends its plan (or, with
+    agreement="rule", makes a new one); a change on any rank is noticed. It also keeps the token of
+    saves by files and counts the saves to each path.
+
+    One thread may use it at a time. As a context manager it is closed at the end of the block.
 
     Args:
-        group: the torch process group whose ranks make the session, and then each save and load,
-            together; by default torch.distributed's default group where it is initialised.
+        group: the torch process group whose ranks create the session, and make every save and load,
+            together; by default torch.distributed's default group if it is initialised.
         comm: a communicator instead of a group, as for `save`.
-        coordination: "communicator": saves go through the group. "files": they go through files
-            alone (see `save`). With a group or comm, rank 0 makes the token and sends it to all,
-            and no other message is needed; with rank, world_size and token there is none at all.
-        rank, world_size, token: of a session by files without a group or comm, as for `save`.
-        timeout: seconds for the message that makes the token; None for no limit.
+        coordination: "communicator": saves go through the group. "files": saves go only through
+            files (see `save`). With a group or comm, rank 0 creates the token and sends it to all
+            ranks, which is the only message. With rank, world_size and token there is no message.
+        rank, world_size, token: for a session by files without a group or comm, as for `save`.
+        timeout: seconds for the message with the token; None for no limit.
 
     Raises:
-        InvalidArgumentError: arguments that contradict each other or are out of range.
-        TimeoutError, RankFailedError: not all ranks of the group made the session.
+        InvalidArgumentError: arguments contradict each other or are out of range.
+        TimeoutError, RankFailedError: not all ranks of the group created the session.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Session:
         way = _options.word("coordination", coordination)
         if way not in ("communicator", "files"):
             raise InvalidArgumentError(
-                f'coordination is "communicator" or "files", not "{way}"'
+                f'coordination must be "communicator" or "files", not "{way}"'
             )
         self._by_files = way == "files"
         self._group = group
@@ -91,9 +93,10 @@ class Session:
         if any(value is not None for value in files.values()):
             if not self._by_files or group is not None or comm is not None:
                 raise InvalidArgumentError(
-                    'rank, world_size and token are for coordination="files" without a group or comm'
+                    'rank, world_size and token are only allowed with coordination="files" and '
+                    "without a group or comm"
                 )
-            _check_timeout(timeout)  # of no effect, and no reason to take any
+            _check_timeout(timeout)  # not used here, but an invalid one is still refused
             self._core = _files_alone(files)
             self._comm: CommunicatorLike = _core.solo()
         else:
@@ -110,7 +113,7 @@ class Session:
     def _refuse(self, options: Mapping[str, Any]) -> None:
         for name in _OWN:
             if name in options:
-                raise InvalidArgumentError(f"{name} is the session's: give it to Session")
+                raise InvalidArgumentError(f"{name} is fixed by the session: pass it to Session")
 
     @property
     def rank(self) -> int:
@@ -124,34 +127,34 @@ class Session:
 
     @property
     def token(self) -> str:
-        """What names this session's saves by files: the same text on all its ranks."""
+        """The token of this session's saves by files, the same string on all its ranks."""
         return self._open().token
 
     @property
     def stats(self) -> _core.SessionStats:
-        """What was counted so far, on this rank."""
+        """The counters of this session so far, on this rank."""
         return self._open().stats
 
     def prepare(self, state: Mapping[Any, Any], **options: Any) -> int:
-        """Makes ready the memory in which `BegunSave.stage` puts such a state.
+        """Prepares the memory into which `BegunSave.stage` copies such a state.
 
-        Touching memory for the first time takes several times as long as the copy: after this the
-        first save stages as fast as the later ones. Nothing is written, nothing is sent, and no
-        other rank takes part. The memory is the session's, as long as no save that is on its way
-        has it.
+        Touching memory for the first time takes several times as long as the copy itself. After
+        this call the first save stages as fast as the later ones. Nothing is written or sent, and
+        no other rank takes part. The session owns the memory while no unfinished save uses it.
 
         Args:
-            state: as for `tilestone.save`: what will be saved, or what has its structure.
-            options: the options of those saves that are not the session's.
+            state: as for `tilestone.save`: the state that will be saved, or one with the same
+                structure.
+            options: the options of these saves, except those fixed by the session.
 
         Returns:
-            The memory's bytes: of what this rank wrote when the session last saved a state of this
-            structure, else of what it would write by rule.
+            The size of the memory, in bytes: what this rank wrote when the session last saved a
+            state of this structure, otherwise what it would write with agreement="rule".
 
         Raises:
-            InvalidArgumentError: the session is closed, an option is the session's or no option of
-                a save, or the state can't be saved.
-            StorageError: there is no memory for it.
+            InvalidArgumentError: the session is closed, an option is fixed by the session or
+                unknown, or the state can't be saved.
+            StorageError: there is not enough memory.
         """
         session = self._open()
         self._refuse(options)
@@ -168,50 +171,51 @@ class Session:
     def save(
         self, state: Mapping[Any, Any], path: str | os.PathLike[str], **options: Any
     ) -> _core.SaveResult:
-        """Saves as `tilestone.save` does, with its options but those that are the session's.
+        """Saves as `tilestone.save` does.
 
-        By files, the ranks' first saves to a path are one save, their second ones another, and so
-        on, failed ones included. A rank that was started again alone completes its save by
-        `tilestone.save` with this token and the save's number.
+        With coordination="files", the first saves of all ranks to a path are one save, their second
+        saves are another one, and so on; failed saves count. If only one rank was restarted, it
+        completes its save with `tilestone.save`, this token and the save's number.
 
         Args:
             state, path: as for `tilestone.save`.
-            options: its other options (wait too, by files).
+            options: the options of `tilestone.save`, except those fixed by the session.
 
         Returns:
             What this rank did.
 
         Raises:
-            InvalidArgumentError: the session is closed, or an option is the session's.
-            As `tilestone.save`.
+            InvalidArgumentError: the session is closed, or an option is fixed by the session.
+            Also everything that `tilestone.save` raises.
         """
         return save(state, path, **self._who(path, options), **options)
 
     def begin_save(
         self, state: Mapping[Any, Any], path: str | os.PathLike[str], **options: Any
     ) -> BegunSave:
-        """Takes a save's first step as `tilestone.begin_save` does, with the session's memory.
+        """Begins a save as `tilestone.begin_save` does, with the session's memory.
 
-        `BegunSave.stage` copies into memory that the session keeps. By files it counts as a save.
+        `BegunSave.stage` copies into memory that the session keeps. With coordination="files" this
+        counts as a save to the path.
 
         Args:
             state, path: as for `tilestone.save`.
-            options: its other options (wait too, by files).
+            options: the options of `tilestone.save`, except those fixed by the session.
 
         Returns:
             The save, which may outlive the session.
 
         Raises:
-            InvalidArgumentError: the session is closed, or an option is the session's.
-            As `tilestone.begin_save`.
+            InvalidArgumentError: the session is closed, or an option is fixed by the session.
+            Also everything that `tilestone.begin_save` raises.
         """
         return begin_save(state, path, **self._who(path, options), **options)
 
     def _who(self, path: str | os.PathLike[str], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Who takes part in the next save to a path, as options of it."""
+        """The options that say who takes part in the next save to a path."""
         session = self._open()
         self._refuse(options)
-        # Read by save() as the ranks that take part.
+        # save() accepts a session in place of a communicator.
         comm = cast("CommunicatorLike", session)
         if not self._by_files:
             return {"group": self._group, "comm": comm}
@@ -229,25 +233,28 @@ class Session:
     ) -> dict[Any, Any]:
         """Loads as `tilestone.load` does, with the session's group or comm.
 
-        A session by rank, world_size and token has none: each rank then loads alone.
+        A session with rank, world_size and token has neither, so each rank loads alone.
 
         Args:
             wanted, path: as for `tilestone.load`.
             options: its other options.
 
         Returns:
-            As `tilestone.load`.
+            The same as `tilestone.load`.
 
         Raises:
-            InvalidArgumentError: the session is closed, or an option is the session's.
-            As `tilestone.load`.
+            InvalidArgumentError: the session is closed, or an option is fixed by the session.
+            Also everything that `tilestone.load` raises.
         """
         self._open()
         self._refuse(options)
         return load(wanted, path, comm=self._comm, **options)
 
     def close(self) -> None:
-        """Gives up what is kept; further calls but this one are InvalidArgumentErrors."""
+        """Releases everything that is kept. Calls after this one raise InvalidArgumentError.
+
+        A second close() does nothing.
+        """
         self._core = None
 
     def __enter__(self) -> Session:

@@ -1,7 +1,7 @@
-"""Objects that give and take their own state: torch's Stateful protocol.
+"""Objects that return and accept their own state: torch's Stateful protocol.
 
-They stand anywhere in a state dict where the tree is taken apart. A save stores what
-state_dict() gives, a load fills it and calls load_state_dict() on the same object.
+They may be in any dict or list of a state that is split into entries. A save stores the result of
+state_dict(); a load fills it and calls load_state_dict() on the same object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Below = Sequence[tuple[str | int, ...]]
 
 
 def is_stateful(item: Any) -> TypeGuard[Stateful]:
-    """torch's Stateful protocol; modules, optimizers and dataloaders follow it."""
+    """Whether an object implements torch's Stateful protocol (modules, optimizers, dataloaders)."""
     return (
         not isinstance(item, type)
         and callable(getattr(item, "state_dict", None))
@@ -34,34 +34,34 @@ class Statefuls:
         self._loaded: list[tuple[Stateful, Any]] = []
 
     def enter(self, item: Stateful) -> Any:
-        """The state dict of an object, asked for once."""
+        """The state dict of an object; state_dict() is called once."""
         if id(item) not in self._states:
             state = item.state_dict()
             if is_stateful(state):
                 raise InvalidArgumentError(
-                    f"state_dict() of a {type(item).__name__} gives a {type(state).__name__}, which "
-                    "has a state_dict() too"
+                    f"state_dict() of a {type(item).__name__} returns a {type(state).__name__}, "
+                    "which has a state_dict() itself"
                 )
             self._states[id(item)] = (item, state)
         return self._states[id(item)][1]
 
     def ids(self) -> list[int]:
-        """id() of each object, all of which this keeps alive."""
+        """The id() of each object. The objects are kept alive, so the ids stay valid."""
         return list(self._states)
 
     def state_of(self, item: Stateful) -> Any:
-        """The state dict that `enter` gave."""
+        """The state dict that `enter` returned."""
         return self._states[id(item)][1]
 
     def keep_loaded(self, item: Stateful, loaded: Any) -> None:
-        """Notes what give_back is to give."""
+        """Records what give_back() will pass to the object."""
         self._loaded.append((item, loaded))
 
     def give_back(self) -> None:
         """Calls load_state_dict() of each object with what was loaded for it.
 
         Raises:
-            InvalidArgumentError: an object still has tensors on the meta device then.
+            InvalidArgumentError: an object still has tensors on the meta device afterwards.
         """
         for item, loaded in self._loaded:
             _give(item, self.state_of(item), loaded)
@@ -71,9 +71,9 @@ class Statefuls:
 def below(item: Stateful, state: Any) -> Below:
     """Paths in an object's state dict that are loaded without a template.
 
-    A torch optimizer makes the state of a parameter at its first step. For a parameter that is
-    a plain tensor, and whole on every rank, so is the state: whatever the checkpoint holds of it
-    is loaded. How the state of a DTensor is sharded can't be known before it is made.
+    A torch optimizer creates the state of a parameter in its first step. If the parameter is a
+    plain tensor, which is whole on every rank, so is its state, and everything that the checkpoint
+    holds for it is loaded. How the state of a DTensor is sharded is not known before it exists.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(item, torch.optim.Optimizer):
@@ -134,6 +134,6 @@ def _give(item: Stateful, template: Any, loaded: Any) -> None:
     if _holds_meta(item.state_dict()):
         raise InvalidArgumentError(
             f"{type(item).__name__} still has tensors on torch's meta device after "
-            "load_state_dict(): what was loaded is lost",
-            hint="give it memory before the load (to_empty), or want a dict in its place",
+            "load_state_dict(): the loaded data is lost",
+            hint="allocate its memory before the load (to_empty), or use a dict in its place",
         )

@@ -1,4 +1,4 @@
-"""A save in its steps."""
+"""A save in separate steps."""
 
 from __future__ import annotations
 
@@ -14,52 +14,55 @@ from tilestone._calls import SaveCall
 
 
 class BegunSave:
-    """A save on its way; made by `begin_save`. A context manager, which gives up what is not over.
+    """A save that has begun, made by `begin_save`.
 
-    The steps are `stage`, which may be left out, `write`, `report` and `publish`, each taken once,
-    in this order. A step that raises has ended the save. Used by one thread at a time, not always
-    the same one; other threads run while a step works. In a child of fork the save can't go on,
-    and nothing that the child does ends it.
+    The steps are `stage` (optional), `write`, `report` and `publish`. Each is called once, in this
+    order. If a step raises, the save has ended. As a context manager, an unfinished save is given
+    up at the end of the block.
+
+    One thread may use it at a time, not always the same one; other threads can run during a step.
+    A forked child can neither continue the save nor end it.
 
     Attributes:
-        save_id: the attempt's unique name.
-        items: chunks of arrays, and objects, that this rank writes, without copies. 0 in a save by
-            files of which this rank's part was published before.
-        bytes: of the elements of the arrays that this rank writes, copies among them.
+        save_id: the unique name of this attempt.
+        items: number of chunks and objects that this rank writes, without copies. 0 in a save by
+            files if this rank's part was published before.
+        bytes: bytes of the elements of the arrays that this rank writes, copies included.
     """
 
     def __init__(self, core: _core.StepwiseSave, until_the_end: contextlib.ExitStack) -> None:
-        """Used by `begin_save`."""
+        """Called by `begin_save`."""
         self._core = core
         self._open = until_the_end
         self.save_id: str = core.save_id
         self.items: int = core.items
         self.bytes: int = core.bytes
-        # At the end of the program too, while threads and process groups are still there.
+        # This also runs at the end of the program, while threads and process groups still exist.
         self._end = weakref.finalize(self, _give_up, core, until_the_end)
 
     @property
     def next(self) -> str:
-        """The next step: "stage or write", "write", "report" or "publish"; "" when it is over."""
+        """The next step: "stage or write", "write", "report" or "publish"; "" after the last."""
         return self._core.next
 
     def stage(self) -> None:
-        """Copies the arrays that this rank writes, those inside objects too, into memory of the save.
+        """Copies the arrays that this rank writes, also those inside objects, into staging memory.
 
-        When it returns the state may change: the save holds none of its arrays any more. Without
-        this step nothing is copied: the arrays must not change until `write` has returned, and the
-        save holds them until then.
+        After it returns, the state may change, and the save holds no references to its arrays.
+        Without this step nothing is copied: the arrays must not change until `write` has returned,
+        and the save holds references to them until then.
 
         Raises:
             InvalidArgumentError: this is not the next step.
-            StorageError: there is no memory for it. TimeoutError: the time of the save is over.
+            StorageError: there is not enough memory.
+            TimeoutError: the save's timeout has passed.
         """
         self._take(self._core.stage)
 
     def write(self) -> None:
         """Writes this rank's data files and makes them durable; waits for no other rank.
 
-        What goes wrong with them is raised by `report`, where the other ranks get to know.
+        If writing fails, the error is raised by `report`, which also tells the other ranks.
 
         Raises:
             InvalidArgumentError: this is not the next step.
@@ -67,36 +70,39 @@ class BegunSave:
         self._take(self._core.write)
 
     def report(self) -> None:
-        """Tells the other ranks what this one has written. With a communicator every rank calls.
+        """Tells the other ranks what this one wrote. With a communicator every rank must call it.
 
         Raises:
             InvalidArgumentError: this is not the next step.
-            As `tilestone.save`: what writing has failed with, on this rank or, with a communicator,
-            on any.
+            Also, as `tilestone.save`, the error with which writing failed on this rank or, with a
+            communicator, on any rank.
         """
         self._take(self._core.report)
 
     def publish(self) -> _core.SaveResult:
-        """The checkpoint exists when it returns. With a communicator every rank calls.
+        """Publishes the checkpoint. With a communicator every rank must call it.
+
+        When it returns the checkpoint exists, except in a save by files with wait=False.
 
         Returns:
-            As `tilestone.save`; of a save by files with wait=False, `published` says whether this
-            rank was the last one.
+            The same as `tilestone.save`. In a save by files with wait=False, `published` says
+            whether this rank was the last one and published the checkpoint.
 
         Raises:
             InvalidArgumentError: this is not the next step.
-            As `tilestone.save`.
+            Also everything that `tilestone.save` raises.
         """
         result: _core.SaveResult = self._take(self._core.publish)
         self._end()
         return result
 
     def give_up(self) -> None:
-        """Ends the save; does nothing where it is over.
+        """Ends an unfinished save; does nothing if the save has ended.
 
-        The data files that this rank has written go, and the other ranks raise RankFailedError or
-        InterruptedError, which name it. By files that holds until this rank has reported; what it
-        has reported stays, and the others complete it.
+        The data files that this rank has written are removed, and the other ranks raise
+        RankFailedError or InterruptedError, which name this rank. In a save by files this is only
+        so until this rank has reported: after that its data stays, and the other ranks complete the
+        save.
         """
         self._end()
 
@@ -130,9 +136,9 @@ def _give_up(core: _core.StepwiseSave, until_the_end: contextlib.ExitStack) -> N
 def begin_save(
     state: Mapping[Any, Any], path: str | os.PathLike[str], **options: Any
 ) -> BegunSave:
-    """Takes a save's first step: who writes what is agreed, and the save has begun at `path`.
+    """Begins a save: the ranks agree who writes what, and the save is started at `path`.
 
-    The steps in a row are `tilestone.save`, with the same files and errors:
+    All steps together do what `tilestone.save` does, with the same files and errors:
 
         with tilestone.begin_save(state, path) as saving:
             saving.stage()      # the state may change from here on
@@ -140,22 +146,22 @@ def begin_save(
             saving.report()
             result = saving.publish()
 
-    Every rank calls, and with a communicator all ranks take `report` and `publish` together too;
-    no other save or load of this process uses the group until the save is over. `timeout` is for
-    all steps and what is done between them.
+    Every rank must call it. With a communicator all ranks must also call `report` and `publish`
+    together, and no other save or load of this process may use the group until the save has ended.
+    `timeout` covers all steps and the time between them.
 
     Args:
-        state, path: as for `tilestone.save`. Values and objects are taken as they are now; arrays
+        state, path: as for `tilestone.save`. Values and objects are stored as they are now; arrays
             are not copied (see `BegunSave.stage`).
         options: the other options of `tilestone.save`.
 
     Returns:
-        The save, before its next step. One that is dropped, or whose `with` block ends, before it
-        is published is given up (see `BegunSave.give_up`).
+        The save, ready for its next step. If it is dropped, or its `with` block ends, before it is
+        published, it is given up (see `BegunSave.give_up`).
 
     Raises:
         InvalidArgumentError: `tilestone.save` has no such option.
-        As `tilestone.save`.
+        Also everything that `tilestone.save` raises.
     """
     with contextlib.ExitStack() as until_the_end:
         call = SaveCall(state, path, until_the_end, **options)

@@ -1,6 +1,6 @@
-"""torch's tensors, DTensors, Stateful objects and process groups.
+"""Handles torch's tensors, DTensors, storages, dtypes and process groups.
 
-Imported only when torch is already loaded, or when the caller asks for torch tensors.
+This module is imported only if torch is already loaded, or if the caller asks for torch tensors.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ def dtype_name(dtype: torch.dtype) -> str:
     """torch.bfloat16 -> "bfloat16".
 
     Raises:
-        InvalidArgumentError: a dtype that no checkpoint holds (quantised ones, for example).
+        InvalidArgumentError: a checkpoint can't hold this dtype (a quantised one, for example).
     """
     name = _names().get(dtype)
     if name is None:
-        raise InvalidArgumentError(f"{dtype} is no element type of a checkpoint")
+        raise InvalidArgumentError(f"a checkpoint can't hold elements of {dtype}")
     return name
 
 
 def is_tensor(item: Any) -> bool:
-    """Whether it is a torch tensor (a parameter too)."""
+    """Whether it is a torch tensor; a parameter is one too."""
     return isinstance(item, torch.Tensor)
 
 
 def note_written(arrays: list[Any]) -> None:
-    """Bumps the version counters, so that autograd notices what it had saved of the tensors."""
+    """Increments the version counters, so that autograd notices that saved tensors have changed."""
     written = [item for item in arrays if isinstance(item, torch.Tensor)]
     plain = (torch.Tensor, torch.nn.Parameter)
     subclasses = [item for item in written if type(item) not in plain]
@@ -70,7 +70,7 @@ def note_written(arrays: list[Any]) -> None:
 
 
 def is_data(item: Any) -> bool:
-    """Whether it is a tensor or a storage: memory, of which a pickle holds the bytes."""
+    """Whether it is a tensor or a storage, of which a pickle contains the bytes."""
     return isinstance(item, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage))
 
 
@@ -83,15 +83,17 @@ def _group_types() -> tuple[type, ...]:
 
 
 def why_not_in_object(item: Any) -> str | None:
-    """What an object must not hold when it is pickled by one rank for all; None for the rest."""
+    """The reason, as a noun phrase, why an object that one rank pickles for all must not hold
+    this one; None if it may.
+    """
     if is_data(item) and item.device.type != "cpu":
         return f"a tensor on the device {item.device}"
     if isinstance(item, torch.Tensor):
         if type(item) not in (torch.Tensor, torch.nn.Parameter):
-            return f"a {type(item).__name__}, a class of tensor of its own"
+            return f"a {type(item).__name__}, which is a subclass of Tensor"
         attributes = [name for name in vars(item) if not name.startswith("_")]
         if type(item) is torch.Tensor and attributes and not hasattr(item, "_is_buffer"):
-            return f"a tensor with the attribute {attributes[0]}, which no load would give back"
+            return f"a tensor with the attribute {attributes[0]}, which a load would not restore"
         known = item.dtype in _names()
         return _why_not_memory(item) or (None if known else f"a tensor of {item.dtype}")
     return None
@@ -101,7 +103,7 @@ _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def _why_not_memory(tensor: torch.Tensor) -> str | None:
-    """Why a tensor's elements are not what its memory shows; None where they are."""
+    """Why a tensor's memory does not hold its elements, as a noun phrase; None if it does."""
     if torch.nn.parameter.is_lazy(tensor):
         return "a parameter that is not initialized yet"
     if tensor.layout != torch.strided:
@@ -109,7 +111,7 @@ def _why_not_memory(tensor: torch.Tensor) -> str | None:
     if tensor.is_quantized or tensor.is_nested:
         return "a quantized tensor" if tensor.is_quantized else "a nested tensor"
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return f"a {type(tensor).__name__}, whose elements are not simply its memory"
+        return f"a {type(tensor).__name__}, whose memory does not simply hold its elements"
     if torch._is_functional_tensor(tensor) or _is_transformed(tensor):
         return "a tensor inside a function transform (vmap, grad, functionalize)"
     return None
@@ -118,20 +120,20 @@ def _why_not_memory(tensor: torch.Tensor) -> str | None:
 def view(
     tensor: torch.Tensor, for_load: bool, owner: Any = None, staged: bool = False
 ) -> _core.TensorView:
-    """A view of a strided tensor's memory, wherever it is.
+    """A view of a strided tensor's memory, on any device.
 
-    A CPU tensor is read and filled in place, one on a device is copied piece by piece, one on
-    the meta device has no memory: a load allocates it. A lazily conjugated or negated tensor is
-    resolved, and after a load copied back into.
+    A CPU tensor is read and filled in place. A tensor on another device is copied piece by piece.
+    A tensor on the meta device has no memory; a load allocates it. A lazily conjugated or negated
+    tensor is resolved to new memory; after a load that memory is copied back to the tensor.
 
     Args:
-        tensor: any strided tensor; a parameter, a view, non-contiguous, 0-d or empty.
-        owner: the object that a load gives back for it; the tensor itself by default.
-        staged: copy piece by piece even where the CPU could address the memory.
+        tensor: any strided tensor; it may be a parameter, a view, non-contiguous, 0-d or empty.
+        owner: the object that a load returns for it; the tensor itself by default.
+        staged: copy piece by piece even if the CPU could address the memory.
 
     Raises:
-        InvalidArgumentError: a tensor whose elements are not its memory (sparse, nested, a wrapper
-            of others), or one that can't be filled.
+        InvalidArgumentError: the tensor's memory does not hold its elements (sparse, nested, a
+            wrapper of other tensors), or the tensor can't be filled.
     """
     if type(tensor).__name__ == "AsyncCollectiveTensor":
         tensor = tensor.wait()  # type: ignore[attr-defined]
@@ -150,7 +152,7 @@ def view(
     owner = tensor if owner is None else owner
     if for_load and _core.shares_elements(shape, plain.stride()):
         raise InvalidArgumentError(
-            "a tensor of which several elements lie in one place (an expanded one) can't be filled"
+            "can't fill a tensor in which several elements share memory (an expanded tensor)"
         )
     if for_load and lazy:
         _check_writable(plain)
@@ -158,7 +160,7 @@ def view(
         owner = CopiedBack(plain, owner, functools.partial(_copied, target))
     elif lazy:
         plain = plain.resolve_conj().resolve_neg()
-        owner = (owner, plain)  # keeps the copy's memory too
+        owner = (owner, plain)  # also keeps the copy's memory alive
     if staged or plain.device.type != "cpu":
         return _core.TensorView.on_device(name, shape, DeviceTensor(plain), owner)
     storage = plain.untyped_storage()
@@ -179,16 +181,16 @@ def _copied(memory: torch.Tensor, target: Any, filled: torch.Tensor) -> Any:
 
 
 def host_view(tensor: torch.Tensor) -> _core.TensorView:
-    """A view of a tensor inside a leaf, copied to the host where it is on a device."""
+    """A view of a tensor inside a leaf; a tensor on a device is copied to the host."""
     if _why_not_memory(tensor) is None and not tensor.is_meta:
         tensor = tensor.detach().cpu()
     return view(tensor, False)
 
 
 def in_value(tensor: torch.Tensor) -> Any:
-    """What a value holds of a tensor: a view, or (view, is a parameter, requires grad).
+    """What a value stores for a tensor: a view, or (view, is a parameter, requires grad).
 
-    None for one that only a pickle can describe: of a class or with attributes of its own.
+    None if only a pickle can describe the tensor, because it is of a subclass or has attributes.
     """
     if type(tensor) is torch.Tensor and not tensor.requires_grad and not tensor.__dict__:
         return host_view(tensor)
@@ -198,7 +200,7 @@ def in_value(tensor: torch.Tensor) -> Any:
 
 
 def variable_in_common(tensor: torch.Tensor) -> tuple[_core.TensorView, bool, bool] | None:
-    """(view in host memory, is a parameter, requires grad); None where autograd does not know of it."""
+    """(view in host memory, is a parameter, requires grad); None if autograd does not track it."""
     parameter = isinstance(tensor, torch.nn.Parameter)
     if not parameter and not tensor.requires_grad:
         return None
@@ -206,24 +208,24 @@ def variable_in_common(tensor: torch.Tensor) -> tuple[_core.TensorView, bool, bo
 
 
 def variable(made: torch.Tensor, parameter: bool, requires_grad: bool) -> torch.Tensor:
-    """A tensor as the parameter, or with the need of grad, that it was saved as."""
+    """The tensor as a parameter, or with requires_grad, as it was saved."""
     if parameter:
         return torch.nn.Parameter(made, requires_grad)
     return made.requires_grad_(requires_grad)
 
 
 def _check_writable(target: torch.Tensor) -> None:
-    """Refuses a tensor on a read-only map, which torch's own copy_ would not survive."""
+    """Refuses a tensor on a read-only map, on which torch's own copy_ would crash."""
     storage = target.untyped_storage()
     if target.device.type == "cpu" and not _core.is_writable(storage.data_ptr(), storage.nbytes()):
         raise InvalidArgumentError(
-            "a tensor lies in memory that is mapped read-only and can't be filled",
-            hint="map it for writing, or give a copy: tensor.clone()",
+            "can't fill a tensor in memory that is mapped read-only",
+            hint="map it for writing, or pass a copy: tensor.clone()",
         )
 
 
 def filled_by(target: torch.Tensor, array: Any) -> torch.Tensor:
-    """A tensor after numpy's array of the same dtype and shape was copied into it."""
+    """The tensor, after a numpy array of the same dtype and shape was copied to it."""
     native = numpy.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
     found = _numpy.view(native, False)
     assert found is not None
@@ -236,7 +238,7 @@ def filled_by(target: torch.Tensor, array: Any) -> torch.Tensor:
 
 
 def tensor(loaded: _core.TensorView, like: Any = None) -> torch.Tensor:
-    """A tensor over the memory of a contiguous view; a copy on the device of `like`."""
+    """A tensor over the memory of a contiguous view; if `like` is on a device, a copy there."""
     dtype = _dtypes()[loaded.dtype]
     if loaded.nbytes == 0:
         made = torch.empty(loaded.shape, dtype=dtype)
@@ -247,10 +249,10 @@ def tensor(loaded: _core.TensorView, like: Any = None) -> torch.Tensor:
 
 
 class DeviceTensor:
-    """Memory that is copied to and from the host by byte ranges of its C-contiguous copy.
+    """A tensor on a device, copied to and from the host in byte ranges of its C-contiguous order.
 
-    The engine calls it from any thread, one call at a time. Every range becomes at most 2n - 1
-    boxes, so no more than one range is on the way at any time, whatever the strides are.
+    The engine calls it from any thread, one call at a time. A range of an n-D tensor is copied as
+    at most 2n - 1 boxes, so extra memory is never more than one range, whatever the strides are.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -260,15 +262,15 @@ class DeviceTensor:
         self.device = str(tensor.device)
 
     def to_host(self, begin: int, out: memoryview) -> None:
-        """Fills `out` with the bytes from `begin` on."""
+        """Fills `out` with the bytes that start at byte `begin`."""
         self._walk(begin, torch.frombuffer(out, dtype=torch.uint8), True)
 
     def from_host(self, begin: int, data: memoryview) -> None:
-        """Writes `data` to the bytes from `begin` on."""
+        """Writes `data` to the bytes that start at byte `begin`."""
         self._walk(begin, torch.frombuffer(bytearray(data), dtype=torch.uint8), False)
 
     def narrow(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> DeviceTensor:
-        """The part of the tensor that a box in its own coordinates names."""
+        """The part of the tensor in a box, given in the tensor's own coordinates."""
         index = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
         return DeviceTensor(self._tensor[index])
 
@@ -295,7 +297,7 @@ class DeviceTensor:
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers, which every device can copy and slice."""
+    """The same memory as a tensor of integers, which every device can copy and slice."""
     if tensor.element_size() == 16:
         tensor = torch.view_as_real(tensor)
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -321,14 +323,14 @@ def is_distributed(cls: type) -> bool:
 
 
 def layout(item: Any, for_load: bool | None) -> Layout:
-    """A DTensor's local tensor, and what its mesh and placements say of it.
+    """A DTensor's local tensor, with its mesh and placements.
 
     Args:
-        for_load: for a load (one on the meta device is given memory), for a save, or (None) only
-            to tell its place.
+        for_load: True for a load (a tensor on the meta device gets memory), False for a save, None
+            if only the position is needed.
 
     Raises:
-        UnsupportedError: a placement or a kind of tensor that Tilestone doesn't know.
+        UnsupportedError: Tilestone doesn't know a placement or the kind of tensor.
     """
     if not isinstance(item, _dtensor_type()):
         raise UnsupportedError(
@@ -350,10 +352,10 @@ def layout(item: Any, for_load: bool | None) -> Layout:
 
 
 def distributed_entity(item: Any, path: str, call: Call) -> _core.ShardedTensor:
-    """A DTensor as the sharded tensor that its mesh and placements make it.
+    """The engine's sharded tensor for a DTensor, from its mesh and placements.
 
     Raises:
-        InvalidArgumentError: a Partial placement, with the key.
+        InvalidArgumentError: a placement is Partial; the error names the key.
         UnsupportedError: as for `layout`.
     """
     local, shape, mesh, placements = layout(item, call.for_load)
@@ -365,7 +367,7 @@ def distributed_entity(item: Any, path: str, call: Call) -> _core.ShardedTensor:
 
 
 def _as_template(made: Any, template: Any) -> Any:
-    """A tensor that was made for a template on the meta device, as the parameter that that is."""
+    """A new tensor as a parameter, or with requires_grad, like its template on the meta device."""
     if isinstance(template, torch.nn.Parameter):
         made = torch.nn.Parameter(made, template.requires_grad)
         vars(made).update(vars(template))
@@ -374,7 +376,7 @@ def _as_template(made: Any, template: Any) -> Any:
 
 
 def _with_memory(item: DTensor, local: torch.Tensor) -> Any:
-    """A DTensor on the meta device as a new one of the same mesh and placements, on its device."""
+    """A new DTensor with memory, with the mesh and placements of one on the meta device."""
     kind = item.device_mesh.device_type
     module = getattr(torch, kind, None)
     current = None if kind == "cpu" or module is None else module.current_device()
@@ -391,17 +393,19 @@ def _with_memory(item: DTensor, local: torch.Tensor) -> Any:
 
 
 def default_group() -> ProcessGroup | None:
-    """torch.distributed's default group when it is initialised, else None."""
+    """torch.distributed's default group if it is initialised, otherwise None."""
     if dist.is_available() and dist.is_initialized():
         return dist.group.WORLD
     return None
 
 
 def ranks_within(part: Any, whole: ProcessGroup | None) -> list[int] | None:
-    """The ranks of the process group `part`, as the process group `whole` numbers them.
+    """The ranks of the process group `part`, numbered as in the process group `whole`.
 
-    None where `part` is no process group. InvalidArgumentError where this rank is not in it, or
-    one of its ranks is not in `whole`.
+    None if `part` is not a process group.
+
+    Raises:
+        InvalidArgumentError: this rank is not in `part`, or a rank of `part` is not in `whole`.
     """
     if part == dist.GroupMember.NON_GROUP_MEMBER:
         raise InvalidArgumentError("replicate_group is a process group without this rank")
@@ -416,8 +420,7 @@ def ranks_within(part: Any, whole: ProcessGroup | None) -> list[int] | None:
     return [numbers[rank] for rank in dist.get_process_group_ranks(part)]
 
 
-
-# ---- What the engine asks ----
+# ---- Converters ----
 
 
 class _TensorConverter(_converters.ArrayConverter):
@@ -450,7 +453,7 @@ class _DistributedConverter(_converters.PartConverter):
         return layout(item, for_load)
 
     def view(self, item: Any, for_load: bool) -> _core.TensorView | None:
-        return view(item, for_load)  # which refuses it
+        return view(item, for_load)  # raises an error
 
 
 class _StorageConverter(_converters.Converter):

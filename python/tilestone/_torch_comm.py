@@ -1,35 +1,35 @@
-"""Bytes between the ranks of a torch.distributed process group.
+"""Sends bytes between the ranks of a torch.distributed process group.
 
-A wait that times out inside gloo closes the connections of the whole process group, which may be
-the one that the training job goes on with. So no rank enters a transfer before all are known to be
-there. One operation goes like this:
+A wait that times out inside gloo closes the connections of the whole process group, which the
+training job may need later. So a rank only starts a transfer when it knows that all ranks have
+arrived. The steps of one operation are:
 
-1. Every rank counts its operations; all make the same operations in the same order from a number
-   on that they have agreed on when the call (a save or load) began. A rank that comes says so under
-   the number in the store of the process group.
-2. One rank (the operation's root, or rank 0) waits until all have come and proposes "go". A rank
-   whose deadline passes first, that one or any other, proposes "stop" and names who is missing.
-3. The store keeps the first proposal (compare and set), and that is the verdict for all: either
-   every rank goes on to the transfer, or every rank raises the same error, the late ones included.
-   After a "stop" nothing was sent, and the group is in step for the next operation.
-4. The transfer uses the group's own sends, receives and broadcasts. Its messages can't be taken for
-   another operation's, since all ranks took part in all transfers before it.
+1. Every rank counts its operations. All ranks make the same operations in the same order, starting
+   from a number that they agreed on when the call (a save or load) began. A rank that arrives at
+   an operation records this under the operation's number in the store of the process group.
+2. One rank (the operation's root, or rank 0) waits until all ranks have arrived and proposes "go".
+   Any rank whose deadline passes first proposes "stop" and names the missing ranks.
+3. The store keeps the first proposal (compare and set). It is the verdict for all ranks: either
+   every rank starts the transfer, or every rank raises the same error, also a rank that arrives
+   late. After a "stop" nothing was sent, and the ranks agree on the next operation's number.
+4. The transfer uses the group's own sends, receives and broadcasts. Its messages can't be mistaken
+   for those of another operation, because all ranks took part in all transfers before it.
 
-A caller whose deadline passes during the transfer raises, and the transfer goes on behind it: only a
-rank that dies or is cut off for long between verdict and transfer leaves the process group broken;
-gloo offers nothing else.
+If a caller's deadline passes during the transfer, the caller raises an error while the transfer
+goes on. The process group is only broken if a rank dies, or is cut off for long, between verdict
+and transfer; gloo offers no way to avoid this.
 
-A request to the store is a blocking read of a socket without a limit: where the host of the store
-is cut off, it lasts until the link is back or the kernel gives the connection up, many minutes
-later. So all that can block is done by one helper thread for each process group, and the caller
-waits for that thread until its deadline. A helper that is stuck goes on once the link is back.
+A request to the store is a blocking read of a socket without a timeout. If the store's host is cut
+off, it lasts until the link is back or the kernel gives up the connection many minutes later. So
+everything that can block runs in one helper thread for each process group, and the caller waits
+for that thread until its deadline. A stuck helper continues once the link is back.
 
-Calls are agreed on by short notices through the store (see tilestone/comm/call.h): members put
-theirs into a queue that the coordinator (rank 0) reads, and the coordinator's answers stand under
-the members' names. A rank that leaves a call before its end proposes its error as the verdict of
-the operation that the others are in or will come to.
+Ranks agree on calls through short notices in the store (see tilestone/comm/call.h). Members put
+their notices into a queue that the coordinator (rank 0) reads; the coordinator puts each answer
+under the member's name. A rank that leaves a call before its end proposes its error as the verdict
+of the operation that the other ranks are in or will reach.
 
-A store's entries of an operation are deleted once all ranks have come to a later one.
+The store's entries of an operation are deleted once all ranks have arrived at a later one.
 """
 
 from __future__ import annotations
@@ -49,21 +49,22 @@ from tilestone._comm_errors import CallEndedError, RanksLostError, RanksMissingE
 from tilestone._helper_thread import LAST_WORDS, Check, StuckError, Task
 from tilestone._torch_group import shared_by
 
-_PIECE_BYTES = 1 << 30  # of one send, receive or broadcast
+_PIECE_BYTES = 1 << 30  # the most bytes of one send, receive or broadcast
 _SHORTEST_POLL = 0.0005  # seconds
 _LONGEST_POLL = 0.05  # seconds
-_QUICK_POLL = 0.002  # seconds: the longest pause of few ranks
-_PAUSE_OF_RANK = 0.0002  # seconds a rank: all together poll 5,000 times a second at most
-# Seconds for a transfer that all ranks have agreed on. Its caller waits until the deadline only; but
-# a transfer that is given up breaks the process group, and a busy machine may take seconds over it.
+_QUICK_POLL = 0.002  # seconds: the longest pause if there are few ranks
+_PAUSE_OF_RANK = 0.0002  # seconds per rank: all ranks together poll at most 5,000 times a second
+# The least time, in seconds, for a transfer that all ranks have agreed on. The caller only waits
+# until its deadline. But a transfer that is given up breaks the process group, and a busy machine
+# may take seconds for it.
 _LEAST_TRANSFER = 60.0
-_LONGEST_WAIT = datetime.timedelta(days=1)  # of one wait inside torch
+_LONGEST_WAIT = datetime.timedelta(days=1)  # the limit of one wait inside torch
 _NAMED_RANKS = 8
 _NEVER = math.inf
 
 
 def _transfer_device(group: dist.ProcessGroup) -> torch.device:
-    """Where the group's backend wants its tensors: the CPU if it can, else the current device."""
+    """The device for the group's tensors: the CPU if the backend supports it, else the current."""
     config = str(dist.get_backend_config(group))  # "cpu:gloo,cuda:nccl"
     kinds = [part.split(":")[0] for part in config.split(",")]
     if "cpu" in kinds:
@@ -88,32 +89,36 @@ def _end_of(timeout_s: float | None) -> float:
 class TorchCommunicator:
     """This rank's end of a torch.distributed process group.
 
-    Every rank of the group makes the same operations in the same order, from one thread at a time;
-    ranks outside it take no part. Each operation takes `timeout_s` in seconds (None: no limit) and
-    `check`, which is called now and then and ends the waiting by raising, and may raise
+    Every rank of the group makes the same operations in the same order, from one thread at a time.
+    Ranks outside the group take no part. Each operation accepts `timeout_s`, in seconds (None: no
+    limit), and `check`, which is called repeatedly and ends the wait if it raises. It may raise
 
-    * RanksMissingError (a TimeoutError) when a rank did not come in time: the same on every rank,
-      and the group may be used again; or when the store can't be reached;
-    * RanksLostError (a ConnectionError) when a rank was lost in the transfer, which breaks the
-      process group, or when another rank's operation was refused;
-    * CallEndedError (a ConnectionError) when another rank has ended the call;
-    * ValueError for a root or a number of parts that can't be meant.
+    * RanksMissingError (a TimeoutError): a rank did not arrive in time. Every rank raises it, and
+      the group can be used again. Also raised if the store does not answer in time;
+    * RanksLostError (a ConnectionError): a rank was lost in the transfer, which breaks the process
+      group; or another rank's operation was refused; or the store's server is gone;
+    * CallEndedError (a ConnectionError): another rank has ended the call;
+    * ValueError: the root or the number of parts is invalid.
 
-    The first two have `ranks`, the numbers in the group of the missing ranks, as far as they are known.
-    With NCCL bytes travel through tensors on the current device.
+    The first two have `ranks`: the numbers in the group of the missing ranks, if they are known.
+    With NCCL the bytes are sent in tensors on the current device.
     """
 
     def __init__(
         self, group: dist.ProcessGroup | None = None, *, piece_bytes: int = _PIECE_BYTES
     ) -> None:
-        """Joins `group` (None: the default group). Not collective.
+        """Uses `group` (None: the default group). Not collective.
 
-        Raises ValueError when this rank is outside the group, UnsupportedError when a forked process
-        has inherited it. `piece_bytes`: longer messages go in pieces; the same on every rank.
+        Args:
+            piece_bytes: longer messages are split into pieces; the same on every rank.
+
+        Raises:
+            ValueError: this rank is outside the group.
+            UnsupportedError: this process was forked and has inherited the group.
         """
         if group is None:
             group = dist.group.WORLD
-        if not isinstance(group, dist.ProcessGroup):  # torch has a number for "not a member"
+        if not isinstance(group, dist.ProcessGroup):  # torch uses a number for "not a member"
             raise ValueError("this rank is not in the process group")
         self._group = group
         self._device = _transfer_device(group)
@@ -126,14 +131,14 @@ class TorchCommunicator:
     def describe(self) -> str:
         """The name of this kind of communicator, for messages."""
         backend: str = dist.get_backend(self._group)
-        if backend == "undefined":  # one for each kind of device
+        if backend == "undefined":  # there is one for each kind of device
             backend = str(dist.get_backend_config(self._group))
         return f"torch.distributed ({backend})"
 
     def gather(
         self, mine: bytes, root: int, timeout_s: float | None = None, check: Check = None
     ) -> list[bytes]:
-        """At `root`: every rank's bytes, by rank. Elsewhere: an empty list."""
+        """On `root`: every rank's bytes, in the order of ranks. On other ranks: an empty list."""
         result: list[bytes] = self._operate(self._gather, (mine, root), timeout_s, check)
         return result
 
@@ -144,30 +149,30 @@ class TorchCommunicator:
         timeout_s: float | None = None,
         check: Check = None,
     ) -> bytes:
-        """`parts[r]`, given at `root`, goes to rank r. Elsewhere `parts` is not looked at."""
+        """Sends `parts[r]`, given on `root`, to rank r. `parts` is ignored on other ranks."""
         result: bytes = self._operate(self._scatter, (parts, root), timeout_s, check)
         return result
 
     def broadcast(
         self, mine: bytes, root: int, timeout_s: float | None = None, check: Check = None
     ) -> bytes:
-        """The bytes given at `root`. Elsewhere `mine` is not looked at."""
+        """Returns the bytes given on `root`. `mine` is ignored on other ranks."""
         result: bytes = self._operate(self._broadcast, (mine, root), timeout_s, check)
         return result
 
     def all_to_all(
         self, to: Sequence[bytes], timeout_s: float | None = None, check: Check = None
     ) -> list[bytes]:
-        """`to[r]` goes to rank r; the result's [r] came from rank r."""
+        """Sends `to[r]` to rank r; element r of the result came from rank r."""
         result: list[bytes] = self._operate(self._all_to_all, (to,), timeout_s, check)
         return result
 
-    # What agreeing on calls needs (CallPort in tilestone/comm/call_port.h).
+    # Agreeing on calls (CallPort in tilestone/comm/call_port.h).
 
     def post(
         self, notices: dict[int, bytes], timeout_s: float | None = None, check: Check = None
     ) -> None:
-        """The coordinator's answers to other ranks, or a member's notice to the coordinator."""
+        """Posts the coordinator's answers to ranks, or a member's notice to the coordinator."""
 
         def work(task: Task) -> None:
             store = self._shared.store
@@ -188,9 +193,9 @@ class TorchCommunicator:
         timeout_s: float | None = None,
         check: Check = None,
     ) -> list[tuple[int, bytes]]:
-        """What other ranks have posted since the last call; waits for the first for `wait_s`.
+        """What other ranks have posted since the last call; waits up to `wait_s` for the first.
 
-        A request to the store that takes longer than that is waited for, until `timeout_s`.
+        A request to the store that takes longer than `wait_s` is waited for until `timeout_s`.
         """
 
         shared = self._shared
@@ -199,7 +204,7 @@ class TorchCommunicator:
             shared.inbox.extend(self._queued() if self.rank == 0 else self._answers())
             return bool(shared.inbox)
 
-        # They are taken out here: what a caller who was interrupted did not get, comes next time.
+        # Only here is the inbox emptied, so an interrupted caller gets its notices next time.
         waits = _end_of(wait_s)
 
         def work(task: Task) -> None:
@@ -210,24 +215,24 @@ class TorchCommunicator:
         return found
 
     def last_operation(self) -> int:
-        """The number of this rank's last operation or call."""
+        """The number of this rank's last operation, or of its last call."""
         return self._shared.operation
 
     def enter(self, call: int) -> None:
-        """The operations of a call begin; they are numbered on from `call`."""
+        """Begins the operations of a call; their numbers continue from `call`."""
         self._shared.ending = self._shared.ended = None
         self._shared.operation = self._shared.call = call
 
     def leave(self) -> None:
-        """This rank makes no more operations of the call."""
+        """Ends the call: this rank makes no more operations of it."""
         self._shared.call = 0
         self._shared.ended = None
 
     def abort(self, error: bytes) -> None:
-        """Operations of this call end with `error` on every rank."""
+        """Ends the call's operations with `error` on every rank."""
         if self._shared.call == 0 or self._shared.ended is not None:
             return
-        # An operation that this rank has left with its helper sees it, too.
+        # An operation that this rank's helper still runs sees this, too.
         self._shared.ending = error.hex()
 
         def work(task: Task) -> None:
@@ -237,13 +242,14 @@ class TorchCommunicator:
         self._do("ending a call", work, time.monotonic() + LAST_WORDS)
 
     def _queued(self) -> list[tuple[int, bytes]]:
-        """Coordinator: the members' notices, oldest first."""
+        """On the coordinator: the members' notices, oldest first."""
         store, shared = self._shared.store, self._shared
         last = store.add("notices", 0)
         shared.unread += range(shared.announced + 1, last + 1)
         shared.announced = last
-        # Announced and written are two requests, between which a rank may pause, or die. Its notice
-        # is looked for until it comes. Those that it writes later are announced later.
+        # Announcing a notice and writing it are two requests, and a rank may pause or die between
+        # them. An announced notice is looked for until it is there. Notices that the rank writes
+        # later are announced later.
         keys = {number: f"notice/{number}" for number in shared.unread}
         if keys and not store.check(list(keys.values())):
             keys = {number: key for number, key in keys.items() if store.check([key])}
@@ -259,7 +265,7 @@ class TorchCommunicator:
         return found
 
     def _answers(self) -> list[tuple[int, bytes]]:
-        """Member: the coordinator's newest answer, when it is new."""
+        """On a member: the coordinator's newest answer, if it is new."""
         store, shared, key = self._shared.store, self._shared, f"answer/{self.rank}"
         if not store.check([key]):
             return []
@@ -269,7 +275,7 @@ class TorchCommunicator:
         shared.last_answer = answer
         return [(0, answer)]
 
-    # The helper's work.
+    # Work in the helper thread.
 
     def _do(
         self,
@@ -280,13 +286,13 @@ class TorchCommunicator:
         goes_on: bool = False,
     ) -> Any:
         def guarded(task: Task) -> Any:
-            if self._device.type != "cpu":  # the current device is a thread's own
+            if self._device.type != "cpu":  # each thread has its own current device
                 torch.accelerator.set_device_index(self._device.index)
             try:
                 return work(task)
             except (RanksMissingError, RanksLostError, CallEndedError):
                 raise
-            except RuntimeError as error:  # torch's own: the store's server is gone
+            except RuntimeError as error:  # from torch: the store's server is gone
                 raise RanksLostError(
                     f"{name}: the store of the process group can't be reached: {error}", []
                 ) from error
@@ -355,10 +361,10 @@ class TorchCommunicator:
         received = self._exchange("all_to_all", {rank: to[rank] for rank in others}, others, end)
         return [received.get(rank, to[self.rank]) for rank in range(self.size)]
 
-    # Agreeing that all are there.
+    # Agreeing that all ranks have arrived.
 
     def _begin(self, name: str, decider: int, task: Task) -> float:
-        """Returns when all ranks have come; the end of the transfer's time."""
+        """Waits until all ranks have arrived; returns the deadline of the transfer."""
         if self.size > 1:
             if self._shared.ended is not None:
                 raise CallEndedError(
@@ -411,31 +417,32 @@ class TorchCommunicator:
         return f"{self._shared.operation}/verdict"
 
     def _count(self) -> list[str]:
-        """Counts the operation. Returns the keys under which ranks say that they have come."""
+        """Counts the operation; returns the keys under which the ranks record their arrival."""
         self._shared.operation += 1
         return [f"{self._shared.operation}/{rank}" for rank in range(self.size)]
 
     def _end_operation(self, verdict: dict[str, Any]) -> None:
-        """Comes to an operation only to propose a verdict that is not "go".
+        """Takes part in an operation only to propose a verdict that is not "go".
 
-        It is proposed before this rank is there: who decides lets all go on once all are there.
+        The proposal comes before this rank's arrival, because the deciding rank proposes "go" once
+        all ranks have arrived.
         """
         arrivals = self._count()
         self._decide(verdict)
         self._shared.store.set(arrivals[self.rank], "here")
 
     def _decide(self, proposal: dict[str, Any]) -> dict[str, Any]:
-        """The verdict: this proposal, or the one that came before it."""
+        """Returns the verdict: this proposal, or an earlier one."""
         key = self._verdict_key()
         shared = self._shared
         kept = shared.store.compare_set(key, "", json.dumps(proposal))
         verdict: dict[str, Any] = json.loads(kept)
         if verdict["error"]:
             shared.ending = None
-            if shared.call != 0:  # all ranks know; none makes a further operation of it
+            if shared.call != 0:  # all ranks know, and make no more operations of the call
                 shared.ended = verdict["error"]
         if not any(verdict[why] for why in ("missing", "refused", "error")):
-            for old in shared.old_keys:  # all are past earlier operations
+            for old in shared.old_keys:  # all ranks are past the earlier operations
                 shared.store.delete_key(old)
             shared.old_keys.clear()
         shared.old_keys.append(f"{shared.operation}/{self.rank}")
@@ -448,13 +455,16 @@ class TorchCommunicator:
         missing = [rank for rank, key in enumerate(arrivals) if not store.check([key])]
         if missing or self.rank == decider:
             return missing
-        return [decider]  # all have come, and it has not decided
+        return [decider]  # all have arrived, but it has not decided
 
     @staticmethod
     def _poll(
         done: Callable[[], bool], longest: float, task: Task, end: float = math.inf
     ) -> bool:
-        """False when the task's time, or `end`, is over first. `longest`: of a pause, seconds."""
+        """Waits until done() is true; False if the task's time or `end` is over before that.
+
+        `longest`: the longest pause between two calls of done(), in seconds.
+        """
         pause = _SHORTEST_POLL
         while not done():
             left = min(task.end, end) - time.monotonic()
@@ -464,12 +474,12 @@ class TorchCommunicator:
             pause = min(pause * 1.5, longest)
         return True
 
-    # Moving the bytes. All ranks are known to be there.
+    # The transfer. All ranks are known to have arrived.
 
     def _exchange(
         self, name: str, outgoing: dict[int, bytes], incoming: Iterable[int], end: float
     ) -> dict[int, bytes]:
-        """Sends to some ranks and receives from others: first all sizes, then all payloads."""
+        """Sends to some ranks and receives from others: first all sizes, then all data."""
         sizes = {rank: self._number(0) for rank in incoming}
         self._move(
             name,
@@ -508,7 +518,7 @@ class TorchCommunicator:
             works = dist.batch_isend_irecv(moves)
         except RuntimeError as error:
             raise self._lost(name, [], error) from error
-        # gloo gives a work for each move, NCCL one for all.
+        # gloo returns one work for each move, NCCL one for all moves.
         waiting = peers if len(works) == len(peers) else [-1] * len(works)
         for peer, work in zip(waiting, works, strict=True):
             self._wait(name, [peer] if peer >= 0 else [], work, end)
@@ -547,7 +557,7 @@ class TorchCommunicator:
         return torch.tensor([value], dtype=torch.int64, device=self._device)
 
     def _view(self, buffer: bytearray, begin: int) -> torch.Tensor:
-        """A piece of the buffer as a tensor; `begin` lies inside it."""
+        """The piece of the buffer that starts at `begin`, as a tensor; `begin` < len(buffer)."""
         count = min(self._piece_bytes, len(buffer) - begin)
         return torch.frombuffer(buffer, dtype=torch.uint8, count=count, offset=begin)
 
@@ -559,8 +569,8 @@ class TorchCommunicator:
         if landed.data_ptr() != piece.data_ptr():
             piece.copy_(landed)
 
-    # Arguments. A call that is refused counts here too, as it does on the other ranks, which get
-    # an error.
+    # Checks of arguments. A refused operation still counts, because it counts on the other ranks,
+    # which get an error.
 
     def _check_root(self, name: str, root: int) -> None:
         if not 0 <= root < self.size:

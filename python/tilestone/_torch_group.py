@@ -1,4 +1,4 @@
-"""What all communicators over one torch.distributed process group have in common."""
+"""The state that all communicators over one torch.distributed process group share."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tilestone._helper_thread import Helper
 
 
 class Shared:
-    """What all communicators over one process group have in common."""
+    """The state that all communicators over one process group share."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.process = os.getpid()
         self._store: Any = None
         self._helper: Helper | None = None
-        self.operation = 0  # number of the last one, or of the call
-        self.call = 0  # number of the call under way
+        self.operation = 0  # number of the last operation, or of the call
+        self.call = 0  # number of the current call
         self.ending: str | None = None  # the error, in hex, with which this rank ends the call
         self.ended: str | None = None  # the error, in hex, with which any rank has ended the call
-        self.old_keys: list[str] = []  # this rank deletes them
+        self.old_keys: list[str] = []  # keys that this rank must delete
         self.moving_with: list[int] = []  # the ranks that a transfer waits for
         self.memory = _core.CallMemory()
-        self.inbox: list[tuple[int, bytes]] = []  # notices that came
+        self.inbox: list[tuple[int, bytes]] = []  # received notices
         self.announced = 0  # coordinator: the number of the newest notice that it knows of
-        self.unread: list[int] = []  # coordinator: the numbers of those that it has not got
+        self.unread: list[int] = []  # coordinator: the numbers of notices not received yet
         self.last_answer = b""  # member
 
     @property
@@ -43,9 +43,9 @@ class Shared:
 
     @property
     def store(self) -> Any:
-        """For the helper alone: connecting can block."""
+        """Only for the helper thread, because connecting can block."""
         if self._store is None:
-            # A clone has its own connection: waiting here holds up nobody else in the process.
+            # A clone has its own connection, so waiting here blocks nothing else in the process.
             default: Any = _get_default_store()
             self._store = PrefixStore(f"tilestone/{self._name}", default.clone())
         return self._store
@@ -56,7 +56,11 @@ _shared_lock = _forked.Lock()
 
 
 def shared_by(group: dist.ProcessGroup) -> Shared:
-    """The one of `group`; UnsupportedError in a process that has inherited the group by fork."""
+    """The shared state of `group`.
+
+    Raises:
+        UnsupportedError: this process inherited the group through a fork.
+    """
     with _shared_lock:
         shared = _shared.get(group) or _shared.setdefault(group, Shared(group.group_name))
     _forked.check(group, shared.process)

@@ -1,4 +1,4 @@
-"""Saves without a communicator that are no checkpoint yet: looking at them, and ending them."""
+"""Lists, publishes and abandons unpublished saves, which are made without a communicator."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from tilestone import _core, _options
 
 
 def unpublished(path: str | os.PathLike[str], *, watch: float = 0) -> list[_core.UnpublishedSave]:
-    """The saves with coordination="files" that have written to a location and are no checkpoint.
+    """The unpublished saves with coordination="files" at a location.
 
-    Nothing is changed. As text, each says what is missing and what can be done.
+    Nothing is changed. str() of each says what is missing and what can be done.
 
     Args:
-        path: the directory that was saved to.
-        watch: seconds, 0 or more: for how long it is looked whether their ranks still work. A rank
-            that works shows it every five seconds; a minute in which nothing changes says that none
-            does. Without it `UnpublishedSave.alive` is None.
+        path: the directory of the saves.
+        watch: for how many seconds, 0 or more, to watch whether their ranks are still working. A
+            working rank changes a file every five seconds; if nothing changes for a minute, no rank
+            is working. With 0, `UnpublishedSave.alive` is None.
 
     Returns:
-        Each with its save_id, world_size, format, dialect, missing_count and missing (ranks that
-        have not written; the lowest 16), failure (an error that a rank has left, or ""), complete,
-        abandoned, and alive; by save_id. None where there is no directory.
+        The saves in the order of their save_id, each with save_id, world_size, format, dialect,
+        missing_count and missing (ranks that have not written; the lowest 16), failure (an error
+        that a rank recorded, or ""), complete, abandoned and alive. A save with damaged files is
+        listed too; its str() says what is damaged. Empty if there is no directory.
 
     Raises:
-        CorruptError: a file of such a save is damaged.
-        InvalidArgumentError: `watch` is no number of seconds.
+        InvalidArgumentError: `watch` is not a number of seconds.
+        StorageError: a file could not be read.
     """
     return _core.unpublished(_options.directory(path), _options.seconds("watch", watch))
 
@@ -37,34 +38,34 @@ def publish(
     timeout: float | None = _core.DEFAULT_TIMEOUT,
     threads: int = 0,
 ) -> str:
-    """Publishes a save with coordination="files" of which all ranks have written.
+    """Publishes a save with coordination="files" to which all ranks have written.
 
-    The last rank to write does this; here is the same for a save whose publisher has died. Any
-    program may, and several at a time: the checkpoint is the same, byte for byte.
+    Normally the last rank to write does this. Use this function if the publisher has died. Any
+    program may call it, also several at the same time: the checkpoint is the same, byte for byte.
 
     A rank-local checkpoint (torch_rank_local, or torch's use_collectives=False) becomes an ordinary
-    one: `.metadata` names each replica once, data files stay as they are, and the ranks' metadata
-    files go. What torch has saved so is read once for that, must not be saved to meanwhile, and
-    gets a new save id. Replicas that differ are a MismatchError with their key, and a rank or file
-    that is missing or damaged is a CorruptError: the directory then stays as it was.
+    one: `.metadata` names each replica once, the data files do not change, and the ranks' metadata
+    files are removed. If torch saved it, its data is read once and it gets a new save id; nothing
+    may save to the directory meanwhile. Replicas that differ raise MismatchError with their key,
+    and a missing or damaged rank or file raises CorruptError; the directory is then not changed.
 
     Args:
-        path: the directory that was saved to.
-        save_id: which save, where several are unpublished there.
+        path: the directory of the save.
+        save_id: which save to publish; needed if several are unpublished there.
         timeout: seconds, more than 0; None for no limit.
-        threads: that work; 0: as many as the machine has, at most 8.
+        threads: number of threads; 0: as many as the machine has, at most 8.
 
     Returns:
         The save id.
 
     Raises:
-        NotFoundError: no save is unpublished there, or not this one.
-        InvalidArgumentError: there are several, and save_id is None; a number out of range.
-        RankFailedError: ranks have not written, whom the error names; or it was abandoned.
-        AlreadyExistsError: another checkpoint stands there.
+        NotFoundError: there is no unpublished save, or not this one.
+        InvalidArgumentError: there are several and save_id is None, or a number is out of range.
+        RankFailedError: the ranks named in the error have not written, or the save was abandoned.
+        AlreadyExistsError: there is another checkpoint.
         MismatchError, CoverageError: the ranks' states contradict each other.
-        CorruptError, UnsupportedError: of a rank-local checkpoint: it is damaged, or has compressed
-            items.
+        CorruptError, UnsupportedError: for a rank-local checkpoint: it is damaged, or has
+            compressed items.
         StorageError, TimeoutError: it could not be written.
     """
     chosen = "" if save_id is None else _options.word("save_id", save_id)
@@ -79,25 +80,26 @@ def publish(
 def abandon(
     path: str | os.PathLike[str], save_id: str | None = None, *, period: float = 60
 ) -> str:
-    """Ends a save with coordination="files" that nobody will complete, so that `gc` can remove it.
+    """Ends a save with coordination="files" that no rank will complete, so that `gc` can remove it.
 
-    It is watched for a period first, and left alone if anything of it changes. Once this returns
-    the save can never be published; a rank of it that still lives fails.
+    The save is first watched for a period, and nothing is done if any of its files changes. After
+    this returns, the save can never be published, and a rank of it that is still running fails.
 
     Args:
-        path: the directory that was saved to.
-        save_id: which save, where several are unpublished there.
-        period: seconds for which nothing of it must change. Less than the minute that is the
-            default is safe only where all its ranks are known to be dead.
+        path: the directory of the save.
+        save_id: which save to end; needed if several are unpublished there.
+        period: seconds during which none of its files may change. Less than the default of one
+            minute is only safe if all its ranks are known to be dead.
 
     Returns:
         The save id.
 
     Raises:
-        NotFoundError: no save is unpublished there, or not this one.
-        InvalidArgumentError: there are several, and save_id is None; `period` is no such number.
-        AlreadyExistsError: a rank of it works, or it is being published.
-        UnsupportedError: all its ranks have written: `publish` it.
+        NotFoundError: there is no unpublished save, or not this one.
+        InvalidArgumentError: there are several and save_id is None, or `period` is not a number of
+            seconds.
+        AlreadyExistsError: one of its ranks is working, or it is being published.
+        UnsupportedError: all its ranks have written and it can be published: use `publish`.
     """
     chosen = "" if save_id is None else _options.word("save_id", save_id)
     return _core.abandon(_options.directory(path), chosen, _options.seconds("period", period))

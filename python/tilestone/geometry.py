@@ -1,9 +1,9 @@
-"""Boxes of tensors, and what ranks hold by meshes and placements.
+"""Boxes of tensors, and the boxes that ranks hold according to meshes and placements.
 
     from tilestone.geometry import Mesh, Replicate, Shard, held_boxes
 
 Offsets and shapes are in elements. The functions are pure: they need no ranks, no files and no
-torch. `Mesh` and the placements mean what torch's of the same names mean.
+torch. `Mesh` and the placements mean the same as torch's classes of these names.
 """
 
 from tilestone._core import (

@@ -4,14 +4,14 @@
 Mounts real file systems (ext4, XFS and Btrfs in small image files in memory, tmpfs, overlayfs,
 FUSE by bindfs) below a temporary directory, and on each of them, or those named:
 
-- runs the storage conformance suite (STORAGE_TEST takes TEST_TMPDIR for its directory);
-- saves, overwrites, kills and judges (KILLS with KILL_SAVER);
-- where the file system can be shut down as by a power loss (ext4, XFS): saves, replaces a
-  directory, shuts down without flushing the journal, mounts again and judges (POWER_LOSS).
+- runs the storage conformance suite (STORAGE_TEST uses TEST_TMPDIR as its directory);
+- saves, overwrites, kills and checks the result (KILLS with KILL_SAVER);
+- if the file system can be shut down as by a power loss (ext4, XFS): saves, replaces a directory,
+  shuts down without flushing the journal, mounts again and checks the result (POWER_LOSS).
 
-Prints what was mounted, what was not, and why. A file system that the kernel has and that can't be
-mounted is a failure; one that the kernel lacks is not. Where nothing may be mounted at all, which
-needs root, the exit code is 77: not run.
+Prints what was mounted, what was not, and why. It is a failure if a file system that the kernel
+supports can't be mounted, but not if the kernel lacks it. If nothing can be mounted at all, because
+that needs root, the exit code is 77, which means not run.
 """
 
 import array
@@ -35,15 +35,15 @@ NOT_RUN = 77
 
 
 class NotHere(Exception):
-    """The machine lacks what a file system needs; the text says what."""
+    """The machine lacks something that a file system needs. The text names it."""
 
 
 class Failed(Exception):
-    """Something that must work did not; the text is what it said."""
+    """A command that must work has failed. The text is its output."""
 
 
 def run(*command, **options):
-    """Runs a command, which must succeed; what it printed is returned."""
+    """Runs a command and returns its output. Raises Failed if it fails."""
     done = subprocess.run(
         [str(word) for word in command],
         stdout=subprocess.PIPE,
@@ -74,7 +74,7 @@ def need_kernel(name):
 
 
 def unmount(directory):
-    for _ in range(20):  # a process that was killed may still be going
+    for _ in range(20):  # a killed process may still be ending
         done = subprocess.run(["umount", directory], check=False, stderr=subprocess.DEVNULL)
         if done.returncode == 0:
             return
@@ -84,7 +84,7 @@ def unmount(directory):
 
 @contextlib.contextmanager
 def image(work, kind, *make):
-    """A file system in a file. Gives the function that mounts it again after a shutdown."""
+    """Mounts a file system in a file. Yields the function that mounts it again after a shutdown."""
     need_kernel(kind)
     need_tool(make[0])
     if not pathlib.Path("/dev/loop-control").exists():
@@ -167,16 +167,16 @@ FILE_SYSTEMS = {
 def conformance(program, directory):
     cases = ":".join(f"Storages/StorageConformance.*/{case}" for case in CASES)
     environment = {**os.environ, "TEST_TMPDIR": str(directory)}
-    told = run(program, f"--gtest_filter={cases}:Storage.SaysWhatItCan", env=environment)
-    can = [line for line in told.splitlines() if line.startswith("can: ")]
-    passed = [line for line in told.splitlines() if "PASSED" in line]
+    output = run(program, f"--gtest_filter={cases}:Storage.SaysWhatItCan", env=environment)
+    can = [line for line in output.splitlines() if line.startswith("can: ")]
+    passed = [line for line in output.splitlines() if "PASSED" in line]
     if len(can) != 1 or len(passed) != 1:
-        raise Failed(f"{program} ran no tests:\n{told[-4000:]}")
+        raise Failed(f"{program} ran no tests:\n{output[-4000:]}")
     return f"{passed[0].split(']')[1].strip()} {can[0]}"
 
 
 def shut_down(directory):
-    """As a power loss; False where the file system can't be told to."""
+    """Shuts the file system down as a power loss does. False if it does not support that."""
     root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.ioctl(root, SHUT_DOWN, array.array("I", [WITHOUT_FLUSHING]))
@@ -202,8 +202,8 @@ def try_one(name, work, programs):
     storage_test, kills, kill_saver, loss = programs
     with FILE_SYSTEMS[name](work) as (directory, mount_again):
         print(f"{name}: mounted; {conformance(storage_test, directory)}", flush=True)
-        told = run(kills, kill_saver, directory / "kills", KILL_ROUNDS, "1").splitlines()
-        print(f"{name}: {told[-1]}", flush=True)
+        output = run(kills, kill_saver, directory / "kills", KILL_ROUNDS, "1").splitlines()
+        print(f"{name}: {output[-1]}", flush=True)
         print(f"{name}: {power_loss(loss, directory, mount_again)}", flush=True)
 
 
@@ -212,15 +212,15 @@ def main(arguments):
         print(__doc__, file=sys.stderr)
         return 2
     programs = [pathlib.Path(name).resolve() for name in arguments[1:5]]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what is mounted goes then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is unmounted
     failures = 0
     with contextlib.ExitStack() as stack:
         temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="tilestone-"))
         try:
-            # Images in memory, so that nobody waits for the machine's own disk.
+            # The images are in memory, so that tests don't wait for the machine's disk.
             memory, _ = stack.enter_context(tmpfs(pathlib.Path(temporary), "1500m"))
         except Failed as error:
-            print(f"nothing may be mounted here, so nothing was tried: {error}")
+            print(f"nothing can be mounted here, so nothing was tested: {error}")
             return NOT_RUN
         for name in arguments[5:] or FILE_SYSTEMS:
             begun = time.monotonic()

@@ -1,6 +1,7 @@
-// power_loss save DIR: does, in DIR, all that is durable when its call has returned.
-// power_loss judge DIR: after the file system was shut down and mounted again, finds all of it, and
-// not what was never synced: else the shutdown has shown nothing.
+// power_loss save DIR: performs in DIR all operations that must be durable once the call returns.
+// power_loss judge DIR: run after the file system was shut down and mounted again. Checks that all
+// of these changes exist, and that data that was never synced does not: otherwise the shutdown has
+// not lost anything, and the test proves nothing.
 #include <cstdio>
 #include <filesystem>
 #include <stdexcept>
@@ -62,16 +63,16 @@ void judge(const std::string& root) {
     return std::string(as_text(read_file(*storage, name, 100)));
   };
   expect(whole_generation(root + "/checkpoint") == kGeneration, "the last checkpoint is gone");
-  expect(text("published") == "new", "what was published is not there");
+  expect(text("published") == "new", "the published file is missing");
   const bool exchanged = storage->can(StorageCapability::kExchange);
   expect(text("exchanged/f") == (exchanged ? "new" : "old"), "the exchange was lost");
   expect(text(".exchanged.new/f") == (exchanged ? "old" : "new"), "half of the exchange was lost");
-  expect(text("renamed/f") == "new", "the renamed directory is not there");
-  expect(!storage->stat("renamed.new"), "the renamed directory is there by its old name too");
-  expect(!storage->stat("removed"), "the removed directory is there again");
-  expect(storage->stat("made/child").has_value(), "the root of a child is gone");
+  expect(text("renamed/f") == "new", "the renamed directory is missing");
+  expect(!storage->stat("renamed.new"), "the renamed directory still has its old name too");
+  expect(!storage->stat("removed"), "the removed directory exists again");
+  expect(storage->stat("made/child").has_value(), "the root of a child storage is missing");
   const auto unsynced = storage->stat("unsynced");
-  expect(!unsynced || unsynced->size == 0, "nothing was lost at all");
+  expect(!unsynced || unsynced->size == 0, "nothing was lost: unsynced data survived");
 }
 
 }  // namespace
@@ -84,7 +85,7 @@ int main(int argc, char** argv) {
       tilestone::kills::save_all(argv[2]);
     } else if (what == "judge") {
       tilestone::kills::judge(argv[2]);
-      std::puts("after a power loss all that was acknowledged is there");
+      std::puts("after a power loss all acknowledged changes exist");
     } else {
       std::fprintf(stderr, "usage: power_loss save|judge DIR\n");
       return 2;

@@ -29,7 +29,7 @@ void expect_numbers(const Checkpoint& checkpoint, const std::string& key, int64_
                            std::to_string(generation));
 }
 
-// Lines that are in the file, whole, once tell() returns.
+// A log file. Once write() returns, its whole line is in the file.
 class Log {
  public:
   explicit Log(const std::string& name)
@@ -39,10 +39,10 @@ class Log {
   ~Log() { ::close(file_); }
   Log(const Log&) = delete;
   Log& operator=(const Log&) = delete;
-  void tell(const std::string& what) const {
+  void write(const std::string& what) const {
     const std::string line = what + "\n";
     if (::write(file_, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
-      throw std::runtime_error("can't write a log");
+      throw std::runtime_error("can't write the log");
     }
   }
 
@@ -91,19 +91,19 @@ void save_and_expect_no_leftovers(const std::string& location, int64_t generatio
   options.overwrite = true;
   const std::string id = save(state_of(solo(), generation), location, options).save_id;
   if (whole_generation(location) != generation) {
-    throw std::runtime_error(location + ": a later save is not found");
+    throw std::runtime_error(location + ": the later save is not found");
   }
   for (const std::string& name : posix_storage(location)->list()) {
     const bool fixed = name == ".metadata" || name == ".tilestone/lock";
     if (!fixed && name.find(id) == std::string::npos) {
-      throw std::runtime_error(location + ": " + name + " is left over");
+      throw std::runtime_error(location + ": " + name + " is a leftover");
     }
   }
 }
 
 void save_for_ever(const Communicator& comm, const Places& places, int64_t first, double timeout) {
   const Log log(places.log(comm.rank()));
-  log.tell("pid " + std::to_string(::getpid()));
+  log.write("pid " + std::to_string(::getpid()));
   SaveOptions options;
   options.comm = comm;
   options.overwrite = true;
@@ -113,13 +113,13 @@ void save_for_ever(const Communicator& comm, const Places& places, int64_t first
   try {
     for (int64_t generation = first;; ++generation) {
       const StateDict state = state_of(comm, generation);
-      log.tell("begin " + std::to_string(generation));
+      log.write("begin " + std::to_string(generation));
       save(state, places.location(generation), options);
-      log.tell("done " + std::to_string(generation));
+      log.write("done " + std::to_string(generation));
       if (comm.is_coordinator()) std::filesystem::remove_all(places.step(generation - 3));
     }
   } catch (const std::exception& error) {
-    log.tell("failed " + one_line(error.what()));
+    log.write("failed " + one_line(error.what()));
   }
 }
 

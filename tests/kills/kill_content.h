@@ -1,4 +1,4 @@
-// What the processes that are killed save, and what the judge expects to find.
+// The state that the killed processes save, and the checks of the remaining checkpoints.
 #pragma once
 
 #include <cstdint>
@@ -9,36 +9,36 @@
 
 namespace tilestone::kills {
 
-// A working folder: where the saves go and what the ranks tell.
+// A working folder with the checkpoints and the ranks' logs.
 struct Places {
   std::filesystem::path root;
-  // Overwritten by every even generation.
+  // The location that every even generation overwrites.
   std::string latest() const { return (root / "latest").string(); }
-  // Each odd generation has a location of its own.
+  // The own location of an odd generation.
   std::string step(int64_t generation) const {
     return (root / "steps" / std::to_string(generation)).string();
   }
   std::string log(int rank) const { return (root / ("log." + std::to_string(rank))).string(); }
-  // Where a generation goes.
+  // The location of a generation.
   std::string location(int64_t generation) const {
     return generation % 2 == 0 ? latest() : step(generation);
   }
 };
 
-// Rows "w" of all ranks, a replicated tensor "p" and "step"; every element tells its generation
-// and place.
+// A tensor "w" sharded by rows, a replicated tensor "p", and "step". Every element is determined by
+// its generation and position.
 StateDict state_of(const Communicator& comm, int64_t generation);
 
-// The generation that the location holds, -1: no checkpoint. Throws std::runtime_error unless the
-// checkpoint is whole, undamaged and of one generation, bit for bit.
+// The generation at the location; -1 if there is no checkpoint. Throws std::runtime_error unless
+// the checkpoint is whole, undamaged and of one generation, bit for bit.
 int64_t whole_generation(const std::string& location);
 
-// Saves, by one rank over whatever is there, and throws unless the location then holds this
-// checkpoint and no file of any other.
+// Saves a generation by one rank, overwriting anything at the location. Throws unless the location
+// then holds this checkpoint and no file of another one.
 void save_and_expect_no_leftovers(const std::string& location, int64_t generation);
 
-// Saves generations from `first` on until it is killed or a save fails; tells in places.log(rank),
-// a line each: "pid N", "begin G", "done G", "failed TEXT".
+// Saves generations from `first` on until it is killed or a save fails. Logs to places.log(rank),
+// one line each: "pid N", "begin G", "done G", "failed TEXT".
 void save_for_ever(const Communicator& comm, const Places& places, int64_t first, double timeout);
 
 }  // namespace tilestone::kills

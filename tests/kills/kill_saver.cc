@@ -1,4 +1,4 @@
-// kill_saver threads|mpi DIR FIRST TIMEOUT: saves until it is killed; see save_for_ever.
+// kill_saver threads|mpi DIR FIRST TIMEOUT: saves until it is killed; see save_for_ever().
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -11,7 +11,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: kill_saver threads|mpi DIR FIRST TIMEOUT\n");
     return 2;
   }
-  set_log_level(LogLevel::kOff);  // what the judge needs is in the logs
+  set_log_level(LogLevel::kOff);  // the judge reads only the logs of Places
   const kills::Places places{argv[2]};
   const int64_t first = std::atoll(argv[3]);
   const double timeout = std::atof(argv[4]);

@@ -1,10 +1,10 @@
 // kills SAVER DIR ROUNDS SEED [MPIRUN]: starts the saver, kills it with SIGKILL at a random moment
-// of its saves, and judges what is left; ROUNDS times. Without MPIRUN the saver is one process of
-// three ranks. With it, it is a job of three processes of which one is killed: the others must end
-// with an error that names it.
+// of its saves, and checks the result. Repeats this ROUNDS times. Without MPIRUN the saver is one
+// process of three ranks. With MPIRUN it is a job of three processes, one of which is killed; the
+// others must end with an error that names the killed one.
 //
-// After a kill each location must hold, whole, the last generation that was acknowledged or the
-// one that was under way, and a later save must succeed and leave no leftovers.
+// After a kill each location must hold a whole checkpoint, of the last acknowledged generation or
+// of the one that was being saved. A later save must succeed and leave no leftovers.
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
@@ -30,31 +30,31 @@ namespace tilestone::kills {
 namespace {
 
 constexpr int kRanks = 3;
-constexpr double kTimeout = 5;  // seconds, of each save of an MPI job
+constexpr double kTimeout = 5;  // seconds, for each save of an MPI job
 
-// The lines that a rank told, and what they say.
-struct Told {
+// The lines that a rank logged, and their content.
+struct RankLog {
   pid_t pid = 0;
   int64_t begun = -1;
   int64_t done = -1;
   std::string failure;
 };
 
-Told read_log(const std::string& name) {
+RankLog read_log(const std::string& name) {
   std::ifstream file(name);
   std::stringstream all;
   all << file.rdbuf();
   std::string text = all.str();
   text.resize(text.rfind('\n') + 1);  // npos + 1 is 0: no whole line
   std::stringstream lines(text);
-  Told told;
+  RankLog log;
   for (std::string word; lines >> word;) {
-    if (word == "pid") lines >> told.pid;
-    if (word == "begin") lines >> told.begun;
-    if (word == "done") lines >> told.done;
-    if (word == "failed") std::getline(lines, told.failure);
+    if (word == "pid") lines >> log.pid;
+    if (word == "begin") lines >> log.begun;
+    if (word == "done") lines >> log.done;
+    if (word == "failed") std::getline(lines, log.failure);
   }
-  return told;
+  return log;
 }
 
 pid_t start(std::vector<std::string> arguments) {
@@ -74,10 +74,10 @@ void wait_until(const char* what, const Condition& condition) {
     if (condition()) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  throw std::runtime_error(std::string("waited for a minute: ") + what);
+  throw std::runtime_error(std::string("gave up after a minute: ") + what);
 }
 
-// What was found over all rounds.
+// The results of all rounds.
 struct Counts {
   int acknowledged = 0;
   int under_way = 0;
@@ -125,44 +125,46 @@ class Judge {
     return words;
   }
 
-  // Kills in the middle of some save, the first one included.
+  // Kills the job during one of its saves, which may be the first one.
   void strike(pid_t job) {
-    wait_until("no rank begins",
-               [&] { return told(0).begun >= 0 && told(1).begun >= 0 && told(2).begun >= 0; });
+    wait_until("no rank begins a save", [&] {
+      return log_of(0).begun >= 0 && log_of(1).begun >= 0 && log_of(2).begun >= 0;
+    });
     std::this_thread::sleep_for(std::chrono::microseconds(random_() % 120000));
     if (mpirun_.empty()) {
       ::kill(job, SIGKILL);
       return;
     }
     const int victim = static_cast<int>(random_() % kRanks);
-    ::kill(told(victim).pid, SIGKILL);
+    ::kill(log_of(victim).pid, SIGKILL);
     for (int rank = 0; rank < kRanks; ++rank) {
       if (rank == victim) continue;
-      wait_until("a survivor does not end", [&] { return !told(rank).failure.empty(); });
+      wait_until("a surviving rank does not end", [&] { return !log_of(rank).failure.empty(); });
       const std::string name = "rank " + std::to_string(victim);
-      if (told(rank).failure.find(name) == std::string::npos) {
+      if (log_of(rank).failure.find(name) == std::string::npos) {
         throw std::runtime_error("rank " + std::to_string(rank) + " does not name " + name + ":" +
-                                 told(rank).failure);
+                                 log_of(rank).failure);
       }
       ++counts_.survivors;
     }
   }
 
   static void end(pid_t job) {
-    ::kill(job, SIGTERM);  // mpirun ends what is left of its job
+    ::kill(job, SIGTERM);  // mpirun ends the rest of its job
     int status = 0;
     ::waitpid(job, &status, 0);
   }
 
-  Told told(int rank) const { return read_log(places_.log(rank)); }
+  RankLog log_of(int rank) const { return read_log(places_.log(rank)); }
 
   void judge() {
     int64_t begun = -1;
     std::map<std::string, int64_t> done = standing_;  // by location
     for (int rank = 0; rank < kRanks; ++rank) {
-      const Told log = told(rank);
+      const RankLog log = log_of(rank);
       begun = std::max(begun, log.begun);
-      // What one rank was told stands; so does the generation before, at its other location.
+      // A generation that one rank saw acknowledged must exist. So must the previous generation,
+      // which has another location.
       for (int64_t g : {log.done - 1, log.done}) {
         if (g < next_) continue;
         int64_t& known = done.try_emplace(places_.location(g), -1).first->second;
@@ -182,8 +184,8 @@ class Judge {
     const bool under_way = found == begun && places_.location(begun) == location;
     if (found != acknowledged && !under_way) {
       throw std::runtime_error(location + " holds generation " + std::to_string(found) +
-                               ", acknowledged was " + std::to_string(acknowledged) +
-                               ", under way " + std::to_string(begun));
+                               ", but generation " + std::to_string(acknowledged) +
+                               " was acknowledged and " + std::to_string(begun) + " was begun");
     }
     if (places_.location(begun) == location) {
       ++(found == acknowledged ? counts_.acknowledged : counts_.under_way);
@@ -195,7 +197,7 @@ class Judge {
   const Places places_;
   const std::string mpirun_;
   std::mt19937_64 random_;
-  std::map<std::string, int64_t> standing_;  // what stands before the round, by location
+  std::map<std::string, int64_t> standing_;  // generations before the round, by location
   int64_t next_ = 0;                         // generation
   Counts counts_;
 };
@@ -216,7 +218,7 @@ int main(int argc, char** argv) {
     for (; round < std::stoi(argv[3]); ++round) judge.round();
     const Counts& counts = judge.counts();
     std::printf(
-        "%d kills: %d found what was acknowledged before, %d what was under way; %d "
+        "%d kills: %d found the acknowledged generation, %d the one being saved; %d "
         "surviving ranks named the killed one\n",
         round, counts.acknowledged, counts.under_way, counts.survivors);
     return 0;

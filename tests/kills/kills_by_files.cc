@@ -1,13 +1,13 @@
-// Processes that save without a communicator, and are killed or stopped at a random moment:
+// Kills or stops processes that save without a communicator, at a random moment:
 //
 //   kills_by_files DIR ROUNDS SEED
 //   kills_by_files rank DIR RANK TOKEN FIRST    one of the processes
 //
-// In each round three ranks save to a fresh location, in PyTorch's dialect and in Megatron-Core's
-// by turns, and some are killed with SIGKILL, or stopped. Then there is no checkpoint or the whole
-// one. Each that was struck is started once more under the same token; a stopped one goes on once
-// the checkpoint stands, beside its twin. All must end well, and the checkpoint be whole, before
-// and after gc.
+// In each round three ranks save to a new location, alternately in PyTorch's dialect and in
+// Megatron-Core's. Some are killed with SIGKILL or stopped. Then there must be no checkpoint or a
+// whole one. Each killed or stopped rank is started again with the same token. A stopped process
+// continues once the checkpoint exists, in addition to its second process. All processes must
+// succeed, and the checkpoint must be whole before and after gc.
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -32,7 +32,7 @@ namespace {
 
 constexpr int kRanks = 3;
 constexpr int kTensors = 12;
-constexpr int64_t kElements = 8192;  // of a rank's part of a tensor
+constexpr int64_t kElements = 8192;  // per rank and tensor
 
 float value_of(int64_t first, int tensor, int64_t element) {
   return static_cast<float>((first * 31 + tensor * 7 + element) % 100003);
@@ -69,7 +69,7 @@ int save_rank(const std::string& path, int rank, const std::string& token, int64
   }
 }
 
-// Whether a checkpoint stands there; throws where it is not this one, whole.
+// Whether there is a checkpoint. Throws unless it is whole and the one saved from `first`.
 bool is_whole(const std::string& path, int64_t first) {
   const bool switched =
       std::filesystem::exists(path + (in_megatron(first) ? "/metadata.json" : "/.metadata"));
@@ -90,7 +90,7 @@ bool is_whole(const std::string& path, int64_t first) {
     for (int64_t i = 0; i < kRanks * kElements; ++i) {
       float value = 0;
       std::memcpy(&value, found.data + static_cast<size_t>(i) * sizeof value, sizeof value);
-      if (value != value_of(first, t, i)) throw std::runtime_error("a wrong element");
+      if (value != value_of(first, t, i)) throw std::runtime_error("an element is wrong");
     }
   }
   return true;
@@ -110,7 +110,7 @@ class Round {
     std::filesystem::remove_all(path_);
   }
 
-  // Whether a checkpoint stood already when ranks were struck.
+  // Runs the round. Returns whether a checkpoint already existed when ranks were killed or stopped.
   bool run() {
     std::vector<pid_t> ranks;
     for (int rank = 0; rank < kRanks; ++rank) ranks.push_back(start(rank));
@@ -137,7 +137,8 @@ class Round {
     for (const pid_t pid : stopped) end(pid, false);
     remove_leftovers(path_);
     if (!is_whole(path_, first_)) throw std::runtime_error("no checkpoint after gc");
-    if (!find_unpublished(path_).empty()) throw std::runtime_error("something is unpublished");
+    if (!find_unpublished(path_).empty())
+      throw std::runtime_error("files of an unpublished save remain after gc");
     return stood;
   }
 
@@ -192,8 +193,10 @@ int main(int argc, char** argv) {
       stood += Round(std::string(argv[1]) + "/" + std::to_string(round), round + 1, random, strikes)
                    .run();
     }
-    std::printf("%d kills: of ranks that save by files, in %lld rounds; in %d a checkpoint stood\n",
-                strikes, static_cast<long long>(round), stood);
+    std::printf(
+        "%d kills: of ranks that save by files, in %lld rounds; in %d of them a checkpoint "
+        "existed\n",
+        strikes, static_cast<long long>(round), stood);
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "round %lld, seed %s: %s\n", static_cast<long long>(round), argv[3],

@@ -22,7 +22,7 @@ constexpr size_t kHugePage = size_t{2} << 20;  // bytes
 // The buffers of one process.
 struct Buffers {
   Buffers(size_t bytes, size_t most) : buffer_bytes(bytes), limit(most) {
-    // So that giving a buffer back never allocates, and can't throw in a destructor.
+    // Giving a buffer back must not allocate, because it must not throw in a destructor.
     free.reserve(limit);
   }
   ~Buffers() {
@@ -32,13 +32,13 @@ struct Buffers {
   Buffers& operator=(const Buffers&) = delete;
 
   const size_t buffer_bytes;
-  const size_t limit;  // buffers
+  const size_t limit;  // most buffers
   std::mutex mutex;
   std::condition_variable given_back;
   std::vector<std::byte*> free;
-  size_t allocated = 0;  // buffers, free or on loan; never shrinks
+  size_t allocated = 0;  // buffers, free or lent
 
-  // A free buffer, or nullptr with `reserved` true where the caller may allocate one more.
+  // Returns a free buffer, or null. `reserved` is set to true if the caller must allocate one more.
   std::byte* take(bool& reserved) {
     reserved = false;
     if (!free.empty()) {
@@ -53,8 +53,9 @@ struct Buffers {
     return nullptr;
   }
 
-  // Outside the lock. The first write to each page is what makes fresh memory slow; huge pages
-  // make that a few hundred times rarer, where the system gives them.
+  // Called without the lock, after take() has set `reserved`. Fresh memory is slow because of the
+  // page fault at the first write to each page. Huge pages, if the system provides them, make page
+  // faults 512 times rarer.
   std::byte* allocate() {
     const bool huge = buffer_bytes >= kHugePage;
     void* memory = nullptr;
@@ -73,7 +74,7 @@ struct Buffers {
 
 }  // namespace
 
-// A child of fork starts with none on loan: those that the parent has lent never come back there.
+// A forked child starts with no buffers: those that the parent has lent never come back there.
 struct BufferPool::State {
   State(size_t bytes, size_t most)
       : buffer_bytes(bytes),
@@ -107,7 +108,8 @@ std::shared_ptr<BufferPool> BufferPool::create(size_t total_bytes, size_t buffer
   if (buffer_bytes == 0 || buffer_bytes % kAlignment != 0) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("a buffer of {} bytes; expected a multiple of {}", buffer_bytes, kAlignment));
+        fmt::format("the buffer size of a pool must be a positive multiple of {} bytes, not {}",
+                    kAlignment, buffer_bytes));
   }
   std::shared_ptr<BufferPool> pool(new BufferPool);
   pool->state_ =
@@ -127,9 +129,9 @@ Buffer BufferPool::acquire(Deadline deadline) {
     while ((data = buffers.take(reserved)) == nullptr && !reserved) {
       if (deadline.expired()) {
         throw Error(ErrorCode::kTimeout,
-                    fmt::format("no buffer became free: all {} of {} bytes are in use",
+                    fmt::format("the deadline passed while all {} buffers of {} bytes were in use",
                                 state_->limit, state_->buffer_bytes))
-            .with_hint("a larger buffer pool, or a later deadline, may help");
+            .with_hint("use a larger buffer pool or a longer timeout");
       }
       buffers.given_back.wait_for(lock, deadline.wait_time());
     }

@@ -1,6 +1,6 @@
-// A bounded set of page-aligned buffers of one size, allocated once and then reused: fresh memory
-// is bound by page faults (0.3 to 1.5 GB/s), reused memory by the memory bus. Buffers of 2 MiB and
-// more ask for huge pages.
+// A bounded set of page-aligned buffers of one size, allocated once and then reused. Reuse is much
+// faster: page faults limit writes to fresh memory to 0.3 to 1.5 GB/s, while only the memory bus
+// limits writes to reused memory. Buffers of 2 MiB and more request huge pages.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,7 @@ namespace tilestone {
 
 class BufferPool;
 
-// One buffer on loan, given back when the object goes. Move-only. Must not outlive its pool's
-// last shared_ptr holder; the Buffer itself keeps the pool's memory alive.
+// A buffer borrowed from a pool. Its destructor gives it back. Move-only. It keeps the pool alive.
 class Buffer {
  public:
   Buffer() = default;
@@ -40,24 +39,24 @@ class Buffer {
 
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
-  static constexpr size_t kAlignment = 4096;           // bytes; what direct I/O asks of memory
-  static constexpr size_t kDefaultBuffer = 8u << 20;   // bytes; best for direct writes
+  static constexpr size_t kAlignment = 4096;           // bytes; direct I/O requires it
+  static constexpr size_t kDefaultBuffer = 8u << 20;   // bytes; fastest for direct writes
   static constexpr size_t kDefaultTotal = 256u << 20;  // bytes
 
-  // At most max(1, total_bytes / buffer_bytes) buffers; memory is taken as it is first needed.
-  // buffer_bytes must be a multiple of kAlignment.
+  // A pool of at most max(1, total_bytes / buffer_bytes) buffers, each allocated when first needed.
+  // Error(kInvalidArgument) unless buffer_bytes is a positive multiple of kAlignment.
   static std::shared_ptr<BufferPool> create(size_t total_bytes = kDefaultTotal,
                                             size_t buffer_bytes = kDefaultBuffer);
   ~BufferPool();
 
-  // Waits for a free buffer; Error(kTimeout) past the deadline.
+  // Waits for a free buffer; Error(kTimeout) after the deadline.
   Buffer acquire(Deadline deadline = Deadline::never());
-  // An empty Buffer when none is free now.
+  // Returns an empty Buffer if none is free now.
   Buffer try_acquire();
 
-  size_t buffer_bytes() const;
-  size_t buffers() const;     // how many there may be
-  size_t peak_bytes() const;  // most memory ever allocated
+  size_t buffer_bytes() const;  // bytes per buffer
+  size_t buffers() const;       // the largest number of buffers
+  size_t peak_bytes() const;    // bytes allocated; never decreases
 
  private:
   friend class Buffer;

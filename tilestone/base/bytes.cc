@@ -12,7 +12,7 @@ namespace tilestone {
 namespace {
 
 static_assert(std::endian::native == std::endian::little,
-              "values are copied as they lie in memory, which must be little-endian");
+              "values are copied without byte swaps, so the machine must be little-endian");
 
 template <typename T>
 void append(Bytes& out, T value) {
@@ -74,13 +74,13 @@ double ByteReader::f64() { return load<double>(raw(sizeof(double))); }
 uint64_t ByteReader::long_varint() {
   uint64_t value = 0;
   for (int shift = 0; shift < 64; shift += 7) {
-    if (offset_ == bytes_.size()) fail("expected a varint to go on, found the end");
+    if (offset_ == bytes_.size()) fail("expected more bytes of a varint, found the end");
     const auto byte = std::to_integer<uint8_t>(bytes_[offset_++]);
     if (shift == 63 && byte > 1) fail("a varint exceeds 64 bits");
     value |= uint64_t{byte & 0x7fu} << shift;
     if (byte < 0x80) {
-      // One value, one spelling: two encodings of the same message would differ in checksum.
-      if (byte == 0 && shift > 0) fail("a varint is longer than it need be");
+      // Each value has exactly one valid encoding, so that equal messages have equal checksums.
+      if (byte == 0 && shift > 0) fail("a varint is longer than necessary");
       return value;
     }
   }
@@ -103,8 +103,8 @@ ByteView ByteReader::raw(uint64_t size) {
 uint64_t ByteReader::count(uint64_t min_element_size) {
   const uint64_t n = varint();
   if (n > remaining() / min_element_size) {
-    fail(fmt::format("{} elements of at least {} bytes are announced, {} bytes are left", n,
-                     min_element_size, remaining()));
+    fail(fmt::format("expected {} elements of at least {} bytes each, but only {} bytes are left",
+                     n, min_element_size, remaining()));
   }
   return n;
 }

@@ -1,5 +1,5 @@
-// Views of raw memory, and the little-endian reader and writer behind every message and file of
-// Tilestone's own (rank reports, plans, manifests).
+// Views of raw memory, and the little-endian reader and writer for Tilestone's own messages and
+// files (rank reports, plans, manifests).
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ ByteView as_bytes(std::string_view text);
 std::string_view as_text(ByteView bytes);
 Bytes to_bytes(std::string_view text);
 
-// Appends little-endian values to a buffer of its own.
+// Appends little-endian values to a buffer that it owns.
 class ByteWriter {
  public:
   void u8(uint8_t v);
@@ -29,9 +29,9 @@ class ByteWriter {
   void i64(int64_t v) { u64(static_cast<uint64_t>(v)); }
   void f64(double v);
   void varint(uint64_t v);             // LEB128, 1 to 10 bytes
-  void string(std::string_view text);  // varint length, then the bytes
-  void blob(ByteView bytes);           // likewise
-  void raw(ByteView bytes);            // no length
+  void string(std::string_view text);  // the length as a varint, then the bytes
+  void blob(ByteView bytes);           // the length as a varint, then the bytes
+  void raw(ByteView bytes);            // the bytes without a length
   size_t size() const { return out_.size(); }
   const Bytes& bytes() const& { return out_; }
   Bytes&& take() && { return std::move(out_); }
@@ -41,9 +41,9 @@ class ByteWriter {
   Bytes out_;
 };
 
-// Reads what ByteWriter wrote. Every call checks its bounds and throws Error(kCorrupt) with `what`
-// ("rank report of rank 3") and the offset; a count is checked against the bytes that are left
-// before anything is allocated from it. Borrows the bytes.
+// Reads what ByteWriter wrote. The bytes must outlive the reader and the views that it returns.
+// Every call checks its bounds and throws Error(kCorrupt), whose message has `what` ("rank report
+// of rank 3") and the offset.
 class ByteReader {
  public:
   explicit ByteReader(ByteView bytes, std::string what);
@@ -58,15 +58,16 @@ class ByteReader {
     const bool one_byte = offset_ < bytes_.size() && bytes_[offset_] < std::byte{0x80};
     return one_byte ? std::to_integer<uint64_t>(bytes_[offset_++]) : long_varint();
   }
-  std::string_view string();    // borrows from the bytes
-  ByteView blob();              // likewise
-  ByteView raw(uint64_t size);  // likewise
-  // A varint that counts elements of at least `min_element_size` (>= 1) bytes each.
+  std::string_view string();    // a view of the bytes
+  ByteView blob();              // a view of the bytes
+  ByteView raw(uint64_t size);  // a view of the bytes
+  // Reads a varint that counts elements of at least `min_element_size` (>= 1) bytes each. Throws if
+  // so many elements do not fit in the remaining bytes, so memory can be allocated for the count.
   uint64_t count(uint64_t min_element_size = 1);
 
   uint64_t offset() const { return offset_; }
   uint64_t remaining() const { return bytes_.size() - offset_; }
-  void expect_end();  // throws when bytes are left over
+  void expect_end();  // throws if bytes are left over
   [[noreturn]] void fail(std::string_view problem) const;
 
  private:

@@ -119,7 +119,7 @@ TEST(ByteReader, RefusesVarintsPast64BitsAndPaddedOnes) {
   const Bytes too_long = bytes_of({255, 255, 255, 255, 255, 255, 255, 255, 255, 0x81, 0});
   EXPECT_THAT(refusal(too_large, varint), HasSubstr("exceeds 64 bits"));
   EXPECT_THAT(refusal(too_long, varint), HasSubstr("exceeds 64 bits"));
-  EXPECT_THAT(refusal(bytes_of({0x80, 0}), varint), HasSubstr("longer than it need be"));
+  EXPECT_THAT(refusal(bytes_of({0x80, 0}), varint), HasSubstr("longer than necessary"));
 }
 
 TEST(ByteReader, ACountIsCheckedAgainstTheBytesLeft) {
@@ -128,7 +128,7 @@ TEST(ByteReader, ACountIsCheckedAgainstTheBytesLeft) {
   EXPECT_EQ(fits.count(2), 3u);
   bytes.pop_back();
   EXPECT_THAT(refusal(bytes, [](ByteReader& in) { in.count(2); }),
-              HasSubstr("3 elements of at least 2 bytes are announced, 5 bytes are left"));
+              AllOf(HasSubstr("3 elements of at least 2 bytes"), HasSubstr("5 bytes")));
 
   ByteWriter huge;
   huge.varint(kMax);

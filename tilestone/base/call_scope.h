@@ -1,11 +1,11 @@
-// The call of the library that a thread works for, so that whoever calls back into the user's code
-// knows on whose behalf. Threads of a pool take it over from the caller of parallel_for.
+// Records, per thread, the library call that the thread works for. Code that calls back into the
+// user's program can look it up. The threads of a pool inherit it from the caller of parallel_for.
 #pragma once
 
 namespace tilestone {
 
-// While it lives, this thread works for `call`, which means something only to whoever put it there
-// (the Python binding) and outlives the scope; null: for nobody.
+// While the object exists, this thread works for `call`. Null: for no call. The pointer is opaque:
+// only the code that set it (the Python binding) knows its meaning. It must outlive the scope.
 class CallScope {
  public:
   explicit CallScope(void* call);

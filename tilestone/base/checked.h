@@ -1,4 +1,4 @@
-// Arithmetic on numbers that come from a file or a user: the result, or an Error.
+// Arithmetic with overflow checks, for numbers that come from a file or a user.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,14 @@ std::optional<T> try_mul(T a, T b) {
   return __builtin_mul_overflow(a, b, &result) ? std::nullopt : std::optional<T>(result);
 }
 
-// Throw Error(kInvalidArgument) on overflow; `what` names the quantity ("bytes of the box").
+// These throw Error(kInvalidArgument) on overflow. `what` names the quantity ("bytes of the box").
 int64_t checked_add(int64_t a, int64_t b, std::string_view what);
 int64_t checked_mul(int64_t a, int64_t b, std::string_view what);
 uint64_t checked_add(uint64_t a, uint64_t b, std::string_view what);
 uint64_t checked_mul(uint64_t a, uint64_t b, std::string_view what);
 
-// value rounded up to a multiple of alignment (a power of two).
+// Rounds value up to a multiple of alignment, which must be a power of two. Does not check
+// overflow.
 constexpr uint64_t align_up(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) & ~(alignment - 1);
 }

@@ -14,9 +14,10 @@
 namespace tilestone {
 namespace {
 
-// The checksum comes first and draws the block into the first-level cache, where the copy finds it:
-// measured at 1.1 times a plain memcpy's speed, against 0.8 for a copy first, or for 64 KiB blocks.
-constexpr size_t kCopyBlock = 4096;
+// The checksum of a block is computed first, which brings the block into the first-level cache for
+// the copy. Measured: 1.1 times the speed of a plain memcpy. Copying first, or blocks of 64 KiB,
+// gave 0.8 times.
+constexpr size_t kCopyBlock = 4096;  // bytes
 
 }  // namespace
 

@@ -50,7 +50,7 @@ TEST(Crc32Combine, EqualsTheCrcOfBothTogether) {
 }
 
 TEST(Crc32Combine, HoldsPast4GiB) {
-  // Of zeros, so that no such memory is needed: crc(0^2n) follows from crc(0^n) by doubling.
+  // Zeros need little memory: the checksum of 2n zeros follows from the checksum of n zeros.
   const Bytes zeros(1 << 20);
   uint32_t crc = crc32(zeros);
   uint64_t size = zeros.size();

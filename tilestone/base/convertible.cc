@@ -3,7 +3,7 @@
 namespace tilestone {
 namespace {
 
-bool holds_complex(DType dtype) {
+bool is_complex(DType dtype) {
   return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
 }
 
@@ -12,7 +12,7 @@ bool holds_complex(DType dtype) {
 bool is_convertible(DType from, DType to) {
   if (from == to) return true;
   if (from == DType::kFloat4E2M1FNX2 || to == DType::kFloat4E2M1FNX2) return false;
-  return holds_complex(to) || !holds_complex(from);
+  return is_complex(to) || !is_complex(from);
 }
 
 }  // namespace tilestone

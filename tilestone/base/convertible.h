@@ -1,12 +1,13 @@
-// Which element types a load with `cast` converts to which.
+// Defines the conversions between element types that a load with `cast` makes.
 #pragma once
 
 #include "tilestone/base/dtype.h"
 
 namespace tilestone {
 
-// Not complex to real numbers, which would lose the imaginary part, and not from or to pairs of 4
-// bits. Every dtype converts to itself.
+// Every dtype converts to itself. Complex numbers do not convert to real ones, which would lose the
+// imaginary part. kFloat4E2M1FNX2 (pairs of 4-bit floats) converts to and from no other dtype. All
+// other pairs convert.
 bool is_convertible(DType from, DType to);
 
 }  // namespace tilestone

@@ -8,7 +8,7 @@ namespace {
 using std::chrono::nanoseconds;
 using Seconds = std::chrono::duration<double>;
 
-// Past this a time is as good as never, and adding it to now() can't overflow.
+// A longer time counts as never, so adding a time to now() can't overflow.
 constexpr Seconds kLongest = std::chrono::hours(24 * 365 * 100);
 constexpr nanoseconds kInterruptPoll = std::chrono::milliseconds(50);
 
@@ -17,7 +17,7 @@ constexpr nanoseconds kInterruptPoll = std::chrono::milliseconds(50);
 Deadline Deadline::after(std::chrono::duration<double> time) {
   if (time >= kLongest) return never();
   const Clock::time_point now = Clock::now();
-  // Written so that NaN, too, counts as already expired.
+  // With this form of the condition, NaN counts as expired too.
   if (!(time > Seconds::zero())) return Deadline(now);
   return Deadline(now + std::chrono::duration_cast<Clock::duration>(time));
 }

@@ -1,6 +1,6 @@
-// A point in time by which a call must have ended, and the interrupt that may end it earlier.
-// Passed down by value. A call that waits does so in a loop: it waits for wait_time() at most, asks
-// expired(), and throws Error(kTimeout) when that is true.
+// A point in time by which a call must end, and the interrupt that may end it earlier. Passed by
+// value. A call that waits does so in a loop: it waits for at most wait_time(), calls expired(),
+// and throws Error(kTimeout) if that returns true.
 #pragma once
 
 #include <chrono>
@@ -16,23 +16,23 @@ class Deadline {
   using Clock = std::chrono::steady_clock;
 
   static Deadline never() { return Deadline(Clock::time_point::max()); }
-  static Deadline after(std::chrono::duration<double> time);  // <= 0: already expired
+  static Deadline after(std::chrono::duration<double> time);  // <= 0 or NaN: already expired
 
   bool is_never() const { return when_ == Clock::time_point::max(); }
-  // Throws the reason of the interrupt, once it was requested.
+  // Whether the time has passed. If the interrupt was requested, throws its reason instead.
   bool expired() const;
-  // 0 when expired; a day when never, so that the result can always be waited for in a loop.
+  // 0 if expired. One day if is_never(), so that the result is always a valid time to wait.
   std::chrono::nanoseconds remaining() const;
-  // How long one wait may last: remaining(), but 50 ms at most where an interrupt may come.
+  // How long a single wait may last: remaining(), but at most 50 ms if there is an interrupt.
   std::chrono::nanoseconds wait_time() const;
   Clock::time_point when() const { return when_; }
-  // The deadline after `fraction` (0..1) of the remaining time: what a coordinator grants its
-  // peers, so that it has time left to report to the others who is missing.
+  // The deadline after `fraction` (0 to 1) of the remaining time. The coordinator waits for its
+  // peers until then, so that it has time left to tell the others which ranks are missing.
   Deadline sooner(double fraction) const;
 
-  // The same time; expired() and wait_time() heed the interrupt. Null: none.
+  // The same time with an interrupt, which expired() and wait_time() take into account. Null: none.
   Deadline with_interrupt(std::shared_ptr<const Interrupt> interrupt) const;
-  // The same time without the interrupt: for what must be done after it was requested.
+  // The same time without the interrupt, for work that must be done even after a request.
   Deadline without_interrupt() const { return Deadline(when_); }
 
  private:

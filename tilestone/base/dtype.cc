@@ -12,7 +12,7 @@ struct DtypeRow {
   std::string_view name;
 };
 
-// In the order of the enum's numbers.
+// Row i describes the dtype with number i.
 constexpr std::array kTable = {
     DtypeRow{DType::kBool, 1, "bool"},
     DtypeRow{DType::kUInt8, 1, "uint8"},

@@ -1,4 +1,4 @@
-// Element types: those that PyTorch 2.14 can save in a checkpoint.
+// The element types that PyTorch 2.14 can save in a checkpoint.
 #pragma once
 
 #include <complex>
@@ -10,7 +10,7 @@
 
 namespace tilestone {
 
-// The numbers travel between ranks; append only.
+// The numbers travel between ranks, so only append.
 enum class DType : uint8_t {
   kBool = 0,
   kUInt8,
@@ -33,16 +33,17 @@ enum class DType : uint8_t {
   kFloat8E4M3FNUZ,
   kFloat8E5M2FNUZ,
   kFloat8E8M0FNU,
-  kFloat4E2M1FNX2,  // two 4-bit floats in a byte; shapes count bytes, as in torch
+  kFloat4E2M1FNX2,  // two 4-bit floats per byte; shapes count bytes, as in torch
 };
 
 std::span<const DType> all_dtypes();
-uint64_t itemsize(DType dtype);           // bytes an element
+uint64_t itemsize(DType dtype);           // bytes per element
 std::string_view to_string(DType dtype);  // torch's name: "bfloat16", "float8_e4m3fn"
 std::optional<DType> parse_dtype(std::string_view name);  // inverse of to_string; nullopt: unknown
 
-// The dtype whose elements are objects of the C++ type T: bool, integers of 8 to 64 bits, float,
-// double, and std::complex of these two. nullopt for all others, characters and bytes too.
+// The dtype whose elements have the C++ type T: bool, integers of 8 to 64 bits, float, double,
+// std::complex<float> and std::complex<double>. nullopt for all other types, such as char and
+// std::byte.
 template <typename T>
 constexpr std::optional<DType> dtype_of() {
   if constexpr (std::same_as<T, bool>) return DType::kBool;

@@ -25,7 +25,7 @@ TEST(DType, UnknownNamesParseToNothing) {
 TEST(DType, SizesAreThoseOfTheirNames) {
   for (const DType dtype : all_dtypes()) {
     const std::string name(to_string(dtype));
-    uint64_t expected = 1;  // bool, and what packs into a byte
+    uint64_t expected = 1;  // bool and the types that are packed into one byte
     if (name.starts_with("float8_") || name.starts_with("float4_")) {
       expected = 1;
     } else if (const size_t digits = name.find_first_of("0123456789"); digits != name.npos) {

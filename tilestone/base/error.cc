@@ -24,8 +24,8 @@ void set_if_empty(std::string& field, std::string_view value) {
   if (field.empty()) field = value;
 }
 
-// A message may quote names from a file; a line break or another control character in it would
-// forge lines in a log.
+// Escapes control characters. A message may quote names from a file, and a line break in such a
+// name could forge lines in a log.
 void append_printable(std::string& out, std::string_view text) {
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
@@ -146,8 +146,7 @@ Error current_error() {
   } catch (const std::bad_alloc&) {
     return Error(ErrorCode::kIo, "out of memory").with_errno(ENOMEM);
   } catch (const std::system_error& error) {
-    return Error(ErrorCode::kIo, "the system refused what was asked of it")
-        .with_errno(error.code().value());
+    return Error(ErrorCode::kIo, "a system call failed").with_errno(error.code().value());
   } catch (const std::exception& error) {
     return Error(ErrorCode::kInterrupted, error.what()).with_cause(std::current_exception());
   } catch (...) {

@@ -1,4 +1,4 @@
-// What a call throws, for tests that look at its parts.
+// For tests: catches the Error that a call throws.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 
 namespace tilestone {
 
-// The Error that call() throws. The test fails where it throws none.
+// Returns the Error that call() throws. If it throws none, the test fails.
 template <typename Call>
 Error error_of(Call&& call) {
   try {

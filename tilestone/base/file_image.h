@@ -8,7 +8,7 @@
 
 namespace tilestone {
 
-// The content of files, by name.
+// Maps file names to the files' contents.
 using FileImage = std::map<std::string, Bytes>;
 
 }  // namespace tilestone

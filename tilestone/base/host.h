@@ -1,15 +1,15 @@
-// Which machine a process runs on.
+// Identifies the machine that a process runs on.
 #pragma once
 
 #include <string>
 
 namespace tilestone {
 
-// The same text in all processes under one running kernel and host name, another text everywhere
-// else: the kernel's boot id (where the system has one) and the host name.
+// The kernel's boot id (if the system has one) and the host name. All processes under the same
+// running kernel and host name get the same text; all others get a different one.
 std::string host_identity();
 
-// As `hostname` gives it, for people.
+// The name that the command `hostname` prints, to show to people.
 std::string host_name();
 
 }  // namespace tilestone

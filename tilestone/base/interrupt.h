@@ -1,8 +1,8 @@
-// A request to end work early, made from outside of it: Ctrl-C, or an exception of a callback.
+// A request from outside to end work early: Ctrl-C, or an exception from a callback.
 //
-// Whoever starts the work keeps the Interrupt and gives it to the Deadline of the work
-// (Deadline::with_interrupt). Everything that waits or loops asks its deadline; the work then ends
-// by throwing the reason of the request.
+// The code that starts the work owns the Interrupt and attaches it to the work's Deadline
+// (Deadline::with_interrupt). Everything that waits or loops checks its deadline. After a request
+// the work ends by throwing the reason of the request.
 #pragma once
 
 #include <atomic>
@@ -13,11 +13,12 @@ namespace tilestone {
 
 class Interrupt {
  public:
-  // `why` is not null. The first request counts. From any thread; does not wait for the work.
+  // `why` must not be null. Only the first request counts. Any thread may call it; it does not wait
+  // for the work to end.
   void request(std::exception_ptr why);
 
   bool requested() const { return requested_.load(std::memory_order_acquire); }
-  // Throws the reason of the request; returns when there was none.
+  // Throws the reason of the request; returns if there was no request.
   void check() const;
 
  private:

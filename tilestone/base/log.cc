@@ -30,10 +30,10 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
   return spdlog::level::off;
 }
 
-// The one piece of process-wide state: messages of every engine end in the same place.
+// The log is shared by the whole process: the messages of every engine go to the same place.
 struct Log {
   std::atomic<LogLevel> level = LogLevel::kWarning;
-  std::mutex mutex;  // guards what follows, and makes calls of the sink one at a time
+  std::mutex mutex;  // guards the members below and serialises the calls of the sink
   std::function<void(LogLevel, std::string_view)> sink;
   std::set<std::string, std::less<>> once;
   spdlog::logger stderr_logger{"tilestone", std::make_shared<spdlog::sinks::stderr_sink_st>()};
@@ -45,11 +45,12 @@ struct Log {
   }
 };
 
-// Never destroyed: a thread may log while the process ends.
+// Never destroyed, because a thread may log while the process exits.
 Log& the_log() {
   static Log* const log = [] {
     auto* made = new Log;
-    // A thread that logs while another one forks must not leave the child with a locked lock.
+    // The fork takes the mutex, so that a thread that is logging does not leave it locked in the
+    // child.
     ::pthread_atfork([] { the_log().mutex.lock(); }, [] { the_log().mutex.unlock(); },
                      [] { the_log().mutex.unlock(); });
     return made;

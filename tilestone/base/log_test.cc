@@ -14,7 +14,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
 
-// Collects messages while it lives; then everything is as it was.
+// Collects messages while it exists, and then restores the level and the sink.
 class LogTest : public ::testing::Test {
  protected:
   LogTest() {
@@ -46,7 +46,7 @@ TEST_F(LogTest, DropsWhatIsBelowTheLevel) {
 }
 
 TEST_F(LogTest, LogOnceSaysAMessageOnce) {
-  log_once(LogLevel::kInfo, "log_test: once");  // below the level: not yet said
+  log_once(LogLevel::kInfo, "log_test: once");  // below the level: does not count as logged
   for (int i = 0; i < 3; ++i) log_once(LogLevel::kWarning, "log_test: once");
   log_once(LogLevel::kWarning, "log_test: another");
   EXPECT_EQ(messages_.size(), 2u);

@@ -12,7 +12,7 @@ namespace tilestone {
 namespace {
 
 constexpr uint64_t kShort = 1u << 20;   // bytes
-constexpr int kMadvPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
+constexpr int kMadvPopulateWrite = 23;  // MADV_POPULATE_WRITE; older headers do not define it
 
 uint64_t address(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 

@@ -15,11 +15,13 @@ void read_named_fields(ByteReader& in,
                        const std::function<void(std::string_view, ByteView)>& take) {
   if (in.remaining() == 0) return;
   const uint64_t count = in.count(2);
-  if (count == 0) in.fail("a record without optional fields ends before their count");
+  if (count == 0) in.fail("a record without optional fields must not have a count of them");
   std::string_view previous;
   for (uint64_t i = 0; i < count; ++i) {
     const std::string_view name = in.string();
-    if (i > 0 && name <= previous) in.fail("the names of the optional fields do not ascend");
+    if (i > 0 && name <= previous) {
+      in.fail("the names of the optional fields are not in ascending order");
+    }
     take(name, in.blob());
     previous = name;
   }

@@ -1,5 +1,5 @@
-// Optional fields at the end of a record: a later version adds some, and a reader skips those that
-// it does not know. A record that has none ends before them.
+// Optional fields at the end of a record. A later version may add fields; a reader skips the fields
+// that it does not know. A record without optional fields has no bytes for them, not even a count.
 #pragma once
 
 #include <functional>
@@ -14,10 +14,10 @@ namespace tilestone {
 
 using NamedField = std::pair<std::string, Bytes>;
 
-// Nothing where there are no fields. Their names ascend.
+// Appends the fields, whose names must ascend. Writes nothing if there are no fields.
 void write_named_fields(ByteWriter& out, const std::vector<NamedField>& fields);
-// To the end of the record: take(name, value) for each, in order. Error(kCorrupt) unless the names
-// ascend and nothing is left over.
+// Reads the fields up to the end of the record and calls take(name, value) for each, in order.
+// Error(kCorrupt) if the names do not ascend or bytes are left over.
 void read_named_fields(ByteReader& in, const std::function<void(std::string_view, ByteView)>& take);
 
 }  // namespace tilestone

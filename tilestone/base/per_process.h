@@ -1,5 +1,5 @@
-// What belongs to one process: threads, queues to the kernel, locks that another thread may hold.
-// A child of fork has copies of such things that nobody serves.
+// Holds an object that belongs to one process: threads, queues to the kernel, locks that another
+// thread may hold. A forked child inherits copies of such objects that do not work.
 #pragma once
 
 #include <unistd.h>
@@ -11,8 +11,8 @@
 
 namespace tilestone {
 
-// One T in each process. A child of fork makes a new one when it first asks, and never touches
-// what it has inherited. Thread-safe.
+// One T per process. A forked child makes a new T at its first get() and never touches the
+// inherited one. Thread-safe.
 template <typename T>
 class PerProcess {
  public:
@@ -20,7 +20,7 @@ class PerProcess {
 
   // Makes the T of this process now.
   explicit PerProcess(Make make) : make_(std::move(make)), slot_(make_slot().release()) {}
-  // An inherited T is left as it is: its threads can't be joined here.
+  // An inherited T is not destroyed, because its threads can't be joined in this process.
   ~PerProcess() {
     OfProcess* const slot = slot_.load();
     if (slot->process == ::getpid()) delete slot;

@@ -1,5 +1,5 @@
-// Sorting by an unsigned key in passes over its digits: linear time, where std::sort's comparisons
-// mispredict.
+// Radix sort by an unsigned key. It takes linear time and avoids the branch mispredictions of
+// std::sort's comparisons.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +12,12 @@
 
 namespace tilestone {
 
-// Sorts by key(item), a uint64 of at most `largest`; items with equal keys keep their order.
-// `scratch` is memory to work in, which a caller that sorts often can reuse.
+// Sorts by key(item), a uint64_t of at most `largest`. Items with equal keys keep their order.
+// `scratch` is working memory; a caller that sorts often can reuse it.
 template <typename T, typename Key>
 void radix_sort(std::vector<T>& items, std::vector<T>& scratch, uint64_t largest, const Key& key) {
-  constexpr int kDigit = 11;  // bits: the counters of a pass fit the first-level cache
-  constexpr size_t kFew = 128;
+  constexpr int kDigit = 11;    // bits; the counters of a pass fit into the first-level cache
+  constexpr size_t kFew = 128;  // items; up to this many, std::stable_sort is used
   const auto before = [&](const T& a, const T& b) { return key(a) < key(b); };
   if (std::is_sorted(items.begin(), items.end(), before)) return;
   if (items.size() <= kFew) return std::stable_sort(items.begin(), items.end(), before);

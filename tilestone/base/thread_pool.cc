@@ -1,6 +1,7 @@
-// One parallel_for is a Batch: a counter that the workers and the caller take indices from. The
-// queue holds invitations to a batch. A caller never waits for an index that nobody has taken, it
-// takes them itself, so a nested call ends even when every worker is busy or waiting likewise.
+// Each parallel_for is a Batch: a counter from which the workers and the caller take indices. The
+// queue holds batches that want help. A caller takes indices itself until none is left, and then
+// waits only for indices that a worker has already taken. So a nested call ends even if every
+// worker is busy or waiting in a nested call of its own.
 #include "tilestone/base/thread_pool.h"
 
 #include <algorithm>
@@ -21,8 +22,8 @@
 namespace tilestone {
 namespace {
 
-// Shared by those who were invited; an invitation may be opened after the call has returned, and
-// then finds no index left and touches the body no more.
+// Shared by the caller and the workers. A worker may take a batch from the queue after parallel_for
+// has returned. It then finds no index left and does not touch the body, which may be gone.
 class Batch {
  public:
   Batch(size_t count, const std::function<void(size_t)>& body) : count_(count), body_(&body) {}
@@ -43,7 +44,7 @@ class Batch {
     }
   }
 
-  // Returns when every index that was taken has ended; rethrows the first exception.
+  // Waits until every index that was taken has ended; rethrows the first exception.
   void wait() {
     std::unique_lock lock(mutex_);
     ended_.wait(lock, [&] { return running_ == 0; });
@@ -69,11 +70,11 @@ class Batch {
 
   const size_t count_;
   const std::function<void(size_t)>* const body_;
-  void* const call_ = CallScope::current();  // of the caller of parallel_for
+  void* const call_ = CallScope::current();  // the call scope of parallel_for's caller
   std::mutex mutex_;
   std::condition_variable ended_;
-  size_t next_ = 0;     // the index to hand out next; count_: none is left
-  size_t running_ = 0;  // indices handed out and not ended
+  size_t next_ = 0;     // the next index to hand out; count_: none is left
+  size_t running_ = 0;  // number of indices handed out and not ended
   std::exception_ptr error_;
 };
 
@@ -94,7 +95,7 @@ struct Workers {
       throw Error(ErrorCode::kIo, "only " + std::to_string(started) + " of " +
                                       std::to_string(count) + " threads could be started")
           .with_errno(error.code().value())
-          .with_hint("a smaller number of threads, or a higher limit for this process");
+          .with_hint("use fewer threads, or raise the limits of this process");
     } catch (...) {
       stop();
       throw;
@@ -115,7 +116,7 @@ struct Workers {
     }
   }
 
-  void invite(const std::shared_ptr<Batch>& batch, size_t helpers) {
+  void enqueue(const std::shared_ptr<Batch>& batch, size_t helpers) {
     {
       const std::lock_guard lock(mutex);
       queue.insert(queue.end(), helpers, batch);
@@ -144,7 +145,9 @@ struct ThreadPool::State {
 };
 
 ThreadPool::ThreadPool(size_t threads) {
-  if (threads == 0) throw Error(ErrorCode::kInvalidArgument, "a thread pool of 0 threads");
+  if (threads == 0) {
+    throw Error(ErrorCode::kInvalidArgument, "a thread pool needs at least 1 thread, not 0");
+  }
   state_ = std::make_unique<State>(threads);
 }
 
@@ -155,7 +158,7 @@ size_t ThreadPool::size() const { return state_->size; }
 void ThreadPool::parallel_for(size_t count, const std::function<void(size_t)>& body) {
   if (count == 0) return;
   const auto batch = std::make_shared<Batch>(count, body);
-  state_->workers->invite(batch, std::min(size(), count - 1));
+  state_->workers->enqueue(batch, std::min(size(), count - 1));
   batch->work();
   batch->wait();
 }

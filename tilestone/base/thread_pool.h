@@ -1,5 +1,5 @@
-// A fixed set of worker threads. One pool per engine, sized by option. A child of fork gets threads
-// of its own.
+// A fixed set of worker threads. Each engine has one pool, whose size is an option. A forked child
+// gets its own threads.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,9 @@ namespace tilestone {
 
 class ThreadPool {
  public:
-  // threads >= 1. The workers start now and stop in the destructor, after the queue has drained.
-  // Error(kIo) where the system starts no more threads; no worker is left then.
+  // threads >= 1, else Error(kInvalidArgument). The constructor starts the workers; the destructor
+  // stops them after the queue is empty. Error(kIo) if the system can't start that many threads; no
+  // thread is left running then.
   explicit ThreadPool(size_t threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -19,10 +20,10 @@ class ThreadPool {
 
   size_t size() const;
 
-  // Runs body(0) ... body(count - 1), the calling thread helping, and returns when all that were
-  // started have ended. After the first exception no further index is started and that exception
-  // is rethrown here. May be called from several threads, and from inside a body. The
-  // bodies work for the caller's call (base/call_scope.h).
+  // Runs body(0) ... body(count - 1) on the workers and the calling thread, and returns when all of
+  // them have ended. After the first exception no further index is started, and that exception is
+  // rethrown here. May be called from several threads at once and from inside a body. The bodies
+  // inherit the caller's CallScope (base/call_scope.h).
   void parallel_for(size_t count, const std::function<void(size_t)>& body);
 
  private:

@@ -21,7 +21,8 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kSummaryAbove = 1000;  // elements
 constexpr int64_t kEdge = 3;             // elements shown at each end of a summarised dim
 
-// The type that a dtype's elements are printed as: itself, or the float32 that holds it exactly.
+// The type in which a dtype's elements are printed: the dtype itself, or one that holds its values
+// exactly.
 DType printed_as(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:
@@ -41,7 +42,7 @@ DType printed_as(DType dtype) {
   }
 }
 
-// The box of a tensor, converted. A load with a template does both.
+// Reads a box of a tensor and converts it, with a template load.
 TensorView read_converted(const CatOptions& options, const StoredTensor& tensor, const Box& box,
                           DType dtype) {
   StateDict wanted;
@@ -99,7 +100,8 @@ std::string element_text(const TensorView& t, int64_t i) {
   }
 }
 
-// Nested brackets, NumPy's way; dims longer than 2 * kEdge are cut in the middle when `summarise`.
+// Prints nested brackets, as NumPy does. `summarise`: dims longer than 2 * kEdge show only their
+// ends.
 void print_dim(std::string& out, const TensorView& t, size_t dim, int64_t first, int64_t stride,
                bool summarise) {
   if (dim == t.shape.size()) {
@@ -183,17 +185,17 @@ int cat_tensor(const Checkpoint& checkpoint, const StoredTensor& tensor,
   return kOk;
 }
 
-// The common state stands under the key that Megatron-Core reserves for it.
+// The key that Megatron-Core reserves for the common state.
 constexpr std::string_view kCommonKey = "common_state";
 
 Value read_common(const Checkpoint& checkpoint) {
   if (auto common = checkpoint.common()) return *std::move(common);
   throw Error(ErrorCode::kInvalidArgument, "the checkpoint has no common state")
-      .with_hint("only those in Megatron-Core's dialect have one; this one is in that of " +
+      .with_hint("only Megatron-Core's dialect has one; the dialect of this checkpoint is " +
                  std::string(checkpoint.dialect().name()));
 }
 
-// The key of the common state is no object's.
+// Whether the common state is wanted. Its key is not the key of an object.
 bool is_common(const Checkpoint& checkpoint, const CatOptions& options) {
   return options.common || (options.key == kCommonKey && checkpoint.dialect().name() == "megatron");
 }
@@ -202,7 +204,8 @@ int cat_object(const Checkpoint& checkpoint, const CatOptions& options) {
   const bool common = is_common(checkpoint, options);
   const Value value = common ? read_common(checkpoint) : checkpoint.read_object(options.key);
   if (!options.slice.empty() || !options.npy.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, "--slice and --npy are for tensors, this is an object")
+    throw Error(ErrorCode::kInvalidArgument,
+                "--slice and --npy are only for tensors, but this is an object")
         .with_key(options.key);
   }
   const std::string text = to_string(value, options.all ? SIZE_MAX : 65536);

@@ -1,4 +1,4 @@
-// Runs the command line as a user does.
+// Runs the command line as a user does, for tests.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ struct Ran {
   std::string err;
 };
 
-// `tilestone WORDS...`, in this process.
+// Runs `tilestone WORDS...` in this process.
 Ran tilestone_command(const std::vector<std::string>& words);
 
 }  // namespace tilestone::cli

@@ -1,6 +1,7 @@
-// The subcommands: what their words say, and what does the work and returns the exit code. Errors
-// leave as tilestone::Error. The words themselves are declared in run.cc, the one file that sees
-// the parser's header, which takes a compiler longer than all of a subcommand.
+// The subcommands: a struct with the parsed arguments, and a function that does the work and
+// returns the exit code. The functions throw tilestone::Error. The arguments are declared to the
+// parser in run.cc, the only file that includes the parser's header, because that header compiles
+// slowly.
 #pragma once
 
 #include <string>
@@ -33,7 +34,7 @@ struct VerifyOptions {
   bool follow_links = false;
   int threads = 0;
   bool json = false;
-  bool repair = false;  // write what is damaged anew from copies first
+  bool repair = false;  // first rewrite what is damaged from copies
 };
 int verify(const VerifyOptions& options);
 
@@ -43,7 +44,7 @@ struct CatOptions {
   std::string key;
   std::string slice;
   std::string npy;
-  bool common = false;  // the common state; there is no key then
+  bool common = false;  // print the common state; `key` is empty then
   bool all = false;
   bool json = false;
 };
@@ -53,9 +54,9 @@ struct GcOptions {
   std::string path;
   bool follow_links = false;
   bool remove = false;
-  bool force = false;    // also what is left of a checkpoint that has only lost its hidden files
-  bool abandon = false;  // first ends an unpublished save whose ranks are dead
-  std::string save_id;   // which one, where there are several
+  bool force = false;    // also the files of a checkpoint that has lost only its hidden files
+  bool abandon = false;  // first end an unpublished save whose ranks are dead
+  std::string save_id;   // the save to abandon, if there are several
   bool json = false;
 };
 int gc(const GcOptions& options);
@@ -63,9 +64,9 @@ int gc(const GcOptions& options);
 struct PublishCommand {
   std::string path;
   bool follow_links = false;
-  std::string save_id;  // which one, where there are several
-  bool list = false;    // only says what is unpublished
-  bool json = false;    // likewise
+  std::string save_id;  // the save to publish, if there are several
+  bool list = false;    // only list the unpublished saves
+  bool json = false;    // list them as JSON
 };
 int publish(const PublishCommand& command);
 

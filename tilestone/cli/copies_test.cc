@@ -1,4 +1,4 @@
-// What the subcommands say of copies.
+// What the subcommands print about copies.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -62,7 +62,8 @@ TEST(CliCopies, LsInspectAndVerifySayWhatIsThereAndWhatIsIntactElsewhere) {
 
   std::filesystem::remove(path / file);
   outcome = tilestone_command({"verify", path.string()});
-  EXPECT_THAT(outcome.out, HasSubstr("the file is missing; all that it should hold is intact"));
+  EXPECT_THAT(outcome.out,
+              HasSubstr("the file is missing; everything that it should hold is intact"));
   outcome = tilestone_command({"verify", path.string(), "--repair"});
   EXPECT_EQ(outcome.code, kOk);
   EXPECT_THAT(outcome.out, HasSubstr("MENDED  " + file + "  the file is missing"));

@@ -1,4 +1,4 @@
-// tilestone gc: what failed saves have left, and its removal.
+// tilestone gc: lists and removes the files that failed saves have left.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -17,8 +17,8 @@ uint64_t sum_of(const std::vector<Leftover>& files) {
   return bytes;
 }
 
-// What is at the location and is no leftover: saves that may still become the checkpoint.
-std::vector<UnpublishedSave> open_at(const Location& location) {
+// Unpublished saves at the location that may still be published. Their files are not leftovers.
+std::vector<UnpublishedSave> unfinished_at(const Location& location) {
   std::vector<UnpublishedSave> saves = find_unpublished(location);
   std::erase_if(saves, [](const UnpublishedSave& save) { return save.abandoned; });
   return saves;
@@ -42,7 +42,7 @@ void print_json(const std::vector<Leftover>& files, const std::vector<Unpublishe
 void print_text(const std::vector<Leftover>& files, const std::vector<UnpublishedSave>& saves,
                 bool removed) {
   for (const UnpublishedSave& save : saves) {
-    fmt::print("no leftover: {}\n", printable(save.text));
+    fmt::print("not a leftover: {}\n", printable(save.text));
   }
   if (files.empty()) {
     fmt::print("no leftovers\n");
@@ -65,14 +65,14 @@ int gc(const GcOptions& options) {
   if (options.abandon) {
     AbandonOptions abandoning;
     abandoning.save_id = options.save_id;
-    fmt::print(stderr, "watching for {:.0f} seconds whether a rank still works\n",
+    fmt::print(stderr, "checking for {:.0f} seconds whether a rank is still working\n",
                abandoning.period);
     fmt::print(stderr, "abandoned the save {}\n", abandon(location, abandoning));
   }
   const std::vector<Leftover> files = options.remove
                                           ? remove_leftovers(location, nullptr, options.force)
                                           : find_leftovers(location, nullptr, options.force);
-  const std::vector<UnpublishedSave> saves = open_at(location);
+  const std::vector<UnpublishedSave> saves = unfinished_at(location);
   if (options.json) {
     print_json(files, saves, options.remove);
   } else {

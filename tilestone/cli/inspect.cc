@@ -17,14 +17,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A table for people ends here: a large job has thousands of files, and shards of one key.
+// The limit on the rows of a printed table without --all: a large job has thousands of files, and
+// thousands of shards per key.
 constexpr size_t kMaxRows = 40;
 
 size_t rows_shown(size_t rows, bool all) { return all ? rows : std::min(rows, kMaxRows); }
 
 void print_left_out(size_t rows, size_t shown, std::string_view noun) {
   if (shown == rows) return;
-  fmt::print("and {} more; --all lists them\n", counted(rows - shown, noun));
+  fmt::print("and {}; --all lists them\n", counted(rows - shown, fmt::format("more {}", noun)));
 }
 
 struct FileUse {
@@ -81,14 +82,14 @@ std::string commit_text(const Checkpoint& checkpoint) {
   return checkpoint.metadata().rank_local ? "none (each rank wrote its own metadata)" : "none";
 }
 
-// "node1 (8 ranks), node2 (8 ranks)"; where there are many, the first few.
+// "node1 (8 ranks), node2 (8 ranks)", with at most the first 8 hosts.
 std::string hosts_text(const SaveRecord& record) {
   constexpr size_t kShown = 8;
   std::vector<std::pair<std::string, uint64_t>> hosts;  // in the order of their first ranks
   std::map<std::string, size_t> places;
   for (const std::string& host : record.hosts) {
     const auto [place, is_new] = places.emplace(host, hosts.size());
-    if (is_new) hosts.emplace_back(host.empty() ? "not known" : printable(host), 0);
+    if (is_new) hosts.emplace_back(host.empty() ? "unknown" : printable(host), 0);
     ++hosts[place->second].second;
   }
   std::string text;
@@ -177,9 +178,9 @@ void print_picture(const StoredTensor& tensor) {
   const Picture picture = draw_chunks(tensor);
   if (picture.lines.empty() || picture.column_dim < 0) return;
   if (picture.row_dim >= 0) {
-    fmt::print("dim {} down, dim {} right\n", picture.row_dim, picture.column_dim);
+    fmt::print("dim {} is drawn down, dim {} to the right\n", picture.row_dim, picture.column_dim);
   } else {
-    fmt::print("dim {} right\n", picture.column_dim);
+    fmt::print("dim {} is drawn to the right\n", picture.column_dim);
   }
   const std::string edge(picture.lines.front().size(), '-');
   fmt::print("  +{}+\n", edge);
@@ -187,7 +188,7 @@ void print_picture(const StoredTensor& tensor) {
   fmt::print("  +{}+\n", edge);
 }
 
-// The copies of a tensor's chunks, which stand in its order.
+// The copies of a tensor's chunks. Metadata::copies is sorted by tensor.
 std::span<const StoredCopy> copies_of(const Metadata& metadata, const StoredTensor& tensor) {
   const auto place = static_cast<uint32_t>(&tensor - metadata.tensors.data());
   const auto [begin, end] = std::equal_range(
@@ -196,7 +197,7 @@ std::span<const StoredCopy> copies_of(const Metadata& metadata, const StoredTens
   return {begin, end};
 }
 
-// Scalars as JSON has them, anything else as text.
+// A scalar as a JSON scalar, anything else as text.
 Json json_of(const Value& value) {
   switch (value.kind()) {
     case Value::Kind::kNull:

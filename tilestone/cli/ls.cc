@@ -1,4 +1,4 @@
-// tilestone ls: one line a key.
+// tilestone ls: prints one line per key.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -14,7 +14,8 @@ std::string header(const TensorView& tensor) {
   for (const int64_t dim : tensor.shape) shape += fmt::format("{}, ", dim);
   std::string text = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}",
                                  npy_descr(tensor.dtype), shape);
-  // Magic (6), version (2) and length (2), then the text, padded so that the data is 64-aligned.
+  // Magic (6 bytes), version (2) and length (2), then the text, padded so that the data begins at a
+  // multiple of 64 bytes.
   constexpr size_t kBefore = 10;
   const size_t padded = (kBefore + text.size() + 1 + 63) / 64 * 64;
   text.resize(padded - kBefore - 1, ' ');

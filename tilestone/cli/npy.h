@@ -7,12 +7,12 @@
 
 namespace tilestone::cli {
 
-// The array description of a dtype: "<f4"; types that NumPy lacks (bfloat16, the 8-bit floats,
-// complex32) are raw "|V1", "|V2", "|V4", to be viewed as what they are by the reader.
+// NumPy's description of a dtype, such as "<f4". Types that NumPy lacks (bfloat16, the 8-bit
+// floats, complex32) are raw bytes, "|V1", "|V2" or "|V4", which the reader must reinterpret.
 std::string npy_descr(DType dtype);
-bool npy_has(DType dtype);  // false: written as raw bytes
+bool npy_has(DType dtype);  // false: NumPy lacks the type; it is written as raw bytes
 
-// Writes a contiguous host tensor. Error(kIo) with the path and errno.
+// Writes a contiguous host tensor to a file. Error(kIo) with the path and errno.
 void write_npy(const std::string& path, const TensorView& tensor);
 
 }  // namespace tilestone::cli

@@ -9,7 +9,7 @@ Location location_of(const std::string& path, bool follow_links) {
 }
 
 void refuse_key(const Checkpoint& checkpoint, const std::string& key) {
-  Error refused(ErrorCode::kInvalidArgument, "no such key in the checkpoint");
+  Error refused(ErrorCode::kInvalidArgument, "the checkpoint does not have this key");
   refused.with_key(key);
   std::string hint;
   for (const std::string& other : similar_keys(checkpoint.metadata(), key)) {

@@ -1,4 +1,4 @@
-// What the subcommands have in common: where they look, and what they refuse of a user's words.
+// What the subcommands share: the location of the checkpoint, and the error for an unknown key.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace tilestone::cli {
 
-// follow_links: files are read through any symbolic link (PosixOptions::Links::kAll).
+// `follow_links`: read files through any symbolic link (PosixOptions::Links::kAll).
 Location location_of(const std::string& path, bool follow_links);
 
-// For a key that is neither a tensor's nor an object's: Error(kInvalidArgument) with similar keys.
-// The checkpoint is sound; the library's kNotFound would end the command as a missing file does.
+// Throws Error(kInvalidArgument), with similar keys, for a key that is neither a tensor's nor an
+// object's. The library's kNotFound is not used: its exit code would mean that a file is missing.
 [[noreturn]] void refuse_key(const Checkpoint& checkpoint, const std::string& key);
 
 }  // namespace tilestone::cli

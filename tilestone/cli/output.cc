@@ -11,7 +11,7 @@
 namespace tilestone::cli {
 namespace {
 
-// Columns on a terminal, near enough: code points of UTF-8.
+// Approximate number of terminal columns: the number of UTF-8 code points.
 size_t width(std::string_view text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xC0) != 0x80;

@@ -1,4 +1,4 @@
-// What the subcommands print with.
+// How the subcommands print.
 #pragma once
 
 #include <string>
@@ -15,16 +15,16 @@ std::string human_bytes(uint64_t bytes);
 std::string grouped(uint64_t number);
 // "1 tensor", "2,000 tensors".
 std::string counted(uint64_t number, std::string_view noun);
-// Control characters as \xNN, so that a key can't steer the terminal; all else unchanged.
+// The text with control characters as \xNN, so that a key can't control the terminal.
 std::string printable(std::string_view text);
-// "float32", "[4, 8]".
+// "[4, 8]".
 std::string shape_text(const Dims& shape);
 
-// Of chunks and objects: how many copies there are, and the bytes of their elements and items.
+// The number of copies of chunks and objects, and the bytes of their elements and items.
 uint64_t copies_in(const Metadata& metadata);
 uint64_t copy_bytes(const Metadata& metadata);
 
-// Columns padded to their widest cell; the alignment string has 'l' or 'r' for each column.
+// A table whose columns are padded to their widest cell. `alignment` has 'l' or 'r' per column.
 class Table {
  public:
   Table(std::vector<std::string> header, std::string alignment);
@@ -36,11 +36,11 @@ class Table {
   std::string alignment_;
 };
 
-// A line on standard error that shows how far long work is, with rate and time left: only when
-// standard error is a terminal, otherwise empty.
+// Shows progress, rate and remaining time in one line on standard error. Null if standard error is
+// not a terminal.
 ProgressFn progress_line();
 
-// Shell-style patterns (*, ?, [...]); true when there are none or one matches the key.
+// Whether one of the shell-style patterns (*, ?, [...]) matches the key. True without patterns.
 bool matches(const std::vector<std::string>& patterns, const std::string& key);
 
 }  // namespace tilestone::cli

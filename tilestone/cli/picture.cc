@@ -9,7 +9,7 @@ namespace {
 constexpr std::string_view kLetters =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 
-// Distinct places at which chunks begin along each dim.
+// For each dim, the number of distinct offsets at which chunks begin.
 std::vector<size_t> cuts_by_dim(const StoredTensor& tensor) {
   std::vector<size_t> cuts;
   for (size_t d = 0; d < tensor.shape.size(); ++d) {
@@ -20,7 +20,7 @@ std::vector<size_t> cuts_by_dim(const StoredTensor& tensor) {
   return cuts;
 }
 
-// The dims to draw, ascending: those with most cuts, later dims first on a tie.
+// The dims to draw, in ascending order: those with the most cuts; on a tie, later dims.
 std::vector<int> dims_to_draw(const StoredTensor& tensor) {
   const std::vector<size_t> cuts = cuts_by_dim(tensor);
   std::vector<int> dims;

@@ -1,4 +1,4 @@
-// tilestone publish: completes a save without a communicator of which all ranks have written.
+// tilestone publish: publishes a save without a communicator, after all ranks have written.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>

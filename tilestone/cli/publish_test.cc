@@ -1,4 +1,4 @@
-// `tilestone publish` and `gc --abandon`: saves without a communicator that nobody has published.
+// `tilestone publish` and `gc --abandon`, on unpublished saves without a communicator.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ class Unpublished : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(path_); }
 
-  // Row `rank` of two, which nobody waits for.
+  // Saves row `rank` of two, without waiting for the other rank.
   void save_rank(int rank, bool rank_local = false) const {
     std::vector<float> row(4, static_cast<float>(rank));
     StateDict state;
@@ -77,7 +77,7 @@ TEST_F(Unpublished, WhereOnlyAnUnpublishedSaveStandsEveryCommandSaysWhatIsMissin
   const Ran listed = tilestone_command({"gc", path_});
   EXPECT_EQ(listed.code, kOk);
   EXPECT_THAT(listed.out, HasSubstr("no leftovers"));
-  EXPECT_THAT(listed.out, HasSubstr(std::string("no leftover: the save ")));
+  EXPECT_THAT(listed.out, HasSubstr("not a leftover: the save "));
   EXPECT_THAT(listed.out, HasSubstr(text));
   const auto json = nlohmann::json::parse(tilestone_command({"gc", path_, "--json"}).out);
   EXPECT_EQ(json["files"].size(), 0u);

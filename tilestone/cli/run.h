@@ -1,4 +1,5 @@
-// The command line: `tilestone ls | inspect | verify | cat | gc`. Each subcommand is one file.
+// The command line: `tilestone ls | inspect | verify | cat | publish | gc`. Each subcommand is one
+// file.
 #pragma once
 
 namespace tilestone::cli {
@@ -6,11 +7,12 @@ namespace tilestone::cli {
 // Exit codes. A script can rely on them.
 inline constexpr int kOk = 0;
 inline constexpr int kDamaged = 1;   // the checkpoint is damaged, or differs from what was expected
-inline constexpr int kUsage = 2;     // wrong words, a key that is not there, what can't be done
-inline constexpr int kIoFailed = 3;  // nothing there, no permission, disk error, output not written
-inline constexpr int kUnsafe = 4;    // content that could do harm if it were believed
+inline constexpr int kUsage = 2;     // wrong arguments, unknown key, unsupported operation
+inline constexpr int kIoFailed = 3;  // no checkpoint, no permission, disk error, output not written
+inline constexpr int kUnsafe = 4;    // content that could do harm if it were trusted
 
-// Runs one command and returns its exit code; prints to standard output, errors to standard error.
+// Runs one command and returns its exit code. Prints results to standard output, errors to standard
+// error.
 int run(int argc, const char* const* argv);
 
 }  // namespace tilestone::cli

@@ -13,7 +13,7 @@ namespace {
 
 [[noreturn]] void fail(const std::string& text, std::string_view problem) {
   throw Error(ErrorCode::kInvalidArgument, fmt::format("slice \"{}\": {}", text, problem))
-      .with_hint("one part a dim, such as 0:4,:,7");
+      .with_hint("give one part per dim, such as 0:4,:,7");
 }
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
@@ -38,12 +38,12 @@ std::optional<int64_t> number(const std::string& whole, std::string_view text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) {
-    fail(whole, fmt::format("\"{}\" is no whole number", text));
+    fail(whole, fmt::format("\"{}\" is not an integer", text));
   }
   return value;
 }
 
-// Counted from the end when negative, then cut to 0 ... size.
+// A negative value counts from the end. The result is clamped to 0 ... size.
 int64_t place(int64_t value, int64_t size) {
   return std::clamp<int64_t>(value < 0 ? value + size : value, 0, size);
 }
@@ -55,14 +55,15 @@ Box parse_slice(const std::string& text, const Dims& shape) {
   if (trimmed(text).empty()) return box;
   const std::vector<std::string_view> parts = split(text, ',');
   if (parts.size() > shape.size()) {
-    fail(text, fmt::format("{} parts for {} dims", parts.size(), shape.size()));
+    fail(text,
+         fmt::format("it has {} parts, but the tensor has {} dims", parts.size(), shape.size()));
   }
   for (size_t d = 0; d < parts.size(); ++d) {
     const std::vector<std::string_view> ends = split(parts[d], ':');
     if (ends.size() > 2) fail(text, "steps are not supported");
     const std::optional<int64_t> first = number(text, ends[0]);
     if (ends.size() == 1) {
-      if (!first) fail(text, fmt::format("nothing given for dim {}", d));
+      if (!first) fail(text, fmt::format("the part for dim {} is empty", d));
       const int64_t index = *first < 0 ? *first + shape[d] : *first;
       if (index < 0 || index >= shape[d]) {
         fail(text, fmt::format("index {} is outside dim {} of size {}", *first, d, shape[d]));

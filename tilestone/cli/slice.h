@@ -1,4 +1,4 @@
-// Slices as a person types them.
+// Parses slices that a user types.
 #pragma once
 
 #include <string>
@@ -7,9 +7,10 @@
 
 namespace tilestone::cli {
 
-// "0:4,:" over `shape` as a box: one part a dim, separated by commas; missing parts and ":" mean
-// the whole dim, "3" means 3:4 (the dim stays), negative numbers count from the end, ends beyond
-// the dim are cut. Error(kInvalidArgument) on anything else; steps are not supported.
+// The box of a slice such as "0:4,:" of a tensor of `shape`. A slice has one part per dim,
+// separated by commas. A missing part and ":" mean the whole dim. "3" means 3:4, so the dim stays.
+// Negative numbers count from the end. Ends beyond the dim are clamped. Anything else, also a step,
+// is Error(kInvalidArgument).
 Box parse_slice(const std::string& text, const Dims& shape);
 
 }  // namespace tilestone::cli

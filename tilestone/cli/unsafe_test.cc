@@ -1,4 +1,4 @@
-// What looks like an attack ends each command that meets it with the exit code 4.
+// A checkpoint that looks like an attack ends each command with exit code 4.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -38,7 +38,7 @@ class Unsafe : public testing::Test {
   fs::path metadata() const { return folder_ / "checkpoint" / ".metadata"; }
   const fs::path& data() const { return data_; }
 
-  // The data file's name in the metadata begins with `start` instead.
+  // Replaces the beginning of the data file's name in the metadata by `start`.
   void rename_in_metadata(const std::string& start) const {
     std::ifstream in(metadata(), std::ios::binary);
     std::string bytes((std::istreambuf_iterator<char>(in)), {});
@@ -52,7 +52,7 @@ class Unsafe : public testing::Test {
     std::ofstream(file, std::ios::binary)
         .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   }
-  // Puts the file outside of the checkpoint and a link to it in its place.
+  // Moves the file out of the checkpoint and puts a link in its place.
   void link_out(const fs::path& file) const {
     fs::rename(file, folder_ / "outside");
     fs::create_symlink("../outside", file);

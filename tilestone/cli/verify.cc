@@ -1,4 +1,4 @@
-// tilestone verify: is every byte what its writer wrote?
+// tilestone verify: checks that every byte is what its writer wrote.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -59,9 +59,9 @@ void print_text(const VerifyReport& report) {
              human_bytes(report.bytes), report.seconds, human_bytes(static_cast<uint64_t>(rate)));
   if (report.items_without_checksum > 0) {
     fmt::print(
-        "{} items carry no checksum from their writer: their structure was checked, their "
-        "content could not be\n",
-        grouped(report.items_without_checksum));
+        "{} without a checksum from the writer: the structure was checked, the content could not "
+        "be\n",
+        counted(report.items_without_checksum, "item"));
   }
 }
 

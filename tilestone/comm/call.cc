@@ -22,18 +22,25 @@ CallMemory::~CallMemory() = default;
 
 namespace {
 
-constexpr double kCoordinatorShare = 0.9;  // of the time: the rest is for answering the others
-// A contradiction must last that long before it counts: a rank may be about to withdraw.
+// The coordinator's share of the remaining time. The rest is for answering the others.
+constexpr double kCoordinatorShare = 0.9;
+// Contradicting hellos must persist this long before they fail the call: a rank may be about to
+// withdraw.
 constexpr std::chrono::milliseconds kSettle{50};
 constexpr std::chrono::nanoseconds kShortWait = std::chrono::milliseconds(50);
 
-// ---- What is sent ----
+// ---- Messages ----
 
 enum class Kind : uint8_t { kHello = 1, kWithdrawal = 2, kGo = 3, kRefusal = 4, kHere = 5 };
 
-// kHello: a Hello. kWithdrawal: the Hello of who leaves, and an Error. kRefusal: an Error. kGo: the
-// call's number. kHere: nothing; the coordinator, which had left, is back. The nonce is that of the
-// member's hello; in the coordinator's withdrawal, of the last one that it answers or has answered.
+// The contents by kind:
+//   kHello: a Hello.
+//   kWithdrawal: the Hello of the rank that leaves, and its Error.
+//   kRefusal: an Error.
+//   kGo: the call's number.
+//   kHere: empty. It tells a member that the coordinator, which had left, is back.
+// The nonce is the nonce of the member's hello. A withdrawal of the coordinator has the nonce of
+// the member's hello that it answers now or answered last.
 Bytes pack(Kind kind, uint64_t nonce, ByteView content) {
   ByteWriter writer;
   writer.u8(static_cast<uint8_t>(kind));
@@ -58,7 +65,7 @@ Bytes pack_withdrawal(uint64_t nonce, const Hello& hello, const Error& why) {
 struct Unpacked {
   Kind kind;
   uint64_t nonce;
-  ByteView content;  // borrows
+  ByteView content;  // a view of the message
 };
 
 Unpacked unpack(ByteView bytes) {
@@ -81,8 +88,8 @@ Hello unpack_withdrawal(ByteView content, int rank) {
   return hello;
 }
 
-// For what a rank says as it leaves a call, whether or not its deadline has passed.
-Deadline last_words() { return Deadline::after(std::chrono::seconds(1)); }
+// The deadline for the messages of a rank that leaves a call, whether or not its own has passed.
+Deadline farewell_deadline() { return Deadline::after(std::chrono::seconds(1)); }
 
 uint64_t random_nonce() {
   std::random_device source;
@@ -102,7 +109,7 @@ Hello make_hello(CallPort& port, const std::string& work, const std::string& pla
   return hello;
 }
 
-// Whoever ran out of time may come later, as somebody who is late.
+// A rank that left because its deadline passed counts as late, not as gone.
 bool left_for_good(const Hello& hello) {
   return hello.left && hello.left->code() != ErrorCode::kTimeout;
 }
@@ -110,9 +117,9 @@ bool left_for_good(const Hello& hello) {
 Error not_back(const Hello& own, const Hello& away, int rank) {
   return Error(away.left->code(),
                own.name() + ": rank " + std::to_string(rank) +
-                   " left the call and did not come again: " + away.left->message())
+                   " left the call and did not come back: " + away.left->message())
       .with_rank(rank)
-      .with_hint("make the call again on every rank");
+      .with_hint("repeat the call on every rank");
 }
 
 Error nobody_came(const Hello& own, const std::vector<int>& missing) {
@@ -121,17 +128,17 @@ Error nobody_came(const Hello& own, const std::vector<int>& missing) {
                                         (missing.size() == 1 ? ", which is" : ", which are") +
                                         " in no save or load on this group")
       .with_rank(missing.front())
-      .with_hint("do all ranks pass the same group? If so, look at what " + who +
-                 " did meanwhile, " + "or grant more time");
+      .with_hint("check that all ranks pass the same group; if they do, check what " + who +
+                 " did meanwhile, or use a longer timeout");
 }
 
-// The time that those who are here grant a rank that is away.
+// Measures how long the ranks that have arrived wait for a rank that is away.
 class Grace {
  public:
   explicit Grace(std::chrono::duration<double> length) : length_(length) {}
 
-  // `away`: whether a rank is away now. Returns until when to wait for notices; waits for a rank
-  // that is away are short ones, after each of which the caller asks over() and its deadline.
+  // `away`: whether a rank is away now. Returns the deadline of the next wait for notices. While a
+  // rank is away the waits are short; after each one the caller checks over() and its own deadline.
   Deadline next_wait(bool away, const Deadline& deadline) {
     if (!away) end_.reset();
     if (!away) return deadline;
@@ -145,17 +152,17 @@ class Grace {
   std::optional<Deadline> end_;
 };
 
-// Never throws.
+// Sends the error to the other ranks. Never throws.
 void abort_call(CallPort& port, const Error& why) {
   try {
     port.abort(why);
   } catch (...) {
-    log(LogLevel::kWarning, std::string("the other ranks did not get the error of this one: ") +
+    log(LogLevel::kWarning, std::string("could not send this rank's error to the other ranks: ") +
                                 current_error().what());
   }
 }
 
-// ---- A member ----
+// ---- Member: any rank but the coordinator ----
 
 class Member {
  public:
@@ -166,8 +173,8 @@ class Member {
         waiting_(port.memory().waiting),
         grace_(port.memory().grace) {}
 
-  // The call's number.
-  uint64_t come() {
+  // Waits for all ranks. Returns the call's number.
+  uint64_t arrive() {
     try {
       port_.post({{0, pack(Kind::kHello, hello_.nonce, hello_.encode()), {}}}, deadline_);
       while (true) {
@@ -186,7 +193,8 @@ class Member {
   }
 
  private:
-  // Nothing: no answer yet. Throws what the coordinator refused with.
+  // The call's number, or nullopt if there is no answer yet. If the coordinator refused, throws its
+  // error.
   std::optional<uint64_t> answer(Deadline deadline) {
     for (const Notice& notice : port_.newest(deadline, limit_)) {
       if (notice.lost) throw comm_internal::rank_failed(hello_.name(), {0}, *notice.lost);
@@ -212,11 +220,12 @@ class Member {
     return found != waiting_.end() && comm_internal::same_call(found->second, hello_);
   }
 
-  // The coordinator may have let the call begin before it saw this.
+  // Withdraws the hello. The coordinator may have begun the call before it gets the withdrawal;
+  // then the call is aborted.
   void withdraw() {
     const Error why = current_error();
     try {
-      limit_ = last_words();
+      limit_ = farewell_deadline();
       port_.post({{0, pack_withdrawal(hello_.nonce, hello_, why), {}}}, limit_);
       const std::optional<uint64_t> number = answer(Deadline::after(std::chrono::seconds(0)));
       if (!number) return;
@@ -224,7 +233,8 @@ class Member {
       port_.abort(why);
       port_.leave();
     } catch (...) {
-      log(LogLevel::kDebug, hello_.name() + ": withdrawing: " + current_error().what());
+      log(LogLevel::kDebug,
+          hello_.name() + ": could not withdraw from the call: " + current_error().what());
     }
     port_.missed({0});
   }
@@ -232,13 +242,13 @@ class Member {
   CallPort& port_;
   const Hello& hello_;
   const Deadline deadline_;
-  Deadline limit_ = deadline_;  // of requests
+  Deadline limit_ = deadline_;  // passed to CallPort::newest
   std::map<int, Hello>& waiting_;
   Grace grace_;
   bool answered_ = false;
 };
 
-// ---- The coordinator ----
+// ---- Coordinator: rank 0 ----
 
 class Coordinator {
  public:
@@ -251,7 +261,8 @@ class Coordinator {
         waiting_(memory_.waiting),
         grace_(memory_.grace) {}
 
-  uint64_t come() {
+  // Waits for all ranks. Returns the call's number.
+  uint64_t arrive() {
     std::erase_if(waiting_, [this](const auto& entry) {
       const Hello& hello = entry.second;
       return hello.left && !(left_for_good(hello) && comm_internal::same_call(hello, own_));
@@ -287,7 +298,8 @@ class Coordinator {
     }
   }
 
-  // False when nothing came until the deadline. `first`: what came before this call.
+  // Receives notices until the deadline; returns false if there were none. `first`: the notices
+  // arrived before this call began.
   bool take(Deadline deadline, bool first) {
     std::vector<int> lost;
     std::string why;
@@ -300,24 +312,24 @@ class Coordinator {
       }
       const Unpacked said = unpack(notice.bytes);
       if (said.kind == Kind::kHello) {
-        came(notice.rank, said);
+        on_hello(notice.rank, said);
       } else if (said.kind == Kind::kWithdrawal) {
-        withdrawn(notice.rank, said, first);
+        on_withdrawal(notice.rank, said, first);
       }
     }
     if (!lost.empty()) fail_all(comm_internal::rank_failed(own_.name(), lost, why));
     return !notices.empty();
   }
 
-  void came(int rank, const Unpacked& said) {
+  void on_hello(int rank, const Unpacked& said) {
     waiting_.insert_or_assign(rank, Hello::decode(said.content));
     if (memory_.unaware.erase(rank) == 0) return;
     port_.post({{rank, pack(Kind::kHere, said.nonce, {}), {}}}, deadline_);
   }
 
-  // Who leaves the call that the coordinator is waiting in has failed it for all. Who left it
-  // before may be about to come again.
-  void withdrawn(int rank, const Unpacked& said, bool first) {
+  // A rank that leaves the call while the coordinator waits in it makes the call fail on all ranks.
+  // A rank that left before may be about to arrive again.
+  void on_withdrawal(int rank, const Unpacked& said, bool first) {
     Hello hello = unpack_withdrawal(said.content, rank);
     const auto found = waiting_.find(rank);
     const bool seen = found != waiting_.end() && found->second.nonce == said.nonce;
@@ -354,8 +366,8 @@ class Coordinator {
     throw Error(*left);
   }
 
-  // The error of a rank that left meanwhile: a member that withdrew, or this one, for an exception
-  // of its caller. The members may have their answers by then.
+  // Sends the answers. Returns the error of a rank that left meanwhile: a member that withdrew, or
+  // this rank if its caller's code threw. The members may already have their answers by then.
   std::optional<Error> let_begin(std::vector<Notice> answers, uint64_t number,
                                  const std::map<int, Hello>& began) {
     try {
@@ -369,16 +381,17 @@ class Coordinator {
     }
   }
 
-  // A rank that withdraws looks for an answer afterwards, and the coordinator for withdrawals after
-  // it has answered: one of the two sees the other's.
+  // Looks for withdrawals after the answers were sent. A member that withdraws looks for an answer
+  // afterwards. So at least one of the two sees the message of the other.
   std::optional<Error> who_withdrew(const std::map<int, Hello>& began) {
     std::optional<Error> left;
     for (const Notice& notice : port_.newest(Deadline::after(std::chrono::seconds(0)), deadline_)) {
-      if (notice.lost) continue;  // the call's operations will say so
+      if (notice.lost) continue;  // the call's operations will report it
       const Unpacked said = unpack(notice.bytes);
-      if (said.kind == Kind::kHello) {  // to its next call
+      if (said.kind == Kind::kHello) {  // the rank has left and arrived at its next call
         waiting_.insert_or_assign(notice.rank, Hello::decode(said.content));
-        left = Error(ErrorCode::kRankFailed, own_.name() + ": a rank left the call");
+        left = Error(ErrorCode::kRankFailed,
+                     own_.name() + ": rank " + std::to_string(notice.rank) + " left the call");
         left->with_rank(notice.rank);
       } else if (said.kind == Kind::kWithdrawal && said.nonce == began.at(notice.rank).nonce) {
         left = unpack_withdrawal(said.content, notice.rank).left;
@@ -387,6 +400,7 @@ class Coordinator {
     return left;
   }
 
+  // Refuses the ranks that are behind; returns false if there are none.
   bool refuse_behind(const std::vector<Fate>& fates) {
     if (std::find(fates.begin(), fates.end(), Fate::kBehind) == fates.end()) return false;
     const std::vector<std::optional<Hello>> all = present();
@@ -394,7 +408,7 @@ class Coordinator {
     for (int rank = 0; rank < static_cast<int>(size_); ++rank) {
       if (fates[static_cast<size_t>(rank)] == Fate::kBehind) late.push_back(rank);
     }
-    Error error(ErrorCode::kMismatch, own_place_of(late.front()) + ": " +
+    Error error(ErrorCode::kMismatch, call_of(late.front()) + ": " +
                                           comm_internal::rank_list(late) +
                                           (late.size() == 1 ? " is" : " are") +
                                           " behind the others; the ranks are in different calls: " +
@@ -405,7 +419,7 @@ class Coordinator {
     return true;
   }
 
-  std::string own_place_of(int rank) const { return waiting_.at(rank).name(); }
+  std::string call_of(int rank) const { return waiting_.at(rank).name(); }
 
   Error mismatch() const {
     return Error(ErrorCode::kMismatch, own_.work + ": the ranks are in different calls: " +
@@ -441,8 +455,8 @@ class Coordinator {
     throw error;
   }
 
-  // The error is none that the rendezvous came to: an interrupt, or the port failed. Every rank
-  // gets it, who comes to the same call later too.
+  // Leaves the call after an error that is not a result of the rendezvous: an interrupt, or a
+  // failure of the port. Every rank gets the error, even a rank that arrives at the call later.
   void leave(Error error) {
     waiting_.erase(0);
     try {
@@ -457,11 +471,11 @@ class Coordinator {
         notices.push_back({rank, pack_withdrawal(memory_.answered[rank], own_, error), {}});
         memory_.unaware.insert(rank);
       }
-      port_.post(std::move(notices), last_words());
+      port_.post(std::move(notices), farewell_deadline());
     } catch (...) {
       log(LogLevel::kWarning,
           own_.name() +
-              ": the other ranks did not get the error of this one: " + current_error().what());
+              ": could not send this rank's error to the other ranks: " + current_error().what());
     }
   }
 
@@ -482,11 +496,11 @@ class Coordinator {
       memory_.answered[rank] = hello.mapped().nonce;
       answers.push_back({rank, pack(Kind::kRefusal, hello.mapped().nonce, content), {}});
     }
-    port_.post(std::move(answers), last_words());
+    port_.post(std::move(answers), farewell_deadline());
   }
 
   static constexpr std::string_view kHint =
-      "every rank makes the same saves and loads at the same places, in the same order";
+      "all ranks must make the same saves and loads at the same places, in the same order";
 
   CallPort& port_;
   const size_t size_;
@@ -515,8 +529,8 @@ Call::Call(Communicator comm, std::string work, std::string place, Deadline dead
     const Hello& hello = made.emplace(make_hello(*port_, work, place));
     const uint64_t number =
         comm_.is_coordinator()
-            ? Coordinator(*port_, comm_.size(), hello, deadline.sooner(kCoordinatorShare)).come()
-            : Member(*port_, hello, deadline).come();
+            ? Coordinator(*port_, comm_.size(), hello, deadline.sooner(kCoordinatorShare)).arrive()
+            : Member(*port_, hello, deadline).arrive();
     if (!comm_.is_coordinator()) port_->enter(number);
     remember(port_->memory(), hello, number);
   } catch (...) {
@@ -532,7 +546,7 @@ Call::~Call() {
     port_->leave();
   } catch (...) {
     log(LogLevel::kWarning,
-        std::string("an exception came when a call had ended: ") + current_error().what());
+        std::string("could not end a save or load properly: ") + current_error().what());
   }
   end_turn();
 }
@@ -549,7 +563,7 @@ void Call::take_turn(Deadline deadline) {
   while (memory.caller) {
     if (memory.caller == std::this_thread::get_id()) {
       throw Error(ErrorCode::kInvalidArgument,
-                  "this thread is in a save or load of the same group already");
+                  "this thread is already in a save or load on the same group");
     }
     if (deadline.expired()) {
       throw Error(ErrorCode::kTimeout,

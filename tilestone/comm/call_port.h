@@ -1,5 +1,5 @@
-// CallPort: what a communicator offers beside its operations, so that calls (call.h) can be agreed
-// on. A communicator without one still works; its ranks must then make the same calls.
+// CallPort: the part of a communicator with which ranks agree on calls (call.h). A communicator
+// works without one, but then all ranks must make the same calls in the same order.
 #pragma once
 
 #include <chrono>
@@ -25,68 +25,68 @@ namespace comm_internal {
 struct Hello;
 }
 
-// What a rank's end of a group remembers from one call to the next. Lives as long as the group
-// does in this process; all ends of a process on one rank of a group share it. Its members are
-// call.cc's business.
+// What a rank's end of a group remembers from one call to the next. Exists as long as the group in
+// this process. If a process has several ends on one rank of a group, they share it. Only call.cc
+// uses the members.
 struct CallMemory {
   CallMemory();
   ~CallMemory();
   CallMemory(const CallMemory&) = delete;
   CallMemory& operator=(const CallMemory&) = delete;
 
-  // One call at a time: who makes it now.
+  // One call at a time. `caller` is the thread that makes a call now.
   std::mutex mutex;
   std::condition_variable freed;
   std::optional<std::thread::id> caller;
 
   std::deque<uint64_t> recent;  // fingerprints of the last calls, newest first
-  uint64_t since = 0;           // how many of them came after the last call that all ranks made
-  uint64_t agreed = 0;          // number of that one
-  // Coordinator: who has come and waits for an answer, and who has left and was not heard of since.
-  // Member: only rank 0, when the coordinator has left a call and was not heard of since.
+  uint64_t agreed = 0;          // number of the last call that all ranks made
+  uint64_t since = 0;           // how many of `recent` came after that call
+  // Coordinator: by rank, those that wait for an answer, and those that left and have sent nothing
+  // since. Member: at most rank 0, if the coordinator left a call and has sent nothing since.
   std::map<int, comm_internal::Hello> waiting;
-  // Coordinator: the nonces of the hellos that it answered last; and the ranks that have heard
-  // nothing of it since it left a call.
+  // Coordinator: by rank, the nonce of the last hello that it answered.
   std::map<int, uint64_t> answered;
+  // Coordinator: the ranks that it has sent nothing since it left a call.
   std::set<int> unaware;
-  // How long those who have come wait for a rank that has left and may come again.
+  // How long the others wait for a rank that has left and may arrive again.
   std::chrono::duration<double> grace{5};
 };
 
-// A short message beside the operations. Of those from one rank to another only the newest counts:
-// a communicator may drop older ones.
+// A short message that is not part of an operation. Only the newest notice from one rank to another
+// counts, so a communicator may drop older ones.
 struct Notice {
-  int rank = 0;  // to whom, or from whom
+  int rank = 0;  // the receiver; for a received notice, the sender
   Bytes bytes;   // a few KiB at most
-  // Received: that rank is known to be gone for ever, and why, as far as it is known.
+  // Received only: that rank is known to have ended. The text is the reason, "" if unknown.
   std::optional<std::string> lost;
 };
 
-// Used by one thread at a time, the one that makes the call.
+// Used by one thread at a time: the thread that makes the call.
 class CallPort {
  public:
   virtual ~CallPort() = default;
 
-  // Rank 0 sends to any other rank, the others send to rank 0. Does not wait for them; where it
-  // waits for what carries the notices, until the deadline at the longest, and then throws.
+  // Sends notices: rank 0 to any other rank, the others to rank 0. Does not wait for the receivers.
+  // If the transport itself blocks, waits until the deadline at most, and then throws.
   virtual void post(std::vector<Notice> notices, Deadline deadline) = 0;
-  // The notices that came since the last call of newest(), in the order in which they came from
-  // each rank; waits for the first, until the deadline, and then returns nothing.
-  // Where asking takes time itself, an answer is waited for until `limit`, and then this throws.
+  // The notices that have arrived since the last newest(); those of one rank keep their order. If
+  // there are none, waits for the first one until the deadline, and then returns none. If asking
+  // the transport takes time, waits for its answer until `limit` at most, and then throws.
   virtual std::vector<Notice> newest(Deadline deadline, Deadline limit) = 0;
 
   // The number of this rank's last operation or call.
   virtual uint64_t last_operation() const = 0;
-  // The operations of call number `call` begin: they are numbered on from it. No rank has used it
-  // or a larger number yet.
+  // Begins call number `call`. Its operations continue from that number. No rank has used this or a
+  // larger number yet.
   virtual void enter(uint64_t call) = 0;
-  // Operations of the call that was entered last end with `why` on every rank, now and later, but
-  // for those whose messages are there already.
+  // Makes every operation of the last call that was entered throw `why`, on every rank, now and
+  // later, except operations whose messages have arrived already.
   virtual void abort(const Error& why) = 0;
-  // The call's operations are over on this rank.
+  // Ends the call on this rank: no operation of it follows.
   virtual void leave() = 0;
 
-  // These ranks did not come to a call in time.
+  // Reports ranks that did not arrive at a call in time.
   virtual void missed(const std::vector<int>& ranks) { static_cast<void>(ranks); }
   virtual CallMemory& memory() = 0;
 };

@@ -16,14 +16,14 @@ namespace {
 
 using std::chrono::duration;
 
-constexpr duration<double> kPlenty{120};  // seconds; for what must come
-constexpr duration<double> kShort{0.1};   // for what can't come
+constexpr duration<double> kPlenty{120};  // seconds; for messages that must arrive
+constexpr duration<double> kShort{0.1};   // seconds; for messages that can't arrive
 constexpr size_t kMiB = size_t{1} << 20;
 
-// Sizes by rank: the same for all, or another for each.
+// The size in bytes of the message from one rank to another.
 using SizeOf = std::function<size_t(int from, int to)>;
 
-// What rank `from` sends to rank `to` in operation number `operation`.
+// The message from rank `from` to rank `to` in operation number `operation`.
 Bytes message(uint64_t operation, int from, int to, size_t size) {
   uint64_t state = operation * 1000003 + static_cast<uint64_t>(from * 1009 + to) + 1;
   Bytes out(size);
@@ -54,8 +54,7 @@ void expect_all_bytes(const std::vector<Bytes>& found, const std::vector<Bytes>&
   }
 }
 
-// One operation of each kind, checked. `number` makes its contents its own; `root` is ignored by
-// those that have none.
+// The kinds of operations.
 enum class Kind { kGather, kScatter, kBroadcast, kAllToAll, kAllGather, kBarrier };
 constexpr Kind kKinds[] = {Kind::kGather,   Kind::kScatter,   Kind::kBroadcast,
                            Kind::kAllToAll, Kind::kAllGather, Kind::kBarrier};
@@ -64,6 +63,8 @@ bool has_root(Kind kind) {
   return kind == Kind::kGather || kind == Kind::kScatter || kind == Kind::kBroadcast;
 }
 
+// Runs one operation and checks its result. The bytes that are sent depend on `number`. Kinds
+// without a root ignore `root`.
 class Step {
  public:
   Step(const Communicator& comm, Kind kind, int root, uint64_t number, SizeOf size_of,
@@ -155,7 +156,7 @@ Step random_step(const Communicator& comm, std::mt19937_64& random, uint64_t num
   });
 }
 
-// Whether the rank can fail without `absent`, and whether it must.
+// Whether the rank can fail if `absent` is missing. Sets `surely` to whether it must fail.
 bool needs(Kind kind, int rank, int root, int absent, bool* surely) {
   switch (kind) {
     case Kind::kGather:
@@ -173,7 +174,7 @@ bool needs(Kind kind, int rank, int root, int absent, bool* surely) {
   return true;
 }
 
-// Whether the number stands in the text by itself.
+// Whether the text contains the rank as a number of its own.
 bool names(const std::string& text, int rank) {
   const std::string number = std::to_string(rank);
   for (size_t at = text.find(number); at != std::string::npos; at = text.find(number, at + 1)) {
@@ -186,7 +187,7 @@ bool names(const std::string& text, int rank) {
   return false;
 }
 
-// On a busy machine others may be late as well, and are named beside the one that must be.
+// Checks that the error names `absent`. On a busy machine it may name other late ranks too.
 void expect_names(const std::optional<Error>& error, int absent, bool surely,
                   const std::string& what) {
   if (!error) {
@@ -197,8 +198,8 @@ void expect_names(const std::optional<Error>& error, int absent, bool surely,
   EXPECT_TRUE(names(error->message(), absent)) << what << ": " << error->what();
 }
 
-// In an all_gather rank 0 learns first who is missing and says so to the others, who have more
-// time.
+// In an all_gather, rank 0 learns first which rank is missing and tells the others, which must wait
+// longer for this.
 bool waits_for_verdict(Kind kind, int rank, int absent) {
   return (kind == Kind::kAllGather || kind == Kind::kBarrier) && rank != 0 && absent != 0;
 }
@@ -225,7 +226,7 @@ void check_missing_in(const Communicator& comm, Kind kind, int root, int absent,
   }
   rendezvous();
   if (comm.rank() == absent) {
-    // Too late; whether it ends well depends on what the others left behind.
+    // Too late: it may succeed or fail, depending on the messages that the others have sent.
     Step(comm, kind, root, number, same_size, Deadline::after(kShort)).error();
   }
   rendezvous();
@@ -236,7 +237,7 @@ template <typename Call>
 void expect_invalid(Call call, const std::string& text) {
   try {
     call();
-    ADD_FAILURE() << "no error, expected: " << text;
+    ADD_FAILURE() << "no error was thrown, expected: " << text;
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
     EXPECT_EQ(error.message(), text);

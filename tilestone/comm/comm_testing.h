@@ -1,5 +1,5 @@
-// The conformance suite that every communicator passes. Each function is called by all ranks of
-// the group at once, from their own threads or processes, and checks with GoogleTest's EXPECT_*.
+// The conformance suite that every communicator must pass. All ranks of the group call each
+// function at once, from their own threads or processes. It checks with GoogleTest's EXPECT_*.
 #pragma once
 
 #include <cstdint>
@@ -9,24 +9,24 @@
 
 namespace tilestone::comm_testing {
 
-// Waits for all ranks of the group, by other means than the communicator under test.
+// Waits for all ranks of the group without using the communicator under test.
 using Rendezvous = std::function<void()>;
 
-// Every operation, every root, sizes 0, 1, 1 MiB and another for each rank.
+// Checks every operation with every root and with sizes of 0, 1 and 1 MiB and a size per rank.
 void check_every_operation(const Communicator& comm);
 
-// `count` operations drawn from `seed`, with random roots and sizes. The same seed on every rank.
+// Checks `count` random operations with random roots and sizes. All ranks must pass the same seed.
 void check_random_operations(const Communicator& comm, uint64_t seed, int count);
 
-// Rank `absent` doesn't make a call: every other rank that depends on it gets kTimeout with its
-// number. It makes the call late, and the group goes on in step, for each operation in turn. Needs
-// two ranks or more.
+// For each operation: rank `absent` does not call it. Every other rank that depends on it must get
+// kTimeout with its number. Then `absent` calls it late, and the group must be in step. Needs at
+// least two ranks.
 void check_missing_caller(const Communicator& comm, int absent, const Rendezvous& rendezvous);
 
-// A bad root and a wrong number of parts are refused, and the group goes on in step.
+// A bad root and a wrong number of parts must be refused, and the group must stay in step.
 void check_bad_arguments(const Communicator& comm);
 
-// Two groups that this rank belongs to, used in turn (rows and columns of a grid of ranks).
+// Uses two groups of this rank alternately (rows and columns of a grid of ranks).
 void check_two_groups(const Communicator& row, const Communicator& column, uint64_t seed);
 
 }  // namespace tilestone::comm_testing

@@ -1,8 +1,8 @@
-// all_gather and barrier are a gather to rank 0 and a broadcast from it. A rank that is missing is
-// known to rank 0 only, so rank 0 gives the gather nine tenths of the time and uses the last tenth
-// to say it to the others: the broadcast carries either everybody's bytes or rank 0's error, and
-// every rank throws the same. Whatever happens, each rank makes both calls, so that the group stays
-// in step for later ones.
+// all_gather and barrier are a gather to rank 0 and a broadcast from it. Only rank 0 knows which
+// rank is missing. So the gather gets nine tenths of the time, and rank 0 uses the last tenth to
+// tell the others: the broadcast carries either the bytes of all ranks or rank 0's error, and every
+// rank throws the same error. Each rank makes both operations in any case, so that the group stays
+// in step.
 #include "tilestone/comm/communicator.h"
 
 #include <optional>
@@ -64,7 +64,7 @@ std::vector<Bytes> Communicator::all_gather(ByteView mine, Deadline deadline) co
   try {
     verdict = broadcast(verdict, 0, deadline);
   } catch (...) {
-    if (failure) throw *failure;  // the first error is the cause
+    if (failure) throw *failure;  // the first error caused the second
     throw;
   }
   if (failure) throw *failure;

@@ -1,17 +1,18 @@
-// Communicator: moves bytes between the ranks of a group, nothing else.
+// Communicator: moves bytes between the ranks of a group.
 //
-// Every rank of the group makes the same operations in the same order. Every operation takes a
-// deadline; past it, it throws Error(kTimeout) that names the operation and, where this rank can
-// know it, who is missing. A rank that is known to be gone gives Error(kRankFailed) with its
-// number. After an error the group may be used again by ranks that all saw it; messages of an
-// operation that failed are never mistaken for those of a later one.
+// All ranks of the group make the same operations in the same order. Every operation takes a
+// deadline. After it, the operation throws Error(kTimeout), which names the operation and, if this
+// rank knows them, the missing ranks. If a rank is known to have ended, the operation throws
+// Error(kRankFailed) with its number. After an error that all ranks saw, they may use the group
+// again: messages of a failed operation are never mistaken for messages of a later one.
 //
-// Each rank counts its operations. Inside a Call (call.h) they are numbered on from a number that
-// the ranks agree on at its beginning, so whatever a rank did before makes no difference.
-// Operations outside of calls are numbered on from the last one: ranks that skip or repeat one
-// there are out of step with the others until the next Call.
+// Each rank counts its operations. Inside a Call (call.h) the numbers continue from a number that
+// the ranks agree on when the call begins, so earlier differences between ranks do not matter.
+// Outside of calls they continue from the last operation. A rank that skips or repeats an operation
+// there is out of step with the others until the next Call.
 //
-// A rank uses a group from one thread at a time; calls of several threads follow one another.
+// Only one thread of a rank at a time may use a group; calls of several threads run one after the
+// other.
 #pragma once
 
 #include <memory>
@@ -25,9 +26,9 @@ namespace tilestone {
 
 class CallPort;
 
-// What an engine of ranks implements: point-to-point bytes would be enough for all of these, so
-// an implementation is free to use its own collectives. Sizes differ by rank, 0 included; messages
-// of more than 2 GiB are the implementation's business.
+// The interface that each kind of communicator implements, with point-to-point messages or with its
+// own collectives. The sizes of the messages may differ between ranks and may be 0. The
+// implementation must also support messages of more than 2 GiB.
 class CommunicatorImpl {
  public:
   virtual ~CommunicatorImpl() = default;
@@ -35,19 +36,20 @@ class CommunicatorImpl {
   virtual int size() const = 0;
   virtual std::string describe() const = 0;  // "threads", "mpi", "torch.distributed (gloo)"
 
-  // At root: every rank's bytes, by rank. Elsewhere: empty.
+  // At `root`: the bytes of every rank, by rank. On other ranks: empty.
   virtual std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) = 0;
-  // `parts` counts at root only: parts[r] goes to rank r.
+  // `parts` is used at `root` only: parts[r] goes to rank r. Returns this rank's part.
   virtual Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) = 0;
+  // `mine` is used at `root` only. Returns the bytes of `root` on every rank.
   virtual Bytes broadcast(ByteView mine, int root, Deadline deadline) = 0;
-  // to[r] goes to rank r; the result's [r] came from rank r.
+  // to[r] goes to rank r; element [r] of the result came from rank r.
   virtual std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) = 0;
 
-  // Null: ranks can't agree on calls, and stay apart once one has skipped an operation.
+  // Null: the ranks can't agree on calls, so a rank that skips an operation stays out of step.
   virtual CallPort* call_port() { return nullptr; }
 };
 
-// A cheap handle on a rank's end of a group; copies share it.
+// A cheap handle to a rank's end of a group. Copies share the end.
 class Communicator {
  public:
   Communicator();  // solo: a group of one
@@ -70,7 +72,9 @@ class Communicator {
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) const {
     return impl_->all_to_all(std::move(to), deadline);
   }
+  // The bytes of every rank, by rank, on every rank.
   std::vector<Bytes> all_gather(ByteView mine, Deadline deadline) const;
+  // Returns when all ranks have called it.
   void barrier(Deadline deadline) const;
   CallPort* call_port() const { return impl_->call_port(); }
 

@@ -1,18 +1,21 @@
 // How an operation runs:
 //
-// 1. Every rank counts its operations; all make the same ones in the same order, so the number is
-//    the same everywhere. It is the messages' tag, and stands in full in their headers. A call
-//    (call.h) begins with a number that is new to all ranks.
-// 2. All sends and receives of the operation are posted at once, then polled (first yielding, later
-//    sleeping) until all are complete or the deadline has passed. Nothing blocks inside MPI.
-// 3. Past the deadline the peers of the transfers that are left are the missing ranks. MPI may
-//    still touch those transfers' memory (a send can't be cancelled), so they are kept, and polled
-//    along with later operations: what comes late is received under its old tag and dropped, and a
-//    late sender gets rid of its message. No tag is used again before 2^30 other operations.
+// 1. Every rank counts its operations. All ranks make the same operations in the same order, so an
+//    operation has the same number on every rank. The number modulo the number of tags is the tag
+//    of the messages; the full number is in their headers. A call (call.h) begins with a number
+//    that no rank has used.
+// 2. All sends and receives of the operation are posted at once. They are polled (at first with
+//    yields, later with sleeps) until all are complete or the deadline has passed. Nothing blocks
+//    inside MPI.
+// 3. After the deadline, the peers of the incomplete transfers are the missing ranks. MPI may still
+//    access the memory of these transfers (a send can't be cancelled), so they are kept and polled
+//    during later operations. A late message is received under its old tag and dropped, so a late
+//    sender can complete its send. A tag is used again only after as many other operations as MPI
+//    has tags, at most 2^30.
 //
-// Gather and scatter are linear in the root. A broadcast sends each rank one message straight from
-// the root, so that a rank that died cuts nobody off from a short message (a verdict, an error);
-// a long payload follows down a binomial tree.
+// In gather and scatter, the root exchanges one message with each rank. In a broadcast, the root
+// sends each rank one message directly, so a rank that has died cuts off no other rank from a short
+// message (a verdict, an error). A long payload follows down a binomial tree.
 #include "tilestone/comm/mpi.h"
 
 #include <pthread.h>
@@ -47,7 +50,7 @@ constexpr int kYieldingPolls = 100;
 constexpr microseconds kShortestSleep{10};
 constexpr microseconds kLongestSleep{500};
 
-// How many communicators have missed a rank that they haven't heard of since.
+// The number of communicators with a missing rank that has sent nothing since.
 std::atomic<int> communicators_with_missing_ranks{0};
 
 void check_mpi(int code, const char* what) {
@@ -64,7 +67,7 @@ bool finalized() {
   return flag != 0;
 }
 
-// Communicators whose duplication was given up on. MPI may still write them.
+// A communicator that is being duplicated.
 struct Duplicate {
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Request request = MPI_REQUEST_NULL;
@@ -73,13 +76,14 @@ struct Duplicate {
     return MPI_Test(&request, &flag, MPI_STATUS_IGNORE) == MPI_SUCCESS && flag != 0;
   }
 };
+// The duplications that were given up at their deadline. MPI may still write to them.
 class GivenUp {
  public:
   void add(std::unique_ptr<Duplicate> duplicate) {
     const std::lock_guard lock(mutex_);
     duplicates_.push_back(std::move(duplicate));
   }
-  bool have_come() {  // the ranks that were missing
+  bool are_complete() {  // whether the missing ranks have joined all of them
     const std::lock_guard lock(mutex_);
     return std::all_of(duplicates_.begin(), duplicates_.end(),
                        [](const auto& duplicate) { return duplicate->is_complete(); });
@@ -90,14 +94,16 @@ class GivenUp {
   std::vector<std::unique_ptr<Duplicate>> duplicates_;
 };
 GivenUp& given_up() {
-  static GivenUp* const list = new GivenUp;  // outlives all
+  static GivenUp* const list = new GivenUp;  // never destroyed
   return *list;
 }
 
-// Whether this process was forked after MPI was initialised. MPI's connections are its parent's.
+// Whether this process was forked after MPI was initialised. MPI's connections belong to the
+// parent.
 std::atomic<bool> forked_child{false};
 
-// From the loading of the library on: who initialises MPI without it may fork before its first use.
+// Installed when the library is loaded, because a program that initialises MPI itself may fork
+// before it first uses this communicator.
 [[maybe_unused]] const int noting_forks = ::pthread_atfork(nullptr, nullptr, [] {
   int initialized = 0;
   if (MPI_Initialized(&initialized) == MPI_SUCCESS && initialized != 0) forked_child = true;
@@ -107,25 +113,25 @@ void refuse_in_forked_child() {
   if (!forked_child) return;
   throw Error(
       ErrorCode::kUnsupported,
-      "MPI was initialised before this process was forked; its connections are the parent's")
-      .with_hint("save and load in the parent, or alone with solo()");
+      "MPI was initialised before this process was forked; its connections belong to the parent")
+      .with_hint("save and load in the parent process, or in this process alone with solo()");
 }
 
 void finalize_at_exit() {
   if (!forked_child && !finalized() && communicators_with_missing_ranks == 0 &&
-      given_up().have_come()) {
+      given_up().are_complete()) {
     MPI_Finalize();
   }
 }
 
-// Does nothing when MPI is initialised already.
+// Initialises MPI unless it is initialised already. Warns if the thread level is too low.
 void initialize() {
   static std::mutex mutex;
   refuse_in_forked_child();
   std::lock_guard lock(mutex);
   int initialized = 0;
   check_mpi(MPI_Initialized(&initialized), "MPI_Initialized");
-  if (finalized()) throw Error(ErrorCode::kUnsupported, "MPI is finalised already");
+  if (finalized()) throw Error(ErrorCode::kUnsupported, "MPI has already been finalised");
   int provided = 0;
   if (initialized) {
     check_mpi(MPI_Query_thread(&provided), "MPI_Query_thread");
@@ -140,7 +146,7 @@ void initialize() {
   }
 }
 
-// Waits a little between two polls, longer as they go on finding nothing.
+// Waits between two polls. The waits get longer while the polls find nothing.
 class Backoff {
  public:
   void reset() { *this = Backoff(); }
@@ -158,7 +164,7 @@ class Backoff {
   microseconds sleep_ = kShortestSleep;
 };
 
-// The ranks that an operation waited for in vain and that were not heard of since.
+// The ranks that an operation missed and that have sent nothing since.
 class MissingRanks {
  public:
   void add(const std::vector<int>& ranks) {
@@ -174,7 +180,7 @@ class MissingRanks {
   std::set<int> ranks_;
 };
 
-// What operations of one communicator share.
+// The state that the operations of one communicator share.
 struct Channel {
   Channel(MPI_Comm original, size_t piece_bytes, size_t tree_bytes, Deadline deadline);
   ~Channel();
@@ -189,14 +195,14 @@ struct Channel {
   uint64_t tags = kMaxTags;
   size_t piece_bytes;
   size_t tree_bytes;
-  uint64_t operation = 0;  // number of the last one, or of the call
-  uint64_t call = 0;       // number of the call under way
+  uint64_t operation = 0;  // number of the last operation or call
+  uint64_t call = 0;       // number of the current call; 0 outside of calls
   std::vector<std::unique_ptr<MpiTransfer>> abandoned;
   MissingRanks missing;
   MpiNotices notices;
 };
 
-// Collective: waits for all ranks.
+// Collective: waits until all ranks have called it. Error(kTimeout) after the deadline.
 MPI_Comm duplicate(MPI_Comm original, Deadline deadline) {
   auto copy = std::make_unique<Duplicate>();
   check_mpi(MPI_Comm_idup(original, &copy->comm, &copy->request), "MPI_Comm_idup");
@@ -205,8 +211,8 @@ MPI_Comm duplicate(MPI_Comm original, Deadline deadline) {
     if (deadline.expired()) {
       given_up().add(std::move(copy));
       throw Error(ErrorCode::kTimeout,
-                  "the deadline passed while a communicator of MPI was duplicated: not all of its "
-                  "ranks made the same call");
+                  "the deadline passed while duplicating an MPI communicator: not all of its ranks "
+                  "made the same call");
     }
     backoff.wait();
   }
@@ -232,7 +238,7 @@ Channel::~Channel() {
   const bool inherited = forked_child;
   if (!inherited && !finalized()) progress_abandoned();
   if (inherited || finalized() || !abandoned.empty() || notices.is_busy()) {
-    // MPI may touch these for as long as the process lives.
+    // MPI may access this memory until the process ends, so it is leaked.
     for (auto& transfer : abandoned) static_cast<void>(transfer.release());
     notices.release();
     return;
@@ -249,17 +255,18 @@ void Channel::progress_abandoned() {
   std::erase_if(abandoned, [this](std::unique_ptr<MpiTransfer>& transfer) {
     try {
       if (!transfer->complete()) return false;
-      missing.heard_of(transfer->peer());  // a send that had to wait was waiting for the peer
+      missing.heard_of(transfer->peer());  // also after a send: it had to wait for the peer
       return true;
     } catch (const std::exception& error) {
-      log(LogLevel::kWarning, std::string("late message: ") + error.what());
-      static_cast<void>(transfer.release());  // its memory may still be MPI's
+      log(LogLevel::kWarning,
+          std::string("could not complete a message after its operation failed: ") + error.what());
+      static_cast<void>(transfer.release());  // leaked: MPI may still access its memory
       return true;
     }
   });
 }
 
-// One operation of this rank: what it sends and receives. Whatever is incomplete at its end is left
+// The sends and receives of one operation of this rank. The destructor leaves incomplete transfers
 // to the channel.
 class Operation {
  public:
@@ -277,18 +284,19 @@ class Operation {
     post(std::make_unique<MpiSend>(route(to), std::move(message)));
   }
   void send(int to, Bytes message) { send(to, std::make_shared<const Bytes>(std::move(message))); }
-  // To be read after wait(); lives as long as the operation.
+  // Starts to receive a message. Take it after wait(); the pointer is valid as long as the
+  // operation.
   MpiReceive* receive(int from) {
     auto transfer = std::make_unique<MpiReceive>(route(from));
     MpiReceive* receive = transfer.get();
     post(std::move(transfer));
     return receive;
   }
-  // Until all that was posted is complete.
+  // Waits until all sends and receives are complete. Error(kTimeout) after the deadline.
   void wait();
 
   Bytes receive_one(int from);
-  // By rank; `own` stands at this one.
+  // The messages of all ranks, by rank; `own` is this rank's element.
   std::vector<Bytes> receive_from_others(Bytes own);
 
  private:
@@ -305,7 +313,7 @@ class Operation {
     pending_.push_back(transfers_.back().get());
     pending_.back()->start();
   }
-  bool progress();  // true when a transfer was completed
+  bool progress();  // returns whether a transfer was completed
 
   Channel& channel_;
   const char* name_;
@@ -372,8 +380,8 @@ std::vector<Bytes> Operation::receive_from_others(Bytes own) {
   return all;
 }
 
-// The first message of a broadcast, to everybody: whether the payload is in it or follows down the
-// tree.
+// The first byte of the first message of a broadcast, which goes to every rank: whether the payload
+// is in this message or follows down the tree.
 enum class Follows : uint8_t { kNothing = 0, kPayload = 1 };
 
 Bytes opening(ByteView payload, bool tree) {
@@ -406,7 +414,7 @@ class Mpi final : public CommunicatorImpl, private CallPort {
   }
   std::vector<Notice> newest(Deadline deadline, Deadline limit) override;
   uint64_t last_operation() const override {
-    refuse_in_forked_child();  // first of what a call asks
+    refuse_in_forked_child();  // a call asks for this number first
     return channel_.operation;
   }
   void enter(uint64_t call) override { channel_.operation = channel_.call = call; }

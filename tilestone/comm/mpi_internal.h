@@ -1,4 +1,4 @@
-// What the tests of the MPI communicator need beside mpi.h.
+// Declarations for the tests of the MPI communicator, in addition to mpi.h.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,13 @@
 
 namespace tilestone::comm_internal {
 
-// MPI counts in int, so a longer message goes in pieces of this many bytes.
+// MPI counts bytes as int, so a longer message is sent in pieces of this many bytes.
 inline constexpr size_t kPieceBytes = size_t{1} << 30;
-// A broadcast of more bytes goes down a tree; less, straight from the root to everybody.
+// A broadcast of more bytes goes down a tree. A smaller one goes from the root to each rank.
 inline constexpr size_t kTreeBytes = size_t{64} << 10;
 
-// mpi_communicator with other limits, so that tests see pieces without gigabytes of memory. The
-// same on every rank. handle: an MPI_Comm*.
+// mpi_communicator with other limits, so that tests can test pieces with little memory. All ranks
+// must pass the same limits. `handle` is an MPI_Comm*.
 Communicator mpi_communicator(const void* handle, size_t piece_bytes, size_t tree_bytes,
                               Deadline deadline = Deadline::never());
 

@@ -1,4 +1,4 @@
-// A message is one byte that says what it is, and then the notice, or the call's number and the
+// A message is one byte for its kind, followed by the notice, or by the call's number and the
 // error.
 #include "tilestone/comm/mpi_notices_internal.h"
 
@@ -102,9 +102,9 @@ void MpiNotices::receive() {
     MPI_Message handle = MPI_MESSAGE_NULL;
     MPI_Status status;
     check_mpi(MPI_Improbe(MPI_ANY_SOURCE, tag_, comm_, &found, &handle, &status),
-              "MPI could not look for notices");
+              "MPI could not check for notices");
     if (!found) return;
-    check_mpi(MPI_Get_count(&status, MPI_BYTE, &size), "MPI could not look for notices");
+    check_mpi(MPI_Get_count(&status, MPI_BYTE, &size), "MPI could not check for notices");
     Message& message = coming_.emplace_back(
         Message{status.MPI_SOURCE, Bytes(static_cast<size_t>(size)), MPI_REQUEST_NULL});
     check_mpi(MPI_Imrecv(message.bytes.data(), size, MPI_BYTE, &handle, &message.request),

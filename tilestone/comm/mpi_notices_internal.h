@@ -1,5 +1,5 @@
-// Notices between MPI ranks, and the errors with which ranks end a call: short messages of one tag
-// of their own, sent and received without blocking.
+// Sends notices between MPI ranks, and the errors that abort a call. Both are short messages with a
+// tag of their own, sent and received without blocking.
 #pragma once
 
 #include <mpi.h>
@@ -16,7 +16,7 @@ namespace tilestone::comm_internal {
 
 class MpiNotices {
  public:
-  // `heard_of` is called with the rank of each message that comes.
+  // `heard_of` is called with the sender's rank for each message that arrives.
   MpiNotices(std::function<void(int)> heard_of) : heard_of_(std::move(heard_of)) {}
   MpiNotices(const MpiNotices&) = delete;
   MpiNotices& operator=(const MpiNotices&) = delete;
@@ -24,17 +24,17 @@ class MpiNotices {
   void open(MPI_Comm comm, int tag, int rank, int size);
 
   void post(std::vector<Notice> notices);
-  // Of each rank the newest one, and only once.
+  // The newest notice of each rank that take() has not returned before.
   std::vector<Notice> take();
   void abort(uint64_t call, const Error& why);
-  // Throws the error with which a rank has ended the call.
+  // If a rank has aborted the call, throws its error.
   void check(uint64_t call) const;
 
-  // Sends and receives what can be.
+  // Makes progress with all messages, without blocking.
   void progress();
-  // Whether MPI may still touch the memory of a message.
+  // Whether MPI may still access the memory of a message.
   bool is_busy() const { return !leaving_.empty() || !coming_.empty(); }
-  // Gives that memory up to MPI for as long as the process lives.
+  // Leaks that memory, so that MPI can access it until the process ends.
   void release();
 
  private:
@@ -52,9 +52,9 @@ class MpiNotices {
   int tag_ = 0;
   int rank_ = 0;
   int size_ = 0;
-  std::list<Message> leaving_, coming_;  // in order; their addresses stay
-  std::map<int, Bytes> notices_;         // newest, by rank
-  std::map<uint64_t, Error> aborted_;    // by the calls' numbers
+  std::list<Message> leaving_, coming_;  // oldest first; a list keeps the addresses of its elements
+  std::map<int, Bytes> notices_;         // the newest notice, by rank
+  std::map<uint64_t, Error> aborted_;    // by call number
 };
 
 }  // namespace tilestone::comm_internal

@@ -7,7 +7,7 @@
 namespace tilestone::comm_internal {
 namespace {
 
-// Calls visit(offset, bytes) for each piece.
+// Calls visit(offset, bytes) for each piece of a payload of `size` bytes.
 template <typename Visit>
 void for_each_piece(size_t size, size_t piece_bytes, Visit visit) {
   for (size_t offset = 0; offset < size; offset += piece_bytes) {
@@ -64,11 +64,10 @@ void MpiReceive::start() {
 
 void MpiReceive::start_payload() {
   if (header_.operation != route_.operation) {
-    throw Error(ErrorCode::kInternal, std::string(route_.operation_name) +
-                                          ": a message of operation " +
-                                          std::to_string(header_.operation) + " came from rank " +
-                                          std::to_string(peer()) + ", expected operation " +
-                                          std::to_string(route_.operation))
+    throw Error(ErrorCode::kInternal,
+                std::string(route_.operation_name) + ": rank " + std::to_string(peer()) +
+                    " sent a message of operation " + std::to_string(header_.operation) +
+                    ", expected operation " + std::to_string(route_.operation))
         .with_rank(peer());
   }
   payload_.resize(header_.size);

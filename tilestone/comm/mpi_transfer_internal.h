@@ -1,8 +1,8 @@
 // One message between two MPI ranks, sent or received without blocking.
 //
-// On the wire a message is a header (operation number, payload size) and then the payload in
-// pieces, all with the same tag; MPI keeps the order of messages between two ranks of one tag, so
-// several messages of one operation follow one another.
+// A message is sent as a header (operation number, payload size) followed by the payload in pieces,
+// all with the same tag. MPI keeps the order of messages with one tag between two ranks, so the
+// messages of an operation arrive in the order in which they were sent.
 #pragma once
 
 #include <mpi.h>
@@ -19,9 +19,9 @@ struct MpiHeader {
   uint64_t size = 0;  // of the payload, bytes
 };
 
-// Where and under which number a message travels.
+// The address of a message: communicator, peer, tag and operation number.
 struct MpiRoute {
-  const char* operation_name = "";  // lives for ever
+  const char* operation_name = "";  // a string literal
   MPI_Comm comm = MPI_COMM_NULL;
   int peer = 0;
   int tag = 0;
@@ -29,8 +29,8 @@ struct MpiRoute {
   size_t piece_bytes = 0;
 };
 
-// MPI reads and writes the object's memory until the transfer is complete: it must neither move
-// nor go before that.
+// MPI accesses the object's memory until the transfer is complete. Until then the object must not
+// be moved or destroyed.
 class MpiTransfer {
  public:
   explicit MpiTransfer(const MpiRoute& route) : route_(route) {}
@@ -40,12 +40,12 @@ class MpiTransfer {
 
   int peer() const { return route_.peer; }
 
-  virtual void start() = 0;     // once
-  virtual bool complete() = 0;  // makes progress; true once all bytes have gone or come
+  virtual void start() = 0;     // call once
+  virtual bool complete() = 0;  // makes progress; true when all bytes are sent or received
   virtual bool receives() const = 0;
 
  protected:
-  // Throws kRankFailed, naming the peer, when `code` is an MPI error.
+  // Throws Error(kRankFailed), which names the peer, if `code` is an MPI error.
   void check(int code, const char* what) const;
   bool requests_complete(const char* what);
 

@@ -1,4 +1,4 @@
-// Built in place of mpi.cc where there is no MPI.
+// Replaces mpi.cc if MPI is not available.
 #include "tilestone/base/error.h"
 #include "tilestone/comm/mpi.h"
 
@@ -6,7 +6,7 @@ namespace tilestone {
 namespace {
 
 [[noreturn]] void refuse() {
-  throw Error(ErrorCode::kUnsupported, "this build of Tilestone has no MPI")
+  throw Error(ErrorCode::kUnsupported, "this build of Tilestone does not support MPI")
       .with_hint("install Open MPI (Debian: libopenmpi-dev) and build with TILESTONE_MPI=ON");
 }
 

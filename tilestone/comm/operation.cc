@@ -7,9 +7,9 @@ namespace {
 
 constexpr size_t kNamedRanks = 8;
 
-std::string quoted(std::string_view operation) { return std::string(operation) + ": "; }
+std::string prefix(std::string_view operation) { return std::string(operation) + ": "; }
 
-// Position in a tree whose top is at position 0, and back.
+// Convert between a rank and its position in the tree, whose root has position 0.
 int to_position(int rank, int root, int size) { return (rank - root + size) % size; }
 int to_rank(int position, int root, int size) { return (position + root) % size; }
 
@@ -24,14 +24,14 @@ void check_size(std::string_view group, int size) {
 
 void check_root(std::string_view operation, int root, int size) {
   if (root >= 0 && root < size) return;
-  throw Error(ErrorCode::kInvalidArgument, quoted(operation) + "root is " + std::to_string(root) +
+  throw Error(ErrorCode::kInvalidArgument, prefix(operation) + "root is " + std::to_string(root) +
                                                ", expected a rank from 0 to " +
                                                std::to_string(size - 1));
 }
 
 void check_parts(std::string_view operation, size_t parts, int size) {
   if (parts == static_cast<size_t>(size)) return;
-  throw Error(ErrorCode::kInvalidArgument, quoted(operation) + "found " + std::to_string(parts) +
+  throw Error(ErrorCode::kInvalidArgument, prefix(operation) + "found " + std::to_string(parts) +
                                                " parts, expected one for each of " +
                                                std::to_string(size) + " ranks");
 }
@@ -49,14 +49,14 @@ std::string rank_list(const std::vector<int>& ranks) {
 
 Error timed_out(std::string_view operation, const std::vector<int>& missing) {
   return Error(ErrorCode::kTimeout,
-               quoted(operation) + "the deadline passed while waiting for " + rank_list(missing))
+               prefix(operation) + "the deadline passed while waiting for " + rank_list(missing))
       .with_rank(missing.front())
-      .with_hint("look at what that rank was doing, or grant more time");
+      .with_hint("check what that rank was doing, or use a longer timeout");
 }
 
 Error rank_failed(std::string_view operation, const std::vector<int>& gone, std::string_view why) {
   std::string message =
-      quoted(operation) + rank_list(gone) + (gone.size() == 1 ? " is" : " are") + " gone";
+      prefix(operation) + rank_list(gone) + (gone.size() == 1 ? " is" : " are") + " gone";
   if (!why.empty()) message.append(": ").append(why);
   return Error(ErrorCode::kRankFailed, std::move(message)).with_rank(gone.front());
 }

@@ -1,4 +1,4 @@
-// What the communicators share: argument checks, the wording of errors, the broadcast tree.
+// Functions that the communicators share: argument checks, error messages, the broadcast tree.
 #pragma once
 
 #include <cstddef>
@@ -10,21 +10,23 @@
 
 namespace tilestone::comm_internal {
 
-// Throw kInvalidArgument.
-void check_size(std::string_view group, int size);                     // at least one rank
+// These throw Error(kInvalidArgument) unless the condition on the right holds.
+void check_size(std::string_view group, int size);                     // size >= 1
 void check_root(std::string_view operation, int root, int size);       // 0 <= root < size
-void check_parts(std::string_view operation, size_t parts, int size);  // one part a rank
+void check_parts(std::string_view operation, size_t parts, int size);  // one part per rank
 
-// "rank 3", "ranks 3 and 7", "ranks 3, 7, 9, 11, 20, 21, 30, 31 and 12 more". Not empty.
+// "rank 3", "ranks 3 and 7", "ranks 3, 7, 9, 11, 20, 21, 30, 31 and 12 more". `ranks` must not be
+// empty.
 std::string rank_list(const std::vector<int>& ranks);
 
-// kTimeout and kRankFailed; rank() is the first of `missing`. `why` may be empty.
+// Make an Error(kTimeout) and an Error(kRankFailed); its rank() is the first of the ranks, which
+// must not be empty. `why` may be empty.
 Error timed_out(std::string_view operation, const std::vector<int>& missing);
 Error rank_failed(std::string_view operation, const std::vector<int>& gone, std::string_view why);
 
-// A binomial tree over ranks 0 .. size-1 with `root` at its top: every other rank has one parent,
-// and no rank is more than log2(size) steps from the root. The root's parent is -1. Children come
-// with the deepest subtree first.
+// A binomial tree over the ranks 0 to size - 1 with `root` at its top. Every other rank has one
+// parent; the parent of `root` is -1. No rank is more than log2(size) steps from `root`. The child
+// with the deepest subtree comes first.
 int tree_parent(int rank, int root, int size);
 std::vector<int> tree_children(int rank, int root, int size);
 

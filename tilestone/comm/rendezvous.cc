@@ -1,15 +1,17 @@
-// How to know who is behind. Rank r is behind rank q when q has made r's call already and r has
-// not made q's: q went on, r is late or repeats a call. Two pieces of evidence, the stronger first:
+// How to tell which rank is behind. Rank r is behind rank q if q has already made r's call and r
+// has not made q's call: q went on, and r is late or repeats a call. There are two kinds of
+// evidence, the stronger one first:
 //
-// 1. the calls since the last one that all ranks made. Both began there, so what is in there was
-//    made by one rank and not by the other;
-// 2. all recent calls, where the first says nothing: a call from before is being repeated.
+// 1. the calls since the last call that all ranks made. Both ranks started there, so a call in this
+//    list was made by one rank and not by the other;
+// 2. all recent calls, if the first kind is inconclusive: then a rank repeats an earlier call.
 //
-// A program that uses the same places in turn gives evidence for both sides. Of the first kind: the
-// rank with fewer calls is behind, else those who are fewer. To let one side wait is right even
-// when it is the wrong side, for then the two move towards each other; if both failed, they would
-// stay apart. Of the second kind: nobody is known to be behind. All fail, and there is evidence of
-// the first kind in their next calls.
+// A program that uses the same places alternately gives evidence for both sides. With evidence of
+// the first kind, the side with fewer calls since then is behind; if they are equal, the side with
+// fewer ranks. Letting one side wait is right even if it is the wrong side, because then the two
+// sides approach each other; if both failed, they would stay apart. With evidence of the second
+// kind, no rank is known to be behind. All ranks fail, and their next calls give evidence of the
+// first kind.
 #include <algorithm>
 #include <map>
 
@@ -22,7 +24,7 @@ namespace {
 
 using Hellos = std::vector<std::optional<Hello>>;
 
-// Whether `by` has `call` among its `newest` last calls.
+// Whether `call` is one of the last `newest` calls of `by`.
 bool made(const Hello& by, const Hello& call, uint64_t newest) {
   const auto count = static_cast<ptrdiff_t>(std::min<uint64_t>(newest, by.recent.size()));
   const auto end = by.recent.begin() + count;
@@ -64,13 +66,13 @@ class Rendezvous {
   }
 
  private:
-  // Ranks that say the same. There are few of these, however many ranks there are.
+  // Ranks with equal hellos. There are only a few views, even if there are many ranks.
   struct View {
     const Hello* hello;
     std::vector<size_t> ranks;  // ascending
   };
 
-  // As text, whose comparison GCC 12 does not warn of at -O3 as it does of vectors of bytes.
+  // A string, because comparing vectors of bytes gives a warning with GCC 12 at -O3.
   static std::string view_of(Hello hello) {
     hello.nonce = hello.last_operation = 0;
     const Bytes encoded = hello.encode();
@@ -88,7 +90,8 @@ class Rendezvous {
                        [](const auto& hello) { return hello && hello->left; });
   }
 
-  // Ranks that name no place fit all others, who are compared with one that names its place.
+  // A rank that names no place matches every other rank, so all ranks are compared with one that
+  // names a place.
   bool all_agree() const {
     const auto named = std::find_if(views_.begin(), views_.end(),
                                     [](const View& view) { return !view.hello->place.empty(); });
@@ -122,7 +125,7 @@ class Rendezvous {
     return rs != qs ? rs < qs : r_lowest > q_lowest;
   }
 
-  // How many ranks are in this call, and the lowest of them.
+  // The number of ranks in this call, and the lowest of them.
   std::pair<size_t, size_t> company(const Hello& hello) const {
     size_t count = 0, lowest = hellos_.size();
     for (const View& view : views_) {

@@ -16,8 +16,8 @@ using Hellos = std::vector<std::optional<Hello>>;
 constexpr Fate kWait = Fate::kWait, kGo = Fate::kGo, kBehind = Fate::kBehind,
                kMismatch = Fate::kMismatch;
 
-// A rank that comes to save at `place`, after it saved at `since` (newest first) and, before the
-// last call that all made, at `before`.
+// The hello of a rank that saves at `place`. Before that it saved at `since` (newest first), and at
+// `before` before the last call that all ranks made.
 Hello at(const std::string& place, std::initializer_list<const char*> since = {},
          std::initializer_list<const char*> before = {}) {
   Hello hello;
@@ -66,7 +66,7 @@ TEST(Rendezvous, WhoSkippedACallWaitsOnceTheOthersAreSeenToFollow) {
 }
 
 TEST(Rendezvous, CallsSinceTheLastOneOfAllCountMoreThanOlderOnes) {
-  // Both places are used in turn. Rank 1 gave up its call at b, to which rank 0 is just coming.
+  // Both places are used in turn. Rank 1 gave up its call at b, where rank 0 has just arrived.
   EXPECT_THAT(decide({at("b", {}, {"a", "b", "a"}), at("a", {"b"}, {"a", "b", "a"})}),
               ElementsAre(kBehind, kWait));
 }
@@ -106,7 +106,7 @@ TEST(Rendezvous, WhoLeftBeforeIsNoEvidenceInAContradiction) {
   EXPECT_EQ(who_is_where({at("a"), away_from("a")}), "rank 0: save at a");
 }
 
-// Ranks that are missing, here in one of a few calls, have left or are away, with random pasts.
+// Random ranks: missing, arrived at one of a few calls, left or away, with random earlier calls.
 Hellos random_hellos(std::mt19937_64& random) {
   constexpr const char* kPlaces[] = {"a", "a", "a", "b", ""};
   const auto place = [&] { return kPlaces[random() % 5]; };
@@ -146,12 +146,12 @@ TEST(Rendezvous, WhateverRanksDoTheyGoTogetherAndNobodyGoesWithoutARankThatLeft)
     EXPECT_TRUE(!has(Fate::kLeft) || (left > 0 && all_here)) << "round " << round;
     EXPECT_TRUE(!has(Fate::kAway) || (away > 0 && others_here)) << "round " << round;
     if (!has(Fate::kAway) && !has(Fate::kLeft)) continue;
-    Hellos back = hellos;  // those who left come again, to the call that the others are in
+    Hellos back = hellos;  // the ranks that left arrive again, at the call of the others
     for (auto& hello : back) {
       if (hello->left) hello = at("");
     }
     EXPECT_EQ(decide(back), all(back.size(), kGo)) << "round " << round;
-    for (size_t rank = 0; rank < hellos.size(); ++rank) {  // without one, they wait
+    for (size_t rank = 0; rank < hellos.size(); ++rank) {  // if one rank is missing, all wait
       Hellos fewer = hellos;
       fewer[rank].reset();
       for (Fate fate : decide(fewer)) EXPECT_TRUE(fate == kWait || fate == Fate::kBehind);

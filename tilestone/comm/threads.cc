@@ -16,36 +16,37 @@ namespace {
 using comm_internal::check_parts;
 using comm_internal::check_root;
 
-// Where the ranks' messages lie. A message is named by its source and by the number of the
-// operation. What comes late, for an operation that its receiver gave up, has a number that nobody
-// asks for any more and is dropped.
+// Holds the ranks' messages. A message is identified by its source and the number of its operation.
+// A late message, for an operation that the receiver has given up, has an old number and is
+// dropped.
 class Hub {
  public:
   explicit Hub(int size) : boxes_(static_cast<size_t>(size)) {}
 
   int size() const { return static_cast<int>(boxes_.size()); }
 
-  // Messages to `rank` of operations before `operation` are dropped from now on.
+  // From now on drops messages to `rank` of operations before `operation`.
   void begin(int rank, uint64_t operation);
 
-  // False when rank `to` is gone; it doesn't get the message then.
+  // Returns false, and sends nothing, if rank `to` is gone.
   bool send(int from, int to, uint64_t operation, Bytes message);
 
-  // Waits for one message from each of `sources` (all but `rank` itself), in their order. `call`:
-  // which the operation is part of, or 0.
+  // Waits for one message from each of `sources`, which must not include `rank`. Returns them in
+  // the order of `sources`. `call` is the number of the call that the operation belongs to, or 0.
   std::vector<Bytes> receive(int rank, const std::vector<int>& sources, uint64_t operation,
                              uint64_t call, std::string_view name, Deadline deadline);
 
   void post(int from, std::vector<Notice> notices);
   std::vector<Notice> newest(int rank, Deadline deadline);
-  // The call's operations that can't be completed end with `why` on all ranks.
+  // Makes the operations of the call that can't be completed throw `why` on all ranks.
   void abort(uint64_t call, const Error& why);
-  // Throws what has ended the call, if anything has.
+  // If the call was aborted, throws the error.
   void check(uint64_t call);
 
-  // `why`: the error that ended the rank, or empty. The first call counts.
+  // Marks a rank as gone. `why` is the error that ended it, or "". Only the first call counts.
   void leave(int rank, std::string why);
 
+  // The error that ended the rank, or "".
   std::string why(int rank);
 
  private:
@@ -53,7 +54,7 @@ class Hub {
     std::condition_variable changed;
     std::map<std::pair<uint64_t, int>, Bytes> messages;  // by operation and source
     std::map<int, Bytes> notices;                        // by source
-    uint64_t current = 0;                                // operation
+    uint64_t current = 0;                                // number of the current operation
     bool gone = false;
     std::string why;
   };
@@ -64,7 +65,7 @@ class Hub {
 
   std::mutex mutex_;
   std::vector<Mailbox> boxes_;
-  std::map<uint64_t, Error> aborted_;  // by the calls' numbers
+  std::map<uint64_t, Error> aborted_;  // by call number
 };
 
 void Hub::begin(int rank, uint64_t operation) {
@@ -141,8 +142,8 @@ std::vector<Notice> Hub::newest(int rank, Deadline deadline) {
   }
 }
 
-// Those of ranks that are gone come last: what they said before counts first. Rank 0 hears of all,
-// the others of rank 0.
+// The notices that a rank is gone come last, after what it sent before. Rank 0 gets them about all
+// ranks, the others only about rank 0.
 std::vector<Notice> Hub::take_notices(int rank) {
   std::vector<Notice> notices;
   for (auto& [from, bytes] : std::exchange(box(rank).notices, {})) {
@@ -159,7 +160,7 @@ std::vector<Notice> Hub::take_notices(int rank) {
 void Hub::abort(uint64_t call, const Error& why) {
   constexpr size_t kMaxKept = 16;
   std::lock_guard lock(mutex_);
-  // As between processes: the exception that it stands for stays with its rank.
+  // The other ranks get a decoded copy without the cause, as they would in another process.
   aborted_.emplace(call, Error::decode(why.encode()));
   if (aborted_.size() > kMaxKept) aborted_.erase(aborted_.begin());
   wake_all();
@@ -175,7 +176,7 @@ std::string Hub::why(int rank) {
   return box(rank).why;
 }
 
-// One rank's end. The rank is gone when the last Communicator that shares it is.
+// One rank's end. The rank counts as gone when the last Communicator that shares it is destroyed.
 class ThreadsEnd final : public CommunicatorImpl, private CallPort {
  public:
   ThreadsEnd(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {
@@ -242,10 +243,10 @@ class ThreadsEnd final : public CommunicatorImpl, private CallPort {
   void leave() override { call_ = 0; }
   CallMemory& memory() override { return memory_; }
 
-  // First of all, so that a call that is refused counts here too, as it does on the other ranks.
+  // Called first in each operation: an operation with bad arguments counts too, as on other ranks.
   void begin() { hub_->begin(rank_, ++operation_); }
 
-  // Those who can be reached get their message even when another is gone.
+  // Sends to every target, even if another target is gone.
   template <typename MessageFor>
   void send_all(std::string_view name, const std::vector<int>& targets, MessageFor message_for) {
     std::vector<int> gone;
@@ -253,7 +254,7 @@ class ThreadsEnd final : public CommunicatorImpl, private CallPort {
       if (!hub_->send(rank_, to, operation_, message_for(to))) gone.push_back(to);
     }
     if (gone.empty()) return;
-    hub_->check(call_);  // who left with a reason for all has said it before it went
+    hub_->check(call_);  // a rank that aborts the call does so before it is gone
     throw comm_internal::rank_failed(name, gone, hub_->why(gone.front()));
   }
 
@@ -271,16 +272,16 @@ class ThreadsEnd final : public CommunicatorImpl, private CallPort {
   int rank_;
   std::vector<int> others_;
   uint64_t operation_ = 0;
-  uint64_t call_ = 0;  // its number; 0 outside of calls
+  uint64_t call_ = 0;  // number of the current call; 0 outside of calls
   CallMemory memory_;
 };
 
 std::vector<std::shared_ptr<ThreadsEnd>> make_ends(int n) {
   comm_internal::check_size("threads", n);
   if (n > kMaxThreadRanks) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "threads: a group of " + std::to_string(n) + " ranks, which are threads of one " +
-                    "process; expected at most " + std::to_string(kMaxThreadRanks));
+    throw Error(ErrorCode::kInvalidArgument, "threads: a group of threads has at most " +
+                                                 std::to_string(kMaxThreadRanks) + " ranks, not " +
+                                                 std::to_string(n));
   }
   auto hub = std::make_shared<Hub>(n);
   std::vector<std::shared_ptr<ThreadsEnd>> ends;
@@ -290,8 +291,8 @@ std::vector<std::shared_ptr<ThreadsEnd>> make_ends(int n) {
 
 // How a rank ended.
 struct Ending {
-  std::exception_ptr thrown;  // null: nothing
-  int order = 0;              // among those that threw: 0 is the first in time
+  std::exception_ptr thrown;  // null: nothing was thrown
+  int order = 0;              // position in time among the ranks that threw, from 0
   int blamed = -1;            // the rank that the error names
 };
 
@@ -300,7 +301,7 @@ void run_rank(const std::shared_ptr<ThreadsEnd>& end, const std::function<void(C
   try {
     body(Communicator(end));
   } catch (...) {
-    // Counted before the others can learn of it.
+    // The order must be fixed before the other ranks learn that this one has failed.
     const Error error = current_error();
     ending = {std::current_exception(), thrown++, error.rank()};
     end->leave(error.what());
@@ -308,8 +309,8 @@ void run_rank(const std::shared_ptr<ThreadsEnd>& end, const std::function<void(C
 }
 
 std::vector<Ending> run_all(int n, const std::function<void(Communicator)>& body) {
-  // When a thread can't be started, `ends` goes before `running` does: the ranks that never began
-  // are gone, so those that wait for them end, and can be joined.
+  // If a thread can't be started, `ends` is destroyed before `running`. The ranks that never began
+  // then count as gone, so the ranks that wait for them end and can be joined.
   std::vector<Ending> endings(static_cast<size_t>(n < 1 || n > kMaxThreadRanks ? 0 : n));
   std::atomic<int> thrown{0};
   std::vector<std::jthread> running;
@@ -325,10 +326,10 @@ std::vector<Ending> run_all(int n, const std::function<void(Communicator)>& body
   return endings;
 }
 
-// The error that the others are consequences of; null where no rank threw.
+// The error that caused the others; null if no rank threw.
 std::exception_ptr original_of(const std::vector<Ending>& endings) {
-  const Ending* first = nullptr;  // in time
-  const Ending* own = nullptr;    // the first that names the rank that threw it
+  const Ending* first = nullptr;  // the first error in time
+  const Ending* own = nullptr;    // the first error that names the rank that threw it
   for (size_t rank = 0; rank < endings.size(); ++rank) {
     const Ending& ending = endings[rank];
     if (!ending.thrown) continue;
@@ -339,7 +340,7 @@ std::exception_ptr original_of(const std::vector<Ending>& endings) {
   if (own != nullptr) return own->thrown;
   const Ending* found = first;
   for (size_t steps = 0; found != nullptr; ++steps) {
-    if (steps == endings.size()) return first->thrown;  // they blame one another
+    if (steps == endings.size()) return first->thrown;  // the ranks blame one another in a circle
     if (found->blamed < 0 || found->blamed >= static_cast<int>(endings.size())) break;
     const Ending& blamed = endings[static_cast<size_t>(found->blamed)];
     if (!blamed.thrown) break;

@@ -1,4 +1,4 @@
-// Ranks as threads of one process: for tests, and for tools that want several ranks' work done
+// Ranks as threads of one process, for tests and for tools that do the work of several ranks
 // without a launcher.
 #pragma once
 
@@ -9,19 +9,19 @@
 
 namespace tilestone {
 
-// Each rank has a thread of its own, and messages to all others.
+// The limit exists because each rank is a thread and sends messages to all others.
 inline constexpr int kMaxThreadRanks = 4096;
 
 // The `n` ends of a new group, by rank. Error(kInvalidArgument) unless 1 <= n <= kMaxThreadRanks.
 std::vector<Communicator> threads(int n);
 
-// Runs body(communicator) on n threads, one a rank, and returns when all have ended. A rank that
-// throws counts as gone: ranks that wait for it get Error(kRankFailed) with its number. Of several
-// errors the original is rethrown: the one whose rank() is the rank that threw it, else the one
-// that the first error in time, by rank(), leads to.
+// Runs body(communicator) on n threads, one per rank, and returns when all have ended. A rank that
+// throws counts as gone: ranks that wait for it get Error(kRankFailed) with its number. If several
+// ranks throw, the original error is rethrown: an error whose rank() is the rank that threw it. If
+// there is none, it is found by following rank() from the error that was thrown first.
 void run_ranks(int n, const std::function<void(Communicator)>& body);
 
-// The same, but every rank's error is returned (null: none), for tests that look at all of them.
+// Does the same, but returns the error of every rank (null: none), for tests that check all errors.
 std::vector<std::exception_ptr> run_ranks_collect(int n,
                                                   const std::function<void(Communicator)>& body);
 

@@ -54,7 +54,7 @@ TEST(Threads, RanksOfTwoGroupsUseBothInTurn) {
   });
 }
 
-// The error of `call` on each rank but the one that throws; asserts its code and text.
+// Checks the code and the text of the error of `call` on every rank except the one that throws.
 template <typename Call>
 void expect_failure_named(int ranks, int thrower, Call call) {
   const auto errors = run_ranks_collect(ranks, [&](const Communicator& comm) {
@@ -91,7 +91,7 @@ TEST(Threads, RankThatThrowsFailsThoseThatWaitForItLongBeforeTheDeadline) {
 TEST(Threads, ErrorThatEndedARankReachesTheRootOfABroadcast) {
   const auto errors = run_ranks_collect(5, [](const Communicator& comm) {
     if (comm.rank() == 0) {
-      while (true) comm.broadcast({}, 0, kPlenty);  // until somebody is gone
+      while (true) comm.broadcast({}, 0, kPlenty);  // until a rank is gone
     }
     throw Error(ErrorCode::kIo, "disk full").with_rank(comm.rank());
   });
@@ -115,7 +115,7 @@ TEST(Threads, MessagesOfARankThatEndedAreStillReceived) {
 
 TEST(Threads, BroadcastReachesTheLivingWhenOneIsGone) {
   std::vector<Communicator> group = threads(3);
-  group[1] = Communicator();  // the last handle on rank 1's end goes
+  group[1] = Communicator();  // releases the last handle to rank 1's end
   const Bytes verdict = to_bytes("verdict");
   EXPECT_THROW(group[0].broadcast(verdict, 0, kPlenty), Error);
   EXPECT_EQ(group[2].broadcast({}, 0, kPlenty), verdict);
@@ -142,7 +142,7 @@ TEST(Threads, ExpiredDeadlineStillTakesWhatIsThere) {
 }
 
 TEST(Threads, TheOriginalErrorIsRethrownNotAConsequenceOnALowerRank) {
-  // Rank 2's error leaves it with its number, with none, or is not an Error at all.
+  // Rank 2 throws an Error with its number, an Error without one, or another exception.
   const std::vector<std::function<void()>> failures = {
       [] { throw Error(ErrorCode::kIo, "disk full").with_rank(2); },
       [] { throw Error(ErrorCode::kIo, "disk full"); },
@@ -186,7 +186,7 @@ TEST(Threads, ErrorsThatBlameOneAnotherEndWithTheFirstInTime) {
   try {
     run_ranks(2, [&](const Communicator& comm) {
       if (comm.rank() == 1) throw Error(ErrorCode::kTimeout, "first").with_rank(0);
-      EXPECT_THROW(static_cast<void>(comm.broadcast({}, 1, kPlenty)), Error);  // it is gone
+      EXPECT_THROW(static_cast<void>(comm.broadcast({}, 1, kPlenty)), Error);  // rank 1 is gone
       throw Error(ErrorCode::kTimeout, "second").with_rank(1);
     });
     FAIL();

@@ -13,8 +13,8 @@ Bytes agree(const Communicator& comm, const std::string& work, Deadline deadline
   for (int round = 0;; ++round) {
     Bytes decided;
     const auto local = [&](Deadline) { return say(round, answer); };
-    // Each rank is told alone whether another round follows; the answer, which may be long and is
-    // the same for all, goes by a broadcast.
+    // The scattered answer says only whether another round follows. The decision itself may be long
+    // and is equal for all ranks, so it is broadcast.
     const auto coordinate = [&](std::vector<Bytes> said) {
       Decision decision = decide(round, std::move(said));
       decided = std::move(decision.answer);

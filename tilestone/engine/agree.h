@@ -1,5 +1,5 @@
-// Something that the ranks of a group work out together, between saves and loads, and that all of
-// them get or none.
+// Lets the ranks of a group agree on a result between saves and loads: either all ranks get it or
+// none does.
 #pragma once
 
 #include <functional>
@@ -12,23 +12,26 @@
 
 namespace tilestone {
 
-// What the coordinator (rank 0) makes of what all ranks have said in a round.
+// The coordinator's answer to the messages of one round.
 struct Decision {
   Bytes answer;
-  bool last = true;  // the answer is the result; else it begins another round
+  bool last = true;  // true: the answer is the result; false: another round follows
 };
 
-// What a rank says in round 0, 1, ...; `answer` is that of the round before, empty in round 0.
+// Returns this rank's message for round 0, 1, ... `answer` is the answer of the previous round,
+// empty in round 0.
 using SayFn = std::function<Bytes(int round, const Bytes& answer)>;
-// On the coordinator alone: said[r] came from rank r.
+// Runs only on the coordinator (rank 0). said[r] is the message of rank r.
 using DecideFn = std::function<Decision(int round, std::vector<Bytes> said)>;
 
-// Rounds until the coordinator's answer is the last one; every rank returns that answer. Every rank
-// calls, with the same `work` ("distribution of a save"), which stands in messages.
+// Runs rounds until the coordinator returns its last answer, and returns that answer on every rank.
+// Every rank must call this with the same `work` ("distribution of a save"), which error messages
+// contain.
 //
-// What either function throws on any rank every rank throws, with the number of that rank, as a
-// save does (save.h): so what can fail on one rank alone belongs into `say`. Ends by `deadline`
-// with Error(kTimeout) or Error(kRankFailed) naming a rank that did not come or was lost.
+// If either function throws on any rank, every rank throws that error with the number of that rank,
+// as in a save (save.h). Work that can fail on a single rank therefore belongs in `say`. If a
+// rank does not arrive before `deadline` or is lost, throws Error(kTimeout) or Error(kRankFailed)
+// that names it.
 Bytes agree(const Communicator& comm, const std::string& work, Deadline deadline, const SayFn& say,
             const DecideFn& decide);
 

@@ -28,7 +28,7 @@ std::string text_of(const Bytes& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// Two rounds: ranks say their number, and then the answer of the first round with it.
+// Two rounds: each rank sends its number, then the answer of the first round with its number.
 Bytes say(const Communicator& comm, const Bytes& answer) {
   return bytes_of(text_of(answer) + std::to_string(comm.rank()));
 }

@@ -1,4 +1,4 @@
-// What callers say of a checkpoint and of its tensors, on its way into the manifest and back.
+// Attributes of a checkpoint and of its tensors: saved in the manifest and read back.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ SaveOptions saving(const Communicator& comm, ByKey attributes) {
   return options;
 }
 
-// Also where the rank that gives them does not write the tensor, and from ranks that agree by rule.
+// Includes attributes from a rank that does not write the tensor, and ranks that plan by rule.
 TEST(TensorAttributes, OfAllRanksComeBackInEveryFormatAndDialect) {
   for (const auto& format : known_formats()) {
     for (const auto& dialect : known_dialects()) {

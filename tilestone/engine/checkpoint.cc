@@ -28,7 +28,7 @@ namespace {
 
 const StoredTensor& find_tensor(const Metadata& metadata, const std::string& key) {
   const StoredTensor* found = metadata.find_tensor(key);
-  if (found == nullptr) fail_not_found(metadata, key, "no tensor of this key in the checkpoint");
+  if (found == nullptr) fail_not_found(metadata, key, "the checkpoint has no tensor with this key");
   return *found;
 }
 
@@ -59,7 +59,7 @@ std::optional<SaveRecord> record_of(const engine::Opened& opened, Storage& stora
   return record;
 }
 
-// Memory for the items, once the files are known to be large enough for them.
+// Allocates the items' memory, after checking that the files are large enough for them.
 void give_memory(const engine::ReadContext& context, const LoadPlan& plan,
                  std::span<TensorItem> items) {
   std::vector<std::vector<uint32_t>> chunks(items.size());
@@ -79,7 +79,7 @@ void give_memory(const engine::ReadContext& context, const LoadPlan& plan,
   }
 }
 
-// Fills the items' pieces.
+// Reads into the items' pieces.
 void run(const engine::ReadContext& context, const LoadPlan& plan,
          std::span<const TensorItem> items) {
   std::vector<engine::Transfer> transfers;
@@ -176,8 +176,8 @@ void Checkpoint::read_into(const std::string& key, const std::optional<Box>& box
   const Box wanted = box ? *box : Box::whole(tensor.shape);
   if (target.shape != wanted.shape || target.dtype != tensor.dtype || !target.has_data()) {
     throw Error(ErrorCode::kInvalidArgument,
-                "target is " + std::string(to_string(target.dtype)) + " of shape " +
-                    to_string(target.shape) + ", expected memory for " +
+                "the target is " + std::string(to_string(target.dtype)) + " of shape " +
+                    to_string(target.shape) + ", but the read needs memory for " +
                     std::string(to_string(tensor.dtype)) + " of shape " + to_string(wanted.shape))
         .with_key(key);
   }
@@ -202,7 +202,9 @@ std::optional<Value> Checkpoint::common() const {
 
 Bytes Checkpoint::read_object_bytes(const std::string& key) const {
   const StoredObject* found = metadata().find_object(key);
-  if (found == nullptr) fail_not_found(metadata(), key, "no object of this key in the checkpoint");
+  if (found == nullptr) {
+    fail_not_found(metadata(), key, "the checkpoint has no object with this key");
+  }
   const engine::ObjectRead read{found};
   return std::move(engine::read_objects(state_->context(interrupt_), {&read, 1}).front());
 }

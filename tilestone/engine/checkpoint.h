@@ -1,4 +1,4 @@
-// A checkpoint opened for reading, without a template and without ranks.
+// A checkpoint opened for reading by one process, without a template.
 #pragma once
 
 #include <map>
@@ -18,75 +18,79 @@ namespace tilestone {
 
 // A damaged place that verify found.
 struct Damage {
-  std::string file;     // "" for elements of a tensor that are in no file
+  std::string file;     // "": elements of a tensor that no file holds
   uint64_t offset = 0;  // bytes
-  uint64_t size = 0;    // bytes of the range that is known to hold the damage
-  std::string key;      // "" for bytes outside items
+  uint64_t size = 0;    // bytes; the damage lies within this range
+  std::string key;      // "": the bytes belong to no item
   std::string problem;
-  bool unsafe = false;  // looks like an attack, not like damage: refused as kUnsafe
-  bool copy = false;    // of a copy of a chunk; the chunk's own item is in another file
-  // A file in which the same elements are intact, where loads read them; "": none.
+  bool unsafe = false;  // looks like an attack, not like damage; reads throw kUnsafe
+  bool copy = false;    // a copy is damaged, not the item that the index names
+  // The file with an intact instance of the same item, which loads read instead. "": there is none.
   std::string intact_in = {};
-  // Where the damaged item begins in the file, as the checkpoint has it: `offset` may lie within
-  // it, or end where the file does. nullopt: of no item.
+  // Where the damaged item begins in the file, according to the checkpoint. `offset` may lie inside
+  // the item, or at the end of a file that is too short. nullopt: no single item is damaged.
   std::optional<uint64_t> item_offset = {};
 };
 
 struct VerifyReport {
   uint64_t files = 0;
   uint64_t items = 0;
-  uint64_t bytes = 0;                   // checked
-  uint64_t items_without_checksum = 0;  // their writer recorded none
+  uint64_t bytes = 0;                   // bytes checked
+  uint64_t items_without_checksum = 0;  // items whose writer recorded no checksum
   std::vector<Damage> damages;          // ordered by file and offset
   double seconds = 0;
   bool ok() const { return damages.empty(); }
   bool any_unsafe() const;
 };
 
-// What its manifest or, of a rank-local one, its head records of the save that wrote a checkpoint.
+// What is recorded about the save that wrote a checkpoint: in the manifest, or for a rank-local
+// checkpoint in the head of its save.
 struct SaveRecord {
   int world_size = 1;
-  std::vector<std::string> hosts;                 // by rank; "": not known; of a head none
+  std::vector<std::string> hosts;  // by rank; "": unknown; empty if only a head exists
   std::map<std::string, std::string> attributes;  // SaveOptions::attributes
 };
 
-// Thread-safe; cheap to copy (copies share one open checkpoint). Once a save has replaced the
-// checkpoint, what it read from is gone: Error(kNotFound) with a hint, also from verify. A child of
-// fork may use one that its parent has opened, at any time: it gets threads, buffers and queues of
-// its own, and neither notices the other.
+// Thread-safe. Cheap to copy: copies share one open checkpoint. If a save has replaced the
+// checkpoint, reads and verify throw Error(kNotFound) with a hint, because the files are gone. A
+// child process of fork() may use a Checkpoint that its parent has opened, at any time: the child
+// gets its own threads, buffers and queues, and neither process affects the other.
 class Checkpoint {
  public:
-  // Error(kNotFound) when no checkpoint is there; kCorrupt, kUnsafe.
+  // Throws Error(kNotFound) if there is no checkpoint, kCorrupt, or kUnsafe.
   static Checkpoint open(const Location& location, const OpenOptions& options = {});
 
-  // The same open checkpoint; its reads and verify end soon once `interrupt` was requested, and
-  // throw the request's reason.
+  // Returns the same open checkpoint with an interrupt: once `interrupt` is requested, reads and
+  // verify end soon and throw the reason of the request.
   Checkpoint with_interrupt(std::shared_ptr<const Interrupt> interrupt) const;
 
   const Metadata& metadata() const;
   const Format& format() const;
   const Dialect& dialect() const;
-  const std::optional<SaveRecord>& save_record() const;  // nullopt: nothing is recorded
-  std::vector<std::string> keys() const;                 // of tensors and objects, sorted
+  const std::optional<SaveRecord>& save_record() const;  // nullopt: nothing recorded
+  std::vector<std::string> keys() const;                 // tensors and objects, sorted
 
-  // A whole tensor, or one box of it, in fresh contiguous memory (or in `target`, of the box's
-  // shape and the stored dtype). Error(kNotFound) with similar keys in the hint; kCorrupt, before
-  // memory is taken, when the files are too small for what the metadata promises.
+  // Reads a whole tensor, or one box of it, into new contiguous memory. Throws Error(kNotFound)
+  // with similar keys in the hint, and kCorrupt if the files are too small for what the metadata
+  // promises; this is checked before memory is allocated.
   TensorView read(const std::string& key, const std::optional<Box>& box = std::nullopt) const;
-  // Whole tensors, in the order of the keys, as read() gives each. All are read together: many
-  // small ones cost a few large reads, not one each.
+  // Reads whole tensors as read() does, and returns them in the order of `keys`. They are read
+  // together: many small tensors cost a few large reads, not one read each.
   std::vector<TensorView> read_many(std::span<const std::string> keys) const;
+  // As read(), into `target`, which must have the box's shape and the stored dtype; otherwise
+  // throws Error(kInvalidArgument).
   void read_into(const std::string& key, const std::optional<Box>& box,
                  const TensorView& target) const;
   Value read_object(const std::string& key) const;
-  // What is not sharded, in dialects that keep it as one value (Megatron-Core's): a dict. nullopt
-  // in the others. Error(kCorrupt) when it is damaged or missing.
+  // The state that is not sharded, as one dict, in dialects that store it as one value
+  // (Megatron-Core's). nullopt in other dialects. Throws Error(kCorrupt) if it is damaged or
+  // missing.
   std::optional<Value> common() const;
-  // The bytes of an object's item after decoding (a torch.save archive in torch_dist).
+  // The decoded bytes of an object's item (in torch_dist a torch.save archive).
   Bytes read_object_bytes(const std::string& key) const;
 
-  // Reads every byte and checks every checksum, structure and size. Damage is reported, not
-  // thrown; only what keeps it from reading at all is (kIo).
+  // Reads every byte and checks every checksum, structure and size. Damage is reported, not thrown.
+  // Throws only what prevents reading: kIo, and kNotFound if a save has replaced the checkpoint.
   VerifyReport verify(const ProgressFn& progress = {}) const;
 
  private:

@@ -1,4 +1,4 @@
-// What an open checkpoint consists of.
+// The state of an open checkpoint.
 #pragma once
 
 #include <memory>
@@ -37,6 +37,7 @@ struct Checkpoint::State {
 
 namespace engine {
 
+// Implements Checkpoint::verify().
 VerifyReport verify_checkpoint(const ReadContext& context, const Opened& opened,
                                const ProgressFn& progress);
 

@@ -10,7 +10,7 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr size_t kNamedPaths = 10;
+constexpr size_t kMaxNamedPaths = 10;
 
 std::vector<ContentPart> decode_parts(ByteView bytes) {
   ByteReader reader(bytes, "paths of a common state");
@@ -51,21 +51,21 @@ void tell_of_other_state(ByteView parts_of_0, ByteView parts_of_other,
                          const std::vector<int>& ranks, SaveOptions::Differing common_differs) {
   const auto found = find_differences(decode_parts(parts_of_0), decode_parts(parts_of_other));
   const std::string other = "rank " + std::to_string(ranks.front());
-  std::string text = "the common state of " + ranks_text(ranks) + " is not that of rank 0: ";
-  for (size_t i = 0; i < std::min(found.size(), kNamedPaths); ++i) {
+  std::string text = "the common state of " + ranks_text(ranks) + " differs from that of rank 0: ";
+  for (size_t i = 0; i < std::min(found.size(), kMaxNamedPaths); ++i) {
     text += (i == 0 ? "\"" : ", \"") + found[i].path + "\" (rank 0: " + found[i].a + "; " + other +
             ": " + found[i].b + ")";
   }
-  if (found.size() > kNamedPaths) {
-    text += " and " + std::to_string(found.size() - kNamedPaths) + " more";
+  if (found.size() > kMaxNamedPaths) {
+    text += " and " + std::to_string(found.size() - kMaxNamedPaths) + " more";
   }
-  if (found.empty()) text += "in nothing that has a path";
+  if (found.empty()) text += "the difference has no path";
   if (common_differs == SaveOptions::Differing::kError) {
     Error error(ErrorCode::kMismatch, text);
     if (!found.empty()) error.with_key(found.front().path);
     throw std::move(error).with_rank(ranks.front());
   }
-  log(LogLevel::kWarning, text + "; that of rank 0 is saved");
+  log(LogLevel::kWarning, text + "; the common state of rank 0 is saved");
 }
 
 }  // namespace tilestone::engine

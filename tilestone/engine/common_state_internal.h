@@ -1,4 +1,4 @@
-// Whether all ranks of a save have the same common state, of which one is saved.
+// Compares the common states of the ranks of a save, of which only rank 0's is saved.
 #pragma once
 
 #include <optional>
@@ -11,14 +11,15 @@
 
 namespace tilestone::engine {
 
-// The ranks whose hash is another than rank 0's, ascending.
+// The ranks whose hash (PlanMessage::common) differs from rank 0's, ascending.
 std::vector<int> differing_ranks(const std::vector<PlanMessage>& messages);
 
-// A rank's common state by paths and hashes.
+// Encodes a rank's common state as paths and hashes.
 Bytes encode_parts(const Value& common);
 
-// What the states of rank 0 and of the first of `ranks` say, by their encode_parts(): a warning, or
-// Error(kMismatch), which names up to ten paths, with what both have there, and `ranks`.
+// Reports how the common state of the first rank in `ranks` differs from rank 0's. Both are given
+// as encode_parts() returns them. Logs a warning, or throws Error(kMismatch) if `common_differs` is
+// kError. The text names `ranks` and up to ten paths, with the values of both ranks there.
 void tell_of_other_state(ByteView parts_of_0, ByteView parts_of_other,
                          const std::vector<int>& ranks, SaveOptions::Differing common_differs);
 

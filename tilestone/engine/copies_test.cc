@@ -1,4 +1,4 @@
-// A checkpoint whose reports have copies: of chunks, in files that no index names.
+// Checkpoints whose reports list copies: of chunks, in files that no index names.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ void save_rows(const std::shared_ptr<Storage>& storage, int64_t first) {
   });
 }
 
-// What two ranks have written: rank 0's row of "w" also lies in a second file of rank 1.
+// What two ranks have written. Rank 0's row of "w" is also in a second file of rank 1.
 struct Written {
   FileImage files;
   std::vector<RankReport> reports;
@@ -68,7 +68,7 @@ Written with_copy() {
   return written;
 }
 
-// Publishes as the coordinator of that save would.
+// Publishes as the coordinator of that save does.
 void publish(const std::shared_ptr<Storage>& storage, const Written& written, CopyPolicy policy) {
   engine::Commit commit(storage, torch_dist_format(), pytorch_dialect(), written.save_id, false);
   commit.begin(Deadline::never());

@@ -1,4 +1,4 @@
-// Tensors in memory that the CPU can't address: saved from it and loaded into it.
+// Saves from and loads into memory that the CPU can't address.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,13 +10,13 @@
 
 namespace tilestone::device_memory_test {
 
-// Memory that is kept apart: a TensorView of it has no address, only calls see the bytes.
+// Memory without an address: the bytes of a TensorView of it are accessible only by calls.
 class FarMemory final : public DeviceMemory {
  public:
   struct Calls {
     std::atomic<int> now{0};
     std::atomic<int> count{0};
-    std::atomic<uint64_t> largest{0};  // bytes of one call
+    std::atomic<uint64_t> largest{0};  // bytes of the largest call
     std::atomic<bool> overlapped{false};
   };
 
@@ -49,7 +49,7 @@ class FarMemory final : public DeviceMemory {
 };
 
 struct Far {
-  TensorView content;  // what the test alone sees
+  TensorView content;  // accessible only to the test
   std::shared_ptr<FarMemory::Calls> calls = std::make_shared<FarMemory::Calls>();
 
   explicit Far(TensorView content_in) : content(std::move(content_in)) {}
@@ -97,7 +97,7 @@ void expect_loaded(const Location& location, int ranks, const std::function<Box(
     load(wanted, location, loading(comm));
     EXPECT_EQ(elements(far.content), elements(whole().narrow(box)));
     EXPECT_FALSE(far.calls->overlapped);
-    EXPECT_LE(far.calls->largest, 1u << 20);  // piece by piece
+    EXPECT_LE(far.calls->largest, 1u << 20);  // copied in pieces
   });
 }
 

@@ -1,5 +1,5 @@
-// Ranks that don't mean the same: other paths, other options, other disks under one path. Nothing
-// is published or removed then, and every rank hears what differs.
+// Ranks that disagree: other paths, other options, or other disks at the same path. Nothing is
+// published or removed, and every rank gets an error that names the difference.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -148,14 +148,14 @@ TEST(DifferingRanks, AnOptionOfALoadThatDiffersIsNamedWithItsValues) {
       Each(HasSubstr("the ranks don't agree on verify_checksums (ranks 0, 1, 2, 3 and 1 "
                      "more: False; rank 5: True)")));
   EXPECT_THAT(load_with([](LoadOptions& options, int rank) {
-                options.cast = rank > 0;  // each rank's own, like threads and memory
+                options.cast = rank > 0;  // may differ between ranks, like threads and memory
                 options.threads = 1 + rank;
                 options.buffer_bytes = (1u << 20) * static_cast<uint64_t>(1 + rank);
               }),
               Each(std::string()));
 }
 
-// Rank 1 has another disk at the same path: two storages that describe themselves alike.
+// Rank 1 has another disk at the same path: two storages with the same description.
 TEST(DifferingRanks, AnotherDiskAtTheSamePathIsFoundBeforeAnythingIsPublishedOrRemoved) {
   const FileImage before = saved(2, 50);
   const auto shared = memory_storage(before);
@@ -166,11 +166,11 @@ TEST(DifferingRanks, AnotherDiskAtTheSamePathIsFoundBeforeAnythingIsPublishedOrR
     options.timeout = 3;
     save(row_state(comm, 1), Location(comm.rank() == 1 ? local : shared), options);
   });
-  EXPECT_THAT(texts,
-              Each(AllOf(HasSubstr("that the rank that publishes the save does not find in memory"),
-                         HasSubstr("__1_0.distcp"), HasSubstr("(rank 1)"),
-                         HasSubstr("the directory of rank 1 seems to be another one"))));
-  // The coordinator can't know that every rank has removed its files: its note of the save stays.
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("does not find it in memory"), HasSubstr("__1_0.distcp"),
+                                HasSubstr("(rank 1)"),
+                                HasSubstr("rank 1 seems to write to another directory"))));
+  // The coordinator can't know whether every rank has removed its files, so its note of the save
+  // stays.
   FileImage after = memory_image(*shared);
   std::erase_if(after, [](const auto& file) { return file.first.ends_with(".begun"); });
   EXPECT_EQ(after, before);
@@ -179,7 +179,7 @@ TEST(DifferingRanks, AnotherDiskAtTheSamePathIsFoundBeforeAnythingIsPublishedOrR
 
 TEST(DifferingRanks, AFileOfAnotherSizeIsFoundBeforeAnythingIsPublished) {
   const auto storage = memory_storage();
-  // Cut when the coordinator looks for it.
+  // Cut when the coordinator looks for the file.
   std::atomic<bool> cut = false;
   const auto shrinking = FaultDisk::create(storage, [&](const StorageCall& call) {
     if (call.op == StorageOp::kOpen && call.name.ends_with("__1_0.distcp") && !cut.exchange(true)) {
@@ -194,13 +194,13 @@ TEST(DifferingRanks, AFileOfAnotherSizeIsFoundBeforeAnythingIsPublished) {
     options.timeout = 3;
     save(row_state(comm, 1), Location(shrinking->storage(comm.rank())), options);
   });
-  EXPECT_THAT(texts, Each(AllOf(HasSubstr("that has 5 bytes in memory"), HasSubstr("(rank 1)"))));
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("5 bytes in memory"), HasSubstr("(rank 1)"))));
   EXPECT_FALSE(storage->stat(".metadata"));
 }
 
-// As a network file system may show the files of another host.
+// A network file system may show the files of another host late.
 TEST(DifferingRanks, FilesThatAreSeenLateAreWaitedFor) {
-  constexpr int kRanks = 24;  // more than are looked for by one thread
+  constexpr int kRanks = 24;  // more files than one thread looks for
   const auto storage = memory_storage();
   std::mutex mutex;
   std::map<std::string, int> looks;
@@ -218,7 +218,7 @@ TEST(DifferingRanks, FilesThatAreSeenLateAreWaitedFor) {
   expect_rows(Location(storage), 1, kRanks);
 }
 
-// Whatever the ranks disagree on: what failed saves have left is not touched before they agree.
+// Leftovers of failed saves are not touched before the ranks agree, whatever they disagree on.
 TEST(DifferingRanks, NothingIsRemovedBeforeTheRanksHaveAgreed) {
   FileImage before = saved(3, 50);
   const std::string dead = "01234567-89ab-4cde-8f01-23456789abcd";

@@ -21,28 +21,28 @@ TensorView counting(DType dtype, const Dims& shape, int64_t first = 0);
 // The bytes of a tensor's elements in C order.
 Bytes elements(const TensorView& tensor);
 
-// Row `rank` of a tensor "w" of `ranks` rows of 8 float32, counting from `first`, a plain tensor
-// "p" that every rank has, and a value "step".
+// Row `rank` of a tensor "w" with `ranks` rows of 8 float32, counting from `first`; a plain tensor
+// "p" that every rank has; and a value "step".
 StateDict row_state(int rank, int ranks, int64_t first = 3);
 StateDict row_state(const Communicator& comm, int64_t first);
-// The same without content: what a load is to fill.
+// The same without content: a template for a load.
 StateDict row_template(const Communicator& comm);
 // A state that can't be saved: its tensor has no data.
 StateDict hollow_state();
-// What a checkpoint of row_state() holds as "step", and the elements of its "p": items of their
-// own, or in the common state.
+// "step" and the elements of "p" in a checkpoint of row_state(), whether they are stored as items
+// or in the common state.
 Value step_of(const Checkpoint& checkpoint);
 Bytes plain_of(const Checkpoint& checkpoint);
-// Expects that the location holds row_state(·, first) of `rows` ranks, read without a template.
+// Expects that the location holds row_state(·, first) of `rows` ranks. Reads without a template.
 void expect_rows(const Location& location, int64_t first, int rows);
 
-// Of a save without a communicator, by one thread and within 30 s.
+// Options of a save without a communicator, with one thread and a timeout of 30 s.
 inline constexpr const char* kToken = "a run of a test";
 SaveOptions by_files(int rank, int ranks, const std::string& token = kToken, bool wait = false);
 // The same in torch's rank-local mode.
 SaveOptions rank_local(int rank, int ranks, uint64_t number = 0);
 
-// What is logged as a warning while the object lives. Other levels are dropped.
+// Collects the warnings that are logged while the object lives. Drops all other levels.
 class LoggedWarnings {
  public:
   LoggedWarnings();
@@ -56,7 +56,7 @@ class LoggedWarnings {
   std::vector<std::string> texts_;
 };
 
-// What each rank of a group of `n` threw, as text; "" where it threw nothing.
+// The text of what each rank of a group of `n` threw; "" if it threw nothing.
 std::vector<std::string> failures(int n, const std::function<void(Communicator)>& body);
 
 }  // namespace tilestone

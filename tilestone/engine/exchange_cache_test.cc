@@ -1,4 +1,4 @@
-// Two-phase reading by way of the page cache, which ranks of one host share.
+// Two-phase reading through the page cache, which the ranks of one host share.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,12 +25,13 @@ constexpr int kRanks = 4;
 constexpr int64_t kRows = 512;
 constexpr int64_t kColumns = 8192;
 constexpr uint64_t kMatrixBytes = kRows * kColumns * 4;  // 16 MiB; a rank's part of a row is 8 KiB
-constexpr uint64_t kLarge = 64u << 10;                   // bytes of a read that is no part of a row
+constexpr uint64_t kLarge = 64u << 10;  // bytes of a read that is larger than a part of a row
 
 Box rows_of(int rank) { return {{kRows / kRanks * rank, 0}, {kRows / kRanks, kColumns}}; }
 Box columns_of(int rank) { return {{0, kColumns / kRanks * rank}, {kRows, kColumns / kRanks}}; }
 
-// A disk that can't read what the nth large read of data asks for, by any read of it.
+// A disk on which the range of the n-th large read of data can't be read, by that read or any later
+// one.
 class BadSector {
  public:
   explicit BadSector(int nth) : nth_(nth) {}
@@ -57,7 +58,7 @@ class BadSector {
   uint64_t begin_ = 0, end_ = 0;
 };
 
-// This rank's box of a tensor `w` of `shape`, loaded.
+// Loads this rank's box of a tensor `w` of `shape`.
 TensorView load_box(const Communicator& comm, const Location& location, DType dtype,
                     const Dims& shape, const Box& box) {
   const TensorView found = TensorView::allocate(dtype, box.shape);
@@ -71,7 +72,7 @@ TensorView load_box(const Communicator& comm, const Location& location, DType dt
   return found;
 }
 
-// What the ranks ask a storage for, of data files.
+// The reads of data files that the ranks make.
 struct Traffic {
   std::atomic<uint64_t> large = 0;  // bytes
   std::atomic<uint64_t> small = 0;
@@ -102,7 +103,7 @@ class PageCache : public testing::Test {
     return Location(disk->storage());
   }
 
-  // Loads this rank's box of the matrix and compares it.
+  // Loads this rank's box of the matrix and compares its elements.
   static void expect_box(const Communicator& comm, const Location& location, const Box& box) {
     const TensorView found = load_box(comm, location, DType::kFloat32, {kRows, kColumns}, box);
     static const TensorView all = counting(DType::kFloat32, {kRows, kColumns});
@@ -167,8 +168,8 @@ TEST_F(PageCache, ARankThatCantPlanFailsAllAlike) {
   EXPECT_THAT(texts, Each(texts[0]));
 }
 
-// More than an owner brings in ahead of the ranks' reading: 128 MiB, of which an owner has a
-// quarter, 8 MiB a round. A rank's part of a row is 8 KiB here too.
+// More data than an owner reads ahead of the ranks: 128 MiB, of which each owner has a quarter, 8
+// MiB per round. A rank's part of a row is 8 KiB here too.
 class ManyRounds : public testing::Test {
  protected:
   static constexpr int64_t kLongRows = 4096;
@@ -199,7 +200,7 @@ class ManyRounds : public testing::Test {
     }
   }
 
-  // Returns how many elements of this rank's columns are not what was saved.
+  // Returns how many elements of this rank's columns differ from what was saved.
   static int64_t load_columns(const Communicator& comm, const Location& location) {
     const int64_t width = kLongColumns / kRanks;
     const Box columns{{0, width * comm.rank()}, {kLongRows, width}};

@@ -1,5 +1,4 @@
-// A rank that fails in two-phase reading, in each of its steps: every rank ends with the same typed
-// error.
+// A rank fails in each step of two-phase reading: every rank ends with the same typed error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +30,8 @@ LoadOptions loading_together(const Communicator& comm, double timeout = 60) {
   return options;
 }
 
-// "t" of 6 MiB, which every rank wants whole: each owns a part, and there are several rounds.
+// "t" has 6 MiB, and every rank wants all of it: each rank owns a part, and there are several
+// rounds.
 constexpr int64_t kCommon = 6 << 18;
 
 std::shared_ptr<Storage> save_common() {
@@ -48,7 +48,7 @@ StateDict common_template() {
   return wanted;
 }
 
-// Fails the n-th read of data files that rank 1 makes.
+// Fails the n-th read that rank 1 makes of data files.
 std::vector<std::string> fail_read_of_rank_1(int n) {
   const auto storage = save_common();
   std::atomic<int> reads = 0;
@@ -99,7 +99,7 @@ TEST(FailingAsker, ATemplateThatDoesNotFitFailsAllAlike) {
                                 HasSubstr("key u"), HasSubstr("rank 2"))));
 }
 
-// A device that takes `good` writes and no more.
+// A device on which the first `good` writes succeed and all later ones fail.
 class FailingMemory final : public DeviceMemory {
  public:
   explicit FailingMemory(std::shared_ptr<std::atomic<int>> good) : good_(std::move(good)) {}
@@ -128,7 +128,7 @@ TEST(FailingAsker, ADeliveryThatFailsInAnyRoundFailsAllAlike) {
       }
       load(wanted, Location(storage), loading_together(comm));
     });
-    EXPECT_EQ(texts[2], "the device is gone") << good;  // as it was thrown
+    EXPECT_EQ(texts[2], "the device is gone") << good;  // unchanged, as it was thrown
     for (const int rank : {0, 1}) {
       EXPECT_THAT(texts[static_cast<size_t>(rank)],
                   AllOf(HasSubstr("the device is gone"), HasSubstr("rank 2")))

@@ -1,4 +1,4 @@
-// Two-phase reading: the same elements as without it, from fewer bytes and reads.
+// Two-phase reading gives the same elements as reading without it, with fewer bytes and reads.
 #include "tilestone/engine/exchange/exchange_internal.h"
 
 #include <gmock/gmock.h>
@@ -32,7 +32,7 @@ LoadOptions loading(const Communicator& comm, TwoPhase mode) {
   return options;
 }
 
-// What a job reads of data files.
+// The reads that all ranks make of data files.
 struct Traffic {
   std::atomic<uint64_t> reads = 0;
   std::atomic<uint64_t> bytes = 0;
@@ -49,10 +49,10 @@ Location counting_reads(const std::shared_ptr<Storage>& inner, Traffic& traffic)
   return Location(disk->storage());
 }
 
-// What a rank of a group sends.
+// The messages that the ranks of a group send.
 struct Sent {
   std::atomic<int> exchanges = 0;
-  std::atomic<uint64_t> largest = 0;  // bytes of all messages of one exchange, out or in
+  std::atomic<uint64_t> largest = 0;  // bytes of all messages of one exchange, sent or received
 };
 
 class CountingComm final : public CommunicatorImpl {
@@ -98,7 +98,7 @@ constexpr int64_t kRows = 512;
 constexpr int64_t kColumns = 8192;
 constexpr uint64_t kMatrixBytes = kRows * kColumns * 4;  // 16 MiB
 
-// A rank's part [begin, end) of `count`, as even as can be.
+// A rank's part [begin, end) of `count`, as equal as possible.
 std::pair<int64_t, int64_t> part_of(int64_t count, const Communicator& comm) {
   return {count * comm.rank() / comm.size(), count * (comm.rank() + 1) / comm.size()};
 }
@@ -204,11 +204,11 @@ TEST(TwoPhase, RanksThatDisagreeAboutItGetAnError) {
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("two_phase"), HasSubstr("rank 2"))));
 }
 
-// ---- what all ranks want ----
+// ---- tensors that all ranks want ----
 
 constexpr int kTensors = 40;
 
-// Of 4 bytes, 60 KB, 120 KB, ..., and the last of 10 MB.
+// Sizes: 4 bytes, 60 KB, 120 KB, ..., and 10 MB for the last one.
 Dims shape_of(int tensor) {
   return {tensor == kTensors - 1 ? 2'500'000 : 1 + 15'000 * (tensor % 10)};
 }
@@ -300,7 +300,7 @@ TEST(TwoPhase, CastsOnTheWayIntoTheTensor) {
 
 // ---- any boxes ----
 
-// What each rank wants of "w": boxes of several tiles, the whole of it sometimes, or nothing.
+// What each rank wants of "w": boxes that span several tiles, sometimes all of it, or nothing.
 std::vector<std::vector<Box>> random_boxes(std::mt19937_64& random, int ranks) {
   std::vector<std::vector<Box>> all;
   const auto draw = [&](int64_t n) {

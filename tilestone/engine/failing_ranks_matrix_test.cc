@@ -1,5 +1,5 @@
-// One rank of three fails: in each way in which ranks know of one another, in each step of a save.
-// What the other ranks get, and when; what stands on the disk; that a save works afterwards.
+// One rank of three fails, for each way to coordinate ranks and in each step of a save. Checks
+// which error the other ranks get and when, what is on the disk, and that a save works afterwards.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -27,25 +27,25 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kRanks = 3;
 constexpr double kSlow = kSanitized ? 3 : 1;
-constexpr double kShort = 1.5 * kSlow;  // seconds: the timeout where the ranks have to reach it
-constexpr double kLong = 60;            // where they have not
-constexpr double kTakeOver = 12;        // what one that publishes is given at most
-constexpr double kMargin = 8;  // in which a rank ends after the last thing that it waits for
+constexpr double kShort = 1.5 * kSlow;  // seconds: the timeout in cases where the ranks reach it
+constexpr double kLong = 60;            // in the other cases
+constexpr double kTakeOver = 12;        // the time that a publisher is given at most
+constexpr double kMargin = 8;           // in which a rank ends after its last wait
 constexpr int64_t kOld = 7, kNew = 50;
 
 enum class Way { kExchange, kRule, kSession, kFiles, kFilesNoWait, kRankLocal };
 enum class Where {
-  kState,    // its state can't be saved
-  kOptions,  // it asks for something else than the others
+  kState,    // the rank's state can't be saved
+  kOptions,  // its options differ from the others'
   kGivesUpPlanned,
   kGivesUpStaged,
   kGivesUpWritten,
   kWrite,    // its disk is full
-  kReport,   // it can't leave its report
-  kPublish,  // whoever publishes can't
+  kReport,   // its report can't be written
+  kPublish,  // the rank that publishes can't
   kNeverComes,
-  kDies,  // while it writes
-  kLate,  // it is still making its state when the others' deadline passes
+  kDies,  // the process dies while it writes
+  kLate,  // still prepares its state when the others' deadline passes
 };
 
 struct Cell {
@@ -75,30 +75,32 @@ bool is_by_files(Way way) {
   return way == Way::kFiles || way == Way::kFilesNoWait || way == Way::kRankLocal;
 }
 
-// Who fails. With a communicator the coordinator publishes; by files whoever comes last.
+// The rank that fails. With a communicator the coordinator publishes; by files the last rank to
+// come does.
 int failing_rank(const Cell& cell) {
   return cell.where == Where::kPublish && !is_by_files(cell.way) ? 0 : 1;
 }
 
-// Whether the others can't know before their deadline.
+// True if the other ranks can't learn of the failure before their deadline.
 bool takes_until_the_deadline(const Cell& cell) {
   return cell.where == Where::kNeverComes || cell.where == Where::kDies ||
          cell.where == Where::kLate;
 }
 
-// By files those that wait publish it themselves, once the one that failed has had its time.
+// True if, by files, the waiting ranks publish the save themselves after the failed publisher's
+// time is over.
 bool is_taken_over(const Cell& cell) {
   return cell.where == Where::kPublish && is_by_files(cell.way) && cell.way != Way::kFilesNoWait;
 }
 
-// What the errors of the other ranks say; "": they have none.
+// What the errors of the other ranks contain; "": they have no error.
 std::string others_hear(const Cell& cell) {
   if (cell.way == Way::kFilesNoWait || is_taken_over(cell)) return "";
   if (cell.where == Where::kPublish) return "rank 0";
   return "rank 1";
 }
 
-// What the error of the failing rank says.
+// What the error of the failing rank contains.
 std::string says(const Cell& cell) {
   switch (cell.where) {
     case Where::kState:
@@ -115,7 +117,8 @@ std::string says(const Cell& cell) {
   }
 }
 
-// A tensor of which each rank has a row, one that all have and say so, and an object.
+// A tensor of which each rank has a row, a tensor that is declared to be on all ranks, and an
+// object.
 StateDict state_of(int rank, int64_t first) {
   ShardedTensor all =
       ShardedTensor::from_rank_offsets("p", counting(DType::kInt64, {3}, first), {}, {rank});
@@ -128,7 +131,7 @@ StateDict state_of(int rank, int64_t first) {
   return state;
 }
 
-// Which takes longer to make than the others wait.
+// Adds a value that takes longer to make than the others wait.
 void add_slow(StateDict& state) {
   ShardedTensorFactory factory;
   factory.key = "slow";
@@ -174,7 +177,7 @@ class FailingSave {
         return to_data ? FaultAction::fail(ENOSPC) : FaultAction::pass();
       case Where::kDies:
         if (!to_data) return FaultAction::pass();
-        // Of a process that is dead, threads would send the error.
+        // If the threads of a dead process ran on, they would send the error.
         if (!is_by_files(cell_.way))
           std::this_thread::sleep_for(std::chrono::duration<double>(2 * kShort));
         return FaultAction::die();
@@ -253,8 +256,8 @@ class FailingSave {
   }
 
   static std::string id() { return engine::save_id_of(kToken, 0); }
-  // By files a rank comes behind the others once they have begun; or once they wait, or have ended
-  // without.
+  // By files, a rank comes after the others have begun; or after they wait, or have ended without
+  // waiting.
   void come_behind(bool waiting) const {
     const auto begin = Clock::now();
     const auto has_come = [&] {
@@ -271,7 +274,7 @@ class FailingSave {
     const bool fails = comm.rank() == failing_rank(cell_);
     if (cell_.way == Way::kSession)
       sessions_[static_cast<size_t>(comm.rank())].emplace(comm, kLong);
-    // The checkpoint that is to stand; a session keeps its plan.
+    // The old checkpoint. A session keeps its plan.
     if (!is_by_files(cell_.way)) {
       save_all(comm, state_of(comm.rank(), kOld), Location(inner_), options_of(comm, kLong));
     }
@@ -283,20 +286,20 @@ class FailingSave {
     sync_.arrive_and_wait();
     if (comm.rank() == 0) expect_on_disk();
     sync_.arrive_and_wait();
-    // The same ranks once more, under the same token where there is one.
+    // The same ranks save again, under the same token if there is one.
     EXPECT_EQ(text_of([&] {
                 save_all(comm, state_of(comm.rank(), kNew), Location(inner_),
                          options_of(comm, kLong));
               }),
               "")
-        << name_of(cell_) << ", once more";
+        << name_of(cell_) << ", second save";
   }
 
   void save_beside(const Communicator& comm) {
     const double timeout = takes_until_the_deadline(cell_) ? kShort : kLong;
     const auto begin = Clock::now();
     const auto check_time = [&] {
-      // Who hears of it at once is far from the deadline then.
+      // A rank that learns of the failure at once ends long before the deadline.
       const double waits = takes_until_the_deadline(cell_) ? kShort : 0;
       const double limit = waits + (is_taken_over(cell_) ? kTakeOver : 0) + kMargin * kSlow;
       const double took = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -331,12 +334,13 @@ class FailingSave {
     }
   }
 
-  // The old checkpoint, or none; by files what the others have written waits for the rank.
+  // Expects the old checkpoint, or none. By files, the files that the others have written wait for
+  // the failed rank.
   void expect_on_disk() {
     armed_ = false;
     SCOPED_TRACE(name_of(cell_));
     if (!is_by_files(cell_.way)) return expect_rows(Location(inner_), kOld, kRanks);
-    if (cell_.where == Where::kLate) return;  // it has completed the save
+    if (cell_.where == Where::kLate) return;  // the late rank has completed the save
     if (is_taken_over(cell_)) return;
     const std::string text = text_of([&] { Checkpoint::open(Location(inner_)); });
     EXPECT_NE(text.find("no "), std::string::npos) << name_of(cell_) << ": " << text;
@@ -347,7 +351,7 @@ class FailingSave {
   const std::shared_ptr<Storage> inner_ = memory_storage();
   std::shared_ptr<FaultDisk> disk_;
   std::atomic<bool> armed_ = false;
-  // For a failure: one when a rank comes, the others while it waits.
+  // A rank looks for a failure once when it comes; further looks happen while it waits.
   static constexpr int kLooksBefore = 1;
   std::atomic<int> looks_[kRanks] = {};
   std::barrier<> sync_;
@@ -362,7 +366,7 @@ std::vector<Cell> all_cells() {
          {Where::kState, Where::kOptions, Where::kGivesUpPlanned, Where::kGivesUpStaged,
           Where::kGivesUpWritten, Where::kWrite, Where::kReport, Where::kPublish,
           Where::kNeverComes, Where::kDies, Where::kLate}) {
-      // With a communicator a report is a message.
+      // With a communicator a report is a message, not a file.
       if (where == Where::kReport && !is_by_files(way)) continue;
       cells.push_back({way, where});
     }
@@ -370,7 +374,7 @@ std::vector<Cell> all_cells() {
   return cells;
 }
 
-// All at once: most of them wait.
+// All cases run at the same time, because most of them wait.
 TEST(FailingRankMatrix, EachRankHearsInTimeWhatStandsIsWholeAndTheNextSaveWorks) {
   set_log_level(LogLevel::kOff);
   const std::vector<Cell> cells = all_cells();

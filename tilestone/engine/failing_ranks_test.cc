@@ -1,5 +1,6 @@
-// A rank that fails: every rank ends with the same typed error, nothing half-done is taken for a
-// checkpoint, and a retry succeeds. What failing_ranks_matrix_test.cc has in its table is not here.
+// A rank fails: every rank ends with the same typed error, no incomplete save can be taken for a
+// checkpoint, and a retry succeeds. Only cases that are not in the table of
+// failing_ranks_matrix_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +27,7 @@ SaveOptions saving(const Communicator& comm, double timeout = 60) {
   return options;
 }
 
-// Which call goes wrong, and how.
+// The call that fails, and how.
 struct Fault {
   int client;
   StorageOp op;
@@ -52,8 +53,8 @@ bool holds_checkpoint(const std::shared_ptr<Storage>& storage) {
   }
 }
 
-// What a failed save of several ranks leaves: the coordinator can't know that all have removed
-// their files, so its note stays for the next save.
+// A failed save of several ranks leaves only its note, for the next save: the coordinator can't
+// know whether all ranks have removed their files.
 void expect_only_notes(const std::shared_ptr<Storage>& storage) {
   EXPECT_THAT(storage->list(),
               testing::ElementsAre(testing::EndsWith(".begun"), ".tilestone/lock"));
@@ -69,7 +70,7 @@ void expect_retry_works(const std::shared_ptr<Storage>& storage, bool overwrite 
   EXPECT_TRUE(Checkpoint::open(Location(storage)).verify().ok());
 }
 
-// All ranks save; returns what each threw.
+// All ranks save; returns what each rank threw.
 std::vector<std::string> save_over(const std::shared_ptr<FaultDisk>& disk, bool overwrite = false) {
   return failures(kRanks, [&](Communicator comm) {
     SaveOptions options = saving(comm);
@@ -94,7 +95,7 @@ TEST(FailingRank, ExceptionInAFactoryReachesEveryRank) {
     }
     save(state, Location(storage), saving(comm));
   });
-  EXPECT_EQ(texts[2], "no such half");  // as it was thrown
+  EXPECT_EQ(texts[2], "no such half");  // unchanged, as it was thrown
   for (const int rank : {0, 1}) {
     EXPECT_EQ(texts[static_cast<size_t>(rank)], "no such half (key swiglu) (rank 2)");
   }

@@ -1,6 +1,6 @@
-// A storage that says no, at each call of a save and of a load, and real file systems that do:
-// every rank ends with the same error, which holds the original errno and the file's name; the
-// checkpoint that stood is there or the new one is, and a later save works.
+// Each storage call of a save and of a load fails, with an injected error or on a real file system.
+// Every rank ends with the same error, which has the original errno and the file's name; the old or
+// the new checkpoint is there; and a later save works.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -32,7 +32,7 @@ constexpr int64_t kOld = 100, kNew = 500, kLater = 900;
 
 class FailingStorage : public testing::Test {
  protected:
-  FailingStorage() { set_log_level(LogLevel::kOff); }  // what fails is logged there too
+  FailingStorage() { set_log_level(LogLevel::kOff); }  // failures are also logged
   ~FailingStorage() override { set_log_level(before_); }
 
  private:
@@ -91,7 +91,7 @@ void expect_no_errors(const Errors& errors) {
   for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
 }
 
-// The error that every rank threw; none: no rank threw.
+// The error that every rank threw; nullopt: no rank threw.
 std::optional<Error> same_on_all(const Errors& errors) {
   for (const auto& error : errors) {
     EXPECT_EQ(error.has_value(), errors[0].has_value());
@@ -116,10 +116,10 @@ struct Hit {
   StorageOp op = StorageOp::kStat;
   std::string name, to;
   int client = 0;
-  bool cleaning = false;  // after the commit, and after the first file of the old checkpoint went
+  bool cleaning = false;  // after the commit and the first removal of an old file
 };
 
-// Fails the k-th call with `error`; says which it was.
+// Fails the k-th call with `error`, and records which call it was.
 std::shared_ptr<FaultDisk> failing_at(const std::shared_ptr<Storage>& inner, uint64_t k, int error,
                                       std::optional<Hit>& hit) {
   struct Passed {
@@ -145,12 +145,12 @@ void expect_reported(const Error& error, const Hit& hit, int number) {
   EXPECT_EQ(error.rank(), hit.client) << error.what();
 }
 
-// What may fail without failing the save: looking for leftovers and removing them.
+// True for calls whose failure does not fail the save: finding and removing leftovers.
 bool may_be_passed_over(const Hit& hit) {
   return !changes_storage(hit.op) || hit.op == StorageOp::kRemove || hit.cleaning;
 }
 
-// A failed save of several ranks leaves its note, and nothing else.
+// A failed save of several ranks leaves its note and nothing else.
 void expect_only_notes(const std::shared_ptr<Storage>& storage) {
   for (const Leftover& file : find_leftovers(Location(storage))) {
     EXPECT_THAT(file.what, testing::StartsWith("note of the save ")) << file.name;
@@ -181,7 +181,7 @@ TEST_P(EachError, AtEachCallOfASaveReachesEveryRankAndLeavesACheckpoint) {
       ++failed;
       expect_reported(*error, *hit, GetParam());
       EXPECT_TRUE(found == kOld || found == kNew);
-      // Once the manifest stands nobody removes anything: the next save does.
+      // After the manifest is published, this save removes nothing; the next save does.
       const bool publishing = hit->name.find("metadata") != std::string::npos;
       const bool may_be_published = publishing || found == kNew;
       if (!may_be_published) expect_only_notes(storage);
@@ -220,7 +220,8 @@ INSTANTIATE_TEST_SUITE_P(FailingStorage, EachError,
 
 // ---- Real file systems ----
 
-// While it lives the process is nobody, whom modes bind; does nothing where it is not root.
+// While it exists, the process runs as the user nobody, to whom file modes apply. Does nothing if
+// the process is not root.
 class AsNobody {
  public:
   explicit AsNobody(const std::string& gets) {
@@ -241,7 +242,7 @@ class AsNobody {
   bool dropped_ = false;
 };
 
-// Runs `action` once, before the first call of this kind and name.
+// Runs `action` once, before the first call with this operation and name.
 std::shared_ptr<FaultDisk> disturbed(const std::string& root, StorageOp op, const std::string& name,
                                      const std::function<void()>& action,
                                      std::shared_ptr<std::atomic<bool>> done) {
@@ -272,7 +273,7 @@ constexpr Phase kLoadPhases[] = {{StorageOp::kList, ""},  // opening
 
 class RealFiles : public FailingStorage {
  protected:
-  // The error on all ranks of a save or load during which `action` happens.
+  // The error that all ranks throw when `action` happens during a save or load.
   std::optional<Error> disturb(bool saves, const Phase& phase,
                                const std::function<void()>& action) {
     const auto done = std::make_shared<std::atomic<bool>>(false);
@@ -281,7 +282,7 @@ class RealFiles : public FailingStorage {
     EXPECT_TRUE(*done);
     return error;
   }
-  // In one step, whatever is being written there.
+  // Removes the folder in one step, whatever is being written there.
   void take_away() const {
     const std::string gone = folder_.path() + "/gone";
     fs::rename(root_, gone);
@@ -296,7 +297,7 @@ class RealFiles : public FailingStorage {
   const std::string root_ = folder_.path() + "/checkpoint";
 };
 
-// Not of a note either, which it has not left.
+// The save does not log a note either, because it has left none.
 TEST_F(RealFiles, ASaveThatHasMadeNothingLogsNothing) {
   const TempDirectory folder;
   std::ofstream(folder.path() + "/file") << "no directory";
@@ -316,7 +317,7 @@ TEST_F(RealFiles, ADirectoryRemovedUnderWayIsReportedOnEveryRank) {
       const auto error = disturb(saves, phase, [&] { take_away(); });
       ASSERT_TRUE(error);
       EXPECT_EQ(error->code(), ErrorCode::kNotFound) << error->what();
-      // A load that finds nothing at all says so; everything else has the file and its errno.
+      // A load that finds nothing reports that; every other error has the file and its errno.
       const bool nothing_there = error->message().starts_with("no checkpoint at") ||
                                  error->message().starts_with("no torch_dist checkpoint");
       EXPECT_TRUE(nothing_there || error->sys_errno() == ENOENT) << error->what();
@@ -347,7 +348,7 @@ TEST_F(RealFiles, PermissionLostUnderWayIsReportedOnEveryRank) {
   }
 }
 
-// Two ranks' rows of 3 MiB.
+// Rows of two ranks, 3 MiB each.
 StateDict large_state(const Communicator& comm) {
   StateDict state;
   state["w"] = ShardedTensor::from_rank_offsets("w", counting(DType::kFloat32, {3 << 18}),
@@ -355,7 +356,7 @@ StateDict large_state(const Communicator& comm) {
   return state;
 }
 
-// Without the right to mount, the calls that would fill the disk are made to fail.
+// Without permission to mount, the calls that would fill the disk are made to fail.
 TEST_F(RealFiles, ARealFullDiskIsReportedOnEveryRankAndTheOldCheckpointStays) {
   const SmallMount mount;
   const auto real = posix_storage(mount ? mount.path() : root_);
@@ -373,7 +374,7 @@ TEST_F(RealFiles, ARealFullDiskIsReportedOnEveryRankAndTheOldCheckpointStays) {
   EXPECT_THAT(error->file(), testing::HasSubstr(".distcp"));
   auto left = real->list();
   std::erase_if(left, [](const std::string& name) { return name.ends_with(".begun"); });
-  EXPECT_EQ(left, names);  // and the note of the save of several ranks
+  EXPECT_EQ(left, names);  // including the note of the save of several ranks
   EXPECT_EQ(standing(real), kOld);
   expect_no_errors(save_rows(FaultDisk::create(real), kNew));
   EXPECT_EQ(standing(real), kNew);

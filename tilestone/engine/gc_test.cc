@@ -51,7 +51,7 @@ FileImage with_dead_files(FileImage image) {
   return image;
 }
 
-// "" when there is none.
+// The save id in the image; "" if there is none.
 std::string save_id_in(const FileImage& image) {
   for (const auto& [name, bytes] : image) {
     if (name.ends_with("__0_0.distcp")) return name.substr(0, std::string(kDead).size());
@@ -59,7 +59,7 @@ std::string save_id_in(const FileImage& image) {
   return "";
 }
 
-// As `cp FROM/* TO` copies it.
+// The files that `cp FROM/* TO` copies.
 FileImage without_hidden_files(FileImage image) {
   std::erase_if(image, [](const auto& file) { return file.first.front() == '.'; });
   return image;
@@ -122,9 +122,9 @@ TEST(Gc, SaysWhatEachFileIsWhyItIsLeftOverAndItsSize) {
   EXPECT_EQ(alone[1].what, std::string("temporary file of the save ") + kDead);
   EXPECT_EQ(alone[2].what, std::string("data file of the save ") + kDead);
   EXPECT_EQ(alone[2].size, 700u);
-  EXPECT_EQ(alone[2].why, "no checkpoint stands here: the save was not published");
+  EXPECT_EQ(alone[2].why, "there is no checkpoint here: the save was not published");
   const auto beside = find_leftovers(Location(memory_storage(with_dead_files(saved()))));
-  EXPECT_THAT(beside[0].why, HasSubstr("the checkpoint that stands here is of the save "));
+  EXPECT_THAT(beside[0].why, HasSubstr("the checkpoint here is of the save "));
 }
 
 TEST(Gc, ASoundCheckpointHasNoLeftoversAndGetsNoLockFile) {
@@ -143,7 +143,7 @@ TEST(Gc, WhileASaveIsUnderWayNothingIsListedOrRemoved) {
     const FileImage before = memory_image(*storage);
     for (const auto call : {&find_leftovers, &remove_leftovers}) {
       expect_error([&] { call(Location(storage), nullptr, false); }, ErrorCode::kAlreadyExists,
-                   "a save to memory is under way");
+                   "a save is under way at memory");
       ++refused;
     }
     EXPECT_EQ(memory_image(*storage), before);
@@ -183,7 +183,7 @@ TEST(Gc, AFileThatCantBeRemovedIsNamedOnceTheOthersAreGone) {
   EXPECT_THAT(names_of(find_leftovers(Location(inner))), ElementsAre(note, stuck));
 }
 
-// Somebody removed the one file that makes it a checkpoint.
+// The one file that makes it a checkpoint was removed by hand.
 TEST(Gc, ACheckpointThatHasOnlyLostItsMetadataIsNoLeftoverUnlessForced) {
   FileImage image = saved();
   image.erase(".metadata");
@@ -230,7 +230,7 @@ TEST(Gc, WhatAFailedSaveLeftIsALeftoverThoughItsManifestStands) {
   EXPECT_EQ(find_leftovers(Location(memory_storage(image))).size(), 4u);
 }
 
-// The disk under `inner`, on which the operation fails until `*fails` is false.
+// A disk over `inner` on which the operation fails until `*fails` is false.
 std::shared_ptr<FaultDisk> failing_at(const std::shared_ptr<Storage>& inner, StorageOp op,
                                       const std::string& part, const bool* fails) {
   return FaultDisk::create(inner, [=](const StorageCall& call) {
@@ -276,7 +276,7 @@ TEST(Gc, OpeningACopyWithoutItsHiddenFilesSaysSo) {
   expect_error([&] { load(state, Location(storage)); }, ErrorCode::kNotFound, "cp -a FROM/. TO");
 }
 
-// Nothing says that its save failed, and its data files can still be read.
+// Nothing shows that its save failed, and its data files can still be read.
 TEST(Gc, ASaveKeepsWhatHasOnlyLostItsMetadata) {
   FileImage image = saved();
   image.erase(".metadata");
@@ -288,7 +288,7 @@ TEST(Gc, ASaveKeepsWhatHasOnlyLostItsMetadata) {
   expect_files(storage, image);
 }
 
-// The new checkpoint may not become durable.
+// The new checkpoint might not become durable.
 TEST(Gc, WhatMayBeAWholeCheckpointGoesOnlyOnceTheNewOneStands) {
   FileImage image = saved();
   image.erase(".metadata");
@@ -367,7 +367,7 @@ TEST(Gc, SavesBesideAnEndlessLookNeverFail) {
 
 TEST(Gc, ADirectoryThatCanOnlyBeReadIsLookedAt) {
   const SmallMount mount;
-  if (!mount) return;  // looking makes nothing: pinned without a mount above
+  if (!mount) return;  // looking creates nothing: tested above without a mount
   const auto storage = posix_storage(mount.path());
   storage->make_directory(".tilestone");
   for (const auto& [name, bytes] : with_dead_files(saved())) put_file(*storage, name, bytes);
@@ -391,7 +391,7 @@ TEST(Gc, NamesLikeOursThatAreNoFilesStay) {
   EXPECT_EQ(::access(fifo.c_str(), F_OK), 0);
 }
 
-// Where nothing can be locked, what looks like a leftover may be the file of a save under way.
+// If nothing can be locked, an apparent leftover may be a file of a save in progress.
 TEST(Gc, LeavesLeftoversAloneWhereNothingCanBeLocked) {
   const auto memory = memory_storage(with_dead_files(saved()));
   const auto disk = FaultDisk::create(memory, [](const StorageCall& call) {
@@ -404,12 +404,13 @@ TEST(Gc, LeavesLeftoversAloneWhereNothingCanBeLocked) {
   expect_rows(location, 5, 1);
   expect_error([&] { remove_leftovers(location); }, ErrorCode::kUnsupported, "lock");
   for (const std::string& name : memory->list(".tilestone/")) {
-    EXPECT_FALSE(name.ends_with(".begun")) << name;  // its own note, which only it can know
+    EXPECT_FALSE(name.ends_with(".begun"))
+        << name;  // its own note, which no other save can recognize
   }
   const size_t dead = dead_files().size();
   for (const auto& [name, bytes] : dead_files()) EXPECT_TRUE(memory->stat(name)) << name;
   EXPECT_GE(find_leftovers(location).size(), dead);
-  save(row_state(solo(), 6), Location(memory), options);  // with locks it removes them
+  save(row_state(solo(), 6), Location(memory), options);  // with locks a save removes them
   for (const auto& [name, bytes] : dead_files()) EXPECT_FALSE(memory->stat(name)) << name;
 }
 

@@ -1,4 +1,4 @@
-// Work that its caller ends: by an exception of the caller's own code, or by an interrupt.
+// Work that its caller ends: by an exception from the caller's own code, or by an interrupt.
 #include "tilestone/base/interrupt.h"
 
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@ namespace tilestone::interrupt_test {
 
 using testing::HasSubstr;
 
-// No std::exception: nothing of the library can know what it is.
+// Not a std::exception: the library knows nothing about it.
 struct Stop {
   int number = 0;
 };
@@ -26,7 +26,7 @@ enum class How { kCallbackThrows, kInterruptIsRequested };
 
 class Ended : public testing::TestWithParam<How> {
  protected:
-  // Ends the work from its first progress on.
+  // Ends the work at its first progress call.
   ProgressFn ends_at_once() {
     return [this](const Progress&) {
       if (GetParam() == How::kCallbackThrows) throw Stop{7};
@@ -44,7 +44,7 @@ class Ended : public testing::TestWithParam<How> {
     }
   }
 
-  // Enough items that progress is reported long before the last one.
+  // So many items that progress is reported long before the last one.
   static StateDict many_tensors() {
     StateDict state;
     for (int i = 0; i < 40; ++i) {
@@ -53,7 +53,7 @@ class Ended : public testing::TestWithParam<How> {
     return state;
   }
 
-  // Every call counts as slow, so that progress comes with every item.
+  // Makes every call count as slow, so that progress is reported for every item.
   static SaveOptions slow_saving() {
     SaveOptions options;
     options.buffer_bytes = 1 << 20;
@@ -72,7 +72,7 @@ TEST_P(Ended, ASaveThrowsWhatEndedItAndLeavesNothingBehind) {
   options.interrupt = interrupt_;
   options.progress = ends_at_once();
   if (GetParam() == How::kInterruptIsRequested) {
-    ends_at_once()(Progress());  // before the first byte: no moment of a save is too early
+    ends_at_once()(Progress());  // before the first byte: a save can be ended at any time
   }
   expect_stop([&] { save(many_tensors(), Location(storage), options); });
   EXPECT_EQ(storage->list(), before);
@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(, Ended, testing::Values(How::kCallbackThrows, How::kIn
                                                                       : "ByAnInterrupt";
                          });
 
-// Rank 1 of three throws; the code under test runs on each rank.
+// Rank 1 of three throws. `body` runs on each rank.
 void expect_stop_of_rank_one(const std::function<void(Communicator)>& body) {
   const auto texts = failures(3, [&](Communicator comm) {
     const int rank = comm.rank();

@@ -36,9 +36,9 @@ namespace tilestone {
 namespace engine {
 namespace {
 
-// What a rank loads, from where and how; owned by whoever brings it.
+// What a rank loads, from where and how. Borrowed from the caller.
 struct BroughtLoad {
-  const StateDict* wanted = nullptr;  // null: all that the checkpoint holds
+  const StateDict* wanted = nullptr;  // null: everything in the checkpoint
   const Location* location = nullptr;
   const LoadOptions* options = nullptr;
 };
@@ -51,7 +51,7 @@ class Loading {
   Loading(Communicator comm, const std::string& place, Deadline deadline)
       : comm_(std::move(comm)), rounds_(comm_, "load", place, deadline) {}
 
-  // `take` has a round of its own, which every rank of a load has or none.
+  // `take` runs in an additional round. Either all ranks of a load have a `take`, or none.
   StateDict run(const BringLoad& bring, const Take& take) {
     describe(bring);
     if (options().validate_access) validate();
@@ -71,26 +71,27 @@ class Loading {
       return Bytes();
     };
     const auto nothing = [](const std::vector<Bytes>&) { return std::vector<Bytes>(); };
-    rounds_.run_last("taking what was loaded", take_it, nothing);
+    rounds_.run_last("handing over the loaded state", take_it, nothing);
     return {};
   }
 
   const LoadReport& report() const { return report_; }
 
  private:
-  // A template on its way.
+  // A template while it is being filled.
   struct Tree {
-    bool plain = false;  // neither factories nor values that are not saved
+    bool plain = false;  // no factories and no non-persistent values
     StateDict built;
-    StateDict persistent;  // of one that is not plain
+    StateDict persistent;  // `built` without non-persistent values; empty if plain
     const StateDict& asked() const { return plain ? built : persistent; }
   };
 
   const LoadOptions& options() const { return *brought_.options; }
-  // From the opening on: the directory as it stood then, wherever it is moved.
+  // After opening: the directory that stood there then, even if a save moves it.
   Storage& storage() const { return held_ != nullptr ? *held_ : brought_.location->storage(); }
 
-  // One rank looks: ranks that look for themselves may see different things.
+  // Only the coordinator looks for the checkpoint: ranks that each look for themselves could see
+  // different checkpoints.
   void describe(const BringLoad& bring) {
     const Bytes answer = rounds_.run(
         "opening",
@@ -115,8 +116,9 @@ class Loading {
     warned_ = std::make_shared<WarnedFiles>();
   }
 
-  // Whether to look first at what this rank itself has written: only where what is missing there
-  // would be an error, so that it is noticed.
+  // The rank whose own part of a rank-local checkpoint is tried first. nullopt unless a missing key
+  // would be an error: has_all_of_own_rank() relies on that error to notice that the metadata of
+  // all ranks is needed.
   std::optional<int> own_rank() const {
     using Policy = LoadOptions::Policy;
     const LoadOptions& asked = options();
@@ -152,14 +154,14 @@ class Loading {
     expect_same_checkpoint(*held_, opened_);
   }
 
-  // A round of its own, before tensors and objects are read.
+  // Runs an additional round before tensors and objects are read.
   void validate() {
     const auto describe_items = [&](Deadline deadline) {
       choose_items(deadline);
       const bool asks = brought_.wanted != nullptr;
       return encode_access(asks ? items_ : Items());
     };
-    rounds_.run("comparing what ranks want", describe_items, [](const std::vector<Bytes>& plans) {
+    rounds_.run("validating the requests", describe_items, [](const std::vector<Bytes>& plans) {
       check_access(std::vector<ByteView>(plans.begin(), plans.end()));
       return std::vector<Bytes>();
     });
@@ -189,7 +191,7 @@ class Loading {
     look_for_items(deadline);
   }
 
-  // Errors come again, and out, where all ranks' metadata is looked at.
+  // Errors are ignored here: the metadata of all ranks is tried next, and reports its own errors.
   bool has_all_of_own_rank(Deadline deadline) {
     try {
       look_for_items(deadline);
@@ -213,7 +215,8 @@ class Loading {
     items_.common = std::move(common);
   }
 
-  // A rank that fails here takes part in the exchange all the same, to let the others know.
+  // Returns an error instead of throwing it: the exchange passes it to the other ranks, so a failed
+  // rank must still take part.
   std::variant<Wanted, Error> plan(const StateDict* wanted, Deadline deadline) {
     try {
       if (!options().validate_access) choose_items(deadline);
@@ -233,14 +236,14 @@ class Loading {
     }
   }
 
-  // What there is for the leaves that are not sharded; nothing in dialects that have no such state.
+  // The state for leaves that are not sharded. nullopt in dialects without a common state.
   std::optional<Value> common_state() const {
     if (!options().sharded_only) return read_common(*context_, opened_);
     if (opened_.dialect->common_object().empty()) return std::nullopt;
     return Value::dict({});
   }
 
-  // What the template asks for, with memory but for what is not read.
+  // The items that the template asks for. All that are read have memory.
   Items ask(const StateDict& wanted, const std::optional<Value>& common, Tree& tree) {
     const auto items_of = [&](const StateDict& asked) {
       return opened_.dialect->wanted_items(asked, common ? &*common : nullptr);
@@ -273,7 +276,7 @@ class Loading {
   bool keeps() const { return !findings_.kept.keys.empty(); }
   bool is_kept(const std::string& key) const { return findings_.kept.keys.contains(key); }
 
-  // The tensors that are read: all but those that are kept.
+  // Lists the tensors that are read: all except the kept ones.
   void choose_read(const Items& items) {
     for (const TensorItem& item : items.tensors) {
       if (keeps() && !is_kept(item.key)) read_.push_back(item);
@@ -281,7 +284,8 @@ class Loading {
   }
   std::vector<TensorItem>& read_of(Items& items) { return keeps() ? read_ : items.tensors; }
 
-  // What was asked for under the name of a rank's replica is read where that is stored.
+  // A tensor that was requested under the name of a rank's replica is read where that replica is
+  // stored.
   void take_own_replicas(std::vector<Transfer>& transfers) {
     if (replicas_.empty() || opened_.replica_places.empty()) return;
     std::vector<Transfer> others;
@@ -292,7 +296,8 @@ class Loading {
     transfers = std::move(others);
   }
 
-  // Which of the chunk's copies it is; kNoCopy: none, or the chunk's own item.
+  // The index of the chunk's copy that is the requested replica. kNoCopy: none, or the chunk's own
+  // item.
   uint32_t own_replica(const Transfer& transfer) const {
     const Metadata& metadata = opened_.metadata;
     const StoredTensor& tensor = metadata.tensors[transfer.tensor];
@@ -310,7 +315,7 @@ class Loading {
     return kNoCopy;
   }
 
-  // What the coordinator must know at the end.
+  // This rank's message of the last reading round.
   Bytes message_of(const Items& items) const {
     ByteWriter writer;
     const auto policy = options().not_requested;
@@ -321,12 +326,12 @@ class Loading {
     return std::move(writer).take();
   }
 
-  // The coordinator's answer, the same for each rank: the report.
+  // The coordinator's answer, equal for each rank: the encoded report.
   std::vector<Bytes> judge_ranks(const std::vector<Bytes>& of_ranks) const {
     const auto owned = [](ByteView view) { return Bytes(view.begin(), view.end()); };
     std::vector<Bytes> left, findings;
     for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
-      ByteReader reader(of_ranks[rank], "the last message of rank " + std::to_string(rank));
+      ByteReader reader(of_ranks[rank], "the load result of rank " + std::to_string(rank));
       left.push_back(owned(reader.blob()));
       findings.push_back(owned(reader.blob()));
       reader.expect_end();
@@ -356,7 +361,8 @@ class Loading {
     std::vector<ObjectRead> stored;
     std::vector<ObjectItem*> read;
     for (ObjectItem& item : items.objects) {
-      // (A tensor of another shape may be kept under the key of an object, which is an error.)
+      // A key can be kept because of a tensor of another shape. Requesting it as an object is still
+      // an error.
       if (is_kept(item.key) && opened_.metadata.find_tensor(item.key) == nullptr) continue;
       const StoredObject* found = opened_.metadata.find_object(item.key);
       if (found == nullptr) fail_not_found(item.key);
@@ -376,7 +382,7 @@ class Loading {
     }
   }
 
-  // What is to be read of the stored chunks; zeros are filled in.
+  // Plans the reads of stored chunks. Fills the remaining elements with zeros (LoadPlan::fills).
   std::vector<Transfer> plan_tensors(const std::vector<TensorItem>& read) {
     LoadPlanOptions plan_options;
     plan_options.cast = options().cast;
@@ -405,15 +411,16 @@ class Loading {
 
   [[noreturn]] void fail_not_found(const std::string& key) const {
     if (opened_.metadata.find_tensor(key) != nullptr) {
-      throw Error(ErrorCode::kNotFound, "a tensor of the checkpoint is wanted as an object")
+      throw Error(ErrorCode::kNotFound,
+                  "the checkpoint has a tensor under this key, but an object is requested")
           .with_key(key)
-          .with_hint("want an array of its dtype and shape in its place");
+          .with_hint("request an array of the tensor's dtype and shape instead");
     }
     const bool no_common = opened_.dialect->common_object().empty() || options().sharded_only;
     Error error(ErrorCode::kNotFound, no_common
-                                          ? "an object that is not in the checkpoint"
-                                          : "the checkpoint has this neither in its common state "
-                                            "nor as an object");
+                                          ? "the object is not in the checkpoint"
+                                          : "the checkpoint has this key neither in its common "
+                                            "state nor as an object");
     std::string similar;
     for (const std::string& other : similar_keys(opened_.metadata, key)) {
       similar += (similar.empty() ? "similar keys: " : ", ") + other;
@@ -427,22 +434,22 @@ class Loading {
   std::optional<ThreadPool> threads_;
   std::shared_ptr<Storage> held_;
   Description description_;
-  std::shared_ptr<FileSizes> sizes_ = std::make_shared<FileSizes>();  // of what is described
+  std::shared_ptr<FileSizes> sizes_ = std::make_shared<FileSizes>();  // of the described checkpoint
   std::shared_ptr<WarnedFiles> warned_ = std::make_shared<WarnedFiles>();
-  bool of_own_rank_ = false;  // what is described is this rank's part of a rank-local checkpoint
+  bool of_own_rank_ = false;  // description_ has only this rank's part of a rank-local checkpoint
   Opened opened_;
-  Tree tree_;  // of a template
+  Tree tree_;  // if there is a template
   Items items_;
-  std::map<std::string, uint32_t> replicas_;  // that are asked for by their ranks' names, by key
+  std::map<std::string, uint32_t> replicas_;  // replicas requested by rank: plain key -> rank
   Findings findings_;
-  std::vector<TensorItem> read_;  // where some are kept
-  Bytes message_;                 // what the coordinator must know at the end
+  std::vector<TensorItem> read_;  // the tensors to read, if some are kept
+  Bytes message_;                 // to the coordinator, after reading
   LoadReport report_;
   ReadFor way_ = ReadFor::kOneself;
   std::optional<ReadContext> context_;
   std::optional<ProgressMeter> progress_;
   std::optional<Places> places_;
-  std::vector<Transfer> own_;  // from copies in this rank's own file
+  std::vector<Transfer> own_;  // reads from copies in this rank's own file
   SharedTargets shared_;
 };
 

@@ -12,39 +12,39 @@
 
 namespace tilestone {
 
-// Loads what `wanted` asks for into the ranks of options.comm, however the checkpoint was sharded;
-// every rank calls. Tensors that have data are filled in place, others are allocated; values and
-// objects come from the checkpoint. Returns a state dict of wanted's structure. On failure every
-// rank throws the same Error, naming the rank that failed; tensors may then be partly filled.
-// When another save replaces the checkpoint meanwhile: the old state, the new one, or
-// Error(kNotFound) with a hint that says so.
-// `report`, where given, gets what LoadOptions::not_in_checkpoint and its siblings report.
+// Loads what `wanted` asks for into the ranks of options.comm, whatever the sharding of the
+// checkpoint. Every rank calls. Tensors that have data are filled in place, others are allocated;
+// values and objects come from the checkpoint. Returns a state dict with the structure of `wanted`.
+// If any rank fails, every rank throws the same Error, which names that rank; tensors may then be
+// partly filled. If another save replaces the checkpoint during the load, the result is the old
+// state, the new state, or Error(kNotFound) with a hint that says so. `report`, if given, receives
+// the differences that LoadOptions::not_in_checkpoint, not_requested and other_shape report.
 StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options = {},
                LoadReport* report = nullptr);
 
-// All that the checkpoint holds, without a template: each rank gets everything, in fresh memory.
-// What has a recorded path is nested as it was saved (dicts by text, lists by index), what has none
-// stands under its key at the top. Ranks call this or load(), each as it needs.
+// Loads everything that the checkpoint holds, without a template: each rank gets all of it in new
+// memory. Items with a recorded path are nested as they were saved (dicts by text, lists by index);
+// the others are at the top level under their keys. Each rank may call this or load(), as it needs.
 StateDict load_all(const Location& location, const LoadOptions& options = {});
 
-// What a rank brings to a load.
+// One rank's request to load.
 struct LoadRequest {
-  std::optional<StateDict> wanted;  // nullopt: as load_all
+  std::optional<StateDict> wanted;  // nullopt: load everything, as load_all()
   Location location;
-  LoadOptions options;  // its comm is not looked at
+  LoadOptions options;  // its comm is ignored
 };
 
-// What a rank gets.
+// One rank's result of a load.
 struct LoadResult {
   StateDict state;
   LoadReport report;
-  KeptLeaves kept;  // this rank's
+  KeptLeaves kept;  // leaves of this rank's template
 };
 
-// The same for a rank whose request may fail to be made, or which may fail to take what was loaded:
-// `prepare` runs inside the first round and `take` inside the last one, and what they throw is this
-// rank's failure, which every rank throws. The load ends by `deadline`. All ranks call this
-// function or all the one above. `place`: as for a save.
+// The same, if making the request or accepting the result may fail on a single rank. `prepare` runs
+// inside the first round and `take` inside the last one. If either throws on one rank, every rank
+// throws. The load ends by `deadline`. Either all ranks call this function or all call one of those
+// above. `place`: as in save().
 void load(const std::function<LoadRequest()>& prepare, const std::function<void(LoadResult)>& take,
           const std::string& place, const Communicator& comm, Deadline deadline);
 

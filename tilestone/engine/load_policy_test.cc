@@ -1,4 +1,5 @@
-// What a load makes of keys that the template or the checkpoint has alone, and of other shapes.
+// How a load treats keys that only the template or only the checkpoint has, and tensors of other
+// shapes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -81,7 +82,7 @@ TEST_P(LoadPolicy, WhatNoRankRequestsIsRefusedOrReportedOnEveryRank) {
     return failures(2, [&](Communicator comm) {
       LoadOptions options = loading(comm, Policy::kError, policy, Policy::kError);
       options.two_phase = GetParam();
-      StateDict wanted;  // "p" by rank 0, "step" by rank 1, "w" by rank 1 where all are wanted
+      StateDict wanted;  // rank 0 wants "p", rank 1 "step" and, if all are wanted, "w"
       if (comm.rank() == 0) wanted["p"] = TensorView::without_data(DType::kInt64, {3});
       if (comm.rank() == 1) wanted["step"] = nullptr;
       if (comm.rank() == 1 && all) wanted["w"] = TensorView::without_data(DType::kFloat32, {2, 8});
@@ -136,7 +137,7 @@ TEST(LoadPolicies, AKeyOfAnotherKindIsAnErrorUnderEveryPolicy) {
                            wanted["p"] = nullptr;
                            load(wanted, location, loading(comm, policy, policy, policy));
                          }),
-                Each(HasSubstr("a tensor of the checkpoint is wanted as an object")));
+                Each(HasSubstr("has a tensor under this key")));
   }
 }
 
@@ -156,7 +157,7 @@ TEST(LoadPolicies, WhatIsLeftOutBelowACompletePathIsRefusedUnlessThePolicySaysOt
     wanted["opt"] = std::move(part);
     return failures(1, [&](Communicator) { load(wanted, location, options, report); }).front();
   };
-  EXPECT_THAT(load_a_part(std::nullopt, nullptr), HasSubstr("does not ask: opt.v"));
+  EXPECT_THAT(load_a_part(std::nullopt, nullptr), HasSubstr("does not request: opt.v"));
   EXPECT_THAT(load_a_part(Policy::kError, nullptr), HasSubstr("opt.v"));
   LoadReport report;
   EXPECT_EQ(load_a_part(Policy::kReport, &report), "");
@@ -165,7 +166,7 @@ TEST(LoadPolicies, WhatIsLeftOutBelowACompletePathIsRefusedUnlessThePolicySaysOt
   EXPECT_EQ(report, LoadReport());
 }
 
-// Builds its one tensor under the key "part"; merges to that.
+// A factory that builds its one tensor under the key "part" and merges back to it.
 ShardedTensorFactory factory_of(TensorView data) {
   ShardedTensorFactory factory;
   factory.key = "f";

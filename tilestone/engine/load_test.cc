@@ -1,4 +1,4 @@
-// Loads that change what was stored on its way: dtypes, shapes, compressed items.
+// Loads that convert what is stored: dtypes, shapes, compressed items.
 #include "tilestone/engine/load.h"
 
 #include <gmock/gmock.h>
@@ -31,11 +31,11 @@ LoadOptions loading(const Communicator& comm, bool cast = false) {
 
 // ---- dtypes ----
 
-constexpr int64_t kCount = 300000;  // more than one buffer holds
+constexpr int64_t kCount = 300000;  // more than fits into one buffer
 
 float fraction(int64_t i) { return static_cast<float>(i) / 7 - 1000; }
 
-// "f": float32, in halves on two ranks; "i": int64.
+// "f": float32, one half on each of two ranks; "i": int64.
 Location save_numbers() {
   const Location location(memory_storage());
   run_ranks(2, [&](Communicator comm) {
@@ -53,7 +53,7 @@ Location save_numbers() {
   return location;
 }
 
-// The nearest bfloat16, ties to even, of a finite number.
+// The nearest bfloat16 of a finite number, ties to even.
 uint16_t nearest_bfloat16(float number) {
   uint32_t bits = 0;
   std::memcpy(&bits, &number, sizeof bits);
@@ -133,7 +133,7 @@ TEST(ShapeMismatch, WhatTheStoredTensorLacksIsZeroFilled) {
   const Location location = save_six_rows();
   run_ranks(3, [&](Communicator comm) {
     StateDict wanted;
-    wanted["t"] = rows_of(12, comm.rank(), 3, true);  // memory full of other numbers
+    wanted["t"] = rows_of(12, comm.rank(), 3, true);  // memory that contains other numbers
     const StateDict loaded = load(wanted, location, loading(comm));
     const TensorView& data = loaded.find("t")->get_if<ShardedTensor>()->data;
     for (int64_t i = 0; i < 4 * 5; ++i) {
@@ -165,8 +165,8 @@ Bytes compressed(ByteView plain) {
   return packed;
 }
 
-// The same checkpoint as a writer with stream.zstd/1 makes it: every item compressed as a whole,
-// no manifest.
+// The same checkpoint as a writer with stream.zstd/1 makes it: every item is compressed as a whole,
+// and there is no manifest.
 FileImage with_compressed_items(const FileImage& image) {
   const Checkpoint plain = Checkpoint::open(Location(memory_storage(image)));
   Metadata metadata = plain.metadata();
@@ -180,7 +180,7 @@ FileImage with_compressed_items(const FileImage& image) {
     file.insert(file.end(), packed.begin(), packed.end());
   };
   for (size_t i = 0; i < metadata.files.size(); ++i) {
-    metadata.files[i] = "__" + std::to_string(i) + "_0.distcp";  // as PyTorch names them
+    metadata.files[i] = "__" + std::to_string(i) + "_0.distcp";  // PyTorch's file names
   }
   for (StoredTensor& tensor : metadata.tensors) {
     for (StoredChunk& chunk : tensor.chunks) move_item(chunk.at);
@@ -247,10 +247,10 @@ TEST(CompressedItems, DamageInOneIsNamedWithItsKeyAndFile) {
       Each(AllOf(HasSubstr("key w"), HasSubstr(file))));
 }
 
-// ---- what it takes ----
+// ---- number of reads ----
 
-// Values and small tensors, item by item behind one another, and no manifest that says where the
-// elements are.
+// Values and small tensors, one item after another, without a manifest that says where the elements
+// are.
 TEST(Load, SmallItemsOfOneFileAreReadTogether) {
   constexpr int kItems = 60;
   StateDict state, wanted;
@@ -272,7 +272,7 @@ TEST(Load, SmallItemsOfOneFileAreReadTogether) {
   const StateDict loaded = load(wanted, Location(disk->storage()));
   EXPECT_EQ(elements(*loaded.find("t7")->get_if<TensorView>()),
             elements(counting(DType::kInt32, {10}, 7)));
-  EXPECT_LE(reads, 6);  // of objects, of what items say of themselves, and of elements
+  EXPECT_LE(reads, 6);  // of objects, of items' headers, and of elements
 }
 
 }  // namespace tilestone::load_test

@@ -1,4 +1,4 @@
-// Copies of what another rank writes, in a rank's own data file: what a save writes, and from where
+// A rank's copies of what another rank writes, in its own data file: what a save writes, and where
 // loads read.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,17 +24,17 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using TwoPhase = LoadOptions::TwoPhase;
 
-constexpr int64_t kRow = 32768;  // float32: large enough for a read of its own
+constexpr int64_t kRow = 32768;  // float32: large enough to be read alone
 constexpr int64_t kNorm = 1024;
 
 enum class Way { kExchange, kRule, kFiles };
 constexpr Way kWays[] = {Way::kExchange, Way::kRule, Way::kFiles};
 
-// The ranks of one tensor-parallel group: ranks first, first + 1, ...
+// The ranks of one tensor-parallel group: first, first + 1, ...
 struct Group {
   int first = 0;
   int size = 1;
-  int replicas = 1;  // data-parallel ones
+  int replicas = 1;  // data-parallel replicas
 };
 
 std::vector<int> ranks_of(const Group& group) {
@@ -43,7 +43,7 @@ std::vector<int> ranks_of(const Group& group) {
   return ranks;
 }
 
-// A row of "mlp" on each rank of a group; two norms and the embedding on all.
+// "mlp" has a row on each rank of a group; two norms and the embedding are on all ranks.
 StateDict state_of(int rank, const Group& group, bool with_data = true) {
   const int tp = rank - group.first;
   const int dp = group.first / group.size;
@@ -105,7 +105,7 @@ FileImage saved(Way way, int ranks, bool copies, std::vector<SaveResult>* result
   return memory_image(*storage);
 }
 
-// What each rank of a load opens and reads of data files, and who opens files of the index.
+// The data files that each rank of a load opens and reads, and the ranks that open index files.
 struct Traffic {
   std::mutex mutex;
   std::vector<std::set<std::string>> files;
@@ -128,7 +128,7 @@ struct Traffic {
   }
 };
 
-// Loads in groups of tensor parallelism, and compares all elements.
+// Loads in tensor-parallel groups of `tp` ranks, and compares all elements.
 void expect_loads(const FileImage& image, int ranks, int tp, TwoPhase mode, Traffic& traffic) {
   const auto disk = FaultDisk::create(memory_storage(image), [&](const StorageCall& call) {
     traffic.note(call);
@@ -146,7 +146,7 @@ void expect_loads(const FileImage& image, int ranks, int tp, TwoPhase mode, Traf
     const StateDict asked = state_of(comm.rank(), group, false);
     const StateDict expected = state_of(comm.rank(), group);
     for (const char* key : {"emb", "norm0", "norm1"}) wanted[key] = asked.at(key);
-    // Of "mlp", which has as many rows as the save had ranks, this rank's share of the rows.
+    // This rank's share of the rows of "mlp", which has as many rows as the save had ranks.
     const int64_t rows =
         Checkpoint::open(Location(memory_storage(image))).metadata().find_tensor("mlp")->shape[0];
     wanted["mlp"] = ShardedTensor::from_rank_offsets(
@@ -168,7 +168,7 @@ void expect_loads(const FileImage& image, int ranks, int tp, TwoPhase mode, Traf
 TEST(LocalCopies, ARestartInTheSameLayoutOpensItsOwnFileAloneAndReadsExactlyItsBytes) {
   constexpr int kRanks = 8;
   const uint64_t wanted = bytes_of(state_of(0, {0, kRanks, 1}));
-  constexpr uint64_t kGaps = 2u * 3072u;  // headers between small items that are read as one
+  constexpr uint64_t kGaps = 2u * 3072u;  // headers between small items that are read together
   for (const Way way : kWays) {
     for (const bool copies : {false, true}) {
       SCOPED_TRACE(testing::Message() << "way " << static_cast<int>(way) << ", copies " << copies);
@@ -176,7 +176,7 @@ TEST(LocalCopies, ARestartInTheSameLayoutOpensItsOwnFileAloneAndReadsExactlyItsB
       for (const TwoPhase mode : {TwoPhase::kNever, TwoPhase::kAlways}) {
         Traffic traffic(kRanks);
         expect_loads(image, kRanks, kRanks, mode, traffic);
-        EXPECT_THAT(traffic.index_readers, ElementsAre(0));  // one rank for all
+        EXPECT_THAT(traffic.index_readers, ElementsAre(0));  // one rank reads for all
         if (!copies) {
           EXPECT_GT(traffic.opened(), static_cast<size_t>(kRanks));
           continue;
@@ -279,13 +279,13 @@ TEST(LocalCopies, RanksOutsideTheGroupCopyNothingOfOneAnother) {
     return torch_dist_format()->parse_data_file_name(metadata.files[at.file])->rank;
   };
   for (const StoredCopy& copy : metadata.copies) {
-    EXPECT_NE(metadata.tensors[copy.tensor].key, "mlp");  // replicated over data parallelism alone
+    EXPECT_NE(metadata.tensors[copy.tensor].key, "mlp");  // replicated only over data parallelism
     const int writer = rank_of(metadata.place(copy.tensor, copy.chunk, kNoCopy));
     EXPECT_EQ(rank_of(copy.at) / 2, writer / 2);
   }
 }
 
-// What each of two ranks throws when it saves with what `change` makes of its options and state.
+// What each of two ranks throws when it saves after `change` has modified its options and state.
 std::vector<std::string> refusals(
     const std::function<void(int rank, SaveOptions&, StateDict&)>& change) {
   const auto storage = memory_storage();
@@ -308,7 +308,7 @@ TEST(LocalCopies, WhatASaveCannotCopyItRefusesOnAllRanks) {
   EXPECT_THAT(refusals([](int rank, SaveOptions& options, StateDict&) {
                 if (rank == 1) options.replicate_group = {0};
               }),
-              Each(HasSubstr("the replicate_group of rank 1 does not include it")));
+              Each(HasSubstr("the replicate_group of rank 1 does not include")));
   EXPECT_THAT(refusals([](int rank, SaveOptions& options, StateDict&) {
                 if (rank == 0) return;
                 options.replicate = SaveOptions::Replicate::kNone;
@@ -321,7 +321,7 @@ TEST(LocalCopies, WhatASaveCannotCopyItRefusesOnAllRanks) {
               Each(HasSubstr("replicate_group is given, but replicate is \"none\"")));
   EXPECT_THAT(
       refusals([](int, SaveOptions& options, StateDict&) { options.format = zarr_format(); }),
-      Each(HasSubstr("keeps each chunk in a file of its own")));
+      Each(HasSubstr("each chunk in its own file")));
   EXPECT_THAT(refusals([](int rank, SaveOptions&, StateDict& state) {
                 if (rank == 1) *state.get<ShardedTensor>("emb").data.data ^= std::byte{1};
               }),
@@ -366,18 +366,18 @@ TEST(DamagedCopies, AChunkIsReadFromWhereItIsIntactWithAWarningOfKeyAndFile) {
   }
 }
 
-// Half by half from two places, no part of it would be checked.
+// If the halves were read from two places, no read would be checked.
 TEST(DamagedCopies, AChunkThatARankWantsInPiecesIsReadFromOnePlaceAndChecked) {
   const FileImage image = saved(Way::kExchange, 2, true);
   const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
   const auto emb = static_cast<uint32_t>(metadata.find_tensor("emb") - metadata.tensors.data());
   const auto copy =
       static_cast<uint32_t>(metadata.copies_of(emb, 0).data() - metadata.copies.data());
-  const LogLevel before = set_log_level(LogLevel::kOff);  // the warnings of what is damaged
+  const LogLevel before = set_log_level(LogLevel::kOff);  // hides the warnings about damage
   for (const uint32_t damaged : {kNoCopy, copy}) {
     FileImage one = image;
     const ItemLocation& at = metadata.place(emb, 0, damaged);
-    for (const uint64_t part : {3, 5}) {  // in each half
+    for (const uint64_t part : {3, 5}) {  // one in each half
       one[metadata.files[at.file]][at.offset + at.length * part / 8] ^= std::byte{4};
     }
     StateDict wanted;
@@ -429,7 +429,7 @@ TEST(DamagedCopies, RepairWritesThemAnewByteForByteOrLeavesTheFile) {
             both.at(metadata.files[place(0).file]));
 }
 
-// At any call of the disk the machine may die: the damaged file is as it was, or mended.
+// The machine may crash at any disk call: the damaged file is then the old one or the repaired one.
 TEST(DamagedCopies, ARepairThatIsCutShortLeavesTheFileAsItWasOrMended) {
   FileImage image = saved(Way::kExchange, 2, true);
   const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
@@ -443,7 +443,7 @@ TEST(DamagedCopies, ARepairThatIsCutShortLeavesTheFileAsItWasOrMended) {
     }
     return disk;
   };
-  const LogLevel before = set_log_level(LogLevel::kOff);  // what stays is said there
+  const LogLevel before = set_log_level(LogLevel::kOff);  // hides the log of remaining damage
   const uint64_t calls = calls_until({})->calls();
   int mended = 0;
   for (uint64_t at = 0; at < calls; ++at) {

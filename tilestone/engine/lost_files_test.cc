@@ -1,4 +1,4 @@
-// Data files that are missing, too short, too long, damaged or that the disk can't read.
+// Data files that are missing, too short, too long, damaged or unreadable.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,12 +28,12 @@ using testing::HasSubstr;
 using testing::SizeIs;
 using TwoPhase = LoadOptions::TwoPhase;
 
-constexpr int64_t kLarge = 300000;  // float32: read in parts
+constexpr int64_t kLarge = 300000;  // float32: read in several parts
 
 Value config() { return Value::tuple({Value("lr"), Value(0.5)}); }
 
-// Two ranks that hold the same, and copy what the other one writes; with `own`, also a row of "w"
-// each, of which there are no copies.
+// Two ranks that hold the same tensors, and copy what the other one writes. With `own`, each also
+// has a row of "w", of which there are no copies.
 StateDict state_of(int rank, bool own, bool with_data = true) {
   const auto data = [&](const Dims& shape, int64_t first) {
     return with_data ? counting(DType::kFloat32, shape, first)
@@ -76,7 +76,7 @@ std::string file_of(const FileImage& image, int rank) {
   throw std::logic_error("no data file");
 }
 
-// By `ranks`, of all that the two have; what each of them throws.
+// Loads everything that the two ranks have on `ranks` ranks; returns what each rank throws.
 std::vector<std::string> loads(const std::shared_ptr<Storage>& storage, int ranks, TwoPhase mode,
                                bool own) {
   return failures(ranks, [&](Communicator comm) {
@@ -148,7 +148,7 @@ TEST(LostFiles, WithoutAnotherFileTheErrorNamesKeyAndFile) {
   set_log_level(before);
 }
 
-// Fails as a broken disk where `is_broken` says so.
+// A storage that fails like a broken disk for calls where `is_broken` is true.
 std::shared_ptr<Storage> broken(const FileImage& image,
                                 const std::function<bool(const StorageCall&)>& is_broken) {
   return FaultDisk::create(memory_storage(image),
@@ -158,7 +158,8 @@ std::shared_ptr<Storage> broken(const FileImage& image,
       ->storage();
 }
 
-// All of a file, opening it, or one of its chunks: what else it holds is read there then.
+// The whole file, opening it, or one of its chunks can't be read: the other contents of the file
+// are then still read from it.
 TEST(UnreadableFiles, AreReadFromOtherFilesWithAWarningOfKeyAndFile) {
   const FileImage image = saved(false);
   const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
@@ -233,8 +234,8 @@ FileImage saved_thrice() {
   return memory_image(*storage);
 }
 
-// By four ranks, of which each wants a quarter of the columns of "e", or all of it; what each
-// throws.
+// Loads "e" on four ranks, each of which wants a quarter of the columns or all of it. Returns what
+// each rank throws.
 std::vector<std::string> loads_e(const FileImage& image, TwoPhase mode, bool whole,
                                  const FaultHook& hook = {}) {
   constexpr int kRanks = 4;
@@ -259,7 +260,7 @@ std::vector<std::string> loads_e(const FileImage& image, TwoPhase mode, bool who
   });
 }
 
-// Each rank wants a part of it only.
+// Each rank wants only a part of the chunk.
 TEST(UnreadableFiles, TheSubstituteOfADamagedChunkIsCheckedToo) {
   const FileImage image = saved_thrice();
   const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
@@ -296,7 +297,7 @@ TEST(LostFiles, WhatOneHeldIsReadFromAllThatHoldItToo) {
   for (const TwoPhase mode : {TwoPhase::kNever, TwoPhase::kAlways}) {
     std::mutex mutex;
     std::set<std::string> read;
-    std::map<std::pair<int, std::string>, int> asked;  // sizes, by rank and file
+    std::map<std::pair<int, std::string>, int> asked;  // stat() calls, by rank and file
     const auto note = [&](const StorageCall& call) {
       const std::lock_guard lock(mutex);
       const std::string name(call.name);
@@ -312,7 +313,7 @@ TEST(LostFiles, WhatOneHeldIsReadFromAllThatHoldItToo) {
   set_log_level(before);
 }
 
-// What of a file is damaged, and how it is then.
+// Damages the file in one of several ways (`kind`).
 FileImage damaged(FileImage image, const std::string& file, int kind) {
   Bytes& bytes = image[file];
   if (kind == 0) image.erase(file);
@@ -349,14 +350,14 @@ TEST(LostFiles, OneWithSomethingThatIsIntactNowhereStaysAndVerifySaysWhat) {
     ASSERT_FALSE(report.now.ok());
     EXPECT_EQ(report.now.damages[0].file, file);
     EXPECT_THAT(report.now.damages, testing::Contains(testing::Field(
-                                        &Damage::problem, HasSubstr("intact nowhere else: w"))));
+                                        &Damage::problem, HasSubstr("without an intact copy: w"))));
     FileImage after = memory_image(*storage);
     after.erase(".tilestone/lock");
     EXPECT_EQ(after, one);
   }
 }
 
-// Zeros, by which nothing of the checkpoint is lost.
+// Gaps of zeros: their damage loses nothing of the checkpoint.
 TEST(LostFiles, BytesBetweenItemsAreSaidToBeNoItemsAndMended) {
   const FileImage image = saved(true);
   const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
@@ -380,7 +381,7 @@ TEST(LostFiles, BytesBetweenItemsAreSaidToBeNoItemsAndMended) {
   const auto storage = memory_storage(one);
   const auto damages = Checkpoint::open(Location(storage)).verify().damages;
   ASSERT_THAT(damages, SizeIs(1));
-  EXPECT_THAT(damages[0].problem, HasSubstr("no tensor or object is damaged by that"));
+  EXPECT_THAT(damages[0].problem, HasSubstr("damages no tensor or object"));
   const RepairReport report = repair(Location(storage));
   EXPECT_THAT(report.mended, SizeIs(1));
   EXPECT_TRUE(report.now.ok());
@@ -439,7 +440,7 @@ TEST(LostFiles, ASecondRepairSaysThatOneIsUnderWay) {
     return FaultAction::pass();
   });
   EXPECT_TRUE(repair(Location(disk->storage())).now.ok());
-  EXPECT_THAT(refused, HasSubstr("a repair to"));
+  EXPECT_THAT(refused, HasSubstr("a repair is under way"));
   EXPECT_THAT(refused, HasSubstr("is under way"));
 }
 

@@ -28,7 +28,7 @@ SaveOptions options_of(const Communicator& comm) {
   return options;
 }
 
-// row_state, and an object of each rank.
+// row_state(), and one object per rank.
 StateDict state_of(const Communicator& comm) {
   StateDict state = row_state(comm, 1);
   state["rng"] = ShardedObject::make("rng", Value(comm.rank()), {comm.size()}, {comm.rank()});
@@ -52,7 +52,8 @@ TEST(MegatronSave, LeavesTheFilesOfEveryVersion) {
   EXPECT_TRUE(image.contains(".metadata"));
   EXPECT_EQ(read_torch_archive(image.at("common.pt")), common_of_rows());
   EXPECT_THAT(std::string(as_text(image.at("metadata.json"))), HasSubstr("\"torch_dist\""));
-  // Without common.pt and metadata.json, as readers from 0.19 on need them, it is a plain one.
+  // Without common.pt and metadata.json it is a plain PyTorch checkpoint, which still has the
+  // objects that Megatron-Core reads from version 0.19 on.
   FileImage newer = image;
   newer.erase("common.pt");
   for (auto it = newer.begin(); it != newer.end();) {
@@ -91,7 +92,7 @@ TEST(MegatronCheckpoint, HidesTheObjectOfTheCommonStateFromKeys) {
   EXPECT_EQ(checkpoint.common(), common_of_rows());
   EXPECT_EQ(checkpoint.read_object("rng/shard_1_2"), Value(1));
   EXPECT_EQ(checkpoint.metadata().dialect, "megatron");
-  // What the dialect hides is nothing that a load could leave out.
+  // The dialect's own keys need not be requested, even below `complete`.
   LoadOptions options;
   options.complete = {Path{std::string("common_state")}};
   StateDict wanted;
@@ -108,7 +109,7 @@ TEST(MegatronCheckpoint, ReadsTheCommonStateOfTheObjectWhereThereIsNoFile) {
 }
 
 TEST(MegatronLoad, OfObjectsByGridAKeyIsThereOrRequestedAsSoonAsAPartOfItsGridIs) {
-  const auto storage = saved(2);  // "w" and "rng" of two parts
+  const auto storage = saved(2);  // "w", and "rng" with two parts
   run_ranks(2, [&](Communicator comm) {
     LoadOptions options;
     options.comm = comm;
@@ -160,7 +161,7 @@ TEST(MegatronLoad, WhatIsInNeitherPlaceIsNamedOrKeepsTheTemplates) {
   };
   LoadReport report;
   EXPECT_THAT(failures(1, [&](Communicator) { load_with(LoadOptions::Policy::kError, report); }),
-              Each(AllOf(HasSubstr("neither in its common state"), HasSubstr("new.value"))));
+              Each(AllOf(HasSubstr("neither in its common"), HasSubstr("new.value"))));
   const StateDict loaded = load_with(LoadOptions::Policy::kReport, report);
   EXPECT_THAT(report.not_in_checkpoint, ElementsAre("new.tensor", "new.value", "rng/shard_0_3"));
   EXPECT_EQ(*loaded.find(std::string("step"))->get_if<Value>(), Value(1));
@@ -173,7 +174,7 @@ TEST(MegatronLoad, WhatIsInNeitherPlaceIsNamedOrKeepsTheTemplates) {
 
 TEST(MegatronLoad, OfTheShardedPartAloneNeitherReadsNorGivesTheCommonState) {
   FileImage image = memory_image(*saved(2));
-  image.erase("common.pt");  // so that the common state is the object alone, which is broken
+  image.erase("common.pt");  // now only the broken object has the common state
   std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
   for (auto& [name, bytes] : image) {
     const size_t at = name.ends_with(".distcp") ? as_text(bytes).find("step") : std::string::npos;
@@ -220,9 +221,9 @@ TEST(MegatronLoad, OfTheShardedPartAloneTakesUnwrappedLeavesByTheirPaths) {
   EXPECT_EQ(*loaded.find(std::string("rng/shard_1_2"))->get_if<Value>(), Value(1));
   wanted["step"] = 0;
   expect_error([&] { load(wanted, Location(storage), options); }, ErrorCode::kNotFound,
-               "an object that is not in the checkpoint");
+               "the object is not in the checkpoint");
   const StateDict all = load_all(Location(storage), options);
-  EXPECT_EQ(all.size(), 3u);  // "w" and two of "rng"
+  EXPECT_EQ(all.size(), 3u);  // "w" and two parts of "rng"
 }
 
 TEST(MegatronLoad, AnUnwrappedLeafIsNoTensorOfAnotherShapeThatIsKept) {
@@ -234,12 +235,12 @@ TEST(MegatronLoad, AnUnwrappedLeafIsNoTensorOfAnotherShapeThatIsKept) {
       ShardedTensor::from_box("w", counting(DType::kFloat32, {3}), {3}, Box::whole({3}));
   wanted["w"] = 7;
   EXPECT_THAT(failures(1, [&](Communicator) { load(wanted, Location(storage), options); }),
-              Each(HasSubstr("a tensor of the checkpoint is wanted as an object")));
+              Each(HasSubstr("has a tensor under this key")));
 }
 
 TEST(MegatronLoad, WithoutATemplateGivesEntitiesByKeyAndTheCommonState) {
   FileImage image = memory_image(*saved(2));
-  FileImage newer = image;  // as 0.19 writes: the common state is an object alone
+  FileImage newer = image;  // as 0.19 writes: only the object has the common state
   newer.erase("common.pt");
   std::erase_if(newer, [](const auto& file) { return file.first.ends_with(".manifest"); });
   for (const FileImage& files : {image, newer}) {
@@ -275,7 +276,7 @@ TEST(MegatronCheckpoint, OthersHaveNoCommonState) {
   EXPECT_EQ(Checkpoint::open(Location(storage)).common(), std::nullopt);
 }
 
-// What is wrong with a checkpoint, "" when nothing is.
+// The problems of a checkpoint; "" if there are none.
 std::string problems(const FileImage& image) {
   try {
     OpenOptions options;
@@ -312,7 +313,7 @@ TEST(MegatronVerify, AMissingFileIsFoundByItsName) {
   }
 }
 
-// As stock Megatron-Core leaves them: no manifest says what the files were.
+// As stock Megatron-Core writes them: no manifest describes the files.
 TEST(MegatronVerify, WithoutAManifestDamageIsFoundByParsing) {
   FileImage image = memory_image(*saved(1));
   std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
@@ -344,7 +345,7 @@ TEST(MegatronSave, ReplacesAnotherCheckpointAsAWhole) {
   EXPECT_EQ(*Checkpoint::open(Location(storage)).common()->find("step"), Value(3));
 }
 
-// The format's .metadata stands by then, which is a checkpoint to PyTorch.
+// The format's .metadata exists by then, and PyTorch would take it for a checkpoint.
 TEST(MegatronSave, OneThatFailsBeforeTheSwitchLeavesNoFileOfTheIndex) {
   const auto storage = memory_storage();
   const auto disk = FaultDisk::create(storage, [](const StorageCall& call) {

@@ -31,7 +31,7 @@ std::vector<int> group_of(int rank) { return {rank / 2 * 2, rank / 2 * 2 + 1}; }
 
 Value config() { return Value::tuple({Value("lr"), Value(0.5)}); }
 
-// A row of "w" on each rank, and "norm" and "config" on all.
+// "w" has a row on each rank; "norm" and "config" are on all ranks.
 StateDict state_of(int rank, bool with_data = true) {
   const auto data = [&](const Dims& shape, int64_t first) {
     return with_data ? counting(DType::kFloat32, shape, first)
@@ -132,7 +132,8 @@ TEST(ObjectCopies, ARestartInTheSameLayoutOpensItsOwnFileAlone) {
   }
 }
 
-// What has a group of its own: replicas of a sharded object.
+// "rng" is on all ranks, and only rank 1's group contains its writer, rank 0. "own" differs on each
+// rank.
 TEST(ObjectCopies, OfShardedObjectsThoseThatARankOfTheGroupWritesAreCopied) {
   const auto with_sharded = [](int rank, StateDict& state, SaveOptions&) {
     state["rng"] = ShardedObject::make("rng", Value(17), {1}, {0}, {rank});
@@ -147,7 +148,8 @@ TEST(ObjectCopies, OfShardedObjectsThoseThatARankOfTheGroupWritesAreCopied) {
   EXPECT_TRUE(checkpoint.verify().ok());
 }
 
-// A rank's own value under a key of all is the lowest rank's on every rank, copied or not.
+// If ranks have different values under a common key, every rank loads the lowest rank's value, with
+// or without copies.
 TEST(ObjectCopies, WhatIsNotTheSameIsNotCopiedOrNotReadAsACopy) {
   const Quiet quiet;
   const auto differing = [](int rank, StateDict& state, SaveOptions&) {
@@ -161,12 +163,12 @@ TEST(ObjectCopies, WhatIsNotTheSameIsNotCopiedOrNotReadAsACopy) {
     EXPECT_THAT(object.copies, SizeIs(2));
     EXPECT_THAT(object.unlike, SizeIs(way == Way::kExchange ? 0 : 1));
     EXPECT_TRUE(checkpoint.verify().ok());
-    const auto files = files_opened(image, false);  // and compares what is loaded
+    const auto files = files_opened(image, false);  // also compares the loaded values
     EXPECT_THAT(files, ElementsAre(SizeIs(1), SizeIs(1), SizeIs(1), SizeIs(2)));
   }
 }
 
-// By the plan of an earlier save ranks would copy what is no longer the same.
+// With the plan of an earlier save, ranks would copy objects that are no longer equal.
 TEST(ObjectCopies, InASessionTheContentsOfEachSaveCount) {
   const Quiet quiet;
   for (const bool common : {true, false}) {
@@ -280,7 +282,7 @@ TEST(ObjectCopies, GoWithTheirKeyAndLeaveTheRestSound) {
     EXPECT_TRUE(report.ok()) << key << ": " << report.damages[0].problem;
     const StoredObject* object = checkpoint.metadata().find_object("config/shard_0_1");
     ASSERT_EQ(object == nullptr, key == "config");
-    // Without its row, the copying rank's file has nothing that the index names.
+    // Without its row of "w", the copying rank's file has nothing that the index names.
     const size_t copies = key == "w" ? 0 : 1;
     EXPECT_TRUE(object == nullptr || object->copies.size() == copies) << key;
   }

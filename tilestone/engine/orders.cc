@@ -49,7 +49,7 @@ Bytes PlanMessage::encode() const {
 }
 
 PlanMessage PlanMessage::decode(Bytes message) {
-  ByteReader reader(message, "what a rank says of its plan");
+  ByteReader reader(message, "the plan message of a rank");
   PlanMessage decoded;
   decoded.common = reader.u64();
   decoded.empties = read_keys(reader);
@@ -152,27 +152,26 @@ std::vector<Bytes> orders_as_before(size_t ranks, const std::string& save_id) {
 void tell_of_differing(const std::vector<DifferingObject>& differing,
                        SaveOptions::Differing common_differs) {
   if (differing.empty() || common_differs == SaveOptions::Differing::kIgnore) return;
-  constexpr size_t kNamed = 10;
+  constexpr size_t kMaxNamed = 10;
   std::string keys;
-  for (size_t i = 0; i < std::min(differing.size(), kNamed); ++i) {
+  for (size_t i = 0; i < std::min(differing.size(), kMaxNamed); ++i) {
     const DifferingObject& object = differing[i];
     keys += (i == 0 ? "\"" : ", \"") + object.key + "\" (ranks " + std::to_string(object.rank) +
             " and " + std::to_string(object.other) + " differ)";
   }
-  if (differing.size() > kNamed) {
-    keys += " and " + std::to_string(differing.size() - kNamed) + " more";
+  if (differing.size() > kMaxNamed) {
+    keys += " and " + std::to_string(differing.size() - kMaxNamed) + " more";
   }
-  const std::string hint = "give what each rank has of its own a key of its own";
+  const std::string hint = "give values that differ between ranks a different key on each rank";
   if (common_differs == SaveOptions::Differing::kError) {
-    throw Error(ErrorCode::kMismatch,
-                "values or objects that are not the same on all ranks: " + keys)
+    throw Error(ErrorCode::kMismatch, "values or objects are not the same on all ranks: " + keys)
         .with_key(differing.front().key)
         .with_hint(hint);
   }
-  log_once(LogLevel::kWarning,
-           "values or objects that are not the same on all ranks are saved as the lowest rank has "
-           "them: " +
-               keys + "; " + hint);
+  log_once(
+      LogLevel::kWarning,
+      "values or objects are not the same on all ranks, and those of the lowest rank are saved: " +
+          keys + "; " + hint);
 }
 
 }  // namespace tilestone::engine

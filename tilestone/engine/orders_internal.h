@@ -1,4 +1,4 @@
-// The planning of a save at the coordinator: what ranks say, and what each is told to do.
+// How the coordinator plans a save: the ranks' messages, and the orders that it sends back.
 #pragma once
 
 #include <cstdint>
@@ -12,52 +12,57 @@
 
 namespace tilestone::engine {
 
-// What a rank says.
+// A rank's message to the coordinator.
 struct PlanMessage {
-  uint64_t common = 0;               // content hash of its common state; 0: not to be compared
-  std::vector<std::string> empties;  // by rule: its tensors without elements
-  // Where it has a cached plan for what it saves, which it then does not send: CachedPlan::made_in.
+  uint64_t common = 0;               // content hash of its common state; 0: not compared
+  std::vector<std::string> empties;  // by rule: keys of its tensors without elements
+  // CachedPlan::made_in, if the rank has a cached plan for what it saves. It then does not send the
+  // plan. "": no cached plan.
   std::string made_in = {};
-  uint64_t contents = 0;  // then: contents_of() its plan; 0: not to be compared
-  // By exchange: whose chunks it copies, ascending; empty: none.
+  uint64_t contents = 0;  // contents_of() this rank's plan, if it is cached; 0: not compared
+  // By exchange: the ranks whose chunks this rank copies, ascending; empty: none.
   std::vector<int> group = {};
-  // SaveOptions::tp_replica_names: tensors of which it is such a rank but the first, and which.
+  // With SaveOptions::tp_replica_names: the result of replicas_to_name() on this rank.
   ReplicaNames replicas = {};
-  Bytes plan = {};  // LocalSavePlan::encode() where ranks exchange plans, or validate them
+  Bytes plan = {};  // LocalSavePlan::encode(), if plans are exchanged or validated
 
   Bytes encode() const;
   static PlanMessage decode(Bytes message);
 };
 
-// What a rank learns when the planning is agreed.
+// What a rank is to do, once the ranks have agreed.
 struct Orders {
   std::string save_id;
   enum class Way : uint8_t { kExchange, kRule, kAsBefore };
   Way way = Way::kExchange;
-  Assignment assignment = {};  // by exchange; as before: what the rank's cached plan says
-  // By rule: the tensors without elements that this rank writes.
+  Assignment assignment = {};  // kExchange only; with kAsBefore the cached plan has it
+  // kRule: the keys of tensors without elements that this rank writes.
   std::vector<std::string> empties = {};
-  std::vector<Dims> grids = {};  // of the tensors of its plan, where the format needs grids
+  std::vector<Dims> grids = {};  // one per tensor of its plan, if the format needs grids
 
   Bytes encode() const;
   static Orders decode(ByteView bytes);
 };
 
-// Encoded, for each rank. By rule a rank writes the empty tensors that no lower rank has.
+// The functions below return the encoded orders of each rank.
+//
+// By rule. Of the ranks that hold a tensor without elements, the lowest writes it.
 std::vector<Bytes> orders_by_rule(const std::vector<PlanMessage>& messages,
                                   const std::string& save_id);
-// By exchange, which takes the plans out of the messages. Errors: SavePlanner's, plan_grids(), and
-// what tell_of_differing() throws.
+// By exchange. Clears the plans in `messages` to free memory. Throws what SavePlanner, plan_grids()
+// and tell_of_differing() throw.
 std::vector<Bytes> orders_by_exchange(std::vector<PlanMessage>& messages,
                                       const std::string& save_id, const Format& format,
                                       SaveOptions::Differing differing);
-// Each rank saves what it saved when its cached plan was made.
+// Each rank writes what its cached plan says.
 std::vector<Bytes> orders_as_before(size_t ranks, const std::string& save_id);
+// For a group of one rank.
 std::vector<Bytes> orders_for_one(const LocalSavePlan& plan, const std::string& save_id,
                                   const Format& format);
 
-// Objects that every rank has and that are not the same on all: a warning, once in the process for
-// the same keys (a trainer saves the same state many times), or Error(kMismatch).
+// Reports common objects whose content differs between ranks: throws Error(kMismatch) if
+// `common_differs` is kError, else logs a warning, only once in the process for the same text (a
+// trainer saves the same state many times).
 void tell_of_differing(const std::vector<DifferingObject>& differing,
                        SaveOptions::Differing common_differs);
 

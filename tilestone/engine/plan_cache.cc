@@ -35,7 +35,7 @@ uint64_t structure_of(const LocalSavePlan& plan, PlanWay way, const SaveOptions&
   writer.string(dialect.name());
   writer.u8(options.validate_access ? 1 : 0);
   const std::vector<int> group = replicate_group_of(options, format, rank, world_size);
-  writer.varint(group.size());  // 0: nothing is copied
+  writer.varint(group.size());  // 0: this rank copies nothing
   for (const int other : group) writer.varint(static_cast<uint64_t>(other));
   writer.raw(bare.encode());
   return xxh3_64(writer.bytes());

@@ -1,5 +1,5 @@
-// Plans of earlier saves: who writes what depends on the structure of the ranks' states alone, so a
-// save of states whose structure is that of an earlier one need not agree on it again.
+// Caches the plans of earlier saves. Who writes what depends only on the structure of the ranks'
+// states, so a save of states with the structure of an earlier save need not plan again.
 #pragma once
 
 #include <cstdint>
@@ -13,25 +13,26 @@
 
 namespace tilestone::engine {
 
-// What a rank has kept of a save.
+// What a rank keeps of one plan.
 struct CachedPlan {
-  uint64_t structure = 0;  // structure_of() what this rank saved
-  // By exchange, the save that it was made in; by rule "". Ranks whose cached plans have the same
-  // one hold parts of one plan, and each of them saves what it saved then.
+  uint64_t structure = 0;  // structure_of() the state that this rank saved
+  // By exchange: the id of the save in which the plan was made. "" by rule. Ranks whose cached
+  // plans have the same made_in hold parts of one plan, and each of them writes what it wrote then.
   std::string made_in;
   Assignment assignment;
-  std::vector<Dims> grids;  // as Orders::grids
-  // The ranks' common objects were not the same, so that where they are compared it takes the
-  // plans.
+  std::vector<Dims> grids;  // see Orders::grids
+  // The ranks' common objects differed in that save. If a save compares them, it must exchange the
+  // plans again.
   bool objects_differ = false;
 };
 
-// A rank's last plans, newest first.
+// A rank's latest plans, newest first.
 class PlanCache {
  public:
-  // Null: none of this structure.
+  // Returns null if there is no plan of this structure.
   const CachedPlan* find(uint64_t structure) const;
-  // Takes the place of one of the same structure.
+  // Replaces the plan of the same structure, if there is one. Drops the oldest plan if there are
+  // more than kMaxPlans.
   void put(CachedPlan plan);
 
  private:
@@ -39,22 +40,23 @@ class PlanCache {
   std::deque<CachedPlan> plans_;
 };
 
-// How the ranks of a save know who writes what.
+// How the ranks of a save decide who writes what.
 enum class PlanWay : uint8_t { kExchange, kRule };
 
-// Of all that a rank's part in such a plan depends on: its local plan, whose contents
-// (PlanObject::content) are not looked at, its place in the world, and what the options say of it.
-// By rule nothing else counts, so that a kept plan needs no word of other ranks. Errors: of
-// replicate_group_of().
+// A hash of everything that this rank's part of a plan depends on: its local plan (without
+// PlanObject::content), its rank, the world size, and the relevant options. By rule a rank's part
+// depends on nothing else, so a cached plan can be used without asking other ranks. Throws what
+// replicate_group_of() throws.
 uint64_t structure_of(const LocalSavePlan& plan, PlanWay way, const SaveOptions& options,
                       const Format& format, const Dialect& dialect, int rank, int world_size);
 
-// Of the contents of the plan's common objects by key, in whatever order they stand.
+// A hash of the contents of the plan's common objects by key. Their order in the plan does not
+// matter.
 uint64_t contents_of(const LocalSavePlan& plan);
 
-// Whether each rank saves what it saved when one and the same plan was made.
+// True if all ranks have cached parts of the same plan.
 bool all_as_before(const std::vector<PlanMessage>& messages);
-// Whether those that have sent no plan have the same contents.
+// True if all ranks sent the same PlanMessage::contents.
 bool same_contents(const std::vector<PlanMessage>& messages);
 
 }  // namespace tilestone::engine

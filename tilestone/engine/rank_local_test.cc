@@ -1,5 +1,5 @@
 // Torch's rank-local mode: each rank publishes its own metadata, and publish() makes an ordinary
-// checkpoint of them all.
+// checkpoint of them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,8 +30,8 @@ SaveOptions rank_local(int rank, const std::string& token = kToken) {
   return options;
 }
 
-// Row `rank` of "w"; "p", which every rank has; "e", of which only the first rank has elements; two
-// objects, one of which is each rank's own.
+// Row `rank` of "w"; "p", which every rank has; "e", of which only the first rank has elements; and
+// two objects, one of which differs per rank.
 StateDict state_of(int rank, int64_t first, int64_t first_of_p = 0) {
   StateDict state;
   state["w"] = ShardedTensor::from_rank_offsets(
@@ -42,7 +42,7 @@ StateDict state_of(int rank, int64_t first, int64_t first_of_p = 0) {
   return state;
 }
 
-// Of a save that is not rank-local, by one rank.
+// The state of an ordinary save by one rank.
 StateDict other_state() {
   StateDict state;
   state["step"] = Value(int64_t{5});
@@ -59,7 +59,7 @@ std::shared_ptr<Storage> saved(int64_t first = 3) {
   return storage;
 }
 
-// As another writer leaves it, or a copy without hidden files.
+// A checkpoint as another writer leaves it, or as a copy without hidden files.
 std::shared_ptr<Storage> saved_without_hidden_files() {
   FileImage image = memory_image(*saved());
   std::erase_if(image, [](const auto& file) { return file.first.starts_with(".tilestone"); });
@@ -112,7 +112,7 @@ void expect_part(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
-// Runs `meanwhile` before the first call of this kind and name that comes through the storage.
+// Runs `meanwhile` before the first storage call with this operation and name.
 template <typename Meanwhile>
 std::shared_ptr<Storage> interrupted(const std::shared_ptr<Storage>& inner, StorageOp op,
                                      const std::string& end_of_name, const Meanwhile& meanwhile) {
@@ -157,14 +157,14 @@ TEST(RankLocalSave, RanksWhoseReportsGoIntoTheirGroupsDuringALookAreNotMissing) 
 
 TEST(RankLocalSave, ARankThatStallsBeforeItBeginsFindsItsSaveBegunAndGoesOn) {
   const auto inner = memory_storage();
-  // Once it has found that nobody has begun the save, and before it looks for a checkpoint.
+  // After it has found that nobody has begun the save, and before it looks for a checkpoint.
   const auto storage = interrupted(inner, StorageOp::kList, "", [&] { save_rank(inner, 0); });
   EXPECT_NO_THROW(save_rank(storage, 1));
   save_rank(inner, 2);
   expect_state(inner);
 }
 
-// Another run begins just then, and gives way.
+// Another run begins at the same time, and gives up.
 TEST(RankLocalSave, ARankDoesNotTakeAwayWhatTheFirstRankHasBegun) {
   const auto inner = memory_storage();
   engine::AttemptHead other;
@@ -221,7 +221,7 @@ TEST(RankLocalSave, ARanksMetadataStandsOnceItHasWrittenAndReadersNameTheRanksTh
   expect_state(storage);
   EXPECT_TRUE(Checkpoint::open(location).metadata().rank_local);
   EXPECT_FALSE(has(storage, ".metadata"));
-  // Once more: nothing is left to do, and nothing of it is a leftover.
+  // Repeating the save does nothing, and nothing of it is a leftover.
   EXPECT_EQ(save(state_of(1, 3), location, rank_local(1)).bytes_written, 0u);
   EXPECT_TRUE(find_leftovers(location).empty());
 }
@@ -261,7 +261,7 @@ TEST(RankLocalSave, ADamagedDataFileIsFoundWhenItIsPublishedAndTheDirectoryStays
   const StoredChunk& chunk = tensor.chunks[1];
   Bytes& file = image.at(checkpoint.metadata().files[chunk.at.file]);
   const auto at = static_cast<size_t>(chunk.at.offset);
-  // The first of the elements 11.0, 12.0, ... of row 1.
+  // The first element of row 1, which has the elements 11.0, 12.0, ...
   const float wanted = 11;
   const ByteView first = as_bytes(std::string_view(reinterpret_cast<const char*>(&wanted), 4));
   const auto found = std::search(file.begin() + static_cast<std::ptrdiff_t>(at), file.end(),
@@ -315,11 +315,11 @@ TEST(RankLocalSave, ADirectoryNeverHoldsBothKinds) {
   by_files.by_files->torch_rank_local = false;
   refused(saved(), by_files);
   refused(saved(), rank_local(0, "another run of it"));
-  // Beside a save that is not published yet, before that has any metadata.
+  // Beside a save that is not published yet, before it has any metadata.
   const auto begun = memory_storage();
   save(state_of(0, 3), Location(begun), by_files);
   refused(begun, rank_local(0));
-  // An index that appears between a rank's coming and its own metadata.
+  // An index that appears after a rank has joined and before it publishes its own metadata.
   const auto late = memory_storage();
   save_rank(late, 0);
   late->publish(".metadata", "x", read_file(*ordinary, ".metadata", UINT64_MAX), false,
@@ -339,7 +339,7 @@ TEST(RankLocalSave, RanksOfTwoSavesAndOtherModesAreToldApart) {
   SaveOptions zarr = rank_local(0);
   zarr.format = zarr_format();
   text_of(ErrorCode::kUnsupported, [&] { save(state_of(0, 3), Location(memory_storage()), zarr); });
-  // Metadata of ranks of two saves in one directory.
+  // Metadata of ranks of two different saves in one directory.
   FileImage image = memory_image(*saved_without_hidden_files());
   const auto other = memory_storage();
   save(state_of(1, 3), Location(other), rank_local(1, "another run of it"));
@@ -348,7 +348,7 @@ TEST(RankLocalSave, RanksOfTwoSavesAndOtherModesAreToldApart) {
   }
   expect_part(
       text_of(ErrorCode::kCorrupt, [&] { Checkpoint::open(Location(memory_storage(image))); }),
-      "of different saves");
+      "different saves");
 }
 
 TEST(RankLocalSave, AnOverwritingSaveReplacesOneOfWhichARankIsDamaged) {
@@ -365,7 +365,7 @@ TEST(RankLocalSave, AnOverwritingSaveReplacesOneOfWhichARankIsDamaged) {
   EXPECT_EQ(Checkpoint::open(Location(storage)).read_object("step"), Value(int64_t{5}));
 }
 
-// As stock torch leaves it, which saves in either mode over the other.
+// As stock torch leaves it: in either mode it saves over a checkpoint of the other mode.
 TEST(RankLocalSave, AnOverwritingSaveReplacesBothKindsSideBySide) {
   const auto other = memory_storage();
   save(other_state(), Location(other));
@@ -429,7 +429,7 @@ TEST(RankLocalLoad, ARankReadsItsOwnMetadataIfAllThatItWantsIsThereElseEverybody
                           }),
             std::set<std::string>{"__1.metadata"});
   const std::set<std::string> all = {"__0.metadata", "__1.metadata", "__2.metadata"};
-  // Another rank's row, then another rank's object.
+  // First another rank's row, then another rank's object.
   EXPECT_EQ(
       metadata_read(storage, [&](const Location& location) { load(wanted(2), location, own); }),
       all);
@@ -445,7 +445,7 @@ TEST(RankLocalLoad, ARankReadsItsOwnMetadataIfAllThatItWantsIsThereElseEverybody
   StateDict nowhere;
   nowhere["nowhere"] = counting(DType::kFloat32, {3});
   text_of(ErrorCode::kNotFound, [&] { load(nowhere, Location(storage), own); });
-  // The global metadata goes first.
+  // The global metadata takes precedence.
   publish(Location(storage));
   EXPECT_EQ(
       metadata_read(storage, [&](const Location& location) { load(wanted(1), location, own); }),
@@ -476,8 +476,8 @@ std::vector<std::string> unpublished_in(const std::shared_ptr<Storage>& storage)
   return ids;
 }
 
-// What stands after a crash while it was published: the same values, and it can still be published,
-// as the save that it was where gc has cleaned up.
+// After a crash during publishing, the values are the same, and the save can still be published: as
+// the same save if gc has cleaned up.
 void expect_recovery(const FileImage& image) {
   const auto storage = memory_storage(image);
   expect_state(storage);
@@ -490,7 +490,7 @@ void expect_recovery(const FileImage& image) {
   try {
     publish(Location(storage));
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();  // it was published
+    EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();  // it was published completely
   }
   expect_state(storage);
   remove_leftovers(Location(storage));
@@ -508,7 +508,7 @@ void publish_with_crashes(const std::shared_ptr<Storage>& before) {
         return after ? FaultAction::crash_after() : FaultAction::crash();
       });
       try {
-        publish(Location(disk->storage(0)));  // what comes after the switch does not throw
+        publish(Location(disk->storage(0)));  // a failure after the switch does not throw
       } catch (const Error&) {
       }
       const auto survival = kAllSurvivals[(2 * at + (after ? 1 : 0)) % std::size(kAllSurvivals)];
@@ -556,7 +556,7 @@ TEST(RankLocalCrashes, ARankThatDiesAtAnyCallOfItsSaveCompletesItWhenItComesAgai
     save_all([&](int) { return storage; });
     expect_state(storage);
     publish(Location(storage));
-    remove_leftovers(Location(storage));  // of the rank's first life
+    remove_leftovers(Location(storage));  // from before the rank's restart
     expect_ordinary(storage);
     if (::testing::Test::HasFailure()) return;
   }

@@ -1,4 +1,4 @@
-// How many bytes each rank of a load reads.
+// The number of bytes that each rank of a load reads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,16 +18,17 @@ namespace tilestone::read_balance_test {
 using TwoPhase = LoadOptions::TwoPhase;
 
 constexpr int kTensors = 48;
-constexpr int64_t kShare = 96;  // rows of a tensor: a multiple of any number of ranks here
+constexpr int64_t kShare = 96;  // rows of a tensor: a multiple of each number of ranks used here
 constexpr int64_t kColumns = 1024;
 
-// Tensor parallelism of `tp` ranks, and data parallelism over the groups of these.
+// Tensor-parallel groups of `tp` ranks, with data parallelism over these groups.
 struct Layout {
   int ranks = 1;
   int tp = 1;
 };
 
-// Tensors of rows, each rank its tensor-parallel share; each third one is whole on all ranks.
+// Tensors of which each rank has its tensor-parallel share of rows; every third tensor is whole on
+// all ranks.
 StateDict state_of(int rank, const Layout& layout, bool with_data) {
   const int place = rank % layout.tp;
   StateDict state;
@@ -65,7 +66,7 @@ FileImage saved(const Layout& layout, bool copies) {
   return memory_image(*storage);
 }
 
-// Bytes of data files that each rank reads; all elements are compared.
+// The bytes that each rank reads from data files. Also compares all elements.
 std::vector<uint64_t> bytes_read(const FileImage& image, const Layout& layout, TwoPhase mode) {
   std::mutex mutex;
   std::vector<uint64_t> bytes(static_cast<size_t>(layout.ranks), 0);
@@ -95,7 +96,7 @@ std::vector<uint64_t> bytes_read(const FileImage& image, const Layout& layout, T
   return bytes;
 }
 
-// `whole`: bytes that one rank reads in one piece.
+// `whole`: the bytes that one rank reads as one unit.
 void expect_balanced(const std::vector<uint64_t>& bytes, uint64_t whole) {
   const uint64_t sum = std::accumulate(bytes.begin(), bytes.end(), uint64_t{0});
   const uint64_t most = *std::max_element(bytes.begin(), bytes.end());
@@ -105,8 +106,8 @@ void expect_balanced(const std::vector<uint64_t>& bytes, uint64_t whole) {
 
 constexpr Layout kLayouts[] = {{2, 2}, {4, 4}, {4, 2}, {4, 1}, {8, 2}, {3, 3}, {6, 2}};
 
-// Whether one reads for others or each for itself, and where copies are: the bytes of a layout's
-// ranks are alike, so none of them may have more to read than another one.
+// The ranks of a layout hold equally many bytes. So none of them may read more than another, with
+// or without two-phase reading and copies.
 TEST(ReadBalance, NoRankReadsMoreThanAQuarterBeyondTheMean) {
   for (const Layout& from : {Layout{4, 4}, Layout{4, 2}, Layout{8, 2}, Layout{1, 1}}) {
     for (const bool copies : {false, true}) {
@@ -119,7 +120,7 @@ TEST(ReadBalance, NoRankReadsMoreThanAQuarterBeyondTheMean) {
                        << from.ranks << " ranks, tp " << from.tp << (copies ? ", copies" : "")
                        << ", to " << to.ranks << ", tp " << to.tp
                        << (mode == TwoPhase::kAlways ? ", exchange" : ", alone"));
-          // Ranks that read for others share the files by stripes of 1 MiB or more.
+          // With two-phase reading, ranks share the files in stripes of 1 MiB or more.
           expect_balanced(bytes_read(image, to, mode), mode == TwoPhase::kAlways ? 1u << 20 : 0);
         }
       }

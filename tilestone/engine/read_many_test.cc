@@ -1,4 +1,4 @@
-// Many tensors of an open checkpoint, read together.
+// Reads many tensors of an open checkpoint together.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ TEST(ReadMany, EqualsReadingEach) {
   std::vector<std::string> keys = checkpoint.keys();
   std::mt19937_64 random(11);
   std::shuffle(keys.begin(), keys.end(), random);
-  keys.push_back(keys.front());  // one twice
+  keys.push_back(keys.front());  // one key twice
   const std::vector<TensorView> tensors = checkpoint.read_many(keys);
   ASSERT_EQ(tensors.size(), keys.size());
   for (size_t i = 0; i < keys.size(); ++i) {

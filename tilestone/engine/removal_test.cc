@@ -24,13 +24,14 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int64_t kFirst = 7;  // what the tensors count from
+constexpr int64_t kFirst = 7;  // the tensors' first element
 
 ShardedTensor whole(const std::string& key) {
   return ShardedTensor::from_rank_offsets(key, counting(DType::kInt32, {40}, kFirst), {});
 }
 
-// Rank 0 has "keep", "drop.a" and an object "drop.o", rank 1 only "drop.b": nothing is left of it.
+// Rank 0 has "keep", "drop.a" and an object "drop.o". Rank 1 has only "drop.b", so nothing of its
+// file remains.
 StateDict state_of(const Communicator& comm) {
   StateDict state;
   state["step"] = 3;
@@ -67,7 +68,7 @@ FileImage saved() {
   return memory_image(*storage);
 }
 
-// What another writer leaves: none of our files, and data files of other names.
+// A checkpoint of another writer: none of Tilestone's files, and data files with other names.
 FileImage of_another_writer() {
   FileImage image = saved();
   std::erase_if(image, [](const auto& file) { return file.first.starts_with(".tilestone"); });
@@ -129,7 +130,7 @@ TEST(RemoveKeys, WhereNoKeyBeginsSoNothingChanges) {
   FileImage image = saved();
   image.erase(".tilestone/lock");
   const auto storage = memory_storage(image);
-  EXPECT_THAT(remove_keys(Location(storage), "common").keys, IsEmpty());  // it stays
+  EXPECT_THAT(remove_keys(Location(storage), "common").keys, IsEmpty());  // it is not removed
   EXPECT_THAT(remove_keys(Location(storage), "rop.").keys, IsEmpty());
   EXPECT_EQ(memory_image(*storage), image);
 }
@@ -145,7 +146,8 @@ TEST(RemoveKeys, AllKeysMayGo) {
 }
 
 TEST(RemoveKeys, TheNextSaveLeavesNothingOfTheOldFiles) {
-  const auto parent = memory_storage();  // a save that replaces another makes a directory beside it
+  const auto parent =
+      memory_storage();  // a save that replaces another one makes a directory beside it
   const auto storage = parent->child("ckpt");
   save_to(storage);
   remove_keys(Location(storage), "drop.");
@@ -178,7 +180,7 @@ TEST(RemoveKeys, RefusesWhatItCantKeep) {
   };
   const auto storage = memory_storage();
   save_to(storage, false, pytorch_dialect());
-  refused(memory_image(*storage), ErrorCode::kUnsupported, "in the dialect pytorch");
+  refused(memory_image(*storage), ErrorCode::kUnsupported, "the dialect pytorch");
   refused({}, ErrorCode::kNotFound, "no checkpoint");
   FileImage lost = saved();
   std::erase_if(lost, [](const auto& file) { return file.first.ends_with(".manifest"); });
@@ -209,7 +211,7 @@ TEST(RemoveKeys, WaitsForWhoeverHoldsTheLockAndSeesWhatHeDid) {
   EXPECT_EQ(keys_at(storage), kKept);
 }
 
-// The machine dies at every call; of what was not synced anything may survive.
+// The machine crashes at every call; any unsynced data may survive or be lost.
 void crash_everywhere(const FileImage& before) {
   const LogLevel level = set_log_level(LogLevel::kOff);
   const auto run = [&](const FaultHook& hook) {

@@ -1,13 +1,15 @@
-// First the checkpoint is verified, and only where something is damaged files are made. Then, one
-// file after another:
+// The checkpoint is verified first. Files are rebuilt only if something is damaged. Then, under the
+// lock of the location, a mark is created that says that a repair holds the lock. For each damaged
+// file that can be rebuilt:
 //
-//  1. The lock of the location, a mark that says what holds it, and a note that speaks of the
-//     temporary file.
-//  2. The new file under a temporary name, durable, with the checksums of what its save wrote.
-//  3. Its rename over the damaged one, made durable.
+//  1. Before the first one, a note is left that names the temporary file.
+//  2. The new file is written under a temporary name and synced. Each item has the checksum that
+//     the save recorded.
+//  3. The new file is renamed over the damaged one, and the directory is synced.
 //
-// Then note and mark go. A crash before 3 leaves the old file, and a temporary one and a mark,
-// which the next repair that finds damage, save or gc removes by their names.
+// At the end note and mark are removed. A crash before step 3 leaves the old file, and possibly a
+// temporary file, a note and a mark. The next repair that finds damage, save or gc recognizes them
+// by their names and removes them.
 #include "tilestone/engine/repair.h"
 
 #include <algorithm>
@@ -34,12 +36,12 @@ namespace engine {
 namespace {
 
 constexpr std::string_view kMark = "repairing";
-constexpr std::string_view kFile = "repair";  // the temporary one
+constexpr std::string_view kFile = "repair";  // the temporary file
 
-// By file of the checkpoint (index into Metadata::files).
+// By file: index into Metadata::files.
 using Damages = std::map<uint32_t, std::vector<Damage>>;
 
-// Without those of the index, or of no file.
+// Leaves out damage of index files and damage without a file.
 Damages by_file(const std::vector<Damage>& damages, const Metadata& metadata) {
   std::unordered_map<std::string_view, uint32_t> numbers;
   for (uint32_t i = 0; i < metadata.files.size(); ++i) numbers.emplace(metadata.files[i], i);
@@ -57,28 +59,28 @@ std::set<uint32_t> files_of(const Damages& damages) {
   return files;
 }
 
-// The note that speaks of the temporary file: there from the first one on.
+// The note that names the temporary file. It is left before the first file is replaced.
 class Note {
  public:
   Note(Storage& storage, const std::string& id) : storage_(storage), id_(id) {}
   ~Note() {
-    if (stands_) remove_files(storage_, std::vector{note_name(id_)});
+    if (exists_) remove_files(storage_, std::vector{note_name(id_)});
   }
   Note(const Note&) = delete;
   Note& operator=(const Note&) = delete;
 
   void leave() {
-    if (stands_) return;
+    if (exists_) return;
     leave_note(storage_, id_, {}, Deadline::never());
-    stands_ = true;
+    exists_ = true;
   }
-  // The temporary file could not be removed.
-  void keep() { stands_ = false; }
+  // Keeps the note, because the temporary file could not be removed.
+  void keep() { exists_ = false; }
 
  private:
   Storage& storage_;
   const std::string id_;
-  bool stands_ = false;
+  bool exists_ = false;
 };
 
 class Repair {
@@ -93,7 +95,7 @@ class Repair {
         note_(storage, id),
         maker_(storage, opened, files_of(damages), deadline) {}
 
-  // Returns the damages that it has mended.
+  // Returns the repaired damages.
   std::vector<Damage> run() {
     std::vector<Damage> mended;
     for (const auto& [file, of_file] : damages_) {
@@ -110,7 +112,7 @@ class Repair {
   }
 
  private:
-  // Those of the damages, all of one file, that are not there in the new one.
+  // The damages of one file that the new file no longer has.
   static std::vector<Damage> mended_by(const Remade& made, const std::vector<Damage>& damages) {
     std::vector<Damage> gone;
     for (Damage damage : damages) {
@@ -137,7 +139,7 @@ class Repair {
     maker_.forget(file);
   }
 
-  // `name`: the file's in the checkpoint.
+  // Writes the temporary file. `name`: the name that it will get.
   void write(const std::vector<Section>& sections, const std::string& name) {
     uint64_t size = 0;
     for (const Section& section : sections) {
@@ -149,7 +151,8 @@ class Repair {
     file->close();
   }
 
-  // Its bytes were right when they were looked at, and are read once more here.
+  // FileMaker has already checked these bytes. They are checked again because they are read again
+  // here.
   void append(const Section& section, const std::string& name, WritableFile& file) {
     uint32_t crc = 0;
     for (const Stretch& part : section.parts) {
@@ -160,7 +163,7 @@ class Repair {
     }
     if (!section.crc32 || crc == *section.crc32) return;
     Error error(ErrorCode::kIo,
-                "the file is not written anew: bytes for it were read a second time, and differ: "
+                "the file is not replaced, because its new bytes differ when read a second time: "
                 "expected CRC-32 " +
                     std::to_string(*section.crc32) + ", found " + std::to_string(crc));
     if (section.key != nullptr) error.with_key(*section.key);
@@ -176,7 +179,7 @@ class Repair {
   FileMaker maker_;
 };
 
-// Temporary files of repairs, of this kind.
+// Names of the files of this kind (`what`) that repairs have made.
 std::vector<std::string> names_of(Storage& storage, std::string_view what) {
   const std::string end = temporary_name("", what).substr(kOwnDirectory.size() + 1);
   std::vector<std::string> names = storage.list_files(std::string(kOwnDirectory) + "/");
@@ -186,7 +189,8 @@ std::vector<std::string> names_of(Storage& storage, std::string_view what) {
   return names;
 }
 
-// Of repairs that died: nobody else holds the lock. The mark goes last, by which the note is found.
+// Removes files of repairs that died; the caller holds the lock. The marks are removed last,
+// because the notes are found by them.
 void clean_up(Storage& storage) {
   const std::vector<std::string> files = names_of(storage, kFile);
   const std::vector<std::string> marks = names_of(storage, kMark);
@@ -199,7 +203,7 @@ void clean_up(Storage& storage) {
   if (remove_files(storage, files) && remove_files(storage, notes)) remove_files(storage, marks);
 }
 
-// Says what holds the location's lock, as long as it is there.
+// A file that exists while a repair holds the location's lock.
 class Mark {
  public:
   Mark(Storage& storage, const std::string& id)
@@ -210,14 +214,14 @@ class Mark {
   Mark(const Mark&) = delete;
   Mark& operator=(const Mark&) = delete;
 
-  static bool stands(Storage& storage) { return !names_of(storage, kMark).empty(); }
+  static bool exists(Storage& storage) { return !names_of(storage, kMark).empty(); }
 
  private:
   Storage& storage_;
   const std::string name_;
 };
 
-// What describes the checkpoint that stands there, as far as it differs from save to save.
+// Whether two descriptions are of the same save.
 bool same(const Description& a, const Description& b) {
   return a.manifest == b.manifest && a.files.contents == b.files.contents;
 }
@@ -236,12 +240,12 @@ RepairReport repair(const Location& location, const OpenOptions& options,
   engine::Found found = find();
   RepairReport report;
   report.now = verify();
-  // Where nothing is to be written, nothing is: no directory and no lock either.
+  // Without damage nothing is written: no directory and no lock.
   if (report.now.ok() || found.description.manifest.empty()) return report;
 
   const auto lock = engine::try_lock_location(*storage);
   if (lock == nullptr) {
-    engine::fail_under_way(*storage, engine::Mark::stands(*storage) ? "a repair" : "a save");
+    engine::fail_under_way(*storage, engine::Mark::exists(*storage) ? "a repair" : "a save");
   }
   engine::clean_up(*storage);
   engine::Found now = find();

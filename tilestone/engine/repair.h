@@ -1,4 +1,4 @@
-// Damaged files of a checkpoint written anew, from what is intact in them and from copies.
+// Rewrites damaged files of a checkpoint from their intact parts and from copies.
 #pragma once
 
 #include <vector>
@@ -9,23 +9,26 @@
 namespace tilestone {
 
 struct RepairReport {
-  std::vector<Damage> mended;  // as verify found them before
-  VerifyReport now;            // what verify finds afterwards
+  std::vector<Damage> mended;  // as the first verification reported them
+  VerifyReport now;            // what verify finds after the repair
 };
 
-// Verifies the checkpoint, and writes anew:
-//  - each chunk and object, or copy of one, that is damaged and intact in another file;
-//  - bytes between items, which are zeros, and a file's end where bytes stand behind it;
-//  - a file that is missing or too short, if all that it should hold is intact, in it or elsewhere.
-//    Otherwise it stays as it is, and its damage in `now` says what is intact nowhere.
-// A file is replaced as a whole, in one step, by one that has the checksums that its save recorded:
-// at any moment, and after a crash at any moment, it is what it was or mended. What has no intact
-// copy stays as it is, and `now` says so. A checkpoint without a manifest is only verified, and so
-// is one without damage: nothing is written then, no lock's file either.
-// `progress`: of the verifications. An interrupt ends them and what is written: files that were
-// replaced before it stay so. Errors: those of Checkpoint::open and verify; kAlreadyExists where
-// something is damaged and a save or another repair is under way; kUnsupported where the storage
-// has no locks; kIo, also where bytes for a new file differ when they are read a second time.
+// Verifies the checkpoint, and repairs:
+//  - each damaged chunk, object, or copy of one that is intact in another file;
+//  - bytes between items, which must be zero, and extra bytes at the end of a file;
+//  - a file that is missing or too short, if everything that it should hold is intact, in the file
+//    itself or elsewhere. Otherwise the file stays as it is, and its damage in `now` lists what is
+//    intact nowhere.
+//
+// Each file is replaced as a whole, in one rename, by a file that has the checksums recorded by its
+// save. At any moment, also after a crash, the file is either the old one or the repaired one.
+// Damage without an intact copy remains, and `now` reports it. A checkpoint without a manifest is
+// only verified. Without damage, nothing is written, not even a lock file.
+//
+// `progress` reports the verifications. An interrupt stops verification and repair; files that were
+// replaced before it stay replaced. Throws what Checkpoint::open and verify throw; kAlreadyExists
+// if there is damage and a save or another repair is in progress; kUnsupported if the storage has
+// no locks; kIo also if bytes for a new file differ when they are read a second time.
 RepairReport repair(const Location& location, const OpenOptions& options = {},
                     const ProgressFn& progress = {});
 

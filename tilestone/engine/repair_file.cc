@@ -10,8 +10,8 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kPiece = 8u << 20;  // bytes that are copied at a time
-constexpr size_t kMaxFiles = 128;      // that are open at once
+constexpr uint64_t kPiece = 8u << 20;  // bytes read at a time
+constexpr size_t kMaxFiles = 128;      // open at the same time
 
 }  // namespace
 
@@ -55,7 +55,7 @@ void FileMaker::list(const StoredObject& object, const std::set<uint32_t>& files
   for (const ItemLocation& at : object.unlike) add(files, {&at}, 0, &object.key);
 }
 
-// How formats begin and end files: no other file has that.
+// The beginnings and ends of files, of which there are no copies.
 void FileMaker::list_parts(const std::set<uint32_t>& files) {
   std::unordered_map<std::string_view, uint32_t> numbers;
   for (const uint32_t file : files) numbers.emplace(metadata_.files[file], file);
@@ -70,7 +70,8 @@ void FileMaker::list_parts(const std::set<uint32_t>& files) {
   }
 }
 
-// Items of several files share the list of their places, which may be as long as there are ranks.
+// The instances of an item share one list of places, because the list may be as long as the number
+// of ranks.
 void FileMaker::add(const std::set<uint32_t>& files, Places places, uint64_t payload,
                     const std::string* key) {
   const auto is_wanted = [&](const ItemLocation* at) { return files.contains(at->file); };
@@ -112,7 +113,7 @@ std::optional<Remade> FileMaker::make(uint32_t file) {
   return made;
 }
 
-// Zeros, but where bytes of removed items stay.
+// Gaps are zeros, except in files where bytes of removed items remain (Manifest::remains).
 void FileMaker::add_gap(uint32_t file, uint64_t begin, uint64_t end, Remade& made) const {
   if (begin == end) return;
   const bool remains = opened_.manifest->remains.contains(metadata_.files[file]) && end <= have_;
@@ -134,8 +135,8 @@ std::vector<Stretch> FileMaker::bytes_of(const Item& item, Remade& made) {
   return own;
 }
 
-// All of the copy; or its own bytes around the copy's elements, where those are damaged alone.
-// Empty: neither is what its save wrote.
+// The whole copy; or, if only the elements are damaged, the item's own bytes around the copy's
+// elements. Empty if neither gives the bytes that the save wrote.
 std::vector<Stretch> FileMaker::from_copy(const Item& item, const ItemLocation& good) {
   const ItemLocation& bad = *item.at;
   std::vector<Stretch> parts = {{good.file, good.offset, good.length}};

@@ -1,5 +1,5 @@
-// How a file of a checkpoint is made anew, byte for byte as its save wrote it, of what is intact in
-// it and of items that other files hold too.
+// Rebuilds a file of a checkpoint, byte for byte as its save wrote it, from its intact parts and
+// from items that other files hold too.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace tilestone::engine {
 
-// Bytes of a file of the checkpoint, or zeros.
+// A range of bytes of a file of the checkpoint, or zeros.
 struct Stretch {
   static constexpr uint32_t kZeros = ~uint32_t{0};
   uint32_t file = kZeros;  // index into Metadata::files
@@ -27,36 +27,37 @@ struct Stretch {
   uint64_t size = 0;
 };
 
-// An item of a file that is made anew, or bytes between items.
+// An item of a rebuilt file, or the bytes between two items.
 struct Section {
-  std::vector<Stretch> parts;                    // one after the other
-  std::optional<uint32_t> crc32 = std::nullopt;  // of all of them; nullopt: not known
-  const std::string* key = nullptr;              // of the item; null: none has a key
+  std::vector<Stretch> parts;                    // concatenated
+  std::optional<uint32_t> crc32 = std::nullopt;  // of the whole section; nullopt: unknown
+  const std::string* key = nullptr;              // of the item; null: there is none
 };
 
-// A file made anew.
+// The new content of a file.
 struct Remade {
-  bool was_lost = false;                        // it is missing or too short
-  std::vector<Section> sections;                // one after the other
-  std::map<uint64_t, std::string> mended_from;  // by offset: items, and files that they come from
-  std::set<uint64_t> left;                      // offsets of items that stay damaged
+  bool was_lost = false;                        // the file is missing or too short
+  std::vector<Section> sections;                // concatenated
+  std::map<uint64_t, std::string> mended_from;  // item offset -> file of the intact copy
+  std::set<uint64_t> left;                      // offsets of the items that remain damaged
 };
 
-// Looks into files as they are when it is asked.
+// Rebuilds files. Reads each file in the state that it has when make() is called.
 class FileMaker {
  public:
-  // For these files (indices into Metadata::files). Borrows what was opened, which has a manifest.
-  // Everything that reads asks the deadline.
+  // `files`: the files that make() may be called for (indices into Metadata::files). Borrows
+  // `opened`, which must have a manifest. Every read checks `deadline`.
   FileMaker(Storage& storage, const Opened& opened, const std::set<uint32_t>& files,
             Deadline deadline = Deadline::never());
 
-  // `file`: one of those that it was made for.
-  // nullopt where the file can't be made anew: it is missing or too short and something of it is
-  // intact nowhere; it is no regular file; or the metadata has items in it that overlap.
+  // `file`: one of the files given to the constructor. Returns nullopt if the file can't be
+  // rebuilt: it is missing or too short and some of it is intact nowhere; it is not a regular file;
+  // the manifest does not list it; or one of its items has no checksum, overlaps another item or
+  // lies outside the file.
   std::optional<Remade> make(uint32_t file);
-  // The stretch's bytes, piece by piece.
+  // Passes the bytes of the stretch to `take`, piece by piece.
   void each_piece(const Stretch& stretch, const std::function<void(ByteView)>& take);
-  // The file has been replaced.
+  // Call this after the file was replaced: closes the old one.
   void forget(uint32_t file) { files_.erase(file); }
 
  private:
@@ -65,8 +66,8 @@ class FileMaker {
   // An item of a file.
   struct Item {
     const ItemLocation* at = nullptr;
-    std::shared_ptr<const Places> places;  // of all that means the same, `at` among them
-    uint64_t payload = 0;  // bytes of a chunk's elements; 0: an object, or a part of a file
+    std::shared_ptr<const Places> places;  // of all instances of the item, including `at`
+    uint64_t payload = 0;                  // bytes of a chunk's elements; 0: an object or file part
     const std::string* key = nullptr;
   };
 
@@ -75,7 +76,7 @@ class FileMaker {
   void list(const StoredObject& object, const std::set<uint32_t>& files);
   void add(const std::set<uint32_t>& files, Places places, uint64_t payload,
            const std::string* key);
-  // Sets have_ and size_; false where the file is not to be touched.
+  // Sets have_ and size_. Returns false if the file must not be changed.
   bool look_at(uint32_t file);
   std::vector<Stretch> bytes_of(const Item& item, Remade& made);
   std::vector<Stretch> from_copy(const Item& item, const ItemLocation& good);
@@ -88,13 +89,13 @@ class FileMaker {
   const Opened& opened_;
   const Metadata& metadata_;
   const Deadline deadline_;
-  std::deque<ItemLocation> parts_;               // how formats begin and end files
-  std::map<std::string, uint64_t> written_;      // sizes of files, by name
-  std::map<uint32_t, std::vector<Item>> items_;  // by file, and by offset
+  std::deque<ItemLocation> parts_;               // the beginnings and ends of files
+  std::map<std::string, uint64_t> written_;      // file name -> recorded size, bytes
+  std::map<uint32_t, std::vector<Item>> items_;  // by file, each list by offset
   std::shared_ptr<BufferPool> buffers_;
-  std::map<uint32_t, std::unique_ptr<ReadableFile>> files_;  // some that are open
-  uint64_t have_ = 0;  // bytes of the file that is being made anew, as it is
-  uint64_t size_ = 0;  // and as it shall be
+  std::map<uint32_t, std::unique_ptr<ReadableFile>> files_;  // files that are open
+  uint64_t have_ = 0;  // present size of the file that is being rebuilt, bytes
+  uint64_t size_ = 0;  // its size as its save wrote it
 };
 
 }  // namespace tilestone::engine

@@ -1,4 +1,5 @@
-// What a repair costs, writes and leaves, and what it says of items of files that are cut short.
+// What a repair costs, writes and leaves behind, and what verify reports about items in truncated
+// files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -38,7 +39,8 @@ using testing::SizeIs;
 constexpr int kRanks = 3;
 constexpr const char* kKeys[] = {"a", "b", "c", "d", "e", "f"};
 
-// All ranks hold the same, and copy what the others write; with `own`, also a row of "w" each.
+// All ranks hold the same tensors, and copy what the others write. With `own`, each rank also has a
+// row of "w".
 void save_to(const std::shared_ptr<Storage>& storage, bool own = false,
              std::shared_ptr<const Dialect> dialect = nullptr) {
   run_ranks(kRanks, [&](Communicator comm) {
@@ -81,7 +83,7 @@ std::string file_of(const FileImage& image, int rank) {
   return file_of(*memory_storage(image), rank);
 }
 
-// The chunk's own item of a key, and its file.
+// The item that the index names for a key, and its file.
 std::pair<ItemLocation, std::string> item_of(const std::shared_ptr<Storage>& storage,
                                              const std::string& key) {
   const Metadata metadata = Checkpoint::open(Location(storage)).metadata();
@@ -100,7 +102,7 @@ struct Quiet {
   ~Quiet() { set_log_level(before); }
 };
 
-// Of files of their own, all of which hold the object.
+// An opened checkpoint with `files` files, all of which hold the object.
 engine::Opened with_copies(uint32_t files) {
   engine::Opened opened;
   opened.manifest.emplace();
@@ -136,7 +138,7 @@ TEST(Repair, TheMemoryForAnItemFollowsTheNumberOfItsCopies) {
   EXPECT_LE(after, before + (64u << 20));
 }
 
-// As many more may be opened as long as it lives.
+// While it exists, the process may open only this many more files.
 class FewFiles {
  public:
   explicit FewFiles(rlim_t more) {
@@ -270,7 +272,7 @@ TEST(Repair, WhatAKilledOneHasLeftGoesWithTheNext) {
     return last && call.client == 0 ? FaultAction::die() : FaultAction::pass();
   });
   EXPECT_THROW(repair(Location(disk->storage(0))), Error);
-  EXPECT_THAT(storage->list(".tilestone/"), SizeIs(5)) << "beside file, note and mark";
+  EXPECT_THAT(storage->list(".tilestone/"), SizeIs(5)) << "also the temporary file, note and mark";
   EXPECT_TRUE(repair(Location(disk->storage(1))).now.ok());
   EXPECT_EQ(memory_image(*storage), image);
 }
@@ -297,7 +299,7 @@ TEST(Repair, TheRestOfAnItemThatIsCutIsNotCalledAGap) {
   std::vector<std::string> with_lost;
   for (const Damage& damage : damages) {
     EXPECT_THAT(damage.problem, Not(HasSubstr("belong to no item"))) << damage.offset;
-    if (damage.problem.find("intact nowhere else: w") != std::string::npos) {
+    if (damage.problem.find("without an intact copy: w") != std::string::npos) {
       with_lost.push_back(damage.problem);
     }
   }

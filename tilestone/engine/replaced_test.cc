@@ -1,4 +1,4 @@
-// A checkpoint that is replaced while somebody reads it, at each storage call of the reader.
+// A checkpoint is replaced while it is read, at each storage call of the reader.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -67,7 +67,7 @@ struct Outcomes {
   }
 };
 
-// `first` of the row_state that was loaded; 0 when it is of no one save.
+// `first` of the row_state() that was loaded; 0 if the values are not of one save.
 int64_t first_of(const StateDict& loaded, int rank) {
   for (const int64_t first : {kOld, kNew}) {
     const TensorView& w = loaded.find("w")->get_if<ShardedTensor>()->data;
@@ -127,7 +127,7 @@ TEST(Replaced, VerifyChecksTheOldOrTheNewCheckpointOrSaysSoAndFindsNoDamage) {
   EXPECT_GT(outcomes.reported, 0);
 }
 
-// Directories may hold many files, on a server that answers slowly, and many others beside them.
+// Directories may hold many files of this and of other checkpoints, on a slow server.
 TEST(Opening, ListsTheDirectoryAndItsOwnOnceAndNothingElse) {
   const auto memory = memory_storage();
   save_rows(memory, kOld);

@@ -16,7 +16,7 @@
 namespace tilestone::engine {
 namespace {
 
-// What is written under one key.
+// What a rank writes under one key.
 struct WrittenBefore {
   bool is_object = false;
   DType dtype = DType::kFloat32;
@@ -27,7 +27,8 @@ struct WrittenBefore {
 };
 using WrittenByKey = std::map<std::string_view, WrittenBefore>;
 
-// `Tensors`: of a plan or of a report. `chunks` are those of them that are written.
+// `tensors`: the tensors of a plan or of a report. `chunks`: the chunks of these tensors that are
+// written.
 template <typename Tensors, typename Chunks>
 void add_chunks(const Tensors& tensors, const Chunks& chunks, WrittenByKey& written) {
   for (const auto& chunk : chunks) {
@@ -75,11 +76,11 @@ void expect_reported_state(const RankReport& report, const LocalSavePlan& plan,
   const WrittenByKey now = written_of(plan, mine);
   const auto refuse = [&](std::string_view key) {
     throw Error(ErrorCode::kMismatch,
-                "this rank saved another state before under this token and number: " +
-                    text_of(before, key) + " then, " + text_of(now, key) + " now")
+                "this rank saved another state under this token and number before: " +
+                    text_of(before, key) + " then, but " + text_of(now, key) + " now")
         .with_key(std::string(key))
         .with_rank(report.rank)
-        .with_hint("give another number to save another state");
+        .with_hint("use another number to save another state");
   };
   for (const auto& [key, one] : before) {
     const auto found = now.find(key);

@@ -1,5 +1,5 @@
-// A rank of a save without a communicator that comes again: whether it brings the state of which it
-// has left a report.
+// For a save by files: checks that a restarted rank saves the same state as the report that it left
+// before.
 #pragma once
 
 #include "tilestone/plan/report.h"
@@ -7,9 +7,9 @@
 
 namespace tilestone::engine {
 
-// Compares the chunks and objects that the report says were written with those that the rank would
-// write now: keys, dtypes, shapes and boxes. What the elements are is not known. Error(kMismatch)
-// with the first key that differs, and the rank.
+// Compares the chunks and objects that the report lists with those that the rank would write now:
+// keys, dtypes, shapes and boxes, but not the elements. Throws Error(kMismatch) that names the rank
+// and the first key that differs.
 void expect_reported_state(const RankReport& report, const LocalSavePlan& plan,
                            const Assignment& mine);
 

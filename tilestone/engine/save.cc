@@ -28,21 +28,25 @@ namespace tilestone {
 namespace engine {
 namespace {
 
-constexpr double kCoordinatorShare = 0.8;  // of the time that is left
+constexpr double kCoordinatorShare = 0.8;  // of the remaining time
 
-// What the coordinator answers to the planning: orders, or a question. Where it must first see in
-// what the common states differ, which rank is to show its own beside rank 0's; or the plans of
-// ranks that have sent none, because another rank's has changed.
+// The kind of the coordinator's answer to the planning messages.
+//  - kOrders: the ranks' orders.
+//  - kCompare: the common states differ. The named rank and rank 0 must send theirs, so that the
+//    difference can be reported.
+//  - kSendPlans: the ranks that have sent no plan must send it, because another rank's plan has
+//    changed or because the common objects differ.
 enum class Answer : uint8_t { kOrders, kCompare, kSendPlans };
 
-Bytes question(int other_rank) {
+Bytes ask_to_compare(int other_rank) {
   ByteWriter writer;
   writer.u8(static_cast<uint8_t>(Answer::kCompare));
   writer.u64(static_cast<uint64_t>(other_rank));
   return std::move(writer).take();
 }
 
-// With the name of the directory beside the location into which a staged save goes.
+// `staging`: the name of the directory beside the location into which a staged save writes; "": the
+// save is not staged.
 Bytes answer_of(const std::string& staging, ByteView orders) {
   ByteWriter writer;
   writer.u8(static_cast<uint8_t>(Answer::kOrders));
@@ -55,11 +59,11 @@ bool is(const Bytes& answer, Answer kind) {
   return !answer.empty() && answer.front() == static_cast<std::byte>(kind);
 }
 
-// By rounds of a communicator.
-class Saving final : public Coordination {
+// Coordinates a save by rounds of a communicator.
+class CoordinationByRounds final : public Coordination {
  public:
-  Saving(Communicator comm, const std::string& place, Deadline deadline,
-         std::shared_ptr<SessionParts> session, const std::string& call = "save")
+  CoordinationByRounds(Communicator comm, const std::string& place, Deadline deadline,
+                       std::shared_ptr<SessionParts> session, const std::string& call = "save")
       : comm_(std::move(comm)),
         deadline_(deadline),
         session_(std::move(session)),
@@ -98,7 +102,7 @@ class Saving final : public Coordination {
         return std::vector<Bytes>();
       });
     } catch (...) {
-      // No report of this rank will be taken any more, so the save can't be published.
+      // The coordinator will accept no report of this rank, so the save can't be published.
       discard();
       throw;
     }
@@ -110,13 +114,13 @@ class Saving final : public Coordination {
       rounds_.run_last(
           "preparing to publish", [](Deadline) { return Bytes(); },
           [&](std::vector<Bytes>) {
-            // From here on nobody can take the checkpoint back.
+            // From here on the checkpoint can't be withdrawn.
             tried = true;
             commit_->publish(coordinator_deadline().without_interrupt());
             return std::vector<Bytes>();
           });
     } catch (...) {
-      // The coordinator alone knows that nothing was published.
+      // Only the coordinator knows whether publishing was tried.
       if (commit_ && !tried) discard();
       throw;
     }
@@ -124,7 +128,7 @@ class Saving final : public Coordination {
     return result_;
   }
 
-  // The others can't publish without this rank: it has not been in the last round.
+  // The other ranks can't publish: this rank has not taken part in the last round.
   void give_up(const Error& why) noexcept override {
     rounds_.leave(why);
     discard();
@@ -132,7 +136,7 @@ class Saving final : public Coordination {
 
   Deadline deadline() const override { return deadline_; }
 
-  // Instead of all steps: what copies they would write, by rank.
+  // Called instead of all steps: what the copies would cost, by rank.
   std::vector<CopyCost> cost_of_copies(const Bring& bring) {
     const auto answer = rounds_.run(
         "planning", [&](Deadline) { return first_message(bring); },
@@ -141,17 +145,18 @@ class Saving final : public Coordination {
           return make_orders("");
         });
     take_orders(Orders::decode(answer));
-    const auto tell = [&](Deadline) {
+    const auto send_cost = [&](Deadline) {
       ByteWriter writer;
       writer.u64(result_.copies);
       writer.u64(result_.copy_bytes);
       return std::move(writer).take();
     };
-    const Bytes costs = rounds_.run_last("adding up copies", tell, [](std::vector<Bytes> of_ranks) {
-      ByteWriter writer;
-      for (const Bytes& cost : of_ranks) writer.raw(cost);
-      return std::vector<Bytes>(of_ranks.size(), std::move(writer).take());
-    });
+    const Bytes costs =
+        rounds_.run_last("counting copies", send_cost, [](std::vector<Bytes> of_ranks) {
+          ByteWriter writer;
+          for (const Bytes& cost : of_ranks) writer.raw(cost);
+          return std::vector<Bytes>(of_ranks.size(), std::move(writer).take());
+        });
     ByteReader reader(costs, "costs of copies");
     std::vector<CopyCost> by_rank;
     while (reader.remaining() > 0) {
@@ -168,7 +173,8 @@ class Saving final : public Coordination {
   const SaveOptions& options() const { return share_.options; }
   Storage& storage() const { return staging_ != nullptr ? *staging_ : location_->storage(); }
 
-  // Nothing at the location is changed before the ranks have agreed on all that can be agreed on.
+  // Changes nothing at the location before the ranks have agreed on everything that needs
+  // agreement.
   void agree(const Bring& bring) {
     const auto describe = [&](Deadline) { return first_message(bring); };
     Bytes answer = rounds_.run("planning", describe, [&](std::vector<Bytes> messages) {
@@ -198,7 +204,8 @@ class Saving final : public Coordination {
     }
   }
 
-  // At the coordinator: the plans, or of each rank that its part of one plan is as it was.
+  // Runs on the coordinator. True if all ranks have sent their plans, or if all may use their
+  // cached ones.
   bool have_all_plans() {
     const bool same = all_as_before(messages_);
     as_before_ = same && same_contents(messages_);
@@ -215,13 +222,13 @@ class Saving final : public Coordination {
     return std::move(writer).take();
   }
 
-  // What the ranks have kept back.
+  // Sends the plan if this rank has not sent it yet.
   Bytes send_plans(const Bytes& asked) {
     objects_differ_ = asked.at(1) != std::byte{0};
-    const bool kept_back = cached_.has_value();
+    const bool unsent = cached_.has_value();
     cached_.reset();
     return rounds_.run(
-        "planning", [&](Deadline) { return kept_back ? encoded_plan() : Bytes(); },
+        "planning", [&](Deadline) { return unsent ? encoded_plan() : Bytes(); },
         [&](std::vector<Bytes> plans) {
           for (size_t rank = 0; rank < plans.size(); ++rank) {
             if (!plans[rank].empty()) messages_[rank].plan = std::move(plans[rank]);
@@ -230,18 +237,21 @@ class Saving final : public Coordination {
         });
   }
 
-  // At the coordinator.
+  // Runs on the coordinator.
   std::vector<Bytes> consider_plans() {
     if (options().validate_access && !as_before_) validate();
     others_ = differing_ranks(messages_);
     if (others_.empty()) return begin();
-    return std::vector<Bytes>(messages_.size(), question(others_.front()));
+    return std::vector<Bytes>(messages_.size(), ask_to_compare(others_.front()));
   }
 
   void take_orders(Orders orders) {
     orders_ = std::move(orders);
     if (orders_.way == Orders::Way::kAsBefore) {
-      if (!cached_) throw Error(ErrorCode::kInternal, "an earlier plan that this rank has not");
+      if (!cached_) {
+        throw Error(ErrorCode::kInternal,
+                    "rank 0 expects a cached plan that this rank does not have");
+      }
       orders_.assignment = std::move(cached_->assignment);
       orders_.grids = std::move(cached_->grids);
       session_->count({0, 0, 1, 0});
@@ -266,22 +276,24 @@ class Saving final : public Coordination {
     leave_out_empty_chunks();
   }
 
-  // Two ranks show in what their common states differ.
+  // Rank 0 and the named rank send their common states, and the coordinator reports how they
+  // differ.
   Bytes compare_states(ByteView asked) {
-    ByteReader reader(asked, "question of a save");
+    ByteReader reader(asked, "question of the coordinator");
     reader.u8();
     const uint64_t other = reader.u64();
-    const auto show = [&](Deadline) {
+    const auto send_parts = [&](Deadline) {
       const auto rank = static_cast<uint64_t>(comm_.rank());
       return rank == 0 || rank == other ? encode_parts(*compared_) : Bytes();
     };
-    return rounds_.run("comparing the common state", show, [&](const std::vector<Bytes>& parts) {
-      tell_of_other_state(parts.front(), parts.at(other), others_, options().common_differs);
-      return begin();
-    });
+    return rounds_.run(
+        "comparing the common state", send_parts, [&](const std::vector<Bytes>& parts) {
+          tell_of_other_state(parts.front(), parts.at(other), others_, options().common_differs);
+          return begin();
+        });
   }
 
-  // At the coordinator, once nothing is left to object to: who writes what; the save begins.
+  // Runs on the coordinator after all checks: plans, and begins the save at the location.
   std::vector<Bytes> begin() {
     const std::string save_id = random_save_id();
     std::vector<Bytes> answers = make_orders(save_id);
@@ -347,7 +359,7 @@ class Saving final : public Coordination {
 
   bool is_exchanged() const { return !by_rule() && !is_alone(); }
 
-  // Of an earlier save of the session, by a rank that saves the same.
+  // Looks for the plan of an earlier save of the session in which this rank had the same structure.
   void look_for_plan() {
     if (session_ == nullptr || !is_exchanged()) return;
     structure_ = structure_of(share_.local, PlanWay::kExchange, options(), *share_.format,
@@ -366,27 +378,28 @@ class Saving final : public Coordination {
 
   void check_agreement() const {
     if (!by_rule()) return;
-    const std::string hint = "save with the agreement 'exchange'";
+    const std::string hint = "save with agreement = \"exchange\"";
     if (share_.format->needs_grid()) {
       throw Error(ErrorCode::kUnsupported,
                   "the format " + std::string(share_.format->name()) +
-                      " stores regular grids, on which ranks can't agree by rule")
+                      " stores regular grids, for which the ranks can't plan by rule")
           .with_hint(hint);
     }
     if (options().common_differs == SaveOptions::Differing::kError && !share_.items.common) {
-      throw Error(ErrorCode::kUnsupported,
-                  "in the dialect " + std::string(share_.dialect->name()) +
-                      " ranks can't compare by rule what all have (common_differs is \"error\")")
+      throw Error(
+          ErrorCode::kUnsupported,
+          "with the dialect " + std::string(share_.dialect->name()) +
+              " the ranks can't compare common values by rule (common_differs is \"error\")")
           .with_hint(hint);
     }
   }
 
-  // Whether ranks see if what is common to them is the same.
+  // True if the ranks compare what should be equal on all of them.
   bool compares() const {
     return !is_alone() && options().common_differs != SaveOptions::Differing::kIgnore;
   }
 
-  // In dialects that have a common state; else 0.
+  // Hash of the common state; 0 in dialects without a common state.
   uint64_t hash_of_common(const Brought& brought) {
     if (!share_.items.common) return 0;
     compared_ = brought.compared != nullptr
@@ -395,8 +408,9 @@ class Saving final : public Coordination {
     return content_hash(*compared_);
   }
 
-  // A tensor without elements is stored as one empty chunk. No rule says who else has it, so these
-  // keys (few, or none) go to the coordinator, and the lowest rank that has one writes it.
+  // The keys of this rank's tensors without elements. Such a tensor is stored as one empty chunk.
+  // The rule does not tell which other ranks have it, so these (few) keys are sent to the
+  // coordinator, which makes the lowest rank that has the tensor write it.
   std::vector<std::string> empty_keys() const {
     std::set<std::string> keys;
     for (const PlanChunk& chunk : share_.local.chunks) {
@@ -406,7 +420,7 @@ class Saving final : public Coordination {
     return {keys.begin(), keys.end()};
   }
 
-  // To what the rule gives this rank, as the coordinator dealt them.
+  // Adds the empty chunks that the coordinator has assigned to this rank.
   void add_empties() {
     Assignment& mine = share_.assignment;
     std::erase_if(mine.chunks, [&](uint32_t i) { return share_.local.chunks[i].box.empty(); });
@@ -418,10 +432,11 @@ class Saving final : public Coordination {
     std::sort(mine.chunks.begin(), mine.chunks.end());
   }
 
-  // A tensor of several shards is several items of one key.
+  // Several items have the same key if the tensor has several shards on this rank.
   void take_grids() {
     if (orders_.grids.size() != share_.local.tensors.size()) {
-      throw Error(ErrorCode::kInternal, "grids of other tensors than the local plan's");
+      throw Error(ErrorCode::kInternal,
+                  "the coordinator's grids are not those of the local plan's tensors");
     }
     std::unordered_map<std::string_view, const Dims*> cells;
     for (size_t i = 0; i < orders_.grids.size(); ++i) {
@@ -457,7 +472,7 @@ class Saving final : public Coordination {
     return copies ? CopyPolicy::kReported : CopyPolicy::kRefuse;
   }
 
-  // A cell without elements is no file; the index knows the tensor without.
+  // In formats with grids, an empty chunk has no file; the index lists the tensor anyway.
   void leave_out_empty_chunks() {
     std::erase_if(share_.assignment.chunks,
                   [&](uint32_t i) { return share_.local.chunks[i].box.empty(); });
@@ -472,7 +487,7 @@ class Saving final : public Coordination {
     }
   }
 
-  // What the coordinator does for all leaves it time to answer them.
+  // Ends early enough that the coordinator can still answer the other ranks.
   Deadline coordinator_deadline() const { return deadline_.sooner(kCoordinatorShare); }
 
   void discard() {
@@ -482,26 +497,26 @@ class Saving final : public Coordination {
 
   const Communicator comm_;
   const Deadline deadline_;
-  const std::shared_ptr<SessionParts> session_;  // null: none
+  const std::shared_ptr<SessionParts> session_;  // null: no session
   Rounds rounds_;
-  std::optional<Location> location_;   // once this rank has brought it
-  std::vector<int> group_;             // whose chunks this rank copies
+  std::optional<Location> location_;   // set when this rank has its request
+  std::vector<int> group_;             // ranks whose chunks this rank copies
   std::optional<Commit> commit_;       // on the coordinator
-  std::optional<Value> compared_;      // of the common state, while the ranks' are compared
-  std::vector<PlanMessage> messages_;  // at the coordinator, by rank
-  ReplicaNames replica_names_;         // likewise: second names for the index
-  std::vector<int> others_;            // likewise: the ranks whose common state is not rank 0's
-  std::optional<uint64_t> structure_;  // of what this rank saves, where a session keeps plans
-  std::optional<CachedPlan> cached_;   // for it, until the ranks' plans are exchanged
-  bool as_before_ = false;             // at the coordinator: all ranks save what they saved before
-  bool objects_differ_ = false;        // found in this save: the plans are sent for that
-  bool objects_differed_ = false;      // in an earlier one of this structure
+  std::optional<Value> compared_;      // the common state that is compared
+  std::vector<PlanMessage> messages_;  // coordinator: by rank
+  ReplicaNames replica_names_;         // coordinator: additional names for the index
+  std::vector<int> others_;            // coordinator: ranks whose common state is not rank 0's
+  std::optional<uint64_t> structure_;  // of this rank's plan, if a session keeps plans
+  std::optional<CachedPlan> cached_;   // for structure_, unless the plans are exchanged
+  bool as_before_ = false;             // coordinator: all ranks use their cached plans
+  bool objects_differ_ = false;        // common objects differ in this save: plans are sent
+  bool objects_differed_ = false;      // the same in an earlier save of this structure
   Orders orders_;
-  RankReport report_;                 // until the coordinator takes its own
-  std::string staging_name_;          // of a staged save's directory
-  std::shared_ptr<Storage> staging_;  // the same
+  RankReport report_;                 // moved from when the coordinator merges
+  std::string staging_name_;          // the directory of a staged save; "": none
+  std::shared_ptr<Storage> staging_;  // that directory
   SaveResult result_;
-  std::vector<std::string> written_;  // files of this rank
+  std::vector<std::string> written_;  // data files of this rank
 };
 
 }  // namespace
@@ -509,7 +524,7 @@ class Saving final : public Coordination {
 std::unique_ptr<Coordination> coordinate_by_rounds(const Communicator& comm,
                                                    const std::string& place, Deadline deadline,
                                                    std::shared_ptr<SessionParts> session) {
-  return std::make_unique<Saving>(comm, place, deadline, std::move(session));
+  return std::make_unique<CoordinationByRounds>(comm, place, deadline, std::move(session));
 }
 
 }  // namespace engine
@@ -534,7 +549,8 @@ std::vector<CopyCost> plan_copies(const StateDict& state, const Location& locati
         engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
     const auto bring = [&] { return engine::Brought{&state, &location, &options, nullptr}; };
     if (options.by_files) return {engine::copies_by_files(location, options, deadline, bring)};
-    return engine::Saving(options.comm, location.place(), deadline, nullptr, "plan_copies")
+    return engine::CoordinationByRounds(options.comm, location.place(), deadline, nullptr,
+                                        "plan_copies")
         .cost_of_copies(bring);
   } catch (...) {
     rethrow_cause();
@@ -546,10 +562,11 @@ std::vector<CopyCost> plan_copies(const std::function<SaveRequest()>& prepare,
                                   Deadline deadline) {
   std::optional<SaveRequest> request;
   try {
-    return engine::Saving(comm, place, deadline, nullptr, "plan_copies").cost_of_copies([&] {
-      request.emplace(prepare());
-      return engine::Brought{&request->state, &request->location, &request->options};
-    });
+    return engine::CoordinationByRounds(comm, place, deadline, nullptr, "plan_copies")
+        .cost_of_copies([&] {
+          request.emplace(prepare());
+          return engine::Brought{&request->state, &request->location, &request->options};
+        });
   } catch (...) {
     rethrow_cause();
   }

@@ -30,7 +30,7 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr int kMaxNames = 8;  // tries to find names for data files that no twin of this rank takes
+constexpr int kMaxTries = 8;  // to find data file names that no other process of this rank takes
 
 void refuse(bool refused, const std::string& what, const std::string& hint) {
   if (refused) throw Error(ErrorCode::kUnsupported, what).with_hint(hint);
@@ -51,11 +51,11 @@ AttemptHead head_of(const SaveOptions& options) {
   return head;
 }
 
-// By files: each step as attempt.cc numbers them.
-class FileSaving final : public Coordination {
+// Coordinates a save by files. commit/attempt.cc describes and numbers the steps of the protocol.
+class CoordinationByFiles final : public Coordination {
  public:
-  FileSaving(const Location& location, const SaveOptions& options, Deadline deadline,
-             std::shared_ptr<SessionParts> session)
+  CoordinationByFiles(const Location& location, const SaveOptions& options, Deadline deadline,
+                      std::shared_ptr<SessionParts> session)
       : files_(*options.by_files),
         deadline_(deadline),
         session_(std::move(session)),
@@ -76,18 +76,18 @@ class FileSaving final : public Coordination {
     try {
       plan_locally(bring());
     } catch (...) {
-      tell_of_failure(current_error());
+      leave_planning_failure(current_error());
       throw;
     }
     std::optional<RankReport> before;
     try {
       before = begin();
     } catch (...) {
-      tell_of_failed_beginning(current_error());
+      leave_beginning_failure(current_error());
       throw;
     }
     if (!is_done_ && !is_reported_) return;
-    // What stands is for the others to publish, whatever this rank brings now.
+    // The report that is there can still be published, whatever state this rank has now.
     if (before) expect_reported_state(*before, share_.local, share_.assignment);
     write_nothing();
   }
@@ -95,14 +95,14 @@ class FileSaving final : public Coordination {
   void write(const WriteShare& write) override {
     if (is_done_ || is_reported_) return;
     try {
-      // While the memory of the common state's tensors is still there.
+      // Encode this now, while the tensors of the common state still have memory.
       if (files_.rank == 0)
         of_dialect_ = share_.dialect->encode_index(share_.items, *share_.format);
       report_ = write_under_free_names(write);
     } catch (...) {
       failed_ = std::current_exception();
       lease_.reset();
-      attempt_.leave_failure(files_.rank, current_error(), Deadline::after(kForFailure));
+      attempt_.leave_failure(files_.rank, current_error(), Deadline::after(kFailureTime));
     }
   }
 
@@ -122,7 +122,7 @@ class FileSaving final : public Coordination {
       const Error error = current_error();
       const bool reports = report_ && !is_reported_;
       if (reports && attempt_.surely_lacks_report(files_.rank)) remove_written();
-      attempt_.leave_failure(files_.rank, error, Deadline::after(kForFailure));
+      attempt_.leave_failure(files_.rank, error, Deadline::after(kFailureTime));
       throw;
     }
   }
@@ -132,17 +132,17 @@ class FileSaving final : public Coordination {
     return result_;
   }
 
-  // What is reported is for others to complete.
+  // If this rank has reported, do nothing: the other ranks can complete the save.
   void give_up(const Error& why) noexcept override {
     if (is_done_ || is_reported_ || failed_) return;
     if (report_) remove_written();
     lease_.reset();
-    attempt_.leave_failure(files_.rank, why, Deadline::after(kForFailure));
+    attempt_.leave_failure(files_.rank, why, Deadline::after(kFailureTime));
   }
 
   Deadline deadline() const override { return deadline_; }
 
-  // Instead of all steps.
+  // Called instead of all steps.
   CopyCost cost_of_copies(const Bring& bring) {
     refuse_by_files(share_.options, *share_.format, *share_.dialect);
     plan_locally(bring());
@@ -150,38 +150,41 @@ class FileSaving final : public Coordination {
   }
 
  private:
-  static constexpr std::chrono::duration<double> kForFailure{10};
+  static constexpr std::chrono::duration<double> kFailureTime{10};  // for leaving a failure
 
-  // Of a rank that comes with nothing that can be saved: the others shall not wait for it.
-  void tell_of_failure(const Error& error) noexcept {
+  // This rank has failed before it joined. Leaves the failure, so that the other ranks do not wait.
+  void leave_planning_failure(const Error& error) noexcept {
     if (files_.world_size == 1) return;
     try {
-      const Deadline deadline = Deadline::after(kForFailure);
+      const Deadline deadline = Deadline::after(kFailureTime);
       if (!attempt_.join(deadline)) return;
-      if (attempt_.has_report(files_.rank)) return;  // of an earlier life
+      if (attempt_.has_report(files_.rank)) return;  // from before a restart
       attempt_.take_back_failure(files_.rank);       // likewise
       attempt_.leave_failure(files_.rank, error, deadline);
     } catch (...) {
-      log(LogLevel::kDebug, std::string("the other ranks of a save don't hear of a failure: ") +
-                                current_error().what());
+      log(LogLevel::kDebug,
+          std::string(
+              "this rank's failure could not be reported to the other ranks of the save: ") +
+              current_error().what());
     }
   }
 
-  // This rank will not write, and those that have come to the save wait for it. No news to them is
-  // that another checkpoint stands there, or that the save was abandoned.
-  void tell_of_failed_beginning(const Error& error) noexcept {
-    if (is_reported_) return;  // they need nothing of it
+  // This rank could not begin and will not write. Leaves the failure for the ranks that wait. There
+  // is nothing to report if another checkpoint is at the location or the save was abandoned: the
+  // other ranks find that out themselves.
+  void leave_beginning_failure(const Error& error) noexcept {
+    if (is_reported_) return;  // the other ranks need nothing more
     if (error.code() == ErrorCode::kAlreadyExists || error.code() == ErrorCode::kRankFailed) return;
     try {
       if (!attempt_.has_begun()) return;
     } catch (const Error&) {
-      // Then it is tried.
+      // Unknown: try to leave the failure.
     }
-    attempt_.leave_failure(files_.rank, error, Deadline::after(kForFailure));
+    attempt_.leave_failure(files_.rank, error, Deadline::after(kFailureTime));
   }
 
-  // Joins, and shows from then on that this rank works. Gives the report that stands where an
-  // earlier life of this rank has left it.
+  // Joins the attempt, and creates the lease that shows that this rank is working. Returns the
+  // report that this rank left before a restart, if there is one.
   std::optional<RankReport> begin() {
     is_done_ = !attempt_.join(deadline_);
     if (is_done_) return std::nullopt;
@@ -192,20 +195,20 @@ class FileSaving final : public Coordination {
     return std::nullopt;
   }
 
-  // This rank's part was saved before.
+  // Called if this rank's part was saved before.
   void write_nothing() {
     share_.assignment = {};
     result_.copies = result_.copy_bytes = 0;
     log(LogLevel::kWarning,
-        "rank " + std::to_string(files_.rank) + ": the save " + result_.save_id + " at " +
-            storage_->describe() + " was " + (is_done_ ? "published" : "written by this rank") +
-            " before under this token and number: nothing is written; give another number to save "
-            "another state");
+        "rank " + std::to_string(files_.rank) + ": nothing is written, because the save " +
+            result_.save_id + " at " + storage_->describe() + " was already " +
+            (is_done_ ? "published" : "written by this rank") +
+            " under this token and number; use another number to save another state");
   }
 
   void plan_locally(const Brought& brought) {
     check_options(*brought.options);
-    share_.options = *brought.options;  // with what only this rank uses
+    share_.options = *brought.options;  // now including what only this rank uses
     share_.items = items_of(*brought.state, *share_.dialect, *share_.format);
     check_items(share_.items, share_.options, *share_.format);
     replicas_ = replicas_to_name(share_.items, share_.options, *share_.dialect, *share_.format);
@@ -215,7 +218,7 @@ class FileSaving final : public Coordination {
     } else {
       plan_by_holders();
     }
-    // Only now: a common object whose content is noted is copied.
+    // Only after planning, because the planner copies every common object whose content is noted.
     if (share_.options.common_differs != SaveOptions::Differing::kIgnore) {
       note_contents(share_.items, *share_.format, share_.local);
       if (brought.compared != nullptr) note_compared(*brought.compared);
@@ -233,10 +236,10 @@ class FileSaving final : public Coordination {
         settle_copies(share_.items, *share_.format, options, share_.local, share_.assignment);
     result_.copies = cost.copies;
     result_.copy_bytes = cost.bytes;
-    tell_of_undeclared();
+    warn_of_undeclared();
   }
 
-  // In the place of the common state, what is compared of it.
+  // Compares this common state instead of the one that is saved.
   void note_compared(const StateDict& compared) {
     const auto common = items_of(compared, *share_.dialect, *share_.format).common;
     if (!common) return;
@@ -245,7 +248,7 @@ class FileSaving final : public Coordination {
     }
   }
 
-  // A holder that takes no part might be the one that is to write.
+  // A holder outside the save might be the one chosen to write the chunk.
   void check_holders() const {
     for (const PlanChunk& chunk : share_.local.chunks) {
       if (chunk.holders == PlanChunk::kUnknown) continue;
@@ -254,15 +257,15 @@ class FileSaving final : public Coordination {
       const int outside = holders.front() < 0 ? holders.front() : holders.back();
       throw Error(ErrorCode::kInvalidArgument,
                   "rank " + std::to_string(outside) + " is declared to hold box " +
-                      to_string(chunk.box) + ", and the world_size of the save is " +
+                      to_string(chunk.box) + ", but the save's world_size is " +
                       std::to_string(files_.world_size))
           .with_key(share_.local.tensors[chunk.tensor].key)
           .with_rank(files_.rank);
     }
   }
 
-  // Each of them is written by every rank that has it.
-  void tell_of_undeclared() const {
+  // Warns about common tensors whose holders are not declared: every rank writes them.
+  void warn_of_undeclared() const {
     std::set<std::string_view> keys;
     uint64_t bytes = 0;
     for (const uint32_t i : share_.assignment.chunks) {
@@ -274,10 +277,11 @@ class FileSaving final : public Coordination {
     }
     if (keys.empty() || files_.world_size == 1) return;
     log_once(LogLevel::kWarning,
-             "nothing says which ranks have the same tensors as this one, so each of them writes "
-             "them: " +
-                 std::to_string(keys.size()) + " tensors of " + std::to_string(bytes) +
-                 " bytes on this rank, the first " + std::string(*keys.begin()));
+             "the holders of " + std::to_string(keys.size()) + " tensors (" +
+                 std::to_string(bytes) +
+                 " bytes on this rank) are not declared, so each rank that has them writes them; "
+                 "the first is " +
+                 std::string(*keys.begin()));
   }
 
   void make_lease() {
@@ -293,7 +297,7 @@ class FileSaving final : public Coordination {
         const int first = attempt_.first_free_file(files_.rank, share_.options.files_per_rank);
         return write({storage_.get(), first, deadline_});
       } catch (const Error& error) {
-        if (error.code() != ErrorCode::kAlreadyExists || tries == kMaxNames) throw;
+        if (error.code() != ErrorCode::kAlreadyExists || tries == kMaxTries) throw;
       }
     }
   }
@@ -345,12 +349,12 @@ class FileSaving final : public Coordination {
     } catch (Error& error) {
       if (error.code() == ErrorCode::kCoverage && error.hint().empty()) {
         error.with_hint(
-            "what is declared to be on several ranks, as arrays that are not wrapped "
-            "are from Python, is on every one of them");
+            "every rank that is declared to hold a tensor must have it; from Python, arrays that "
+            "are not wrapped are declared to be on all ranks");
       }
-      // Those who wait shall hear why.
+      // Report the failure to the ranks that wait.
       if (Attempt::is_final(error.code())) {
-        attempt_.leave_failure(files_.rank, error, Deadline::after(kForFailure));
+        attempt_.leave_failure(files_.rank, error, Deadline::after(kFailureTime));
       }
       throw;
     }
@@ -361,16 +365,16 @@ class FileSaving final : public Coordination {
 
   const ByFiles files_;
   const Deadline deadline_;
-  const std::shared_ptr<SessionParts> session_;  // null: none
+  const std::shared_ptr<SessionParts> session_;  // null: no session
   const std::shared_ptr<Storage> storage_;
   Attempt attempt_;
-  bool is_done_ = false;  // published before: nothing is left for this rank to do
+  bool is_done_ = false;  // already published: this rank has nothing to do
   std::optional<Lease> lease_;
-  std::optional<RankReport> report_;  // of what this life has written
-  Index of_dialect_;                  // of rank 0
-  ReplicaNames replicas_;             // second names for the index
-  bool is_reported_ = false;          // in this life or an earlier one
-  std::exception_ptr failed_;         // writing; the others know
+  std::optional<RankReport> report_;  // of what this process has written
+  Index of_dialect_;                  // on rank 0: the dialect's files
+  ReplicaNames replicas_;             // additional names for the index
+  bool is_reported_ = false;          // by this process, or before a restart
+  std::exception_ptr failed_;         // in write(); already left for the other ranks
   SaveResult result_;
 };
 
@@ -390,41 +394,41 @@ Assignment all_that_is_held(const LocalSavePlan& plan) {
 
 void refuse_by_files(const SaveOptions& options, const Format& format, const Dialect& dialect) {
   const bool rank_local = options.by_files->torch_rank_local;
-  refuse(format.needs_grid() || format.has_fixed_names(),
-         "the format " + std::string(format.name()) +
-             " can't be saved without a communicator: its data files have fixed names, which two "
-             "attempts would share",
-         "save with a communicator, or in the format torch_dist");
+  refuse(
+      format.needs_grid() || format.has_fixed_names(),
+      "the format " + std::string(format.name()) +
+          " can't be saved without a communicator: its data files have fixed names, so two saves "
+          "would write to the same files",
+      "save with a communicator, or in the format torch_dist");
   refuse(dialect.shares_directory(),
          "the dialect " + std::string(dialect.name()) +
              " can't be saved without a communicator: another program writes a part of the "
              "checkpoint before and after the save",
-         "save with a communicator, or all of it in the dialect megatron");
-  refuse(
-      rank_local && dialect.has_fixed_names(),
-      "torch's rank-local mode knows no checkpoints of the dialect " + std::string(dialect.name()),
-      "save in the dialect pytorch, or without torch_rank_local");
+         "save with a communicator, or save everything in the dialect megatron");
+  refuse(rank_local && dialect.has_fixed_names(),
+         "torch's rank-local mode does not support the dialect " + std::string(dialect.name()),
+         "save in the dialect pytorch, or without torch_rank_local");
   refuse(rank_local && format.rank_index_name(0).empty(),
          "the format " + std::string(format.name()) + " has no rank-local checkpoints",
          "save in the format torch_dist");
   refuse(rank_local && options.replicate != SaveOptions::Replicate::kNone,
-         "in torch's rank-local mode each rank writes all that it holds: nothing is to replicate",
+         "torch's rank-local mode does not support replicate: each rank writes all that it holds",
          "save with replicate = \"none\"");
   refuse(options.validate_access, "validate_access needs a communicator",
-         "what is missing or written twice is found when the save is published");
+         "without it, elements that are missing or written twice are found at publishing");
 }
 
 std::unique_ptr<Coordination> coordinate_by_files(const Location& location,
                                                   const SaveOptions& options, Deadline deadline,
                                                   std::shared_ptr<SessionParts> session) {
-  check_by_files(options);  // and what else they say where the other ranks can hear of it
-  return std::make_unique<FileSaving>(location, options, deadline, std::move(session));
+  check_by_files(options);  // the other options are checked when failures can be reported
+  return std::make_unique<CoordinationByFiles>(location, options, deadline, std::move(session));
 }
 
 CopyCost copies_by_files(const Location& location, const SaveOptions& options, Deadline deadline,
                          const Bring& bring) {
   check_options(options);
-  return FileSaving(location, options, deadline, nullptr).cost_of_copies(bring);
+  return CoordinationByFiles(location, options, deadline, nullptr).cost_of_copies(bring);
 }
 
 }  // namespace tilestone::engine

@@ -1,4 +1,4 @@
-// Saves without a communicator whose ranks fail and try again, or stand in one another's way.
+// Saves without a communicator whose ranks fail and try again, or that conflict with another save.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ void expect_in(const std::string& part, const Error& error) {
   EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
 }
 
-// Until the file is there, or a test must have failed.
+// Waits until the file exists; fails the test after a while.
 void wait_for(Storage& storage, const std::string& name) {
   const auto begin = Clock::now();
   while (!storage.stat(name) && since(begin) < 20) {
@@ -67,7 +67,7 @@ void write_file(Storage& storage, const std::string& name, const std::string& te
 
 // ---- Ranks that die or leave between their report and the end
 
-// Of 4 ranks 2 and 3 are a group: nobody else would put its reports together.
+// Ranks 2 and 3 of 4 are a group: no other rank would merge its reports.
 TEST(SaveByFilesAgain, WhoWaitsPublishesAlsoWhereAllRanksOfAnotherGroupHaveDiedAfterTheirReports) {
   const auto storage = memory_storage();
   const Location location(storage);
@@ -75,7 +75,7 @@ TEST(SaveByFilesAgain, WhoWaitsPublishesAlsoWhereAllRanksOfAnotherGroupHaveDiedA
     begin_save(row_state(rank, 4), location, by_files(rank, 4, kToken, true))
         .stage(Payload::kLive)
         .write()
-        .report();  // and what it gives is dropped: the rank never comes to publish()
+        .report();  // the result is dropped: the rank never calls publish()
   }
   EXPECT_FALSE(save(row_state(1, 4), location, by_files(1, 4)).published);
   EXPECT_FALSE(storage->stat(engine::group_name(head_for(4).save_id, 1)));
@@ -101,8 +101,8 @@ TEST(SaveByFilesAgain, ASaveWhoseRanksContradictEachOtherSaysSoWhereItIsLookedFo
   expect_in(error.message(), error_of([&] { Checkpoint::open(location); }));
 }
 
-// Publishing it would fail, and while it is open no save with a communicator can replace what
-// stands.
+// Publishing it would fail, and while it is open, no save with a communicator can replace the other
+// checkpoint.
 TEST(SaveByFilesAgain, ACompleteSaveBesideAnotherCheckpointCanBeAbandoned) {
   const auto storage = memory_storage();
   const Location location(storage);
@@ -124,7 +124,7 @@ TEST(SaveByFilesAgain, ACompleteSaveBesideAnotherCheckpointCanBeAbandoned) {
 TEST(SaveByFilesAgain, RanksThatAllTryAgainDoNotFailByTheFailureOfTheirFirstTry) {
   const auto storage = memory_storage();
   const Location location(storage);
-  // Rank 0 has not even reported then.
+  // Rank 0 has not reported at this time.
   error_of([&] { save(hollow_state(), location, by_files(1, 2)); });
   ASSERT_TRUE(storage->stat(engine::failed_name(engine::save_id_of(kToken, 0))));
   std::thread late([&] {
@@ -164,7 +164,7 @@ TEST(SaveByFilesAgain, ARankThatFailsAgainSaysWhatFailedNowAndOneThatDoesNotTake
 bool is_warned_of(const LoggedWarnings& logged) {
   const std::vector<std::string> texts = logged.texts();
   return std::any_of(texts.begin(), texts.end(), [](const std::string& text) {
-    return text.find("give another number to save another state") != std::string::npos;
+    return text.find("another number to save another state") != std::string::npos;
   });
 }
 
@@ -201,7 +201,7 @@ TEST(SaveByFilesAgain, WhoHasReportedGoesOnWithItsStateAndIsRefusedWithAStateOfA
       {"step", spoiled([](StateDict& state) { state = without(state, "step"); })},
       {"w", spoiled([](StateDict& state) { state["w"] = row_state(1, 2)["w"]; })},
   };
-  // Its report by itself, and merged with those of its group.
+  // The rank's report is a file of its own (2 ranks), or merged with its group's (3 ranks).
   for (const int ranks : {2, 3}) {
     const auto storage = memory_storage();
     const Location location(storage);
@@ -213,8 +213,8 @@ TEST(SaveByFilesAgain, WhoHasReportedGoesOnWithItsStateAndIsRefusedWithAStateOfA
       EXPECT_EQ(error.code(), ErrorCode::kMismatch) << error.what();
       EXPECT_EQ(error.key(), key) << error.what();
       EXPECT_EQ(error.rank(), 0);
-      expect_in("give another number", error);
-      // The others have what they need of this rank.
+      expect_in("another number", error);
+      // The other ranks need nothing more from this rank.
       EXPECT_FALSE(engine::read_failed(*storage, engine::save_id_of(kToken, 0)));
     }
     const LoggedWarnings logged;
@@ -244,7 +244,7 @@ TEST(SaveByFilesAgain, WhoWaitsHearsAtOnceThatAnotherCheckpointHasComeFirst) {
   late.join();
   EXPECT_EQ(heard.code(), ErrorCode::kAlreadyExists) << heard.what();
   expect_in("rank 1", heard);
-  // Without a word it would try to publish by itself, after 3 s or more.
+  // Without the failure that was left, it would try to publish by itself, after 3 s or more.
   EXPECT_LT(std::chrono::duration<double>(end - told).count(), 2.5);
   expect_rows(location, 9, 1);
 }
@@ -260,7 +260,7 @@ TEST(SaveByFilesAgain, WhoWaitsForASaveThatWasTakenBackWhereItBeganHearsSo) {
   const Error error = error_of([&] { save(row_state(0, 2), Location(storage), options); });
   other.join();
   EXPECT_EQ(error.code(), ErrorCode::kRankFailed);
-  expect_in("taken back where it began", error);
+  expect_in("withdrawn by the rank that began it", error);
 }
 
 // ---- A damaged head
@@ -275,7 +275,7 @@ TEST(SaveByFilesAgain, ADamagedHeadSaysWhatCanBeDoneAndDoingItOpensTheRanksMetad
   EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
   EXPECT_EQ(error.file(), engine::attempt_name(save_id));
   expect_in("`tilestone gc --abandon` ends the save", error);
-  expect_in("remove instead this file and the directory .tilestone/" + save_id, error);
+  expect_in("the directory .tilestone/" + save_id, error);
   ASSERT_EQ(find_unpublished(location).size(), 1u);
   EXPECT_NE(find_unpublished(location)[0].text.find("can't be"), std::string::npos);
   storage->remove(engine::attempt_name(save_id));
@@ -295,9 +295,9 @@ TEST(SaveByFilesAgain, ASaveWhoseHeadIsDamagedCanBeAbandoned) {
   expect_rows(location, 5, 1);
 }
 
-// ---- What others do meanwhile
+// ---- What other ranks do at the same time
 
-// Ranks 0 and 1 are one group; their reports are merged while rank 0 looks for those that miss.
+// Ranks 0 and 1 are one group. Their reports are merged while rank 0 looks for missing reports.
 TEST(SaveByFilesAgain, ARankThatReportsDuringTheLastLookIsNotSaidToBeMissing) {
   const auto inner = memory_storage();
   const auto begin = Clock::now();
@@ -334,12 +334,12 @@ TEST(SaveByFilesAgain, AbandoningARankLocalSaveReadsEachGroupsFileOnce) {
   });
   abandon(Location(disk->storage()), {.period = 0});
   EXPECT_GE(opened, 9);
-  EXPECT_LE(opened, 30);  // each whole group's once; of the last group there is none
+  EXPECT_LE(opened, 30);  // one per complete group; the last group has no report
   EXPECT_FALSE(inner->stat("__0.metadata"));
   EXPECT_FALSE(inner->stat("__98.metadata"));
 }
 
-// ---- The next try, where one has ended before anything was written
+// ---- The next try after one has ended before anything was written
 
 TEST(SaveByFilesAgain, TheNextNumberGoesOnWhereARanksStateWasRefusedBeforeAnythingWasWritten) {
   const auto storage = memory_storage();
@@ -349,13 +349,13 @@ TEST(SaveByFilesAgain, TheNextNumberGoesOnWhereARanksStateWasRefusedBeforeAnythi
     EXPECT_NO_THROW(save(row_state(rank, 2), location, rank_local(rank, 2, 1)));
   }
   expect_rows(location, 3, 2);
-  // Whoever still comes to the first one hears that it is over.
+  // A rank that still joins the first try gets an error that it is over.
   const Error error = error_of([&] { save(row_state(1, 2), location, rank_local(1, 2, 0)); });
   EXPECT_EQ(error.code(), ErrorCode::kRankFailed) << error.what();
 }
 
 TEST(SaveByFilesAgain, WhatMayBeAliveStandsInTheWayAndTheErrorSaysWhatEndsIt) {
-  // A rank has written; none has failed; it is another run's.
+  // Refused if a rank has written, if none has failed, and if the save is of another run.
   const auto refused = [](const std::function<void(const Location&)>& before) {
     const Location location(memory_storage());
     before(location);

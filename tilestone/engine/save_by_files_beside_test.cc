@@ -1,5 +1,5 @@
-// Saves without a communicator beside another save, of either kind, that begins or fails at the
-// same location at the same time.
+// Saves without a communicator while another save, with or without one, begins or fails at the same
+// location.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -55,12 +55,12 @@ bool gives_name(const StorageCall& call, std::string_view ending) {
 
 // ---- Beside a save with a communicator
 
-// The storage has no locks. Rank 0 of 2 begins when the other save is about to give its file of
-// this name; that save then ends with an error, and rank 1 completes the checkpoint.
+// The storage has no locks. Rank 0 of 2 begins when the other save is about to rename its file to
+// this name. That save then ends with an error, and rank 1 completes the checkpoint.
 void expect_looks_again(const SaveOptions& options, std::string_view at) {
   const auto root = memory_storage();
   const auto inner = root->child("checkpoint");
-  inner->make_directory(std::string(engine::kOwnDirectory));  // so that it is not empty
+  inner->make_directory(std::string(engine::kOwnDirectory));  // so that the location is not empty
   bool begun = false;
   const auto disk = FaultDisk::create(root, [&](const StorageCall& call) {
     if (call.op == StorageOp::kLock) return FaultAction::fail(ENOTSUP);
@@ -88,7 +88,8 @@ TEST_F(SaveByFilesBeside, ASaveWithACommunicatorLooksForOthersAgainBeforeItsSwit
   }
 }
 
-// It holds the lock when the first rank has looked, and has not looked for attempts yet.
+// The save with a communicator takes the lock after the first rank has looked for it, and has not
+// looked for attempts yet.
 TEST_F(SaveByFilesBeside, AFirstRankLooksForTheLockAgainOnceItsHeadStands) {
   const auto inner = memory_storage();
   std::unique_ptr<StorageLock> lock;
@@ -128,7 +129,7 @@ TEST_F(SaveByFilesBeside, AnOrdinarySaveIsNotPublishedBesideARanksMetadata) {
   expect_rows(location, 3, 2);
 }
 
-// Another rank comes to the first try between the second one's look and its end.
+// Another rank joins the first try after the second try has looked at it and before it ends it.
 TEST_F(SaveByFilesBeside, ATryThatIsEndedTakesBackWhatARankPublishedMeanwhile) {
   const auto inner = memory_storage();
   expect_error(ErrorCode::kInvalidArgument, "hollow",
@@ -199,7 +200,7 @@ TEST_F(SaveByFilesBeside, TheFailureOfARankOutsideTheWorldIsTakenBackByAnyRank) 
 
 // ---- Durability
 
-// Rank 0 dies when it has made the head, before that is durable.
+// Rank 0 dies after it has made the head and before the head is durable.
 TEST_F(SaveByFilesBeside, TheHeadIsDurableBeforeTheDataOfRanksThatFoundItThere) {
   const auto disk = FaultDisk::create(memory_storage(), [&](const StorageCall& call) {
     if (gives_name(call, ".report")) return FaultAction::crash();

@@ -1,4 +1,4 @@
-// Local copies in saves without a communicator, by themselves and in a session.
+// Local copies in saves without a communicator, with and without a session.
 #include <gtest/gtest.h>
 
 #include <cstddef>

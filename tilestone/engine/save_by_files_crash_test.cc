@@ -1,5 +1,5 @@
-// Saves without a communicator on a machine that dies, or whose processes do, at every call of the
-// disk: what is left is no checkpoint or the whole one, and ranks that start again complete it.
+// Saves without a communicator in which the machine crashes, or processes die, at every disk call.
+// What is left is no checkpoint or a complete one, and restarted ranks complete it.
 #include <gtest/gtest.h>
 
 #include <iostream>
@@ -18,10 +18,10 @@ namespace tilestone::save_by_files_crash_test {
 
 constexpr int kRanks = 2;
 
-// Every call of the disk; under a sanitizer, which takes several times as long, some.
+// Tests every disk call; under a sanitizer, which is several times slower, only some.
 constexpr uint64_t kStride = kSanitized ? 11 : 1;
 
-// In each dialect.
+// Runs for each dialect.
 class SaveByFilesCrashes : public testing::TestWithParam<std::string> {};
 
 SaveOptions by_files(int rank, const std::string& token) {
@@ -36,8 +36,8 @@ SaveOptions by_files(int rank, const std::string& token) {
   return options;
 }
 
-// "all" is written once and copied to the other rank's file; "p", of which nobody says who has it,
-// by each in PyTorch's dialect. In Megatron-Core's it is common state.
+// "all" is written once and copied to the other rank's file. The holders of "p" are not declared:
+// in PyTorch's dialect each rank writes it, in Megatron-Core's it is common state.
 StateDict state_of(int rank, int64_t first) {
   StateDict state;
   ShardedTensor all =
@@ -51,7 +51,7 @@ StateDict state_of(int rank, int64_t first) {
   return state;
 }
 
-// Each rank on a client of its own; one whose client is dead throws, and the others go on.
+// Each rank has its own client. A rank whose client is dead throws; the others continue.
 void save_all(const std::function<std::shared_ptr<Storage>(int)>& storage, int64_t first,
               const std::string& token) {
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -64,7 +64,7 @@ void save_all(const std::function<std::shared_ptr<Storage>(int)>& storage, int64
 
 bool is_megatron() { return SaveByFilesCrashes::GetParam() == "megatron"; }
 
-// What Megatron-Core finds: 0 where it has no metadata.json, else what its common.pt says.
+// What Megatron-Core finds: 0 if there is no metadata.json, else the value in common.pt.
 int64_t stock_finds(Storage& storage) {
   if (!storage.stat("metadata.json")) return 0;
   EXPECT_TRUE(storage.stat(".metadata"));
@@ -72,7 +72,7 @@ int64_t stock_finds(Storage& storage) {
   return common.find("step")->as_int();
 }
 
-// 0: no checkpoint; else what its values begin with.
+// 0: no checkpoint; else the first value of its state.
 int64_t found_at(const std::shared_ptr<Storage>& storage) {
   const int64_t of_stock = is_megatron() ? stock_finds(*storage) : 0;
   try {
@@ -93,11 +93,11 @@ int64_t found_at(const std::shared_ptr<Storage>& storage) {
 struct Counts {
   int images = 0;
   int whole = 0;
-  int claimed = 0;  // without a checkpoint: Megatron-Core's dialect, its files not all there
+  int claimed = 0;  // no checkpoint, but some files of Megatron-Core's index
 };
 
-// Another token beside what the dead save has left: its checkpoint stands then, unless the dead one
-// had come so far that it alone can be completed.
+// A save under another token beside what the dead save has left. Its checkpoint then exists, unless
+// the dead save was so far that only it can be completed.
 void expect_that_another_may_follow(const std::shared_ptr<Storage>& storage, Counts& counts) {
   const bool claimed = storage->stat(".metadata").has_value();
   save_all([&](int) { return storage; }, 4, "another token");
@@ -114,7 +114,7 @@ void expect_recovery(const FileImage& image, Counts& counts) {
   const int64_t found = found_at(fresh());
   EXPECT_TRUE(found == 0 || found == 3) << found;
   counts.whole += found == 3 ? 1 : 0;
-  // The same token once more.
+  // Repeats the save under the same token.
   const auto same = fresh();
   save_all([&](int) { return same; }, 3, "the first token");
   EXPECT_EQ(found_at(same), 3);
@@ -122,7 +122,7 @@ void expect_recovery(const FileImage& image, Counts& counts) {
   EXPECT_EQ(found_at(same), 3);
   if (found == 3) return;
   expect_that_another_may_follow(fresh(), counts);
-  // Abandoned, unless all has been written; then the place is free for any save.
+  // Abandons the save, unless everything has been written; then the location is free for any save.
   const auto given_up = fresh();
   AbandonOptions at_once;
   at_once.period = 0;
@@ -166,7 +166,7 @@ TEST_P(SaveByFilesCrashes, AfterAPowerLossAtAnyCallThereIsNoCheckpointOrTheWhole
       });
       save_all([&](int rank) { return disk->storage(rank); }, 3, "the first token");
       for (const Survival survival : kAllSurvivals) {
-        // Half of them at each call, the other half at the next.
+        // Tests one half of the survivals at even calls, the other half at odd calls.
         if ((static_cast<uint64_t>(survival) + at) % 2 == 1) continue;
         SCOPED_TRACE("call " + std::to_string(at) + (after ? " after, " : " before, ") +
                      std::string(to_string(survival)));

@@ -1,5 +1,5 @@
-// Saves without a communicator of which a rank fails, at the disk or by what it brings: who hears
-// of it, what stays, and what ends the save.
+// Saves without a communicator in which a rank fails, on the disk or because of its state: which
+// ranks learn of it, what remains, and what ends the save.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -62,12 +62,12 @@ size_t files_of(Storage& storage, int rank) {
   }));
 }
 
-// Whether the call gives a file its name.
+// True if the call gives a file a name that ends with `end`.
 bool names(const StorageCall& call, const std::string& end) {
   return call.op == StorageOp::kRename && call.to.ends_with(end);
 }
 
-// A disk that does `action` in the place of the first call that `when` picks.
+// A disk that does `action` instead of the first call that `when` selects.
 std::shared_ptr<FaultDisk> failing_once(const std::shared_ptr<Storage>& inner,
                                         const std::function<bool(const StorageCall&)>& when,
                                         const FaultAction& action) {
@@ -79,9 +79,9 @@ std::shared_ptr<FaultDisk> failing_once(const std::shared_ptr<Storage>& inner,
   });
 }
 
-// ---- What the others hear
+// ---- What the other ranks learn
 
-// Rank 0 has come, and waits for a rank that fails before it begins to write, at any of its calls.
+// Rank 0 has joined, and waits for a rank that fails at any of its calls before it begins to write.
 TEST(SaveByFilesFailures, OneThatFailsWhileItJoinsIsHeardOfByThoseThatHaveCome) {
   int failures = 0;
   for (uint64_t at = 0;; ++at) {
@@ -98,7 +98,7 @@ TEST(SaveByFilesFailures, OneThatFailsWhileItJoinsIsHeardOfByThoseThatHaveCome) 
       failed = true;
     }
     if (joined) break;
-    if (!failed) continue;  // of what may fail, as a lease
+    if (!failed) continue;  // calls that may fail, such as those for a lease
     ++failures;
     const auto left = engine::read_failed(*inner, save_id());
     ASSERT_TRUE(left) << "call " << at;
@@ -132,7 +132,8 @@ TEST(SaveByFilesFailures, OptionsThatAreWrongOnOneRankAreHeardOfByTheOthers) {
 
 // ---- What ends a save that nobody can publish
 
-// Rank 0 has a replica of "w" and asks for second names, one of which rank 1 gives to a tensor.
+// Rank 0 has a replica of "w" and requests replica names; rank 1 has a tensor with one of these
+// names.
 void save_names_that_meet(const Location& location, int rank, bool wait) {
   SaveOptions options = by_files(rank, 2, kToken, wait);
   options.dialect = megatron_dialect();
@@ -207,7 +208,7 @@ TEST(SaveByFilesFailures, FilesThatAreLargerThanAnyOfTheirKindAreDamagedOnesAndN
     const Error error = error_of([&] { save(row_state(1, 2), location, by_files(1, 2)); });
     EXPECT_EQ(error.code(), ErrorCode::kCorrupt) << error.what();
     EXPECT_EQ(error.file(), name);
-    expect_in("where at most", error.what());
+    expect_in(std::to_string(engine::kMaxSmallFile), error.what());
     const auto found = find_unpublished(location);
     ASSERT_EQ(found.size(), 1u);
     EXPECT_EQ(abandon(location, {.period = 0}), save_id());
@@ -216,7 +217,7 @@ TEST(SaveByFilesFailures, FilesThatAreLargerThanAnyOfTheirKindAreDamagedOnesAndN
 
 // ---- Reports
 
-// Of a file server the first answer may be lost.
+// The first answer of a file server may be lost.
 TEST(SaveByFilesFailures, AReportThatStandsAndIsSyncedCountsWhateverTheCallSays) {
   const auto inner = memory_storage();
   save(row_state(0, 2), Location(inner), by_files(0, 2));
@@ -227,8 +228,8 @@ TEST(SaveByFilesFailures, AReportThatStandsAndIsSyncedCountsWhateverTheCallSays)
   expect_rows(Location(inner), 3, 2);
 }
 
-// Another process makes the file `name` just before one of these ranks does, and dies before it is
-// durable.
+// Another process makes the file `name` just before one of these ranks does, and dies before the
+// file is durable.
 void expect_synced_after_others_made(const std::string& name, const std::vector<int>& ranks) {
   const auto inner = memory_storage();
   bool made = false, synced = false, removed_before = false;
@@ -270,7 +271,7 @@ TEST(SaveByFilesFailures, WhoCannotLeaveItsReportTakesItsFilesAway) {
   expect_rows(Location(inner), 3, 2);
 }
 
-// Whether the report stands is not known where the disk does not answer.
+// If the disk does not answer, it is unknown whether the report exists.
 TEST(SaveByFilesFailures, WhoseReportMayStandKeepsItsFiles) {
   const auto inner = memory_storage();
   bool named = false;

@@ -1,5 +1,5 @@
-// Saves without a communicator on a disk that fails at any call, and among others that save,
-// publish, clean and read at the same time.
+// Saves without a communicator on a disk that fails at any call, and while other processes save,
+// publish, clean and read.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -29,7 +29,8 @@ class SaveByFilesFaults : public testing::Test {
   void TearDown() override { set_log_level(LogLevel::kWarning); }
 };
 
-// Whether the rank was told that the checkpoint is published; nullopt: it threw one of these.
+// Whether the checkpoint is published according to the rank's result; nullopt: it threw one of
+// these errors.
 std::optional<bool> save_rank(const std::shared_ptr<Storage>& storage, int rank, int64_t first,
                               const std::string& token = kToken) {
   try {
@@ -51,7 +52,7 @@ uint64_t calls_of_a_save() {
   return disk->calls();
 }
 
-// Fails once; what is there afterwards is completed by the same ranks under the same token.
+// One call fails; the same ranks then complete the save under the same token.
 void expect_completed(uint64_t at, const FaultAction& action) {
   const auto inner = memory_storage();
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
@@ -84,7 +85,7 @@ TEST_F(SaveByFilesFaults, AfterAnErrorOfAnyCallTheSameRanksCompleteTheSave) {
   }
 }
 
-// The last rank dies after any call; it is started again and publishes; then the power fails.
+// The last rank dies after any call. It is restarted and publishes; then the power fails.
 TEST_F(SaveByFilesFaults, WhatSomebodyElseHasBegunToPublishIsDurableOncePublished) {
   for (uint64_t at = 0;; at += kStride) {
     uint64_t calls = 0;
@@ -106,7 +107,7 @@ TEST_F(SaveByFilesFaults, WhatSomebodyElseHasBegunToPublishIsDurableOncePublishe
   }
 }
 
-// Two runs, a save with a communicator, publishers, gc and a reader, in a random order.
+// Two runs, a save with a communicator, publishers, gc and a reader act in random order.
 class Crowd {
  public:
   Crowd(uint64_t seed, bool abandons) : random_(seed), abandons_(abandons) {
@@ -124,7 +125,7 @@ class Crowd {
     std::vector<std::function<void()>> all;
     for (int rank = 0; rank < kRanks; ++rank) {
       for (int64_t first : {3, 4}) all.emplace_back([=, this] { rank_saves(rank, first); });
-      all.emplace_back([=, this] { rank_saves(rank, 3); });  // a twin
+      all.emplace_back([=, this] { rank_saves(rank, 3); });  // a second process of the rank
     }
     for (int i = 0; i < 2; ++i) all.emplace_back([this] { publishes(); });
     all.emplace_back([this] { cleans(); });
@@ -163,7 +164,7 @@ class Crowd {
       told(5);
     });
   }
-  // What it finds is whole.
+  // A reader: what it finds is complete.
   void reads() {
     for (int i = 0; i < 10; ++i) {
       try {
@@ -175,7 +176,7 @@ class Crowd {
     }
   }
   static std::string id(int64_t first) { return engine::save_id_of(token(first), 0); }
-  // An error is one of the answers; which, the tests beside this one say.
+  // Any error is accepted here; the tests beside this one check which.
   static void try_to(const std::function<void()>& work) {
     try {
       work();
@@ -183,8 +184,8 @@ class Crowd {
     }
   }
 
-  // Whoever was told that it is published has published what stands. Where nothing stands, the
-  // second run, which nobody abandons, can be completed.
+  // If a rank's result says that its save is published, that save's checkpoint exists. If no
+  // checkpoint exists, the second run, which is never abandoned, can be completed.
   void judge() {
     EXPECT_LE(told_.size(), 1u);
     if (!stands()) {
@@ -221,7 +222,7 @@ TEST_F(SaveByFilesFaults, EightPublishersAtOnceMakeOneCheckpoint) {
   for (uint64_t seed = 0; seed < kRounds / 10; ++seed) {
     const auto inner = memory_storage();
     const auto disk = FaultDisk::create(inner, [](const StorageCall& call) {
-      // Of the save, everything but the publishing.
+      // The last rank dies before it merges the reports, so the publishers do the rest.
       const bool merges = call.client == 1 && call.op == StorageOp::kCreate &&
                           call.name.find("/merged.") != std::string_view::npos;
       if (merges) return FaultAction::die();

@@ -1,4 +1,4 @@
-// Saves without a communicator among ranks, disks and people that do what nobody should.
+// Saves without a communicator with ranks, disks and users that misbehave.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -20,7 +20,7 @@ SaveResult save_rank(const Location& location, int rank, int ranks, int64_t firs
   return save(row_state(rank, ranks, first), location, by_files(rank, ranks, token));
 }
 
-// The code and text of what `work` throws; kOk-like nullopt where it returns.
+// The error that `work` throws; nullopt if it returns.
 std::optional<Error> thrown(const std::function<void()>& work) {
   try {
     work();
@@ -43,7 +43,7 @@ void expect_whole(const Location& location, int64_t first, int ranks) {
   EXPECT_TRUE(Checkpoint::open(location).verify().ok());
 }
 
-// The rank stalls when its report has its name; meanwhile another process publishes and removes the
+// The rank stalls after its report was renamed. Meanwhile another process publishes and removes the
 // report's directory.
 TEST(SaveByFilesHostile, ARankWhoseReportIsPublishedBeforeItsCallEndsKeepsItsFiles) {
   const auto inner = memory_storage();
@@ -75,7 +75,7 @@ TEST(SaveByFilesHostile, ARankThatStallsAtAnyCallFindsWhatItsTwinHasPublished) {
     });
     const bool published = save_rank(Location(disk->storage(1)), 1, 2, 3).published;
     stalled = calls > at;
-    ASSERT_EQ(published, stalled);  // without the others it is no checkpoint
+    ASSERT_EQ(published, stalled);  // alone, its files are no checkpoint
     if (!stalled) return;
     expect_whole(Location(inner), 3, 2);
     EXPECT_TRUE(find_unpublished(Location(inner)).empty());
@@ -83,7 +83,7 @@ TEST(SaveByFilesHostile, ARankThatStallsAtAnyCallFindsWhatItsTwinHasPublished) {
   }
 }
 
-// As a network file system does whose client asks once more: the second answer is the wrong one.
+// As on a network file system whose client repeats a request: the second answer is wrong.
 TEST(SaveByFilesHostile, ARankWhoseReportIsTakenForAnothersKeepsItsFiles) {
   const auto inner = memory_storage();
   bool again = false;
@@ -108,7 +108,7 @@ TEST(SaveByFilesHostile, ASaveThatWasReplacedIsNotSaidToStandWhenItsTokenComesAg
   SaveOptions over;
   over.overwrite = true;
   save(row_state(0, 1, 4), location, over);
-  EXPECT_THROWS(save_rank(location, 0, 1, 3), ErrorCode::kAlreadyExists, "does not stand");
+  EXPECT_THROWS(save_rank(location, 0, 1, 3), ErrorCode::kAlreadyExists, "does not exist");
   expect_whole(location, 4, 1);
 }
 
@@ -119,15 +119,15 @@ TEST(SaveByFilesHostile, TheLoserOfTwoRunsIsNeverToldThatItIsPublished) {
   EXPECT_THROWS(save_rank(location, 1, 2, 3, "the first run"), ErrorCode::kAlreadyExists,
                 "another checkpoint was published");
   ASSERT_EQ(find_unpublished(location).size(), 1u);
-  EXPECT_NE(
-      find_unpublished(location)[0].text.find("another checkpoint has come first; `tilestone gc"),
-      std::string::npos)
+  EXPECT_NE(find_unpublished(location)[0].text.find(
+                "another checkpoint was published first; `tilestone gc"),
+            std::string::npos)
       << find_unpublished(location)[0].text;
   EXPECT_THROWS(publish(location), ErrorCode::kAlreadyExists, "another checkpoint was published");
   EXPECT_FALSE(remove_leftovers(location).empty());
   for (const int rank : {0, 1}) {
     EXPECT_THROWS(save_rank(location, rank, 2, 3, "the first run"), ErrorCode::kAlreadyExists,
-                  "does not stand");
+                  "does not exist");
   }
   EXPECT_TRUE(find_unpublished(location).empty());
   expect_whole(location, 4, 2);
@@ -147,7 +147,7 @@ TEST(SaveByFilesHostile, ASaveWhoseRanksContradictEachOtherCanBeAbandoned) {
 TEST(SaveByFilesHostile, ASaveWhoseRanksAllAgreeCantBeAbandoned) {
   const auto inner = memory_storage();
   const auto disk = FaultDisk::create(inner, [](const StorageCall& call) {
-    // The last rank dies when it has reported.
+    // The last rank dies after it has reported.
     const bool merges = call.op == StorageOp::kCreate && call.client == 1 &&
                         call.name.find("/merged.") != std::string_view::npos;
     return merges ? FaultAction::die() : FaultAction::pass();
@@ -173,7 +173,7 @@ TEST(SaveByFilesHostile, RanksAndTokensThatCantBeAreRefusedBeforeAnythingIsWritt
   refused(0, 1, "7 bytes");
   refused(0, 1, std::string(257, 'x'));
   EXPECT_TRUE(location.storage().list().empty());
-  // Any bytes will do, and each is a token of its own.
+  // Any bytes are accepted, and each text is a different token.
   std::set<std::string> ids;
   for (const std::string& token :
        {std::string(8, '\0'), std::string(9, '\0'), std::string("../../../x"),
@@ -234,7 +234,7 @@ TEST_F(SaveByFilesPlaces, WhereTheLocationIsRemovedMeanwhileNothingIsPublishedTh
   std::filesystem::remove_all(at("there"));
   EXPECT_FALSE(save_rank(location, 1, 2, 3).published);
   EXPECT_EQ(find_unpublished(location).front().missing, std::vector<int>{0});
-  // Of a rank that has reported the data file is gone.
+  // Removes the data file of a rank that has reported.
   for (const auto& file : std::filesystem::directory_iterator(at("there"))) {
     if (file.path().extension() == ".distcp") std::filesystem::remove(file.path());
   }

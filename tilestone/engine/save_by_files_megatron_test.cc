@@ -1,5 +1,5 @@
-// Saves without a communicator in Megatron-Core's dialect: its files of the index have fixed names,
-// and three of them make a checkpoint.
+// Saves without a communicator in Megatron-Core's dialect: its index files have fixed names, and a
+// checkpoint needs all three.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ SaveOptions by_files(int rank, int ranks, const std::string& token = kFirst) {
   return options;
 }
 
-// Rows of "w", an object of each rank, one of which the last rank has the main replica, and common
+// Rows of "w", one object per rank, an object whose main replica the last rank has, and common
 // state.
 StateDict state_of(int rank, int ranks, int64_t first) {
   StateDict state;
@@ -67,8 +67,8 @@ Value common_of(int64_t first) {
   return Value::dict({{"p", Value(counting(DType::kInt64, {3}, first))}, {"step", first}});
 }
 
-// 0: no checkpoint; else what its values begin with. It is whole, also as Megatron-Core looks at
-// it: by metadata.json, common.pt and .metadata.
+// 0: no checkpoint; else the first value of its state. Expects a complete checkpoint, also by
+// Megatron-Core's criteria: metadata.json, common.pt and .metadata.
 int64_t stands_at(const std::shared_ptr<Storage>& storage) {
   const bool switched = storage->stat("metadata.json").has_value();
   try {
@@ -89,7 +89,7 @@ int64_t stands_at(const std::shared_ptr<Storage>& storage) {
   }
 }
 
-// The last rank's process dies when it is about to give a file its name, or just after.
+// The last rank's process dies just before it gives a file its name, or just after.
 std::shared_ptr<Storage> dead_at(const std::string& file, bool after = false) {
   const auto inner = memory_storage();
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
@@ -197,7 +197,7 @@ TEST(SaveByFilesMegatron, TheSecondOfTwoRunsChangesNothingAndItsFilesAreLeftover
   EXPECT_EQ(stands_at(inner), 3);
 }
 
-// At each call of the process that publishes one run, all of another one happens.
+// At each call of the process that publishes one run, another run happens completely.
 TEST(SaveByFilesMegatron, OfTwoRunsThatPublishAtAnyMomentOneStands) {
   set_log_level(LogLevel::kError);
   int seconds = 0;
@@ -254,8 +254,8 @@ TEST(SaveByFilesMegatron, TwoPublishersOfOneRunMakeItTogetherAtAnyMoment) {
   }
 }
 
-// In a directory that can be replaced as a whole. Where `completed`, a twin of the last rank comes
-// first, and completes the save if rank 0 has written.
+// In a directory that can be replaced as a whole. With `completed`, a second process of the last
+// rank comes first, and completes the save if rank 0 has written.
 void expect_all_or_nothing_of_both(uint64_t at, bool completed, bool& reached, int& replaced) {
   const auto root = memory_storage();
   const auto inner = root->child("checkpoint");
@@ -282,7 +282,7 @@ void expect_all_or_nothing_of_both(uint64_t at, bool completed, bool& reached, i
     try {
       save_rank(Location(disk->storage(rank)->child("checkpoint")), rank, 2, 3);
     } catch (const Error& error) {
-      // It finds the other's, or what it was about to use gone with the directory.
+      // It finds the other run's file, or its own temporary file is gone with the directory.
       EXPECT_FALSE(refused) << error.what();
     }
   }
@@ -307,7 +307,7 @@ TEST(SaveByFilesMegatron, ASaveWithACommunicatorAtAnyMomentRefusesOrReplacesAllO
   set_log_level(LogLevel::kWarning);
 }
 
-// The caller may change them meanwhile.
+// The caller may change them in the meantime.
 TEST(SaveByFilesMegatron, TensorsOfTheCommonStateAreSavedAsTheyWereWhenTheyWereStaged) {
   const auto storage = memory_storage();
   StateDict state;
@@ -322,7 +322,8 @@ TEST(SaveByFilesMegatron, TensorsOfTheCommonStateAreSavedAsTheyWereWhenTheyWereS
   EXPECT_TRUE(Checkpoint::open(Location(storage)).verify().ok());
 }
 
-// It holds the lock when the first rank has looked, and has not looked for attempts yet.
+// The save with a communicator takes the lock after the first rank has looked for it, and has not
+// looked for attempts yet.
 TEST(SaveByFilesMegatron, ASaveWithACommunicatorThatBeginsAtTheSameTimeIsSeen) {
   const auto inner = memory_storage();
   std::unique_ptr<StorageLock> lock;
@@ -370,7 +371,7 @@ TEST(SaveByFilesMegatron, AReaderAtAnyMomentFindsNoCheckpointOrTheWholeOne) {
   EXPECT_GT(found.size(), 30u);
 }
 
-// The checkpoint is published at each call of a reader that has begun before.
+// The checkpoint is published at each call of a reader that has already begun.
 TEST(SaveByFilesMegatron, AReaderThatStallsFindsNoCheckpointOrTheWholeOne) {
   for (const char* file : {".metadata", "common.pt", "metadata.json"}) {
     bool reached = true;
@@ -394,14 +395,14 @@ TEST(SaveByFilesMegatron, AReaderThatStallsFindsNoCheckpointOrTheWholeOne) {
 }
 
 TEST(SaveByFilesMegatron, FilesOfItsNamesThatStandThereAreNamedBeforeAnythingIsMade) {
-  // As a save of Megatron-Core's leaves it that did not end.
+  // As an interrupted save of Megatron-Core leaves it.
   const auto storage = memory_storage({{"common.pt", to_bytes("mine")}});
   expect_error([&] { save_rank(Location(storage), 0, 2, 3); }, ErrorCode::kAlreadyExists,
                "common.pt");
   EXPECT_THAT(storage->list(), ElementsAre("common.pt"));
   const auto other = memory_storage({{"metadata.json", to_bytes("{\"mine\": 1}")}});
   expect_error([&] { save_rank(Location(other), 0, 2, 3); }, ErrorCode::kAlreadyExists,
-               "a checkpoint stands");
+               "a checkpoint exists");
   EXPECT_THAT(other->list(), ElementsAre("metadata.json"));
 }
 
@@ -447,7 +448,7 @@ TEST(SaveByFilesMegatron, ALaterSaveWithACommunicatorReplacesAllOfIt) {
 }
 
 TEST(SaveByFilesMegatron, WhatHasNoMainReplicaIsNamedWhenItIsPublished) {
-  int lacking = -1;  // the rank that the error names
+  int lacking = -1;  // the rank that the error names, from 0
   const auto refused = [&](const std::function<void(StateDict&, int)>& change) {
     const auto storage = memory_storage();
     std::string said;
@@ -492,7 +493,8 @@ TEST(SaveByFilesMegatron, DeclaredHoldersShareTheWritingAndOthersLeaveItToTheMai
     }
     items.push_back(save(state, Location(storage), by_files(rank, 2)).items_written);
   }
-  EXPECT_THAT(items, ElementsAre(1 + 2 + 1, 1));  // one of "a" and "b"; "c", "d", the common state
+  EXPECT_THAT(items,
+              ElementsAre(1 + 2 + 1, 1));  // one of "a" and "b"; then "c", "d" and the common state
   const Checkpoint checkpoint = Checkpoint::open(Location(storage));
   EXPECT_THAT(checkpoint.keys(), ElementsAre("a", "b", "c", "d"));
   EXPECT_TRUE(checkpoint.metadata().copies.empty());
@@ -524,7 +526,7 @@ TEST(SaveByFilesMegatron, CommonStateThatDiffersIsSaidOrRefusedAndRank0sIsSaved)
     return storage;
   };
   using Differing = SaveOptions::Differing;
-  const std::string what = "the common state of rank 1 is not that of rank 0";
+  const std::string what = "the common state of rank 1";
   std::string warned, refused, ignored, alike;
   EXPECT_EQ(step_of(Checkpoint::open(Location(saved(Differing::kWarn, false, warned)))), Value(3));
   EXPECT_THAT(warned, HasSubstr(what));
@@ -552,7 +554,7 @@ TEST(SaveByFilesMegatron, WhatNoFilesCanCoordinateIsRefusedWithTheReason) {
   EXPECT_THAT(storage->list(), IsEmpty());
 }
 
-// The bytes that no rank of Tilestone's leaves.
+// A report that Tilestone itself never writes.
 TEST(SaveByFilesMegatron, AReportOfRank0WithoutTheDialectsFilesIsRefused) {
   const auto storage = memory_storage();
   save_rank(Location(storage), 0, 2, 3);
@@ -566,7 +568,7 @@ TEST(SaveByFilesMegatron, AReportOfRank0WithoutTheDialectsFilesIsRefused) {
     storage->publish(name, "x.tmp", changed.encode(), true, Deadline::never());
     FileImage before = memory_image(*storage);
     expect_error([&] { save_rank(Location(memory_storage(before)), 1, 2, 3); }, ErrorCode::kCorrupt,
-                 "does not hold the files that the dialect megatron has");
+                 "index files of the dialect megatron");
   };
   refused([](Index& index) { index.clear(); });
   refused([](Index& index) { index[0].name = "../common.pt"; });

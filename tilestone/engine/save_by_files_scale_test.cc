@@ -1,4 +1,4 @@
-// What a save without a communicator costs a rank, whatever the number of ranks.
+// The cost of a save without a communicator per rank, for any number of ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace tilestone::save_by_files_scale_test {
 
-// The most entries that one of the directories has in which these files lie.
+// The number of entries in the largest of the directories that contain these files.
 uint64_t largest_directory(const std::vector<std::string>& names) {
   std::map<std::string, std::set<std::string>> entries;
   for (const std::string& name : names) {
@@ -29,11 +29,11 @@ uint64_t largest_directory(const std::vector<std::string>& names) {
 }
 
 struct Costs {
-  std::vector<uint64_t> calls;  // of each rank, sorted; the last to come publishes
-  uint64_t most_listed = 0;     // entries of a directory that a rank has listed
+  std::vector<uint64_t> calls;  // storage calls of each rank, sorted; the last to come publishes
+  uint64_t most_listed = 0;     // entries of the largest directory that a rank has listed
 };
 
-// One rank after the other, in their order or a random one; nobody waits.
+// Ranks save one after another, in order or in a random order; none of them waits.
 Costs costs_of(int ranks, bool shuffled) {
   const auto inner = memory_storage();
   Costs costs;
@@ -74,10 +74,10 @@ TEST(SaveByFilesScale, ARanksCallsDontGrowWithTheWorldAndNobodyListsMoreThanSome
     const Costs large = costs_of(256, shuffled);
     const auto median = [](const Costs& costs) { return costs.calls[costs.calls.size() / 2]; };
     EXPECT_LE(median(large), median(small) + 2);
-    // Who completes a group opens its ranks' files: a few calls for each rank of it.
+    // A rank that completes a group opens the files of its ranks: a few calls for each rank.
     const auto completes = [](const Costs& costs) { return costs.calls[costs.calls.size() - 2]; };
     EXPECT_LE(completes(large), median(large) + 10 * 16);
-    // The last rank alone does more: it reads each group's reports, and removes what is left.
+    // Only the last rank does more: it reads each group's reports, and removes what is left.
     EXPECT_LE(large.calls.back(), completes(large) + 12 * 16);
     EXPECT_LE(small.most_listed, 3u * 8);
     EXPECT_LE(large.most_listed, 3u * 16);

@@ -1,4 +1,4 @@
-// Saves without a communicator: every rank knows of the others by files alone.
+// Saves without a communicator: the ranks coordinate only by files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,8 +25,8 @@ SaveOptions by_files(int rank, int ranks, const std::string& token = kToken) {
   return options;
 }
 
-// Row `rank` of "w"; "all", which every rank has and says so; "p", of which nobody says anything;
-// and an object.
+// Row `rank` of "w"; "all", which is declared to be on every rank; "p", whose holders are not
+// declared; and an object.
 StateDict state_of(int rank, int ranks, int64_t first, int64_t step = 7) {
   ShardedTensor row = ShardedTensor::from_rank_offsets(
       "w", counting(DType::kFloat32, {1, 8}, first + 8 * rank), {{0, rank, ranks}});
@@ -41,7 +41,7 @@ StateDict state_of(int rank, int ranks, int64_t first, int64_t step = 7) {
   return state;
 }
 
-// What each rank threw.
+// The text of what each rank threw.
 std::vector<std::string> each_rank(int ranks, const std::function<void(int)>& body) {
   std::vector<std::string> thrown(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
@@ -87,7 +87,7 @@ TEST(SaveByFiles, RanksPublishOneCheckpointTogetherAndWriteWhatIsDeclaredOnce) {
   }
 }
 
-// What rank 2 of 3 has not written is missing; the others keep what they have.
+// Rank 2 of 3 has not written; the others keep their files.
 TEST(SaveByFiles, RanksThatWaitForOneThatNeverComesNameItAndItCanStillCompleteTheCheckpoint) {
   const Location location(memory_storage());
   const auto thrown = each_rank(2, [&](int rank) {
@@ -107,7 +107,7 @@ TEST(SaveByFiles, RanksThatWaitForOneThatNeverComesNameItAndItCanStillCompleteTh
   EXPECT_THROW(publish(location), Error);
   EXPECT_TRUE(save(state_of(2, 3, 3), location, by_files(2, 3)).published);
   expect_state(location, 3, 3);
-  // Under the same token once more: nothing is left to do.
+  // Repeating the save under the same token does nothing.
   EXPECT_EQ(save(state_of(1, 3, 3), location, by_files(1, 3)).bytes_written, 0u);
 }
 
@@ -142,7 +142,7 @@ TEST(SaveByFiles, WithoutWaitingTheLastRankOrAnyoneLaterPublishesTheSameBytes) {
       SaveOptions options = by_files(rank, 3);
       options.by_files->wait = false;
       if (later && rank == 1) {
-        // It dies once its report is there: the groups' files are what it would have made.
+        // Here the last rank also waits for the publication.
         options.by_files->wait = true;
       }
       EXPECT_EQ(save(state_of(rank, 3, 5), location, options).published, rank == 1);
@@ -178,7 +178,7 @@ TEST(SaveByFiles, ObjectsThatOnlySomeRanksHaveAreRefused) {
     save(state, location, options);
   });
   for (const std::string& error : thrown) {
-    EXPECT_NE(error.find("rank 1: other objects than on rank 0"), std::string::npos) << error;
+    EXPECT_NE(error.find("rank 1: the keys of the objects"), std::string::npos) << error;
   }
 }
 
@@ -192,8 +192,7 @@ TEST(SaveByFiles, RanksThatContradictEachOtherAreToldAtOnce) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kMismatch);
-    EXPECT_NE(std::string(error.what()).find("world_size: 3 here, 2 where it began"),
-              std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("world_size: 3 here, 2 on"), std::string::npos)
         << error.what();
   }
 }
@@ -204,7 +203,7 @@ TEST(SaveByFiles, AnAbandonedSaveIsOverForGoodAndGcRemovesItsFiles) {
   SaveOptions options = by_files(0, 2);
   options.by_files->wait = false;
   save(state_of(0, 2, 3), location, options);
-  // With a communicator nothing is saved over it.
+  // A save with a communicator is refused there.
   EXPECT_THROW(save(state_of(0, 1, 3), location), Error);
   AbandonOptions at_once;
   at_once.period = 0;
@@ -220,7 +219,7 @@ TEST(SaveByFiles, AnAbandonedSaveIsOverForGoodAndGcRemovesItsFiles) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kRankFailed) << error.what();
   }
-  // Under another token, and with a communicator, the location is free.
+  // The location is free for saves under another token, and with a communicator.
   EXPECT_TRUE(save(state_of(0, 1, 9), location, by_files(0, 1, "another run of it")).published);
   expect_state(location, 1, 9);
   SaveOptions over;
@@ -265,7 +264,7 @@ void expect_in(const std::string& part, const std::string& text) {
   EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
-// As it is left by a rank that dies while it makes its files, or takes them back.
+// As after a rank died while it made or removed its files.
 TEST(SaveByFiles, ARankThatIsStartedAgainWritesBehindAnyDataFileThatItHasLeft) {
   for (const int left : {0, 1, 2}) {
     const auto storage = memory_storage();
@@ -289,18 +288,18 @@ TEST(SaveByFiles, OpeningWhereOnlyAnUnpublishedSaveStandsSaysWhatIsMissingAndWha
             opening_error(location));
   expect_in("no checkpoint at", opening_error(location));
   expect_in("`tilestone gc --abandon` ends the save", opening_error(location));
-  // Of several, one is described.
+  // If there are several, one is described.
   save(state_of(0, 2, 3), location, without_waiting(0, 2, "another run of it"));
   expect_in("`tilestone publish --list` shows 1 more", opening_error(location));
   EXPECT_EQ(find_unpublished(location).size(), 2u);
   EXPECT_TRUE(find_leftovers(location).empty());
-  // Its manifest, which is made before the switch, makes no lost checkpoint of it.
+  // Its manifest is made before the switch, and does not make it a lost checkpoint.
   save(state_of(1, 2, 3), location, without_waiting(1, 2, "another run of it"));
   expect_state(location, 2, 3);
   EXPECT_EQ(find_unpublished(location).size(), 1u);
 }
 
-// A publisher that dies between manifest and switch: the checkpoint has not lost its index.
+// A publisher dies between manifest and switch: this is not a checkpoint that has lost its index.
 TEST(SaveByFiles, ASaveThatLacksOnlyItsSwitchIsUnpublishedAndNotLost) {
   const auto storage = memory_storage();
   const Location location(storage);
@@ -334,7 +333,8 @@ TEST(SaveByFiles, AnUnpublishedSaveThatIsWatchedShowsThatItIsAlive) {
   save(state, location, without_waiting(0, kRanks));
   EXPECT_EQ(find_unpublished(location).front().alive, std::nullopt);
   const FindOptions watching{0.05, nullptr};
-  EXPECT_EQ(find_unpublished(location, watching).front().alive, std::nullopt);  // too short
+  EXPECT_EQ(find_unpublished(location, watching).front().alive,
+            std::nullopt);  // watched for too short a time
   std::atomic<bool> seen = false;
   std::thread ranks([&] {
     for (int rank = 1; rank + 1 < kRanks && !seen; ++rank) {
@@ -357,7 +357,7 @@ TEST(SaveByFiles, ARankThatCanNotSaveWhatItHasIsHeardOfByThoseWhoWait) {
     EXPECT_EQ(thrown[0], thrown[1]);
     return thrown[0];
   };
-  // What it brings can't be made; contradicts what the others bring; names holders of no world.
+  // A rank's state can't be made; contradicts the others'; or names holders outside the world.
   expect_in("the state is on fire", refused_by([](const Location& location) {
               const SaveOptions options = by_files(1, 2);
               const auto prepare = []() -> SaveRequest {
@@ -385,9 +385,9 @@ TEST(SaveByFiles, OptionsThatTheRanksOfASaveMustHaveInCommonAreNamedWithBothValu
     return std::string("not refused");
   };
   EXPECT_THAT(refusal([](SaveOptions& o) { o.common_differs = SaveOptions::Differing::kError; }),
-              testing::HasSubstr("common_differs: \"error\" here, \"warn\" where it began"));
+              testing::HasSubstr("common_differs: \"error\" here, \"warn\" on"));
   EXPECT_THAT(refusal([](SaveOptions& o) { o.attributes["step"] = "7"; }),
-              testing::HasSubstr("attributes: {\"step\": \"7\"} here, {} where it began"));
+              testing::HasSubstr("attributes: {\"step\": \"7\"} here, {} on"));
 }
 
 TEST(SaveByFiles, NothingIsReplacedAndSomeOptionsAreRefused) {

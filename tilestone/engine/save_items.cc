@@ -33,9 +33,9 @@ void check_items(const Items& items, const SaveOptions& options, const Format& f
   for (const auto& [key, attributes] : options.tensor_attributes) {
     if (keys.contains(key)) continue;
     throw Error(ErrorCode::kInvalidArgument,
-                "attributes are given for a tensor that this rank does not save")
+                "tensor_attributes names a tensor that this rank does not save")
         .with_key(key)
-        .with_hint("tensor_attributes are given by the keys of the checkpoint");
+        .with_hint("use the tensor's key in the checkpoint");
   }
   for (const TensorItem& item : items.tensors) {
     for (const Piece& piece : item.pieces) {
@@ -52,14 +52,14 @@ std::vector<int> replicate_group_of(const SaveOptions& options, const Format& fo
   if (format.needs_grid()) {
     throw Error(ErrorCode::kUnsupported,
                 "the format " + std::string(format.name()) +
-                    " keeps each chunk in a file of its own, so no rank can keep copies in its own")
+                    " stores each chunk in its own file, so a rank has no data file for copies")
         .with_hint("save with replicate = \"none\"");
   }
   if (options.replicate_group.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
                 "replicate is \"local\", but there is no replicate_group")
         .with_rank(rank)
-        .with_hint("give the ranks whose tensors this rank copies, itself among them");
+        .with_hint("list the ranks whose tensors this rank copies, including this rank");
   }
   return checked_group(rank, world_size, options.replicate_group);
 }
@@ -70,10 +70,11 @@ ReplicaNames replicas_to_name(const Items& items, const SaveOptions& options,
   if (dialect.read_as() == megatron_dialect()->name() && !format.has_fixed_names()) {
     return replicas_among(items);
   }
-  throw Error(ErrorCode::kUnsupported,
-              "tp_replica_names are of Megatron-Core's dialect in torch_dist, and this save is of "
-              "the format " +
-                  std::string(format.name()) + " in the dialect " + std::string(dialect.name()))
+  throw Error(
+      ErrorCode::kUnsupported,
+      "tp_replica_names needs Megatron-Core's dialect and the format torch_dist, but this save "
+      "has the format " +
+          std::string(format.name()) + " and the dialect " + std::string(dialect.name()))
       .with_hint("save with tp_replica_names = false");
 }
 

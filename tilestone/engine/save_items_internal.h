@@ -1,4 +1,5 @@
-// What a rank brings to a save, taken apart: the first step, which no other rank has a part in.
+// The first step of a save, which each rank does alone: converts its state to items and checks
+// them.
 #pragma once
 
 #include <vector>
@@ -13,31 +14,33 @@
 
 namespace tilestone::engine {
 
-// Factories built, what is not persistent dropped.
+// Builds factories, drops non-persistent values, and returns the items.
 Items items_of(const StateDict& state, const Dialect& dialect, const Format& format);
 
-// Error(kInvalidArgument) with the key of a tensor without data, and of tensor_attributes for one
-// that this rank does not have; what Format::check() throws.
+// Throws Error(kInvalidArgument), naming the key, if a tensor has no data or if tensor_attributes
+// names a tensor that this rank does not have; also what Format::check() throws.
 void check_items(const Items& items, const SaveOptions& options, const Format& format);
 
 // The ranks whose chunks this rank copies (SaveOptions::replicate), ascending; empty: it copies
-// nothing. Error(kInvalidArgument) as checked_group() throws it, and without a group; kUnsupported
-// where the format has no data file of a rank to copy to.
+// nothing. Throws what checked_group() throws, Error(kInvalidArgument) if the group is missing, and
+// kUnsupported if the format stores each chunk in its own file.
 std::vector<int> replicate_group_of(const SaveOptions& options, const Format& format, int rank,
                                     int world_size);
 
-// What SaveOptions::tp_replica_names asks for; Error(kUnsupported) where there is no such thing.
+// The names that SaveOptions::tp_replica_names asks for. Throws Error(kUnsupported) if the dialect
+// or the format has no such names.
 ReplicaNames replicas_to_name(const Items& items, const SaveOptions& options,
                               const Dialect& dialect, const Format& format);
 
 // Sets PlanObject::content of the common objects, so that ranks can compare them.
 void note_contents(const Items& items, const Format& format, LocalSavePlan& plan);
 
-// Where copies are made: the contents of all objects but the dialect's own, of which files of the
-// index hold copies.
+// For saves with copies: sets PlanObject::content of all objects except the dialect's common
+// object, which the files of the index already duplicate.
 void note_contents_of_copied(const Items& items, const Format& format, const Dialect& dialect,
                              LocalSavePlan& plan);
-// Leaves the copies that SaveOptions::max_copy_bytes allows; what they cost.
+// Removes the copies that exceed SaveOptions::max_copy_bytes. Returns the cost of the remaining
+// ones.
 CopyCost settle_copies(const Items& items, const Format& format, const SaveOptions& options,
                        LocalSavePlan& plan, Assignment& assignment);
 

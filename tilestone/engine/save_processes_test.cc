@@ -1,5 +1,5 @@
-// Saves of real processes: forked between two steps, stopped while they publish, killed and started
-// again.
+// Saves by real processes: forked between two steps, stopped while they publish, killed and
+// restarted.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -40,7 +40,7 @@ StateDict state_of(int rank, int64_t first) {
   return state;
 }
 
-// A child that ends with what `body` returns.
+// Forks a child that exits with the result of `body`.
 pid_t forked(const std::function<int()>& body) {
   const pid_t child = ::fork();
   if (child != 0) return child;
@@ -65,7 +65,7 @@ void expect_whole(const Location& location, int64_t first, int ranks) {
 
 // ---- Fork between two steps
 
-// A child takes the step, and another one drops the save.
+// One child takes the step, and another one destroys the save.
 template <typename Step>
 void expect_nothing_from_children(Step& save, const std::function<void(Step&&)>& take) {
   const auto is_refused = [&] {
@@ -111,7 +111,7 @@ TEST(SaveProcesses, AChildOfForkNeitherGoesOnWithASaveNorEndsIt) {
 
 // ---- A publisher that is stopped
 
-// Which of its renames it is stopped before: the `count`-th to a name that ends so.
+// The rename before which it is stopped: the `count`-th one to a name with this ending.
 struct Stop {
   const char* end_of_name;
   int count;
@@ -138,7 +138,7 @@ TEST(SaveProcesses, APublisherThatIsStoppedAndGoesOnAfterOthersHavePublishedChan
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, WUNTRACED), child);
     ASSERT_TRUE(WIFSTOPPED(status)) << status;
-    // Somebody who waits, and takes over.
+    // A rank that waits takes over.
     EXPECT_TRUE(save(state_of(0, 3), location, by_files(0, 2, true)).published);
     expect_whole(location, 3, 2);
     const Bytes index = read_file(location.storage(), ".metadata", UINT64_MAX);
@@ -175,12 +175,12 @@ TEST(SaveProcesses, ARankOfASessionThatIsKilledGoesOnWithASessionOfTheSameToken)
   });
   EXPECT_EQ(ended(child), 1000 + SIGKILL);
   Session again(1, 2, kToken);
-  EXPECT_EQ(save_in(again, 1, first).bytes_written, 0u);  // nothing is left to do
+  EXPECT_EQ(save_in(again, 1, first).bytes_written, 0u);  // there is nothing to do
   EXPECT_FALSE(save_in(again, 2, second).published);
   EXPECT_TRUE(save_in(zero, 2, second).published);
   EXPECT_FALSE(save_in(zero, 3, third).published);
   EXPECT_TRUE(save_in(again, 3, third).published);
-  EXPECT_FALSE(remove_leftovers(second).empty());  // of its first life
+  EXPECT_FALSE(remove_leftovers(second).empty());  // from before its restart
   expect_whole(first, 1, 2);
   expect_whole(second, 2, 2);
   expect_whole(third, 3, 2);

@@ -17,7 +17,8 @@ namespace tilestone {
 namespace engine {
 namespace {
 
-constexpr uint64_t kManyBytes = 16u << 20;  // from here on threads are worth their start
+// Below this, starting threads does not pay off.
+constexpr uint64_t kMinBytesForThreads = 16u << 20;
 
 RankReport write_share(const SaveShare& share, const WritePlace& place, SessionParts* session) {
   WriteTask task{&share.items, &share.local,     share.assignment, share.report_held,
@@ -29,8 +30,8 @@ RankReport write_share(const SaveShare& share, const WritePlace& place, SessionP
 }  // namespace
 
 std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionParts* session) {
-  const size_t count = thread_count(option) - 1;  // beside the one that calls
-  if (bytes < kManyBytes || count == 0) return nullptr;
+  const size_t count = thread_count(option) - 1;  // in addition to the calling thread
+  if (bytes < kMinBytesForThreads || count == 0) return nullptr;
   if (session != nullptr) return session->resources.threads(count);
   return std::make_shared<ThreadPool>(count);
 }
@@ -50,7 +51,7 @@ SaveInSteps::SaveInSteps(std::unique_ptr<Coordination> coordination,
 
 SaveInSteps::~SaveInSteps() {
   if (is_in_child()) {
-    // Its locks, messages and threads are the parent's: nothing of it is ended here.
+    // Its locks, messages and threads belong to the parent, so the child must not end any of them.
     static_cast<void>(coordination_.release());
     return;
   }
@@ -62,13 +63,13 @@ SaveInSteps::~SaveInSteps() {
 
 bool SaveInSteps::is_in_child() const { return ::getpid() != process_; }
 
-// A step that throws has ended the save.
+// Runs a step. If the step throws, the save has ended.
 void SaveInSteps::take(const std::function<void()>& step) {
   if (is_in_child()) {
     throw Error(ErrorCode::kUnsupported,
-                "a save that a process has begun can't go on in a child of it")
+                "a child process can't continue a save that its parent has begun")
         .with_rank(share().rank)
-        .with_hint("the parent goes on with it; a child begins saves of its own");
+        .with_hint("continue the save in the parent; begin a new save in the child");
   }
   try {
     step();
@@ -118,12 +119,13 @@ void SaveInSteps::write() {
     coordination_->write(
         [&](const WritePlace& place) { return write_share(share(), place, session_.get()); });
   });
-  let_go_of_tensors();
+  release_tensors();
   next_ = "reported";
 }
 
-// What is durable is not read again: neither the caller's memory nor that of staging is held.
-void SaveInSteps::let_go_of_tensors() {
+// Releases the tensors: durable data is not read again, so neither the caller's memory nor the
+// staging memory is needed.
+void SaveInSteps::release_tensors() {
   for (TensorItem& item : coordination_->share().items.tensors) {
     for (Piece& piece : item.pieces) {
       piece.data = TensorView::without_data(piece.data.dtype, piece.data.shape);
@@ -189,7 +191,8 @@ SaveStep::~SaveStep() = default;
 
 const SaveInSteps& SaveStep::open() const {
   if (save_ != nullptr) return *save_;
-  throw Error(ErrorCode::kInvalidArgument, "this step of a save is over: the next one was taken");
+  throw Error(ErrorCode::kInvalidArgument,
+              "this step of the save is over: the next step was already taken");
 }
 
 const std::string& SaveStep::save_id() const { return open().share().save_id; }
@@ -202,8 +205,8 @@ uint64_t SaveStep::items() const {
 std::unique_ptr<SaveInSteps> SaveStep::take(const char* step) {
   if (save_ != nullptr) return std::move(save_);
   throw Error(ErrorCode::kInvalidArgument,
-              std::string(step) + " was called on a save that has left this step behind")
-      .with_hint("each step is taken once, on what the step before it returned");
+              std::string(step) + " was called on a step of the save that was already taken")
+      .with_hint("call each step once, on the object that the previous step returned");
 }
 
 StagedSave PlannedSave::stage(Payload payload) && {

@@ -1,4 +1,4 @@
-// The steps of a save over any coordination.
+// The steps of a save, independent of how the ranks coordinate.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,19 @@
 
 namespace tilestone::engine {
 
-// One save on its way. Gives the save up when it goes before the save has ended. In a child of fork
-// it is the parent's: each step is Error(kUnsupported), and its end changes nothing.
+// One save in progress. The destructor gives the save up if it has not ended. In a child process of
+// fork() the save still belongs to the parent: each step throws Error(kUnsupported), and the
+// destructor changes nothing.
 class SaveInSteps {
  public:
-  // `session`, which may be null: whose threads and memory are used.
+  // `session`: the session whose threads and staging memory are used; may be null.
   explicit SaveInSteps(std::unique_ptr<Coordination> coordination,
                        std::shared_ptr<SessionParts> session = nullptr);
   ~SaveInSteps();
   SaveInSteps(const SaveInSteps&) = delete;
   SaveInSteps& operator=(const SaveInSteps&) = delete;
 
-  // Each once, in this order; stage() may be left out.
+  // Call each once, in this order; stage() may be left out.
   void plan(const Bring& bring);
   void stage();
   void write();
@@ -31,33 +32,37 @@ class SaveInSteps {
   SaveResult publish();
 
   const SaveShare& share() const { return coordination_->share(); }
-  // What must live until the payload is staged or written, or the save has ended.
+  // Keeps an object alive until the payload is staged or written, or the save has ended.
   void keep(std::shared_ptr<const void> kept) { kept_ = std::move(kept); }
 
  private:
   void take(const std::function<void()>& step);
   bool is_in_child() const;
   void stage_share();
-  void let_go_of_tensors();
+  void release_tensors();
 
-  const int process_;  // that has begun it
+  const int process_;  // the process that has begun the save
   std::unique_ptr<Coordination> coordination_;
   std::shared_ptr<SessionParts> session_;
   std::shared_ptr<const void> kept_;
   std::shared_ptr<StagingMemory> memory_;
-  const char* next_ = "planned";  // in the words of an error: "before it was planned"
+  // The next step, for the error "gave up the save before it was ...".
+  const char* next_ = "planned";
   bool is_over_ = false;
 };
 
-// The threads that copy `bytes` beside the calling one, `option` being SaveOptions::threads; the
-// session's where there is one (else null). Null where the calling thread does it faster alone.
+// Returns the threads that copy `bytes` together with the calling thread; `option` is
+// SaveOptions::threads. They are the session's if `session` is not null. Null if the calling thread
+// alone is faster.
 std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionParts* session);
 
-// Over the coordination that the options ask for, by the options' deadline.
+// Begins a save with the coordination and the timeout that the options ask for.
 std::unique_ptr<SaveInSteps> steps_of(const Location& location, const SaveOptions& options,
                                       const std::shared_ptr<SessionParts>& session = nullptr);
+// Runs all steps, without staging.
 SaveResult save_in_a_row(SaveInSteps& save, const Bring& bring);
-// Plans what `prepare` gives, and keeps it as begin_save() with `prepare` says.
+// Plans the request that `prepare` returns, and keeps the request alive as begin_save() with
+// `prepare` does.
 PlannedSave planned_by_request(std::unique_ptr<SaveInSteps> save,
                                const std::function<SaveRequest()>& prepare);
 

@@ -1,4 +1,4 @@
-// A save in its steps: with a communicator and by files.
+// A save in steps: with a communicator and by files.
 #include "tilestone/engine/save_steps.h"
 
 #include <gmock/gmock.h>
@@ -23,9 +23,9 @@ using testing::Each;
 using testing::HasSubstr;
 
 constexpr int64_t kFirst = 3;
-constexpr int64_t kLarge = 1 << 21;  // elements: a tensor whose place within a page matters
+constexpr int64_t kLarge = 1 << 21;  // elements: a tensor whose offset within a page matters
 
-// How the ranks know of one another.
+// How the ranks coordinate.
 enum class Way { kRounds, kRule, kFiles };
 
 SaveOptions options_of(Way way, const Communicator& comm) {
@@ -41,7 +41,7 @@ SaveOptions options_of(Way way, const Communicator& comm) {
   return options;
 }
 
-// Tensors of a state in memory of the test's, so that it can change them.
+// The tensors of a state, in memory of the test, so that the test can change them.
 struct Model {
   TensorView row, all, memory, large;
   StateDict state;
@@ -62,7 +62,8 @@ struct Model {
         ShardedTensor::from_rank_offsets("large", large, {{0, comm.rank(), comm.size()}});
   }
 
-  // Three elements behind the beginning of a page, as most of a program's tensors lie somewhere.
+  // Begins three elements after the beginning of a page: a program's tensors are rarely aligned to
+  // pages.
   static TensorView off_a_page(const TensorView& memory) {
     const auto address = reinterpret_cast<uintptr_t>(memory.data);
     const auto first = static_cast<int64_t>((4096 - address % 4096) / sizeof(float)) + 3;
@@ -90,7 +91,7 @@ void expect_saved(const Location& location, int ranks) {
   EXPECT_TRUE(find_unpublished(location).empty());
 }
 
-// The contents of all data files, in the order of their ranks.
+// The contents of all data files, by rank.
 std::vector<Bytes> data_of(const std::shared_ptr<Storage>& storage) {
   std::vector<std::pair<std::string, Bytes>> found;
   for (const std::string& name : storage->list()) {
@@ -103,7 +104,7 @@ std::vector<Bytes> data_of(const std::shared_ptr<Storage>& storage) {
   return contents;
 }
 
-// Each on a thread of its own, with a communicator to know its rank by.
+// Runs each rank on its own thread, with a communicator that knows its rank.
 std::vector<std::string> each_rank(Way way, int ranks,
                                    const std::function<void(Communicator, SaveOptions)>& body) {
   return failures(ranks, [&](Communicator comm) { body(comm, options_of(way, comm)); });
@@ -141,7 +142,7 @@ TEST(SaveSteps, TakenApartTheyWriteTheFilesOfASaveAndWhatWasStagedIsSavedAsItWas
     }
     EXPECT_EQ(data_of(storages[0]), data_of(storages[1]));
     EXPECT_EQ(data_of(storages[0]), data_of(storages[2]));
-    if (way == Way::kFiles) {  // every name and byte
+    if (way == Way::kFiles) {  // all names and bytes are equal
       EXPECT_EQ(memory_image(*storages[0]), memory_image(*storages[2]));
     }
   }
@@ -174,7 +175,7 @@ TEST(SaveSteps, TensorsInsideOfObjectsAreStagedToo) {
   }
 }
 
-// The steps that rank 1 of 2 takes before it drops the save.
+// Takes the first `steps` steps, then destroys the save.
 void save_up_to(int steps, const StateDict& state, const Location& location,
                 const SaveOptions& options) {
   PlannedSave planned = begin_save(state, location, options);
@@ -202,14 +203,14 @@ TEST(SaveSteps, WithACommunicatorADroppedSaveEndsOnAllRanksAndLeavesNoCheckpoint
       EXPECT_THAT(texts[static_cast<size_t>(1 - dropper)],
                   AllOf(HasSubstr(std::string("gave up the save before it was ") + before[steps]),
                         HasSubstr("rank " + std::to_string(dropper))));
-      // As in any save, a rank that has agreed to publish leaves removing to the coordinator's
-      // next.
+      // As in any save, a rank that has agreed to publish does not remove its files; the
+      // coordinator's next save does.
       const bool agreed = steps == 3 && dropper == 0;
       for (const std::string& name : storage->list()) {
         EXPECT_TRUE(name.ends_with(".begun") || name == ".tilestone/lock" || agreed) << name;
       }
       EXPECT_THROW(Checkpoint::open(Location(storage)), Error);
-      // The next one works.
+      // The next save works.
       EXPECT_THAT(failures(2,
                            [&](const Communicator& comm) {
                              save(row_state(comm, 50), storage, options_of(Way::kRounds, comm));
@@ -242,7 +243,7 @@ TEST(SaveSteps, ByFilesADroppedSaveIsHeardOfAndCompletedByMakingItAgain) {
       for (const std::string& name : storage->list()) {
         EXPECT_FALSE(name.ends_with("__1_0.distcp")) << steps;
       }
-      for (const int rank : {1, 0}) {  // rank 0 has reported: it waited for this one
+      for (const int rank : {1, 0}) {  // rank 0 has reported: it waits for this one
         SaveOptions again = options_of(Way::kFiles, solo());
         again.by_files->rank = rank;
         again.by_files->world_size = 2;
@@ -250,7 +251,7 @@ TEST(SaveSteps, ByFilesADroppedSaveIsHeardOfAndCompletedByMakingItAgain) {
                         .published);
       }
     } else {
-      EXPECT_EQ(texts[0], "");  // what is reported needs nobody
+      EXPECT_EQ(texts[0], "");  // a reported save needs no other rank
     }
     expect_rows(storage, kFirst, 2);
     EXPECT_TRUE(find_leftovers(Location(storage)).empty());
@@ -264,9 +265,9 @@ TEST(SaveSteps, AStepIsTakenOnceAndInItsOrder) {
   StagedSave staged = std::move(planned).stage(Payload::kLive);
   EXPECT_FALSE(planned.is_open());
   expect_error([&] { std::move(planned).stage(Payload::kLive); }, ErrorCode::kInvalidArgument,
-               "stage was called on a save that has left this step behind");
+               "stage was called on a step of the save that was already taken");
   expect_error([&] { planned.bytes(); }, ErrorCode::kInvalidArgument,
-               "this step of a save is over");
+               "this step of the save is over");
   WrittenSave written = std::move(staged).write();
   expect_error([&] { std::move(staged).write(); }, ErrorCode::kInvalidArgument, "write was called");
   ReportedSave reported = std::move(written).report();
@@ -276,14 +277,14 @@ TEST(SaveSteps, AStepIsTakenOnceAndInItsOrder) {
   expect_rows(storage, kFirst, 1);
 }
 
-// What is in a save can't be in another one, and a save that is dropped lets the next one begin.
+// A group in a save can't begin another one. A save that is destroyed lets the next one begin.
 TEST(SaveSteps, ASecondSaveOfTheGroupIsRefusedWhileOneIsOnItsWay) {
   const auto storage = memory_storage();
   const auto texts = failures(2, [&](const Communicator& comm) {
     const StateDict state = row_state(comm, kFirst);
     PlannedSave planned = begin_save(state, storage, options_of(Way::kRounds, comm));
     expect_error([&] { save(state, storage, options_of(Way::kRounds, comm)); },
-                 ErrorCode::kInvalidArgument, "in a save or load of the same group already");
+                 ErrorCode::kInvalidArgument, "the same group");
     std::move(planned).stage(Payload::kLive).write().report().publish();
   });
   EXPECT_THAT(texts, Each(std::string()));

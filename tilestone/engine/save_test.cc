@@ -98,14 +98,14 @@ TEST(Save, ReplicatedTensorsAreWrittenOnceAndCountedInTheResult) {
     items += result.items_written;
     bytes += result.bytes_written;
   }
-  EXPECT_EQ(items, 5u);  // three rows, p, step
+  EXPECT_EQ(items, 5u);  // three rows, "p", "step"
   for (const std::string& name : names_with(location.storage(), ".distcp")) {
     stored += location.storage().stat(name)->size;
   }
   EXPECT_EQ(bytes, stored);
 }
 
-// The sizes of what is appended to data files.
+// A disk that records the sizes of appends to data files.
 std::shared_ptr<FaultDisk> noting_appends(const std::shared_ptr<Storage>& inner,
                                           const std::function<void(uint64_t)>& note) {
   return FaultDisk::create(inner, [note](const StorageCall& call) {
@@ -151,7 +151,7 @@ TEST(Save, TheDeadlineIsKeptInTheMiddleOfALargeTensor) {
   options.timeout = 0.6;
   expect_error([&] { save(state, Location(disk->storage()), options); }, ErrorCode::kTimeout,
                "while writing");
-  EXPECT_LT(blocks, 4);  // of eight
+  EXPECT_LT(blocks, 4);  // of eight blocks
 }
 
 TEST(Save, AStandingCheckpointIsNotReplacedUnlessAskedFor) {
@@ -159,7 +159,7 @@ TEST(Save, AStandingCheckpointIsNotReplacedUnlessAskedFor) {
   save_rows(location, 2, 1);
   const auto texts =
       failures(2, [&](Communicator comm) { save(row_state(comm, 2), location, saving(comm)); });
-  EXPECT_THAT(texts, Each(AllOf(HasSubstr("a checkpoint stands at memory"),
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("a checkpoint exists at memory"),
                                 HasSubstr("overwrite = true"))));
   expect_rows(location, 1, 2);
   save_rows(location, 3, 2, true);
@@ -222,7 +222,7 @@ TEST(Save, TwoSaversAtOnceOneGetsAClearError) {
     } catch (const Error& error) {
       second_was_refused = true;
       EXPECT_EQ(error.code(), ErrorCode::kAlreadyExists);
-      EXPECT_THAT(error.what(), HasSubstr("another save to memory is under way"));
+      EXPECT_THAT(error.what(), HasSubstr("another save is under way at memory"));
     }
   };
   save(row_state(solo(), 1), location, first);
@@ -275,7 +275,7 @@ TEST(Save, OverTheCheckpointThatOneReadsFrom) {
     save(state, location, options);
   });
   expect_rows(location, 1, 2);
-  try {  // the old files are gone: an error, never other bytes
+  try {  // the old files are gone: this must be an error, never other bytes
     EXPECT_EQ(elements(reading.read("p")), elements(counting(DType::kInt64, {3}, 1)));
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kNotFound);
@@ -304,7 +304,7 @@ TEST(Save, ByRuleATensorThatNobodyWritesIsNoticed) {
   const Location location(memory_storage());
   const auto texts = failures(2, [&](Communicator comm) {
     StateDict state;
-    // Both say that they hold copy 1; nobody holds copy 0.
+    // Both ranks say that they hold replica 1; none holds replica 0.
     state["w"] = ShardedTensor::from_rank_offsets("w", counting(DType::kFloat32, {4}), {}, {1});
     SaveOptions options = saving(comm);
     options.agreement = SaveOptions::Agreement::kRule;
@@ -378,9 +378,9 @@ TEST(Load, WhatIsNotThereIsNamedOnEveryRank) {
     if (comm.rank() == 1) wanted["stepp"] = nullptr;
     load(wanted, location, loading(comm));
   });
-  EXPECT_THAT(texts, Each(AllOf(HasSubstr("an object that is not in the checkpoint"),
-                                HasSubstr("key stepp"), HasSubstr("rank 1"),
-                                HasSubstr("similar keys: step"))));
+  EXPECT_THAT(texts,
+              Each(AllOf(HasSubstr("the object is not in the checkpoint"), HasSubstr("key stepp"),
+                         HasSubstr("rank 1"), HasSubstr("similar keys: step"))));
 }
 
 TEST(Load, DamageIsFoundAndNamedOnEveryRank) {

@@ -68,10 +68,10 @@ void SessionParts::count(const SessionStats& more) {
 
 namespace {
 
-// Of 122 random bits: another one for every session.
-std::string token_of_all(const Communicator& comm, Deadline deadline,
+// Rank 0 makes a token from 122 random bits, so every session has a different one.
+std::string shared_token(const Communicator& comm, Deadline deadline,
                          const std::function<void()>& check) {
-  const auto say = [&](int, ByteView) {
+  const auto message = [&](int, ByteView) {
     if (check) check();
     return Bytes();
   };
@@ -80,7 +80,7 @@ std::string token_of_all(const Communicator& comm, Deadline deadline,
     const ByteView bytes = as_bytes(token);
     return Decision{Bytes(bytes.begin(), bytes.end()), true};
   };
-  const Bytes token = agree(comm, "session", deadline, say, decide);
+  const Bytes token = agree(comm, "session", deadline, message, decide);
   return {reinterpret_cast<const char*>(token.data()), token.size()};
 }
 
@@ -92,7 +92,7 @@ struct Session::Kept {
   int rank = 0;
   int world_size = 1;
   std::string token;
-  std::map<std::string, uint64_t> saves;  // by files, by the location's identity
+  std::map<std::string, uint64_t> saves;  // saves by files so far, by the location's identity
   std::shared_ptr<engine::SessionParts> parts = std::make_shared<engine::SessionParts>();
 };
 
@@ -109,7 +109,7 @@ Session::Session(const Communicator& comm, Deadline deadline, const std::functio
     kept_->comm = comm;
     kept_->rank = comm.rank();
     kept_->world_size = comm.size();
-    kept_->token = engine::token_of_all(comm, deadline, check);
+    kept_->token = engine::shared_token(comm, deadline, check);
   } catch (...) {
     rethrow_cause();
   }
@@ -221,7 +221,7 @@ StateDict Session::load(const StateDict& wanted, const Location& location,
   return tilestone::load(wanted, location, all, report);
 }
 
-// What this rank wrote when it last saved such a state, else what it would write by rule.
+// The assignment of this rank's last save of such a state, else the one by rule.
 Assignment Session::likely_assignment(const LocalSavePlan& plan, const SaveOptions& options,
                                       const Format& format, const Dialect& dialect) const {
   const bool by_files = options.by_files || !kept_->comm;

@@ -1,13 +1,14 @@
-// Session: what a training run keeps from one save to the next. Saves and loads through it are the
-// same as without it.
+// Session: what a training run keeps from one save to the next. Saves and loads give the same
+// results with a session as without.
 //
-//  - Threads, buffers, and the memory in which payload is staged: memory that is touched for the
-//    first time costs several times what a copy to it does.
-//  - Plans. With a communicator, ranks that save what they saved before say so instead of sending
-//    their plans; when all do, nothing is planned anew. Any rank's other key, shape, dtype, box,
-//    replica or object means that all exchange their plans. By rule, and so by files, a rank plans
-//    alone, and not again while its own state is the same.
-//  - The token, and how many saves went to each location: what names a save by files (ByFiles).
+//  - Threads, buffers, and staging memory. Memory that is touched for the first time costs several
+//    times as much as copying to it.
+//  - Plans. With a communicator, a rank that saves the same structure as before says so instead of
+//    sending its plan. If all ranks do, no new plan is made. If any rank has a changed key, shape,
+//    dtype, box, replica or object, all ranks send their plans. When a rank plans alone (by rule,
+//    and therefore also by files), it makes a new plan only if its own state has changed.
+//  - The token, and the number of saves to each location. Together they identify a save by files
+//    (ByFiles).
 #pragma once
 
 #include <cstdint>
@@ -36,26 +37,28 @@ class SaveInSteps;
 
 // Counts of one rank's session.
 struct SessionStats {
-  uint64_t saves = 0;            // that were planned
+  uint64_t saves = 0;            // saves that were planned
   uint64_t plans_exchanged = 0;  // saves for which the ranks sent their plans to rank 0
-  // Saves whose plan was that of an earlier one. The others, but for those of which plans were
-  // exchanged, this rank has planned by rule.
+  // Saves that used the plan of an earlier save. For the saves in neither count, this rank made a
+  // new plan alone.
   uint64_t plans_from_cache = 0;
-  uint64_t plan_bytes_sent = 0;  // of this rank's plans, bytes
+  uint64_t plan_bytes_sent = 0;  // bytes of this rank's plans
   friend bool operator==(const SessionStats&, const SessionStats&) = default;
 };
 
-// One rank's. Used by one thread at a time; saves that are on their way may outlive it. With a
-// communicator all ranks make it, and then their calls, together.
+// One rank's session. Used by one thread at a time. Saves that are in progress may outlive it. With
+// a communicator, all ranks construct the session together and make their calls together.
 class Session {
  public:
-  // Over a communicator. Rank 0 makes the token and sends it to all: the one message that saves by
-  // files need. `timeout`: seconds for that, as SaveOptions::timeout. Errors: those of a round, and
-  // kInvalidArgument on all ranks where one has no such timeout.
+  // With a communicator. Rank 0 makes the token and sends it to all ranks; saves by files need no
+  // other message. `timeout` is the time limit for this, in seconds, as SaveOptions::timeout.
+  // Throws what a round throws; throws kInvalidArgument on all ranks if `timeout` is invalid on
+  // one.
   explicit Session(const Communicator& comm = {}, double timeout = kDefaultTimeout);
-  // `check` is called in the round in which the token is sent: what it throws all ranks throw.
+  // `check` is called in the round that sends the token: if it throws on one rank, every rank
+  // throws.
   Session(const Communicator& comm, Deadline deadline, const std::function<void()>& check = {});
-  // Without one: every save is by files. Errors are those of a save with such ByFiles.
+  // Without a communicator: every save is by files. Throws what a save with such ByFiles throws.
   Session(int rank, int world_size, std::string token);
   ~Session();
   Session(Session&& other) noexcept;
@@ -66,29 +69,32 @@ class Session {
   const std::string& token() const;
   bool has_communicator() const;
 
-  // As the functions of these names; options.comm is not looked at. Where options.by_files is set,
-  // it is taken as it is (see by_files()); a session without a communicator sets it.
+  // These do the same as the functions of the same names. options.comm is ignored.
+  // options.by_files, if set, is used unchanged (see by_files()); a session without a communicator
+  // sets it if it is not set.
   SaveResult save(const StateDict& state, const Location& location,
                   const SaveOptions& options = {});
   PlannedSave begin_save(const StateDict& state, const Location& location,
                          const SaveOptions& options = {});
   StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options = {},
                  LoadReport* report = nullptr);
-  // The same with `prepare`, as the functions of save.h and save_steps.h that have one. `options`
-  // says by its by_files, and by what save_by_files() needs of them, how the ranks know of one
-  // another: it is completed as above.
+  // The same with `prepare`, like those functions of save.h and save_steps.h. `options` is
+  // completed as above. It says whether the ranks coordinate by files, and gives save_by_files()
+  // what it needs.
   SaveResult save(const Location& location, const SaveOptions& options,
                   const std::function<SaveRequest()>& prepare, Deadline deadline);
   PlannedSave begin_save(const Location& location, const SaveOptions& options,
                          const std::function<SaveRequest()>& prepare, Deadline deadline);
 
-  // For the next save of this session to this location. It counts: ranks that ask equally often for
-  // a location, whatever they save elsewhere, name the same save; a save that failed is one, too.
+  // Returns the ByFiles for this session's next save to this location, and counts the save. Ranks
+  // that have called this equally often for a location, whatever they save elsewhere, refer to the
+  // same save. A failed save counts as well.
   ByFiles by_files(const Location& location);
 
-  // Makes the memory ready in which PlannedSave::stage() puts such a state, so that the first save
-  // takes no longer than the others. Returns its bytes: what this rank wrote when it last saved a
-  // state of this structure, else what it would write by rule. Not a call of all ranks.
+  // Prepares the memory into which PlannedSave::stage() copies such a state, so that the first save
+  // takes no longer than later ones. Returns its size in bytes: what this rank wrote when it last
+  // saved a state of this structure, else what it would write by rule. Each rank may call this on
+  // its own.
   uint64_t prepare(const StateDict& state, const SaveOptions& options = {});
 
   SessionStats stats() const;

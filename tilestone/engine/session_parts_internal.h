@@ -1,4 +1,4 @@
-// What a session keeps, as the steps of its saves use it.
+// The parts of a session that the steps of its saves use.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,17 @@
 
 namespace tilestone::engine {
 
-// Shared by a session and the saves that it has on their way.
+// Shared by a session and its saves in progress.
 struct SessionParts {
   KeptResources resources;
-  PlanCache plans;  // the saves of a session are planned one after the other
+  PlanCache plans;  // not locked: a session plans its saves one after another
 
-  // The session's staging memory where no other save has it, else memory that goes with the save.
+  // Returns the session's staging memory if no other save uses it, else new memory that is freed
+  // with the save.
   std::shared_ptr<StagingMemory> lend_memory();
 
-  // The part of a plan by rule that a save of this structure (structure_of) had before, else what
-  // `plan` gives, which is kept. Errors: of `plan`.
+  // Returns the assignment by rule that an earlier save of this structure (structure_of) had. If
+  // there is none, calls `plan` and keeps the result. Throws what `plan` throws.
   Assignment planned_by_rule(uint64_t structure, const std::function<Assignment()>& plan);
 
   SessionStats stats() const;
@@ -40,7 +41,7 @@ struct SessionParts {
   SessionStats stats_;
 };
 
-// What this rank writes by rule, of share.local; without a session (null) it is planned each time.
+// What this rank writes of share.local, by rule. Without a session (null) nothing is cached.
 Assignment plan_by_rule(SessionParts* session, const SaveShare& share);
 
 }  // namespace tilestone::engine

@@ -1,4 +1,4 @@
-// Sessions: what one save leaves for the next.
+// Sessions: what a save keeps for the next one.
 #include "tilestone/engine/session.h"
 
 #include <gmock/gmock.h>
@@ -68,7 +68,7 @@ TEST(Session, WhatHasTheStructureOfAnEarlierSaveIsSavedWithoutSendingPlans) {
     EXPECT_EQ(stats.plans_from_cache, 2u);
     const uint64_t once = stats.plan_bytes_sent;
     EXPECT_GT(once, 0u);
-    // One rank alone has another object: all send their plans.
+    // Only one rank has a different object: all ranks send their plans.
     StateDict state = row_state(comm, 30);
     if (comm.rank() == 1) state["more"] = Value(1);
     session.save(state, at[3], within_seconds());
@@ -108,8 +108,8 @@ TEST(Session, ObjectsThatDifferBetweenRanksAreFoundThoughThePlanIsAnEarlierOne) 
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("not the same on all ranks"), HasSubstr("step"))));
 }
 
-// It takes the plans to find by which key. So they are sent at once from then on, as without a
-// session.
+// Finding the key of the difference needs the plans. So the ranks send them at once from then on,
+// as without a session.
 TEST(Session, ObjectsThatAlwaysDifferTakeOneMoreRoundOnce) {
   const std::vector<Location> at = places(4);
   run_ranks(2, [&](const Communicator& comm) {
@@ -131,7 +131,7 @@ TEST(Session, ObjectsThatAlwaysDifferTakeOneMoreRoundOnce) {
   for (const Location& location : at) expect_rows(location, 3, 2);
 }
 
-// Megatron-Core's dialect compares its common state as one, in whichever way plans are made.
+// Megatron-Core's dialect compares its common state as a whole, both by exchange and by rule.
 TEST(Session, ACommonStateThatDiffersIsFoundToo) {
   const std::vector<Location> at = places(3);
   const auto texts = failures(2, [&](const Communicator& comm) {
@@ -146,7 +146,7 @@ TEST(Session, ACommonStateThatDiffersIsFoundToo) {
     state["step"] = Value(comm.rank());
     session.save(state, at[2], options);
   });
-  EXPECT_THAT(texts, Each(HasSubstr("the common state of rank 1 is not that of rank 0")));
+  EXPECT_THAT(texts, Each(HasSubstr("the common state of rank 1 differs from that of rank 0")));
   expect_rows(at[1], 5, 2);
 }
 
@@ -171,7 +171,7 @@ struct TensorSpec {
   int key = 0;
   bool is_float = true;
   int64_t columns = 1;
-  std::vector<int64_t> bounds;  // of the ranks' rows; of a replicated tensor the last one counts
+  std::vector<int64_t> bounds;  // of the ranks' rows; the last one is the number of all rows
   bool replicated = false;
   bool declared = false;
   std::set<int> holders;  // of a replicated tensor
@@ -186,11 +186,12 @@ struct TensorSpec {
 
 struct Spec {
   std::vector<TensorSpec> tensors;
-  std::vector<std::set<int>> objects;  // which ranks have "o0", "o1", ...
+  std::vector<std::set<int>> objects;  // the ranks that have "o0", "o1", ...
   friend bool operator==(const Spec&, const Spec&) = default;
 };
 
-// `by_rule`: states that need no exchange: holders are declared, and objects on every rank.
+// `by_rule`: makes only states that need no exchange: holders are declared, and objects are on
+// every rank.
 class Mutations {
  public:
   Mutations(int ranks, uint64_t seed, bool by_rule)
@@ -203,7 +204,7 @@ class Mutations {
     return spec;
   }
 
-  // Another one, by one change.
+  // Returns `from` with one change.
   Spec mutated(const Spec& from) {
     Spec spec = from;
     while (spec == from) change(spec);
@@ -297,7 +298,7 @@ StateDict state_of(const Spec& spec, int rank, int64_t first) {
     ReplicaId replica;
     if (tensor.replicated) {
       if (!tensor.holders.contains(rank)) continue;
-      // Undeclared, nothing but the boxes says that they are replicas.
+      // If they are undeclared, only the boxes show that they are replicas.
       if (tensor.declared) replica = {rank == *tensor.holders.begin() ? 0 : rank + 1};
     } else {
       box.offset[0] = tensor.bounds[static_cast<size_t>(rank)];
@@ -336,7 +337,8 @@ constexpr size_t kSaves = 250;
 
 void save_one(Session& session, const StateDict& state, const Location& location, Way way) {
   SaveOptions options = within_seconds();
-  // What only some ranks have counts as different contents: those saves all send their plans.
+  // Objects that only some ranks have count as differing contents; such saves would all send their
+  // plans.
   options.common_differs = SaveOptions::Differing::kIgnore;
   if (way == Way::kRule) options.agreement = SaveOptions::Agreement::kRule;
   if (way == Way::kFiles) {
@@ -346,7 +348,7 @@ void save_one(Session& session, const StateDict& state, const Location& location
   session.save(state, location, options);
 }
 
-// Returns how many saves of this rank took their plan from an earlier one.
+// Returns how many saves of this rank used the plan of an earlier one.
 uint64_t save_all(const std::vector<Spec>& specs, const std::vector<Location>& at, Way way,
                   const Communicator& comm) {
   Session session(comm, kSeconds);
@@ -363,8 +365,8 @@ uint64_t save_all(const std::vector<Spec>& specs, const std::vector<Location>& a
   return stats.plans_from_cache;
 }
 
-// Of 250 states each is the last one again or has one change: a key, dtype, shape, box, replica,
-// holder, tensor or object, on one rank, on some or on all.
+// Each of 250 states is the previous one, or differs from it in one thing: a key, dtype, shape,
+// box, replica, holder, tensor or object, on one rank, on some or on all.
 void expect_no_stale_plan(Way way, int ranks) {
   Mutations mutations(ranks, static_cast<uint64_t>(ranks), way != Way::kExchange);
   std::vector<Spec> specs = {mutations.begin()};
@@ -374,7 +376,7 @@ void expect_no_stale_plan(Way way, int ranks) {
   }
   const std::vector<Location> at = places(kSaves);
   run_ranks(ranks, [&](const Communicator& comm) {
-    // Most states differ from the last ones.
+    // Most states differ from the previous one.
     EXPECT_LT(save_all(specs, at, way, comm), kSaves * 3 / 4);
   });
   for (size_t i = 0; i < kSaves; ++i) {
@@ -412,7 +414,7 @@ TEST(Session, ByRuleAnUnchangedStateIsPlannedOnce) {
   }
 }
 
-// What was planned by exchange is no plan by rule, though the states are the same.
+// A plan by exchange is not used as a plan by rule, even for the same states.
 TEST(Session, APlanOfOneWayIsNotTakenForAnother) {
   const std::vector<Location> at = places(4);
   run_ranks(2, [&](const Communicator& comm) {
@@ -420,7 +422,7 @@ TEST(Session, APlanOfOneWayIsNotTakenForAnother) {
     StateDict state;
     ShardedTensor all =
         ShardedTensor::from_rank_offsets("all", counting(DType::kInt64, {16}), {}, {comm.rank()});
-    state["all"] = all;  // undeclared, of which by rule rank 0 has the main replica
+    state["all"] = all;  // undeclared: by rule, rank 0 has the main replica
     save_one(session, state, at[0], Way::kExchange);
     save_one(session, state, at[1], Way::kRule);
     EXPECT_EQ(session.stats().plans_from_cache, 0u);
@@ -443,7 +445,8 @@ TEST(Session, ATimeoutThatIsNoneIsRefusedOnAllRanks) {
   }
 }
 
-// What a plan depends on is in the hash of its structure; what objects hold is not.
+// Everything that a plan depends on is in the hash of its structure; the contents of objects are
+// not.
 TEST(Session, EveryPartOfAPlanIsPartOfItsStructure) {
   LocalSavePlan plan;
   plan.tensors = {{"w", DType::kFloat32, {4}}};
@@ -500,7 +503,7 @@ TEST(Session, ByFilesRanksCountTheirSavesByLocation) {
   const std::vector<Location> at = {folder.path() + "/a", folder.path() + "/b",
                                     folder.path() + "/c"};
   const auto body = [&](Session& session, const Communicator& comm) {
-    // Rank 1 skips a save elsewhere; that shifts nothing here.
+    // Rank 1 skips a save to another location; this does not shift the numbers here.
     if (comm.rank() == 0) {
       SaveOptions alone = within_seconds();
       alone.by_files = session.by_files(at[0]);
@@ -570,7 +573,7 @@ TEST(Session, PreparedMemoryIsEnoughForWhatIsSaved) {
   }
 }
 
-// Two saves of one session at a time have memory of their own.
+// Two simultaneous saves of one session have separate memory.
 TEST(Session, ASaveOnItsWayKeepsWhatItStaged) {
   const std::vector<Location> at = places(2);
   Session session(0, 1, "a run of a test");

@@ -1,4 +1,5 @@
-// Saves of Megatron-Core's sharded part, which Megatron-Core itself begins and ends.
+// Saves of the sharded part of a Megatron-Core checkpoint; Megatron-Core itself begins and ends the
+// save.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -57,7 +58,7 @@ void put_config(Storage& storage) {
   put_file(storage, "metadata.json", write_megatron_config("torch_dist", 1));
 }
 
-// As Megatron-Core saves with it.
+// Saves as Megatron-Core does with this dialect.
 std::shared_ptr<Storage> saved(int64_t first) {
   const auto storage = memory_storage();
   put_common(*storage, first);
@@ -86,7 +87,7 @@ std::vector<std::string> data_files(Storage& storage) {
 TEST(ShardsSave, ItsFilesBesideMegatronsOwnAreACheckpointOfBoth) {
   const auto storage = saved(1);
   expect_saved(storage, 1);
-  // To stock PyTorch, which knows no dialects, objects are lists.
+  // Stock PyTorch does not know dialects, and sees objects as lists.
   FileImage plain = memory_image(*storage);
   std::erase_if(plain, [](const auto& file) { return file.first.starts_with(".tilestone/"); });
   plain.erase("metadata.json");

@@ -1,4 +1,5 @@
-// Saves that are made in a directory beside their location and put into its place as a whole.
+// Saves that write to a directory beside their location, which then replaces the location as a
+// whole.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -54,7 +55,7 @@ void save_one(const Location& location, int64_t first,
   save(row_state(solo(), first), location, options_of(dialect, overwrite));
 }
 
-// The "step" of common.pt, which stands beside metadata.json; 0: neither is there.
+// The "step" of common.pt, which is beside metadata.json; 0: neither file exists.
 int64_t step_of_common(Storage& storage) {
   EXPECT_EQ(storage.stat("common.pt").has_value(), storage.stat("metadata.json").has_value());
   if (!storage.stat("common.pt")) return 0;
@@ -62,7 +63,7 @@ int64_t step_of_common(Storage& storage) {
   return read_torch_archive(bytes).find("step")->as_int();
 }
 
-// What stands at the location is of the one save, and nothing is beside it.
+// Expects that the location holds files of one save only, and that nothing is beside it.
 void expect_only(Storage& parent, const std::string& name, int64_t first, bool fixed_names,
                  int rows = 1) {
   const auto storage = parent.child(name);
@@ -186,7 +187,7 @@ TEST(StagedSave, WhatStockMegatronLeftOfASaveThatDidNotEndIsReplacedWhereThatIsA
   EXPECT_FALSE(parent->stat("ckpt/__0_0.distcp"));
 }
 
-// A name that Megatron-Core uses makes a file of the user's own no part of a checkpoint.
+// A user's own file with a name that Megatron-Core uses is not part of a checkpoint.
 TEST(StagedSave, AUsersOwnFileOfAKnownNameIsNamedAndNothingIsReplaced) {
   const std::vector<std::string> both = {"common.pt", "metadata.json"};
   for (const auto& names : std::vector<std::vector<std::string>>{{both[0]}, {both[1]}, both}) {
@@ -210,13 +211,13 @@ TEST(StagedSave, ACheckpointThatCantBeReadIsNotReplacedAsAWhole) {
   image["ckpt/.metadata"].resize(40);
   const auto damaged = memory_storage(image);
   expect_error([&] { save_one(damaged->child("ckpt"), 2, megatron_dialect(), true); },
-               ErrorCode::kUnsupported, "it is not known which files are its own");
+               ErrorCode::kUnsupported, "it is not known which files belong to it");
   EXPECT_EQ(memory_image(*damaged), image);
 }
 
 TEST(StagedSave, APlaceWithoutAParentIsNotReplaced) {
   const auto root = memory_storage();
-  save_one(root, 1, megatron_dialect());  // nothing stands there: the switch comes last
+  save_one(root, 1, megatron_dialect());  // nothing is there: the switch comes last
   const FileImage before = memory_image(*root);
   expect_error([&] { save_one(root, 2, megatron_dialect(), true); }, ErrorCode::kUnsupported,
                "no directory can be made beside memory");
@@ -239,10 +240,10 @@ TEST(StagedSave, AMountPointIsRefusedAndLeftAsItWas) {
   if (!mount) return;
   const std::string path = mount.path();
   expect_error([&] { save_one(path, 1, megatron_dialect()); }, ErrorCode::kUnsupported,
-               "the file system can't");
+               "the file system");
   save_one(path, 1, pytorch_dialect());
   expect_error([&] { save_one(path, 2, megatron_dialect(), true); }, ErrorCode::kUnsupported,
-               "the file system can't");
+               "the file system");
   expect_rows(path, 1, 1);
   const auto place = posix_storage(path)->parent();
   ASSERT_TRUE(place);
@@ -272,7 +273,8 @@ TEST(StagedSave, WhileOneIsUnderWayNobodyElseSavesOrCleansThere) {
   }
 }
 
-// What a staged save that was killed has left, with a checkpoint of names that are not ours.
+// Adds what a killed staged save has left to a checkpoint whose file names do not contain the save
+// id.
 FileImage with_dead_siblings(FileImage image) {
   for (const char* name : {".ckpt.tilestone-", ".other.tilestone-", "ckpt.tilestone-"}) {
     image[name + std::string(kDeadId) + "/common.pt"] = pattern_bytes(70);
@@ -390,7 +392,7 @@ TEST(StagedSave, ARankThatSeesAnotherDirectoryIsNamed) {
     options.comm = comm;
     save(row_state(comm, 2), (comm.rank() == 0 ? one : other)->child("ckpt"), options);
   });
-  EXPECT_THAT(texts, Each(AllOf(HasSubstr("rank 1"), HasSubstr("is not beside"))));
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("rank 1"), HasSubstr("the coordinator (rank 0)"))));
   EXPECT_THAT(one->list(), IsEmpty());
   EXPECT_THAT(one->list_directories(), IsEmpty());
   EXPECT_THAT(other->list_directories(), IsEmpty());
@@ -407,8 +409,8 @@ TEST(StagedSave, AReaderOfAReplacedCheckpointReadsNothingOfTheNewOne) {
   expect_rows(path, 2, 1);
 }
 
-// A rank that comes to the directory after it was exchanged: zarr's names don't tell the saves
-// apart.
+// A rank opens the directory after it was exchanged: zarr's file names do not distinguish the
+// saves.
 TEST(StagedSave, ARankThatHoldsAnotherCheckpointThanTheCoordinatorIsAnError) {
   const TempDirectory folder;
   const std::string path = folder.path() + "/ckpt";
@@ -430,8 +432,8 @@ TEST(StagedSave, ARankThatHoldsAnotherCheckpointThanTheCoordinatorIsAnError) {
   expect_rows(path, 3, 1);
 }
 
-// Saves of both kinds, readers and cleanings at once, on a real file system: each reader gets one
-// save or a clear error, and at the end a whole checkpoint stands.
+// Saves of both kinds, readers and cleanups at the same time, on a real file system: each reader
+// gets one save or a clear error, and at the end there is a complete checkpoint.
 TEST(StagedSave, SavesReadersAndCleaningsAtOnceNeverMix) {
   const LogLevel before = set_log_level(LogLevel::kOff);
   const TempDirectory folder;
@@ -444,8 +446,8 @@ TEST(StagedSave, SavesReadersAndCleaningsAtOnceNeverMix) {
   };
   const auto saving = [&](int64_t first, const std::shared_ptr<const Dialect>& dialect) {
     SaveOptions options = options_of(dialect, true);
-    // Saves follow each other so fast that a reader may see none whole, so there are breaks as soon
-    // as they are enough; how long it takes is left to the scheduler.
+    // Saves follow each other so fast that a reader may never see a complete one. So after 60
+    // saves, there are pauses between them until a reader has read one.
     for (int64_t i = 0; i < 60 || (read == 0 && i < 2000); ++i) {
       if (i >= 60) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       options.format = format_named(i % 2 == 0 ? "torch_dist" : "zarr");

@@ -1,5 +1,5 @@
-// What ranks check of one another before anything is written or read: who holds main replicas, and
-// whether the common states are the same.
+// What ranks check about each other before anything is written or read: who holds main replicas,
+// and whether the common states are equal.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ SaveOptions saving(const Communicator& comm, bool megatron = true) {
   return options;
 }
 
-// Two rows on two ranks each, of which ranks 0 and 2 have the main replicas, and an object of each
+// Two rows, each on two ranks, of which ranks 0 and 2 have the main replicas; and one object per
 // rank.
 StateDict state_of(int rank) {
   StateDict state;
@@ -157,7 +157,7 @@ TEST(ValidateAccess, ALoadIsRefusedOnEveryRankBeforeAnythingIsRead) {
 
 // ---- The common state ----
 
-// Differs on ranks 1 and 3, in three places.
+// A state whose common state differs on ranks 1 and 3, in three places.
 StateDict with_common(int rank) {
   StateDict state = state_of(rank), args;
   args["lr"] = rank % 2 == 0 ? 0.5 : 0.25;
@@ -187,10 +187,10 @@ TEST(CommonState, WhereRanksDifferEachSaveLogsThePathsAndRanks) {
     ASSERT_EQ(said.size(), 2u);
     EXPECT_THAT(
         said,
-        Each(AllOf(HasSubstr("the common state of ranks 1 and 3 is not that of rank 0"),
+        Each(AllOf(HasSubstr("the common state of ranks 1 and 3 differs from that of rank 0"),
                    HasSubstr("\"args.lr\" (rank 0: 0.5; rank 1: 0.25)"),
                    HasSubstr("\"deep\" (rank 0: nothing; rank 1: {"), Not(HasSubstr("deep.a")),
-                   Not(HasSubstr("same")), HasSubstr("that of rank 0 is saved"))));
+                   Not(HasSubstr("same")), HasSubstr("the common state of rank 0 is saved"))));
   }
 }
 
@@ -212,7 +212,7 @@ TEST(CommonState, WhereRanksDifferAndThatIsAnErrorNothingIsWritten) {
                          options.agreement = Agreement::kRule;
                          save(state_of(comm.rank()), Location(memory_storage()), options);
                        }),
-              Each(HasSubstr("ranks can't compare by rule")));
+              Each(HasSubstr("can't compare common values by rule")));
 }
 
 TEST(CommonState, TheOrderOfDictsIsNoDifferenceAndIgnoredOnesAreNotLogged) {
@@ -251,7 +251,7 @@ TEST(CommonState, AnotherOneMayBeComparedThanIsSaved) {
     compared["rank"] = rank / 3;
     return compared;
   };
-  EXPECT_THAT(save_with(differing), Each(AllOf(HasSubstr("of rank 3 is not that of rank 0"),
+  EXPECT_THAT(save_with(differing), Each(AllOf(HasSubstr("of rank 3 differs from that of rank 0"),
                                                HasSubstr("\"rank\" (rank 0: 0; rank 3: 1)"))));
 }
 

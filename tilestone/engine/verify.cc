@@ -1,8 +1,8 @@
-// Every byte of every data file belongs to an item or to a gap. Items are checked against their
-// checksums and their inner structure, gaps must be zero, but where bytes of removed items stay,
-// and in files of other writers: stock PyTorch leaves items there that no metadata names, replicas
-// of others. The metadata file has been checked against the manifest, and the manifest against
-// itself, when the checkpoint was opened.
+// Verifies data files. Every byte of a data file belongs to an item or to a gap. Items are checked
+// against their checksums and for their inner structure. Gaps must be zero, with two exceptions:
+// files in which bytes of removed items remain, and files of other writers (stock PyTorch leaves
+// items there that no metadata names: replicas). The metadata and the manifest were checked when
+// the checkpoint was opened.
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -53,8 +53,8 @@ class Verifier {
   }
 
  private:
-  // A file that is missing or no file is damage; one that the system won't read is an error, and so
-  // is one that a later save has removed.
+  // A file that is missing or not a regular file is damage. A file that can't be read (kIo), or
+  // that a later save has removed, is an error.
   void open_files() {
     for (uint32_t file = 0; file < context_.metadata.files.size(); ++file) {
       const std::string& name = context_.metadata.files[file];
@@ -73,7 +73,7 @@ class Verifier {
     }
   }
 
-  // How the format begins and ends the files, as the manifest has it.
+  // The beginnings and ends of files, as the manifest lists them.
   void take_parts() {
     if (!opened_.manifest) return;
     std::unordered_map<std::string_view, uint32_t> files;
@@ -105,8 +105,8 @@ class Verifier {
     return sizes;
   }
 
-  // Data files of our names without the manifest of their save: it is gone, or the save id in the
-  // metadata is damaged.
+  // Reports data files with Tilestone names without the manifest of their save: the manifest is
+  // missing, or the save id in the metadata is damaged.
   void check_manifest_is_there() {
     if (opened_.manifest || opened_.metadata.rank_local) return;
     const auto ours =
@@ -114,11 +114,11 @@ class Verifier {
                      [&](const std::string& name) { return is_own_name(context_.format, name); });
     if (ours == context_.metadata.files.end()) return;
     damage(opened_.files.contents.rbegin()->first, 0, 0, "",
-           "Tilestone wrote this checkpoint, but there is no manifest of the save \"" +
-               opened_.metadata.save_id + "\" that the metadata names");
+           "Tilestone wrote this checkpoint, but the manifest of its save \"" +
+               opened_.metadata.save_id + "\" is missing");
   }
 
-  // The dialect's files of the index, and whether all are there that its writers leave.
+  // Checks the dialect's index files, and that all files exist that its writers always leave.
   void check_dialect() {
     const Dialect& dialect = *opened_.dialect;
     for (IndexFault& fault : dialect.verify_index(opened_.files)) {
@@ -128,7 +128,7 @@ class Verifier {
     if (!common.empty() && !opened_.common &&
         !opened_.files.contents.contains(std::string(kMegatronCommon))) {
       damage(std::string(kMegatronCommon), 0, 0, std::string(common),
-             "the common state is missing: there is neither the file nor the object");
+             "the common state is missing: neither this file nor an object contains it");
     }
     if (common.empty() && context_.metadata.writer.starts_with("Megatron-Core")) {
       const bool named = opened_.files.contents.contains(std::string(kMegatronConfig));
@@ -158,8 +158,8 @@ class Verifier {
                       number});
   }
 
-  // What is damaged of items that lie in several files: whether it is a copy, and where it is
-  // intact. Of files that are missing or too short, what else is lost with them.
+  // Completes the damages: whether a copy is damaged, and where the item is intact. For files that
+  // are missing or too short, also lists what is lost with them.
   void look_for_copies() {
     for (const FoundDamage& found : found_) {
       if (found.item != VerifyPiece::kGap) damaged_.insert(plan_.items[found.item].at);
@@ -172,13 +172,13 @@ class Verifier {
       damage.copy = item.at != places_of(context_.metadata, item).front();
       if (const ItemLocation* intact = intact_place(item)) damage.intact_in = files[intact->file];
     }
-    say_what_is_lost();
+    add_lost_keys();
   }
 
-  // With files that are missing or too short.
-  void say_what_is_lost() {
+  // Adds the lost keys to the damages of files that are missing or too short.
+  void add_lost_keys() {
     const std::map<std::string, uint64_t> written = written_sizes();
-    std::map<std::string_view, std::set<std::string>> keys;  // by such files
+    std::map<std::string_view, std::set<std::string>> keys;  // by name of such a file
     for (size_t file = 0; file < sizes_.size(); ++file) {
       const std::string& name = context_.metadata.files[file];
       const auto size = written.find(name);
@@ -197,7 +197,7 @@ class Verifier {
     }
   }
 
-  // Of an item with several places one where it is intact; null: none.
+  // A place where the item is intact; null: there is none.
   const ItemLocation* intact_place(const VerifyItem& item) const {
     for (const ItemLocation* at : places_of(context_.metadata, item)) {
       const int64_t size = sizes_[at->file];
@@ -209,12 +209,14 @@ class Verifier {
 
   static std::string text_of(const std::set<std::string>& lost_keys) {
     constexpr size_t kNamed = 5;
-    if (lost_keys.empty()) return "; all that it should hold is intact (repair writes it anew)";
-    std::string text = "; intact nowhere else: ";
+    if (lost_keys.empty()) {
+      return "; everything that it should hold is intact (repair can rewrite the file)";
+    }
+    std::string text = "; without an intact copy: ";
     size_t named = 0;
     for (const std::string& key : lost_keys) {
       if (named == kNamed) break;
-      text += (named++ > 0 ? ", " : "") + (key.empty() ? "how the file begins and ends" : key);
+      text += (named++ > 0 ? ", " : "") + (key.empty() ? "the file's header or trailer" : key);
     }
     if (lost_keys.size() > kNamed) {
       text += " and " + std::to_string(lost_keys.size() - kNamed) + " more";
@@ -223,7 +225,7 @@ class Verifier {
   }
 
   void read_pieces() {
-    size_t first = 0;  // of the batch
+    size_t first = 0;  // piece of the batch
     const auto read_batch = [&] {
       const std::vector<ByteRange> ranges = reader_.read([&](size_t i, ByteView bytes) {
         check_piece(plan_.pieces[first + i], bytes);
@@ -259,13 +261,13 @@ class Verifier {
     if (found == bytes.end()) return;
     damage(name, piece.begin + static_cast<uint64_t>(found - bytes.begin()),
            static_cast<uint64_t>(bytes.end() - found), "",
-           "bytes that belong to no item are not zero; no tensor or object is damaged by that");
+           "bytes that belong to no item are not zero; this damages no tensor or object");
   }
 
   void check_item(const VerifyItem& item, ByteView bytes) {
     const ItemLocation& at = *item.at;
     if (at.checksums && crc32(bytes) != at.checksums->item_crc32) {
-      return damage(item, 0, at.length, sum_problem(at.checksums->item_crc32, crc32(bytes)));
+      return damage(item, 0, at.length, checksum_problem(at.checksums->item_crc32, crc32(bytes)));
     }
     if (at.codec == Codec::kNone) return check_structure(item, bytes);
     try {
@@ -322,11 +324,11 @@ class Verifier {
     for (const auto& [index, expected] : plan_.expected) {
       const VerifyItem& item = plan_.items[index];
       const uint32_t found = sums_[index].crc32();
-      if (found != expected) damage(item, 0, item.at->length, sum_problem(expected, found));
+      if (found != expected) damage(item, 0, item.at->length, checksum_problem(expected, found));
     }
   }
 
-  static std::string sum_problem(uint32_t expected, uint32_t found) {
+  static std::string checksum_problem(uint32_t expected, uint32_t found) {
     return "expected CRC-32 " + std::to_string(expected) + ", found " + std::to_string(found);
   }
 

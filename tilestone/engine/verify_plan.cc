@@ -75,7 +75,7 @@ class Planner {
     for (const ItemLocation& copy : object.unlike) add(copy);
   }
 
-  // Elements that no chunk holds: a writer that died, or files that were lost with their names.
+  // Reports elements that no chunk holds, because a writer died or a rank's metadata is lost.
   void find_holes() {
     std::vector<Box> boxes;
     for (const StoredTensor& tensor : context_.metadata.tensors) {
@@ -101,14 +101,14 @@ class Planner {
     if (expected != written_.end() && expected->second != size) {
       const uint64_t least = std::min(size, expected->second);
       damage_of_file(file, least, std::max(size, expected->second) - least,
-                     "the file has " + std::to_string(size) + " bytes, its save wrote " +
+                     "the file has " + std::to_string(size) + " bytes, but its save wrote " +
                          std::to_string(expected->second));
     }
     plan_items(file, size);
   }
 
-  // The items of a file of this size, and the gaps between them. From an item on that reaches
-  // beyond the file's end there are none: the bytes are its rest.
+  // Plans the items of a file of `size` bytes and the gaps between them. If an item reaches beyond
+  // the end of the file, no gaps are planned after its start: those bytes may belong to it.
   void plan_items(uint32_t file, uint64_t size) {
     std::vector<uint32_t>& items = by_file_[file];
     std::sort(items.begin(), items.end(), [&](uint32_t a, uint32_t b) {
@@ -124,7 +124,7 @@ class Planner {
       const auto item_end = try_add(item.at->offset, item.at->length);
       if (!item_end || *item_end > size) {
         damage(file, std::min(item.at->offset, size), 0,
-               "an item of " + std::to_string(item.at->length) + " bytes at offset " +
+               "the item of " + std::to_string(item.at->length) + " bytes at offset " +
                    std::to_string(item.at->offset) + " reaches beyond the file's " +
                    std::to_string(size) + " bytes",
                index);
@@ -167,7 +167,8 @@ class Planner {
     }
   }
 
-  // A tensor of another writer: its record has the checksum; what surrounds it is parsed.
+  // Plans a large tensor of another writer: the checksum covers its record; the bytes around the
+  // record are parsed.
   void add_foreign_tensor(uint32_t file, uint32_t index) {
     const VerifyItem& item = plan_.items[index];
     try {
@@ -207,7 +208,7 @@ class Planner {
   const std::map<std::string, uint64_t>& written_;
   const std::vector<ItemLocation>& parts_;
   const StoredObject* const common_;
-  std::vector<std::vector<uint32_t>> by_file_;  // items
+  std::vector<std::vector<uint32_t>> by_file_;  // item indices, by file
   VerifyPlan plan_;
 };
 

@@ -24,7 +24,7 @@ FileImage small_checkpoint(const std::shared_ptr<const Format>& format = nullptr
   return memory_image(*storage);
 }
 
-// Everything that is wrong with a checkpoint, "" when nothing is.
+// All problems of a checkpoint; "" if there are none.
 std::string problems(const FileImage& image, uint64_t buffer_bytes = 1u << 20) {
   try {
     OpenOptions options;
@@ -65,7 +65,8 @@ TEST(Verify, AFlippedByteAnywhereIsFound) {
   EXPECT_GT(flips, 1000u);
 }
 
-// In formats whose files have them; the bytes belong to no item, and every file has its own.
+// Only some formats have headers or trailers. Their bytes belong to no item, and no file has a copy
+// of another's.
 TEST(Verify, AFlippedByteOfAHeaderOrTrailerIsFoundInItsFile) {
   const FileImage image = small_checkpoint(framed_format(torch_dist_format()));
   ASSERT_EQ(problems(image), "");
@@ -81,7 +82,7 @@ TEST(Verify, AFlippedByteOfAHeaderOrTrailerIsFoundInItsFile) {
       EXPECT_THAT(problems(damaged), HasSubstr(name)) << at;
     }
   }
-  EXPECT_EQ(files, 3u);  // rank 1 has a chunk alone
+  EXPECT_EQ(files, 3u);  // rank 1 has a single chunk
 }
 
 TEST(Verify, TruncationAndBytesAppendedAreFound) {
@@ -118,7 +119,7 @@ TEST(Verify, MissingAndSwappedFilesAreFound) {
 TEST(Verify, AMissingManifestOfOursIsReported) {
   FileImage image = small_checkpoint();
   std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
-  EXPECT_THAT(problems(image), HasSubstr("there is no manifest of the save"));
+  EXPECT_THAT(problems(image), HasSubstr("the manifest of its save"));
 }
 
 TEST(Verify, NamesKeyFileAndOffset) {

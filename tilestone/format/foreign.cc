@@ -12,7 +12,7 @@ bool is_there(std::span<const std::string> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// An array or group at the top of the directory, or one level below it.
+// Whether the file marks an array or group in the directory itself or one level below it.
 bool is_zarr_mark(std::string_view name) {
   if (std::count(name.begin(), name.end(), '/') > 1) return false;
   const std::string_view base = name.substr(name.rfind('/') + 1);

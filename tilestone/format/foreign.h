@@ -1,5 +1,5 @@
-// Checkpoints of other kinds, known by their marks, so that nobody saves over what can't be
-// replaced in one step.
+// Recognises checkpoints of other kinds, so that a save does not overwrite one that it can't
+// replace in one step.
 #pragma once
 
 #include <functional>
@@ -13,18 +13,19 @@ namespace tilestone {
 
 struct ForeignCheckpoint {
   std::string kind;  // "a Megatron-Core checkpoint (zarr)"
-  std::string mark;  // the file that shows it
-  // Which of the files beside it are its own can be known, so a save can replace it as a whole.
+  std::string mark;  // the file by which it was recognised
+  // True if the checkpoint's files can be told from other files in the directory, so that a save
+  // can replace the checkpoint as a whole.
   bool replaceable = false;
 };
 
-// The checkpoint of another kind that a directory holds, if any: Megatron-Core's (`metadata.json`
-// that names a sharded_backend), zarr's (`.zarray`, `.zgroup`, `zarr.json`) or Hugging Face's
+// Finds a checkpoint of another kind in a directory: Megatron-Core's (a `metadata.json` that names
+// a sharded_backend), zarr's (`.zarray`, `.zgroup`, `zarr.json`) or Hugging Face's
 // (`model.safetensors`, `model.safetensors.index.json`). A torch_dist checkpoint without
 // Megatron-Core's files is none of these.
 //
-// `names`: the files of the directory, relative to it. `read` returns a file's bytes and is called
-// for `metadata.json` at most; what it throws comes out.
+// `names`: the files of the directory, relative to it. `read` returns a file's bytes; it is called
+// only for `metadata.json`, and its exceptions are passed on.
 std::optional<ForeignCheckpoint> find_foreign(std::span<const std::string> names,
                                               const std::function<Bytes(const std::string&)>& read);
 

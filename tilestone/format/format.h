@@ -1,6 +1,7 @@
-// Format: how items become bytes and bytes items. It works on bytes and names that it is given and
-// does no I/O: on a save it returns recipes that the engine streams, on a load it parses what the
-// engine has read. What a tree's items are is the dialect's matter (format/dialect/dialect.h).
+// A Format turns items into bytes and bytes into items. It works on bytes and file names that it is
+// given and does no I/O: in a save it returns recipes that the engine streams, in a load it parses
+// what the engine has read. Which items a tree has is decided by the dialect
+// (format/dialect/dialect.h).
 #pragma once
 
 #include <cstdint>
@@ -21,36 +22,41 @@ namespace tilestone {
 
 // ---- Saving ----
 
-// Bytes around a tensor's, known beforehand but for the tensor's checksum.
+// The bytes of an item before or after the tensor's bytes. They are known before the tensor is
+// read, except for the tensor's checksum.
 struct Literal {
   Bytes bytes;
-  std::vector<uint64_t> crc32_at;  // where its CRC-32 goes, little-endian; zeros in `bytes`
+  // Offsets in `bytes` at which the tensor's CRC-32 is inserted, little-endian. `bytes` has zeros
+  // there.
+  std::vector<uint64_t> crc32_at;
 };
 
-// A piece of an item, in file order. Its size in bytes is known before anything is written.
+// A part of an item. Its size is known before anything is written.
 struct Segment {
-  uint64_t size = 0;
-  std::shared_ptr<const Literal> literal;  // items that are alike share it; null: a tensor's bytes
-  const TensorView* tensor = nullptr;      // its C-contiguous bytes; borrowed from the piece
-  // The tensor's bytes lie in a larger, zeroed tensor, and that is the segment; null: they are it.
+  uint64_t size = 0;                       // bytes
+  std::shared_ptr<const Literal> literal;  // shared by similar items; null: it is a tensor's bytes
+  const TensorView* tensor = nullptr;      // written C-contiguous; borrowed from the Piece
+  // If not null, the segment is a larger tensor that holds `tensor` in one corner and zeros
+  // elsewhere.
   std::shared_ptr<const Padding> padding = nullptr;
 };
 
-// One item at a given place in a file.
+// How to write one item at a given place in a file.
 struct ItemRecipe {
-  uint64_t padding = 0;  // zero bytes before the item, so that its payload is aligned in the file
-  uint64_t length = 0;   // bytes of the item (sum of the segments)
-  uint64_t payload_offset = 0;    // of the tensor segment, from the item's start
-  std::vector<Segment> segments;  // one tensor at most; its CRC-32 only behind it
+  uint64_t padding = 0;         // zero bytes before the item; they align its payload in the file
+  uint64_t length = 0;          // bytes of the item (the sum of the segments)
+  uint64_t payload_offset = 0;  // bytes from the item's start to the tensor segment
+  // In file order. At most one is a tensor; only literals after it may contain its CRC-32.
+  std::vector<Segment> segments;
 };
 
-// An item of a file: a chunk, or an object. Borrowed.
+// An item of a file: a chunk (`tensor` and `piece`) or an object (`object`). Borrows all of them.
 struct FileItem {
-  const TensorItem* tensor = nullptr;  // with `piece`; null: an object
+  const TensorItem* tensor = nullptr;
   const Piece* piece = nullptr;
   const ObjectItem* object = nullptr;
 };
-// One that has been written.
+// An item that has been written.
 struct WrittenItem {
   FileItem item;
   uint64_t offset = 0;  // in the file, bytes
@@ -58,23 +64,24 @@ struct WrittenItem {
   ItemChecksums checksums;
 };
 
-// Makes the recipes of one file's items, one after the other; used by one thread.
+// Makes the recipes of one file's items, one after the other. Used by one thread.
 class ItemEncoder {
  public:
   virtual ~ItemEncoder() = default;
-  // In formats whose files_have_ends(): the bytes before the first item and after the last one.
-  // Both belong to no item; reports have their checksums, and verify compares them. begin_file:
-  // asked first, with all items that the file is to have, in their order.
+  // begin_file() and end_file() return the bytes before the first item and after the last one, in
+  // formats where files_have_ends() is true. These bytes belong to no item. Reports contain their
+  // checksums, and verify compares them.
+  // begin_file() is called first, with all items that the file will have, in file order.
   virtual Bytes begin_file(std::span<const FileItem>) { return {}; }
-  // end_file: asked last, with the same items as they were written.
+  // end_file() is called last, with the same items and where they were written.
   virtual Bytes end_file(std::span<const WrittenItem>) { return {}; }
-  // The bytes of one chunk or object that will stand at `file_offset` (bytes) or, after padding,
-  // little beyond it. `piece` is one of the item's; the recipe borrows its data.
+  // The recipe of one chunk or object that starts at `file_offset` (bytes) plus the recipe's
+  // padding. `piece` is one of the item's pieces; the recipe borrows its data.
   virtual ItemRecipe tensor(const TensorItem& item, const Piece& piece, uint64_t file_offset) = 0;
   virtual ItemRecipe object(const ObjectItem& item, uint64_t file_offset) = 0;
 };
 
-// The parts of a data file's name that Format::data_file_name() has put together.
+// The parts of a data file's name, as given to Format::data_file_name().
 struct DataFileName {
   std::string save_id;
   int rank = 0;
@@ -83,23 +90,22 @@ struct DataFileName {
 
 // ---- Loading ----
 
-// Which bytes of an item must be seen to know its inner structure: the whole of a small item, the
-// head and tail of a large one. Relative to the item's start.
+// A byte range that must be read to learn an item's inner structure: all of a small item, the
+// head and the tail of a large one.
 struct ProbeRange {
-  uint64_t offset = 0;
-  uint64_t size = 0;
+  uint64_t offset = 0;  // bytes from the item's start
+  uint64_t size = 0;    // bytes
 };
 
-// Where a stored tensor's elements are.
+// Where a stored tensor's elements are. Offsets are from the item's start, after decoding.
 struct StoredPayload {
   DType dtype = DType::kFloat32;
   Dims shape;
-  Dims strides;         // elements, >= 0; as the writer's tensor had them
-  uint64_t offset = 0;  // of element [0, ..., 0], from the item's start (after decoding), bytes
-  // The checksummed record that holds the elements: from the item's start, and its CRC-32 where
-  // its writer recorded one.
-  uint64_t record_offset = 0;
-  uint64_t record_size = 0;
+  Dims strides;         // elements, >= 0; those of the writer's tensor
+  uint64_t offset = 0;  // of element [0, ..., 0], bytes
+  // The record that holds the elements, and its CRC-32 if the writer recorded one.
+  uint64_t record_offset = 0;  // bytes
+  uint64_t record_size = 0;    // bytes
   std::optional<uint32_t> record_crc32;
 };
 
@@ -113,73 +119,79 @@ class Format {
  public:
   virtual ~Format() = default;
   virtual std::string_view name() const = 0;  // "torch_dist"
-  // What Megatron-Core's `metadata.json` calls it: sharded_backend and its version.
+  // The sharded_backend_version in Megatron-Core's `metadata.json`, where name() is the
+  // sharded_backend.
   virtual int backend_version() const { return 1; }
 
   // ---- Saving
 
-  // Refuses what the format can't hold, naming the key: Error(kInvalidArgument). Asked on every
-  // rank with that rank's items before anything is written.
+  // Throws Error(kInvalidArgument), naming the key, if the format can't hold one of the items.
+  // Called on every rank with that rank's items before anything is written.
   virtual void check(const Items& items) const = 0;
-  // The cells of a regular grid are files whose names count cells: a tensor's chunks must be cells
-  // of one grid (TensorItem::chunk_shape), which the ranks agree on before they write.
+  // True if each chunk of a tensor must be a cell of one regular grid (TensorItem::chunk_shape),
+  // because a cell is a file that is named by its grid index. The ranks agree on the grid before
+  // they write.
   virtual bool needs_grid() const { return false; }
-  // The file that a chunk or object has to itself ("KEY/0.1"); nullopt: it goes to one of its
-  // rank's data files.
+  // The name of the file that holds only this chunk or object ("KEY/0.1"). nullopt: it goes into
+  // one of its rank's data files.
   virtual std::optional<std::string> own_file(const TensorItem& item, const Piece& piece) const;
   virtual std::optional<std::string> own_file(const ObjectItem& item) const;
-  // Files' names are fixed, not made of the save id: a save needs a directory of its own.
+  // True if file names don't contain the save id. Each save then needs a directory of its own.
   virtual bool has_fixed_names() const { return false; }
-  // Name of a rank's n-th data file of a save, and what it was made of; nullopt for any other name.
+  // The name of a rank's data file number `index` in a save.
   virtual std::string data_file_name(std::string_view save_id, int rank, int index) const = 0;
+  // The reverse of data_file_name(); nullopt for any other name.
   virtual std::optional<DataFileName> parse_data_file_name(std::string_view name) const = 0;
   virtual std::unique_ptr<ItemEncoder> encoder() const = 0;
-  // The encoder gives bytes with which a file begins, or ends.
+  // True if the encoder's begin_file() or end_file() returns bytes.
   virtual bool files_have_ends() const { return false; }
   // The format's part of the index. Deterministic.
   virtual Index encode_index(const Metadata& metadata) const = 0;
 
-  // ---- Opening. `names`: of all files of the directory, sorted.
+  // ---- Opening. `names`: the names of all files in the directory, sorted.
 
-  // Whether they look like a checkpoint of this format.
+  // Whether the names look like a checkpoint of this format.
   virtual bool detect(std::span<const std::string> names) const = 0;
-  // Those that have to be read to know the checkpoint. kNotFound when there is none.
+  // The files that must be read to describe the checkpoint. Error(kNotFound) if there is no
+  // checkpoint.
   virtual std::vector<std::string> index_files(std::span<const std::string> names) const = 0;
-  // Those whose size parse_index() needs and no index holds.
+  // The files whose sizes parse_index() needs because no index contains them.
   virtual std::vector<std::string> sized_files(std::span<const std::string> names) const;
-  // The part of index_files() that an in-place save has to remove once its own index is published:
-  // each rank's own metadata in torch's rank-local mode.
+  // The index files that each rank wrote for itself in torch's rank-local mode, a subset of
+  // index_files(). A save over such a checkpoint removes them once its own index is published.
   virtual std::vector<std::string> rank_local_files(std::span<const std::string> names) const;
-  // Such a file of one rank: its name, "" in formats that have none; its bytes for what this rank
-  // alone has written (deterministic); and what it says, index()ed. Error(kUnsupported) in formats
-  // that have none; parsing fails as parse_index().
+  // The name of one rank's index file in rank-local mode; "" if the format has no such mode.
   virtual std::string rank_index_name(int rank) const;
+  // The bytes of that file for what this rank has written. Deterministic. Error(kUnsupported) if
+  // the format has no such mode.
   virtual Bytes encode_rank_index(const Metadata& metadata) const;
+  // What that file describes; Metadata::index() has been called. Error(kUnsupported) if the format
+  // has no such mode; other errors as for parse_index().
   virtual Metadata parse_rank_index(const DirectoryFiles& files, int rank) const;
-  // What the checkpoint holds; the metadata is index()ed. `files.contents` holds index_files() and
-  // `files.sizes` sized_files(). Error(kNotFound) when there is none, kCorrupt, kUnsafe or
-  // kUnsupported with file and offset.
+  // What the checkpoint holds; Metadata::index() has been called. `files.contents` has the bytes of
+  // index_files() and `files.sizes` the sizes of sized_files(). Error(kNotFound) if there is no
+  // checkpoint; kCorrupt, kUnsafe or kUnsupported with file and offset.
   virtual Metadata parse_index(const DirectoryFiles& files) const = 0;
 
   // ---- Loading
 
-  // What to read of a tensor's item to know its structure: the whole of a small item and of one
-  // with a codec; nothing where the metadata says all.
+  // The ranges of a tensor's item to read before parse_tensor(): the whole item if it is small or
+  // has a codec; nothing if the metadata is sufficient.
   virtual std::vector<ProbeRange> probe(const ItemLocation& at) const = 0;
-  // `probed[i]` are the bytes of the i-th range of probe(at); of an item with a codec, the one view
-  // is of the decoded bytes. `tensor` and `chunk` are what the metadata says of it, for formats
-  // whose items have no header. Everything is checked against the item's length; kCorrupt,
-  // kUnsafe and kUnsupported (also where the structure lies outside the bytes probed) name the
-  // offset.
+  // Finds the tensor's elements in an item. `probed[i]` holds the bytes of the i-th range of
+  // probe(at); for an item with a codec, the only view holds the decoded bytes. `tensor` and
+  // `chunk` come from the metadata, for formats whose items have no header. Everything is checked
+  // against the item's length. Throws kCorrupt, kUnsafe, or kUnsupported (also if the structure
+  // lies outside the probed ranges), naming the offset.
   virtual StoredPayload parse_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
                                      const ItemLocation& at,
                                      std::span<const ByteView> probed) const = 0;
-  // A whole item (after decoding) as a value.
+  // The value in a whole item of an object (after decoding).
   virtual Value parse_object(ByteView item) const = 0;
-  // Undoes at.codec; max_size bounds the result (bytes), beyond it kCorrupt.
+  // Decodes an item. Error(kCorrupt) if the result would exceed `max_size` bytes.
   virtual Bytes decode(Codec codec, ByteView item, uint64_t max_size) const = 0;
-  // Checks a whole item (after decoding): structure and every checksum in it. Damage is returned,
-  // content that looks like an attack is thrown as kUnsafe.
+  // Checks a whole item (after decoding): its structure and every checksum in it. Damage is
+  // returned; content that looks like an attack is thrown as kUnsafe.
   virtual std::optional<ItemFault> verify_tensor(const StoredTensor& tensor,
                                                  const StoredChunk& chunk, ByteView item) const = 0;
   virtual std::optional<ItemFault> verify_object(ByteView item) const = 0;

@@ -37,10 +37,12 @@ Bytes render(const ItemRecipe& recipe) {
     } else {
       bytes = with_crc32(*segment.literal, crc);
     }
-    if (bytes.size() != segment.size) throw std::logic_error("a segment of another size");
+    if (bytes.size() != segment.size) throw std::logic_error("the segment has the wrong size");
     out.insert(out.end(), bytes.begin(), bytes.end());
   }
-  if (out.size() != recipe.padding + recipe.length) throw std::logic_error("another length");
+  if (out.size() != recipe.padding + recipe.length) {
+    throw std::logic_error("the item has the wrong length");
+  }
   return out;
 }
 

@@ -44,7 +44,7 @@ const std::string& switch_name(const Index& index) {
   for (const IndexFile& file : index) {
     if (file.role == IndexRole::kSwitch) return file.name;
   }
-  throw Error(ErrorCode::kInternal, "an index without a switch");
+  throw Error(ErrorCode::kInternal, "the index of a checkpoint has no switch");
 }
 
 bool contains_name(std::span<const std::string> names, std::string_view name) {

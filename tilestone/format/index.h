@@ -1,5 +1,5 @@
-// The index of a checkpoint: the files that describe it. They are published one after the other,
-// and one of them is the switch: once it is in place the checkpoint exists.
+// The index of a checkpoint: the files that describe it. They are published one after the other.
+// One of them is the switch: once it is in place, the checkpoint exists.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ namespace tilestone {
 
 // When a file of the index is published.
 enum class IndexRole : uint8_t {
-  kBefore,  // before the switch; a directory that holds it without the switch is no checkpoint
-  kSwitch,  // exactly one file
-  kAfter,   // after the switch; a checkpoint may lack it
+  kBefore,  // before the switch; on its own it is not a checkpoint
+  kSwitch,  // the switch; exactly one file
+  kAfter,   // after the switch; a checkpoint is valid without it
 };
 std::string_view to_string(IndexRole role);  // "before", "switch", "after"
 
@@ -29,23 +29,24 @@ struct IndexFile {
 };
 using Index = std::vector<IndexFile>;  // in the order of publishing
 
-// The index of a checkpoint: the format's files and the dialect's. Where both give a file of one
-// name, or a switch, the dialect's stands and the format's switch is published before it. Sorted by
-// role, otherwise in the order given. Error(kInternal) unless there is exactly one switch.
+// The index of a checkpoint: the files of the format and of the dialect. If both have a file of the
+// same name, the dialect's file is used. If both have a switch, the dialect's is the switch, and
+// the format's gets the role kBefore. Sorted by role, otherwise in the order given.
+// Error(kInternal) unless there is exactly one switch.
 Index merge_index(Index of_format, Index of_dialect);
 
-// The name of the switch.
+// The file name of the switch. Error(kInternal) if there is no switch.
 const std::string& switch_name(const Index& index);
 
-// A directory as formats and dialects see it: names, and what they asked for.
+// A directory as formats and dialects see it: file names, and what they have asked for.
 struct DirectoryFiles {
-  std::vector<std::string> names;         // of all files below it, sorted
-  FileImage contents;                     // of the files that describe the checkpoint
-  std::map<std::string, uint64_t> sizes;  // in bytes, of Format::sized_files()
+  std::vector<std::string> names;         // of all files below the directory, sorted
+  FileImage contents;                     // the bytes of the index files
+  std::map<std::string, uint64_t> sizes;  // of the files in Format::sized_files(), bytes
 
-  bool contains(std::string_view name) const;  // whether it is one of `names`
+  bool contains(std::string_view name) const;  // whether `names` contains it
 };
-// Whether sorted `names` hold `name`.
+// Whether `names`, which must be sorted, contains `name`.
 bool contains_name(std::span<const std::string> names, std::string_view name);
 
 }  // namespace tilestone

@@ -11,10 +11,10 @@
 namespace tilestone {
 namespace {
 
-// Bytes of docs/formats/manifest.md.
+// Constants of the file format (docs/formats/manifest.md).
 constexpr std::string_view kMagic = "TILEMAN\n";
 constexpr uint32_t kFormatVersion = 3;
-constexpr uint32_t kWithoutTable = 2;  // an earlier version, which is read whole
+constexpr uint32_t kWithoutTable = 2;  // an earlier version without a table of reports
 constexpr uint64_t kChecksumSize = 8;
 constexpr size_t kLongestSaveId = 200;
 constexpr std::string_view kAttributes = "attributes";
@@ -26,7 +26,7 @@ constexpr uint64_t kSmallestPlace = 9;  // bytes of an encoded ReportPlace
   throw Error(ErrorCode::kCorrupt, "manifest: " + problem);
 }
 
-// Runs `body`; its errors name the file.
+// Runs `body` and adds the file name to its errors.
 template <typename Body>
 auto with_file(const std::string& file, const Body& body) {
   try {
@@ -39,7 +39,7 @@ auto with_file(const std::string& file, const Body& body) {
 
 int to_int(uint64_t value, const ByteReader& reader) {
   if (value > static_cast<uint64_t>(std::numeric_limits<int>::max())) {
-    reader.fail("a world size beyond every machine");
+    reader.fail("a world size exceeds the range of int");
   }
   return static_cast<int>(value);
 }
@@ -50,7 +50,9 @@ IndexSum decode_sum(ByteReader& reader) {
   sum.size = reader.u64();
   sum.xxh3 = reader.u64();
   const uint8_t role = reader.u8();
-  if (role > static_cast<uint8_t>(IndexRole::kAfter)) reader.fail("an unknown role of a file");
+  if (role > static_cast<uint8_t>(IndexRole::kAfter)) {
+    reader.fail("an index file has an unknown role");
+  }
   sum.role = static_cast<IndexRole>(role);
   return sum;
 }
@@ -71,7 +73,7 @@ std::map<std::string, std::string> decode_attributes(ByteView bytes) {
   for (uint64_t left = reader.count(2); left > 0; --left) {
     std::string name(reader.string());
     if (!attributes.empty() && name <= attributes.rbegin()->first) {
-      reader.fail("their names do not ascend");
+      reader.fail("the names are not in ascending order");
     }
     attributes.emplace_hint(attributes.end(), std::move(name), reader.string());
   }
@@ -96,29 +98,31 @@ std::set<std::string> decode_remains(ByteView bytes) {
 
 uint32_t version_of(ByteView bytes) {
   if (bytes.size() < kManifestStart) {
-    corrupt("it has only " + std::to_string(bytes.size()) + " bytes");
+    corrupt("the file has only " + std::to_string(bytes.size()) + " bytes");
   }
-  if (as_text(bytes.first(kMagic.size())) != kMagic) corrupt("it does not start as one");
+  if (as_text(bytes.first(kMagic.size())) != kMagic) {
+    corrupt("the file does not start with the magic bytes of a manifest");
+  }
   ByteReader reader(bytes.subspan(kMagic.size()), "manifest");
   const uint32_t version = reader.u32();
   if (version == kFormatVersion || version == kWithoutTable) return version;
   throw Error(ErrorCode::kUnsupported, "manifest: version " + std::to_string(version) +
-                                           "; only versions " + std::to_string(kWithoutTable) +
-                                           " and " + std::to_string(kFormatVersion) +
-                                           " are known here");
+                                           " is not supported; this program reads versions " +
+                                           std::to_string(kWithoutTable) + " and " +
+                                           std::to_string(kFormatVersion));
 }
 
-// What lies between the version and the checksum behind it.
+// Checks the checksum that ends `bytes` and returns a reader of what precedes it, from `begin` on.
 ByteReader checked_body(ByteView bytes, uint64_t begin) {
   const ByteView body = bytes.first(bytes.size() - kChecksumSize);
   ByteReader checksum(bytes.last(kChecksumSize), "manifest checksum");
-  if (checksum.u64() != xxh3_64(body)) corrupt("its checksum does not match its bytes");
+  if (checksum.u64() != xxh3_64(body)) corrupt("the checksum does not match the bytes");
   ByteReader reader(body, "manifest");
   reader.raw(begin);
   return reader;
 }
 
-// From the save id to the sums of the index.
+// Reads the fields from the save id to the sums of the index.
 void decode_first_fields(ByteReader& reader, ManifestHead& head) {
   head.save_id = reader.string();
   head.world_size = to_int(reader.varint(), reader);
@@ -140,8 +144,8 @@ void decode_optional_fields(ByteReader& reader, ManifestHead& head) {
 uint64_t read_count(ByteReader& reader, const ManifestHead& head, uint64_t smallest) {
   const uint64_t count = reader.count(smallest);
   if (count != static_cast<uint64_t>(head.world_size)) {
-    reader.fail("found " + std::to_string(count) + " reports, expected one for each of " +
-                std::to_string(head.world_size) + " ranks");
+    reader.fail("expected one report for each of " + std::to_string(head.world_size) +
+                " ranks, found " + std::to_string(count) + " reports");
   }
   return count;
 }
@@ -150,7 +154,8 @@ RankReport report_of(const ManifestHead& head, uint64_t rank, ByteView bytes) {
   RankReport report = RankReport::decode(bytes);
   if (static_cast<uint64_t>(report.rank) != rank || report.world_size != head.world_size ||
       report.save_id != head.save_id) {
-    corrupt("report " + std::to_string(rank) + " is of another rank or save");
+    corrupt("the report in the place of rank " + std::to_string(rank) +
+            " belongs to another rank, world size or save");
   }
   return report;
 }
@@ -179,18 +184,18 @@ ManifestTable decode_head(ByteView head) {
     const uint64_t size = reader.varint();
     table.places.push_back({offset, size, reader.u64()});
     const auto end = try_add(offset, size);
-    if (!end) reader.fail("a report reaches beyond every file");
+    if (!end) reader.fail("the end of a report exceeds 64 bits");
     offset = *end;
   }
   decode_optional_fields(reader, table.head);
   return table;
 }
 
-// `start`: of a manifest with a table.
+// `start`: the first bytes of a manifest with a table of reports.
 uint64_t head_bytes(ByteView start) {
   ByteReader reader(start.subspan(kMagic.size() + sizeof(uint32_t)), "manifest");
   const uint64_t bytes = reader.u64();
-  if (bytes < kManifestStart + kChecksumSize) corrupt("its head has an impossible size");
+  if (bytes < kManifestStart + kChecksumSize) corrupt("the recorded size of the head is too small");
   return bytes;
 }
 
@@ -204,12 +209,12 @@ RankReport report_in(const ManifestTable& table, size_t rank, ByteView bytes) {
 
 Manifest decode_with_table(ByteView bytes) {
   const uint64_t head_size = head_bytes(bytes);
-  if (head_size > bytes.size()) corrupt("it ends within its head");
+  if (head_size > bytes.size()) corrupt("the file ends within its head");
   ManifestTable table = decode_head(bytes.first(head_size));
   const uint64_t end =
       table.places.empty() ? head_size : table.places.back().offset + table.places.back().size;
   if (end != bytes.size()) {
-    corrupt("it has " + std::to_string(bytes.size()) + " bytes, expected " + std::to_string(end));
+    corrupt("expected " + std::to_string(end) + " bytes, found " + std::to_string(bytes.size()));
   }
   Manifest manifest{table.head, {}};
   manifest.reports.reserve(table.places.size());
@@ -275,13 +280,14 @@ Manifest Manifest::decode(ByteView bytes, const std::string& file) {
 uint64_t manifest_head_bytes(ByteView start, const std::string& file) {
   return with_file(file, [&] {
     if (version_of(start) == kFormatVersion) return head_bytes(start);
-    throw Error(ErrorCode::kUnsupported, "manifest: one of this version has no table of reports");
+    throw Error(ErrorCode::kUnsupported,
+                "manifest: version " + std::to_string(kWithoutTable) + " has no table of reports");
   });
 }
 
 ManifestTable decode_manifest_head(ByteView head, const std::string& file) {
   return with_file(file, [&] {
-    if (head.size() < kManifestStart + kChecksumSize) corrupt("it ends within its head");
+    if (head.size() < kManifestStart + kChecksumSize) corrupt("the file ends within its head");
     return decode_head(head);
   });
 }
@@ -314,15 +320,15 @@ void check_index(const Manifest& manifest, const DirectoryFiles& files) {
     const auto found = files.contents.find(sum.name);
     if (found == files.contents.end()) {
       if (sum.role == IndexRole::kAfter) continue;
-      throw Error(ErrorCode::kCorrupt, "a file that describes the checkpoint is missing")
+      throw Error(ErrorCode::kCorrupt, "a file of the checkpoint's index is missing")
           .with_file(sum.name);
     }
     const Bytes& bytes = found->second;
     if (sum.size == bytes.size() && sum.xxh3 == xxh3_64(bytes)) continue;
-    throw Error(ErrorCode::kCorrupt, "the file is not what its save wrote: expected " +
-                                         std::to_string(sum.size) + " bytes of XXH3 " +
+    throw Error(ErrorCode::kCorrupt, "the file has changed since it was saved: expected " +
+                                         std::to_string(sum.size) + " bytes with XXH3 " +
                                          std::to_string(sum.xxh3) + ", found " +
-                                         std::to_string(bytes.size()) + " bytes of XXH3 " +
+                                         std::to_string(bytes.size()) + " bytes with XXH3 " +
                                          std::to_string(xxh3_64(bytes)))
         .with_file(sum.name);
   }

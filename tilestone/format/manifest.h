@@ -1,9 +1,11 @@
-// The commit manifest: every rank's report bound into one file, beside the format's own metadata.
-// It holds what stock metadata can't: checksums of whole items, payload offsets, file sizes. The
-// spec is docs/formats/manifest.md.
+// The commit manifest: one file with the reports of all ranks, beside the format's own index. It
+// holds what that index has no place for: checksums of whole items, payload offsets, file sizes.
+// docs/formats/manifest.md specifies the file format.
 //
-// The manifest's name holds the save id that the metadata file names, so the one rename that
-// publishes the metadata switches both at once, and a manifest of another save is never taken.
+// The manifest's file name contains the save id, which torch_dist's index names too. The one rename
+// that publishes the index therefore switches both at once, and the manifest of another save is
+// never used. zarr's index names no save id; there, the only manifest in the directory is used, and
+// its sums of the index must match.
 #pragma once
 
 #include <map>
@@ -18,16 +20,16 @@
 
 namespace tilestone {
 
-// What a file of the index was when it was published.
+// Size and checksum of an index file as it was published.
 struct IndexSum {
   std::string name;
   uint64_t size = 0;  // bytes
-  uint64_t xxh3 = 0;  // of its bytes
+  uint64_t xxh3 = 0;  // of the file's bytes
   IndexRole role = IndexRole::kSwitch;
   friend bool operator==(const IndexSum&, const IndexSum&) = default;
 };
 
-// What a manifest says of the checkpoint as a whole.
+// What a manifest records about the checkpoint as a whole.
 struct ManifestHead {
   std::string save_id;
   int world_size = 1;
@@ -35,9 +37,9 @@ struct ManifestHead {
   std::string dialect;          // "pytorch"
   std::string writer;           // "Tilestone 0.1.0"
   std::vector<IndexSum> index;  // in the order of publishing
-  // What the caller of the save said of the checkpoint.
+  // Given by the caller of the save.
   std::map<std::string, std::string> attributes = {};
-  // Data files in which bytes of items stay that were removed from the checkpoint.
+  // Data files that still contain bytes of items that were removed from the checkpoint.
   std::set<std::string> remains = {};
 };
 
@@ -45,23 +47,23 @@ struct Manifest : ManifestHead {
   std::vector<RankReport> reports;  // by rank
 
   Bytes encode() const;
-  // The same for reports that are at hand as RankReport::encode() gave them, by rank; `reports` is
-  // not looked at.
+  // The same for reports that RankReport::encode() has already encoded, by rank. Ignores `reports`.
   Bytes encode(std::span<const Bytes> encoded_reports) const;
-  // Of any version. Error(kCorrupt), kUnsupported for a version that is not known.
+  // Decodes every supported version. Error(kCorrupt); kUnsupported for another version. `file` is
+  // named in errors, here and below.
   static Manifest decode(ByteView bytes, const std::string& file);
 };
 
-// ---- One rank's report alone, out of a large job's manifest
+// ---- Reading one rank's report from the manifest of a large job
 
-// How much of a manifest has to be read to know the size of its head.
-inline constexpr uint64_t kManifestStart = 20;  // bytes
+// How many bytes of a manifest must be read to know the size of its head.
+inline constexpr uint64_t kManifestStart = 20;
 
-// A rank's report in the manifest.
+// Where a rank's report is in the manifest.
 struct ReportPlace {
   uint64_t offset = 0;  // bytes
   uint64_t size = 0;    // bytes
-  uint64_t xxh3 = 0;    // of its bytes
+  uint64_t xxh3 = 0;    // of the report's bytes
 };
 
 struct ManifestTable {
@@ -69,27 +71,27 @@ struct ManifestTable {
   std::vector<ReportPlace> places;  // by rank
 };
 
-// Bytes of the head, from the manifest's first kManifestStart bytes. Error(kUnsupported) for a
-// version without a table: such a manifest is read whole.
+// The size of the head in bytes. `start`: the manifest's first kManifestStart bytes.
+// Error(kUnsupported) for a version without a table of reports; such a manifest must be read whole.
 uint64_t manifest_head_bytes(ByteView start, const std::string& file);
-// `head`: that many bytes. Error(kCorrupt) when they are not as they were written.
+// `head`: the manifest's first manifest_head_bytes() bytes. Error(kCorrupt) if they are damaged.
 ManifestTable decode_manifest_head(ByteView head, const std::string& file);
-// `bytes`: those at table.places[rank]. Error(kCorrupt) likewise.
+// `bytes`: those at table.places[rank]. Error(kCorrupt) if they are damaged.
 RankReport decode_report(const ManifestTable& table, int rank, ByteView bytes,
                          const std::string& file);
 
 std::string manifest_name(std::string_view save_id);  // ".tilestone/SAVE_ID.manifest"
-// False for a save id, which another writer's metadata may name, that is part of no file's name.
+// False for a save id that can't be part of a file name; another program's metadata may name one.
 bool may_have_manifest(std::string_view save_id);
 
 std::vector<IndexSum> sums_of(const Index& index);
-// Error(kCorrupt) naming the file when one that the manifest names as published before or at the
-// switch is not there, or is another one.
+// Compares the index files with their sums in the manifest. Error(kCorrupt), naming the file, if a
+// file has changed, or if the switch or a file published before it is missing.
 void check_index(const Manifest& manifest, const DirectoryFiles& files);
 
-// Adds what the index does not say to `metadata`, which is index()ed: checksums of the items, the
-// writer, attributes, copies with their files, and the paths of an index that has no place for
-// them. Error(kCorrupt) when the two contradict one another.
+// Adds to `metadata` what the index does not contain: the items' checksums, the writer, attributes,
+// copies and their files, and paths if the format's index has none. Metadata::index() must have
+// been called. Error(kCorrupt) if the manifest contradicts the metadata.
 void attach_manifest(Metadata& metadata, const Manifest& manifest);
 
 }  // namespace tilestone

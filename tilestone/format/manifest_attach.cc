@@ -1,4 +1,5 @@
-// What the manifest knows of the items that an index names, and of those that it does not.
+// Joins the manifest's items to the items in the metadata. Items that the index does not name are
+// copies.
 #include <algorithm>
 #include <tuple>
 #include <unordered_map>
@@ -10,18 +11,18 @@
 namespace tilestone {
 namespace {
 
-// What the manifest says of one item.
+// One item in the manifest.
 struct Entry {
   const ReportedItem* item = nullptr;
   const std::string* key = nullptr;
   const Box* box = nullptr;  // null: an object
-  bool is_copy = false;      // reported as one
+  bool is_copy = false;      // reported as a copy
   bool found = false;        // the index names it
-  uint64_t content = 0;      // of an object, where it is noted
+  uint64_t content = 0;      // the content hash of an object; 0: not recorded
 };
 
-// The manifest's items by the metadata's file index and the offset in the file. Files that the
-// index does not name are added to the metadata's.
+// The manifest's items by file (an index into Metadata::files) and offset in the file. Adds files
+// that the index does not name to Metadata::files.
 class ItemIndex {
  public:
   ItemIndex(Metadata& metadata, const Manifest& manifest) : metadata_(metadata) {
@@ -43,7 +44,7 @@ class ItemIndex {
 
   Entry* find(const ItemLocation& at) {
     std::vector<Entry>& entries = by_file_[at.file];
-    // Neighbours in the metadata are mostly neighbours in the file.
+    // Neighbours in the metadata are usually neighbours in the file.
     auto found = entries.begin() + static_cast<ptrdiff_t>(std::min(next_, entries.size()));
     if (found == entries.end() || found->item->offset != at.offset) {
       found = std::lower_bound(
@@ -61,7 +62,7 @@ class ItemIndex {
   void add(const RankReport& report) {
     items_ += report.chunks.size() + report.copies.size() + report.objects.size() +
               report.object_copies.size();
-    std::vector<uint32_t> files;  // of the metadata, by the report's
+    std::vector<uint32_t> files;  // index into Metadata::files, by index into report.files
     for (const ReportedFile& file : report.files) files.push_back(index_of(file.name));
     for (const RankReport::Chunk& chunk : report.chunks) {
       by_file_[files[chunk.at.file]].push_back(
@@ -95,7 +96,7 @@ class ItemIndex {
   std::unordered_map<std::string_view, uint32_t> files_;
   std::vector<std::vector<Entry>> by_file_;
   size_t items_ = 0;
-  size_t next_ = 0;  // after the last one found
+  size_t next_ = 0;  // index after the last entry found
 };
 
 void attach(const Metadata& metadata, ItemIndex& index, const std::string& key, const Box* box,
@@ -106,9 +107,9 @@ void attach(const Metadata& metadata, ItemIndex& index, const std::string& key, 
                     (entry->box != nullptr) == (box != nullptr) &&
                     (box == nullptr || *entry->box == *box);
   if (!same) {
-    throw Error(ErrorCode::kCorrupt, "manifest: it contradicts the metadata about the item at " +
-                                         std::to_string(at.offset) + " of " +
-                                         std::to_string(at.length) + " bytes")
+    throw Error(ErrorCode::kCorrupt, "manifest: it contradicts the index about the item of " +
+                                         std::to_string(at.length) + " bytes at offset " +
+                                         std::to_string(at.offset))
         .with_key(key)
         .with_file(metadata.files[at.file]);
   }
@@ -116,7 +117,8 @@ void attach(const Metadata& metadata, ItemIndex& index, const std::string& key, 
   at.checksums = entry->item->checksums;
 }
 
-// Items that the index does not name are copies of chunks and objects that it does.
+// Adds the items that the index does not name to the metadata, as copies of chunks and objects that
+// it names.
 class CopyFinder {
  public:
   explicit CopyFinder(Metadata& metadata) : metadata_(metadata) {}
@@ -160,8 +162,8 @@ class CopyFinder {
 
   [[noreturn]] void fail(const Entry& entry, uint32_t file) const {
     throw Error(ErrorCode::kCorrupt,
-                "manifest: it names an item that the metadata does not, at offset " +
-                    std::to_string(entry.item->offset))
+                "manifest: the item at offset " + std::to_string(entry.item->offset) +
+                    " is neither named by the index nor a copy of an item in another file")
         .with_key(*entry.key)
         .with_file(metadata_.files[file]);
   }
@@ -192,7 +194,7 @@ bool has_paths(const Metadata& metadata) {
          std::any_of(metadata.objects.begin(), metadata.objects.end(), has);
 }
 
-// zarr's index has keys alone.
+// Takes the paths from the manifest, for an index that has only keys (zarr's).
 void take_paths(Metadata& metadata, const Manifest& manifest) {
   std::unordered_map<std::string_view, const Path*> paths;
   for (const RankReport& report : manifest.reports) {

@@ -8,7 +8,7 @@
 
 namespace tilestone::manifest_test {
 
-// Two ranks, each with a chunk of one tensor; rank 0 with an object too.
+// Two ranks, each with a chunk of one tensor. Rank 0 also has an object.
 Manifest example() {
   Manifest manifest;
   manifest.save_id = "a1";
@@ -83,7 +83,7 @@ TEST(Manifest, AttributesAndHostsAreOptional) {
   EXPECT_TRUE(Manifest::decode(example().encode(), "m").attributes.empty());
 }
 
-// The example in version 2: no table, and one checksum of the whole at the end.
+// The example in version 2: it has no table, and one checksum of everything at the end.
 Bytes version_2(const Manifest& manifest, ByteView optional_fields) {
   ByteWriter out;
   out.raw(as_bytes("TILEMAN\n"));
@@ -111,7 +111,7 @@ uint64_t head_bytes_of(const Bytes& manifest) {
   return manifest_head_bytes(ByteView(manifest).first(kManifestStart), "m");
 }
 
-// A manifest's bytes with others at the end of its head, whose checksum and size are made right.
+// A manifest with extra bytes at the end of its head. The head's checksum and size are adapted.
 Bytes with_tail(const Bytes& manifest, ByteView tail) {
   const uint64_t head = head_bytes_of(manifest);
   Bytes bytes(manifest.begin(), manifest.begin() + static_cast<ptrdiff_t>(head - 8));
@@ -148,7 +148,7 @@ TEST(Manifest, OptionalFieldsOfLaterVersionsAreSkipped) {
   ByteWriter tail;
   write_named_fields(tail, {{"later", to_bytes("x")}});
   EXPECT_EQ(Manifest::decode(with_tail(example().encode(), tail.bytes()), "m").save_id, "a1");
-  ByteWriter twice;  // one attribute twice
+  ByteWriter twice;  // has one attribute twice
   ByteWriter attributes;
   attributes.varint(2);
   for (const char* text : {"a", "1", "a", "2"}) attributes.string(text);
@@ -156,7 +156,7 @@ TEST(Manifest, OptionalFieldsOfLaterVersionsAreSkipped) {
   EXPECT_THROW(Manifest::decode(with_tail(example().encode(), twice.bytes()), "m"), Error);
 }
 
-// As a rank of a large job reads: the start, the head, its own part.
+// Reads like a rank of a large job: the start, the head, the rank's own report.
 TEST(Manifest, ARankReadsItsOwnReportOnly) {
   const Manifest manifest = example();
   const Bytes bytes = manifest.encode();
@@ -258,7 +258,7 @@ TEST(Manifest, ChecksumsComeToTheirItems) {
   EXPECT_EQ(metadata.writer, "Tilestone 0.1.0");
 }
 
-// The example with a copy of rank 0's chunk in a further file of rank 1, which no index names.
+// The example with a copy of rank 0's chunk in another file of rank 1, which no index names.
 Manifest with_copy() {
   Manifest manifest = example();
   RankReport& report = manifest.reports[1];
@@ -308,7 +308,7 @@ TEST(Manifest, AttributesAndPathsThatTheIndexLacksComeFromTheReports) {
   EXPECT_EQ(metadata.objects[0].path, Path{std::string("lr")});
 
   metadata = metadata_of(example());
-  metadata.tensors[0].path.clear();  // an index that records paths says that there is none
+  metadata.tensors[0].path.clear();  // the index records paths, and the key has none
   attach_manifest(metadata, manifest);
   EXPECT_TRUE(metadata.tensors[0].path.empty());
 }

@@ -8,7 +8,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kMaxDepth = 8;  // of the JSON that is kept
+constexpr int kMaxDepth = 8;  // deeper JSON is dropped while parsing
 
 bool is_among(std::span<const std::string> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -20,8 +20,8 @@ Json parse(ByteView bytes) {
   return Json::parse(text, text + bytes.size(), keep, false);
 }
 
-// Whether the bytes are whole and have none of the fields of Megatron-Core's.
-bool is_of_others(ByteView bytes) {
+// Whether the bytes are valid JSON without any of Megatron-Core's fields.
+bool is_foreign_json(ByteView bytes) {
   const Json json = parse(bytes);
   const auto has = [&](const char* field) { return json.contains(field); };
   return !json.is_discarded() && !has("sharded_backend") && !has("sharded_backend_version") &&
@@ -48,7 +48,7 @@ std::optional<MegatronMark> find_megatron_mark(
   if (!is_among(names, kMegatronConfig)) return std::nullopt;
   const Bytes bytes = read(std::string(kMegatronConfig));
   if (auto config = read_megatron_config(bytes)) return MegatronMark{std::move(config->backend)};
-  if (is_among(names, kMegatronCommon) && !is_of_others(bytes)) return MegatronMark{};
+  if (is_among(names, kMegatronCommon) && !is_foreign_json(bytes)) return MegatronMark{};
   return std::nullopt;
 }
 

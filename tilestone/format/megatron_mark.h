@@ -1,4 +1,4 @@
-// The mark of a Megatron-Core checkpoint: its file metadata.json, which names the format.
+// Recognises a Megatron-Core checkpoint by its file metadata.json, which names the format.
 #pragma once
 
 #include <functional>
@@ -15,25 +15,26 @@ inline constexpr std::string_view kMegatronConfig = "metadata.json";
 inline constexpr std::string_view kMegatronCommon = "common.pt";
 
 struct MegatronMark {
-  // What metadata.json names as sharded_backend ("torch_dist", "zarr"), "unknown" where that is no
-  // text. Empty: metadata.json is damaged, and only common.pt beside it shows whose it is.
+  // The sharded_backend in metadata.json ("torch_dist", "zarr"); "unknown" if that is not a string.
+  // Empty: metadata.json is damaged, but the common.pt beside it shows that Megatron-Core wrote it.
   std::string backend;
 };
 
-// `names`: of all files of a directory, in any order. `read` returns a file's bytes and is called
-// for metadata.json at most; what it throws comes out. Nothing for a metadata.json that some other
-// program wrote: JSON without a field of Megatron-Core's.
+// `names`: all files of a directory, in any order. `read` returns a file's bytes; it is called only
+// for metadata.json, and its exceptions are passed on. Returns nullopt if there is no metadata.json
+// or another program wrote it (it is JSON without any of Megatron-Core's fields).
 std::optional<MegatronMark> find_megatron_mark(
     std::span<const std::string> names, const std::function<Bytes(const std::string&)>& read);
 
-// What a metadata.json says of the format.
+// The fields of metadata.json that describe the format.
 struct MegatronConfig {
-  std::string backend;             // its sharded_backend; "unknown" where that is no text
-  std::optional<int64_t> version;  // its sharded_backend_version; -1 where that is no integer
+  std::string backend;             // sharded_backend; "unknown" if it is not a string
+  std::optional<int64_t> version;  // sharded_backend_version; -1 if it is not an integer
 };
-// nullopt where the bytes are not what Megatron-Core writes.
+// Parses a metadata.json. nullopt if it is not a JSON object with a sharded_backend.
 std::optional<MegatronConfig> read_megatron_config(ByteView bytes);
-// What Megatron-Core would write there: it refuses other fields.
+// A metadata.json as Megatron-Core writes it. It has no other fields, because Megatron-Core refuses
+// them.
 Bytes write_megatron_config(std::string_view backend, int backend_version);
 
 }  // namespace tilestone

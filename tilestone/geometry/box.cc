@@ -59,7 +59,7 @@ std::optional<Box> intersect(const Box& a, const Box& b) {
 
 void check_bounds(const Box& box, const Dims& global_shape) {
   const auto fail = [&](const std::string& problem) {
-    // Dims are printed apart: a box that failed may have offset and shape of different length.
+    // Offset and shape are printed separately because their lengths may differ in an invalid box.
     throw Error(ErrorCode::kInvalidArgument,
                 "box with offset " + to_string(box.offset) + " and shape " + to_string(box.shape) +
                     " does not fit a tensor of shape " + to_string(global_shape) + ": " + problem);
@@ -83,7 +83,7 @@ std::vector<Box> subtract(const Box& a, const Box& b) {
   const auto common = intersect(a, b);
   if (!common) return {a};
   std::vector<Box> parts;
-  Box rest = a;  // shrinks dim by dim to the common part; what is cut off is a part of the answer
+  Box rest = a;  // shrinks dim by dim to the common part; each piece cut off goes to `parts`
   for (size_t d = 0; d < a.rank(); ++d) {
     const int64_t begin = common->offset[d];
     const int64_t end = common->end(d);

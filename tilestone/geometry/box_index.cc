@@ -25,8 +25,8 @@ Box bounds_of(std::span<const Box> boxes, std::span<const uint32_t> order) {
   return bounds;
 }
 
-// The dim along which about the most boxes lie side by side: the extent of their union over their
-// mean extent.
+// The dim along which about the most boxes lie side by side. The estimate is the extent of their
+// union divided by the mean extent of a box.
 size_t busiest_dim(std::span<const Box> boxes, std::span<const uint32_t> order, const Box& bounds) {
   size_t best = 0;
   double most = 0;
@@ -46,7 +46,7 @@ size_t busiest_dim(std::span<const Box> boxes, std::span<const uint32_t> order, 
 
 BoxIndex::BoxIndex(std::span<const Box> boxes) : boxes_(boxes) {
   if (boxes.size() > UINT32_MAX) {
-    throw Error(ErrorCode::kUnsupported, "more than 2^32 boxes of one tensor");
+    throw Error(ErrorCode::kUnsupported, "a tensor with 2^32 boxes or more is not supported");
   }
   for (size_t i = 0; i < boxes.size(); ++i) {
     if (!boxes[i].empty()) order_.push_back(static_cast<uint32_t>(i));
@@ -63,7 +63,7 @@ uint32_t BoxIndex::build(uint32_t begin, uint32_t end) {
   if (end - begin <= kLeaf || nodes_[self].bounds.rank() == 0) return self;
   const size_t dim = busiest_dim(boxes_, order, nodes_[self].bounds);
   const uint32_t middle = begin + (end - begin) / 2;
-  const auto twice_centre = [&](uint32_t i) {  // unsigned: it may pass 2^63
+  const auto twice_centre = [&](uint32_t i) {  // unsigned because it may exceed 2^63
     return 2 * static_cast<uint64_t>(boxes_[i].offset[dim]) +
            static_cast<uint64_t>(boxes_[i].shape[dim]);
   };

@@ -4,25 +4,28 @@
 
 #include "tilestone/geometry/coverage_internal.h"
 
-// Finding a hole. Boxes that don't overlap one another cover a cell if and only if their volumes
-// sum up to its own; otherwise the search halves the cell and goes where volume is lacking.
+// How a hole (an uncovered box) is found. Boxes that don't overlap cover a cell if and only if
+// their volumes add up to its volume. If they don't, the search halves the cell and continues in a
+// half with too little volume.
 //
-// Where they overlap, it is Klee's measure problem, solved after Chan, "Klee's measure problem made
-// easy" (2013): a box that spans the cell in all dims but one is a slab; the slabs of a dim are
-// taken out, and the space that they cover is cut out of the cell (which shifts the coordinates
-// behind it). What is left has an edge of lower dimension in the cell, so halving the cell at a
-// median of such edges halves the work: O(n log n) in one and two dims, O(n^(d/2)) in d.
+// If boxes overlap, this is Klee's measure problem, solved as in Chan, "Klee's measure problem made
+// easy" (2013). A box that spans the cell in all dims but one is a slab. The slabs are removed from
+// the list of boxes, and the space that they cover is cut out of the cell, which shifts the
+// coordinates behind it. Each remaining box has an edge of lower dimension in the cell, so halving
+// the cell at a median of such edges halves the work: O(n log n) in one and two dims, O(n^(d/2)) in
+// d dims.
 
 namespace tilestone {
 namespace {
 
 using Boxes = std::vector<Box>;
 
-// What of one dim of a cell stays when slabs are cut out of it: disjoint, ascending intervals.
+// An interval of one dim of a cell that remains after slabs are cut out. The gaps of a dim are
+// disjoint and ascending.
 struct Gap {
-  int64_t begin = 0;   // where it was
-  int64_t end = 0;     // exclusive
-  int64_t target = 0;  // where `begin` is once what is covered is cut out
+  int64_t begin = 0;   // before the cut
+  int64_t end = 0;     // exclusive, before the cut
+  int64_t target = 0;  // the coordinate of `begin` after the cut
 };
 using Gaps = std::vector<Gap>;
 
@@ -31,7 +34,8 @@ struct Interval {
   int64_t end = 0;
 };
 
-// The dims in which the box does not span the cell, counted up to two; `dim` is the last of them.
+// Counts the dims in which the box does not span the cell, up to two. `dim` is the last one
+// counted.
 int partial_dims(const Box& box, const Box& cell, size_t& dim) {
   int count = 0;
   for (size_t d = 0; d < cell.rank() && count < 2; ++d) {
@@ -62,7 +66,7 @@ Gaps gaps_between(std::vector<Interval> slabs, int64_t begin, int64_t end) {
   return gaps;
 }
 
-// Where a coordinate comes to lie once what is between the gaps is cut out.
+// The coordinate of `x` after everything outside the gaps is cut out.
 int64_t squeeze(const Gaps& gaps, int64_t x) {
   auto next = std::upper_bound(gaps.begin(), gaps.end(), x,
                                [](int64_t value, const Gap& gap) { return value < gap.begin; });
@@ -71,7 +75,8 @@ int64_t squeeze(const Gaps& gaps, int64_t x) {
   return gap.target + (std::min(x, gap.end) - gap.begin);
 }
 
-// The first stretch of a squeezed interval, where it was before.
+// The first part of a squeezed interval that is contiguous in original coordinates, in those
+// coordinates.
 Interval stretch(const Gaps& gaps, Interval squeezed) {
   auto next = std::upper_bound(gaps.begin(), gaps.end(), squeezed.begin,
                                [](int64_t value, const Gap& gap) { return value < gap.target; });
@@ -80,10 +85,10 @@ Interval stretch(const Gaps& gaps, Interval squeezed) {
   return {squeezed.begin + shift, std::min(squeezed.end + shift, gap.end)};
 }
 
-// The gaps that slabs leave in each dim of a cell; a dim without slabs is left alone.
+// The gaps that slabs leave in each dim of a cell. Dims without slabs are unchanged.
 class Squeeze {
  public:
-  // Takes the slabs out of `boxes`; none of them covers the cell.
+  // Removes the slabs from `boxes`. No box may cover the whole cell.
   Squeeze(const Box& cell, Boxes& boxes) : gaps_(cell.rank()) {
     std::vector<std::vector<Interval>> slabs(cell.rank());
     std::erase_if(boxes, [&](const Box& box) {
@@ -112,7 +117,8 @@ class Squeeze {
     }
   }
 
-  // A part of a non-empty squeezed box, where it was before.
+  // Maps a non-empty squeezed box back to original coordinates. The result may be only a part of
+  // it.
   void undo(Box& box) const {
     for (size_t d = 0; d < gaps_.size(); ++d) {
       if (gaps_[d].empty()) continue;
@@ -141,7 +147,8 @@ struct Cut {
   int64_t at = 0;
 };
 
-// A median of the edges inside the cell in the dim that has most. Each box has one.
+// Cuts at a median of the edges inside the cell, in the dim with the most edges. Each box has at
+// least one such edge.
 Cut choose_cut(const Box& cell, const Boxes& boxes) {
   std::vector<int64_t> best;
   Cut cut;
@@ -175,8 +182,8 @@ bool covers(const Box& cell, const Boxes& boxes) {
   return std::any_of(boxes.begin(), boxes.end(), [&](const Box& b) { return b.contains(cell); });
 }
 
-// A hole of the cell, given boxes inside it that may overlap. Recursion: each step halves the edges
-// in one dim.
+// Returns a hole of the cell. The boxes lie inside the cell and may overlap. The recursion ends
+// because each step halves the edges in one dim.
 std::optional<Box> find_hole(Box cell, Boxes boxes) {
   if (boxes.empty()) return cell;
   if (covers(cell, boxes)) return std::nullopt;
@@ -204,7 +211,7 @@ std::optional<Box> find_hole(Box cell, Boxes boxes) {
 
 enum class Filling { kLess, kExactly, kMore };
 
-// How the sum of the boxes' volumes compares to `volume`. No sum overflows on the way.
+// How the sum of the boxes' volumes compares to `volume`. Can't overflow.
 Filling filling(int64_t volume, std::span<const Box> boxes) {
   int64_t left = volume;
   for (const Box& box : boxes) {
@@ -215,7 +222,7 @@ Filling filling(int64_t volume, std::span<const Box> boxes) {
   return left == 0 ? Filling::kExactly : Filling::kLess;
 }
 
-// A hole of the cell, given boxes inside it that do not overlap and don't fill it.
+// Returns a hole of the cell. The boxes lie inside the cell, do not overlap and do not fill it.
 Box find_hole_among_disjoint(Box cell, Boxes boxes) {
   while (!boxes.empty()) {
     const auto [low, high] = halves(cell, choose_cut(cell, boxes));
@@ -247,7 +254,7 @@ std::optional<Box> find_uncovered(const Box& wanted, std::span<const Box> boxes)
   if (volume == 0) return std::nullopt;
   Boxes inside = clipped(wanted, boxes);
   if (covers(wanted, inside)) return std::nullopt;
-  std::sort(inside.begin(), inside.end());  // replicas are common and say nothing new
+  std::sort(inside.begin(), inside.end());  // replicas are common and add nothing
   inside.erase(std::unique(inside.begin(), inside.end()), inside.end());
   const Filling filled = filling(volume, inside);
   if (filled == Filling::kMore || find_overlap(inside)) return find_hole(wanted, std::move(inside));

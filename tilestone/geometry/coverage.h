@@ -1,4 +1,5 @@
-// Do these boxes tile a tensor? No pass is quadratic: a million boxes take seconds.
+// Checks whether boxes tile a tensor. No function takes quadratic time: a million boxes take
+// seconds.
 #pragma once
 
 #include <optional>
@@ -9,26 +10,26 @@
 
 namespace tilestone {
 
-// Two of the boxes that share an element, by index (first < second), or nullopt. Empty boxes
-// overlap nothing; equal boxes overlap.
+// Returns the indices of two boxes that share an element (first < second), or nullopt. An empty box
+// overlaps nothing. Equal boxes overlap. Throws Error(kUnsupported) for 2^32 boxes or more.
 std::optional<std::pair<size_t, size_t>> find_overlap(std::span<const Box> boxes);
 
-// A non-empty box inside `wanted` no element of which lies in any of `boxes` (which may overlap
-// one another and reach beyond it), or nullopt when `wanted` is covered.
+// Returns a non-empty box inside `wanted` that contains no element of any of `boxes`, or nullopt if
+// the boxes cover `wanted`. The boxes may overlap and may extend beyond `wanted`.
 std::optional<Box> find_uncovered(const Box& wanted, std::span<const Box> boxes);
 
-// What is wrong with `boxes` as a tiling of a tensor of `shape`.
+// Why `boxes` do not tile a tensor.
 struct TilingFault {
   enum class Kind { kOutOfBounds, kOverlap, kUncovered };
   Kind kind;
   size_t first = 0;   // kOutOfBounds, kOverlap: index of the box
   size_t second = 0;  // kOverlap: index of the other box
-  Box where;          // kOutOfBounds: the box; kOverlap: the common part; kUncovered: a hole
+  Box where;  // kOutOfBounds: the box; kOverlap: the common part; kUncovered: an uncovered box
 };
 
-// nullopt when every element of the tensor lies in exactly one box, which is found in linear time
-// where the boxes are cut in at most four dims; what is wrong takes a search, as above. Empty boxes
-// are ignored but for their bounds.
+// Returns nullopt if every element of the tensor lies in exactly one box. Takes linear time to
+// confirm a tiling whose boxes are cut in at most four dims. Otherwise it searches with the
+// functions above. Empty boxes only have their bounds checked.
 std::optional<TilingFault> check_tiling(const Dims& shape, std::span<const Box> boxes);
 
 }  // namespace tilestone

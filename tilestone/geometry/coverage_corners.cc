@@ -4,27 +4,29 @@
 #include "tilestone/base/radix_sort.h"
 #include "tilestone/geometry/coverage_internal.h"
 
-// Take the function that counts the boxes on each element, and its difference along every dim in
-// turn. Of one box's indicator that is +1 or -1 at each of its 2^d corners (the end exclusive; -1
-// for an odd number of ends) and 0 elsewhere. A function that is 0 far out can be summed up from
-// its differences again, so two such functions are equal if and only if their differences are: the
-// boxes tile the tensor if and only if their corners, with signs, sum up to the tensor's own.
+// Let f be the function that counts the boxes on each element. Take its difference along every dim
+// in turn. For a single box, the result is +1 or -1 at each of the box's 2^d corners (ends are
+// exclusive; -1 at a corner with an odd number of ends), and 0 elsewhere. A function that is 0 far
+// from the origin can be recovered from its differences by summation, so two such functions are
+// equal if and only if their differences are equal. Therefore the boxes tile the tensor if and only
+// if their signed corners sum to the tensor's own signed corners.
 //
-// Corners become numbers (their place in a tensor larger by one in each dim), are sorted in linear
-// time, and cancel. Dims that every box spans cancel by themselves and are left out.
+// Each corner becomes a number: its flat index in a tensor that is larger by one in each dim. The
+// corners are sorted in linear time and then cancelled. Dims that every box spans would cancel by
+// themselves and are left out.
 
 namespace tilestone {
 namespace {
 
-constexpr size_t kMaxCornerDims = 4;  // 16 corners a box
+constexpr size_t kMaxCornerDims = 4;  // 16 corners per box
 
 struct CornerAxis {
   size_t dim = 0;
   uint64_t stride = 0;
 };
 
-// The dims that some box does not span, with strides; nullopt when there are too many dims, or
-// places for 63 bits.
+// The dims that some box does not span, with strides. nullopt if there are more than kMaxCornerDims
+// of them, or if a corner has more than 2^62 possible places.
 std::optional<std::vector<CornerAxis>> axes_of(const Dims& shape, std::span<const Box> boxes) {
   std::vector<CornerAxis> axes;
   uint64_t stride = 1;
@@ -41,7 +43,7 @@ std::optional<std::vector<CornerAxis>> axes_of(const Dims& shape, std::span<cons
   return axes;
 }
 
-// Appends the box's corners as place * 2 + sign, the sign turned by `flip`.
+// Appends the box's corners as place * 2 + sign, with the sign inverted if `flip` is 1.
 void add_corners(const Box& box, std::span<const CornerAxis> axes, uint64_t flip,
                  std::vector<uint64_t>& corners) {
   const size_t first = corners.size();
@@ -79,7 +81,7 @@ std::optional<bool> tile_by_corners(const Dims& shape, std::span<const Box> boxe
     if (!box.empty()) add_corners(box, *axes, 0, corners);
   }
   add_corners(Box::whole(shape), *axes, 1, corners);
-  const uint64_t largest = corners.back() >> 1;  // the end of all
+  const uint64_t largest = corners.back() >> 1;  // the tensor's last corner
   radix_sort(corners, scratch, largest, [](uint64_t corner) { return corner >> 1; });
   return cancel(corners);
 }

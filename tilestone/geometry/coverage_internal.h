@@ -7,9 +7,10 @@
 
 namespace tilestone {
 
-// Whether every element of a tensor of `shape` lies in exactly one of the boxes, which lie inside
-// it; it has elements. Linear time, in passes over the digits of places. nullopt: not decided this
-// way (boxes cut in more than four dims, or about 2^62 places and more).
+// Returns whether every element of a tensor of `shape` lies in exactly one of the boxes. The tensor
+// must have elements, and the boxes must lie inside it. Takes linear time (a radix sort). Returns
+// nullopt if this method can't decide: the boxes are cut in more than four dims, or the tensor has
+// about 2^62 places or more.
 std::optional<bool> tile_by_corners(const Dims& shape, std::span<const Box> boxes);
 
 }  // namespace tilestone

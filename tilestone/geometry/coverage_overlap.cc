@@ -4,21 +4,22 @@
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/coverage.h"
 
-// Finding two boxes that overlap, in O(n log^(d-1) n) for n boxes whatever they look like (after
-// Zomorodian and Edelsbrunner, "Fast software for box intersections", with an end at the first
-// pair).
+// How two overlapping boxes are found in O(n log^(d-1) n) time for any n boxes. The algorithm
+// follows Zomorodian and Edelsbrunner, "Fast software for box intersections", and stops at the
+// first pair.
 //
-// Two intervals meet if and only if one holds the other's low end. So for two lists of boxes, I (in
-// the role of intervals) and P (of points: their low ends), and all dims above d known to meet:
-// take dim d. Let m be a median of P's points. The intervals that hold all of P's points
-// meet all of P in this dim, and are compared with P in the dims below (both ways round, for there
-// any of the two may hold the other's point). The other intervals have an end among the points, so
-// each can matter in at most two nodes of each level of the recursion into points below m and
-// points from m on. In the last dim one merging pass over the lists, sorted by low end, does.
+// Two intervals intersect if and only if one contains the other's low end. The search takes two
+// lists of boxes: I, used as intervals, and P, used as points (their low ends). All pairs are known
+// to intersect in the dims above the current dim d. Let m be a median of P's points. An interval
+// that contains all of P's points intersects all of P in dim d. Such intervals are compared with P
+// in the lower dims, in both roles, because there either box may contain the other's point. Every
+// other interval has an end among the points, so it matters in at most two nodes of each level of
+// the recursion into points below m and points from m on. In the last dim, one merge pass over the
+// lists, sorted by low end, is enough.
 //
-// Dims in which all boxes meet are left out, so a tensor split along one dim costs one sort. The
-// boxes are renumbered by their low ends in the last dim searched: lists of ascending numbers are
-// then sorted for that last pass, and are read from memory front to back.
+// Dims in which all boxes intersect are left out, so a tensor split along one dim costs one sort.
+// The boxes are renumbered by their low ends in the last dim searched. Lists of ascending numbers
+// are then already sorted for the last pass, and are read from memory front to back.
 
 namespace tilestone {
 namespace {
@@ -30,15 +31,15 @@ struct Span {
   int64_t low = 0;
   int64_t high = 0;  // exclusive
 };
-using Spans = std::vector<Span>;  // all boxes' intervals in one dim
+using Spans = std::vector<Span>;  // the intervals of all boxes in one dim
 
 struct EdgeRange {
   size_t dim = 0;
-  double crowd = 0;  // about how many boxes lie side by side along it
+  double crowd = 0;  // estimate: how many boxes lie side by side along it
 };
 
-// Dims in which some two boxes don't meet. The most crowded one comes first: the search ends with
-// it, in one pass.
+// Returns the dims in which not all boxes intersect. The most crowded dim comes first, because the
+// search ends with it, in one pass.
 std::vector<size_t> dims_to_search(std::span<const Box> boxes, std::span<const size_t> ids) {
   std::vector<EdgeRange> extents;
   for (size_t d = 0; d < boxes[ids.front()].rank(); ++d) {
@@ -64,10 +65,10 @@ std::vector<size_t> dims_to_search(std::span<const Box> boxes, std::span<const s
 
 class OverlapSearch {
  public:
-  // Each axis has the same boxes, sorted by low end on the first.
+  // Each axis lists the same boxes in the same order, sorted by low end on the first axis.
   explicit OverlapSearch(std::vector<Spans> axes) : axes_(std::move(axes)) {}
 
-  // Positions of two boxes that overlap.
+  // Returns the positions of two boxes that overlap.
   std::optional<Pair> run() {
     Ids all(axes_.front().size());
     std::iota(all.begin(), all.end(), 0u);
@@ -76,12 +77,12 @@ class OverlapSearch {
   }
 
  private:
-  // Lists with up to this many pairs are compared without further cuts.
+  // Lists with up to this many pairs are compared without dividing them further.
   static constexpr size_t kSmall = 1 << 18;
 
   const Span& interval(size_t axis, uint32_t id) const { return axes_[axis][id]; }
 
-  // Whether the two meet in the axes [1, axis].
+  // Whether the two boxes intersect on the axes [1, axis].
   bool meet_above(uint32_t a, uint32_t b, size_t axis) const {
     for (size_t i = 1; i <= axis; ++i) {
       const Span& x = interval(i, a);
@@ -91,7 +92,7 @@ class OverlapSearch {
     return true;
   }
 
-  // Compares the pairs of the two lists that meet on axis 0.
+  // Compares the pairs from the two lists that intersect on axis 0.
   void compare_all(const Ids& some, const Ids& others, size_t axis) {
     size_t i = 0;
     size_t j = 0;
@@ -104,7 +105,8 @@ class OverlapSearch {
     }
   }
 
-  // Compares one box to those that begin inside it on axis 0; `others` begin no earlier.
+  // Compares one box to those of `others` that begin inside it on axis 0. None of `others` begins
+  // before it.
   void compare(uint32_t one, std::span<const uint32_t> others, size_t axis) {
     const int64_t high = interval(0, one).high;
     for (uint32_t other : others) {
@@ -115,23 +117,23 @@ class OverlapSearch {
     }
   }
 
-  // The last axis, in which both lists are sorted: any point in an interval is a pair.
+  // The last axis, on which both lists are sorted: any point inside an interval makes a pair.
   void sweep(const Ids& intervals, const Ids& points) {
     size_t from = 0;
     for (uint32_t a : intervals) {
       const Span& x = interval(0, a);
       while (from < points.size() && interval(0, points[from]).low < x.low) ++from;
       for (size_t i = from; i < points.size() && interval(0, points[i]).low < x.high; ++i) {
-        if (points[i] == a) continue;  // itself; at most once, the next one ends the search
+        if (points[i] == a) continue;  // itself
         found_ = Pair{a, points[i]};
         return;
       }
     }
   }
 
-  // Sets found_ when a box of `intervals` and another one of `points` meet in the axes [0, axis],
-  // the point lying in the interval on this axis. Both lists are sorted by low end on axis 0, and
-  // stay so. Recursion: at most log2(points) deep on each axis.
+  // Sets found_ if a box of `intervals` and a different box of `points` intersect on the axes [0,
+  // axis], where on this axis the point lies in the interval. Both lists are sorted by low end on
+  // axis 0 and stay sorted. The recursion is at most log2(points) deep per axis.
   void search(const Ids& intervals, const Ids& points, size_t axis) {
     if (found_ || intervals.empty() || points.empty()) return;
     if (intervals.size() * points.size() <= kSmall) return compare_all(intervals, points, axis);
@@ -153,14 +155,15 @@ class OverlapSearch {
   }
 
   struct Points {
-    Ids low;   // below the middle
-    Ids high;  // from the middle on
+    Ids low;   // below `middle`
+    Ids high;  // from `middle` on
     int64_t middle = 0;
   };
 
-  // Sorts out which intervals span all points and which reach below or from the middle on. The
-  // lists are filled by storing always and then counting, or not: which way a box goes can't be
-  // predicted, and a wrong guess costs more than a store.
+  // Divides the intervals into those that span all points, those that extend below `middle` and
+  // those that extend from `middle` on (or both). Every list is written unconditionally and its
+  // count is increased conditionally: the branch would be unpredictable, and a misprediction costs
+  // more than a store.
   void distribute(const Ids& intervals, size_t axis, const Span& range, int64_t middle,
                   Ids& spanning, Ids& low, Ids& high) const {
     for (Ids* list : {&spanning, &low, &high}) list->resize(intervals.size());
@@ -198,8 +201,9 @@ class OverlapSearch {
     return halves;
   }
 
-  // About as many points in each half, as far as equal points allow; none is empty. Cuts at the
-  // median of a sample, or where that misleads, of all.
+  // Divides the points into two halves of about equal size, as far as equal points allow. Neither
+  // half is empty. Cuts at the median of a sample, or at the median of all points if the sample was
+  // misleading.
   Points halve(const Ids& points, size_t axis, int64_t lowest) const {
     constexpr size_t kSample = 127;
     if (points.size() > 8 * kSample) {
@@ -208,7 +212,8 @@ class OverlapSearch {
     }
     const int64_t middle = median(points, 1, axis);
     if (middle > lowest) return split(points, axis, middle);
-    int64_t above = INT64_MAX;  // most points are the lowest one; the next is the best cut
+    // Most points equal the lowest one. The next higher point is the best cut.
+    int64_t above = INT64_MAX;
     for (uint32_t id : points) {
       const int64_t low = interval(axis, id).low;
       if (low > lowest) above = std::min(above, low);
@@ -227,7 +232,7 @@ class OverlapSearch {
     return {lowest, highest};
   }
 
-  // The median of every step-th point.
+  // The median of every `step`-th point.
   int64_t median(const Ids& points, size_t step, size_t axis) const {
     std::vector<int64_t> lows;
     lows.reserve(points.size() / step + 1);
@@ -245,7 +250,7 @@ class OverlapSearch {
 
 std::optional<Pair> find_overlap(std::span<const Box> boxes) {
   if (boxes.size() > UINT32_MAX) {
-    throw Error(ErrorCode::kUnsupported, "more than 2^32 boxes of one tensor");
+    throw Error(ErrorCode::kUnsupported, "a tensor with 2^32 boxes or more is not supported");
   }
   if (boxes.size() < 2) return std::nullopt;
   std::vector<size_t> ids;
@@ -255,7 +260,7 @@ std::optional<Pair> find_overlap(std::span<const Box> boxes) {
   }
   if (ids.size() < 2) return std::nullopt;
   const std::vector<size_t> dims = dims_to_search(boxes, ids);
-  if (dims.empty()) return Pair{ids[0], ids[1]};  // all meet in every dim
+  if (dims.empty()) return Pair{ids[0], ids[1]};  // all boxes intersect in every dim
   std::sort(ids.begin(), ids.end(), [&](size_t a, size_t b) {
     return boxes[a].offset[dims.front()] < boxes[b].offset[dims.front()];
   });

@@ -14,7 +14,7 @@ using Kind = TilingFault::Kind;
 
 constexpr int64_t kManyBoxes = TILESTONE_TEST_BOXES;
 
-// How many boxes hold each element of `wanted`, in C order.
+// The number of boxes that contain each element of `wanted`, in C order.
 std::vector<int> paint(const Box& wanted, const std::vector<Box>& boxes) {
   std::vector<int> counts(static_cast<size_t>(wanted.numel()), 0);
   const Dims strides = contiguous_strides(wanted.shape);
@@ -96,7 +96,7 @@ TEST(Coverage, AgreesWithAPainterOnTilingsWithBoxesTakenAwayAddedAndMoved) {
   }
 }
 
-// More dims than corners are counted in.
+// More dims than the corner method supports.
 TEST(Coverage, AgreesWithAPainterOnTilingsOfFiveAndSixDims) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     std::mt19937_64 random(seed);
@@ -114,7 +114,7 @@ TEST(Coverage, AgreesWithAPainterOnTilingsOfFiveAndSixDims) {
 TEST(Coverage, WrongTilingsOfTheRightVolumeAreFound) {
   const std::vector<Box> twice{Box{{0}, {2}}, Box{{0}, {2}}};
   EXPECT_EQ(check_tiling(Dims{4}, twice)->kind, Kind::kOverlap);
-  // The element in the middle is held twice, one in a corner by nobody.
+  // The middle element is in two boxes, and one element in a corner is in none.
   const std::vector<Box> shifted{Box{{0, 0}, {2, 2}}, Box{{1, 1}, {2, 2}}, Box{{0, 2}, {1, 1}}};
   EXPECT_EQ(check_tiling(Dims{3, 3}, shifted)->kind, Kind::kOverlap);
 }
@@ -195,7 +195,7 @@ TEST(Coverage, ChunksThatReachBeyondAndRepeatAreNoProblemForWhatIsWanted) {
   EXPECT_TRUE((Box{{2, 8}, {3, 2}}.contains(*hole)));
 }
 
-// A million boxes. Nothing here is timed; a quadratic pass would run into the test's time limit.
+// A million boxes. Nothing here is timed: a quadratic pass would exceed the test's time limit.
 
 int64_t grid_side() {
   int64_t side = 1;
@@ -203,7 +203,7 @@ int64_t grid_side() {
   return side;
 }
 
-// `hole` is a part of the box that was taken out of a tiling.
+// `hole` is a part of the box that was removed from a tiling.
 void expect_hole_in(const std::optional<Box>& hole, const Box& removed) {
   ASSERT_TRUE(hole);
   EXPECT_FALSE(hole->empty());
@@ -267,7 +267,7 @@ TEST(CoverageAtScale, RodsThatCrossWithoutMeeting) {
 
 TEST(CoverageAtScale, RowsAndColumnsThatCrossEverywhere) {
   const int64_t n = kManyBoxes / 2;
-  std::vector<Box> boxes;  // every other row and every other column, so a hole at every odd pair
+  std::vector<Box> boxes;  // every other row and every other column: a hole where both are odd
   for (int64_t i = 0; i < n; ++i) {
     boxes.push_back(Box{{2 * i, 0}, {1, 2 * n}});
     boxes.push_back(Box{{0, 2 * i}, {2 * n, 1}});
@@ -285,7 +285,8 @@ TEST(CoverageAtScale, ShiftedCopiesThatOverlapEverywhere) {
   const int64_t side = grid_side();
   const Dims shape{side * 4, side * 4};
   auto boxes = grid_tiling(shape, {side, side});
-  for (Box& box : boxes) box.shape = Dims{6, 6};  // each reaches into the next and beyond the end
+  // Each box overlaps the next one, and the last ones exceed the bounds.
+  for (Box& box : boxes) box.shape = Dims{6, 6};
   EXPECT_FALSE(find_uncovered(Box::whole(shape), boxes));
   EXPECT_TRUE(find_overlap(boxes));
 }

@@ -1,5 +1,6 @@
-// A short list of int64: a shape, an offset, strides or a mesh coordinate. Up to four live inside
-// the object (plans hold millions of boxes); more go to the heap. Behaves like a vector.
+// A short list of int64: a shape, an offset, strides or a mesh coordinate. Up to four values are
+// stored inside the object, because plans hold millions of boxes. Longer lists are on the heap.
+// Behaves like a vector.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@ class Dims {
   Dims() = default;
   Dims(std::initializer_list<int64_t> values) : Dims(values.begin(), values.size()) {}
   explicit Dims(std::span<const int64_t> values) : Dims(values.data(), values.size()) {}
-  // count times value; Dims(2, 3) is [3, 3], Dims{2, 3} [2, 3]
+  // `count` copies of `value`: Dims(2, 3) is [3, 3], but Dims{2, 3} is [2, 3].
   Dims(size_t count, int64_t value) {
     if (count <= kInline && value == 0) {
       size_ = count;
@@ -70,11 +71,11 @@ class Dims {
   friend bool operator==(const Dims& a, const Dims& b) {
     return a.size_ == b.size_ && std::equal(a.begin(), a.end(), b.begin());
   }
-  friend bool operator<(const Dims& a, const Dims& b);  // lexicographic, shorter first on a tie
+  friend bool operator<(const Dims& a, const Dims& b);  // lexicographic; a prefix comes first
 
  private:
   Dims(const int64_t* values, size_t count);
-  // A heap copy with room for the next power of two, so that push_back needs no capacity field.
+  // A heap copy with capacity for the next power of two, so that push_back needs no capacity field.
   static int64_t* clone(const int64_t* values, size_t count);
   void steal(Dims& other) noexcept {
     if (other.size_ > kInline) {
@@ -95,9 +96,10 @@ class Dims {
 std::string to_string(const Dims& dims);  // "[8, 12]", "[]"
 uint64_t hash_of(const Dims& dims);
 
-// Product of the dims: 1 for none. Error(kInvalidArgument) on a negative dim or overflow of int64.
+// The product of the dims; 1 if there are none. Throws Error(kInvalidArgument) on a negative dim
+// and on int64 overflow.
 int64_t numel(const Dims& shape);
-// Strides, in elements, of a C-contiguous tensor of this shape. Overflow is checked.
+// The strides, in elements, of a C-contiguous tensor of this shape. Overflow is checked.
 Dims contiguous_strides(const Dims& shape);
 
 }  // namespace tilestone

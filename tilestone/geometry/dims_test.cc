@@ -53,7 +53,7 @@ TEST(Dims, BehavesAsAVectorUnderRandomPushesAndResizes) {
       }
       ASSERT_TRUE(std::equal(dims.begin(), dims.end(), expected.begin(), expected.end()))
           << "round " << round << " step " << step;
-      Dims copy = dims;  // a copy has room of its own
+      Dims copy = dims;  // a copy has its own storage
       copy.push_back(1);
       ASSERT_EQ(copy.size(), expected.size() + 1);
     }

@@ -5,16 +5,16 @@
 #include "tilestone/base/error.h"
 
 // A flat index is a number whose digits, in the mixed radix of the shape, are the coordinates. The
-// range [begin, end) is cut where carries happen, as [187, 523) is 187..190, 190..200, 200..500,
-// 500..520, 520..523: up from `begin` in ever coarser steps, then down to `end` in ever finer
-// ones. Each step fixes the leading coordinates, runs over an interval of one and takes the
-// following dims whole, so it is a box. Going up cuts at most once in each of the n - 1 dims after
-// the common prefix, going down likewise, and there is one run in between: 2n - 1.
+// range [begin, end) is cut where carries happen. In decimal, [187, 523) becomes 187..190,
+// 190..200, 200..500, 500..520, 520..523: up from `begin` in steps that grow coarser, then up to
+// `end` in steps that grow finer. Each piece fixes the leading coordinates, covers an interval of
+// the next dim and spans the following dims, so it is a box. Each half cuts at most once in each of
+// the n - 1 dims after the common prefix, and there is one piece between them: 2n - 1 boxes.
 
 namespace tilestone {
 namespace {
 
-// Coordinates fixed before dim d, [from, to) in dim d, all of the dims after it.
+// The box with fixed coordinates before dim d, [from, to) in dim d, and all of the dims after it.
 Box slab(const Dims& shape, const Dims& at, size_t d, int64_t from, int64_t to) {
   Box box = Box::whole(shape);
   for (size_t i = 0; i < d; ++i) {
@@ -42,15 +42,16 @@ std::vector<Box> flat_range_to_boxes(const Dims& shape, FlatRange range) {
   if (range.begin < 0 || range.begin > range.end || range.end > total) {
     throw Error(ErrorCode::kInvalidArgument,
                 "flat range [" + std::to_string(range.begin) + ", " + std::to_string(range.end) +
-                    ") does not lie in the " + std::to_string(total) +
+                    ") is not within the " + std::to_string(total) +
                     " elements of a tensor of shape " + to_string(shape));
   }
   if (range.begin == range.end) return {};
   const size_t n = shape.size();
   if (n == 0 || (range.begin == 0 && range.end == total)) return {Box::whole(shape)};
 
-  // The end's coordinates are the last element's plus one, with carries. The carry stops at the
-  // first dim in which the two differ, whose coordinate may thus equal the dim's size.
+  // The coordinates of `end` are those of the last element plus one, with carries. The carry stops
+  // at the first dim in which first and last element differ, so that coordinate may equal the dim's
+  // size.
   const Dims strides = contiguous_strides(shape);
   const Dims first = unravel(strides, range.begin);
   Dims end = unravel(strides, range.end - 1);
@@ -63,16 +64,16 @@ std::vector<Box> flat_range_to_boxes(const Dims& shape, FlatRange range) {
 
   std::vector<Box> boxes;
   Dims at = first;
-  for (size_t d = n - 1; d > common; --d) {  // up: finish the started row of each dim
+  for (size_t d = n - 1; d > common; --d) {  // first half: complete the row that `at` is in
     if (at[d] == 0) continue;
     if (at[d] < shape[d]) boxes.push_back(slab(shape, at, d, at[d], shape[d]));
     at[d] = 0;
-    ++at[d - 1];  // may reach shape[d - 1]: a mere carry in the next round
+    ++at[d - 1];  // may reach shape[d - 1]; the next iteration then only carries
   }
   if (at[common] < end[common]) {
     boxes.push_back(slab(shape, at, common, at[common], end[common]));
   }
-  for (size_t d = common + 1; d < n; ++d) {  // down
+  for (size_t d = common + 1; d < n; ++d) {  // second half
     if (end[d] > 0) boxes.push_back(slab(shape, end, d, 0, end[d]));
   }
   return boxes;

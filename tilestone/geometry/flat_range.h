@@ -1,4 +1,5 @@
-// A slice of a flattened tensor as boxes: what a distributed optimizer's shards are.
+// Converts a slice of a flattened tensor to boxes. A distributed optimizer's shards are such
+// slices.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +15,10 @@ struct FlatRange {
   friend bool operator==(const FlatRange&, const FlatRange&) = default;
 };
 
-// The elements [begin, end) of a C-contiguous tensor of `shape`, flattened, as disjoint boxes in
-// flat order: at most 2n - 1 for n dims, none for an empty range. Concatenating the boxes'
-// elements gives the range's elements in order.
-// Throws Error(kInvalidArgument) unless 0 <= begin <= end <= numel(shape).
+// The elements [begin, end) of a flattened C-contiguous tensor of `shape`, as disjoint boxes in
+// flat order. Returns at most 2n - 1 boxes for n dims, and none for an empty range. Concatenating
+// the boxes' elements gives the range's elements in order. Throws Error(kInvalidArgument) unless 0
+// <= begin <= end <= numel(shape).
 std::vector<Box> flat_range_to_boxes(const Dims& shape, FlatRange range);
 
 }  // namespace tilestone

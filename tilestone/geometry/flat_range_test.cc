@@ -9,7 +9,7 @@
 
 namespace tilestone::flat_range_test {
 
-// Flat indices of a box's elements, in C order.
+// The flat indices of a box's elements, in C order.
 std::vector<int64_t> flat_indices(const Dims& shape, const Box& box) {
   std::vector<int64_t> indices{0};
   for (size_t d = 0; d < shape.size(); ++d) {

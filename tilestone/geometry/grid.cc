@@ -46,7 +46,7 @@ std::optional<Box> cell_box(const Dims& index, const Dims& shape, const Dims& ce
   if (index.size() != shape.size()) return std::nullopt;
   Box box = Box::whole(shape);
   for (size_t d = 0; d < shape.size(); ++d) {
-    // Cells in this dim, without the overflow of rounding up.
+    // The number of cells in this dim, computed without overflow.
     const int64_t cells = shape[d] / cell_shape[d] + (shape[d] % cell_shape[d] != 0 ? 1 : 0);
     if (index[d] < 0 || index[d] >= cells) return std::nullopt;
     box.offset[d] = index[d] * cell_shape[d];

@@ -1,6 +1,6 @@
-// A regular grid over a tensor: cells of one shape, the first at the origin. Cells at the upper
-// edges may reach beyond the tensor. Formats that store one cell a file need a tensor's chunks to
-// be the cells of one grid.
+// A regular grid over a tensor: all cells have one shape, and the first cell is at the origin.
+// Cells at the upper edges may extend beyond the tensor. Formats that store one cell per file
+// require a tensor's chunks to be the cells of one grid.
 #pragma once
 
 #include <optional>
@@ -10,23 +10,24 @@
 
 namespace tilestone {
 
-// Raises `cell_shape` to what `box` needs: the larger extent in each dim (an empty `cell_shape`
-// becomes the box's shape). Done with all boxes of a tensor, in any order and on any rank, this is
-// the shape of the only grid that they can be the cells of. Empty boxes need nothing.
+// Raises each dim of `cell_shape` to the extent of `box` where that is larger. An empty
+// `cell_shape` becomes the box's shape. Applied to all boxes of a tensor, in any order and on any
+// rank, this gives the shape of the only grid whose cells they can be. Empty boxes change nothing.
 void widen_cell(Dims& cell_shape, const Box& box);
 
-// Whether `box` is the part inside the tensor of one cell of the grid. Both shapes have as many
-// dims as the box; `cell_shape` has no zeros. An empty box is no cell.
+// Whether `box` is one cell of the grid, clipped to the tensor. Both shapes have as many dims as
+// the box. `cell_shape` contains no zeros. An empty box is not a cell.
 bool is_cell(const Box& box, const Dims& shape, const Dims& cell_shape);
 
-// The cell shape of the grid that all non-empty boxes are cells of; ones where there are no such
-// boxes. nullopt when there is none; then `odd`, if given, is a box that does not fit the others.
+// The cell shape of the grid whose cells all non-empty boxes are. All ones if there are no such
+// boxes. nullopt if there is no such grid; then `odd`, if not null, is set to a box that does not
+// fit the others.
 std::optional<Dims> grid_of(const Dims& shape, std::span<const Box> boxes, Box* odd = nullptr);
 
-// Which cell a box that is_cell() is: its index in each dim.
+// The index, in each dim, of the cell that `box` is. is_cell() must be true for it.
 Dims cell_index(const Box& box, const Dims& cell_shape);
 
-// The part inside the tensor of a cell; nullopt for an index outside the grid.
+// A cell, clipped to the tensor. nullopt if the index lies outside the grid.
 std::optional<Box> cell_box(const Dims& index, const Dims& shape, const Dims& cell_shape);
 
 }  // namespace tilestone

@@ -61,7 +61,7 @@ TEST(Grid, OfBoxesThatAreNoCellsIsRefusedWithOneOfThem) {
   EXPECT_EQ(odd, (Box{{0}, {2}}));
   const std::vector<Box> first_is_narrow{{{0, 0}, {1, 4}}, {{1, 0}, {2, 4}}, {{3, 0}, {1, 4}}};
   EXPECT_FALSE(grid_of({4, 4}, first_is_narrow));
-  // Cells of the same size, but the second row of them is shifted.
+  // Cells of equal size, but the second row of them is shifted.
   const std::vector<Box> shifted{
       {{0, 0}, {2, 2}}, {{0, 2}, {2, 2}}, {{2, 0}, {2, 1}}, {{2, 1}, {2, 2}}, {{2, 3}, {2, 1}}};
   EXPECT_FALSE(grid_of({4, 4}, shifted, &odd));

@@ -12,7 +12,7 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, "mesh of shape " + to_string(shape) + ": " + problem);
 }
 
-// Places in `ranks`, ascending by rank. Refuses ranks that are no mesh's.
+// Indices into `ranks`, sorted by rank. Throws unless the ranks are valid for a mesh of this shape.
 std::vector<size_t> sorted_places(const Dims& shape, const std::vector<int>& ranks) {
   const int64_t expected = numel(shape);
   if (static_cast<int64_t>(ranks.size()) != expected) {
@@ -56,7 +56,7 @@ std::vector<int> count_up(const Dims& shape) {
 Mesh::Mesh(Dims shape, std::vector<int> ranks, std::vector<std::string> names)
     : shape_(std::move(shape)), ranks_(std::move(ranks)), names_(std::move(names)) {
   for (int64_t n : shape_) {
-    if (n < 1) fail(shape_, "every dim must be at least 1 long");
+    if (n < 1) fail(shape_, "every dim must have a size of at least 1");
   }
   by_rank_ = sorted_places(shape_, ranks_);
   check_names(shape_, names_);
@@ -88,12 +88,13 @@ std::optional<Dims> Mesh::coordinate(int rank) const {
 
 int Mesh::rank_at(const Dims& coordinate) const {
   if (coordinate.size() != dims()) {
-    fail(shape_, "coordinate " + to_string(coordinate) + " has another number of dims");
+    fail(shape_, "coordinate " + to_string(coordinate) + " has " +
+                     std::to_string(coordinate.size()) + " dims");
   }
   int64_t index = 0;
   for (size_t d = 0; d < dims(); ++d) {
     if (coordinate[d] < 0 || coordinate[d] >= shape_[d]) {
-      fail(shape_, "coordinate " + to_string(coordinate) + " lies outside");
+      fail(shape_, "coordinate " + to_string(coordinate) + " lies outside the mesh");
     }
     index = index * shape_[d] + coordinate[d];
   }

@@ -1,4 +1,4 @@
-// A device mesh: ranks in a named n-dimensional grid, as torch's DeviceMesh.
+// A device mesh: ranks in an n-dimensional grid with named dims, like torch's DeviceMesh.
 #pragma once
 
 #include <optional>
@@ -12,11 +12,11 @@ namespace tilestone {
 
 class Mesh {
  public:
-  // `ranks` holds numel(shape) distinct global ranks in C order, each dim at least 1 long; `names`
-  // is empty or has a unique, non-empty name for each dim.
-  // Throws Error(kInvalidArgument) otherwise.
+  // `ranks` has numel(shape) distinct global ranks in C order. Each dim has a size of at least 1.
+  // `names` is empty or has a unique, non-empty name for each dim. Throws Error(kInvalidArgument)
+  // otherwise.
   Mesh(Dims shape, std::vector<int> ranks, std::vector<std::string> names = {});
-  // Ranks 0 ... numel(shape) - 1 in C order.
+  // A mesh of the ranks 0 to numel(shape) - 1 in C order.
   static Mesh grid(Dims shape, std::vector<std::string> names = {});
 
   const Dims& shape() const { return shape_; }
@@ -25,7 +25,7 @@ class Mesh {
   const std::vector<std::string>& names() const { return names_; }
   std::optional<size_t> find_dim(std::string_view name) const;
 
-  // Where a global rank sits in the mesh; nullopt for a rank outside it.
+  // The coordinate of a global rank, or nullopt if the rank is not in the mesh.
   std::optional<Dims> coordinate(int rank) const;
   int rank_at(const Dims& coordinate) const;
 
@@ -35,7 +35,7 @@ class Mesh {
   Dims shape_;
   std::vector<int> ranks_;
   std::vector<std::string> names_;
-  std::vector<size_t> by_rank_;  // places in ranks_, ascending by rank: a look-up is a bisection
+  std::vector<size_t> by_rank_;  // indices into ranks_, sorted by rank for binary search
 };
 
 }  // namespace tilestone

@@ -43,7 +43,7 @@ TEST(Mesh, BadArgumentsAreRefused) {
   expect_refused({2, 2}, {0, 1, 2}, {}, "expected 4 ranks, got 3");
   expect_refused({2}, {3, 3}, {}, "rank 3 appears twice");
   expect_refused({2}, {-1, 3}, {}, "rank -1 is negative");
-  expect_refused({0}, {}, {}, "at least 1 long");
+  expect_refused({0}, {}, {}, "size of at least 1");
   expect_refused({2}, {0, 1}, {"a", "b"}, "expected 1 dim names, got 2");
   expect_refused({1, 1}, {0}, {"a", "a"}, "dim name 'a' appears twice");
   expect_refused({1, 1}, {0}, {"a", ""}, "a dim name is empty");

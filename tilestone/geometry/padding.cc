@@ -5,7 +5,7 @@
 
 namespace tilestone {
 
-// Behind the last padded dim both tensors are the same; that dim's elements are one block.
+// After the last padded dim both tensors are the same, so that dim's elements form one block.
 Padding::Padding(const Dims& shape, const Dims& padded, uint64_t itemsize)
     : block_(itemsize), padded_block_(itemsize) {
   size_t dim = shape.size();
@@ -26,8 +26,8 @@ Padding::Padding(const Dims& shape, const Dims& padded, uint64_t itemsize)
   }
 }
 
-// Counts whole blocks dim by dim, outermost first: what lies below an index outside the smaller
-// tensor is all of it that there is.
+// Counts whole blocks dim by dim, outermost first. An index outside the smaller tensor means that
+// all of its bytes at this level come before `at`.
 uint64_t Padding::before(uint64_t at) const {
   if (at >= padded_bytes_) return bytes_;
   uint64_t found = 0;
@@ -50,12 +50,12 @@ Padding::Inner Padding::inside(uint64_t begin, uint64_t end) const {
   return {before(begin), before(end)};
 }
 
-// From the back, since no byte moves towards the front.
+// Works from the back, because no byte moves towards the front.
 void Padding::spread(uint64_t begin, MutableByteView out) const {
-  uint64_t end = out.size();                                   // what is in place from here on
+  uint64_t end = out.size();  // all bytes from here on are in place
   uint64_t left = before(begin + out.size()) - before(begin);  // bytes still at the front
   while (end > 0) {
-    // The last byte's block, as far as `out` has it.
+    // The block of the last byte, clipped to `out`.
     const uint64_t last = begin + end - 1;
     const uint64_t block_begin = std::max(begin, last - last % padded_block_);
     const uint64_t size = before(begin + end) - before(block_begin);

@@ -9,7 +9,7 @@
 
 namespace tilestone::padding_test {
 
-// The tensor in the corner of a zeroed larger one, by a strided copy.
+// The tensor in the first corner of a larger, zeroed one, made by a strided copy.
 Bytes padded_by_copy(Bytes& tensor, const Dims& shape, const Dims& padded, uint64_t itemsize) {
   Bytes larger(static_cast<uint64_t>(numel(padded)) * itemsize);
   const StridedView target = StridedView::contiguous(larger.data(), padded, itemsize);

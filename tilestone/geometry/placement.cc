@@ -5,11 +5,11 @@
 
 #include "tilestone/base/error.h"
 
-// How the boxes follow. Placements are applied mesh dim by mesh dim, outer to inner, each to what
-// the ones before it left, so a tensor dim holds an ordered list of runs [begin, end) of global
-// indices: the i-th element of the local dim is the i-th element of the runs laid end to end. A
-// Shard keeps one contiguous piece of that list. A StridedShard(d, s) keeps s pieces of it: piece
-// `rank` of each of its s chunks. The boxes are the product of the runs of all dims.
+// How the boxes are computed. Placements are applied one mesh dim at a time, outer to inner, each
+// to the result of the previous ones. So each tensor dim has an ordered list of runs [begin, end)
+// of global indices: the i-th element of the local dim is the i-th element of the concatenated
+// runs. A Shard keeps one contiguous piece of that list. A StridedShard(d, s) keeps s pieces of it:
+// piece number `index` of each of its s chunks. The boxes are the product of the runs of all dims.
 
 namespace tilestone {
 namespace {
@@ -31,8 +31,8 @@ int64_t total(const Runs& runs) {
   return sum;
 }
 
-// Chunk `index` of `count` chunks of n elements as torch.chunk makes them: ceil(n / count) each
-// while they last.
+// Chunk `index` of the `count` chunks into which torch.chunk divides n elements: ceil(n / count)
+// elements each, then one shorter chunk, then empty ones.
 Run chunk(int64_t n, int64_t count, int64_t index) {
   const int64_t size = n / count + (n % count != 0 ? 1 : 0);
   if (size == 0 || index > n / size) return {n, n};
@@ -40,12 +40,13 @@ Run chunk(int64_t n, int64_t count, int64_t index) {
   return {begin, begin + std::min(size, n - begin)};
 }
 
-// Where in `runs`, laid end to end, a walk that only goes forward stands.
+// A position in the concatenated runs that only moves forward.
 class PlacementWalk {
  public:
   explicit PlacementWalk(const Runs& runs) : runs_(runs) {}
 
-  // Appends the elements [piece.begin, piece.end) of the runs; pieces must come in ascending order.
+  // Appends the elements [piece.begin, piece.end) of the concatenated runs. Pieces must come in
+  // ascending order.
   void append(Run piece, Runs& out) {
     while (piece.begin < piece.end) {
       while (piece.begin >= before_ + runs_[at_].size()) before_ += runs_[at_++].size();
@@ -64,17 +65,18 @@ class PlacementWalk {
  private:
   const Runs& runs_;
   size_t at_ = 0;
-  int64_t before_ = 0;  // elements of the runs before runs_[at_]
+  int64_t before_ = 0;  // number of elements before runs_[at_]
 };
 
-// What mesh rank `index` of `count` keeps of the runs under a split into `split` strides.
+// What the rank at coordinate `index` of a mesh dim of size `count` keeps of the runs if they are
+// first split into `split` parts.
 Runs shard_runs(const Runs& runs, int64_t split, int64_t count, int64_t index) {
   Runs kept;
   PlacementWalk walk(runs);
   const int64_t n = total(runs);
   for (int64_t s = 0; s < split; ++s) {
     const Run outer = chunk(n, split, s);
-    if (outer.size() == 0) break;  // so are all that follow: no more rounds than elements
+    if (outer.size() == 0) break;  // the rest are empty too; bounds the loop by the element count
     const Run inner = chunk(outer.size(), count, index);
     walk.append({outer.begin + inner.begin, outer.begin + inner.end}, kept);
   }
@@ -95,7 +97,7 @@ size_t normal_dim(int64_t dim, size_t rank, const Placement& placement) {
   return static_cast<size_t>(dim < 0 ? dim + dims : dim);
 }
 
-// The tensor dim that the placement splits; nullopt for Replicate. Refuses Partial.
+// The tensor dim that the placement splits, or nullopt for Replicate. Throws on Partial.
 std::optional<DimSplit> split_of(const Placement& placement, size_t rank) {
   if (const auto* shard = std::get_if<Shard>(&placement)) {
     return DimSplit{normal_dim(shard->dim, rank, placement), 1};
@@ -105,9 +107,10 @@ std::optional<DimSplit> split_of(const Placement& placement, size_t rank) {
     return DimSplit{normal_dim(strided->dim, rank, placement), strided->split};
   }
   if (std::holds_alternative<Partial>(placement)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "a tensor with a Partial placement has no value of its own yet")
-        .with_hint("redistribute it to Replicate or Shard before saving or loading");
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "a tensor with a Partial placement is not reduced yet, so it has no value to save or load")
+        .with_hint("redistribute it to Replicate or Shard first");
   }
   return std::nullopt;
 }
@@ -125,7 +128,8 @@ bool is_replicate(const Placement& placement) {
   return std::holds_alternative<Replicate>(placement);
 }
 
-// Counts `at` through the grid of these sizes in C order; false once it is back at the start.
+// Advances `at` to the next index of a grid of these sizes, in C order. Returns false when it wraps
+// around to the start.
 bool advance(Dims& at, const Dims& sizes) {
   for (size_t d = at.size(); d-- > 0;) {
     if (++at[d] < sizes[d]) return true;
@@ -134,8 +138,8 @@ bool advance(Dims& at, const Dims& sizes) {
   return false;
 }
 
-// One empty box of the local tensor's shape. It begins where the first run of each dim does, at the
-// dim's end where nothing is held, and so lies inside the tensor.
+// One empty box of the local tensor's shape. It begins at the first run of each dim, or at the
+// dim's end if the dim has no runs, so it lies inside the tensor.
 LocalBoxes nothing(const Dims& global_shape, const std::vector<Runs>& runs,
                    const Dims& local_shape) {
   Box box = Box::whole(local_shape);
@@ -145,7 +149,7 @@ LocalBoxes nothing(const Dims& global_shape, const std::vector<Runs>& runs,
   return {local_shape, {box}, {Box::whole(local_shape)}};
 }
 
-// The product of the runs of all dims, last dim fastest.
+// The product of the runs of all dims, with the last dim varying fastest.
 LocalBoxes product(const Dims& global_shape, const std::vector<Runs>& runs) {
   const size_t rank = global_shape.size();
   LocalBoxes result;
@@ -183,7 +187,7 @@ LocalBoxes product(const Dims& global_shape, const std::vector<Runs>& runs) {
   return result;
 }
 
-// A placement that splits: over mesh dim `mesh_dim`, tensor dim `dim`.
+// A placement that splits tensor dim `dim` over mesh dim `mesh_dim`.
 struct Split {
   size_t mesh_dim = 0;
   size_t dim = 0;
@@ -191,7 +195,7 @@ struct Split {
   bool strided = false;
 };
 
-// The splits, outer to inner. Checks all arguments.
+// The splits, outer to inner. Validates all arguments.
 std::vector<Split> splits_of(const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
                              std::span<const Placement> placements) {
   numel(global_shape);  // throws on a negative dim
@@ -224,14 +228,14 @@ bool fits(const LocalBoxes& held, const Dims& local_shape) {
          (numel(held.local_shape) == 0 && numel(local_shape) == 0);
 }
 
-// The order in which FSDP2 over tensor parallelism splits: each StridedShard after the splits of
-// its tensor dim further right, as a plain Shard. nullopt where nothing is strided or a
-// StridedShard's split does not count those parts.
+// The order in which FSDP2 over tensor parallelism splits: each StridedShard comes after the splits
+// of its tensor dim further right, as a plain Shard. nullopt if no placement is strided, or if a
+// StridedShard's split is not the number of parts made further right.
 std::optional<std::vector<Split>> inner_splits_first(const Mesh& mesh,
                                                      std::span<const Split> splits, size_t rank) {
   bool any = false;
   std::vector<Split> order;
-  Dims parts(rank, 1);  // into which the splits further right cut each tensor dim
+  Dims parts(rank, 1);  // number of parts that the splits further right cut each tensor dim into
   for (size_t i = splits.size(); i-- > 0;) {
     Split split = splits[i];
     if (split.strided) {
@@ -277,12 +281,13 @@ LocalBoxes held_boxes(const Dims& global_shape, const Mesh& mesh, const Dims& co
     LocalBoxes other = apply(global_shape, mesh, coordinate, *inner_first);
     const bool other_fits = fits(other, local_shape);
     if (held_fits && other_fits && numel(local_shape) > 0 && other.boxes != held.boxes) {
-      throw Error(ErrorCode::kUnsupported, "a local tensor of shape " + to_string(local_shape) +
-                                               " with a StridedShard over an uneven split may be " +
-                                               to_string(held.boxes.front()) + " or " +
-                                               to_string(other.boxes.front()) +
-                                               " of a tensor of shape " + to_string(global_shape))
-          .with_hint("make the dim a multiple of the mesh dims that split it, or redistribute");
+      throw Error(ErrorCode::kUnsupported,
+                  "a StridedShard splits a tensor of shape " + to_string(global_shape) +
+                      " unevenly: a local tensor of shape " + to_string(local_shape) +
+                      " may hold " + to_string(held.boxes.front()) + " or " +
+                      to_string(other.boxes.front()))
+          .with_hint(
+              "make the dim divisible by the mesh dims that split it, or redistribute the tensor");
     }
     if (!held_fits && other_fits) return other;
   }

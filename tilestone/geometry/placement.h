@@ -1,6 +1,7 @@
-// Placements: how a tensor is laid over a mesh, one placement per mesh dim, as torch's DTensor.
-// From (global shape, mesh, coordinate, placements) follow the boxes a rank holds, which replica
-// of them it is and who holds the same: planning is arithmetic, not conversation.
+// Placements describe how a tensor is distributed over a mesh: one placement per mesh dim, as in
+// torch's DTensor. The global shape, mesh, coordinate and placements determine which boxes a rank
+// holds, which replica it is, and which ranks hold the same. So planning needs arithmetic instead
+// of communication.
 #pragma once
 
 #include <span>
@@ -14,14 +15,14 @@
 
 namespace tilestone {
 
-// Split along tensor dim `dim` (negative counts from the end) with torch.chunk semantics: chunks
-// of ceil(n / ranks), the last ones shorter or empty.
+// Splits tensor dim `dim` (negative counts from the end) as torch.chunk does: each chunk has ceil(n
+// / ranks) elements, but the last chunks may be shorter or empty.
 struct Shard {
   int64_t dim = 0;
   friend bool operator==(const Shard&, const Shard&) = default;
 };
-// torch's _StridedShard: the dim is first cut into `split` parts by mesh dims further right, and
-// each part into this mesh dim's shards (FSDP2 over TP).
+// torch's _StridedShard, which FSDP2 over tensor parallelism uses: mesh dims further right first
+// cut the dim into `split` parts, and this mesh dim then cuts each part into its shards.
 struct StridedShard {
   int64_t dim = 0;
   int64_t split = 1;
@@ -30,7 +31,7 @@ struct StridedShard {
 struct Replicate {
   friend bool operator==(const Replicate&, const Replicate&) = default;
 };
-// A sum (or other reduction) that is still to be made; it can't be saved.
+// A sum (or another reduction) that has not been computed yet. Can't be saved.
 struct Partial {
   friend bool operator==(const Partial&, const Partial&) = default;
 };
@@ -38,34 +39,37 @@ using Placement = std::variant<Shard, StridedShard, Replicate, Partial>;
 
 std::string to_string(const Placement& placement);  // "Shard(0)", "StridedShard(0, 2)", ...
 
-// What one rank holds of a tensor.
+// The part of a tensor that one rank holds.
 struct LocalBoxes {
-  Dims local_shape;        // shape of the local tensor
+  Dims local_shape;        // the shape of the local tensor
   std::vector<Box> boxes;  // its boxes in the global tensor
-  // locals[i] is the box of the local tensor that holds boxes[i]; one entry per box. One box that
-  // is the whole local tensor in the ordinary case, several under a lone StridedShard.
+  // locals[i] is the box of the local tensor that holds boxes[i]; both lists have the same length.
+  // Usually there is one box, which is the whole local tensor. A StridedShard may give several.
   std::vector<Box> locals;
 };
 
-// The boxes at `coordinate` of the mesh. An empty shard gives one empty box of the local shape,
-// which begins at the end of a dim of which nothing is held, as torch describes it. Throws
-// Error(kInvalidArgument) on Partial, a dim out of range, or placements.size() != mesh.dims().
+// The boxes that the rank at `coordinate` holds. An empty shard gives one empty box with the local
+// shape. As in torch, it begins at the end of each dim of which nothing is held. Throws
+// Error(kInvalidArgument) on Partial, on a dim out of range, and if placements.size() !=
+// mesh.dims().
 LocalBoxes local_boxes(const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
                        std::span<const Placement> placements);
 
-// The same for a rank whose local tensor really has `local_shape`, which must be what the
-// placements give. One case needs it: FSDP2 over tensor parallelism cuts a dim inner mesh dims
-// first and then says so with a StridedShard, but where a split is uneven torch's outer-to-inner
-// reading of the placements (local_boxes) is not what that gave. The reading that gives the local
-// shape is taken. Throws Error(kUnsupported) where both readings give it but other elements,
-// Error(kInvalidArgument) where none does, and as local_boxes does.
+// The same for a rank whose local tensor has `local_shape`, which must match the placements. The
+// shape is needed for FSDP2 over tensor parallelism: it cuts a dim by the inner mesh dims first and
+// describes this with a StridedShard. Where a split is uneven, torch's outer-to-inner reading of
+// the placements (local_boxes) does not give what FSDP2 cut. This function uses the reading that
+// gives the local shape. Throws Error(kUnsupported) if both readings give this shape but different
+// elements, Error(kInvalidArgument) if neither gives it, and what local_boxes throws.
 LocalBoxes held_boxes(const Dims& global_shape, const Mesh& mesh, const Dims& coordinate,
                       std::span<const Placement> placements, const Dims& local_shape);
 
-// The coordinate along the Replicate dims only, outer to inner: all zeros for the main replica.
+// The rank's coordinate along the Replicate dims only, outer to inner. The main replica has all
+// zeros.
 Dims replica_id(const Mesh& mesh, const Dims& coordinate, std::span<const Placement> placements);
 
-// Global ranks that hold the same boxes as `coordinate` (itself included), ascending.
+// The global ranks that hold the same boxes as `coordinate`, ascending. Includes the rank at
+// `coordinate` itself.
 std::vector<int> replica_holders(const Mesh& mesh, const Dims& coordinate,
                                  std::span<const Placement> placements);
 
@@ -75,67 +79,70 @@ struct Sharding {
   std::vector<Placement> placements;
 };
 
-// A parameter's own sharding, merged with the one that the checkpoint gives it. With expert
-// parallelism each expert-parallel rank's parameter (an FSDP2 DTensor over the expert-data mesh,
-// say) only knows its own experts: its global shape is one shard of the tensor that the checkpoint
-// holds, and its own placements would call different experts the same.
+// A parameter's own sharding, merged with the sharding that the checkpoint specifies for it. With
+// expert parallelism, each expert-parallel rank's parameter (for example an FSDP2 DTensor over the
+// expert-data mesh) only describes its own experts. Its global shape is one shard of the tensor in
+// the checkpoint, and its own placements would treat different experts as the same.
 struct MergedSharding {
-  Dims global_shape;  // of the tensor in the checkpoint
-  Dims strides;       // contiguous, elements
-  LocalBoxes held;    // what the rank holds of it
-  // Of the ranks that hold the same, exactly one has all zeros. First which copy of the parameter
-  // this is among those that the checkpoint's mesh knows of, then the places along the
-  // parameter's own Replicate dims.
+  Dims global_shape;  // shape of the tensor in the checkpoint
+  Dims strides;       // contiguous, in elements
+  LocalBoxes held;    // the part that the rank holds
+  // Identifies the replica: of the ranks that hold the same boxes, exactly one has all zeros. The
+  // first number says which copy of the parameter this is among those that the checkpoint's mesh
+  // contains. The other numbers are the places along the parameter's own Replicate dims.
   Dims replica_id;
-  // The ranks that hold the same, ascending, the rank itself included; of a tensor without elements
-  // all ranks. Empty where the two meshes don't say: where copies are both along a mesh dim of the
-  // parameter and along one of the checkpoint that the other mesh does not have, or where a mesh
-  // dim crosses the other mesh without lying inside it.
+  // The ranks that hold the same boxes, ascending, including this rank. All ranks, for a tensor
+  // without elements. Empty if the two meshes do not determine the holders: if copies lie along a
+  // mesh dim of the parameter that the checkpoint's mesh does not have as well as along a dim of
+  // the checkpoint that the parameter's mesh does not have, or if a mesh dim crosses the other mesh
+  // without lying inside it.
   std::vector<int> holders;
 };
-// What `rank`, which is in both meshes, holds of the checkpoint's tensor. `param` is the
-// parameter's own sharding; of a plain tensor, Mesh({}, {rank}) without placements. The
-// checkpoint's mesh has all ranks that hold the tensor, or the parameter's mesh has the others. A
-// pipeline dim belongs into neither, unless its stages hold the same parameter.
+// Returns the part of the checkpoint's tensor that `rank` holds. The rank must be in both meshes.
+// `param` is the parameter's own sharding: for a plain tensor, Mesh({}, {rank}) without placements.
+// Every rank that holds the tensor must be in the checkpoint's mesh or, failing that, in the
+// parameter's mesh. A pipeline dim belongs in neither mesh, unless its stages hold the same
+// parameter.
 //
-// Outer and inner. A Shard(d) of the checkpoint over ranks that the parameter takes for equal, or
-// does not know, lies outside of the parameter's sharding. Along each tensor dim d, over these
-// mesh dims from outer to inner, rank = rank * size + coordinate and fragments *= size; the
-// tensor's dim is fragments times the parameter's, and the parameter's boxes are shifted by rank
-// times its dim. So the parameter's own shards lie inside of the checkpoint's, whatever the order
-// of the dims in the checkpoint's mesh is: with a mesh [edp, ep], expert-parallel rank 1 holds the
-// second half of the experts, cut in pieces over edp.
+// Outer and inner. A Shard(d) of the checkpoint is outer if the parameter treats its ranks as
+// replicas or does not know them. The parameter's own shards always lie inside the checkpoint's
+// outer shards, whatever the order of the dims in the checkpoint's mesh. The outer shards of each
+// tensor dim d are numbered over their mesh dims from outer to inner: rank = rank * size +
+// coordinate and fragments *= size. The tensor's dim is `fragments` times the parameter's dim, and
+// the parameter's boxes are shifted by `rank` times the parameter's dim. For example, with a mesh
+// [edp, ep], expert-parallel rank 1 holds the second half of the experts, cut into pieces over edp.
 //
-// Which dims match. What is compared is ranks, never names: a mesh dim is the line of ranks through
-// this one, and it is known to the other mesh where those ranks are in it, along one of its dims
-// or several (a flattened one).
-//  - A Shard(d) over ranks among which the parameter splits dim d already counts once.
-//  - A Shard over ranks that the parameter takes for replicas: the checkpoint is right, and only
-//    the replicas within its shard remain.
-//  - A Replicate changes nothing of what is held: over ranks that the parameter tells apart, the
-//    parameter is right; over others it makes them copies.
-// If all are Replicate, the parameter's sharding stays as it is, an empty local shard included.
+// Which dims match. Ranks are compared, never names. A mesh dim stands for the line of ranks
+// through this rank along that dim. The other mesh knows the dim if it contains these ranks, along
+// one of its own dims or along several (a flattened dim).
+//  - A Shard(d) over ranks among which the parameter already splits dim d counts once.
+//  - A Shard over ranks that the parameter treats as replicas: the checkpoint decides, and only the
+//    ranks within its shard remain replicas.
+//  - A Replicate does not change which elements a rank holds. Over ranks that the parameter
+//    distinguishes, the parameter decides. Over other ranks, it makes them copies.
+// If all placements of the checkpoint are Replicate, the parameter's sharding stays as it is,
+// including empty local shards.
 //
-// Throws Error(kInvalidArgument) when `rank` is in one mesh only, when the two contradict one
-// another (they split different dims over the same ranks; the parameter splits over ranks of which
-// some are in another shard of the checkpoint), on StridedShard or Partial in the checkpoint's
-// placements, and as held_boxes does.
+// Throws Error(kInvalidArgument) if `rank` is not in both meshes, on StridedShard or Partial in the
+// checkpoint's placements, and if the two shardings contradict each other: they split different
+// dims over the same ranks, or the parameter splits over ranks of which some are in another shard
+// of the checkpoint. Also throws what held_boxes throws.
 MergedSharding merge_shardings(const Dims& param_local_shape, const Dims& param_global_shape,
                                const Sharding& param, const Sharding& checkpoint, int rank);
 
-// A rule that names the placements of the parameters it matches. A pattern is a dotted path whose
-// components are literal, "*" (any one component) or "**" (any number of them, also none). It
-// matches a name in which it fits a run of whole components: "head" matches "head.weight" and
-// "model.head.weight", not "hc_head.weight".
+// A rule that gives placements to the parameters that its pattern matches. A pattern is a dotted
+// path whose components are literal, "*" (any one component) or "**" (any number of components,
+// including none). It matches a name if it matches a sequence of whole components of the name:
+// "head" matches "head.weight" and "model.head.weight", but not "hc_head.weight".
 struct PlacementRule {
   std::string pattern;
   std::vector<Placement> placements;
 };
-// The most specific matching rule's index; -1 when none matches. More specific is the pattern with
-// more literal components ("hc_head.*" and "head" have one each); of those with as many, the one
-// with more "*", which is the longer ("hc_head.*"); of those, the one with fewer "**". The order of
-// the rules means nothing: throws Error(kInvalidArgument) with the name and both patterns where two
-// are left.
+// Returns the index of the most specific rule that matches, or -1 if none does. Of two patterns,
+// the one with more literal components is more specific ("hc_head.*" and "head" have one each). If
+// they have equally many, it is the one with more "*" ("hc_head.*"), and then the one with fewer
+// "**". The order of the rules does not matter. Throws Error(kInvalidArgument), with the name and
+// both patterns, if two rules are equally specific.
 int find_rule(std::span<const PlacementRule> rules, std::string_view name);
 
 }  // namespace tilestone

@@ -6,13 +6,13 @@
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/placement.h"
 
-// How ranks are told apart. Let m be a mesh dim of the checkpoint, and its line the ranks that
-// differ from this one in coordinate m alone. Where the parameter's coordinates along a dim that it
-// splits vary on the line, the parameter knows these ranks for different shards; else, to it they
-// are replicas or strangers. A Shard over a line of the second kind is outer: every coordinate
-// along the outer dims has a parameter of its own, one shard of the checkpoint's tensor. So what
-// is left of the checkpoint's mesh at this rank's outer coordinates has copies of one parameter,
-// and what is left of the parameter's mesh there is one copy.
+// How ranks are distinguished. Let m be a mesh dim of the checkpoint, and let its line be the ranks
+// that differ from this rank only in coordinate m. If, along the line, the parameter's coordinates
+// vary in a dim that it splits, the parameter treats these ranks as different shards. Otherwise it
+// treats them as replicas, or does not know them; a Shard over such a line is outer. Each
+// coordinate along the outer dims has a parameter of its own, which is one shard of the
+// checkpoint's tensor. So at this rank's outer coordinates, the rest of the checkpoint's mesh
+// contains copies of one parameter, and the rest of the parameter's mesh is one copy.
 
 namespace tilestone {
 namespace {
@@ -21,7 +21,7 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, "merging placements: " + message);
 }
 
-// The tensor dim that a placement splits, counted from the front; nullopt for Replicate.
+// The tensor dim that a placement splits, counted from the front, or nullopt for Replicate.
 std::optional<size_t> shard_dim(const Placement& placement, size_t rank) {
   int64_t dim = 0;
   if (const auto* shard = std::get_if<Shard>(&placement)) {
@@ -39,13 +39,13 @@ std::optional<size_t> shard_dim(const Placement& placement, size_t rank) {
   return static_cast<size_t>(dim < 0 ? dim + dims : dim);
 }
 
-// A sharding as one of its ranks sees it.
+// A sharding as seen by one of its ranks.
 struct Side {
   const Mesh& mesh;
   std::span<const Placement> placements;
   std::string whose;                          // "parameter", "checkpoint"
   Dims at;                                    // the rank's coordinate
-  std::vector<std::optional<size_t>> splits;  // the tensor dim that each mesh dim splits
+  std::vector<std::optional<size_t>> splits;  // the tensor dim that each mesh dim splits, if any
 
   Side(const Sharding& sharding, std::string name, int rank, size_t tensor_dims)
       : mesh(sharding.mesh), placements(sharding.placements), whose(std::move(name)) {
@@ -64,7 +64,7 @@ struct Side {
 
   int64_t size(size_t m) const { return mesh.shape()[m]; }
 
-  // The rank at place `index` of the line along mesh dim m.
+  // The rank at index `index` of the line along mesh dim m.
   int on_line(size_t m, int64_t index) const {
     Dims there = at;
     there[m] = index;
@@ -107,13 +107,14 @@ class Merge {
   const Side& param_;
   const Side& checkpoint_;
   std::vector<bool> outer_;  // for each mesh dim of the checkpoint
-  // For each mesh dim of the parameter, the places along it in this rank's outer shard, ascending.
+  // For each mesh dim of the parameter, the indices along it that are in this rank's outer shard,
+  // ascending.
   std::vector<std::vector<int64_t>> kept_;
-  int64_t copy_ = 0;           // which copy of the parameter the outer shard's ranks have here
-  std::vector<Dims> in_both_;  // the checkpoint's coordinates of this copy's ranks that have some
+  int64_t copy_ = 0;           // number of this rank's copy of the parameter in its outer shard
+  std::vector<Dims> in_both_;  // checkpoint coordinates of this copy's ranks, where they have one
 };
 
-// Whether the checkpoint's Shard over mesh dim m lies outside of the parameter's sharding.
+// Whether the checkpoint's Shard over mesh dim m lies outside the parameter's sharding.
 bool Merge::is_outer(size_t m) const {
   const auto dim = checkpoint_.splits[m];
   if (!dim) return false;
@@ -132,9 +133,10 @@ bool Merge::is_outer(size_t m) const {
                                   [&](size_t i) { return param_.splits[i] != dim; });
   if (all_known && other == varying.end()) return false;
   const size_t i = other == varying.end() ? varying.front() : *other;
-  fail_merging("over the ranks of " + checkpoint_.name(m) + ", which is " +
-               to_string(checkpoint_.placements[m]) + ", " + param_.name(i) + " is " +
-               to_string(param_.placements[i]) + (all_known ? "" : " and has only some of them"));
+  fail_merging(checkpoint_.name(m) + " is " + to_string(checkpoint_.placements[m]) +
+               ", but over the same ranks " + param_.name(i) + " is " +
+               to_string(param_.placements[i]) +
+               (all_known ? "" : ", and the parameter's mesh has only some of these ranks"));
 }
 
 bool Merge::same_along(const Dims& coordinate, const std::vector<size_t>& dims) const {
@@ -161,10 +163,11 @@ std::vector<int64_t> Merge::kept_places(size_t i) const {
   if (!param_.splits[i] && all_known) return kept;
   fail_merging(param_.name(i) + ", which is " + to_string(param_.placements[i]) +
                ", has ranks of another shard of the checkpoint" +
-               (all_known ? "" : ", and ranks that the checkpoint's mesh has not"));
+               (all_known ? "" : ", and ranks that are not in the checkpoint's mesh"));
 }
 
-// Calls visit(coordinate) for each coordinate of the product of the places, last dim fastest.
+// Calls visit(coordinate) for each coordinate in the product of the places, with the last dim
+// varying fastest.
 template <typename Visit>
 void for_each_in(const std::vector<std::vector<int64_t>>& places, Visit&& visit) {
   std::vector<size_t> at(places.size(), 0);
@@ -183,7 +186,8 @@ void for_each_in(const std::vector<std::vector<int64_t>>& places, Visit&& visit)
   }
 }
 
-// A copy's number is the first place that a rank of it has in the checkpoint's mesh.
+// A copy's number is the lowest place that one of its ranks has in the checkpoint's mesh without
+// the outer dims.
 void Merge::look_at_copies() {
   int64_t first = std::numeric_limits<int64_t>::max();
   for_each_in(kept_, [&](const Dims& coordinate) {
@@ -209,7 +213,7 @@ Dims Merge::replica_id() const {
   return id;
 }
 
-// The parameter's coordinates that hold what this rank holds, for each mesh dim.
+// For each mesh dim of the parameter, the indices that hold the same elements as this rank.
 std::vector<std::vector<int64_t>> Merge::same_shard() const {
   std::vector<std::vector<int64_t>> places = kept_;
   for (size_t i = 0; i < places.size(); ++i) {
@@ -218,7 +222,7 @@ std::vector<std::vector<int64_t>> Merge::same_shard() const {
   return places;
 }
 
-// Whether a rank is of this copy.
+// Whether a rank belongs to the same copy of the parameter as this rank.
 bool Merge::is_copy(int rank) const {
   const auto there = param_.mesh.coordinate(rank);
   if (!there) return false;
@@ -228,8 +232,8 @@ bool Merge::is_copy(int rank) const {
   return true;
 }
 
-// The mesh dims of the checkpoint along which other copies are; nullopt where that can't be said,
-// because a dim crosses the parameter's mesh without lying inside it.
+// The mesh dims of the checkpoint along which other copies lie. nullopt if this can't be
+// determined, because a dim crosses the parameter's mesh without lying inside it.
 std::optional<std::vector<size_t>> Merge::dims_between_copies() const {
   std::vector<size_t> between;
   for (size_t m = 0; m < outer_.size(); ++m) {
@@ -283,8 +287,8 @@ void check_rules(std::span<const Placement> placements) {
   }
 }
 
-// The ranks of both meshes, where every rank knows them: those of the checkpoint's, which has the
-// parameter's. Of a tensor without elements all hold the same.
+// The holders of a tensor without elements: all ranks of the checkpoint's mesh. Empty if that mesh
+// lacks a rank of the parameter's mesh, because then not every rank knows all of them.
 std::vector<int> all_of(const Side& param, const Side& checkpoint) {
   for (int rank : param.mesh.ranks()) {
     if (!checkpoint.mesh.coordinate(rank)) return {};
@@ -294,8 +298,8 @@ std::vector<int> all_of(const Side& param, const Side& checkpoint) {
   return ranks;
 }
 
-// Places the parameter's boxes, which lie in a tensor of merged.global_shape, as shard `rank` of
-// `fragments` along each dim.
+// Moves the parameter's boxes, which lie in a tensor of merged.global_shape, to shard ranks[d] of
+// fragments[d] along each dim d, and enlarges the global shape to match.
 void scale(MergedSharding& merged, const Dims& ranks, const Dims& fragments) {
   for (size_t d = 0; d < ranks.size(); ++d) {
     const int64_t shard = merged.global_shape[d];

@@ -1,5 +1,5 @@
-// merge_shardings against a model of the whole world: every rank's part is found by cutting one
-// tensor by hand, and all ranks are looked at together.
+// Compares merge_shardings with a model of all ranks. The model finds every rank's part by cutting
+// one tensor directly, and the test checks all ranks together.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,16 +11,16 @@
 
 namespace tilestone::placement_merge_property_test {
 
-// What a dim of the world's grid of ranks is to the tensor.
+// The role of one dim of the grid of all ranks (the world) for the tensor.
 enum class Role {
-  kOther,         // other tensors lie there: in neither mesh
+  kOther,         // separates different tensors; in neither mesh
   kOuter,         // the checkpoint shards; the parameter does not know these ranks
-  kOuterReplica,  // the checkpoint shards; the parameter calls these ranks replicas
+  kOuterReplica,  // the checkpoint shards; the parameter treats these ranks as replicas
   kOwn,           // the parameter shards; the checkpoint does not know these ranks
   kOwnReplicate,  // the parameter shards; the checkpoint says Replicate
-  kOwnShard,      // both shard: it counts once
-  kCopyOfParam,   // replicas in the parameter's mesh alone
-  kCopy,          // replicas in the checkpoint's mesh alone
+  kOwnShard,      // both shard; this counts once
+  kCopyOfParam,   // replicas in the parameter's mesh only
+  kCopy,          // replicas in the checkpoint's mesh only
   kCopyOfBoth,
 };
 
@@ -38,10 +38,10 @@ bool outer(Role role) { return role == Role::kOuter || role == Role::kOuterRepli
 struct Axis {
   int64_t size = 1;
   Role role = Role::kOther;
-  int64_t dim = 0;  // of the tensor, where something shards
+  int64_t dim = 0;  // the tensor dim, if the role shards
 };
 
-// A case: the world's grid in C order, and how meshes are made of its dims.
+// A test case: the world's grid in C order, and how meshes are made of its dims.
 struct Case {
   std::vector<Axis> world;
   std::vector<size_t> checkpoint_order;         // dims of the world in the checkpoint's mesh
@@ -54,7 +54,7 @@ struct Case {
     return Mesh::grid(sizes);
   }
 
-  // The ranks that differ from `rank` in these dims of the world alone, flattened as said.
+  // The ranks that differ from `rank` only in these dims of the world, flattened in this order.
   Mesh mesh_through(int rank, const std::vector<std::vector<size_t>>& dims) const {
     const Mesh all = grid();
     Dims shape;
@@ -185,11 +185,11 @@ class Random {
   }
 
  private:
-  // As a mesh dim of its own, or flattened into the one before it.
+  // Either a separate mesh dim, or flattened into the previous one.
   void add_to_param(Case& c, size_t w) {
     const auto alike = [&](const Axis& a, const Axis& b) {
       const bool both_split = own(a.role) && own(b.role) && a.dim == b.dim;
-      // The checkpoint knows either none of a flattened dim's ranks or all of them.
+      // The checkpoint knows either all ranks of a flattened dim or none.
       const bool same_side = in_checkpoint(a.role) == in_checkpoint(b.role);
       return same_side && (both_split || (!own(a.role) && !own(b.role)));
     };
@@ -209,7 +209,7 @@ struct Held {
   int mains = 0;
 };
 
-// One tensor of the world: the ranks of one coordinate along the dims of other tensors.
+// One tensor of the world: the ranks at one coordinate along the kOther dims.
 void check(const Case& c, const std::vector<int>& ranks, int64_t& known) {
   std::map<std::set<Element>, Held> shards;
   std::map<int, MergedSharding> merged;
@@ -233,7 +233,7 @@ void check(const Case& c, const std::vector<int>& ranks, int64_t& known) {
   }
   int64_t covered = 0;
   for (const auto& [elements, shard] : shards) {
-    if (elements.empty()) continue;  // ranks of several empty shards
+    if (elements.empty()) continue;  // these ranks belong to several empty shards
     covered += static_cast<int64_t>(elements.size());
     ASSERT_EQ(shard.mains, 1);
     for (int rank : shard.ranks) {
@@ -273,7 +273,7 @@ TEST(PlacementMergeProperty, EveryElementHasOneMainReplicaAndHoldersAreWhoHoldsT
       all += static_cast<int64_t>(ranks.size());
     }
   }
-  EXPECT_GT(known, all / 2);  // holders are mostly known, so they are really compared
+  EXPECT_GT(known, all / 2);  // holders are usually known, so they really are compared
 }
 
 }  // namespace tilestone::placement_merge_property_test

@@ -12,10 +12,10 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using Placements = std::vector<Placement>;
 
-const Sharding kPlain{Mesh({}, {0}), {}};  // of rank 0
+const Sharding kPlain{Mesh({}, {0}), {}};  // a plain tensor of rank 0
 
-// Expert weights under expert parallelism inside FSDP2: each expert-parallel rank's parameter is a
-// DTensor over the expert-data mesh that only knows its own experts.
+// Expert weights under expert parallelism inside FSDP2. Each expert-parallel rank's parameter is a
+// DTensor over the expert-data mesh, which only describes its own experts.
 struct Experts {
   int64_t edp = 1;
   int64_t ep = 1;
@@ -53,7 +53,7 @@ void expect_tiles(const Experts& experts, const Dims& global_shape) {
 }
 
 TEST(PlacementMerge, RankZeroHoldsItsOwnExpertsNotRankOnes) {
-  // One name and one local description on both ranks: only the merged boxes tell them apart.
+  // Both ranks have the same name and local description. Only the merged boxes distinguish them.
   for (int64_t ep : {2, 4}) {
     const Experts experts{.edp = 1, .ep = ep, .per_ep_rank = {3, 8}};
     for (int rank = 0; rank < experts.ranks(); ++rank) {
@@ -112,7 +112,7 @@ TEST(PlacementMerge, AllReplicateKeepsTheParametersShardingEmptyShardsIncluded) 
 }
 
 TEST(PlacementMerge, RanksThatBothShardCountOnce) {
-  // The parameter is a DTensor over both dims, as it is where one mesh serves both.
+  // The parameter is a DTensor over both dims, as it is when one mesh serves both.
   const Mesh mesh = Mesh::grid({2, 2}, {"edp", "ep"});
   const Sharding param{mesh, {StridedShard{0, 2}, Shard{0}}};
   const auto merged = merge_shardings({2, 3}, {8, 3}, param, {mesh, {Replicate{}, Shard{0}}}, 2);
@@ -122,7 +122,8 @@ TEST(PlacementMerge, RanksThatBothShardCountOnce) {
 }
 
 TEST(PlacementMerge, AFlattenedMeshDimKnowsTheRanksOfBoth) {
-  // FSDP2 over all of dp and cp; the checkpoint's mesh has the two apart, and tp between them.
+  // FSDP2 over all of dp and cp. In the checkpoint's mesh they are separate dims, with tp between
+  // them.
   const Sharding checkpoint{Mesh::grid({2, 2, 2}, {"dp", "tp", "cp"}),
                             {Replicate{}, Shard{1}, Replicate{}}};
   const Sharding param{Mesh({4}, {2, 3, 6, 7}, {"dp_cp"}), {Shard{0}}};
@@ -134,7 +135,7 @@ TEST(PlacementMerge, AFlattenedMeshDimKnowsTheRanksOfBoth) {
 }
 
 TEST(PlacementMerge, TheCheckpointIsRightWhereTheParameterCallsShardsReplicas) {
-  // A wrapper that flattened edp and ep calls all four ranks replicas of one another.
+  // A wrapper that flattened edp and ep treats all four ranks as replicas of one another.
   const Sharding checkpoint{Mesh::grid({2, 2}, {"edp", "ep"}), {Replicate{}, Shard{0}}};
   const Sharding param{Mesh::grid({4}, {"dp"}), {Replicate{}}};
   const auto first = merge_shardings({3}, {3}, param, checkpoint, 1);
@@ -151,7 +152,7 @@ TEST(PlacementMerge, CopiesOverAMeshThatCrossesTheParametersHaveOneMainReplica) 
   const Sharding other{Mesh({4}, {1, 3, 5, 7}, {"dp"}), {Shard{0}}};
   EXPECT_EQ(merge_shardings({1}, {4}, param, checkpoint, 4).replica_id, Dims{0});
   EXPECT_EQ(merge_shardings({1}, {4}, other, checkpoint, 5).replica_id, Dims{1});
-  // Who holds the same can't be said: nothing tells how tp's other rank divides its copy.
+  // The holders are unknown: nothing says how tp's other rank divides its copy.
   EXPECT_THAT(merge_shardings({1}, {4}, param, checkpoint, 4).holders, IsEmpty());
 }
 
@@ -197,16 +198,18 @@ TEST(PlacementMerge, MeshesThatContradictOneAnotherAreRefusedByTheNamesOfTheirDi
   const Sharding rules{mesh, {Replicate{}, Shard{0}}};
   const Sharding other_dim{Mesh({2}, {0, 1}, {"ep"}), {Shard{1}}};
   expect_refused({4, 2}, other_dim, rules,
-                 "'ep' of the checkpoint, which is Shard(0), mesh dim 'ep' of the parameter is "
-                 "Shard(1)");
+                 "'ep' of the checkpoint is Shard(0), but over the same ranks mesh dim 'ep' of the "
+                 "parameter is Shard(1)");
   const Sharding wide{Mesh({2, 2}, {0, 1, 4, 5}, {"replicate", "shard"}), {Shard{0}, Replicate{}}};
-  expect_refused({2, 4}, wide, {Mesh({4}, {0, 4, 8, 12}, {"ep"}), {Shard{0}}},
-                 "mesh dim 'replicate' of the parameter is Shard(0) and has only some of them");
+  expect_refused(
+      {2, 4}, wide, {Mesh({4}, {0, 4, 8, 12}, {"ep"}), {Shard{0}}},
+      "mesh dim 'replicate' of the parameter is Shard(0), and the parameter's mesh has only "
+      "some");
   const Sharding across{Mesh({2}, {0, 3}, {"dp"}), {Shard{0}}};
   expect_refused({2, 4}, across, rules,
                  "mesh dim 'dp' of the parameter, which is Shard(0), has ranks of another shard");
   const Sharding half{Mesh({4}, {0, 1, 8, 9}, {"dp"}), {Replicate{}}};
-  expect_refused({4, 4}, half, rules, "ranks that the checkpoint's mesh has not");
+  expect_refused({4, 4}, half, rules, "ranks that are not in the checkpoint's mesh");
 }
 
 TEST(PlacementMerge, APlainTensorIsWholeOnEachRankOfTheMesh) {

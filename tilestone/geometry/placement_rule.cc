@@ -16,8 +16,8 @@ std::vector<std::string_view> components(std::string_view path) {
   }
 }
 
-// Whether the pattern fits a run of the name's components: reach[i] says that the pattern so far
-// can end before component i. O(pattern * name), however many "**" there are.
+// Whether the pattern matches a sequence of the name's components. reach[i] says that the pattern
+// so far can end before component i. O(pattern * name), regardless of the number of "**".
 bool matches(const std::vector<std::string_view>& pattern,
              const std::vector<std::string_view>& name) {
   std::vector<bool> reach(name.size() + 1, true);
@@ -39,7 +39,7 @@ bool matches(const std::vector<std::string_view>& pattern,
   return false;
 }
 
-using Specificity = std::tuple<int, int, int>;  // compares as "more specific"
+using Specificity = std::tuple<int, int, int>;  // greater means more specific
 
 Specificity specificity(const std::vector<std::string_view>& pattern) {
   int literals = 0;
@@ -65,7 +65,7 @@ Specificity specificity(const std::vector<std::string_view>& pattern) {
 int find_rule(std::span<const PlacementRule> rules, std::string_view name) {
   const auto parts = components(name);
   int best = -1;
-  int rival = -1;  // the last one as specific as the best one
+  int rival = -1;  // another rule as specific as the best one
   Specificity best_specificity;
   for (size_t i = 0; i < rules.size(); ++i) {
     const auto pattern = components(rules[i].pattern);

@@ -63,7 +63,8 @@ TEST(Placement, RepeatedShardsSplitOuterToInner) {
 }
 
 TEST(Placement, StridedShardUnderShardIsOneBox) {
-  // FSDP2 over TP on 2 x 2 ranks: tensor parallelism first, so (dp 0, tp 1) holds rows 4 and 5.
+  // FSDP2 over TP on 2 x 2 ranks: tensor parallelism cuts first, so (dp 0, tp 1) holds rows 4 and
+  // 5.
   const Mesh mesh = Mesh::grid({2, 2}, {"dp", "tp"});
   const Placements placements{StridedShard{0, 2}, Shard{0}};
   EXPECT_THAT(local_boxes({8, 8}, mesh, {0, 1}, placements).boxes,
@@ -89,8 +90,9 @@ TEST(Placement, ASplitBeyondTheDimIsAsManyPiecesAsElements) {
 }
 
 TEST(Placement, UnevenFsdpOverTensorParallelismHoldsWhatItsLocalShapeSays) {
-  // 9 rows: tensor parallelism cuts 5 + 4, FSDP2 over 4 ranks 2 + 2 + 1 + 0 and 1 + 1 + 1 + 1. The
-  // last FSDP rank's row 8 is tensor-parallel rank 1's; read outer to inner it would be rank 0's.
+  // 9 rows: tensor parallelism cuts 5 + 4, and FSDP2 over 4 ranks cuts these into 2 + 2 + 1 + 0 and
+  // 1 + 1 + 1 + 1. The last FSDP rank's row 8 belongs to tensor-parallel rank 1. Read outer to
+  // inner, it would belong to rank 0.
   const Mesh mesh = Mesh::grid({4, 2}, {"dp", "tp"});
   const Placements placements{StridedShard{0, 2}, Shard{0}};
   EXPECT_THAT(local_boxes({9, 2}, mesh, {3, 0}, placements).boxes,
@@ -122,12 +124,13 @@ TEST(Placement, ALocalShapeThatFitsNoReadingOrTwoDifferentOnesIsRefused) {
   };
   EXPECT_EQ(refusal({9}, Mesh::grid({4, 2}), {0, 1}, {7}), ErrorCode::kInvalidArgument);
   // 27 rows over tp 4 are 7 + 7 + 7 + 6. The last of 3 FSDP ranks has one row of each of the first
-  // three, 6, 13 and 20; read outer to inner, chunks of [6, 13, 20, 25, 26] and so row 26.
+  // three parts: 6, 13 and 20. Read outer to inner, it would have chunks of [6, 13, 20, 25, 26] and
+  // so row 26.
   EXPECT_EQ(refusal({27}, Mesh::grid({3, 4}), {2, 2}, {1}), ErrorCode::kUnsupported);
 }
 
 TEST(Placement, BothReadingsOfStridedShardsAgreeOnEvenSplits) {
-  // Hybrid FSDP over two tensor-parallel dims, one StridedShard over another.
+  // Hybrid FSDP over two tensor-parallel dims: one StridedShard over another.
   const Mesh mesh = Mesh::grid({2, 3, 2, 2});
   const Placements placements{StridedShard{0, 4}, Replicate{}, StridedShard{0, 2}, Shard{0}};
   for (int rank : mesh.ranks()) {

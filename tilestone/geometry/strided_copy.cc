@@ -12,10 +12,10 @@
 namespace tilestone {
 namespace {
 
-constexpr int64_t kThreadedFrom = 4 << 20;  // bytes; less is done before threads are awake
+constexpr int64_t kThreadedFrom = 4 << 20;  // bytes; smaller copies end before threads would start
 constexpr int64_t kSmallestTask = 1 << 20;  // bytes
 
-// Rounds [from, to) of one loop of the nest.
+// Iterations [from, to) of one loop of the nest.
 CopyNest part_of_loop(const CopyNest& nest, size_t loop, int64_t from, int64_t to) {
   CopyNest part = nest;
   part.target += from * nest.loops[loop].target_stride;
@@ -33,8 +33,8 @@ CopyNest part_of_run(const CopyNest& nest, int64_t from, int64_t to) {
   return part;
 }
 
-// Splits the longest loop, or the runs where they can be cut into more pieces, into about `tasks`
-// parts of about equal size.
+// Splits the copy into about `tasks` parts of about equal size. Splits the longest loop, or the
+// runs if they can be cut into more pieces.
 void run_over_threads(const CopyNest& nest, ThreadPool& pool, int64_t tasks) {
   constexpr int64_t kRunStep = 64 << 10;  // bytes; runs are cut at multiples of it
   const auto longest =
@@ -76,7 +76,7 @@ StridedView coalesced(const StridedView& view) {
   return out;
 }
 
-// Where element `index` of the view in C order lies.
+// The address of element `index` of the view in C order.
 std::byte* element(const StridedView& view, int64_t index) {
   int64_t at = 0;
   for (size_t d = view.shape.size(); d-- > 0;) {
@@ -90,14 +90,14 @@ void check_range(const StridedView& view, uint64_t begin, uint64_t size) {
   const uint64_t total = view.bytes();
   if (begin > total || size > total - begin) {
     throw Error(ErrorCode::kInternal, "bytes [" + std::to_string(begin) + ", +" +
-                                          std::to_string(size) + ") lie outside a tensor of " +
+                                          std::to_string(size) + ") are outside a tensor of " +
                                           std::to_string(total) + " bytes");
   }
 }
 
-// Walks bytes [begin, begin + flat_size) of the flattened view, which lie at `flat` in contiguous
-// memory, in order: copy_bytes(flat bytes, view bytes, size) for parts of an element,
-// copy_boxes(flat view, part of the view) for whole ones.
+// Visits bytes [begin, begin + flat_size) of the flattened view in order; they correspond to the
+// contiguous memory at `flat`. Calls copy_bytes(flat bytes, view bytes, size) for parts of an
+// element, and copy_boxes(flat view, part of the view) for whole elements.
 template <typename CopyBytes, typename CopyBoxes>
 void walk_range(const StridedView& whole, uint64_t begin, std::byte* flat, uint64_t flat_size,
                 CopyBytes copy_bytes, CopyBoxes copy_boxes) {
@@ -155,15 +155,16 @@ uint64_t StridedView::bytes() const { return static_cast<uint64_t>(numel(shape))
 
 void strided_copy(const StridedView& target, const StridedView& source, ThreadPool* pool) {
   if (target.shape != source.shape || target.itemsize != source.itemsize) {
-    throw Error(ErrorCode::kInternal, "strided copy from shape " + to_string(source.shape) +
-                                          ", items of " + std::to_string(source.itemsize) +
-                                          " bytes, to shape " + to_string(target.shape) +
-                                          ", items of " + std::to_string(target.itemsize));
+    throw Error(ErrorCode::kInternal,
+                "strided copy: the source has shape " + to_string(source.shape) + " and items of " +
+                    std::to_string(source.itemsize) + " bytes, but the target has shape " +
+                    to_string(target.shape) + " and items of " + std::to_string(target.itemsize) +
+                    " bytes");
   }
   const CopyNest nest = make_nest(target, source);
   const int64_t bytes = nest.bytes();
   if (pool == nullptr || pool->size() < 2 || bytes < kThreadedFrom) return run_nest(nest);
-  const auto wanted = static_cast<int64_t>(pool->size()) * 4;  // some are slower than others
+  const auto wanted = static_cast<int64_t>(pool->size()) * 4;  // threads differ in speed
   run_over_threads(nest, *pool, std::min(wanted, bytes / kSmallestTask));
 }
 
@@ -177,7 +178,7 @@ void pack_range(const StridedView& source, uint64_t begin, MutableByteView out) 
 }
 
 void unpack_range(const StridedView& target, uint64_t begin, ByteView in) {
-  // The walk only hands the flat bytes on; they are read here, never written.
+  // The walk only passes on pointers to the flat bytes. They are read here and never written.
   walk_range(
       target, begin, const_cast<std::byte*>(in.data()), in.size(),
       [](const std::byte* flat, std::byte* strided, uint64_t size) {
@@ -188,7 +189,7 @@ void unpack_range(const StridedView& target, uint64_t begin, ByteView in) {
 
 uint32_t pack_range_crc32(const StridedView& source, uint64_t begin, MutableByteView out,
                           uint32_t seed) {
-  constexpr size_t kPiece = 256 << 10;  // bytes; packed and checksummed within the second cache
+  constexpr size_t kPiece = 256 << 10;  // bytes; fits the L2 cache between packing and checksumming
   if (source.is_contiguous()) {
     check_range(source, begin, out.size());
     return copy_crc32(out, {source.data + begin, out.size()}, seed);

@@ -1,5 +1,5 @@
-// Copies between strided tensors in host memory: dims are coalesced, long runs go at memcpy's
-// speed, large copies over threads.
+// Copies between strided tensors in host memory. Dims are coalesced, long runs are copied at memcpy
+// speed, and large copies use several threads.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@ namespace tilestone {
 
 class ThreadPool;
 
-// A box's worth of elements in memory. `strides` are in elements, of any sign, one per dim of
-// `shape`; `data` points at element [0, ..., 0]. 4-bit pairs count as one 1-byte element.
+// A strided tensor in memory. `strides` has one entry per dim of `shape`, in elements, of any sign.
+// `data` points to element [0, ..., 0]. A pair of 4-bit elements counts as one 1-byte element.
 struct StridedView {
   std::byte* data = nullptr;
   Dims shape;
@@ -22,21 +22,25 @@ struct StridedView {
 
   static StridedView contiguous(std::byte* data, const Dims& shape, uint64_t itemsize);
   bool is_contiguous() const;  // C order without gaps; dims of size 1 don't matter
-  // The part of the view that `box` (in the view's own coordinates, inside it) names.
+  // The part of the view inside `box`, which is in the view's own coordinates and within its
+  // bounds.
   StridedView narrow(const Box& box) const;
   uint64_t bytes() const;  // numel * itemsize
 };
 
-// Copies every element of `source` to the element of `target` with the same index. Equal shapes
-// and item sizes (checked, Error(kInternal)); the memory must not overlap. `pool` may be null.
+// Copies every element of `source` to the element of `target` with the same index. Throws
+// Error(kInternal) unless shapes and item sizes are equal. The memory must not overlap. `pool` may
+// be null.
 void strided_copy(const StridedView& target, const StridedView& source, ThreadPool* pool = nullptr);
 
-// Packs a strided tensor into contiguous memory piece by piece: bytes [begin, begin + out.size())
-// of what the C-contiguous copy of `source` would be. Any byte range, not only whole elements.
+// Packs part of a strided tensor into contiguous memory: writes bytes [begin, begin + out.size())
+// of the flattened C-contiguous tensor to `out`. The range need not consist of whole elements.
+// Throws Error(kInternal) if it exceeds the tensor.
 void pack_range(const StridedView& source, uint64_t begin, MutableByteView out);
-// The inverse: writes `in` to the bytes [begin, begin + in.size()) of the flattened tensor.
+// The inverse: writes `in` to bytes [begin, begin + in.size()) of the flattened tensor.
 void unpack_range(const StridedView& target, uint64_t begin, ByteView in);
-// pack_range that continues a CRC-32 over the bytes it writes, while they are in cache.
+// As pack_range(). Also continues the CRC-32 `seed` over the bytes written, while they are in the
+// cache, and returns it.
 uint32_t pack_range_crc32(const StridedView& source, uint64_t begin, MutableByteView out,
                           uint32_t seed);
 

@@ -12,8 +12,8 @@
 
 namespace tilestone::strided_copy_test {
 
-// A tensor in memory of its own: dims in any memory order, gaps, reversed or (as a source) repeated
-// dims.
+// A tensor that owns its memory: dims in any memory order, with gaps, reversed dims or (as a
+// source) repeated dims.
 struct Tensor {
   Bytes memory;
   StridedView view;
@@ -46,7 +46,7 @@ Tensor random_tensor(const Dims& shape, uint64_t itemsize, Repeats repeats,
   return tensor;
 }
 
-// The address of each element in C order, by plain index arithmetic.
+// The address of each element in C order, by direct index arithmetic.
 std::vector<std::byte*> addresses(const StridedView& view) {
   const Dims strides = contiguous_strides(view.shape);
   std::vector<std::byte*> all(static_cast<size_t>(numel(view.shape)));
@@ -68,7 +68,7 @@ Bytes flattened(const StridedView& view) {
   return flat;
 }
 
-// What writing `flat` to the elements of the view leaves in `memory`.
+// What `memory` contains after `flat` is written to the elements of the view.
 void write_naively(const StridedView& view, const Bytes& flat) {
   size_t at = 0;
   for (std::byte* element : addresses(view)) {

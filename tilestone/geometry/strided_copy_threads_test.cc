@@ -18,7 +18,7 @@ class ThreadedCopy : public testing::Test {
     for (std::byte& byte : from) byte = static_cast<std::byte>(random());
   }
 
-  // Copies elements from byte `begin` of `from` on: once without threads and once with.
+  // Copies the elements from byte `begin` of `from` on, once without threads and once with them.
   void expect_same(const Dims& shape, uint64_t itemsize, const Dims& target_strides,
                    const Dims& source_strides, size_t begin = 0) {
     const StridedView source{from.data() + begin, shape, source_strides, itemsize};

@@ -15,7 +15,7 @@ void flip_negative(CopyNest& nest, CopyLoop& loop) {
   loop.source_stride = -loop.source_stride;
 }
 
-// Whether the outer loop goes on where the inner one ends, on both sides.
+// Whether the outer loop continues where the inner loop ends, in source and target.
 bool mergeable(const CopyLoop& outer, const CopyLoop& inner) {
   return outer.target_stride == inner.target_stride * inner.count &&
          outer.source_stride == inner.source_stride * inner.count;
@@ -34,7 +34,7 @@ void merge_loops(std::vector<CopyLoop>& loops) {
   loops = std::move(merged);
 }
 
-// `count` runs; a size known to the compiler becomes one load and one store.
+// Copies `count` runs. A run size known at compile time becomes one load and one store.
 template <size_t kRun>
 void copy_runs(std::byte* target, int64_t target_stride, const std::byte* source,
                int64_t source_stride, int64_t count) {
@@ -66,8 +66,9 @@ void copy_runs_of(int64_t run, std::byte* target, int64_t target_stride, const s
 
 constexpr int64_t kCacheLine = 64;  // bytes
 
-// A transposition: the target is dense along `inner`, the source along `outer`. In square tiles of
-// at least a cache line a side, every line of either is used whole while it is in cache.
+// Copies a transposition: the target is dense along `inner`, the source along `outer`. The square
+// tiles are at least a cache line wide, so each cache line of either side is fully used while it is
+// in the cache.
 void copy_transposed(int64_t run, std::byte* target, const std::byte* source, const CopyLoop& outer,
                      const CopyLoop& inner) {
   const int64_t tile = std::max<int64_t>(8, kCacheLine / run);
@@ -85,14 +86,14 @@ void copy_transposed(int64_t run, std::byte* target, const std::byte* source, co
   }
 }
 
-// Whether the two innermost loops are a transposition of small elements.
+// Whether the two innermost loops transpose small elements.
 bool transposes(const CopyLoop& outer, const CopyLoop& inner, int64_t run) {
   return run <= 16 && std::abs(inner.source_stride) > std::abs(outer.source_stride) &&
          std::abs(inner.source_stride) >= kCacheLine && std::abs(outer.source_stride) < kCacheLine;
 }
 
-// Puts the loop along which the source is densest right outside the innermost one, which the order
-// by target strides has made dense in the target.
+// Moves the loop along which the source is densest to just outside the innermost loop. (Sorting by
+// target strides has already made the innermost loop the densest one in the target.)
 void bring_source_inward(std::vector<CopyLoop>& loops) {
   if (loops.size() < 3) return;
   const auto last = loops.end() - 1;
@@ -158,7 +159,7 @@ void run_nest(const CopyNest& nest) {
       copy_runs_of(nest.run, target, inner.target_stride, source, inner.source_stride, inner.count);
     }
     size_t d = outer_loops;
-    while (true) {  // an odometer over the outer loops
+    while (true) {  // advance the outer loops, like an odometer
       if (d == 0) return;
       const CopyLoop& loop = nest.loops[--d];
       target += loop.target_stride;

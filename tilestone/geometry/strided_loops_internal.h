@@ -1,5 +1,5 @@
-// The loop nest of a copy between two strided tensors: dims merged, ordered and blocked. Private to
-// geometry.
+// The loop nest of a copy between two strided tensors, with dims merged, ordered and blocked.
+// Private to geometry.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,15 @@
 
 namespace tilestone {
 
-// One loop; strides in bytes.
+// One loop. Strides are in bytes.
 struct CopyLoop {
   int64_t count = 0;
   int64_t target_stride = 0;
   int64_t source_stride = 0;
 };
 
-// `run` contiguous bytes are copied in every round of the loops, outermost first.
+// Each iteration of the innermost loop copies `run` contiguous bytes. The outermost loop comes
+// first.
 struct CopyNest {
   std::byte* target = nullptr;
   const std::byte* source = nullptr;
@@ -27,7 +28,8 @@ struct CopyNest {
   int64_t bytes() const;
 };
 
-// The fewest loops that copy `source` to `target`, in the order that suits the target's memory.
+// The smallest number of loops that copies `source` to `target`, in an order that suits the
+// target's memory.
 CopyNest make_nest(const StridedView& target, const StridedView& source);
 
 // Runs the nest in this thread.

@@ -54,7 +54,8 @@ std::vector<Box> crossing_rods(int64_t side) {
   const int64_t length = 2 * side;
   for (int64_t i = 0; i < side; ++i) {
     for (int64_t j = 0; j < side; ++j) {
-      // Where two rods would meet, one asks an even and the other an odd coordinate.
+      // Rods of different axes never intersect: in one dim, one has an even coordinate and the
+      // other an odd one.
       boxes.push_back(Box{{0, 2 * i, 2 * j + 1}, {length, 1, 1}});
       boxes.push_back(Box{{2 * i + 1, 0, 2 * j}, {1, length, 1}});
       boxes.push_back(Box{{2 * i, 2 * j + 1, 0}, {1, 1, length}});

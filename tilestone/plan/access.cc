@@ -22,13 +22,14 @@ using planner::Listing;
 using planner::Tensor;
 
 constexpr size_t kNamedRanks = 4;
-// Megatron-Core's words, which its users look for.
-std::string ranks_text(uint32_t a, uint32_t b) {
-  if (a == b) return "of rank " + std::to_string(a) + ", twice";
-  return "of ranks " + std::to_string(std::min(a, b)) + " and " + std::to_string(std::max(a, b));
+
+std::string held_twice(uint32_t a, uint32_t b) {
+  if (a == b) return " is held twice as main replica by " + rank_text(a);
+  return " is held by the main replicas of ranks " + std::to_string(std::min(a, b)) + " and " +
+         std::to_string(std::max(a, b));
 }
 
-// Looks through all plans, once more, for replicas of what no main replica holds.
+// Searches all plans again for replicas of a box that no main replica holds.
 class ReplicaFinder final : public PlanSink {
  public:
   ReplicaFinder(const std::string& key, const Box& where) : key_(key), where_(where) {}
@@ -64,13 +65,13 @@ class ReplicaFinder final : public PlanSink {
 
   const std::string key_;
   const Box where_;
-  std::vector<bool> is_key_;  // by tensor of the plan
+  std::vector<bool> is_key_;  // indexed by the plan's tensors
   uint32_t rank_ = 0;
   bool found_here_ = false;
   std::vector<uint32_t> ranks_;
 };
 
-// The main replicas of all ranks.
+// Collects the main replicas of all ranks.
 class Access final : public PlanSink {
  public:
   void add(ByteView plan) {
@@ -106,10 +107,10 @@ class Access final : public PlanSink {
 
   PlanDecoder decoder_;
   std::vector<Tensor> tensors_;
-  std::vector<uint32_t> common_ranks_;  // by tensor: who lists it as common first
+  std::vector<uint32_t> common_ranks_;  // by tensor: the first rank that lists it as common
   std::unordered_map<std::string, uint32_t> ids_;
   AccessObjects objects_;
-  // Of the rank that is being added; `local_` also, as a guess, of the one before.
+  // For the rank that is being added. `local_` is kept from the previous rank as a guess.
   uint32_t rank_ = 0;
   uint32_t chunk_index_ = 0;
   size_t tensor_index_ = 0;
@@ -146,7 +147,7 @@ void Access::take_tensor(const PlanTensor& listed) {
 }
 
 void Access::refuse_as_both(const std::string& key, uint32_t one, uint32_t other) {
-  throw Error(ErrorCode::kMismatch, "one key is that of a tensor and of an object, on " +
+  throw Error(ErrorCode::kMismatch, "the key is used for a tensor and for an object, on " +
                                         rank_text(std::min(one, other)) + " and on " +
                                         rank_text(std::max(one, other)))
       .with_key(key);
@@ -182,8 +183,7 @@ void Access::check(Tensor& tensor, std::vector<Listing>& scratch, std::span<cons
                          [](const Listing& a, const Listing& b) { return a.same_box(b); });
   if (twice != listings.end()) {
     throw Error(ErrorCode::kCoverage, kAccessPattern + ("box " + to_string(tensor.box(*twice))) +
-                                          " is held by the main replicas " +
-                                          ranks_text(twice->rank, (twice + 1)->rank))
+                                          held_twice(twice->rank, (twice + 1)->rank))
         .with_key(tensor.key());
   }
   if (tensor.is_tiled_by_runs()) return;
@@ -201,8 +201,7 @@ void Access::refuse(const Tensor& tensor, const TilingFault& fault,
                ReplicaFinder(tensor.key(), fault.where).look(plans);
   } else {
     const std::span<const Listing> listings = tensor.listings();
-    problem += " is held by the main replicas " +
-               ranks_text(listings[fault.first].rank, listings[fault.second].rank);
+    problem += held_twice(listings[fault.first].rank, listings[fault.second].rank);
   }
   throw Error(ErrorCode::kCoverage, problem).with_key(tensor.key());
 }

@@ -1,7 +1,7 @@
-// Do the main replicas of all ranks hold everything, and each thing once? (Megatron-Core's access
-// pattern: the number of main replicas of each part is one.) Replicas that are not the main one,
-// and boxes without elements, hold nothing here: an empty box at the place of a full one is not
-// taken for its replica. A pure function, as planning is.
+// Checks that the main replicas of all ranks together hold everything exactly once. (This is
+// Megatron-Core's access pattern: each part has exactly one main replica.) Other replicas and boxes
+// without elements do not count as holding anything: an empty box at the place of a non-empty one
+// is not treated as its replica. A pure function, like all planning.
 #pragma once
 
 #include <span>
@@ -11,22 +11,22 @@
 
 namespace tilestone {
 
-// What a rank holds or wants, as the bytes that are exchanged. Unlike a plan for saving (the same
-// encoding) it may name a key or a box more than once. Error(kInvalidArgument) naming the key when
-// a box lies outside its tensor.
+// Encodes what a rank holds or wants, for the exchange between ranks. The encoding is that of a
+// save plan, but the same key or box may occur more than once. Throws Error(kInvalidArgument),
+// naming the key, if a box lies outside its tensor.
 Bytes encode_access(const Items& items);
 
-// plans[r]: rank r's encode_access() or LocalSavePlan::encode(). Of tensors and objects that are
-// common to all ranks the lowest rank that lists them holds the main replica. Objects whose key is
+// plans[r] is rank r's encode_access() or LocalSavePlan::encode(). The main replica of a tensor or
+// object that is common to all ranks is on the lowest rank that lists it. Objects whose key is
 // KEY/shard_OFFSET_SHAPE are places of one grid of KEY. Throws, naming key, box or place, and
 // ranks:
 //  kMismatch - ranks disagree on a key's dtype or global shape, on the shape of a grid, or on
-//      tensor versus object (or grid of objects);
-//  kCoverage - elements of a tensor, or places of a grid, that two main replicas hold, or none;
-//  kInvalidArgument - an object whose place lies outside its grid;
-//  kCorrupt - what is no plan.
-// Texts of kCoverage and kInvalidArgument begin as Megatron-Core's: "Invalid access pattern: ", or
-// for objects that two main replicas hold "Duplicate ShardedObject keys: ".
+//      whether it is a tensor, an object or a grid of objects;
+//  kCoverage - elements of a tensor, or a place of a grid, are held by two main replicas or none;
+//  kInvalidArgument - an object's place lies outside its grid;
+//  kCorrupt - the bytes are not a plan.
+// Like Megatron-Core's, messages of kCoverage and kInvalidArgument begin with "Invalid access
+// pattern: ", or with "Duplicate ShardedObject keys: " for an object that two main replicas hold.
 void check_access(std::span<const ByteView> plans);
 
 }  // namespace tilestone

@@ -11,8 +11,7 @@ namespace tilestone {
 namespace {
 
 constexpr std::string_view kShard = "/shard_";
-// Megatron-Core's words, which its users look for.
-// "0.1" as {0, 1}; nullopt for another text.
+// Parses "0.1" as {0, 1}. Returns nullopt for any other text.
 std::optional<Dims> parse_dims(std::string_view text) {
   Dims dims;
   const char* at = text.data();
@@ -29,7 +28,7 @@ std::optional<Dims> parse_dims(std::string_view text) {
   }
 }
 
-// The next place in the order of rows; false behind the last one.
+// Advances to the next place in C order. Returns false after the last one.
 bool advance(Dims& place, const Dims& shape) {
   for (size_t d = shape.size(); d-- > 0;) {
     if (++place[d] < shape[d]) return true;
@@ -116,8 +115,8 @@ void AccessObjects::check() {
   for (const auto& [key, grid] : grids_) check_grid(key, grid);
 }
 
-// Places are looked for one by one until the first that is missing, so that a grid's claimed size
-// costs nothing.
+// Looks for the places one by one and stops at the first missing one, so a huge claimed grid costs
+// nothing.
 void AccessObjects::check_grid(std::string_view key, const Grid& grid) {
   for (const auto& [place, object] : grid.places) {
     for (size_t d = 0; d < place.size(); ++d) {

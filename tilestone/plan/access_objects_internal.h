@@ -14,23 +14,24 @@
 
 namespace tilestone {
 
-// The key of an object of a grid, taken apart: "rng/shard_0.1_2.4" is "rng", {0, 1} of {2, 4}.
+// The parts of a grid object's key: "rng/shard_0.1_2.4" gives "rng" and {0, 1} of {2, 4}.
 struct GridPlace {
   std::string_view key;
   Dims offset;
   Dims shape;
 };
-// nullopt for a key of another form, which is an object of its own.
+// Returns nullopt for any other key, which names an independent object.
 std::optional<GridPlace> parse_grid_place(std::string_view unique_key);
 
-// All ranks' objects, added rank by rank.
+// The objects of all ranks, added rank by rank.
 class AccessObjects {
  public:
   void add(const PlanObject& object, uint32_t rank);
-  std::optional<uint32_t> first_rank(const std::string& key) const;  // of those that list it
-  // Errors as check_access().
+  // The first rank that lists the key.
+  std::optional<uint32_t> first_rank(const std::string& key) const;
+  // Throws what check_access() throws about objects.
   void check();
-  // Of those that hold a place of the grid of this key; after check().
+  // The first rank that holds a place of this key's grid. Valid after check().
   std::optional<uint32_t> first_rank_of_grid(const std::string& key) const;
 
  private:
@@ -41,7 +42,7 @@ class AccessObjects {
   };
   struct Grid {
     Dims shape;
-    uint32_t rank = 0;  // the first that has said so
+    uint32_t rank = 0;  // the first rank with a place of this grid
     std::map<Dims, const Object*> places;
   };
   static void check_grid(std::string_view key, const Grid& grid);

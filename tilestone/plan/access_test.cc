@@ -33,7 +33,7 @@ ObjectItem object(std::string key, int64_t replica = kMain) {
   return {std::move(key), {}, Value(1), {replica}, false};
 }
 
-// What is wrong; "" when nothing is.
+// The error message; "" if there is no error.
 std::string problem(const Ranks& ranks) {
   std::vector<Bytes> encoded;
   for (const Items& items : ranks) encoded.push_back(encode_access(items));
@@ -74,7 +74,7 @@ TEST(Access, NamesTheRanksOfTwoMainReplicas) {
   EXPECT_THAT(problem(partly),
               HasSubstr("box [2:3] is held by the main replicas of ranks 0 and 1"));
   const Ranks twice = {{{shard("w", {2}, {{0}, {2}}), shard("w", {2}, {{0}, {2}})}, {}}};
-  EXPECT_THAT(problem(twice), HasSubstr("of rank 0, twice"));
+  EXPECT_THAT(problem(twice), HasSubstr("held twice as main replica by rank 0"));
 }
 
 TEST(Access, NamesWhoHasAReplicaOfWhatNoMainReplicaHolds) {
@@ -96,11 +96,11 @@ TEST(Access, NamesRanksThatDisagreeOnDtypeShapeOrKind) {
   ranks[1].tensors[0] = shard("w", {3}, {{0}, {3}}, kReplica);
   EXPECT_THAT(problem(ranks), HasSubstr("rank 1 has float32 [3]"));
   ranks[1] = {{}, {object("w")}};
-  EXPECT_THAT(problem(ranks), HasSubstr("tensor and of an object, on rank 0 and on rank 1"));
+  EXPECT_THAT(problem(ranks), HasSubstr("tensor and for an object, on rank 0 and on rank 1"));
   std::swap(ranks[0], ranks[1]);
-  EXPECT_THAT(problem(ranks), HasSubstr("tensor and of an object, on rank 0 and on rank 1"));
+  EXPECT_THAT(problem(ranks), HasSubstr("tensor and for an object, on rank 0 and on rank 1"));
   ranks[0] = {{}, {object("w/shard_0_1")}};
-  EXPECT_THAT(problem(ranks), AllOf(HasSubstr("(key w)"), HasSubstr("of a tensor and of an object, "
+  EXPECT_THAT(problem(ranks), AllOf(HasSubstr("(key w)"), HasSubstr("a tensor and for an object, "
                                                                     "on rank 0 and on rank 1")));
 }
 
@@ -177,7 +177,7 @@ using Random = std::mt19937_64;
 
 size_t below(Random& random, size_t n) { return random() % n; }
 
-// Tensors that random ranks tile, regularly or not, with replicas and empty shards on others.
+// Tensors that random ranks tile, regularly or not, with replicas and empty shards on other ranks.
 Ranks random_ranks(Random& random) {
   Ranks ranks(1 + below(random, 6));
   const size_t tensors = 1 + below(random, 3);
@@ -201,7 +201,7 @@ Ranks random_ranks(Random& random) {
   return ranks;
 }
 
-// A shard with elements of a main replica, at random.
+// A random non-empty shard of a main replica.
 std::pair<size_t, size_t> random_shard(const Ranks& ranks, Random& random) {
   for (;;) {
     const size_t rank = below(random, ranks.size());
@@ -212,7 +212,7 @@ std::pair<size_t, size_t> random_shard(const Ranks& ranks, Random& random) {
   }
 }
 
-// Moves a box by one to where it still lies in the tensor; false where there is no room.
+// Moves a box by one element within its tensor. Returns false if there is no room.
 bool shift(TensorItem& item) {
   Box& box = item.pieces[0].box;
   for (size_t d = 0; d < box.rank(); ++d) {
@@ -226,7 +226,7 @@ bool shift(TensorItem& item) {
 
 enum class Mutation { kDrop, kDuplicate, kShift, kDType, kDemote, kPromote };
 
-// False where the mutation finds nothing to change.
+// Returns false if there is nothing to mutate.
 bool mutate(Ranks& ranks, Mutation mutation, Random& random) {
   const auto [rank, i] = random_shard(ranks, random);
   std::vector<TensorItem>& items = ranks[rank].tensors;

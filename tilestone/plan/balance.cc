@@ -19,7 +19,7 @@ HolderBalance::HolderBalance(std::span<const int> holders) : holders_(holders) {
 int HolderBalance::give(uint64_t bytes) {
   Load least;
   if (loads_.size() < holders_.size()) {
-    least.turn = loads_.size();  // who owns nothing yet comes first, in turn
+    least.turn = loads_.size();  // holders that own nothing come first, in rotation order
   } else {
     std::pop_heap(loads_.begin(), loads_.end(), kMoreLoaded);
     least = loads_.back();

@@ -1,4 +1,4 @@
-// Copies in plans and reports, and from where they are read.
+// Copies in plans and reports, and the choice of the file to read from.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,8 +16,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// Replicas of tensors "a", "b", ... with these numbers of float32 on the ranks `holders`, said or
-// not.
+// Replicas of tensors "a", "b", ... with these numbers of float32 elements, on the ranks `holders`,
+// which are declared or not.
 LocalSavePlan replicas(const std::vector<int64_t>& sizes, const std::vector<int>& holders) {
   Items items;
   char key = 'a';
@@ -44,14 +44,14 @@ std::vector<Assignment> plan_with_groups(const std::vector<LocalSavePlan>& plans
 }
 
 TEST(CopyPlan, WhatAnotherRankOfTheGroupWritesIsCopiedByRuleAndByExchangeAlike) {
-  // Four ranks hold all; the model-parallel groups are {0, 1} and {2, 3}.
+  // Four ranks hold everything. The model-parallel groups are {0, 1} and {2, 3}.
   const std::vector<std::vector<int>> groups = {{0, 1}, {1, 0}, {2, 3}, {3, 2}};
   for (const std::vector<int>& holders : {std::vector<int>{0, 1, 2, 3}, std::vector<int>{}}) {
     const LocalSavePlan plan = replicas({40, 30, 20, 10}, holders);
     const std::vector<Assignment> planned = plan_with_groups({plan, plan, plan, plan}, groups);
     for (int rank = 0; rank < 4; ++rank) {
       const auto r = static_cast<size_t>(rank);
-      // Each writes one, so of the others one is its neighbour's.
+      // Each rank writes one tensor, so one of the others belongs to its neighbour.
       ASSERT_EQ(planned[r].chunks.size(), 1u);
       EXPECT_EQ(planned[r].copies, planned[r ^ 1].chunks);
       if (holders.empty()) continue;
@@ -82,7 +82,7 @@ TEST(CopyPlan, TheSmallestAreKeptWithinTheBudget) {
   EXPECT_THAT(limited(UINT64_MAX, 48), ElementsAre(0, 1, 2, 3, 4));
 }
 
-// A common object, and a sharded one that rank 1 writes; of these contents.
+// A common object, and a sharded one that rank 1 writes, with these contents.
 LocalSavePlan objects(int rank, uint64_t common, uint64_t sharded) {
   LocalSavePlan plan;
   plan.objects.push_back({"common", true, true, common});
@@ -98,8 +98,8 @@ TEST(CopyPlan, ObjectsOfTheSameContentAreCopiedCommonOnesWhateverTheGroup) {
   EXPECT_THAT(planned[0].object_copies, ElementsAre(1));
   EXPECT_THAT(planned[1].objects, ElementsAre(1));
   EXPECT_THAT(planned[1].object_copies, ElementsAre(0));
-  EXPECT_THAT(planned[2].object_copies, ElementsAre(0));  // "sharded" is of another group
-  EXPECT_THAT(planned[3].object_copies, IsEmpty());       // its own is another one
+  EXPECT_THAT(planned[2].object_copies, ElementsAre(0));  // "sharded": writer in another group
+  EXPECT_THAT(planned[3].object_copies, IsEmpty());       // its content differs
   const auto unknown = plan_with_groups({objects(0, 0, 0), objects(1, 0, 0)}, {{0, 1}, {0, 1}});
   EXPECT_THAT(unknown[1].object_copies, IsEmpty());
   const auto without = plan_with_groups({objects(0, 5, 6), objects(1, 5, 6)}, {{}, {}});
@@ -141,7 +141,7 @@ TEST(CopyPlan, AGroupIsOfRanksOfTheWorldWithTheOwnOneEachOnce) {
     EXPECT_EQ(error.rank(), rank);
     return error.message();
   };
-  EXPECT_THAT(refused(1, {0, 2}), HasSubstr("does not include it"));
+  EXPECT_THAT(refused(1, {0, 2}), HasSubstr("does not include that rank"));
   EXPECT_THAT(refused(1, {0, 1, 0}), HasSubstr("names rank 0 twice"));
   EXPECT_THAT(refused(1, {1, 4}), HasSubstr("names rank 4, which is outside a world of 4 ranks"));
   EXPECT_THAT(refused(1, {-1, 1}), HasSubstr("names rank -1"));
@@ -215,7 +215,8 @@ TEST(CopyPlan, ACopyOfAnObjectThatNobodyWroteIsRefused) {
             1u);
 }
 
-// One tensor of one chunk in each of the files 0, 1 and 2, each with a copy in the two others.
+// One tensor with one chunk in each of the files 0, 1 and 2, each with a copy in the other two
+// files.
 struct Stored {
   Metadata metadata;
   std::vector<FileWriter> writers = {{0, "host-a"}, {1, "host-a"}, {2, "host-b"}};
@@ -277,7 +278,7 @@ TEST(Nearest, AFileThatIsARanksOwnIsReadForOthersByThisRankAlone) {
 TEST(Nearest, AnOwnCopyIsOneOfAChunkInAnothersFile) {
   const Stored stored;
   const Nearest nearest(stored.metadata, stored.writers, 1, true, "");
-  EXPECT_EQ(nearest.own_copy(1, 0), kNoCopy);  // its own item is there
+  EXPECT_EQ(nearest.own_copy(1, 0), kNoCopy);  // the chunk's own item is in its file
   EXPECT_EQ(stored.metadata.place(0, 0, nearest.own_copy(0, 0)).file, 1u);
   EXPECT_EQ(Nearest(stored.metadata, stored.writers, 1, false, "").own_copy(0, 0), kNoCopy);
 }

@@ -1,7 +1,8 @@
-// The least-loaded rank of a set comes from a heap of (load, rank) whose loads may be out of date:
-// other sets with the same ranks add to them. Loads only grow, so what a heap says of a rank is at
-// most what the rank has. Hence when the top is up to date it is the least, and the lowest rank of
-// the least; when it is not, it is put right and goes down.
+// The least-loaded rank of a set comes from a heap of (load, rank) entries. The loads in a heap may
+// be out of date, because other sets with the same ranks add to them. Loads only grow, so the load
+// in a heap entry is at most the rank's real load. So if the top entry is up to date, it is the
+// least-loaded rank, and the lowest one of several. If it is not, it is corrected and moves down
+// the heap.
 #include "tilestone/plan/distribution.h"
 
 #include <algorithm>
@@ -18,14 +19,14 @@
 namespace tilestone {
 namespace {
 
-constexpr size_t kScanned = 16;  // holders that are quicker to look through than to keep a heap of
+constexpr size_t kScanned = 16;  // up to this many holders, a scan is faster than a heap
 
 class DistributionGroup {
  public:
   DistributionGroup(std::span<const std::vector<int>> holder_sets, int ranks)
       : sets_(holder_sets), loads_(static_cast<size_t>(ranks)), heaps_(holder_sets.size()) {}
 
-  // The least-loaded rank of a set. `once`: no other shard has this set.
+  // The least-loaded rank of a set. `once`: only one shard has this set.
   int least(uint32_t set, bool once) {
     const bool scan = once || sets_[set].size() <= kScanned;
     return scan ? least_by_scan(sets_[set]) : least_by_heap(set);
@@ -37,7 +38,7 @@ class DistributionGroup {
   uint64_t load_of(int rank) const { return loads_[static_cast<size_t>(rank)]; }
 
  private:
-  using Entry = std::pair<uint64_t, int>;  // load, rank
+  using Entry = std::pair<uint64_t, int>;  // (load, rank)
 
   int least_by_scan(const std::vector<int>& holders) const {
     Entry least{load_of(holders.front()), holders.front()};
@@ -69,25 +70,25 @@ class DistributionGroup {
 }
 
 void check_sets(std::span<const std::vector<int>> holder_sets, int ranks) {
-  if (ranks < 0) refuse("a group of " + std::to_string(ranks) + " ranks");
+  if (ranks < 0) refuse("the number of ranks is negative: " + std::to_string(ranks));
   for (size_t set = 0; set < holder_sets.size(); ++set) {
     for (int rank : holder_sets[set]) {
       if (rank >= 0 && rank < ranks) continue;
-      refuse("set " + std::to_string(set) + " of holders names rank " + std::to_string(rank) +
-             " of a group of " + std::to_string(ranks));
+      refuse("holder set " + std::to_string(set) + " names rank " + std::to_string(rank) +
+             ", but the group has " + std::to_string(ranks) + " ranks");
     }
   }
 }
 
-// How many shards have each set.
+// The number of shards that use each set.
 std::vector<size_t> uses_of(std::span<const DistributedShard> shards,
                             std::span<const std::vector<int>> holder_sets) {
   std::vector<size_t> uses(holder_sets.size());
   for (size_t i = 0; i < shards.size(); ++i) {
     const uint32_t set = shards[i].holders;
     if (set >= uses.size()) {
-      refuse("shard " + std::to_string(i) + " names set " + std::to_string(set) + " of " +
-             std::to_string(uses.size()) + " sets of holders");
+      refuse("shard " + std::to_string(i) + " names holder set " + std::to_string(set) +
+             ", but only " + std::to_string(uses.size()) + " sets are given");
     }
     if (holder_sets[set].empty()) refuse("shard " + std::to_string(i) + " is held by no rank");
     ++uses[set];
@@ -95,12 +96,12 @@ std::vector<size_t> uses_of(std::span<const DistributedShard> shards,
   return uses;
 }
 
-// Shards of one file that the same ranks hold.
+// The shards of one file that have the same set of holders.
 struct FileGroup {
   uint64_t bytes = 0;
   std::vector<size_t> shards;
 };
-// (main_is_outside, number of holders, file, set): unique.
+// The unique key (main_is_outside, number of holders, file, set).
 using FileGroupKey = std::tuple<bool, size_t, uint32_t, uint32_t>;
 
 class ByFile {
@@ -146,7 +147,8 @@ class ByFile {
     }
   }
 
-  // What no writer got: few holders first, then large groups, and large shards in each.
+  // The shards that went to no writer: groups with few holders first, then large groups, and in
+  // each group large shards first.
   std::vector<FileGroup> rest_in_order() const {
     std::map<FileGroupKey, FileGroup> by_key;
     for (size_t i = 0; i < shards_.size(); ++i) {
@@ -173,7 +175,8 @@ class ByFile {
     return rest;
   }
 
-  // To the rank that was the last to get a shard of the file, unless that is too much for it.
+  // Gives shard i to the rank that got the previous shard of its file, unless that would exceed the
+  // rank's limit.
   void give_to_reader(size_t i) {
     const DistributedShard& shard = shards_[i];
     const std::vector<int>& holders = sets_[shard.holders];
@@ -192,8 +195,8 @@ class ByFile {
   std::span<const uint32_t> file_of_;
   std::span<const int> writers_;
   DistributionGroup group_;
-  std::vector<int> given_;    // -1: not yet
-  std::vector<int> readers_;  // of each file: who got the last shard; -1: nobody
+  std::vector<int> given_;    // -1: not given yet
+  std::vector<int> readers_;  // for each file, the rank that got its last shard, or -1
   uint64_t limit_ = 0;
 };
 
@@ -228,15 +231,19 @@ std::vector<int> distribute_shards_by_file(std::span<const DistributedShard> sha
                                            std::span<const uint32_t> file_of,
                                            std::span<const int> writers) {
   check_sets(holder_sets, ranks);
-  if (file_of.size() != shards.size()) refuse("file_of has one entry for each shard");
+  if (file_of.size() != shards.size()) {
+    refuse("file_of has " + std::to_string(file_of.size()) +
+           " entries, but the number of shards is " + std::to_string(shards.size()));
+  }
   for (uint32_t file : file_of) {
     if (file == kNoFile || file < writers.size()) continue;
-    refuse("file " + std::to_string(file) + " of " + std::to_string(writers.size()));
+    refuse("file_of names file " + std::to_string(file) + ", but writers has " +
+           std::to_string(writers.size()) + " entries");
   }
   for (int writer : writers) {
     if (writer >= -1 && writer < ranks) continue;
-    refuse("a file's writer is rank " + std::to_string(writer) + " of a group of " +
-           std::to_string(ranks));
+    refuse("the writer of a file is rank " + std::to_string(writer) + ", but the group has " +
+           std::to_string(ranks) + " ranks");
   }
   return ByFile(shards, holder_sets, ranks, file_of, writers).run();
 }

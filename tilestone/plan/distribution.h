@@ -1,8 +1,9 @@
-// Megatron-Core's distribution of replicated shards: which of the ranks that hold a shard writes
-// it, or reads it for the others. Every rank that is given the same shards finds the same, and it
-// is what stock Megatron-Core finds, so that files and loads are balanced alike.
+// Megatron-Core's distribution of replicated shards: decides which of the ranks that hold a shard
+// writes it, or reads it for the others. Every rank that is given the same shards computes the same
+// result. The result equals that of stock Megatron-Core, so files and loads are balanced alike.
 //
-// Tilestone's own saves don't need it (save_plan.h); it serves those who ask for Megatron's.
+// Tilestone's own saves do not use it (see save_plan.h). It is for callers that want Megatron's
+// distribution.
 #pragma once
 
 #include <cstdint>
@@ -14,35 +15,39 @@ namespace tilestone {
 
 struct DistributedShard {
   uint64_t bytes = 0;
-  uint32_t holders = 0;  // index into the sets of holders
-  // The main replica is outside the group, whose ranks may share the reading but not the writing.
+  uint32_t holders = 0;  // index into holder_sets
+  // The main replica is outside the group, so the group's ranks may read the shard for each other
+  // but must not write it.
   bool main_is_outside = false;
 };
 
-// Shards are taken by (main_is_outside, number of holders, -bytes, place in `shards`), and each
-// goes to the least-loaded rank that holds it, to the lowest one of several. `shards` stand in the
-// order of their ids; `holder_sets` are ranks of a group of `ranks`, in any order; a rank that
-// occurs twice in a set counts twice among the holders.
+// Shards are processed in the order of (main_is_outside, number of holders, -bytes, index in
+// `shards`). Each shard goes to the least-loaded rank that holds it; ties go to the lowest rank.
+// `shards` must be ordered by their ids. Each set in `holder_sets` lists ranks of a group of
+// `ranks` ranks, in any order. A rank that occurs twice in a set counts twice in the number of
+// holders.
 //
-// Result: a rank for each shard. A set that several shards share is looked at once, and then costs
-// each of them the logarithm of its size: 1,000 shards on 2,048 ranks take a millisecond, where
-// each has its own set 10.
+// Returns one rank per shard. A set that several shards share is scanned once and then costs each
+// of them the logarithm of its size. 1,000 shards on 2,048 ranks take a millisecond, or 10 if each
+// shard has its own set.
 //
-// Error(kInvalidArgument) with the place of the shard or set that has no holders, names a set that
-// is not there, or a rank outside the group; or when the bytes exceed 64 bits.
+// Throws Error(kInvalidArgument), with the index of the shard or set, if a shard has no holders or
+// refers to a set that does not exist, or if a set contains a rank outside the group. Throws the
+// same code if the bytes exceed 64 bits.
 std::vector<int> distribute_shards(std::span<const DistributedShard> shards,
                                    std::span<const std::vector<int>> holder_sets, int ranks);
 
 inline constexpr uint32_t kNoFile = std::numeric_limits<uint32_t>::max();
 
-// The same for reading from data files, so that ranks open few files besides their own. A file's
-// shards go to the rank that wrote it where it holds them, however many they are. Those of a file
-// without such a rank go to the least-loaded holder, together, as long as it does not exceed 1.25
-// times the mean of all ranks; the rest of them to the next one. Ties as above.
+// The same for reading from data files, so that ranks open few files other than their own. The
+// shards of a file go to the rank that wrote it, if that rank holds them, however many they are.
+// The other shards of a file go together to the least-loaded holder as long as its load does not
+// exceed 1.25 times the mean over all ranks; the rest goes to the next one. Ties as above.
 //
-// file_of: for each shard the file that has most of it, an index into `writers`, or kNoFile.
-// writers: for each file the rank of the group that wrote it, or -1.
-// Errors as above, and of a file that is not there or a writer outside the group.
+// file_of: for each shard, the file that contains most of it, as an index into `writers`, or
+// kNoFile.
+// writers: for each file, the rank of the group that wrote it, or -1.
+// Throws as above, and if a file does not exist or a writer is outside the group.
 std::vector<int> distribute_shards_by_file(std::span<const DistributedShard> shards,
                                            std::span<const std::vector<int>> holder_sets, int ranks,
                                            std::span<const uint32_t> file_of,

@@ -14,7 +14,7 @@ namespace tilestone::distribution_test {
 using Sets = std::vector<std::vector<int>>;
 using Shards = std::vector<DistributedShard>;
 
-// The rule as it is said: sort, then look through all holders of each shard.
+// A direct implementation of the rule: sort, then scan all holders of each shard.
 std::vector<int> by_the_book(const Shards& shards, const Sets& sets, int ranks) {
   std::vector<size_t> order(shards.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -38,7 +38,8 @@ std::vector<int> by_the_book(const Shards& shards, const Sets& sets, int ranks) 
 
 TEST(Distribution, FewHoldersComeFirstThenLargeShardsThenIds) {
   const Sets sets = {{0, 1, 2}, {2, 1}, {0}};
-  // By holders: 3 (rank 0), 2 (to 1, the lowest), then of three holders the 9 before the 5s.
+  // By number of holders: the 3 (to rank 0), the 2 (to rank 1, the lowest), then, with three
+  // holders, the 9 before the 5s.
   const Shards shards = {{5, 0}, {5, 0}, {7, 1}, {8, 2}, {9, 0}};
   EXPECT_EQ(distribute_shards(shards, sets, 3), (std::vector<int>{1, 0, 1, 0, 2}));
 }
@@ -94,10 +95,10 @@ void expect_refused(const Shards& shards, const Sets& sets, int ranks, const std
 
 TEST(Distribution, WhatCannotBeMeantIsRefusedWithItsPlace) {
   expect_refused({{1, 0}, {1, 1}}, {{0}, {}}, 1, "shard 1 is held by no rank");
-  expect_refused({{1, 3}}, {{0}}, 1, "shard 0 names set 3 of 1 sets");
-  expect_refused({{1, 0}}, {{0, 2}}, 2, "set 0 of holders names rank 2 of a group of 2");
+  expect_refused({{1, 3}}, {{0}}, 1, "shard 0 names holder set 3, but only 1");
+  expect_refused({{1, 0}}, {{0, 2}}, 2, "holder set 0 names rank 2, but the group has 2");
   expect_refused({{1, 0}}, {{-1}}, 2, "rank -1");
-  expect_refused({}, {}, -1, "-1 ranks");
+  expect_refused({}, {}, -1, "ranks is negative: -1");
   expect_refused({{~uint64_t{0}, 0}, {1, 0}}, {{0}}, 1, "bytes of a rank's shards");
 }
 
@@ -131,7 +132,7 @@ TEST(DistributionByFile, AWriterThatDoesNotHoldAShardDoesNotGetIt) {
 
 TEST(DistributionByFile, AFileWithoutAWriterHasAsFewReadersAsBalanceAllows) {
   const Sets sets = {{0, 1}};
-  // Two files of a checkpoint of other ranks: each goes to one rank.
+  // Two files that other ranks wrote: each file goes to one rank.
   const Shards shards(20, DistributedShard{10, 0});
   std::vector<uint32_t> file_of(20);
   for (size_t i = 0; i < 20; ++i) file_of[i] = i % 2;

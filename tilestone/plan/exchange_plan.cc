@@ -1,8 +1,9 @@
-// The costs that are compared, in bytes that could be read in the same time:
-//     apart    = sum over what is asked of (bytes + request_bytes * reads)
+// The costs to compare, in bytes that could be read in the same time:
+//     apart    = sum over `asked` of (bytes + request_bytes * reads)
 //     together = bytes + request_bytes * reads of the merged boxes, + asked bytes / kSendShare
-// A read is charged what a disk or a file server could stream instead of beginning a new one; a
-// network is taken to be kSendShare times as fast as a rank's share of the storage.
+// The cost of a read is what a disk or a file server could stream in the time that it takes to
+// start the read. A network is assumed to be kSendShare times as fast as a rank's share of the
+// storage.
 #include "tilestone/plan/exchange_plan.h"
 
 #include <algorithm>
@@ -19,17 +20,17 @@ constexpr uint64_t kLargestStripe = 8u << 20;   // bytes
 constexpr uint64_t kSmallestStripe = 1u << 20;  // bytes
 constexpr uint64_t kStripesPerRank = 4;
 constexpr uint64_t kSendShare = 4;
-constexpr uint64_t kSpareShare = 32;  // bytes read twice may be this fraction of those needed
-constexpr uint64_t kPage = 4096;      // bytes: rows nearer than this are read as one
+constexpr uint64_t kSpareShare = 32;  // 1/32 of the needed bytes may be read twice
+constexpr uint64_t kPage = 4096;      // bytes; rows at most this far apart are read together
 
-// SplitMix64's finisher: neighbouring numbers give unrelated ones.
+// The finalizer of SplitMix64: adjacent inputs give unrelated outputs.
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
 
-// What reading takes.
+// The cost of reading.
 struct Reading {
   uint64_t bytes = 0;
   uint64_t reads = 0;
@@ -42,11 +43,11 @@ struct Reading {
   uint64_t cost(uint64_t request_bytes) const { return bytes + request_bytes * reads; }
 };
 
-// A box of a C-contiguous chunk: dims are joined from the innermost on while their indices follow
-// one another or are near.
+// The cost of reading a box of a C-contiguous chunk. Dims are joined, from the innermost outwards,
+// as long as their indices are contiguous or close together.
 Reading reading_of(const Dims& shape, uint64_t itemsize, const Box& box) {
   Reading reading{itemsize, 1};
-  uint64_t step = itemsize;  // bytes between two indices of the dim
+  uint64_t step = itemsize;  // bytes between adjacent indices of the dim
   bool joined = true;
   for (size_t d = shape.size(); d-- > 0;) {
     const auto count = static_cast<uint64_t>(box.shape[d]);
@@ -74,7 +75,7 @@ Box bounding_box(std::span<const Box> boxes) {
   return bounds;
 }
 
-// `box` without what is in `others`.
+// `box` without the elements of `others`.
 std::vector<Box> rest_of(const Box& box, std::span<const Box> others) {
   std::vector<Box> rest = {box};
   for (const Box& other : others) {
@@ -122,11 +123,11 @@ void for_each_tile(const Dims& shape, uint64_t itemsize, uint64_t max_bytes, con
   if (box.empty()) return;
   checked_mul(static_cast<uint64_t>(numel(shape)), itemsize, "bytes of a chunk");
   if (shape.empty()) return visit({box, 0});
-  std::vector<uint64_t> steps(shape.size(), itemsize);  // bytes between two indices of a dim
+  std::vector<uint64_t> steps(shape.size(), itemsize);  // bytes between adjacent indices of a dim
   for (size_t d = shape.size() - 1; d-- > 0;) {
     steps[d] = steps[d + 1] * static_cast<uint64_t>(shape[d + 1]);
   }
-  size_t cut = 0;  // the dim that is cut in groups of indices; those before it, index by index
+  size_t cut = 0;  // this dim is cut into groups of indices, dims before it into single indices
   while (steps[cut] > max_bytes && cut + 1 < shape.size()) ++cut;
   const auto group = static_cast<int64_t>(std::min<uint64_t>(
       std::max<uint64_t>(max_bytes / steps[cut], 1), static_cast<uint64_t>(shape[cut])));

@@ -1,10 +1,12 @@
-// Two-phase reading: which rank reads a byte of a checkpoint for the others, and when that pays.
-// Pure functions of metadata and boxes, so that every rank finds the same without asking.
+// Two-phase reading: decides which rank reads a byte of a checkpoint for the others, and when that
+// is worthwhile. These are pure functions of metadata and boxes, so every rank computes the same
+// result without communication.
 //
-// A chunk is cut into tiles, boxes whose elements follow one another in a C-contiguous chunk. The
-// files, one after another, are dealt to the ranks in stripes; the owner of a tile is the rank
-// whose stripe its first byte lies in. The owner learns what the ranks want of a tile and reads it
-// for them, or answers that they must read it themselves.
+// A chunk is cut into tiles: boxes whose elements are contiguous in the C-contiguous chunk. The
+// files, one after another, are divided into stripes, which are distributed over the ranks. The
+// owner of a tile is the rank that owns the stripe of the tile's first byte. The owner learns which
+// parts of a tile the ranks need. It reads the tile for them, or answers that they must read it
+// themselves.
 #pragma once
 
 #include <cstdint>
@@ -17,49 +19,50 @@
 
 namespace tilestone {
 
-// Stripes of the files, dealt to the ranks in turn: every run of `world` stripes gives each rank
-// one, and begins with another rank than the run before it, so that what recurs at regular
-// distances (one of each layer's tensors) has no owner of its own. Where files have owners, all
-// stripes of a file are its owner's.
+// Distributes the stripes of the files over the ranks. Every `world` consecutive stripes give each
+// rank one stripe. Each such group begins with a different rank than the one before it, so that
+// data at regular distances (such as the same tensor of every layer) does not all belong to one
+// rank. If a file has an owner, that rank owns all of its stripes.
 class StripeOwners {
  public:
-  // world >= 1. Looks at every chunk's place once. file_owners: ranks below `world`, by index into
-  // Metadata::files; a negative one: the file has none. Empty: no file has one.
+  // world >= 1. Looks at every chunk's location once. file_owners: for each entry of
+  // Metadata::files a rank below `world`, or a negative number if the file has no owner. Empty: no
+  // file has an owner.
   StripeOwners(const Metadata& metadata, int world, std::vector<int> file_owners = {});
 
-  // 1 to 8 MiB, smaller where the checkpoint would not give each rank several.
+  // 1 to 8 MiB. Less than 8 MiB if a rank would otherwise get too few stripes.
   uint64_t stripe_bytes() const { return stripe_bytes_; }
   // The rank that owns byte `offset` of Metadata::files[file].
   int owner(uint32_t file, uint64_t offset) const;
 
  private:
   std::vector<int> file_owners_;
-  std::vector<uint64_t> ends_;    // of the files: the end of the last chunk, bytes
-  std::vector<uint64_t> firsts_;  // number of each file's first stripe
+  std::vector<uint64_t> ends_;    // for each file, the end of its last chunk, in bytes
+  std::vector<uint64_t> firsts_;  // for each file, the number of its first stripe
   uint64_t stripe_bytes_ = 0;
   uint64_t world_ = 1;
 };
 
 struct Tile {
   Box box;              // in the chunk's own coordinates
-  uint64_t offset = 0;  // of its first element in a C-contiguous chunk, bytes
+  uint64_t offset = 0;  // of its first element in the C-contiguous chunk, in bytes
 };
 
-// Calls visit for each tile of a chunk of this shape that shares elements with `box` (inside the
-// chunk), in C order. Tiles tile the chunk, whatever box is asked for; each has at most max_bytes
-// (at least one element).
+// Calls visit for each tile that shares elements with `box`, in C order. The chunk has this shape,
+// and `box` lies inside it. The division into tiles does not depend on `box`. Each tile has at most
+// max_bytes, but at least one element.
 void for_each_tile(const Dims& shape, uint64_t itemsize, uint64_t max_bytes, const Box& box,
                    const std::function<void(const Tile&)>& visit);
 
-// Disjoint boxes that hold the same elements as `boxes` (which may overlap, not empty themselves):
-// their bounding box alone where they cover it.
+// Returns disjoint boxes that contain the same elements as `boxes`, which may overlap but are not
+// empty. If `boxes` cover their bounding box, the result is that box alone.
 std::vector<Box> merged_boxes(std::span<const Box> boxes);
 
-// Whether one rank should read for all what the ranks ask for of a tile: `asked` are their boxes,
-// at least one, none of them empty, in a C-contiguous chunk of this shape. True where reading
-// apart would read more than a thirty-second more bytes than reading once, or where it would take
-// so many short reads that reading once and sending is cheaper. request_bytes: what a further read
-// costs, as bytes that could be read in the same time.
+// Whether one rank should read a tile's data for all ranks. `asked` contains the boxes that the
+// ranks need: at least one, none empty, in a C-contiguous chunk of this shape. True if separate
+// reads would read over 1/32 more bytes than reading once, or would need so many short reads that
+// reading once and sending is cheaper. request_bytes: the cost of one more read, as the number of
+// bytes that could be read in the same time.
 bool worth_exchanging(const Dims& shape, uint64_t itemsize, std::span<const Box> asked,
                       uint64_t request_bytes);
 

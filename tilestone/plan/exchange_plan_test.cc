@@ -14,7 +14,7 @@ using testing::ElementsAre;
 
 constexpr uint64_t kMiB = 1u << 20;
 
-// `files` files that hold one chunk of `bytes` each.
+// `files` files that contain one chunk of `bytes` bytes each.
 Metadata files_of(size_t files, uint64_t bytes) {
   Metadata metadata;
   StoredTensor tensor{"t", {}, DType::kUInt8, {1}, {}};
@@ -119,7 +119,7 @@ TEST(Tiles, OfAnyBoxAreThoseOfTheChunkThatMeetIt) {
   }
 }
 
-// ---- what is merged ----
+// ---- merged boxes ----
 
 TEST(MergedBoxes, ThatCoverTheirBoundsAreOne) {
   const std::vector<Box> columns = {{{2, 0}, {4, 3}}, {{2, 5}, {4, 5}}, {{2, 2}, {4, 3}}};
@@ -190,12 +190,12 @@ TEST(Verdict, ShortColumnsAreReadTogether) {
   }
 }
 
-// Each rank would read all rows, which lie nearer to one another than a page.
+// Each rank would read all rows, because the gap between them is smaller than a page.
 TEST(Verdict, ColumnsOfNarrowRowsAreReadTogether) {
   EXPECT_TRUE(worth({8192, 256}, columns_of({8192, 256}, 4)));
 }
 
-// Pieces of 256 KiB, which are worth a read of their own unless reads are expensive.
+// Pieces of 256 KiB, which are worth separate reads unless reads are expensive.
 TEST(Verdict, DependsOnWhatAReadCosts) {
   const Dims shape{64, 1 << 17};
   EXPECT_FALSE(worth(shape, columns_of(shape, 2), 64u << 10));

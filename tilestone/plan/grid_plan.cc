@@ -14,8 +14,8 @@ namespace {
                                  size_t rank) {
   throw Error(ErrorCode::kInvalidArgument,
               "box " + to_string(box) +
-                  " is no cell of a regular grid (the tensor's cells would be " + to_string(cell) +
-                  "), and the format stores regular grids only")
+                  " is not a cell of a regular grid (the tensor's cells would have shape " +
+                  to_string(cell) + "), and the format can only store regular grids")
       .with_key(tensor.key)
       .with_rank(static_cast<int>(rank))
       .with_hint("shard the tensor evenly, or save as torch_dist");

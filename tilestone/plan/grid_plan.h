@@ -1,4 +1,5 @@
-// The regular grids that tensors' chunks are cells of, for formats that store one cell a file.
+// Finds the regular grids whose cells the tensors' chunks are, for formats that store one cell per
+// file.
 #pragma once
 
 #include <span>
@@ -8,10 +9,10 @@
 
 namespace tilestone {
 
-// The cell shape of each tensor: grids[r][t] of plans[r].tensors[t]; ones for a tensor without
-// elements. Linear in the number of chunks.
-// Error(kInvalidArgument) naming key, box and rank when a tensor's boxes are no cells of one grid
-// (only the cells at its upper edges may be smaller).
+// Returns the cell shape of each tensor: grids[r][t] for plans[r].tensors[t]. It is all ones for a
+// tensor without elements. Linear in the number of chunks. Throws Error(kInvalidArgument), naming
+// key, box and rank, if a tensor's boxes are not the cells of one grid. Only cells at the upper
+// edges may be smaller.
 std::vector<std::vector<Dims>> plan_grids(std::span<const LocalSavePlan> plans);
 
 }  // namespace tilestone

@@ -1,7 +1,7 @@
-// Each wanted piece meets the stored chunks that share elements with it. Where those overlap one
-// another, each element is read from the first of them in this order: larger common part, a
-// preferred file, then file and offset. A chunk gives what no chunk before it gave, so the boxes
-// that are read are disjoint, and a sum of volumes says whether they are all.
+// For each wanted piece, the stored chunks that share elements with it are the candidates. If they
+// overlap, each element is read from the first candidate in this order: larger common part,
+// preferred file, then file and offset. A candidate only gives elements that no earlier one gave.
+// So the boxes read are disjoint, and the sum of their volumes tells whether they are complete.
 #include "tilestone/plan/load_plan.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace tilestone {
 namespace {
 
-// A tensor with fewer chunks, or wanted in fewer pieces, is searched from end to end.
+// A tensor with fewer chunks, or wanted in fewer pieces, is searched linearly.
 constexpr size_t kIndexedChunks = 64;
 constexpr size_t kIndexedPieces = 4;
 
@@ -33,7 +33,7 @@ void check_match(const TensorItem& item, const StoredTensor& stored,
                  const LoadPlanOptions& options) {
   const bool convertible = is_convertible(stored.dtype, item.dtype);
   if (item.dtype != stored.dtype && !(options.cast && convertible)) {
-    const std::string none = convertible ? "" : ", and there is no conversion between the two";
+    const std::string none = convertible ? "" : ", and there is no conversion between these dtypes";
     throw Error(options.cast ? ErrorCode::kUnsupported : ErrorCode::kMismatch,
                 "the checkpoint has " + described(stored.dtype, stored.shape) + ", but " +
                     described(item.dtype, item.global_shape) + " is wanted" + none)
@@ -95,7 +95,7 @@ class TensorReads {
   }
 
  private:
-  // Metadata comes from a file; nothing below may meet a box that lies outside its tensor.
+  // The metadata comes from a file. The code below requires every box to lie inside its tensor.
   void check_stored(const Box& box) const {
     try {
       check_bounds(box, tensor_.shape);
@@ -120,7 +120,7 @@ class TensorReads {
         .with_key(item_.key);
   }
 
-  // In the order in which they are read from.
+  // The candidates, in the order in which they are read.
   std::vector<Candidate> candidates(const Box& wanted) const {
     std::vector<Candidate> found;
     const auto visit = [&](size_t i) {
@@ -148,7 +148,8 @@ class TensorReads {
     return found;
   }
 
-  // Calls emit(candidate, box) for disjoint boxes that make up all that the candidates hold.
+  // Calls emit(candidate, box) for disjoint boxes that together contain all elements of the
+  // candidates.
   template <typename Emit>
   static void for_each_part(std::vector<Candidate>& found, const Emit& emit) {
     drop_replicas(found);
@@ -164,7 +165,7 @@ class TensorReads {
     }
   }
 
-  // Of candidates with the same common part, the first stays.
+  // Keeps only the first of the candidates with the same common part.
   static void drop_replicas(std::vector<Candidate>& found) {
     std::vector<size_t> order(found.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -180,7 +181,7 @@ class TensorReads {
     std::erase_if(found, [&](const Candidate&) { return drop[at++]; });
   }
 
-  // boxes[i] without what the boxes before it hold.
+  // boxes[i] without the elements of earlier boxes.
   static std::vector<Box> not_yet_read(const BoxIndex& index, const std::vector<Box>& boxes,
                                        size_t i) {
     std::vector<Box> parts = {boxes[i]};
@@ -205,7 +206,7 @@ class TensorReads {
   std::optional<BoxIndex> index_;
 };
 
-// The usual case, which needs no search: the one piece is the whole tensor, stored as one chunk.
+// The usual case, which needs no search: one piece that is the whole tensor, stored as one chunk.
 bool is_one_chunk(const TensorItem& item, const StoredTensor& stored) {
   if (item.pieces.size() != 1 || stored.chunks.size() != 1) return false;
   const Box& box = item.pieces[0].box;
@@ -226,7 +227,7 @@ void sort_by_place(std::vector<ChunkRead>& reads, const Metadata& metadata) {
     if (a.piece != b.piece) return a.piece < b.piece;
     return a.box < b.box;
   };
-  // A state of the same order as the one that was saved needs no sorting.
+  // No sorting is needed if the state has the same order as the one that was saved.
   if (!std::is_sorted(reads.begin(), reads.end(), before)) {
     std::sort(reads.begin(), reads.end(), before);
   }
@@ -242,7 +243,7 @@ LoadPlan plan_load(std::span<const TensorItem> wanted, const Metadata& metadata,
   }
   LoadPlan plan;
   plan.reads.reserve(wanted.size());
-  size_t next = 0;  // keys mostly follow one another as they do in the metadata
+  size_t next = 0;  // keys are usually in the same order as in the metadata
   for (uint32_t i = 0; i < wanted.size(); ++i) {
     const TensorItem& item = wanted[i];
     const bool follows = next < metadata.tensors.size() && metadata.tensors[next].key == item.key;

@@ -1,4 +1,4 @@
-// Who reads what: exact ranges from wanted boxes and a checkpoint's metadata.
+// Determines what a rank reads: exact ranges from the wanted boxes and a checkpoint's metadata.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,19 @@
 
 namespace tilestone {
 
-// A part of a wanted piece that one stored chunk gives.
+// The part of a wanted piece that comes from one stored chunk.
 struct ChunkRead {
   uint32_t item = 0;    // index into the wanted tensors
   uint32_t piece = 0;   // index into its pieces
   uint32_t tensor = 0;  // index into Metadata::tensors
   uint32_t chunk = 0;   // index into its chunks
-  Box box;              // in the global tensor: inside both the piece and the chunk
+  Box box;              // in the global tensor, inside both the piece and the chunk
 };
 
 struct LoadPlan {
   std::vector<ChunkRead> reads;  // ordered by file and offset; the boxes of a piece are disjoint
-  // Elements of pieces that reach beyond the stored tensor (allow_shape_mismatch): zero-filled.
+  // The elements of pieces that lie outside the stored tensor (allow_shape_mismatch). They become
+  // zero.
   struct Fill {
     uint32_t item = 0;
     uint32_t piece = 0;
@@ -33,14 +34,19 @@ struct LoadPlan {
 
 struct LoadPlanOptions {
   bool cast = false;  // convert from the stored dtype to the wanted one
-  // Files to read from where a chunk is stored more than once (this rank's own), by index.
+  // If a chunk is stored more than once, these files are preferred (this rank's own), by index.
   std::vector<uint32_t> preferred_files;
 };
 
-// Throws, naming the key: kNotFound when it is not in the checkpoint (the hint names similar
-// keys), kMismatch on another dtype (without cast) or global shape (without allow_shape_mismatch),
-// kCoverage with the missing box when the stored chunks don't hold all wanted elements.
-// Stored chunks that overlap are no problem: each element is read once.
+// Throws, naming the key:
+//  kNotFound - the key is not in the checkpoint; the hint names similar keys;
+//  kMismatch - the dtype differs (without cast) or the global shape differs (without
+//      allow_shape_mismatch);
+//  kUnsupported - with cast, if there is no conversion between the dtypes;
+//  kInvalidArgument - a wanted piece lies outside its tensor;
+//  kCorrupt - a stored chunk lies outside its tensor;
+//  kCoverage - the stored chunks do not contain all wanted elements; names the missing box.
+// Stored chunks may overlap: each element is read once.
 LoadPlan plan_load(std::span<const TensorItem> wanted, const Metadata& metadata,
                    const LoadPlanOptions& options = {});
 

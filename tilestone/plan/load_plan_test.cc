@@ -190,8 +190,8 @@ bool holds(const Box& box, const Dims& at) {
   return box.contains(element);
 }
 
-// Random overlapping chunks; every element of a wanted piece is read exactly once, from a chunk
-// that holds it, or the plan is refused for a hole that is one.
+// Random overlapping chunks. Every element of a wanted piece is read exactly once, from a chunk
+// that contains it, or the plan fails and names a real hole.
 TEST(LoadPlanProperty, EveryWantedElementIsReadOnceFromAChunkThatHoldsIt) {
   int refused = 0;
   for (uint64_t seed = 0; seed < 600; ++seed) {
@@ -234,7 +234,7 @@ TEST(LoadPlanProperty, EveryWantedElementIsReadOnceFromAChunkThatHoldsIt) {
     if (!error) continue;
     ++refused;
     ASSERT_EQ(error->code(), ErrorCode::kCoverage);
-    bool hole = false;  // some wanted element is in no chunk
+    bool hole = false;  // a wanted element is in no chunk
     for (const Box& box : boxes) {
       for (int64_t i = 0; i < box.numel(); ++i) {
         const Dims at{box.offset[0] + i / box.shape[1], box.offset[1] + i % box.shape[1]};

@@ -46,11 +46,11 @@ class LocalPlanner {
 
   void add(const ObjectItem& item) {
     if (tensors_.contains(item.key)) {
-      throw Error(ErrorCode::kInvalidArgument, "one key is given to a tensor and to an object")
+      throw Error(ErrorCode::kInvalidArgument, "the key is used for a tensor and for an object")
           .with_key(item.key);
     }
     if (!objects_.emplace(item.key, 0).second) {
-      throw Error(ErrorCode::kInvalidArgument, "two objects are given one key").with_key(item.key);
+      throw Error(ErrorCode::kInvalidArgument, "two objects have the same key").with_key(item.key);
     }
     plan_.objects.push_back({item.key, item.common, is_main_replica(item.replica_id)});
   }
@@ -66,8 +66,8 @@ class LocalPlanner {
     const PlanTensor& tensor = plan_.tensors[known->second];
     if (tensor.dtype != item.dtype || tensor.global_shape != item.global_shape) {
       throw Error(ErrorCode::kInvalidArgument,
-                  "one key is given twice, as " + std::string(to_string(tensor.dtype)) + " " +
-                      to_string(tensor.global_shape) + " and as " +
+                  "the key is used for two tensors, " + std::string(to_string(tensor.dtype)) + " " +
+                      to_string(tensor.global_shape) + " and " +
                       std::string(to_string(item.dtype)) + " " + to_string(item.global_shape))
           .with_key(item.key);
     }
@@ -82,7 +82,7 @@ class LocalPlanner {
   }
 
   void check_overlaps() const {
-    std::map<uint32_t, std::vector<Box>> several;  // of tensors with more than one box
+    std::map<uint32_t, std::vector<Box>> several;  // boxes of tensors with more than one
     for (const PlanChunk& chunk : plan_.chunks) {
       if (boxes_[chunk.tensor] < 2 || chunk.box.empty()) continue;
       several[chunk.tensor].push_back(chunk.box);
@@ -100,7 +100,7 @@ class LocalPlanner {
   }
 
   LocalSavePlan plan_;
-  std::vector<uint32_t> boxes_;  // how many with elements, by tensor
+  std::vector<uint32_t> boxes_;  // by tensor: number of boxes with elements
   std::unordered_map<std::string_view, uint32_t> tensors_;
   std::unordered_map<std::string_view, uint32_t> objects_;
   std::map<std::vector<int>, uint32_t> sets_;
@@ -111,7 +111,7 @@ class LocalPlanner {
 constexpr uint8_t kPlanVersion = 4;
 constexpr uint8_t kAssignmentVersion = 3;
 
-// Ascending ranks as runs of equal steps: (gap to the run's first, step, count).
+// Writes ascending ranks as runs with equal steps: (gap to the run's first rank, step, count).
 void write_ranks(ByteWriter& out, const std::vector<int>& ranks) {
   out.varint(ranks.size());
   int last = 0;
@@ -127,7 +127,7 @@ void write_ranks(ByteWriter& out, const std::vector<int>& ranks) {
   }
 }
 
-// Runs expand; how far is bounded by the ranks that a job can have.
+// Runs expand when they are read. The largest possible number of ranks in a job bounds this.
 constexpr uint64_t kMaxRanks = 1 << 24;
 
 std::vector<int> read_ranks(ByteReader& in, uint64_t& budget) {
@@ -217,7 +217,7 @@ Bytes LocalSavePlan::encode() const {
 
 void PlanDecoder::decode(ByteView bytes, PlanSink& sink) {
   ByteReader in(bytes, "local save plan");
-  if (in.u8() != kPlanVersion) in.fail("an unknown version");
+  if (in.u8() != kPlanVersion) in.fail("the version is unknown");
   const ByteView table = in.blob();
   const bool same = decoded_ && table.size() == encoded_table_.size() &&
                     std::memcmp(table.data(), encoded_table_.data(), table.size()) == 0;
@@ -296,7 +296,7 @@ Bytes Assignment::encode() const {
 
 Assignment Assignment::decode(ByteView bytes) {
   ByteReader in(bytes, "assignment of a save plan");
-  if (in.u8() != kAssignmentVersion) in.fail("an unknown version");
+  if (in.u8() != kAssignmentVersion) in.fail("the version is unknown");
   Assignment assignment;
   assignment.chunks = read_ascending(in);
   assignment.objects = read_ascending(in);

@@ -15,7 +15,7 @@
 namespace tilestone {
 namespace {
 
-// The reports by rank, once they are found to be all of one save.
+// Returns the reports ordered by rank. Throws unless they are all the reports of one save.
 std::vector<RankReport*> by_rank(std::span<RankReport> reports) {
   if (reports.empty()) throw Error(ErrorCode::kInvalidArgument, "there are no rank reports");
   const RankReport& first = reports.front();
@@ -25,13 +25,15 @@ std::vector<RankReport*> by_rank(std::span<RankReport> reports) {
   std::vector<RankReport*> sorted(reports.size(), nullptr);
   for (const RankReport& report : reports) {
     if (report.save_id != first.save_id) {
-      refuse(report, "the report of " + rank_text(report.rank) + " is of save " + report.save_id +
-                         ", that of " + rank_text(first.rank) + " of save " + first.save_id);
+      refuse(report, "the report of " + rank_text(report.rank) + " is from save " + report.save_id +
+                         ", but that of " + rank_text(first.rank) + " is from save " +
+                         first.save_id);
     }
     if (report.world_size != first.world_size) {
-      refuse(report, "the report of " + rank_text(report.rank) + " speaks of " +
-                         std::to_string(report.world_size) + " ranks, that of " +
-                         rank_text(first.rank) + " of " + std::to_string(first.world_size));
+      refuse(report, "the report of " + rank_text(report.rank) + " is from a save by " +
+                         std::to_string(report.world_size) + " ranks, but that of " +
+                         rank_text(first.rank) + " is from a save by " +
+                         std::to_string(first.world_size));
     }
     if (report.rank < 0 || report.rank >= report.world_size) {
       refuse(report, rank_text(report.rank) + " is outside a world of " +
@@ -40,7 +42,7 @@ std::vector<RankReport*> by_rank(std::span<RankReport> reports) {
   }
   for (RankReport& report : reports) {
     const auto rank = static_cast<size_t>(report.rank);
-    if (rank >= sorted.size()) continue;  // then another one is missing
+    if (rank >= sorted.size()) continue;  // then the report of another rank is missing
     if (sorted[rank] != nullptr) refuse(report, rank_text(report.rank) + " has two reports");
     sorted[rank] = &report;
   }
@@ -77,14 +79,15 @@ class ReportMerger {
     int rank = 0;
   };
 
-  // Takes keys, paths and boxes out of the report.
+  // Moves keys, paths and boxes out of the report.
   void add(RankReport& report) {
     first_file_ = static_cast<uint32_t>(metadata_.files.size());
     for (const ReportedFile& file : report.files) {
       const auto [other, is_new] = writers_.emplace(file.name, report.rank);
       if (!is_new) {
-        throw Error(ErrorCode::kInvalidArgument, rank_text(other->second) + " and " +
-                                                     rank_text(report.rank) + " report one file")
+        throw Error(
+            ErrorCode::kInvalidArgument,
+            rank_text(other->second) + " and " + rank_text(report.rank) + " report the same file")
             .with_file(file.name);
       }
       metadata_.files.push_back(file.name);
@@ -114,7 +117,7 @@ class ReportMerger {
     if (policy_ == CopyPolicy::kRefuse) {
       throw Error(ErrorCode::kInvalidArgument, rank_text(report.rank) + " reports a copy of box " +
                                                    to_string(copy.box) +
-                                                   ", and no copies are accepted")
+                                                   ", but this save does not accept copies")
           .with_key(key)
           .with_rank(report.rank);
     }
@@ -123,9 +126,9 @@ class ReportMerger {
 
   void add_object_copy(const RankReport& report, RankReport::Object& copy) {
     if (policy_ == CopyPolicy::kRefuse) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          rank_text(report.rank) + " reports a copy of an object, and no copies are accepted")
+      throw Error(ErrorCode::kInvalidArgument,
+                  rank_text(report.rank) +
+                      " reports a copy of an object, but this save does not accept copies")
           .with_key(copy.key)
           .with_rank(report.rank);
     }
@@ -133,18 +136,18 @@ class ReportMerger {
     object_copies_.push_back({std::move(copy.key), {}, at, report.rank});
   }
 
-  // Whether they hold the same is for who reads the manifest: ranks may hold objects of their own
-  // under one key, and the lowest rank's is the checkpoint's.
+  // Contents are not compared here. Ranks may have different objects under one key; the lowest
+  // rank's object is the checkpoint's. The reader of the manifest compares the contents.
   void check_object_copies() const {
     for (const Copy& copy : object_copies_) {
       const StoredObject* object = metadata_.find_object(copy.key);
       const bool missing = object == nullptr;
       if (!missing && object->at.file != copy.at.file) continue;
-      throw Error(
-          missing ? ErrorCode::kCoverage : ErrorCode::kInvalidArgument,
-          rank_text(copy.rank) + " reports a copy of an object " +
-              (missing ? "that no rank wrote"
-                       : "in the file of the object itself, " + metadata_.files[copy.at.file]))
+      throw Error(missing ? ErrorCode::kCoverage : ErrorCode::kInvalidArgument,
+                  rank_text(copy.rank) + " reports a copy of an object " +
+                      (missing ? "that no rank wrote"
+                               : "that is in the same file as the object itself, " +
+                                     metadata_.files[copy.at.file]))
           .with_key(copy.key)
           .with_rank(copy.rank);
     }
@@ -156,10 +159,10 @@ class ReportMerger {
       const auto [found, is_new] = known.try_emplace(name, std::move(value));
       const auto first = attribute_ranks_.try_emplace({key, name}, rank).first;
       if (is_new || found->second == value) continue;
-      throw Error(ErrorCode::kMismatch, rank_text(first->second) + " and " + rank_text(rank) +
-                                            " give the tensor's attribute \"" + name +
-                                            "\" two values, " + to_string(found->second, 100) +
-                                            " and " + to_string(value, 100))
+      throw Error(ErrorCode::kMismatch,
+                  rank_text(first->second) + " and " + rank_text(rank) +
+                      " give the tensor's attribute \"" + name + "\" different values, " +
+                      to_string(found->second, 100) + " and " + to_string(value, 100))
           .with_key(key)
           .with_rank(rank);
     }
@@ -172,7 +175,7 @@ class ReportMerger {
     if (!known || item.offset > size || item.length > size - item.offset) {
       throw Error(ErrorCode::kInvalidArgument,
                   "an item of " + std::to_string(item.length) + " bytes at offset " +
-                      std::to_string(item.offset) + " does not lie in its file of " +
+                      std::to_string(item.offset) + " is outside its file of " +
                       std::to_string(size) + " bytes")
           .with_key(key)
           .with_file(known ? report.files[item.file].name : "")
@@ -225,17 +228,18 @@ class ReportMerger {
                              const std::unordered_map<std::string, uint32_t>& others,
                              const char* kind, int rank) {
     if (!others.contains(key)) return;
-    throw Error(ErrorCode::kMismatch, rank_text(rank) + " has a key that is also that of " + kind)
+    throw Error(ErrorCode::kMismatch,
+                rank_text(rank) + " uses a key that is also the key of " + kind)
         .with_key(key);
   }
 
-  // Orders a tensor's chunks by box, and checks that they tile it.
+  // Sorts a tensor's chunks by box and checks that they tile it.
   void finish(size_t t) {
     StoredTensor& tensor = metadata_.tensors[t];
     const std::vector<int>& ranks = ranks_[t];
     const bool whole =
         tensor.chunks.size() == 1 && tensor.chunks[0].box == Box::whole(tensor.shape);
-    if (whole) return;  // the usual case; one empty chunk of a tensor without elements too
+    if (whole) return;  // the usual case; includes one empty chunk of a tensor without elements
     std::vector<uint32_t> order(tensor.chunks.size());
     std::iota(order.begin(), order.end(), 0);
     if (numel(tensor.shape) == 0) {
@@ -262,7 +266,8 @@ class ReportMerger {
     }
   }
 
-  // Of chunks with one box, which follow one another by rank, all but the first become copies.
+  // Keeps the first of the chunks with the same box, which are in the order of ranks, and makes the
+  // others copies.
   void take_equal_boxes(StoredTensor& tensor, const std::vector<int>& ranks,
                         std::vector<uint32_t>& order) {
     std::vector<uint32_t> kept;
@@ -277,7 +282,7 @@ class ReportMerger {
     order = std::move(kept);
   }
 
-  // Gives each copy the chunk that it is one of.
+  // Finds the chunk that each copy is a copy of.
   void place_copies() {
     std::sort(copies_.begin(), copies_.end(), [](const Copy& a, const Copy& b) {
       return std::tie(a.key, a.box, a.at.file) < std::tie(b.key, b.box, b.at.file);
@@ -303,11 +308,12 @@ class ReportMerger {
     const ItemLocation& chunk = tensor.chunks[*found].at;
     const std::string& file = metadata_.files[chunk.file];
     if (chunk.file == copy.at.file) {
-      refuse(ErrorCode::kInvalidArgument, " in the file of the chunk itself, " + file);
+      refuse(ErrorCode::kInvalidArgument, " that is in the same file as the chunk itself, " + file);
     }
     if (chunk.checksums->payload_crc32 != copy.at.checksums->payload_crc32) {
-      refuse(ErrorCode::kMismatch, " with other elements than " + rank_text(writers_.at(file)) +
-                                       " wrote: data that differs between ranks needs a key each");
+      refuse(ErrorCode::kMismatch, " with different elements than " + rank_text(writers_.at(file)) +
+                                       " wrote: data that differs between ranks needs a separate "
+                                       "key on each rank");
     }
     const auto t = static_cast<uint32_t>(&tensor - metadata_.tensors.data());
     metadata_.copies.push_back({t, *found, copy.at});
@@ -338,11 +344,11 @@ class ReportMerger {
   std::vector<Copy> copies_;
   std::vector<Copy> object_copies_;                                     // without boxes
   std::map<std::pair<std::string, std::string>, int> attribute_ranks_;  // by key and name
-  std::vector<std::vector<int>> ranks_;  // by tensor, of each of its chunks
-  std::vector<int> first_ranks_;         // by tensor
+  std::vector<std::vector<int>> ranks_;  // by tensor and chunk: the rank that wrote it
+  std::vector<int> first_ranks_;         // by tensor: the first rank that reports it
   std::unordered_map<std::string, uint32_t> tensors_;
-  std::unordered_map<std::string, uint32_t> objects_;  // the rank that wrote it
-  std::unordered_map<std::string, int> writers_;       // of files
+  std::unordered_map<std::string, uint32_t> objects_;  // by key: the rank that wrote it
+  std::unordered_map<std::string, int> writers_;       // by file name: the rank that wrote it
   uint32_t first_file_ = 0;
 };
 

@@ -1,4 +1,5 @@
-// From where a rank reads a chunk that lies in several files. Pure functions of metadata.
+// Chooses the file from which a rank reads a chunk that is stored in several files. Pure functions
+// of metadata.
 #pragma once
 
 #include <cstdint>
@@ -11,36 +12,38 @@
 
 namespace tilestone {
 
-// Who wrote a data file.
+// The rank that wrote a data file.
 struct FileWriter {
   static constexpr int kUnknown = -1;
   int rank = kUnknown;
-  std::string host;  // ""; not known
+  std::string host;  // "" if unknown
 };
 
-// One rank's choice, chunk after chunk: its own file, else a file that was written on its host,
-// else the file of which it reads least so far; ties go to the chunk's own item or its copies in
-// turn, beginning at a place that depends on the rank, so that ranks begin at different files.
+// Makes one rank's choices, chunk by chunk. It prefers the rank's own file, then a file written on
+// its host, then the file from which it reads the fewest bytes so far. Ties go to the first of the
+// chunk's own item and its copies, in a rotation that starts at a place that depends on the rank,
+// so that ranks begin with different files.
 class Nearest {
  public:
-  // writers: of Metadata::files, by index; all of it outlives this. rank: of the reader; its own
-  // files are those that the rank of this number wrote, if `same_world`: the save had as many
-  // ranks. host: the reader's; "": not known.
+  // writers: for each entry of Metadata::files. rank: the reader's. host: the reader's, or "" if
+  // unknown. same_world: the save had as many ranks as this job; only then, the files written by
+  // the rank with this number are the reader's own. metadata and writers must outlive this.
   Nearest(const Metadata& metadata, const std::vector<FileWriter>& writers, int rank,
           bool same_world, std::string_view host);
 
-  // Whether the place's file is this rank's own.
+  // Whether the item is in this rank's own file.
   bool is_own(const ItemLocation& at) const;
-  // A copy of the chunk in this rank's own file, where the chunk's own item is in another's:
-  // index into Metadata::copies; else kNoCopy.
+  // The copy of the chunk in this rank's own file, as an index into Metadata::copies. kNoCopy if
+  // there is none, or if the chunk's own item is in this rank's file.
   uint32_t own_copy(uint32_t tensor, uint32_t chunk) const;
-  // Where `bytes` of the chunk are read: index into Metadata::copies, or kNoCopy.
+  // Chooses where to read `bytes` of the chunk: an index into Metadata::copies, or kNoCopy for the
+  // chunk's own item.
   uint32_t choose(uint32_t tensor, uint32_t chunk, uint64_t bytes);
-  // The same for an object: 0, its own item; i, the i-th of its copies.
+  // The same for an object: 0 for its own item, i for its i-th copy.
   size_t choose(const StoredObject& object);
 
  private:
-  // Index of the nearest place.
+  // Returns the index of the nearest place.
   size_t choose(std::span<const ItemLocation* const> places, uint64_t bytes);
 
   const Metadata& metadata_;
@@ -48,7 +51,7 @@ class Nearest {
   const int rank_;
   const bool same_world_;
   const std::string host_;
-  std::vector<uint64_t> load_;  // bytes that this rank reads of each file
+  std::vector<uint64_t> load_;  // bytes that this rank reads from each file
 };
 
 }  // namespace tilestone

@@ -1,4 +1,5 @@
-// Local plans' parts as they are decoded, so that a planner of many ranks need not make each plan.
+// Receives the parts of local plans as they are decoded, so that a planner for many ranks need not
+// build each plan.
 #pragma once
 
 #include <vector>
@@ -8,30 +9,32 @@
 
 namespace tilestone {
 
-// Called for each part in the plan's order; what is passed is valid for the call only.
+// Called for each part in the plan's order. The arguments are valid during the call only.
 class PlanSink {
  public:
   virtual ~PlanSink() = default;
-  // All of the plan's tensors. same: they are those of the plan before, which was decoded whole.
+  // All tensors of the plan. `same`: they equal those of the previous plan, which was decoded
+  // completely.
   virtual void tensor_table(const std::vector<PlanTensor>& table, bool same) = 0;
   virtual void holder_set(std::vector<int> ranks) = 0;
   virtual void chunk(const PlanChunk& chunk) = 0;
   virtual void object(const PlanObject& object) = 0;
 };
 
-// Decodes plans one after another. Most ranks have the tensors of the rank before: these are
-// decoded once.
+// Decodes plans one after another. Most ranks have the same tensors as the previous rank; these are
+// decoded only once.
 class PlanDecoder {
  public:
-  // What LocalSavePlan::encode() made; Error(kCorrupt), perhaps after some parts.
+  // Decodes the output of LocalSavePlan::encode(). Throws Error(kCorrupt), possibly after some
+  // parts were passed to the sink.
   void decode(ByteView bytes, PlanSink& sink);
 
  private:
   void decode_table(ByteView encoded);
   void decode_parts(ByteReader& in, PlanSink& sink) const;
 
-  // Of the plan before.
-  bool decoded_ = false;  // whole
+  // From the previous plan.
+  bool decoded_ = false;  // completely
   Bytes encoded_table_;
   std::vector<PlanTensor> table_;
 };

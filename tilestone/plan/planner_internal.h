@@ -1,4 +1,4 @@
-// What SavePlanner keeps of all ranks' plans, as compact as it can: see save_plan.h.
+// What SavePlanner keeps of all ranks' plans, in a compact form: see save_plan.h.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +13,24 @@ namespace tilestone::planner {
 
 inline constexpr uint32_t kNone = ~uint32_t{0};
 
-// That a rank holds a box with elements. The box is given by its first and its last element, as
-// places in the flattened tensor: boxes of one tensor are ordered by offset, then shape, as these
-// two numbers are.
+// Says that a rank holds a box with elements. The box is represented by the flat indices of its
+// first and last elements. These two numbers order the boxes of a tensor in the same way as offset
+// and then shape.
 struct Listing {
   uint64_t first = 0;
   uint64_t last = 0;  // inclusive
   uint32_t rank = 0;
-  uint32_t index : 31 = 0;  // in the rank's chunks
-  uint32_t is_run : 1 = 0;  // the box's elements follow one another in the flattened tensor
+  uint32_t index : 31 = 0;  // index into the rank's chunks
+  uint32_t is_run : 1 = 0;  // the box is contiguous in the flattened tensor
 
   bool same_box(const Listing& other) const { return first == other.first && last == other.last; }
 };
-inline constexpr uint32_t kMaxChunks = uint32_t{1} << 31;  // of a rank
+inline constexpr uint32_t kMaxChunks = uint32_t{1} << 31;  // per rank
 
-// A tensor and all that was listed of it, at first in the order of adding.
+// A tensor and all its listings, at first in the order in which they were added.
 class Tensor {
  public:
-  Tensor(std::string key, DType dtype, Dims shape, uint32_t rank);  // Error on too many elements
+  Tensor(std::string key, DType dtype, Dims shape, uint32_t rank);  // throws on overflow
 
   const std::string& key() const { return key_; }
   DType dtype() const { return dtype_; }
@@ -39,20 +39,23 @@ class Tensor {
   bool has_elements() const { return elements_ > 0; }
   Box box(const Listing& listing) const;
 
-  // Has the place where the next listing goes fetched: it is far in memory, as all tensors' are.
+  // Prefetches the memory for the next listing: the tensors' listings are spread over memory.
   void prefetch() const { __builtin_prefetch(listings_.data() + listings_.size(), 1); }
-  // A box inside the tensor. False where it has no elements: then nothing is kept.
+  // Adds a box, which must be inside the tensor. Returns false, and keeps nothing, if the box has
+  // no elements.
   bool add(const Box& box, uint32_t rank, uint32_t index);
-  // Orders the listings by box, those of one box by rank. `scratch` is memory to work in.
+  // Sorts the listings by box, and those of one box by rank. `scratch` is working memory.
   void sort(std::vector<Listing>& scratch);
-  // After sort(): the boxes are runs, each beginning where the one before ends, from the first
-  // element to the last: they tile the tensor, which saves knowing them.
+  // Valid after sort(). Whether the boxes are runs, each beginning where the previous one ends,
+  // from the first element to the last. Then they tile the tensor, and the boxes need not be
+  // computed.
   bool is_tiled_by_runs() const;
   std::span<const Listing> listings() const { return listings_; }
-  // After sort(): the listings from `begin` on that have the same box.
+  // Valid after sort(). The listings from `begin` on that have the same box.
   std::span<const Listing> group(size_t begin) const;
 
-  // Of a tensor without elements: the lowest rank that lists a chunk of it, and which.
+  // For a tensor without elements: the lowest rank that lists a chunk of it, and the index of that
+  // chunk.
   uint32_t empty_rank = kNone;
   uint32_t empty_chunk = 0;
 
@@ -72,7 +75,7 @@ struct Chunks {
   std::vector<uint32_t> ranks;
 };
 
-// Every element in exactly one chunk: Error(kCoverage) naming key, box and ranks.
+// Throws Error(kCoverage), naming key, box and ranks, unless every element is in exactly one chunk.
 void check_tiling(const Tensor& tensor, const Chunks& chunks);
 
 }  // namespace tilestone::planner

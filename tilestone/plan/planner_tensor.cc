@@ -9,7 +9,7 @@
 namespace tilestone::planner {
 namespace {
 
-// Within one box by rank; boxes that share their first element by the last.
+// Orders boxes that share their first element by the last element, and listings of one box by rank.
 bool box_and_rank_before(const Listing& a, const Listing& b) {
   return std::tie(a.last, a.rank) < std::tie(b.last, b.rank);
 }
@@ -43,7 +43,7 @@ Box Tensor::box(const Listing& listing) const {
 bool Tensor::add(const Box& box, uint32_t rank, uint32_t index) {
   if (elements_ == 0) return false;
   uint64_t first = 0;
-  uint64_t span = 0;  // from the first element to the last
+  uint64_t span = 0;  // distance from the first element to the last
   uint64_t elements = 1;
   for (size_t d = 0; d < shape_.size(); ++d) {
     const auto size = static_cast<uint64_t>(box.shape[d]);

@@ -12,7 +12,7 @@ namespace {
 constexpr uint8_t kReportVersion = 1;
 constexpr uint64_t kTrailerSize = 8;
 
-// Optional fields; a report has those of which it has something to say.
+// Optional fields. A report only contains those that are not empty.
 constexpr std::string_view kAttributes = "attributes";
 constexpr std::string_view kContents = "contents";
 constexpr std::string_view kCopies = "copies";
@@ -46,12 +46,12 @@ ReportedItem read_item(ByteReader& in, const std::vector<ReportedFile>& files) {
   return item;
 }
 
-// The bytes before the trailer, once it is found to match them.
+// Returns the bytes before the trailer after verifying their checksum.
 ByteView checked_body(ByteView bytes) {
   ByteReader in(bytes, "rank report");
-  if (bytes.size() < kTrailerSize) in.fail("too short");
+  if (bytes.size() < kTrailerSize) in.fail("it is too short");
   const ByteView body = in.raw(bytes.size() - kTrailerSize);
-  if (in.u64() != xxh3_64(body)) in.fail("the checksum differs");
+  if (in.u64() != xxh3_64(body)) in.fail("the checksum does not match");
   return body;
 }
 
@@ -185,7 +185,7 @@ void read_attributes(ByteReader& in, RankReport& report) {
   for (uint64_t left = in.count(2); left > 0; --left) {
     const uint32_t tensor = wire::read_index(in, report.tensors.size(), "an attribute's tensor");
     if (!report.attributes.empty() && tensor <= report.attributes.rbegin()->first) {
-      in.fail("the tensors of attributes do not ascend");
+      in.fail("the tensors of attributes are not in ascending order");
     }
     report.attributes.emplace_hint(report.attributes.end(), tensor, wire::read_attributes(in));
   }
@@ -225,7 +225,7 @@ void read_optional_field(std::string_view name, ByteView value, RankReport& repo
   } else if (name == kParts) {
     read_parts(in, report);
   } else {
-    return;  // a later version's
+    return;  // from a later version
   }
   in.expect_end();
 }
@@ -268,7 +268,7 @@ Bytes RankReport::encode() const {
 
 RankReport RankReport::decode(ByteView bytes) {
   ByteReader in(checked_body(bytes), "rank report");
-  if (in.u8() != kReportVersion) in.fail("an unknown version");
+  if (in.u8() != kReportVersion) in.fail("the version is unknown");
   RankReport report;
   report.rank = wire::read_int(in, "the rank");
   report.world_size = wire::read_int(in, "the world size");

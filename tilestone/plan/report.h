@@ -1,5 +1,5 @@
 // Rank reports: what a rank has durably written. They are the only source of a checkpoint's
-// metadata: whoever holds all of them can check and publish it.
+// metadata. A process that has all of them can check the checkpoint and publish it.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct ReportedFile {
 
 struct ReportedItem {
   uint32_t file = 0;    // index into RankReport::files
-  uint64_t offset = 0;  // in the file, bytes
+  uint64_t offset = 0;  // in the file, in bytes
   uint64_t length = 0;  // bytes
   ItemChecksums checksums;
 };
@@ -27,8 +27,8 @@ struct ReportedItem {
 struct RankReport {
   int rank = 0;
   int world_size = 1;
-  std::string save_id;  // also the nonce of the attempt: each has a new one
-  std::string host;     // where the rank ran; "": not known
+  std::string save_id;  // also the nonce of the attempt: new for each attempt
+  std::string host;     // where the rank ran; "" if unknown
   std::vector<ReportedFile> files;
   struct Tensor {
     std::string key;
@@ -36,25 +36,25 @@ struct RankReport {
     DType dtype = DType::kFloat32;
     Dims global_shape;
   };
-  std::vector<Tensor> tensors;  // every tensor that this rank wrote a chunk of or holds whole
+  std::vector<Tensor> tensors;  // tensors that this rank holds completely or wrote a chunk of
   struct Chunk {
     uint32_t tensor = 0;  // index into tensors
     Box box;
     ReportedItem at;
   };
   std::vector<Chunk> chunks;
-  // Chunks that another file holds too, here or on another rank: same key, same box.
+  // Chunks that are also in another file, from this rank or another one: same key, same box.
   std::vector<Chunk> copies;
   struct Object {
     std::string key;
     Path path;
     ReportedItem at;
-    uint64_t content = 0;  // content_hash of its value, where the save makes copies; 0: not noted
+    uint64_t content = 0;  // content_hash of its value if the save makes copies, else 0
   };
   std::vector<Object> objects;
-  // Objects that another rank writes: copies of it where the content is the same.
+  // Objects that another rank writes. They are copies of its objects if the content is the same.
   std::vector<Object> object_copies;
-  // Bytes of a file that belong to no item: how its format begins and ends it.
+  // Bytes of a file that belong to no item: the format's header and trailer.
   struct FilePart {
     uint32_t file = 0;    // index into files
     uint64_t offset = 0;  // bytes
@@ -64,37 +64,38 @@ struct RankReport {
   std::vector<FilePart> parts;
   std::map<uint32_t, Attributes> attributes;  // by index into tensors
 
-  // Keys and paths compact, numbers as varints, then optional fields (base/named_fields.h), the
-  // XXH3 of all that at the end.
+  // The encoding: compact keys and paths, numbers as varints, then optional fields
+  // (base/named_fields.h), and finally the XXH3 of all that.
   Bytes encode() const;
-  static RankReport decode(ByteView bytes);  // Error(kCorrupt)
+  static RankReport decode(ByteView bytes);  // throws Error(kCorrupt)
 };
 
-// Bytes that attributes take in a report. Error(kInvalidArgument) naming the attribute when a value
-// is of none of the kinds null, bool, int, float, string, bytes, list, tuple and dict, a dict's key
-// is neither text nor int, or values are nested deeper than 16.
+// The number of bytes that the attributes take in a report. Throws Error(kInvalidArgument), naming
+// the attribute, if a value is not null, bool, int, float, string, bytes, list, tuple or dict, if a
+// dict's key is neither text nor int, or if values are nested deeper than 16 levels.
 uint64_t attribute_bytes(const Attributes& attributes);
 
-// What a merge makes of elements that are there twice.
+// How a merge treats elements that were written twice.
 enum class CopyPolicy : uint8_t {
-  kRefuse,    // no report may have copies, and no element may be written twice
-  kReported,  // what the reports call copies goes to Metadata::copies; else as kRefuse
-  kAccept,    // of chunks with one box the lowest rank's stands; the others, and what the reports
-              // call copies, go to Metadata::copies
+  kRefuse,    // reports must not have copies, and no element may be written twice
+  kReported,  // copies in reports go to Metadata::copies; otherwise as kRefuse
+  kAccept,    // of chunks with the same box, the lowest rank's is used; the others and the copies
+              // in reports go to Metadata::copies
 };
 
-// Checks that the reports are those of one save (all ranks there, one world size and save id), that
-// dtypes and shapes agree, that every element of every tensor is written exactly once and no object
-// twice, and makes the checkpoint's metadata. Deterministic: the order of the reports doesn't
-// matter. Empty chunks are left out, but for one (the lowest rank's) of a tensor without elements.
-// Errors name key, box and ranks:
-//  kInvalidArgument - reports of several saves, a rank missing or twice, two files of one name, an
-//                     item outside its file, a copy where none is accepted or in its original's
-//                     file;
-//  kMismatch - ranks disagree on a key's dtype, shape or attribute, on tensor versus object, or a
-//              copy's payload has another checksum than its chunk's: per-rank data under one key;
-//  kCoverage - an element written by nobody or twice, an object written twice, a copy of a box that
-//              nobody wrote as a chunk, or of an object that nobody wrote.
+// Checks the reports and makes the checkpoint's metadata. The reports must be from one save (all
+// ranks, one world size, one save id). Dtypes and shapes must agree. Every element of every tensor
+// must be written exactly once, and every object at most once. The result does not depend on the
+// order of the reports. Empty chunks are left out, except one (the lowest rank's) for a tensor
+// without elements. Throws, naming key, box and ranks:
+//  kInvalidArgument - the reports are from several saves, a rank is missing or has two reports, two
+//      files have the same name, an item is outside its file, or a copy is not accepted or is in
+//      the same file as its original;
+//  kMismatch - ranks disagree on a key's dtype, shape or attribute, or on whether it is a tensor or
+//      an object; or a copy's payload has a different checksum than its chunk's: per-rank data
+//      under one key;
+//  kCoverage - an element was not written or was written twice, an object was written twice, or a
+//      copy has no chunk with its box or no object with its key.
 Metadata merge_reports(std::vector<RankReport> reports, CopyPolicy copies = CopyPolicy::kRefuse);
 
 }  // namespace tilestone

@@ -22,7 +22,7 @@ RankReport::Tensor tensor(std::string key, Dims shape, Path path = {}) {
   return {std::move(key), std::move(path), DType::kFloat32, std::move(shape)};
 }
 
-// A report of `rank` with one file, and one chunk of each tensor: rows [2 * rank, 2 * rank + 2).
+// A report of `rank` with one file and one chunk of each tensor: rows [2 * rank, 2 * rank + 2).
 RankReport report_of(int rank, int world, std::vector<std::string> keys = {"w"}) {
   RankReport report;
   report.rank = rank;
@@ -110,9 +110,10 @@ TEST(MergeReports, ReportsOfOtherSavesAndMissingRanksAreRefused) {
   RankReport other = one;
   other.save_id = "s2";
   EXPECT_EQ(merge_error({zero, other}).message(),
-            "the report of rank 1 is of save s2, that of rank 0 of save s1");
-  EXPECT_EQ(merge_error({zero, report_of(1, 3)}).message(),
-            "the report of rank 1 speaks of 3 ranks, that of rank 0 of 2");
+            "the report of rank 1 is from save s2, but that of rank 0 is from save s1");
+  EXPECT_EQ(
+      merge_error({zero, report_of(1, 3)}).message(),
+      "the report of rank 1 is from a save by 3 ranks, but that of rank 0 is from a save by 2");
   other = one;
   other.rank = 2;
   EXPECT_EQ(merge_error({zero, other}).message(), "rank 2 is outside a world of 2 ranks");
@@ -124,7 +125,7 @@ TEST(MergeReports, FilesBelongToOneRankAndItemsToTheirFile) {
   Error error = merge_error(reports);
   EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
   EXPECT_EQ(error.file(), "__0_0.distcp");
-  EXPECT_EQ(error.message(), "rank 0 and rank 1 report one file");
+  EXPECT_EQ(error.message(), "rank 0 and rank 1 report the same file");
 
   reports = {report_of(0, 2), report_of(1, 2)};
   reports[1].files[0].size = 99;
@@ -133,8 +134,7 @@ TEST(MergeReports, FilesBelongToOneRankAndItemsToTheirFile) {
   EXPECT_EQ(error.key(), "w");
   EXPECT_EQ(error.file(), "__1_0.distcp");
   EXPECT_EQ(error.rank(), 1);
-  EXPECT_EQ(error.message(),
-            "an item of 100 bytes at offset 0 does not lie in its file of 99 bytes");
+  EXPECT_EQ(error.message(), "an item of 100 bytes at offset 0 is outside its file of 99 bytes");
 
   for (const uint64_t offset : {uint64_t{3997}, uint64_t{4097}, UINT64_MAX}) {
     reports = {report_of(0, 2), report_of(1, 2)};
@@ -158,12 +158,12 @@ TEST(MergeReports, DisagreementsNameKeyAndRanks) {
   error = merge_error(reports);
   EXPECT_EQ(error.code(), ErrorCode::kMismatch);
   EXPECT_EQ(error.key(), "w");
-  EXPECT_EQ(error.message(), "rank 1 has a key that is also that of a tensor");
+  EXPECT_EQ(error.message(), "rank 1 uses a key that is also the key of a tensor");
 
   reports = {report_of(0, 2), report_of(1, 2)};
   reports[0].objects.push_back({"o", {}, at(0, 0, 10)});
   reports[1].tensors.push_back(tensor("o", {0}));
-  EXPECT_EQ(merge_error(reports).message(), "rank 1 has a key that is also that of an object");
+  EXPECT_EQ(merge_error(reports).message(), "rank 1 uses a key that is also the key of an object");
 }
 
 TEST(MergeReports, WhatIsWrittenTwiceOrByNobodyNamesKeyBoxAndRanks) {
@@ -211,7 +211,8 @@ ReportedItem in_file(uint32_t file, uint32_t payload_crc32) {
   return {file, 0, 100, {50, payload_crc32, 7}};
 }
 
-// Two ranks with a row block of "w" each; rank 1 has also a copy of rank 0's, in a file of its own.
+// Two ranks with a row block of "w" each. Rank 1 also has a copy of rank 0's block, in a separate
+// file.
 std::vector<RankReport> with_copy() {
   std::vector<RankReport> reports = {report_of(0, 2), report_of(1, 2)};
   reports[1].files.push_back({"__1_1.distcp", 100});
@@ -235,7 +236,7 @@ TEST(MergeReports, ACopyIsAcceptedIfAskedAndCountsForNoCoverage) {
 
 TEST(MergeReports, AChunkThatTwoRanksWroteIsTheLowestRanksAndACopy) {
   std::vector<RankReport> reports = {report_of(0, 2, {"v", "w"}), report_of(1, 2, {"v", "w"})};
-  reports[1].chunks[1].box = reports[0].chunks[1].box;  // of w, which then lacks its second half
+  reports[1].chunks[1].box = reports[0].chunks[1].box;  // then the second half of w is missing
   EXPECT_EQ(error_of([&] { merge_reports(reports, CopyPolicy::kAccept); }).code(),
             ErrorCode::kCoverage);
   reports[1].chunks.push_back({1, {{2, 0}, {2, 3}}, at(0, 300, 100)});
@@ -244,7 +245,7 @@ TEST(MergeReports, AChunkThatTwoRanksWroteIsTheLowestRanksAndACopy) {
   EXPECT_EQ(metadata.tensors[metadata.copies[0].tensor].key, "w");
   EXPECT_EQ(metadata.tensors[1].chunks[metadata.copies[0].chunk].at.file, 0u);
   EXPECT_EQ(metadata.copies[0].at.file, 1u);
-  EXPECT_EQ(merge_error(reports).code(), ErrorCode::kCoverage);  // where copies are refused
+  EXPECT_EQ(merge_error(reports).code(), ErrorCode::kCoverage);  // if copies are refused
 }
 
 TEST(MergeReports, ACopyWithOtherElementsOrOfNoChunkIsRefusedByKeyAndRank) {
@@ -259,7 +260,7 @@ TEST(MergeReports, ACopyWithOtherElementsOrOfNoChunkIsRefusedByKeyAndRank) {
   using Reports = std::vector<RankReport>;
   check(ErrorCode::kMismatch, [](Reports& r) { r[1].copies[0].at.checksums.payload_crc32 = 1; });
   check(ErrorCode::kCoverage, [](Reports& r) { r[1].copies[0].box = {{1, 0}, {2, 3}}; });
-  check(ErrorCode::kInvalidArgument, [](Reports& r) {  // in the file of the chunk itself
+  check(ErrorCode::kInvalidArgument, [](Reports& r) {  // in the same file as the chunk
     r[1].copies[0] = r[1].chunks[0];
     r[1].copies[0].at.offset = 1000;
   });
@@ -284,7 +285,7 @@ TEST(MergeReports, AttributesOfAllRanksComeTogetherAndMayNotDiffer) {
 
 // ---- Encoding ----
 
-// One of each kind.
+// One attribute of each kind.
 Attributes attributes() {
   return {{"bool", true},
           {"bytes", Bytes(3)},
@@ -377,7 +378,7 @@ TEST(ReportEncoding, AttributesAreOfPlainKindsAndNotDeep) {
   }
 }
 
-// Bytes whose checksum is right, made by someone who means harm.
+// Bytes with a correct checksum, made by an attacker.
 TEST(ReportEncoding, HostileBytesAreCorruptAndNothingWorse) {
   const Bytes good = sample_report().encode();
   constexpr uint64_t kSeed = 5;

@@ -71,15 +71,15 @@ TEST(LocalPlan, RefusesWhatOneRankCanSeeIsWrong) {
 
   error = error_of([] { plan_of({item("w", {4}, {}), item("w", {5}, {})}); });
   EXPECT_EQ(error.key(), "w");
-  EXPECT_EQ(error.message(), "one key is given twice, as float32 [4] and as float32 [5]");
+  EXPECT_EQ(error.message(), "the key is used for two tensors, float32 [4] and float32 [5]");
 
   error = error_of([] { plan_of({item("w", {4}, {})}, {object("w")}); });
   EXPECT_EQ(error.key(), "w");
-  EXPECT_EQ(error.message(), "one key is given to a tensor and to an object");
+  EXPECT_EQ(error.message(), "the key is used for a tensor and for an object");
 
   error = error_of([] { plan_of({}, {object("o"), object("o")}); });
   EXPECT_EQ(error.key(), "o");
-  EXPECT_EQ(error.message(), "two objects are given one key");
+  EXPECT_EQ(error.message(), "two objects have the same key");
 
   const int64_t most = std::numeric_limits<int64_t>::max();
   TensorItem huge = item("w", {most}, {});
@@ -93,7 +93,8 @@ TEST(LocalPlan, RefusesWhatOneRankCanSeeIsWrong) {
 // ---- Assigning by exchange ----
 
 TEST(SavePlanner, ReplicasAreSharedOutByBytes) {
-  // Three ranks hold all; each writes one of the large tensors, the small ones fill up.
+  // Three ranks hold everything. Each writes one of the large tensors; the small ones even out the
+  // load.
   std::vector<LocalSavePlan> plans;
   for (int rank = 0; rank < 3; ++rank) {
     std::vector<TensorItem> tensors;
@@ -143,7 +144,7 @@ TEST(SavePlanner, ATensorWithoutElementsIsWrittenOnceByItsLowestLister) {
 }
 
 TEST(SavePlanner, HoldersThatDoNotAgreeAreTakenAsListers) {
-  // Rank 0 says that rank 2 has it too, but rank 2 knows nothing of it.
+  // Rank 0 says that rank 2 has the chunk too, but rank 2 does not list it.
   const std::vector<LocalSavePlan> plans = {plan_of({item("w", {4}, {{{0}, {4}}}, {0, 1, 2})}),
                                             plan_of({item("w", {4}, {{{0}, {4}}}, {0, 1, 2})}),
                                             plan_of({})};
@@ -197,7 +198,7 @@ TEST(SavePlanner, APlansEncodingIsAsGoodAsThePlan) {
             ErrorCode::kCorrupt);
 }
 
-// Tensors that are those of the rank before are not decoded again.
+// Tensors equal to those of the previous rank are not decoded again.
 TEST(SavePlanner, RanksWithTheSameAndWithOtherTensorsMayFollowOneAnother) {
   std::vector<LocalSavePlan> plans;
   for (const int stage : {0, 0, 1, 0, 1, 1}) {
@@ -233,8 +234,8 @@ TEST(SavePlanner, ADisagreementIsFoundThoughRanksWithTheSameTensorsFollow) {
   EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0 has float32 [6]"), HasSubstr("rank 1 has")));
 }
 
-// Two replicas list the same three boxes in different orders; one box is a part of a row, so that
-// boxes with one first element and different last ones, and equal ones, stand side by side.
+// Two replicas list the same three boxes in different orders. One box is a part of a row, so boxes
+// with the same first element and different last ones are adjacent, as are equal boxes.
 TEST(SavePlanner, BoxesAreToldApartByOffsetAndShape) {
   const std::vector<Box> boxes = {{{0, 0}, {1, 2}}, {{0, 2}, {1, 3}}, {{1, 0}, {3, 5}}};
   const std::vector<Box> turned = {boxes[2], boxes[0], boxes[1]};
@@ -331,7 +332,7 @@ TEST(SavePlanner, MissingAndDoubleRanksAndMainReplicasAreRefused) {
 
   error = planning_error({plan_of({}), plan_of({}, {object("o", false, {1})})});
   EXPECT_EQ(error.key(), "o");
-  EXPECT_EQ(error.message(), "an object has no main replica; rank 1 holds another one");
+  EXPECT_EQ(error.message(), "an object has no main replica; rank 1 holds another replica");
 
   LocalSavePlan twice = plan_of({item("w", {4}, {{{0}, {4}}})});
   twice.chunks.push_back(twice.chunks[0]);

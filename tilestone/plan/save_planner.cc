@@ -1,8 +1,9 @@
-// Assigning by exchange, in steps: every rank's listings of boxes are appended to their tensor's
-// (add), which touches memory once and looks nothing up. Then, tensor by tensor: the listings are
-// sorted by box, so that those of one box, a chunk, stand together; the chunks are checked; those
-// that one rank lists go to it. The chunks that name their holders are shared out as each holder
-// does by rule; the others, largest first, go to their least-loaded lister.
+// How chunks are assigned by exchange. add() appends each rank's listings of boxes to their
+// tensors' listings. This touches memory once and needs no look-ups. Then each tensor's listings
+// are sorted by box, so that those of one box, a chunk, are adjacent. The chunks are checked. A
+// chunk that only one rank lists goes to that rank. The chunks that name their holders are
+// distributed as each holder does by rule. The others, largest first, go to the least-loaded rank
+// that lists them.
 #include <algorithm>
 #include <bit>
 #include <map>
@@ -27,24 +28,24 @@ namespace {
 struct Object {
   bool common = false;
   uint32_t first_rank = kNone;
-  uint32_t writer = kNone;  // the lowest rank for common ones, else the main replica
-  uint32_t index = 0;       // in the writer's plan
-  uint64_t content = 0;     // the first rank's
-  uint32_t other = kNone;   // a rank with another content
+  uint32_t writer = kNone;  // the lowest rank for a common object, else the main replica's rank
+  uint32_t index = 0;       // index into the writer's plan
+  uint64_t content = 0;     // on the first rank
+  uint32_t other = kNone;   // a rank with different content
   struct Holder {
     uint32_t rank = 0;
-    uint32_t index = 0;  // in the rank's plan
+    uint32_t index = 0;  // index into the rank's plan
     uint64_t content = 0;
   };
-  std::vector<Holder> copiers;  // those who copy what others write, where contents are known
+  std::vector<Holder> copiers;  // ranks with a group whose content is known
 };
 
-// A chunk that several ranks list, with what it is sorted by.
+// A chunk that several ranks list, with its sort key.
 struct Waiting {
   uint64_t bytes = 0;
   uint32_t tensor = 0;
-  uint32_t holders = PlanChunk::kUnknown;  // where they are just those that list it
-  size_t begin = 0;                        // of its group in the tensor's listings
+  uint32_t holders = PlanChunk::kUnknown;  // known if exactly these ranks list it
+  size_t begin = 0;                        // start of its group in the tensor's listings
 };
 
 bool is_inside(const Box& box, const Dims& shape) {
@@ -65,7 +66,7 @@ struct SavePlanner::State final : PlanSink {
         owned_words(added.size(), 0),
         assignments(added.size()) {}
 
-  // Of the rank that is being added.
+  // Parts of the plan of the rank that is being added.
   void tensor_table(const std::vector<PlanTensor>& table, bool same) override;
   void holder_set(std::vector<int> ranks) override;
   void chunk(const PlanChunk& listed) override;
@@ -98,17 +99,18 @@ struct SavePlanner::State final : PlanSink {
   std::vector<bool> added;
   std::map<std::vector<int>, uint32_t> set_ids;
   std::vector<const std::vector<int>*> sets;  // keys of set_ids
-  // By rank and chunk, an index of `sets`, of one that has the rank in it; empty or shorter where
-  // no chunk (from there on) names its holders.
+  // By rank and chunk: an index into `sets`, of a set that contains the rank. A rank's list ends
+  // after the last chunk that names its holders.
   std::vector<std::vector<uint32_t>> chunk_holders;
   std::unordered_map<std::string, Object> objects;
   std::optional<Error> first_problem;
   std::map<uint32_t, std::vector<int>> groups;  // by rank: whose chunks it copies, ascending
 
-  // Of finish(). Owned chunks are bits, so that all ranks' fit a cache: 64 a word, by rank.
+  // Used by finish(). Each owned chunk is one bit, so that the bits of all ranks fit a cache: 64
+  // per word, by rank.
   std::vector<uint64_t> owned;
-  std::vector<size_t> owned_begin;    // of each rank, in words
-  std::vector<uint32_t> owned_words;  // likewise, how many
+  std::vector<size_t> owned_begin;    // by rank: the index of its first word
+  std::vector<uint32_t> owned_words;  // by rank: its number of words
   std::vector<Assignment> assignments;
   Chunks chunks;
   std::vector<uint64_t> load;  // bytes, by rank
@@ -116,7 +118,8 @@ struct SavePlanner::State final : PlanSink {
   std::vector<Listing> scratch;
 
   PlanDecoder decoder;
-  // Of the rank that is being added, by its own indices; and, as a guess, of the one before.
+  // For the rank that is being added, by the rank's own indices. local_tensors is kept from the
+  // previous rank as a guess.
   uint32_t rank = 0;
   size_t tensor_index = 0;
   uint32_t chunk_index = 0;
@@ -129,7 +132,7 @@ void SavePlanner::State::note(ErrorCode code, std::string problem, const std::st
   if (!first_problem) first_problem = Error(code, std::move(problem)).with_key(key);
 }
 
-// `same` ones are where the rank before has put them.
+// If `same`, local_tensors is already right from the previous rank.
 void SavePlanner::State::tensor_table(const std::vector<PlanTensor>& table, bool same) {
   if (same) {
     tensor_index = table.size();
@@ -140,7 +143,8 @@ void SavePlanner::State::tensor_table(const std::vector<PlanTensor>& table, bool
 
 void SavePlanner::State::tensor(const PlanTensor& tensor) {
   if (tensor_index == local_tensors.size()) local_tensors.push_back(kNone);
-  uint32_t& id = local_tensors[tensor_index++];  // most ranks list what the rank before listed
+  // Most ranks list the same tensors as the previous rank.
+  uint32_t& id = local_tensors[tensor_index++];
   if (id == kNone || tensors[id].key() != tensor.key) {
     const auto next = static_cast<uint32_t>(tensors.size());
     const auto [known, is_new] = tensor_ids.emplace(tensor.key, next);
@@ -171,25 +175,28 @@ void SavePlanner::State::holder_set(std::vector<int> ranks) {
   local_sets.push_back(known->second);
 }
 
-// Of a plan that nothing was checked of yet.
+// Checks a chunk of a plan that was not decoded (decoding checks its chunks).
 void SavePlanner::State::check_chunk(const PlanChunk& listed,
                                      const std::vector<PlanTensor>& table) {
   const PlanTensor& tensor = table.at(listed.tensor);
   const Dims& shape = tensor.global_shape;
   const auto held = [&] { return rank_text(rank) + " holds box " + to_string(listed.box); };
   if (listed.box.offset.size() != shape.size() || listed.box.shape.size() != shape.size()) {
-    note(ErrorCode::kMismatch, held() + " of a tensor of shape " + to_string(shape), tensor.key);
+    note(ErrorCode::kMismatch,
+         held() + ", whose number of dims differs from that of the tensor's shape " +
+             to_string(shape),
+         tensor.key);
   } else if (!is_inside(listed.box, shape)) {
     note(ErrorCode::kCoverage, held() + " outside a tensor of shape " + to_string(shape),
          tensor.key);
   }
 }
 
-// A box inside the tensor that the rank's table has.
+// The box lies inside the tensor in the rank's table.
 void SavePlanner::State::chunk(const PlanChunk& listed) {
   constexpr size_t kAhead = 8;  // tensors
   const uint32_t index = chunk_index++;
-  if (first_problem) return;  // it may be that all ranks' tensor is another one; no plan is made
+  if (first_problem) return;  // the merged tensor may have another shape; planning fails anyway
   if (listed.tensor + kAhead < tensor_index) {
     tensors[local_tensors[listed.tensor + kAhead]].prefetch();
   }
@@ -265,7 +272,7 @@ void SavePlanner::State::give(const Listing& listing, uint64_t bytes) {
   set_owned(listing.rank, listing.index);
 }
 
-// Those who list a chunk and copy what its owner writes.
+// Notes the ranks that list a chunk and copy what its owner writes.
 void SavePlanner::State::note_copies(std::span<const Listing> group, uint32_t owner) {
   if (groups.empty()) return;
   for (const Listing& listing : group) {
@@ -311,7 +318,7 @@ uint32_t SavePlanner::State::holders_of(const Listing& listing) const {
   return listing.index < of_rank.size() ? of_rank[listing.index] : PlanChunk::kUnknown;
 }
 
-// The set that all who list the chunk name, if it is just these.
+// The set of holders that all ranks listing the chunk name, if it consists of exactly these ranks.
 uint32_t SavePlanner::State::common_holders(std::span<const Listing> group) const {
   const uint32_t holders = holders_of(group.front());
   const bool by_rule = holders != PlanChunk::kUnknown && group.size() == sets[holders]->size() &&
@@ -321,7 +328,7 @@ uint32_t SavePlanner::State::common_holders(std::span<const Listing> group) cons
   return by_rule ? holders : PlanChunk::kUnknown;
 }
 
-// Checks a tensor, gives away the chunks that one rank lists and puts the others in `waiting`.
+// Checks a tensor, assigns the chunks that only one rank lists and adds the others to `waiting`.
 void SavePlanner::State::take_tensor(uint32_t id) {
   Tensor& tensor = tensors[id];
   tensor.sort(scratch);
@@ -366,11 +373,11 @@ void SavePlanner::State::check_objects() const {
   if (orphan == nullptr) return;
   throw Error(ErrorCode::kInvalidArgument, "an object has no main replica; " +
                                                rank_text(orphan->second.first_rank) +
-                                               " holds another one")
+                                               " holds another replica")
       .with_key(orphan->first);
 }
 
-// Larger first, then by key and box.
+// Largest first, then by key and box.
 void SavePlanner::State::sort_waiting() {
   std::vector<uint32_t> order(tensors.size());
   std::iota(order.begin(), order.end(), 0);
@@ -427,8 +434,8 @@ void SavePlanner::State::assign_objects() {
   }
 }
 
-// The writer copies nothing, so its content is known by its entry where it has a group; all ranks
-// of a save have one, or none.
+// The writer makes no copy, but it has an entry in `copiers` if it has a group, and its content is
+// known from there. In a save, either all ranks have a group or none has.
 void SavePlanner::State::copy_object(const Object& object) {
   const auto is_writer = [&](const Object::Holder& holder) { return holder.rank == object.writer; };
   const auto writer = std::find_if(object.copiers.begin(), object.copiers.end(), is_writer);

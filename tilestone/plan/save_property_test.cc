@@ -1,5 +1,5 @@
-// Random jobs: assignments against a painter that colours every element, and the rule against the
-// exchange.
+// Random jobs. Compares the assignments with a painter that marks every element, and the rule with
+// the exchange.
 #include <gtest/gtest.h>
 
 #include <map>

@@ -36,13 +36,14 @@ void check_rank(const LocalSavePlan& plan, const PlanChunk& chunk, int rank) {
       .with_rank(rank);
 }
 
-// A tensor without elements is one empty chunk, written by the lowest rank that has it.
+// A tensor without elements has one empty chunk. The lowest holder writes it if the holders are
+// known, else the main replica.
 bool writes_empty(const LocalSavePlan& plan, const PlanChunk& chunk, int rank) {
   if (chunk.holders == PlanChunk::kUnknown) return chunk.main_replica;
   return plan.holder_sets[chunk.holders].front() == rank;
 }
 
-// Each chunk is a whole tensor with elements, each object has its main replica here.
+// Whether each chunk is a whole tensor with elements and each object has its main replica here.
 bool is_simple(const LocalSavePlan& plan) {
   std::vector<bool> listed(plan.tensors.size(), false);
   for (const PlanChunk& chunk : plan.chunks) {
@@ -64,7 +65,7 @@ std::vector<int> checked_group(int rank, int world_size, std::vector<int> group)
                 "the replicate_group of rank " + std::to_string(rank) + " " + problem)
         .with_rank(rank);
   };
-  if (!std::binary_search(group.begin(), group.end(), rank)) refuse("does not include it");
+  if (!std::binary_search(group.begin(), group.end(), rank)) refuse("does not include that rank");
   const auto twice = std::adjacent_find(group.begin(), group.end());
   if (twice != group.end()) refuse("names rank " + std::to_string(*twice) + " twice");
   for (const int outside : {group.front(), group.back()}) {
@@ -146,7 +147,7 @@ uint64_t limit_copies(const LocalSavePlan& plan, uint64_t max_bytes, Assignment&
     const uint64_t of_object =
         object < objects.size() ? plan.objects[objects[object]].bytes : UINT64_MAX;
     const uint64_t next = std::min(of_chunk, of_object);
-    if (next > max_bytes - bytes) break;  // so are those behind it
+    if (next > max_bytes - bytes) break;  // the remaining ones are at least as large
     bytes += next;
     ++(of_object <= of_chunk ? object : chunk);
   }

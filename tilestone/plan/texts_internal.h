@@ -1,4 +1,4 @@
-// What errors of planning say of ranks and tensors.
+// Texts for ranks and tensors in the error messages of planning.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ inline std::string described(DType dtype, const Dims& shape) {
   return std::string(to_string(dtype)) + " " + to_string(shape);
 }
 
-// How errors of check_access() begin, as Megatron-Core's do.
+// How messages of check_access() begin, as in Megatron-Core.
 inline constexpr const char* kAccessPattern = "Invalid access pattern: ";
 
 }  // namespace tilestone

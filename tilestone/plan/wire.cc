@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kMaxShared = 255;
 
-// How a path is written.
+// How a path is encoded.
 constexpr uint8_t kEmptyPath = 0;
 constexpr uint8_t kPathInKey = 1;    // each element: length * 2 + is_int, cut from the key
 constexpr uint8_t kPathSpelled = 2;  // each element: 0 and a string, or 1 and an int
@@ -23,7 +23,7 @@ uint64_t read_int63(ByteReader& in) {
   return value;
 }
 
-// The int whose decimal text this is; nullopt for any other text.
+// Parses a decimal int. Returns nullopt for any other text.
 std::optional<int64_t> parse_int(std::string_view text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -81,7 +81,7 @@ void KeyWriter::write(ByteWriter& out, std::string_view key) {
 const std::string& KeyReader::read(ByteReader& in) {
   const uint64_t shared = in.varint();
   if (shared > std::min(last_.size(), kMaxShared)) {
-    in.fail("a key shares more than the key before it has");
+    in.fail("a key shares more bytes than the previous key has");
   }
   last_.resize(shared);
   last_ += in.string();
@@ -118,7 +118,7 @@ Path read_path(ByteReader& in, std::string_view key) {
     case kPathSpelled:
       return read_spelled_path(in);
     default:
-      in.fail("a path is written in no known way");
+      in.fail("a path has an unknown encoding");
   }
 }
 
@@ -127,7 +127,7 @@ void write_dtype(ByteWriter& out, DType dtype) { out.u8(static_cast<uint8_t>(dty
 DType read_dtype(ByteReader& in) {
   const auto dtype = static_cast<DType>(in.u8());
   const auto known = all_dtypes();
-  if (std::find(known.begin(), known.end(), dtype) == known.end()) in.fail("an unknown dtype");
+  if (std::find(known.begin(), known.end(), dtype) == known.end()) in.fail("a dtype is unknown");
   return dtype;
 }
 

@@ -1,4 +1,4 @@
-// Attributes on the wire: a value is a byte that says its kind, and its content.
+// The encoding of attributes: each value is one byte for its kind, followed by its content.
 #include <limits>
 #include <utility>
 
@@ -36,13 +36,13 @@ void write_items(ByteWriter& out, Tag tag, const Value::List& items, int depth) 
 }
 
 void write_dict(ByteWriter& out, const Value& dict, int depth) {
-  if (dict.is_ordered_dict()) refuse("an OrderedDict in an attribute: give a dict");
+  if (dict.is_ordered_dict()) refuse("an attribute contains an OrderedDict; use a dict instead");
   out.u8(kDict);
   out.varint(dict.as_dict().size());
   for (const auto& [key, item] : dict.as_dict()) {
     if (key.kind() != Value::Kind::kString && key.kind() != Value::Kind::kInt) {
-      refuse("a key that is a " + std::string(to_string(key.kind())) +
-             " in a dict of an attribute: text and ints can be kept");
+      refuse("an attribute contains a dict with a key that is a " +
+             std::string(to_string(key.kind())) + "; keys must be text or ints");
     }
     write_value(out, key, depth + 1);
     write_value(out, item, depth + 1);
@@ -50,7 +50,7 @@ void write_dict(ByteWriter& out, const Value& dict, int depth) {
 }
 
 void write_value(ByteWriter& out, const Value& value, int depth) {
-  if (depth > kMaxDepth) refuse("an attribute is nested deeper than 16");
+  if (depth > kMaxDepth) refuse("an attribute is nested deeper than 16 levels");
   switch (value.kind()) {
     case Value::Kind::kNull:
       return out.u8(kNull);
@@ -75,8 +75,8 @@ void write_value(ByteWriter& out, const Value& value, int depth) {
     case Value::Kind::kDict:
       return write_dict(out, value, depth);
     default:
-      refuse("an attribute holds a " + std::string(to_string(value.kind())) +
-             "; expected null, bool, int of 64 bits, float, string, bytes, list, tuple or dict");
+      refuse("an attribute contains a value that is a " + std::string(to_string(value.kind())) +
+             "; expected null, bool, 64-bit int, float, string, bytes, list, tuple or dict");
   }
 }
 
@@ -100,9 +100,9 @@ Value read_dict(ByteReader& in, int depth) {
   return Value::dict(std::move(items));
 }
 
-// Recurses no deeper than the writer lets values be.
+// The recursion is limited to the depth that the writer allows.
 Value read_value(ByteReader& in, int depth) {
-  if (depth > kMaxDepth) in.fail("an attribute is nested deeper than 16");
+  if (depth > kMaxDepth) in.fail("an attribute is nested deeper than 16 levels");
   switch (in.u8()) {
     case kNull:
       return {};
@@ -127,7 +127,7 @@ Value read_value(ByteReader& in, int depth) {
     case kDict:
       return read_dict(in, depth);
     default:
-      in.fail("an attribute of an unknown kind");
+      in.fail("an attribute has an unknown kind");
   }
 }
 
@@ -150,7 +150,7 @@ Attributes read_attributes(ByteReader& in) {
   for (uint64_t left = in.count(2); left > 0; --left) {
     std::string name(in.string());
     if (!attributes.empty() && name <= attributes.rbegin()->first) {
-      in.fail("the names of attributes do not ascend");
+      in.fail("the names of attributes are not in ascending order");
     }
     attributes.emplace_hint(attributes.end(), std::move(name), read_value(in, 1));
   }

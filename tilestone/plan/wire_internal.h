@@ -1,4 +1,4 @@
-// Pieces of the encodings of plans and reports: keys that share their beginnings, dims, boxes.
+// Parts of the encodings of plans and reports: keys with shared prefixes, dims, boxes.
 #pragma once
 
 #include <string>
@@ -12,8 +12,9 @@
 
 namespace tilestone::wire {
 
-// Keys in a row, each as the number of bytes that it has in common with the one before (at most
-// 255, which bounds how much a few bytes can expand to) and the rest.
+// Writes successive keys. Each key is written as the number of bytes that it shares with the
+// previous key, and the rest. The number is at most 255, which bounds how far a few bytes can
+// expand.
 class KeyWriter {
  public:
   void write(ByteWriter& out, std::string_view key);
@@ -30,25 +31,25 @@ class KeyReader {
   std::string last_;
 };
 
-// A path costs a byte an element where its elements are parts of the key.
+// A path takes one byte per element if its elements are parts of the key.
 void write_path(ByteWriter& out, std::string_view key, const Path& path);
 Path read_path(ByteReader& in, std::string_view key);
 
 void write_dtype(ByteWriter& out, DType dtype);
 DType read_dtype(ByteReader& in);
 
-// A tensor's shape; at most kMaxDims dims, none negative, no more than 2^63 - 1 elements.
+// A tensor's shape: at most kMaxDims dims, none negative, and at most 2^63 - 1 elements.
 inline constexpr uint64_t kMaxDims = 1024;
 void write_shape(ByteWriter& out, const Dims& shape);
 Dims read_shape(ByteReader& in);
 
-// A box of a tensor of `shape`; the reader refuses one that does not lie inside it.
+// A box of a tensor of `shape`. The reader throws if the box does not lie inside the tensor.
 void write_box(ByteWriter& out, const Box& box);
 Box read_box(ByteReader& in, const Dims& shape);
-void read_box(ByteReader& in, const Dims& shape, Box& box);  // the same, into a box that is there
+void read_box(ByteReader& in, const Dims& shape, Box& box);  // the same, into an existing box
 
-// Attributes of the kinds that attribute_bytes() names, of the depth that it says; refused by the
-// writer as there.
+// Attributes of the kinds and the depth that attribute_bytes() allows. The writer throws as
+// described there.
 void write_attributes(ByteWriter& out, const Attributes& attributes);
 Attributes read_attributes(ByteReader& in);
 

@@ -51,7 +51,7 @@ void write_own(ByteWriter& out, const Opaque& opaque) {
   }
 }
 
-// What a value holds itself, without its children.
+// Writes a value's own content, without its children.
 void write_own(ByteWriter& out, const Value& value) {
   switch (value.kind()) {
     case Value::Kind::kBool:
@@ -85,7 +85,7 @@ void write_own(ByteWriter& out, const Value& value) {
   }
 }
 
-// Children before parents, on a stack of our own; what is shared is hashed once.
+// Hashes children before parents, with an explicit stack. A shared value is hashed once.
 class Hasher {
  public:
   uint64_t hash(const Value& root) {
@@ -106,9 +106,9 @@ class Hasher {
  private:
   struct Frame {
     const Value* value;
-    bool unordered;  // its children are those of a set
+    bool unordered;  // its children are the elements of a set
     std::vector<const Value*> children;
-    std::vector<uint64_t> hashes;  // of the children that are done
+    std::vector<uint64_t> hashes;  // of the children processed so far
   };
 
   void open(const Value& value, bool unordered) {
@@ -142,7 +142,8 @@ class Hasher {
     return done;
   }
 
-  // Keys and items of a dict, and its attributes at the end.
+  // Sorts the hashes of a dict's (key, item) pairs. The hash of the dict's attributes stays at the
+  // end.
   static void sort_pairs(std::vector<uint64_t>& hashes) {
     std::vector<std::pair<uint64_t, uint64_t>> pairs;
     for (size_t i = 0; i + 1 < hashes.size(); i += 2) pairs.emplace_back(hashes[i], hashes[i + 1]);

@@ -1,4 +1,4 @@
-// What a value holds, as one number: to find out whether ranks hold the same.
+// Hashes a value's content, to find out whether ranks hold the same.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,10 @@
 
 namespace tilestone {
 
-// Equal for equal values, and for sets and dicts whose entries stand in another order (Python
-// orders a set of strings otherwise in each process). Never 0. Another version may give another
-// number: it is compared between ranks, and stored only to tell the copies of one save apart.
+// Equal values have equal hashes. So do sets and dicts whose entries are in a different order,
+// because Python orders a set of strings differently in each process. Never 0. Another version of
+// Tilestone may give another hash. The hash is only compared between ranks, and only stored to
+// compare the copies within one save.
 uint64_t content_hash(const Value& value);
 
 }  // namespace tilestone

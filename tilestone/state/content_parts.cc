@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kTextLimit = 40;  // bytes
 constexpr size_t kMaxShapeDepth = 100;
 
-// An object that is told by its class and a dict of attributes.
+// Whether the value is an object described by its class and a dict of attributes.
 bool has_attributes(const Value& value) {
   return value.kind() == Value::Kind::kOpaque && value.as_opaque().has_state &&
          value.as_opaque().state.kind() == Value::Kind::kDict;
@@ -39,7 +39,7 @@ class PartFinder {
     return path.empty() ? element : path + "." + element;
   }
 
-  // The order of an OrderedDict's keys is a part of it.
+  // The order of the keys is part of an OrderedDict's content.
   void dict(const Value& value, const std::string& path, size_t depth) {
     Value::List own = {value.is_ordered_dict(), value.attributes()};
     for (const auto& [key, item] : value.as_dict()) {
@@ -74,7 +74,8 @@ class PartFinder {
   std::vector<ContentPart> parts_;
 };
 
-// Parts by their path; where several have one (a key with a dot in it), by their number as well.
+// Parts by path and number. The number distinguishes parts with the same path, which a key with a
+// dot in it can cause.
 using ByPath = std::unordered_map<std::string, const ContentPart*>;
 
 std::vector<std::string> numbered_paths(const std::vector<ContentPart>& parts) {
@@ -106,8 +107,8 @@ std::vector<ContentDifference> find_differences(const std::vector<ContentPart>& 
   std::vector<ContentDifference> found;
   const ByPath of_a = by_path(a), of_b = by_path(b);
   const std::vector<std::string> paths_a = numbered_paths(a), paths_b = numbered_paths(b);
-  std::string lacking =
-      std::string(1, '\0');  // the last path that only one of them has; no other begins with it
+  // Prefix of the paths below the last path that only one value has. No path begins with '\0'.
+  std::string lacking(1, '\0');
   const auto add = [&](const std::string& path, const ContentPart* in_a, const ContentPart* in_b) {
     if (!found.empty() && found.back().path == path) return;
     if (path.starts_with(lacking)) return;

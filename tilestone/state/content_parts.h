@@ -1,4 +1,5 @@
-// A value taken apart into what its content hash is made of, by path: to say where two differ.
+// Splits a value, by path, into the parts that its content hash is made of, to report where two
+// values differ.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +12,22 @@ namespace tilestone {
 
 struct ContentPart {
   std::string path;   // dotted
-  uint64_t hash = 0;  // of a leaf, or of what a container is without its entries
-  std::string text;   // a short one of a leaf, e.g. "0.5"
+  uint64_t hash = 0;  // of a leaf, or of a container without its entries
+  std::string text;   // a short text of the value, e.g. "0.5"
 };
 
-// Containers before what they hold. Entries of dicts, elements of lists and tuples, and attributes
-// of described objects have parts of their own; in any further depth, and from `most` parts on, a
-// value is one leaf. Two values with equal parts (in any order) are the same to content_hash().
+// A container comes before its contents. Entries of dicts, elements of lists and tuples, and
+// attributes of described objects are separate parts. At a depth of 100, and after `most` parts, a
+// value becomes one leaf. Two values with equal parts (in any order) have equal content hashes.
 std::vector<ContentPart> content_parts(const Value& value, size_t most = 100'000);
 
-// Where two values differ, by their parts: the paths that one of them lacks, or has otherwise, in
-// the order of `a` and then of `b`.
+// A path at which two values differ: only one of them has it, or their parts differ.
 struct ContentDifference {
   std::string path;
-  std::string a;  // text; "nothing" where it lacks the path
+  std::string a;  // text; "nothing" if it lacks the path
   std::string b;
 };
+// Returns the differences in the order of `a`, then those that only `b` has.
 std::vector<ContentDifference> find_differences(const std::vector<ContentPart>& a,
                                                 const std::vector<ContentPart>& b);
 

@@ -13,7 +13,8 @@ class FoldedMemory final : public DeviceMemory {
         shape_(std::move(shape)),
         itemsize_(itemsize),
         box_(std::move(box)) {
-    // From the innermost dim out, dims belong to the run as long as the ones within are whole.
+    // From the innermost dim outwards, dims belong to the run as long as all inner dims are
+    // complete.
     size_t d = box_.rank();
     while (d > 0) {
       --d;
@@ -42,8 +43,8 @@ class FoldedMemory final : public DeviceMemory {
   }
 
  private:
-  // body(place in the flat tensor, bytes done before, bytes) for the runs of bytes
-  // [begin, begin + size) of the box.
+  // Calls body(byte offset in the flat tensor, bytes done before, number of bytes) for each run in
+  // bytes [begin, begin + size) of the box.
   template <typename Body>
   void for_runs(uint64_t begin, uint64_t size, const Body& body) const {
     for (uint64_t done = 0; done < size;) {
@@ -53,7 +54,7 @@ class FoldedMemory final : public DeviceMemory {
     }
   }
 
-  // Where byte `at` of the box is in the flat tensor.
+  // The offset in the flat tensor of byte `at` of the box.
   uint64_t place(uint64_t at) const {
     uint64_t element = at / itemsize_, flat = 0, stride = 1;
     for (size_t d = box_.rank(); d-- > 0;) {
@@ -69,7 +70,7 @@ class FoldedMemory final : public DeviceMemory {
   const Dims shape_;
   const uint64_t itemsize_;
   const Box box_;
-  uint64_t run_ = 1;  // bytes of the box that lie one after the other in the flat tensor
+  uint64_t run_ = 1;  // bytes of the box that are contiguous in the flat tensor
 };
 
 }  // namespace

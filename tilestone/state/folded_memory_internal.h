@@ -1,4 +1,4 @@
-// A 1-D tensor in device memory under a shape of more dims.
+// Presents a 1-D tensor in device memory under a shape with more dims.
 #pragma once
 
 #include <memory>
@@ -7,8 +7,8 @@
 
 namespace tilestone::state_internal {
 
-// The elements of `flat`, a 1-D tensor of numel(shape) elements of `itemsize` bytes, in C order
-// under `shape`. A box that is narrowed to is read and written run by run.
+// The elements of `flat`, in C order, under `shape`. `flat` is a 1-D tensor of numel(shape)
+// elements of `itemsize` bytes. A narrowed box is read and written one contiguous run at a time.
 std::shared_ptr<DeviceMemory> fold_memory(std::shared_ptr<DeviceMemory> flat, Dims shape,
                                           uint64_t itemsize);
 

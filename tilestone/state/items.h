@@ -1,5 +1,5 @@
-// A state dict taken apart: the items that a checkpoint holds by key. A dialect makes them from a
-// tree and puts the loaded ones back.
+// A state dict split into items: what a checkpoint holds by key. A dialect makes items from a tree
+// and puts the loaded ones back into it.
 #pragma once
 
 #include <optional>
@@ -12,17 +12,17 @@ namespace tilestone {
 
 struct TensorItem {
   std::string key;
-  Path path;  // where the tree has it; empty for a key that is not its path
+  Path path;  // path in the tree; empty if the key does not follow from a path
   DType dtype = DType::kFloat32;
   Dims global_shape;
-  std::vector<Piece> pieces;  // this rank's; none: it holds nothing of the tensor
+  std::vector<Piece> pieces;  // this rank's; empty if it holds nothing of the tensor
   ReplicaId replica_id;
-  std::vector<int> holders;  // ascending; empty: not known by rule
+  std::vector<int> holders;  // ascending; empty if not known without communication
   bool allow_shape_mismatch = false;
-  // Of the grid that the tensor's chunks are cells of, where the format needs one and the ranks
-  // have agreed on it; the cells at the upper edges may reach beyond the tensor.
+  // The cell shape of the grid whose cells the tensor's chunks are. Set if the format needs a grid
+  // and the ranks have agreed on it. Cells at the upper edges may extend beyond the tensor.
   std::optional<Dims> chunk_shape = std::nullopt;
-  bool common = false;  // not wrapped: the same on every rank that has it
+  bool common = false;  // a plain tensor: the same on every rank that has it
 };
 
 struct ObjectItem {
@@ -30,14 +30,14 @@ struct ObjectItem {
   Path path;
   Value value;
   ReplicaId replica_id;
-  bool common = false;  // every rank has it, the lowest rank that does writes it
+  bool common = false;  // the same on every rank that has it; the lowest of them writes it
 };
 
 struct Items {
   std::vector<TensorItem> tensors;
   std::vector<ObjectItem> objects;
-  // What is not sharded, as one value (a dict), in dialects that keep it so: the same on every
-  // rank.
+  // The part of the state that is not sharded, as one value (a dict). Set by dialects that store it
+  // so. It is the same on every rank.
   std::optional<Value> common = std::nullopt;
 };
 

@@ -20,7 +20,7 @@ void sort_by_key(std::vector<Stored>& items) {
   const auto twice = std::adjacent_find(
       items.begin(), items.end(), [](const Stored& a, const Stored& b) { return a.key == b.key; });
   if (twice != items.end()) {
-    throw Error(ErrorCode::kCorrupt, "the checkpoint's metadata has a key twice")
+    throw Error(ErrorCode::kCorrupt, "the checkpoint's metadata contains the key twice")
         .with_key(twice->key);
   }
 }
@@ -64,7 +64,7 @@ void Metadata::index() {
   for (const StoredObject& object : objects) {
     if (find_tensor(object.key) != nullptr) {
       throw Error(ErrorCode::kCorrupt,
-                  "the checkpoint's metadata has a key twice, as a tensor and as an object")
+                  "the checkpoint's metadata contains the key twice, as a tensor and as an object")
           .with_key(object.key);
     }
   }

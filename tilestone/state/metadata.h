@@ -1,4 +1,4 @@
-// What a checkpoint holds: keys, shapes, and where each chunk's bytes are. The same for every
+// What a checkpoint holds: keys, shapes, and the location of each chunk's bytes. The same for every
 // format.
 #pragma once
 
@@ -17,18 +17,18 @@
 
 namespace tilestone {
 
-// What the caller of a save said of a tensor: values of plain kinds by name (attribute_bytes() in
-// plan/report.h).
+// What the caller of a save says about a tensor: values of plain kinds by name. See
+// attribute_bytes() in plan/report.h.
 using Attributes = std::map<std::string, Value>;
 
-// How an item's bytes are wrapped as a whole.
+// The compression of an item's bytes as a whole.
 enum class Codec : uint8_t { kNone = 0, kZstd = 1 };
 
-// Known from the manifest of a checkpoint that Tilestone wrote; absent for others.
+// From the manifest of a checkpoint that Tilestone wrote. Other checkpoints have none.
 struct ItemChecksums {
-  uint64_t payload_offset = 0;  // from the item's start, bytes; tensors only
-  uint32_t payload_crc32 = 0;   // of the payload's bytes; tensors only
-  uint32_t item_crc32 = 0;      // of all the item's bytes
+  uint64_t payload_offset = 0;  // bytes from the item's start; tensors only
+  uint32_t payload_crc32 = 0;   // of the payload; tensors only
+  uint32_t item_crc32 = 0;      // of the complete item
   friend bool operator==(const ItemChecksums&, const ItemChecksums&) = default;
 };
 
@@ -36,41 +36,42 @@ struct ItemChecksums {
 struct ItemLocation {
   uint32_t file = 0;  // index into Metadata::files
   Codec codec = Codec::kNone;
-  uint64_t offset = 0;  // in the file, bytes
+  uint64_t offset = 0;  // in the file, in bytes
   uint64_t length = 0;  // bytes
   std::optional<ItemChecksums> checksums;
 };
 
-// The elements of a chunk whose item holds those of other chunks too, one after the other in one
-// dim. The chunks of an item follow one another in StoredTensor::chunks, from its first element on.
+// Describes a chunk whose item also contains other chunks, one after the other in one dim. The
+// chunks of an item are adjacent in StoredTensor::chunks, starting with the one that contains the
+// item's first element.
 struct FlatPart {
-  int64_t elements = 0;  // of the item
-  int64_t begin = 0;     // the chunk's first one among them
+  int64_t elements = 0;  // number of elements in the item
+  int64_t begin = 0;     // index of the chunk's first element in the item
 };
 
 struct StoredChunk {
   Box box;
   ItemLocation at;
-  std::optional<FlatPart> flat = std::nullopt;  // absent: the item holds this chunk alone
+  std::optional<FlatPart> flat = std::nullopt;  // absent if the item only contains this chunk
 };
 
-// Of the tensor in a chunk's item, but for dims of size 1.
+// The shape of the tensor in a chunk's item, except for dims of size 1.
 Dims item_shape(const StoredChunk& chunk);
-// Of the chunk's first element among those of its item, bytes.
+// The byte offset of the chunk's first element among the elements of its item.
 uint64_t begin_in_item(const StoredChunk& chunk, DType dtype);
 
 struct StoredTensor {
   std::string key;
-  Path path;  // empty: not recorded
+  Path path;  // empty if not recorded
   DType dtype = DType::kFloat32;
   Dims shape;
   std::vector<StoredChunk> chunks;  // may overlap (replicas in rank-local checkpoints)
-  // Of the grid that the chunks are cells of, in formats whose items are stored at the size of a
-  // cell also where it reaches beyond the tensor.
+  // The cell shape of the grid whose cells the chunks are. Set in formats that store every item at
+  // the size of a complete cell, even if the cell extends beyond the tensor.
   std::optional<Dims> chunk_shape = std::nullopt;
-  bool fortran_order = false;  // a chunk's elements lie in Fortran order; with chunk_shape only
+  bool fortran_order = false;  // elements of a chunk are in Fortran order; only with chunk_shape
 
-  // The first chunk of the item that chunks[chunk] lies in, mostly itself.
+  // The index of the first chunk in the item of chunks[chunk]; usually `chunk` itself.
   uint32_t first_of_item(uint32_t chunk) const {
     while (chunks[chunk].flat && chunks[chunk].flat->begin > 0) --chunk;
     return chunk;
@@ -81,23 +82,23 @@ struct StoredObject {
   std::string key;
   Path path;
   ItemLocation at;
-  // The same object once more, in other files; by file. Known from the manifest alone.
+  // Copies of the object in other files, sorted by file. Only known from the manifest.
   std::vector<ItemLocation> copies = {};
-  // What ranks wrote as copies of it and is another object: verify checks it, nobody reads it.
+  // What ranks wrote as copies of the object but has different content. Only verify reads these.
   std::vector<ItemLocation> unlike = {};
 };
 
-// The elements of a chunk once more, in an item of another file.
+// A copy of a chunk's elements, in an item of another file.
 struct StoredCopy {
   uint32_t tensor = 0;  // index into Metadata::tensors
   uint32_t chunk = 0;   // index into its chunks
   ItemLocation at;
 };
 
-// In the place of an index into Metadata::copies: the chunk's own item.
+// Used instead of an index into Metadata::copies: the chunk's own item.
 inline constexpr uint32_t kNoCopy = ~uint32_t{0};
 
-// Finds the chunks of a tensor by their boxes. Borrows the tensor.
+// Finds the chunks of a tensor by their boxes. The tensor must outlive this.
 class ChunksByBox {
  public:
   explicit ChunksByBox(const StoredTensor& tensor);
@@ -110,26 +111,28 @@ class ChunksByBox {
 
 class Metadata {
  public:
-  std::vector<std::string> files;     // names relative to the checkpoint
+  std::vector<std::string> files;     // names relative to the checkpoint's directory
   std::vector<StoredTensor> tensors;  // sorted by key after index()
   std::vector<StoredObject> objects;  // sorted by key after index()
-  // Known from the manifest alone: the format's index names none of them. By tensor, chunk, file.
+  // Only known from the manifest: the format's index does not list copies. Sorted by tensor, chunk,
+  // file.
   std::vector<StoredCopy> copies;
-  std::map<std::string, Attributes, std::less<>> attributes;  // by the tensor's key, likewise
-  std::string save_id;      // of the writer; "" when there is none
+  std::map<std::string, Attributes, std::less<>> attributes;  // by tensor key; from the manifest
+  std::string save_id;                                        // "" if the writer has no save ids
   std::string writer;       // "Tilestone 0.1.0", "PyTorch (torch_dist 1.0.0)", ...
   std::string dialect;      // "pytorch", "megatron"
   bool rank_local = false;  // each rank wrote its own metadata (torch's use_collectives=False)
 
-  // Sorts and builds the look-up tables; call after filling. Error(kCorrupt) on a key twice.
+  // Sorts tensors and objects for find_tensor() and find_object(). Call it after filling. Throws
+  // Error(kCorrupt) if a key occurs twice.
   void index();
   const StoredTensor* find_tensor(std::string_view key) const;
   const StoredObject* find_object(std::string_view key) const;
-  // Those of one chunk.
+  // The copies of one chunk.
   std::span<const StoredCopy> copies_of(uint32_t tensor, uint32_t chunk) const;
-  // Of a chunk's item (copy == kNoCopy), or of copies[copy], which is one of it.
+  // The location of a chunk's own item (copy == kNoCopy) or of copies[copy], a copy of that chunk.
   const ItemLocation& place(uint32_t tensor, uint32_t chunk, uint32_t copy) const;
-  uint64_t tensor_bytes() const;  // sum over tensors of their whole size
+  uint64_t tensor_bytes() const;  // total size of all tensors
 };
 
 // Up to `limit` keys of the checkpoint that resemble `key`, for hints ("did you mean ...").

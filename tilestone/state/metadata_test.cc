@@ -42,10 +42,12 @@ TEST(Metadata, AKeyTwiceIsCorrupt) {
     }
     return std::string("no error");
   };
-  EXPECT_EQ(error_of(with_keys({"a", "b", "a"})), "a: the checkpoint's metadata has a key twice");
-  EXPECT_EQ(error_of(with_keys({}, {"o", "o"})), "o: the checkpoint's metadata has a key twice");
+  EXPECT_EQ(error_of(with_keys({"a", "b", "a"})),
+            "a: the checkpoint's metadata contains the key twice");
+  EXPECT_EQ(error_of(with_keys({}, {"o", "o"})),
+            "o: the checkpoint's metadata contains the key twice");
   EXPECT_EQ(error_of(with_keys({"a"}, {"a"})),
-            "a: the checkpoint's metadata has a key twice, as a tensor and as an object");
+            "a: the checkpoint's metadata contains the key twice, as a tensor and as an object");
 }
 
 TEST(Metadata, HugeTensorsDoNotWrapTheTotal) {

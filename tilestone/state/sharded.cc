@@ -17,7 +17,7 @@ constexpr std::string_view kShardInfix = "/shard_";
   throw Error(ErrorCode::kInvalidArgument, problem).with_key(key);
 }
 
-// Runs `body`, which checks arguments, and names the key in its errors.
+// Runs `body`, which checks arguments, and adds the key to its errors.
 template <typename Body>
 auto naming(const std::string& key, Body&& body) {
   try {
@@ -28,7 +28,7 @@ auto naming(const std::string& key, Body&& body) {
   }
 }
 
-// What is the same however a sharded tensor is described.
+// Checks that apply to every way of describing a sharded tensor.
 void check_common(const std::string& key, const TensorView& data, const ReplicaId& replica_id,
                   int64_t prepend_axis_num) {
   if (data.strides.size() != data.shape.size()) {
@@ -41,7 +41,7 @@ void check_common(const std::string& key, const TensorView& data, const ReplicaI
                     std::to_string(kMaxPrependedAxes));
   }
   for (int64_t id : replica_id) {
-    if (id < 0) refuse(key, "replica_id " + to_string(replica_id) + " has a negative part");
+    if (id < 0) refuse(key, "replica_id " + to_string(replica_id) + " has a negative component");
   }
 }
 
@@ -66,12 +66,12 @@ void check_offset(const std::string& key, const RankOffset& o, size_t dims) {
                     " is less than 1");
   }
   if (o.rank >= o.fragments) {
-    refuse(key, "rank_offsets: " + rank + " is not less than its fragments " +
-                    std::to_string(o.fragments));
+    refuse(key,
+           "rank_offsets: " + rank + " is not less than fragments " + std::to_string(o.fragments));
   }
 }
 
-// The cell of a regular grid: its box, and the shape of the whole.
+// A cell of a regular grid: its box and the shape of the whole tensor.
 struct Cell {
   Box box;
   Dims global_shape;
@@ -100,7 +100,7 @@ Cell cell_of(const std::string& key, const Dims& local_shape, std::span<const Ra
   return cell;
 }
 
-// The same elements in C order under another shape; `data` is 1-D.
+// The same elements in C order under another shape. `data` is 1-D.
 TensorView fold(const TensorView& data, const Dims& shape) {
   TensorView folded = data;
   folded.shape = shape;
@@ -113,8 +113,8 @@ TensorView fold(const TensorView& data, const Dims& shape) {
   return folded;
 }
 
-// Pieces hold elements; only a tensor that has none at all has one empty piece, the whole of it, so
-// that every rank that knows the tensor holds the same.
+// Pieces are not empty. The exception is a tensor without any elements: it has one empty piece, the
+// whole tensor, so that every rank that knows the tensor holds the same.
 bool has_elements(const Dims& global_shape) { return numel(global_shape) > 0; }
 
 Piece whole_empty_piece(DType dtype, const Dims& global_shape) {
@@ -133,7 +133,7 @@ Box bounding(const std::vector<Box>& boxes) {
   return all;
 }
 
-// The pieces of the 1-D `data`: the slice `range` of the flattened cell.
+// The pieces of the 1-D `data`, which is the slice `range` of the flattened cell.
 std::vector<Piece> flat_pieces(const TensorView& data, const Dims& local_shape, FlatRange range,
                                const Cell& cell, int64_t prepend_axis_num) {
   std::vector<Piece> pieces;
@@ -153,7 +153,7 @@ std::vector<Piece> flat_pieces(const TensorView& data, const Dims& local_shape, 
   return pieces;
 }
 
-// Runs `body`, which merges or reads placements, and names key and rank in its errors.
+// Runs `body`, which merges or reads placements, and adds key and rank to its errors.
 template <typename Body>
 auto naming_rank(const std::string& key, int rank, Body&& body) {
   return naming(key, [&] {
@@ -170,7 +170,7 @@ std::vector<int> ascending(std::vector<int> ranks) {
   return ranks;
 }
 
-// What is held of a tensor whose global shape is set, as box and pieces.
+// Sets the tensor's box and pieces from what the rank holds. Its global shape must be set.
 void hold(ShardedTensor& tensor, const LocalBoxes& held) {
   tensor.box = bounding(held.boxes);
   if (!has_elements(tensor.global_shape)) {
@@ -238,11 +238,11 @@ ShardedTensor ShardedTensor::from_box_flat(std::string key, TensorView data,
                             std::to_string(flat_range.end) + ")";
   if (flat_range.begin < 0 || flat_range.end < flat_range.begin ||
       flat_range.end > numel(local_shape)) {
-    refuse(key, range + " does not lie in a local tensor of shape " + to_string(local_shape));
+    refuse(key, range + " is not within the local tensor of shape " + to_string(local_shape));
   }
   if (data.shape != Dims{flat_range.end - flat_range.begin}) {
-    refuse(key,
-           range + " needs 1-D data of its length, but data has shape " + to_string(data.shape));
+    refuse(key, range + " requires 1-D data of the same length, but data has shape " +
+                    to_string(data.shape));
   }
   ShardedTensor tensor;
   tensor.pieces = flat_pieces(data, local_shape, flat_range, {box, global_shape}, prepend_axis_num);
@@ -270,7 +270,7 @@ ShardedTensor ShardedTensor::from_placements(std::string key, TensorView local,
     tensor.box = {Dims(global_shape.size(), 0), Dims(global_shape.size(), 0)};
     return tensor;
   }
-  // By the shape that the rank really holds: see held_boxes for the case where that matters.
+  // Uses the shape that the rank really holds: see held_boxes() for the case in which that matters.
   const LocalBoxes held = naming_rank(tensor.key, rank, [&] {
     return held_boxes(global_shape, mesh, *coordinate, placements, tensor.data.shape);
   });
@@ -307,8 +307,8 @@ ShardedTensor ShardedTensor::from_box(std::string key, TensorView data, const Di
     check_bounds(box, global_shape);
   });
   if (box.shape != with_prepended(data.shape, prepend_axis_num)) {
-    refuse(key, "box " + to_string(box) + " does not have data's shape " + to_string(data.shape) +
-                    " after " + std::to_string(prepend_axis_num) + " prepended axes of size 1");
+    refuse(key, "box " + to_string(box) + " does not match data's shape " + to_string(data.shape) +
+                    " with " + std::to_string(prepend_axis_num) + " prepended axes of size 1");
   }
   ShardedTensor tensor;
   if (!has_elements(global_shape)) {
@@ -327,7 +327,7 @@ ShardedTensor ShardedTensor::from_box(std::string key, TensorView data, const Di
 
 ShardedTensor& ShardedTensor::declare_replicas(std::vector<int> ranks) & {
   std::sort(ranks.begin(), ranks.end());
-  if (ranks.empty()) refuse(key, "replica ranks are empty");
+  if (ranks.empty()) refuse(key, "the list of replica ranks is empty");
   if (ranks.front() < 0) {
     refuse(key, "replica rank " + std::to_string(ranks.front()) + " is negative");
   }
@@ -358,7 +358,7 @@ ShardedObject ShardedObject::make(std::string key, Value data, Dims global_shape
     }
   }
   for (int64_t id : replica_id) {
-    if (id < 0) refuse(key, "replica_id " + to_string(replica_id) + " has a negative part");
+    if (id < 0) refuse(key, "replica_id " + to_string(replica_id) + " has a negative component");
   }
   return {std::move(key), std::move(data), std::move(global_shape), std::move(global_offset),
           std::move(replica_id)};

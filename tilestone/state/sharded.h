@@ -1,5 +1,5 @@
-// The wrapped entities of a state dict: sharded tensors and objects, factories, and values that
-// are not saved. Semantics follow Megatron-Core's dist_checkpointing entities of the same names.
+// The wrapped entities of a state dict: sharded tensors and objects, factories, and values that are
+// not saved. They behave like the Megatron-Core dist_checkpointing entities of the same names.
 #pragma once
 
 #include <functional>
@@ -19,101 +19,103 @@ namespace tilestone {
 
 class StateNode;
 
-// Which copy of the same data this is; all zeros (or none): the main replica.
+// Identifies one replica of the same data. The main replica has all zeros, or no numbers at all.
 using ReplicaId = Dims;
 bool is_main_replica(const ReplicaId& id);
 
 // One axis of a regular grid: this rank's data is cell `rank` of `fragments` along `axis`.
 struct RankOffset {
-  int64_t axis = 0;  // counts prepended axes
+  int64_t axis = 0;  // prepended axes count too
   int64_t rank = 0;
   int64_t fragments = 1;
 };
 
-// Elements of the global tensor, and where they are in memory.
+// A box of the global tensor and its elements in memory.
 struct Piece {
   Box box;          // in the global tensor
-  TensorView data;  // of box's shape (leading dims of size 1 of prepended axes dropped or not:
-                    // the elements in C order are the same); may be without data on load
+  TensorView data;  // has box's shape, with or without the leading dims of size 1 of prepended axes
+                    // (the C order is the same); may have no data on load
 };
 
 struct ShardedTensor {
   std::string key;
   TensorView data;  // the local tensor as the caller gave it
   Dims global_shape;
-  Box box;  // of the local tensor (before flattening) in the global tensor
+  Box box;  // the local tensor (before flattening) in the global tensor
   ReplicaId replica_id;
   int64_t prepend_axis_num = 0;
   bool allow_shape_mismatch = false;
   std::optional<FlatRange> flat_range;  // data is this slice of the flattened local tensor
-  // Global ranks that hold the same pieces, ascending, this one included, where that is known by
-  // rule (placements, a parameter, or declare_replicas); empty: not known.
+  // The global ranks that hold the same pieces, ascending, including this one. Only set if they are
+  // known without communication: from placements, a parameter or declare_replicas(). Otherwise
+  // empty.
   std::vector<int> holders;
-  // What is stored and loaded: the one box, or those of the flat range or strided placement. Empty
-  // boxes are left out, but a tensor that has no elements anywhere has one piece, the whole of it.
+  // What is stored and loaded: one box, or the boxes of a flat range or a strided placement. Empty
+  // boxes are left out, but a tensor without any elements has one piece, which is the whole tensor.
   std::vector<Piece> pieces;
 
-  // A cell of a regular grid. global_shape = local shape (1 on prepended axes) × fragments.
-  // Throws Error(kInvalidArgument) naming key, argument and value: a negative axis or rank,
-  // fragments < 1, rank >= fragments, an axis named twice or out of range.
+  // A cell of a regular grid. global_shape = local shape (1 on prepended axes) × fragments. Throws
+  // Error(kInvalidArgument), naming key, argument and value, on a negative axis or rank, fragments
+  // < 1, rank >= fragments, and an axis that is out of range or named twice.
   static ShardedTensor from_rank_offsets(std::string key, TensorView data,
                                          std::span<const RankOffset> offsets,
                                          ReplicaId replica_id = {}, int64_t prepend_axis_num = 0);
   static ShardedTensor from_rank_offsets(std::string key, TensorView data,
                                          std::initializer_list<RankOffset> offsets,
                                          ReplicaId replica_id = {}, int64_t prepend_axis_num = 0);
-  // 1-D `data`: the elements [flat_range) of the flattened local tensor of `local_shape`, itself
-  // a cell of a regular grid.
+  // `data` is 1-D: the elements [flat_range) of the flattened local tensor of `local_shape`, which
+  // is a cell of a regular grid.
   static ShardedTensor from_rank_offsets_flat(std::string key, TensorView data,
                                               const Dims& local_shape, FlatRange flat_range,
                                               std::span<const RankOffset> offsets,
                                               ReplicaId replica_id = {},
                                               int64_t prepend_axis_num = 0);
-  // The local tensor of `rank` under a mesh and placements; box, replica id and holders follow.
-  // A rank outside the mesh holds nothing: no pieces. Partial is refused.
+  // The local tensor of `rank`, described by a mesh and placements, which determine box, replica id
+  // and holders. A rank outside the mesh holds nothing and has no pieces. Throws on Partial.
   static ShardedTensor from_placements(std::string key, TensorView local, const Dims& global_shape,
                                        const Mesh& mesh, std::span<const Placement> placements,
                                        int rank);
-  // The local tensor of `rank` of a parameter of `param_shape` (of the whole, as the parameter
-  // knows it) that the checkpoint lays out in its own way; see merge_shardings, which throws.
-  // `rank` is in both meshes.
+  // The local tensor of `rank` of a parameter that the checkpoint shards in its own way.
+  // param_shape is the global shape as the parameter knows it. `rank` must be in both meshes. See
+  // merge_shardings() for details and errors.
   static ShardedTensor from_param(std::string key, TensorView local, const Dims& param_shape,
                                   const Sharding& param, const Sharding& checkpoint, int rank);
-  // Any box of any global tensor (an irregular grid). box.shape equals data.shape, after
-  // prepend_axis_num leading dims of size 1.
+  // Any box of any global tensor (an irregular grid). box.shape is data.shape with prepend_axis_num
+  // leading dims of size 1.
   static ShardedTensor from_box(std::string key, TensorView data, const Dims& global_shape,
                                 const Box& box, ReplicaId replica_id = {},
                                 int64_t prepend_axis_num = 0);
-  // 1-D `data`: the elements [flat_range) of the flattened local tensor, which is any box of any
-  // global tensor; its first prepend_axis_num dims have size 1. An empty range holds nothing.
+  // `data` is 1-D: the elements [flat_range) of the flattened local tensor, which is any box of any
+  // global tensor. The box's first prepend_axis_num dims have size 1. An empty range holds nothing.
   static ShardedTensor from_box_flat(std::string key, TensorView data, const Dims& global_shape,
                                      const Box& box, FlatRange flat_range,
                                      ReplicaId replica_id = {}, int64_t prepend_axis_num = 0);
 
-  ShardedTensor& declare_replicas(std::vector<int> ranks) &;  // sets holders; sorted, unique
-  bool is_regular_grid() const;  // each offset a multiple of the local size (size 0 exempt)
+  // Sets holders to these ranks, sorted and without duplicates.
+  ShardedTensor& declare_replicas(std::vector<int> ranks) &;
+  bool is_regular_grid() const;  // each offset is a multiple of the local size, if that is not 0
 };
 
-// Opaque data at a place in a grid of objects; not reshardable.
+// Opaque data at a place in a grid of objects. Can't be resharded.
 struct ShardedObject {
   std::string key;
   Value data;
-  Dims global_shape;   // of the grid, in objects
-  Dims global_offset;  // this object's place
+  Dims global_shape;   // shape of the grid, in objects
+  Dims global_offset;  // this object's place in the grid
   ReplicaId replica_id;
 
   static ShardedObject make(std::string key, Value data, Dims global_shape, Dims global_offset,
                             ReplicaId replica_id = {});
-  // "key/shard_0.1_2.2": offset, then shape, joined by dots.
+  // "key/shard_0.1_2.2": the offset, then the shape, each joined by dots.
   std::string unique_key() const;
 };
 
-// The key of the grid: "key" of the unique key "key/shard_0.1_2.2", any other text as it is. A view
-// of the text.
+// The key of the grid: "key" for the unique key "key/shard_0.1_2.2". Any other text is returned
+// unchanged. The result is a view of the argument.
 std::string_view grid_key(std::string_view unique_key);
 
-// Stands for a subtree that is built before a save and merged after a load (SwiGLU's two halves).
-// Both functions are pure, so that optimizer state can reuse a parameter's factory.
+// Represents a subtree that is built before a save and merged after a load (such as the two halves
+// of SwiGLU). Both functions are pure, so that optimizer state can reuse a parameter's factory.
 struct ShardedTensorFactory {
   using Build = std::function<StateNode(const std::string& key, const TensorView& data,
                                         const ReplicaId& replica_id,
@@ -127,7 +129,7 @@ struct ShardedTensorFactory {
   std::optional<FlatRange> flat_range;
 };
 
-// Not saved; a load gives back the template's own value.
+// A value that is not saved. A load returns the template's own value.
 struct LocalNonpersistent {
   std::shared_ptr<const StateNode> value;
 };

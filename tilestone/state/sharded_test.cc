@@ -14,7 +14,7 @@ namespace tilestone::sharded_test {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// The error's one line; every refusal names the key.
+// The error's message. Every error must name the key.
 template <typename Body>
 std::string refusal(Body&& body) {
   try {
@@ -63,7 +63,7 @@ TEST(ShardedTensor, BadRankOffsetsAreRefusedWithKeyArgumentAndValue) {
   EXPECT_EQ(refusal([] { grid({4}, {{0, 0, 2}, {0, 1, 2}}); }),
             "rank_offsets: axis 0 is named twice");
   EXPECT_EQ(refusal([] { grid({4}, {{0, 2, 2}}); }),
-            "rank_offsets: rank 2 of axis 0 is not less than its fragments 2");
+            "rank_offsets: rank 2 of axis 0 is not less than fragments 2");
   EXPECT_EQ(refusal([] { grid({4}, {{0, -1, 2}}); }),
             "rank_offsets: rank -1 of axis 0 is negative");
   EXPECT_EQ(refusal([] { grid({4}, {{0, 0, 0}}); }),
@@ -76,7 +76,7 @@ TEST(ShardedTensor, BadRankOffsetsAreRefusedWithKeyArgumentAndValue) {
   EXPECT_THAT(refusal([&] { grid({1, 1}, {{0, 0, most}, {1, 0, 2}}); }),
               HasSubstr("more than 2^63 - 1 elements"));
   EXPECT_EQ(refusal([] { ShardedTensor::from_rank_offsets("w", data({4}), {}, {0, -2}); }),
-            "replica_id [0, -2] has a negative part");
+            "replica_id [0, -2] has a negative component");
   TensorView broken = data({4});
   broken.strides = {};
   EXPECT_EQ(refusal([&] { ShardedTensor::from_rank_offsets("w", broken, {}); }),
@@ -171,11 +171,11 @@ TEST(ShardedTensor, BadFlatRangesAreRefused) {
     ShardedTensor::from_rank_offsets_flat("w", data({size}), {2, 3}, range, {});
   };
   EXPECT_EQ(refusal([&] { flat(3, {4, 7}); }),
-            "flat_range [4, 7) does not lie in a local tensor of shape [2, 3]");
+            "flat_range [4, 7) is not within the local tensor of shape [2, 3]");
   EXPECT_EQ(refusal([&] { flat(3, {3, 2}); }),
-            "flat_range [3, 2) does not lie in a local tensor of shape [2, 3]");
+            "flat_range [3, 2) is not within the local tensor of shape [2, 3]");
   EXPECT_EQ(refusal([&] { flat(3, {0, 2}); }),
-            "flat_range [0, 2) needs 1-D data of its length, but data has shape [3]");
+            "flat_range [0, 2) requires 1-D data of the same length, but data has shape [3]");
 }
 
 TEST(ShardedTensor, PlacementsGiveBoxReplicaAndHolders) {
@@ -222,7 +222,7 @@ TEST(ShardedTensor, LoneStridedShardsGiveSeveralBoxes) {
 }
 
 TEST(ShardedTensor, AParameterLiesWhereTheCheckpointSays) {
-  // EP 2 and FSDP over two ranks each: rank 3 is the second half of the second half.
+  // EP 2 and FSDP over two ranks each: rank 3 has the second half of the second half.
   const Sharding param{Mesh({2}, {1, 3}, {"edp"}), {Shard{0}}};
   const Sharding checkpoint{Mesh::grid({2, 2}, {"edp", "ep"}), {Replicate{}, Shard{0}}};
   const ShardedTensor t =
@@ -262,13 +262,13 @@ TEST(ShardedTensor, AnyBoxMayBeGivenWhenItFits) {
   EXPECT_THAT(refusal([] { ShardedTensor::from_box("w", data({3}), {7}, {{5}, {3}}); }),
               HasSubstr("ends beyond the tensor"));
   EXPECT_EQ(refusal([] { ShardedTensor::from_box("w", data({3}), {7}, {{5}, {2}}); }),
-            "box [5:7] does not have data's shape [3] after 0 prepended axes of size 1");
+            "box [5:7] does not match data's shape [3] with 0 prepended axes of size 1");
 }
 
 TEST(ShardedTensor, DeclaredReplicasAreSortedAndUnique) {
   ShardedTensor t = grid({4}, {});
   EXPECT_THAT(t.declare_replicas({5, 1, 5, 3}).holders, ElementsAre(1, 3, 5));
-  EXPECT_EQ(refusal([&] { t.declare_replicas({}); }), "replica ranks are empty");
+  EXPECT_EQ(refusal([&] { t.declare_replicas({}); }), "the list of replica ranks is empty");
   EXPECT_EQ(refusal([&] { t.declare_replicas({1, -4}); }), "replica rank -4 is negative");
 }
 

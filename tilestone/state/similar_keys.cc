@@ -9,8 +9,8 @@ namespace {
 constexpr size_t kLongestComparedKey = 512;
 constexpr size_t kMaxEdits = 8;
 
-// Edit distance of two short strings, `limit` + 1 where it is larger than `limit`. Only the band
-// of the table that can matter is computed.
+// The edit distance of two short strings, or `limit` + 1 if it is larger than `limit`. Only
+// computes the band of the table that can matter.
 size_t edit_distance(std::string_view a, std::string_view b, size_t limit) {
   const size_t too_far = limit + 1;
   if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) > limit) return too_far;
@@ -34,7 +34,8 @@ size_t edit_distance(std::string_view a, std::string_view b, size_t limit) {
   return row[b.size()];
 }
 
-// Is one key the other with leading or trailing components ("model.weight", "weight")?
+// Whether one key is the other with additional leading or trailing components ("model.weight" and
+// "weight").
 bool differ_by_components(std::string_view a, std::string_view b) {
   if (a.size() > b.size()) std::swap(a, b);
   if (a.empty() || a.size() == b.size()) return false;

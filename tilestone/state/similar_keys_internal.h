@@ -1,4 +1,4 @@
-// Which keys resemble one that was not found, for hints.
+// Finds the keys that are similar to a key that was not found, for hints.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +9,18 @@
 
 namespace tilestone {
 
-// The keys given to consider() must outlive the object.
+// `key` and the keys given to consider() must outlive this.
 class SimilarKeys {
  public:
   explicit SimilarKeys(std::string_view key);
   void consider(std::string_view other);
-  // The most similar ones, at most `limit`, the best first.
+  // Returns the most similar keys, best first, at most `limit`.
   std::vector<std::string> best(size_t limit);
 
  private:
   std::string_view key_;
   size_t most_edits_;
-  std::vector<std::pair<size_t, std::string_view>> found_;  // distance, key
+  std::vector<std::pair<size_t, std::string_view>> found_;  // (distance, key)
 };
 
 }  // namespace tilestone

@@ -11,7 +11,7 @@
 namespace tilestone {
 namespace {
 
-// Up to here a look-up that compares every key is as fast as any.
+// Up to this size, comparing every key is as fast as a hash table.
 constexpr size_t kSmallDict = 16;
 
 std::string name_at(size_t place_in_variant) {
@@ -28,7 +28,7 @@ Error wrong_node(const StateNode& node, const std::string& wanted) {
   if (const auto* value = node.get_if<Value>()) {
     found += " of kind " + std::string(to_string(value->kind()));
   }
-  return Error(ErrorCode::kInvalidArgument, "it is " + found + ", not " + wanted);
+  return Error(ErrorCode::kInvalidArgument, "the node is " + found + ", not " + wanted);
 }
 
 }  // namespace
@@ -118,7 +118,7 @@ StateNode* StateDict::find(const PathElement& key) {
 
 namespace {
 
-// Goes one level down for as long as it lives.
+// Counts one level of depth during its lifetime. Throws if the limit is reached.
 class Level {
  public:
   explicit Level(size_t& depth) : depth_(depth) {
@@ -141,7 +141,7 @@ bool is_a(const StateNode& node) {
   return node.get_if<T>() != nullptr;
 }
 
-// Does a node of type T stand in this subtree? Stops at the first.
+// Whether the subtree contains a node of type T. Stops at the first one.
 template <typename T>
 bool holds(const StateNode& node, size_t& depth) {
   const Level level(depth);
@@ -186,11 +186,14 @@ bool is_plain(const StateDict& state, size_t& depth) {
 StateNode run_factory(const ShardedTensorFactory& factory) {
   StateNode built;
   try {
-    if (!factory.build) throw Error(ErrorCode::kInvalidArgument, "a factory without build");
+    if (!factory.build) {
+      throw Error(ErrorCode::kInvalidArgument, "the factory has no build function");
+    }
     built = factory.build(factory.key, factory.data, factory.replica_id, factory.flat_range);
     size_t depth = 0;
     if (holds<ShardedTensorFactory>(built, depth)) {
-      throw Error(ErrorCode::kInvalidArgument, "what a factory built holds another factory");
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the factory's build function returned a tree that contains another factory");
     }
   } catch (...) {
     throw current_error().with_key(factory.key);
@@ -247,14 +250,15 @@ StateDict drop_from_dict(const StateDict& state, size_t& depth) {
   return kept;
 }
 
-// For each element of the original list, the element of `loaded` that stands for it, or -1 for a
-// LocalNonpersistent one that was dropped.
+// For each element of the original list, the index of its element in `loaded`, or -1 for a
+// LocalNonpersistent element that was dropped.
 std::vector<ptrdiff_t> align(const StateList& loaded, const StateList& original, const Path& path) {
   const auto dropped = std::count_if(original.begin(), original.end(), is_a<LocalNonpersistent>);
   const bool complete = loaded.size() == original.size();
   if (!complete && loaded.size() + static_cast<size_t>(dropped) != original.size()) {
-    mismatch(path, "a list of " + std::to_string(loaded.size()) + " elements, expected " +
-                       std::to_string(original.size() - static_cast<size_t>(dropped)));
+    mismatch(path, "expected a list of " +
+                       std::to_string(original.size() - static_cast<size_t>(dropped)) +
+                       " elements, found " + std::to_string(loaded.size()) + " elements");
   }
   std::vector<ptrdiff_t> places;
   ptrdiff_t next = 0;
@@ -287,13 +291,13 @@ class TreeMerger {
       if (auto* loaded_dict = loaded.get_if<StateDict>()) {
         merge(*loaded_dict, *dict);
       } else {
-        expect_no_factory(original, "not a dict");
+        expect_no_factory(original, "expected a dict");
       }
     } else if (const auto* list = original.get_if<StateList>()) {
       if (auto* loaded_list = loaded.get_if<StateList>()) {
         merge(*loaded_list, *list, original);
       } else {
-        expect_no_factory(original, "not a list");
+        expect_no_factory(original, "expected a list");
       }
     }
   }
@@ -312,7 +316,9 @@ class TreeMerger {
 
   static void run(StateNode& loaded, const ShardedTensorFactory& factory) {
     try {
-      if (!factory.merge) throw Error(ErrorCode::kInvalidArgument, "a factory without merge");
+      if (!factory.merge) {
+        throw Error(ErrorCode::kInvalidArgument, "the factory has no merge function");
+      }
       loaded = factory.merge(std::move(loaded));
     } catch (...) {
       throw current_error().with_key(factory.key);
@@ -355,7 +361,7 @@ class Restorer {
   }
 
  private:
-  // The node for an entry of the original; nullopt where it was neither loaded nor kept.
+  // The node for an entry of the original, or nullopt if it was neither loaded nor kept.
   std::optional<StateNode> restore_entry(StateNode* found, const StateNode& original) {
     if (const auto* local = original.get_if<LocalNonpersistent>()) return value_of(*local);
     if (found != nullptr) return restore(std::move(*found), original);
@@ -371,12 +377,12 @@ class Restorer {
       if (auto* loaded_dict = loaded.get_if<StateDict>()) {
         return restore(std::move(*loaded_dict), *dict);
       }
-      expect_nothing_local(original, "not a dict");
+      expect_nothing_local(original, "expected a dict");
     } else if (const auto* list = original.get_if<StateList>()) {
       if (auto* loaded_list = loaded.get_if<StateList>()) {
         return restore(std::move(*loaded_list), *list, original);
       }
-      expect_nothing_local(original, "not a list");
+      expect_nothing_local(original, "expected a list");
     }
     return loaded;
   }

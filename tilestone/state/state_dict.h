@@ -1,4 +1,4 @@
-// StateDict: the nested tree that a caller saves, and gets back from a load.
+// StateDict: the nested tree that a caller saves and that a load returns.
 #pragma once
 
 #include <concepts>
@@ -20,31 +20,31 @@ namespace tilestone {
 
 class StateNode;
 
-// A dict's key: text, or an int (Megatron's state dicts have both).
+// A key of a dict: text or an int (Megatron's state dicts use both).
 using PathElement = std::variant<std::string, int64_t>;
-// From the root to a leaf. A list index is an int too.
+// The path from the root to a leaf. A list index is also an int.
 using Path = std::vector<PathElement>;
-// "optimizer.state.0.exp_avg": the path's elements joined by dots, as torch's flattening does.
+// The path's elements joined by dots, as in torch's flattening: "optimizer.state.0.exp_avg".
 std::string dotted(const Path& path);
 
-// An ordered dict of nodes. Look-ups take constant time; const members may be called from several
-// threads at once.
+// An ordered dict of nodes. Look-ups take constant time once a non-const look-up has built the
+// index. Several threads may call const members at the same time.
 class StateDict {
  public:
-  // Inserts a null value where the key is new.
+  // Inserts a null value if the key is new.
   StateNode& operator[](const PathElement& key);
   template <std::convertible_to<std::string_view> Text>
   StateNode& operator[](const Text& key) {
     return (*this)[PathElement(std::string(std::string_view(key)))];
   }
-  // Inserts nothing: Error(kNotFound) naming the key, with similar ones in the hint.
+  // Inserts nothing. Throws Error(kNotFound), naming the key, with similar keys in the hint.
   StateNode& at(const PathElement& key);
   const StateNode& at(const PathElement& key) const;
-  StateNode* find(const PathElement& key);  // null: absent
+  StateNode* find(const PathElement& key);  // null if absent
   const StateNode* find(const PathElement& key) const;
-  // What stands at the key, as StateNode::as<T>() gives it: get<int>("step"),
-  // get<TensorView>("weight"), get<StateDict>("model"). Error(kNotFound) as at(), and
-  // Error(kInvalidArgument) naming the key, the wanted type and the actual one.
+  // The content at the key, as StateNode::as<T>() returns it: get<int>("step"),
+  // get<TensorView>("weight"), get<StateDict>("model"). Throws Error(kNotFound) like at(), and
+  // Error(kInvalidArgument) naming the key, the wanted type and the actual type.
   template <typename T>
   decltype(auto) get(const PathElement& key);
   template <typename T>
@@ -52,15 +52,15 @@ class StateDict {
   size_t size() const;
   bool empty() const { return size() == 0; }
   using Entry = std::pair<PathElement, StateNode>;
-  // Entries may be added, removed and renamed through this reference until the next call of
-  // another member. Through begin() and end() only the nodes may change, not the keys.
+  // Entries may be added, removed and renamed through this reference until another member is
+  // called. Through begin() and end(), only the nodes may be changed, not the keys.
   std::vector<Entry>& entries() {
     index_.places.clear();
     return entries_;
   }
   const std::vector<Entry>& entries() const { return entries_; }
-  // What a common state has beside, under keys that are no PathElement (None, a tuple), in its
-  // order: a load gives it, a save keeps it, and no other member looks at it.
+  // Further entries of a common state, under keys that are not PathElements (None, a tuple), in
+  // order. A load fills them and a save keeps them. No other member uses them.
   Value::Dict& others() { return others_; }
   const Value::Dict& others() const { return others_; }
   auto begin();
@@ -69,9 +69,9 @@ class StateDict {
   auto end() const;
 
  private:
-  // Where each key stands in entries_, made by the first look-up that may change the object and
-  // kept up to date from then on. Complete when it has as many places as there are entries; a
-  // copy starts without one.
+  // The index of each key in entries_. The first look-up that may change the object builds it and
+  // later ones keep it up to date. It is complete if it has as many keys as there are entries. A
+  // copied StateDict starts with an empty one.
   struct Index {
     Index() = default;
     Index(const Index&) {}
@@ -123,9 +123,9 @@ class StateNode {
   const T* get_if() const {
     return std::get_if<T>(&node_);
   }
-  // What the node holds: one of the Variant's types, or the content of a value by the types of
-  // Value::as(). TensorView: also a tensor that is a value's content. Error(kInvalidArgument)
-  // naming the wanted type and the actual one.
+  // The node's content: one of the Variant's types, or the content of a value, by the types of
+  // Value::as(). TensorView also matches a tensor inside a value. Throws Error(kInvalidArgument)
+  // naming the wanted type and the actual type.
   template <typename T>
   decltype(auto) as() const;
   template <typename T>
@@ -197,22 +197,26 @@ decltype(auto) StateDict::get(const PathElement& key) const {
   return typed<T>(at(key), key);
 }
 
-// The functions below throw Error(kInvalidArgument) on a tree that is nested deeper than this.
+// The functions below throw Error(kInvalidArgument) if the tree is nested deeper than this.
 inline constexpr size_t kMaxStateDepth = 1000;
 
-// No factory and no LocalNonpersistent stands in it: none of the functions below would change it.
+// Whether the tree contains no factories and no LocalNonpersistent nodes. If so, the functions
+// below would not change it.
 bool is_plain(const StateDict& state);
-// Replaces every factory by what it builds, which must hold no factories. Throws what a factory
-// throws (kInternal around a foreign exception), with the factory's key.
+// Replaces every factory by what it builds, which must not contain factories. Rethrows a factory's
+// error with the factory's key added; exceptions of other types become kInternal.
 StateDict build_factories(const StateDict& state);
-// `loaded` has the structure of build_factories(original): each built subtree becomes what its
-// factory merges from it. Entries that were not loaded, and LocalNonpersistent nodes of the
-// original, may lack in it. Error(kMismatch) naming the path where the structures differ.
+// `loaded` must have the structure of build_factories(original). Replaces each built subtree by
+// what its factory merges from it. Entries that were not loaded, and LocalNonpersistent nodes of
+// the original, may be absent from it. Throws Error(kMismatch), naming the path, if the structures
+// differ.
 StateDict merge_factories(StateDict loaded, const StateDict& original);
-// Without LocalNonpersistent nodes (a dict entry or list element goes; an emptied dict stays).
+// Removes LocalNonpersistent nodes: dict entries and list elements are removed, but a dict that
+// becomes empty stays.
 StateDict drop_nonpersistent(const StateDict& state);
-// `loaded` with the original's LocalNonpersistent values put back in their places: its entries in
-// the original's order, then those that only `loaded` has. Error(kMismatch) as above.
+// Returns `loaded` with the original's LocalNonpersistent values back in their places. The entries
+// are in the original's order, followed by those that only `loaded` has. Throws Error(kMismatch) as
+// above.
 StateDict restore_nonpersistent(StateDict loaded, const StateDict& original);
 
 }  // namespace tilestone

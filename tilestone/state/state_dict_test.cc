@@ -11,7 +11,7 @@ namespace tilestone::state_dict_test {
 
 using testing::HasSubstr;
 
-// The shape of a tree as text, to compare whole trees at once.
+// A tree's structure as text, to compare whole trees at once.
 std::string shown(const StateNode& node);
 
 std::string shown(const StateDict& dict) {
@@ -40,7 +40,7 @@ LocalNonpersistent local(StateNode value) {
   return {std::make_shared<const StateNode>(std::move(value))};
 }
 
-// Builds {a: 1, b: 2}; merges to the sum.
+// A factory that builds {a: 1, b: 2} and merges them to the sum.
 ShardedTensorFactory adder(std::string key) {
   ShardedTensorFactory factory;
   factory.key = std::move(key);
@@ -208,12 +208,12 @@ TEST(Factories, ErrorsCarryTheFactorysKey) {
                 };
               }),
               HasSubstr("halves differ"));
-  EXPECT_EQ(error_of([](auto& f) { f.build = nullptr; }), "a factory without build");
-  EXPECT_EQ(error_of([](auto& f) { f.merge = nullptr; }), "a factory without merge");
-  EXPECT_EQ(error_of([](auto& f) {
-              f.build = [](auto&&...) -> StateNode { return StateList{adder("x")}; };
-            }),
-            "what a factory built holds another factory");
+  EXPECT_EQ(error_of([](auto& f) { f.build = nullptr; }), "the factory has no build function");
+  EXPECT_EQ(error_of([](auto& f) { f.merge = nullptr; }), "the factory has no merge function");
+  EXPECT_THAT(error_of([](auto& f) {
+                f.build = [](auto&&...) -> StateNode { return StateList{adder("x")}; };
+              }),
+              HasSubstr("contains another factory"));
 }
 
 TEST(Factories, ALoadedStateOfAnotherStructureIsRefusedWithItsPath) {
@@ -230,10 +230,10 @@ TEST(Factories, ALoadedStateOfAnotherStructureIsRefusedWithItsPath) {
     return std::string("no error");
   };
   EXPECT_THAT(error_of([](StateDict& s) { s["inner"] = 1; }), HasSubstr("inner: "));
-  EXPECT_THAT(error_of([](StateDict& s) { s["inner"] = 1; }), HasSubstr("not a dict"));
-  EXPECT_THAT(error_of([](StateDict& s) { s["list"] = 1; }), HasSubstr("not a list"));
+  EXPECT_THAT(error_of([](StateDict& s) { s["inner"] = 1; }), HasSubstr("expected a dict"));
+  EXPECT_THAT(error_of([](StateDict& s) { s["list"] = 1; }), HasSubstr("expected a list"));
   EXPECT_THAT(error_of([](StateDict& s) { s["list"] = StateList{1}; }),
-              HasSubstr("a list of 1 elements, expected 2"));
+              HasSubstr("a list of 2 elements, found 1"));
   EXPECT_EQ(error_of([](StateDict& s) { s.entries().erase(s.entries().begin()); }), "no error");
 }
 
@@ -247,7 +247,7 @@ TEST(Nonpersistent, IsDroppedAndRestoredInItsPlace) {
             "{inner: {f: factory, 0: 9, x: 5}, list: ['first', factory, 7, 8], y: 'text', "
             "gone: {3: 1}}");
   StateDict without = kept;
-  without.entries().pop_back();  // an emptied dict need not have been loaded
+  without.entries().pop_back();  // a dict that became empty may be absent from the loaded state
   without["extra"] = 6;
   EXPECT_EQ(shown(restore_nonpersistent(without, original)),
             "{inner: {f: factory, 0: 9, x: 5}, list: ['first', factory, 7, 8], y: 'text', "

@@ -12,14 +12,14 @@
 namespace tilestone {
 namespace {
 
-constexpr uint64_t kAlignment = 64;  // of memory from allocate(), bytes
+constexpr uint64_t kAlignment = 64;  // bytes, for memory from allocate()
 
-// Bytes of a tensor without gaps; refuses negative dims and overflow.
+// The size of a contiguous tensor in bytes. Throws on negative dims and on overflow.
 uint64_t checked_bytes(DType dtype, const Dims& shape) {
   return checked_mul(static_cast<uint64_t>(numel(shape)), itemsize(dtype), "bytes of the tensor");
 }
 
-// Lowest and highest element that a strided tensor touches, relative to element [0, ..., 0].
+// The lowest and highest elements that a strided tensor touches, relative to element [0, ..., 0].
 struct Reach {
   int64_t lowest = 0;
   int64_t highest = 0;
@@ -48,8 +48,8 @@ void check_inside(const void* data, DType dtype, const Dims& shape, const Dims& 
     throw Error(ErrorCode::kInvalidArgument,
                 "shape " + to_string(shape) + " and strides " + to_string(strides) + " of " +
                     std::string(to_string(dtype)) + " elements reach bytes [" +
-                    std::to_string(low) + ", " + std::to_string(high) + ") of an allocation of " +
-                    std::to_string(bytes) + " bytes");
+                    std::to_string(low) + ", " + std::to_string(high) +
+                    "), but the allocation has " + std::to_string(bytes) + " bytes");
   }
 }
 
@@ -73,7 +73,7 @@ TensorView TensorView::contiguous(void* data, DType dtype, Dims shape,
 TensorView TensorView::of_elements(void* data, uint64_t count, DType dtype, Dims shape) {
   if (static_cast<uint64_t>(numel(shape)) != count) {
     throw Error(ErrorCode::kInvalidArgument, "a tensor of shape " + to_string(shape) + " has " +
-                                                 std::to_string(numel(shape)) + " elements, and " +
+                                                 std::to_string(numel(shape)) + " elements, but " +
                                                  std::to_string(count) + " were given");
   }
   return contiguous(data, dtype, std::move(shape));
@@ -109,7 +109,7 @@ TensorView TensorView::without_data(DType dtype, Dims shape) {
 
 TensorView TensorView::allocate(DType dtype, Dims shape) {
   const uint64_t bytes = checked_bytes(dtype, shape);
-  // calloc gets fresh pages from the kernel already zeroed; nothing is written here.
+  // calloc gets pages from the kernel that are already zero, so this does not write to them.
   std::shared_ptr<void> memory(std::calloc(checked_add(bytes, kAlignment, "bytes to allocate"), 1),
                                std::free);
   if (memory == nullptr) throw std::bad_alloc();
@@ -138,8 +138,8 @@ TensorView TensorView::narrow(const Box& box) const {
 
 StridedView TensorView::strided_view() const {
   if (device != nullptr) {
-    throw Error(ErrorCode::kInternal, "a tensor in the memory of " + device->device() +
-                                          " was taken for one in host memory");
+    throw Error(ErrorCode::kInternal,
+                "expected a tensor in host memory, but it is in the memory of " + device->device());
   }
   if (!has_data()) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -152,18 +152,17 @@ void TensorView::check_elements(DType wanted) const {
   std::string problem;
   if (dtype != wanted) {
     problem =
-        "of " + std::string(to_string(dtype)) + " elements, not " + std::string(to_string(wanted));
+        "has " + std::string(to_string(dtype)) + " elements, not " + std::string(to_string(wanted));
   } else if (device != nullptr) {
-    problem = "in the memory of " + device->device() + ", not in the host's";
+    problem = "is in the memory of " + device->device() + ", not in host memory";
   } else if (!has_data()) {
-    problem = "without data";
+    problem = "has no data";
   } else if (!strided_view().is_contiguous()) {
-    problem = "not contiguous: its strides are " + to_string(strides);
+    problem = "is not contiguous: its strides are " + to_string(strides);
   } else {
     return;
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              "a tensor of shape " + to_string(shape) + " is " + problem);
+  throw Error(ErrorCode::kInvalidArgument, "a tensor of shape " + to_string(shape) + " " + problem);
 }
 
 }  // namespace tilestone

@@ -1,4 +1,5 @@
-// A borrowed view of a tensor's memory: what save reads from and load writes to.
+// A view of a tensor's memory, which the view need not own. A save reads from it, a load writes to
+// it.
 #pragma once
 
 #include <memory>
@@ -15,35 +16,35 @@
 
 namespace tilestone {
 
-// Memory that the CPU can't address (a GPU's). Bytes are those of the C-contiguous copy of the
-// tensor; calls come from any thread, one at a time for one object.
+// Memory that the CPU can't address (such as a GPU's). Byte ranges refer to the C-contiguous copy
+// of the tensor. Calls may come from any thread, but only one at a time per object.
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
   virtual std::string device() const = 0;  // "cuda:0"
   virtual void to_host(uint64_t begin, MutableByteView out) = 0;
   virtual void from_host(uint64_t begin, ByteView in) = 0;
-  // The part of the tensor that `box` (in the tensor's own coordinates) names.
+  // The part of the tensor inside `box`, which is in the tensor's own coordinates.
   virtual std::shared_ptr<DeviceMemory> narrow(const Box& box) = 0;
 };
 
 struct TensorView {
-  // Address of element [0, ..., 0]; null for a tensor without data (its dtype and shape are known,
-  // a load allocates it) and for device memory.
+  // The address of element [0, ..., 0]. Null for device memory, and for a tensor without data, of
+  // which only dtype and shape are known (a load allocates its memory).
   std::byte* data = nullptr;
   DType dtype = DType::kFloat32;
   Dims shape;
-  Dims strides;                          // elements; one per dim
-  std::shared_ptr<DeviceMemory> device;  // null: host memory
+  Dims strides;                          // in elements, one per dim
+  std::shared_ptr<DeviceMemory> device;  // null for host memory
   std::shared_ptr<const void> owner;     // keeps the memory alive; may be null
 
-  // A C-contiguous view. Throws Error(kInvalidArgument) on a negative dim, an overflowing size,
-  // or data == nullptr for a tensor with elements.
+  // A C-contiguous view. Throws Error(kInvalidArgument) on a negative dim, on size overflow, and if
+  // data is null for a tensor with elements.
   static TensorView contiguous(void* data, DType dtype, Dims shape,
                                std::shared_ptr<const void> owner = nullptr);
-  // A C-contiguous view of the elements of a vector, array or span, which must outlive it; the
-  // dtype follows from their type. Error(kInvalidArgument) unless there are as many as the shape
-  // says.
+  // A C-contiguous view of the elements of a vector, array or span, which must outlive it. The
+  // dtype follows from the element type. Throws Error(kInvalidArgument) if the number of elements
+  // does not match the shape.
   template <std::ranges::contiguous_range Elements>
     requires std::ranges::borrowed_range<Elements> && std::ranges::sized_range<Elements> &&
              TensorElement<std::remove_reference_t<std::ranges::range_reference_t<Elements>>>
@@ -51,21 +52,21 @@ struct TensorView {
     return of_elements(std::ranges::data(elements), std::ranges::size(elements),
                        *dtype_of<std::ranges::range_value_t<Elements>>(), std::move(shape));
   }
-  // A strided view of an allocation [begin, begin + bytes): shape and strides that reach outside
-  // it are refused.
+  // A strided view into the allocation [begin, begin + bytes). Throws Error(kInvalidArgument) if
+  // shape and strides reach outside it.
   static TensorView strided(void* data, DType dtype, Dims shape, Dims strides, const void* begin,
                             uint64_t bytes, std::shared_ptr<const void> owner = nullptr);
   static TensorView without_data(DType dtype, Dims shape);
-  // Fresh zeroed, contiguous memory that the view owns, aligned to 64 bytes: payloads in files are
-  // too, so that a large tensor need not be copied on its way to or from one.
+  // New contiguous memory, filled with zeros, that the view owns. It is aligned to 64 bytes, as
+  // payloads in files are, so that large tensors need not be copied on the way to or from a file.
   static TensorView allocate(DType dtype, Dims shape);
 
   bool has_data() const { return data != nullptr || device != nullptr || numel(shape) == 0; }
-  uint64_t bytes() const;  // numel * itemsize, without gaps
+  uint64_t bytes() const;  // numel * itemsize
   TensorView narrow(const Box& box) const;
-  StridedView strided_view() const;  // host memory only
-  // The elements in C order. Error(kInvalidArgument) unless they are of type T, in host memory and
-  // contiguous.
+  StridedView strided_view() const;  // throws if there is no data in host memory
+  // The elements in C order. Throws Error(kInvalidArgument) unless they are of type T, in host
+  // memory and contiguous.
   template <TensorElement T>
   std::span<T> elements() const {
     check_elements(*dtype_of<T>());

@@ -57,7 +57,7 @@ template <typename Elements>
 concept Viewable =
     requires(Elements&& elements) { TensorView::of(std::forward<Elements>(elements), Dims()); };
 static_assert(Viewable<std::vector<float>&> && Viewable<std::span<bool>>);
-static_assert(!Viewable<std::vector<float>>);         // would dangle
+static_assert(!Viewable<std::vector<float>>);         // the view would dangle
 static_assert(!Viewable<const std::vector<float>&>);  // a load would write to it
 static_assert(!Viewable<std::vector<char>&> && !Viewable<std::vector<bool>&>);
 
@@ -71,7 +71,7 @@ TEST(TensorView, ElementsAreGivenOnlyAsTheyAre) {
   EXPECT_THAT(error_of([&] { view.narrow({{0, 1}, {2, 2}}).elements<float>(); }),
               HasSubstr("[3, 1]"));
   EXPECT_THAT(error_of([&] { TensorView::without_data(DType::kFloat32, {1}).elements<float>(); }),
-              HasSubstr("without data"));
+              HasSubstr("has no data"));
 }
 
 TEST(TensorView, StridedRefusesToReachOutsideItsAllocation) {
@@ -84,8 +84,8 @@ TEST(TensorView, StridedRefusesToReachOutsideItsAllocation) {
   EXPECT_EQ(view(memory + 11, {12}, {-1}).bytes(), 48u);
   EXPECT_EQ(view(memory + 11, {1}, {1000}).bytes(), 4u);
   EXPECT_THAT(error_of([&] { view(memory, {3, 4}, {4, 2}); }),
-              HasSubstr("shape [3, 4] and strides [4, 2] of float32 elements reach bytes [0, 60) "
-                        "of an allocation of 48 bytes"));
+              HasSubstr("shape [3, 4] and strides [4, 2] of float32 elements reach bytes [0, 60), "
+                        "but the allocation has 48 bytes"));
   EXPECT_THAT(error_of([&] { view(memory + 1, {3, 4}, {4, 1}); }), HasSubstr("[4, 52)"));
   EXPECT_THAT(error_of([&] { view(memory, {2}, {-1}); }), HasSubstr("[-4, 4)"));
   EXPECT_THAT(error_of([&] { view(memory, {2}, {std::numeric_limits<int64_t>::max()}); }),
@@ -123,7 +123,7 @@ TEST(TensorView, AllocateGivesZeroedMemoryThatTheViewOwns) {
   TensorView view = TensorView::allocate(DType::kInt64, {2, 3});
   EXPECT_EQ(reinterpret_cast<uintptr_t>(view.data) % 64, 0U);
   const TensorView part = view.narrow({{1, 0}, {1, 3}});
-  view = TensorView();  // the part keeps the memory
+  view = TensorView();  // the part keeps the memory alive
   for (size_t i = 0; i < part.bytes(); ++i) EXPECT_EQ(part.data[i], std::byte{0});
 }
 

@@ -7,8 +7,8 @@
 
 namespace tilestone {
 
-// A container that dies hands its own containers over to the outermost one that is dying on this
-// thread, so that no chain of values, however deep, is destroyed by recursion.
+// A container that is destroyed hands its nested containers over to the outermost container that is
+// being destroyed on this thread. So a chain of values of any depth is destroyed without recursion.
 class Value::Graveyard {
  public:
   static void bury(List& items) {
@@ -24,7 +24,8 @@ class Value::Graveyard {
     if (value.is_nested()) open_->push_back(std::move(value));
   }
 
-  // Opens a grave where none is open, and lets what was laid into it die one by one.
+  // Becomes this thread's outermost Graveyard if there is none. The outermost one destroys the
+  // collected values one by one when it is destroyed itself.
   Graveyard() : outermost_(open_ == nullptr) {
     if (outermost_) open_ = &dead_;
   }
@@ -331,7 +332,7 @@ bool push_pairs(Pairs& todo, const Opaque& a, const Opaque& b) {
          push_pairs(todo, a.appended, b.appended) && push_pairs(todo, a.entries, b.entries);
 }
 
-// Compares two values but for what they contain, which goes to `todo`.
+// Compares two values except for their children, which it adds to `todo`.
 bool same_top(const Value& a, const Value& b, Pairs& todo) {
   using Kind = Value::Kind;
   if (a.kind() != b.kind()) return false;

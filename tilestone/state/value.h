@@ -1,5 +1,6 @@
 // Value: common data of a state dict, as a closed set of plain kinds. Values are immutable and
-// cheap to copy (containers are shared), and never know how they were pickled, except for Opaque.
+// cheap to copy, because containers are shared. A value does not know how it was pickled, except
+// for Opaque.
 //
 // Values may be nested to any depth: destruction, comparison and to_string do not recurse.
 #pragma once
@@ -22,22 +23,22 @@ namespace tilestone {
 class Value;
 struct Opaque;
 
-// An integer outside int64: two's complement, little-endian, shortest form.
+// An integer outside int64: two's complement, little-endian, in the shortest form.
 struct BigInt {
   Bytes bytes;
   friend bool operator==(const BigInt&, const BigInt&) = default;
 };
-std::string to_string(const BigInt& value);  // decimal
+std::string to_string(const BigInt& value);  // in decimal
 
-// A whole object pickled by the caller's own Python, never interpreted here. `archive`: the bytes
-// are a torch.save archive; otherwise a bare pickle.
+// A complete object pickled by the caller's own Python. It is never interpreted here. `archive`:
+// the bytes are a torch.save archive; otherwise they are a bare pickle.
 struct Pickled {
   Bytes bytes;
   bool archive = false;
   friend bool operator==(const Pickled&, const Pickled&) = default;
 };
 
-// What torch's autograd knows of a tensor that stands in an object.
+// What torch's autograd knows about a tensor in an object.
 struct Autograd {
   bool parameter = false;  // a torch.nn.Parameter
   bool requires_grad = false;
@@ -70,7 +71,7 @@ class Value {
   Value(bool value) : data_(value) {}
   Value(int value) : data_(int64_t{value}) {}
   Value(int64_t value) : data_(value) {}
-  Value(uint64_t value);  // a BigInt where it must
+  Value(uint64_t value);  // a BigInt if it does not fit an int64
   Value(double value) : data_(value) {}
   Value(const char* text) : data_(std::string(text)) {}
   Value(std::string text) : data_(std::move(text)) {}
@@ -84,14 +85,15 @@ class Value {
   static Value list(List items);
   static Value tuple(List items);
   static Value dict(Dict items);
-  // A collections.OrderedDict: a dict whose class is remembered, and the attributes that the object
-  // had (a module's state dict has "_metadata") as a dict; null: none.
+  // A collections.OrderedDict: a dict that remembers its class, and the object's attributes as a
+  // dict, or null (a module's state dict has the attribute "_metadata").
   static Value ordered_dict(Dict items, Value attributes = {});
 
   Kind kind() const;
   bool is_null() const { return kind() == Kind::kNull; }
 
-  // The content; Error(kInvalidArgument) naming both kinds when the value is of another.
+  // The content. Throws Error(kInvalidArgument), naming both kinds, if the value is of another
+  // kind.
   bool as_bool() const;
   int64_t as_int() const;
   const BigInt& as_big_int() const;
@@ -107,24 +109,26 @@ class Value {
   DType as_dtype() const;
   const Opaque& as_opaque() const;
   const Pickled& as_pickled() const;
-  // The content by its C++ type, with the same errors: bool, any integer type (also
-  // Error(kInvalidArgument) for a number that it can't hold), double, std::string, BigInt, Bytes,
-  // DType, TensorView, Opaque, Pickled, List (of a list or tuple) or Dict. Scalars come as copies,
-  // the others as references into the value.
+  // The content by its C++ type: bool, any integer type, double, std::string, BigInt, Bytes, DType,
+  // TensorView, Opaque, Pickled, List (of a list or tuple) or Dict. Throws like the functions
+  // above, and Error(kInvalidArgument) for a number that the integer type can't hold. Returns
+  // scalars as copies and everything else as references into the value.
   template <typename T>
   decltype(auto) as() const;
   // The kind of value that as<T>() expects.
   template <typename T>
   static constexpr Kind kind_for();
-  // The entry of a dict under a string key; null when absent. Looks at every entry.
+  // The entry of a dict under a string key, or null if absent. Compares every entry.
   const Value* find(std::string_view key) const;
 
-  // What this container, opaque object, tensor or bytes is known by where other values may share
-  // it: equal for values that share it, null where this value is its only owner or it is a scalar.
+  // Identifies the content that this container, opaque object, tensor or bytes may share with other
+  // values. Values that share it have equal ids. Null if this value is the only owner, or is a
+  // scalar.
   const void* shared_id() const;
 
-  // Equal kinds and contents; dicts in order, floats by bits (NaN equals itself), tensors by
-  // dtype, shape, elements' bytes and what autograd knows of them.
+  // Equal kinds and contents. Dicts must have the same order. Floats are compared by bits (NaN
+  // equals itself), and tensors by dtype, shape, the bytes of the elements, and autograd
+  // information.
   friend bool operator==(const Value& a, const Value& b);
 
  private:
@@ -144,12 +148,12 @@ class Value {
 };
 
 std::string_view to_string(Value::Kind kind);
-// Python's repr where Python has one ("{'a': [1, 2.5]}"), "tensor float32 [2, 3]", and an opaque
+// Python's repr where there is one ("{'a': [1, 2.5]}"), "tensor float32 [2, 3]", and an opaque
 // object's constructor call. At most `limit` bytes (cut between characters), then "...".
 std::string to_string(const Value& value, size_t limit = 4096);
 
-// An object of a class that is no Value, as the pickle describes it: never made. Python
-// turns it into an object only for classes that the caller allows by name.
+// An object of a class that Value does not cover, as its pickle describes it. The object is not
+// created here. Python only creates it for classes that the caller allows by name.
 struct Opaque {
   enum class Kind {
     kGlobal,  // the class or function itself
@@ -158,10 +162,10 @@ struct Opaque {
   };
   Kind kind = Kind::kGlobal;
   std::string module;
-  std::string name;  // with dots for what stands inside a class ("Outer.Inner")
+  std::string name;  // with dots for nested classes ("Outer.Inner")
   Value::List args;
-  Value::Dict keywords;  // by name; of kNew only
-  Value state;           // what __setstate__ (or __dict__.update) would get; null: none
+  Value::Dict keywords;  // by name; kNew only
+  Value state;           // the argument of __setstate__ (or __dict__.update)
   bool has_state = false;
   Value::List appended;  // list items added to the object
   Value::Dict entries;   // dict items set on the object

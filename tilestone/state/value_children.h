@@ -1,4 +1,4 @@
-// What stands directly in a value.
+// The direct children of a value.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 namespace tilestone {
 
-// Calls visit(child) for each value that stands in a container or opaque object, in its order: keys
-// before their items, a dict's attributes last.
+// Calls visit(child) for each direct child of a container or opaque object, in order. A key comes
+// before its item, and a dict's attributes come last.
 template <typename Visit>
 void for_each_child(const Value& value, const Visit& visit) {
   const auto list = [&](const Value::List& items) {

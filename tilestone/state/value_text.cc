@@ -1,4 +1,4 @@
-// Values as text: Python's repr, without recursion and without more work than the limit asks for.
+// Values as text: Python's repr, without recursion and without more work than the limit requires.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -13,8 +13,8 @@ namespace {
 
 // ---- Numbers ----
 
-// Python's repr of a float: the shortest digits that read back as the same float, in plain
-// notation for decimal exponents -4 to 15, else with an exponent of at least two digits.
+// Python's repr of a float: the shortest digits that read back as the same float. Plain notation
+// for decimal exponents from -4 to 15, otherwise an exponent of at least two digits.
 std::string float_repr(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
@@ -81,7 +81,7 @@ std::string to_string(const BigInt& value) {
 
 namespace {
 
-// Python shows no more than 4,300 decimal digits of an int; their cost is quadratic.
+// Python shows at most 4,300 decimal digits of an int, because their cost is quadratic.
 constexpr size_t kMaxDecimalBytes = 1785;
 
 std::string big_int_repr(const BigInt& value) {
@@ -95,9 +95,9 @@ struct Range {
   uint32_t first;
   uint32_t last;
 };
-// Code points that Python's str.isprintable() refuses: Unicode categories Cc, Cf, Cs, Co, Zl, Zp,
-// Zs (but for the space) and noncharacters. Code points that are not assigned yet differ from one
-// Python to the next and are shown as they are.
+// Code points that are not printable for Python's str.isprintable(): Unicode categories Cc, Cf, Cs,
+// Co, Zl, Zp, Zs (except the space) and noncharacters. Unassigned code points differ between Python
+// versions and are shown unchanged.
 constexpr Range kNotPrintable[] = {
     {0x0, 0x1f},        {0x7f, 0xa0},       {0xad, 0xad},       {0x600, 0x605},
     {0x61c, 0x61c},     {0x6dd, 0x6dd},     {0x70f, 0x70f},     {0x890, 0x891},
@@ -120,7 +120,7 @@ void append_hex(std::string& out, char letter, uint32_t code, int digits) {
   for (int i = digits - 1; i >= 0; --i) out += "0123456789abcdef"[code >> (4 * i) & 0xf];
 }
 
-// Escapes of the characters that strings and bytes share; false for any other.
+// Appends the escapes that strings and bytes have in common. Returns false for any other character.
 bool append_common_escape(std::string& out, uint32_t code, char quote) {
   if (code == static_cast<unsigned char>(quote) || code == '\\') {
     out += '\\';
@@ -139,8 +139,8 @@ bool append_common_escape(std::string& out, uint32_t code, char quote) {
   return true;
 }
 
-// One character of UTF-8 (surrogates allowed, as Python's "surrogatepass" writes them) at the
-// start of `text`; size 0 where there is none.
+// One UTF-8 character at the start of `text` (surrogates are allowed, as in Python's
+// "surrogatepass"). The size is 0 if there is no valid character.
 struct CodePoint {
   uint32_t code = 0;
   size_t size = 0;
@@ -210,7 +210,7 @@ void append_bytes_repr(std::string& out, ByteView bytes, size_t limit) {
 
 // ---- Containers ----
 
-// Writes values to a text with a stack of its own. Stops as soon as the limit is passed.
+// Writes values as text, with an explicit stack. Stops as soon as the limit is exceeded.
 class Printer {
  public:
   explicit Printer(size_t limit) : limit_(limit) {}
@@ -224,19 +224,19 @@ class Printer {
   }
 
  private:
-  // A container that is being written: elements, then dict entries, then the closing text.
+  // A container that is being written: first elements, then dict entries, then the closing text.
   struct Frame {
     const Value::List* items = nullptr;
     const Value::Dict* entries = nullptr;
-    const Opaque* opaque = nullptr;  // what follows its arguments
+    const Opaque* opaque = nullptr;  // its update() call follows
     std::string_view separator;      // between key and value of an entry
     std::string_view close;
-    std::string_view close_single;  // where there was just one element (a tuple's comma)
+    std::string_view close_single;  // if there was only one element (a tuple's comma)
     size_t at = 0;
-    bool in_entry = false;  // the key is written, its value is not
+    bool in_entry = false;  // the key is written, but not its value
   };
 
-  // Writes the next part of the innermost container; false when it is complete.
+  // Writes the next part of the innermost container. Returns false when the container is complete.
   bool next() {
     Frame& frame = todo_.back();
     const size_t items = frame.items != nullptr ? frame.items->size() : 0;
@@ -264,7 +264,7 @@ class Printer {
     return true;
   }
 
-  // What an opaque object holds beyond its arguments is shown as ".update(...)".
+  // Shows the items that are added to an opaque object as ".update(...)".
   Frame rest_of(const Opaque& opaque) {
     Frame frame;
     if (opaque.appended.empty() && opaque.entries.empty()) return frame;
@@ -290,7 +290,7 @@ class Printer {
     todo_.push_back(frame);
   }
 
-  // Attributes stand as keyword arguments, as argparse.Namespace shows itself.
+  // Attributes are shown as keyword arguments, as in argparse.Namespace's repr.
   const Value::Dict* named_parts(const Opaque& opaque) {
     const bool dict = opaque.has_state && opaque.state.kind() == Value::Kind::kDict;
     if (opaque.keywords.empty() && dict) return &opaque.state.as_dict();
@@ -346,7 +346,7 @@ class Printer {
     }
   }
 
-  // The name of an attribute stands without quotes.
+  // The name of an attribute is shown without quotes.
   void string_or_name(std::string_view text) {
     const bool is_name = !todo_.empty() && todo_.back().in_entry && todo_.back().separator == "=" &&
                          !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
@@ -388,7 +388,7 @@ class Printer {
   size_t limit_;
   std::string out_;
   std::vector<Frame> todo_;
-  std::deque<Value::Dict> made_;  // entries that no value holds; they stay where they are
+  std::deque<Value::Dict> made_;  // entries built here; a deque keeps their addresses stable
 };
 
 }  // namespace

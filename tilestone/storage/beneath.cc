@@ -13,7 +13,7 @@
 namespace tilestone {
 namespace {
 
-constexpr int kMaxLinks = 40;  // as the kernel's own limit
+constexpr int kMaxLinks = 40;  // the kernel's own limit
 constexpr int kMaxRaces = 100;
 
 // Puts the components of `path` in front of `todo`.
@@ -28,7 +28,7 @@ void prepend_components(const std::string& path, std::deque<std::string>& todo) 
   todo.insert(todo.begin(), parts.begin(), parts.end());
 }
 
-// The directories from the root down to where a walk stands.
+// The open directories from the root down to the current directory of a walk.
 class NameWalk {
  public:
   explicit NameWalk(int root) { path_.emplace_back(openat(root, ".", O_PATH | O_CLOEXEC)); }
@@ -47,7 +47,7 @@ class NameWalk {
     path_.pop_back();
     return true;
   }
-  // The target of the link `name` here; empty where `name` is no link.
+  // The target of the link `name` in the current directory; empty if `name` is not a link.
   std::string link(const std::string& name) const {
     std::string target(PATH_MAX, '\0');
     const ssize_t size = readlinkat(here(), name.c_str(), target.data(), target.size());
@@ -59,7 +59,7 @@ class NameWalk {
   std::vector<UniqueFd> path_;
 };
 
-// The path of an open file or directory; empty where the system doesn't say.
+// The path of an open file or directory; empty if the system does not report it.
 std::string path_of(int fd) {
   const std::string link = "/proc/self/fd/" + std::to_string(fd);
   std::string path(PATH_MAX, '\0');
@@ -68,7 +68,7 @@ std::string path_of(int fd) {
   return path;
 }
 
-// Whether `file` is in a directory "blobs" beside `root` or beside a directory above it.
+// Whether `file` is in a directory "blobs" next to `root` or next to a directory above it.
 bool in_hub(const std::string& root, const std::string& file) {
   constexpr std::string_view kBlobs = "/blobs/";
   const size_t last = file.rfind('/');
@@ -81,7 +81,7 @@ bool in_hub(const std::string& root, const std::string& file) {
 }  // namespace
 
 UniqueFd open_linked(int root, const std::string& name, int flags, bool any) {
-  // Not opened for reading before it is known to be a regular file: opening a device may do things.
+  // Opened for reading only when known to be a regular file: opening a device can have effects.
   const UniqueFd found(::openat(root, name.c_str(), O_PATH | O_CLOEXEC));
   struct stat info;
   if (!found || ::fstat(found.get(), &info) != 0) return {};

@@ -1,4 +1,4 @@
-// Opening names beneath a root directory that no symbolic link can lead out of.
+// Opens names beneath a root directory. No symbolic link can lead out of the root.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace tilestone {
 
-// An open file descriptor, closed with the object.
+// Owns an open file descriptor and closes it.
 class UniqueFd {
  public:
   UniqueFd() = default;
@@ -28,22 +28,24 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// Opens `name` beneath `root` (both without "..", `name` checked by the caller; "" is the root
-// itself), close-on-exec. Symbolic links are followed where they stay beneath the root. An empty
-// UniqueFd and errno on failure: EXDEV where a link leaves the root.
+// Opens `name` beneath the open directory `root`, close-on-exec. The caller has checked `name`: it
+// has no ".."; "" is the root itself. Follows symbolic links that stay beneath the root. On failure
+// returns an empty UniqueFd and sets errno: EXDEV if a link leaves the root.
 UniqueFd open_beneath(System& system, int root, const std::string& name, int flags,
                       unsigned mode = 0);
 
-// The same without openat2: component by component, links followed by hand.
+// Does the same without openat2: opens one component after the other and follows links itself.
 UniqueFd walk_beneath(int root, const std::string& name, int flags, unsigned mode);
 
-// Opens the regular file to which a link `name` leads out of `root`, close-on-exec: any one, or one
-// in a directory "blobs" beside the root or beside a directory above it. An empty UniqueFd and
-// errno on failure: EXDEV where it is no such file.
+// Opens, close-on-exec, the regular file that a link `name` outside of `root` leads to. With `any`,
+// every regular file is allowed; else only one in a directory "blobs" next to the root or next to a
+// directory above it. On failure returns an empty UniqueFd and sets errno: EXDEV if the file is not
+// allowed.
 UniqueFd open_linked(int root, const std::string& name, int flags, bool any);
 
-// Clears O_NONBLOCK, which kept open() from waiting for a FIFO's other end: io_uring would answer
-// EAGAIN instead of waiting for the disk. False and errno on failure.
+// Clears O_NONBLOCK, which was set so that open() did not wait for the other end of a FIFO. With
+// it, io_uring would return EAGAIN instead of waiting for the disk. On failure returns false and
+// sets errno.
 bool clear_nonblocking(int fd);
 
 }  // namespace tilestone

@@ -14,7 +14,7 @@ namespace tilestone::cache_policy_test {
 
 constexpr uint64_t kMiB = 1u << 20;
 
-// A file of which nothing is in the page cache.
+// Makes a file that has no pages in the page cache.
 struct ColdFile {
   explicit ColdFile(uint64_t size) : bytes(pattern_bytes(size)) {
     put_file(*storage, "f", bytes);
@@ -37,7 +37,7 @@ struct ColdFile {
   std::unique_ptr<ReadableFile> file;
 };
 
-// Reads a range into memory of its own, and one into pooled buffers, of `disk`.
+// Reads two ranges of a file on `disk`: one into its own memory, one into pooled buffers.
 void read_two_ranges(ColdFile& disk, CachePolicy cache, size_t threads) {
   Bytes target(20 * kMiB + 100);
   uint32_t crc = 0;

@@ -7,7 +7,7 @@
 namespace tilestone {
 namespace {
 
-// A file of the base, by the child's name for it.
+// A file of the base storage under the child's name.
 class ChildWritable : public WritableFile {
  public:
   ChildWritable(std::string name, std::unique_ptr<WritableFile> file)
@@ -128,12 +128,12 @@ class ChildStorage : public Storage {
     std::vector<ReadOp> translated(ops.begin(), ops.end());
     for (ReadOp& op : translated) {
       const auto* const own = dynamic_cast<const ChildReadable*>(op.file);
-      if (own != nullptr) op.file = own->file();  // another's is the base's to refuse
+      if (own != nullptr) op.file = own->file();  // else the base refuses the foreign file
     }
     return translated;
   }
 
-  // What is made of the way to the root is made durable, as it is for any root.
+  // Makes the root and the directories above it, durably, as make_directory promises.
   void make_root() {
     for (size_t end = 0; end < directory_.size(); ++end) {
       end = std::min(directory_.find('/', end), directory_.size());

@@ -1,4 +1,4 @@
-// A directory of a storage as a storage of its own, by names with the directory in front.
+// A directory of a storage as a storage of its own: puts the directory in front of each name.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace tilestone {
 
-// As Storage::child, for storages that have nothing better. Error(kUnsafe) for an unsafe name.
+// The default implementation of Storage::child. Error(kUnsafe) for an unsafe name.
 std::shared_ptr<Storage> child_storage(std::shared_ptr<Storage> base, const std::string& name);
 
 }  // namespace tilestone

@@ -70,8 +70,8 @@ void DirectWrites::finish() {
   if (failure_ != nullptr) std::rethrow_exception(failure_);
 }
 
-// A queue that cannot be waited for ends the process, as an exception does that leaves a thread:
-// the kernel may go on reading buffers that nobody can keep.
+// If wait() throws, the exception leaves the thread and so ends the process. This is intended: the
+// kernel may still be reading buffers, and nobody could keep them alive.
 void DirectWrites::reap() {
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -92,22 +92,22 @@ void DirectWrites::reap() {
 
 void DirectWrites::submit(size_t index) {
   const WriteSlot& slot = slots_[index];
-  // The kernel only reads what is written.
+  // The const_cast is safe: the kernel only reads from this memory.
   queue_->submit({IoRequest::Kind::kWrite, fd_, const_cast<std::byte*>(slot.data) + slot.done,
                   std::min<uint64_t>(slot.size - slot.done, IoQueue::kMaxRequest),
                   slot.offset + slot.done, index});
   ++under_way_;
 }
 
-// A slot that lacks bytes goes back to the queue.
+// Submits a slot again if bytes of it are still unwritten.
 void DirectWrites::handle(const IoResult& result) {
   --under_way_;
   WriteSlot& slot = slots_[result.tag];
   int error = result.result < 0 ? static_cast<int>(-result.result) : 0;
   const bool again = error == EINTR || error == EAGAIN;
   if (result.result > 0) {
-    // After a short write, on from the last aligned byte: a few are written twice. One that is
-    // shorter than that would go on for ever.
+    // After a short write, continue at the last aligned offset, so that a few bytes are written
+    // twice. A write that makes no progress this way would be repeated forever: it is an error.
     const uint64_t before = slot.done;
     slot.done += static_cast<uint64_t>(result.result);
     if (slot.done < slot.size) slot.done = slot.done / kAlignment * kAlignment;
@@ -127,11 +127,11 @@ void DirectWrites::finished(const WriteSlot& slot, int error) {
   if (error != EINVAL) {
     fail_write(path_, slot.size - slot.done, slot.offset + slot.done, error == 0 ? EIO : error);
   }
-  // The file system took O_DIRECT but not this write: this one and all later ones go through the
-  // page cache. Others that are under way end as they may.
+  // The file system accepted O_DIRECT but not this write. This write and all later ones go through
+  // the page cache. Other writes in progress end either way.
   context_->note_no_direct(EINVAL);
   if (context_->system().set_direct(fd_, false) != 0) {
-    fail_errno("cannot turn direct I/O off", path_, errno);
+    fail_errno("cannot turn off direct I/O", path_, errno);
   }
   write_at(context_->system(), fd_, path_, {slot.data + slot.done, slot.size - slot.done},
            slot.offset + slot.done);

@@ -1,4 +1,4 @@
-// The direct writes of one file that are under way.
+// The direct writes in progress of one file.
 #pragma once
 
 #include <condition_variable>
@@ -12,30 +12,33 @@
 
 namespace tilestone {
 
-// Writes all bytes at the offset of the file, however many calls that takes.
+// Writes all bytes at `offset` of the file, with as many calls as that takes. Throws Error(kIo).
 void write_at(System& system, int fd, const std::string& path, ByteView bytes, uint64_t offset);
 
-// A thread waits for results, so that each buffer goes back to its pool when it is written,
-// whatever the file's user does meanwhile: a pool may be smaller than the queue is deep, and
-// several files may share it. Used by one thread.
+// Writes buffers by direct I/O, several at a time. An internal thread waits for the results, so
+// each buffer returns to its pool as soon as it is written, whatever the caller does meanwhile.
+// This matters because several files may share a pool, and a pool may have fewer buffers than the
+// queue depth. Only one thread may use the object.
 class DirectWrites {
  public:
   // fd, open with O_DIRECT, must outlive the object.
   DirectWrites(std::shared_ptr<PosixContext> context, std::string path, int fd);
-  // Waits for what is under way, whatever becomes of it.
+  // Waits for the writes in progress and ignores their failures.
   ~DirectWrites();
 
-  // Writes the first `size` bytes (a multiple of the alignment) of the buffer at `offset` of the
-  // file; waits while queue_depth writes are under way. Throws what an earlier write failed with.
+  // Starts to write the first `size` bytes of the buffer at `offset` of the file; both are
+  // multiples of kAlignment. Waits while queue_depth writes are in progress. Throws the failure of
+  // an earlier write.
   void start(Buffer buffer, uint64_t offset, uint64_t size);
-  // The same for aligned memory that outlives the write.
+  // The same for aligned memory. The caller must keep it unchanged until finish() has returned or
+  // the object is destroyed.
   void start(ByteView kept, uint64_t offset);
-  // Waits for all writes; throws what one of them failed with.
+  // Waits for all writes. Throws the first failure.
   void finish();
 
  private:
   struct WriteSlot {
-    Buffer buffer;                    // none for kept memory
+    Buffer buffer;                    // empty for memory that the caller keeps
     const std::byte* data = nullptr;  // null: a free slot
     uint64_t offset = 0;              // in the file
     uint64_t size = 0;                // bytes to write
@@ -43,13 +46,13 @@ class DirectWrites {
   };
 
   void start(WriteSlot slot);
-  void reap();  // the thread
+  void reap();  // runs on the internal thread
   void submit(size_t index);
   void handle(const IoResult& result);
   void finished(const WriteSlot& slot, int error);
 
   std::shared_ptr<PosixContext> context_;
-  std::string path_;  // of the file, for errors
+  std::string path_;  // for error messages
   int fd_;
   std::unique_ptr<IoQueue> queue_;
 

@@ -13,8 +13,8 @@ bool keeps_names(Survival survival) {
 
 constexpr size_t kSector = 512;
 
-// Bytes [synced, end) of a file that was being written: a whole number of blocks of it stays, the
-// rest is cut off or reads as zeros.
+// Tears the unsynced bytes [synced, end) of a file: keeps a number of whole blocks, and cuts off
+// the rest or replaces it with zeros.
 void tear(Bytes& bytes, size_t synced, size_t block, std::mt19937_64& random) {
   const size_t first = synced / block;
   const size_t blocks = (bytes.size() + block - 1) / block - first;
@@ -27,7 +27,8 @@ void tear(Bytes& bytes, size_t synced, size_t block, std::mt19937_64& random) {
   }
 }
 
-// Each unsynced sector is there or reads as zeros, and the file ends anywhere from `synced` on.
+// Keeps each unsynced sector or replaces it with zeros, and lets the file end anywhere after
+// `synced`.
 void scatter(Bytes& bytes, size_t synced, std::mt19937_64& random) {
   if (random() % 2 == 0) bytes.resize(synced + random() % (bytes.size() - synced + 1));
   for (size_t at = synced; at < bytes.size();) {
@@ -122,8 +123,8 @@ void FaultJournal::synced(const std::shared_ptr<MemoryFile>& file) {
   synced_bytes_[file] = file->size();
 }
 
-// The directory's changes become durable, and with a rename from or to another directory those
-// earlier changes of that one that concern the same names: it can't be done otherwise.
+// Makes the directory's changes durable. A rename from or to another directory also makes the
+// earlier changes to the same names in that directory durable, because it depends on them.
 void FaultJournal::synced_directory(const std::string& name) {
   const uint64_t synced = directory(name);
   std::set<Entry> needed;
@@ -146,8 +147,8 @@ void FaultJournal::synced_directory(const std::string& name) {
   pending_ = std::move(left);
 }
 
-// By name, as far as the root leads to them. A picture that lacks some changes may hold a directory
-// in two places, and even within itself: there it ends.
+// The files that the root leads to, by name. A snapshot that lacks some changes may contain a
+// directory in two places or even within itself; such a cycle is not followed.
 std::map<std::string, std::shared_ptr<MemoryFile>> FaultJournal::files_of(const Picture& picture) {
   struct Visit {
     uint64_t directory;

@@ -1,10 +1,9 @@
-// What of a storage in memory would survive a power loss.
+// Computes what part of a memory storage would survive a power loss.
 //
-// Two pictures of the names are kept: the one that is there, and the durable one, with the list of
-// changes between them. Directories are numbers, so that one that is renamed or exchanged takes
-// along what is in it, durable or not. Files are the memory storage's own objects, shared, so that
-// a file that lost its name can come back with an older picture; no bytes are copied before
-// surviving_image.
+// The journal keeps two snapshots of the names, the current one and the durable one, and the list
+// of changes between them. Directories are numbers, so a renamed or exchanged directory keeps its
+// entries, durable or not. Files are shared with the memory storage, so a file that lost its name
+// can come back with an older snapshot. No bytes are copied before surviving_image.
 #pragma once
 
 #include <map>
@@ -19,7 +18,7 @@
 
 namespace tilestone {
 
-// The caller serialises all calls.
+// Not thread-safe: the caller serialises all calls.
 class FaultJournal {
  public:
   explicit FaultJournal(const MemoryStorage& storage);
@@ -35,7 +34,7 @@ class FaultJournal {
   FileImage surviving_image(Survival survival, uint64_t seed) const;
 
  private:
-  // What a name stands for: a file, a directory, or (neither) nothing.
+  // What a name refers to: a file, a directory, or nothing if neither is set.
   struct Target {
     std::shared_ptr<MemoryFile> file;
     uint64_t directory = 0;
@@ -45,19 +44,19 @@ class FaultJournal {
     Entry entry;
     Target target;
   };
-  using Change = std::vector<Edit>;  // durable as a whole or not at all
+  using Change = std::vector<Edit>;  // becomes durable completely or not at all
   using Picture = std::map<Entry, Target>;
 
   static void apply(Picture& picture, const Change& change);
   static std::map<std::string, std::shared_ptr<MemoryFile>> files_of(const Picture& picture);
-  uint64_t directory(std::string_view name) const;  // as it is now
+  uint64_t directory(std::string_view name) const;  // the current number; 0 if not a directory
   Entry entry(const std::string& name) const;
   Target target(const Entry& entry) const;
   void change(Change change);
 
   Picture now_, durable_;
-  uint64_t directories_ = 0;     // made so far; 0 is the root
-  std::vector<Change> pending_;  // in the order in which they were made
+  uint64_t directories_ = 0;     // the last number given to a directory; the root is 0
+  std::vector<Change> pending_;  // changes that are not durable, oldest first
   std::unordered_map<std::shared_ptr<MemoryFile>, uint64_t> synced_bytes_;
 };
 

@@ -16,7 +16,7 @@ namespace tilestone::fault_storage_test {
 using Names = std::vector<std::string>;
 const Deadline kNever = Deadline::never();
 
-// Answers `action` to the calls of one kind, and passes all others.
+// A hook that answers `action` to the calls of one kind and passes all others.
 FaultHook on(StorageOp op, FaultAction action) {
   return [=](const StorageCall& call) { return call.op == op ? action : FaultAction::pass(); };
 }
@@ -95,7 +95,7 @@ TEST(FaultDisk, DroppedWorkIsReportedAsDone) {
   storage->rename("a", "b", true);
   put_file(*storage, "nowhere", as_bytes("abc"));
   EXPECT_EQ(memory->list(), (Names{"a", "f"}));
-  EXPECT_EQ(as_text(read_file(*storage, "a", 9)), "A");  // looking is not dropped
+  EXPECT_EQ(as_text(read_file(*storage, "a", 9)), "A");  // reads are not dropped
 }
 
 TEST(FaultDisk, AReadCanFailByName) {
@@ -194,7 +194,7 @@ TEST(PowerLoss, UnsyncedNamesMayBeOldOrNew) {
   std::set<Names> seen;
   for (uint64_t seed = 0; seed < 100; ++seed) {
     const FileImage image = disk->surviving_image(Survival::kRandom, seed);
-    // A rename is atomic: its two halves show together.
+    // A rename is atomic: either both names have changed or neither has.
     EXPECT_EQ(text_of(image, "to"), image.contains("old") ? "T" : "O") << "seed " << seed;
     seen.insert(names_of(image));
   }
@@ -228,7 +228,7 @@ TEST(PowerLoss, ARenameAcrossDirectoriesComesWhole) {
             (Names{"a/x", "b/f", "b/y"}));
 }
 
-// The judge of a publish: old or new, whole.
+// Checks a publish: the file must have its complete old or its complete new content.
 using Publish = std::function<void(Storage&)>;
 
 struct CrashCount {
@@ -326,8 +326,8 @@ TEST(PowerLoss, AnExchangeThatIsNotSyncedIsLostWholeOrNotAtAll) {
   EXPECT_EQ(seen, (std::set<std::string>{"old", "new"}));
 }
 
-// Replaces "ckpt" by ".new" and removes the old one; the images in which "ckpt" is no whole
-// checkpoint, over all crash points.
+// Replaces "ckpt" by ".new" and removes the old one, with a crash at each point. Counts the images
+// in which "ckpt" is not a complete checkpoint.
 uint64_t broken_replacements(bool synced) {
   const auto replace = [](Storage& storage) {
     const auto place = storage.child("ckpt")->parent();

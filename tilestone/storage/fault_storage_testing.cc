@@ -47,14 +47,14 @@ bool changes_storage(StorageOp op) {
 
 struct FaultDisk::State {
   std::shared_ptr<Storage> inner;
-  std::shared_ptr<MemoryStorage> memory;  // inner, if it is one
+  std::shared_ptr<MemoryStorage> memory;  // inner if it is a MemoryStorage, else null
   FaultHook hook;
   std::atomic<uint64_t> calls = 0;
   std::atomic<bool> crashed = false;
   mutable std::mutex mutex;
-  std::unique_ptr<FaultJournal> journal;  // with memory
-  std::set<StorageCapability> away;
-  std::set<int> dead;                                                     // clients
+  std::unique_ptr<FaultJournal> journal;  // null if memory is null
+  std::set<StorageCapability> away;       // capabilities that were removed
+  std::set<int> dead;                     // clients
   std::multimap<int, std::weak_ptr<std::unique_ptr<StorageLock>>> locks;  // by client
 
   [[noreturn]] void fail_dead(std::string_view name) const {
@@ -69,21 +69,22 @@ struct FaultDisk::State {
   }
   void expect(StorageCapability what, const std::string& name) const {
     if (!is_away(what)) return;
-    throw Error(ErrorCode::kUnsupported, "the disk can't (simulated)").with_file(name);
+    throw Error(ErrorCode::kUnsupported, "the disk does not support this (simulated)")
+        .with_file(name);
   }
 
-  // With mutex held.
+  // The caller must hold mutex.
   void expect_alive(const StorageCall& call) const {
     if (crashed || dead.contains(call.client)) fail_dead(call.name);
   }
   FaultAction decide(StorageCall call);
   void conclude(const StorageCall& call, const FaultAction& action);
-  // Runs `work`, or not, as the hook says.
+  // Asks the hook what to do with the call; runs `work` or skips it accordingly.
   template <typename Work>
   void perform(const StorageCall& call, const Work& work);
 };
 
-// Counts the call and asks the hook; throws when there is nobody any more who could make it.
+// Counts the call and asks the hook. Throws if the machine or the client is dead.
 FaultAction FaultDisk::State::decide(StorageCall call) {
   {
     std::lock_guard lock(mutex);
@@ -95,7 +96,7 @@ FaultAction FaultDisk::State::decide(StorageCall call) {
   return action;
 }
 
-// What comes of a call after its work.
+// Ends a call after its work as the action says: returns, fails, or kills the client or machine.
 void FaultDisk::State::conclude(const StorageCall& call, const FaultAction& action) {
   using Then = FaultAction::Then;
   if (action.then == Then::kGoOn) return;
@@ -129,7 +130,7 @@ void FaultDisk::State::perform(const StorageCall& call, const Work& work) {
   if (done) {
     try {
       std::lock_guard lock(mutex);
-      expect_alive(call);  // it may have died while this call was delayed
+      expect_alive(call);  // the client may have died while this call was delayed
       work();
     } catch (...) {
       if (action.then != FaultAction::Then::kFail) conclude(call, action);
@@ -141,7 +142,7 @@ void FaultDisk::State::perform(const StorageCall& call, const Work& work) {
 
 class FaultWritable : public WritableFile {
  public:
-  // inner null: a file whose creation was dropped; it is nowhere.
+  // `inner` is null if the creation was dropped. `file` is null over storage that is not memory.
   FaultWritable(std::shared_ptr<FaultDisk> disk, int client, std::string name,
                 std::unique_ptr<WritableFile> inner, std::shared_ptr<MemoryFile> file)
       : disk_(std::move(disk)),
@@ -199,11 +200,11 @@ class FaultWritable : public WritableFile {
   int client_;
   std::string name_;
   std::unique_ptr<WritableFile> inner_;
-  std::shared_ptr<MemoryFile> file_;  // over memory
+  std::shared_ptr<MemoryFile> file_;
   uint64_t size_ = 0;
 };
 
-// A lock that its holder's simulated death takes away.
+// A lock that is released when its holder dies (simulated).
 class FaultLock : public StorageLock {
  public:
   explicit FaultLock(std::shared_ptr<std::unique_ptr<StorageLock>> inner)
@@ -403,7 +404,7 @@ FileImage FaultDisk::surviving_image(Survival survival, uint64_t seed) const {
   if (state_->journal == nullptr) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        "a power loss is simulated over memory only, not over " + state_->inner->describe());
+        "a power loss can be simulated only over memory storage, not " + state_->inner->describe());
   }
   std::lock_guard lock(state_->mutex);
   return state_->journal->surviving_image(survival, seed);

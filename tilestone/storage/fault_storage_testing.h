@@ -1,6 +1,6 @@
-// A machine whose disk misbehaves as a test wants it: any call can fail, wait, do half its work or
-// pretend; a process or the whole machine can die at any call; and after a power loss only what
-// was synced is sure to be there.
+// Simulates a machine whose disk misbehaves as a test requests. Any call can fail, wait, do half
+// of its work or report success for nothing. A process or the whole machine can die at any call.
+// After a power loss, only synced data is certain to exist.
 //
 //   auto disk = FaultDisk::create(memory_storage(image), [&](const StorageCall& call) {
 //     return call.index == k ? FaultAction::crash() : FaultAction::pass();
@@ -8,10 +8,11 @@
 //   try { save(..., disk->storage()); } catch (const Error&) {}
 //   auto after = memory_storage(disk->surviving_image(Survival::kNothingUnsynced, seed));
 //
-// What a power loss leaves is pessimistic: the bytes of a file are sure from the file's sync on, a
-// name that was created, renamed or removed from the sync of its directory on; a file's sync says
-// nothing of its name. A rename is atomic, and so is an exchange of directories: never half of it.
-// What a storage does in steps (exchanging and syncing, removing a tree) is as many calls here.
+// The model of a power loss is pessimistic. A file's bytes are durable after the file's sync. A
+// created, renamed or removed name is durable after the sync of its directory; the sync of the file
+// does not make its name durable. A rename and an exchange of directories are atomic: a crash never
+// leaves half of one. An operation of several steps (exchange and sync, remove a tree) counts as
+// several calls here.
 #pragma once
 
 #include <chrono>
@@ -32,7 +33,7 @@ enum class StorageOp : uint8_t {
   kSync,
   kClose,
   kOpen,
-  kRead,  // one for each op of a batch, all before any byte is read
+  kRead,  // one call for each op of a batch; all of them come before any byte is read
   kStat,
   kList,
   kRename,
@@ -45,65 +46,68 @@ enum class StorageOp : uint8_t {
   kLock,
 };
 std::string_view to_string(StorageOp op);  // "create", ...
-// Whether a call of this kind can change what is on the disk.
+// Whether a call of this kind can change the disk.
 bool changes_storage(StorageOp op);
 
 // A call that is about to be made.
 struct StorageCall {
-  uint64_t index = 0;  // counts all calls of the disk, from 0
-  int client = 0;      // whose storage() it came through
+  uint64_t index = 0;  // the number of calls to the disk before this one
+  int client = 0;      // the client whose storage() was called
   StorageOp op = StorageOp::kStat;
-  std::string_view name;  // the file's or directory's; of a rename, the old name
-  std::string_view to;    // of a rename, the new name; of an exchange, the other
-  uint64_t offset = 0;    // of an append or read, in bytes
-  uint64_t size = 0;      // likewise
+  std::string_view name;  // the file or directory; for a rename, the old name
+  std::string_view to;    // for a rename, the new name; for an exchange, the other directory
+  uint64_t offset = 0;    // for an append or a read, in bytes
+  uint64_t size = 0;      // for an append or a read, in bytes
 };
 
 struct FaultAction {
   enum class Kind : uint8_t { kDo, kTear, kDrop };
   enum class Then : uint8_t { kGoOn, kFail, kDie, kCrash };
 
-  Kind kind = Kind::kDo;    // what is done of the call: all, the first `keep` bytes, nothing
-  Then then = Then::kGoOn;  // and what comes of it
-  int error = 0;            // errno of kFail
-  uint64_t keep = 0;        // bytes of an append that a torn call writes
-  std::chrono::nanoseconds delay{0};  // before all that
+  Kind kind = Kind::kDo;    // how much the call does: all, the first `keep` bytes, nothing
+  Then then = Then::kGoOn;  // how the call ends
+  int error = 0;            // the errno of kFail
+  uint64_t keep = 0;        // the bytes of an append that kTear writes
+  std::chrono::nanoseconds delay{0};  // the wait before the call
 
   static FaultAction pass() { return {}; }
   static FaultAction wait(std::chrono::nanoseconds time) { return {.delay = time}; }
-  // Fails with the errno, without or after doing the work; of ENOTSUP the code is kUnsupported.
+  // Fails with the errno, instead of doing the work or after it. ENOTSUP gives kUnsupported, any
+  // other errno kIo.
   static FaultAction fail(int error) { return {Kind::kDrop, Then::kFail, error}; }
   static FaultAction fail_after(int error) { return {Kind::kDo, Then::kFail, error}; }
-  // Appends the first `keep` bytes, then fails. Of any other call nothing is done.
+  // Appends the first `keep` bytes, then fails. A call other than an append does nothing.
   static FaultAction tear(uint64_t keep, int error) {
     return {Kind::kTear, Then::kFail, error, keep};
   }
-  // Reports success for nothing: a dropped append leaves zeros, a dropped create a file that is
-  // nowhere. Calls that only look (open, read, stat, list) and locks are done all the same.
+  // Reports success without doing the work. A dropped append writes zeros; a dropped create returns
+  // a file that has no name. Calls that change nothing (open, read, stat, list) and locks are
+  // executed normally.
   static FaultAction drop() { return {Kind::kDrop, Then::kGoOn}; }
-  // The machine is dead, before, after or in the middle of the call: it and every later call, of
-  // every client, throws the same error.
+  // The machine dies before, after or in the middle of the call. This call and every later call of
+  // every client throw the same error.
   static FaultAction crash() { return {Kind::kDrop, Then::kCrash}; }
   static FaultAction crash_after() { return {Kind::kDo, Then::kCrash}; }
   static FaultAction crash_torn(uint64_t keep) { return {Kind::kTear, Then::kCrash, 0, keep}; }
-  // This client alone is dead; what it did stays, synced or not. Its locks go.
+  // Only this client dies. Everything that it did stays, synced or not. Its locks are released.
   static FaultAction die() { return {Kind::kDrop, Then::kDie}; }
   static FaultAction die_after() { return {Kind::kDo, Then::kDie}; }
 };
 
-// Asked before each call, from whatever thread makes it.
+// Called before each call, on the thread that makes the call.
 using FaultHook = std::function<FaultAction(const StorageCall&)>;
 
-// What is left of unsynced work after a power loss. Synced work always is.
+// What part of the unsynced work survives a power loss. Synced work always survives.
 enum class Survival : uint8_t {
-  kAll,                // everything, as after a mere kill
-  kNoUnsyncedData,     // files end where they were synced; all names
-  kZeroedData,         // unsynced bytes are zeros; all names
-  kTorn512,            // of each file's unsynced bytes the first few 512-byte sectors, all names;
-  kTorn4096,           // or 4 KiB blocks; the rest is cut off or zeros
-  kNoUnsyncedEntries,  // all data, but names as they were synced
-  kNothingUnsynced,    // neither
-  kRandom,             // any subset of name changes, and of 512-byte sectors
+  kAll,                // everything, as after a process was killed
+  kNoUnsyncedData,     // all names; no unsynced bytes: files end where they were synced
+  kZeroedData,         // all names; unsynced bytes are zeros
+  kTorn512,            // all names; the first few unsynced 512-byte sectors of each file, the rest
+                       // is cut off or zeros
+  kTorn4096,           // the same with 4 KiB blocks
+  kNoUnsyncedEntries,  // all bytes; no unsynced change of a name
+  kNothingUnsynced,    // no unsynced bytes and no unsynced change of a name
+  kRandom,             // a random subset of the name changes and of the unsynced 512-byte sectors
 };
 inline constexpr Survival kAllSurvivals[] = {Survival::kAll,
                                              Survival::kNoUnsyncedData,
@@ -120,21 +124,21 @@ class FaultJournal;
 // Thread-safe.
 class FaultDisk : public std::enable_shared_from_this<FaultDisk> {
  public:
-  // Over any storage; surviving_image needs one of memory_storage(), which nobody else writes to
-  // and whose content is durable now.
+  // Wraps any storage. surviving_image works only if `inner` is a memory_storage() that nobody else
+  // writes to. The present content of `inner` counts as durable.
   static std::shared_ptr<FaultDisk> create(std::shared_ptr<Storage> inner, FaultHook hook = {});
   ~FaultDisk();
 
-  // The disk as one process (rank) sees it.
+  // The disk for one process (rank).
   std::shared_ptr<Storage> storage(int client = 0);
 
-  // From now on the disk can't do this: can() says so, and so does who tries.
+  // Removes a capability: from now on can() returns false and the operation is kUnsupported.
   void take_away(StorageCapability what);
 
-  uint64_t calls() const;  // made so far
-  bool crashed() const;    // a crash has been taken
-  // What the next machine finds, as a function of what was done so far and, where the policy
-  // leaves a choice, the seed. Error(kInvalidArgument) over storage that is not memory.
+  uint64_t calls() const;  // number of calls so far
+  bool crashed() const;    // whether the machine has died
+  // The files after a power loss now. Depends only on the calls so far and, where the policy leaves
+  // a choice, on the seed. Error(kInvalidArgument) if `inner` is not a memory_storage().
   FileImage surviving_image(Survival survival, uint64_t seed = 0) const;
 
  private:

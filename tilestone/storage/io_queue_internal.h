@@ -1,5 +1,5 @@
-// Reads and writes of one thread, several under way at a time: by io_uring, or by helper threads
-// where the kernel does not let us.
+// A queue of reads and writes for one thread, several of which are in progress at a time. It uses
+// io_uring, or helper threads if the kernel does not allow io_uring.
 #pragma once
 
 #include <cstddef>
@@ -14,33 +14,34 @@ struct IoRequest {
   enum class Kind : uint8_t { kRead, kWrite };
   Kind kind = Kind::kRead;
   int fd = -1;
-  std::byte* data = nullptr;  // must live until the request's result was waited for
+  std::byte* data = nullptr;  // must stay valid until wait() has returned the result
   size_t size = 0;            // bytes, 1 to kMaxRequest
   uint64_t offset = 0;        // in the file
-  uint64_t tag = 0;           // comes back with the result
+  uint64_t tag = 0;           // returned with the result
 };
 
 struct IoResult {
   uint64_t tag = 0;
-  int64_t result = 0;  // bytes, possibly fewer than asked for; or -errno
+  int64_t result = 0;  // bytes, possibly fewer than requested; or -errno
 };
 
-// Used by one thread at a time. Must not be destroyed with requests under way: wait for all first.
+// Only one thread at a time may use a queue. Wait for all requests before destroying it.
 class IoQueue {
  public:
   static constexpr size_t kMaxRequest = size_t{1} << 30;  // bytes
 
   virtual ~IoQueue() = default;
-  // At most `depth` requests may be under way. Does not block for long.
+  // Starts a request. At most `depth` requests may be in progress. Does not block for long.
   virtual void submit(const IoRequest& request) = 0;
-  // The next result, in any order; at least one request must be under way.
+  // Waits for a result; results come in any order. At least one request must be in progress.
   virtual IoResult wait() = 0;
 };
 
-// Null where the kernel refuses; `error` is then its errno.
+// A queue over io_uring. If the kernel refuses, returns null and sets `error` to its errno.
 std::unique_ptr<IoQueue> make_uring_queue(unsigned depth, int& error);
 
-// At most four threads that call system.pread and system.pwrite.
+// A queue over at most four threads, which call system.pread and system.pwrite. `system` must
+// outlive the queue.
 std::unique_ptr<IoQueue> make_thread_queue(System& system, unsigned depth);
 
 }  // namespace tilestone

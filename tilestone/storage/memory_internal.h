@@ -1,5 +1,5 @@
-// MemoryStorage as its wrapper, the fault storage, sees it: files are objects that outlive their
-// names, so that a name that was replaced can come back after a simulated power loss.
+// The class MemoryStorage, for the fault storage, which wraps it. Files are objects that can
+// outlive their names, so that a replaced name can come back after a simulated power loss.
 #pragma once
 
 #include <map>
@@ -49,23 +49,23 @@ class MemoryStorage : public Storage {
 
   Entries entries() const;
   std::set<std::string> directories() const;
-  std::shared_ptr<MemoryFile> find(const std::string& name) const;  // null: not there
+  std::shared_ptr<MemoryFile> find(const std::string& name) const;  // null: does not exist
 
  private:
   class Lock;
-  // With mutex_ held:
+  // The caller of these functions must hold mutex_.
   void expect_parent(const std::string& name) const;
   void expect_no_directory(const std::string& name) const;
   void expect_directory(const std::string& name, const std::string& what) const;
   bool is_empty(const std::string& directory) const;
-  // Takes a directory with all that is in it out, by names relative to it; puts it back in.
+  // take removes a directory and returns its contents, with names relative to it. put inserts them.
   struct Tree;
   Tree take(const std::string& directory);
   void put(const std::string& directory, Tree tree);
 
   mutable std::mutex mutex_;
   Entries entries_;
-  std::set<std::string> directories_;  // all but the root
+  std::set<std::string> directories_;  // without the root
   std::set<std::string> locks_;
 };
 

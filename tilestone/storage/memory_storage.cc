@@ -101,14 +101,13 @@ bool MemoryStorage::can(StorageCapability what) { return what != StorageCapabili
 void MemoryStorage::expect_parent(const std::string& name) const {
   const std::string parent(parent_name(name));
   if (!parent.empty() && !directories_.contains(parent)) {
-    fail(ErrorCode::kNotFound, name, "cannot use a directory that is not there", ENOENT);
+    fail(ErrorCode::kNotFound, name, "the directory of this name does not exist", ENOENT);
   }
 }
 
 void MemoryStorage::expect_no_directory(const std::string& name) const {
   if (directories_.contains(name)) {
-    throw Error(ErrorCode::kUnsafe, "a directory stands where a regular file is expected")
-        .with_file(name);
+    throw Error(ErrorCode::kUnsafe, "this is a directory, not a regular file").with_file(name);
   }
 }
 
@@ -362,7 +361,7 @@ FileImage memory_image(Storage& storage) {
   const auto* memory = dynamic_cast<MemoryStorage*>(&storage);
   if (memory == nullptr) {
     throw Error(ErrorCode::kInvalidArgument,
-                "memory_image of a storage that is not in memory: " + storage.describe());
+                "memory_image needs a memory storage, not " + storage.describe());
   }
   FileImage image;
   for (const auto& [name, file] : memory->entries()) {

@@ -1,5 +1,5 @@
-// Files in memory, for tests and for simulating machines: nothing survives the object, and
-// everything is "durable" at once (wrap it in a fault storage to lose what was not synced).
+// A storage of files in memory, for tests and simulated machines. The files exist as long as the
+// object. Everything counts as durable at once; wrap it in a fault storage to lose unsynced bytes.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 namespace tilestone {
 
 std::shared_ptr<Storage> memory_storage(FileImage initial = {});
-// A copy of what such a storage holds now. Error(kInvalidArgument) on another kind of storage.
+// A copy of the files in a memory storage. Error(kInvalidArgument) for any other kind of storage.
 FileImage memory_image(Storage& storage);
 
 }  // namespace tilestone

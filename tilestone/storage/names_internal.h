@@ -1,4 +1,4 @@
-// Names of files in a storage, as strings.
+// Functions on the names of files and directories in a storage.
 #pragma once
 
 #include <string>
@@ -7,14 +7,15 @@
 
 namespace tilestone {
 
-// The directory of a name ("" at the top) and the last component.
+// The directory part of a name ("" if there is none) and the last component.
 std::pair<std::string_view, std::string_view> split_name(std::string_view name);
 inline std::string_view parent_name(std::string_view name) { return split_name(name).first; }
 
-// check_file_name, but "" (the root) is a directory's name too.
+// Like check_file_name, but also accepts "" (the root).
 void check_directory_name(std::string_view name);
 
-// Error(kInvalidArgument) "what: ..." where two directories are one, or one is within the other.
+// Error(kInvalidArgument) "what: ..." if the two directories are the same or one is within the
+// other.
 void check_apart(const std::string& a, const std::string& b, const std::string& what);
 
 }  // namespace tilestone

@@ -1,4 +1,4 @@
-// In uring.cc's place where liburing is not available.
+// Replaces uring.cc if liburing is not available.
 #include <cerrno>
 
 #include "tilestone/storage/io_queue_internal.h"

@@ -1,4 +1,4 @@
-// Which ranges are taken from the page cache where a file system hides its pages.
+// Tests which ranges are read from the page cache if the file system hides the cached pages.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 
 namespace tilestone::posix_cache_test {
 
-// Finds no page of an open file in the page cache, as on overlayfs, where they are another's.
+// Finds no cached page of an open file, as on overlayfs, where the pages belong to another file.
 class HidingSystem : public System {
  public:
   std::atomic<int> direct_reads = 0, trials = 0;

@@ -1,4 +1,4 @@
-// What the POSIX storage does to whole directories.
+// The operations of the POSIX storage on directories.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -17,23 +17,23 @@
 namespace tilestone {
 namespace {
 
-constexpr unsigned kDirectoryMode = 0777;  // less the umask
+constexpr unsigned kDirectoryMode = 0777;  // the kernel applies the umask
 
-// Error(kNotFound) that names the link where `path`, as the user wrote it, is not there because a
-// symbolic link on the way, or its last name, points nowhere.
+// If `path`, as the user wrote it, does not exist because a symbolic link in it has no target,
+// throws Error(kNotFound) that names the link.
 void refuse_broken_link(const std::string& path, const std::string& what) {
   for (std::string part = path; !part.empty(); part = std::string(parent_name(part))) {
     struct stat info;
     if (::lstat(part.c_str(), &info) != 0) continue;
     if (!S_ISLNK(info.st_mode) || ::stat(part.c_str(), &info) == 0 || errno != ENOENT) return;
-    throw Error(ErrorCode::kNotFound, what + ": a symbolic link points nowhere")
+    throw Error(ErrorCode::kNotFound, what + ": the target of a symbolic link does not exist")
         .with_file(part)
         .with_errno(ENOENT)
-        .with_hint("make the directory that it points to, or remove the link");
+        .with_hint("make the directory that the link points to, or remove the link");
   }
 }
 
-// Makes `path` and its parents, as the user wrote it, and what was made durable.
+// Makes `path`, as the user wrote it, and its parents. Everything that was made is durable.
 void make_path(System& system, const std::string& path) {
   refuse_broken_link(path, "cannot make a directory");
   std::vector<std::string> missing;  // innermost first
@@ -88,7 +88,7 @@ void make_directories(PosixContext& context, const std::string& name, bool durab
   }
 }
 
-// A walk through the directories that a prefix leads to.
+// Lists the files or directories whose names start with a prefix.
 class DirectoryListing {
  public:
   DirectoryListing(PosixContext& context, const std::string& prefix)
@@ -111,7 +111,7 @@ class DirectoryListing {
     return found;
   }
 
-  // Of the one directory that the prefix leads to: its directories, or its files.
+  // The matching directories, or the matching files, of the directory part of the prefix only.
   std::vector<std::string> one_level(bool directories) {
     expect_usable_root();
     std::vector<std::string> found;
@@ -125,8 +125,8 @@ class DirectoryListing {
   }
 
  private:
-  // A root that is not there has no files; one that is a file, or a link that points nowhere, is
-  // not what the user meant.
+  // A root that does not exist has no files. A root that is a file or a broken link is an error,
+  // because the user can't have meant that.
   void expect_usable_root() const {
     if (context_.try_open_root()) return;
     if (errno != ENOENT) fail("");
@@ -134,7 +134,8 @@ class DirectoryListing {
     if (root.within == nullptr) refuse_broken_link(root.path, kWhat);
   }
 
-  // The directory in which all names with the prefix are; none where it is not there, or a link.
+  // The directory part of the prefix; nullopt if it is not a valid name, does not exist or is a
+  // link.
   std::optional<std::string> start() const {
     const std::string directory(parent_name(prefix_));
     for (size_t begin = 0, end = 0; begin < directory.size(); begin = end + 1) {
@@ -150,7 +151,7 @@ class DirectoryListing {
     return directory;
   }
 
-  // Empty where the name is no directory any more.
+  // Empty if the name is not a directory, or not any more.
   UniqueFd open(const std::string& directory, int flags) const {
     UniqueFd fd = context_.open_at_root(directory, flags | O_DIRECTORY | O_NOFOLLOW);
     if (!fd && errno != ENOENT && errno != ENOTDIR && errno != ELOOP) fail(directory);
@@ -161,7 +162,7 @@ class DirectoryListing {
     fail_errno(kWhat, context_.path_of(directory), errno);
   }
 
-  // found(name, whether it is a directory) of each entry of the directory that has the prefix.
+  // Calls found(name, is_directory) for each entry of the directory whose name has the prefix.
   template <typename Found>
   void visit(const std::string& directory, const Found& found) const {
     UniqueFd fd = open(directory, O_RDONLY);
@@ -183,7 +184,7 @@ class DirectoryListing {
     }
   }
 
-  // Whether an entry is a directory; nothing where it has gone meanwhile.
+  // Whether an entry is a directory; nullopt if it has been removed meanwhile.
   static std::optional<bool> kind(int directory, const dirent& entry) {
     if (entry.d_type != DT_UNKNOWN) return entry.d_type == DT_DIR;
     struct stat info;
@@ -196,22 +197,23 @@ class DirectoryListing {
   const std::string& prefix_;
 };
 
-constexpr const char* kFreshHint = "save to a directory that is not there yet";
+constexpr const char* kFreshHint = "save to a directory that does not exist yet";
 
 [[noreturn]] void fail_unsupported(PosixContext& context, const std::string& what,
                                    const std::string& name, int error) {
-  throw Error(ErrorCode::kUnsupported, what + ": the file system can't")
+  throw Error(ErrorCode::kUnsupported, what + ": the file system does not support it")
       .with_file(context.path_of(name))
       .with_errno(error)
       .with_hint(kFreshHint);
 }
 
-bool says_unsupported(int error) {
+bool means_unsupported(int error) {
   return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP || error == EXDEV ||
          error == EBUSY;  // a mount point
 }
 
-// kNotFound, kUnsafe for a link, kIo for anything else but a directory.
+// Throws unless the entry is a directory: kNotFound if it does not exist, kUnsafe if it is a link,
+// else kIo.
 void expect_directory(PosixContext& context, const PosixEntry& entry, const std::string& name,
                       const std::string& what) {
   struct stat info;
@@ -219,7 +221,7 @@ void expect_directory(PosixContext& context, const PosixEntry& entry, const std:
     fail_errno(what, context.path_of(name), errno);
   }
   if (S_ISLNK(info.st_mode)) {
-    throw Error(ErrorCode::kUnsafe, what + ": a symbolic link, not a directory")
+    throw Error(ErrorCode::kUnsafe, what + ": this is a symbolic link, not a directory")
         .with_file(context.path_of(name));
   }
   if (!S_ISDIR(info.st_mode)) fail_errno(what, context.path_of(name), ENOTDIR);
@@ -230,9 +232,10 @@ void sync_parents(PosixContext& context, const std::string& a, const std::string
   if (parent_name(a) != parent_name(b)) context.sync_directory(std::string(parent_name(b)));
 }
 
-// The answer of the file system: 0 (it can), an errno that says that it can't, or another one.
+// Tries an exchange in an empty directory. Returns 0 if it works, else an errno; means_unsupported
+// tells whether that errno means that the file system can't exchange.
 int try_exchange(System& system, int directory) {
-  // A file system that takes the exchange for a plain rename would put "a" in the place of "b".
+  // A file system that treats the exchange as a plain rename would replace "b" with "a".
   if (::mkdirat(directory, "a", kDirectoryMode) != 0 ||
       ::mkdirat(directory, "a/in", kDirectoryMode) != 0 ||
       ::mkdirat(directory, "b", kDirectoryMode) != 0) {
@@ -252,7 +255,8 @@ void remove_trial(int root, const std::string& name) {
   }
 }
 
-// What processes that were killed in the middle of a trial have left. One takes a moment.
+// Removes the directories of trials whose processes were killed. A running trial takes much less
+// than kOld.
 void remove_old_trials(PosixContext& context, int root) {
   constexpr time_t kOld = 3600;  // seconds
   for (const std::string& name : posix_list_directories(context, kTrialPrefix)) {
@@ -287,7 +291,7 @@ void posix_remove_directory(PosixContext& context, const std::string& name) {
   constexpr const char* kWhat = "cannot remove a directory";
   const PosixEntry entry = context.locate(name, kWhat);
   if (::unlinkat(entry.directory.get(), entry.last.c_str(), AT_REMOVEDIR) == 0) return;
-  // Both say that it is not empty; the second would read as if it should not be there.
+  // Both errnos mean that it is not empty, but EEXIST would become kAlreadyExists.
   fail_errno(kWhat, context.path_of(name), errno == EEXIST ? ENOTEMPTY : errno);
 }
 
@@ -305,7 +309,7 @@ bool posix_can_exchange(PosixContext& context) {
   const UniqueFd directory(::openat(root.get(), name.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   const int error = directory ? try_exchange(context.system(), directory.get()) : errno;
   remove_trial(root.get(), name);
-  if (error == 0 || says_unsupported(error)) result.set(error == 0);
+  if (error == 0 || means_unsupported(error)) result.set(error == 0);
   return error == 0;
 }
 
@@ -317,10 +321,10 @@ void posix_exchange(PosixContext& context, const std::string& a, const std::stri
   expect_directory(context, two, b, what);
   posix_can_exchange(context);
   if (!context.exchange().get().value_or(true)) fail_unsupported(context, what, a, EOPNOTSUPP);
-  // With a slash behind it, a name that is a link or a file by now is refused.
+  // The trailing slash makes the kernel refuse a name that has become a link or a file meanwhile.
   if (context.system().rename_exchange(one.directory.get(), (one.last + "/").c_str(),
                                        two.directory.get(), (two.last + "/").c_str()) != 0) {
-    if (says_unsupported(errno)) fail_unsupported(context, what, a, errno);
+    if (means_unsupported(errno)) fail_unsupported(context, what, a, errno);
     fail_errno(what, context.path_of(a), errno);
   }
   sync_parents(context, a, b);
@@ -353,7 +357,7 @@ bool posix_is_link(PosixContext& context, const std::string& name) {
 
 std::string posix_resolved_root(const PosixContext& context) {
   for (const PosixContext* outer = &context; outer != nullptr;) {
-    if (outer->root_found().held) return {};  // it may be anywhere by now
+    if (outer->root_found().held) return {};  // the directory may have been moved
     outer = outer->root_found().within.get();
   }
   std::string missing;  // with a slash in front
@@ -363,7 +367,7 @@ std::string posix_resolved_root(const PosixContext& context) {
       const std::string found = real.get();
       return found == "/" && !missing.empty() ? missing : found + missing;
     }
-    struct stat info;  // a link that leads nowhere can't be resolved
+    struct stat info;  // a broken link can't be resolved
     if (errno != ENOENT || ::lstat(path.c_str(), &info) == 0) return {};
     const auto [above, last] = split_name(path);
     if (last.empty() || last == "." || last == "..") return {};

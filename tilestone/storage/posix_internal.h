@@ -1,4 +1,4 @@
-// The parts of the POSIX storage: what its files share, its writer and its reader.
+// The parts of the POSIX storage: the state that its files share, its writer and its reader.
 #pragma once
 
 #include <atomic>
@@ -17,32 +17,32 @@
 
 namespace tilestone {
 
-// Of memory and file ranges under direct I/O, in bytes.
+// Direct I/O requires this alignment, in bytes, of memory addresses, file offsets and sizes.
 inline constexpr uint64_t kAlignment = BufferPool::kAlignment;
 
-// Files from this size on, and ranges from kDirectRead on, are worth direct I/O.
+// The smallest file that is written, and the smallest range that is read, by direct I/O.
 inline constexpr uint64_t kDirectWrite = 1u << 20;  // bytes
-inline constexpr uint64_t kDirectRead = 16u << 10;
+inline constexpr uint64_t kDirectRead = 16u << 10;  // bytes
 
-// A storage over other system calls than the real ones.
+// A storage that makes its system calls through `system`, for tests.
 std::shared_ptr<Storage> posix_storage(const std::string& root, const PosixOptions& options,
                                        std::shared_ptr<System> system);
 
-// Which way of reading uncached ranges is faster differs between machines: direct reads win by up
-// to a factor of ten, or lose by a third. A large read tries both: the first kWindow bytes go
-// directly, the next through the page cache, and so on through the cache for as long as each window
-// is clearly faster than the direct one was. The first that is late ends that for the life of the
-// storage. Only the speed depends on the choice. Thread-safe. Times are in seconds since any fixed
-// moment.
+// Chooses how to read uncached ranges: directly or through the page cache. Which one is faster
+// depends on the machine: direct reads can be up to ten times as fast, or a third slower. A large
+// read tries both. The first kWindow bytes are read directly, the next kWindow bytes through the
+// page cache. It keeps using the cache while each window is at least kClearly times as fast as the
+// direct one. The first slower window makes the storage read directly for the rest of its life.
+// The choice affects only the speed. Thread-safe. Times are in seconds since any fixed moment.
 class ReadChoice {
  public:
-  static constexpr uint64_t kWindow = 64u << 20;  // bytes
-  static constexpr uint64_t kWorthTrying = uint64_t{2} << 30;
-  static constexpr double kClearly = 1.15;  // how much faster the page cache must be
+  static constexpr uint64_t kWindow = 64u << 20;               // bytes
+  static constexpr uint64_t kWorthTrying = uint64_t{2} << 30;  // bytes; smaller reads try nothing
+  static constexpr double kClearly = 1.15;  // how many times as fast the page cache must be
 
-  // A batch of `bytes` begins.
+  // Call when a batch of `bytes` begins.
   void begin(uint64_t bytes);
-  bool pick_direct();  // for the next uncached piece
+  bool pick_direct();  // whether to read the next uncached piece directly
   void started(bool direct, double now);
   void finished(uint64_t bytes, bool direct, double now);
 
@@ -51,28 +51,29 @@ class ReadChoice {
   std::mutex mutex_;
   Phase phase_ = Phase::kUntried;
   uint64_t bytes_ = 0;           // finished in this window
-  std::optional<double> since_;  // when the window began; with its first piece, where not known
-  double direct_rate_ = 0;       // bytes a second
+  std::optional<double> since_;  // when the window began; empty: set when its first piece starts
+  double direct_rate_ = 0;       // bytes per second
   uint64_t direct_under_way_ = 0;
 };
 
 class PosixContext;
 
-// How a storage's root directory is found, which it is for every call anew: it may be replaced.
+// How to find a storage's root directory. Every call opens the root anew, because the directory may
+// be replaced meanwhile. Uses `held` if set, else `within` and `name` if set, else `path`.
 struct PosixRoot {
-  std::string path;                      // for people; opened where the rest is empty
-  std::shared_ptr<PosixContext> within;  // the root is directory `name` of that one's root, and
-  std::string name;                      // found through no link that leads out of it
-  UniqueFd held;                         // the root is this directory, open
+  std::string path;                      // shown to people; opened only if the rest is empty
+  std::shared_ptr<PosixContext> within;  // the root is the directory `name` in this one's root;
+  std::string name;                      // links on the way must not leave that root
+  UniqueFd held;                         // the root is this open directory
 };
 
-// The directory that holds a name, and the name in it.
+// An open directory and the name of an entry in it.
 struct PosixEntry {
   UniqueFd directory;
   std::string last;
 };
 
-// An answer, once it is known. Thread-safe.
+// A yes-or-no answer that may not be known yet. Thread-safe.
 class TrialResult {
  public:
   std::optional<bool> get() const {
@@ -85,15 +86,15 @@ class TrialResult {
   std::atomic<int> known_ = -1;
 };
 
-// What the files of one storage share. Thread-safe. A child of fork has queues of its own: the
-// parent's are shared memory between the parent and the kernel.
+// The state that the files of one storage share. Thread-safe. A forked child gets its own I/O
+// queues, because the parent's queues are memory that the parent shares with the kernel.
 class PosixContext {
  public:
   PosixContext(PosixRoot root, const PosixOptions& options, std::shared_ptr<System> system);
 
   const std::string& root() const { return root_.path; }
   const PosixRoot& root_found() const { return root_; }
-  // How a person would name a file of the storage; the root for "". For errors.
+  // The path of a file of the storage, for error messages. "" is the root.
   std::string path_of(const std::string& name) const;
   const PosixOptions& options() const { return options_; }
   System& system() { return *system_; }
@@ -101,31 +102,32 @@ class PosixContext {
 
   ReadChoice& read_choice() { return own_->read_choice; }
 
-  // Whether the file system can exchange two directories, once that was tried.
+  // Whether the file system can exchange two directories. Known after the first trial.
   TrialResult& exchange() { return exchange_; }
-  // As the functions of System, for file systems too that keep a file's pages elsewhere than with
-  // the file that is open (overlayfs): there the quick way to ask finds none.
+  // Like System::cached_bytes. It also works on file systems (overlayfs) whose open files do not
+  // own the cached pages, where System::cached_bytes finds none: it then uses resident_bytes.
   int cached_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes);
 
-  // A queue for one thread; give it back idle, or destroy it.
+  // Returns a queue for one thread. Give it back when it is idle, or destroy it.
   std::unique_ptr<IoQueue> take_queue();
   void give_back(std::unique_ptr<IoQueue> queue);
 
-  // Turns direct I/O on for an open file; false, and a line in the log, where it is refused.
+  // Turns on direct I/O for an open file. If the file system refuses, logs it and returns false.
   bool make_direct(int fd);
-  void note_no_direct(int error);
+  void note_no_direct(int error);  // logs once that direct I/O was refused
 
-  // The root directory, opened with O_PATH. Empty and errno on failure.
+  // Opens the root directory with O_PATH. Empty, with errno set, on failure.
   UniqueFd try_open_root() const;
-  // Opens `name` ("": the root), checked by the caller, through links that stay beneath the root.
-  // Empty and errno on failure.
+  // Opens `name` ("": the root), which the caller has checked. Follows links that stay beneath the
+  // root. Empty, with errno set, on failure.
   UniqueFd open_at_root(const std::string& name, int flags, unsigned mode = 0) const;
-  // Where `name` is, or would be made; "what: ..." on failure.
+  // Opens the directory of `name`, which need not exist itself. Throws Error "what: ..." on
+  // failure.
   PosixEntry locate(const std::string& name, const std::string& what) const;
   void sync_directory(const std::string& name);
 
-  // Opens `name`, which the caller has checked, for reading or with O_PATH; through links as the
-  // options say. Empty and errno on failure.
+  // Opens `name`, which the caller has checked, for reading or with O_PATH. Follows links as
+  // PosixOptions::links says. Empty, with errno set, on failure.
   UniqueFd open_to_read(const std::string& name, int flags) const;
 
  private:
@@ -133,7 +135,7 @@ class PosixContext {
     ReadChoice read_choice;
     std::mutex mutex;
     std::vector<std::unique_ptr<IoQueue>> idle;
-    bool uring = true;  // worth a try
+    bool uring = true;  // false: the kernel has refused io_uring
   };
 
   PosixRoot root_;
@@ -143,7 +145,7 @@ class PosixContext {
   PerProcess<Own> own_{[] { return std::make_unique<Own>(); }};
 };
 
-// Appends to `fd`, a new and empty file.
+// A writer that appends to `fd`, a new and empty file.
 std::unique_ptr<WritableFile> posix_writer(std::shared_ptr<PosixContext> context, std::string name,
                                            UniqueFd fd, uint64_t expected_size);
 
@@ -156,8 +158,8 @@ class PosixReadable : public ReadableFile {
 
   PosixContext& context() const { return *context_; }
   int fd() const { return fd_.get(); }
-  int direct_fd() const;  // for O_DIRECT; -1 where that is not available
-  void forget_direct() const { direct_refused_ = true; }
+  int direct_fd() const;  // open with O_DIRECT; -1 if direct I/O is not available
+  void forget_direct() const { direct_refused_ = true; }  // direct_fd() returns -1 from now on
 
  private:
   UniqueFd open_direct() const;
@@ -171,11 +173,11 @@ class PosixReadable : public ReadableFile {
   mutable std::atomic<bool> direct_refused_ = false;
 };
 
-// Locks `fd`, open for writing; null when somebody else holds the lock.
+// Locks `fd`, which must be open for writing. Null if somebody else holds the lock.
 std::unique_ptr<StorageLock> posix_try_lock(System& system, UniqueFd fd, const std::string& name);
 bool posix_is_locked(int fd, const std::string& name);
 
-// As the functions of Storage (posix_directories.cc).
+// These functions implement the functions of Storage with the same names (posix_directories.cc).
 std::vector<std::string> posix_list(PosixContext& context, const std::string& prefix);
 std::vector<std::string> posix_list_files(PosixContext& context, const std::string& prefix);
 std::vector<std::string> posix_list_directories(PosixContext& context, const std::string& prefix);
@@ -185,13 +187,13 @@ void posix_exchange(PosixContext& context, const std::string& a, const std::stri
 void posix_rename_directory(PosixContext& context, const std::string& from, const std::string& to);
 bool posix_can_exchange(PosixContext& context);
 bool posix_is_link(PosixContext& context, const std::string& name);
-// The root's path, absolute and without links; empty where that can't be known. What is not there
-// yet is taken as it is written.
+// The root's absolute path without links; empty if it can't be determined. Trailing components that
+// do not exist yet are kept as written.
 std::string posix_resolved_root(const PosixContext& context);
 
 void posix_read(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
                 const ReadDone& done);
-// As Storage::prefetch.
+// Implements Storage::prefetch.
 uint64_t posix_prefetch(PosixContext& context, std::span<const ReadOp> ops,
                         const ReadOptions& options);
 

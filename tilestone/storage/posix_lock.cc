@@ -1,8 +1,8 @@
-// Locks of open files (fcntl, F_OFD_...): one that somebody holds can be seen without taking it, so
-// that who only looks disturbs nobody.
+// Locks of open files (fcntl, F_OFD_...). A process can check such a lock without taking it, so
+// checking never makes somebody else's try_lock fail.
 //
-// Such a lock belongs to the open file, which a forked child shares: the child would keep it alive
-// after its parent's death. So every child closes the locks' files as it begins.
+// The lock belongs to the open file, which a forked child shares. The child would keep the lock
+// after the parent's death, so every child closes the lock files right after the fork.
 #include <fcntl.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -21,10 +21,11 @@ struct flock whole_file(short type) {
   struct flock lock{};
   lock.l_type = type;
   lock.l_whence = SEEK_SET;
-  return lock;  // from 0 to the end, wherever that is
+  return lock;  // l_start and l_len are 0: the whole file, whatever its length
 }
 
-// The files of the locks that this process holds. Never destroyed: a fork may come at any time.
+// The files of the locks that this process holds. Never destroyed, because a fork may happen at any
+// time.
 struct HeldLock {
   std::mutex mutex;
   std::list<UniqueFd> files;
@@ -33,7 +34,7 @@ struct HeldLock {
 HeldLock& held() {
   static HeldLock* const the_held = [] {
     auto* const made = new HeldLock;
-    // The mutex is taken around the fork, so that the child finds the list whole.
+    // The fork takes the mutex, so that the child finds the list in a consistent state.
     ::pthread_atfork([] { held().mutex.lock(); }, [] { held().mutex.unlock(); },
                      [] {
                        for (UniqueFd& file : held().files) file = UniqueFd();
@@ -52,8 +53,8 @@ class PosixLock : public StorageLock {
   }
   ~PosixLock() override {
     const std::lock_guard lock(held().mutex);
-    // Unlocked explicitly, since a child that has just been forked may still share the open file.
-    // In a child itself the file is closed, or was never its own.
+    // Unlock explicitly: a child that has just been forked may still share the open file. A child
+    // must not unlock: its file is closed already, or the lock belongs to its parent.
     if (*at_ && process_ == ::getpid()) {
       struct flock unlock = whole_file(F_UNLCK);
       ::fcntl(at_->get(), F_OFD_SETLK, &unlock);
@@ -66,13 +67,14 @@ class PosixLock : public StorageLock {
   std::list<UniqueFd>::iterator at_;
 };
 
-// No server for locks, or a mount option, or an old kernel.
-bool says_no_locks(int error) {
+// Whether the errno means that files can't be locked: no lock server, a mount option or an old
+// kernel.
+bool means_no_locks(int error) {
   return error == ENOSYS || error == ENOLCK || error == EOPNOTSUPP || error == EINVAL;
 }
 
 [[noreturn]] void fail_no_locks(const std::string& name) {
-  throw Error(ErrorCode::kUnsupported, "files can't be locked on this file system")
+  throw Error(ErrorCode::kUnsupported, "this file system does not support file locks")
       .with_file(name)
       .with_errno(errno);
 }
@@ -80,22 +82,22 @@ bool says_no_locks(int error) {
 }  // namespace
 
 std::unique_ptr<StorageLock> posix_try_lock(System& system, UniqueFd fd, const std::string& name) {
-  held();  // a fork between locking and noting it is prepared for by the destructor alone
+  held();  // installs the fork handlers before the lock is taken
   int result;
   do {
     result = system.lock(fd.get());
   } while (result != 0 && errno == EINTR);
   if (result == 0) return std::make_unique<PosixLock>(std::move(fd));
   if (errno == EAGAIN || errno == EACCES) return nullptr;
-  if (says_no_locks(errno)) fail_no_locks(name);
+  if (means_no_locks(errno)) fail_no_locks(name);
   fail_errno("cannot take a lock", name, errno);
 }
 
 bool posix_is_locked(int fd, const std::string& name) {
   struct flock lock = whole_file(F_WRLCK);
   if (::fcntl(fd, F_OFD_GETLK, &lock) != 0) {
-    if (says_no_locks(errno)) fail_no_locks(name);
-    fail_errno("cannot look at a lock", name, errno);
+    if (means_no_locks(errno)) fail_no_locks(name);
+    fail_errno("cannot check a lock", name, errno);
   }
   return lock.l_type != F_UNLCK;
 }

@@ -12,7 +12,7 @@
 
 namespace tilestone::posix_lock_test {
 
-// A process that lives until the object goes.
+// A process that runs until the object is destroyed.
 class Child {
  public:
   template <typename Body>
@@ -61,7 +61,7 @@ TEST(PosixLock, GoesWithItsProcessThoughAForkedChildLives) {
   int status = -1;
   ASSERT_EQ(::waitpid(holder, &status, 0), holder);
   EXPECT_EQ(status, 0);
-  EXPECT_EQ(::kill(child, 0), 0) << "the child is to be alive";
+  EXPECT_EQ(::kill(child, 0), 0) << "the child must be alive";
   EXPECT_FALSE(storage->is_locked("lock"));
   EXPECT_NE(storage->try_lock("lock"), nullptr);
   ::kill(child, SIGKILL);

@@ -1,4 +1,4 @@
-// Names that a file system may turn into something else: links, FIFOs, directories.
+// Tests names that are not regular files: links, FIFOs, directories.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -14,7 +14,7 @@ namespace tilestone::posix_names_test {
 namespace fs = std::filesystem;
 using Names = std::vector<std::string>;
 
-// A system that may be too old for openat2.
+// The real system, optionally without openat2.
 class OldSystem : public System {
  public:
   explicit OldSystem(bool openat2_missing) : openat2_missing_(openat2_missing) {}
@@ -86,7 +86,7 @@ TEST_P(PosixNames, LinksOutsideAreRefused) {
   EXPECT_EQ(as_text(read_file(*other, "secret", 100)), "outside");
 }
 
-// models/blobs/1234, and models/snapshots/rev with links to it.
+// Makes models/blobs/1234, and models/snapshots/rev with links to it.
 struct Hub {
   TempDirectory directory;
   std::string models = directory.path() + "/models";
@@ -114,7 +114,7 @@ TEST_P(PosixNames, FilesOfTheHubsCacheAreReadThroughTheirLinks) {
   const auto storage = posix_storage(hub.snapshot, {}, std::make_shared<OldSystem>(GetParam()));
   EXPECT_EQ(as_text(read_file(*storage, "sub/file", 100)), "a blob");
   EXPECT_EQ(as_text(read_file(*storage, "absolute", 100)), "a blob");
-  // What changes names changes the links, not what they lead to.
+  // Calls that change names change the links, not their targets.
   storage->rename("file", "renamed", false);
   storage->remove("renamed");
   expect_error([&] { storage->try_lock("absolute"); }, ErrorCode::kUnsafe, "symbolic link");

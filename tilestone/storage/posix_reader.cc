@@ -1,21 +1,25 @@
 // How a batch of ops is read:
 //
-// Each op is cut into pieces of at most kPiece bytes of the file, cut points aligned; where file
-// range and memory are aligned alike, what is before the first and behind the last aligned byte are
-// pieces of their own. The workers
-// take pieces from a common counter; each has a queue of its own with `queue_depth` pieces under
-// way. What becomes of a piece:
-//   - in the page cache: copied from there by a plain call, at once (a small piece by a call that
-//     gives up where it would have to wait, a large one once all of it is known to be there);
-//   - to be kept in the page cache (CachePolicy::kKeep): inside a very large op it is read into
-//     large folios, from which later loads copy faster, and then copied; plain reads would get
-//     small folios and no read-ahead, because the file is opened for random access. Elsewhere the
-//     kernel is asked for several pieces in advance, so that the disk has work, and each is copied;
-//   - small: through the page cache, by the queue;
-//   - else directly: straight into the target where file range and memory are aligned alike,
-//     otherwise as an aligned range that includes it, through a pooled buffer.
-// Whichever worker finishes the last piece of an op calls `done`. A failure stops all workers
-// from taking pieces; each waits for what it has under way, since the kernel writes to that memory.
+// Each op is cut into pieces of at most kMaxPiece bytes of the file, at aligned offsets. If the
+// file range and the memory have the same alignment, the unaligned bytes at the two ends of the op
+// are pieces of their own. The workers take pieces from a common counter. Each worker has its own
+// queue with up to `queue_depth` pieces in progress. How a piece is read:
+//   - A piece in the page cache is copied at once by a plain call. For a small piece, the call
+//   fails
+//     if it would have to wait. For a large piece, the worker first checks that all of it is
+//     cached.
+//   - A piece to be kept in the page cache (CachePolicy::kKeep) is first read into the page cache
+//     and then copied. In a very large op it is read into large folios, from which later loads copy
+//     faster. Plain reads would get small folios and no read-ahead, because the file is opened for
+//     random access. In other ops the worker asks the kernel for several pieces in advance, so that
+//     the disk has work.
+//   - Any other small piece is read through the page cache by the queue.
+//   - Any other large piece is read by direct I/O. If the file range and the memory have the same
+//     alignment, it is read into the target. Otherwise an aligned range that includes it is read
+//     into a pooled buffer and copied.
+// The worker that finishes the last piece of an op calls `done`. After a failure no worker takes a
+// new piece. Each worker waits for its pieces in progress, because the kernel writes to their
+// memory.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -40,10 +44,10 @@ namespace {
 
 constexpr uint64_t kMaxPiece = 8u << 20;     // bytes
 constexpr uint64_t kSmallPiece = 64u << 10;  // bytes
-constexpr uint64_t kMinSplit = 8u << 20;     // bytes; smaller ops are not worth three pieces
-constexpr uint64_t kReadAhead = 12u << 20;   // bytes; a kernel's 8 MiB and the folios at its ends
-constexpr uint64_t kMinFolios = 64u << 20;   // bytes; smaller ops are not worth kReadAhead
-constexpr uint64_t kCrcBlock = 256u << 10;   // bytes that stay in cache from reading to checksum
+constexpr uint64_t kMinSplit = 8u << 20;     // bytes; smaller ops are not cut into three pieces
+constexpr uint64_t kReadAhead = 12u << 20;  // bytes; the kernel's 8 MiB and the folios at both ends
+constexpr uint64_t kMinFolios = 64u << 20;  // bytes; smaller ops are not worth kReadAhead
+constexpr uint64_t kCrcBlock = 256u << 10;  // bytes; stays in cache from the read to the checksum
 
 constexpr uint64_t align_down(uint64_t value) { return value / kAlignment * kAlignment; }
 
@@ -51,17 +55,18 @@ double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// A piece of an op.
 struct PartialRead {
-  size_t op = 0;
-  uint64_t number = 0;          // among the op's
-  uint64_t begin = 0, end = 0;  // of the file
+  size_t op = 0;                // the index of the op
+  uint64_t number = 0;          // the index of the piece in its op
+  uint64_t begin = 0, end = 0;  // the byte range in the file
   uint64_t size() const { return end - begin; }
 };
 
-// The ops with their pieces, shared by the workers.
+// The ops of a batch and their pieces, shared by the workers.
 class ReadBatch {
  public:
-  // done null: the ops are only brought into the page cache.
+  // With done == nullptr the ops are only read into the page cache.
   ReadBatch(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
             const ReadDone* done)
       : context_(context), ops_(ops), options_(options), done_(done), remaining_(ops.size()) {
@@ -89,7 +94,7 @@ class ReadBatch {
   const ReadOptions& options() const { return options_; }
   uint64_t pieces() const { return first_piece_.back(); }
 
-  // The next piece, or nothing more to do.
+  // Returns the next piece, or nullopt if there is none or the batch was stopped.
   std::optional<PartialRead> take() {
     if (stopped_.load(std::memory_order_relaxed)) return std::nullopt;
     const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
@@ -101,8 +106,8 @@ class ReadBatch {
 
   bool prefetches() const { return done_ == nullptr; }
   bool keeps() const { return options_.cache == CachePolicy::kKeep; }
-  // Whether large folios are worth what the kernel reads ahead for them: it goes on at each folio
-  // that is copied, so that up to kReadAhead bytes behind the op are read too.
+  // Whether to read the piece into large folios. When such a folio is copied, the kernel reads
+  // ahead, so up to kReadAhead bytes after the op would be read too.
   bool wants_large_folios(const PartialRead& piece) const {
     const ReadOp& op = ops_[piece.op];
     return op.size >= kMinFolios && op.offset + op.size - piece.end >= kReadAhead;
@@ -111,7 +116,8 @@ class ReadBatch {
     return !prefetches() && ops_[piece.op].crc32 != nullptr;
   }
 
-  // The piece is at its place; `bytes` is the whole op's if it has no target.
+  // Records that the piece has been read to its target. For an op without a target, `bytes` is the
+  // whole op. Calls `done` after the last piece of an op.
   void finished(const PartialRead& piece, ByteView bytes, uint32_t crc) {
     if (prefetches()) return;
     const ReadOp& op = ops_[piece.op];
@@ -128,9 +134,10 @@ class ReadBatch {
   void stop() { stopped_.store(true, std::memory_order_relaxed); }
 
  private:
-  // An op's aligned middle, and whether what is around it is read by itself.
+  // How an op is cut: an aligned middle [begin, end) of the file, which is cut every piece_ bytes,
+  // and possibly a piece before it (head) and one after it (tail).
   struct BatchLayout {
-    uint64_t begin = 0;  // of the first piece on the grid
+    uint64_t begin = 0;
     uint64_t end = 0;
     bool head = false;
     bool tail = false;
@@ -140,8 +147,8 @@ class ReadBatch {
     const uint64_t end = op.offset + op.size;
     const uint64_t first = align_up(op.offset, kAlignment);
     const auto address = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(op.target));
-    const bool alike = (address - op.offset) % kAlignment == 0;
-    if (!alike || op.size < kMinSplit) return {align_down(op.offset), end, false, false};
+    const bool same_alignment = (address - op.offset) % kAlignment == 0;
+    if (!same_alignment || op.size < kMinSplit) return {align_down(op.offset), end, false, false};
     return {first, align_down(end), first > op.offset, align_down(end) < end};
   }
 
@@ -176,15 +183,15 @@ class ReadBatch {
   const ReadOptions& options_;
   const ReadDone* done_;
   uint64_t piece_;
-  std::vector<uint64_t> first_piece_;  // of each op, and the end
-  std::vector<std::atomic<uint64_t>> remaining_;
-  std::vector<uint32_t> crcs_;  // of each piece, where any is wanted
+  std::vector<uint64_t> first_piece_;  // by op, the number of its first piece; then the total
+  std::vector<std::atomic<uint64_t>> remaining_;  // by op, the number of pieces not yet read
+  std::vector<uint32_t> crcs_;                    // by piece; empty if no op wants a checksum
   std::atomic<uint64_t> next_ = 0;
-  std::atomic<uint64_t> fetched_ = 0;  // bytes that a prefetch did not find
+  std::atomic<uint64_t> fetched_ = 0;  // bytes that were not in the page cache before a prefetch
   std::atomic<bool> stopped_ = false;
 };
 
-// One thread's share of a batch.
+// The work of one thread on a batch.
 class ReadWorker {
  public:
   explicit ReadWorker(ReadBatch& batch)
@@ -208,8 +215,8 @@ class ReadWorker {
   }
 
  private:
-  // A request for bytes [offset, offset + size) of the file to `data`, of which the first `needed`
-  // are waited for: an aligned range may reach beyond the file's end.
+  // A request to read bytes [offset, offset + size) of the file to `data`. It is complete when the
+  // first `needed` bytes are read, because an aligned range may extend beyond the end of the file.
   struct ReadSlot {
     bool busy = false;
     bool direct = false;
@@ -218,21 +225,21 @@ class ReadWorker {
     int fd = -1;
     std::byte* data = nullptr;
     uint64_t offset = 0, size = 0, needed = 0, done = 0;
-    std::optional<uint32_t> crc;  // of the piece, if it is known before the piece is complete
+    std::optional<uint32_t> crc;  // the checksum of the piece, if computed while it was read
   };
 
   const PosixReadable& file(const PartialRead& piece) const {
     return static_cast<const PosixReadable&>(*batch_.op(piece.op).file);
   }
 
-  // Where the piece's bytes are to go: in the target, or in the buffer of an op that has none.
+  // The address of the piece in the op's target; null if the op has no target or is prefetched.
   std::byte* place(const PartialRead& piece) const {
     const ReadOp& op = batch_.op(piece.op);
     const bool nowhere = op.target == nullptr || batch_.prefetches();
     return nowhere ? nullptr : op.target + (piece.begin - op.offset);
   }
 
-  // Starts pieces until the queue is full. True while there may be more to start.
+  // Starts pieces until the queue is full. Returns false if no piece is left to start.
   bool fill() {
     while (under_way_ < slots_.size()) {
       if (batch_.options().deadline.expired()) {
@@ -246,7 +253,7 @@ class ReadWorker {
     return true;
   }
 
-  // False where the piece must wait for a buffer that this worker has under way itself.
+  // Returns false if the piece must wait for a buffer of which this worker may be the holder.
   bool start(const PartialRead& piece) {
     if (batch_.prefetches()) return start_prefetch(piece);
     const bool targeted = place(piece) != nullptr || piece.size() == 0;
@@ -256,7 +263,7 @@ class ReadWorker {
     const bool resident = piece.size() == 0 || in_page_cache(piece);
     if (!resident && batch_.keeps() && !bypasses_cache()) {
       if (!batch_.wants_large_folios(piece)) return ask(piece);
-      // Where this fails, the plain read below says why.
+      // If this fails, the plain read below reports the error.
       context_.system().populate_large_folios(file(piece).fd(), piece.begin, piece.size());
       start_cached(piece, std::move(buffer), true);
       return true;
@@ -279,7 +286,8 @@ class ReadWorker {
     return true;
   }
 
-  // Asked for at once, so that the disk has work, and waited for in turn.
+  // Asks the kernel for the piece at once, so that the disk has work. settle_prefetch() waits for
+  // it.
   bool start_prefetch(const PartialRead& piece) {
     if (piece.size() == 0 || is_cached(piece)) return true;
     if (!ask(piece)) return false;
@@ -287,7 +295,8 @@ class ReadWorker {
     return true;
   }
 
-  // False where room for the piece is to wait for a buffer.
+  // Asks the kernel to read the piece into the page cache. If too many pieces have been asked for,
+  // settles the oldest first. Returns false if that must wait for a buffer.
   bool ask(const PartialRead& piece) {
     if (asked_.size() == slots_.size() && !settle()) return false;
     context_.system().will_need(file(piece).fd(), piece.begin, piece.size());
@@ -295,7 +304,8 @@ class ReadWorker {
     return true;
   }
 
-  // Waits for the piece that was asked for first; false where that is to wait for a buffer.
+  // Reads or waits for the piece that was asked for first. Returns false if that must wait for a
+  // buffer.
   bool settle() { return batch_.prefetches() ? settle_prefetch() : settle_kept(); }
 
   bool settle_kept() {
@@ -307,7 +317,7 @@ class ReadWorker {
     return true;
   }
 
-  // Where the system can't answer, or fails, the piece is read into a buffer.
+  // If populate is not supported or fails, the piece is read into a buffer instead.
   bool settle_prefetch() {
     const PartialRead& piece = asked_.front();
     if (context_.system().populate(file(piece).fd(), piece.begin, piece.size()) != 0) {
@@ -325,7 +335,8 @@ class ReadWorker {
                                   align_down(pool->buffer_bytes());
   }
 
-  // Never blocks while this worker holds buffers itself: it may be the one that all wait for.
+  // Gets a free buffer. Returns false, without blocking, if there is none and this worker has
+  // pieces in progress: all other threads may be waiting for the buffers that it holds.
   bool get_buffer(Buffer& buffer) {
     buffer = batch_.options().buffers->try_acquire();
     if (!buffer && under_way_ > 0) return false;
@@ -343,7 +354,8 @@ class ReadWorker {
     return file(piece).direct_fd() >= 0;
   }
 
-  // Done where all of a small piece is in the page cache. The call neither waits nor starts I/O.
+  // Reads a small piece if all of it is in the page cache, else returns false. The system call
+  // neither waits nor starts I/O.
   bool copied_from_cache(const PartialRead& piece, const Buffer& buffer) {
     if (piece.size() == 0 || piece.size() >= kSmallPiece || bypasses_cache()) return false;
     std::byte* const data = buffer ? buffer.data() : place(piece);
@@ -355,7 +367,7 @@ class ReadWorker {
     return true;
   }
 
-  // kDirect asks for the disk, whatever is cached.
+  // kDirect reads from the disk even if the bytes are cached.
   bool bypasses_cache() const {
     return context_.options().read_cache == PosixOptions::Cache::kDirect;
   }
@@ -390,7 +402,7 @@ class ReadWorker {
     submit_new(slot);
   }
 
-  // Through the page cache: what is there is copied at once, the rest read by the queue.
+  // Reads through the page cache: at once if `resident`, else by the queue.
   void start_cached(const PartialRead& piece, Buffer buffer, bool resident) {
     ReadSlot& slot = free_slot();
     std::byte* const data = buffer ? buffer.data() : place(piece);
@@ -423,7 +435,7 @@ class ReadWorker {
     ++under_way_;
   }
 
-  // Waits for one result; a slot that lacks bytes goes back to the queue.
+  // Waits for one result. Submits the slot again if it still needs bytes.
   void finish_one() {
     const IoResult result = queue_->wait();
     --under_way_;
@@ -455,7 +467,7 @@ class ReadWorker {
                context_.path_of(file(slot.piece).name()), error);
   }
 
-  // Reads what the slot lacks through the page cache.
+  // Reads the bytes that the slot still needs through the page cache.
   void read_now(ReadSlot& slot) {
     const bool whole = slot.done == 0 && slot.offset == slot.piece.begin;
     const bool checked = whole && batch_.wants_crc(slot.piece);
@@ -475,9 +487,9 @@ class ReadWorker {
     if (checked) slot.crc = crc;
   }
 
-  // The slot's bytes are there: to the target with them, and on to `done`.
+  // All bytes of the slot are read: copies them to the target if necessary and ends the piece.
   void complete(ReadSlot& slot) {
-    const Buffer buffer = std::move(slot.buffer);  // goes back to the pool after done()
+    const Buffer buffer = std::move(slot.buffer);  // returned to the pool after done()
     const uint64_t size = slot.piece.size();
     std::byte* const bytes = slot.data + (slot.piece.begin - slot.offset);
     std::byte* const target = place(slot.piece);
@@ -494,7 +506,9 @@ class ReadWorker {
     batch_.finished(slot.piece, {bytes, size}, crc);
   }
 
-  void drain() {
+  // Ends the process if wait() throws: the kernel may still be writing to the buffers and targets,
+  // and nobody could keep them alive.
+  void drain() noexcept {
     for (; under_way_ > 0; --under_way_) {
       ReadSlot& slot = slots_[queue_->wait().tag];
       context_.read_choice().finished(0, slot.direct, seconds());
@@ -507,8 +521,8 @@ class ReadWorker {
   std::unique_ptr<IoQueue> queue_;
   std::vector<ReadSlot> slots_;
   size_t under_way_ = 0;
-  std::optional<PartialRead> waiting_;  // for a buffer
-  std::deque<PartialRead> asked_;       // of a prefetch, or to be kept; not yet waited for
+  std::optional<PartialRead> waiting_;  // the piece that waits for a buffer
+  std::deque<PartialRead> asked_;       // pieces that the kernel was asked for, oldest first
 };
 
 void run(ReadBatch& batch) {
@@ -525,8 +539,8 @@ void run(ReadBatch& batch) {
 
 }  // namespace
 
-// O_DIRECT belongs to the open file, so a second one is needed; under the same name there may be
-// another file by now.
+// O_DIRECT is a property of the open file, so the file is opened a second time. By now the name may
+// refer to another file, so the device and the inode are compared.
 UniqueFd PosixReadable::open_direct() const {
   UniqueFd fd = context_->open_to_read(name_, O_RDONLY | O_NONBLOCK);
   struct stat mine, other;

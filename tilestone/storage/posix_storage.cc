@@ -17,7 +17,7 @@
 namespace tilestone {
 namespace {
 
-constexpr unsigned kFileMode = 0666;  // less the umask
+constexpr unsigned kFileMode = 0666;  // the kernel applies the umask
 
 class PosixStorage : public Storage {
  public:
@@ -47,9 +47,9 @@ class PosixStorage : public Storage {
       fail_errno("cannot open a file", context_->path_of(name), errno == ENOTDIR ? ENOENT : errno);
     const uint64_t size = expect_regular(fd.get(), name);
     if (context_->options().read_cache != PosixOptions::Cache::kBuffered) {
-      // No reading ahead: callers know what they need, and pages that are only on their way count
-      // as cached, which would draw the following ranges into the page cache too. An advice, so
-      // its failure is none.
+      // No read-ahead: callers know what they need. Pages that are still being read count as
+      // cached, so read-ahead would make the following ranges use the page cache too. This is only
+      // advice, so a failure is ignored.
       ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
     }
     return std::make_unique<PosixReadable>(context_, name, std::move(fd), size);
@@ -80,7 +80,7 @@ class PosixStorage : public Storage {
     }
     if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
     if (errno == EXDEV) refuse_link(name);
-    fail_errno("cannot look at a file", context_->path_of(name), errno);
+    fail_errno("cannot stat a file", context_->path_of(name), errno);
   }
 
   std::vector<std::string> list(const std::string& prefix) override {
@@ -120,7 +120,7 @@ class PosixStorage : public Storage {
   std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
     check_file_name(name);
     UniqueFd fd = context_->open_at_root(name, O_RDWR | O_CREAT | O_NONBLOCK | O_NOCTTY, kFileMode);
-    if (!fd) fail_errno("cannot open a lock", context_->path_of(name), errno);
+    if (!fd) fail_errno("cannot open a lock file", context_->path_of(name), errno);
     expect_regular(fd.get(), name);
     return posix_try_lock(context_->system(), std::move(fd), context_->path_of(name));
   }
@@ -129,7 +129,7 @@ class PosixStorage : public Storage {
     check_file_name(name);
     const UniqueFd fd = context_->open_at_root(name, O_RDONLY | O_NONBLOCK | O_NOCTTY);
     if (!fd && (errno == ENOENT || errno == ENOTDIR)) return false;
-    if (!fd) fail_errno("cannot look at a lock", context_->path_of(name), errno);
+    if (!fd) fail_errno("cannot check a lock", context_->path_of(name), errno);
     expect_regular(fd.get(), name);
     return posix_is_locked(fd.get(), context_->path_of(name));
   }
@@ -148,15 +148,14 @@ class PosixStorage : public Storage {
     throw Error(ErrorCode::kUnsafe, "a symbolic link leaves the storage's root")
         .with_file(context_->path_of(name))
         .with_hint(
-            "follow_links=True (--follow-links on the command line, PosixOptions::links in C++) "
-            "reads through links; only where you trust who made them");
+            "to read through such links, pass follow_links=True (--follow-links on the command "
+            "line, PosixOptions::links in C++); do so only if you trust whoever made them");
   }
 
-  // The size of an open file, made ready for reading.
+  // The size of an open file, in bytes. Throws if it is not a regular file; clears O_NONBLOCK.
   uint64_t expect_regular(int fd, const std::string& name) const {
     struct stat info;
-    if (::fstat(fd, &info) != 0)
-      fail_errno("cannot look at a file", context_->path_of(name), errno);
+    if (::fstat(fd, &info) != 0) fail_errno("cannot stat a file", context_->path_of(name), errno);
     if (!S_ISREG(info.st_mode)) refuse_irregular(name);
     if (!clear_nonblocking(fd)) fail_errno("cannot open a file", context_->path_of(name), errno);
     return static_cast<uint64_t>(info.st_size);
@@ -183,7 +182,8 @@ void PosixStorage::rename(const std::string& from, const std::string& to, bool r
   } else {
     result = context_->system().rename_exclusive(old_dir, old_last, new_dir, new_last);
     if (result != 0 && (errno == ENOSYS || errno == EINVAL)) {
-      // link is atomic and replaces nothing. A crash before unlink leaves both names, of one file.
+      // link is atomic and never replaces a name. A crash before unlink leaves two names for one
+      // file.
       result = ::linkat(old_dir, old_last, new_dir, new_last, 0);
       if (result == 0) result = ::unlinkat(old_dir, old_last, 0);
     }
@@ -228,7 +228,7 @@ PosixContext::PosixContext(PosixRoot root, const PosixOptions& options,
   std::string& path = root_.path;
   if (path.empty() || path.find('\0') != std::string::npos || options_.queue_depth == 0) {
     throw Error(ErrorCode::kInvalidArgument,
-                "a storage needs a root directory and a queue depth of at least 1")
+                "a storage needs a root directory, without NUL, and a queue depth of at least 1")
         .with_file(path);
   }
   while (path.size() > 1 && path.back() == '/') path.pop_back();
@@ -247,11 +247,12 @@ std::unique_ptr<IoQueue> PosixContext::take_queue() {
     int error = 0;
     auto queue = system_->uring_queue(options_.queue_depth, error);
     if (queue != nullptr) return queue;
-    const std::string why = "io_uring is not available here";
+    const std::string why = "io_uring is not available";
     if (options_.calls == PosixOptions::Calls::kUring) {
       throw Error(ErrorCode::kUnsupported, why).with_errno(error);
     }
-    log_once(LogLevel::kWarning, why + ": " + std::strerror(error) + "; plain calls are used");
+    log_once(LogLevel::kWarning,
+             why + ": " + std::strerror(error) + "; using plain system calls instead");
     own.uring = false;
   }
   return make_thread_queue(*system_, options_.queue_depth);
@@ -272,11 +273,11 @@ bool PosixContext::make_direct(int fd) {
 void PosixContext::note_no_direct(int error) {
   log_once(LogLevel::kWarning,
            std::string("direct I/O is not available on a file system in use: ") +
-               std::strerror(error) + "; the page cache is used there");
+               std::strerror(error) + "; using the page cache there instead");
 }
 
-// A page that has just been read is in the page cache; where it is not found there, asking the open
-// file is of no use.
+// A page that has just been read is in the page cache. If System::cached_bytes does not find it, it
+// does not work on this file system.
 int PosixContext::cached_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& bytes) {
   if (!pages_hidden_.get().value_or(false)) {
     const int result = system_->cached_bytes(fd, offset, size, bytes);

@@ -1,4 +1,5 @@
-// What only the POSIX storage has: a page cache, direct I/O, locks, and a system that fails.
+// Tests what only the POSIX storage has: a page cache, direct I/O, locks, and system calls that
+// fail.
 #include "tilestone/storage/posix_storage.h"
 
 #include <fcntl.h>
@@ -29,8 +30,8 @@ using Names = std::vector<std::string>;
 constexpr size_t kMiB = size_t{1} << 20;
 const Deadline kNever = Deadline::never();
 
-// The real system, but for a disk of `room` bytes and failures that a test asks for. The queue is
-// the one over threads, so that its calls come through here.
+// The real system with a disk of `room` bytes and with failures that a test requests. It uses the
+// queue over threads, so that all reads and writes go through this class.
 class FailingSystem : public System {
  public:
   std::atomic<uint64_t> room = UINT64_MAX;  // bytes of a file that fit
@@ -42,10 +43,10 @@ class FailingSystem : public System {
   bool will_need_missing = false;
   bool populate_missing = false;
   std::atomic<int> populated = 0;               // ranges read into large folios
-  std::atomic<int> writes_elsewhere = 0;        // not at the file's end
-  std::atomic<int> writes_lengthening = 0;      // direct, beyond the file's end
-  std::atomic<int> writes_unaligned = 0;        // direct, at another place than a page's begin
-  std::atomic<size_t> most_written = SIZE_MAX;  // bytes that a direct write says it wrote
+  std::atomic<int> writes_elsewhere = 0;        // writes that do not start at the file's end
+  std::atomic<int> writes_lengthening = 0;      // direct writes beyond the file's end
+  std::atomic<int> writes_unaligned = 0;        // direct writes at an unaligned offset
+  std::atomic<size_t> most_written = SIZE_MAX;  // most bytes that a direct write reports as written
 
   ssize_t pread(int fd, void* data, size_t size, uint64_t offset) override {
     if (read_error != 0) return refuse(read_error);
@@ -125,7 +126,7 @@ void append_buffers(WritableFile& file, BufferPool& pool, size_t count, size_t s
   }
 }
 
-// Runs `call`, which must fail with this errno and a path of this file.
+// Runs `call`, which must fail with this errno and the path of this file.
 void expect_errno(const std::function<void()>& call, int error, const std::string& name,
                   const std::string& text) {
   try {
@@ -135,7 +136,7 @@ void expect_errno(const std::function<void()>& call, int error, const std::strin
     EXPECT_EQ(caught.code(), ErrorCode::kIo) << caught.what();
     EXPECT_EQ(caught.sys_errno(), error) << caught.what();
     EXPECT_EQ(fs::path(caught.file()).filename(), fs::path(name).filename());
-    // The system's reason is told once.
+    // The message has the system's reason only once.
     const std::string what = caught.what();
     EXPECT_NE(what.find(text), std::string::npos) << what;
     const std::string why = std::strerror(error);
@@ -154,7 +155,7 @@ TEST(PosixStorage, ADirectWriteThatDoesNotFitSaysHowMuchAndWhere) {
         file->sync(kNever);
       },
       ENOSPC, "full", "cannot write 1048576 bytes at offset 0: No space left on device");
-  // It stays failed, and nothing is kept of the pool.
+  // Later calls fail too, and all buffers are back in the pool.
   expect_errno([&] { file->sync(kNever); }, ENOSPC, "full", "No space left");
   expect_errno([&] { file->close(); }, ENOSPC, "full", "No space left");
   EXPECT_EQ(disk.system->syncs, 0);
@@ -198,7 +199,7 @@ TEST(PosixStorage, RoomThatWasReservedTooMuchIsGivenBack) {
   EXPECT_LE(info.st_blocks * 512, static_cast<off_t>(3 * kMiB));
 }
 
-// Memory that begins `phase` bytes behind a multiple of the alignment.
+// Memory that begins `phase` bytes after a multiple of the alignment.
 struct Placed {
   Placed(size_t size, size_t phase) : owner(size + 2 * BufferPool::kAlignment) {
     const auto address = reinterpret_cast<uintptr_t>(owner.data());
@@ -209,7 +210,7 @@ struct Placed {
   MutableByteView view;
 };
 
-// Else a file system does them one after the other.
+// A file system would run direct writes that lengthen a file one after the other.
 TEST(PosixStorage, NoDirectWriteLengthensAFileThatHasRoomReserved) {
   Failing disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 2});
   disk.system->reserve_error = 0;
@@ -217,14 +218,14 @@ TEST(PosixStorage, NoDirectWriteLengthensAFileThatHasRoomReserved) {
   const Bytes bytes = pattern_bytes(3 * kMiB);
   Placed kept(2 * kMiB, 0);
   std::copy_n(bytes.begin(), 2 * kMiB, kept.view.begin());
-  const auto file = disk.storage->create("f", 4 * kMiB);  // less than what comes
+  const auto file = disk.storage->create("f", 4 * kMiB);  // less than is appended
   append_buffers(*file, *pool, 40, kMiB);
   file->append_kept(kept.view);
   EXPECT_EQ(disk.system->writes_lengthening, 0);
   file->close();
   EXPECT_GT(disk.system->direct_writes, 0);
   EXPECT_EQ(disk.system->writes_lengthening, 0);
-  EXPECT_EQ(disk.storage->stat("f")->size, 42 * kMiB);  // cut without a sync, too
+  EXPECT_EQ(disk.storage->stat("f")->size, 42 * kMiB);  // close truncates it without a sync
 }
 
 TEST(PosixStorage, WhatAReservationThatFailedHasLengthenedIsCut) {
@@ -334,7 +335,7 @@ bool prefetches_into_the_page_cache(Failing& disk) {
   EXPECT_LE(cached(0, bytes.size()), 3 * kMiB);
   const ReadOp large{file.get(), 0, 2 * kMiB};
   expect_error([&] { storage.prefetch({&large, 1}, {nullptr, pool}); }, ErrorCode::kInvalidArgument,
-               "fits no pooled buffer");
+               "larger buffer");
   ::close(fd);
   return found;
 }
@@ -412,7 +413,7 @@ TEST(PosixStorage, APrefetchThatCannotReadNamesTheFile) {
   expect_errno([&] { disk.storage->prefetch({&op, 1}, {nullptr, pool}); }, EIO, "f", "cannot read");
 }
 
-// File systems over object stores fail where a write does not go on at the end (VeOmni 801).
+// File systems over object stores fail if a write does not continue at the end (VeOmni 801).
 TEST(PosixStorage, FilesOfFuseAreWrittenInOrder) {
   Failing disk;
   disk.system->fuse = true;
@@ -441,7 +442,7 @@ TEST(PosixStorage, AFailedSyncIsNeverTriedAgain) {
   const auto file = disk.storage->create("f");
   file->append(as_bytes("abc"));
   expect_errno([&] { file->sync(kNever); }, EIO, "f", "cannot sync a file: Input/output error");
-  disk.system->sync_error = 0;  // a second one would succeed, over lost data
+  disk.system->sync_error = 0;  // a second sync would succeed although data is lost
   expect_errno([&] { file->sync(kNever); }, EIO, "f", "cannot sync a file");
   EXPECT_EQ(disk.system->syncs, 1);
 }
@@ -486,7 +487,7 @@ TEST(PosixStorage, AFileThatShrankWhileOpenIsCorrupt) {
     ReadOptions options;
     options.buffers = BufferPool::create(8 * kMiB, 4 * kMiB);
     expect_error([&] { storage->read({&op, 1}, options, [](size_t, ByteView) {}); },
-                 ErrorCode::kCorrupt, "beyond the file's end (1048581 bytes)");
+                 ErrorCode::kCorrupt, "1048581 bytes");
   }
 }
 
@@ -570,7 +571,7 @@ TEST(PosixStorage, TwoStoragesOfOneDirectoryShareTheirLocks) {
   EXPECT_NE(two->try_lock("lock"), nullptr);
 }
 
-// Without the right to mount, /dev/full stands for the full disk: the kernel's own ENOSPC.
+// If the test may not mount, it uses /dev/full as the full disk, which returns the kernel's ENOSPC.
 TEST(PosixStorage, ARealFullDiskIsToldAndOldFilesStay) {
   const SmallMount disk;
   if (!disk) {
@@ -590,7 +591,7 @@ TEST(PosixStorage, ARealFullDiskIsToldAndOldFilesStay) {
       try {
         append_buffers(*file, *pool, 8, kMiB);
         file->sync(kNever);
-        ADD_FAILURE() << "8 MiB fit on 4";
+        ADD_FAILURE() << "8 MiB were written to a disk of 4 MiB";
       } catch (const Error& error) {
         EXPECT_EQ(error.sys_errno(), ENOSPC) << error.what();
         EXPECT_EQ(fs::path(error.file()).filename(), "big");
@@ -605,7 +606,7 @@ TEST(PosixStorage, ARealFullDiskIsToldAndOldFilesStay) {
   }
 }
 
-// Without the right to mount, the mode of a directory makes it read-only.
+// If the test may not mount, the mode of a directory makes it read-only.
 TEST(PosixStorage, AReadOnlyDirectoryCanBeReadAndNotWritten) {
   const SmallMount disk;
   const TempDirectory directory;

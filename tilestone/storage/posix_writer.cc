@@ -1,15 +1,15 @@
 // How a file is written:
 //
-// Small files: plain calls through the page cache. Large ones: each appended buffer, and aligned
-// memory that the caller keeps, is handed to DirectWrites as it is, so `queue_depth` of them are
-// under way, past the page cache. The bytes
-// behind the last multiple of the alignment, and everything appended after them, are written
-// through the page cache, once no direct write is under way.
+// Small files are written by plain calls through the page cache. Large files bypass it: each
+// appended buffer, and aligned memory that the caller keeps, goes to DirectWrites without a copy,
+// so up to `queue_depth` writes are in progress. The bytes after the last multiple of kAlignment,
+// and everything appended after them, are written through the page cache when no direct write is in
+// progress any more.
 //
-// Crash argument: a file means nothing to anybody until its sync has returned. sync waits for all
-// writes, cuts off what was reserved too much, and calls fsync, which covers the bytes in the page
-// cache, the file's length and extents, and the disk's own cache (where the direct writes may still
-// be). Before that a crash may leave any length and any content.
+// Crash argument: nobody uses a file before its sync has returned. sync waits for all writes, cuts
+// off the space that was reserved but not used, and calls fsync. fsync covers the bytes in the page
+// cache, the file's length and extents, and the disk's own cache, where direct writes may still be.
+// Before that, a crash may leave any length and any content.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -22,7 +22,8 @@
 namespace tilestone {
 namespace {
 
-constexpr uint64_t kMoreRoom = 16u << 20;  // bytes, when a file becomes larger than expected
+// Bytes to reserve beyond the current end when a file becomes larger than expected.
+constexpr uint64_t kMoreRoom = 16u << 20;
 
 class PosixWriter : public WritableFile {
  public:
@@ -97,7 +98,7 @@ class PosixWriter : public WritableFile {
       finish_all();
       cut();
       writes_.reset();
-      // EINTR: Linux has closed the descriptor all the same.
+      // On EINTR too, Linux has closed the descriptor.
       if (context_->system().close(fd_.release()) != 0 && errno != EINTR) {
         fail_errno("cannot close a file", path(), errno);
       }
@@ -110,8 +111,8 @@ class PosixWriter : public WritableFile {
  private:
   std::string path() const { return context_->path_of(name_); }
 
-  // Runs one step of the file's life. The first failure is kept and thrown again by every later
-  // step: what the file holds is not known any more.
+  // Runs one operation. The first failure is kept, and every later operation throws it again,
+  // because the file's content is unknown from then on.
   template <typename Step>
   void guarded(const Step& step) {
     if (failure_ != nullptr) std::rethrow_exception(failure_);
@@ -125,12 +126,12 @@ class PosixWriter : public WritableFile {
     }
   }
 
-  // Decides, with the first bytes, how the file is written.
+  // Decides how to write the file. Called before the first bytes are written.
   void choose(uint64_t size) {
     chosen_ = true;
     const auto cache = context_->options().write_cache;
-    // Many FUSE file systems, those over object stores, take a file's bytes in order only: direct
-    // writes are under way several at a time.
+    // FUSE file systems over object stores accept a file's bytes only in order. Direct writes, of
+    // which several are in progress at a time, would break that order.
     const bool wanted = cache == PosixOptions::Cache::kDirect ||
                         (cache == PosixOptions::Cache::kAuto && size >= kDirectWrite &&
                          !context_->system().is_fuse(fd_.get()));
@@ -138,9 +139,10 @@ class PosixWriter : public WritableFile {
     if (direct_ && expected_size_ > 0) reserve();
   }
 
-  // Room for the whole file, in few extents; a full disk is found out before anything is written.
-  // Other failures say that this file system can't reserve. The file's length goes ahead of the
-  // writes with it: ext4 and XFS do writes that lengthen a file one after the other.
+  // Reserves space for the whole file, in few extents, so that a full disk is detected before
+  // anything is written. Any other failure means that this file system can't reserve space. The
+  // reservation also sets the file's length: ext4 and XFS run direct writes that lengthen a file
+  // one after the other.
   void reserve() {
     lengthened_ = true;
     if (context_->system().reserve(fd_.get(), expected_size_) == 0) {
@@ -150,23 +152,23 @@ class PosixWriter : public WritableFile {
     }
   }
 
-  // More room, where more was reserved than nothing and it ends before `end`. Whether there is
-  // none left, the write itself will fail.
+  // Reserves more space if the reservation ends before `end`. Does nothing if nothing was reserved.
+  // Failures are ignored: if the disk is full, the write itself fails.
   void make_room(uint64_t end) {
     if (reserved_ == 0 || end <= reserved_) return;
     if (context_->system().reserve(fd_.get(), end + kMoreRoom) == 0) reserved_ = end + kMoreRoom;
   }
 
-  // To what was written. A reservation that failed may have lengthened the file all the same.
+  // Cuts the file to the bytes written. Even a failed reservation may have lengthened the file.
   void cut() {
     if (lengthened_ && context_->system().ftruncate(fd_.get(), size_) != 0) {
-      fail_errno("cannot cut a file to " + std::to_string(size_) + " bytes", path(), errno);
+      fail_errno("cannot truncate a file to " + std::to_string(size_) + " bytes", path(), errno);
     }
     lengthened_ = false;
     reserved_ = 0;
   }
 
-  // Hands the first `size` bytes of the buffer to the queue.
+  // Starts a direct write of the first `size` bytes of the buffer.
   void start(Buffer buffer, uint64_t size) {
     make_room(size_ + size);
     writes().start(std::move(buffer), size_, size);
@@ -189,7 +191,7 @@ class PosixWriter : public WritableFile {
     writes_.reset();
     direct_ = false;
     if (context_->system().set_direct(fd_.get(), false) != 0) {
-      fail_errno("cannot turn direct I/O off", path(), errno);
+      fail_errno("cannot turn off direct I/O", path(), errno);
     }
   }
 
@@ -203,11 +205,11 @@ class PosixWriter : public WritableFile {
   UniqueFd fd_;
   uint64_t expected_size_;
   uint64_t size_ = 0;        // bytes appended
-  uint64_t reserved_ = 0;    // bytes of room taken beforehand
-  bool lengthened_ = false;  // the file's length may be more than size_
+  uint64_t reserved_ = 0;    // bytes of space reserved, from the start of the file
+  bool lengthened_ = false;  // the file may be longer than size_
   bool chosen_ = false;
   bool direct_ = false;
-  std::unique_ptr<DirectWrites> writes_;  // after fd_: waits for its writes when it goes
+  std::unique_ptr<DirectWrites> writes_;  // declared after fd_: its destructor waits for writes
   std::exception_ptr failure_;
 };
 

@@ -7,7 +7,7 @@ void ReadChoice::begin(uint64_t bytes) {
   if (phase_ == Phase::kDone) return;
   if (phase_ != Phase::kCached) {
     if (direct_under_way_ > 0) return;
-    // A trial that an earlier batch was too short for starts again.
+    // If an earlier batch was too short to finish the trial, the trial starts again.
     phase_ = bytes >= kWorthTrying ? Phase::kDirect : Phase::kUntried;
   }
   bytes_ = 0;
@@ -35,7 +35,8 @@ void ReadChoice::finished(uint64_t bytes, bool direct, double now) {
     direct_rate_ = static_cast<double>(bytes_) / time;
     phase_ = Phase::kDraining;
   }
-  // The cache is timed once no direct read shares the disk with it any more.
+  // The page cache is timed only after the last direct read has finished, because direct reads
+  // would share the disk with it.
   if (phase_ == Phase::kDraining && direct_under_way_ == 0) {
     phase_ = Phase::kCached;
     bytes_ = 0;
@@ -45,7 +46,7 @@ void ReadChoice::finished(uint64_t bytes, bool direct, double now) {
   if (phase_ != Phase::kCached || direct) return;
   bytes_ += bytes;
   if (time * direct_rate_ * kClearly >= static_cast<double>(kWindow)) {
-    phase_ = Phase::kDone;  // late
+    phase_ = Phase::kDone;  // not clearly faster than direct reads
   } else if (bytes_ >= kWindow) {
     bytes_ = 0;
     since_ = now;

@@ -6,11 +6,11 @@ namespace tilestone::read_choice_test {
 
 constexpr uint64_t kMiB = 1u << 20;
 
-// The pieces of a choice, in batches that overlap like real ones.
+// Simulates the pieces of reads, which overlap as in real batches.
 struct Trial {
   ReadChoice choice;
   double now = 0;
-  // Reads `bytes` one piece after the other; returns the share that was read directly.
+  // Reads `bytes` piece by piece. Returns the share that was read directly.
   double read(uint64_t bytes, double direct_rate, double cached_rate) {
     constexpr uint64_t kPiece = 8 * kMiB;
     uint64_t direct_bytes = 0;
@@ -37,7 +37,7 @@ TEST(ReadChoice, ALargeBatchFindsOutWhetherThePageCacheIsFaster) {
   EXPECT_EQ(slower.read(2048 * kMiB, 2e9, 1e9), 1);
   EXPECT_LE(faster.read(2048 * kMiB, 1e9, 2e9), 0.1);
   EXPECT_EQ(faster.read(2048 * kMiB, 1e9, 2e9), 0);
-  EXPECT_GE(faster.read(2048 * kMiB, 1e9, 0.1e9), 0.9);  // it got slow: never again
+  EXPECT_GE(faster.read(2048 * kMiB, 1e9, 0.1e9), 0.9);  // the cache got slow: not tried again
   EXPECT_EQ(faster.read(2048 * kMiB, 1e9, 2e9), 1);
 }
 

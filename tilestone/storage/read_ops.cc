@@ -4,16 +4,17 @@
 namespace tilestone {
 
 void fail_beyond_end(const ReadOp& op, uint64_t size) {
-  throw Error(ErrorCode::kCorrupt, "bytes " + std::to_string(op.offset) + " + " +
-                                       std::to_string(op.size) + " reach beyond the file's end (" +
-                                       std::to_string(size) + " bytes)")
+  throw Error(ErrorCode::kCorrupt, "cannot read " + std::to_string(op.size) + " bytes at offset " +
+                                       std::to_string(op.offset) + ": the file has only " +
+                                       std::to_string(size) + " bytes")
       .with_file(op.file->name());
 }
 
 void check_read_op(const ReadOp& op, const ReadOptions& options, bool own) {
-  if (op.file == nullptr) throw Error(ErrorCode::kInvalidArgument, "a read without a file");
+  if (op.file == nullptr)
+    throw Error(ErrorCode::kInvalidArgument, "the read operation has no file");
   if (!own) {
-    throw Error(ErrorCode::kInvalidArgument, "a read of a file that another storage opened")
+    throw Error(ErrorCode::kInvalidArgument, "cannot read a file that another storage opened")
         .with_file(op.file->name());
   }
   const uint64_t size = op.file->size();
@@ -21,7 +22,7 @@ void check_read_op(const ReadOp& op, const ReadOptions& options, bool own) {
   if (op.target != nullptr || op.size == 0) return;
   if (options.buffers == nullptr || op.size > options.buffers->buffer_bytes()) {
     throw Error(ErrorCode::kInvalidArgument, "a read of " + std::to_string(op.size) +
-                                                 " bytes has no target and fits no pooled buffer")
+                                                 " bytes without a target needs a larger buffer")
         .with_file(op.file->name());
   }
 }

@@ -1,15 +1,16 @@
-// What every storage checks of a read before it touches anything.
+// The checks that every storage makes on a read before it starts.
 #pragma once
 
 #include "tilestone/storage/storage.h"
 
 namespace tilestone {
 
-// kInvalidArgument: no file, a file of another storage (own == false), or an op without a target
-// that fits no pooled buffer. kCorrupt: the range reaches beyond the file's end.
+// Throws Error(kInvalidArgument) if there is no file, if another storage opened the file
+// (own == false), or if the op has no target and is larger than a pooled buffer. Throws
+// Error(kCorrupt) if the range extends beyond the end of the file.
 void check_read_op(const ReadOp& op, const ReadOptions& options, bool own);
 
-// The error of a range beyond the end of a file that has `size` bytes.
+// Throws the error for a range that extends beyond the end of a file of `size` bytes.
 [[noreturn]] void fail_beyond_end(const ReadOp& op, uint64_t size);
 
 }  // namespace tilestone

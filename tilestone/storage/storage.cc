@@ -11,13 +11,13 @@
 namespace tilestone {
 namespace {
 
-// The temporary file of a publish that has failed. Its own failure is only logged:
-// the caller is to see what made the publishing fail.
+// Removes the temporary file after a publish has failed. If that fails too, it is only logged: the
+// caller must get the error that made the publish fail.
 void discard_temporary(Storage& storage, const std::string& temp_name) {
   try {
     storage.remove(temp_name);
   } catch (const Error& error) {
-    log(LogLevel::kDebug, std::string("a temporary file stays behind: ") + error.what());
+    log(LogLevel::kDebug, std::string("a temporary file was not removed: ") + error.what());
   }
 }
 
@@ -51,7 +51,8 @@ void check_apart(const std::string& a, const std::string& b, const std::string& 
   check_file_name(a);
   check_file_name(b);
   if ((a + "/").starts_with(b + "/") || (b + "/").starts_with(a + "/")) {
-    throw Error(ErrorCode::kInvalidArgument, what + ": one is within the other").with_file(a);
+    throw Error(ErrorCode::kInvalidArgument, what + ": they are the same or one contains the other")
+        .with_file(a);
   }
 }
 
@@ -59,7 +60,7 @@ uint64_t Storage::prefetch(std::span<const ReadOp>, const ReadOptions&) { return
 
 namespace {
 
-// Removes what `remove` removes; that it has gone already is what was wanted.
+// Calls `remove`. Error(kNotFound) counts as success.
 template <typename Remove>
 void remove_if_there(const Remove& remove) {
   try {
@@ -81,7 +82,7 @@ void Storage::remove_tree(const std::string& name) {
   for (const std::string& file : list(name + "/")) {
     remove_if_there([&] { remove(file); });
   }
-  std::vector<std::string> directories = {name};  // each before those in it
+  std::vector<std::string> directories = {name};  // each before the directories in it
   for (size_t i = 0; i < directories.size(); ++i) {
     for (std::string& inner : list_directories(directories[i] + "/")) {
       directories.push_back(std::move(inner));
@@ -107,9 +108,9 @@ std::shared_ptr<Storage> Storage::child(const std::string& name) {
 Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size) {
   const auto file = storage.open(name);
   if (file->size() > max_size) {
-    throw Error(ErrorCode::kCorrupt, "file of " + std::to_string(file->size()) +
-                                         " bytes, where at most " + std::to_string(max_size) +
-                                         " are expected")
+    throw Error(ErrorCode::kCorrupt, "the file has " + std::to_string(file->size()) +
+                                         " bytes, but at most " + std::to_string(max_size) +
+                                         " are allowed")
         .with_file(name);
   }
   Bytes bytes(file->size());
@@ -119,16 +120,17 @@ Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size) {
   return bytes;
 }
 
-// The protocol, and what a crash leaves:
-//   1. create temp_name, which nobody else reads        a leftover under temp_name, any content
-//   2. append all bytes
-//   3. sync: bytes and length are durable
-//   4. rename temp_name to name                         old content or new, by what of the
-//                                                       directory reached the disk; new content
-//                                                       is whole because of step 3
-//   5. sync the directory                               new content
-// The rename is atomic, so at no time is `name` absent that was there before. Step 3 must not be
-// left out: a file system may make the rename durable before the bytes it names.
+// The protocol, and what `name` holds after a crash during or after each step:
+//   1. create temp_name, which nobody else reads        the old content; temp_name is a leftover
+//                                                       with any content
+//   2. append all bytes                                 the same
+//   3. sync: bytes and length are durable               the same
+//   4. rename temp_name to name                         the old or the new content, depending on
+//                                                       whether the directory reached the disk;
+//                                                       step 3 makes the new content complete
+//   5. sync the directory                               the new content, once this has returned
+// The rename is atomic, so a `name` that existed before is never absent. Step 3 is necessary: a
+// file system may make the rename durable before the bytes of the file.
 void Storage::publish(const std::string& name, const std::string& temp_name, ByteView bytes,
                       bool replace, Deadline deadline) {
   check_file_name(name);

@@ -1,4 +1,4 @@
-// The conformance suite's part on directories: children, exchanging, renaming, removing.
+// The part of the conformance suite for directories: children, exchange, rename, remove.
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone {
@@ -6,7 +6,8 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-// Three files, in the directory, in one within it, and beside it under a name that begins alike.
+// Makes three files: in the directory, in a directory within it, and next to it under a name that
+// starts with the directory's name.
 void put_tree(Storage& storage, const std::string& directory) {
   storage.make_directory(directory + "/in/deep");
   put_file(storage, directory + "/f", as_bytes(directory));
@@ -53,9 +54,9 @@ TEST_P(StorageConformance, WhatIsNoPairOfDirectoriesIsNotExchanged) {
   expect_error(exchange("absent", "x"), ErrorCode::kNotFound, "absent");
   expect_error(exchange("x", "x0"), ErrorCode::kIo, "x0");
   expect_error(exchange("x/f", "y"), ErrorCode::kIo, "x/f");
-  expect_error(exchange("x", "x"), ErrorCode::kInvalidArgument, "within");
-  expect_error(exchange("x", "x/in"), ErrorCode::kInvalidArgument, "within");
-  expect_error(exchange("x/in", "x"), ErrorCode::kInvalidArgument, "within");
+  expect_error(exchange("x", "x"), ErrorCode::kInvalidArgument, "contains the other");
+  expect_error(exchange("x", "x/in"), ErrorCode::kInvalidArgument, "contains the other");
+  expect_error(exchange("x/in", "x"), ErrorCode::kInvalidArgument, "contains the other");
   expect_error(exchange("x", "../x"), ErrorCode::kUnsafe, "..");
   EXPECT_EQ(storage().list(), (Names{"x/f", "x/in/g", "x0"}));
 }
@@ -81,7 +82,7 @@ TEST_P(StorageConformance, ADirectoryIsRenamedWholeAndReplacesAnEmptyOneOnly) {
   expect_error(rename("absent", "new"), ErrorCode::kNotFound, "absent");
   expect_error(rename("other", "absent/new"), ErrorCode::kNotFound, "absent/new");
   expect_error(rename("x0", "new"), ErrorCode::kIo, "x0");
-  expect_error(rename("sub", "sub/in"), ErrorCode::kInvalidArgument, "within");
+  expect_error(rename("sub", "sub/in"), ErrorCode::kInvalidArgument, "contains the other");
   EXPECT_EQ(storage().list(), moved);
 }
 

@@ -1,4 +1,4 @@
-// The conformance suite over every kind of storage.
+// Runs the conformance suite on every kind of storage.
 #include "tilestone/storage/storage.h"
 
 #include <cerrno>
@@ -39,7 +39,7 @@ StorageCase child_case(StorageCase of) {
           }};
 }
 
-// A kernel and file system that know none of the newer calls.
+// A kernel and a file system that support none of the newer calls.
 class OldSystem : public System {
  public:
   int reserve(int, uint64_t) override { return refuse(EOPNOTSUPP); }
@@ -63,7 +63,7 @@ class OldSystem : public System {
   }
 };
 
-// Calls that do less than they were asked for, or ask to be made again.
+// System calls that do less than requested, or must be repeated.
 class HaltingSystem : public System {
  public:
   ssize_t pread(int fd, void* data, size_t size, uint64_t offset) override {
@@ -79,7 +79,7 @@ class HaltingSystem : public System {
     return System::pwrite(fd, data, shorten(size), offset);
   }
   std::unique_ptr<IoQueue> uring_queue(unsigned, int& error) override {
-    error = EPERM;  // the queue over threads makes the calls above
+    error = EPERM;  // so that the queue over threads makes the calls above
     return nullptr;
   }
 
@@ -105,14 +105,14 @@ StorageCase posix_case(const std::string& name, std::shared_ptr<System> system,
           }};
 }
 
-// For tests/file_systems, which shows it beside the file system's name.
+// For tests/file_systems, which prints it next to the name of the file system.
 TEST(Storage, SaysWhatItCan) {
   const TempDirectory directory;
   const auto storage = posix_storage(directory.path());
   std::printf("can: exchange %s\n", storage->can(StorageCapability::kExchange) ? "yes" : "no");
 }
 
-// A storage that publishes in a way of its own, as an object store does.
+// A storage with its own implementation of publish, as an object store has.
 class PuttingStorage : public MemoryStorage {
  public:
   PuttingStorage() : MemoryStorage({}) {}
@@ -136,7 +136,7 @@ using Calls = PosixOptions::Calls;
 using Cache = PosixOptions::Cache;
 
 const std::string kDisk = testing::TempDir();
-const std::string kTmpfs = "/dev/shm";  // on every Linux
+const std::string kTmpfs = "/dev/shm";  // exists on every Linux
 
 INSTANTIATE_TEST_SUITE_P(
     Storages, StorageConformance,

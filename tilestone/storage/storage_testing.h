@@ -15,7 +15,7 @@
 
 namespace tilestone {
 
-// A new directory beneath `parent`, removed with all that is in it when the object goes.
+// A new directory in `parent`, removed with its contents when the object is destroyed.
 class TempDirectory {
  public:
   explicit TempDirectory(const std::string& parent = testing::TempDir());
@@ -28,7 +28,7 @@ class TempDirectory {
   std::string path_;
 };
 
-// A real file system of its own, 4 MiB large, where the test may mount one; false where not.
+// A separate real file system of 4 MiB. Converts to false if the test is not allowed to mount one.
 class SmallMount {
  public:
   SmallMount();
@@ -44,23 +44,23 @@ class SmallMount {
   bool mounted_;
 };
 
-// `size` bytes that differ from offset to offset and from seed to seed.
+// `size` bytes that depend on the offset and the seed.
 Bytes pattern_bytes(size_t size, uint64_t seed = 0);
 
-// Fast under sanitizers too.
+// Whether both hold the same bytes. Fast under sanitizers too.
 bool same_bytes(ByteView a, ByteView b);
 
-// Whether `trial` returns true once in a few. For what should be in the page cache: the kernel
-// takes pages from it when memory is short, which fails no code that has put them there.
+// Whether `trial` returns true in at least one of a few runs. For tests of what is in the page
+// cache: the kernel may evict pages when memory is short, which is not a fault of the tested code.
 bool in_some_trial(const std::function<bool()>& trial);
 
 // Writes a whole file, durably.
 void put_file(Storage& storage, const std::string& name, ByteView bytes);
 
-// A storage under test with nothing in it, and what it needs to live.
+// An empty storage under test, and the directory that must outlive it.
 struct TestedStorage {
   std::shared_ptr<Storage> storage;
-  std::shared_ptr<TempDirectory> directory;  // null: no directory of the file system
+  std::shared_ptr<TempDirectory> directory;  // null: the storage is not in the file system
 };
 
 struct StorageCase {
@@ -81,7 +81,7 @@ inline std::string storage_case_name(const testing::TestParamInfo<StorageCase>& 
   return info.param.name;
 }
 
-// EXPECTs that `call` throws an Error of this code whose text holds `text`.
+// EXPECTs that `call` throws an Error with this code whose text contains `text`.
 void expect_error(const std::function<void()>& call, ErrorCode code, const std::string& text = "");
 
 }  // namespace tilestone

@@ -20,7 +20,8 @@
 namespace tilestone {
 namespace {
 
-// Linux 6.5, newer than the C library's headers here; the number is the same everywhere.
+// cachestat: Linux 6.5, which older headers do not define. The number is the same on all
+// architectures.
 constexpr long kCachestat = 451;
 struct CachestatRange {
   uint64_t offset;
@@ -30,7 +31,7 @@ struct Cachestat {
   uint64_t cached, dirty, writeback, evicted, recently_evicted;
 };
 
-constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ: Linux 5.14, likewise
+constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ: Linux 5.14, not defined by older headers
 
 uint64_t page_size() { return static_cast<uint64_t>(sysconf(_SC_PAGESIZE)); }
 
@@ -118,8 +119,8 @@ int System::resident_bytes(int fd, uint64_t offset, uint64_t size, uint64_t& byt
   return result;
 }
 
-// A step is one that the kernel takes whole: it passes over what is beyond a device's usual
-// request.
+// Asks in steps, because the kernel ignores the part of a request that exceeds the device's usual
+// request size.
 void System::will_need(int fd, uint64_t offset, uint64_t size) {
   constexpr uint64_t kStep = 512u << 10;  // bytes
   for (uint64_t done = 0; done < size; done += kStep) {
@@ -130,16 +131,16 @@ void System::will_need(int fd, uint64_t offset, uint64_t size) {
 
 namespace {
 
-// Maps the range for a moment: no byte is copied, and a page that can't be read is an error, not a
-// signal.
+// Reads the range into the page cache through a temporary mapping. No byte is copied, and a page
+// that can't be read gives an error instead of a signal.
 int populate_mapped(int fd, uint64_t offset, uint64_t size, bool large_folios) {
   const uint64_t begin = offset / page_size() * page_size();
   const uint64_t length = offset + size - begin;
   void* map = mmap(nullptr, length, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin));
   if (map == MAP_FAILED) return -1;
   if (large_folios) {
-    madvise(map, length, MADV_HUGEPAGE);  // refused by kernels that have no huge pages
-    madvise(map, length, MADV_RANDOM);    // else as much again is read ahead
+    madvise(map, length, MADV_HUGEPAGE);  // fails on kernels without huge pages
+    madvise(map, length, MADV_RANDOM);    // or the kernel reads the same number of bytes ahead
   }
   const int result = madvise(map, length, kPopulateRead);
   munmap(map, length);
@@ -162,12 +163,12 @@ std::unique_ptr<IoQueue> System::uring_queue(unsigned depth, int& error) {
 
 void fail_errno(const std::string& what, const std::string& name, int error) {
   ErrorCode code = ErrorCode::kIo;
-  std::string message = what;  // the errno says the rest
+  std::string message = what;  // with_errno appends the reason
   if (error == ENOENT) code = ErrorCode::kNotFound;
   if (error == EEXIST) code = ErrorCode::kAlreadyExists;
   if (error == EXDEV || error == ELOOP) {
     code = ErrorCode::kUnsafe;
-    message = what + ": a symbolic link leaves the storage's root, or runs in a circle";
+    message = what + ": a symbolic link leaves the storage's root or is part of a loop";
   }
   throw Error(code, std::move(message)).with_file(name).with_errno(error);
 }

@@ -1,4 +1,4 @@
-// The queue over io_uring. Where liburing is not available CMake takes no_uring.cc instead.
+// The queue over io_uring. If liburing is not available, CMake builds no_uring.cc instead.
 #include <liburing.h>
 
 #include <cerrno>
@@ -21,7 +21,7 @@ class UringQueue : public IoQueue {
     if (ready_) io_uring_queue_exit(&ring_);
   }
 
-  // 0 or an errno.
+  // Returns 0 or an errno.
   int start(unsigned depth) {
     const int result = io_uring_queue_init(depth, &ring_, 0);
     ready_ = result == 0;
@@ -30,7 +30,7 @@ class UringQueue : public IoQueue {
 
   void submit(const IoRequest& request) override {
     io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
-    if (sqe == nullptr) throw Error(ErrorCode::kInternal, "more requests than the queue holds");
+    if (sqe == nullptr) throw Error(ErrorCode::kInternal, "the io_uring queue is full");
     const auto size = static_cast<unsigned>(request.size);
     if (request.kind == IoRequest::Kind::kRead) {
       io_uring_prep_read(sqe, request.fd, request.data, size, request.offset);
@@ -42,7 +42,7 @@ class UringQueue : public IoQueue {
     do {
       result = io_uring_submit(&ring_);
     } while (result == -EINTR || result == -EAGAIN || result == -EBUSY);
-    if (result < 0) fail("io_uring_submit", -result);
+    if (result < 0) fail("io_uring_submit failed", -result);
   }
 
   IoResult wait() override {
@@ -51,7 +51,7 @@ class UringQueue : public IoQueue {
     do {
       result = io_uring_wait_cqe(&ring_, &cqe);
     } while (result == -EINTR || result == -EAGAIN);
-    if (result < 0) fail("io_uring_wait_cqe", -result);
+    if (result < 0) fail("io_uring_wait_cqe failed", -result);
     const IoResult answer{io_uring_cqe_get_data64(cqe), cqe->res};
     io_uring_cqe_seen(&ring_, cqe);
     return answer;

@@ -1,9 +1,9 @@
 """Megatron-Core's `dist_checkpointing` over Tilestone's engine.
 
 The modules, names, parameters and defaults are those of `megatron.core.dist_checkpointing`, so a
-program changes its imports and nothing else. Needs torch; Megatron-Core need not be installed.
-Where it is, its own entities are taken as they are: a model's `sharded_state_dict()` goes straight
-in.
+program only has to change its imports. This package needs torch, but not Megatron-Core. Where
+Megatron-Core is installed, its own entities are accepted: pass a model's `sharded_state_dict()`
+as it is.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The strategies for stock Megatron-Core, which is imported when one is asked for."""
+    """Returns a strategy for stock Megatron-Core, which is imported only then."""
     if name in ("TilestoneLoadStrategy", "TilestoneSaveStrategy"):
         return getattr(stock, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""What each rank holds, and whether the parts of all ranks make whole tensors and objects, each once.
+"""Checks that the parts of all ranks make whole tensors and objects, each exactly once.
 
-The check itself is the engine's (`_core.check_access`): each rank describes what it holds in a few
-bytes, and the ranks' bytes are checked together.
+The engine does the check (`_core.check_access`): each rank describes its entities in a few bytes,
+and the bytes of all ranks are checked together.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from tilestone._torch_comm import TorchCommunicator
 from tilestone.megatron._shard_lists import as_given, numbers, replica_of, row_of, shard_of
 from tilestone.megatron.mapping import ShardedObject, is_main_replica
 
-_WORK = "check of what the ranks hold"
+_WORK = "check of the ranks' entities"
 _OBJECT_ROW = 4  # entries
 _Part = Tuple[str, str, Tuple[int, ...], Tuple[int, ...], Tuple[int, ...], bool]
 
 
 @dataclass
 class Held:
-    """What a rank holds.
+    """A description of the entities that a rank holds.
 
     Attributes:
-        encoded: as `_core.check_access` takes it.
-        problem: why it can't be encoded; empty where it can.
-        key: of the entity that can't be.
-        packed: rows that describe the entities, for those who ask for them.
+        encoded: the description, as `_core.check_access` takes it.
+        problem: why the entities can't be encoded; empty if they can.
+        key: key of the entity that can't be encoded.
+        packed: rows that describe the entities, for callers that need them.
     """
 
     encoded: bytes
@@ -44,23 +44,23 @@ class Held:
     packed: bytes = b""
 
     def encode(self) -> bytes:
-        """As it travels between ranks."""
+        """The bytes that are sent to other ranks."""
         return _framed([self.encoded, self.problem.encode(), self.key.encode(), self.packed])
 
     @classmethod
     def decode(cls, words: bytes) -> Held:
-        """What encode() gave."""
+        """Reverses encode()."""
         encoded, problem, key, packed = _unframed(words)
         return cls(encoded, problem.decode(), key.decode(), packed)
 
 
 def _framed(parts: Sequence[bytes]) -> bytes:
-    """Several texts as one: how many, their lengths, and themselves."""
+    """Several byte strings as one: their number, their lengths, their bytes."""
     return struct.pack(f"<Q{len(parts)}Q", len(parts), *map(len, parts)) + b"".join(parts)
 
 
 def _unframed(words: bytes) -> list[bytes]:
-    """What _framed() was given."""
+    """Reverses _framed()."""
     (count,) = struct.unpack_from("<Q", words)
     begin, parts = 8 * (count + 1), []
     for length in struct.unpack_from(f"<{count}Q", words, 8):
@@ -70,7 +70,7 @@ def _unframed(words: bytes) -> list[bytes]:
 
 
 class AllRanks(Sequence[List[Any]]):
-    """The entities of every rank, without data; a rank's are unpacked when they are asked for."""
+    """The entities of every rank, without data. A rank's entities are unpacked on access."""
 
     def __init__(self, ranks: Sequence[Held]) -> None:
         self.ranks = ranks
@@ -81,7 +81,7 @@ class AllRanks(Sequence[List[Any]]):
     def __getitem__(self, rank: Any) -> Any:
         if isinstance(rank, slice):
             return [self[i] for i in range(*rank.indices(len(self)))]
-        _encoded(rank, self.ranks[rank])  # what can't be described raises here
+        _encoded(rank, self.ranks[rank])  # raises if they could not be described
         return [_entity_of(row) for row in json.loads(zlib.decompress(self.ranks[rank].packed))]
 
     def __iter__(self) -> Iterator[List[Any]]:
@@ -89,13 +89,13 @@ class AllRanks(Sequence[List[Any]]):
 
 
 def gather(entities: Sequence[Any]) -> AllRanks:
-    """What every rank of the default group holds. Every rank calls.
+    """Collects the entities of every rank of the default group. Every rank calls.
 
     Args:
-        entities: this rank's, without data.
+        entities: this rank's entities, without data.
 
     Raises:
-        CheckpointingException: on every rank, whichever of them failed.
+        CheckpointingException: on every rank, if any rank failed.
     """
 
     def say(round: int, answer: bytes) -> bytes:
@@ -116,7 +116,7 @@ def gather(entities: Sequence[Any]) -> AllRanks:
 
 
 def _row_of(entity: Any) -> list[Any]:
-    """An entity as JSON can say it; an object's row is the shorter one."""
+    """An entity as a JSON row; the row of an object is shorter."""
     if not isinstance(entity, ShardedObject):
         return row_of(entity)
     place = [numbers(entity.global_shape), numbers(entity.global_offset)]
@@ -132,7 +132,7 @@ def _entity_of(row: list[Any]) -> Any:
 
 
 def held_by(entities: Iterable[Any]) -> Held:
-    """The description of a rank's entities."""
+    """Describes a rank's entities."""
     tensors: list[_Part] = []
     objects: list[Tuple[str, bool]] = []
     key = ""
@@ -148,11 +148,11 @@ def held_by(entities: Iterable[Any]) -> Held:
     except CheckpointError as error:
         return Held(b"", error.message, error.key or key)
     except (AttributeError, TypeError, ValueError) as error:
-        return Held(b"", f"no description of a shard: {error}", key)
+        return Held(b"", f"an entity has wrong attributes: {error}", key)
 
 
 def _parts(entity: Any, main: bool) -> list[_Part]:
-    """The boxes of a tensor that an entity is; one without elements for an empty slice."""
+    """The boxes of a tensor that an entity consists of; an empty box for an empty slice."""
     dtype = str(entity.dtype).removeprefix("torch.")
     shape = tuple(entity.global_shape)
     offset, local = tuple(entity.global_offset), tuple(entity.local_shape)
@@ -180,8 +180,8 @@ def check_access(global_metadata: Iterable[Iterable[Any]]) -> None:
 
     Raises:
         CheckpointingException: ranks describe a tensor or object differently, or main replicas
-            overlap, leave something out or reach beyond it; naming key and ranks. The same error
-            wherever the same metadata is checked.
+            overlap, leave a part out or exceed the tensor. The message names the key and the ranks.
+            The same metadata gives the same error on every rank.
     """
     if isinstance(global_metadata, AllRanks):
         ranks: Sequence[Held] = global_metadata.ranks
@@ -191,13 +191,13 @@ def check_access(global_metadata: Iterable[Iterable[Any]]) -> None:
 
 
 def _encoded(rank: int, held: Held) -> bytes:
-    """What `_core.check_access` takes.
+    """Returns what `_core.check_access` takes.
 
     Raises:
-        InvalidArgumentError: there is nothing of the kind.
+        InvalidArgumentError: the rank's entities could not be described.
     """
     if held.problem:
-        text = f"Invalid access pattern: what rank {rank} holds: {held.problem}"
+        text = f"Invalid access pattern: the entities of rank {rank}: {held.problem}"
         raise InvalidArgumentError(text, key=held.key)
     return held.encoded
 
@@ -207,12 +207,12 @@ def check_together(
     group: torch.distributed.ProcessGroup | None,
     seconds: float = _core.DEFAULT_TIMEOUT,
 ) -> None:
-    """Checks what all ranks hold, on one of them for all. Every rank calls.
+    """Checks the entities of all ranks, on one rank for all. Every rank calls.
 
     Args:
-        entities_of: gives this rank's entities; what it raises every rank raises.
-        group: the ranks; None for the default group, or one rank without torch.distributed.
-        seconds: how long it may take; infinite for no limit.
+        entities_of: returns this rank's entities; if it raises, every rank raises the same.
+        group: the ranks; None: the default group, or this process without torch.distributed.
+        seconds: time limit; infinity for no limit.
 
     Raises:
         CheckpointingException: as check_access; on every rank.

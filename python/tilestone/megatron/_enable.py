@@ -1,4 +1,4 @@
-"""Tilestone's strategies in the place of Megatron-Core's own, for a whole process."""
+"""Replaces Megatron-Core's own strategies by Tilestone's, for a whole process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger("tilestone")
 
 
 class _Switched:
-    """What is in force between enable() and disable()."""
+    """The changes that are in effect between enable() and disable()."""
 
     def __init__(self) -> None:
         self.save: Any = None
@@ -23,7 +23,7 @@ class _Switched:
         self._undo: list[Callable[[], None]] = []
 
     def patch(self, owner: Any, name: str, made: Any) -> None:
-        """Sets an attribute of a module or class; notes how to take that back."""
+        """Sets an attribute of a module or class, and records how to undo that."""
         if name in vars(owner):
             before = vars(owner)[name]
             self._undo.append(lambda: setattr(owner, name, before))
@@ -32,7 +32,7 @@ class _Switched:
         setattr(owner, name, made)
 
     def note_registry(self, registry: dict[tuple[str, int], Any], key: tuple[str, int]) -> None:
-        """Notes what was registered, so that disable() registers it again."""
+        """Records what was registered, so that disable() registers it again."""
         if key in registry:
             before = registry[key]
             self._undo.append(lambda: registry.__setitem__(key, before))
@@ -40,7 +40,7 @@ class _Switched:
             self._undo.append(lambda: registry.pop(key, None))
 
     def undo(self) -> None:
-        """Takes everything back, the last change first."""
+        """Undoes all changes, the last one first."""
         while self._undo:
             self._undo.pop()()
 
@@ -59,25 +59,26 @@ _LOAD_METHODS = (
 
 
 def enable(*, save_strategy: Any = None, load_strategy: Any = None) -> None:
-    """Makes Tilestone's strategies those that stock Megatron-Core uses in this process.
+    """Makes stock Megatron-Core use Tilestone's strategies in this process.
 
-    For a program that offers no place for a strategy. Called once, on every rank, before it saves
-    or loads. Two things change in Megatron-Core until disable(): the default strategies that it
-    registers (up to 0.18), for torch_dist and for loading zarr; and the methods of its classes
-    TorchDistSaveShardedStrategy and TorchDistLoadShardedStrategy, for programs that make these by
-    name, whose instances then save and load by Tilestone's. Subclasses of the two that others have
-    written are left alone, and so are strategies that a program passes itself.
+    This is for programs that have no option for a strategy. Call it once on every rank, before the
+    program saves or loads. Until disable() it changes two things in Megatron-Core: the default
+    strategies that it registers (up to 0.18), for torch_dist and for loading zarr; and the methods
+    of its classes TorchDistSaveShardedStrategy and TorchDistLoadShardedStrategy, for programs that
+    create these by name: their instances then save and load with Tilestone's strategies. Other
+    programs' subclasses of the two are not changed, and neither are strategies that a program
+    passes itself.
 
-    Called again it changes only which strategies are used. Logs once (INFO) that it is in force.
-    Safe to call from several threads.
+    A further call only changes which strategies are used. The first call is logged (INFO). Safe to
+    call from several threads.
 
     Args:
-        save_strategy: a TilestoneSaveStrategy with options of its own; default: one without.
+        save_strategy: a TilestoneSaveStrategy with options; None: one without options.
         load_strategy: a TilestoneLoadStrategy, likewise.
 
     Raises:
-        UnsupportedError: Megatron-Core can't be imported, or is of an unknown version.
-        InvalidArgumentError: a strategy that is none of Tilestone's.
+        UnsupportedError: Megatron-Core can't be imported, or its version is not supported.
+        InvalidArgumentError: a strategy is not one of Tilestone's.
     """
     global _switched
     with lock:
@@ -98,9 +99,9 @@ def enable(*, save_strategy: Any = None, load_strategy: Any = None) -> None:
 
 
 def disable() -> None:
-    """Takes back all that enable() has changed; without meaning where nothing is changed.
+    """Undoes all changes of enable(); does nothing if there are none.
 
-    Safe to call from several threads. What saves and loads at this moment ends as it began.
+    Safe to call from several threads. Saves and loads that are running end as they began.
     """
     global _switched
     with lock:
@@ -110,12 +111,12 @@ def disable() -> None:
 
 
 def _own(option: str, given: Any, name: str) -> Any:
-    """The strategy that was given, or one without options."""
+    """Returns the given strategy, or one without options."""
     kind = find_class(name)
     if given is None:
         return kind()
     if not isinstance(given, kind):
-        raise InvalidArgumentError(f"{option} is a {name} or None, not {given!r}")
+        raise InvalidArgumentError(f"{option} must be a {name} or None, not {given!r}")
     return given
 
 
@@ -131,7 +132,7 @@ def _switch(switched: _Switched) -> None:
 
 
 def _switch_defaults(switched: _Switched, strategies: Any, base: Any) -> None:
-    """Megatron-Core registers its strategies anew whenever one is asked for, by this function."""
+    """Replaces the function by which Megatron-Core registers its strategies before each use."""
     action = base.StrategyAction
     defaults = [
         (action.SAVE_SHARDED, "torch_dist", "save"),
@@ -148,7 +149,7 @@ def _switch_defaults(switched: _Switched, strategies: Any, base: Any) -> None:
 
 
 def _divert(switched: _Switched, kind: type, name: str, ours: str) -> None:
-    """Instances of just this class call our strategy's method in the place of their own."""
+    """Makes instances of exactly this class call our strategy's method instead of their own."""
     original = getattr(kind, name, None)
 
     def diverted(self: Any, *args: Any, **keywords: Any) -> Any:
@@ -161,4 +162,3 @@ def _divert(switched: _Switched, kind: type, name: str, ours: str) -> None:
     diverted.__name__ = name
     diverted.__qualname__ = f"{kind.__qualname__}.{name}"
     switched.patch(kind, name, diverted)
-

@@ -1,4 +1,4 @@
-"""How the entities of `tilestone.megatron.mapping` and Megatron-Core's count as one another's."""
+"""Makes the entities of `tilestone.megatron.mapping` and Megatron-Core's count as each other."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _ENTITIES = ("ShardedBase", "ShardedTensor", "ShardedObject", "ShardedTensorFact
 
 
 class EntityType(ABCMeta):
-    """Type of classes as a subclass of which Megatron-Core's class of the same name counts.
+    """Metaclass: Megatron-Core's class of the same name counts as a subclass.
 
-    And the other way round: once a program has imported Megatron-Core, its functions take these
-    classes for its own. They would save an entity that they don't know as part of the common state.
+    The reverse holds too: once a program has imported Megatron-Core, its functions accept these
+    classes as its own. Without that they would save such an entity as part of the common state.
     """
 
-    counted: Any = None  # Megatron-Core's module that takes these classes for its own
+    counted: Any = None  # Megatron-Core's module that accepts these classes
 
     def __subclasscheck__(cls, other: type) -> bool:
-        # A user's subclass is not what Megatron-Core's class is.
+        # A user's subclass must not accept Megatron-Core's class.
         if cls.__module__ == _OURS and not EntityType.is_counting:
             for base in getattr(other, "__mro__", ()):
                 if base.__name__ == cls.__name__ and base.__module__.endswith(_FOREIGN_MODULE):
                     return True
         return super().__subclasscheck__(other)
 
-    is_counting = False  # while Megatron-Core's classes ask whether they are subclasses of these
+    is_counting = False  # True while Megatron-Core's classes ask whether they are subclasses
 
     @staticmethod
     def count(megatrons: Any) -> None:
-        """Makes these classes count as those of Megatron-Core's module."""
+        """Makes Megatron-Core's classes in a module accept these classes."""
         if not all(hasattr(megatrons, name) for name in _ENTITIES):
-            return  # it is being imported
+            return  # the module is still being imported
         EntityType.counted = megatrons
         EntityType.is_counting = True
         try:
@@ -49,7 +49,7 @@ class EntityType(ABCMeta):
 
 
 class Entity(metaclass=EntityType):
-    """What the entities have in common; Megatron-Core's are made to count when one is made."""
+    """Base of the entities. Creating one makes Megatron-Core's classes accept them."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         megatrons = sys.modules.get(_MEGATRON_MODULE)

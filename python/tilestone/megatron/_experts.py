@@ -1,8 +1,8 @@
-"""Sharded state dicts of experts: one tensor of all experts for each weight, or one for each expert.
+"""Sharded state dicts of experts: one tensor per weight for all experts, or one per expert.
 
-In the checkpoint a weight of all experts has an axis before its own, on which each expert has its
-place: local number + rank in ep * experts of a rank. So however the experts of a rank are kept (as
-modules, as one tensor, as the weights of a grouped linear layer), they load as any other.
+In the checkpoint a weight of all experts has an extra first axis. The index of an expert on it is
+its local number + (this rank's rank in ep) * (experts of a rank). So experts load in any form,
+however they were kept: as modules, as one tensor, or as the weights of a grouped linear layer.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class _Experts:
     """The experts of a rank.
 
     Attributes:
-        count: of this rank.
-        ep, tp, dp: the groups of experts: expert parallel, and their own tensor and data parallel.
-        apart: each expert has tensors of its own.
-        offsets: of prepended axes.
+        count: number of experts of this rank.
+        ep, tp, dp: the expert parallel group, and the experts' tensor and data parallel groups.
+        apart: each expert has its own tensors.
+        offsets: of the prepended axes.
     """
 
     count: int
@@ -57,18 +57,18 @@ class _Experts:
     offsets: Tuple[Offset, ...]
 
     def number(self, local: int) -> int:
-        """An expert's number among all."""
+        """An expert's number among the experts of all ranks."""
         return self.ep.rank() * self.count + local
 
     def offsets_of(self, local: int) -> Tuple[Offset, ...]:
-        """The prepended axes of an expert's tensors."""
+        """The offsets of the prepended axes of an expert's tensors."""
         if self.apart:
             return self.offsets
         total = self.ep.size() * self.count
         return (*self.offsets, (len(self.offsets), self.number(local), total))
 
     def prefix_of(self, prefix: str, local: int) -> str:
-        """What an expert's keys begin with."""
+        """The prefix of an expert's keys."""
         return f"{prefix}experts.{self.number(local)}." if self.apart else f"{prefix}experts."
 
 
@@ -77,7 +77,7 @@ def _experts_of(
     module: Any,
 ) -> _Experts:  # fmt: skip
     if not isinstance(count, int) or count < 0:
-        raise InvalidArgumentError(f"a rank has 0 experts or more, not {count!r}")
+        raise InvalidArgumentError(f"the number of a rank's experts must be >= 0, not {count!r}")
     ep, tp, dp = (find_group(name, groups[name], module) for name in ("ep", "expt_tp", "expt_dp"))
     apart = bool((metadata or {}).get("singleton_local_shards", False))
     return _Experts(count, ep, tp, dp, apart, tuple(offsets))
@@ -94,24 +94,24 @@ def sequential_experts_state_dict(
     expt_dp_group: Any = None,
     module: Any = None,
 ) -> ShardedStateDict:
-    """The sharded state dict of experts that are modules, as Megatron's SequentialMLP makes it.
+    """Makes the sharded state dict of experts that are modules, as Megatron's SequentialMLP does.
 
     Args:
-        experts: those of this rank, in order, as many on every rank. Each makes its own sharded
-            state dict, with expt_dp as the metadata's "dp_cp_group"; of one that has no such
-            method all tensors are the same along expt_tp.
-        prefix: of the module that holds them; their keys are PREFIXexperts.NAME in the checkpoint
-            and PREFIXlocal_experts.NUMBER.NAME in the dict.
-        sharded_offsets: of prepended axes, which modules around this one have added.
-        metadata: for the experts. With "singleton_local_shards", each expert has keys of its own:
-            PREFIXexperts.NUMBER.NAME.
-        ep_group, expt_tp_group, expt_dp_group: looked up as `groups.find_group` does, in module.
-        module: that holds the experts.
+        experts: this rank's experts, in order; every rank has the same number. Each makes its own
+            sharded state dict, with expt_dp as the metadata's "dp_cp_group". If an expert has no
+            such method, all its tensors are taken as equal along expt_tp.
+        prefix: prefix of the module that holds the experts; their keys are PREFIXexperts.NAME in
+            the checkpoint and PREFIXlocal_experts.NUMBER.NAME in the dict.
+        sharded_offsets: offsets of prepended axes that enclosing modules have added.
+        metadata: passed to the experts. With "singleton_local_shards", each expert has its own
+            keys: PREFIXexperts.NUMBER.NAME.
+        ep_group, expt_tp_group, expt_dp_group: looked up by `groups.find_group`, with `module`.
+        module: the module that holds the experts.
 
     Raises:
-        CheckpointingException: a group is not known; an expert's entities have replica ids that are
-            not (PP, TP, DP), or come from another tensor-parallel group than expt_tp: then shards
-            of some ranks would count as copies, and be lost.
+        CheckpointingException: a group is not known; or replica ids of an expert's entities are not
+            (PP, TP, DP), or come from a tensor-parallel group other than expt_tp (shards of some
+            ranks would then count as copies and be lost).
     """
     given = {"ep": ep_group, "expt_tp": expt_tp_group, "expt_dp": expt_dp_group}
     all_experts = _experts_of(len(experts), sharded_offsets, metadata, given, module)
@@ -135,14 +135,14 @@ def _check_replica(entity: Any, experts: _Experts) -> None:
     replica_id = entity.replica_id
     if not isinstance(replica_id, tuple) or len(replica_id) != 3:
         raise InvalidArgumentError(
-            f"an expert's replica id is (PP, TP, DP), not {replica_id}", key=entity.key
+            f"an expert's replica id must be (PP, TP, DP), not {replica_id}", key=entity.key
         )
     if replica_id[1] not in (0, experts.tp.rank()):
         raise InvalidArgumentError(
-            f"an expert's replica id {replica_id} comes from another tensor-parallel group than "
+            f"an expert's replica id {replica_id} comes from a tensor-parallel group other than "
             f"expt_tp, in which this rank is {experts.tp.rank()} of {experts.tp.size()}",
             key=entity.key,
-            hint="give the expert's own layers expt_tp_group as their tp_group",
+            hint="pass expt_tp_group to the expert's own layers as their tp_group",
         )
     entity.replica_id = (*replica_id[:2], experts.dp.rank())
 
@@ -163,23 +163,23 @@ def grouped_linear_state_dict(
     expt_dp_group: Any = None,
     module: Any = None,
 ) -> ShardedStateDict:
-    """The sharded state dict of a linear layer of all experts of a rank, as TEGroupedMLP makes it.
+    """Makes the sharded state dict of one linear layer of a rank's experts, as TEGroupedMLP does.
 
     Args:
-        state_dict: weight0, weight1, ... and, where there are biases, bias0, bias1, ...
-        prefix: of the module that holds the layer.
-        name: of the layer in it: "linear_fc1". Keys are PREFIXexperts.NAME.weight in the
-            checkpoint and PREFIXNAME.weight0 in the dict.
+        state_dict: weight0, weight1, ... and, if there are biases, bias0, bias1, ...
+        prefix: prefix of the module that holds the layer.
+        name: the layer's name in that module, for example "linear_fc1". Keys are
+            PREFIXexperts.NAME.weight in the checkpoint and PREFIXNAME.weight0 in the dict.
         tensor_parallel_layers_axis_map: the axis of "weight" and "bias" that expt_tp divides.
         sharded_offsets, metadata: as for sequential_experts_state_dict.
-        num_local_experts: of this rank, as many on every rank.
-        gated: W and V are stored as apply_swiglu_sharded_factory does it.
-        extra_states: one for each expert; None: they have none, and None is stored.
+        num_local_experts: number of experts of this rank, the same on every rank.
+        gated: store W and V as apply_swiglu_sharded_factory does.
+        extra_states: one for each expert; None: the experts have none, and None is stored.
         ep_group, expt_tp_group, expt_dp_group, module: as for sequential_experts_state_dict.
 
     Raises:
-        CheckpointingException: a group is not known; the state lacks a weight, or has what is none
-            of the experts', which would not be stored.
+        CheckpointingException: a group is not known; or the state lacks a weight, or has an entry
+            that does not belong to an expert and would not be stored.
     """
     given = {"ep": ep_group, "expt_tp": expt_tp_group, "expt_dp": expt_dp_group}
     experts = _experts_of(num_local_experts, sharded_offsets, metadata, given, module)
@@ -208,7 +208,7 @@ def grouped_linear_state_dict(
 def _check_linear(
     state_dict: Mapping[str, Any], key: str, count: int, extra_states: Sequence[Any] | None
 ) -> None:
-    """Refuses a state of which something would not be stored."""
+    """Refuses a state with an entry that would not be stored."""
     kept = {f"{kind}{local}" for kind in ("weight", "bias") for local in range(count)}
     lost = [
         name for name, value in state_dict.items()
@@ -216,12 +216,12 @@ def _check_linear(
     ]  # fmt: skip
     if lost:
         raise InvalidArgumentError(
-            f"{sorted(lost)} of the layer are no weight or bias of its {count} experts",
+            f"the layer's {sorted(lost)} are not weights or biases of its {count} experts",
             key=key,
-            hint="extra states are given as extra_states, one for each expert",
+            hint="pass extra states as extra_states, one for each expert",
         )
     if extra_states is not None and len(extra_states) != count:
-        text = f"{len(extra_states)} extra states are not one for each of {count} experts"
+        text = f"{len(extra_states)} extra states were given for {count} experts"
         raise InvalidArgumentError(text, key=key)
 
 
@@ -243,13 +243,13 @@ def _state_of_expert(
 
 @dataclass(frozen=True)
 class _Fused:
-    """A weight of all experts of a rank in one 2-D tensor, input features first.
+    """A weight of all experts of a rank as one 2-D tensor, input features first.
 
     Attributes:
-        experts: whose weight it is.
+        experts: the experts that the weight belongs to.
         shape: (experts, input features, output features) of the local tensor.
         tp_axis: the axis of an expert's stored weight (output, input) that expt_tp divides.
-        gated: its output features are W and then V.
+        gated: the output features are those of W, then those of V.
     """
 
     experts: _Experts
@@ -280,7 +280,7 @@ class _Fused:
             experts, inputs, outputs = self.shape
             whole = stored.transpose(1, 2)
             if self.tp_axis == 0:
-                # (input, experts * output) has the memory of (experts, input, output).
+                # (input, experts * output) and (experts, input, output) have the same memory.
                 return whole.reshape(inputs, experts * outputs)
             return whole.reshape(experts * inputs, outputs)
 
@@ -304,11 +304,11 @@ class _Fused:
     def _one_by_one(
         self, key: str, number: int, part: torch.Tensor, replica_id: ReplicaId
     ) -> List[ShardedTensor]:
-        """Each expert under a key of its own."""
+        """Each expert under its own key."""
         axis, experts = len(self.experts.offsets), self.experts
         before, found, layer = key.rpartition("experts.")
         if not found:
-            raise InvalidArgumentError("the key of experts has no experts.LAYER", key=key)
+            raise InvalidArgumentError("a key of experts must contain experts.LAYER", key=key)
         suffix = f"_{'wv'[number]}" if self.gated else ""
         return [
             ShardedTensor.from_rank_offsets(
@@ -337,34 +337,33 @@ def grouped_experts_state_dict(
     expt_dp_group: Any = None,
     module: Any = None,
 ) -> ShardedStateDict:
-    """The sharded state dict of experts that are two tensors, as Megatron's GroupedMLP makes it.
+    """Makes the sharded state dict of experts that are two tensors, as Megatron's GroupedMLP does.
 
-    The weights are stored transposed, so that they load as sequential experts. States of an
-    optimizer that are whole follow them; slices of flattened ones are refused.
+    The weights are stored transposed, so that they load as sequential experts too. Whole optimizer
+    states of the weights are transposed in the same way; flattened slices of them are refused.
 
     Args:
-        state_dict: weight1 (hidden_size, num_local_experts * features) with features of W and V one
-            after the other where they are gated, and weight2 (num_local_experts * features,
-            hidden_size).
-        prefix: of the module; keys are PREFIXexperts.linear_fc1.weight in the checkpoint and
-            PREFIXweight1 in the dict. Extra states of None are added, which sequential experts
-            have too.
+        state_dict: weight1 (hidden_size, num_local_experts * features), where the features are
+            those of W and then V if gated, and weight2 (num_local_experts * features, hidden_size).
+        prefix: prefix of the module; keys are PREFIXexperts.linear_fc1.weight in the checkpoint and
+            PREFIXweight1 in the dict. Extra states of None are added, because sequential experts
+            have them too.
         sharded_offsets, metadata: as for sequential_experts_state_dict.
-        num_local_experts: of this rank, as many on every rank.
-        hidden_size: input features of weight1.
-        gated: the first layer is W and V.
+        num_local_experts: number of experts of this rank, the same on every rank.
+        hidden_size: number of input features of weight1.
+        gated: the first layer consists of W and V.
         ep_group, expt_tp_group, expt_dp_group, module: as for sequential_experts_state_dict.
 
     Raises:
-        CheckpointingException: a group is not known, or the weights have other shapes.
+        CheckpointingException: a group is not known, or a weight has a wrong shape.
     """
     given = {"ep": ep_group, "expt_tp": expt_tp_group, "expt_dp": expt_dp_group}
     experts = _experts_of(num_local_experts, sharded_offsets, metadata, given, module)
     if set(state_dict) != {"weight1", "weight2"}:
-        text = f"the state of grouped experts is weight1 and weight2, not {sorted(state_dict)}"
+        text = f"grouped experts have the entries weight1 and weight2, not {sorted(state_dict)}"
         raise InvalidArgumentError(text, key=f"{prefix}experts")
     if num_local_experts < 1 or hidden_size < 1:
-        text = f"no weights are those of {num_local_experts} experts of hidden size {hidden_size}"
+        text = f"{num_local_experts} experts of hidden size {hidden_size} have no weights"
         raise InvalidArgumentError(text, key=f"{prefix}experts")
     features = state_dict["weight2"].numel() // (num_local_experts * hidden_size)
     first = (num_local_experts, hidden_size, features * (2 if gated else 1))
@@ -387,7 +386,10 @@ def _fused_factory(key: str, tensor: torch.Tensor, fused: _Fused) -> ShardedTens
     count, inputs, outputs = fused.shape
     wanted = (inputs, count * outputs) if fused.tp_axis == 0 else (count * inputs, outputs)
     if tuple(tensor.shape) != wanted:
-        text = f"a weight of shape {tuple(tensor.shape)} is not {count} of {inputs} x {outputs}"
+        text = (
+            f"a weight has shape {tuple(tensor.shape)}, expected {wanted}: {count} experts of "
+            f"{inputs} x {outputs}"
+        )
         raise InvalidArgumentError(text, key=key)
     replica_id, holders = (0, 0, experts.dp.rank()), holders_of(experts.dp)
     build_fn: Any = fused.build
@@ -396,7 +398,7 @@ def _fused_factory(key: str, tensor: torch.Tensor, fused: _Fused) -> ShardedTens
 
 
 def _extra_states(prefix: str, experts: _Experts) -> ShardedStateDict:
-    """Empty ones, as sequential experts have them."""
+    """Makes extra states of None, as sequential experts have them."""
     replica_id = (0, experts.tp.rank(), experts.dp.rank())
     made: ShardedStateDict = {}
     for local in range(experts.count):

@@ -1,4 +1,4 @@
-"""Factories for fused weights: stored as the tensors that they consist of."""
+"""Factories for fused weights, which are stored as the tensors that they consist of."""
 
 from __future__ import annotations
 
@@ -23,55 +23,56 @@ Offset = Tuple[int, int, int]  # (axis, place, fragments)
 
 
 def concatenated(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
-    """The parts joined; on the CPU where the device has no room for that, which is logged."""
+    """Joins the parts; on the CPU, with a warning, if the device does not have enough memory."""
     with torch.no_grad():
         try:
             return torch.cat(list(parts), dim)
         except torch.OutOfMemoryError as error:
-            logger.warning("Loaded parts are joined on the CPU: %s", error)
+            logger.warning("Joining loaded parts on the CPU: %s", error)
         whole = torch.cat([part.cpu() for part in parts], dim)
         torch.cuda.empty_cache()
         return whole
 
 
 def refuse_flat(key: str, flattened_range: Optional[slice], what: str) -> None:
-    """Refuses a slice of a flattened tensor where the stored one has another order of elements."""
+    """Refuses a slice of a flattened tensor whose elements are stored in another order."""
     if flattened_range is not None:
         raise UnsupportedError(
-            f"a slice of the flattened {what}, whose elements are stored in another order",
+            f"can't store a slice of the flattened {what}: its elements are stored in another "
+            "order",
             key=key,
-            hint="save the optimizer's state whole (fully_reshardable)",
+            hint="save the whole state of the optimizer (fully_reshardable)",
         )
 
 
 def _grid_place(entity: ShardedTensor, offsets: Tuple[Offset, ...]) -> Tuple[int, int]:
-    """(place, fragments) of a cell of a regular grid along axis 0 of the local tensor.
+    """(place, fragments) along axis 0 of the local tensor, which must be a cell of a regular grid.
 
     Raises:
-        InvalidArgumentError: what is given is no such cell, or the offsets are not those of its
+        InvalidArgumentError: the entity is not such a cell, or the offsets do not match its
             prepended axes.
     """
     if not isinstance(entity, ShardedTensor):
         kind = type(entity).__name__
-        raise InvalidArgumentError(f"a factory is made of a ShardedTensor, not of a {kind}")
+        raise InvalidArgumentError(f"a factory needs a ShardedTensor, not a {kind}")
     along = entity.prepend_axis_num
     if len(offsets) != along or not entity.local_shape:
         raise InvalidArgumentError(
-            f"a tensor of {len(entity.local_shape)} axes with {along} prepended ones is no fused "
-            f"one with the offsets {offsets} before its own",
+            f"a tensor of {len(entity.local_shape)} axes with {along} prepended ones does not "
+            f"match the offsets {offsets}",
             key=entity.key,
-            hint="give the sharded_offsets with which the entity was made",
+            hint="pass the sharded_offsets with which the entity was made",
         )
     fragments = entity.axis_fragmentations
     if fragments is None:
         raise InvalidArgumentError(
-            "a part of an irregular grid (as FSDP2 leaves it) can't be divided into fused tensors",
+            "a part of an irregular grid (as of FSDP2) can't be divided into fused tensors",
             key=entity.key,
         )
     if any(count != 1 for count in fragments[along + 1 :]):
         raise InvalidArgumentError(
-            f"a tensor divided into {fragments} parts is divided along another axis than the fused "
-            "one",
+            f"a tensor with the fragments {fragments} is divided along an axis other than the "
+            "fused one",
             key=entity.key,
         )
     size = entity.local_shape[0]
@@ -83,14 +84,14 @@ def _grid_place(entity: ShardedTensor, offsets: Tuple[Offset, ...]) -> Tuple[int
 
 @dataclass(frozen=True)
 class _Halves:
-    """Two tensors one after the other along axis 0 of a local tensor.
+    """Two tensors, one after the other along axis 0 of a local tensor.
 
     Attributes:
-        shape: of the local tensor.
-        offsets: of prepended axes.
+        shape: shape of the local tensor.
+        offsets: offsets of the prepended axes.
         place, fragments: of the local tensor along its axis 0.
-        apart: the halves have keys of their own.
-        allow_shape_mismatch: as of the entity.
+        apart: each half has its own key.
+        allow_shape_mismatch: as in the entity.
     """
 
     shape: Tuple[int, ...]
@@ -112,7 +113,7 @@ class _Halves:
     def _half(
         self, key: str, number: int, data: Any, replica_id: ReplicaId, flat: Optional[slice] = None
     ) -> ShardedTensor:
-        """One of the halves, or a slice of it."""
+        """The entity of a half, or of a slice of it."""
         axis = len(self.offsets)
         if self.apart:
             key, along = f"{key}_{'wv'[number]}", (axis, self.place, self.fragments)
@@ -134,7 +135,7 @@ class _Halves:
     def _slices(
         self, key: str, data: torch.Tensor, replica_id: ReplicaId, flat: slice
     ) -> List[ShardedTensor]:
-        """What a slice of the flattened local tensor has of each half; of none where it is empty."""
+        """The parts of each half that a slice of the flattened local tensor holds, if any."""
         size = torch.Size(self.shape).numel() // 2
         made = []
         for number in (0, 1):
@@ -152,26 +153,27 @@ def apply_swiglu_sharded_factory(
     sharded_offsets: Iterable[Offset],
     singleton_local_shards: bool = False,
 ) -> ShardedTensorFactory:
-    """A factory for the first layer of a gated MLP: two tensors, W and V, one after the other.
+    """Makes a factory for the first layer of a gated MLP: two tensors, W and V, fused into one.
 
-    In the checkpoint W of all ranks comes before V of all ranks, so that it loads under any tensor
-    parallelism. A slice of the flattened local tensor becomes slices of both.
+    In the checkpoint W of all ranks comes before V of all ranks, so it can be loaded with any
+    tensor parallelism. A slice of the flattened local tensor becomes slices of W and V.
 
     Args:
-        original_sh_ten: the entity of the fused local tensor, weight or bias, whose axis 0 tensor
-            parallelism divides. (Under FSDP2 a rank's rows are not one half W and one half V.)
-        sharded_offsets: of the prepended axes, those with which the entity was made.
-        singleton_local_shards: store W and V under keys of their own, KEY_w and KEY_v.
+        original_sh_ten: the entity of the fused local tensor, weight or bias. Tensor parallelism
+            divides its axis 0. (With FSDP2 a rank's rows are not half W and half V.)
+        sharded_offsets: offsets of the prepended axes, with which the entity was made.
+        singleton_local_shards: store W and V under their own keys, KEY_w and KEY_v.
 
     Raises:
-        CheckpointingException: the rows can't be halved, or lie on no regular grid.
+        CheckpointingException: the rows can't be halved, or are not a cell of a regular grid.
     """
     offsets = tuple(sharded_offsets)
     place, fragments = _grid_place(original_sh_ten, offsets)
     shape = tuple(original_sh_ten.local_shape)
     if shape[0] % 2 != 0:
         raise InvalidArgumentError(
-            f"{shape[0]} rows are no W and V of the same size", key=original_sh_ten.key
+            f"{shape[0]} rows can't be divided into W and V of the same size",
+            key=original_sh_ten.key,
         )
     halves = _Halves(
         shape,
@@ -187,7 +189,7 @@ def apply_swiglu_sharded_factory(
 def factory_of(
     entity: ShardedTensor, build_fn: Callable[..., Any], merge_fn: Callable[[Any], Any]
 ) -> ShardedTensorFactory:
-    """A factory in the place of an entity."""
+    """Makes a factory that replaces an entity."""
     return ShardedTensorFactory(
         entity.key,
         entity.data,  # type: ignore[arg-type]
@@ -210,16 +212,16 @@ _QKV = ("query", "key", "value")
 
 @dataclass(frozen=True)
 class _Attention:
-    """How rows of queries, keys and values lie in a local tensor, and in the checkpoint.
+    """The order of the rows of queries, keys and values in a local tensor and in the checkpoint.
 
     Attributes:
-        groups: query groups of this rank.
-        rows: of a group's queries, key and value.
-        blocks: in memory all queries come first, then all keys, then all values; else they follow
-            one another group by group.
+        groups: number of query groups of this rank.
+        rows: numbers of rows of a group's queries, its key and its value.
+        blocks: True: in memory all queries come first, then all keys, then all values. False: the
+            groups follow one another.
         place, fragments: of the local tensor along its axis 0.
-        offsets: of prepended axes.
-        allow_shape_mismatch: as of the entity.
+        offsets: offsets of the prepended axes.
+        allow_shape_mismatch: as in the entity.
     """
 
     groups: int
@@ -231,7 +233,7 @@ class _Attention:
     allow_shape_mismatch: bool
 
     def parts(self, data: torch.Tensor) -> List[torch.Tensor]:
-        """Queries, keys and values of a local tensor, each (groups, rows of a group, ...)."""
+        """Splits a local tensor into queries, keys and values, each (groups, group rows, ...)."""
         rest = tuple(data.shape[1:])
         if not self.blocks:
             grouped = data.reshape(self.groups, sum(self.rows), *rest)
@@ -241,7 +243,7 @@ class _Attention:
         return [part.reshape(self.groups, rows, *rest) for part, rows in found]
 
     def whole(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The local tensor of such parts."""
+        """Joins such parts to a local tensor."""
         rest = tuple(parts[0].shape[2:])
         if self.blocks:
             return concatenated([part.reshape(-1, *rest) for part in parts])
@@ -261,7 +263,7 @@ class _Attention:
 
 
 def _split_factory(original: ShardedTensor, lies: _Attention) -> ShardedTensorFactory:
-    """Stores queries, keys and values under keys of their own."""
+    """Stores queries, keys and values under their own keys."""
 
     def build(key: str, data: torch.Tensor, replica_id: ReplicaId, flat: Optional[slice]) -> Any:
         refuse_flat(key, flat, "queries, keys and values")
@@ -279,7 +281,7 @@ def _split_factory(original: ShardedTensor, lies: _Attention) -> ShardedTensorFa
 
 
 def _interleaving_factory(original: ShardedTensor, lies: _Attention) -> ShardedTensorFactory:
-    """Stores blocks of queries, keys and values as Megatron's fused tensor, group by group."""
+    """Stores blocks of queries, keys and values in the order of Megatron's fused tensor."""
 
     def build(key: str, data: torch.Tensor, replica_id: ReplicaId, flat: Optional[slice]) -> Any:
         refuse_flat(key, flat, "queries, keys and values")
@@ -303,34 +305,35 @@ def apply_qkv_sharded_factory(
     stored: str = "fused",
     in_memory: str = "interleaved",
 ) -> ShardedTensor | ShardedTensorFactory:
-    """The fused projection of queries, keys and values, weight or bias, as a checkpoint has it.
+    """Makes the stored form of a fused projection of queries, keys and values, weight or bias.
 
-    Megatron's tensor is interleaved: the rows of each query group's queries, key and value come
-    after those of the group before, and tensor parallelism divides the groups.
+    Megatron's tensor is interleaved: its query groups follow one another, each with the rows of its
+    queries, its key and its value. Tensor parallelism divides the groups.
 
     Args:
-        original_sh_ten: the entity of the local tensor, whose axis 0 tensor parallelism divides.
-        sharded_offsets: of the prepended axes, those with which the entity was made.
-        num_attention_heads: of the whole model.
-        num_query_groups: of the whole model; as many as heads without grouped queries.
+        original_sh_ten: the entity of the local tensor. Tensor parallelism divides its axis 0.
+        sharded_offsets: offsets of the prepended axes, with which the entity was made.
+        num_attention_heads: number of heads of the whole model.
+        num_query_groups: number of groups of the whole model; without grouped queries, the number
+            of heads.
         stored: "fused": Megatron's tensor, under the entity's key; "split": queries, keys and
             values under KEY.query, KEY.key and KEY.value, each in the order of the groups.
-        in_memory: "interleaved" as Megatron's; "blocks": all queries of this rank, then all its
+        in_memory: "interleaved": as in Megatron; "blocks": all queries of this rank, then all its
             keys, then all its values.
 
     Returns:
-        A factory; the entity itself where nothing has to be moved.
+        A factory; the entity itself if the stored order is the one in memory.
 
     Raises:
-        CheckpointingException: sizes that don't fit together; query groups that tensor parallelism
-            can't divide evenly, unless nothing has to be moved.
+        CheckpointingException: the sizes don't match; or tensor parallelism can't divide the query
+            groups evenly, unless the stored order is the one in memory.
     """
     for name, given, known in (
         ("stored", stored, ("fused", "split")),
         ("in_memory", in_memory, ("interleaved", "blocks")),
     ):
         if given not in known:
-            raise InvalidArgumentError(f"{name} is one of {known}, not {given!r}")
+            raise InvalidArgumentError(f"{name} must be one of {known}, not {given!r}")
     if stored == "fused" and in_memory == "interleaved":
         return original_sh_ten
     lies = _attention(
@@ -348,13 +351,13 @@ def _attention(
     size = entity.local_shape[0] * fragments
     if groups < 1 or heads < 1 or heads % groups != 0 or size % (heads + 2 * groups) != 0:
         raise InvalidArgumentError(
-            f"{size} rows are not those of {heads} heads in {groups} query groups", key=entity.key
+            f"{size} rows do not match {heads} heads in {groups} query groups", key=entity.key
         )
     if groups % fragments != 0:
         raise InvalidArgumentError(
             f"{groups} query groups can't be divided among {fragments} ranks",
             key=entity.key,
-            hint="store it fused, from the interleaved order",
+            hint='use stored="fused" with in_memory="interleaved"',
         )
     head = size // (heads + 2 * groups)
     rows = (heads // groups * head, head, head)

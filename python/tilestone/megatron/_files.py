@@ -1,4 +1,4 @@
-"""Small files that are replaced in one step."""
+"""Small files that are replaced atomically."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import tempfile
 
 
 def replace_file(path: str, text: str) -> None:
-    """Writes a file in one step: a reader finds the old content, the new one, or no file.
+    """Writes a file atomically: a reader finds the old content, the new content, or no file.
 
-    The bytes are on disk before the name is, and the name is when the call returns.
+    The file's bytes are on disk before its name is; when the call returns, the name is on disk too.
 
     Args:
-        path: the file; its folder exists.
-        text: its content.
+        path: the file; its folder must exist.
+        text: the new content.
 
     Raises:
-        OSError: it can't be written; nothing of it is left.
+        OSError: the file can't be written; no part of it is left.
     """
     folder = os.path.dirname(path) or os.curdir
     descriptor, staged = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)
@@ -39,7 +39,7 @@ def sync_folder(path: str) -> None:
     """Makes the names in a folder durable.
 
     Raises:
-        OSError: the file system says no.
+        OSError: the file system reports an error.
     """
     opened = os.open(path, os.O_RDONLY)
     try:
@@ -49,7 +49,7 @@ def sync_folder(path: str) -> None:
 
 
 def _umask() -> int:
-    """The process's umask, which can only be read by setting it, or from /proc."""
+    """The process's umask, read from /proc: the call umask() would change it."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         for line in file:
             if line.startswith("Umask:"):

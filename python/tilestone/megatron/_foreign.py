@@ -1,7 +1,7 @@
-"""Saves and loads by strategies of a user's own, step by step as Megatron-Core takes them.
+"""Saves and loads with strategies of the user, in the same steps as Megatron-Core.
 
-Nothing makes such a save one step: a failure of one rank leaves what has been written, and reaches
-the others as their own steps let it.
+Such a save is not atomic: if a rank fails, what has been written stays, and the other ranks notice
+only through their own steps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _is_object(item: Any) -> bool:
 
 
 def _make_directory(checkpoint_dir: Any) -> None:
-    """Rank 0 makes it, where it is not there."""
+    """Rank 0 creates the directory if it does not exist. Every rank calls."""
     if _ranks.rank() == 0:
         if replaced := _parts.replaced_by(checkpoint_dir):
             _parts.logger.warning(replaced)
@@ -45,7 +45,7 @@ def _make_directory(checkpoint_dir: Any) -> None:
             os.makedirs(checkpoint_dir, exist_ok=True)
         except OSError as error:
             path = os.fspath(checkpoint_dir)
-            message = "the directory can't be made"
+            message = "can't create the checkpoint directory"
             raise StorageError(message=message, file=path, errno=error.errno) from error
     _ranks.barrier()
 
@@ -58,7 +58,7 @@ def save(
     validate_access_integrity: bool,
     preprocess: Callable[[CommonStateDict], StateDict] | None,
 ) -> None:
-    """Saves common state, objects and tensors, and `metadata.json` last. Every rank calls."""
+    """Saves common state, objects and tensors, then `metadata.json`. Every rank calls."""
     _make_directory(checkpoint_dir)
     sharded, common = save_preprocess(sharded_state_dict, validate_access_integrity, preprocess)
     common_strategy.save_common(common, checkpoint_dir)
@@ -66,7 +66,7 @@ def save(
         validate_sharded_objects_handling(sharded_strategy, common_strategy)
         objects, sharded = extract_matching_values(sharded, _is_object)
         common_strategy.save_sharded_objects(objects, checkpoint_dir)
-    # A fully parallel save says in the entities who saves what; the caller's stay as they are.
+    # A fully parallel save marks in the entities who saves what; the caller's must not change.
     sharded_strategy.save(copied(sharded), checkpoint_dir)
     if _ranks.rank() == 0:
         config = CheckpointingConfig(sharded_strategy.backend, sharded_strategy.version)
@@ -75,7 +75,7 @@ def save(
 
 
 def sharded_metadata(checkpoint_dir: Any, sharded_strategy: Any, common_strategy: Any) -> Any:
-    """Tensors and objects of the checkpoint, without data, by key and unique key."""
+    """The tensors and objects of a checkpoint, without data, by key and unique key."""
     found = sharded_strategy.load_sharded_metadata(checkpoint_dir)
     if sharded_strategy.can_handle_sharded_objects:
         return found
@@ -94,7 +94,7 @@ def load(
     """Loads common state, objects and tensors. Every rank calls.
 
     Returns:
-        (state, missing keys, unexpected keys), as `strict` asks for them.
+        (state, missing keys, unexpected keys), as `strict` demands.
     """
     result = common_strategy.load_common(checkpoint_dir)
     template, nonpersistent, factories = load_preprocess(sharded_state_dict)

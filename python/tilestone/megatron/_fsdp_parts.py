@@ -1,4 +1,4 @@
-"""Parts of tensors that FSDP2 divides over data parallelism, beside tensor parallelism."""
+"""Parts of tensors that FSDP2 divides over data parallelism, in addition to tensor parallelism."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tilestone.megatron.groups import Group
 
 @dataclass(frozen=True)
 class FsdpPart:
-    """Rows of a tensor that FSDP2 has left to a rank.
+    """The rows of a tensor that FSDP2 has assigned to a rank.
 
     Attributes:
-        shape: of the tensor before FSDP2 divided its axis 0.
+        shape: shape of the tensor before FSDP2 divided its axis 0.
         begin: the first row of the part.
-        place, fragments: it is the part at this place of that many.
+        place, fragments: the part's number, and the number of parts.
     """
 
     shape: Tuple[int, ...]
@@ -29,24 +29,24 @@ class FsdpPart:
 
     @property
     def is_even(self) -> bool:
-        """Whether all parts have the same number of rows, and some."""
+        """Whether all parts have the same number of rows, at least one."""
         return self.shape[0] > 0 and self.shape[0] % self.fragments == 0
 
 
 def fsdp_part(tensor: Any, key: str, dp_cp: Group) -> Tuple[torch.Tensor, FsdpPart | None]:
-    """The local tensor of a tensor, and which part of it that is (None: all of it).
+    """Returns the local tensor of a tensor, and which part of it that is (None: all of it).
 
-    Sizes are those that torch.chunk gives. (Megatron-Core takes all parts to be equal, and gathers
-    the tensor where there are more ranks than rows.)
+    The sizes are those of torch.chunk. (Megatron-Core assumes that all parts are equal, and gathers
+    the tensor if there are more ranks than rows.)
 
     Raises:
-        InvalidArgumentError: it is no tensor.
-        UnsupportedError: a DTensor on another mesh than the ranks of dp_cp, or divided along
-            another axis than 0.
+        InvalidArgumentError: it is not a tensor.
+        UnsupportedError: a DTensor on a mesh other than the ranks of dp_cp, or divided along
+            an axis other than 0.
     """
     if not isinstance(tensor, torch.Tensor):
         kind = type(tensor).__name__
-        raise InvalidArgumentError(f"a tensor is wanted, not a {kind}", key=key)
+        raise InvalidArgumentError(f"expected a tensor, not a {kind}", key=key)
     if not hasattr(tensor, "device_mesh"):
         return tensor, None
     divided: Any = tensor
@@ -63,14 +63,14 @@ def fsdp_part(tensor: Any, key: str, dp_cp: Group) -> Tuple[torch.Tensor, FsdpPa
     rows = math.ceil(shape[0] / count)
     begin, end = (min(n * rows, shape[0]) for n in (place, place + 1))
     if local.shape[0] != end - begin:
-        raise _refusal(key, f"of which this rank has {local.shape[0]} rows, not {end - begin}")
+        raise _refusal(key, f"with {local.shape[0]} rows on this rank instead of {end - begin}")
     return local, FsdpPart(shape, begin, place, count)
 
 
 def _refusal(key: str, found: str) -> UnsupportedError:
     return UnsupportedError(
-        f"a DTensor {found}",
+        f"unsupported: a DTensor {found}",
         key=key,
-        hint="make_... take DTensors whose axis 0 FSDP2 divides over dp_cp; others say themselves "
-        "how they are divided: put them into the state dict as they are",
+        hint="the functions make_... accept DTensors whose axis 0 FSDP2 divides over dp_cp; put "
+        "other DTensors into the state dict unchanged, because they describe their own sharding",
     )

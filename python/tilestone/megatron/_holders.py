@@ -1,4 +1,4 @@
-"""Which ranks hold the same shard: what entities know of it beside Megatron-Core's fields."""
+"""The holders of an entity: the ranks that hold the same shard, beside Megatron-Core's fields."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from typing import Any, Optional, Tuple
 
 
 class Held:
-    """An entity that may know its holders.
+    """An entity whose holders may be known.
 
     Attributes:
         replica_id: which copy of its data this is.
-        holders: global ranks that hold the same data, this one included; None: not known. Whoever
-            gives the entity another replica_id changes what it is a copy of, so they are not known
-            any more.
+        holders: global ranks that hold the same data, including this one; None: not known. Setting
+            another replica_id sets it to None, because the entity is then a copy of other data.
     """
 
     replica_id: Any
@@ -25,9 +24,9 @@ class Held:
 
 
 def passed_on(factory: Held, built: Any) -> Any:
-    """A subtree that a factory has built; entities in it get its holders, in place.
+    """Gives the entities of a subtree that a factory has built the factory's holders, in place.
 
-    Those that know their own keep them, and so does what has another replica_id.
+    Entities that have holders keep them. Entities with another replica_id get none.
     """
     if factory.holders is not None:
         _pass_on(factory, built)

@@ -1,7 +1,7 @@
-"""Saves of the sharded part of a checkpoint, between the two steps that are Megatron-Core's own.
+"""Saves of the sharded part of a checkpoint, between two steps that Megatron-Core does itself.
 
-It writes common.pt before, and metadata.json after a strategy's save. What a strategy replaces, it
-replaces in the directory as it stands, and common.pt is the new one by then.
+Megatron-Core writes common.pt before a strategy's save, and metadata.json after it. The strategy
+replaces the sharded part in the existing directory, where common.pt is already the new one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tilestone.megatron.strategies._shares import LocalCopies
 
 Path = str | os.PathLike[str]
 
-_COMMON_KEY = "common_state"  # of the ShardedObject in which 0.19 hands over the common state
+_COMMON_KEY = "common_state"  # key of the ShardedObject in which 0.19 passes the common state
 _INTEGRITY_FILE = "integrity.json"
 _SHARDED = {"ShardedTensor", "ShardedObject"}
 
 
 def _leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What stands in nested dicts and lists, each with its path, in order."""
+    """Yields the leaves of nested dicts and lists, each with its path, in order."""
     if isinstance(tree, dict):
         for key, item in tree.items():
             yield from _leaves(item, (*path, key))
@@ -39,7 +39,7 @@ def _leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
 
 
 def rebuilt(tree: Any, values: Iterator[Any]) -> Any:
-    """New dicts and lists of a tree's structure with other leaves, in the order of entities()."""
+    """Copies a tree's dicts and lists, with other leaves, in the order of entities()."""
     if isinstance(tree, dict):
         return {key: rebuilt(item, values) for key, item in tree.items()}
     if isinstance(tree, list):
@@ -48,20 +48,21 @@ def rebuilt(tree: Any, values: Iterator[Any]) -> Any:
 
 
 def entities(tree: Any) -> list[Any]:
-    """The leaves of nested dicts and lists, which are the sharded part of a state dict.
+    """The leaves of nested dicts and lists that are the sharded part of a state dict.
 
     Raises:
-        InvalidArgumentError: a leaf is no ShardedTensor or ShardedObject; its place is the key.
+        InvalidArgumentError: a leaf is not a ShardedTensor or ShardedObject; the error's key is its
+            path.
     """
     found = []
     for path, leaf in _leaves(tree):
         if _megatron.kind_of(type(leaf)) not in _SHARDED:
             raise InvalidArgumentError(
-                f"a {type(leaf).__name__} is no ShardedTensor or ShardedObject, and only these "
+                f"a {type(leaf).__name__} is not a ShardedTensor or ShardedObject; only these "
                 "belong to the sharded part of a checkpoint",
                 key=".".join(map(str, path)),
-                hint="give the whole state dict to save or load of dist_checkpointing, which hand "
-                "the strategy its part",
+                hint="pass the whole state dict to save or load of dist_checkpointing, which "
+                "passes the sharded part to the strategy",
             )
         found.append(leaf)
     return found
@@ -75,10 +76,11 @@ def _has_common_state(tree: Any) -> bool:
 
 
 def _remove_seals(path: Any, common_is_sharded: bool) -> None:
-    """Removes, durably, what would show the directory as a whole checkpoint during the save.
+    """Durably removes the files by which the directory would look like a complete checkpoint.
 
-    The common state in common.pt is the new one already, or will be in an object: then nothing goes
-    where no other file than .metadata, which is replaced in one step, tells old from new.
+    The common state in common.pt is already the new one, or it will be in an object. In the latter
+    case nothing is removed if the old checkpoint has no common.pt and no integrity.json: then only
+    .metadata, which is replaced atomically, decides between the old and the new checkpoint.
     """
     try:
         names = set(os.listdir(path))
@@ -90,20 +92,20 @@ def _remove_seals(path: Any, common_is_sharded: bool) -> None:
                 os.unlink(os.path.join(path, name))
                 _sync_directory(path)
     except (FileNotFoundError, NotADirectoryError):
-        return  # nothing stands there, or the save says what does
+        return  # there is nothing, or the save will report what is wrong
     except OSError as error:
         raise StorageError(
-            f"a file of the checkpoint that is to be replaced can't be removed: {error.strerror}",
+            f"can't remove a file of the checkpoint that is being replaced: {error.strerror}",
             file=str(error.filename or path),
             errno=error.errno,
         ) from error
 
 
 def end_without_tensors(tree: Any, checkpoint_dir: Path) -> None:
-    """Called by one rank where a save is refused after Megatron-Core has written common.pt.
+    """Called by one rank if a save is refused after Megatron-Core has written common.pt.
 
-    What stood in the directory is then no whole checkpoint any more, and must not look like one.
-    Where the common state is in the tree, nothing has been written, and nothing is done.
+    The old checkpoint in the directory is then incomplete, and must not look complete. If the
+    common state is in the tree, nothing has been written, and nothing is done.
     """
     if not _has_common_state(tree):
         _remove_seals(literal(checkpoint_dir), common_is_sharded=False)
@@ -118,7 +120,7 @@ def _sync_directory(path: Any) -> None:
 
 
 class _Shards(_calls.Prepared):
-    """The sharded part of a state dict on its way into a save."""
+    """The sharded part of a state dict, prepared for a save."""
 
     harmless = HARMLESS
 
@@ -129,7 +131,7 @@ class _Shards(_calls.Prepared):
         self._mains_only = mains_only
 
     def make(self) -> Mapping[Any, Any]:
-        """Entities by numbers, since their own keys name them; rank 0 removes the seals first."""
+        """Returns the entities by number (they have keys). First, rank 0 removes the seals."""
         if _ranks.rank(self._group) == 0:
             _remove_seals(self._path, _has_common_state(self._tree))
         kept = [
@@ -146,7 +148,7 @@ class _Shards(_calls.Prepared):
         """The group that was given, or the model-parallel one of Megatron's parallel_state."""
         if self._mains_only:
             raise InvalidArgumentError(
-                'replicate="local" copies replicas, of which keep_only_main_replica=True has none'
+                'replicate="local" has no replicas to copy with keep_only_main_replica=True'
             )
         return model_parallel_group(given)
 
@@ -154,18 +156,18 @@ class _Shards(_calls.Prepared):
 def save_in_place(
     tree: Any, checkpoint_dir: Path, group: Any = None, mains_only: bool = False, **options: Any
 ) -> None:
-    """Saves the sharded part of a state dict; every rank calls.
+    """Saves the sharded part of a state dict. Every rank calls.
 
-    An older metadata.json goes first. So where the save fails, the directory holds the tensors that
-    stood there and no whole checkpoint.
+    An older metadata.json is removed first. So if the save fails, the directory still holds the old
+    tensors, but is not a complete checkpoint.
 
     Args:
         tree: nested dicts and lists of entities; factories are built.
-        checkpoint_dir: its directory, on a file system that all ranks see.
+        checkpoint_dir: the checkpoint's directory, on a file system that all ranks share.
         group: the ranks that save together; None: the default group.
-        mains_only: each shard's main replica is written by its rank. Otherwise any rank that holds
-            a shard's data may be its writer.
-        options: keywords of `tilestone.save`.
+        mains_only: each shard is written by the rank of its main replica. Otherwise any rank that
+            holds a shard's data may write it.
+        options: keyword arguments of `tilestone.save`.
 
     Raises:
         As `tilestone.save`, the same on every rank.

@@ -1,4 +1,4 @@
-"""The Megatron-Core that is installed. It is imported here, when asked for, and nowhere else."""
+"""Access to the installed Megatron-Core: only this module imports it, and only on demand."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _OLDEST, _NEWEST = (0, 13), (0, 19)
 
 
 def find_module(module: str) -> Any:
-    """A module of Megatron-Core's, of a version that is known."""
+    """Imports a module of Megatron-Core, whose version must be a supported one."""
     try:
         core = importlib.import_module("megatron.core")
         found = importlib.import_module(f"{_PACKAGE}.{module}")
     except ImportError as error:
         raise UnsupportedError(
             f"Megatron-Core can't be imported: {error}",
-            hint="install megatron-core, or use tilestone.megatron, which needs none",
+            hint="install megatron-core, or use tilestone.megatron, which does not need it",
         ) from error
     _check_version(str(getattr(core, "__version__", "")))
     return found
@@ -32,13 +32,14 @@ def _check_version(version: str) -> None:
         return
     oldest, newest = (".".join(map(str, ends)) for ends in (_OLDEST, _NEWEST))
     raise UnsupportedError(
-        f"Megatron-Core {version or 'of an unknown version'}: known are {oldest} to {newest}",
+        f"Megatron-Core {version or 'of an unknown version'} is not supported; versions {oldest} "
+        f"to {newest} are",
         hint="use tilestone.megatron in place of megatron.core.dist_checkpointing",
     )
 
 
 def find_base() -> Any:
-    """strategies.base, which versions from 0.19 on lack: None."""
+    """Imports strategies.base; None for versions from 0.19 on, which do not have it."""
     find_module("mapping")
     try:
         return importlib.import_module(f"{_PACKAGE}.strategies.base")

@@ -29,32 +29,35 @@ def sharded_layers_state_dict(
     non_homogeneous_layers: Optional[bool] = None,
     tp_group: Any = None,
 ) -> ShardedStateDict:
-    """The sharded state dict of a pipeline stage's layers, as Megatron's TransformerBlock makes it.
+    """Makes the sharded state dict of a stage's layers, as Megatron's TransformerBlock does.
 
-    Layers that are alike are stored as one tensor for each of their weights, on whose first axis
-    each layer has its place, so that they load under any pipeline parallelism without their numbers
-    in the keys. Layers that are not have their number in the keys: PREFIX3.NAME.
+    Homogeneous layers are stored as one tensor for each weight, with the layer's number as the
+    index on its first axis. So they load with any pipeline parallelism. Other layers have their
+    number in the keys: PREFIX3.NAME.
 
     Args:
-        layers: those of this rank, or of one of its virtual stages, in order.
-        prefix: of the keys. In the dict the layer's number among `layers` follows.
-        metadata: for the layers; with "dp_cp_group", which is looked up where it is missing.
-        first_layer: number of the first of them in the whole model, from 0.
-        num_layers: of the whole model.
-        non_homogeneous_layers: their numbers stand in the keys; None: as the metadata says under
-            that name; always where it says "singleton_local_shards".
-        tp_group: for layers without a method sharded_state_dict, looked up as
-            `groups.find_group` does.
+        layers: the layers of this rank, or of one of its virtual stages, in order.
+        prefix: prefix of the keys. In the dict the layer's index in `layers` follows it.
+        metadata: passed to the layers; its "dp_cp_group" is looked up if it is absent.
+        first_layer: number of the first of these layers in the whole model, from 0.
+        num_layers: number of layers of the whole model.
+        non_homogeneous_layers: put the numbers into the keys; None: as the metadata's entry of this
+            name says. The numbers are always in the keys if the metadata has
+            "singleton_local_shards".
+        tp_group: for layers without a method sharded_state_dict, looked up by
+            `groups.find_group`.
 
     Raises:
-        CheckpointingException: more layers than the model has, a number that is no int, a group is not known, or what a
-            layer raises.
+        CheckpointingException: the layers exceed the model's, a number is not an int, a group is
+            not known, or a layer raises it.
     """
     first_layer = _options.whole("first_layer", first_layer)
     num_layers = _options.whole("num_layers", num_layers)
     if not 0 <= first_layer <= first_layer + len(layers) <= num_layers:
         raise InvalidArgumentError(
-            f"{len(layers)} layers from {first_layer} on are not among {num_layers}", key=prefix
+            f"{len(layers)} layers from {first_layer} on are not within the model's {num_layers} "
+            "layers",
+            key=prefix,
         )
     said = metadata or {}
     if non_homogeneous_layers is None:
@@ -72,27 +75,28 @@ def sharded_layers_state_dict(
 
 
 def allow_vocab_padding(sharded_state_dict: ShardedStateDict, keys: Iterable[str]) -> None:
-    """Lets tensors that are padded to the vocabulary's divisor load in another size, in place.
+    """Lets tensors with a padded vocabulary load at another size, in place.
 
-    A row that the checkpoint lacks is loaded as zeros, and one that it has too many is left out.
+    Rows that are not in the checkpoint are loaded as zeros; surplus rows of the checkpoint are left
+    out.
 
     Args:
         sharded_state_dict: of a model.
-        keys: of the dict: embedding, output weight and bias. Those that the rank lacks are no
-            fault: other stages have them.
+        keys: keys in the dict: embedding, output weight and bias. Keys that are not in it are
+            ignored, because other stages have them.
 
     Raises:
-        CheckpointingException: keys is a str; an entry is no ShardedTensor.
+        CheckpointingException: keys is a str, or an entry is not a ShardedTensor.
     """
     if isinstance(keys, str):
-        raise InvalidArgumentError(f"keys are several, not the letters of {keys!r}", key=keys)
+        raise InvalidArgumentError(f"keys must be a list of keys, not the str {keys!r}", key=keys)
     for key in keys:
         if key not in sharded_state_dict:
             continue
         if not hasattr(sharded_state_dict[key], "allow_shape_mismatch"):
             kind = type(sharded_state_dict[key]).__name__
             raise InvalidArgumentError(
-                f"a {kind} has no shape that may differ: allow it before a factory is made", key=key
+                f"a {kind} has no allow_shape_mismatch: allow it before a factory is made", key=key
             )
         sharded_state_dict[key].allow_shape_mismatch = True
 
@@ -104,14 +108,14 @@ def tie_word_embeddings_state_dict(
     tp_group: Any,
     dp_cp_group: Any,
 ) -> None:
-    """Makes the word embedding of a later stage a copy of the first one's, in place.
+    """Makes the word embedding of a later stage a copy of the first stage's, in place.
 
     Args:
-        sharded_state_dict: of a stage for multi-token prediction, with an embedding of its own.
-        word_emb_weight: its weight.
-        word_emb_weight_key: of the dict; also that of the first stage's embedding in the
-            checkpoint.
-        tp_group, dp_cp_group: looked up as `groups.find_group` does.
+        sharded_state_dict: of a stage for multi-token prediction, which has its own embedding.
+        word_emb_weight: weight of that embedding.
+        word_emb_weight_key: key of the weight in the dict; also the key of the first stage's
+            embedding in the checkpoint.
+        tp_group, dp_cp_group: looked up by `groups.find_group`.
 
     Raises:
         CheckpointingException: the state dict has no such key, or a group is not known.
@@ -132,10 +136,10 @@ def tie_output_layer_state_dict(
     """Makes the output layer of a stage a copy of the last stage's, in place.
 
     Args:
-        sharded_state_dict: of a stage for multi-token prediction, with an output layer of its own.
-        output_layer_weight: its weight.
-        output_layer_weight_key: of the dict, and in the checkpoint.
-        tp_group, dp_cp_group: looked up as `groups.find_group` does.
+        sharded_state_dict: of a stage for multi-token prediction, which has its own output layer.
+        output_layer_weight: weight of that layer.
+        output_layer_weight_key: key of the weight in the dict and in the checkpoint.
+        tp_group, dp_cp_group: looked up by `groups.find_group`.
 
     Raises:
         CheckpointingException: the state dict has no such key, or a group is not known.
@@ -157,17 +161,17 @@ def tie_embeddings_and_output_weights_state_dict(
 ) -> None:
     """Makes the last stage's output weight a copy of the first stage's embedding, in place.
 
-    It gets the embedding's key, and the replica id (1, 0, rank in dp_cp): the first stage's ranks
-    write it. Which ranks they are is not known here, so it has no holders. To be called on the last
-    stage. Where that is the first one too, the embedding is there already, and an entry for the
-    output is dropped.
+    Call it on the last stage. The entry gets the embedding's key and the replica id (1, 0, rank in
+    dp_cp), so the ranks of the first stage write the tensor. Its holders are not known. If the last
+    stage is also the first one, it has the embedding already, and the entry of the output is
+    removed.
 
     Args:
         sharded_state_dict: of the last stage's model.
         output_layer_weight: the shared weight.
-        output_layer_weight_key: of the dict, for the output layer's weight.
-        first_stage_word_emb_key: of the embedding in the checkpoint.
-        tp_group, dp_cp_group: looked up as `groups.find_group` does.
+        output_layer_weight_key: key in the dict of the output layer's weight.
+        first_stage_word_emb_key: key of the embedding in the checkpoint.
+        tp_group, dp_cp_group: looked up by `groups.find_group`.
 
     Raises:
         CheckpointingException: a group is not known.
@@ -190,9 +194,9 @@ def _tie(
     tp_group: Any,
     dp_cp_group: Any,
 ) -> None:
-    """Puts a copy of another stage's tensor in the place of an entry."""
+    """Replaces an entry by a copy of another stage's tensor."""
     if entry not in sharded_state_dict:
-        raise InvalidArgumentError("the state dict has no entry to be tied", key=entry)
+        raise InvalidArgumentError("the state dict does not have the entry to be tied", key=entry)
     dp_cp = find_group("dp_cp", dp_cp_group)
     is_divided = any(each.is_shard() for each in getattr(weight, "placements", ()))
     replica_id: Tuple[int, ...] = (1, 0, 0 if is_divided else dp_cp.rank())

@@ -1,4 +1,4 @@
-"""What a load does with the subtrees that factories stand for."""
+"""Merging of the loaded subtrees that belong to factories."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from typing import Any, Tuple
 
 
 def merged(loaded: Any, factories: Any, path: Tuple[Any, ...], kind: type) -> Any:
-    """Puts what factories merge in the places of their loaded subtrees, in place.
+    """Replaces the loaded subtrees of factories by the merged values, in place.
 
     Args:
-        loaded: what was loaded.
-        factories: a tree of the factories at their places. A list may be a dict from index to value.
-        path: of both, for errors.
-        kind: the factories' class.
+        loaded: the loaded state.
+        factories: a tree of the factories, each in its place. A list may be a dict from index to
+            value.
+        path: path of both, for error messages.
+        kind: class of the factories.
 
     Returns:
-        loaded; the merged value where factories is a factory itself.
+        loaded; the merged value if factories is itself a factory.
 
     Raises:
-        ValueError: loaded lacks a place of factories.
+        ValueError: loaded lacks the place of a factory.
     """
     if isinstance(factories, kind):
         return factories.merge_fn(loaded)  # type: ignore[attr-defined]
@@ -30,23 +31,26 @@ def merged(loaded: Any, factories: Any, path: Tuple[Any, ...], kind: type) -> An
 
 
 def _check_places(loaded: Any, factories: Any, path: Tuple[Any, ...]) -> None:
-    """Raises where loaded lacks a place of factories."""
+    """Raises if loaded lacks the place of a factory."""
     where = "/".join(map(str, path)) or "the top"
     if isinstance(loaded, dict) and isinstance(factories, dict):
         lacking = [name for name in factories if name not in loaded]
         if lacking:
-            raise ValueError(f"no {lacking} was loaded at {where}, where factories stand")
+            raise ValueError(f"{lacking} of the factories was not loaded at {where}")
     elif isinstance(loaded, list) and isinstance(factories, list):
         if len(loaded) != len(factories):
             raise ValueError(
-                f"a list at {where} has {len(loaded)} loaded elements and {len(factories)} factories"
+                f"{len(loaded)} elements were loaded at {where}, but there are {len(factories)} "
+                "factories"
             )
     elif isinstance(loaded, list) and isinstance(factories, dict):
         for name in factories:
             if not isinstance(name, int) or not 0 <= name < len(loaded):
-                raise ValueError(f"{name} is no index of the {len(loaded)} elements at {where}")
+                raise ValueError(
+                    f"{name} is not an index of the {len(loaded)} elements loaded at {where}"
+                )
     else:
         raise ValueError(
-            f"a {type(loaded).__name__} was loaded at {where}, where a {type(factories).__name__} "
-            "of factories stands"
+            f"a {type(loaded).__name__} was loaded at {where}, but its factories are in a "
+            f"{type(factories).__name__}"
         )

@@ -1,4 +1,4 @@
-"""Entities of a model's tensors, from the groups over which they are divided and repeated."""
+"""Entities of a model's tensors, from the groups that divide and replicate them."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def make_tp_sharded_tensor_for_checkpoint(
     prepend_offsets: Iterable[Offset] = (),
     **kwargs: Any,
 ) -> ShardedTensor:
-    """The entity of a tensor that tensor parallelism divides, the same on all ranks of dp_cp.
+    """Makes the entity of a tensor that tensor parallelism divides, equal on all ranks of dp_cp.
 
     Args:
-        tensor: the local tensor; or a DTensor of FSDP2 over it, of a 1-D mesh of the ranks of dp_cp
-            that divides axis 0 or repeats the whole.
-        key: its name in the checkpoint.
+        tensor: the local tensor; or a DTensor of FSDP2, on a 1-D mesh of the ranks of dp_cp that
+            divides axis 0 or replicates the tensor.
+        key: the tensor's name in the checkpoint.
         tp_axis: the axis of tensor that is divided.
-        replica_id: None: (0, 0, rank in dp_cp), and 0 in the place of the last for a DTensor that
-            is divided. With another one, the holders are not known unless they are given.
-        prepend_offsets: (axis, place, fragments) of each axis that the tensor in the checkpoint has
-            before its own: (0, layer, layers) for one of a stack of layers.
-        kwargs: tp_group and dp_cp_group, looked up as `groups.find_group` does; further attributes
+        replica_id: None: (0, 0, rank in dp_cp), or (0, 0, 0) for a DTensor that is divided. With a
+            given one, the holders are not known unless they are given too.
+        prepend_offsets: (axis, place, fragments) of each axis that the stored tensor has before the
+            tensor's own axes: (0, layer, layers) for one of a stack of layers.
+        kwargs: tp_group and dp_cp_group, looked up by `groups.find_group`; further attributes
             of the ShardedTensor (allow_shape_mismatch, holders).
 
     Raises:
-        CheckpointingException: a group is not known, the offsets describe no part, or what
-            `_fsdp_parts` refuses of a DTensor; naming the key or the group.
+        CheckpointingException: a group is not known, the offsets do not describe a part, or the
+            DTensor is of an unsupported kind. The error names the key or the group.
     """
     tp = find_group("tp", kwargs.pop("tp_group", None))
     dp_cp = find_group("dp_cp", kwargs.pop("dp_cp_group", None))
@@ -69,13 +69,13 @@ def make_sharded_tensor_for_checkpoint(
     replica_id: Optional[ReplicaId] = None,
     **kwargs: Any,
 ) -> ShardedTensor:
-    """The entity of a tensor that is the same on all ranks of tp and of dp_cp.
+    """Makes the entity of a tensor that is equal on all ranks of tp and of dp_cp.
 
     Args:
         tensor: the local tensor, or a DTensor as make_tp_sharded_tensor_for_checkpoint takes it.
-        key: its name in the checkpoint.
+        key: the tensor's name in the checkpoint.
         prepend_offsets: as for make_tp_sharded_tensor_for_checkpoint.
-        replica_id: None: (0, rank in tp, rank in dp_cp), the last 0 for a DTensor that is divided.
+        replica_id: None: (0, rank in tp, rank in dp_cp); the last is 0 for a divided DTensor.
         kwargs: as for make_tp_sharded_tensor_for_checkpoint.
 
     Raises:
@@ -96,7 +96,7 @@ def _with_replica(
     own: ReplicaId,
     holders: Callable[[], _Holders],
 ) -> Dict[str, Any]:
-    """Attributes with the replica id; what is said of holders is said of the groups' own one."""
+    """Adds the replica id. The groups give the holders only for the replica id that they give."""
     if given is not None:
         return {**options, "replica_id": given}
     return {"holders": holders(), **options, "replica_id": own}
@@ -110,12 +110,13 @@ def _entity(
     tp_offset: Offset | None,
     options: Dict[str, Any],
 ) -> ShardedTensor:
-    """The entity of a local tensor, or of a part of it.
+    """Makes the entity of a local tensor, or of a part of it.
 
     Args:
         local: the elements that this rank has.
-        part: which part of a TP rank's tensor that is; None: all.
-        prepended: offsets of prepended axes; tp_offset: of a TP rank's tensor, None: it is whole.
+        part: which part of a TP rank's tensor they are; None: all of it.
+        prepended: offsets of the prepended axes.
+        tp_offset: offset of a TP rank's tensor; None: tensor parallelism does not divide it.
     """
     axis = len(prepended)
     _check_prepended(key, prepended)
@@ -144,13 +145,13 @@ def _entity(
 
 
 def _check_prepended(key: str, prepended: Tuple[Offset, ...]) -> None:
-    """Refuses offsets that are not those of all prepended axes."""
+    """Refuses offsets that do not cover exactly the prepended axes."""
     if any(len(each) != 3 for each in prepended) or (
         sorted(axis for axis, _, _ in prepended) != list(range(len(prepended)))
     ):
         raise InvalidArgumentError(
-            f"prepended offsets {prepended} are not (axis, place, fragments) of the axes 0 to "
-            f"{len(prepended) - 1}",
+            f"prepended offsets {prepended} must be (axis, place, fragments) for each of the axes "
+            f"0 to {len(prepended) - 1}",
             key=key,
         )
 
@@ -164,19 +165,20 @@ def make_sharded_tensors_for_checkpoint(
     tp_group: Optional[torch.distributed.ProcessGroup] = None,
     dp_cp_group: Optional[torch.distributed.ProcessGroup] = None,
 ) -> ShardedStateDict:
-    """The entities of a module's own state.
+    """Makes the entities of a module's own state.
 
     Args:
-        state_dict: of the module alone, made with keep_vars=True where an optimizer's state follows
-            the model's.
-        prefix: put before the names: the results' keys, of the dict and in the checkpoint.
-        tensor_parallel_layers_axis_map: axis by name of each tensor that tensor parallelism
-            divides; others are the same on all ranks of tp. Names that the state lacks are no
-            fault (a layer without bias).
+        state_dict: of the module without its submodules; made with keep_vars=True if the sharded
+            state of an optimizer is derived from the model's.
+        prefix: put before each name; the result is the key in the dict and in the checkpoint.
+        tensor_parallel_layers_axis_map: name -> axis for each tensor that tensor parallelism
+            divides; the others are equal on all ranks of tp. Names that are not in the state (as of
+            a layer without bias) are ignored.
         sharded_offsets: of prepended axes, as for make_tp_sharded_tensor_for_checkpoint.
-        extra_state_suffix: what ends so is an object, see make_sharded_object_for_checkpoint.
-        tp_group, dp_cp_group: looked up as `groups.find_group` does. (In Megatron-Core, where one
-            of them alone is given, the other becomes a group of one.)
+        extra_state_suffix: entries whose names end with it are objects, see
+            make_sharded_object_for_checkpoint.
+        tp_group, dp_cp_group: looked up by `groups.find_group`. (In Megatron-Core, if only one of
+            them is given, the other becomes a group of one rank.)
 
     Raises:
         CheckpointingException: as make_tp_sharded_tensor_for_checkpoint.
@@ -210,20 +212,20 @@ def make_sharded_object_for_checkpoint(
     replica_id: Union[None, int, Tuple[int, ...]] = None,
     **kwargs: Any,
 ) -> ShardedObject:
-    """The entity of an object that is the same on all ranks of tp and of dp_cp.
+    """Makes the entity of an object that is equal on all ranks of tp and of dp_cp.
 
     Args:
         obj: any object.
-        key: its name in the checkpoint.
-        sharded_offsets: (axis, place, fragments) of axes 0, 1, ...: the object's place in a grid of
-            objects; none: it is the only one.
+        key: the object's name in the checkpoint.
+        sharded_offsets: (axis, place, fragments) of the axes 0, 1, ...: the object's place in a
+            grid of objects. Empty: it is the only object.
         replica_id: None: (0, rank in tp, rank in dp_cp).
-        kwargs: tp_group and dp_cp_group, looked up as `groups.find_group` does where there is no
+        kwargs: tp_group and dp_cp_group, looked up by `groups.find_group` if there is no
             replica_id.
 
     Raises:
-        CheckpointingException: a group is not known, the axes are not 0, 1, ..., or a place is not
-            in the grid.
+        CheckpointingException: a group is not known, the axes are not 0, 1, ..., or a place is
+            outside the grid.
     """
     tp_group, dp_cp_group = kwargs.pop("tp_group", None), kwargs.pop("dp_cp_group", None)
     if replica_id is None:
@@ -236,37 +238,37 @@ def make_sharded_object_for_checkpoint(
 def _grid_of_objects(
     key: str, offsets: Tuple[Offset, ...]
 ) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
-    """Shape of the grid, and a place in it."""
+    """Shape of the grid, and the place in it."""
     if not offsets:
         return (1,), (0,)
     axes, places, counts = zip(*sorted(offsets, key=itemgetter(0)))
     if axes != tuple(range(len(axes))):
-        text = f"offsets {offsets} of an object are not those of axes 0 to {len(offsets) - 1}"
+        text = f"offsets {offsets} of an object must be for the axes 0 to {len(offsets) - 1}"
         raise InvalidArgumentError(text, key=key)
     if not all(0 <= place < count for place, count in zip(places, counts)):
-        raise InvalidArgumentError(f"offsets {offsets} name no place in a grid", key=key)
+        raise InvalidArgumentError(f"offsets {offsets} are not a place in a grid", key=key)
     return counts, places
 
 
 def ensure_metadata_has_dp_cp_group(metadata: Optional[Dict[Any, Any]]) -> Dict[Any, Any]:
-    """The metadata of a sharded state dict, with the "dp_cp_group" that modules look for in it.
+    """Adds the "dp_cp_group", which modules expect, to the metadata of a sharded state dict.
 
     Args:
-        metadata: a dict, to which the group is added where it is missing or None; None: a new one.
+        metadata: a dict, to which the group is added if it is absent or None; None: a new dict.
 
     Raises:
-        CheckpointingException: metadata is no dict, or the group is not known.
+        CheckpointingException: metadata is not a dict, or the group is not known.
     """
     return metadata_with_dp_cp_group(metadata, None)
 
 
 def metadata_with_dp_cp_group(metadata: Optional[Dict[Any, Any]], module: Any) -> Dict[Any, Any]:
-    """The same, where a module may have the group."""
+    """Does the same; the module may have the group."""
     if metadata is None:
         metadata = {}
     if not isinstance(metadata, dict):
         raise InvalidArgumentError(
-            f"metadata of a sharded state dict is a dict, not {type(metadata).__name__}"
+            f"metadata of a sharded state dict must be a dict, not {type(metadata).__name__}"
         )
     if metadata.get("dp_cp_group") is None:
         metadata["dp_cp_group"] = to_pass(find_group("dp_cp", None, module, metadata))
@@ -274,7 +276,7 @@ def metadata_with_dp_cp_group(metadata: Optional[Dict[Any, Any]], module: Any) -
 
 
 def to_pass(group: Group) -> Any:
-    """A group as an argument for code that may be Megatron's: torch's process group if it has one."""
+    """A group as an argument for Megatron's code: torch's process group if the group has one."""
     return group if group.process_group is None else group.process_group
 
 
@@ -285,16 +287,16 @@ def sharded_state_dict_default(
     metadata: Optional[Dict[Any, Any]] = None,
     tp_group: Optional[torch.distributed.ProcessGroup] = None,
 ) -> ShardedStateDict:
-    """The sharded state dict of any module.
+    """Makes the sharded state dict of any module.
 
     Args:
-        module: where it has a method sharded_state_dict, that makes it. Of another one, all tensors
-            are the same on all ranks of tp and of dp_cp.
-        prefix: of the keys.
-        sharded_offsets: of prepended axes, which modules around this one have added.
-        metadata: for the module; with "dp_cp_group", which is looked up where it is missing.
-        tp_group: looked up as `groups.find_group` does, in the module too; not needed where the
-            module has a sharded_state_dict.
+        module: if it has a method sharded_state_dict, that method is called. Otherwise its tensors
+            are taken as equal on all ranks of tp and of dp_cp.
+        prefix: prefix of the keys.
+        sharded_offsets: offsets of prepended axes that enclosing modules have added.
+        metadata: passed to the module; its "dp_cp_group" is looked up if it is absent.
+        tp_group: looked up by `groups.find_group`, also in the module; not needed if the module has
+            a sharded_state_dict.
 
     Raises:
         CheckpointingException: as make_sharded_tensors_for_checkpoint.

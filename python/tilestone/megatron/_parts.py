@@ -1,5 +1,5 @@
-"""State dicts of Megatron-Core's on their way through the engine's calls, which run all checks and
-report every failure on every rank."""
+"""Passes Megatron-Core's state dicts through the engine's calls, which run all checks and report
+every failure on every rank."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from tilestone.megatron.validation import _validate_common_state_dict
 
 logger = logging.getLogger("tilestone.megatron")
 
-# Tilestone's own entities mean the same here as in `tilestone.save`.
+# Tilestone's own entities have the same meaning here as in `tilestone.save`.
 _OURS = (
     _entities.ShardedTensor,
     _entities.ShardedObject,
     _entities.ShardedTensorFactory,
     _entities.LocalNonpersistent,
 )
-_LEFT_OUT: Any = object()  # in the place of what is not in the result
+_LEFT_OUT: Any = object()  # marks what is not in the result
 
 
 def _is_dtensor(item: Any) -> bool:
@@ -50,13 +50,13 @@ def _is_dtensor(item: Any) -> bool:
 
 
 def _is_entity(item: Any) -> bool:
-    """Whether each rank has its own of it. DTensors are saved as sharded tensors."""
+    """Whether each rank has its own part of a value. DTensors are saved as sharded tensors."""
     kinds = (ShardedBase, LocalNonpersistentObject, *_OURS)
     return isinstance(item, kinds) or _is_dtensor(item)
 
 
 def _holds(tree: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Whether a leaf of a tree is as wanted."""
+    """Whether a leaf of a tree satisfies `wanted`."""
     if isinstance(tree, (dict, list)):
         values = tree.values() if isinstance(tree, dict) else tree
         return any(_holds(value, wanted) for value in values)
@@ -64,12 +64,12 @@ def _holds(tree: Any, wanted: Callable[[Any], bool]) -> bool:
 
 
 def holds_entities(tree: Any) -> bool:
-    """Whether something in a tree is not common state."""
+    """Whether a tree contains anything other than common state."""
     return _holds(tree, _is_entity)
 
 
 def holds_tensors(tree: Any) -> bool:
-    """Whether something in a tree is a tensor and no entity."""
+    """Whether a tree contains a tensor that is not an entity."""
     return _holds(tree, lambda item: isinstance(item, torch.Tensor) and not _is_entity(item))
 
 
@@ -80,16 +80,16 @@ def _is_common(item: Any) -> bool:
 def _expect_dict(state: Any) -> Mapping[Any, Any]:
     if isinstance(state, Mapping):
         return state
-    raise InvalidArgumentError(f"a state is a dict, not {type(state).__name__}")
+    raise InvalidArgumentError(f"a state must be a dict, not {type(state).__name__}")
 
 
 def _refuse_hidden(value: Any) -> None:
-    """Refuses a tuple that holds an entity, which no load would find there."""
+    """Refuses a tuple that holds an entity, because a load does not search tuples."""
     for item in value if isinstance(value, tuple) else ():
         if _is_entity(item):
             raise InvalidArgumentError(
-                f"a {type(item).__name__} stands inside a tuple; entities are found in dicts and "
-                "lists only",
+                f"a {type(item).__name__} is inside a tuple; entities may only be in dicts and "
+                "lists",
                 key=getattr(item, "key", ""),
             )
         _refuse_hidden(item)
@@ -101,7 +101,7 @@ def _is_empty_slice(item: Any) -> bool:
 
 
 def _not_quantized(item: Any) -> Any:
-    """The entity, with a tensor in its quantised type where its data is one of 8 bits."""
+    """The entity, with its data dequantised if it is one of Transformer Engine's 8-bit tensors."""
     if type(getattr(item, "data", None)).__module__.split(".")[0] != "transformer_engine":
         return item
     copied = copy.copy(item)
@@ -110,15 +110,15 @@ def _not_quantized(item: Any) -> Any:
 
 
 def asked_of(tree: Any, keep_common: bool = False, keep_empty: bool = False) -> Any:
-    """What a load asks for: the entities, in dicts and lists that hold some.
+    """Extracts the request of a load: the entities, in the dicts and lists that hold some.
 
-    Common values of the template are not asked for, whatever the checkpoint has. In a list that
-    holds both kinds they stay, to say which element is which.
+    Common values of the template are not requested, whatever the checkpoint has. In a list that
+    holds both kinds they are kept, so that each element keeps its index.
 
     Args:
-        tree: the caller's state dict, which stays as it is.
-        keep_common: it lies in such a list.
-        keep_empty: slices of flattened tensors that hold nothing are asked for too.
+        tree: the caller's state dict, which is not changed.
+        keep_common: the tree is inside such a list.
+        keep_empty: also request empty slices of flattened tensors.
     """
     if isinstance(tree, Mapping):
         parts = ((key, asked_of(value, keep_common, keep_empty)) for key, value in tree.items())
@@ -137,7 +137,7 @@ def asked_of(tree: Any, keep_common: bool = False, keep_empty: bool = False) -> 
 
 
 def built(tree: Any) -> Any:
-    """The same tree with what each factory builds in its place."""
+    """Copies a tree, with each factory replaced by the subtree that it builds."""
     if isinstance(tree, dict):
         return {key: built(value) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -146,10 +146,10 @@ def built(tree: Any) -> Any:
 
 
 def asked_built(asked: Any) -> Any:
-    """What asked_of() gives, with what a load asks for of each factory's in its place.
+    """Copies the result of asked_of(), with each factory replaced by the request for its subtree.
 
-    Common values that a factory builds are not asked for either. Slices that hold nothing are: its
-    merge_fn may count on them.
+    Common values that a factory builds are not requested either. Empty slices are, because the
+    factory's merge_fn may rely on them.
     """
     if isinstance(asked, dict):
         return {key: asked_built(value) for key, value in asked.items()}
@@ -162,10 +162,10 @@ def asked_built(asked: Any) -> Any:
 
 
 class _Taking:
-    """The result of a load: factories merged, and unexpected keys left out as in Megatron-Core.
+    """Makes the result of a load: merges factories and leaves out unexpected keys.
 
     Attributes:
-        unexpected: keys of this rank's entities that the checkpoint doesn't hold.
+        unexpected: keys of this rank's entities that are not in the checkpoint.
     """
 
     def __init__(self, kept: set[str]) -> None:
@@ -173,12 +173,13 @@ class _Taking:
         self.unexpected: set[str] = set()
 
     def take(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...] = ()) -> Any:
-        """What stands in a place of the result.
+        """Makes the value for a place of the result.
 
         Args:
-            asked: what asked_of() has there; `made`: what built() has there.
-            loaded: what the engine gave for it.
-            path: of the place.
+            asked: the value of asked_of() at this place.
+            made: the value of asked_built() at this place.
+            loaded: the engine's result for it.
+            path: path of the place.
         """
         if isinstance(asked, ShardedTensorFactory):
             before = len(self.unexpected)
@@ -220,7 +221,7 @@ class _Taking:
 
     def _list(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...]) -> Any:
         places = list(range(len(asked)))
-        if len(asked) != len(loaded):  # the common elements are the checkpoint's, in the others
+        if len(asked) != len(loaded):  # common elements are only in one: pair the other elements
             places = [place for place in places if _holds(asked[place], _is_entity)]
         result = [
             self.take(asked[place], made[place], value, (*path, place))
@@ -242,18 +243,18 @@ class Asked(Prepared):
     """A template of a load.
 
     Args:
-        sharded_state_dict: the caller's; it stays as it is.
-        check: called first; what it raises is this rank's failure.
-        judge: gets missing and unexpected keys, and may raise.
+        sharded_state_dict: the caller's; it is not changed.
+        check: called first; if it raises, this rank has failed.
+        judge: called with the missing and the unexpected keys; may raise.
 
     Attributes:
-        unexpected: set by the load: keys that this rank asked for, and the checkpoint lacks.
-        missing: set by the load: stored keys that no rank asked for, where that was to be reported.
+        unexpected: set by the load: keys that this rank requests and that are not stored.
+        missing: set by the load: stored keys that no rank requests, if these are reported.
     """
 
     harmless = HARMLESS
     objects_by_grid = True
-    log_report = False  # what is to be said of keys, the strict modes say
+    log_report = False  # the strict modes log the keys
 
     def __init__(
         self,
@@ -270,7 +271,7 @@ class Asked(Prepared):
         self.unexpected: set[str] = set()
 
     def make(self) -> Mapping[Any, Any]:
-        """The entities, with factories built."""
+        """Returns the entities, with factories built."""
         self._check()
         asked = asked_of(_expect_dict(self._given))
         self._asked = {} if asked is _LEFT_OUT else asked
@@ -278,7 +279,7 @@ class Asked(Prepared):
         return self._made  # type: ignore[no-any-return]
 
     def take(self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]) -> dict[Any, Any]:
-        """The result, once what was found of keys has been judged."""
+        """Returns the result, after missing and unexpected keys have been judged."""
         taking = _Taking(kept)
         result = taking.take(self._asked, self._made, loaded)
         self.missing, self.unexpected = set(report.not_requested), taking.unexpected
@@ -287,18 +288,18 @@ class Asked(Prepared):
 
 
 def engine_load(asked: Asked, checkpoint_dir: Any, **options: Any) -> StateDict:
-    """Loads a template by the engine, with keywords of `tilestone.load`."""
+    """Loads a template with the engine, with keyword arguments of `tilestone.load`."""
     return _api.load(cast("Any", asked), literal(checkpoint_dir), **options)
 
 
 def load_sharded(sharded_state_dict: ShardedStateDict, checkpoint_dir: Any) -> StateDict:
-    """Loads entities and nothing else; dtypes are converted."""
+    """Loads only entities; dtypes are converted."""
     asked = Asked(sharded_state_dict)
     return engine_load(asked, checkpoint_dir, sharded_only=True, cast=True)
 
 
 def without_local_copies(tree: Any) -> Any:
-    """The tree without a second replica of a shard on this rank; the same tree if there is none."""
+    """The tree without second replicas of a shard on this rank; the same tree if there are none."""
     leaves = _leaves(tree)
     copies = LocalCopies(leaves)
     if not any([copies.take(leaf) for leaf in leaves]):
@@ -310,12 +311,12 @@ class Given(Prepared):
     """The state of a save.
 
     Args:
-        sharded_state_dict: the caller's; it stays as it is.
-        checkpoint_dir: where it goes.
-        check: called first; what it raises is this rank's failure.
+        sharded_state_dict: the caller's; it is not changed.
+        checkpoint_dir: the checkpoint's directory.
+        check: called first; if it raises, this rank has failed.
         group: the ranks that save; None: all.
-        preprocess: of a copy of the common state, makes what is compared between ranks.
-        replaces: whether a checkpoint that stands there may be replaced.
+        preprocess: takes a copy of the common state and returns what the ranks compare.
+        replaces: whether an existing checkpoint may be replaced.
     """
 
     harmless = HARMLESS
@@ -339,7 +340,7 @@ class Given(Prepared):
         self._replaced = ""
 
     def make(self) -> Mapping[Any, Any]:
-        """The state, once rank 0 has looked what it replaces."""
+        """Returns the state. First rank 0 determines what the save replaces."""
         self._check()
         _expect_dict(self._given)
         if self._replaces and _ranks.rank(self._group) == 0:
@@ -351,19 +352,19 @@ class Given(Prepared):
         return model_parallel_group(given)
 
     def compared_common(self) -> Mapping[Any, Any] | None:
-        """What preprocess makes of the common state, in dicts and lists of its own."""
+        """The result of preprocess for a copy of the common state; None without preprocess."""
         if self._preprocess is None:
             return None
         self._compared = self._preprocess(self._common())
         return cast("Mapping[Any, Any]", self._compared)
 
     def log_replaced(self) -> None:
-        """Logs, on rank 0, what the save has replaced: not before, since it may still be refused."""
+        """Logs on rank 0 what the save has replaced; not earlier, because it might be refused."""
         if self._replaced:
             logger.warning(self._replaced)
 
     def log_differences(self) -> None:
-        """Logs on each rank what of its common state is not rank 0's. Every rank calls."""
+        """Logs on each rank how its common state differs from rank 0's. Every rank calls."""
         compared = self._common() if self._preprocess is None else self._compared
         _validate_common_state_dict(compared, self._group)
 
@@ -372,15 +373,15 @@ class Given(Prepared):
 
 
 def replaced_by(checkpoint_dir: Any) -> str:
-    """What a save to a directory replaces, as a warning; empty where that is nothing."""
+    """A warning about what a save to a directory replaces; empty if that is nothing."""
     try:
         names = sorted(os.listdir(os.fspath(checkpoint_dir)))
     except (OSError, TypeError):
-        return ""  # there is nothing, or the save says what is wrong
+        return ""  # there is nothing, or the save will report what is wrong
     if not names:
         return ""
     if CONFIG_FNAME in names:
-        return f"Overwriting the checkpoint that stands at {checkpoint_dir}"
+        return f"Overwriting the existing checkpoint at {checkpoint_dir}"
     return (
         f"Overwriting old incomplete / corrupted checkpoint at {checkpoint_dir}: it holds "
         f"{', '.join(names[:5])} and no {CONFIG_FNAME}"
@@ -388,7 +389,7 @@ def replaced_by(checkpoint_dir: Any) -> str:
 
 
 def engine_save(given: Given, checkpoint_dir: Any, **options: Any) -> None:
-    """Saves a state by the engine, with keywords of `tilestone.save`."""
+    """Saves a state with the engine, with keyword arguments of `tilestone.save`."""
     path = literal(checkpoint_dir)
     options = {"overwrite": True, **options}
     result = _api.save(cast("Any", given), path, dialect="megatron", **options)

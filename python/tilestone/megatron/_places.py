@@ -1,4 +1,4 @@
-"""Arithmetic of the places that entities have in global tensors."""
+"""Arithmetic of the places of entities in global tensors."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tilestone._errors import InvalidArgumentError
 def grid_of(
     key: str, rank_offsets: Sequence[Tuple[int, int, int]], axes: int
 ) -> tuple[list[int], list[int]]:
-    """Place and fragments along each axis, of rank offsets as ShardedTensor.from_rank_offsets takes them.
+    """Place and number of fragments along each axis, from offsets of from_rank_offsets().
 
     Raises:
-        InvalidArgumentError: an axis that does not exist or is named twice, or a place outside its
-            fragments.
+        InvalidArgumentError: an axis does not exist or is named twice, or a place is not below its
+            number of fragments.
     """
     places, fragments = [0] * axes, [1] * axes
     seen = set()
     for offset in rank_offsets:
         axis, place, count = _options.entries("a rank offset (axis, place, fragments)", offset, key)
         if not 0 <= axis < axes or count < 1 or not 0 <= place < count:
-            text = f"rank offsets {rank_offsets} don't describe a part of a tensor of {axes} axes"
+            text = f"rank offsets {rank_offsets} do not fit a tensor of {axes} axes"
             raise InvalidArgumentError(text, key=key)
         if axis in seen:
             text = f"rank offsets {rank_offsets} name axis {axis} twice"
@@ -35,16 +35,16 @@ def grid_of(
 
 
 def with_entry(values: Sequence[int], place: int, value: int) -> Tuple[int, ...]:
-    """The values, with another one at a place."""
+    """The values, with another value at one place."""
     return (*values[:place], value, *values[place + 1 :])
 
 
 def narrowed_pieces(
     shape: Tuple[int, ...], flat: slice, dim: int, start: int, length: int
 ) -> list[tuple[slice, slice]]:
-    """Runs of a flat slice that stay when a box is narrowed: (in the old box, in the new one).
+    """The runs of a flat slice that remain when a box is narrowed: (in the old box, in the new).
 
-    The box is a row of blocks, one for each index of the axes before `dim`; each block keeps
+    The box is a row of blocks, one for each index of the axes before `dim`. Each block keeps
     `length` entries of `inner` elements.
     """
     inner = math.prod(shape[dim + 1 :])

@@ -1,4 +1,4 @@
-"""The ranks of torch.distributed; a program without it is one rank."""
+"""Ranks of torch.distributed; without torch.distributed the program is one rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def rank(group: Any = None) -> int:
 
 
 def size(group: Any = None) -> int:
-    """How many ranks a group has (None: the default one); 1 without torch.distributed."""
+    """The number of ranks of a group (None: the default one); 1 without torch.distributed."""
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
 

@@ -17,7 +17,14 @@ from tilestone import _core
 from tilestone._errors import CheckpointError, MismatchError
 from tilestone._torch_comm import TorchCommunicator
 from tilestone.megatron import _shard_files
-from tilestone.megatron._shard_lists import ShardList, ShardsByRow, Union, bytes_of, decode, union_of
+from tilestone.megatron._shard_lists import (
+    ShardList,
+    ShardsByRow,
+    Union,
+    bytes_of,
+    decode,
+    union_of,
+)
 from tilestone.megatron.mapping import ShardedTensor
 from tilestone.megatron.utils import _ShardId
 
@@ -31,13 +38,13 @@ _NO_FILE = -1
 class ShardDistribution(NamedTuple):
     """Which rank of a process group writes each shard, or reads it for the others.
 
-    Ranks are numbered in the group, which the distribution does not name.
+    Ranks are group ranks; the distribution does not contain the group.
 
     Attributes:
-        main_rank_for_shard: the rank that writes or reads.
-        shards_in_this_group: the shards that are distributed: those of which the group has the main
-            replica, and for a load all.
-        shard_to_metadata: entities without data, of other groups' shards too.
+        main_rank_for_shard: the rank that writes or reads the shard.
+        shards_in_this_group: the shards that are distributed: those whose main replica is in the
+            group; for a load, all.
+        shard_to_metadata: entities without data, also of other groups' shards.
         all_ranks_for_shard: the ranks that hold a shard, ascending.
     """
 
@@ -48,7 +55,7 @@ class ShardDistribution(NamedTuple):
 
 
 def _sortable(shard_id: Any) -> Any:
-    """An id that can be compared with any other one: None before everything."""
+    """An id that can be compared with any other id: None comes before everything."""
     if not isinstance(shard_id, tuple):
         return shard_id
     return tuple(() if part is None else part for part in shard_id)
@@ -60,21 +67,21 @@ def distribute_shards_to_ranks(
     num_ranks: int,
     cross_parallelization_group_loads: Collection[T],
 ) -> dict[T, int]:
-    """Gives each shard to one of the ranks that hold it, so that all get about as many bytes.
+    """Assigns each shard to one of its holders, so that all ranks get about equally many bytes.
 
-    Shards that few ranks hold come first, of these large ones, of these in the order of their ids;
-    each goes to the holder that has the fewest bytes by then, the lowest of several. The result is
-    Megatron-Core's.
+    Shards with few holders come first; among these, large ones; among these, the order of their
+    ids. Each goes to the holder with the fewest bytes so far (the lowest rank if several). The
+    result is the same as Megatron-Core's.
 
     Args:
         shard_to_ranks: the holders of each shard, at least one.
-        shard_to_size: bytes of each shard.
-        num_ranks: of the group; ranks are 0 to num_ranks - 1.
+        shard_to_size: size of each shard in bytes.
+        num_ranks: number of ranks of the group; ranks are 0 to num_ranks - 1.
         cross_parallelization_group_loads: shards whose main replica is in another group: they come
             last.
 
     Raises:
-        InvalidArgumentError: a shard without holders, or a rank outside the group.
+        InvalidArgumentError: a shard has no holders, or a rank is outside the group.
     """
     return _distribute(
         shard_to_ranks, shard_to_size, num_ranks, cross_parallelization_group_loads, None
@@ -112,13 +119,13 @@ def _distribute(
 
 
 def _distinct(lists: list[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-    """The distinct ones of some lists of ranks, and for each of them all which one it is."""
+    """The distinct lists among some lists of ranks, and for each list its number among them."""
     sets: list[list[int]] = []
     numbers: dict[tuple[int, ...], int] = {}
     found: list[int] = []
     last: Sequence[int] | None = None
     for ranks in lists:
-        # Neighbours often have the same ranks, and comparing is quicker than hashing.
+        # Neighbours often have the same ranks, and comparing is faster than hashing.
         if ranks is last or ranks == last:
             found.append(found[-1])
             continue
@@ -136,9 +143,9 @@ class Agreed:
 
     Attributes:
         distribution: the same on all ranks.
-        token: of this agreement, the same on all ranks.
-        structures: of this rank's state dicts for which it was made.
-        checkpoint_dir: the checkpoint whose files it goes by, or None.
+        token: identifies this agreement; the same on all ranks.
+        structures: structures of this rank's state dicts that it is valid for.
+        checkpoint_dir: the checkpoint whose files it follows, or None.
     """
 
     distribution: ShardDistribution
@@ -148,7 +155,7 @@ class Agreed:
 
 
 def structure_of(shards: ShardList) -> str:
-    """Names a rank's shards and which of them are main replicas."""
+    """Identifies a rank's shards and which of them are main replicas."""
     return f"{shards.digest.hex()}/{shards.mains:x}"
 
 
@@ -161,20 +168,20 @@ def agree_on_distribution(
     known: Agreed | None = None,
     seconds: float = _core.DEFAULT_TIMEOUT,
 ) -> Agreed:
-    """The distribution of what the ranks of a group hold. Every rank of the group calls.
+    """Distributes the shards that the ranks of a group hold. Every rank of the group calls.
 
     Args:
-        state_of: gives this rank's state dict, whose ShardedTensors are distributed; what it raises
-            every rank raises.
-        group: of more than one rank.
-        ignore_groups: shards whose main replica is in another group are distributed, too.
+        state_of: returns this rank's state dict, whose ShardedTensors are distributed; if it
+            raises, every rank raises the same.
+        group: a group of more than one rank.
+        ignore_groups: distribute shards whose main replica is in another group, too.
         checkpoint_dir: a checkpoint that is to be read: shards go to the writers of their files.
-        only_if_checkpoint: a directory without a checkpoint that can be opened is no error.
+        only_if_checkpoint: ignore a directory that holds no checkpoint that can be opened.
         known: an earlier result of this group, which is returned if no rank's shards have changed.
-        seconds: how long it may take; infinite for no limit.
+        seconds: time limit; infinity for no limit.
 
     Raises:
-        CheckpointError: the same on every rank, whichever of them failed.
+        CheckpointError: any rank failed; the same on every rank.
     """
     agreement = _Agreement(
         state_of, group, ignore_groups, checkpoint_dir, only_if_checkpoint, known
@@ -203,7 +210,7 @@ def agree_on_distribution(
 
 
 def _name_globally(error: CheckpointError, group: dist.ProcessGroup) -> None:
-    """Names the rank that failed as the program knows it, not by its place in a group."""
+    """Replaces the failed rank's group rank in an error by its global rank."""
     if not 0 <= error.rank < dist.get_world_size(group):
         return
     number = dist.get_global_rank(group, error.rank)
@@ -212,15 +219,15 @@ def _name_globally(error: CheckpointError, group: dist.ProcessGroup) -> None:
 
 
 def place_of(checkpoint_dir: str | os.PathLike[str] | None) -> str | None:
-    """A directory as an Agreed has it."""
+    """A directory in the form that Agreed has."""
     return None if checkpoint_dir is None else os.fspath(checkpoint_dir)
 
 
 class _Agreement:
-    """This rank's part in working out a distribution.
+    """This rank's part in agreeing on a distribution.
 
-    Round 0: each rank names its list of shards by its digest. Round 1: the lowest rank with a list
-    sends it, and rank 0 makes the distribution. All ranks get the lists with it.
+    Round 0: each rank sends the digest of its list of shards. Round 1: the lowest rank with each
+    list sends it, and rank 0 makes the distribution. The answer has the lists and the distribution.
     """
 
     def __init__(
@@ -239,12 +246,12 @@ class _Agreement:
         self._only_if_checkpoint = only_if_checkpoint
         self._known = known
         self.shards = ShardList([], b"", 0)
-        self._classes: list[int] = []  # of rank 0, from here on
+        self._classes: list[int] = []  # this and the following are used on rank 0 only
         self._providers: list[int] = []
         self._mains: list[int] = []
 
     def say(self, round: int, answer: bytes) -> bytes:
-        """This rank's words."""
+        """Returns this rank's message for a round."""
         if round == 1:
             chosen = dist.get_rank(self._group) in json.loads(answer)
             return self.shards.encode() if chosen else b""
@@ -261,19 +268,19 @@ class _Agreement:
         return json.dumps(words).encode()
 
     def decide(self, round: int, said: list[bytes]) -> tuple[bytes, bool]:
-        """Rank 0: what follows from all ranks' words."""
+        """On rank 0: returns the answer to all ranks' messages, and whether it is the last one."""
         if round == 1:
             return self._distributed([said[rank] for rank in self._providers]), True
         words = [json.loads(each) for each in said]
         if any(each["options"] != words[0]["options"] for each in words):
-            raise MismatchError("the ranks want distributions of different kinds (save or load)")
+            raise MismatchError("the ranks ask for different distributions (save or load)")
         if words[0]["known"] and all(each["known"] == words[0]["known"] for each in words):
             return b"", True
         if any(each["had"] for each in words):
             changed = [rank for rank, each in enumerate(words) if not each["known"]]
             logger.warning(
-                "the shards of ranks %s have changed since they were distributed; they are "
-                "distributed anew",
+                "the shards of ranks %s have changed since they were distributed; distributing "
+                "again",
                 changed,
             )
         numbers: dict[str, int] = {}
@@ -301,7 +308,7 @@ class _Agreement:
     def _files(
         self, union: Union, chosen: list[_ShardId]
     ) -> tuple[dict[_ShardId, int], list[int]] | None:
-        """The files of these shards by number, and the ranks of the group that wrote them."""
+        """The number of each shard's file, and for each file the group rank that wrote it."""
         if self._directory is None:
             return None
         try:
@@ -309,7 +316,7 @@ class _Agreement:
         except CheckpointError as error:
             if not self._only_if_checkpoint:
                 raise
-            logger.debug("shards are distributed without a look at their files: %s", error)
+            logger.debug("distributing shards without regard to their files: %s", error)
             return None
         members = {rank: i for i, rank in enumerate(dist.get_process_group_ranks(self._group))}
         numbers: dict[str, int] = {}
@@ -333,7 +340,7 @@ def _pack(
     shards: list[_ShardId],
     given: dict[_ShardId, int],
 ) -> bytes:
-    """All that a rank needs to know the distribution."""
+    """Encodes all that a rank needs to know the distribution."""
     header = {
         "classes": classes,
         "mains": [f"{each:x}" for each in mains],

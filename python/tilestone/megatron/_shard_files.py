@@ -1,4 +1,4 @@
-"""Which data file of a checkpoint holds a shard, and which rank wrote that file."""
+"""Finds which data file of a checkpoint holds a shard, and which rank wrote that file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tilestone import _checkpoint, geometry
 from tilestone.megatron._shard_lists import Row
 from tilestone.megatron._stored import literal
 
-# Stock writers' names, with or without a prefix, and Tilestone's: the prefix is the save's id.
+# File names of stock writers, with or without a prefix, and of Tilestone (prefix: the save's id).
 _DATA_FILE = re.compile(r"(?:.*__|__)(\d+)_\d+\.distcp")
 
 
 def writer_of(file: str) -> int | None:
-    """The global rank that wrote a data file, by its name; None where the name does not say it."""
+    """The global rank that wrote a data file, from its name; None if the name has no rank."""
     found = _DATA_FILE.fullmatch(os.path.basename(file))
     return None if found is None else int(found[1])
 
@@ -37,13 +37,13 @@ class _Stored:
         self._places = {(box.offset, box.shape): i for i, box in enumerate(boxes)}
 
     def file_of(self, boxes: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> str | None:
-        """The file with most elements of these boxes, the first of several; None: it holds none."""
+        """The file with the most elements of these boxes (the first such file), or None."""
         elements: dict[str, int] = {}
         for offset, shape in boxes:
             if len(offset) != self._dims:
                 return None
             place = self._places.get((offset, shape))
-            if place is not None:  # the checkpoint's own sharding
+            if place is not None:  # a box as it was stored
                 count = int(np.prod(shape, dtype=np.int64))
                 elements[self._files[place]] = elements.get(self._files[place], 0) + count
                 continue
@@ -55,7 +55,7 @@ class _Stored:
 
 
 def _boxes(row: Row) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The boxes of the global tensor that a shard is, each as (offset, shape)."""
+    """The boxes of the global tensor that a shard consists of, each as (offset, shape)."""
     local, offset, prepended, flat = row[2], row[4], row[7], row[9]
     leading = (1,) * prepended
     if flat is None:
@@ -67,9 +67,9 @@ def _boxes(row: Row) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 
 def files_of(checkpoint_dir: str | os.PathLike[str], rows: Sequence[Row]) -> list[str | None]:
-    """For each shard the data file of the checkpoint that has most of its elements.
+    """Finds for each shard the data file of the checkpoint that has most of its elements.
 
-    None for a shard of which the checkpoint holds nothing. Only metadata is read, once.
+    The entry is None if the checkpoint holds no element of the shard. Only metadata is read, once.
 
     Raises:
         CheckpointError: there is no checkpoint, or its metadata can't be read.

@@ -1,7 +1,7 @@
-"""What the ranks of a group have listed of sharded tensors, as compact as it travels between them.
+"""The lists of sharded tensors that the ranks of a group exchange, in a compact form.
 
-Ranks that hold copies of one another list the same shards, so a list is sent once and named by its
-digest; which of its shards are main replicas is a bit mask of each rank.
+Ranks that hold copies of one another list the same shards. So each distinct list is sent once and
+identified by its digest, and each rank has a bit mask of its main replicas.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from tilestone.megatron.dict_utils import nested_values
 from tilestone.megatron.mapping import ShardedTensor, is_main_replica
 from tilestone.megatron.utils import _sharded_tensor_shard_id, _ShardId
 
-Row = list[Any]  # of one shard, in the order of ShardedTensor's attributes from key on, without data
-_REPLICA_ID = 6  # its place in a row
+Row = list[Any]  # a shard's attributes in the order of ShardedTensor, from key on, without data
+_REPLICA_ID = 6  # index of the replica id in a row
 
 
 def numbers(values: Sequence[int]) -> list[int]:
-    """Ints of whatever class as plain ones; TypeError for what is none."""
+    """Converts ints of any class to plain ones; TypeError for anything else."""
     return [operator.index(value) for value in values]
 
 
 def replica_of(entity: Any) -> list[int] | int:
-    """An entity's replica id as JSON can say it."""
+    """An entity's replica id in a form for JSON."""
     replica_id = _options.replica(entity.replica_id, entity.key)
     return replica_id[0] if isinstance(entity.replica_id, int) else list(replica_id)
 
 
 def row_of(shard: ShardedTensor) -> Row:
-    """What describes a shard, but for its data."""
+    """Describes a shard, without its data."""
     flat = getattr(shard, "flattened_range", None)
     return [
         shard.key,
@@ -56,7 +56,7 @@ def row_of(shard: ShardedTensor) -> Row:
 
 
 def as_given(values: list[int] | int | None) -> Any:
-    """A shape or replica id: lists are JSON's for tuples."""
+    """A shape or replica id from JSON, where tuples have become lists."""
     return tuple(values) if isinstance(values, list) else values
 
 
@@ -79,7 +79,7 @@ def shard_of(row: Row) -> ShardedTensor:
 
 
 def bytes_of(row: Row) -> int:
-    """Bytes of the elements that a rank holds of the shard."""
+    """The size in bytes of a rank's elements of the shard."""
     dtype: torch.dtype = getattr(torch, row[1])
     flat = row[-1]
     count = math.prod(row[2]) if flat is None else flat[1] - flat[0]
@@ -88,12 +88,12 @@ def bytes_of(row: Row) -> int:
 
 @dataclass
 class ShardList:
-    """What one rank has listed.
+    """The shards that one rank holds.
 
     Attributes:
         rows: one for each shard, in the order of the state dict.
-        digest: 16 bytes that are the same for lists that differ in replica ids only.
-        mains: bit i: row i is a main replica.
+        digest: 16 bytes, equal for lists that differ only in replica ids.
+        mains: bit i is 1 if row i is a main replica.
     """
 
     rows: list[Row]
@@ -102,10 +102,10 @@ class ShardList:
 
     @classmethod
     def of(cls, sharded_state_dict: Any) -> ShardList:
-        """The list of a state dict's tensors.
+        """Lists the tensors of a state dict.
 
         Raises:
-            InvalidArgumentError: an entity lacks what describes its place.
+            InvalidArgumentError: an entity lacks an attribute, or has a wrong one.
         """
         rows, mains = [], 0
         for item in nested_values(sharded_state_dict):
@@ -116,7 +116,9 @@ class ShardList:
                 mains |= int(is_main_replica(item.replica_id)) << (len(rows) - 1)
             except (AttributeError, TypeError, ValueError) as error:
                 key = str(getattr(item, "key", ""))
-                raise InvalidArgumentError(f"no description of a shard: {error}", key=key) from error
+                raise InvalidArgumentError(
+                    f"an entity has wrong attributes: {error}", key=key
+                ) from error
         places = [row[:_REPLICA_ID] + row[_REPLICA_ID + 1 :] for row in rows]
         text = json.dumps(places, separators=(",", ":")).encode()
         return cls(rows, hashlib.blake2b(text, digest_size=16).digest(), mains)
@@ -133,7 +135,7 @@ def decode(encoded: bytes) -> list[Row]:
 
 
 class ShardsByRow(Mapping[_ShardId, ShardedTensor]):
-    """Entities by shard id, each made when it is first asked for."""
+    """Entities by shard id, each made on first access."""
 
     def __init__(self, rows: dict[_ShardId, Row]) -> None:
         self._rows = rows
@@ -157,13 +159,13 @@ class ShardsByRow(Mapping[_ShardId, ShardedTensor]):
 
 @dataclass
 class Union:
-    """All shards of a group, by id in the order in which ranks 0, 1, ... list them.
+    """All shards of a group, by id, in the order in which ranks 0, 1, ... list them.
 
     Attributes:
-        rows: of the lowest rank that lists the shard.
-        holders: the ranks of the group that list it, ascending; shards with the same ones share a
-            list. A rank that lists a shard twice stands there twice.
-        mains: shards of which a rank of the group has the main replica.
+        rows: row of the lowest rank that lists the shard.
+        holders: the ranks of the group that list it, ascending. A rank that lists a shard twice
+            occurs twice. Shards with equal holders share one list object.
+        mains: shards whose main replica is in the group.
     """
 
     rows: dict[_ShardId, Row] = field(default_factory=dict)
@@ -172,13 +174,13 @@ class Union:
 
 
 def union_of(lists: Sequence[list[Row]], classes: Sequence[int], mains: Sequence[int]) -> Union:
-    """What a group has listed.
+    """Merges the lists of a group.
 
     Args:
         lists: the distinct lists, in the order of the lowest ranks that have them.
-        classes: for each rank, which of the lists it has.
-        mains: for each list, the shards of which any rank that has it holds the main replica, as a
-            bit mask.
+        classes: for each rank, the number of its list.
+        mains: for each list, a bit mask of the shards whose main replica is on any rank that has
+            the list.
     """
     union = Union()
     listed_in: dict[_ShardId, list[int]] = {}
@@ -202,7 +204,7 @@ def union_of(lists: Sequence[list[Row]], classes: Sequence[int], mains: Sequence
 
 
 class _PlaceOnly:
-    """What a shard's id is made of, without the checks of an entity."""
+    """The attributes that a shard's id is made of, without the checks of an entity."""
 
     __slots__ = (
         "axis_fragmentations", "flattened_range", "global_offset", "key", "local_shape",

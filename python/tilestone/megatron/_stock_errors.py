@@ -1,4 +1,4 @@
-"""Errors of the strategies for stock Megatron-Core: what its programs catch catches them too."""
+"""Errors of the strategies for stock Megatron-Core; its programs catch them as their own."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _plain(error: CheckpointError) -> tuple[object, ...]:
-    """How such an error is pickled: as the one of Tilestone's that it is."""
+    """Reduces such an error for pickling to Tilestone's own error type."""
     kind: type[CheckpointError] = type(error).__mro__[1]
     return (kind, *CheckpointError.__reduce__(error)[1:])
 
 
 @functools.cache
 def _also_stocks(kind: Any) -> Any:
-    """A class of the same name that is also an error of Megatron-Core's, and torch's of a load."""
+    """A class of the same name that is also Megatron-Core's error and torch's load error."""
     try:
         stock = importlib.import_module(_CORE).CheckpointingException
     except ImportError:
@@ -33,15 +33,15 @@ def _also_stocks(kind: Any) -> Any:
         "__doc__": kind.__doc__,
         "__module__": kind.__module__,
         "__reduce__": _plain,
-        "failures": {},  # torch's error has one for each rank; ours says which rank it was
+        "failures": {},  # torch's error has an entry for each rank; ours names the rank itself
     }
     return type(kind.__name__, (kind, stock, CheckpointException), members)
 
 
 def raises_stocks_errors(function: Function) -> Function:
-    """A function whose errors are also Megatron-Core's CheckpointingException.
+    """Makes a function's errors instances of Megatron-Core's CheckpointingException too.
 
-    And the CheckpointException that stock's loads of the format torch_dist raise: torch's.
+    They are also instances of torch's CheckpointException, which stock loads of torch_dist raise.
     """
 
     @functools.wraps(function)

@@ -1,6 +1,6 @@
-"""What Tilestone's strategies for stock Megatron-Core do, and how their classes are made.
+"""Tilestone's strategies for stock Megatron-Core, and how their classes are made.
 
-The base classes are Megatron-Core's, so the classes exist once one is asked for.
+Their base classes are Megatron-Core's, so the classes are made only on demand.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tilestone.megatron._stored import HARMLESS, literal, remove_keys
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-BACKENDS = ("torch_dist", "zarr")  # that can be loaded
-lock = threading.RLock()  # held while classes are made, or Megatron-Core is changed
+BACKENDS = ("torch_dist", "zarr")  # backends that can be loaded
+lock = threading.RLock()  # held while classes are made or Megatron-Core is changed
 
 
 def _safe_classes() -> set[str]:
-    """Names of the classes that this process lets torch.load make."""
+    """Names of the classes that this process allows torch.load to instantiate."""
     names: set[str] = set()
     for entry in torch.serialization.get_safe_globals():
         found = entry[0] if isinstance(entry, tuple) else entry
@@ -47,18 +47,18 @@ def _safe_classes() -> set[str]:
 class _SaveStrategy:
     """Saves the sharded part of a checkpoint in torch_dist, for stock `dist_checkpointing.save`.
 
-    All ranks of the process group save together, as in `tilestone.save`: every failure reaches
-    every rank, what has been written is checked and then published by one rename, and the data of
-    the checkpoint that stood there goes afterwards. It works alone and inside
-    FullyParallelSaveStrategyWrapper, which it does not need: replicas of a shard are shared out
-    among the ranks that hold them by the bytes that each has to write.
+    All ranks of the process group save together, as in `tilestone.save`: a failure is raised on
+    every rank; what has been written is checked and then published by one rename; after that the
+    data of the previous checkpoint is removed. The strategy works alone and inside
+    FullyParallelSaveStrategyWrapper, but does not need the wrapper: it divides the writing of
+    replicated shards among the ranks that hold them, by the bytes that each rank has to write.
 
-    common.pt and metadata.json are Megatron-Core's own: see the page "Inside stock Megatron".
+    Megatron-Core itself writes common.pt and metadata.json: see the page "Inside stock Megatron".
 
     Attributes:
-        backend, version: "torch_dist" and 1, which go to metadata.json.
+        backend, version: "torch_dist" and 1, which are written to metadata.json.
         cached_global_metadata: None. Nothing is kept from one save to the next.
-        use_cached_ckpt_structure: without meaning; may be set.
+        use_cached_ckpt_structure: ignored; may be set.
     """
 
     can_handle_sharded_objects = True
@@ -82,26 +82,27 @@ class _SaveStrategy:
         """
         Args:
             backend, version: "torch_dist" and 1.
-            process_group: the ranks that save together; by default torch.distributed's default
-                group, as stock strategies have it.
-            keep_only_main_replica: only main replicas (replica_id 0 or zeros) are written, each by
-                its rank, as stock does; FullyParallelSaveStrategyWrapper then decides who writes.
-                By default any rank that holds a shard may be its writer, which takes replicas to
-                be equal. A replica without data is never one.
-            timeout: seconds for the whole save, more than 0; None for no limit.
+            process_group: the ranks that save together; None: torch.distributed's default
+                group, as in stock strategies.
+            keep_only_main_replica: write only main replicas (replica_id 0 or all zeros), each by
+                its own rank, as stock strategies do; FullyParallelSaveStrategyWrapper then chooses
+                the writers. By default any rank that holds a shard may write it, so replicas must
+                be equal. A rank whose replica has no data never writes the
+                shard.
+            timeout: limit for the whole save in seconds, more than 0; None: no limit.
             threads, buffer_bytes, files_per_rank: as for `tilestone.save`.
             replicate, replicate_group, max_copy_bytes: local copies, as for
-                `tilestone.megatron.save`. Not with keep_only_main_replica.
+                `tilestone.megatron.save`. Can't be combined with keep_only_main_replica.
             tp_replica_names: as for `tilestone.megatron.save`.
 
         Raises:
-            UnsupportedError: another backend or version; Megatron-Core can't be imported, or is of
-                an unknown version.
+            UnsupportedError: another backend or version is given; Megatron-Core can't be imported,
+                or its version is not supported.
         """
         if (backend, version) != ("torch_dist", 1):
             raise UnsupportedError(
-                f"the backend {backend!r}, version {version!r}, can't be saved inside Megatron-Core",
-                hint="save as 'torch_dist', 1",
+                f"can't save with the backend {backend!r}, version {version!r}, in Megatron-Core",
+                hint="save with 'torch_dist', 1",
             )
         super().__init__(backend, version)  # type: ignore[call-arg]
         self.backend, self.version = backend, version
@@ -122,15 +123,15 @@ class _SaveStrategy:
 
     @raises_stocks_errors
     def save(self, sharded_state_dict: Any, checkpoint_dir: Path) -> None:
-        """Saves what stock `dist_checkpointing.save` hands over; every rank calls.
+        """Saves the sharded part that stock `dist_checkpointing.save` passes. Every rank calls.
 
-        An older metadata.json in the directory goes first: common.pt beside it is the new one by
-        now. So where the save fails, the directory holds the tensors that stood there and no whole
-        checkpoint.
+        An older metadata.json in the directory is removed first, because common.pt is already the
+        new one. So if the save fails, the directory still holds the old tensors, but is not a
+        complete checkpoint.
 
         Args:
             sharded_state_dict: nested dicts and lists of ShardedTensor and ShardedObject.
-            checkpoint_dir: a directory on a file system that all ranks see.
+            checkpoint_dir: a directory on a file system that all ranks share.
 
         Raises:
             As `tilestone.save`, the same on every rank.
@@ -145,7 +146,7 @@ class _SaveStrategy:
 
     @raises_stocks_errors
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: Path, *_: Any, **__: Any) -> Any:
-        """Refused. Nothing is written; an older metadata.json goes, since common.pt is the new one.
+        """Always refuses. Removes only an older metadata.json, because common.pt is the new one.
 
         Raises:
             UnsupportedError: always.
@@ -153,13 +154,13 @@ class _SaveStrategy:
         if _ranks.rank(self.process_group) == 0:
             end_without_tensors(sharded_state_dict, checkpoint_dir)
         raise UnsupportedError(
-            "Tilestone's strategy for Megatron-Core saves synchronously only",
-            hint="leave async_sharded_save (--async-save) out, or save with a stock strategy",
+            "Tilestone's strategy for Megatron-Core can only save synchronously",
+            hint="omit async_sharded_save (--async-save), or save with a stock strategy",
         )
 
 
 class _Wanted(_calls.Prepared):
-    """What a load asks for: the entities of its template, by numbers."""
+    """The request of a load: the entities of its template, by number."""
 
     harmless = HARMLESS
 
@@ -169,14 +170,14 @@ class _Wanted(_calls.Prepared):
         self.result: Any = None
 
     def make(self) -> Mapping[Any, Any]:
-        """The entities, in the order of the tree."""
+        """Returns the entities, in the order of the tree."""
         self._entities = entities(self._tree)
         return {str(number): entity for number, entity in enumerate(self._entities)}
 
     def take(
         self, loaded: dict[Any, Any], report: _calls.LoadReport, kept: set[str]
     ) -> dict[Any, Any]:
-        """Puts what was loaded into `result`, of the tree's structure."""
+        """Puts the loaded values into `result`, in the structure of the tree."""
         values = [loaded[str(number)] for number in range(len(self._entities))]
         for entity, value in zip(self._entities, values, strict=True):
             _refuse_opaque(entity, value)
@@ -186,15 +187,15 @@ class _Wanted(_calls.Prepared):
 
 
 def _refuse_opaque(entity: Any, value: Any) -> None:
-    """UnsafeError where an object was not made, since its class is not allowed."""
+    """Raises UnsafeError if an object was not instantiated because its class is not allowed."""
     opaque = _opaque.find_in(value)
     if opaque is None:
         return
     name = opaque.full_name
     raise UnsafeError(
-        f"an object of {name} is made only when allow_classes names it",
+        f"{name} is instantiated only if allow_classes contains it",
         key=entity.unique_key,
-        hint=f'if you trust it: TilestoneLoadStrategy(allow_classes=["{name}"]), or '
+        hint=f'if you trust the class: TilestoneLoadStrategy(allow_classes=["{name}"]), or '
         "torch.serialization.add_safe_globals",
     )
 
@@ -202,10 +203,10 @@ def _refuse_opaque(entity: Any, value: Any) -> None:
 class _LoadStrategy:
     """Loads the sharded part of a checkpoint for stock `dist_checkpointing.load`.
 
-    Reads what every version of Megatron-Core from 0.9 to 0.19 has written, and Tilestone: torch_dist
-    and zarr, sharded in any way, flattened optimizer states included. Checksums are checked where
-    the checkpoint has them, nothing in it is executed, and every failure reaches every rank. It
-    works alone and inside FullyParallelLoadStrategyWrapper, which it does not need: what several
+    It reads the checkpoints of Megatron-Core 0.9 to 0.19 and of Tilestone: torch_dist and zarr, any
+    sharding, flattened optimizer states included. Checksums are checked if the checkpoint has them,
+    no code in the checkpoint is executed, and a failure is raised on every rank. The strategy works
+    alone and inside FullyParallelLoadStrategyWrapper, but does not need the wrapper: what several
     ranks want is read once for all of them.
 
     Attributes:
@@ -229,18 +230,18 @@ class _LoadStrategy:
     ) -> None:
         """
         Args:
-            process_group: the ranks that load together; by default torch.distributed's default
-                group, as stock strategies have it.
-            allow_classes: names ("package.module.Class") of classes of which sharded objects may
-                be made, beside plain types, those that the process has given to
-                torch.serialization.add_safe_globals, and some that are known to do nothing when
-                they are made: Namespaces, BytesIO, signals, Megatron's enums.
-            cast: convert from the stored dtype where it differs from the wanted one, as stock
-                does; False makes it an error.
+            process_group: the ranks that load together; None: torch.distributed's default
+                group, as in stock strategies.
+            allow_classes: names ("package.module.Class") of further classes that sharded objects
+                may contain. Always allowed are plain types, the classes that the process has passed
+                to torch.serialization.add_safe_globals, and classes whose creation is known to have
+                no effect: Namespaces, BytesIO, signals, Megatron's enums.
+            cast: convert tensors whose stored dtype differs from the wanted one, as stock
+                strategies do. False: a different dtype is an error.
             verify_checksums, two_phase, timeout, threads, buffer_bytes: as for `tilestone.load`.
 
         Raises:
-            UnsupportedError: Megatron-Core can't be imported, or is of an unknown version.
+            UnsupportedError: Megatron-Core can't be imported, or its version is not supported.
         """
         super().__init__()
         self.cached_global_metadata: Any = None
@@ -257,18 +258,18 @@ class _LoadStrategy:
 
     @raises_stocks_errors
     def load(self, sharded_state_dict: Any, checkpoint_dir: Path, *_: Any) -> Any:
-        """Loads what stock `dist_checkpointing.load` asks for; every rank calls.
+        """Loads the entities that stock `dist_checkpointing.load` passes. Every rank calls.
 
-        The common state is neither read nor given back.
+        The common state is neither read nor returned.
 
         Args:
-            sharded_state_dict: nested dicts and lists of ShardedTensor and ShardedObject; each
-                rank has its own, which may be empty. Their keys may be of any type.
+            sharded_state_dict: nested dicts and lists of ShardedTensor and ShardedObject. Each
+                rank has its own, which may be empty. Its keys may be of any type.
             checkpoint_dir: the checkpoint's directory.
 
         Returns:
-            New dicts and lists of the same structure: tensors over the memory that was given, or
-            new ones on the CPU where `data` was None; and what ShardedObjects held.
+            New dicts and lists of the same structure. Tensors share the memory of the given ones,
+            or are new tensors on the CPU if `data` was None; ShardedObjects become their objects.
 
         Raises:
             As `tilestone.load`, the same on every rank; UnsafeError also for an object of a class
@@ -287,9 +288,9 @@ class _LoadStrategy:
 
     @raises_stocks_errors
     def load_tensors_metadata(self, checkpoint_dir: Path, *_: Any) -> dict[str, Any]:
-        """Megatron-Core's ShardedTensors without data, whole, by key, of all that are stored.
+        """Returns Megatron-Core's ShardedTensors of all stored tensors, without data, by key.
 
-        Reads this rank's part of nothing: only the index. Other ranks need not call.
+        Reads only the index. Other ranks need not call.
 
         Raises:
             As `tilestone.open`.
@@ -299,11 +300,11 @@ class _LoadStrategy:
 
     @raises_stocks_errors
     def load_sharded_metadata(self, checkpoint_dir: Path) -> dict[str, Any]:
-        """The same with the ShardedObjects, by their unique keys; without the common state.
+        """Returns also the ShardedObjects, by unique key; the common state is not included.
 
         Raises:
-            As `tilestone.open`; UnsupportedError with the key of an object that is no
-            ShardedObject's.
+            As `tilestone.open`; UnsupportedError with the key of a stored object that is not a
+            ShardedObject.
         """
         mapping = find_module("mapping")
         found: dict[str, Any] = {}
@@ -312,24 +313,27 @@ class _LoadStrategy:
                 try:
                     found[key] = mapping.ShardedObject.empty_from_unique_key(key)
                 except (AssertionError, ValueError, IndexError) as error:
-                    raise UnsupportedError("an object that is no ShardedObject's", key=key) from error
+                    raise UnsupportedError(
+                        "a stored object is not a ShardedObject", key=key
+                    ) from error
             return {**found, **self._tensors_of(checkpoint)}
 
     @raises_stocks_errors
     def check_backend_compatibility(self, loaded_backend: Any) -> None:
-        """Refuses a checkpoint of a backend that can't be loaded, with UnsupportedError."""
+        """Raises UnsupportedError if checkpoints of this backend can't be loaded."""
         if loaded_backend not in BACKENDS:
             raise UnsupportedError(
-                f"the checkpoint is of the backend {loaded_backend!r}",
-                hint=f"known are: {', '.join(BACKENDS)}",
+                f"the backend {loaded_backend!r} of the checkpoint is not supported",
+                hint=f"supported backends: {', '.join(BACKENDS)}",
             )
 
     @raises_stocks_errors
     def check_version_compatibility(self, loaded_version: Any) -> None:
-        """Refuses a checkpoint of another version of its backend than 1, with UnsupportedError."""
+        """Raises UnsupportedError if the version of the checkpoint's backend is not 1."""
         if loaded_version != 1:
             raise UnsupportedError(
-                f"the checkpoint is of version {loaded_version!r} of its backend; known is 1"
+                f"version {loaded_version!r} of the checkpoint's backend is not supported; "
+                "only 1 is"
             )
 
     @raises_stocks_errors
@@ -339,7 +343,7 @@ class _LoadStrategy:
         See `tilestone.megatron.remove_sharded_tensors`.
 
         Raises:
-            As there.
+            As `tilestone.megatron.remove_sharded_tensors`.
         """
         remove_keys(checkpoint_dir, key_prefix)
 
@@ -384,10 +388,10 @@ _made: dict[str, type] = {}
 
 
 def find_class(name: str) -> Any:
-    """The class of one of NAMES.
+    """Returns the class of one of NAMES.
 
     Raises:
-        UnsupportedError: Megatron-Core can't be imported, or is of an unknown version.
+        UnsupportedError: Megatron-Core can't be imported, or its version is not supported.
     """
     with lock:
         if name not in _made:

@@ -1,4 +1,4 @@
-"""A checkpoint of Megatron-Core's, looked at without ranks: keys, shapes and common state."""
+"""Reads a Megatron-Core checkpoint on one rank: keys, shapes and common state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilestone.megatron.mapping import ShardedObject, ShardedStateDict, ShardedT
 logger = logging.getLogger("tilestone.megatron")
 
 COMMON_FILE = "common.pt"
-_WAIT_FOR_OTHERS = 60.0  # seconds, for other ranks that remove the same keys
+_WAIT_FOR_OTHERS = 60.0  # seconds to wait for other ranks that remove the same keys
 _INTEGRITY_FILE = "integrity.json"
 _ENUMS = {
     "megatron.core.enums": ("ModelType", "Fp8Recipe", "Fp4Recipe"),
@@ -30,8 +30,8 @@ _ENUMS = {
     "megatron.core.rerun_state_machine": ("RerunDiagnostic", "RerunMode", "RerunState"),
 }  # fmt: skip
 
-# Classes of which objects stand in the checkpoints of Megatron's programs, and which do nothing
-# when an object of them is made.
+# Classes whose objects are in the checkpoints of Megatron's programs, and whose creation has no
+# effect.
 HARMLESS = frozenset(
     ["argparse.Namespace", "types.SimpleNamespace", "_io.BytesIO", "io.BytesIO", "signal.Signals"]
     + [f"signal.{name}" for name in signal.Signals.__members__]
@@ -41,7 +41,7 @@ HARMLESS = frozenset(
 
 
 def harmless_classes() -> list[Any]:
-    """Those of the harmless classes that can be imported here."""
+    """The harmless classes that can be imported here."""
     found = []
     for full_name in sorted(HARMLESS):
         module, _, name = full_name.rpartition(".")
@@ -55,19 +55,19 @@ def harmless_classes() -> list[Any]:
 
 
 def literal(checkpoint_dir: Any) -> Any:
-    """The directory as Megatron-Core means it: a leading "~" is a name like any other."""
+    """The directory as Megatron-Core means it: a leading "~" is an ordinary character."""
     path = os.fspath(checkpoint_dir) if isinstance(checkpoint_dir, os.PathLike) else checkpoint_dir
     is_home = isinstance(path, (str, bytes)) and path[:1] in ("~", b"~")
     return os.path.join(os.curdir, os.fsdecode(path)) if is_home else path
 
 
 def open_stored(checkpoint_dir: str | os.PathLike[str]) -> _checkpoint.Checkpoint:
-    """The checkpoint, open; its arrays are torch's."""
+    """Opens a checkpoint; its arrays are torch tensors."""
     return _checkpoint.open(literal(checkpoint_dir), framework="torch")
 
 
 def common_state(checkpoint_dir: str | os.PathLike[str]) -> StateDict:
-    """What a checkpoint has saved once for all ranks, tensors on the CPU.
+    """Loads the state that is saved once for all ranks, tensors on the CPU.
 
     Raises:
         CheckpointingException: there is no checkpoint, or it has no common state.
@@ -82,7 +82,7 @@ def common_state(checkpoint_dir: str | os.PathLike[str]) -> StateDict:
 
 
 def tensors_metadata(checkpoint: _checkpoint.Checkpoint) -> ShardedStateDict:
-    """key -> ShardedTensor of the whole tensor, without data."""
+    """Returns key -> ShardedTensor of the whole tensor, without data."""
     return {
         key: ShardedTensor.from_rank_offsets(
             key,
@@ -95,36 +95,36 @@ def tensors_metadata(checkpoint: _checkpoint.Checkpoint) -> ShardedStateDict:
 
 
 def objects_metadata(checkpoint: _checkpoint.Checkpoint) -> ShardedStateDict:
-    """unique key -> ShardedObject without data."""
+    """Returns unique key -> ShardedObject without data."""
     return {key: ShardedObject.empty_from_unique_key(key) for key in checkpoint.object_keys()}
 
 
 def remove_keys(checkpoint_dir: str | os.PathLike[str], key_prefix: str) -> None:
-    """Removes tensors and objects whose keys begin with a prefix; logs what went.
+    """Removes tensors and objects whose keys begin with a prefix, and logs what was removed.
 
     Raises:
         CheckpointingException: see `tilestone.megatron.remove_sharded_tensors`.
     """
     if not isinstance(key_prefix, str):
-        raise InvalidArgumentError(f"key_prefix is text, not {type(key_prefix).__name__}")
+        raise InvalidArgumentError(f"key_prefix must be a str, not {type(key_prefix).__name__}")
     path = _options.directory(literal(checkpoint_dir))
     removed = _core.remove_keys(path, key_prefix, _WAIT_FOR_OTHERS)
     if removed.keys:
         logger.info(
-            "%s keys that begin with %r were removed from %s, and %s files with %s bytes",
+            "Removed %s keys that begin with %r from %s, and %s files with %s bytes",
             len(removed.keys), key_prefix, checkpoint_dir, len(removed.files), removed.bytes,
         )  # fmt: skip
     elif not removed.by_other:
         logger.warning(
-            "No key in %s begins with %r: nothing is removed", checkpoint_dir, key_prefix
+            "No key in %s begins with %r: nothing was removed", checkpoint_dir, key_prefix
         )
 
 
 def check_integrity(checkpoint_dir: str | os.PathLike[str], rank: int, ranks: int) -> None:
     """Compares this rank's share of the files with the hashes of `integrity.json`.
 
-    A checkpoint without that file has nothing to compare; what Tilestone has written is checked as
-    it is read.
+    Does nothing if that file does not exist; what Tilestone has written is checked when it is
+    read.
 
     Raises:
         CheckpointingException: a file is missing or has another content.
@@ -136,10 +136,10 @@ def check_integrity(checkpoint_dir: str | os.PathLike[str], rank: int, ranks: in
     except FileNotFoundError:
         return
     except ValueError as error:
-        raise CorruptError(f"{path} is no JSON: {error}", file=path) from error
+        raise CorruptError(f"{path} is not JSON: {error}", file=path) from error
     files = found.get("files") if isinstance(found, dict) else None
     if not isinstance(files, dict) or found.get("algorithm") != "sha256":
-        raise CorruptError(f"{path} holds no sha256 of files", file=path)
+        raise CorruptError(f"{path} does not hold sha256 hashes of files", file=path)
     for name in sorted(files)[rank::ranks]:
         if os.path.basename(name) != name:
             raise CorruptError(f"{path} names a file outside the checkpoint: {name!r}", file=path)
@@ -151,8 +151,8 @@ def _check_file(path: str, expected: str) -> None:
         with open(path, "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
-        raise CorruptError(f"{path} is missing, which integrity.json names", file=path) from None
+        raise CorruptError(f"{path}, which integrity.json names, is missing", file=path) from None
     if found != expected:
         raise CorruptError(
-            f"{path} has the sha256 {found}, and integrity.json says {expected}", file=path
+            f"{path} has the sha256 {found}, but integrity.json has {expected}", file=path
         )

@@ -1,4 +1,4 @@
-"""What marks a directory as a checkpoint of Megatron-Core: the file `metadata.json`."""
+"""The file `metadata.json`, which marks a directory as a checkpoint of Megatron-Core."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tilestone.megatron._files import replace_file
 
 CONFIG_FNAME = "metadata.json"
 
-# The same class, so that `except CheckpointingException` catches every error of the engine.
+# This is the engine's class, so that `except CheckpointingException` catches all its errors.
 CheckpointingException = CheckpointError
 
 
 @dataclass
 class CheckpointingConfig:
-    """How a checkpoint is stored; its content has versions of its own (`content_metadata`).
+    """The formats of a checkpoint. (`content_metadata` has the versions of its content.)
 
     Attributes:
         sharded_backend: name of the format of tensors and sharded objects: "torch_dist" or "zarr".
-        sharded_backend_version: of that format.
+        sharded_backend_version: version of that format.
         common_backend: name of the format of the common state.
-        common_backend_version: of that format.
+        common_backend_version: version of that format.
     """
 
     sharded_backend: str
@@ -34,25 +34,26 @@ class CheckpointingConfig:
 
 
 def check_is_distributed_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> bool:
-    """Whether a directory holds a `metadata.json` that names a format.
+    """Returns whether a directory holds a `metadata.json` that names a format.
 
     Raises:
-        CheckpointingException: the file is there and can't be read, or is no JSON.
+        CheckpointingException: the file exists, but can't be read or is not JSON.
     """
     return maybe_load_config(checkpoint_dir) is not None
 
 
 def maybe_load_config(checkpoint_dir: str | os.PathLike[str]) -> CheckpointingConfig | None:
-    """The content of a directory's `metadata.json`.
+    """Reads a directory's `metadata.json`.
 
-    Fields that this version does not know are left out: later versions of Megatron-Core may add
-    some. Megatron-Core 0.16 ends with a TypeError there.
+    Unknown fields are ignored, because later versions of Megatron-Core may add some. Megatron-Core
+    0.16 raises a TypeError there.
 
     Returns:
-        None: there is no such directory or file, or the file holds other JSON (it is a user's own).
+        The content; None if there is no such directory or file, or if the file holds other JSON
+        (then it is the user's own file).
 
     Raises:
-        CheckpointingException: the file can't be read, is no JSON, or its fields have wrong types.
+        CheckpointingException: the file can't be read, is not JSON, or has a field of a wrong type.
     """
     if not checkpoint_dir:
         return None
@@ -63,10 +64,10 @@ def maybe_load_config(checkpoint_dir: str | os.PathLike[str]) -> CheckpointingCo
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        message = "the checkpoint's format can't be read"
+        message = "can't read the checkpoint's format"
         raise StorageError(message=message, file=path, errno=error.errno) from error
     except ValueError as error:
-        raise CorruptError(f"{path} is no JSON: {error}", file=path) from error
+        raise CorruptError(f"{path} is not JSON: {error}", file=path) from error
     if not isinstance(found, dict) or "sharded_backend" not in found:
         return None
     return _checked_config(found, path)
@@ -84,21 +85,21 @@ def _checked_config(found: dict[str, Any], path: str) -> CheckpointingConfig:
 
 
 def save_config(config: CheckpointingConfig, checkpoint_dir: str | os.PathLike[str]) -> None:
-    """Writes `metadata.json` in one step: a reader finds the old file, the new one, or none.
+    """Writes `metadata.json` atomically: a reader finds the old file, the new one, or no file.
 
-    The bytes are on disk before the name is, and the name is when the call returns. Exactly the
-    fields of `CheckpointingConfig` are written: Megatron-Core 0.16 fails on any other.
+    The file's bytes are on disk before its name is; when the call returns, the name is on disk too.
+    Exactly the fields of `CheckpointingConfig` are written: Megatron-Core 0.16 fails on any other.
 
     Args:
-        config: what the file says.
+        config: the content.
         checkpoint_dir: an existing directory.
 
     Raises:
-        CheckpointingException: the file can't be written; nothing of it is left.
+        CheckpointingException: the file can't be written; no part of it is left.
     """
     path = os.path.join(checkpoint_dir, CONFIG_FNAME)
     try:
         replace_file(path, json.dumps(asdict(config)))
     except OSError as error:
-        message = "the checkpoint's format can't be written"
+        message = "can't write the checkpoint's format"
         raise StorageError(message=message, file=path, errno=error.errno) from error

@@ -25,16 +25,18 @@ def extract_matching_values(
     predicate: Callable[[Any], bool],
     return_lists_as_dicts: bool = False,
 ) -> tuple[Any, Any]:
-    """Divides a tree into two of the same nesting: leaves that match, and all others.
+    """Divides a tree into two trees of the same nesting: the matching leaves, and all others.
 
-    A container without matching leaves is left out of the first tree, one with matching leaves only
-    out of the second. An empty one counts as not matching in a dict, and is given to the predicate
-    in a list (as in Megatron-Core). The leaves are the same objects, the containers are new.
+    A container without matching leaves is left out of the first tree; one with only matching leaves
+    is left out of the second. An empty container in a dict counts as not matching; one in a list is
+    passed to the predicate (as in Megatron-Core). The leaves are the same objects; the containers
+    are new.
 
     Args:
         x: a dict or list.
-        predicate: of a leaf.
-        return_lists_as_dicts: lists become dicts from index to value, which keep their places.
+        predicate: called with each leaf.
+        return_lists_as_dicts: turn lists into dicts from index to value, so that values keep their
+            index.
 
     Returns:
         (matching, not matching)
@@ -64,21 +66,21 @@ def extract_matching_values(
 def diff(
     x1: Any, x2: Any, prefix: tuple[Any, ...] = ()
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """What differs between two trees.
+    """Compares two trees.
 
     Lists, tuples and numpy arrays are compared element by element, tensors as a whole, entities
-    (what has a replica_id) by their data. Values that can't be compared differ. Equal tensors on
-    different devices are equal; tensors of different shapes are not, even where they broadcast.
+    (objects with a replica_id) by their data. Values that can't be compared differ. Equal tensors
+    on different devices are equal; tensors of different shapes differ, even if they broadcast.
 
     Args:
         x1, x2: any values.
-        prefix: path of both, put before the paths that are returned.
+        prefix: path of both, prepended to the paths that are returned.
 
     Returns:
-        (only in x1, only in x2, mismatches): the first two are paths (tuples) of dict entries, and
-        bare indices of elements by which one list is longer; a mismatch is (path, type of left,
-        type of right), and for tensors either (number, shape, indices) of the elements that differ
-        or both shapes.
+        (only in x1, only in x2, mismatches). The first two contain paths (tuples) of dict entries,
+        and plain indices of the surplus elements of a longer list. A mismatch is (path, type in x1,
+        type in x2), followed for tensors by either (number, shape, indices) of the elements that
+        differ, or both shapes.
     """
     left: list[Any] = []
     right: list[Any] = []
@@ -111,21 +113,21 @@ def _are_sequences(x1: Any, x2: Any) -> bool:
 
 
 def _same_array(x1: Any, x2: Any) -> bool:
-    """Whether they are equal arrays of numbers, which spares a look at each element."""
+    """Whether both are equal arrays of numbers; this avoids comparing each element."""
     if not isinstance(x1, np.ndarray) or x1.dtype.hasobject or x2.dtype.hasobject:
         return False
     return bool(np.array_equal(x1, x2))
 
 
 def _leaf_mismatch(x1: Any, x2: Any, prefix: tuple[Any, ...]) -> list[Any]:
-    """The mismatch of two leaves, or nothing."""
+    """A list with the mismatch of two leaves; empty if they are equal."""
     both = (prefix, type(x1), type(x2))
     if isinstance(x1, torch.Tensor) and isinstance(x2, torch.Tensor):
         details = _tensor_mismatch(x1, x2)
         return [] if details is None else [both + details]
     try:
         differ = bool(x1 != x2)
-    except Exception:  # of the value's own comparison: what can't be compared differs
+    except Exception:  # the value's own comparison may raise; then the values differ
         differ = True
     return [both] if differ else []
 
@@ -145,7 +147,7 @@ def _tensor_mismatch(x1: torch.Tensor, x2: torch.Tensor) -> tuple[Any, ...] | No
 
 
 def inspect_types(x: Any, prefix: tuple[Any, ...] = (), indent: int = 4) -> None:
-    """Prints a tree's nesting with the type of each leaf and the beginning of its text.
+    """Prints a tree's nesting, with the type of each leaf and the beginning of its text.
 
     Args:
         x: the tree.
@@ -163,7 +165,7 @@ def inspect_types(x: Any, prefix: tuple[Any, ...] = (), indent: int = 4) -> None
     else:
         try:
             text = str(x)
-        except Exception:  # of the value's own __str__
+        except Exception:  # the value's own __str__ may raise
             text = "<no string repr>"
         print(f"[{type(x)}]: {text[:30] + '... (truncated)' if len(text) > 30 else text}")
 
@@ -177,7 +179,7 @@ def nested_values(x: dict[Any, Any] | list[Any]) -> Iterator[Any]:
 def nested_items_iter(
     x: dict[Any, Any] | list[Any],
 ) -> Iterator[tuple[dict[Any, Any] | list[Any], Any, Any]]:
-    """(container, key or index, leaf) for each leaf of a tree, in order."""
+    """Yields (container, key or index, leaf) for each leaf of a tree, in order."""
     for name, value in _items(x):
         if _is_container(value):
             yield from nested_items_iter(value)
@@ -201,7 +203,7 @@ def dict_list_map_inplace(f: Callable[[Any], Any], x: Any) -> Any:
     """Replaces each leaf of a tree by f(leaf), in place.
 
     Returns:
-        x itself; f(x) where x is a leaf.
+        x itself; f(x) if x is a leaf.
     """
     if isinstance(x, dict):
         for name, value in x.items():
@@ -214,7 +216,7 @@ def dict_list_map_inplace(f: Callable[[Any], Any], x: Any) -> Any:
 
 
 def dict_list_map_outplace(f: Callable[[Any], Any], x: Any) -> Any:
-    """A new tree of f(leaf) for each leaf of x, which stays as it is; f(x) where x is a leaf."""
+    """Copies a tree, with each leaf replaced by f(leaf); returns f(x) if x is a leaf."""
     if isinstance(x, dict):
         return {name: dict_list_map_outplace(f, value) for name, value in x.items()}
     if isinstance(x, list):

@@ -1,8 +1,8 @@
-"""Who of the ranks that hold a shard writes it, or reads it for the others, and how they share it.
+"""Chooses which holder writes a shard, or reads it for the others, and exchanges loaded shards.
 
-The distribution is Megatron-Core's, rank for rank, so files and loads are balanced as its own are.
-The functions that move tensors serve strategies other than Tilestone's, whose loads read for one
-another in the engine.
+The distribution is Megatron-Core's, rank for rank, so files and loads are as balanced as there. The
+functions that move tensors are for strategies other than Tilestone's: in loads by Tilestone the
+engine's ranks read for one another.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_float8tensor(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is one of Transformer Engine's 8-bit ones, which is not imported for it."""
+    """Whether a tensor is one of Transformer Engine's 8-bit tensors, without importing it."""
     return any(
         base.__name__ in ("Float8Tensor", "QuantizedTensor")
         and base.__module__.split(".")[0] == "transformer_engine"
@@ -50,14 +50,14 @@ def is_float8tensor(tensor: torch.Tensor) -> bool:
 
 
 def _members(group: Group | None) -> Group | None:
-    """The group itself, or the default one; None where torch.distributed is not initialised."""
+    """The given group, or the default one; None if torch.distributed is not initialised."""
     if group is None and torch.distributed.is_initialized():
         group = torch.distributed.group.WORLD
     return group
 
 
 def _size(group: Group | None) -> int:
-    """Ranks of a group; 1 without a group."""
+    """The number of ranks of a group; 1 without a group."""
     return 1 if group is None else torch.distributed.get_world_size(group)
 
 
@@ -66,21 +66,21 @@ def determine_main_replica_uniform_distribution(
     parallelization_group: Group | None,
     ignore_groups: bool = False,
 ) -> ShardDistribution | None:
-    """Distributes the writing or reading of what the ranks of a group hold. Every rank calls.
+    """Distributes the writing or reading of the shards that the ranks of a group hold.
 
-    Ranks that hold copies of one another send their list of shards once.
+    Every rank calls. A list of shards that several ranks have in common is sent only once.
 
     Args:
-        sharded_state_dict: this rank's.
+        sharded_state_dict: this rank's state dict.
         parallelization_group: None for the default group.
-        ignore_groups: False: shards of which the group has the main replica (for a save). True:
-            all shards (for a load).
+        ignore_groups: False: distribute the shards whose main replica is in the group (for a save).
+            True: distribute all shards (for a load).
 
     Returns:
-        None in a group of one rank.
+        The distribution; None in a group of one rank.
 
     Raises:
-        CheckpointingException: the same on every rank, whichever of them failed.
+        CheckpointingException: any rank failed; the same on every rank.
     """
     group = _members(parallelization_group)
     if group is None or _size(group) <= 1:
@@ -89,26 +89,26 @@ def determine_main_replica_uniform_distribution(
 
 
 def _local_shape(shard: ShardedTensor) -> tuple[int, ...]:
-    """Of the data that a rank holds."""
+    """The shape of the data that a rank holds."""
     flat = getattr(shard, "flattened_range", None)
     return tuple(shard.local_shape) if flat is None else (flat.stop - flat.start,)
 
 
 def check_loaded(shard: ShardedTensor, tensor: torch.Tensor) -> None:
-    """Raises MismatchError where a tensor is not what other ranks wait for."""
+    """Raises MismatchError if a tensor is not what other ranks wait for."""
     if tuple(tensor.shape) == _local_shape(shard) and tensor.dtype == shard.dtype:
         return
     if is_float8tensor(tensor):
-        return  # sent as what was quantised
+        return  # it is dequantised before it is sent
     raise MismatchError(
-        f"loaded as {tensor.dtype} of shape {tuple(tensor.shape)}, and other ranks wait for "
+        f"loaded as {tensor.dtype} of shape {tuple(tensor.shape)}, but other ranks wait for "
         f"{shard.dtype} of shape {_local_shape(shard)}",
         key=shard.key,
     )
 
 
 def _exchanged(distribution: ShardDistribution) -> dict[_ShardId, int]:
-    """The shards that more ranks than the reader need, with the reader."""
+    """The shards that ranks other than the reader need, with the reader."""
     shared = {}
     for shard_id, rank in distribution.main_rank_for_shard.items():
         needed_by = distribution.all_ranks_for_shard[shard_id]
@@ -118,12 +118,12 @@ def _exchanged(distribution: ShardDistribution) -> dict[_ShardId, int]:
 
 
 class _Exchange:
-    """One exchange of tensors, as this rank sees it.
+    """One exchange of tensors, from this rank's point of view.
 
     Attributes:
-        device: where the group's backend wants its tensors.
-        loaded: what this rank has, with what it has got so far.
-        distribution: the group's.
+        device: the device that the group's backend needs tensors on.
+        loaded: what this rank has loaded, and what it has received so far.
+        distribution: the distribution of the group.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class _Exchange:
     ) -> None:
         members = _members(group)
         if members is None:
-            raise InvalidArgumentError("an exchange needs torch.distributed, initialised")
+            raise InvalidArgumentError("an exchange needs torch.distributed to be initialised")
         if distribution is None:
             raise InvalidArgumentError("an exchange needs the group's shard_distribution")
         self.group: Group = members
@@ -150,28 +150,28 @@ class _Exchange:
         return self._unloaded.get(shard_id) or self.distribution.shard_to_metadata[shard_id]
 
     def to_send(self, shard_id: _ShardId) -> torch.Tensor:
-        """A tensor that this rank has loaded, contiguous on the device.
+        """Returns a tensor that this rank has loaded, contiguous on the device.
 
         Raises:
-            InternalError: it was not loaded.
-            MismatchError: it is not what the others wait for.
+            InternalError: the tensor was not loaded.
+            MismatchError: it is not what the other ranks wait for.
         """
         tensor = self.loaded.get(shard_id)
         if tensor is None:
-            text = f"shard {shard_id} was to be loaded by rank {self.rank} of the group"
+            text = f"rank {self.rank} of the group has not loaded its shard {shard_id}"
             raise InternalError(text, key=str(shard_id[0]))
-        if is_float8tensor(tensor):  # the others get, and keep, what was quantised
+        if is_float8tensor(tensor):  # it is sent, and kept, dequantised
             tensor = self.loaded[shard_id] = tensor.dequantize()
         check_loaded(self.metadata(shard_id), tensor)
         return tensor.detach().to(self.device).contiguous()
 
     def to_receive(self, shard_id: _ShardId) -> torch.Tensor:
-        """Room for a tensor that another rank sends."""
+        """Allocates a tensor that another rank sends."""
         shard = self.metadata(shard_id)
         return torch.empty(_local_shape(shard), dtype=shard.dtype, device=self.device)
 
     def take(self, shard_id: _ShardId, received: torch.Tensor) -> None:
-        """Puts a tensor that came where it is wanted; drops it where it is not."""
+        """Stores a received tensor if this rank needs it; otherwise drops it."""
         shard = self._unloaded.get(shard_id)
         if shard is None:
             return
@@ -188,20 +188,20 @@ def exchange_loaded_tensors_broadcast(
     shard_distribution: ShardDistribution,
     parallelization_group: Group | None = None,
 ) -> dict[_ShardId, torch.Tensor]:
-    """Sends each loaded tensor that other ranks need to the whole group. Every rank calls.
+    """Broadcasts each loaded tensor that other ranks need to the whole group. Every rank calls.
 
     Args:
         loaded_tensors: what this rank has loaded.
-        unloaded_shards: what it still needs. Data that is given is filled; else the tensor is new,
-            where the group's backend has its tensors.
-        shard_distribution: the group's.
+        unloaded_shards: what it still needs. Data in the entities is filled; otherwise new tensors
+            are made on the device that the group's backend needs.
+        shard_distribution: the distribution of the group.
         parallelization_group: None for the default group.
 
     Returns:
-        What was loaded and what came.
+        The loaded and the received tensors.
 
     Raises:
-        CheckpointingException: a tensor that was to be loaded here is missing or of another shape.
+        CheckpointingException: a tensor of this rank was not loaded or has another shape.
     """
     exchange = _Exchange(
         loaded_tensors, unloaded_shards, shard_distribution, parallelization_group
@@ -224,10 +224,11 @@ def exchange_loaded_tensors_gather_rounds(
     shard_distribution: ShardDistribution | None = None,
     parallelization_group: Group | None = None,
 ) -> dict[_ShardId, torch.Tensor]:
-    """In each round every rank sends all others one tensor that it has loaded. Every rank calls.
+    """Exchanges tensors in rounds: each rank sends one loaded tensor to all others.
 
-    Each rank sends its largest tensors first, as bytes padded to the longest of the round. Arguments,
-    result and errors are those of exchange_loaded_tensors_broadcast; the distribution must be given.
+    Every rank calls. Each rank sends its largest tensors first, as bytes padded to the longest of
+    the round. Arguments, result and errors are those of exchange_loaded_tensors_broadcast; the
+    distribution must be given.
     """
     exchange = _Exchange(
         loaded_tensors, unloaded_shards, shard_distribution, parallelization_group
@@ -248,7 +249,7 @@ def _bytes(shard: ShardedTensor) -> int:
 
 
 def _gather_round(exchange: _Exchange, turn: list[tuple[int, _ShardId] | None]) -> None:
-    """turn[r]: bytes and id of what rank r sends, or None."""
+    """Does one round; turn[r] is the size in bytes and the id of what rank r sends, or None."""
     longest = max(0 if shard is None else shard[0] for shard in turn)
     mine = turn[exchange.rank]
     sent = torch.zeros(longest, dtype=torch.uint8, device=exchange.device)
@@ -271,9 +272,9 @@ def exchange_loaded_tensors_gather_object(
     shard_distribution: ShardDistribution,
     parallelization_group: Group | None = None,
 ) -> dict[_ShardId, torch.Tensor]:
-    """Every rank gets all that any rank of the group has loaded, pickled. Every rank calls.
+    """Gives every rank all that any rank of the group has loaded, pickled. Every rank calls.
 
-    Simple, and hungry for memory; for debugging. Arguments are those of
+    This is simple but needs much memory; use it for debugging. The arguments are those of
     exchange_loaded_tensors_broadcast.
 
     Returns:
@@ -288,7 +289,7 @@ def exchange_loaded_tensors_gather_object(
 def exchange_loaded_objects_gather_object(
     loaded_objects: dict[_ShardId, Any],
 ) -> dict[_ShardId, Any]:
-    """Every rank of the default group gets all objects that any rank has loaded. Every rank calls.
+    """Gives every rank of the default group all objects that any rank has loaded. All ranks call.
 
     Raises:
         CheckpointingException: two ranks have loaded the same object.
@@ -327,7 +328,7 @@ def exchange_by_distribution(
     parallelization_group: Group | None = None,
     exchange_algo: str = "broadcast",
 ) -> dict[_ShardId, torch.Tensor]:
-    """Gives each rank the tensors that others have loaded and it needs. Every rank calls.
+    """Gives each rank the tensors that it needs and others have loaded. Every rank calls.
 
     Args:
         loaded_tensors, unloaded_shards, shard_distribution, parallelization_group: as for
@@ -335,15 +336,15 @@ def exchange_by_distribution(
         exchange_algo: "broadcast", "gather_rounds" or "gather_object".
 
     Returns:
-        What was loaded and what came, by shard id.
+        The loaded and the received tensors, by shard id.
 
     Raises:
         NotImplementedError: there is no such algorithm.
-        CheckpointingException: what was to be loaded here is missing, or was loaded twice.
+        CheckpointingException: a tensor of this rank was not loaded, or was loaded twice.
     """
     exchange = _ALGORITHMS.get(exchange_algo)
     if exchange is None:
         raise NotImplementedError(
-            f"Unrecognized gather algorithm: {exchange_algo}; there are {', '.join(_ALGORITHMS)}"
+            f"Unrecognized gather algorithm: {exchange_algo}; known: {', '.join(_ALGORITHMS)}"
         )
     return exchange(loaded_tensors, unloaded_shards, shard_distribution, parallelization_group)

@@ -1,9 +1,9 @@
 """Process groups of Megatron's parallelism, looked up one by one.
 
-A group is the argument that the caller gave; else that of the module; else that of the metadata
-(dp_cp); else Megatron's own, where the program has initialised its `parallel_state`; else a group
-of this rank alone where there are no other ranks, and an error where there are. That one group is
-given says nothing of another.
+Each group is looked up on its own, in this order: the caller's argument; the module's group; the
+group in the metadata (only dp_cp); Megatron's own group, if the program has initialised
+`parallel_state`. If none of these exists, the group is this rank alone if there are no other ranks;
+otherwise an error is raised. Giving one group does not affect the look-up of another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("tilestone.megatron")
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a group is, in words, and the function of parallel_state that returns it."""
+    """A kind of group: its name in words and the function of parallel_state that returns it."""
 
     words: str
     function: str
@@ -45,28 +45,29 @@ _KINDS = {
     "expt_tp": _Kind("expert tensor parallel", "get_expert_tensor_parallel_group", _UNCHECKED),
     "expt_dp": _Kind("expert data parallel", "get_expert_data_parallel_group", _UNCHECKED),
 }
-# Megatron's modules of experts name their groups as dense modules do.
+# Megatron's expert modules use the attribute names of dense modules for their groups.
 _OF_EXPERTS = {"expt_tp": "tp_group", "expt_dp": "dp_group"}
 _ALIASES = {"etp": "expt_tp", "edp": "expt_dp"}
 
-#: The names of the groups, as `find_group` takes them and `pg_collection` of Megatron's has them.
+#: The names of the groups, as in `find_group` and in Megatron's `pg_collection`.
 NAMES = tuple(_KINDS)
 
-_logged: set[str] = set()  # names of groups of which has been said where they come from
+_logged: set[str] = set()  # names of the groups whose origin has been logged
 
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks along one dimension of the parallelism, and which of them this one is.
+    """The ranks along one dimension of the parallelism, and this rank's place among them.
 
-    It may be given where a process group may: to the functions of this package, and to those of
-    Megatron that ask a group for no more than `size()` and `rank()`.
+    It can be passed in place of a process group to the functions of this package, and to functions
+    of Megatron that call only `size()` and `rank()` of a group.
 
     Attributes:
-        members: how many ranks it has.
-        position: this rank's in the group.
+        members: the number of ranks.
+        position: this rank's rank in the group.
         ranks: global ranks, in the group's order; None: not known.
-        process_group: torch's; None: this rank is alone in the group, and there may be none.
+        process_group: torch's process group; None if this rank is alone in the group and there may
+            be no process group.
     """
 
     members: int
@@ -75,24 +76,24 @@ class Group:
     process_group: Any = None
 
     def size(self) -> int:
-        """How many ranks it has."""
+        """The number of ranks."""
         return self.members
 
     def rank(self) -> int:
-        """This rank's place in the group."""
+        """This rank's rank in the group."""
         return self.position
 
 
 def alone() -> Group:
-    """A group of this rank alone: to be given for a dimension that the program does not have.
+    """Makes a group of this rank alone, for a dimension that the program does not have.
 
-    torch.distributed needs no group of its own for it.
+    It needs no process group of torch.distributed.
     """
     return Group(1, 0, (dist.get_rank(),) if dist.is_initialized() else None)
 
 
 def get_pg_size(group: Any = None) -> int:
-    """How many ranks a process group has; 1 for None, or without torch.distributed."""
+    """The number of ranks of a process group; 1 for None, or without torch.distributed."""
     if group is None or not dist.is_initialized():
         return 1
     return int(group.size())
@@ -106,34 +107,34 @@ def get_pg_rank(group: Any = None) -> int:
 
 
 def argument_of(name: str) -> str:
-    """The argument that takes the group of a name: "tp_group" for "tp"."""
+    """The name of the argument that takes a group: "tp_group" for "tp"."""
     return f"{_ALIASES.get(name, name)}_group"
 
 
 def find_group(
     name: str, given: Any = None, module: Any = None, metadata: Mapping[Any, Any] | None = None
 ) -> Group:
-    """Looks a group up: see the top of this module for where, and in which order.
+    """Looks up a group. The top of this module lists the places and their order.
 
     Args:
         name: one of NAMES.
-        given: the caller's argument: a process group of torch's, a `Group`, or None.
-        module: one that may have the group: as `tp_group`, or in its `pg_collection`. Of a wrapper
-            (DistributedDataParallel, Float16Module), the modules inside are asked after it. In
-            Megatron's modules of experts `tp_group` and `dp_group` are expt_tp and expt_dp.
-        metadata: of a sharded state dict, which may have a "dp_cp_group".
+        given: the caller's argument: a process group of torch, a `Group`, or None.
+        module: a module that may have the group, as its `tp_group` or in its `pg_collection`. If it
+            is a wrapper (DistributedDataParallel, Float16Module), the wrapped modules are searched
+            too. In Megatron's expert modules `tp_group` and `dp_group` mean expt_tp and expt_dp.
+        metadata: metadata of a sharded state dict, which may have a "dp_cp_group".
 
     Returns:
-        The group. One that comes from Megatron's parallel_state is logged, once for each name.
+        The group. If it comes from Megatron's parallel_state, that is logged once for each name.
 
     Raises:
-        InvalidArgumentError: the group is not to be found, and there are several ranks; or what is
-            found is no process group, or one of which this rank is no member. The message names
+        InvalidArgumentError: the group is not found and there are several ranks; or what is found
+            is not a process group, or is one that this rank does not belong to. The message names
             the argument.
     """
     name = _ALIASES.get(name, name)
     if name not in _KINDS:
-        raise InvalidArgumentError(f"{name!r} is no group; known are {', '.join(NAMES)}")
+        raise InvalidArgumentError(f"{name!r} is not a group; the groups are {', '.join(NAMES)}")
     places = [("the argument", given)]
     if metadata is not None and name == "dp_cp":
         places.append(("the metadata's", metadata.get("dp_cp_group")))
@@ -154,17 +155,17 @@ def find_group(
 
 
 def model_parallel_group(given: Any = None) -> Any:
-    """The ranks that hold one copy of the model together: those of a save's local copies.
+    """The ranks that together hold one copy of the model: the group of a save's local copies.
 
     Args:
-        given: the caller's `replicate_group`: a process group of torch's, a `Group`, ranks, or
-            None: the tensor and pipeline parallel group of Megatron's parallel_state.
+        given: the caller's `replicate_group`: a process group of torch, a `Group`, ranks, or None
+            for the tensor and pipeline parallel group of Megatron's parallel_state.
 
     Returns:
-        As given; of a `Group`, its process group or its ranks.
+        `given` itself; for a `Group`, its process group or its ranks.
 
     Raises:
-        InvalidArgumentError: None is given, and parallel_state is not initialised; or the ranks of
+        InvalidArgumentError: `given` is None and parallel_state is not initialised; or the ranks of
             a Group are not known.
     """
     if given is None:
@@ -174,61 +175,61 @@ def model_parallel_group(given: Any = None) -> Any:
         if found is not None:
             return found
         raise InvalidArgumentError(
-            'replicate="local" was given without replicate_group, and Megatron\'s parallel_state is '
-            "not initialised, whose model-parallel group is the default",
-            hint="give the ranks that hold one copy of the model together as replicate_group",
+            'replicate="local" needs a replicate_group: the default is Megatron\'s model-parallel '
+            "group, but Megatron's parallel_state is not initialised",
+            hint="pass the ranks that together hold one copy of the model as replicate_group",
         )
     if not isinstance(given, Group):
         return given
     if given.process_group is None and given.ranks is None:
-        raise InvalidArgumentError("replicate_group is a Group of which the ranks are not known")
+        raise InvalidArgumentError("replicate_group is a Group whose ranks are not known")
     return list(given.ranks or ()) if given.process_group is None else given.process_group
 
 
 def _not_found(name: str, module: Any) -> InvalidArgumentError:
     argument = argument_of(name)
-    of_module = "" if module is None else f", {type(module).__name__} has none"
+    of_module = "" if module is None else f", {type(module).__name__} has no such group"
     return InvalidArgumentError(
         f"the {_KINDS[name].words} group is not known: there are {dist.get_world_size()} ranks, "
         f"{argument} was not given{of_module}, and Megatron's parallel_state is not initialised",
         rank=dist.get_rank(),
-        hint=f"give {argument}; where there is no such parallelism, "
+        hint=f"pass {argument}; if the program does not use this parallelism, pass "
         "tilestone.megatron.groups.alone()",
     )
 
 
 def _as_group(name: str, found: Any, place: str) -> Group:
-    """A group of torch's, or of a class with size() and rank(), as a Group."""
+    """Makes a Group of a process group of torch, or of an object with size() and rank()."""
     if isinstance(found, Group):
         return found
     argument = argument_of(name)
     here = dist.get_rank() if dist.is_initialized() else -1
     if isinstance(found, int) and found == dist.GroupMember.NON_GROUP_MEMBER:
-        raise InvalidArgumentError(f"this rank is no member of {place} {argument}", rank=here)
+        raise InvalidArgumentError(f"this rank is not in {place} {argument}", rank=here)
     methods = [getattr(found, method, None) for method in ("size", "rank")]
     if isinstance(found, type) or not all(map(callable, methods)):
         raise InvalidArgumentError(
-            f"{place} {argument} is no process group but a {type(found).__name__}: {found!r}",
+            f"{place} {argument} is not a process group but a {type(found).__name__}: {found!r}",
             rank=here,
         )
     members, position = int(found.size()), int(found.rank())
     if not 0 <= position < members:
-        raise InvalidArgumentError(f"this rank is no member of {place} {argument}", rank=here)
+        raise InvalidArgumentError(f"this rank is not in {place} {argument}", rank=here)
     return Group(members, position, _ranks_of(found), found)
 
 
 def _ranks_of(process_group: Any) -> Tuple[int, ...] | None:
-    """Global ranks by rank in the group; None for what torch.distributed does not know."""
+    """The global ranks in the group's order; None if torch.distributed does not know the group."""
     if not dist.is_initialized():
         return None
     try:
         return tuple(dist.get_process_group_ranks(process_group))
     except (KeyError, TypeError, ValueError, RuntimeError):
-        return None  # another class's: its size and rank are all that there is
+        return None  # not a group of torch: only its size and this rank's place are known
 
 
 def _unwrapped(module: Any) -> Iterator[Any]:
-    """A module, and what it wraps, from the outside in."""
+    """Yields a module, then the modules that it wraps, from the outside in."""
     seen: set[int] = set()
     while module is not None and id(module) not in seen:
         seen.add(id(module))
@@ -237,20 +238,20 @@ def _unwrapped(module: Any) -> Iterator[Any]:
 
 
 def _of_module(name: str, module: Any) -> Any:
-    """The group that a module has of its own, or None."""
+    """The group that the module itself has, or None."""
     found = getattr(getattr(module, "pg_collection", None), name, None)
     if found is not None:
         return found
     attribute = argument_of(name)
     if hasattr(module, "ep_group") and hasattr(module, "num_local_experts"):
         if attribute in _OF_EXPERTS.values():
-            return None  # there it is a group of the experts
+            return None  # in an expert module this attribute is a group of experts
         attribute = _OF_EXPERTS.get(name, attribute)
     return getattr(module, attribute, None)
 
 
 def _of_parallel_state(name: str) -> Any:
-    """Megatron's own group, or None: it is not imported, or has no such group (yet)."""
+    """Megatron's own group; None if Megatron is not imported or does not have the group (yet)."""
     state = sys.modules.get("megatron.core.parallel_state")
     function = getattr(state, _KINDS[name].function, None)
     if function is None:
@@ -258,28 +259,28 @@ def _of_parallel_state(name: str) -> Any:
     try:
         return function(**_KINDS[name].options)
     except AssertionError:
-        return None  # what parallel_state raises before it is initialised
+        return None  # parallel_state raises this before it is initialised
 
 
 def _log_once(name: str) -> None:
     if name not in _logged:
         _logged.add(name)
         logger.info(
-            "The %s group is that of Megatron's parallel_state: no %s was given",
+            "The %s group is taken from Megatron's parallel_state, because %s was not given",
             _KINDS[name].words, argument_of(name),
         )  # fmt: skip
 
 
 def holders_of(*groups: Group) -> Tuple[int, ...] | None:
-    """The ranks that hold the same, where it is the same along each of these groups.
+    """The ranks that hold the same data, if the data is the same along each of these groups.
 
-    That is the product of the groups. A rank knows the members of its own groups only, and takes
-    the others to lie as those do: the numbers of ranks are sums of a stride for each dimension, as
-    Megatron numbers them and a DeviceMesh over ascending ranks.
+    They are the product of the groups. A rank knows only the members of its own groups and assumes
+    that the other groups lie in the same way: that a rank's number is a sum with one stride for
+    each dimension. Megatron numbers ranks like this, and so does a DeviceMesh of ascending ranks.
 
     Returns:
-        global ranks, ascending, this one among them; None where they can't be known: the ranks of
-        a group are not, do not lie at strides, or can't be combined.
+        global ranks, ascending, including this one; None if they can't be known: the ranks of a
+        group are unknown, are not at regular strides, or can't be combined.
     """
     if not dist.is_initialized():
         return None
@@ -302,7 +303,7 @@ def _product(groups: Tuple[Tuple[int, ...], ...], here: int, world: int) -> Tupl
 
 
 def _lies_at_strides(ranks: list[int]) -> bool:
-    """Whether ascending numbers are the first plus all sums of multiples of some strides."""
+    """Whether ascending numbers are the first one plus all sums of multiples of some strides."""
     while len(ranks) > 1:
         stride = ranks[1] - ranks[0]
         run = 1

@@ -1,8 +1,8 @@
 """The entities of a sharded state dict: which part of a global tensor or object a rank holds.
 
-Fields, methods and checks are those of Megatron-Core 0.16, with slices of flattened tensors
-(`flattened_range`) as 0.13 had them. Megatron-Core's own entities count as instances of these
-classes, so every function of this package takes both.
+Fields, methods and checks are those of Megatron-Core 0.16; slices of flattened tensors
+(`flattened_range`) are those of 0.13. Megatron-Core's own entities count as instances of these
+classes, so every function of this package accepts both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tilestone.megatron.dict_utils import dict_list_map_inplace
 
 logger = logging.getLogger(__name__)
 
-# A state dict of plain values; one whose tensors are entities; what is saved once for all ranks.
+# CommonStateDict: state that is saved once for all ranks. ShardedStateDict: tensors are entities.
 StateDict = Dict[str, Any]
 CommonStateDict = Dict[str, Any]
 ShardedStateDict = Dict[str, Any]
@@ -37,12 +37,12 @@ ReplicaId = Union[int, Tuple[int, ...]]
 
 
 class ShardedBase(Entity):
-    """What is stored in parts, by several ranks: the base of the entities below.
+    """Base of the entities that several ranks store in parts.
 
     Attributes:
-        key: the whole's name in the checkpoint.
+        key: name of the whole tensor or object in the checkpoint.
         data: this rank's part.
-        replica_id: which copy of the part it is; 0, or all zeros: the main one.
+        replica_id: which copy of the part this is; 0, or all zeros, for the main copy.
     """
 
     key: str
@@ -54,7 +54,7 @@ class ShardedBase(Entity):
         """Checks that the attributes fit together.
 
         Raises:
-            CheckpointingException: they don't.
+            CheckpointingException: they do not.
         """
 
     @abstractmethod
@@ -69,22 +69,22 @@ class ShardedTensor(Held, ShardedBase):
 
     Attributes:
         key: the global tensor's name in the checkpoint.
-        data: the local tensor, of local_shape; with flattened_range a 1-D one of that length. None:
-            only the place is described.
-        dtype: of the elements.
-        local_shape: of the box, without the prepended axes.
+        data: the local tensor, of local_shape; with flattened_range a 1-D tensor of that length.
+            None: the entity only describes the part.
+        dtype: type of the elements.
+        local_shape: shape of the box, without the prepended axes.
         global_shape: elements of the whole tensor along each axis, prepended axes first.
         global_offset: the first element of the box along each axis, prepended axes first.
-        axis_fragmentations: into how many boxes of local_shape each axis is divided; None: the
-            grid is irregular.
-        replica_id: which copy of the same part this is; 0, or all zeros: the main one.
-        prepend_axis_num: how many axes of size 1 the box has before those of local_shape.
-        allow_shape_mismatch: a load takes a stored tensor of another global shape (padding).
-        flattened_range: data is this slice (start and stop, no step) of the flattened box; an
-            empty slice holds nothing.
-        holders: not in Megatron-Core: global ranks that hold the same part, this one included;
-            None: not known. Saves by rule share the writing among them. Another replica_id makes
-            it None; with replace() give both.
+        axis_fragmentations: number of boxes of local_shape along each axis; None: the grid is
+            irregular.
+        replica_id: which copy of the part this is; 0, or all zeros, for the main copy.
+        prepend_axis_num: number of axes of size 1 that the box has before those of local_shape.
+        allow_shape_mismatch: a load accepts a stored tensor of another global shape (padding).
+        flattened_range: data is this slice (start and stop, no step) of the flattened box. The
+            slice may be empty.
+        holders: not in Megatron-Core: global ranks that hold the same part, including this one;
+            None: not known. Saves by rule share the writing among them. Setting another replica_id
+            sets holders to None; with replace() pass both.
 
     Raises:
         CheckpointingException: the attributes don't fit together, see validate_metadata_integrity.
@@ -109,12 +109,12 @@ class ShardedTensor(Held, ShardedBase):
     def validate_metadata_integrity(self) -> None:
         """Checks that the attributes fit together.
 
-        Dtype and shape of the data are as described, the three global attributes have one entry
-        for each axis, a regular grid's offsets are multiples of the local size, and a flattened
+        The data's dtype and shape are as described; the three global attributes have one entry
+        for each axis; the offsets of a regular grid are multiples of the local size; a flattened
         range lies within the box.
 
         Raises:
-            CheckpointingException: what does not fit, with all attributes.
+            CheckpointingException: they do not; the message has all attributes.
         """
         self._check_data()
         if len(self.global_shape) != len(self.global_offset):
@@ -122,7 +122,7 @@ class ShardedTensor(Held, ShardedBase):
         if len(self.local_shape) + self.prepend_axis_num != len(self.global_shape):
             raise self._wrong(
                 MismatchError,
-                "local_shape and prepend_axis_num together have another number of axes than "
+                "local_shape and prepend_axis_num together have a different number of axes than "
                 "global_shape",
             )
         if self.axis_fragmentations is not None:
@@ -130,8 +130,8 @@ class ShardedTensor(Held, ShardedBase):
                 if size != 0 and offset % size != 0:
                     raise self._wrong(
                         InvalidArgumentError,
-                        f"an offset of a regular grid ({offset}) is no multiple of the local size "
-                        f"({size})",
+                        f"an offset of a regular grid ({offset}) is not a multiple of the local "
+                        f"size ({size})",
                     )
         if self.flattened_range is not None:
             self._check_range(self.flattened_range)
@@ -143,7 +143,7 @@ class ShardedTensor(Held, ShardedBase):
         if self.data is None:
             return
         if self.data.dtype != self.dtype:
-            raise self._wrong(MismatchError, f"data is of {self.data.dtype}, not of `dtype`")
+            raise self._wrong(MismatchError, f"data has dtype {self.data.dtype}, not `dtype`")
         if self.flattened_range is None and tuple(self.data.shape) != tuple(self.local_shape):
             raise self._wrong(
                 MismatchError, f"data has shape {tuple(self.data.shape)}, not `local_shape`"
@@ -153,27 +153,28 @@ class ShardedTensor(Held, ShardedBase):
         size = math.prod(self.local_shape)
         if flat.step is not None or flat.start is None or flat.stop is None:
             raise self._wrong(
-                InvalidArgumentError, "a flattened range has a start, a stop and no step"
+                InvalidArgumentError, "a flattened range must have a start, a stop and no step"
             )
         if not 0 <= flat.start <= flat.stop <= size:
             raise self._wrong(
-                InvalidArgumentError, f"a flattened range lies outside the {size} local elements"
+                InvalidArgumentError, f"a flattened range exceeds the {size} local elements"
             )
         count = (flat.stop - flat.start,)
         if self.data is not None and tuple(self.data.shape) != count:
             raise self._wrong(
-                MismatchError, f"data of a flattened range has shape {tuple(self.data.shape)}"
+                MismatchError,
+                f"data of a flattened range has shape {tuple(self.data.shape)}, not {count}",
             )
 
     @property
     def has_regular_grid(self) -> bool:
-        """Whether all parts have one shape and lie on a grid."""
+        """Whether all parts have the same shape and lie on a grid."""
         return self.axis_fragmentations is not None
 
     def global_slice(self) -> Tuple[Union[int, slice], ...]:
         """The box as an index of the global tensor: ints for prepended axes, then slices.
 
-        With a flattened range it is the box of which the data is a slice.
+        With a flattened range it is the box that the data is a slice of.
         """
         leading = self.global_offset[: self.prepend_axis_num]
         offsets = self.global_offset[self.prepend_axis_num :]
@@ -183,7 +184,7 @@ class ShardedTensor(Held, ShardedBase):
         )
 
     def local_coordinates(self) -> Tuple[np.ndarray, ...]:
-        """Where in the box the elements of a flattened range lie.
+        """The positions of a flattened range's elements in the box.
 
         Returns:
             for each axis of local_shape, an int64 array with an entry for each element of data.
@@ -192,12 +193,12 @@ class ShardedTensor(Held, ShardedBase):
             CheckpointingException: there is no flattened range.
         """
         if self.flattened_range is None:
-            raise self._wrong(InvalidArgumentError, "coordinates are those of a flattened range")
+            raise self._wrong(InvalidArgumentError, "coordinates need a flattened range")
         flat = np.arange(self.flattened_range.start, self.flattened_range.stop)
         return tuple(np.unravel_index(flat, tuple(self.local_shape)))
 
     def global_coordinates(self) -> Tuple[np.ndarray, ...]:
-        """Where in the global tensor the elements of a flattened range lie.
+        """The positions of a flattened range's elements in the global tensor.
 
         Returns:
             for each axis of global_shape, an int64 array with an entry for each element of data.
@@ -213,32 +214,35 @@ class ShardedTensor(Held, ShardedBase):
         )
 
     def local_chunk_offset_in_global(self) -> Tuple[int, ...]:
-        """The box's place in the grid of boxes; 0 along an axis of size 0.
+        """The box's position in the grid of boxes; 0 along an axis of size 0.
 
         Raises:
-            CheckpointingException: the box lies on no grid.
+            CheckpointingException: the box does not lie on a grid.
         """
         place = list(self.global_offset[: self.prepend_axis_num])
         for offset, size in zip(self.global_offset[self.prepend_axis_num :], self.local_shape):
             if size != 0 and offset % size != 0:
-                raise self._wrong(InvalidArgumentError, "the box lies on no grid of its own shape")
+                raise self._wrong(
+                    InvalidArgumentError, "the box does not lie on a grid of its own shape"
+                )
             place.append(offset // size if size else 0)
         return tuple(place)
 
     def max_allowed_chunks(self) -> Tuple[int, ...]:
-        """The largest chunk along each axis that no rank's box divides.
+        """The largest chunk size along each axis with which no chunk crosses a box's border.
 
         Raises:
-            CheckpointingException: the grid is irregular; or an axis is no multiple of its
-                fragments, and allow_shape_mismatch is not set.
+            CheckpointingException: the grid is irregular; or an axis is not a multiple of its
+                number of fragments, and allow_shape_mismatch is False.
         """
         if self.axis_fragmentations is None:
-            raise self._wrong(InvalidArgumentError, "an irregular grid has no chunk for all")
+            raise self._wrong(InvalidArgumentError, "an irregular grid has no common chunk size")
         sizes = []
         for size, fragments in zip(self.global_shape, self.axis_fragmentations):
             if not self.allow_shape_mismatch and size % fragments != 0:
                 raise self._wrong(
-                    InvalidArgumentError, f"{size} elements can't be divided by {fragments}"
+                    InvalidArgumentError,
+                    f"{size} elements can't be divided into {fragments} equal fragments",
                 )
             sizes.append(size // fragments)
         return tuple(sizes)
@@ -258,20 +262,20 @@ class ShardedTensor(Held, ShardedBase):
         flattened_range: None = None,
         **init_kwargs: Any,
     ) -> ShardedTensor:
-        """A part of a tensor that is divided evenly along some axes.
+        """Describes a part of a tensor that is divided evenly along some axes.
 
         Args:
             key: the global tensor's name.
             data: the local tensor.
-            rank_offsets: (axis, place, fragments): along this axis the tensor is divided into that
-                many fragments, and data is the one at this place. Axes count the prepended ones.
-            replica_id, prepend_axis_num: as the attributes.
+            rank_offsets: (axis, place, fragments): along this axis the tensor is divided into this
+                many fragments, and data is the fragment at this place. Prepended axes are counted.
+            replica_id, prepend_axis_num: see the attributes.
             flattened_range: must be None, see from_rank_offsets_flat.
             init_kwargs: other attributes.
 
         Raises:
-            CheckpointingException: an axis that does not exist or is named twice (in Megatron-Core
-                the last entry wins), a place outside its fragments, or a flattened range.
+            CheckpointingException: an axis does not exist or is given twice (in Megatron-Core the
+                last entry wins), a place is not below its fragments, or a flattened range is given.
         """
         if flattened_range is not None:
             raise InvalidArgumentError(
@@ -305,18 +309,18 @@ class ShardedTensor(Held, ShardedBase):
         flattened_range: Optional[slice] = None,
         **kwargs: Any,
     ) -> ShardedTensor:
-        """A slice of a flattened part of a tensor that is divided evenly along some axes.
+        """Describes a slice of a flattened part of a tensor that is divided evenly.
 
         Args:
             key: the global tensor's name.
             data: 1-D, the elements of the slice.
-            non_flat_local_shape: of the part before it was flattened.
+            non_flat_local_shape: shape of the part before it was flattened.
             args, kwargs: as for from_rank_offsets.
-            flattened_range: which elements of the flattened part data is; required.
+            flattened_range: the elements of the flattened part that data holds; required.
 
         Raises:
-            CheckpointingException: the slice is missing or has a step, data is not 1-D or of
-                another length, or what from_rank_offsets refuses.
+            CheckpointingException: the slice is missing or has a step; data is not 1-D or has
+                another length; or as from_rank_offsets.
         """
         if flattened_range is None:
             raise InvalidArgumentError(
@@ -325,7 +329,7 @@ class ShardedTensor(Held, ShardedBase):
                 key=key,
             )
         if data.ndim != 1:
-            text = f"data of a flattened range is 1-D, not of shape {tuple(data.shape)}"
+            text = f"data of a flattened range must be 1-D, but has shape {tuple(data.shape)}"
             raise InvalidArgumentError(text, key=key)
         unflattened = torch.empty(tuple(non_flat_local_shape), dtype=data.dtype, device="meta")
         whole = cls.from_rank_offsets(key, unflattened, *args, **kwargs)
@@ -334,10 +338,10 @@ class ShardedTensor(Held, ShardedBase):
     def init_data(
         self, device: Union[str, torch.device], init_fn: Callable[..., torch.Tensor] = torch.empty
     ) -> None:
-        """Allocates data where it is None; of a flattened range no more than its elements.
+        """Allocates data if it is None; for a flattened range, only its elements.
 
         Args:
-            device: where.
+            device: where to allocate.
             init_fn: called with the shape, and dtype and device by name.
         """
         if self.data is not None:
@@ -348,22 +352,22 @@ class ShardedTensor(Held, ShardedBase):
         self.data = init_fn(shape, dtype=self.dtype, device=device)
 
     def narrow(self, dim: int, start: int, length: int) -> list[ShardedTensor]:
-        """What torch.narrow leaves of the part, where each rank narrows its own in the same way.
+        """Narrows the part as torch.narrow does, if each rank narrows its own part in the same way.
 
-        Size and offset along the axis shrink in proportion. The data is a view of this one's; an
-        entity without data gives entities without data.
+        Size and offset along the axis shrink in proportion. The new data is a view of the old data;
+        an entity without data gives entities without data.
 
         Args:
             dim: axis of local_shape; prepended axes don't count.
-            start: first element of the part that stays.
-            length: how many stay.
+            start: first element to keep.
+            length: number of elements to keep.
 
         Returns:
-            one entity; of a flattened range one for each piece that is contiguous in both, which
-            may be several or none.
+            one entity; for a flattened range, one for each piece that is contiguous both before and
+            after, which may be several or none.
 
         Raises:
-            CheckpointingException: elements outside the part, or an irregular grid.
+            CheckpointingException: elements lie outside the part, or the grid is irregular.
         """
         axis = dim + self.prepend_axis_num
         size = self._narrowed_size(dim, start, length)
@@ -392,13 +396,14 @@ class ShardedTensor(Held, ShardedBase):
         ]
 
     def _narrowed_size(self, dim: int, start: int, length: int) -> int:
-        """The local size along an axis that may be narrowed so."""
+        """The local size along an axis that may be narrowed in this way."""
         if not 0 <= dim < len(self.local_shape):
             raise self._wrong(InvalidArgumentError, f"there is no axis {dim} to narrow")
         size = self.local_shape[dim]
         if start < 0 or length < 0 or start + length > size:
             raise self._wrong(
-                InvalidArgumentError, f"{length} elements from {start} lie outside the {size}"
+                InvalidArgumentError,
+                f"{length} elements from {start} do not lie within the {size} elements",
             )
         axis = dim + self.prepend_axis_num
         if size and (self.global_shape[axis] % size or self.global_offset[axis] % size):
@@ -409,16 +414,16 @@ class ShardedTensor(Held, ShardedBase):
 def is_main_replica(replica_id: Union[ReplicaId, Iterable[int]]) -> bool:
     """Whether a replica id is that of the main copy: 0, or all entries 0.
 
-    The program gives exactly one copy of each part such an id.
+    The program must give exactly one copy of each part such an id.
 
     Raises:
-        CheckpointingException: it is none: no whole number, and not several of them.
+        CheckpointingException: it is not an integer or a sequence of integers.
     """
     return replica_id == 0 if type(replica_id) is int else not any(_options.replica(replica_id, ""))
 
 
 class LocalNonpersistentObject(Entity):
-    """A value that is not saved; a load gives back the caller's own.
+    """A value that is not saved; a load returns the caller's own value.
 
     Args:
         obj: the value.
@@ -434,17 +439,17 @@ class LocalNonpersistentObject(Entity):
 
 @dataclass
 class ShardedObject(ShardedBase):
-    """An object at a place in a grid of objects; the grid can't be divided in another way.
+    """An object at a place in a grid of objects. The grid can't be divided differently.
 
     Attributes:
-        key: the grid's name in the checkpoint.
-        data: the object; None: only the place is described.
-        global_shape: of the grid, in objects.
+        key: name of the grid in the checkpoint.
+        data: the object; None: the entity only describes the place.
+        global_shape: size of the grid, in objects.
         global_offset: this object's place in it.
-        replica_id: which copy of the same object this is; 0, or all zeros: the main one.
+        replica_id: which copy of the object this is; 0, or all zeros, for the main copy.
 
     Raises:
-        CheckpointingException: place and grid differ in their number of axes.
+        CheckpointingException: place and grid have different numbers of axes.
     """
 
     key: str
@@ -460,7 +465,7 @@ class ShardedObject(ShardedBase):
         """Checks that place and grid have the same number of axes.
 
         Raises:
-            CheckpointingException: they don't.
+            CheckpointingException: they do not.
         """
         if len(self.global_shape) != len(self.global_offset):
             text = (
@@ -485,12 +490,12 @@ class ShardedObject(ShardedBase):
 
     @classmethod
     def empty_from_unique_key(cls, unique_key: str, replica_id: ReplicaId = 0) -> ShardedObject:
-        """The entity, without data, whose unique_key is given. The key itself may contain "/".
+        """Makes the entity, without data, that has this unique_key. The key may contain "/".
 
-        In names of old versions the shape lacks its last entry, which is -1 then: not known.
+        In names of old versions the shape lacks its last entry, which becomes -1: not known.
 
         Raises:
-            CheckpointingException: it is no unique key.
+            CheckpointingException: it is not a unique key.
         """
         key, _, place = unique_key.rpartition("/shard_")
         parts = place.split("_")
@@ -510,19 +515,19 @@ FactoryMergeFn = Callable[[StateDict], torch.Tensor]
 
 @dataclass
 class ShardedTensorFactory(Held, ShardedBase):
-    """Stands for a tensor that is stored as a subtree of entities.
+    """A tensor that is stored as a subtree of entities.
 
-    What is built depends on nothing but the arguments of build_fn, so the same factory serves
+    The subtree depends only on the arguments of build_fn, so the same factory also serves the
     optimizer states that belong to the tensor.
 
     Attributes:
-        key: the name from which build_fn makes keys.
+        key: the name from which build_fn makes the keys.
         data: the tensor.
         build_fn: build_fn(key, data, replica_id, flattened_range) returns the subtree.
         merge_fn: merge_fn(loaded subtree) returns the tensor.
-        replica_id: which copy of the same tensor this is.
+        replica_id: which copy of the tensor this is.
         flattened_range: data is this slice of the flattened tensor.
-        holders: as of ShardedTensor, of the tensor; what is built gets them.
+        holders: holders of the tensor, as in ShardedTensor; the built entities get them.
     """
 
     key: str
@@ -534,16 +539,16 @@ class ShardedTensorFactory(Held, ShardedBase):
     holders: Optional[Tuple[int, ...]] = field(default=None, repr=False, compare=False)
 
     def build(self) -> Any:
-        """The subtree that stands for the tensor."""
+        """Builds the subtree for the tensor."""
         return self.build_of(self.key, self.data)
 
     def build_of(self, key: str, data: torch.Tensor) -> Any:
-        """The subtree that would stand for another tensor of the same place."""
+        """Builds the subtree for another tensor in the same place."""
         built = self.build_fn(key, data, self.replica_id, self.flattened_range)
         return passed_on(self, built)
 
     def validate_metadata_integrity(self) -> None:
-        """Nothing can be checked before the subtree is built."""
+        """Does nothing: nothing can be checked before the subtree is built."""
 
     def without_data(self) -> ShardedTensorFactory:
         """The same entity with data None."""
@@ -551,7 +556,7 @@ class ShardedTensorFactory(Held, ShardedBase):
 
 
 def apply_factories(sharded_state_dict: ShardedStateDict) -> None:
-    """Puts the subtree that it builds in the place of each factory, in place."""
+    """Replaces each factory by the subtree that it builds, in place."""
 
     def built(item: Any) -> Any:
         return item.build() if isinstance(item, ShardedTensorFactory) else item
@@ -560,16 +565,16 @@ def apply_factories(sharded_state_dict: ShardedStateDict) -> None:
 
 
 def apply_factory_merges(x1: Any, x2: Any, key: Tuple[Any, ...] = ()) -> Any:
-    """Puts the tensor that it merges in the place of each factory's loaded subtree, in place.
+    """Replaces the loaded subtree of each factory by the merged tensor, in place.
 
     Args:
-        x1: what was loaded.
-        x2: a tree of the factories at their places. A list may be a dict from index to value, as
-            extract_matching_values(..., return_lists_as_dicts=True) gives it.
+        x1: the loaded state.
+        x2: a tree of the factories, each in its place. A list may be a dict from index to value, as
+            extract_matching_values(..., return_lists_as_dicts=True) returns it.
         key: path of both, for errors.
 
     Returns:
-        x1; the merged tensor where x2 is a factory.
+        x1; the merged tensor if x2 is a factory.
 
     Raises:
         ValueError: x1 lacks a place of x2.

@@ -1,6 +1,6 @@
-"""Sharded state dicts of models, composed from their parts.
+"""Builds sharded state dicts of models from their parts.
 
-Parameters, defaults and results are Megatron-Core 0.16's where the name is:
+The functions that have a name of Megatron-Core 0.16 have its parameters, defaults and results:
 
 - `megatron.core.utils`: make_tp_sharded_tensor_for_checkpoint, make_sharded_tensor_for_checkpoint
 - `megatron.core.transformer.utils`: make_sharded_tensors_for_checkpoint,
@@ -9,9 +9,9 @@ Parameters, defaults and results are Megatron-Core 0.16's where the name is:
 - `megatron.core.transformer.multi_token_prediction`: tie_word_embeddings_state_dict,
   tie_output_layer_state_dict
 
-The others do what methods of its modules do. Each looks up the groups that it needs one by one
-(`tilestone.megatron.groups`), and each ShardedTensor that they make records which ranks hold the
-same shard.
+The other functions do what methods of Megatron-Core's modules do. Each function looks up the groups
+that it needs (`tilestone.megatron.groups`). Each ShardedTensor records which ranks hold the same
+shard.
 """
 
 from tilestone.megatron._experts import (

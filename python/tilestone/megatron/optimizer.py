@@ -1,4 +1,4 @@
-"""Sharding of optimizer states, taken from that of the model's parameters."""
+"""Shards optimizer states in the same way as the model's parameters."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ logger = logging.getLogger(__name__)
 
 KEEP_VARS_HINT = (
     " Make the model's state dict with `.state_dict(keep_vars=True)`, so that it holds the"
-    " parameters themselves and not other tensors over their memory. Where a parameter is stored"
+    " parameters themselves and not other tensors over their memory. If a parameter is stored"
     " in another form, use a ShardedTensorFactory."
 )
 
 
 _EXCLUDE_HINT = (
-    "a state that is no tensor of the parameter's shape, as torch's `step`, is named in exclude_keys"
-    " and saved by itself"
+    "put the name of a state that is not a tensor of the parameter's shape (such as torch's `step`)"
+    " into exclude_keys, and save that state separately"
 )
 
 
 def _local(tensor: Any) -> Any:
-    """A DTensor's local tensor, always the same object; any other tensor itself."""
+    """A DTensor's local tensor, always the same object; any other value is returned unchanged."""
     if isinstance(tensor, torch.Tensor) and hasattr(tensor, "to_local"):
-        # to_local() of a parameter makes a new tensor each time, from torch 2.13 on.
+        # From torch 2.13 on, to_local() of a parameter makes a new tensor each time.
         own = getattr(tensor, "_local_tensor", None)
         with torch.no_grad():
             return tensor.to_local() if own is None else own
@@ -47,16 +47,16 @@ def _local(tensor: Any) -> Any:
 
 
 def _memory(tensor: torch.Tensor) -> Tuple[Any, ...]:
-    """The same for tensors that are the same elements of the same memory, and for no others."""
+    """Identifies a tensor's elements in memory: equal only for tensors with the same elements."""
     storage = tensor.untyped_storage()._cdata
     return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
 
 
 def get_optim_param_to_id_map(optim_params_iter: Iterable[torch.nn.Parameter]) -> dict[int, int]:
-    """The number of each parameter in the optimizer's order, by id() of the parameter.
+    """Maps id() of each parameter to the parameter's number in the optimizer's order.
 
-    Of a DTensor it is the id() of its local tensor. A parameter that comes twice has the number of
-    its first place.
+    For a DTensor it is the id() of its local tensor. A parameter that occurs twice has the number
+    of its first place.
     """
     numbers: dict[int, int] = {}
     for number, parameter in enumerate(optim_params_iter):
@@ -67,16 +67,17 @@ def get_optim_param_to_id_map(optim_params_iter: Iterable[torch.nn.Parameter]) -
 def get_param_id_to_sharded_param_map(
     model_sharded_state_dict: ShardedStateDict, optim_params_iter: Iterable[torch.nn.Parameter]
 ) -> dict[int, Union[ShardedTensor, ShardedTensorFactory]]:
-    """The model's entity of each parameter, by the parameter's number in the optimizer.
+    """Maps each parameter's number in the optimizer to the model's entity of the parameter.
 
     Args:
-        model_sharded_state_dict: of any nesting; its entities' data are the parameters themselves. For
-            a parameter that is a DTensor it is its local tensor, or what its to_local() gives.
+        model_sharded_state_dict: of any nesting. The entities' data must be the parameters
+            themselves; for a parameter that is a DTensor, its local tensor or the result of its
+            to_local().
         optim_params_iter: the parameters in the optimizer's order.
 
     Returns:
-        entities by number. It lacks parameters that no entity holds; that it is empty is logged as
-        a warning.
+        entities by number. Parameters without an entity are left out. If no entity is found, a
+        warning is logged.
     """
     entities, _ = extract_sharded_tensors_and_factories(model_sharded_state_dict)
     parameters = list(optim_params_iter)
@@ -111,7 +112,7 @@ def _is_first_rank() -> bool:
 def make_sharded_optimizer_tensor(
     model_param: Union[ShardedTensor, ShardedTensorFactory], optim_param: torch.Tensor, prefix: str
 ) -> Union[ShardedTensor, ShardedTensorFactory]:
-    """The entity of an optimizer's state: at the place of its parameter, under a key of its own.
+    """Makes the entity of an optimizer's state: at the parameter's place, under its own key.
 
     Args:
         model_param: the parameter's entity.
@@ -119,13 +120,15 @@ def make_sharded_optimizer_tensor(
         prefix: put before the parameter's key, with a dot between them.
 
     Raises:
-        CheckpointingException: the state is no tensor, or has another shape than the parameter.
+        CheckpointingException: the state is not a tensor, or its shape is not the parameter's.
     """
     optim_param = _local(optim_param)
     key = f"{prefix}.{model_param.key}"
     if not isinstance(optim_param, torch.Tensor):
         kind = type(optim_param).__name__
-        raise MismatchError(f"optimizer state is a {kind}, no tensor", key=key, hint=_EXCLUDE_HINT)
+        raise MismatchError(
+            f"optimizer state is a {kind}, not a tensor", key=key, hint=_EXCLUDE_HINT
+        )
     if isinstance(model_param, ShardedTensorFactory):
         _check_shape(key, optim_param, getattr(model_param.data, "shape", None))
         return replace(model_param, key=key, data=optim_param)
@@ -134,7 +137,7 @@ def make_sharded_optimizer_tensor(
 
 
 def _check_shape(key: str, optim_param: torch.Tensor, expected: Any) -> None:
-    """Refuses a state of another shape than its parameter's; None: that is not known."""
+    """Refuses a state whose shape is not its parameter's; None: that shape is not known."""
     if expected is not None and tuple(optim_param.shape) != tuple(expected):
         raise MismatchError(
             f"optimizer state of shape {tuple(optim_param.shape)} belongs to a parameter of local "
@@ -149,18 +152,18 @@ def optim_state_to_sharding_state(
     id_to_sharded_param_map: dict[int, ShardedTensor],
     exclude_keys: Tuple[str, ...] = (),
 ) -> None:
-    """Puts entities in the place of an optimizer's states, in place.
+    """Replaces an optimizer's states by entities, in place.
 
     A state `exp_avg` of a parameter with key `k` gets the key `optimizer.state.exp_avg.k`. The
-    lists of parameters in the groups are not stored: a load gives back the caller's.
+    lists of parameters in the groups are not stored: a load returns the caller's.
 
     Args:
-        optim_state_dict: as torch's optimizers give it: "state" and "param_groups".
+        optim_state_dict: state dict of one of torch's optimizers: "state" and "param_groups".
         id_to_sharded_param_map: the model's entities, see get_param_id_to_sharded_param_map.
-        exclude_keys: names of states that are left out; one name may be given as text.
+        exclude_keys: names of states to leave out; a single name may be a str.
 
     Raises:
-        ValueError: a parameter with states that the map lacks; nothing is changed then.
+        ValueError: the map lacks a parameter that has states; then nothing is changed.
     """
     excluded = {exclude_keys} if isinstance(exclude_keys, str) else set(exclude_keys)
     sharded: dict[Any, dict[Any, Any]] = {}

@@ -1,8 +1,8 @@
 """Saving and loading sharded state dicts: the functions of Megatron-Core's `dist_checkpointing`.
 
-Saves and loads by Tilestone's own strategies are one call of the engine: a failure of one rank is
-raised on every rank, a save leaves either the old checkpoint or the whole new one, and what is read
-is checked. The caller's state dict is never changed.
+A save or load with Tilestone's own strategies is one call of the engine. If one rank fails, every
+rank raises. A save leaves either the old checkpoint or the complete new one. All bytes that are
+read are checked. The caller's state dict is never changed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tilestone.megatron.validation import (
 
 logger = logging.getLogger(__name__)
 
-# What a checkpoint holds: key of a tensor or unique key of an object -> the entity without data.
+# Content of a checkpoint: a tensor's key or an object's unique key -> the entity without data.
 CkptShardedMetadata = Dict[str, Union[ShardedTensor, ShardedObject]]
 _Directory = Union[str, "os.PathLike[str]"]
 
@@ -75,42 +75,43 @@ def load(
     allow_classes: Any = (),
     cast: bool = True,
 ) -> Union[StateDict, Tuple[StateDict, set[str], set[str]]]:
-    """Loads a checkpoint, in whatever parts it was saved. Every rank calls.
+    """Loads a checkpoint. Its division among ranks need not match the save's. Every rank calls.
 
     Args:
-        sharded_state_dict: what is wanted: entities in nested dicts and lists. Tensors of theirs
-            are filled in place; those without data are allocated on the CPU. Common values in it
-            are ignored; a LocalNonpersistentObject gives the object that it holds.
+        sharded_state_dict: the template: entities in nested dicts and lists. The entities' tensors
+            are filled in place; entities without data get tensors on the CPU. Common values are
+            ignored. A LocalNonpersistentObject is replaced by the object that it holds.
         checkpoint_dir: the checkpoint's directory.
-        sharded_strategy: (backend, version), a LoadShardedStrategy, or None: found from the files.
-            One of a user's own is called as Megatron-Core calls it.
+        sharded_strategy: (backend, version), a LoadShardedStrategy, or None to choose by the files.
+            A strategy class of the user is called as Megatron-Core calls it.
         common_strategy: the same for common state.
-        validate_access_integrity: refuse a template of which the main replicas of all ranks leave
-            out a part of a tensor, or have one twice.
-        strict: what keys mean that the checkpoint lacks (*unexpected*) or that no rank asks for
-            (*missing*), see StrictHandling. Of an object that is its key, not its unique key.
-        async_strategy: without meaning here.
-        verify_integrity: compare the files with the hashes of `integrity.json`, where Megatron-Core
-            has written one; the ranks share the files. Tilestone's own checksums are always
-            compared.
+        validate_access_integrity: refuse a template in which the main replicas of all ranks leave
+            out a part of a tensor, or contain a part twice.
+        strict: what to do about keys that are not in the checkpoint (*unexpected*) and keys that no
+            rank asks for (*missing*), see StrictHandling. An object counts by its key, not by its
+            unique key.
+        async_strategy: ignored.
+        verify_integrity: compare the files with the hashes in `integrity.json`, if Megatron-Core
+            has written that file; the ranks divide the files among them. Tilestone's own checksums
+            are always compared.
         process_group: the ranks that load; None: torch's default group, or this process alone
-            where torch.distributed is not initialised.
-        timeout: seconds for the whole load; None for no limit.
-        allow_classes: names of further classes of which objects may be made, as for
-            `tilestone.load`. Without it they come back as `tilestone.Opaque`; Namespaces, BytesIO,
-            signals and Megatron's enums need not be named.
-        cast: convert tensors from the stored dtype where it is not the wanted one, as Megatron-Core
-            does (weights in bfloat16 into ones in float32). False: a difference is an error.
+            if torch.distributed is not initialised.
+        timeout: limit for the whole load in seconds; None: no limit.
+        allow_classes: names of further classes that may be instantiated, as for `tilestone.load`.
+            Objects of other classes come back as `tilestone.Opaque`. Namespaces, BytesIO, signals
+            and Megatron's enums are always allowed.
+        cast: convert tensors whose stored dtype differs from the wanted one, as Megatron-Core does
+            (for example bfloat16 weights to float32). False: a different dtype is an error.
 
     Returns:
-        The common state of the checkpoint, with what was loaded in the entities' places. Slices of
-        flattened tensors that hold nothing are left out, as Megatron-Core does. With the
-        modes RETURN_*, (state, missing keys, unexpected keys): missing ones are the same on every
-        rank, unexpected ones are this rank's. Unexpected entities are left out of the state.
+        The common state of the checkpoint, with the loaded values in the places of the entities.
+        Empty slices of flattened tensors are left out, as in Megatron-Core. With the modes
+        RETURN_*: (state, missing keys, unexpected keys). Missing keys are the same on every rank;
+        unexpected keys are this rank's. Unexpected entities are left out of the state.
 
     Raises:
-        CheckpointingException: on every rank.
-        ValueError: `strict` names no mode.
+        CheckpointingException: the load failed; raised on every rank.
+        ValueError: `strict` is not the name of a mode.
     """
     strategies, failure = _load_strategies(checkpoint_dir, sharded_strategy, common_strategy)
     mode = StrictHandling.ASSUME_OK_UNEXPECTED
@@ -158,7 +159,7 @@ def load(
 def _load_strategies(
     checkpoint_dir: _Directory, sharded_strategy: Any, common_strategy: Any
 ) -> Tuple[Tuple[Any, Any] | None, Exception | None]:
-    """The strategies, or why there are none: that is raised where all ranks get to know."""
+    """Returns the strategies, or the error, which is raised later, on all ranks together."""
     try:
         found = verify_checkpoint_and_load_strategy(
             checkpoint_dir, sharded_strategy, common_strategy
@@ -169,7 +170,7 @@ def _load_strategies(
 
 
 def _load_options(strategies: Tuple[Any, Any] | None) -> dict[str, Any] | None:
-    """What the strategies ask of the engine; None where they do it themselves."""
+    """Returns the engine's options for these strategies; None if they load without the engine."""
     if strategies is None:
         return {}
     sharded, common = strategies
@@ -184,7 +185,7 @@ def _engine_options(strategy: Any) -> dict[str, Any] | None:
 
 
 def load_common_state_dict(checkpoint_dir: _Directory) -> StateDict:
-    """The common state of a checkpoint, tensors on the CPU. Ranks call it each for itself.
+    """Loads the common state of a checkpoint, tensors on the CPU. Each rank calls on its own.
 
     Raises:
         CheckpointingException: there is no checkpoint, or its common state can't be read.
@@ -196,11 +197,11 @@ def load_common_state_dict(checkpoint_dir: _Directory) -> StateDict:
 def load_tensors_metadata(
     checkpoint_dir: _Directory, sharded_strategy: Union[LoadShardedStrategy, None] = None
 ) -> CkptShardedMetadata:
-    """What tensors a checkpoint holds. Ranks call it each for itself.
+    """Describes the tensors of a checkpoint. Each rank calls on its own.
 
     Args:
         checkpoint_dir: the checkpoint's directory.
-        sharded_strategy: reads them; None: that of the checkpoint.
+        sharded_strategy: the strategy that reads; None: that of the checkpoint.
 
     Returns:
         key -> ShardedTensor of the whole tensor, without data: global shape and dtype.
@@ -217,15 +218,15 @@ def load_sharded_metadata(
     sharded_strategy: Union[LoadShardedStrategy, None] = None,
     common_strategy: Union[LoadCommonStrategy, None] = None,
 ) -> CkptShardedMetadata:
-    """What tensors and objects a checkpoint holds. Ranks call it each for itself.
+    """Describes the tensors and objects of a checkpoint. Each rank calls on its own.
 
     Args:
         checkpoint_dir: the checkpoint's directory.
-        sharded_strategy, common_strategy: read them; None: those of the checkpoint.
+        sharded_strategy, common_strategy: the strategies that read; None: those of the checkpoint.
 
     Returns:
-        As load_tensors_metadata, and for each object unique key -> ShardedObject without data. The
-        common state, which later versions of Megatron-Core store as an object, is not among them.
+        As load_tensors_metadata; also, for each object, unique key -> ShardedObject without data.
+        The common state, which later versions of Megatron-Core store as an object, is not included.
 
     Raises:
         CheckpointingException: there is no checkpoint, or it can't be read.
@@ -237,13 +238,13 @@ def load_sharded_metadata(
 
 
 def load_plain_tensors(checkpoint_dir: _Directory) -> StateDict:
-    """All tensors of a checkpoint, whole, on every rank; every rank calls.
+    """Loads all tensors of a checkpoint, whole, on every rank. Every rank calls.
 
     Returns:
-        key -> tensor, on the CPU; beside them the common state, as in Megatron-Core.
+        key -> tensor on the CPU; also the common state, as in Megatron-Core.
 
     Raises:
-        CheckpointingException: on every rank.
+        CheckpointingException: the load failed; raised on every rank.
     """
     strategies, failure = _load_strategies(checkpoint_dir, None, None)
     wanted = {}
@@ -266,14 +267,14 @@ def load_plain_tensors(checkpoint_dir: _Directory) -> StateDict:
 def load_content_metadata(
     checkpoint_dir: _Directory | None = None, *, preloaded_state_dict: StateDict | None = None
 ) -> dict[Any, Any] | None:
-    """What the program that saved says of the content: `save(..., content_metadata=...)`.
+    """Returns the content metadata that was given to `save(..., content_metadata=...)`.
 
     Args:
         checkpoint_dir: the checkpoint's directory.
-        preloaded_state_dict: its common state, or a loaded state; it is not read again then.
+        preloaded_state_dict: the common state or a loaded state; then no file is read.
 
     Returns:
-        None: the checkpoint has none.
+        The content metadata; None if the checkpoint has none.
 
     Raises:
         ValueError: both arguments are None.
@@ -287,25 +288,25 @@ def load_content_metadata(
 
 
 def remove_sharded_tensors(checkpoint_dir: _Directory, key_prefix: str) -> None:
-    """Removes tensors and objects whose keys begin with a prefix from a checkpoint that stands.
+    """Removes the tensors and objects whose keys begin with a prefix from an existing checkpoint.
 
-    One rank calls, or several: one of them removes, and each returns once the keys are gone. The
-    checkpoint is replaced in one step: at any moment, and after a crash at any moment, it is what it
-    was or the same without these keys. Then data files go in which nothing is left of it (by stock's
-    separation_hint a prefix has files of its own); in the others the bytes stay. A program that has
-    the checkpoint open may find files gone. The common state stays.
+    One rank or several may call: one of them removes, and each returns once the keys are gone. The
+    checkpoint is replaced atomically: at any moment, also after a crash, it is the old checkpoint
+    or the one without these keys. After that, data files that hold nothing else are deleted (a
+    prefix has its own files if Megatron-Core's separation_hint was set); in other files the bytes
+    stay. A program that has the checkpoint open may find files missing. The common state stays.
 
     Args:
-        checkpoint_dir: the checkpoint's directory; of the format torch_dist, whoever wrote it. With
-            it goes an `integrity.json`, whose hashes would be wrong.
-        key_prefix: of tensors' keys and of objects' unique keys; not empty. Where none begins so,
-            that is a warning, and nothing changes. (Megatron-Core looks for files whose names begin
-            so first, and removes nothing where there are none.)
+        checkpoint_dir: the checkpoint's directory; its format must be torch_dist, written by any
+            program. An `integrity.json` is removed too, because its hashes would be wrong.
+        key_prefix: prefix of tensors' keys and of objects' unique keys; not empty. If no key has
+            it, a warning is logged and nothing changes. (Megatron-Core looks for files whose names
+            have the prefix first, and removes nothing if there are none.)
 
     Raises:
-        CheckpointingException: there is no checkpoint, a save to it is under way, or it is one whose
-            index can't be written anew: of the format zarr, whose tensors are directories of their
-            own, or with flattened tensors of Megatron-Core up to 0.15 that would stay.
+        CheckpointingException: there is no checkpoint; a save to it is running; or its index can't
+            be rewritten, because its format is zarr (a directory for each tensor) or because
+            flattened tensors of Megatron-Core up to 0.15 would remain.
     """
     strategy, _ = verify_checkpoint_and_load_strategy(checkpoint_dir)
     strategy.remove_sharded_tensors(checkpoint_dir, key_prefix)
@@ -340,61 +341,64 @@ def save(
     number: int = 0,
     wait: bool = True,
 ) -> AsyncRequest | None:
-    """Saves a state dict in parts. Every rank calls.
+    """Saves a sharded state dict. Every rank calls.
 
-    When it returns, the checkpoint is complete and durable; until then a checkpoint that stands in
-    the directory stays valid, and it is replaced as a whole. So is what a save of Megatron-Core has
-    left that did not end; a warning says what is replaced. The directory is made where it is not
-    there. Files of others in it are refused by name.
+    When the call returns, the checkpoint is complete and durable. Until then an existing checkpoint
+    in the directory stays valid; it is replaced as a whole. An unfinished save of Megatron-Core is
+    replaced too. A warning says what is replaced. The directory is created if it does not exist. If
+    it holds files that belong to neither, the save fails and names them.
 
     Args:
-        sharded_state_dict: entities in nested dicts and lists; what is none is common state, of
-            which rank 0's is saved. LocalNonpersistentObjects are not saved.
+        sharded_state_dict: entities in nested dicts and lists. All other values are common state,
+            which is saved from rank 0. LocalNonpersistentObjects are not saved.
         checkpoint_dir: the checkpoint's directory.
-        sharded_strategy: (backend, version): ("torch_dist", 1) or ("zarr", 1); a
-            SaveShardedStrategy; or None: ("torch_dist", 1). One of a user's own is called as
-            Megatron-Core calls it.
-        common_strategy: None: there is one way.
-        validate_access_integrity: refuse a state of which the main replicas of all ranks leave out
-            a part of a tensor, or have one twice, and compare the ranks' common state.
-        async_sharded_save: refused: asynchronous saves come later.
-        preprocess_common_before_consistancy_check: of a copy of the common state, makes what is
-            compared between ranks; what is saved stays as it is.
-        content_metadata: what a program wants to know of the checkpoint before it loads it; it
-            becomes the common state's "content_metadata", without its "dp_cp_group", in the
-            place of one that is there. A dict without entities.
-        async_strategy: without meaning here.
-        verify_integrity: without meaning here: every item of a checkpoint has a checksum, which is
-            compared when it is read.
+        sharded_strategy: (backend, version), which is ("torch_dist", 1) or ("zarr", 1); a
+            SaveShardedStrategy; or None for ("torch_dist", 1). A strategy class of the user is
+            called as Megatron-Core calls it.
+        common_strategy: must be None.
+        validate_access_integrity: refuse a state in which the main replicas of all ranks leave out
+            a part of a tensor, or contain a part twice; also compare the ranks' common state.
+        async_sharded_save: must be False: asynchronous saves are not supported yet.
+        preprocess_common_before_consistancy_check: takes a copy of the common state and returns
+            what the ranks compare. It does not change what is saved.
+        content_metadata: a dict without entities, for a program to read before it loads the
+            checkpoint. It is saved as the common state's "content_metadata", replaces an entry of
+            that name, and is saved without its "dp_cp_group".
+        async_strategy: ignored.
+        verify_integrity: ignored: every item of a checkpoint has a checksum, which is compared when
+            the item is read.
         process_group: the ranks that save; None: torch's default group, or this process alone
-            where torch.distributed is not initialised.
-        timeout: seconds for the whole save; None for no limit.
-        common_differs: "warn" or "error", where common state differs between ranks.
-        agreement: how ranks agree who writes what, as for `tilestone.save`. By "rule" the holders
-            of each ShardedTensor share the writing; where they are not known (those of Megatron's
-            own modules aren't), the main replica's rank writes. Not with a fully parallel strategy
-            or one of a user's own, which agree in their own way.
+            if torch.distributed is not initialised.
+        timeout: limit for the whole save in seconds; None: no limit.
+        common_differs: "warn" or "error": what to do if common state differs between ranks.
+        agreement: how the ranks agree on the writers, as for `tilestone.save`. With "rule" the
+            holders of each ShardedTensor share the writing; if its holders are not known (as in
+            Megatron's own modules), the rank of the main replica writes. Can't be combined with a
+            fully parallel strategy or a strategy class of the user: these choose the writers
+            themselves.
         replicate: "local": each rank also writes to its own data file what it holds and another
-            rank of its `replicate_group` writes, as for `tilestone.save`. "none": what the strategy
-            says, by default no copies. Not with a fully parallel strategy, in which a rank has no
-            replicas to copy, nor with one of a user's own, nor in zarr.
-        replicate_group: with replicate="local", the ranks whose shards this one copies, itself among
-            them: a process group, a `groups.Group`, or ranks in process_group. None: the
+            rank of its `replicate_group` writes, as for `tilestone.save`. "none": as the strategy
+            says; by default no copies. "local" can't be combined with a fully parallel strategy
+            (there a rank has no replicas to copy), a strategy class of the user, or zarr.
+        replicate_group: with replicate="local", the ranks whose shards this rank copies, including
+            this rank: a process group, a `groups.Group`, or ranks in process_group. None: the
             model-parallel group (tensor and pipeline parallel) of Megatron's parallel_state.
-        max_copy_bytes: bytes of elements that this rank copies at most; None: no limit.
-        tp_replica_names: the index names a tensor KEY that tensor-parallel ranks hold replicas of
-            (replica ids of three numbers, the second not 0) KEY.__tp_replica_0, _1, ... too, one
-            for each of them, for programs that ask for these. They are names of the same bytes,
-            and Tilestone knows KEY alone. torch_dist only, with a strategy of Tilestone's.
-        coordination: "files": ranks know of one another by small files in the directory alone, as
-            for `tilestone.save`, by `rank`, `world_size` and `token`. torch.distributed need not be
-            initialised, and is not used. They agree by rule, see `agreement`; nothing is replaced,
-            so no checkpoint stands in the directory and no file of Megatron-Core's names. Parts
-            that no main replica holds are refused when the save is published, also with
-            validate_access_integrity=False; of parts that several hold, that they are the same;
-            with True common state is compared then (its paths are not named). Only torch_dist, by
-            None or ("torch_dist", 1) for a strategy; no process_group. `tilestone.unpublished`
-            and `tilestone.publish` say what is missing, and complete a save whose ranks have died.
+        max_copy_bytes: limit of what this rank copies, in bytes of elements; None: no limit.
+        tp_replica_names: also list, for each tensor KEY that tensor-parallel ranks hold replicas of
+            (replica ids of three numbers, the second not 0), the names KEY.__tp_replica_0, _1, ...
+            in the index, one for each replica, for programs that ask for these names. They refer to
+            the same bytes, and Tilestone itself knows only KEY. Needs torch_dist and a strategy of
+            Tilestone.
+        coordination: "files": the ranks communicate only through small files in the directory, as
+            for `tilestone.save`, and identify themselves by `rank`, `world_size` and `token`.
+            torch.distributed is not used and need not be initialised. The ranks agree by rule (see
+            `agreement`). Nothing is replaced, so the directory must not hold a checkpoint or a file
+            with a name that Megatron-Core uses. Also with validate_access_integrity=False, the save
+            is not published if a part has no main replica; a part with several is accepted if their
+            bytes are the same. With True the common state is compared too, but the message does not
+            name the paths that differ. sharded_strategy must be None or ("torch_dist", 1), and
+            process_group None. `tilestone.unpublished` reports what is missing, and
+            `tilestone.publish` completes a save whose ranks have died.
         rank, world_size, token, number, wait: for coordination="files", as for `tilestone.save`.
             With wait=False the last rank to write publishes.
 
@@ -402,8 +406,9 @@ def save(
         None.
 
     Raises:
-        CheckpointingException: on every rank; what stood in the directory still stands. With
-            coordination="files" on this rank, and on those that wait for it.
+        CheckpointingException: the save failed; raised on every rank. An existing checkpoint in the
+            directory is unchanged. With coordination="files" it is raised on this rank and on those
+            that wait for it.
         NotImplementedError: a common_strategy was given.
     """
     by_files, stray = _by_files(
@@ -421,11 +426,11 @@ def save(
         strategy, failure = None, stray
     if async_sharded_save:
         strategy = None
-        failure = UnsupportedError("asynchronous saves are not there yet", hint=ASYNC_HINT)
+        failure = UnsupportedError("asynchronous saves are not supported yet", hint=ASYNC_HINT)
     elif common_strategy is not None:
         strategy = None
         failure = NotImplementedError(
-            "common state is saved in one way: leave common_strategy None"
+            "common state is always saved in one way: leave common_strategy None"
         )
     options = {} if strategy is None else _engine_options(strategy)
     copies = _copies(options, replicate, replicate_group, max_copy_bytes)
@@ -437,7 +442,7 @@ def save(
         wanted = "tp_replica_names=True"
     if wanted and settled and failure is None:
         failure = InvalidArgumentError(
-            f"{wanted} with a {type(strategy).__name__}, which decides who writes"
+            f"{wanted} can't be combined with {type(strategy).__name__}, which chooses the writers"
         )
         strategy, options = None, {}
     if options is None and not by_files:
@@ -456,7 +461,7 @@ def save(
             state = strategy.engine_state(state, process_group, deadline.timeout())
             unchecked = False
         except (TimeoutError, RankFailedError):
-            raise  # every rank's, and nobody waits in the save
+            raise  # raised on every rank, so no rank waits in the save
         except Exception as error:
             failure = error
 
@@ -484,8 +489,8 @@ def save(
 def _by_files(
     coordination: str, **files: Any
 ) -> tuple[Dict[str, Any], InvalidArgumentError | None]:
-    """Options of `tilestone.save` for a save by files, empty for another one; and the error where
-    what only a save by files has was given for another one, which all ranks are to hear of."""
+    """Returns the options of `tilestone.save` for a save by files (empty for other saves), and the
+    error if options of a save by files were given without it, to be raised on all ranks."""
     try:
         if _calls.is_by_files(coordination):
             return {"coordination": coordination, "overwrite": False, **files}, None
@@ -496,18 +501,18 @@ def _by_files(
 
 
 def _needs_communicator(strategy: Any, process_group: Any) -> Exception | None:
-    """What of a save's options can't be had by files."""
+    """Returns an error if an option of this save is not available by files."""
     if process_group is not None:
         return InvalidArgumentError('process_group has no meaning with coordination="files"')
     if hasattr(strategy, "engine_state"):
         return UnsupportedError(
-            f"a {type(strategy).__name__} needs a communicator: its ranks agree who writes",
+            f"{type(strategy).__name__} needs a communicator: its ranks agree on the writers",
             hint='leave sharded_strategy None: with coordination="files" the holders of a '
             "ShardedTensor (`holders=`) share the writing",
         )
     if strategy is not None and _engine_options(strategy) is None:
         return UnsupportedError(
-            f"a {type(strategy).__name__} needs a communicator: it saves in its own way",
+            f"{type(strategy).__name__} needs a communicator: it saves without the engine",
             hint='leave sharded_strategy None, or save with coordination="communicator"',
         )
     return None
@@ -516,7 +521,7 @@ def _needs_communicator(strategy: Any, process_group: Any) -> Exception | None:
 def _copies(
     options: Dict[str, Any] | None, replicate: str, group: Any, most: int | None
 ) -> Dict[str, Any]:
-    """What is to be copied, as options of the engine: by the caller, else by the strategy."""
+    """Returns the engine's options for local copies: the caller's, else the strategy's."""
     if replicate != "none" or group is not None or most is not None:
         return {"replicate": replicate, "replicate_group": group, "max_copy_bytes": most}
     of_strategy = {} if options is None else options
@@ -524,27 +529,27 @@ def _copies(
 
 
 def _with_content_metadata(state: Any, content_metadata: Any) -> Any:
-    """The state with what the program says of it, which holds no process group.
+    """Adds the content metadata, without its process group, to a state.
 
     Raises:
-        InvalidArgumentError: that is no dict or holds entities, or takes the place of entities.
+        InvalidArgumentError: it is not a dict, holds entities, or would replace entities.
     """
     if content_metadata is not None and not isinstance(content_metadata, dict):
         kind = type(content_metadata).__name__
-        raise InvalidArgumentError(f"content_metadata is a dict or None, not {kind}")
+        raise InvalidArgumentError(f"content_metadata must be a dict or None, not {kind}")
     if not isinstance(state, dict):
         return state
     if content_metadata is not None:
         if _parts.holds_entities(content_metadata):
             raise InvalidArgumentError(
-                "content_metadata holds sharded entities, and is part of the common state",
+                "content_metadata holds sharded entities, but it is saved as common state",
                 key=_CONTENT_METADATA_KEY,
             )
         if _parts.holds_entities(state.get(_CONTENT_METADATA_KEY)):
             raise InvalidArgumentError(
-                "content_metadata would take the place of sharded entities, which were lost",
+                "content_metadata would replace sharded entities of the state dict",
                 key=_CONTENT_METADATA_KEY,
-                hint="put them under another key of the state dict",
+                hint="store the entities under another key of the state dict",
             )
     metadata = state.get(_CONTENT_METADATA_KEY) if content_metadata is None else content_metadata
     if not isinstance(metadata, dict):
@@ -553,7 +558,7 @@ def _with_content_metadata(state: Any, content_metadata: Any) -> Any:
 
 
 def _save_strategy(given: Any) -> Tuple[Any, Exception | None]:
-    """The strategy, or why there is none: that is raised where all ranks get to know."""
+    """Returns the strategy, or the error, which is raised later, on all ranks together."""
     try:
         if given is None:
             return get_default_save_sharded_strategy(), None
@@ -563,17 +568,17 @@ def _save_strategy(given: Any) -> Tuple[Any, Exception | None]:
         return None, error
     if all(hasattr(given, name) for name in ("save", "backend", "version")):
         return given, None
-    wanted = "sharded_strategy is a SaveShardedStrategy, (backend, version) or None"
+    wanted = "sharded_strategy must be a SaveShardedStrategy, (backend, version) or None"
     return None, InvalidArgumentError(f"{wanted}, not {type(given).__name__}")
 
 
 def get_default_save_sharded_strategy(
     backend: str = "torch_dist", version: int = 1
 ) -> SaveShardedStrategy:
-    """The strategy that saves tensors and objects in a format.
+    """Returns the strategy that saves tensors and objects in a format.
 
     Raises:
-        CheckpointingException: there is none; the message names those that there are.
+        CheckpointingException: there is none; the message lists the existing ones.
     """
     return get_default_strategy(StrategyAction.SAVE_SHARDED, backend, version)  # type: ignore[no-any-return]
 
@@ -581,18 +586,18 @@ def get_default_save_sharded_strategy(
 def get_default_save_common_strategy(
     backend: str = "torch", version: int = 1
 ) -> SaveCommonStrategy:
-    """The strategy that saves common state beside a strategy of a user's own.
+    """Returns the strategy that saves common state beside a sharded strategy of the user.
 
     Raises:
-        CheckpointingException: there is none; the message names those that there are.
+        CheckpointingException: there is none; the message lists the existing ones.
     """
     return get_default_strategy(StrategyAction.SAVE_COMMON, backend, version)  # type: ignore[no-any-return]
 
 
 def get_default_load_sharded_strategy(checkpoint_dir: _Directory) -> LoadShardedStrategy:
-    """The strategy that loads a checkpoint's tensors and objects.
+    """Returns the strategy that loads a checkpoint's tensors and objects.
 
     Raises:
-        CheckpointingException: there is no checkpoint, or none loads its format.
+        CheckpointingException: there is no checkpoint, or no strategy loads its format.
     """
     return verify_checkpoint_and_load_strategy(checkpoint_dir)[0]  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""A sharded state dict, taken apart before a save or load. The caller's own is not changed."""
+"""Takes a sharded state dict apart before a save or load. The caller's dict is not changed."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def save_preprocess(
         Callable[[CommonStateDict], StateDict] | None
     ) = None,
 ) -> Tuple[ShardedStateDict, CommonStateDict]:
-    """What a save stores: factories built, non-persistent objects left out, and divided in two.
+    """Returns what a save stores: factories are built, non-persistent objects are left out.
 
     Args:
-        sharded_state_dict: the state; it stays as it is (Megatron-Core builds factories in it).
+        sharded_state_dict: the state; it is not changed (Megatron-Core builds factories in it).
         validate_access_integrity: check over all ranks that the parts make whole tensors and
-            objects, and log where common state differs; every rank calls then.
-        preprocess_common_before_consistancy_check: of a copy of the common state, makes what is
-            compared between ranks.
+            objects, and log where common state differs; every rank must then call.
+        preprocess_common_before_consistancy_check: takes a copy of the common state and returns
+            what the ranks compare.
 
     Returns:
-        (entities, common state). Slices of flattened tensors that hold nothing are left out;
-        "content_metadata" in the common state has no process group in it.
+        (entities, common state). Empty slices of flattened tensors are left out;
+        "content_metadata" in the common state has no process group.
 
     Raises:
-        CheckpointingException: the parts don't make whole tensors and objects; on every rank.
+        CheckpointingException: the parts do not make whole tensors and objects; on every rank.
     """
     built = dict_list_map_outplace(lambda item: item, sharded_state_dict)
     apply_factories(built)
@@ -70,14 +70,14 @@ def save_preprocess(
 def load_preprocess(
     sharded_state_dict: ShardedStateDict,
 ) -> Tuple[ShardedStateDict, StateDict, ShardedStateDict]:
-    """What a load asks for, and what it puts back in place afterwards.
+    """Divides a template into what a load requests and what is put into its result afterwards.
 
     Args:
-        sharded_state_dict: the template; it stays as it is.
+        sharded_state_dict: the template; it is not changed.
 
     Returns:
-        (the template with factories built, without non-persistent objects and slices of flattened
-        tensors that hold nothing; the non-persistent values; the factories, without data, where
+        (the template with factories built, without non-persistent objects and empty slices of
+        flattened tensors; the non-persistent values; the factories without data, in a tree whose
         lists are dicts from index to factory)
     """
     template, _ = extract_matching_values(sharded_state_dict, lambda _: True)
@@ -98,7 +98,7 @@ def _holds_nothing(item: Any) -> bool:
 
 
 def filter_out_empty_flatten_tensor(sharded_state_dict: Any) -> Any:
-    """The state without slices of flattened tensors that hold nothing; the argument stays."""
+    """Returns the state without empty slices of flattened tensors; the argument is not changed."""
     filtered, _ = extract_matching_values(
         sharded_state_dict, lambda item: not _holds_nothing(item)
     )

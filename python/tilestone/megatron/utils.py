@@ -1,4 +1,4 @@
-"""Helpers for sharded state dicts: parts of them, changes of keys, timing."""
+"""Helpers for sharded state dicts: extracting parts, changing keys, timing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tilestone.megatron.mapping import (
     StateDict,
 )
 
-# Names the data of an entity: key and place. Copies of the same data have the same one.
+# Identifies the data of an entity by key and place. Copies of the same data have the same id.
 _ShardId = Tuple[Any, ...]
 
 
@@ -32,7 +32,7 @@ def zip_strict(*args: Iterable[Any]) -> Iterator[Tuple[Any, ...]]:
     """zip() of iterables that must be equally long.
 
     Raises:
-        AssertionError: they are not; with all lengths.
+        AssertionError: they are not; the message has all lengths.
     """
     lists = [list(each) for each in args]
     lengths = [len(each) for each in lists]
@@ -42,13 +42,13 @@ def zip_strict(*args: Iterable[Any]) -> Iterator[Tuple[Any, ...]]:
 
 
 def _sharded_tensor_shard_id(sharded_tensor: ShardedTensor) -> _ShardId:
-    """What names a tensor's data: the same for copies of it, and for nothing else.
+    """Identifies a tensor's data: copies have the same id, and no other data has it.
 
     Returns:
-        (key, offset, (start, stop) of the flattened range or None). The local shape is a fourth
-        entry where the offset does not say which box it is: on an irregular grid, and for a box
-        without elements, which may stand at the offset of a full one. (Megatron-Core takes the one
-        for a copy of the other.)
+        (key, offset, (start, stop) of the flattened range or None). A fourth entry, the local
+        shape, is added if the offset does not identify the box: on an irregular grid, and for a box
+        without elements, which may have the same offset as a full one. (Megatron-Core takes such
+        boxes for copies of each other.)
     """
     flat = getattr(sharded_tensor, "flattened_range", None)
     place = (
@@ -63,7 +63,7 @@ def _sharded_tensor_shard_id(sharded_tensor: ShardedTensor) -> _ShardId:
 
 
 def _sharded_object_id(sharded_object: ShardedObject) -> _ShardId:
-    """What names an object's data: (key, offset, shape of the grid)."""
+    """Identifies an object's data: (key, offset, shape of the grid)."""
     return (sharded_object.key, sharded_object.global_offset, sharded_object.global_shape)
 
 
@@ -139,11 +139,11 @@ def replace_prefix_for_sharding(
 def apply_prefix_mapping(
     sharded_state_dict: ShardedStateDict, prefix_map: dict[str, str]
 ) -> None:
-    """Replaces prefixes of the keys of entities, in place; keys of dicts stay.
+    """Replaces prefixes of the entities' keys, in place; keys of dicts stay.
 
     Args:
         sharded_state_dict: the state.
-        prefix_map: new prefixes by old ones; of those that match, the first is replaced.
+        prefix_map: old prefix -> new prefix; for each key, the first one that matches is used.
     """
 
     def changed(key: str) -> str:
@@ -156,10 +156,10 @@ def apply_prefix_mapping(
 
 
 def force_all_tensors_to_non_fp8(sharded_state_dict: ShardedStateDict) -> None:
-    """Replaces the data of entities that are Transformer Engine's 8-bit tensors, in place.
+    """Dequantises Transformer Engine's 8-bit tensors in the data of entities, in place.
 
-    They become tensors of the type that was quantised. Transformer Engine is not imported: without
-    it there are no such tensors.
+    They become tensors of the type that was quantised. Transformer Engine is not imported, because
+    without it there are no such tensors.
     """
     for item in nested_values(sharded_state_dict):
         data: Any = getattr(item, "data", None)
@@ -183,11 +183,11 @@ _loggers: list[logging.Logger] = []
 def logger_stack(
     name: str | None = None, current_logger: logging.Logger | None = None
 ) -> Iterator[Tuple[str, logging.Logger]]:
-    """Names what is being done, for the messages of debug_time and debug_msg inside it.
+    """Names the current activity for the messages of debug_time and debug_msg inside it.
 
     Args:
-        name: put after the names of the contexts around this one; None: none.
-        current_logger: for this context and those inside it; None: that of the context around it.
+        name: appended to the names of the enclosing contexts; None: nothing is appended.
+        current_logger: logger of this context and those inside it; None: the enclosing context's.
 
     Yields:
         (all names, joined by dots; the logger)
@@ -212,13 +212,13 @@ def debug_time(
     threshold: float = float("-inf"),
     level: int | None = None,
 ) -> Iterator[None]:
-    """Logs how long its body took; an exception of the body goes on.
+    """Logs how long its body took. An exception of the body is passed on.
 
     Args:
-        name: of what is timed, put after those of the contexts around it.
+        name: what is timed; appended to the names of the enclosing contexts.
         logger: as for logger_stack.
         threshold: seconds below which nothing is logged.
-        level: of the message; None: DEBUG without a threshold, WARNING with one.
+        level: level of the message; None: DEBUG without a threshold, WARNING with one.
     """
     if level is None:
         level = logging.DEBUG if threshold == float("-inf") else logging.WARNING
@@ -233,13 +233,13 @@ def debug_time(
 
 
 def debug_msg(msg: str) -> None:
-    """Logs a message at level DEBUG, after the names of the contexts around it."""
+    """Logs a message at level DEBUG, after the names of the enclosing contexts."""
     with logger_stack(None, None) as (names, chosen):
         chosen.debug(f"{names} {msg}")
 
 
 def _clean_metadata_for_serialization(metadata: Any) -> Any:
-    """Content metadata without the process group in it, which can't be stored; None stays None."""
+    """Content metadata without its process group, which can't be stored; None stays None."""
     if metadata is None:
         return None
     clean = metadata.copy()

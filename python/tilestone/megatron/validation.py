@@ -1,7 +1,7 @@
-"""Checks before a save or load: between ranks, and between what is asked for and what is stored.
+"""Checks before a save or load: between ranks, and between what is requested and what is stored.
 
-The words mean what they mean in Megatron-Core: *missing* is stored and asked for by no rank,
-*unexpected* is asked for and not stored.
+As in Megatron-Core, *missing* keys are stored but requested by no rank, and *unexpected* keys are
+requested but not stored.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from tilestone.megatron.mapping import (
 
 logger = logging.getLogger(__name__)
 
-# Entities of one rank, without data; of all ranks.
+# The entities of one rank, without data; the same for each rank.
 _LocalMetadata = List[Union[ShardedTensor, ShardedObject]]
 _GlobalMetadata = Sequence[_LocalMetadata]
 
 
 class StrictHandling(Enum):
-    """What a load does about keys that are unexpected or missing.
+    """What a load does about unexpected and missing keys.
 
-    Missing keys are known only where all ranks tell what they ask for; the modes *_UNEXPECTED do
-    without, and ignore them.
+    Missing keys are known only if all ranks exchange what they request. The modes *_UNEXPECTED do
+    not exchange it, and ignore missing keys.
     """
 
-    # Unexpected keys are the load's own error. The default.
+    # Unexpected keys make the load itself fail. The default.
     ASSUME_OK_UNEXPECTED = "assume_ok_unexpected"
-    # Unexpected keys are logged as a warning and left out of what is loaded.
+    # Unexpected keys are logged as a warning and left out of the load.
     LOG_UNEXPECTED = "log_unexpected"
     # Unexpected and missing keys are logged as a warning.
     LOG_ALL = "log_all"
@@ -53,11 +53,11 @@ class StrictHandling(Enum):
     RAISE_UNEXPECTED = "raise_unexpected"
     # Unexpected and missing keys are an error.
     RAISE_ALL = "raise_all"
-    # `load` returns unexpected keys beside the state.
+    # `load` also returns unexpected keys.
     RETURN_UNEXPECTED = "return_unexpected"
-    # `load` returns unexpected and missing keys beside the state.
+    # `load` also returns unexpected and missing keys.
     RETURN_ALL = "return_all"
-    # Unexpected keys are left out of what is loaded, and nothing is said.
+    # Unexpected keys are left out of the load, and nothing is logged.
     IGNORE_ALL = "ignore_all"
 
     @staticmethod
@@ -67,7 +67,7 @@ class StrictHandling(Enum):
 
     @staticmethod
     def requires_global_app_metadata(val: StrictHandling) -> bool:
-        """Whether it must be known what all ranks ask for."""
+        """Whether the requests of all ranks must be known."""
         return val in (
             StrictHandling.IGNORE_ALL,
             StrictHandling.RAISE_ALL,
@@ -82,7 +82,7 @@ class StrictHandling(Enum):
 
 
 def parse_strict_flag(strict: Union[str, StrictHandling]) -> StrictHandling:
-    """The mode of that name; a mode itself is returned as it is.
+    """Returns the mode of that name; a mode is returned as it is.
 
     Raises:
         ValueError: there is no such mode.
@@ -106,24 +106,24 @@ def validate_integrity_and_strict_load(
     global_metadata: _GlobalMetadata | None = None,
     ckpt_sharded_metadata: dict[str, Any] | None = None,
 ) -> Tuple[ShardedStateDict, set[str], set[str]]:
-    """Compares what is asked for with what is stored, and the ranks with one another.
+    """Compares what is requested with what is stored, and the ranks with one another.
 
     Args:
-        sharded_state_dict: what this rank asks for: entities only.
-        strict: what is done about keys that are unexpected or missing.
+        sharded_state_dict: this rank's request: entities only.
+        strict: what to do about unexpected and missing keys.
         validate_access_integrity: check that the ranks' parts make whole tensors and objects.
-        local_metadata: what this rank asks for, without data; None: made here.
-        global_metadata: what each rank asks for; None: missing keys are not looked for.
+        local_metadata: this rank's request without data; None: made here.
+        global_metadata: each rank's request; None: missing keys are not determined.
         ckpt_sharded_metadata: what is stored, as load_sharded_metadata returns it. Only
-            ASSUME_OK_UNEXPECTED does without.
+            ASSUME_OK_UNEXPECTED does not need it.
 
     Returns:
-        (what is asked for and stored, missing keys, unexpected keys). Missing keys are the same on
-        every rank, unexpected keys are this rank's.
+        (the requested entities that are stored, missing keys, unexpected keys). Missing keys are
+        the same on every rank; unexpected keys are this rank's.
 
     Raises:
-        CheckpointingException: metadata that is needed is None; keys that `strict` refuses; or what
-            validate_sharding_integrity raises.
+        CheckpointingException: required metadata is None; `strict` refuses some keys; or as
+            validate_sharding_integrity.
     """
     missing: set[str] = set()
     unexpected: set[str] = set()
@@ -161,7 +161,7 @@ def verify_checkpoint_and_load_strategy(
     sharded_strategy: Any = None,
     common_strategy: Any = None,
 ) -> Tuple[Any, Any]:
-    """The strategies that load a checkpoint.
+    """Returns the strategies that load a checkpoint.
 
     Args:
         checkpoint_dir: the checkpoint's directory.
@@ -176,7 +176,7 @@ def verify_checkpoint_and_load_strategy(
         CheckpointingException: there is no such directory or no checkpoint in it, or a strategy
             can't load it.
     """
-    # Late: strategies import this module's neighbours.
+    # Imported here: the strategies import modules that import this one.
     base = importlib.import_module("tilestone.megatron.strategies.base")
     if not os.path.isdir(checkpoint_dir):
         raise NotFoundError(
@@ -206,15 +206,15 @@ def verify_checkpoint_and_load_strategy(
 def adjust_non_strict_load(
     sharded_state_dict: ShardedStateDict, sharded_keys_to_remove: set[str]
 ) -> ShardedStateDict:
-    """What is asked for, without the entities of some keys; the argument stays.
+    """Returns what is requested without the entities of some keys; the argument is not changed.
 
     Raises:
-        CheckpointingException: a leaf is no entity.
+        CheckpointingException: a leaf is not an entity.
     """
 
     def is_removed(item: Any) -> bool:
         if not isinstance(item, ShardedBase):
-            raise InvalidArgumentError(f"a {type(item).__name__} stands among sharded entities")
+            raise InvalidArgumentError(f"a {type(item).__name__} was found among sharded entities")
         return item.key in sharded_keys_to_remove
 
     _, kept = extract_matching_values(sharded_state_dict, is_removed)
@@ -226,9 +226,9 @@ def _determine_missing_and_unexpected_keys(
     local_metadata: _LocalMetadata,
     global_metadata: _GlobalMetadata | None = None,
 ) -> Tuple[set[str], set[str]]:
-    """(stored and asked for by no rank, asked for by this rank and not stored), as keys.
+    """Returns (keys stored and requested by no rank, keys requested by this rank and not stored).
 
-    Without global_metadata the first is empty.
+    Without global_metadata the first set is empty.
     """
     stored = {item.key for item in ckpt_sharded_metadata.values()}
     unexpected = {item.key for item in local_metadata} - stored
@@ -243,19 +243,19 @@ def _determine_missing_and_unexpected_keys(
 
 
 def _listed(keys: set[str]) -> str:
-    """As Python prints a set, but in order."""
+    """Prints a set as Python does, but in order."""
     return "{" + ", ".join(map(repr, sorted(keys))) + "}"
 
 
 def maybe_report_missing_and_unexpected_keys(
     missing_keys: set[str], unexpected_keys: set[str], raise_error: bool = True
 ) -> None:
-    """Says which keys are missing or unexpected; nothing where none are.
+    """Reports missing and unexpected keys; does nothing if there are none.
 
     Args:
-        missing_keys: stored, and asked for by no rank.
-        unexpected_keys: asked for by this rank, and not stored.
-        raise_error: raise; else log a warning.
+        missing_keys: keys that are stored and requested by no rank.
+        unexpected_keys: keys that this rank requests and that are not stored.
+        raise_error: raise an error; otherwise log a warning.
 
     Raises:
         CheckpointingException: there are such keys, and raise_error is set.
@@ -263,12 +263,12 @@ def maybe_report_missing_and_unexpected_keys(
     parts = []
     if missing_keys:
         parts.append(
-            "the checkpoint holds what no rank asks for. Missing keys (for all ranks): "
+            "the checkpoint holds keys that no rank asks for. Missing keys (for all ranks): "
             + _listed(missing_keys)
         )
     if unexpected_keys:
         parts.append(
-            "the checkpoint does not hold all that is asked for. Unexpected keys (for this rank): "
+            "the checkpoint does not hold all requested keys. Unexpected keys (for this rank): "
             + _listed(unexpected_keys)
         )
     if not parts:
@@ -279,7 +279,7 @@ def maybe_report_missing_and_unexpected_keys(
 
 
 class _Hashed:
-    """A file that keeps a hash of what is written to it."""
+    """A file that only computes a hash of what is written to it."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
@@ -293,7 +293,7 @@ class _Hashed:
 
 
 class _HashingPickler(pickle.Pickler):
-    """Pickles tensors by their content; torch's own pickles hold addresses."""
+    """Pickles tensors by their content, because torch's own pickles contain addresses."""
 
     def reducer_override(self, item: Any) -> Any:
         if not isinstance(item, torch.Tensor) or type(item) not in _PLAIN_TENSORS:
@@ -309,19 +309,19 @@ _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def _digest(value: Any) -> str | None:
-    """A hash that is the same for equal values, as far as pickle tells; None: can't be pickled."""
+    """A hash that is equal for values with equal pickles; None: the value can't be pickled."""
     hashed = _Hashed()
     try:
         _HashingPickler(hashed, protocol=5).dump(value)
-    except Exception:  # of whatever the program keeps there: it is compared value by value
+    except Exception:  # any object of the program may raise; it is then compared value by value
         return None
     return hashed.digest()
 
 
 def _validate_common_state_dict(common_state_dict: CommonStateDict, group: Any = None) -> None:
-    """Logs, on each rank whose common state differs from rank 0's, how. Every rank of a group calls.
+    """Logs the differences on each rank whose common state differs from rank 0's. All ranks call.
 
-    Hashes are compared first. Rank 0's state goes to the others only where one differs.
+    Hashes are compared first. Rank 0 sends its state to the others only if a hash differs.
     """
     distributed = torch.distributed
     if not distributed.is_initialized() or distributed.get_world_size(group) == 1:
@@ -349,7 +349,7 @@ def _validate_common_state_dict(common_state_dict: CommonStateDict, group: Any =
 
 
 def _sendable(common_state_dict: CommonStateDict) -> Tuple[str | None, bytes]:
-    """(why it can't be pickled, its pickle): what rank 0 sends, so that nobody waits in vain."""
+    """(why it can't be pickled, or its pickle): sent in any case, so that no rank waits in vain."""
     try:
         return None, pickle.dumps(common_state_dict)
     except Exception as error:
@@ -361,17 +361,17 @@ def validate_sharding_integrity(
 ) -> None:
     """Checks that the parts of all ranks make whole tensors and objects, each exactly once.
 
-    Every rank checks the same metadata and so raises the same error; in Megatron-Core rank 0 raises
-    alone and the others wait for it in their next collective.
+    Every rank checks the same metadata and raises the same error. (In Megatron-Core only rank 0
+    raises, and the others wait for it in their next collective.)
 
     Args:
         global_metadata: for each rank its entities without data, see determine_global_metadata.
-        common_state_dict: compared between ranks; a difference from rank 0's is logged as a
-            warning. None: not compared.
+        common_state_dict: also compare this common state between ranks; a difference from rank 0's
+            is logged as a warning. None: not compared.
 
     Raises:
-        CheckpointingException: ranks describe something differently, or main replicas overlap,
-            leave something out or reach beyond it.
+        CheckpointingException: ranks describe a tensor or object differently, or main replicas
+            overlap, leave a part out or exceed the tensor.
     """
     if common_state_dict is not None:
         _validate_common_state_dict(common_state_dict)
@@ -381,10 +381,10 @@ def validate_sharding_integrity(
 def determine_global_metadata(
     sharded_state_dict: ShardedStateDict,
 ) -> Tuple[_LocalMetadata, _GlobalMetadata]:
-    """The entities of this rank, and those of each rank, all without data. Every rank calls.
+    """Returns this rank's entities and those of each rank, all without data. Every rank calls.
 
-    Without torch.distributed there is one rank. The second result is a sequence that unpacks a
-    rank's entities when they are asked for; validate_sharding_integrity does without.
+    Without torch.distributed there is one rank. The second result is a sequence that unpacks the
+    entities of a rank on access; validate_sharding_integrity does not unpack them.
     """
     local = [item.without_data() for item in nested_values(sharded_state_dict)]
     if not torch.distributed.is_initialized():
@@ -393,10 +393,10 @@ def determine_global_metadata(
 
 
 def validate_sharded_objects_handling(sharded_strategy: Any, common_strategy: Any) -> None:
-    """Checks that one of two strategies stores sharded objects.
+    """Checks that one of the two strategies stores sharded objects.
 
     Raises:
-        CheckpointingException: both have can_handle_sharded_objects False.
+        CheckpointingException: both have can_handle_sharded_objects = False.
     """
     if (
         not sharded_strategy.can_handle_sharded_objects

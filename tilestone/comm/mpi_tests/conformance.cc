@@ -1,4 +1,4 @@
-// The conformance suite over MPI: every rank runs the same tests in step.
+// The conformance suite over MPI. All ranks run the same tests in step.
 #include <gtest/gtest.h>
 #include <mpi.h>
 #include <sys/wait.h>
@@ -21,7 +21,7 @@
 namespace tilestone {
 namespace {
 
-// A barrier that leaves the cores to those who have not come yet.
+// A barrier that leaves the cores to the ranks that have not arrived yet.
 void all_ranks() {
   MPI_Request request = MPI_REQUEST_NULL;
   MPI_Ibarrier(MPI_COMM_WORLD, &request);
@@ -39,7 +39,7 @@ Communicator split(const Communicator& world, int color) {
   return group;
 }
 
-// Small pieces and trees take every path without gigabytes of memory.
+// Small limits for pieces and trees test every path without gigabytes of memory.
 Communicator with_small_pieces() {
   const MPI_Comm world = MPI_COMM_WORLD;
   return comm_internal::mpi_communicator(&world, 30000, 2000);
@@ -63,7 +63,7 @@ TEST(Mpi, MissingCallerIsNamedAndTheGroupGoesOn) {
   comm_testing::check_missing_caller(world, world.size() - 1, all_ranks);
 }
 
-// A message that is too long to leave before its receiver takes it.
+// The message is so long that MPI can't send it before the receiver takes it.
 TEST(Mpi, LateSenderOfALongMessageGetsRidOfIt) {
   const Communicator world = mpi_world();
   if (world.size() == 1) return;
@@ -93,7 +93,7 @@ TEST(Mpi, SubgroupsOfTheWorld) {
   const Communicator row = split(world, world.rank() / kColumns);
   const Communicator column = split(world, world.rank() % kColumns);
   EXPECT_LE(row.size(), kColumns);
-  // The seed is for a group; rows and columns of one job may draw the same.
+  // A seed must be the same within a group. Rows and columns may use the same seed.
   comm_testing::check_two_groups(row, column, 6);
 }
 
@@ -119,7 +119,7 @@ bool make_call(const Communicator& comm, const std::string& place, int patience_
   }
 }
 
-// As call_test.cc does with threads: a rank skips a call, makes it twice or elsewhere.
+// As in call_test.cc with threads, a rank skips a call, makes it twice or at another place.
 TEST(MpiCalls, TheNextCallThatAllMakeWorks) {
   const Communicator world = mpi_world();
   if (world.size() == 1) return;
@@ -160,7 +160,7 @@ TEST(MpiCalls, AbortEndsWaitingOperationsLongBeforeTheDeadline) {
   EXPECT_TRUE(make_call(world, "b", 60000));
 }
 
-// The last rank and rank 0 leave in turn; in the second half they come again.
+// Rank 0 and the last rank leave in turn. In the second half they arrive again.
 TEST(MpiCalls, WhoLeavesBeforeTheOthersComeFailsThemSoonOrComesAgain) {
   const Communicator world = mpi_world();
   if (world.size() == 1) return;
@@ -194,7 +194,7 @@ TEST(MpiCalls, WhoLeavesBeforeTheOthersComeFailsThemSoonOrComesAgain) {
 TEST(MpiCalls, DuplicatingACommunicatorIsBoundedByItsDeadline) {
   const Communicator world = mpi_world();
   if (world.size() == 1) return;
-  // MPI's own collectives can't be used to wait meanwhile: all ranks make them in the same order.
+  // MPI's own collectives can't be used to wait here: all ranks must make them in the same order.
   if (world.rank() == 0) {
     EXPECT_THROW(mpi_world(Deadline::after(std::chrono::milliseconds(200))), Error);
   } else {
@@ -204,7 +204,7 @@ TEST(MpiCalls, DuplicatingACommunicatorIsBoundedByItsDeadline) {
   EXPECT_TRUE(make_call(world, "after a late duplicate", 60000));
 }
 
-// 0, or what a child of fork got wrong.
+// Returns 0 if a forked child behaves correctly, else a bit for each failed check.
 int use_inherited(Communicator inherited) {
   const Deadline minute = Deadline::after(std::chrono::seconds(60));
   const auto begin = std::chrono::steady_clock::now();
@@ -213,7 +213,7 @@ int use_inherited(Communicator inherited) {
       [&] { inherited.all_to_all(std::vector<Bytes>(inherited.size()), minute); },
       [&] { mpi_world(minute); },
   };
-  // A rank alone agrees on its calls without messages.
+  // A group of one rank agrees on its calls without messages.
   if (inherited.size() > 1) uses.push_back([&] { Call(inherited, "save", "a place", minute); });
   int failed = 0;
   for (size_t i = 0; i < uses.size(); ++i) {
@@ -231,12 +231,12 @@ int use_inherited(Communicator inherited) {
 
 TEST(Mpi, AForkedChildIsRefusedAtOnceAndItsExitLeavesTheParentsMpiAlone) {
   const Communicator world = mpi_world();
-  // A group of one rank has no messages, but a number of its own.
+  // A group of one rank sends no messages but counts its operations.
   const Communicator own = split(world, world.rank());
   for (const Communicator& group : {world, own}) {
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
-    if (child == 0) std::exit(use_inherited(group));  // atexit's functions included
+    if (child == 0) std::exit(use_inherited(group));  // runs the atexit functions
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);

@@ -1,6 +1,6 @@
-// lost_rank kill|stop: the last rank dies of SIGKILL, or stops, between two operations. Every other
-// rank prints the error that it gets and how many seconds it took, and ends with 0 when the error
-// is the right one.
+// lost_rank kill|stop: the last rank kills or stops itself between two operations (SIGKILL,
+// SIGSTOP). Every other rank prints the error that it gets and the seconds until then. It exits
+// with 0 if the error is the expected one.
 #include <chrono>
 #include <csignal>
 #include <cstdio>

@@ -1,9 +1,9 @@
 #!/bin/sh
 # lost_rank_test.sh <mpirun> <lost_rank program> kill|stop
 #
-# Passes when every rank but the lost one reports the lost rank by number within seconds.
-# --enable-recovery keeps mpirun from killing the survivors. It goes on waiting for a stopped rank,
-# so it is ended here once all have reported, or after 60 s.
+# Passes if every other rank reports the number of the lost rank within seconds.
+# --enable-recovery keeps mpirun from killing the survivors. mpirun would wait for a stopped rank
+# forever, so this script ends it after all survivors have reported, or after 60 s.
 set -u
 ranks=4
 lost=$((ranks - 1))
@@ -23,5 +23,5 @@ wait $job
 status=$?
 cat "$output"
 [ "$(reports)" -eq $lost ] || exit 1
-# A stopped rank is ended by the signal above; otherwise the survivors' own verdict counts.
+# If the rank was stopped, the signal above set the status. Otherwise the survivors' status counts.
 [ "$3" = stop ] || exit $status

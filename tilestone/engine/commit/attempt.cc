@@ -1,64 +1,61 @@
 // Saves without a communicator.
 //
-// Every rank works out the attempt's save id by itself (save_id_of). It leaves its report, or its
-// error, as a small file; who finds all reports there merges and publishes them.
+// Each rank derives the attempt's save id by itself (save_id_of). It leaves its report, or its
+// error, as a small file. A process that finds all reports merges and publishes them.
 //
-//  1. Join. The first rank that comes refuses a location where a checkpoint stands, makes the
-//     attempt's directory and publishes its head; the others compare what they bring with it. A
-//     head is durable before any data file: it is the note that the save began here.
-//  2. Each rank shows by a lease that it works until it has reported. It writes data files under
-//     new names, syncs them and their directory, and publishes its report under a name of its own,
-//     never over another: of a rank that was started again, the first report counts, and the files
-//     of the other are leftovers. (attempt_reports.cc)
-//  3. Who finds all reports of a group puts them together in one file, having opened every data
-//     file that they name, and then removes them: from now on the group's file says which reports
-//     count. Who finds all groups merges them, checks coverage, and publishes the manifest. Several
-//     may do so at a time: what they write is the same, bytes for bytes. A lease says that somebody
-//     is at it, so that ranks that wait don't all begin the same.
-//  4. It makes the outcome "published", unless there is one. If it is "abandoned", the save is
-//     over.
-//  5. It publishes the index's switch, never over another. The rename is the commit. Who finds the
-//     outcome "published" and no switch does this step. (An index of several files, as
-//     Megatron-Core's dialect has it: attempt_fixed_names.cc.)
-//  6. It notes in the outcome that the switch stood, and removes head and directory.
+//  1. Join. The first rank refuses a location that has a checkpoint, makes the attempt's directory
+//     and publishes its head. The other ranks compare their own terms with the head. The head is
+//     durable before any data file is written: it serves as the note that the save began here.
+//  2. Until it has reported, each rank shows by a lease that it is working. It writes data files
+//     under new names, syncs them and their directory, and publishes its report under its own name,
+//     never over another report. If a rank was restarted, its first report counts, and the data
+//     files of the other run are leftovers. (attempt_reports.cc)
+//  3. A process that finds all reports of a group opens every data file that they name, merges the
+//     reports into one file, and then removes them. From then on the group's file decides which
+//     reports count. A process that finds all groups' files merges them, checks coverage, and
+//     publishes the manifest. Several processes may do so at the same time: they write the same
+//     bytes. A publisher's lease shows that one is at work, so that waiting ranks don't all start.
+//  4. The publisher makes the outcome "published", unless there is an outcome. If that is
+//     "abandoned", the save is over.
+//  5. It publishes the index's switch, never over another one. The rename is the commit. A process
+//     that finds the outcome "published" and no switch does this step. (For an index of several
+//     files, as in Megatron-Core's dialect, see attempt_fixed_names.cc.)
+//  6. It notes in the outcome that the switch was published, and removes head and directory.
 //
-// To abandon an attempt is to make the outcome "abandoned" before any of its files go. abandon()
-// (gc's --abandon) does, only where the attempt has been seen unchanged for a period and can't be
-// published: a report is missing, or the reports contradict each other. So does, in torch's
-// rank-local mode, the next number under the same token, only where a rank has failed and none has
-// begun to write (end_earlier_try).
+// To abandon an attempt means to make the outcome "abandoned" before any of its files are removed.
+// abandon() (gc's --abandon) does so only if the attempt was seen unchanged for a period and can't
+// be published, because a report is missing or the reports contradict each other. In torch's
+// rank-local mode, the next number under the same token also does so, only if a rank has failed and
+// none has begun to write (end_earlier_try).
 //
 // Races:
-//  two publishers           The outcome is made once, and the switch is never replaced: the second
-//                           finds it there with its own save id.
-//  a publisher that stalls  Before 4 it finds "abandoned" when it goes on; the outcome stays for
-//                           good, so it can't be made once more. Between 4 and 5 others publish. In
-//                           5 it finds another checkpoint's switch, or its temporary file gone with
-//                           the directory, and changes nothing.
-//  a report that comes late After "abandoned" nobody merges it. Its data files are leftovers, as
-//                           the outcome says.
-//  a rank that stalls while it reports
-//                           Others may publish, and remove its report, before it goes on. It
-//                           removes its data files only where it finds another report that counts.
-//  a try after a failure    A rank takes its own failure back when it has come again; anyone that
-//                           of a rank outside the world, which was refused. Whoever came before
-//                           that ignores for some seconds what it found there; what is left later
-//                           counts at once.
-//  two attempts             Names hold their save ids, so neither sees the other; the first switch
-//                           stands, the other attempt ends with kAlreadyExists. Where one of them
-//                           is rank-local, the second is refused when it joins.
-//  saves with a communicator
-//                           One that begins later refuses while an attempt is open. One that began
-//                           before holds the lock, and an attempt refuses to begin. Where both
-//                           began at once, one of the two sees the other: the one looks for
-//                           attempts once it has the lock, the attempt's first rank for the lock
-//                           once its head stands. Where the storage has no locks, the save with a
-//                           communicator looks for attempts once more just before its switch.
+//  - Two publishers: the outcome is made once, and the switch is never replaced. The second
+//    publisher finds the switch with its own save id.
+//  - A publisher that stalls: before step 4, it finds "abandoned" when it continues. The outcome is
+//    never removed, so it can't be made again. Between steps 4 and 5, others publish. In step 5, it
+//    finds another checkpoint's switch, or its temporary file is gone with the directory; then it
+//    changes nothing.
+//  - A report that comes late: after "abandoned", no process merges it. Its data files are
+//    leftovers because of the outcome.
+//  - A rank that stalls while it reports: others may publish and remove its report before it
+//    continues. It removes its data files only if it finds another report that counts.
+//  - A try after a failure: a rank that joins again removes its own failure. Any rank removes the
+//    failure of a rank outside the world, which was refused. Ranks that joined before ignore for
+//    some seconds the failure that they found when they joined. A later failure counts at once.
+//  - Two attempts: names contain the save id, so neither attempt touches the other's files. The
+//    first switch counts, and the other attempt ends with kAlreadyExists. If one of them is
+//    rank-local, the second is refused when it joins.
+//  - Saves with a communicator: one that begins later refuses while an attempt is open. One that
+//    began before holds the lock, and the attempt refuses to begin. If both begin at once, at least
+//    one sees the other: the save looks for attempts after it has taken the lock, and the attempt's
+//    first rank looks for the lock after it has published its head. Where the storage has no locks,
+//    the save with a communicator looks for attempts once more just before its switch.
 //
-// A crash at any point: before 5 there is no switch, and nothing was there before; the reports that
-// are durable count, and their ranks need not write again. In 5 the switch names files that are all
-// durable: a report is published after its data, the manifest before the switch. What somebody else
-// has made, and may not have synced, is synced before anything is built on it.
+// A crash at any point: before step 5 there is no switch, and the location had no checkpoint
+// before. Reports that are durable count, and their ranks need not write again. In step 5 all files
+// that the switch names are durable, because a report is published after its data, and the manifest
+// before the switch. A file that another process made may not be synced yet, so it is synced before
+// any step relies on it.
 #include "tilestone/engine/commit/attempt_internal.h"
 
 #include <algorithm>
@@ -121,7 +118,8 @@ bool Attempt::join(Deadline deadline) {
     join_begun(*begun);
     return true;
   }
-  // A rank that stalls here may find that its twin and the others have come to the end meanwhile.
+  // While this rank stalls here, a second run of it and the other ranks may have completed the
+  // save.
   try {
     begin(deadline);
   } catch (const Error&) {
@@ -137,17 +135,18 @@ bool Attempt::is_over() const {
   if (outcome != Outcome::kPublished) return false;
   if (is_published_and_clean()) return true;
   if (location_->stat(attempt_name(head_.save_id))) return false;
-  if (!is_published()) fail_not_standing();
+  if (!is_published()) fail_no_checkpoint();
   return true;
 }
 
 void Attempt::begin(Deadline deadline) {
   try {
     refuse_other_attempts(deadline);
-    refuse_standing();
+    refuse_existing();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAlreadyExists) throw;
-    // Another rank has begun it meanwhile, and what stands may be its own metadata.
+    // If another rank has begun the attempt meanwhile, the refused files may be that rank's
+    // metadata.
     const auto begun = read_head(*location_, head_.save_id);
     if (!begun) throw;
     return join_begun(*begun);
@@ -171,11 +170,11 @@ void Attempt::make_head(Deadline deadline) {
     is_first = false;
   }
   location_->sync_directory("");
-  // The head of a rank that came first is not to be taken away.
+  // On failure expect_still_free() removes the head, so only the rank that made it may call this.
   if (is_first) expect_still_free(deadline);
 }
 
-void Attempt::refuse_standing() const {
+void Attempt::refuse_existing() const {
   const std::string at = location_->describe();
   const auto refuse = [&](const std::string& what, const std::string& hint) {
     throw Error(ErrorCode::kAlreadyExists, what + " " + at).with_hint(hint);
@@ -184,8 +183,8 @@ void Attempt::refuse_standing() const {
   const auto other = find_foreign(
       names, [&](const std::string& name) { return read_file(*location_, name, UINT64_MAX); });
   if (other || any_checkpoint(*location_, *format_)) {
-    refuse("a checkpoint stands at",
-           "saves without a communicator don't replace any: save elsewhere");
+    refuse("a checkpoint exists at",
+           "a save without a communicator can't replace a checkpoint: save elsewhere");
   }
   refuse_fixed_names(names);
   bool locked = false;
@@ -197,7 +196,7 @@ void Attempt::refuse_standing() const {
   if (locked) refuse("a save with a communicator is under way at", "save elsewhere");
 }
 
-// Whoever made the head may have died before it was durable.
+// Syncs the head, because the rank that made it may have died before it was durable.
 void Attempt::join_begun(const AttemptHead& begun) const {
   expect_same_head(begun);
   location_->sync_directory(std::string(kOwnDirectory));
@@ -210,9 +209,9 @@ void Attempt::expect_same_head(const AttemptHead& other) const {
                           const std::string& there) {
     if (here == there) return;
     throw Error(ErrorCode::kMismatch, "the ranks of a save don't agree on " + what + ": " + here +
-                                          " here, " + there + " where it began")
+                                          " here, " + there + " on the rank that began the save")
         .with_file(attempt_name(head_.save_id))
-        .with_hint("one token stands for one run of a job, and all its ranks save alike");
+        .with_hint("use one token per run of a job, and the same options on all its ranks");
   };
   differ("world_size", std::to_string(head_.world_size), std::to_string(other.world_size));
   differ("format", head_.format, other.format);
@@ -231,7 +230,8 @@ void Attempt::expect_same_head(const AttemptHead& other) const {
 
 // ---- Steps 3 to 6
 
-// Looks first where a report was missing before: while many are, it finds one at once.
+// Looks first for the report that was missing before: as long as many are missing, one look is
+// usually enough.
 bool Attempt::all_reported(int group) {
   const int begin = head_.group_begin(group), count = head_.group_end(group) - begin;
   const int first = head_.group_of(next_rank_) == group ? next_rank_ - begin : 0;
@@ -244,7 +244,7 @@ bool Attempt::all_reported(int group) {
   return true;
 }
 
-// Likewise.
+// Looks first for the group that was missing before.
 bool Attempt::all_merged() {
   const int count = head_.group_count();
   for (int i = 0; i < count; ++i) {
@@ -258,20 +258,20 @@ bool Attempt::all_merged() {
 
 Attempt::Merged Attempt::merge_group(int group, int threads, Deadline deadline) {
   const std::string name = group_name(head_.save_id, group);
-  const auto standing = [&] {
+  const auto current = [&] {
     return location_->stat(name) ? Merged::kBefore : Merged::kIncomplete;
   };
   if (location_->stat(name)) return Merged::kBefore;
-  if (!all_reported(group)) return standing();
+  if (!all_reported(group)) return current();
   std::vector<Bytes> left;
   std::vector<RankReport> reports;
   for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
     const std::string file = report_name(head_, rank);
     auto bytes = read_if_there(*location_, file);
-    if (!bytes) return standing();
+    if (!bytes) return current();
     reports.push_back(RankReport::decode(LeftReport::decode(*bytes, file).report));
     if (reports.back().rank != rank || reports.back().save_id != head_.save_id) {
-      throw Error(ErrorCode::kCorrupt, "it is the report of rank " +
+      throw Error(ErrorCode::kCorrupt, "the file has the report of rank " +
                                            std::to_string(reports.back().rank) + " of the save " +
                                            reports.back().save_id)
           .with_file(file);
@@ -288,7 +288,7 @@ Attempt::Merged Attempt::merge_group(int group, int threads, Deadline deadline) 
   return Merged::kNow;
 }
 
-// So that who publishes need not remove those of all ranks.
+// Removes a merged group's reports, so that the publisher need not remove those of all ranks.
 void Attempt::remove_reports(int group) const {
   std::vector<std::string> names;
   for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
@@ -299,28 +299,29 @@ void Attempt::remove_reports(int group) const {
 
 bool Attempt::is_published() const {
   if (!has_stood(*location_, head_.save_id)) return false;
-  if (!location_->stat(manifest_name(head_.save_id))) fail_not_standing();
+  if (!location_->stat(manifest_name(head_.save_id))) fail_no_checkpoint();
   return true;
 }
 
-// Where who has published it died before it had cleaned, this does.
+// Also does step 6, if the publisher died before it.
 bool Attempt::is_published_and_clean() const {
   if (!is_published()) return false;
   if (location_->stat(attempt_name(head_.save_id))) clean();
   return true;
 }
 
-// Another save's switch has come first, and gc then; or the checkpoint was replaced.
-void Attempt::fail_not_standing() const {
+// Another save's switch was published first and gc has removed this save's files, or a later save
+// has replaced the checkpoint.
+void Attempt::fail_no_checkpoint() const {
   throw Error(ErrorCode::kAlreadyExists, "the save " + head_.save_id +
-                                             " has ended, and its checkpoint does not stand at " +
+                                             " has ended, and its checkpoint does not exist at " +
                                              location_->describe())
       .with_file(outcome_name(head_.save_id))
-      .with_hint("save under another token or number, to a path where no checkpoint stands");
+      .with_hint("save under another token or number, to a path that has no checkpoint");
 }
 
-// Whether files of the attempt are gone because it was published: just now, or before, and step 6
-// was interrupted.
+// Whether files of the attempt are gone because it was published: just now, or earlier with step 6
+// interrupted.
 bool Attempt::ended_before() const {
   if (read_outcome(*location_, head_.save_id) != Outcome::kPublished) return false;
   if (is_over()) return true;
@@ -356,7 +357,7 @@ bool Attempt::publish_if_complete(std::optional<int> group, int threads, Deadlin
     if (!merge_groups(group, threads, deadline)) return ended_before();
     return publish(deadline) || is_published();
   } catch (const Error& error) {
-    // Somebody else has published it meanwhile, and removed what this call was reading.
+    // Another process has published it meanwhile, and removed the files that this call was reading.
     if (error.code() != ErrorCode::kAlreadyExists && is_published()) return true;
     throw;
   }
@@ -374,20 +375,23 @@ void Attempt::expect_one_common_state(const std::vector<LeftReport>& left) const
   }
   if (!other_keys.empty()) {
     throw Error(ErrorCode::kMismatch,
-                ranks_text(other_keys) + ": other objects than on rank 0, which alone writes them")
+                ranks_text(other_keys) +
+                    ": the keys of the objects differ from those on rank 0, and only rank 0 writes "
+                    "these objects")
         .with_rank(other_keys.front())
-        .with_hint("give an object that only some ranks have a key of its own (ShardedObject)");
+        .with_hint("make an object that only some ranks have a ShardedObject with its own key");
   }
   if (other_contents.empty()) return;
   const std::string ranks = ranks_text(other_contents);
   const std::string what =
       dialect_->common_object().empty()
-          ? "objects that every rank has are not the same on " + ranks + " as on rank 0, whose are"
-          : "the common state of " + ranks + " is not that of rank 0, which is";
-  tell_of_differing(what + " saved", other_contents.front());
+          ? "common objects of " + ranks + " differ from those of rank 0, which are saved"
+          : "the common state of " + ranks + " differs from that of rank 0, which is saved";
+  report_differing(what, other_contents.front());
 }
 
-// One of which no rank has the main replica would be missing, and nothing would say so.
+// Finds objects that no rank wrote because no rank has their main replica. Nothing else would
+// report them.
 void Attempt::expect_all_objects(const std::vector<LeftReport>& left,
                                  const std::vector<RankReport>& reports) {
   std::set<std::string_view> written;
@@ -398,15 +402,15 @@ void Attempt::expect_all_objects(const std::vector<LeftReport>& left,
     for (const std::string& key : left[rank].unwritten_objects) {
       if (written.contains(key)) continue;
       throw Error(ErrorCode::kCoverage,
-                  "rank " + std::to_string(rank) + " has a copy of an object, and no rank wrote it")
+                  "rank " + std::to_string(rank) + " has a replica of an object that no rank wrote")
           .with_key(key)
           .with_rank(static_cast<int>(rank))
-          .with_hint("on one of the ranks that have it, its replica_id is 0");
+          .with_hint("set its replica_id to 0 on exactly one of the ranks that have it");
     }
   }
 }
 
-void Attempt::tell_of_differing(const std::string& what, int rank) const {
+void Attempt::report_differing(const std::string& what, int rank) const {
   if (head_.common_differs == static_cast<uint8_t>(SaveOptions::Differing::kError)) {
     throw Error(ErrorCode::kMismatch, what).with_rank(rank);
   }
@@ -450,7 +454,7 @@ void Attempt::expect_publishable(int threads, Deadline deadline) {
   describe();
   if (head_.rank_local) return;
   const Standing standing = read_standing(*location_, format_);
-  if (standing.found && standing.save_id != head_.save_id) fail_not_standing();
+  if (standing.found && standing.save_id != head_.save_id) fail_no_checkpoint();
 }
 
 bool Attempt::publish(Deadline deadline) {
@@ -458,7 +462,7 @@ bool Attempt::publish(Deadline deadline) {
   lease.emplace(location_, publisher_name(head_.save_id),
                 attempt_temporary(head_.save_id, "publisher"), kPublisherInterval);
   const auto described = describe();
-  if (!described) return false;  // somebody else has published it, and is removing the groups
+  if (!described) return false;  // another process has published it, and is removing the groups
   const auto& [made, replaced] = *described;
   if (replaced) expect_only(*replaced);
   if (!replaced) refuse_rank_metadata();
@@ -476,19 +480,19 @@ bool Attempt::publish(Deadline deadline) {
   return true;
 }
 
-// The bytes are the same, whoever publishes them.
+// Accepts an existing file, because every process publishes the same bytes under this name.
 void Attempt::publish_once(const std::string& name, const std::string& temp_name, ByteView bytes,
                            Deadline deadline) const {
   try {
     location_->publish(name, temp_name, bytes, false, deadline);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAlreadyExists) throw;
-    // Whoever made it may have died before it was durable.
+    // The process that made it may have died before it was durable.
     location_->sync_directory(name.substr(0, name.rfind('/')));
   }
 }
 
-// False: another one stands there.
+// False: a file with other bytes has this name.
 bool Attempt::publish_or_find(const IndexFile& file, Deadline deadline) const {
   try {
     location_->publish(file.name, attempt_temporary(head_.save_id, base_of(file.name)), file.bytes,
@@ -496,7 +500,7 @@ bool Attempt::publish_or_find(const IndexFile& file, Deadline deadline) const {
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAlreadyExists) throw;
     if (read_if_there(*location_, file.name) != file.bytes) return false;
-    location_->sync_directory("");  // whoever made it may have died before
+    location_->sync_directory("");  // the process that made it may have died before its sync
   }
   return true;
 }
@@ -507,7 +511,7 @@ void Attempt::clean() const {
     remove_files(*location_, std::vector{attempt_name(head_.save_id)});
     location_->remove_tree(attempt_directory(head_.save_id));
   } catch (const Error& error) {
-    // Others may be looking into it, or cleaning too.
+    // Other processes may be reading the directory, or cleaning too.
     log(LogLevel::kDebug, std::string("files of a published save stay for now: ") + error.what());
   }
 }

@@ -1,46 +1,46 @@
-// Saves without a communicator in a dialect whose files of the index have fixed names:
-// Megatron-Core's, with common.pt and metadata.json beside .metadata. Nothing can switch the three
-// in one step, and two attempts would use the same names, so the protocol of attempt.cc becomes:
+// Saves without a communicator in a dialect whose index has files with fixed names:
+// Megatron-Core's, with common.pt and metadata.json beside .metadata. One step can't switch the
+// three files, and two attempts would use the same names. The protocol of attempt.cc changes as
+// follows:
 //
-//  1. Join, as there. Refused too where a file of the dialect's stands.
-//  2. As there. Rank 0's report holds the dialect's files: it alone knows the common state that is
-//     saved. So all who merge the reports make the same bytes.
+//  1. Join, as there. Also refused if one of the dialect's files exists.
+//  2. As there. Rank 0's report contains the dialect's files, because only rank 0 knows the common
+//     state that is saved. So all processes that merge the reports make the same bytes.
 //  3. and 4. As there.
-//  5. Publish the index file by file, none over another. A file that stands there with the same
-//     bytes is this save's own: somebody has made it before.
-//     a. See that none of b's later files stands there with other bytes.
-//     b. .metadata. It names the save, so it is the claim: who finds another save's there has
-//        changed nothing, and ends with kAlreadyExists. common.pt follows. No deadline ends the
-//        call once the claim stands.
-//     c. metadata.json, the switch.
+//  5. Publish the index file by file, never over another file. An existing file with the same bytes
+//     belongs to this save: another process has made it.
+//     a. Check that none of the later files exists with other bytes.
+//     b. Publish .metadata. It names the save, so it is the claim: a process that finds another
+//        save's .metadata has changed nothing, and ends with kAlreadyExists. Then publish
+//        common.pt. Once the claim exists, no deadline ends the call.
+//     c. Publish metadata.json, the switch.
 //  6. As there.
 //
-// There is no file for the claim alone: .metadata does what it would, also between this dialect
-// and PyTorch's, in which it is the switch, and nothing is left to be removed.
+// There is no separate file for the claim, because .metadata is sufficient. This also holds between
+// this dialect and PyTorch's, in which .metadata is the switch. And no claim file need be removed.
 //
-// Between b and c the save is unpublished: no reader of ours takes it for a checkpoint
-// (claimed_by() in open/opening.cc), and Megatron-Core none without a metadata.json. Stock torch,
-// which asks for .metadata alone, finds a whole checkpoint then: all that .metadata names is
-// durable, and once it stands no other save can become the checkpoint.
+// Between b and c the save is unpublished: our readers do not accept it as a checkpoint
+// (claimed_by() in open/opening.cc), and Megatron-Core's do not without a metadata.json. Stock
+// torch, which reads .metadata alone, finds a complete checkpoint at that time: all files that
+// .metadata names are durable, and once it exists no other save can become the checkpoint.
 //
-// Races beside those of attempt.cc:
-//  two publishers           All files have the same bytes whoever makes them, so each goes on where
-//                           the other is, and cleans what is left.
-//  two attempts             The first .metadata decides. The other attempt has the outcome
-//                           "published" and can't become a checkpoint: its files are leftovers once
-//                           the first one stands, and until then `publish` says which is first.
-//  a claim whose publisher dies
-//                           Whoever waits, or calls publish(), makes what is missing. Another save
-//                           is refused when it joins; abandon() refuses, since all have written.
-//  a publisher that stalls  Before b as in attempt.cc. Later it finds what it was about to make, or
-//                           the attempt's directory gone, through which it makes all its files.
-//  a save with a communicator
-//                           It refuses as long as the attempt is open, and it is open until the
-//                           switch stands. After that it replaces the directory as a whole, with
-//                           what is left of the attempt.
+// Races, in addition to those of attempt.cc:
+//  - Two publishers: both write the same bytes, so each continues where the other is, and removes
+//    what is left.
+//  - Two attempts: the first .metadata decides. The other attempt has the outcome "published" and
+//    can't become a checkpoint. Its files are leftovers once the first checkpoint exists; until
+//    then `publish` says which attempt is first.
+//  - A claim whose publisher dies: a waiting process, or one that calls publish(), makes the
+//    missing files. Another save is refused when it joins. abandon() refuses, because all ranks
+//    have written.
+//  - A publisher that stalls: before b as in attempt.cc. After b it finds the file that it was
+//    about to make, or the attempt's directory, through which it makes all its files, is gone.
+//  - A save with a communicator: it refuses as long as the attempt is open, which it is until the
+//    switch exists. After that, the save replaces the directory as a whole, with the rest of the
+//    attempt.
 //
 // A crash at any point: before b as in attempt.cc. From b on each file is durable before the next
-// one, and who comes later begins with a again.
+// one is made, and the next publisher starts again with a.
 #include <algorithm>
 #include <utility>
 
@@ -63,19 +63,21 @@ void Attempt::refuse_fixed_names(const std::vector<std::string>& names) const {
   if (!dialect_->has_fixed_names()) return;
   for (const std::string& name : dialect_->index_files(names)) {
     throw Error(ErrorCode::kAlreadyExists,
-                "a file of a name that this save needs stands at " + location_->describe())
+                "a file with a name that this save needs exists at " + location_->describe())
         .with_file(name)
-        .with_hint("save elsewhere, or move the file: a save that failed may have left it");
+        .with_hint("save elsewhere, or move the file: a failed save may have left it");
   }
 }
 
-// Where another save has begun at the same time, none of the two goes on.
+// Checks again after the head was published. If another save has begun at the same time, takes the
+// head back and throws. It may happen that neither of the two saves continues.
 void Attempt::expect_still_free(Deadline deadline) const {
   try {
     refuse_other_attempts(deadline);
-    if (!head_.rank_local) refuse_standing();
+    if (!head_.rank_local) refuse_existing();
   } catch (...) {
-    // The other ranks have come to the end meanwhile, and what stands there may be their work.
+    // With an outcome, the other ranks have completed the save meanwhile, and the refused files may
+    // be theirs.
     if (read_outcome(*location_, head_.save_id)) return;
     remove_files(*location_, std::vector{attempt_name(head_.save_id)});
     throw;
@@ -91,8 +93,7 @@ Index Attempt::files_of_dialect(LeftReport& of_rank_0) const {
   const bool known = dialect_->index_files(names) == names;
   if (known && dialect_->has_fixed_names() != names.empty()) return std::move(of_rank_0.of_dialect);
   throw Error(ErrorCode::kCorrupt,
-              "the report of rank 0 does not hold the files that the dialect " + head_.dialect +
-                  " has beside those of the format")
+              "the report of rank 0 lacks the index files of the dialect " + head_.dialect)
       .with_rank(0);
 }
 
@@ -100,7 +101,7 @@ void Attempt::publish_index(const Index& index, Deadline deadline) const {
   for (const IndexFile& file : index) {
     if (&file != &index.front()) expect_own_or_none(file);
   }
-  if (!publish_or_find(index.front(), deadline)) fail_second(index.front());
+  if (!publish_or_find(index.front(), deadline)) fail_not_first(index.front());
   for (const IndexFile& file : index) {
     if (&file == &index.front()) continue;
     if (!publish_or_find(file, Deadline::never())) fail_foreign(file);
@@ -112,10 +113,10 @@ void Attempt::expect_own_or_none(const IndexFile& file) const {
   if (standing && *standing != file.bytes) fail_foreign(file);
 }
 
-void Attempt::fail_second(const IndexFile& file) const {
+void Attempt::fail_not_first(const IndexFile& file) const {
   const auto claim = claimed_by(*location_);
   Error error(ErrorCode::kAlreadyExists,
-              claim ? "the save " + *claim + " has come before the save " + head_.save_id + " at " +
+              claim ? "the save " + *claim + " came before the save " + head_.save_id + " at " +
                           location_->describe() + ", and is being published"
                     : "another checkpoint was published at " + location_->describe() +
                           " before the save " + head_.save_id);
@@ -128,10 +129,11 @@ void Attempt::fail_second(const IndexFile& file) const {
 }
 
 void Attempt::fail_foreign(const IndexFile& file) const {
-  throw Error(ErrorCode::kAlreadyExists, "a file that is not of the save " + head_.save_id +
-                                             " has its name at " + location_->describe())
+  throw Error(ErrorCode::kAlreadyExists,
+              "the save " + head_.save_id + " can't publish a file of its index at " +
+                  location_->describe() + ": a foreign file has its name")
       .with_file(file.name)
-      .with_hint("move it away, and `tilestone publish` completes the save");
+      .with_hint("move that file away; then `tilestone publish` completes the save");
 }
 
 }  // namespace tilestone::engine

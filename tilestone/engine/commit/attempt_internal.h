@@ -1,4 +1,4 @@
-// A save without a communicator, from the view of one process. The protocol stands in attempt.cc.
+// A save without a communicator, as one process sees it. attempt.cc describes the protocol.
 #pragma once
 
 #include <cstddef>
@@ -23,69 +23,78 @@ namespace tilestone::engine {
 
 class Attempt {
  public:
-  // Nothing is looked at yet.
+  // Does not access the storage.
   Attempt(std::shared_ptr<Storage> location, AttemptHead head);
 
   const AttemptHead& head() const { return head_; }
 
-  // Whether an error of this code, thrown while an attempt is published, comes of what the ranks
-  // have left, or of another checkpoint that has come first: nobody can publish it then.
+  // Whether an error of this code, thrown while an attempt is published, is permanent: the cause is
+  // what the ranks have left, or another checkpoint that was published first. Then no process can
+  // publish the attempt.
   static bool is_final(ErrorCode code);
 
-  // Whether its head stands.
+  // Whether its head exists.
   bool has_begun() const;
 
-  // Begins the attempt, or finds that it has begun. False: it was published before. Errors:
-  // kAlreadyExists where another checkpoint stands at the location or is being saved with a
-  // communicator; kMismatch where the ranks that came before say something else; kRankFailed where
-  // it was abandoned.
+  // Begins the attempt, or joins it if it has begun. Returns false if it is already published.
+  // Errors: kAlreadyExists where the location has another checkpoint, or a save with a communicator
+  // is under way there; kMismatch where the ranks that joined before have other terms; kRankFailed
+  // where the attempt was abandoned.
   bool join(Deadline deadline);
 
-  // From which number on `count` names of this rank's data files are free: a rank that died and was
-  // started again has left some, and not always the lowest.
+  // The first number from which `count` consecutive names of this rank's data files are free. An
+  // earlier run of a restarted rank may have left files, and not always those with the lowest
+  // numbers.
   int first_free_file(int rank, int count) const;
 
-  // Whether a report of this rank is there, by itself or merged with its group's.
+  // Whether a report of this rank exists, in its own file or in its group's merged file.
   bool has_report(int rank) const;
-  // That report; nullopt: there is none.
+  // That report; nullopt if there is none.
   std::optional<RankReport> report_of(int rank) const;
-  // Whether it is certain that there is none. False too where that can't be found out.
+  // Whether it is certain that no report exists. Also false where that can't be determined.
   bool surely_lacks_report(int rank) const noexcept;
-  // False: this rank has another one, which counts. Where it throws, the report may stand all the
-  // same.
+  // Publishes this rank's report. Returns false if another report of this rank exists and counts.
+  // If it throws, the report may have been published all the same.
   bool leave_report(int rank, const LeftReport& left, Deadline deadline);
-  // Leaves a rank's error for those who wait, unless there is one. Failures are logged.
+  // Leaves a rank's error for the ranks that wait, unless an error is already there. Failures are
+  // logged.
   void leave_failure(int rank, const Error& error, Deadline deadline) noexcept;
-  // After join(): what an earlier life of this rank has left there goes, as it is trying again. So
-  // does what a rank left that is none of this save's world, and what is damaged.
-  // Those who came before that wait for it a while (wait_published).
+  // To be called after join(). Removes the failure that an earlier run of this rank has left,
+  // because the rank is trying again. Also removes a failure that is damaged, or left by a rank
+  // outside this save's world. Ranks that joined before ignore an old failure for some seconds
+  // (wait_published).
   void take_back_failure(int rank);
 
-  // Merges and publishes as far as the reports that are there allow it; true once the checkpoint
-  // exists. `group`: looks into this group first, and into the others only if it is complete; none:
-  // into all. Errors: kRankFailed where it was abandoned, kAlreadyExists where another checkpoint
-  // was published first; those of merging reports that contradict each other.
+  // Merges and publishes as far as the existing reports allow. Returns true once the checkpoint
+  // exists. With `group`, looks at that group first, and at the others only if it is complete;
+  // without, looks at all groups.
+  // Errors: kRankFailed where the attempt was abandoned; kAlreadyExists where another checkpoint
+  // was published first; the errors of merging reports that contradict each other.
   bool publish_if_complete(std::optional<int> group, int threads, Deadline deadline);
 
-  // In torch's rank-local mode: publishes the metadata of a rank whose report is there. Errors:
-  // kAlreadyExists where an index of another save stands, kRankFailed where this one was abandoned.
+  // In torch's rank-local mode: publishes the metadata of a rank that has reported. Errors:
+  // kAlreadyExists where the location has an index of another save; kRankFailed where this attempt
+  // was abandoned.
   void publish_rank_metadata(int rank, Deadline deadline);
-  // publish_if_complete(), but in that mode nothing is published then: it is true once all ranks'
-  // metadata stands.
+  // Calls publish_if_complete(), except in the rank-local mode. There it publishes no index, and
+  // returns true once the metadata of all ranks exists.
   bool finish(std::optional<int> group, int threads, Deadline deadline);
-  // In that mode, once the attempt is abandoned: the metadata of its ranks goes.
+  // In the rank-local mode, once the attempt is abandoned: removes the metadata of its ranks.
   void withdraw_rank_metadata();
-  // What publishing would throw because of what the ranks have left, if all have, or because
-  // another checkpoint stands there. Publishes nothing.
+  // Throws what publishing would throw: if all ranks have reported, the errors of their reports,
+  // and kAlreadyExists where the location has another checkpoint. Publishes no index; it may merge
+  // groups' reports.
   void expect_publishable(int threads, Deadline deadline);
 
-  // Returns once the checkpoint exists. Throws what a rank has left as its failure, and at the
-  // deadline kTimeout that names ranks that are missing. Takes over from a publisher that stalls.
-  // A failure that was there when this process came may be of an earlier try of ranks that all try
-  // again: it is thrown only if it still stands after some seconds of waiting.
+  // Waits until the checkpoint exists. Takes over from a publisher that stalls. Throws the failure
+  // that a rank has left; at the deadline, kTimeout that names missing ranks.
+  //
+  // A failure that was there before this process joined may be from an earlier try of a rank that
+  // tries again. It is thrown only if it still exists after some seconds of waiting.
   void wait_published(int threads, Deadline deadline);
 
-  // Found by names, without listing. `names`: how many missing ranks are named.
+  // The attempt's state. Looks up each file by its name, without listing a directory. `names`: how
+  // many missing ranks to name.
   AttemptState look(size_t names) const;
 
  private:
@@ -96,21 +105,21 @@ class Attempt {
   };
 
   bool is_over() const;
-  bool sync_report(int group) const;  // and that it is its group's; false: it may not be durable
+  bool sync_report(int group) const;  // false: the report may not be durable
   bool is_published() const;
   bool is_published_and_clean() const;
   bool has_ended() const;
   bool ended_before() const;
   void begin(Deadline deadline);
   void make_head(Deadline deadline);
-  void refuse_standing() const;
+  void refuse_existing() const;
   void join_begun(const AttemptHead& begun) const;
   void expect_same_head(const AttemptHead& other) const;
-  [[noreturn]] void fail_not_standing() const;
+  [[noreturn]] void fail_no_checkpoint() const;
   [[noreturn]] void fail_abandoned() const;
   [[noreturn]] void fail_missing() const;
   std::vector<int> missing_of(int group) const;
-  std::optional<Error> heard_of(std::optional<Outcome> outcome, bool is_patient);
+  std::optional<Error> failure_to_throw(std::optional<Outcome> outcome, bool is_patient);
   void expect_begun() const;
   std::optional<Bytes> counted_report(int rank) const;
   std::vector<std::optional<Bytes>> counted_reports(int group) const;
@@ -121,14 +130,14 @@ class Attempt {
   void remove_reports(int group) const;
   std::optional<std::vector<Bytes>> read_group(int group) const;
   std::optional<Described> describe() const;
-  bool publish(Deadline deadline);  // false: somebody else has
+  bool publish(Deadline deadline);  // false: another process has published it
   bool publish_or_find(const IndexFile& file, Deadline deadline) const;
   void publish_once(const std::string& name, const std::string& temp_name, ByteView bytes,
                     Deadline deadline) const;
   void expect_one_common_state(const std::vector<LeftReport>& left) const;
   static void expect_all_objects(const std::vector<LeftReport>& left,
                                  const std::vector<RankReport>& reports);
-  void tell_of_differing(const std::string& what, int rank) const;
+  void report_differing(const std::string& what, int rank) const;
   bool merge_if_complete(std::optional<int> group, int threads, Deadline deadline);
   void clean() const;
 
@@ -138,12 +147,12 @@ class Attempt {
   Index files_of_dialect(LeftReport& of_rank_0) const;
   void publish_index(const Index& index, Deadline deadline) const;
   void expect_own_or_none(const IndexFile& file) const;
-  [[noreturn]] void fail_second(const IndexFile& file) const;
+  [[noreturn]] void fail_not_first(const IndexFile& file) const;
   [[noreturn]] void fail_foreign(const IndexFile& file) const;
 
   // Torch's rank-local mode (attempt_rank_local.cc)
   void refuse_other_attempts(Deadline deadline) const;
-  bool may_stand_beside(const std::string& save_id) const;
+  bool may_be_open_beside(const std::string& save_id) const;
   void refuse_rank_metadata() const;
   bool end_earlier_try(const std::string& save_id, Deadline deadline) const;
   void publish_rank_file(RankReport report, Deadline deadline) const;
@@ -158,9 +167,9 @@ class Attempt {
   AttemptHead head_;
   std::shared_ptr<const Format> format_;
   std::shared_ptr<const Dialect> dialect_;
-  std::optional<Bytes> old_failure_;  // that was there when this process came, as long as it stands
-  int next_rank_ = 0;  // where to look first for a report, or a group, that is missing
-  int next_group_ = 0;
+  std::optional<Bytes> old_failure_;  // found when this process joined; reset once it is gone
+  int next_rank_ = 0;                 // where to look first for a missing report
+  int next_group_ = 0;                // likewise, for a missing group
 };
 
 }  // namespace tilestone::engine

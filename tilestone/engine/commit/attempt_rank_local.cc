@@ -1,31 +1,33 @@
-// Saves without a communicator in torch's rank-local mode (ByFiles::torch_rank_local). Ranks write
-// all that they hold, so none has to know what another wrote, and the protocol of attempt.cc
-// becomes:
+// Saves without a communicator in torch's rank-local mode (ByFiles::torch_rank_local). Each rank
+// writes everything that it holds, so no rank needs to know what another one wrote. The protocol of
+// attempt.cc changes as follows:
 //
-//  1. Join, as there; refused too where another save without a communicator has begun, unless that
-//     is an earlier number under this token that has failed before anything was written: it ends.
-//  2. As there. Then the rank publishes `__RANK.metadata`, never over another. It is made of the
-//     report that counts, so that two lives of a rank make the same.
-//  3. Who finds all reports of a group publishes what is missing of its ranks' metadata, and then
-//     the group's file. Once all groups' files are there, a rank-local checkpoint stands: nothing
-//     else happens by itself. The attempt's files stay, so that readers know how many ranks there
-//     are, and whose metadata is missing.
-//  4. On request (publish()) it becomes an ordinary checkpoint: the reports are merged, of replicas
-//     the lowest rank's counts and the others become copies. The manifest is published; then the
-//     note (kReplacedName) which says that the save of this id replaces exactly these rank-local
-//     files; then outcome and switch as in 4 and 5 there.
-//  5. The ranks' metadata goes, the directory is synced, and the note goes; then 6 as there.
+//  1. Join, as there. Also refused if another save without a communicator has begun. Exception: an
+//     earlier number under this token that failed before any rank wrote is ended instead.
+//  2. As there. Then the rank publishes `__RANK.metadata`, never over another file. It is made from
+//     the report that counts, so that two runs of a rank make the same file.
+//  3. A process that finds all reports of a group publishes its ranks' missing metadata, and then
+//     the group's file. Once all groups' files exist, the location has a rank-local checkpoint. No
+//     further step is taken without a request. The attempt's files stay, so that readers know how
+//     many ranks there are, and whose metadata is missing.
+//  4. On request (publish()) it becomes an ordinary checkpoint. The reports are merged: the lowest
+//     rank's replica counts, the others become copies. The manifest is published, then the note
+//     (kReplacedName) that the save of this id replaces exactly these rank-local files, then
+//     outcome and switch as in steps 4 and 5 there.
+//  5. The ranks' metadata is removed, the directory is synced, and the note is removed. Then step 6
+//     as there.
 //
-// A crash at any point: before the switch of 4 the rank-local checkpoint stands, and the note says
-// nothing, since it speaks of a save whose `.metadata` is not there. From the switch on readers
-// take `.metadata`, by the note; who calls publish() again does what is left, and so does gc.
+// A crash at any point: before the switch of step 4 the rank-local checkpoint exists, and readers
+// ignore the note, because it is about a save whose `.metadata` does not exist. After the switch,
+// readers use `.metadata` because of the note; another call of publish() does the remaining steps,
+// and so does gc.
 //
-// An attempt that is abandoned takes back its ranks' metadata. A rank that stalls before its rename
-// may still leave its own: readers refuse it by the outcome.
+// An attempt that is abandoned removes its ranks' metadata. A rank that stalls before its rename
+// may still publish its own afterwards: readers refuse it because of the outcome.
 //
 // An ordinary save refuses to begin beside an open rank-local one, and to be published beside a
-// rank's metadata. If both are published at the same instant all the same, both kinds are there:
-// each looks for the other first, and readers refuse such a directory.
+// rank's metadata. Each of the two looks for the other first. If both are published at the same
+// instant all the same, the directory has both kinds, and readers refuse it.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -45,9 +47,9 @@ constexpr size_t kNamedObjects = 4;
 
 }  // namespace
 
-// A damaged head says nothing: what its ranks have published is found in the end
-// (refuse_rank_metadata).
-bool Attempt::may_stand_beside(const std::string& save_id) const {
+// A damaged head does not prevent this save: if its ranks have published metadata,
+// refuse_rank_metadata() finds that before the switch.
+bool Attempt::may_be_open_beside(const std::string& save_id) const {
   if (head_.rank_local) return false;
   try {
     const auto head = read_head(*location_, save_id);
@@ -58,11 +60,11 @@ bool Attempt::may_stand_beside(const std::string& save_id) const {
   }
 }
 
-// A rank-local attempt stands alone; ordinary ones may stand side by side.
+// A rank-local attempt must be the only open one. Ordinary ones may be open side by side.
 void Attempt::refuse_other_attempts(Deadline deadline) const {
   const std::vector<std::string> names = location_->list(std::string(kOwnDirectory) + "/");
   for (const std::string& other : read_notes(*location_, names).open(false)) {
-    if (other == head_.save_id || may_stand_beside(other)) continue;
+    if (other == head_.save_id || may_be_open_beside(other)) continue;
     if (end_earlier_try(other, deadline)) continue;
     throw Error(ErrorCode::kAlreadyExists, "the save " + other + " at " + location_->describe() +
                                                ", without a communicator, is not published yet")
@@ -73,9 +75,9 @@ void Attempt::refuse_other_attempts(Deadline deadline) const {
   }
 }
 
-// An earlier number under this token, of which a rank has failed and none has begun to write, is
-// over for its ranks, one of which has come here: it is abandoned, and whoever might still come to
-// it hears so.
+// Abandons an earlier number under this token, if one of its ranks has failed and none has begun to
+// write. One of its ranks has come to this attempt, so the earlier one can't be completed. A rank
+// that still comes to it gets an error because of the outcome.
 bool Attempt::end_earlier_try(const std::string& save_id, Deadline deadline) const {
   const auto head = read_head(*location_, save_id);
   if (!head || head->token != head_.token || head->number >= head_.number) return false;
@@ -83,31 +85,32 @@ bool Attempt::end_earlier_try(const std::string& save_id, Deadline deadline) con
   bool has_failed = false;
   for (const std::string& name : location_->list(directory)) {
     has_failed |= name == failed_name(save_id);
-    // In a group: a lease, a report, or what is to become one.
+    // A file in a group's directory is a lease, a report or a temporary file of one.
     if (name.find('/', directory.size()) != std::string::npos) return false;
   }
   if (!has_failed) return false;
   if (decide(*location_, save_id, Outcome::kAbandoned, deadline) != Outcome::kAbandoned) {
     return false;
   }
-  // A rank may have come to it since that look.
+  // A rank may have joined it since the directory was listed.
   if (head->rank_local) Attempt(location_, *head).withdraw_rank_metadata();
   return true;
 }
 
-// Of another save, or copied here: beside an ordinary index they would be ambiguous.
+// Refuses if ranks' metadata of another save, or copied metadata, is here: beside an ordinary index
+// it would be ambiguous.
 void Attempt::refuse_rank_metadata() const {
   const std::string of_rank_0 = format_->rank_index_name(0);
   if (of_rank_0.empty()) return;
   const std::string prefix = of_rank_0.substr(0, of_rank_0.find('0'));
   const auto standing = format_->rank_local_files(location_->list_files(prefix));
   if (standing.empty()) return;
-  throw Error(ErrorCode::kAlreadyExists,
-              "the metadata of a rank, of a rank-local save, stands at " + location_->describe() +
-                  " where the save " + head_.save_id + " is to be published")
+  throw Error(ErrorCode::kAlreadyExists, "the save " + head_.save_id + " can't be published at " +
+                                             location_->describe() +
+                                             ": metadata of a rank-local save is there")
       .with_file(standing.front())
       .with_hint(
-          "save elsewhere, or move those files away, and `tilestone publish` completes the "
+          "save elsewhere, or move those files away; then `tilestone publish` completes the "
           "save");
 }
 
@@ -120,7 +123,7 @@ void Attempt::publish_rank_metadata(int rank, Deadline deadline) {
   if (!bytes && is_published()) return;
   if (!bytes) throw Error(ErrorCode::kNotFound, "a rank's report is gone").with_file(name);
   publish_rank_file(RankReport::decode(LeftReport::decode(*bytes, name).report), deadline);
-  location_->sync_directory("");  // whoever made it may have died before
+  location_->sync_directory("");  // the process that made it may have died before its sync
 }
 
 void Attempt::publish_rank_file(RankReport report, Deadline deadline) const {
@@ -128,10 +131,10 @@ void Attempt::publish_rank_file(RankReport report, Deadline deadline) const {
   const auto standing = read_if_there(*location_, file.name);
   if (standing == file.bytes) return;
   const std::string whole = format_->encode_index(Metadata()).front().name;
-  // publish() has been called once all ranks' metadata stood.
+  // All ranks' metadata existed, and publish() has been called since.
   if (read_outcome(*location_, head_.save_id) == Outcome::kPublished) return;
-  if (location_->stat(whole)) fail_second({whole, {}});
-  if (!publish_or_find(file, deadline)) fail_second(file);
+  if (location_->stat(whole)) fail_not_first({whole, {}});
+  if (!publish_or_find(file, deadline)) fail_not_first(file);
 }
 
 bool Attempt::merge_if_complete(std::optional<int> group, int threads, Deadline deadline) {
@@ -149,19 +152,19 @@ bool Attempt::merge_if_complete(std::optional<int> group, int threads, Deadline 
 
 std::set<std::string> Attempt::unite_objects(std::vector<RankReport>& reports,
                                              std::vector<Bytes>& encoded) const {
-  std::map<std::string, int> differing;  // and the first rank where it does
+  std::map<std::string, int> differing;  // key -> the first rank whose object differs
   std::set<std::string> remains = drop_equal_objects(
       reports, [&](const std::string& key, int, int rank) { differing.emplace(key, rank); });
   for (size_t rank = 0; rank < reports.size(); ++rank) encoded[rank] = reports[rank].encode();
   if (differing.empty()) return remains;
   std::string what = std::to_string(differing.size()) +
-                     " objects are not the same on all ranks, and the lowest rank's is saved:";
+                     " objects differ between ranks, and the lowest rank's is saved:";
   size_t named = 0;
   for (const auto& [key, rank] : differing) {
     if (named++ == kNamedObjects) break;
     what += (named == 1 ? " " : ", ") + key + " (rank " + std::to_string(rank) + ")";
   }
-  tell_of_differing(what, differing.begin()->second);
+  report_differing(what, differing.begin()->second);
   return remains;
 }
 
@@ -174,19 +177,19 @@ Replaced Attempt::rank_files_of(const std::vector<RankReport>& reports) const {
   return replaced;
 }
 
-// Beside others the new index would be ambiguous.
+// Refuses if metadata of ranks exists that `replaced` does not list: beside it the new index would
+// be ambiguous.
 void Attempt::expect_only(const Replaced& replaced) const {
   for (const std::string& name : format_->rank_local_files(location_->list_files())) {
     const auto own = replaced.files.find(name);
     const auto bytes = read_if_there(*location_, name);
     if (!bytes || (own != replaced.files.end() && xxh3_64(*bytes) == own->second)) continue;
-    throw Error(ErrorCode::kAlreadyExists,
-                "the metadata of a rank stands here that is not of the save " + head_.save_id +
-                    ", or is damaged")
+    throw Error(ErrorCode::kAlreadyExists, "the metadata of a rank does not belong to the save " +
+                                               head_.save_id + ", or is damaged")
         .with_file(name)
         .with_hint(
-            "if it is only damaged, remove it and publish again: what its rank has reported is "
-            "kept; if a later save wrote it, nothing of the older one can be published");
+            "if it is only damaged, remove it and publish again: the report of its rank is kept; "
+            "if a later save wrote it, the older save can't be published");
   }
 }
 
@@ -195,7 +198,7 @@ void Attempt::mark_replaced(const Replaced& replaced, Deadline deadline) const {
                      replaced.encode(), true, deadline);
 }
 
-// The note goes last, and only when nothing is left that it speaks of.
+// Removes the note last, and only once all files that it lists are gone.
 void Attempt::remove_replaced(const Replaced& replaced) const {
   std::vector<std::string> names;
   for (const auto& [name, hash] : replaced.files) {

@@ -1,4 +1,4 @@
-// What the ranks of a save without a communicator leave: step 2 of the protocol in attempt.cc.
+// The reports of the ranks of a save without a communicator: step 2 of the protocol in attempt.cc.
 #include <iterator>
 #include <optional>
 #include <string>
@@ -33,12 +33,14 @@ bool Attempt::leave_report(int rank, const LeftReport& left, Deadline deadline) 
                        deadline);
     location_->sync_directory(attempt_directory(head_.save_id));
   } catch (const Error&) {
-    // What stands there counts, whatever the call says: a file server that is asked twice says of
-    // the second time that the name is taken, and a name may stand though its temporary one stays.
+    // The existing file counts, whatever error the call got. If a request reached a file server
+    // twice, the second answer is that the name exists. And the rename may have succeeded although
+    // the removal of the temporary name failed.
     const auto standing = counted_report(rank);
     if (standing && *standing != bytes) return false;
     const bool is_durable = standing && sync_report(group);
-    // Its directory goes once the save has ended, perhaps with this report: its files stay.
+    // If the save has ended, the directory was removed, and the checkpoint may include this report:
+    // its data files must stay.
     if (!is_durable && !has_ended()) throw;
     return true;
   }
@@ -59,7 +61,7 @@ bool Attempt::sync_report(int group) const {
   }
 }
 
-// Whether it was published; an error where it was abandoned.
+// Whether it was published. Throws if it was abandoned.
 bool Attempt::has_ended() const {
   const auto outcome = read_outcome(*location_, head_.save_id);
   if (outcome == Outcome::kAbandoned) fail_abandoned();
@@ -75,10 +77,10 @@ std::optional<Bytes> Attempt::counted_report(int rank) const {
   };
   if (auto counted = in_group()) return counted;
   if (auto single = read_if_there(*location_, report_name(head_, rank))) return single;
-  return in_group();  // it may have been merged, and removed, between the two looks
+  return in_group();  // the report may have been merged and removed between the two looks
 }
 
-// Of all the group's ranks, each file read once.
+// counted_report() of all the group's ranks. Reads each file once.
 std::vector<std::optional<Bytes>> Attempt::counted_reports(int group) const {
   if (auto merged = read_group(group)) {
     return {std::make_move_iterator(merged->begin()), std::make_move_iterator(merged->end())};
@@ -95,7 +97,8 @@ bool Attempt::has_report(int rank) const {
          location_->stat(group_name(head_.save_id, head_.group_of(rank)));
 }
 
-// A report goes only once it is merged, and what it was merged into only once the outcome stands.
+// A report is removed only after it was merged, and the merged file only after the outcome was
+// made.
 bool Attempt::surely_lacks_report(int rank) const noexcept {
   try {
     return !counted_report(rank) && read_outcome(*location_, head_.save_id) != Outcome::kPublished;
@@ -117,7 +120,7 @@ std::optional<std::vector<Bytes>> Attempt::read_group(int group) const {
   std::vector<Bytes> left = decode_group(*bytes, name);
   const int ranks = head_.group_end(group) - head_.group_begin(group);
   if (left.size() == static_cast<size_t>(ranks)) return left;
-  throw Error(ErrorCode::kCorrupt, "it holds " + std::to_string(left.size()) + " reports of " +
+  throw Error(ErrorCode::kCorrupt, "the file has " + std::to_string(left.size()) + " reports for " +
                                        std::to_string(ranks) + " ranks")
       .with_file(name);
 }

@@ -1,4 +1,4 @@
-// How a rank waits for a save without a communicator. The protocol stands in attempt.cc.
+// How a rank waits for a save without a communicator. attempt.cc describes the protocol.
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -20,25 +20,25 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-constexpr Seconds kShortestWait{0.005};  // between two looks of a rank that waits
+constexpr Seconds kShortestWait{0.005};  // between two looks of a waiting rank
 constexpr Seconds kLongestWait{0.5};
-constexpr Seconds kTakeOver{3};   // a publisher is given so long, and more by chance
-constexpr Seconds kTakenBack{5};  // for a rank that failed before this one came: it may try again
-constexpr int kManyRanks = 4096;  // of more, each looks less often
+constexpr Seconds kTakeOver{3};   // wait before taking over from a publisher; plus a random time
+constexpr Seconds kTakenBack{5};  // how long an old failure is ignored: its rank may try again
+constexpr int kManyRanks = 4096;  // in a larger world each rank looks less often
 
-// By what the pauses of one rank are multiplied, so that all together don't ask the more of a file
-// server the more they are.
-double crowd(const AttemptHead& head) {
+// The factor for the pauses of one rank. It limits the load that all ranks together put on a file
+// server.
+double load_factor(const AttemptHead& head) {
   return std::max(1.0, static_cast<double>(head.world_size) / kManyRanks);
 }
 
-// So that not all ranks take over at once.
-Seconds by_chance(Seconds most) {
+// A random time up to `most`, so that not all ranks take over at once.
+Seconds random_time(Seconds most) {
   std::random_device random;
   return most * (static_cast<double>(random()) / static_cast<double>(std::random_device::max()));
 }
 
-// nullopt: the file is damaged, and says nothing.
+// nullopt: the file is damaged.
 std::optional<int> rank_of_failure(ByteView bytes, const std::string& name) {
   try {
     return LeftFailure::decode(bytes, name).rank;
@@ -50,7 +50,8 @@ std::optional<int> rank_of_failure(ByteView bytes, const std::string& name) {
 
 }  // namespace
 
-// Looks no further than it must: every rank of a large job does this at the same time.
+// Looks only at the groups up to the first incomplete one, because every rank of a large job does
+// this at the same time.
 void Attempt::fail_missing() const {
   std::vector<int> missing;
   for (int group = 0; group < head_.group_count() && missing.empty(); ++group) {
@@ -67,12 +68,12 @@ void Attempt::fail_missing() const {
                                        " had not written when the deadline of the save " +
                                        head_.save_id + " passed")
       .with_rank(missing.front())
-      .with_hint(std::string("what the others wrote is kept: ") +
+      .with_hint(std::string("the other ranks' files are kept: ") +
                  (one ? "this rank" : "these ranks") +
-                 " can save again under the same token, or gc removes it");
+                 " can save again under the same token, or `tilestone gc --abandon` ends the save");
 }
 
-// Ranks that report during the look are none of them, nor those that they are merged with then.
+// Does not return ranks that report, or whose group is merged, during the call.
 std::vector<int> Attempt::missing_of(int group) const {
   const std::string merged = group_name(head_.save_id, group);
   if (location_->stat(merged)) return {};
@@ -95,12 +96,13 @@ void Attempt::leave_failure(int rank, const Error& error, Deadline deadline) noe
   } catch (const Error& failure) {
     if (failure.code() == ErrorCode::kAlreadyExists) return;
     log(LogLevel::kWarning,
-        std::string("the other ranks of a save don't hear of this rank's failure: ") +
+        std::string("the other ranks of a save can't be notified of this rank's failure: ") +
             failure.what());
   }
 }
 
-// Only what was there when this process came: another rank may have left its own meanwhile.
+// Removes only a failure that was there when this process joined: another rank may have left its
+// own since then.
 void Attempt::take_back_failure(int rank) {
   if (!old_failure_) return;
   const std::string name = failed_name(head_.save_id);
@@ -112,9 +114,9 @@ void Attempt::take_back_failure(int rank) {
   old_failure_.reset();
 }
 
-// What a rank has left as its failure, if it ends this wait. A save that was decided on is over for
-// the others, but where another checkpoint stands in its place.
-std::optional<Error> Attempt::heard_of(std::optional<Outcome> outcome, bool is_patient) {
+// The failure that a rank has left, if it ends this wait. Once there is an outcome, a failure does
+// not end it, except kAlreadyExists: then another checkpoint was published first.
+std::optional<Error> Attempt::failure_to_throw(std::optional<Outcome> outcome, bool is_patient) {
   const std::string name = failed_name(head_.save_id);
   const auto left = read_if_there(*location_, name, kMaxSmallFile);
   if (left != old_failure_) old_failure_.reset();
@@ -124,19 +126,19 @@ std::optional<Error> Attempt::heard_of(std::optional<Outcome> outcome, bool is_p
   return failure;
 }
 
-// Whoever has begun it may have had to take that back (make_head).
+// The rank that began the attempt may have removed its head again (make_head).
 void Attempt::expect_begun() const {
   if (location_->stat(attempt_name(head_.save_id)) || has_ended()) return;
   throw Error(ErrorCode::kRankFailed,
               "the save " + head_.save_id + " at " + location_->describe() +
-                  " was taken back where it began, or its files were removed")
+                  " was withdrawn by the rank that began it, or its files were removed")
       .with_file(attempt_name(head_.save_id))
       .with_hint("save again");
 }
 
 void Attempt::wait_published(int threads, Deadline deadline) {
   const auto take_over = [&] {
-    return Deadline::after(kTakeOver + by_chance(3 * crowd(head_) * kTakeOver));
+    return Deadline::after(kTakeOver + random_time(3 * load_factor(head_) * kTakeOver));
   };
   Deadline patience = take_over();
   const Deadline for_old_failure = Deadline::after(kTakenBack);
@@ -147,26 +149,27 @@ void Attempt::wait_published(int threads, Deadline deadline) {
     lease = std::move(now);
     return lives;
   };
-  const Seconds longest = crowd(head_) * kLongestWait;
+  const Seconds longest = load_factor(head_) * kLongestWait;
   for (Seconds wait = kShortestWait;; wait = std::min(1.5 * wait, longest)) {
     const auto outcome = read_outcome(*location_, head_.save_id);
     if (outcome == Outcome::kAbandoned) fail_abandoned();
     if (outcome == Outcome::kPublished && is_published()) return;
     if (head_.rank_local && all_merged()) return;
     const bool is_patient = !for_old_failure.expired() && !deadline.expired();
-    if (auto failed = heard_of(outcome, is_patient)) throw *std::move(failed);
+    if (auto failed = failure_to_throw(outcome, is_patient)) throw *std::move(failed);
     if (deadline.expired()) {
       try {
         expect_begun();
         fail_missing();
       } catch (const Error&) {
-        if (is_published()) return;  // just now: what it missed is gone
+        if (is_published()) return;  // just now, so the files that seemed missing were removed
         throw;
       }
     }
     if (patience.expired()) {
       expect_begun();
-      // Any group: all ranks of another one may have died, or left, after their reports.
+      // Tries all groups: the ranks of another group may have died, or returned, after they
+      // reported.
       const bool tries = !is_being_published();
       if (tries && finish(std::nullopt, threads, deadline)) return;
       patience = take_over();

@@ -1,102 +1,110 @@
 // The commit protocol.
 //
-// Names. Data files, manifest and temporary files of a save hold its save id, a random UUID, so no
-// two saves ever use one name. The format's metadata file has one fixed name and names the save id
-// and the data files: it alone decides which checkpoint stands at a location.
+// Names. The names of a save's data files, manifest and temporary files contain its save id, a
+// random UUID, so no two saves ever use the same name. The format's metadata file has a fixed name
+// and contains the save id and the names of the data files. It alone decides which checkpoint a
+// location has.
 //
-//  1. The coordinator makes the directories, takes the lock, refuses or accepts what stands there,
-//     removes what failed attempts have left (where the storage has no locks that stays, here and
-//     in 5: it may be another save's), and leaves a note (note_name) that this save has begun here
-//     and which save's checkpoint it will replace. The note is durable before 2.
+//  1. The coordinator makes the directories, takes the lock, and refuses or accepts what the
+//     location contains. It removes what failed saves have left. (Where the storage has no locks,
+//     leftovers stay, here and in step 5: they may belong to a running save.) It leaves a
+//     note (note_name) that this save has begun here and which saves' checkpoint it will replace.
+//     The note is durable before step 2.
 //  2. Each rank writes its data files, syncs them, syncs their directory, and reports.
-//  3. The coordinator merges the reports (coverage is checked), opens each file that a rank
-//     reported, so that no rank has written to another directory than its own, and publishes the
-//     manifest: written to a temporary file, synced, renamed, directory synced. Files of the index
-//     that come before the switch have new names, and say nothing without it: they are written
-//     under them, many at a time, and synced, and then their directories are (new_files.cc).
-//     It looks once more for what 1 refuses: a save without a communicator takes no lock.
-//  4. The coordinator publishes the metadata file in the same way. The rename is the commit.
-//  5. The coordinator removes the files of the checkpoint that was replaced, and leftovers; once
-//     they are gone for good, the note.
+//  3. The coordinator merges the reports, which checks coverage. It opens each file that a rank
+//     reported, so that a rank that wrote to another directory is found. It publishes the manifest:
+//     written to a temporary file, synced, renamed, directory synced. Files of the index that come
+//     before the switch have new names and mean nothing without the switch. They are written under
+//     their final names, many at a time, and synced, and then their directories are (new_files.cc).
+//     Then the coordinator checks once more for what step 1 refuses, because a save without a
+//     communicator takes no lock.
+//  4. The coordinator publishes the metadata file in the same way as the manifest. The rename is
+//     the commit.
+//  5. The coordinator removes the files of the replaced checkpoint, and leftovers. Once they are
+//     durably removed, it removes the note.
 //
-// What may be removed. Files of a save of which a note says that it began here, and that the
-// metadata does not name; and files of a save that the one which stands has replaced, as its note
-// says. Anything else of such a name has been copied here, and is somebody's only copy for all we
-// know: no save removes it.
+// What may be removed: files of a save that began here according to a note, unless the metadata
+// names them; and files of a save that the current one has replaced, according to its note. Any
+// other file with such a name has been copied here and may be somebody's only copy: no save removes
+// it.
 //
 // A crash at any point:
-//  before the rename of 4  The metadata file, if there is one, is the old one, and nothing that it
-//                          names has been touched: all new files have new names. Without an old
-//                          one there is no checkpoint. New files are leftovers: the next save
-//                          knows them by the note and that the metadata doesn't name them.
-//  at the rename           The file system shows the old or the new metadata. Both are whole (the
-//                          new one was synced before) and so is all that either names: 2 and 3
-//                          ended before, and 5 has not begun.
-//  after 4                 The directory has been synced, so the old metadata can't come back when
-//                          5 removes what it named. What 5 does not get to is a leftover, of
-//                          which the note speaks.
-//  When the rename or the sync after it fails, nobody can know which metadata a later boot will
-//  show: no rank removes anything then, neither new files nor old ones.
+//  - Before the rename of step 4: the metadata file, if there is one, is the old one. No file that
+//    it names has been touched, because all new files have new names. Without an old metadata file
+//    there is no checkpoint. The new files are leftovers: the next save recognizes them by the note
+//    and because the metadata does not name them.
+//  - At the rename: the file system shows the old or the new metadata. Both are complete (the new
+//    one was synced before the rename), and so are all files that either names: steps 2 and 3 are
+//    over, and step 5 has not begun.
+//  - After step 4: the directory has been synced, so the old metadata can't come back when step 5
+//    removes the files that it named. Files that step 5 does not reach are leftovers that the note
+//    covers.
 //
-// Step 1 of a later save reads the metadata to know what may go. A crash between the rename and
-// the directory sync of an earlier 4 could take that metadata back, so 1 syncs the directory
-// before it removes anything.
+// If the rename or the sync after it fails, nobody can know which metadata will be there after a
+// reboot. Then no rank removes anything, neither new files nor old ones.
 //
-// A rank-local checkpoint has no metadata file but one for each rank, and the two kinds side by
-// side are ambiguous to a reader. They can't be switched in one rename, so before 4 a small file
-// (kReplacedName) says: the save with this id replaces rank-local files of these names and
-// contents. A reader that finds both kinds takes the metadata file if, and only if, it is of that
-// id and every rank-local file is among those. Step 5 removes them first, then the note; step 1 of
-// a later save does so where 5 was interrupted.
+// Step 1 of a later save reads the metadata to know what may be removed. A crash between the rename
+// and the directory sync of an earlier step 4 could undo that rename. Therefore step 1 syncs the
+// directory before it removes anything.
 //
-// Staged saves (staging.cc). Where the new checkpoint's files, or those of the one that stands,
-// have names that say nothing of their save (zarr's, Megatron-Core's common.pt and metadata.json),
-// one rename can't switch them, and a stock reader would take files of two saves together. Such a
-// save makes a directory of its own beside the location, ".NAME.tilestone-SAVE_ID", and all its
-// ranks write there. Links are resolved first: NAME is the directory's own name.
+// A rank-local checkpoint has one metadata file per rank instead of a common one. If a directory
+// has both kinds, a reader can't tell which is valid, and one rename can't switch them. Therefore,
+// before step 4, a small file (kReplacedName) states that the save with this id replaces rank-local
+// files of these names and contents. A reader that finds both kinds uses the common metadata file
+// if and only if it has that id and every rank-local file is listed. Step 5 removes the rank-local
+// files first, then kReplacedName. If step 5 was interrupted, step 1 of a later save does so.
 //
-//  1. The coordinator removes what dead saves have left beside the location, and refuses where one
-//     is alive; makes its directory and locks it (kLockName within); looks once more for others
-//     that live; locks what stands at the location, unless that is empty; and refuses what stands
-//     there unless every file belongs to a checkpoint or to a dead save (with overwrite also one of
-//     stock Megatron-Core, expect_only_checkpoint()), since all of it will go.
-//     The directory's name travels to the ranks with their orders.
+// Staged saves (staging.cc). Files of some formats and dialects have names that contain no save id:
+// zarr's files, Megatron-Core's common.pt and metadata.json. If the new checkpoint or the existing
+// one has such files, one rename can't switch them, and a stock reader would mix the files of two
+// saves. Such a save makes a directory of its own beside the location, ".NAME.tilestone-SAVE_ID",
+// and all its ranks write there. Symbolic links are resolved first: NAME is the name of the
+// directory itself.
+//
+//  1. The coordinator removes what dead saves have left beside the location, and refuses if a save
+//     there is alive. It makes its directory and locks it (kLockName within), looks for live saves
+//     once more, and locks the location unless that is empty. Since the whole location will be
+//     removed, it refuses unless every file there belongs to a checkpoint or to a dead save. (With
+//     overwrite, files of an unfinished save of stock Megatron-Core are accepted too:
+//     expect_only_checkpoint().) The ranks get the directory's name with their orders.
 //  2. As above, in the directory.
-//  3. As above, and the whole index: in the directory, before, at and after the switch. Then the
-//     location is looked at once more, as above.
-//  4. The commit. Where the location is absent or empty, the directory is renamed to it, which
-//     fails if anything is there by then. Otherwise the two are exchanged in one step. Then the
-//     parent directory is synced.
-//  5. What was replaced, which has the directory's name now, is removed: the files that describe
-//     it first.
+//  3. As above, and the whole index is written in the directory: before, at and after the switch.
+//     Then the location is checked once more, as above.
+//  4. The commit. If the location is absent or empty, the directory is renamed to it, which fails
+//     if anything is there by then. Otherwise the two directories are exchanged in one step. Then
+//     the parent directory is synced.
+//  5. The replaced checkpoint, which now has the directory's name, is removed: the files that
+//     describe it first.
 //
 // A crash at any point:
-//  before 4  The location has not been touched but for kLockName. The directory is a leftover: its
-//            name holds NAME and a save id, and nobody holds its lock, which dies with its save.
-//  at 4      Either name stands for what it stood for before, or for what it stands for after: one
-//            step of the file system. Both trees are whole and durable: 2 and 3 ended before, and 5
-//            has not begun.
-//  after 4   The exchange is durable before 5 removes anything. What 5 does not get to is a
-//            leftover under the directory's name.
-// Who removes a leftover takes its lock and syncs the parent first: an exchange of which a crash
-// left no trace yet on the disk must not be taken back once files of the old tree go.
+//  - Before step 4: the location has not been touched except for kLockName. The directory is a
+//    leftover: its name contains NAME and a save id, and nobody holds its lock, which is released
+//    when its save dies.
+//  - At step 4: rename and exchange are one step of the file system, so both names have either
+//    their old meaning or their new one. Both trees are complete and durable: steps 2 and 3 are
+//    over, and step 5 has not begun.
+//  - After step 4: the exchange is durable before step 5 removes anything. What step 5 does not
+//    reach is a leftover under the directory's name.
 //
-// Locks. A directory takes its lock along when it is renamed or exchanged, so who comes to the
-// location during 5 finds it locked. A lock that was opened before an exchange and taken after it
-// is one of the old tree: try_lock_location() notices. Two first saves to one location exclude
-// each other by 1 and 4.
+// A process that removes a leftover directory takes its lock and syncs the parent first. Otherwise
+// a crash could undo an exchange that is not yet durable, after files of the old tree were removed.
 //
-// Readers hold the directory open (Storage::held): one that is replaced meanwhile stays what it was
-// until its files go, and those that describe it go first, so that what is gone is an error and
-// never a part of another checkpoint.
+// Locks. A directory keeps its lock when it is renamed or exchanged, so a process that comes to the
+// location during step 5 finds it locked. A lock file that was opened before an exchange and locked
+// after it belongs to the old tree; try_lock_location() detects that. Two first saves to one
+// location exclude each other by steps 1 and 4.
 //
-// Shared directories (megatron_shards_dialect()). Megatron-Core itself has replaced common.pt there
-// when a save of the sharded part begins, and writes metadata.json once it has ended. So nothing of
-// ours could switch the whole of it, and steps 1 to 5 are those of a save in place: common.pt and
-// files that the replaced .metadata does not name stay. The caller removes an older metadata.json
-// first. From then until Megatron-Core's own save has ended, no reader of Megatron-Core's takes the
-// directory for a checkpoint. Neither does ours once the new .metadata stands, since the manifest
-// names the dialect (check_dialect() in open/opening.cc).
+// Readers hold the directory open (Storage::held). If it is replaced meanwhile, they continue to
+// see the old one until its files are removed. The files that describe it are removed first, so a
+// reader gets an error and never a part of another checkpoint.
+//
+// Shared directories (megatron_shards_dialect()). There Megatron-Core itself replaces common.pt
+// before a save of the sharded part begins, and writes metadata.json after it has ended. So nothing
+// of ours could switch the whole checkpoint, and steps 1 to 5 are those of a save in place:
+// common.pt and files that the replaced .metadata does not name stay. The caller removes an older
+// metadata.json first. From then until Megatron-Core's own save has ended, Megatron-Core's readers
+// do not accept the directory as a checkpoint. Our readers do not accept it either once the new
+// .metadata exists, because the manifest names the dialect (check_dialect() in open/opening.cc).
 #include "tilestone/engine/commit/commit_internal.h"
 
 #include <algorithm>
@@ -121,7 +129,8 @@ bool in_own_directory(const std::string& name) {
   return name.starts_with(std::string(kOwnDirectory) + "/");
 }
 
-// "metadata" of ".metadata", "zarray" of "a/b/.zarray". One file at a time has a temporary one.
+// "metadata" for ".metadata", "zarray" for "a/b/.zarray". Different files may share a result, since
+// only one temporary file exists at a time.
 std::string base_name(const std::string& name) {
   const std::string last = name.substr(name.rfind('/') + 1);
   return last.substr(std::min(last.find_first_not_of('.'), last.size()));
@@ -159,7 +168,7 @@ void Commit::begin(Deadline deadline) {
   }
 }
 
-// What stands at the location may change before it is locked.
+// Checks the location again after begin() did, because it may have changed before it was locked.
 void Commit::begin_staged() {
   staging_.emplace(storage_, save_id_);
   staging_->begin();
@@ -173,12 +182,12 @@ void Commit::begin_in_place(Deadline deadline) {
   storage_->make_directory("");
   storage_->make_directory(std::string(kOwnDirectory));
   lock();
-  // Another one may have appeared before the lock was ours.
+  // A checkpoint may have appeared before the lock was taken.
   refuse_existing();
   if (needs_staging()) fail_under_way(*storage_);
   storage_->sync_directory("");
   finish_replacement();
-  look_at_old();
+  inspect_existing();
   leave_note(*storage_, save_id_, replaces_, deadline);
   has_note_ = true;
 }
@@ -189,18 +198,20 @@ std::optional<ForeignCheckpoint> Commit::foreign() const {
   });
 }
 
-// Beside one, a save that is decided on can't become the checkpoint any more. One of ranks' own
-// metadata may be what that save is still to replace.
+// Whether an ordinary checkpoint exists. Beside it, an attempt with the outcome "published" can't
+// become the checkpoint any more. A rank-local checkpoint does not count: that attempt may still
+// replace it.
 bool Commit::has_whole_checkpoint() const {
   try {
     const Standing standing = read_standing(*location_, format_);
     return standing.found && standing.rank_local.empty();
   } catch (const Error&) {
-    return any_checkpoint(*location_, *format_);  // it can't be read, and may be replaced
+    return any_checkpoint(*location_, *format_);  // an unreadable checkpoint counts too
   }
 }
 
-// One that is to become the checkpoint here without a communicator would lose its files.
+// Refuses beside a save without a communicator that may still become the checkpoint here, because
+// this save would make its files leftovers.
 void Commit::refuse_open_attempts() const {
   const std::vector<std::string> names = location_->list(std::string(kOwnDirectory) + "/");
   const Notes notes = read_notes(*location_, names);
@@ -219,7 +230,7 @@ void Commit::refuse_open_attempts() const {
 void Commit::refuse_existing() const {
   refuse_open_attempts();
   if (const auto other = foreign()) {
-    const std::string stands = other->kind + " stands at " + location_->describe();
+    const std::string stands = other->kind + " exists at " + location_->describe();
     if (!overwrite_) {
       throw Error(ErrorCode::kAlreadyExists, stands)
           .with_file(other->mark)
@@ -232,13 +243,13 @@ void Commit::refuse_existing() const {
     }
   }
   if (overwrite_ || !any_checkpoint(*location_, *format_)) return;
-  throw Error(ErrorCode::kAlreadyExists, "a checkpoint stands at " + location_->describe())
+  throw Error(ErrorCode::kAlreadyExists, "a checkpoint exists at " + location_->describe())
       .with_hint("save elsewhere, or replace it with overwrite = true");
 }
 
-// Whether files of the new checkpoint, or of the one that stands, have names that say nothing of
-// their save: a stock reader would take old and new ones together. Where no directory can be made
-// beside the location, but nothing stands there, the switch, which comes last, will do.
+// Whether the new or the existing checkpoint has files whose names contain no save id. A stock
+// reader would mix old and new ones. If the location is empty and has no parent for a staging
+// directory, the save can be made in place, because the switch is published last.
 bool Commit::needs_staging() const {
   if (dialect_->shares_directory()) return false;
   const std::vector<std::string> names = storage_->list();
@@ -257,16 +268,17 @@ void Commit::lock() {
     lock_ = try_lock_location(*storage_);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
-    log(LogLevel::kWarning, std::string("nothing keeps two saves apart, and what failed ones have "
-                                        "left stays: ") +
-                                error.what());
+    log(LogLevel::kWarning,
+        std::string("the location can't be locked, so nothing prevents two saves at the same time, "
+                    "and files that failed saves have left stay: ") +
+            error.what());
     return;
   }
   if (lock_ == nullptr) fail_under_way(*storage_);
 }
 
-// An earlier save that replaced a rank-local checkpoint was interrupted in its step 5. It is ended
-// here, since the note speaks of that save only.
+// Completes step 5 of an earlier save that replaced a rank-local checkpoint and was interrupted.
+// kReplacedName covers one save only, so this must happen before this save writes its own.
 void Commit::finish_replacement() {
   const auto replaced = find_replaced(*storage_, *format_);
   if (!replaced) return;
@@ -275,25 +287,27 @@ void Commit::finish_replacement() {
   old_rank_local_.clear();
 }
 
-// What the standing checkpoint consists of. When that can't be read, or one stands there that has
-// only lost its metadata, nothing is removed before the new checkpoint stands.
-void Commit::look_at_old() {
+// Finds out which files the existing checkpoint consists of, and removes leftovers. If the
+// checkpoint can't be read, or has only lost its metadata, nothing is removed before the new
+// checkpoint exists.
+void Commit::inspect_existing() {
   const std::vector<std::string> names = storage_->list();
-  // Those of one that can't be read, or beside an ordinary index, would stand beside the new index
-  // all the same.
+  // Rank-local metadata must be replaced even if it can't be read or is beside an ordinary index:
+  // otherwise it would remain beside the new index.
   for (std::string& name : format_->rank_local_files(names)) {
     old_rank_local_.insert(std::move(name));
   }
   Standing old;
   try {
-    // Arrays of zarr in a shared directory may be anybody's.
+    // Zarr arrays in a shared directory may belong to somebody else.
     const bool replaced = !dialect_->shares_directory() || format_->detect(names);
     if (replaced) old = read_standing(*storage_, format_);
   } catch (const Error& error) {
-    log(LogLevel::kWarning, std::string("the checkpoint that is to be replaced can't be read, so "
-                                        "files of it may stay: ") +
-                                error.what());
-    // Its save is one of those that have a manifest.
+    log(LogLevel::kWarning,
+        std::string(
+            "the checkpoint to be replaced can't be read, so some of its files may stay: ") +
+            error.what());
+    // Its save is one of those that have a manifest here.
     for (const std::string& name : names) {
       const auto own = parse_own_name(*format_, name);
       if (own && own->kind == kManifestKind) replaces_.insert(own->save_id);
@@ -302,14 +316,14 @@ void Commit::look_at_old() {
   }
   old_files_ = std::move(old.files);
   if (old.found) replaces_.insert(old.save_id);
-  // Data files that a removal (removal.h) has left have the id of the save that wrote them.
+  // After a removal of keys (removal.h), data files still have the id of the save that wrote them.
   for (const std::string& name : old_files_) {
     if (const auto own = parse_own_name(*format_, name)) replaces_.insert(own->save_id);
   }
   if (!old.found) {
     if (const auto lost = find_lost(*storage_, *format_, names, read_notes(*storage_, names))) {
       log(LogLevel::kWarning,
-          lost->what + (lost->began_here ? "; they go once the new checkpoint stands"
+          lost->what + (lost->began_here ? "; they are removed once the new checkpoint exists"
                                          : "; this save does not remove them"));
       return;
     }
@@ -319,7 +333,7 @@ void Commit::look_at_old() {
 
 void Commit::remove_leftovers(const std::set<std::string>& referenced,
                               const std::string& standing) {
-  if (lock_ == nullptr) return;  // they may be the files of a save that is under way
+  if (lock_ == nullptr) return;  // the files may belong to a save that is under way
   try {
     const std::vector<std::string> names = storage_->list();
     const std::set<std::string> ended = read_notes(*storage_, names).ended(standing);
@@ -345,8 +359,9 @@ void Commit::prepare(Reported reported, Deadline deadline) {
     storage_->publish(name, temporary_name(save_id_, "manifest"), made.manifest, false, deadline);
   }
   if (!old_rank_local_.empty()) mark_replaced(deadline);
-  // What has no lock (a save without a communicator, or any where the storage has no locks) may
-  // have come since step 1. The files that come next may themselves look like a checkpoint.
+  // A save that takes no lock (one without a communicator, or any save where the storage has no
+  // locks) may have come since step 1. This check must precede publish_before(), whose files may
+  // themselves look like a checkpoint.
   if (!staging_) refuse_existing();
   publish_before(reported.threads, deadline);
   if (!staging_) return;
@@ -370,7 +385,7 @@ void Commit::publish(Deadline deadline) {
   publish(IndexRole::kAfter, deadline);
 }
 
-// Their names are new: of this save alone, or in a directory of its own.
+// No existing file has these names: they contain this save's id, or are in its own directory.
 void Commit::publish_before(int threads, Deadline deadline) {
   std::vector<NewFile> files;
   for (const IndexFile& file : index_) {
@@ -387,7 +402,7 @@ void Commit::publish(IndexRole role, Deadline deadline) {
       storage_->publish(file.name, temporary_name(save_id_, base_name(file.name)), file.bytes,
                         overwrite_, deadline);
     } catch (const Error& error) {
-      // But for a file that stood there before, it may be in place all the same.
+      // The file may have been published all the same, unless another file already had its name.
       if (error.code() != ErrorCode::kAlreadyExists) published_.push_back(file.name);
       throw;
     }
@@ -401,13 +416,14 @@ void Commit::clean() {
     remove_rank_local();
     std::vector<std::string> replaced;
     for (const std::string& name : old_files_) {
-      // The names are another writer's: what they may not name is left alone.
+      // The names may come from another writer's metadata. Of the files in kOwnDirectory, remove
+      // only those with a name of ours.
       const bool ours_to_remove = !in_own_directory(name) || is_own_name(*format_, name);
       if (ours_to_remove && name != switch_name(index_) && !new_files_.contains(name)) {
         replaced.push_back(name);
       }
     }
-    // What stays of it keeps the note.
+    // If some files stay, the note stays too.
     if (!remove_files(*storage_, replaced)) return;
     if (!replaced.empty()) storage_->sync_directory("");
     if (lock_ == nullptr) remove_files(*storage_, std::vector{note_name(save_id_)});
@@ -417,7 +433,7 @@ void Commit::clean() {
   }
 }
 
-// The note goes last, and only when nothing is left that it speaks of.
+// Removes kReplacedName last, and only once all files that it lists are gone.
 void Commit::remove_rank_local() {
   const std::string note(kReplacedName);
   if (!storage_->stat(note)) return;
@@ -431,7 +447,7 @@ void Commit::remove_rank_local() {
 
 void Commit::abandon(bool alone) {
   if (staging_) return staging_->abandon();
-  // They describe a checkpoint that lacks its switch, and whose data files go.
+  // These files describe a checkpoint that has no switch and whose data files will be removed.
   remove_files(*storage_, published_);
   const std::string manifest = manifest_name(save_id_);
   if (new_files_.contains(manifest)) remove_files(*storage_, std::vector{manifest});

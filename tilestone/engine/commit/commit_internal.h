@@ -1,4 +1,4 @@
-// The commit of a save, as the coordinator makes it. The protocol stands in commit.cc.
+// The commit of a save, carried out by the coordinator. commit.cc describes the protocol.
 #pragma once
 
 #include <map>
@@ -21,43 +21,46 @@
 
 namespace tilestone::engine {
 
-// begin, prepare, publish, clean: in this order, by one thread. Holds the location's lock from
-// begin() until it goes.
+// Call begin, prepare, publish and clean in this order, from one thread. Holds the location's lock
+// from begin() until it is destroyed.
 class Commit {
  public:
-  // save_id: a new random one.
+  // save_id: a new random id (random_save_id).
   Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
          std::shared_ptr<const Dialect> dialect, std::string save_id, bool overwrite);
 
-  // Step 1. Error(kAlreadyExists) when a checkpoint stands there and overwriting was not asked
-  // for, or another save is under way; kUnsupported for overwriting one that can't be replaced in
-  // one step (format/foreign.h), and where a staged save is not possible.
+  // Step 1. Error(kAlreadyExists) where a checkpoint exists and `overwrite` is false, or where
+  // another save is under way; kUnsupported where the existing checkpoint can't be replaced in one
+  // step (format/foreign.h), or where a staged save is needed and not possible.
   void begin(Deadline deadline);
-  // Of a staged save, once it has begun: its directory's name, for staging_storage(). "" otherwise.
+  // The name of a staged save's directory, for staging_storage(), once the save has begun. ""
+  // otherwise.
   std::string staging() const { return staging_ ? staging_->name() : std::string(); }
 
-  // What step 3 works on.
+  // The input of step 3.
   struct Reported {
     std::vector<RankReport> reports;  // by rank
-    std::span<const Bytes> encoded;   // encoded[i] is what reports[i].encode() gives
+    std::span<const Bytes> encoded;   // encoded[i] is the result of reports[i].encode()
     int threads = 0;                  // the save's option
-    const Items* items = nullptr;     // the coordinator's
+    const Items* items = nullptr;     // the coordinator's; not owned
     std::map<std::string, std::string> attributes = {};  // likewise
     CopyPolicy copies = CopyPolicy::kRefuse;
     std::set<std::string> remains = {};  // Manifest::remains
-    bool manifest = true;  // false: the reports say what no manifest can, and none is published
+    bool manifest = true;  // false: no manifest can describe the reports, and none is published
     ReplicaNames replicas = {};  // SaveOptions::tp_replica_names
   };
-  // Step 3: checks the reports, and that every file they name is here; makes everything durable but
-  // the switch of the index and what is published after it. Errors of begin() where a checkpoint or
-  // a save without a communicator has come to the location meanwhile.
+  // Step 3. Checks the reports, and that every file that they name exists here. Makes everything
+  // durable except the switch of the index and the files that are published after it. Also throws
+  // the errors of begin(), if a checkpoint or a save without a communicator has appeared at the
+  // location meanwhile.
   void prepare(Reported reported, Deadline deadline);
-  // Step 4. The checkpoint exists from within this call on.
+  // Step 4. The checkpoint begins to exist during this call.
   void publish(Deadline deadline);
-  // Step 5. Failures are reported in the log.
+  // Step 5. Failures are logged.
   void clean();
-  // Instead of publish(): removes what prepare() made, and the save's note where `alone`: no other
-  // rank can have data files yet. Failures are reported in the log.
+  // To be called instead of publish(). Removes what prepare() made. With `alone`, which says that
+  // no other rank can have written data files yet, also removes the save's note. Failures are
+  // logged.
   void abandon(bool alone);
 
  private:
@@ -70,7 +73,7 @@ class Commit {
   void refuse_open_attempts() const;
   void lock();
   void finish_replacement();
-  void look_at_old();
+  void inspect_existing();
   void remove_leftovers(const std::set<std::string>& referenced, const std::string& standing);
   void mark_replaced(Deadline deadline);
   void remove_rank_local();
@@ -78,21 +81,21 @@ class Commit {
   void publish(IndexRole role, Deadline deadline);
 
   std::shared_ptr<Storage> location_;
-  std::shared_ptr<Storage> storage_;  // what the save writes in
+  std::shared_ptr<Storage> storage_;  // the save writes here: the location or a staging directory
   std::shared_ptr<const Format> format_;
   std::shared_ptr<const Dialect> dialect_;
   const std::string save_id_;
   const bool overwrite_;
   std::unique_ptr<StorageLock> lock_;
-  std::optional<Staging> staging_;  // then storage_ is its directory beside location_
+  std::optional<Staging> staging_;  // of a staged save
 
-  std::set<std::string> old_files_;       // of the checkpoint that stands there: data, manifest
-  std::set<std::string> old_rank_local_;  // its metadata files, when it is a rank-local one
-  std::set<std::string> replaces_;        // the saves whose files they are
+  std::set<std::string> old_files_;       // of the existing checkpoint: data files and manifest
+  std::set<std::string> old_rank_local_;  // its metadata files, if it is a rank-local checkpoint
+  std::set<std::string> replaces_;        // ids of the saves that wrote these files
   std::set<std::string> new_files_;
   Index index_;
-  std::vector<std::string> published_;  // files of the index that stand before the switch
-  bool has_note_ = false;               // that this save has begun
+  std::vector<std::string> published_;  // files of the index that this save has published
+  bool has_note_ = false;               // the note that this save has begun was left
 };
 
 }  // namespace tilestone::engine

@@ -1,4 +1,5 @@
-// What describes a checkpoint, worked out of its ranks' reports: the same bytes whoever does it.
+// Makes the files that describe a checkpoint from its ranks' reports. The bytes are the same in
+// whichever process it runs.
 #pragma once
 
 #include <functional>
@@ -18,14 +19,14 @@ namespace tilestone::engine {
 
 struct DescribedSave {
   std::vector<RankReport> reports;  // by rank
-  std::span<const Bytes> encoded;   // encoded[i] is what reports[i].encode() gives
+  std::span<const Bytes> encoded;   // encoded[i] is the result of reports[i].encode()
   CopyPolicy copies = CopyPolicy::kRefuse;
   std::string save_id;
   std::string writer;                                  // "Tilestone 0.1.0"
   std::map<std::string, std::string> attributes = {};  // of the checkpoint
   Index of_dialect = {};                               // the dialect's files of the index
   std::set<std::string> remains = {};                  // Manifest::remains
-  ReplicaNames replicas = {};                          // to be named in the index too
+  ReplicaNames replicas = {};                          // second names to add to the index
 };
 
 struct Descriptions {
@@ -34,18 +35,17 @@ struct Descriptions {
   std::set<std::string> files;  // that the index names
 };
 
-// Errors: merge_reports().
+// Throws the errors of merge_reports() and add_replica_names().
 Descriptions describe_save(DescribedSave save, const Format& format, const Dialect& dialect);
 
-// What describes the part of a checkpoint that one rank has written alone, as torch's rank-local
-// mode has it; nothing is asked about coverage. Error(kUnsupported) in a format that has no such
-// file.
+// The metadata file of one rank, as in torch's rank-local mode. Does not check coverage.
+// Error(kUnsupported) for a format that has no such file.
 IndexFile describe_rank(RankReport report, const Format& format);
 
-// Of an object that several reports have, all but the lowest rank's go: the ranks of torch's
-// rank-local mode each write the objects that all have. `differs` is called for each whose bytes
-// are not the lowest rank's, with its key and the two ranks. Returns the files in which their bytes
-// stay.
+// Keeps each object in the lowest rank's report only: in torch's rank-local mode, each rank writes
+// the objects that all ranks have. `differs` is called for each dropped object whose bytes are not
+// those of the lowest rank, with the object's key and the two ranks. Returns the names of the files
+// that still contain bytes of dropped objects.
 std::set<std::string> drop_equal_objects(
     std::vector<RankReport>& reports,
     const std::function<void(const std::string& key, int lowest, int rank)>& differs);

@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* kBeside = "../";  // before the name of a sibling
 
-// One look at a location.
+// One run of find_leftovers() or remove_leftovers() at a location.
 class Cleaning {
  public:
   Cleaning(const Location& location, const std::shared_ptr<const Format>& format, bool force)
@@ -28,9 +28,9 @@ class Cleaning {
         format_(format ? format : torch_dist_format()),
         force_(force) {}
 
-  // A save holds the lock from its first file on. No save can begin while we hold it.
+  // Keeps saves from beginning: a save holds the lock from its first file on.
   void lock() {
-    if (storage_.list().empty()) return;  // there are only siblings
+    if (storage_.list().empty()) return;  // only siblings can be removed
     lock_ = try_lock_location(storage_);
     if (lock_ == nullptr) fail_under_way();
   }
@@ -53,7 +53,7 @@ class Cleaning {
     if (!standing_.found && !force_) refuse_lost(names, notes);
     replaced_ = find_replaced(storage_, *format_);
     ended_ = notes.ended(standing_.save_id);
-    // A rank-local save stands by its ranks' metadata, and may yet be published as a whole.
+    // A rank-local checkpoint does not end its save, which may yet be published as an ordinary one.
     open_ = notes.open(!standing_.save_id.empty() && standing_.rank_local.empty());
     for (const std::string& save_id : open_) ended_.erase(save_id);
     std::vector<Leftover> found;
@@ -69,17 +69,17 @@ class Cleaning {
     return found;
   }
 
-  // Names the saves whose files stay because no note speaks of them.
+  // Logs the unpublished saves, and the saves whose files stay because no note mentions them.
   void report_kept() const {
     if (!open_.empty()) {
-      log(LogLevel::kWarning, "unpublished in " + storage_.describe() + ", and no leftover: " +
+      log(LogLevel::kWarning, "files of an unpublished save stay in " + storage_.describe() + ": " +
                                   unpublished_text(storage_, storage_.list(), open_));
     }
     for (const auto& [save_id, count] : kept_) {
       log(LogLevel::kWarning, std::to_string(count) + " files of the save " + save_id +
                                   " stay in " + storage_.describe() +
-                                  ": no note of that save says that it left them, so they may have "
-                                  "been copied here; with force they are removed");
+                                  ": it left no note here, so they may have been copied; force "
+                                  "removes them");
     }
   }
 
@@ -88,8 +88,9 @@ class Cleaning {
     for (const Leftover& file : found) {
       if (!is_note(file.name) && !file.name.starts_with(kBeside)) remove(file.name);
     }
-    // Notes go last and once the others are gone for good: without them, rank-local metadata would
-    // stand beside the other kind, and data files be nobody's.
+    // Notes are removed last, once the other files are durably removed. Without kReplacedName,
+    // replaced rank-local metadata would be beside an ordinary index and make it ambiguous. Without
+    // a save's note, its data files could not be recognized as leftovers.
     if (failure_ == nullptr && found.size() > dead_.size()) {
       storage_.sync_directory("");
       for (const Leftover& file : found) {
@@ -115,7 +116,7 @@ class Cleaning {
 
   std::string why_not_needed(const Sibling& sibling) const {
     if (!standing_.found || standing_.save_id != sibling.save_id) return "it was not published";
-    return "it holds what the save " + sibling.save_id + " has replaced";
+    return "it contains the checkpoint that the save " + sibling.save_id + " has replaced";
   }
 
   void refuse_lost(const std::vector<std::string>& names, const Notes& notes) {
@@ -126,8 +127,8 @@ class Cleaning {
       standing_ = read_standing(storage_, format_);
       return;
     }
-    throw Error(ErrorCode::kCorrupt, lost->what + "; they are not taken for leftovers")
-        .with_hint(lost->hint + "; with force these files are removed");
+    throw Error(ErrorCode::kCorrupt, lost->what + "; they are not removed as leftovers")
+        .with_hint(lost->hint + "; force removes these files");
   }
 
   bool is_note(const std::string& name) const {
@@ -140,15 +141,16 @@ class Cleaning {
     std::string what, why;
   };
 
-  // Why the file can go; nullopt when it can't.
+  // Why the file can be removed; nullopt if it can't be.
   std::optional<Reason> reason_of(const std::string& name) {
     if (replaced_ && replaced_->files.contains(name)) {
       return Reason{"metadata of a rank-local checkpoint",
                     "the save " + standing_.save_id + " has replaced it"};
     }
     if (name == kReplacedName) {
-      return Reason{"note of a replaced rank-local checkpoint",
-                    replaced_ ? "nothing is left that it speaks of" : "its save was not published"};
+      return Reason{
+          "note of a replaced rank-local checkpoint",
+          replaced_ ? "the files that it lists are removed" : "its save was not published"};
     }
     const auto own = parse_own_name(*format_, name);
     if (!own || standing_.files.contains(name)) return std::nullopt;
@@ -162,10 +164,10 @@ class Cleaning {
   }
 
   std::string why_not_needed(const std::string& save_id) const {
-    if (!standing_.found) return "no checkpoint stands here: the save was not published";
-    if (standing_.save_id.empty()) return "the checkpoint that stands here is another writer's";
+    if (!standing_.found) return "there is no checkpoint here: the save was not published";
+    if (standing_.save_id.empty()) return "the checkpoint here is another writer's";
     if (standing_.save_id == save_id) return "the checkpoint of this save does not need it";
-    return "the checkpoint that stands here is of the save " + standing_.save_id;
+    return "the checkpoint here is of the save " + standing_.save_id;
   }
 
   void remove(const std::string& name) {
@@ -184,9 +186,9 @@ class Cleaning {
   Standing standing_;
   std::vector<Sibling> dead_;
   std::optional<Replaced> replaced_;
-  std::set<std::string> ended_;         // saves whose files may go
-  std::set<std::string> open_;          // that may still become the checkpoint
-  std::map<std::string, size_t> kept_;  // files that don't, by save
+  std::set<std::string> ended_;         // saves whose files may be removed
+  std::set<std::string> open_;          // saves that may still become the checkpoint
+  std::map<std::string, size_t> kept_;  // by save: how many files stay for lack of a note
   std::exception_ptr failure_;
 };
 
@@ -198,19 +200,19 @@ std::vector<Leftover> find_leftovers(const Location& location,
   engine::Cleaning cleaning(location, format, force);
   cleaning.expect_unlocked();
   std::vector<Leftover> found = cleaning.find();
-  cleaning.expect_unlocked();  // or a save has begun, and some of the files are its own
+  cleaning.expect_unlocked();  // a save that has begun meanwhile may own some of the files
   cleaning.report_kept();
   return found;
 }
 
 std::vector<Leftover> remove_leftovers(const Location& location,
                                        const std::shared_ptr<const Format>& format, bool force) {
-  // Without leftovers no lock's file is made.
+  // The lock file is made only if there are leftovers.
   if (find_leftovers(location, format, force).empty()) return {};
   engine::Cleaning cleaning(location, format, force);
   cleaning.lock();
-  // A metadata file that an interrupted save renamed must not vanish again once files go that the
-  // one before it names.
+  // The current metadata file may have been renamed by an interrupted save. It must be durable
+  // before files that the previous one names are removed.
   if (!location.storage().list().empty()) location.storage().sync_directory("");
   std::vector<Leftover> found = cleaning.find();
   cleaning.remove(found);

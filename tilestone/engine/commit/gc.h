@@ -1,5 +1,5 @@
-// Files that failed or interrupted saves have left at a location. The next save there removes them
-// too; this is for a location that nobody will save to again.
+// Removal of files that failed or interrupted saves have left at a location. The next save to the
+// location removes them too; these functions are for a location to which nobody will save again.
 #pragma once
 
 #include <cstdint>
@@ -14,32 +14,39 @@ namespace tilestone {
 
 // A file that no checkpoint at its location needs.
 struct Leftover {
-  std::string name;   // in the location; "../NAME": a directory beside it
-  uint64_t size = 0;  // bytes, of a directory's files
+  std::string name;   // in the location; "../NAME" is a directory beside it
+  uint64_t size = 0;  // bytes; for a directory, the sum over its files
   std::string what;   // "data file of the save 0123...", ...
-  std::string why;    // why it is not needed, as a sentence's end
+  std::string why;    // why it is not needed, as a clause: "it was not published"
 };
 
-// What can go: files with a save's id in their name that a note in .tilestone says a save has made
-// or replaced there, and that no standing checkpoint names; and metadata of a rank-local checkpoint
-// whose replacement was interrupted after its commit. Directories that dead saves have left beside
-// the location, under names that hold its own and the save's id. Sorted by name. Changes nothing.
+// Finds the files that can be removed, sorted by name:
+// - files with a save id in their name, if a note in .tilestone says that a save has made or
+//   replaced them there, and no existing checkpoint names them;
+// - metadata of a rank-local checkpoint whose replacement was interrupted after its commit;
+// - directories that dead saves have left beside the location, under names that contain the
+//   location's name and the save id.
 //
-// Looking takes no lock and makes nothing: a save that begins meanwhile goes on, and a location
-// that can only be read will do.
+// Changes nothing and takes no lock. A save that begins meanwhile is not disturbed, and read access
+// to the location is enough.
 //
-// `format`: default torch_dist. `force`: also files of which no note speaks. They may have been
-// copied there, and stay otherwise, as the log says; where no checkpoint stands, they or a manifest
-// with all its data files may be all that is left of one: kCorrupt. Other errors: kNotFound when
-// there is no file at all, kAlreadyExists while a save is under way there; kCorrupt and kUnsafe
-// when the checkpoint can't be read, since what it needs is then not known; kIo.
+// `format`: nullptr means torch_dist. `force`: also finds files that no note mentions. Without
+// `force` these stay, because they may have been copied there, and a warning is logged.
+//
+// Errors: kNotFound when there is no file at all; kAlreadyExists while a save is under way there;
+// kCorrupt without `force`, when no checkpoint exists and the files may be all that is left of one
+// (files that no note mentions, or a manifest with all its data files); kCorrupt and kUnsafe when
+// the checkpoint can't be read, because then the files that it needs are not known; kIo.
 std::vector<Leftover> find_leftovers(const Location& location,
                                      const std::shared_ptr<const Format>& format = nullptr,
                                      bool force = false);
 
-// Removes what find_leftovers finds, while no save can begin there, and returns it. A file that
-// can't be removed is kIo with its name, thrown once the others are gone. A crash at any moment
-// leaves the checkpoint as it is, and some leftovers. kUnsupported where the storage has no locks.
+// Removes the files that find_leftovers finds, and returns them. Holds the location's lock, so that
+// no save can begin meanwhile. After a crash at any moment the checkpoint is unchanged, and some
+// leftovers remain.
+//
+// Errors: those of find_leftovers; kIo with the name of a file that can't be removed, thrown once
+// the other files are removed; kUnsupported where the storage has no locks.
 std::vector<Leftover> remove_leftovers(const Location& location,
                                        const std::shared_ptr<const Format>& format = nullptr,
                                        bool force = false);

@@ -19,7 +19,8 @@ class Lease::Renewal {
         temp_name_(std::move(temp_name)),
         interval_(interval) {
     renew();
-    // It works for no call (base/call_scope.h): the one that has made the lease may end before it.
+    // The thread belongs to no call (base/call_scope.h): it may outlive the call that made the
+    // lease.
     thread_ = std::thread([this] { run(); });
   }
 
@@ -43,7 +44,8 @@ class Lease::Renewal {
     }
   }
 
-  // Neither synced nor tried again at once: after a crash nobody holds it.
+  // The file need not be durable, because nobody holds the lease after a crash. A failed write is
+  // tried again at the next interval.
   void renew() {
     try {
       ByteWriter out;
@@ -55,7 +57,9 @@ class Lease::Renewal {
     } catch (const Error& error) {
       if (!std::exchange(failed_, true)) {
         log(LogLevel::kWarning,
-            std::string("a save's lease is not renewed, so others may take its rank for dead: ") +
+            std::string(
+                "a save's lease can't be renewed, so other processes may consider this rank "
+                "dead: ") +
                 error.what());
       }
       drop(temp_name_);
@@ -66,15 +70,15 @@ class Lease::Renewal {
     try {
       storage_->remove(file);
     } catch (const Error&) {
-      // It is not there, or goes with the attempt's directory.
+      // It does not exist, or will be removed with the attempt's directory.
     }
   }
 
   const std::shared_ptr<Storage> storage_;
   const std::string name_, temp_name_;
   const std::chrono::duration<double> interval_;
-  uint64_t count_ = 0;   // of the constructor, then of the thread
-  bool failed_ = false;  // likewise
+  uint64_t count_ = 0;   // used by the constructor, then only by the thread
+  bool failed_ = false;  // likewise; a failure was logged
   std::mutex mutex_;
   std::condition_variable wake_;
   bool ends_ = false;

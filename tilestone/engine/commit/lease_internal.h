@@ -1,6 +1,6 @@
-// A lease: a file that changes as long as its process works. Who finds it unchanged for a whole
-// period, by his own clock that nobody sets, may take the process for dead. Nothing is compared
-// with the clocks of other machines or of a file server.
+// A lease: a file that a process rewrites at intervals as long as it works. An observer that finds
+// the file unchanged for a whole period may consider the process dead. The observer measures the
+// period with its own monotonic clock; clocks of other machines or of a file server play no part.
 #pragma once
 
 #include <chrono>
@@ -12,17 +12,18 @@
 
 namespace tilestone::engine {
 
-// How often it changes, and for how long it must not have changed: several misses in a row.
+// How often the file is rewritten, and for how long it must be unchanged before its process may be
+// considered dead. The period covers several missed rewrites in a row.
 inline constexpr std::chrono::duration<double> kLeaseInterval{5};
 inline constexpr std::chrono::duration<double> kLeasePeriod{60};
 
 class Lease {
  public:
-  // Writes the file now, and again at each interval on a thread of its own; the first failure is
-  // logged. `temp_name` must be nobody else's.
+  // Writes the file now, and again after each interval on a thread of its own. Logs the first
+  // failure. No other call may use `temp_name`.
   Lease(std::shared_ptr<Storage> storage, std::string name, std::string temp_name,
         std::chrono::duration<double> interval = kLeaseInterval);
-  // Removes the file; in a child of fork nothing happens: the lease is its parent's.
+  // Removes the file. Does nothing in a forked child, because the lease belongs to the parent.
   ~Lease();
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;

@@ -13,7 +13,7 @@
 
 namespace tilestone::engine::lease_test {
 
-// The call in which a save writes may be over before the one in which it reports.
+// A save may write in one call and report in a later one. The lease spans both.
 TEST(Lease, ItsThreadWorksForNoCallAsItMayOutliveTheOneThatMadeIt) {
   std::mutex mutex;
   std::condition_variable logged;
@@ -24,7 +24,7 @@ TEST(Lease, ItsThreadWorksForNoCallAsItMayOutliveTheOneThatMadeIt) {
     logged.notify_all();
   });
   const auto disk = FaultDisk::create(memory_storage(), [](const StorageCall& call) {
-    // The first lease is made, none is renewed.
+    // The lease is made, but its renewals fail.
     return call.op == StorageOp::kRename && call.index > 3 ? FaultAction::fail(EIO)
                                                            : FaultAction::pass();
   });

@@ -9,7 +9,8 @@
 
 namespace tilestone::engine {
 
-// Returns after `time`, or at the deadline. Throws the reason of its interrupt.
+// Returns after `time` or at the deadline, whichever is first. If the deadline's interrupt is
+// requested, throws its reason.
 inline void pause(std::chrono::duration<double> time, Deadline deadline) {
   const Deadline end = Deadline::after(time);
   while (!end.expired() && !deadline.expired()) {

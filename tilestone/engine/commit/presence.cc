@@ -19,18 +19,18 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-constexpr Seconds kLongestSearch{30};  // for files that are not to be seen yet
-constexpr double kShareOfTime = 0.5;   // likewise, of the time to the deadline
-constexpr Seconds kFirstPause{0.02};   // between two looks; each is twice the one before
+constexpr Seconds kLongestSearch{30};  // for files that are not visible yet
+constexpr double kShareOfTime = 0.5;   // of the time to the deadline, likewise
+constexpr Seconds kFirstPause{0.02};   // between two looks; doubles each time
 constexpr Seconds kLongestPause{2};
 
 struct Expected {
   const ReportedFile* file = nullptr;
   int rank = 0;
-  std::optional<uint64_t> found;  // bytes, where it is there with another size
+  std::optional<uint64_t> found;  // size in bytes as found; nullopt if the file is missing
 };
 
-// Opening, not stat: a network file system then asks its server.
+// Opens the file instead of calling stat, so that a network file system asks its server.
 std::optional<uint64_t> size_of(Storage& storage, const std::string& name) {
   try {
     return storage.open(name)->size();
@@ -40,13 +40,13 @@ std::optional<uint64_t> size_of(Storage& storage, const std::string& name) {
   }
 }
 
-// Those that are not there as they were reported, in their order.
+// The files that are missing or have another size than reported, in their order.
 std::vector<Expected> missing_of(Storage& storage, std::vector<Expected> expected,
                                  ThreadPool* threads, Deadline deadline) {
   std::vector<char> missing(expected.size(), 0);
   const auto look = [&](size_t i) {
     if (deadline.expired()) {
-      throw Error(ErrorCode::kTimeout, "the deadline passed while the ranks' files were looked for")
+      throw Error(ErrorCode::kTimeout, "the deadline passed while looking for the ranks' files")
           .with_file(expected[i].file->name);
     }
     expected[i].found = size_of(storage, expected[i].file->name);
@@ -69,19 +69,21 @@ std::vector<Expected> missing_of(Storage& storage, std::vector<Expected> expecte
   std::string what = "rank " + std::to_string(first.rank) + " wrote a file of " +
                      std::to_string(first.file->size) + " bytes";
   if (first.found) {
-    what += " that has " + std::to_string(*first.found) + " bytes in " + storage.describe() +
-            " as the rank that publishes the save sees it";
+    what += ", but the rank that publishes the save finds " + std::to_string(*first.found) +
+            " bytes in " + storage.describe();
   } else {
-    what += " that the rank that publishes the save does not find in " + storage.describe();
+    what += ", but the rank that publishes the save does not find it in " + storage.describe();
   }
   if (missing.size() > 1) {
-    what += " (the same is true of " + std::to_string(missing.size() - 1) + " more files)";
+    what += " (likewise " + std::to_string(missing.size() - 1) + " more files)";
   }
   throw Error(ErrorCode::kMismatch, what)
       .with_file(first.file->name)
       .with_rank(first.rank)
-      .with_hint("the directory of rank " + std::to_string(first.rank) +
-                 " seems to be another one: all ranks need one file system at this path");
+      .with_hint(
+          "rank " + std::to_string(first.rank) +
+          " seems to write to another directory: all ranks need the same file system at this "
+          "path");
 }
 
 }  // namespace
@@ -92,7 +94,7 @@ void expect_files(Storage& storage, std::span<const RankReport> reports, int thr
   for (const RankReport& report : reports) {
     for (const ReportedFile& file : report.files) missing.push_back({&file, report.rank, {}});
   }
-  // One file of each rank, as usual for a small group, is not worth threads.
+  // For a small group with one file per rank, threads cost more than they save.
   constexpr size_t kWorthThreads = 16;
   std::optional<ThreadPool> pool;
   if (missing.size() >= kWorthThreads) pool.emplace(thread_count(threads));

@@ -1,4 +1,4 @@
-// Whether the files that all ranks have written are in the coordinator's directory.
+// Checks that the files that all ranks have written are in the coordinator's directory.
 #pragma once
 
 #include <span>
@@ -9,13 +9,13 @@
 
 namespace tilestone::engine {
 
-// Opens every file of the reports by its name and checks its size. A shared file system may show
-// the files of other hosts late, so what is missing is looked for again until half of the time to
-// the deadline is over, at most 30 seconds.
+// Opens every reported file by its name and checks its size. A shared file system may show files of
+// other hosts late, so the search for missing files is repeated until half of the time to the
+// deadline is over, for at most 30 seconds. `threads`: the save's option.
 //
-// Error(kMismatch) with file and rank for a file that stays missing or has another size: the rank's
-// path then leads to another directory. Errors of the storage otherwise; kTimeout past the
-// deadline. `threads`: the save's option.
+// Errors: kMismatch with file and rank for a file that stays missing or has another size, because
+// then the rank's path leads to another directory; kTimeout past the deadline; otherwise the errors
+// of the storage.
 void expect_files(Storage& storage, std::span<const RankReport> reports, int threads,
                   Deadline deadline);
 

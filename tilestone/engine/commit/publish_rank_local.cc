@@ -1,10 +1,10 @@
-// The metadata of each rank is made the report that the rank would have left had Tilestone written
-// its files: with the size of each file and the checksums of each item, which takes one read of
-// all data. From there on it is an ordinary save that replaces a rank-local checkpoint (commit.cc,
-// kReplacedName), but that its data files are those of the checkpoint that it replaces.
+// Turns each rank's metadata into the report that the rank would have left if Tilestone had written
+// its files. The report needs the size of each file and the checksums of each item, so all data is
+// read once. The rest is an ordinary save that replaces a rank-local checkpoint (commit.cc,
+// kReplacedName), except that its data files are those of the replaced checkpoint.
 //
-// A manifest says where the elements of an item begin, and that they follow in C order. Where an
-// item of stock torch's has them in another order, no manifest is published.
+// A manifest states where the elements of an item begin, and implies that they are in C order. If
+// an item of stock torch has them in another order, no manifest is published.
 #include "tilestone/engine/commit/publish_rank_local_internal.h"
 
 #include <algorithm>
@@ -27,9 +27,9 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kPieceBytes = 1u << 20;  // of a summed read, at most
+constexpr uint64_t kPieceBytes = 1u << 20;  // the most that one checksummed read takes
 
-// One rank's report, made of its metadata and of what its files hold.
+// Makes one rank's report from its metadata and the contents of its files.
 class RankReader {
  public:
   RankReader(Storage& storage, const Format& format, const Metadata& metadata, ThreadPool& threads,
@@ -43,7 +43,7 @@ class RankReader {
                  deadline},
         metadata_(metadata) {}
 
-  // Whether a manifest can say where the elements of all items are.
+  // Whether the elements of all items are in C order, so that a manifest can describe them.
   bool in_c_order() const { return in_c_order_; }
 
   RankReport report(int rank, int world_size, const std::string& save_id) {
@@ -69,14 +69,14 @@ class RankReader {
  private:
   struct Payload {
     uint64_t size = 0;                   // bytes of the elements
-    std::optional<uint32_t> crc32 = {};  // as the item itself says it
+    std::optional<uint32_t> crc32 = {};  // as recorded in the item itself
     ChunkRef chunk = {};
   };
-  // A summed read: of an item, and of its elements where it lies within them.
+  // A read for the checksum of an item, and for that of its elements if it is within them.
   struct SummedRead {
     ReportedItem* item = nullptr;
-    uint64_t within = 0;  // from the item's start, bytes
-    bool of_payload = false;
+    uint64_t within = 0;      // offset from the item's start, bytes
+    bool of_payload = false;  // within the elements
   };
 
   void expect_plain(const ItemLocation& at, const std::string& key) const {
@@ -109,8 +109,8 @@ class RankReader {
     }
   }
 
-  // One that has its elements in another order counts as a whole: replicas are the same if their
-  // items are.
+  // An item with its elements in another order gets no payload, so the checksum covers the whole
+  // item: replicas are equal if their items are.
   Payload payload_of(ChunkRef ref, const StoredPayload& found) {
     const StoredTensor& tensor = metadata_.tensors[ref.tensor];
     const Box& box = tensor.chunks[ref.chunk].box;
@@ -124,7 +124,7 @@ class RankReader {
     return {payload.size, whole ? found.record_crc32 : std::nullopt, ref};
   }
 
-  // The stride of a dim of size 1 says nothing.
+  // Ignores the strides of dims of size 1.
   static bool in_c_order(const StoredPayload& found) {
     const Dims expected = contiguous_strides(found.shape);
     for (size_t d = 0; d < found.shape.size(); ++d) {
@@ -133,7 +133,7 @@ class RankReader {
     return true;
   }
 
-  // Pieces of the item, none of which holds both elements and other bytes.
+  // Adds reads of the whole item. No read has both elements and other bytes.
   void request(ReportedItem& item, uint64_t payload_size) {
     const uint64_t begin = payload_size == 0 ? item.length : item.checksums.payload_offset;
     const uint64_t end = begin + payload_size;
@@ -149,7 +149,7 @@ class RankReader {
     cut(end, item.length, false);
   }
 
-  // The pieces of an item follow one another.
+  // Reads all pieces and sets the items' checksums. The pieces of an item follow one another.
   void sum() {
     RangeReader reader(context_, &context_.threads);
     size_t first = 0;
@@ -194,12 +194,12 @@ class RankReader {
   bool in_c_order_ = true;
 };
 
-// The checkpoint as it stands, which must be a rank-local one.
+// Finds the checkpoint. Error(kAlreadyExists) if it is not rank-local.
 Found find_rank_local(const Location& location) {
   Found found = find_checkpoint(location.shared(), nullptr);
   if (found.description.metadata->rank_local) return found;
   throw Error(ErrorCode::kAlreadyExists,
-              "the checkpoint at " + location.describe() + " is not a rank-local one any more");
+              "the checkpoint at " + location.describe() + " is no longer a rank-local one");
 }
 
 struct ReadReports {
@@ -225,7 +225,7 @@ ReadReports read_reports(const Found& found, const std::string& save_id, int thr
     read.in_c_order = read.in_c_order && reader.in_c_order();
   }
   if (!read.in_c_order) {
-    log(LogLevel::kWarning, "some tensors don't lie in C order in the files of " +
+    log(LogLevel::kWarning, "some tensors are not in C order in the files of " +
                                 found.storage->describe() +
                                 ", so the checkpoint is published without a manifest");
   }
@@ -235,8 +235,8 @@ ReadReports read_reports(const Found& found, const std::string& save_id, int thr
 std::set<std::string> unite_objects(std::vector<RankReport>& reports) {
   return drop_equal_objects(reports, [](const std::string& key, int lowest, int rank) {
     log(LogLevel::kWarning, "the object " + key + " of rank " + std::to_string(rank) +
-                                " is not that of rank " + std::to_string(lowest) +
-                                ", which stands for both");
+                                " differs from that of rank " + std::to_string(lowest) +
+                                ", which is kept");
   });
 }
 
@@ -257,7 +257,7 @@ std::string publish_rank_local(const Location& location, int threads, Deadline d
   Commit commit(location.shared(), before.format.format, before.format.dialect, save_id, true);
   commit.begin(deadline);
   try {
-    const Found found = find_rank_local(location);  // no save changes it from here on
+    const Found found = find_rank_local(location);  // no other save can change it any more
     ReadReports read = read_reports(found, save_id, threads, deadline);
     std::set<std::string> remains = unite_objects(read.reports);
     std::vector<Bytes> encoded;

@@ -1,5 +1,5 @@
-// Turning a rank-local checkpoint that no attempt of ours speaks of into an ordinary one: stock
-// torch's (use_collectives=False), or ours where its hidden files were not copied along.
+// Turns a rank-local checkpoint into an ordinary one where no attempt of ours describes it: one of
+// stock torch (use_collectives=False), or one of ours that was copied without its hidden files.
 #pragma once
 
 #include <string>
@@ -9,11 +9,12 @@
 
 namespace tilestone::engine {
 
-// Whether a rank-local checkpoint stands there. Errors: those of opening it; none where there is no
-// checkpoint.
+// Whether the location has a rank-local checkpoint. False if there is no checkpoint. Throws the
+// errors of opening it.
 bool is_rank_local_at(const Location& location);
 
-// Returns the new save id. Reads every item once. Errors as publish() in unpublished.h.
+// Returns the new save id. Reads every item once. Throws the same errors as publish() in
+// unpublished.h.
 std::string publish_rank_local(const Location& location, int threads, Deadline deadline);
 
 }  // namespace tilestone::engine

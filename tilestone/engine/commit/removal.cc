@@ -1,15 +1,15 @@
-// The new index names a save id of its own, and so a manifest of its own; both are those of the
-// standing checkpoint without what goes. As in a save (commit.cc) one rename switches both:
+// The new index has a new save id, and so names a new manifest. Both describe the existing
+// checkpoint without the removed keys. As in a save (commit.cc), one rename switches both:
 //
-//  1. The lock of the location. A note that this removal has begun and which saves' files it
-//     replaces, durable before anything else.
-//  2. The new manifest, under its own name.
-//  3. The new index over the old one. The rename is the commit.
-//  4. Data files that the new index does not name, the old manifest, then the note.
+//  1. Take the lock of the location. Leave a note that this removal has begun and which saves'
+//     files it replaces. The note is durable before anything else is done.
+//  2. Publish the new manifest under its own name.
+//  3. Publish the new index over the old one. The rename is the commit.
+//  4. Remove the data files that the new index does not name, the old manifest, and then the note.
 //
-// A crash before 3 leaves the old checkpoint, and a note and a manifest that the next save or gc
-// removes. A crash after it leaves the new one, and files that are leftovers by the note. Of a
-// checkpoint without a manifest only the index is replaced, by the same rename.
+// A crash before step 3 leaves the old checkpoint, and a note and a manifest that the next save or
+// gc removes. A crash after it leaves the new checkpoint, and files that are leftovers according to
+// the note. For a checkpoint without a manifest, only the index is replaced, by the same rename.
 #include "tilestone/engine/commit/removal.h"
 
 #include <algorithm>
@@ -33,11 +33,11 @@ namespace {
 constexpr auto kPause = std::chrono::milliseconds(10);
 constexpr const char* kHashes = "integrity.json";  // Megatron-Core's, of the files as they were
 
-// What a standing checkpoint is, and what is left of it.
+// An existing checkpoint, and what a removal keeps of it.
 struct Plan {
   Opened opened;
   Metadata kept;
-  std::vector<std::string> keys;  // that go
+  std::vector<std::string> keys;  // to be removed
 };
 
 Opened open_standing(const std::shared_ptr<Storage>& storage) {
@@ -49,11 +49,11 @@ void expect_possible(const Opened& opened, const Storage& storage) {
   const bool one_file = !opened.format->has_fixed_names() && !opened.metadata.rank_local;
   if (opened.dialect->name() != megatron_dialect()->name() || !one_file) {
     throw Error(ErrorCode::kUnsupported,
-                "keys can be removed from checkpoints of Megatron-Core in the format torch_dist; " +
-                    storage.describe() + " holds one of the format " +
-                    std::string(opened.format->name()) + " in the dialect " +
-                    std::string(opened.dialect->name()))
-        .with_hint("load what should stay, and save it");
+                "keys can be removed only from checkpoints of Megatron-Core in the format "
+                "torch_dist; the checkpoint at " +
+                    storage.describe() + " has the format " + std::string(opened.format->name()) +
+                    " and the dialect " + std::string(opened.dialect->name()))
+        .with_hint("load the tensors and objects to keep, and save them");
   }
   const auto& files = opened.metadata.files;
   const bool ours = std::any_of(files.begin(), files.end(), [&](const std::string& name) {
@@ -64,22 +64,22 @@ void expect_possible(const Opened& opened, const Storage& storage) {
               "the manifest of the save \"" + opened.metadata.save_id + "\" is missing");
 }
 
-// An item of such a tensor holds several of its chunks, which no index of today can say.
+// Refuses tensors of which one item has several chunks: today's index can't describe them.
 void expect_writable(const Metadata& kept) {
   for (const StoredTensor& tensor : kept.tensors) {
     for (const StoredChunk& chunk : tensor.chunks) {
       if (!chunk.flat) continue;
       throw Error(
           ErrorCode::kUnsupported,
-          "a flattened tensor of Megatron-Core up to 0.15 would stay, and the index of such "
-          "can't be written anew")
+          "a flattened tensor of Megatron-Core up to 0.15 would remain, and an index with such "
+          "tensors can't be written")
           .with_key(tensor.key)
-          .with_hint("load what should stay, and save it");
+          .with_hint("load the tensors and objects to keep, and save them");
     }
   }
 }
 
-// The files that items lie in, and no others.
+// Keeps only the files that contain items.
 void drop_unused_files(Metadata& metadata) {
   constexpr uint32_t kUnused = ~uint32_t{0};
   std::vector<uint32_t> places(metadata.files.size(), kUnused);
@@ -119,7 +119,7 @@ Plan plan_removal(const std::shared_ptr<Storage>& storage, std::string_view pref
   return plan;
 }
 
-// One rank's report without what goes, as if it had never written it.
+// One rank's report without the removed keys, as if the rank had never written them.
 class Without {
  public:
   Without(const RankReport& report, const std::set<std::string>& keys,
@@ -154,7 +154,7 @@ class Without {
   }
 
  private:
-  using Place = std::optional<uint32_t>;  // nothing for what goes
+  using Place = std::optional<uint32_t>;  // the new number; nullopt if removed
 
   template <typename T>
   static Place place_of(std::vector<T>& kept, const T& item, bool stays) {
@@ -163,7 +163,7 @@ class Without {
     return static_cast<uint32_t>(kept.size() - 1);
   }
 
-  // A copy may lie in a file of which nothing else is left.
+  // Also drops copies in files that are removed because they contain nothing else that is kept.
   void keep_chunks(const std::vector<RankReport::Chunk>& from,
                    std::vector<RankReport::Chunk>& kept) const {
     for (RankReport::Chunk chunk : from) {
@@ -185,7 +185,7 @@ class Without {
 
   const RankReport& report_;
   const std::set<std::string>& keys_;
-  std::vector<Place> files_, tensors_;  // by the number that the report gives them
+  std::vector<Place> files_, tensors_;  // by their number in the old report
   RankReport left_;
 };
 
@@ -197,16 +197,16 @@ class Remover {
   }
 
   Removal run() {
-    storage_.sync_directory("");  // an index that a crash could take back must not be the old one
+    storage_.sync_directory("");  // the old index must be durable, so that no crash can undo it
     remove_hashes();
     if (plan_.opened.manifest) leave_note(storage_, save_id_, replaced_saves(), Deadline::never());
     try {
       make_index();
     } catch (...) {
-      take_back();
+      roll_back();
       throw;
     }
-    // From here on nobody can know which index a later boot will show, should this fail.
+    // If this fails, nobody can know which index will be there after a reboot: remove nothing.
     storage_.publish(index_.name, temporary_name(save_id_, "metadata"), index_.bytes, true,
                      Deadline::never());
     Removal removal{std::move(plan_.keys), {}, 0, false};
@@ -215,16 +215,16 @@ class Remover {
   }
 
  private:
-  // They would be those of another .metadata.
+  // Removes Megatron-Core's file hashes, which would not match the new .metadata.
   void remove_hashes() {
     if (!storage_.stat(kHashes)) return;
     storage_.remove(kHashes);
     storage_.sync_directory("");
     log(LogLevel::kWarning, std::string(kHashes) + " is removed from " + storage_.describe() +
-                                ": it has hashes of files that change");
+                                ": it contains hashes of files that change");
   }
 
-  // Those whose names the files of the checkpoint have.
+  // The saves whose ids are in the names of the checkpoint's files.
   std::set<std::string> replaced_saves() const {
     std::set<std::string> saves{plan_.opened.metadata.save_id};
     for (const std::string& name : plan_.opened.metadata.files) {
@@ -233,7 +233,7 @@ class Remover {
     return saves;
   }
 
-  // The new index, not published yet, and the manifest that it names, published.
+  // Makes the new index without publishing it, and publishes the manifest that it names.
   void make_index() {
     if (plan_.opened.manifest) plan_.kept.save_id = save_id_;
     Metadata named = plan_.kept;
@@ -265,7 +265,7 @@ class Remover {
     return made;
   }
 
-  // The files in which bytes of removed items stay.
+  // Adds the files that still contain bytes of removed items to Manifest::remains.
   void note_remains(Manifest& made, const std::set<std::string>& keys) const {
     const auto note = [&](const std::string& key, const ItemLocation& at) {
       const std::string& file = plan_.opened.metadata.files[at.file];
@@ -285,7 +285,7 @@ class Remover {
     std::erase_if(made.remains, [&](const auto& file) { return !kept_files_.contains(file); });
   }
 
-  void take_back() {
+  void roll_back() {
     if (!plan_.opened.manifest) return;
     if (remove_files(storage_, std::vector{manifest_name(save_id_)})) {
       remove_files(storage_, std::vector{note_name(save_id_)});
@@ -306,7 +306,7 @@ class Remover {
       std::sort(removal.files.begin(), removal.files.end());
       const auto& manifest = plan_.opened.manifest;
       if (manifest) gone.push_back(manifest_name(manifest->save_id));
-      if (!remove_files(storage_, gone)) return;  // the note speaks of what stays
+      if (!remove_files(storage_, gone)) return;  // the note is needed for the files that stay
       storage_.sync_directory("");
       if (manifest) remove_files(storage_, std::vector{note_name(save_id_)});
     } catch (const Error& error) {
@@ -314,7 +314,8 @@ class Remover {
     }
   }
 
-  // The names are another writer's: data files they are, and none that describes the checkpoint.
+  // The names may come from another writer's index: never remove files of kOwnDirectory or files
+  // that describe the checkpoint.
   bool may_go(const std::string& name) const {
     const bool in_own = name.starts_with(std::string(kOwnDirectory) + "/");
     return !in_own && !plan_.opened.files.contents.contains(name);
@@ -347,7 +348,7 @@ Removal remove_keys(const Location& location, std::string_view prefix,
                 "an empty prefix would remove all tensors and objects");
   }
   const std::shared_ptr<Storage>& storage = location.shared();
-  // Where nothing begins so, no lock's file is made.
+  // The lock file is made only if there are keys to remove.
   engine::Plan plan = engine::plan_removal(storage, prefix);
   if (plan.keys.empty()) return {};
   const auto lock = engine::wait_for_lock(*storage, options);

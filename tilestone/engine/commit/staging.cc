@@ -19,21 +19,22 @@ namespace tilestone::engine {
 namespace {
 
 constexpr std::string_view kInfix = ".tilestone-";
-constexpr const char* kFreshHint = "save to a directory that is not there yet";
+constexpr const char* kFreshHint = "save to a directory that does not exist yet";
 
 std::string sibling_prefix(std::string_view name) {
   return "." + std::string(name) + std::string(kInfix);
 }
 
-// A process whose working directory is replaced would be left in one that is removed.
+// If the working directory were replaced, the process would be left in a removed directory.
 void expect_outside(const StoragePlace& place) {
   std::error_code error;
   const std::string here = std::filesystem::current_path(error).string() + "/";
   const std::string above = place.storage->describe();
   const std::string path = above + (above.ends_with('/') ? "" : "/") + place.name + "/";
   if (error || !here.starts_with(path)) return;
-  throw Error(ErrorCode::kUnsupported,
-              "the working directory of this process is in the directory that this save replaces")
+  throw Error(
+      ErrorCode::kUnsupported,
+      "the working directory of this process is inside the directory that this save replaces")
       .with_file(path)
       .with_hint("change to another directory first");
 }
@@ -46,11 +47,11 @@ StoragePlace expect_parent(Storage& location) {
   throw Error(ErrorCode::kUnsupported,
               "no directory can be made beside " + location.describe() +
                   ", which this save needs: its files can't be replaced one by one")
-      .with_hint("save to a directory within another one");
+      .with_hint("save to a directory that has a parent directory");
 }
 
-// A checkpoint's tree goes from the files on that make it one, so that who still reads it finds
-// out.
+// Removes a tree. The files that make it a checkpoint are removed first, so that a process that
+// still reads it gets an error.
 void remove_checkpoint(Storage& parent, const std::string& name) {
   const auto tree = parent.child(name);
   const std::vector<std::string> names = tree->list();
@@ -67,7 +68,8 @@ void remove_checkpoint(Storage& parent, const std::string& name) {
   parent.remove_tree(name);
 }
 
-// Null without an error where the storage has no locks.
+// Takes a lock. Null where the storage has no locks, which is logged. Error(kAlreadyExists) where
+// `holder` holds it.
 template <typename Lock>
 std::unique_ptr<StorageLock> take(const Lock& lock, const Storage& location,
                                   std::string_view holder) {
@@ -77,7 +79,10 @@ std::unique_ptr<StorageLock> take(const Lock& lock, const Storage& location,
     return taken;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
-    log(LogLevel::kWarning, std::string("nothing keeps two saves apart: ") + error.what());
+    log(LogLevel::kWarning,
+        std::string("the location can't be locked, so nothing prevents two saves "
+                    "at the same time: ") +
+            error.what());
     return nullptr;
   }
 }
@@ -90,12 +95,13 @@ bool is_empty(Storage& location) {
 
 void fail_under_way(const Storage& storage, std::string_view what) {
   throw Error(ErrorCode::kAlreadyExists,
-              std::string(what) + " to " + storage.describe() + " is under way")
+              std::string(what) + " is under way at " + storage.describe())
       .with_file(kLockName)
       .with_hint("wait for it, or save elsewhere");
 }
 
-// A mark that is made in the locked directory must be seen in the one that has the location's name.
+// A file that is made in the locked directory must be visible at the location. Otherwise the
+// directory was exchanged before it was locked.
 std::unique_ptr<StorageLock> try_lock_location(Storage& storage) {
   storage.make_directory(std::string(kOwnDirectory));
   const auto held = storage.held();
@@ -144,7 +150,7 @@ bool Siblings::remove_dead(const Sibling& sibling) const {
   try {
     remove_checkpoint(parent, sibling.name);
   } catch (...) {
-    // Its save has only just begun, and made its lock once the file of this one had gone.
+    // Its save may have just begun, and made a new lock file after this call removed the old one.
     lock.reset();
     if (is_alive(sibling)) return false;
     throw;
@@ -161,22 +167,22 @@ void clean_siblings(Storage& location, std::string_view own) {
     }
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kAlreadyExists) throw;
-    if (error.code() == ErrorCode::kNotFound) return;  // somebody else has removed it
-    log(LogLevel::kWarning,
-        "what earlier saves have left beside " + location.describe() + " stays: " + error.what());
+    if (error.code() == ErrorCode::kNotFound) return;  // another process has removed it
+    log(LogLevel::kWarning, "directories that earlier saves have left beside " +
+                                location.describe() + " stay: " + error.what());
   }
 }
 
 namespace {
 
-// What stands at a location.
+// Reads the existing checkpoint. Error(kUnsupported) if it can't be read.
 Standing expect_readable(Storage& location, const std::shared_ptr<const Format>& format) {
   try {
     return read_standing(location, format);
   } catch (const Error& error) {
     throw Error(ErrorCode::kUnsupported,
-                "the checkpoint that stands at " + location.describe() +
-                    " can't be read, so it is not known which files are its own: " + error.what())
+                "the existing checkpoint at " + location.describe() +
+                    " can't be read, so it is not known which files belong to it: " + error.what())
         .with_hint("save elsewhere, or remove that checkpoint first");
   }
 }
@@ -185,8 +191,9 @@ bool is_made_in_own_directory(const std::string& name) {
   return parse_in_own_directory(name) || name == kLockName || name == kReplacedName;
 }
 
-// Stock torch makes a data file for a rank that has nothing to write.
-bool is_of_stock(Storage& location, const std::string& name) {
+// Whether the file is an empty data file: stock torch makes one for a rank that has nothing to
+// write.
+bool is_empty_stock_file(Storage& location, const std::string& name) {
   const auto info = name.ends_with(".distcp") ? location.stat(name) : std::nullopt;
   return info && info->regular && info->size == 0;
 }
@@ -195,8 +202,8 @@ bool is_number(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-// "[hint]__RANK_NUMBER.distcp" at the top.
-bool is_data_of_stock(std::string_view name) {
+// Whether the name is "[hint]__RANK_NUMBER.distcp", at the top level.
+bool is_stock_data_name(std::string_view name) {
   constexpr std::string_view kSuffix = ".distcp";
   if (!name.ends_with(kSuffix) || name.find('/') != std::string_view::npos) return false;
   const std::string_view stem = name.substr(0, name.size() - kSuffix.size());
@@ -208,7 +215,7 @@ bool is_data_of_stock(std::string_view name) {
          is_number(numbers.substr(between + 1));
 }
 
-// Whether a file begins as those of torch.save do, as far as it was written at all.
+// Whether a file begins like one of torch.save. A file that is empty or cut off counts too.
 bool is_archive(Storage& location, const std::string& name) {
   const auto file = location.open(name);
   std::array<std::byte, 2> begin = {};
@@ -218,10 +225,11 @@ bool is_archive(Storage& location, const std::string& name) {
   return as_text(ByteView(begin).first(size)) == std::string_view("PK").substr(0, size);
 }
 
-// metadata.json is the last file that stock Megatron-Core writes, .metadata the one before it.
-bool is_remains_of_stock(Storage& location, const std::string& name) {
+// Whether the file may be from an unfinished save of stock Megatron-Core. That writes .metadata
+// last but one and metadata.json last.
+bool is_unfinished_stock_file(Storage& location, const std::string& name) {
   if (name == kMegatronCommon) return is_archive(location, name);
-  return name == ".metadata.tmp" || is_data_of_stock(name);
+  return name == ".metadata.tmp" || is_stock_data_name(name);
 }
 
 }  // namespace
@@ -244,13 +252,13 @@ void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Forma
   for (const std::string& name : names) {
     if (is_made_in_own_directory(name) || is_left(name)) continue;
     if (standing.files.contains(name) || standing.index.contains(name)) continue;
-    if (standing.found && is_of_stock(location, name)) continue;
-    if (unfinished && is_remains_of_stock(location, name)) continue;
-    throw Error(ErrorCode::kUnsupported, location.describe() +
-                                             " is to be replaced as a whole, and holds a file that "
-                                             "belongs to no checkpoint")
+    if (standing.found && is_empty_stock_file(location, name)) continue;
+    if (unfinished && is_unfinished_stock_file(location, name)) continue;
+    throw Error(ErrorCode::kUnsupported,
+                "this save replaces " + location.describe() +
+                    " as a whole, but a file there belongs to no checkpoint")
         .with_file(name)
-        .with_hint("save elsewhere, or move that file");
+        .with_hint("save elsewhere, or move that file away");
   }
 }
 
@@ -258,12 +266,12 @@ std::shared_ptr<Storage> staging_storage(Storage& location, const std::string& n
   const StoragePlace place = expect_parent(location);
   const auto info = place.storage->stat(name);
   if (info && !info->regular) return place.storage->child(name);
-  throw Error(ErrorCode::kMismatch,
-              "the directory that the coordinator (rank 0) has made for this "
-              "save is not beside " +
-                  location.describe())
+  throw Error(
+      ErrorCode::kMismatch,
+      "this rank does not find the directory that the coordinator (rank 0) has made beside " +
+          location.describe() + " for this save")
       .with_file(name)
-      .with_hint("all ranks need one file system at this path");
+      .with_hint("all ranks need the same file system at this path");
 }
 
 Staging::Staging(std::shared_ptr<Storage> location, std::string_view save_id)
@@ -272,8 +280,8 @@ Staging::Staging(std::shared_ptr<Storage> location, std::string_view save_id)
       name_(sibling_prefix(place_.name) + std::string(save_id)),
       storage_(place_.storage->child(name_)) {}
 
-// Saves that begin together each lock their own directory before they look for others', so that no
-// two miss each other.
+// Each save locks its own directory before it looks for others'. So of two saves that begin
+// together, at least one sees the other.
 void Staging::begin() {
   clean_siblings(*location_);
   try {
@@ -281,11 +289,11 @@ void Staging::begin() {
     storage_->make_directory(std::string(kOwnDirectory));
   } catch (const Error& error) {
     throw Error(error).with_hint(
-        "this save makes a directory beside its location, since its files "
+        "this save needs a directory beside its location, because its files "
         "can't be replaced one by one");
   }
-  lock_ =
-      take([&] { return storage_->try_lock(std::string(kLockName)); }, *location_, "a cleaning");
+  lock_ = take([&] { return storage_->try_lock(std::string(kLockName)); }, *location_,
+               "a removal of leftovers");
   clean_siblings(*location_, name_);
   exchanges_ = !is_empty(*location_);
   if (!exchanges_) return;
@@ -293,8 +301,7 @@ void Staging::begin() {
   if (place_.storage->can(StorageCapability::kExchange)) return;
   throw Error(ErrorCode::kUnsupported,
               location_->describe() +
-                  " is not empty, and the file system there can't exchange it "
-                  "for a new directory in one step")
+                  " is not empty, and the file system can't exchange two directories in one step")
       .with_hint(kFreshHint);
 }
 
@@ -313,21 +320,22 @@ void Staging::publish() {
     abandon();
     Error failure(error);
     if (error.code() == ErrorCode::kAlreadyExists) {
-      failure.with_hint("another save, or somebody else, has put something there meanwhile");
+      failure.with_hint("another save or program has made files there meanwhile");
     }
     throw failure;
   }
 }
 
 void Staging::clean() {
-  if (exchanges_) abandon();  // what was replaced has the directory's name now
+  if (exchanges_) abandon();  // the replaced checkpoint has the directory's name now
 }
 
 void Staging::abandon() {
   try {
     if (place_.storage->stat(name_)) remove_checkpoint(*place_.storage, name_);
   } catch (const Error& error) {
-    log(LogLevel::kWarning, std::string("a directory that is not needed stays: ") + error.what());
+    log(LogLevel::kWarning,
+        std::string("an unneeded directory could not be removed: ") + error.what());
   }
 }
 

@@ -1,6 +1,6 @@
-// Saves whose files can't be switched by one rename: the whole checkpoint is made in a directory
-// beside its location, ".NAME.tilestone-SAVE_ID", and put into its place in one step. The protocol
-// stands in commit.cc.
+// Staged saves, for files that can't be switched by one rename. The whole checkpoint is written in
+// a directory beside its location, ".NAME.tilestone-SAVE_ID", and moved into place in one step.
+// commit.cc describes the protocol.
 #pragma once
 
 #include <memory>
@@ -14,55 +14,57 @@
 
 namespace tilestone::engine {
 
-// The lock that a save of this location, or a cleaning, holds; null where somebody else does. Makes
-// kOwnDirectory. A directory that was exchanged for another before the lock was taken counts as
-// somebody else's: what is locked is what stands at the location when the call returns.
+// Takes the lock of the location, which a save or a gc holds. Null if another process holds it.
+// Makes kOwnDirectory. Also returns null if the directory was exchanged for another one before the
+// lock was taken. So the locked directory is the one that is at the location when the call returns.
 std::unique_ptr<StorageLock> try_lock_location(Storage& storage);
-// Error(kAlreadyExists): another save to the location is under way.
+// Throws Error(kAlreadyExists): `what` is under way at the location.
 [[noreturn]] void fail_under_way(const Storage& storage, std::string_view what = "another save");
 
-// A directory that a save has made beside its location, or the checkpoint that it has replaced.
+// A directory beside a location: one in which a save writes, or the checkpoint that it has
+// replaced.
 struct Sibling {
   std::string name;  // in the parent
   std::string save_id;
 };
 
-// The siblings of a location. Everything is empty where the location has no parent.
+// The siblings of a location. There are none where the location has no parent.
 class Siblings {
  public:
   explicit Siblings(Storage& location);
 
-  // Of names that only saves of this location give; sorted.
+  // The siblings whose names belong to saves of this location; sorted.
   std::vector<Sibling> find() const;
   // Whether its save is under way.
   bool is_alive(const Sibling& sibling) const;
-  uint64_t size_of(const Sibling& sibling) const;  // bytes of its files
-  // False where its save is under way. What the parent shows is made durable first, so that nothing
-  // goes to which an exchange could be taken back.
+  uint64_t size_of(const Sibling& sibling) const;  // total bytes of its files
+  // Removes a sibling; false if its save is under way. Syncs the parent first: after a crash, an
+  // exchange that is not durable could put the removed directory back into place.
   bool remove_dead(const Sibling& sibling) const;
 
  private:
   std::optional<StoragePlace> place_;
 };
 
-// Removes what dead saves of the location have left beside it; failures are reported in the log.
-// Error(kAlreadyExists) where a save is under way there. `own`: the sibling of the caller.
+// Removes the directories that dead saves of the location have left beside it, except `own`, which
+// is the caller's. Failures are logged. Error(kAlreadyExists) where a save is under way there.
 void clean_siblings(Storage& location, std::string_view own = "");
 
-// Error(kUnsupported) naming one of the files, where the location holds some that belong to no
-// checkpoint and to no save that failed there, or where that can't be known: replacing the
-// directory would remove them. `format`: of the new checkpoint. `or_remains`: what stock
-// Megatron-Core leaves of a save that it did not finish is no reason to refuse either: common.pt
-// and data files of its names, where no metadata.json says that there was a checkpoint.
+// Checks that replacing the directory would remove no foreign file. Error(kUnsupported), naming one
+// of the files, where some belong neither to a checkpoint nor to a save that failed there, or where
+// that can't be determined. `format`: of the new checkpoint. `or_remains`: also accept the files of
+// an unfinished save of stock Megatron-Core, if there is no metadata.json: common.pt, .metadata.tmp
+// and data files with its names.
 void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Format>& format,
                             bool or_remains);
 
-// The directory beside the location in which its save's files are written, as a rank sees it.
-// Error(kMismatch) where it is not there: the rank's path leads to another directory.
+// The directory of a staged save, opened by a rank. `name`: as the coordinator sent it.
+// Error(kMismatch) where it does not exist, because then the rank's path leads to another
+// directory.
 std::shared_ptr<Storage> staging_storage(Storage& location, const std::string& name);
 
-// The coordinator's part. Holds the locks of the directory and of what stands at the location from
-// begin() until it goes.
+// The coordinator's part of a staged save. Holds the lock of the directory, and the lock of the
+// location unless that is empty, from begin() until it is destroyed.
 class Staging {
  public:
   // Error(kUnsupported) where the location has no parent.
@@ -72,14 +74,15 @@ class Staging {
   const std::shared_ptr<Storage>& storage() const { return storage_; }
 
   // Makes the directory. Error(kAlreadyExists) where another save is under way; kUnsupported where
-  // something stands at the location and the storage can't exchange directories.
+  // the location is not empty and the storage can't exchange directories.
   void begin();
-  // Puts the directory, in which all is durable, in the location's place; durable when it returns.
-  // Where nothing was changed (kUnsupported, kAlreadyExists, kNotFound) the directory is removed.
+  // Moves the directory, whose files must all be durable, to the location. Durable when it returns.
+  // On errors that say that nothing was changed (kUnsupported, kAlreadyExists, kNotFound), removes
+  // the directory.
   void publish();
-  // Removes what was replaced. Failures are reported in the log.
+  // Removes the replaced directory. Failures are logged.
   void clean();
-  // Instead of publish(): removes the directory. Failures are reported in the log.
+  // To be called instead of publish(): removes the directory. Failures are logged.
   void abandon();
 
  private:
@@ -88,7 +91,7 @@ class Staging {
   std::string name_;
   std::shared_ptr<Storage> storage_;
   std::unique_ptr<StorageLock> lock_, location_lock_;
-  bool exchanges_ = false;  // otherwise nothing stands at the location
+  bool exchanges_ = false;  // false: the location is absent or empty
 };
 
 }  // namespace tilestone::engine

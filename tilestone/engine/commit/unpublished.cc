@@ -28,13 +28,13 @@ using engine::AttemptHead;
 using engine::AttemptState;
 using engine::Outcome;
 
-// The saves that have left more than an outcome.
+// The attempts at the location, except those of which only the outcome is left.
 std::set<std::string> attempts_at(Storage& storage) {
   const std::string own(engine::kOwnDirectory);
   return engine::read_notes(storage, storage.list(own + "/")).attempts;
 }
 
-std::string chosen(const Location& location, const std::string& wanted) {
+std::string choose_save(const Location& location, const std::string& wanted) {
   const std::set<std::string> found = attempts_at(location.storage());
   const std::string at = " at " + location.describe();
   if (found.empty()) throw Error(ErrorCode::kNotFound, "no unpublished save" + at);
@@ -52,8 +52,8 @@ std::string chosen(const Location& location, const std::string& wanted) {
 AttemptHead head_of(Storage& storage, const std::string& save_id) {
   if (auto head = engine::read_head(storage, save_id)) return *std::move(head);
   throw Error(ErrorCode::kNotFound, "the save " + save_id +
-                                        " has no head: it ends just now, or its "
-                                        "first rank died when it began")
+                                        " has no head: it is just ending, or its first rank died "
+                                        "before it wrote the head")
       .with_file(engine::attempt_name(save_id));
 }
 
@@ -70,7 +70,8 @@ AttemptHead head_of(Storage& storage, const std::string& save_id) {
                  " can save again under the same token");
 }
 
-// Everything of an attempt that changes while a rank of it lives.
+// The names of an attempt's files, and the contents of its leases: they change while one of its
+// ranks is alive.
 using Image = std::map<std::string, Bytes>;
 Image image_of(Storage& storage, const std::string& save_id) {
   Image image;
@@ -83,7 +84,7 @@ Image image_of(Storage& storage, const std::string& save_id) {
   return image;
 }
 
-// Data files that grow count too: a writer with a slow disk may miss its lease.
+// The sizes of its data files, because a rank with a slow disk may miss renewals of its lease.
 std::map<std::string, uint64_t> sizes_of(Storage& storage, const std::string& save_id) {
   std::map<std::string, uint64_t> sizes;
   for (const std::string& name : storage.list_files(save_id)) {
@@ -92,8 +93,8 @@ std::map<std::string, uint64_t> sizes_of(Storage& storage, const std::string& sa
   return sizes;
 }
 
-// Whether all ranks have written, what they say does not contradict, and no other checkpoint
-// stands.
+// Whether all ranks have reported, their reports do not contradict each other, and there is no
+// other checkpoint.
 bool can_be_published(Attempt attempt, Deadline deadline) {
   try {
     if (attempt.look(1).missing_count > 0) return false;
@@ -105,9 +106,9 @@ bool can_be_published(Attempt attempt, Deadline deadline) {
   }
 }
 
-// Whether another save's checkpoint stands there.
+// Whether the location has the checkpoint of another save.
 bool is_late(Storage& storage, const AttemptHead& head) {
-  if (head.rank_local) return false;  // what stands may be its ranks' metadata
+  if (head.rank_local) return false;  // the checkpoint may be its ranks' metadata
   const engine::Standing standing = engine::read_standing(storage, format_named(head.format));
   return standing.found && standing.save_id != head.save_id;
 }
@@ -117,7 +118,7 @@ Look look_at_all(Storage& storage, const std::string& save_id) {
   return {image_of(storage, save_id), sizes_of(storage, save_id)};
 }
 
-// Until the time is over; throws the interrupt's reason.
+// Waits for `seconds`. If the interrupt is requested, throws its reason.
 void wait_for(double seconds, const std::shared_ptr<const Interrupt>& interrupt) {
   const Deadline end = Deadline::after(std::chrono::duration<double>(seconds));
   const Deadline interrupted = Deadline::never().with_interrupt(interrupt);
@@ -129,10 +130,10 @@ void wait_for(double seconds, const std::shared_ptr<const Interrupt>& interrupt)
 void check_seconds(const char* name, double seconds) {
   if (seconds >= 0) return;
   throw Error(ErrorCode::kInvalidArgument,
-              std::string(name) + " is not a number of seconds, 0 or more");
+              std::string(name) + " must be a number of seconds that is at least 0");
 }
 
-// nullopt: it is not there, or says nothing because it is damaged; `damage` says how.
+// nullopt: there is no head, or it is damaged; then sets `*damage` to the error's text.
 std::optional<AttemptHead> intact_head(Storage& storage, const std::string& save_id,
                                        std::string* damage) {
   try {
@@ -144,13 +145,13 @@ std::optional<AttemptHead> intact_head(Storage& storage, const std::string& save
   }
 }
 
-// nullopt: it is being published just now.
+// nullopt: the save has been published, or is being published just now.
 std::optional<UnpublishedSave> describe_intact(const Location& location,
                                                const std::string& save_id) {
   Storage& storage = location.storage();
   UnpublishedSave save;
   save.save_id = save_id;
-  if (engine::has_stood(storage, save_id)) return std::nullopt;  // what is left goes with gc
+  if (engine::has_stood(storage, save_id)) return std::nullopt;  // gc removes what is left
   std::string damage;
   const auto head = intact_head(storage, save_id, &damage);
   if (!head) {
@@ -183,7 +184,7 @@ std::optional<UnpublishedSave> describe_intact(const Location& location,
   return save;
 }
 
-// Likewise. What its files say that can't be is described too.
+// describe_intact() that also describes saves whose files are damaged or contradict each other.
 std::optional<UnpublishedSave> describe(const Location& location, const std::string& save_id) {
   try {
     return describe_intact(location, save_id);
@@ -235,11 +236,11 @@ std::string publish(const Location& location, const PublishOptions& options) {
         engine::is_rank_local_at(location)) {
       return engine::publish_rank_local(location, options.threads, deadline);
     }
-    const std::string save_id = chosen(location, options.save_id);
+    const std::string save_id = choose_save(location, options.save_id);
     Attempt attempt(location.shared(), head_of(location.storage(), save_id));
     while (!attempt.publish_if_complete(std::nullopt, options.threads, deadline)) {
       const AttemptState state = attempt.look(kNamedMissing);
-      // The last rank may have written between the two looks, or somebody else have published.
+      // Between the two looks, the last rank may have reported, or another process published.
       if (state.missing_count > 0 && state.outcome != Outcome::kPublished) {
         fail_incomplete(save_id, state);
       }
@@ -259,7 +260,7 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
   try {
     check_seconds("period", options.period);
     Storage& storage = location.storage();
-    const std::string save_id = chosen(location, options.save_id);
+    const std::string save_id = choose_save(location, options.save_id);
     std::string damage;
     const auto head = intact_head(storage, save_id, &damage);
     const Look before = look_at_all(storage, save_id);
@@ -272,7 +273,7 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
       throw Error(ErrorCode::kUnsupported, "all ranks of the save " + save_id + " have written")
           .with_hint("publish it, and remove the checkpoint if it is not wanted");
     }
-    storage.make_directory(engine::attempt_directory(save_id));  // a power loss may have taken it
+    storage.make_directory(engine::attempt_directory(save_id));  // a power loss may have removed it
     if (engine::decide(storage, save_id, Outcome::kAbandoned, Deadline::never()) ==
         Outcome::kPublished) {
       throw Error(ErrorCode::kAlreadyExists, "the save " + save_id + " is being published");
@@ -280,7 +281,7 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
     if (head && head->rank_local) Attempt(location.shared(), *head).withdraw_rank_metadata();
     if (!damage.empty()) {
       log(LogLevel::kWarning,
-          "whether ranks have left metadata of their own is not known: " + damage);
+          "ranks of the abandoned save may have left metadata of their own: " + damage);
     }
     return save_id;
   } catch (...) {

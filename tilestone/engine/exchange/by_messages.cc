@@ -16,7 +16,7 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr size_t kBoxDescription = 48;  // bytes, about
+constexpr size_t kBoxDescription = 48;  // approximate size of an encoded box, bytes
 
 class ByMessages final : public Carrier {
  public:
@@ -39,13 +39,13 @@ class ByMessages final : public Carrier {
     std::vector<Bytes> elements(world_);
     for (size_t rank = 0; rank < world_; ++rank) {
       if (rank == rank_) continue;
-      const size_t described = (messages[rank].boxes.size() + 2) * kBoxDescription;
-      elements[rank].reserve(round.filled[rank] + described);
+      const size_t description = (messages[rank].boxes.size() + 2) * kBoxDescription;
+      elements[rank].reserve(round.filled[rank] + description);
       elements[rank].resize(round.filled[rank]);
     }
     RangeReader::Unread unread;
     if (!context_.metadata.copies.empty()) {
-      unread = [&](size_t i, const Error& error) { leave(round, round.parts[i], error); };
+      unread = [&](size_t i, const Error& error) { skip_unreadable(round, round.parts[i], error); };
     }
     const std::vector<ByteRange> ranges = reader_.read(
         [&](size_t i, ByteView bytes) { pack(round, round.parts[i], bytes, elements); }, unread);
@@ -96,7 +96,7 @@ class ByMessages final : public Carrier {
   }
 
   std::vector<Transfer> rest() override {
-    damaged();  // where there are no copies, nobody has asked for them
+    damaged();  // checks the records; without copies it was not called before
     asker_.expect_all(delivered_);
     std::vector<Transfer> rest = asker_.unserved();
     for (const std::vector<Asker::Asked>& of_owner : asker_.asked()) {
@@ -118,14 +118,15 @@ class ByMessages final : public Carrier {
     const SentBox* sent;
     ByteView bytes;
   };
-  // A chunk that all ranks together may have read whole.
+  // The record of a chunk that the owners together may have read whole.
   struct Record {
     uint64_t size = 0;   // bytes
     uint32_t crc32 = 0;  // as recorded
     RecordSum sum;
   };
 
-  // To the messages what others asked for, to its place what this rank did. Any thread.
+  // Puts the elements that others requested into the messages, and those that this rank requested
+  // into their targets. Called from any thread.
   void pack(const TileRound& round, const TileRound::Loaded& loaded, ByteView bytes,
             std::vector<Bytes>& elements) {
     const ServedTile& tile = owner_.tile(loaded.tile);
@@ -144,9 +145,10 @@ class ByMessages final : public Carrier {
     }
   }
 
-  // A part that the disk can't read: who asked for some of it gets zeros, and learns at the end
-  // that its chunk is to be read from a copy.
-  void leave(const TileRound& round, const TileRound::Loaded& loaded, const Error& error) {
+  // Handles a part that the disk can't read. Ranks that requested some of it get zeros, and learn
+  // after the rounds (damaged()) that they must read the chunk from a copy.
+  void skip_unreadable(const TileRound& round, const TileRound::Loaded& loaded,
+                       const Error& error) {
     const ServedTile& tile = owner_.tile(loaded.tile);
     const ChunkRef chunk{tile.tensor, tile.chunk};
     if (context_.metadata.copies_of(chunk.tensor, chunk.chunk).empty()) throw error;
@@ -158,7 +160,8 @@ class ByMessages final : public Carrier {
     }
   }
 
-  // Parts come in the order of their tiles, and of their bytes within one.
+  // Adds the CRC-32 of each tile that is complete to the message for the rank that checks its
+  // chunk. Parts come in the order of their tiles, and of their bytes within a tile.
   void add_checks(const TileRound& round, const std::vector<ByteRange>& ranges,
                   std::vector<RoundMessage>& messages) {
     for (size_t i = 0; i < ranges.size(); ++i) {
@@ -194,28 +197,28 @@ class ByMessages final : public Carrier {
       const Asker::Asked& asked = asker_.find(owner, sent.request);
       const Box& box = asked.request.box;
       if (sent.box.rank() != box.rank() || !box.contains(sent.box)) {
-        fail_exchange(owner, "elements beyond the box that was asked for");
+        fail_exchange(owner, "a rank sent elements beyond the requested box");
       }
       const uint64_t size = static_cast<uint64_t>(sent.box.numel()) *
                             itemsize(context_.metadata.tensors[asked.request.tensor].dtype);
-      if (size > left.size()) fail_exchange(owner, "a message is too short");
+      if (size > left.size()) fail_exchange(owner, "the message of a rank is too short");
       arrivals.push_back({&asked, &sent, left.first(size)});
       left = left.subspan(size);
     }
-    if (!left.empty()) fail_exchange(owner, "a message is too long");
+    if (!left.empty()) fail_exchange(owner, "the message of a rank is too long");
   }
 
   bool is_damaged(const Asker::Asked& asked) const {
     return damaged_.contains({asked.request.tensor, asked.request.chunk});
   }
-  // kNoCopy where no copy's file is left: reading the chunk's own item says what is wrong with it.
+  // kNoCopy if no file with a copy is left: reading the chunk's own item then reports its damage.
   uint32_t substitute_of(const Asker::Asked& asked) const {
     return LostFiles(context_)
         .place_besides(asked.request.tensor, asked.request.chunk, {kNoCopy})
         .value_or(kNoCopy);
   }
 
-  // The elements of a request that are in `part`, into the tensor. Any thread.
+  // Writes the elements of a request that are in `part` to their target. Called from any thread.
   void put(const Asker::Asked& asked, const StoredPayload& payload, const Part& part,
            ByteView bytes) {
     const auto common = intersect(part.box, asked.request.box);
@@ -224,7 +227,7 @@ class ByMessages final : public Carrier {
     if (transfer.target.device == nullptr) {
       deliver(payload, part, bytes, transfer);
     } else {
-      std::lock_guard lock(device_);
+      std::lock_guard lock(device_mutex_);
       deliver(payload, part, bytes, transfer);
     }
     count(static_cast<uint64_t>(common->numel()), payload.dtype);
@@ -235,7 +238,7 @@ class ByMessages final : public Carrier {
     asker_.wanted().progress->add(elements * itemsize(stored));
   }
 
-  // What a request is of its transfer.
+  // The part of a transfer that a request covers.
   Transfer cut_out(const Asker::Asked& asked) const {
     const Transfer& t = asker_.wanted().transfers[asked.transfer];
     Box inside = asked.request.box;
@@ -249,14 +252,14 @@ class ByMessages final : public Carrier {
   const ReadContext& context_;
   const size_t rank_;
   const size_t world_;
-  const uint64_t pair_bytes_;  // of one message
+  const uint64_t pair_bytes_;  // limit on the elements of one message, bytes
   RangeReader reader_;
   RecordSum sum_;  // of the checked tile that is being read, so far
   std::map<std::pair<uint32_t, uint32_t>, Record> records_;  // by tensor and chunk
-  std::set<std::pair<uint32_t, uint32_t>> damaged_;          // likewise
-  std::set<std::pair<uint32_t, uint32_t>> unread_;  // likewise; the disk can't read some of them
+  std::set<std::pair<uint32_t, uint32_t>> damaged_;          // tensor and chunk
+  std::set<std::pair<uint32_t, uint32_t>> unread_;  // tensor and chunk; the disk can't read a part
   std::atomic<uint64_t> delivered_ = 0;             // elements
-  std::mutex device_;
+  std::mutex device_mutex_;                         // guards writes to device memory
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// The owners' rounds are made ahead by a thread of their own, while the ranks read what earlier
-// rounds brought: exactly, straight into their tensors, a transfer when all that is served of it is
-// there.
+// Each owner has a thread that makes its rounds ahead of time. Meanwhile the ranks read what
+// earlier rounds have brought into the page cache: only what they want, straight into their
+// tensors. A rank reads a transfer when everything that is served of it is there.
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -18,16 +18,16 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kCachedRound = 8u << 20;   // bytes that an owner asks the page cache for at once
-constexpr uint64_t kLeastFetched = 4u << 20;  // bytes from the disk that are worth a round
-constexpr size_t kMaxAhead = 3;               // rounds
+constexpr uint64_t kCachedPortion = 8u << 20;  // bytes that an owner prefetches at once
+constexpr uint64_t kLeastFetched = 4u << 20;   // bytes from the disk that are enough for a round
+constexpr size_t kMaxAhead = 3;                // rounds
 
-// Rounds of messages made by a thread of their own, so that the disk has work while the ranks
+// Makes rounds of messages on a thread of its own, so that the disk is busy while the ranks
 // exchange messages and copy.
 class RoundsAhead {
  public:
-  // Calls make while more() says so and none fails. Nobody else calls them, or uses what they use,
-  // until the last round is taken.
+  // The thread calls make() as long as more() is true and no call fails. Nothing else may call
+  // them, or use what they use, until the last round is taken.
   RoundsAhead(std::function<bool()> more, std::function<std::vector<Bytes>()> make)
       : more_(std::move(more)),
         make_(std::move(make)),
@@ -45,8 +45,8 @@ class RoundsAhead {
   RoundsAhead(const RoundsAhead&) = delete;
   RoundsAhead& operator=(const RoundsAhead&) = delete;
 
-  // The next round's messages; waits for them. After the last round: of an empty one. Throws what
-  // the round failed with.
+  // Waits for the messages of the next round and returns them. After the last round: the messages
+  // of an empty round. Throws the error of the round if it failed.
   std::vector<Bytes> take() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return ended_ || !rounds_.empty(); });
@@ -88,10 +88,10 @@ class RoundsAhead {
   std::condition_variable changed_;
   std::deque<std::vector<Bytes>> rounds_;
   std::exception_ptr failure_;
-  bool ended_ = false;    // no round follows those that are there
-  bool stopped_ = false;  // none is wanted
-  void* const call_;      // whom the thread works for
-  std::thread thread_;    // the last member: it uses the others
+  bool ended_ = false;    // no round follows those in rounds_
+  bool stopped_ = false;  // no more rounds are wanted
+  void* const call_;      // the call that the thread works for
+  std::thread thread_;    // the last member, because it uses the others
 };
 
 class ByPageCache final : public Carrier {
@@ -119,7 +119,7 @@ class ByPageCache final : public Carrier {
         const auto elements = static_cast<uint64_t>(sent.box.numel());
         uint64_t& awaited = awaited_[transfer];
         if (elements == 0 || elements > awaited) {
-          fail_exchange(owner, "more was read than was asked for");
+          fail_exchange(owner, "a rank reported more elements than were requested");
         }
         awaited -= elements;
         announced_ += elements;
@@ -145,11 +145,12 @@ class ByPageCache final : public Carrier {
     }
   }
 
-  // As many portions as it takes for something to be brought in: what is there already is no work.
-  // On the calling thread alone: the others are reading.
+  // Makes one round: prefetches portions until kLeastFetched bytes have come from the disk. What is
+  // in the page cache already does not count. Runs only on the calling thread, because the pool's
+  // threads are busy reading.
   std::vector<Bytes> bring_in() {
     std::vector<RoundMessage> messages(world_);
-    const uint64_t pair_bytes = std::max(kCachedRound / world_, kLeastPair);
+    const uint64_t pair_bytes = std::max(kCachedPortion / world_, kLeastPair);
     for (uint64_t fetched = 0; owner_.more() && fetched < kLeastFetched;) {
       const TileRound round = owner_.plan_round(pair_bytes, reader_);
       fetched += reader_.prefetch();
@@ -168,9 +169,9 @@ class ByPageCache final : public Carrier {
   const Asker& asker_;
   const size_t world_;
   RangeReader reader_;
-  std::vector<uint64_t> awaited_;     // elements of each transfer that are served and not there yet
+  std::vector<uint64_t> awaited_;     // by transfer: elements that are served, but not there yet
   uint64_t announced_ = 0;            // elements
-  std::optional<RoundsAhead> ahead_;  // the last member: it uses the others
+  std::optional<RoundsAhead> ahead_;  // the last member, because it uses the others
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// How what owners read comes to those who asked for it.
+// Carriers bring the elements that owners read to the ranks that asked for them.
 #pragma once
 
 #include <cstdint>
@@ -12,28 +12,29 @@
 
 namespace tilestone::engine {
 
-// One rank's part in the rounds, which begin when the verdicts are known.
+// One rank's part in the rounds. They begin when the verdicts are known.
 class Carrier {
  public:
   virtual ~Carrier() = default;
-  // Reads one round of what this rank owns, and returns its messages, one for each rank. After the
-  // last round: of an empty one.
+  // Reads this rank's tiles of the next round, and returns one message for each rank. After the
+  // last round: the messages of an empty round.
   virtual std::vector<Bytes> next_round() = 0;
-  // round[r] came from rank r.
+  // Takes the messages of a round; round[r] is from rank r.
   virtual void take(const std::vector<RoundMessage>& round) = 0;
-  // After the rounds: the chunks that this rank has found damaged, of which there are copies.
-  // Error(kCorrupt) where there is none of one.
+  // After the rounds: the chunks that this rank has found damaged. All of them have copies;
+  // Error(kCorrupt) if a damaged chunk has none.
   virtual std::vector<ChunkRef> damaged() { return {}; }
-  // Those that any rank has found.
+  // Takes the damaged chunks that all ranks have found.
   virtual void take_damaged(const std::vector<ChunkRef>&) {}
-  // After the rounds: what this rank is still to read. Error(kInternal) when an owner kept
-  // something back, Error(kCorrupt) when a checked chunk is damaged.
+  // After the rounds: what this rank must still read itself. Error(kInternal) if an owner has not
+  // sent everything that it promised, Error(kCorrupt) if a checked chunk is damaged.
   virtual std::vector<Transfer> rest() = 0;
 };
 
-inline constexpr uint64_t kLeastPair = 64u << 10;  // bytes of a message that are always allowed
+// The message size limit for a pair of ranks is never below this, bytes.
+inline constexpr uint64_t kLeastPair = 64u << 10;
 
-// One rank among `world`; all of it outlives the carrier.
+// Rank `rank` among `world` ranks. Everything referred to must outlive the carrier.
 struct CarrierParts {
   const StripeOwners& owners;
   TileOwner& owner;
@@ -42,12 +43,12 @@ struct CarrierParts {
   int world = 1;
 };
 
-// The messages of a round hold the elements. A rank's take at most message_bytes, but never less
-// than kLeastPair for each other rank.
+// The messages of a round contain the elements. Those that one rank sends in a round have at most
+// message_bytes bytes in all, but kLeastPair bytes are always allowed for each rank.
 std::unique_ptr<Carrier> carry_by_messages(const CarrierParts& parts, uint64_t message_bytes);
 
-// An owner brings what is wanted into the page cache, which all ranks share, and the messages say
-// of what it is there.
+// Owners read tiles into the page cache, which all ranks share. The messages only say which boxes
+// are there now.
 std::unique_ptr<Carrier> carry_by_page_cache(const CarrierParts& parts);
 
 }  // namespace tilestone::engine

@@ -56,9 +56,9 @@ class Exchange {
                                            : carry_by_messages(parts, buffer_bytes_ / 8);
   }
 
-  // One step: make this rank's messages, exchange them, and throw what any rank failed with (the
-  // lowest rank's, so that all throw the same). A rank that is late itself stops here: the others
-  // have given it up.
+  // One step: makes this rank's messages, exchanges them, and throws the error of the lowest failed
+  // rank, so that all ranks throw the same one. A rank that has itself passed the deadline stops
+  // here, because the others no longer wait for it.
   template <typename Make>
   std::vector<Bytes> swap(const Make& make) {
     std::vector<Bytes> messages;
@@ -69,7 +69,7 @@ class Exchange {
     std::vector<Bytes> received = comm_.all_to_all(std::move(messages), deadline_);
     for (const Bytes& message : received) {
       const std::optional<Error> failure = failure_in(message);
-      // What this rank's own caller threw is not replaced by what the others make of it.
+      // The exception of this rank's own caller takes precedence over the errors of other ranks.
       if (failure && failure_ && failure_->cause()) throw *failure_;
       if (failure) throw *failure;
     }
@@ -101,7 +101,7 @@ class Exchange {
     return all;
   }
 
-  // What goes wrong here is passed to the others in the next step.
+  // Runs `work`. If it fails, the next step sends the error to the other ranks.
   template <typename Work>
   void attempt(const Work& work) {
     if (failure_) return;
@@ -119,9 +119,9 @@ class Exchange {
   std::optional<StripeOwners> owners_;
   std::optional<Asker> asker_;
   std::optional<TileOwner> owner_;
-  std::unique_ptr<Carrier> carrier_;  // uses those before it
+  std::unique_ptr<Carrier> carrier_;  // uses the members above
   std::optional<Error> failure_;
-  bool copies_ = false;  // the checkpoint has some, which all ranks know
+  bool copies_ = false;  // whether the checkpoint has copies; equal on all ranks
 };
 
 }  // namespace

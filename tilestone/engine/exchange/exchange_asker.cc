@@ -5,6 +5,7 @@
 #include "tilestone/base/error.h"
 
 namespace tilestone::engine {
+
 Asker::Asker(Wanted wanted, const StripeOwners& owners, int world)
     : wanted_(std::move(wanted)), asked_(static_cast<size_t>(world)) {
   const Metadata& metadata = wanted_.context->metadata;
@@ -40,7 +41,7 @@ void Asker::take_verdicts(const std::vector<Bytes>& messages) {
     std::vector<Asked>& asked = asked_[owner];
     if (served.size() != asked.size()) {
       fail_exchange(static_cast<int>(owner), std::to_string(served.size()) +
-                                                 " verdicts came, expected " +
+                                                 " verdicts arrived, expected " +
                                                  std::to_string(asked.size()));
     }
     for (size_t i = 0; i < asked.size(); ++i) {
@@ -54,7 +55,7 @@ void Asker::take_verdicts(const std::vector<Bytes>& messages) {
 
 const Asker::Asked& Asker::find(int owner, uint32_t request) const {
   const std::vector<Asked>& asked = asked_[static_cast<size_t>(owner)];
-  if (request >= asked.size()) fail_exchange(owner, "an element that was not asked for");
+  if (request >= asked.size()) fail_exchange(owner, "a rank sent elements that were not requested");
   return asked[request];
 }
 
@@ -69,7 +70,7 @@ std::vector<Transfer> Asker::unserved() const {
 void Asker::expect_all(uint64_t elements) const {
   if (elements == promised_) return;
   throw Error(ErrorCode::kInternal, "two-phase reading: " + std::to_string(elements) +
-                                        " elements came, expected " + std::to_string(promised_));
+                                        " elements arrived, expected " + std::to_string(promised_));
 }
 
 }  // namespace tilestone::engine

@@ -1,4 +1,4 @@
-// One rank's part in two-phase reading as one that wants something.
+// The asker: one rank's part in two-phase reading as a rank that wants elements.
 #pragma once
 
 #include <cstdint>
@@ -15,31 +15,32 @@ class Asker {
  public:
   struct Asked {
     Request request;
-    size_t transfer = 0;  // index into the wanted ones
-    bool served = false;
+    size_t transfer = 0;  // index into Wanted::transfers
+    bool served = false;  // the owner's verdict
   };
 
-  // Cuts the transfers into requests to the tiles' owners. What is compressed is not asked for.
+  // Cuts the transfers into requests to the tiles' owners. Compressed chunks are not requested.
   Asker(Wanted wanted, const StripeOwners& owners, int world);
 
   const Wanted& wanted() const { return wanted_; }
-  std::vector<Bytes> requests() const;  // one message for each owner
+  std::vector<Bytes> requests() const;  // one message for each rank
   void take_verdicts(const std::vector<Bytes>& messages);
 
-  // By an owner's number of it. Error(kInternal) when it was never made. Any thread.
+  // The request with number `request` among those to `owner`. Error(kInternal) if there is none.
+  // May be called from any thread.
   const Asked& find(int owner, uint32_t request) const;
   const std::vector<std::vector<Asked>>& asked() const { return asked_; }  // by owner
   bool any_served(size_t transfer) const { return !unserved_[transfer]; }
-  // The transfers of which nothing is served.
+  // The transfers of which no request is served.
   std::vector<Transfer> unserved() const;
-  // Error(kInternal) unless so many elements are served.
+  // Error(kInternal) unless the served requests have this number of elements in all.
   void expect_all(uint64_t elements) const;
 
  private:
   Wanted wanted_;
   std::vector<std::vector<Asked>> asked_;  // by owner
-  std::vector<bool> unserved_;             // by transfer
-  uint64_t promised_ = 0;                  // elements
+  std::vector<bool> unserved_;             // by transfer: none of its requests is served
+  uint64_t promised_ = 0;                  // elements of the served requests
 };
 
 }  // namespace tilestone::engine

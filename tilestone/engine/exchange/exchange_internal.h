@@ -1,26 +1,27 @@
-// Two-phase reading: what several ranks want of a chunk is read by one of them for all.
+// Two-phase reading: one rank reads the parts of a chunk that several ranks want, for all of them.
 //
-// Steps, all of them an all_to_all, which every rank makes whatever happens to it:
-//  1. requests: each rank cuts what it wants into tiles and asks each tile's owner;
-//  2. verdicts: an owner weighs what all ranks want of a tile (plan/exchange_plan.h) and says which
-//     requests it will serve;
-//  3. rounds, until no owner has more. By messages: an owner reads as much as one round's messages
-//     may hold, packs it for those who asked, and the messages are exchanged and delivered. By the
-//     page cache, where all ranks share one: an owner brings a round's parts into it in large
-//     reads, and reports it to those who asked, who read a transfer themselves when all that is
-//     served of it is there, while the owners go on with the next round.
-//  4. in checkpoints that have copies: the chunks that were damaged on the way, of which there is a
-//     copy, and those that an owner's disk can't read. All who were given some of one read it from
-//     a copy themselves, whole and checked.
-// What is declined is read by the rank that wants it, afterwards: also what lies in a lost file of
-// which there are copies.
+// Each step is one all_to_all. Every rank takes part in it, even after a failure.
+//  1. Requests: each rank cuts what it wants into tiles and sends requests to each tile's owner.
+//  2. Verdicts: an owner compares what all ranks want of a tile (plan/exchange_plan.h) and decides
+//     which requests it serves.
+//  3. Rounds, until no owner has more. By messages: an owner reads as much as the messages of one
+//     round may hold and packs it for the askers; then the messages are exchanged and delivered. By
+//     the page cache, if all ranks share one: an owner brings the parts of a round into the page
+//     cache with large reads and tells the askers. An asker reads a transfer itself as soon as
+//     everything that is served of it is there, while the owners go on with the next rounds.
+//  4. Only if the checkpoint has copies: ranks exchange the chunks that were found damaged or that
+//     an owner's disk can't read, and that have a copy. Each rank that was sent a part of such a
+//     chunk reads it from a copy itself, whole and checked.
+// Afterwards each rank reads what owners declined, which includes chunks in lost files that have
+// copies.
 //
-// A rank that fails sends its error in the place of its next message to every rank, so that all see
-// it in the same step and throw the same. A rank that fails after the last round throws by itself:
-// the round of agreement in which all this happens tells the others.
+// A rank that fails sends its error to every rank in place of its next message, so that all ranks
+// see it in the same step and throw the same error. A rank that fails after the last step only
+// throws: the round (engine/run/rounds_internal.h) in which the exchange runs reports it to the
+// others.
 //
-// Memory: messages on their way out and in take at most an eighth of LoadOptions::buffer_bytes
-// each, but never less than 64 KiB for each pair of ranks; the pool has a half; the rest is for the
+// Memory: outgoing and incoming messages take at most an eighth of LoadOptions::buffer_bytes each,
+// but 64 KiB are always allowed for each pair of ranks. The pool takes half; the rest is for the
 // communicator's copies.
 #pragma once
 
@@ -37,31 +38,32 @@
 
 namespace tilestone::engine {
 
-// How what one rank reads comes to the others.
+// Whether each rank reads only for itself, or how a rank brings what it reads to the others.
 enum class ReadFor : uint8_t { kOneself, kMessages, kPageCache };
 
-// How ranks that run on these hosts (one of each rank) read; shared_cache: the storage has
-// kSharedCache.
+// How the ranks of a load read. hosts[r] is the host of rank r. `shared_cache`: the storage has the
+// capability kSharedCache.
 ReadFor reading_of_ranks(LoadOptions::TwoPhase mode, std::span<const std::string> hosts,
                          bool shared_cache);
 
-// What of buffer_bytes the pool has.
+// The pool's share of buffer_bytes.
 uint64_t pool_share(uint64_t buffer_bytes, ReadFor way);
 
-// What one rank wants; all of it outlives the exchange.
+// What one rank wants. Everything referred to must outlive the exchange.
 struct Wanted {
   const ReadContext* context = nullptr;
   std::vector<Transfer> transfers;
   ProgressMeter* progress = nullptr;
-  // Of the files, for StripeOwners: the same on all ranks. Empty: stripes are dealt to all.
+  // The owner of each file, for StripeOwners; equal on all ranks. Empty: stripes are dealt to all
+  // ranks.
   std::vector<int> file_owners = {};
 };
 
-// Every rank calls, also one that could not find out what it wants: with what it failed with, which
-// all ranks then throw. Fills what is exchanged and returns what is left to read, with kOneself
-// everything. A chunk whose every byte is read, by whatever owners, is checked against its
-// checksum: Error(kCorrupt) with key, file and rank; by the page cache, only what one rank wants
-// whole.
+// Every rank must call this. A rank that failed to determine what it wants passes its error, which
+// all ranks then throw. Fills the targets of what is exchanged, and returns the transfers that this
+// rank must still read: all of them with kOneself. By messages, a chunk of which owners read every
+// byte is checked against its checksum: Error(kCorrupt) with key, file and rank. By the page cache,
+// only chunks that one rank wants whole are checked.
 std::vector<Transfer> exchange_transfers(const Communicator& comm, ReadFor way, Deadline deadline,
                                          uint64_t buffer_bytes, std::variant<Wanted, Error> wanted);
 

@@ -13,7 +13,7 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kLargestPart = 1u << 20;  // bytes: a detour on the way to a device's memory
+constexpr uint64_t kMaxPart = 1u << 20;  // bytes: a part may need temporary memory (deliver.cc)
 
 bool is_c_order(const StoredPayload& payload) {
   return StridedView{nullptr, payload.shape, payload.strides, itemsize(payload.dtype)}
@@ -55,7 +55,7 @@ void TileOwner::group(const std::vector<Bytes>& requests, Verdicts& verdicts) {
       const std::vector<StoredTensor>& tensors = context_.metadata.tensors;
       if (request.tensor >= tensors.size() ||
           request.chunk >= tensors[request.tensor].chunks.size()) {
-        fail_exchange(rank, "a chunk that the checkpoint doesn't have is asked for");
+        fail_exchange(rank, "a rank requested a chunk that the checkpoint doesn't have");
       }
       const StoredTensor& tensor = tensors[request.tensor];
       const Dims& shape = tensor.chunks[request.chunk].box.shape;
@@ -107,14 +107,14 @@ void TileOwner::find_places(Verdicts& verdicts) {
     chunk_index.push_back(chunks.size() - 1);
   }
   std::set<size_t> unread;
-  UnreadChunk leave;
+  UnreadChunk on_unreadable;
   if (!context_.metadata.copies.empty()) {
-    leave = [&](size_t i, const Error& error) {
+    on_unreadable = [&](size_t i, const Error& error) {
       if (context_.metadata.copies_of(chunks[i].tensor, chunks[i].chunk).empty()) throw error;
       unread.insert(i);
     };
   }
-  const std::vector<StoredPayload> payloads = find_payloads(context_, chunks, leave);
+  const std::vector<StoredPayload> payloads = find_payloads(context_, chunks, on_unreadable);
   std::vector<ServedTile> served;
   for (size_t i = 0; i < served_.size(); ++i) {
     if (unread.contains(chunk_index[i])) {
@@ -129,11 +129,11 @@ void TileOwner::find_places(Verdicts& verdicts) {
   served_ = std::move(served);
 }
 
-// The parts of the next tile, by their place on disk.
+// Cuts the next tile into parts, in the order of their place on disk.
 void TileOwner::cut_next(uint64_t pair_bytes) {
   const ServedTile& served = served_[next_];
   const uint64_t part_bytes =
-      std::min({pair_bytes, kLargestPart, uint64_t{context_.buffers->buffer_bytes()}});
+      std::min({pair_bytes, kMaxPart, uint64_t{context_.buffers->buffer_bytes()}});
   std::vector<Box> boxes;
   for (const ServedTile::Asked& asked : served.asked) boxes.push_back(asked.box);
   boxes = merged_boxes(boxes);
@@ -149,7 +149,7 @@ void TileOwner::cut_next(uint64_t pair_bytes) {
              boxes.size() == 1 && boxes.front() == served.tile.box;
 }
 
-// False when the round has no room for the part.
+// Adds the part to the round. False if the round has no room for it.
 bool TileOwner::schedule(TileRound& round, const Part& part, uint64_t pair_bytes,
                          RangeReader& reader) {
   const ServedTile& served = served_[next_];

@@ -1,5 +1,5 @@
-// One rank's part in two-phase reading as an owner of tiles: it learns what the ranks want, decides
-// what it reads for them, and in which rounds.
+// The owner: one rank's part in two-phase reading as an owner of tiles. It gets the requests of all
+// ranks, decides what it reads for them, and plans the rounds.
 #pragma once
 
 #include <cstddef>
@@ -30,37 +30,37 @@ struct ServedTile {
 
 // What an owner reads in one round.
 struct TileRound {
-  // Elements for a rank.
+  // A box of elements for one rank.
   struct Packed {
     size_t rank = 0;
     SentBox sent;
-    uint64_t at = 0;  // among the rank's elements of the round, bytes
+    uint64_t at = 0;  // offset in the rank's elements of this round, bytes
   };
-  // A part that is read: packed[first, first + count) are made of it.
+  // A part that is read. Its elements go to packed[first, first + count).
   struct Loaded {
-    size_t tile = 0;
+    size_t tile = 0;  // for TileOwner::tile()
     Part part;
     size_t first = 0;
     size_t count = 0;
-    bool last = false;  // of its tile
+    bool last = false;  // the last part of its tile
   };
   std::vector<Loaded> parts;
   std::vector<Packed> packed;
-  std::vector<uint64_t> filled;  // bytes, by rank
+  std::vector<uint64_t> filled;  // bytes of elements, by rank
 };
 
 class TileOwner {
  public:
-  // Both outlive the owner.
+  // `context` and `owners` must outlive this object.
   TileOwner(const ReadContext& context, const StripeOwners& owners, int world);
 
-  // requests[r]: what rank r asks for. Returns the verdicts, one message for each rank. Declined is
-  // also what lies elsewhere too and can't be read here: lost files, headers that can't be read.
+  // requests[r]: the message of rank r. Returns the verdicts, one message for each rank. Also
+  // declines chunks that have copies and whose own file is lost or whose header can't be read.
   std::vector<Bytes> decide(const std::vector<Bytes>& requests);
   bool more() const { return next_ < served_.size(); }
-  // The next parts of which at most pair_bytes are for one rank (but one part at least), in the
-  // order of their places. They become the batch of `reader`, which is empty; of tiles that are
-  // read whole and can be checked, checksums are wanted.
+  // Plans the next parts, in the order of their places: at most pair_bytes for each rank, but at
+  // least one part. Adds them to the batch of `reader`, which must be empty. Requests checksums for
+  // tiles that are read whole and can be checked.
   TileRound plan_round(uint64_t pair_bytes, RangeReader& reader);
   const ServedTile& tile(size_t index) const { return served_[index]; }
 
@@ -79,9 +79,9 @@ class TileOwner {
   const StripeOwners& owners_;
   const size_t world_;
   std::vector<ServedTile> served_;  // by place on disk
-  size_t next_ = 0;                 // of served_
-  std::vector<Part> parts_;         // of served_[next_], cut when it is reached
-  size_t next_part_ = 0;
+  size_t next_ = 0;                 // index into served_
+  std::vector<Part> parts_;         // of served_[next_]; empty until it is cut
+  size_t next_part_ = 0;            // index into parts_
   bool checked_ = false;  // whether served_[next_] is read whole and in its record's order
 };
 

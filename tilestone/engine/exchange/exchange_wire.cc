@@ -1,5 +1,5 @@
-// message = elements, description, tail; tail = u64 bytes of the elements, u8 flags
-// The elements come first because they are packed in place before the rest is known.
+// message = elements, description, tail; tail = u64 size of the elements in bytes, u8 flags
+// The elements come first, because they are packed in place before the description is known.
 #include "tilestone/engine/exchange/exchange_wire_internal.h"
 
 #include <utility>
@@ -36,7 +36,7 @@ OpenedMessage opened(ByteView message) {
   const uint64_t size = tail.u64();
   const uint8_t flags = tail.u8();
   const ByteView rest = message.first(message.size() - kTail);
-  if (size > rest.size()) tail.fail("the elements reach beyond the message");
+  if (size > rest.size()) tail.fail("the elements extend beyond the message");
   return {rest.first(size), rest.subspan(size), flags};
 }
 

@@ -14,28 +14,28 @@
 
 namespace tilestone::engine {
 
-// Error(kInternal): what a rank sent can't be right.
+// Throws Error(kInternal): `rank` sent something that can't be right, as `problem` says.
 [[noreturn]] void fail_exchange(int rank, const std::string& problem);
 
-// A rank's failure in the place of any message.
+// A rank's failure, sent in place of any message.
 Bytes encode_failure(const Error& error);
-// What failed at the sender, or nullopt.
+// The sender's failure, or nullopt.
 std::optional<Error> failure_in(ByteView message);
-// Whether the sender has elements to send after this message, to whomever. Allocates nothing.
+// Whether the sender has more rounds after this message. Allocates nothing.
 bool more_in(ByteView message);
 
-// A box of a chunk that a rank asks a tile's owner for. Named by its place among what the rank
-// asked that owner for.
+// A box of a chunk that a rank requests from a tile's owner. A request's number is its index among
+// the requests of that rank to that owner.
 struct Request {
   uint32_t tensor = 0;
   uint32_t chunk = 0;
   Box box;  // in the chunk's own coordinates, inside one tile
 };
 Bytes encode_requests(std::span<const Request> requests);
-// `from`: the sender, for messages.
+// `from`: the sender's rank, for error messages.
 std::vector<Request> decode_requests(ByteView message, int from);
 
-// Chunks, by their numbers.
+// Damaged chunks; ChunkRef::copy is not sent.
 Bytes encode_chunks(std::span<const ChunkRef> chunks);
 std::vector<ChunkRef> decode_chunks(ByteView message, int from);
 
@@ -43,13 +43,13 @@ std::vector<ChunkRef> decode_chunks(ByteView message, int from);
 Bytes encode_verdicts(const std::vector<bool>& served, bool more);
 std::vector<bool> decode_verdicts(ByteView message, int from);
 
-// A part of a request's box whose elements are in the message.
+// The part of a request's box that a round's message serves.
 struct SentBox {
-  uint32_t request = 0;
-  Box box;  // in the chunk's own coordinates
+  uint32_t request = 0;  // the request's number
+  Box box;               // in the chunk's own coordinates
 };
 
-// The CRC-32 of a tile that was read whole, for the rank that checks the chunk.
+// The CRC-32 of a tile that was read whole, sent to the rank that checks the chunk.
 struct TileCheck {
   uint32_t tensor = 0;
   uint32_t chunk = 0;
@@ -60,16 +60,17 @@ struct TileCheck {
   uint32_t record_crc32 = 0;  // as recorded
 };
 
-// One round's message from an owner to a rank: the boxes' elements, C-contiguous, in the order of
-// the boxes and without gaps, then what describes them.
+// One round's message from an owner to a rank: the elements of the boxes, then their description.
+// The elements of each box are C-contiguous; the boxes follow one another without gaps. By the page
+// cache there are no elements.
 struct RoundMessage {
   std::vector<SentBox> boxes;
   std::vector<TileCheck> checks;
-  ByteView elements;  // decoded only
+  ByteView elements;  // set by decode_round()
 };
-// `elements` becomes the message.
+// Appends the description to `elements`, which becomes the message.
 Bytes encode_round(Bytes elements, const RoundMessage& message, bool more);
-// Borrows the message.
+// The result borrows `message`.
 RoundMessage decode_round(ByteView message, int from);
 
 }  // namespace tilestone::engine

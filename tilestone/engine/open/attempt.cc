@@ -33,7 +33,7 @@ Bytes with_checksum(ByteWriter out) {
   return std::move(out).take();
 }
 
-// The bytes before the checksum, once it is found to match them.
+// The bytes before the checksum. Throws unless the checksum matches.
 ByteView checked(ByteView bytes, const std::string& file) {
   ByteReader in(bytes, file);
   if (bytes.size() < kTrailerSize) in.fail("too short");
@@ -48,7 +48,7 @@ auto decoded(ByteView bytes, const std::string& file, const Read& read) {
   try {
     ByteReader in(checked(bytes, file), file);
     if (in.u8() != kVersion) {
-      throw Error(ErrorCode::kUnsupported, file + ": a newer version of Tilestone has written it");
+      throw Error(ErrorCode::kUnsupported, file + " was written by a newer version of Tilestone");
     }
     auto result = read(in);
     in.expect_end();
@@ -77,7 +77,7 @@ std::string in_hex(uint64_t a, uint64_t b) {
 
 }  // namespace
 
-// As a UUID of version 8, which is for names that are worked out.
+// The id has the form of a UUID of version 8, the version for derived ids.
 std::string save_id_of(std::string_view token, uint64_t number) {
   ByteWriter seed;
   seed.string("Tilestone save");
@@ -169,14 +169,18 @@ AttemptHead AttemptHead::decode(ByteView bytes, const std::string& file) {
     AttemptHead head;
     head.save_id = in.string();
     const uint64_t world = in.varint();
-    if (world < 1 || world > kMaxWorldSize) in.fail("a world size that no job has");
+    if (world < 1 || world > kMaxWorldSize) {
+      in.fail("the world size is " + std::to_string(world) + ", not one of 1 to " +
+              std::to_string(kMaxWorldSize));
+    }
     head.world_size = static_cast<int>(world);
     head.format = in.string();
     head.dialect = in.string();
     head.writer = in.string();
     head.common_differs = in.u8();
-    if (head.common_differs > static_cast<uint8_t>(SaveOptions::Differing::kError))
-      in.fail("a common_differs that no save has");
+    if (head.common_differs > static_cast<uint8_t>(SaveOptions::Differing::kError)) {
+      in.fail("common_differs has an unknown value");
+    }
     head.rank_local = in.u8() != 0;
     head.token = in.u64();
     head.number = in.u64();
@@ -219,7 +223,8 @@ Index decode_index_files(ByteReader& in) {
   for (IndexFile& file : index) {
     file.name = in.string();
     const uint8_t role = in.u8();
-    if (role > static_cast<uint8_t>(IndexRole::kAfter)) in.fail("a file of an unknown role");
+    if (role > static_cast<uint8_t>(IndexRole::kAfter))
+      in.fail("an index file has an unknown role");
     file.role = static_cast<IndexRole>(role);
     const ByteView bytes = in.blob();
     file.bytes.assign(bytes.begin(), bytes.end());
@@ -243,7 +248,8 @@ LeftReport LeftReport::decode(ByteView bytes, const std::string& file) {
     for (size_t more = in.count(2); more > 0; --more) {
       std::string key(in.string());
       const uint64_t rank = in.varint();
-      if (rank >= kMaxReplicas) in.fail("a replica of rank " + std::to_string(rank));
+      if (rank >= kMaxReplicas)
+        in.fail("a replica has the impossible rank " + std::to_string(rank));
       left.replicas.emplace(std::move(key), static_cast<uint32_t>(rank));
     }
     return left;
@@ -261,7 +267,7 @@ Bytes LeftFailure::encode() const {
 LeftFailure LeftFailure::decode(ByteView bytes, const std::string& file) {
   return decoded(bytes, file, [](ByteReader& in) {
     const int64_t rank = in.i64();
-    if (!std::in_range<int>(rank)) in.fail("a failure of rank " + std::to_string(rank));
+    if (!std::in_range<int>(rank)) in.fail("the failed rank is " + std::to_string(rank));
     return LeftFailure{static_cast<int>(rank), Error::decode(in.blob())};
   });
 }
@@ -303,15 +309,16 @@ std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_i
     if (!bytes) return std::nullopt;
     AttemptHead head = AttemptHead::decode(*bytes, name);
     if (head.save_id == save_id) return head;
-    throw Error(ErrorCode::kCorrupt, "it is of the save " + head.save_id).with_file(name);
+    throw Error(ErrorCode::kCorrupt, "the file belongs to the save " + head.save_id)
+        .with_file(name);
   } catch (Error& error) {
     if (error.code() == ErrorCode::kCorrupt) {
       error.with_hint(
-          "`tilestone gc --abandon` ends the save. Where each of its ranks has left its "
-          "own metadata, remove instead this file and the directory " +
+          "`tilestone gc --abandon` ends the save. If each of its ranks has left its own metadata, "
+          "remove this file and the directory " +
           attempt_directory(save_id) +
-          ": those files are then read as if they had been copied here without hidden "
-          "ones");
+          " instead: the rank-local checkpoint can then be read as if it had been copied here "
+          "without its hidden files");
     }
     throw;
   }
@@ -340,7 +347,7 @@ std::optional<Error> read_failed(Storage& storage, const std::string& save_id) {
     const auto bytes = read_if_there(storage, name, kMaxSmallFile);
     return bytes ? std::optional(LeftFailure::decode(*bytes, name).error) : std::nullopt;
   } catch (const Error& error) {
-    // That a rank has failed is known all the same.
+    // The file is damaged, but it shows that a rank has failed.
     if (error.code() == ErrorCode::kCorrupt) return error;
     throw;
   }
@@ -359,7 +366,7 @@ AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names,
     for (int rank = head.group_begin(group); rank < head.group_end(group); ++rank) {
       if (!exists(report_name(head, rank))) missing.push_back(rank);
     }
-    // They may have been merged, and removed, since the group was looked for.
+    // The reports may have been merged and removed since the check for the group's file.
     if (missing.empty() || storage.stat(group_name(head.save_id, group))) continue;
     state.missing_count += missing.size();
     missing.resize(std::min(missing.size(), names - std::min(names, state.missing.size())));
@@ -374,13 +381,13 @@ std::string attempt_text(const std::string& save_id, int world_size, const Attem
     return save + " was abandoned; `tilestone gc --delete` removes its files";
   }
   if (world_size == 0) {
-    return save + " has only begun, and does not say of how many ranks it is";
+    return save + " has only begun: its number of ranks is not known yet";
   }
   const std::string ranks = std::to_string(world_size) + (world_size == 1 ? " rank" : " ranks");
   if (state.missing_count == 0 && state.is_late) {
     const bool decided = state.outcome == Outcome::kPublished;
     return save + " can't be published, though all of its " + ranks +
-           " have written: another checkpoint has come first; `tilestone gc " +
+           " have written: another checkpoint was published first; `tilestone gc " +
            (decided ? "--delete` removes its files" : "--abandon` ends the save");
   }
   if (state.missing_count == 0) {
@@ -403,7 +410,7 @@ std::string attempt_text(const std::string& save_id, int world_size, const Attem
 
 namespace {
 
-// Of one attempt; "" where it has been published.
+// The sentence for one attempt; "" if it has been published.
 std::string text_of(Storage& storage, const std::string& save_id,
                     std::span<const std::string> names) {
   const auto head = read_head(storage, save_id);
@@ -448,12 +455,12 @@ Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Dea
                     false, deadline);
     return wanted;
   } catch (const Error& error) {
-    // Somebody has decided before; or this call has, and only what follows the rename failed.
-    const auto standing = read_outcome(storage, save_id);
-    if (!standing) throw;
-    // Whoever made it may have died before it was durable.
+    // Another process has decided before, or this call's rename succeeded and a later step failed.
+    const auto existing = read_outcome(storage, save_id);
+    if (!existing) throw;
+    // The process that made it may have died before it was durable.
     storage.sync_directory(std::string(kOwnDirectory));
-    return *standing;
+    return *existing;
   }
 }
 

@@ -1,17 +1,17 @@
-// An attempt: a save without a communicator, as the files say it that its ranks leave for one
-// another. The protocol stands in engine/commit/attempt.cc; here are names and contents.
+// An attempt is a save without a communicator. Its ranks coordinate through files. This header
+// declares the names and contents of the files; engine/commit/attempt.cc describes the protocol.
 //
-//   .tilestone/SAVE_ID.attempt       what all its ranks have agreed on by coming to it
-//   .tilestone/SAVE_ID/GROUP/RANK.lease    changes while the rank works
+//   .tilestone/SAVE_ID.attempt             the head: the terms on which all ranks agree
+//   .tilestone/SAVE_ID/GROUP/RANK.lease    rewritten while the rank works
 //   .tilestone/SAVE_ID/GROUP/RANK.report   what the rank has written; never replaced
-//   .tilestone/SAVE_ID/GROUP/merged        those of all the group's ranks, which then may go
-//   .tilestone/SAVE_ID/publisher     changes while somebody publishes
-//   .tilestone/SAVE_ID/failed        the first error of a rank, until a restarted one takes it back
-//   .tilestone/SAVE_ID.outcome       published or abandoned; made once, and it stays. Of a
-//                                    published one it says in the end that its switch stood
+//   .tilestone/SAVE_ID/GROUP/merged        all reports of the group, which are then removed
+//   .tilestone/SAVE_ID/publisher           rewritten while a process publishes
+//   .tilestone/SAVE_ID/failed              a rank's first error, until that rank tries again
+//   .tilestone/SAVE_ID.outcome             published or abandoned; made once, and never removed.
+//                                          It also records in the end that the switch was published
 //
-// Ranks lie in groups of about the root of their number, so that no directory of an attempt has
-// more than a few hundred entries in a world of 65,536.
+// A group has about as many ranks as the square root of the world size. So no directory of an
+// attempt has more than a few hundred entries in a world of 65,536 ranks.
 #pragma once
 
 #include <cstddef>
@@ -34,11 +34,11 @@
 
 namespace tilestone::engine {
 
-// The save id of the `number`-th save under this token: the same text on every rank, and another
-// one for another token or number.
+// The save id of the `number`-th save under this token: the same on every rank, and different for
+// any other token or number.
 std::string save_id_of(std::string_view token, uint64_t number);
 
-// What the ranks of an attempt must say alike. The first that comes writes it down.
+// The terms on which the ranks of an attempt must agree. The first rank that joins writes them.
 struct AttemptHead {
   std::string save_id;
   int world_size = 1;
@@ -47,12 +47,11 @@ struct AttemptHead {
   std::string writer;          // "Tilestone 0.1.0"
   uint8_t common_differs = 0;  // SaveOptions::Differing
   bool rank_local = false;     // ByFiles::torch_rank_local
-  // Of which token, as a hash of it, and the how manyth: ByFiles::number.
-  uint64_t token = 0;
-  uint64_t number = 0;
+  uint64_t token = 0;          // hash of ByFiles::token
+  uint64_t number = 0;         // ByFiles::number
   std::map<std::string, std::string> attributes = {};
 
-  int group_size() const;   // ranks of a group; the last group may have less
+  int group_size() const;   // ranks per group; the last group may have fewer
   int group_count() const;  // groups 0, 1, ...
   int group_of(int rank) const { return rank / group_size(); }
   int group_begin(int group) const { return group * group_size(); }
@@ -67,7 +66,7 @@ enum class Outcome : uint8_t { kPublished, kAbandoned };
 
 std::string attempt_name(std::string_view save_id);
 std::string outcome_name(std::string_view save_id);
-// The directory of everything else, and what lies in it.
+// The directory of the attempt's other files, and the names in it.
 std::string attempt_directory(std::string_view save_id);
 std::string group_directory(std::string_view save_id, int group);
 std::string group_name(std::string_view save_id, int group);
@@ -75,28 +74,30 @@ std::string report_name(const AttemptHead& head, int rank);
 std::string lease_name(const AttemptHead& head, int rank);
 std::string failed_name(std::string_view save_id);
 std::string publisher_name(std::string_view save_id);
-// A name in the attempt's directory through which `what` is published: no other call's.
+// A name in the attempt's directory for the temporary file through which `what` is published. It is
+// different in each call.
 std::string attempt_temporary(std::string_view save_id, std::string_view what);
-// The same in a group's directory, for what each of its ranks makes.
+// The same in a group's directory.
 std::string group_temporary(std::string_view save_id, int group, std::string_view what);
-// The save that a name below kOwnDirectory belongs to, where it is one of an attempt's files.
+// The save id in a name below kOwnDirectory, if it is the name of an attempt's file.
 std::optional<std::string> parse_attempt_name(std::string_view name);
 
-// What one rank leaves.
+// The content of a rank's report file.
 struct LeftReport {
   Bytes report;                  // RankReport::encode()
   uint64_t common_keys = 0;      // hash of the keys of its common objects, which rank 0 writes
-  uint64_t common_contents = 0;  // hash of what they are; 0: not to be compared
-  // Objects that the rank has and another rank is to write.
+  uint64_t common_contents = 0;  // hash of their contents; 0: not to be compared
+  // Keys of objects that this rank has and another rank must write.
   std::vector<std::string> unwritten_objects = {};
-  Index of_dialect = {};       // of rank 0: the dialect's files of the index, made of what it saves
-  ReplicaNames replicas = {};  // SaveOptions::tp_replica_names: what this rank holds
+  Index of_dialect = {};       // from rank 0 only: the dialect's files of the index
+  ReplicaNames replicas = {};  // SaveOptions::tp_replica_names: the replicas that this rank holds
 
   Bytes encode() const;
   static LeftReport decode(ByteView bytes, const std::string& file);  // Error(kCorrupt)
 };
 
-// The first error of a rank. `rank` left it; the error may name another one, or none.
+// The content of the failure file: the error of the rank that failed first. `rank` is the rank that
+// left it; the error may name another rank, or none.
 struct LeftFailure {
   int rank = 0;
   Error error;
@@ -105,46 +106,49 @@ struct LeftFailure {
   static LeftFailure decode(ByteView bytes, const std::string& file);  // Error(kCorrupt)
 };
 
-// The reports of a group's ranks in their order, each as LeftReport::encode() gave it.
+// The reports of a group's ranks, ordered by rank. Each is the result of LeftReport::encode().
 Bytes encode_group(const std::vector<Bytes>& left);
 std::vector<Bytes> decode_group(ByteView bytes, const std::string& file);  // Error(kCorrupt)
 
-// nullopt: not there (yet). Error(kCorrupt) says what can be done about one that is damaged.
+// nullopt if the file does not exist (yet). If the head is damaged, the hint of Error(kCorrupt)
+// says what can be done.
 std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_id);
 std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id);
-// Whether its checkpoint has stood there: the outcome alone may be that of a save whose switch came
-// second. And what its publisher does to say so once the switch is durable.
+// Whether the outcome records that this save's switch was published. The outcome "published" alone
+// is not enough: another save's switch may have been published first. note_stood() makes that
+// record and is called by the publisher once the switch is durable.
 bool has_stood(Storage& storage, const std::string& save_id);
 void note_stood(Storage& storage, const std::string& save_id, Deadline deadline);
-// A damaged one gives the error that says so.
+// The error that a rank has left; nullopt if there is none. For a damaged file, the error about
+// that.
 std::optional<Error> read_failed(Storage& storage, const std::string& save_id);
 
-// What an attempt's files say.
+// The state of an attempt according to its files.
 struct AttemptState {
   std::optional<Outcome> outcome;
   size_t missing_count = 0;  // ranks that have left no report
   std::vector<int> missing;  // the lowest of them
   std::optional<Error> failed;
-  bool is_late = false;  // another checkpoint has come first; known where the caller has looked
+  bool is_late = false;  // another checkpoint was published first; set by callers that check it
 };
-// `names`: how many missing ranks are named. `exists` says whether a file of the attempt is there.
+// `names`: how many missing ranks to name. `exists` says whether a file of the attempt exists.
 AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names,
                      const std::function<bool(const std::string&)>& exists);
-// What such a save is, and what can be done about it, as a sentence. `world_size`: 0 where the
-// attempt has no head. `state` has all missing ranks, or as many as are to be named.
+// The state of the save and what can be done about it, as a sentence. `world_size`: 0 if the
+// attempt has no head. `state.missing` has all missing ranks, or as many as are to be named.
 std::string attempt_text(const std::string& save_id, int world_size, const AttemptState& state);
-// The same of those among `saves` that are no checkpoint yet, "" where there is none: of the first,
-// and how many others there are. `names`: the location's, sorted; nothing is listed once more.
+// The same for the first of `saves` that is not published yet, and how many others there are; "" if
+// all are published. `names`: all names at the location, sorted; the location is not listed again.
 std::string unpublished_text(Storage& storage, std::span<const std::string> names,
                              const std::set<std::string>& saves);
 
-// Makes the outcome, unless there is one; the one that counts. Durable when it returns.
+// Makes the outcome unless there is one. Returns the outcome that counts, which is then durable.
 Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Deadline deadline);
 
-// The file's bytes; nullopt where it is not there. Error(kCorrupt) where it has more than `most`.
+// The file's bytes; nullopt if it does not exist. Error(kCorrupt) if it has more than `most` bytes.
 std::optional<Bytes> read_if_there(Storage& storage, const std::string& name,
                                    uint64_t most = UINT64_MAX);
-// Bytes of a head, an outcome, a failure or a lease; reports have no limit.
+// The limit for a head, an outcome, a failure or a lease, bytes. Reports have no limit.
 inline constexpr uint64_t kMaxSmallFile = 4u << 20;
 
 }  // namespace tilestone::engine

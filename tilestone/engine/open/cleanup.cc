@@ -34,7 +34,8 @@ bool has_all_files(Storage& storage, const Manifest& manifest) {
   return true;
 }
 
-// A save without a communicator that can still be published: it has lost nothing.
+// Whether this is a save without a communicator that can still be published, so that it is not a
+// lost checkpoint.
 bool is_unpublished(std::span<const std::string> names, const Notes& notes,
                     const std::string& save_id) {
   if (!notes.attempts.contains(save_id) || notes.abandoned.contains(save_id)) return false;
@@ -47,19 +48,19 @@ bool is_file(Storage& storage, const std::string& name) {
   return info && info->regular;
 }
 
-// The manifest of this save, if it is there, whole, and so is all that it names.
+// The manifest of this save, if it is intact and all data files that it names exist.
 std::optional<Manifest> complete_save(Storage& storage, const std::string& save_id) {
   try {
     const std::string name = manifest_name(save_id);
     Manifest manifest = Manifest::decode(read_file(storage, name, UINT64_MAX), name);
     if (manifest.save_id == save_id && has_all_files(storage, manifest)) return manifest;
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kIo) throw;  // then it is not known
+    if (error.code() == ErrorCode::kIo) throw;  // whether the save is complete is not known
   }
   return std::nullopt;
 }
 
-// The file whose publishing would have been the commit.
+// The name of the index's switch.
 std::string switch_of(const Manifest& manifest) {
   for (const IndexSum& sum : manifest.index) {
     if (sum.role == IndexRole::kSwitch) return sum.name;
@@ -132,8 +133,8 @@ void leave_note(Storage& storage, const std::string& save_id, const std::set<std
   }
 }
 
-std::set<std::string> Notes::open(bool stands) const {
-  if (stands) return undecided;
+std::set<std::string> Notes::open(bool has_checkpoint) const {
+  if (has_checkpoint) return undecided;
   std::set<std::string> saves;
   std::set_difference(attempts.begin(), attempts.end(), abandoned.begin(), abandoned.end(),
                       std::inserter(saves, saves.end()));
@@ -142,7 +143,8 @@ std::set<std::string> Notes::open(bool stands) const {
 
 std::set<std::string> Notes::ended(const std::string& standing) const {
   std::set<std::string> saves = begun;
-  // Of another writer's checkpoint the save is not known; a checkpoint it is.
+  // For another writer's checkpoint `standing` is "" too. Then the files of all attempts that are
+  // not abandoned stay.
   for (const std::string& save_id : open(!standing.empty())) saves.erase(save_id);
   const auto found = replaces.find(standing);
   if (found != replaces.end()) saves.insert(found->second.begin(), found->second.end());
@@ -155,15 +157,16 @@ Notes read_notes(Storage& storage, std::span<const std::string> names) {
     const auto own = parse_in_own_directory(name);
     if (!own || own->kind == kManifestKind) continue;
     notes.begun.insert(own->save_id);
-    // An outcome alone speaks of one that has ended.
+    // If only an outcome is left, the attempt has ended.
     if (own->kind == kAttemptKind) notes.attempts.insert(own->save_id);
     if (own->kind != kNoteKind) continue;
     try {
       notes.replaces[own->save_id] = decode_note(read_file(storage, name, kMaxNoteBytes), name);
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::kNotFound) continue;  // its save has ended meanwhile
+      if (error.code() == ErrorCode::kNotFound) continue;  // the note was removed meanwhile
       log(LogLevel::kWarning,
-          std::string("what a save has replaced is not known, and stays: ") + error.what());
+          std::string("a save's note can't be read, so the files that it has replaced stay: ") +
+              error.what());
     }
   }
   for (const std::string& save_id : notes.attempts) {
@@ -252,7 +255,7 @@ std::optional<LostCheckpoint> find_lost(Storage& storage, const Format& format,
     if (!lost) continue;
     lost->began_here = began_here;
     lost->hint =
-        "copy the checkpoint once more with its hidden files (cp -a FROM/. TO), if it still stands "
+        "copy the checkpoint once more with its hidden files (cp -a FROM/. TO), if it still exists "
         "elsewhere";
     return lost;
   }
@@ -267,7 +270,8 @@ bool remove_files(Storage& storage, std::span<const std::string> names) {
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kNotFound) continue;
       all = false;
-      log(LogLevel::kWarning, std::string("a file that is not needed stays: ") + error.what());
+      log(LogLevel::kWarning,
+          std::string("an unneeded file could not be removed: ") + error.what());
     }
   }
   return all;
@@ -278,8 +282,8 @@ void remove_leftover_files(Storage& storage, const Format& format,
   std::vector<std::string> files, notes;
   for (const std::string& name : names) {
     const auto own = parse_own_name(format, name);
-    const bool speaks = own && (own->kind == kNoteKind || own->kind == kTemporaryKind);
-    (speaks ? notes : files).push_back(name);
+    const bool is_note = own && (own->kind == kNoteKind || own->kind == kTemporaryKind);
+    (is_note ? notes : files).push_back(name);
   }
   if (!remove_files(storage, files)) return;
   if (!files.empty()) storage.sync_directory("");

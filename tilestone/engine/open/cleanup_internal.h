@@ -1,8 +1,8 @@
-// Which files of a location are left over from saves that failed or were replaced.
+// Finds the files of a location that are left over from saves that failed or were replaced.
 //
-// A name alone does not make a file a leftover: it may have been copied here. A save therefore
-// leaves a note before its first data file and removes it after its last leftover (see commit.cc),
-// and only files of which a note speaks are removed.
+// A name alone does not make a file a leftover, because the file may have been copied here.
+// Therefore a save leaves a note before its first data file, and removes it after its last leftover
+// (see commit.cc). Only files that a note covers are removed.
 #pragma once
 
 #include <map>
@@ -21,7 +21,7 @@ namespace tilestone::engine {
 
 inline constexpr std::string_view kOwnDirectory = ".tilestone";
 inline constexpr std::string_view kLockName = ".tilestone/lock";
-// What marks a rank-local checkpoint's metadata files as replaced: see commit.cc.
+// The file that marks a rank-local checkpoint's metadata files as replaced: see commit.cc.
 inline constexpr std::string_view kReplacedName = ".tilestone/replaced";
 
 // The name of the temporary file through which a save publishes `what` ("manifest").
@@ -30,7 +30,7 @@ std::string temporary_name(std::string_view save_id, std::string_view what);
 // A random UUID, version 4, as text.
 std::string random_save_id();
 
-// Whether the text is one.
+// Whether the text has the form of a save id: a UUID in lower case.
 bool is_save_id(std::string_view text);
 
 inline constexpr std::string_view kManifestKind = "manifest";
@@ -38,67 +38,70 @@ inline constexpr std::string_view kDataKind = "data file";
 inline constexpr std::string_view kTemporaryKind = "temporary file";
 inline constexpr std::string_view kNoteKind = "note";
 inline constexpr std::string_view kAttemptKind = "file of the attempt";
-inline constexpr std::string_view kOutcomeKind = "outcome";  // it stays
+inline constexpr std::string_view kOutcomeKind = "outcome";  // never removed
 
-// What a save of Tilestone makes under a name.
+// The meaning of a file name that saves of Tilestone use.
 struct OwnName {
   std::string_view kind;  // one of the above
   std::string save_id;
 };
-// The same for names below kOwnDirectory, which are no format's.
+// Parses names below kOwnDirectory, which do not depend on the format.
 std::optional<OwnName> parse_in_own_directory(std::string_view name);
-// nullopt when no save makes files of this name. Nothing else is ever removed as a leftover.
+// nullopt if no save makes files of this name. Such files are never removed as leftovers.
 std::optional<OwnName> parse_own_name(const Format& format, std::string_view name);
 bool is_own_name(const Format& format, std::string_view name);
 
 // ".tilestone/SAVE_ID.begun"
 std::string note_name(std::string_view save_id);
-// Leaves the note of a save that is to replace the checkpoints of the saves `replaces`; durable
-// when it returns. Removed again on failure.
+// Leaves the note of a save that will replace the checkpoints of the saves `replaces`. The note is
+// durable when the call returns. On failure it is removed again.
 void leave_note(Storage& storage, const std::string& save_id, const std::set<std::string>& replaces,
                 Deadline deadline);
 
-// What the notes at a location say.
+// The contents of the notes at a location.
 struct Notes {
   std::set<std::string> begun;  // saves that began here: they left a note or a temporary file
-  std::map<std::string, std::set<std::string>> replaces;  // by the save that replaces them
-  std::set<std::string> attempts;   // saves without a communicator that have left something
-  std::set<std::string> abandoned;  // of those
-  std::set<std::string> undecided;  // likewise: without an outcome
+  std::map<std::string, std::set<std::string>> replaces;  // replacing save -> replaced saves
+  std::set<std::string> attempts;   // saves without a communicator that left more than an outcome
+  std::set<std::string> abandoned;  // those of `attempts` with the outcome "abandoned"
+  std::set<std::string> undecided;  // those of `attempts` without an outcome
 
-  // The saves whose files may go once the checkpoint of `standing` ("": none) does not name them.
+  // The saves whose files may be removed unless the existing checkpoint names them. `standing`: the
+  // save id of that checkpoint, "" if there is none or another writer made it.
   std::set<std::string> ended(const std::string& standing) const;
-  // Saves without a communicator that may still become the checkpoint of the location: undecided
-  // ones, and where no checkpoint `stands` those that are to be published.
-  std::set<std::string> open(bool stands) const;
+  // Saves without a communicator that may still become the checkpoint of the location: those
+  // without an outcome and, if no checkpoint exists there (`has_checkpoint` is false), all that are
+  // not abandoned.
+  std::set<std::string> open(bool has_checkpoint) const;
 };
-// `names`: the location's. A note that can't be read speaks of its own save only, and is logged.
+// `names`: all names at the location. A note that can't be read is logged, and covers only its own
+// save.
 Notes read_notes(Storage& storage, std::span<const std::string> names);
 
-// Whether this is a leftover where the saves `ended` have ended. `own` is not referenced.
+// Whether a file is a leftover. `ended`: Notes::ended(). The existing checkpoint must not name it.
 bool is_leftover(const OwnName& own, const std::set<std::string>& ended);
-// Those of `names` that are leftovers and not referenced: what a location can do without.
+// Those of `names` that are leftovers and not among `referenced`.
 std::vector<std::string> leftovers(const Format& format, std::span<const std::string> names,
                                    const std::set<std::string>& referenced,
                                    const std::set<std::string>& ended);
 
-// A save whose files may be a checkpoint though none stands: its metadata file was lost.
+// A save whose files may be those of a checkpoint that has lost its metadata file.
 struct LostCheckpoint {
   std::string save_id;
-  bool began_here = false;  // a note says so: the save may also have failed just before its commit
-  std::string what;         // a sentence
-  std::string hint;         // how to get it back
+  bool began_here = false;  // according to a note; it may also have failed just before its commit
+  std::string what;         // what was found, a sentence
+  std::string hint;         // how to get the checkpoint back
 };
-// `names`: the files of a location where no checkpoint stands. Found is a save whose manifest is
-// there with every data file that it names, in its size; and data files of a save of which no note
-// speaks: somebody has copied them without the hidden ones.
+// `names`: the files of a location without a checkpoint. Finds a save whose manifest exists with
+// every data file that it names, in the right size. Also finds data files that no note covers,
+// which were probably copied without the hidden files.
 std::optional<LostCheckpoint> find_lost(Storage& storage, const Format& format,
                                         std::span<const std::string> names, const Notes& notes);
 
-// Removes files; a failure is reported in the log, and the others are removed all the same. False
-// when one stays.
+// Removes files. A failure is logged, and the other files are still removed. Returns false if a
+// file stays.
 bool remove_files(Storage& storage, std::span<const std::string> names);
-// The same for leftovers: notes go last, once the files of which they speak are gone for good.
+// The same for leftovers. Removes notes last, once the files that they cover are durably removed.
 void remove_leftover_files(Storage& storage, const Format& format,
                            std::span<const std::string> names);
 

@@ -16,9 +16,9 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kAnySize = UINT64_MAX;  // memory follows the size of a file that is there
-constexpr int kMaxOverwrites = 8;          // while one description is read
-constexpr int kMaxExchanges = 3;           // of its directory, likewise
+constexpr uint64_t kAnySize = UINT64_MAX;  // no limit, because the file exists and has that size
+constexpr int kMaxOverwrites = 8;          // overwrites tolerated while one description is read
+constexpr int kMaxExchanges = 3;           // likewise, exchanges of the directory
 
 std::shared_ptr<const Format> format_or(std::string_view name,
                                         const std::shared_ptr<const Format>& wanted) {
@@ -38,10 +38,12 @@ std::vector<std::string> without(std::vector<std::string> names,
   return names;
 }
 
-// The names that tell what a checkpoint is. Only arrays in directories of their own, beside
-// metadata.json, are looked for further down: a large tree that holds no checkpoint is not walked,
-// and a directory in it that can't be read is in nobody's way.
-// Tilestone's own come first: an attempt ends with its switch at the top, and then its head goes.
+// The names that identify a checkpoint. Lists subdirectories only if there is a metadata.json,
+// beside which arrays may have directories of their own. So a large tree without a checkpoint is
+// not walked, and unreadable directories in it do no harm.
+//
+// Tilestone's own names are listed first. An attempt ends by publishing its switch at the top level
+// and then removing its head, so in this order either the head or the switch is seen.
 std::vector<std::string> list_of_checkpoint(Storage& storage) {
   const std::vector<std::string> own = storage.list(std::string(kOwnDirectory) + "/");
   std::vector<std::string> names = storage.list_files();
@@ -51,7 +53,7 @@ std::vector<std::string> list_of_checkpoint(Storage& storage) {
   return names;
 }
 
-// Reads what the format and the dialect need of these files.
+// Reads the files that the format and the dialect need, among these names.
 DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect* dialect,
                           std::span<const std::string> names) {
   DirectoryFiles files;
@@ -66,7 +68,7 @@ DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect*
   }
   for (const std::string& name : format.sized_files(names)) {
     const auto info = storage.stat(name);
-    if (!info) throw Error(ErrorCode::kNotFound, "a listed file is not there").with_file(name);
+    if (!info) throw Error(ErrorCode::kNotFound, "a listed file no longer exists").with_file(name);
     if (info->regular) files.sizes.emplace(name, info->size);
   }
   for (const auto& [name, bytes] : files.contents) files.names.push_back(name);
@@ -76,7 +78,7 @@ DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect*
   return files;
 }
 
-// Saves without a communicator that may have claimed the location, in the dialect of fixed names.
+// Saves without a communicator that may have claimed the location, in the dialect with fixed names.
 // nullopt: one of them has ended since the names were listed.
 std::optional<std::set<std::string>> possible_claims(Storage& storage,
                                                      std::span<const std::string> names) {
@@ -91,7 +93,7 @@ std::optional<std::set<std::string>> possible_claims(Storage& storage,
       if (head->dialect != megatron_dialect()->name()) continue;
       if (read_outcome(storage, own->save_id) == Outcome::kPublished) saves.insert(own->save_id);
     } catch (const Error& error) {
-      // It is in no checkpoint's way.
+      // A damaged or unknown attempt must not make a checkpoint unreadable.
       if (error.code() != ErrorCode::kCorrupt && error.code() != ErrorCode::kUnsupported) throw;
     }
   }
@@ -100,7 +102,7 @@ std::optional<std::set<std::string>> possible_claims(Storage& storage,
 
 struct Claim {
   std::string save_id;
-  std::vector<std::string> files;  // of its index, as far as it is there
+  std::vector<std::string> files;  // the existing files of its index
 };
 std::optional<Claim> claim_among(Storage& storage, std::span<const std::string> names,
                                  const std::set<std::string>& saves) {
@@ -117,7 +119,7 @@ std::optional<Claim> claim_among(Storage& storage, std::span<const std::string> 
 
 struct CheckpointNames {
   std::vector<std::string> names;
-  std::optional<Claim> claim;  // whose files are not among the names
+  std::optional<Claim> claim;  // its files are not among `names`
 };
 CheckpointNames look_for_checkpoint(Storage& storage) {
   for (int i = 0;; ++i) {
@@ -135,7 +137,8 @@ std::vector<std::string> names_of_checkpoint(Storage& storage) {
   return look_for_checkpoint(storage).names;
 }
 
-// The note, if it speaks of the save whose index stands there and of every rank-local file.
+// The content of kReplacedName, if it is about the save of the existing index and lists every
+// rank-local file.
 std::optional<Replaced> check_note(Storage& storage, const Format& format,
                                    std::span<const std::string> names) {
   Replaced replaced = Replaced::decode(read_file(storage, std::string(kReplacedName), kAnySize));
@@ -152,8 +155,8 @@ std::optional<Replaced> check_note(Storage& storage, const Format& format,
   return replaced;
 }
 
-// The file that may hold the manifest: of the save that the index names or, where an index names
-// none, the only one there is.
+// The name of the manifest that may belong to the index: that of the save that the index names. If
+// the index names no save, the only manifest that exists.
 std::optional<std::string> manifest_of(const Metadata& metadata,
                                        std::span<const std::string> names) {
   if (may_have_manifest(metadata.save_id)) return manifest_name(metadata.save_id);
@@ -168,14 +171,14 @@ std::optional<std::string> manifest_of(const Metadata& metadata,
   return only;
 }
 
-// The note's, where it is there and holds.
+// The content of kReplacedName, if the file exists and is valid for these names.
 std::optional<Replaced> replaced_of(Storage& storage, const Format& format,
                                     std::span<const std::string> names) {
   if (!storage.stat(std::string(kReplacedName))) return std::nullopt;
   return check_note(storage, format, names);
 }
 
-// The index as it stands, and its manifest where there is one, among these files.
+// Reads the index among these names, and its manifest if there is one.
 Description read_once(Storage& storage, const DetectedFormat& found,
                       std::vector<std::string> names) {
   if (replaced_of(storage, *found.format, names)) {
@@ -190,7 +193,7 @@ Description read_once(Storage& storage, const DetectedFormat& found,
   description.files = read_index(storage, *found.format, found.dialect.get(), names);
   description.metadata = found.format->parse_index(description.files);
   if (rank_local) {
-    // A manifest of its save is one that is to be published with an ordinary index.
+    // Ignores a manifest of this save: it belongs to an ordinary index that is not published yet.
     expect_no_other_ranks(storage, *found.format, names, *description.metadata);
     return description;
   }
@@ -216,7 +219,7 @@ bool same_files(const Description& a, const Description& b) {
          a.manifest == b.manifest;
 }
 
-// A checkpoint whose switch is not there, or damaged, may look like one of another dialect.
+// A checkpoint whose switch is missing or damaged may look like one of another dialect.
 void check_dialect(const Opened& opened, const Manifest& manifest) {
   if (manifest.dialect == opened.dialect->name()) return;
   const auto last = std::find_if(manifest.index.begin(), manifest.index.end(),
@@ -224,32 +227,33 @@ void check_dialect(const Opened& opened, const Manifest& manifest) {
   Error error(ErrorCode::kCorrupt, "the checkpoint was saved in the dialect " + manifest.dialect +
                                        ", but the file that says so is missing or damaged");
   if (manifest.dialect == megatron_dialect()->name()) {
-    error.with_file(std::string(kMegatronConfig));  // whoever was to write it
+    error.with_file(std::string(kMegatronConfig));  // whether Tilestone or Megatron-Core writes it
   } else if (last != manifest.index.end()) {
     error.with_file(last->name);
   }
   throw std::move(error).with_hint("the save may have been interrupted before it was published");
 }
 
-// Where the index names no save, a manifest of another index is one that another writer has saved
-// over: it is left out.
+// Attaches the manifest to the metadata. If the index names no save, the manifest may belong to a
+// checkpoint that another writer has overwritten; then it is ignored.
 void take_manifest(Opened& opened, ByteView bytes) {
   std::string& save_id = opened.metadata.save_id;
   const bool named = !save_id.empty();
   const std::string name = named ? manifest_name(save_id) : std::string(kOwnDirectory);
   Manifest manifest = Manifest::decode(bytes, name);
   if (named && manifest.save_id != save_id) {
-    throw Error(ErrorCode::kCorrupt, "manifest: it is of save " + manifest.save_id).with_file(name);
+    throw Error(ErrorCode::kCorrupt, "the manifest belongs to the save " + manifest.save_id)
+        .with_file(name);
   }
   if (named) check_dialect(opened, manifest);
   try {
     check_index(manifest, opened.files);
   } catch (Error& error) {
-    // Files of fixed names may be a mixture of two saves then.
+    // Then files with fixed names may be a mixture of two saves.
     if (opened.format->has_fixed_names()) {
       error.with_hint(
-          std::string("if another program has saved here since, and all of it, remove ") +
-          std::string(kOwnDirectory) + " to read what it wrote");
+          std::string("if another program has saved a complete checkpoint here since, remove ") +
+          std::string(kOwnDirectory) + " to read it");
       throw;
     }
     if (named) throw;
@@ -270,7 +274,7 @@ bool is_saved_to(Storage& storage) {
   }
 }
 
-// The object of the common state is no object of the user's.
+// Moves the common state's object out of the metadata, because it is not an object of the user.
 void take_common(Opened& opened) {
   const std::string_view key = opened.dialect->common_object();
   if (key.empty() || opened.metadata.find_object(key) == nullptr) return;
@@ -282,7 +286,7 @@ void take_common(Opened& opened) {
   opened.metadata.index();
 }
 
-// A format that the caller wants goes before what the files look like.
+// The format and dialect of the checkpoint. `wanted` overrides the detected format.
 DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>& wanted,
                            std::span<const std::string> names) {
   DetectedFormat found = detect(storage, names);
@@ -294,7 +298,7 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
   Error error(ErrorCode::kNotFound, "no checkpoint at " + storage.describe());
   const Notes notes = read_notes(storage, names);
   const auto lost = find_lost(storage, *torch_dist_format(), names, notes);
-  // During a save these files are its own.
+  // While a save is under way, these files may belong to it.
   if (lost && !is_saved_to(storage)) {
     error.with_hint(lost->what + "; " + lost->hint);
   } else if (const std::string unpublished = unpublished_text(storage, names, notes.attempts);
@@ -304,8 +308,8 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
   throw std::move(error);
 }
 
-// A save that has replaced a checkpoint removes its manifest: an index without one may be of the
-// past already, so it is read again until it stays the same.
+// A save that has replaced a checkpoint removes the old manifest. So an index without a manifest
+// may be outdated, and is read again until two reads are equal.
 Description read_description(Storage& storage, const DetectedFormat& detected,
                              std::vector<std::string> names) {
   Description found = read_once(storage, detected, std::move(names));
@@ -318,8 +322,8 @@ Description read_description(Storage& storage, const DetectedFormat& detected,
   return found;
 }
 
-// What one rank of a rank-local checkpoint has written; nullopt where it has no metadata there, or
-// the checkpoint is of another kind.
+// Describes the part of a rank-local checkpoint that one rank has written. nullopt if this rank has
+// no metadata, or the checkpoint is not rank-local.
 std::optional<Description> describe_rank_alone(Storage& storage, const DetectedFormat& found,
                                                std::span<const std::string> names, int rank) {
   const Format& format = *found.format;
@@ -363,7 +367,8 @@ std::shared_ptr<Storage> hold(const std::shared_ptr<Storage>& storage) {
   }
 }
 
-// Where the directory has been exchanged since it was held, its files go; another one stands there.
+// If a save exchanges the directory after it was held, the held files are removed. Then the new
+// directory is tried.
 Found find_checkpoint(const std::shared_ptr<Storage>& storage,
                       const std::shared_ptr<const Format>& wanted, std::optional<int> own_rank) {
   for (int i = 0;; ++i) {
@@ -435,7 +440,7 @@ Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wa
     description = read_description(storage, found, std::move(names));
   } catch (const Error& error) {
     if (!rank_local || error.code() != ErrorCode::kNotFound) throw;
-    return standing;  // ranks are missing, and the files are those of a save that is not complete
+    return standing;  // ranks are missing: the files belong to an incomplete save
   }
   const Metadata& metadata = *description.metadata;
   standing.found = true;
@@ -447,7 +452,7 @@ Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wa
   standing.files.insert(metadata.files.begin(), metadata.files.end());
   if (description.manifest.empty()) return standing;
   standing.files.insert(description.manifest_file);
-  // The index does not name the files that hold copies alone.
+  // The index does not name the files that contain only copies.
   const Manifest manifest = Manifest::decode(description.manifest, description.manifest_file);
   for (const RankReport& report : manifest.reports) {
     for (const ReportedFile& file : report.files) standing.files.insert(file.name);

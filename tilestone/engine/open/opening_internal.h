@@ -1,4 +1,5 @@
-// Finding a checkpoint and reading what describes it: the format's metadata and our manifest.
+// Finds a checkpoint and reads the files that describe it: the format's metadata and Tilestone's
+// manifest.
 #pragma once
 
 #include <map>
@@ -16,42 +17,43 @@
 
 namespace tilestone::engine {
 
-// True when a checkpoint of any known format, or of `also`, stands there.
+// Whether there is a checkpoint of any known format or of `also`.
 bool any_checkpoint(Storage& storage, const Format& also);
 
 // A save without a communicator, in a dialect whose files have fixed names, publishes its index
-// file by file (commit/attempt.cc): the first one, which names the save, is its claim to the
-// location. The save of a claim that stands there while its switch does not; what is there of its
-// index makes no checkpoint.
+// file by file (commit/attempt_fixed_names.cc). The first file names the save and is its claim to
+// the location. Returns the save id of a claim whose switch is not published yet. The existing
+// files of such an index do not make a checkpoint.
 std::optional<std::string> claimed_by(Storage& storage);
 
 // The files that describe a checkpoint. One rank reads them; the others get the bytes.
 struct Description {
   std::string format;
   std::string dialect;
-  DirectoryFiles files;              // the index; `names` are those of contents and sizes
-  Bytes manifest;                    // its file's bytes; empty: there is none
+  DirectoryFiles files;              // the index; `names` has the names in contents and sizes
+  Bytes manifest;                    // the file's bytes; empty if there is none
   std::string manifest_file;         // not encoded
-  std::optional<Metadata> metadata;  // of `files`, where this rank has parsed them; not encoded
+  std::optional<Metadata> metadata;  // parsed from `files`, on the rank that read them; not encoded
 
   Bytes encode() const;
   static Description decode(ByteView bytes);
 };
 
-// The storage as it stands now: one that stays with the directory, should a save exchange it for
-// another (Storage::held). The same one where there is no directory.
+// A storage that stays with the present directory even if a save exchanges it for another one
+// (Storage::held). The same storage if there is no directory.
 std::shared_ptr<Storage> hold(const std::shared_ptr<Storage>& storage);
 
 struct Found {
   std::shared_ptr<Storage> storage;  // held
   DetectedFormat format;
   Description description;
-  bool of_own_rank = false;  // the description is that of `own_rank` alone
+  bool of_own_rank = false;  // the description covers `own_rank` only
 };
-// What stands there, as of one moment, though a save may replace it meanwhile; a format that the
-// caller wants goes before what the files look like. Of a rank-local checkpoint only what
-// `own_rank` has written is described, if that rank has its metadata there. Error(kNotFound) when
-// there is no checkpoint, or a rank-local one of which ranks are missing, which it names.
+// Finds and describes the checkpoint. The description is consistent even if a save replaces the
+// checkpoint meanwhile. `wanted`: a format that overrides detection; may be null. `own_rank`: for a
+// rank-local checkpoint, describes only what this rank has written, if its metadata exists.
+// Error(kNotFound) if there is no checkpoint, or a rank-local one with missing ranks, which it
+// names.
 Found find_checkpoint(const std::shared_ptr<Storage>& storage,
                       const std::shared_ptr<const Format>& wanted,
                       std::optional<int> own_rank = std::nullopt);
@@ -61,35 +63,37 @@ struct Opened {
   std::shared_ptr<const Dialect> dialect;
   DirectoryFiles files;  // the index
   Metadata metadata;     // with the manifest's checksums
-  // Holds the common state, where the dialect keeps it in an object: not among metadata's.
+  // The object with the common state, if the dialect keeps it in an object. It is not in
+  // `metadata`.
   std::optional<StoredObject> common;
   std::optional<Manifest> manifest;
-  ReplicaNames replica_names = {};    // that the index has beside the metadata's
+  ReplicaNames replica_names = {};    // second names that the index has and `metadata` lacks
   ReplicaPlaces replica_places = {};  // of tensors that were united
 };
 
-// Error(kNotFound) where this rank's storage, held, has another checkpoint than the one that the
-// coordinator has described, as far as that matters: the names of its data files don't say it.
+// Error(kNotFound) if this rank's held storage has another checkpoint than the one that the
+// coordinator has described. Checks only formats with fixed names: elsewhere the names of data
+// files contain the save id.
 void expect_same_checkpoint(Storage& storage, const Opened& opened);
 
-// What to make of second names of replicas (tp_replicas_internal.h).
+// How to treat second names of replicas (tp_replicas_internal.h).
 enum class SecondNames : uint8_t {
-  kUnited,  // in Megatron-Core's dialect a tensor has its plain name alone
+  kUnited,  // in Megatron-Core's dialect, a tensor has only its plain name
   kAsStored,
 };
-// Error(kCorrupt) when manifest and metadata contradict one another.
+// Parses a description. Error(kCorrupt) if manifest and metadata contradict each other.
 Opened open_description(Description description, const std::shared_ptr<const Format>& wanted,
                         SecondNames names = SecondNames::kUnited);
 
-// What the checkpoint that stands at a location consists of.
+// The files of the existing checkpoint at a location.
 struct Standing {
   bool found = false;
-  std::string save_id;               // "": another writer's
-  std::set<std::string> files;       // its data files, those of copies too, and its manifest
-  std::set<std::string> index;       // the files that describe it
-  std::set<std::string> rank_local;  // those, when it is a rank-local one
+  std::string save_id;               // "" if another writer made it
+  std::set<std::string> files;       // data files, also those with copies only, and the manifest
+  std::set<std::string> index;       // the files of the index
+  std::set<std::string> rank_local;  // the same, if it is a rank-local checkpoint
 };
-// Not found: no error. Errors: those of reading one that is there.
+// `found` is false if there is no checkpoint. Throws the errors of reading an existing one.
 Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& format);
 
 // The metadata files of a rank-local checkpoint that the save `save_id` replaces, by content.
@@ -101,8 +105,8 @@ struct Replaced {
   static Replaced decode(ByteView bytes);
 };
 
-// What the metadata file that stands there has replaced, when that save was interrupted before it
-// removed the rank-local files; nullopt when nothing is left to do.
+// The rank-local files that the existing checkpoint has replaced, if its save was interrupted
+// before it removed them; nullopt if nothing is left to do.
 std::optional<Replaced> find_replaced(Storage& storage, const Format& format);
 
 }  // namespace tilestone::engine

@@ -11,7 +11,7 @@
 namespace tilestone::engine {
 namespace {
 
-// Of the saves without a communicator that have not ended here.
+// The heads of rank-local saves without a communicator that have begun here and were not abandoned.
 std::vector<AttemptHead> rank_local_heads(Storage& storage, std::span<const std::string> names) {
   std::vector<AttemptHead> heads;
   for (const std::string& name : names) {
@@ -19,7 +19,7 @@ std::vector<AttemptHead> rank_local_heads(Storage& storage, std::span<const std:
     if (!save_id || name != attempt_name(*save_id)) continue;
     auto head = read_head(storage, *save_id);
     if (!head || !head->rank_local) continue;
-    // What gc has not yet removed of one that was abandoned says nothing of the one that stands.
+    // An abandoned save that gc has not removed yet is not the one of the existing checkpoint.
     if (read_outcome(storage, *save_id) == Outcome::kAbandoned) continue;
     heads.push_back(*std::move(head));
   }
@@ -42,7 +42,7 @@ void expect_all_ranks(Storage& storage, const Format& format, std::span<const st
     if (missing.empty()) continue;
     const bool one = missing.size() == 1;
     throw Error(ErrorCode::kNotFound,
-                "no whole checkpoint at " + storage.describe() + ": in the rank-local save " +
+                "no complete checkpoint at " + storage.describe() + ": in the rank-local save " +
                     head.save_id + ", " + ranks_text(missing) + " of " +
                     std::to_string(head.world_size) + (one ? " has" : " have") + " not written")
         .with_file(format.rank_index_name(missing.front()))
@@ -66,7 +66,7 @@ void expect_no_other_ranks(Storage& storage, const Format& format,
   for (const std::string& name : names) {
     const auto data = format.parse_data_file_name(name);
     if (!data || contains_name(names, format.rank_index_name(data->rank))) continue;
-    // Those of other saves of ours may be leftovers.
+    // Data files of other Tilestone saves may be leftovers.
     if (is_save_id(data->save_id) && data->save_id != id) continue;
     throw Error(ErrorCode::kCorrupt, "a rank-local checkpoint has a data file of rank " +
                                          std::to_string(data->rank) +
@@ -74,8 +74,8 @@ void expect_no_other_ranks(Storage& storage, const Format& format,
         .with_file(name)
         .with_rank(data->rank)
         .with_hint(
-            "the save of that rank failed or is under way; remove the file if an older "
-            "checkpoint has left it");
+            "the save of that rank failed or is under way; if the file is left from an older "
+            "checkpoint, remove it");
   }
 }
 

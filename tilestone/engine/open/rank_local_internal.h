@@ -1,4 +1,5 @@
-// Whether a rank-local checkpoint, of which each rank has published its own metadata, is whole.
+// Checks whether a rank-local checkpoint, for which each rank has published its own metadata, is
+// complete.
 #pragma once
 
 #include <span>
@@ -10,15 +11,16 @@
 
 namespace tilestone::engine {
 
-// Whether the format finds there a rank-local checkpoint and no index of another kind.
+// Whether the format finds a rank-local checkpoint among the names, and no index of another kind.
 bool is_rank_local(const Format& format, std::span<const std::string> names);
 
-// Error(kNotFound) that names the ranks whose metadata is missing, where a save without a
-// communicator that began here says how many ranks there are. `names`: the location's.
+// Error(kNotFound) that names the ranks whose metadata is missing. Does nothing unless a save
+// without a communicator began here, because only its head gives the number of ranks. `names`: all
+// names at the location.
 void expect_all_ranks(Storage& storage, const Format& format, std::span<const std::string> names);
 
-// What can be known of another writer's too, or of files that were copied here without the hidden
-// ones: Error(kCorrupt) where a data file is of a rank without metadata. Error(kNotFound) where the
+// Checks that also work for another writer's checkpoint, or one that was copied here without its
+// hidden files. Error(kCorrupt) if a rank has a data file but no metadata; Error(kNotFound) if the
 // save was abandoned. `metadata`: of one rank or of all.
 void expect_no_other_ranks(Storage& storage, const Format& format,
                            std::span<const std::string> names, const Metadata& metadata);

@@ -33,14 +33,14 @@ std::optional<SecondName> parse_any(std::string_view name) {
   return SecondName{name.substr(0, at), rank};
 }
 
-// A second name of what is itself a second name is a name like any other.
+// A second name of a second name is treated like any other key.
 std::optional<SecondName> parse(std::string_view name) {
   const auto second = parse_any(name);
   return second && !parse_any(second->key) ? second : std::nullopt;
 }
 
-// For each chunk of `second` the chunk of `first` that has its elements; nullopt where the two are
-// not the same tensor.
+// For each chunk of `second`, the number of the chunk of `first` with the same elements. nullopt if
+// the tensors differ.
 std::optional<std::vector<uint32_t>> same_chunks(const StoredTensor& first,
                                                  const StoredTensor& second) {
   if (first.dtype != second.dtype || first.shape != second.shape) return std::nullopt;
@@ -58,7 +58,7 @@ std::optional<std::vector<uint32_t>> same_chunks(const StoredTensor& first,
   return found;
 }
 
-// Replaces the tensors of a checkpoint by those of plain names.
+// Unites a checkpoint's tensors with second names under their plain names.
 class Uniter {
  public:
   explicit Uniter(Metadata& metadata) : metadata_(metadata) {}
@@ -110,7 +110,7 @@ class Uniter {
     std::move(copies.begin(), copies.end(), std::back_inserter(copies_));
   }
 
-  // The tensors change their places: copies are found again by key.
+  // Tensors get new numbers, so copies find their tensors again by key.
   void rebuild() {
     for (const StoredCopy& copy : metadata_.copies) {
       const auto gone = gone_.find(copy.tensor);
@@ -133,7 +133,7 @@ class Uniter {
       const StoredTensor* const found = metadata_.find_tensor(keys[i]);
       if (found == nullptr) {
         throw Error(ErrorCode::kCorrupt,
-                    "the index names replicas of a tensor that it doesn't have")
+                    "the index names replicas of a tensor that it does not contain")
             .with_key(keys[i]);
       }
       const auto t = static_cast<uint32_t>(found - metadata_.tensors.data());
@@ -155,15 +155,15 @@ class Uniter {
   }
 
   Metadata& metadata_;
-  std::map<std::string, std::map<uint32_t, uint32_t>> names_;  // tensors by plain key and rank
-  std::map<uint32_t, uint32_t> gone_;      // tensors, and the one that each is a copy of
-  std::map<uint32_t, std::string> plain_;  // keys of tensors that get a plain one
+  std::map<std::string, std::map<uint32_t, uint32_t>> names_;  // plain key -> rank -> tensor
+  std::map<uint32_t, uint32_t> gone_;      // removed tensor -> the tensor that it is a copy of
+  std::map<uint32_t, std::string> plain_;  // tensor to be renamed -> its plain key
   std::vector<Copy> copies_;
   ReplicaPlaces places_;
 };
 
-// Whether two tensors of one index are the same bytes.
-bool are_one(const StoredTensor& a, const StoredTensor& b) {
+// Whether two tensors of an index refer to the same bytes.
+bool have_same_bytes(const StoredTensor& a, const StoredTensor& b) {
   if (a.dtype != b.dtype || a.shape != b.shape || a.chunks.size() != b.chunks.size()) return false;
   const ChunksByBox chunks(a);
   return std::all_of(b.chunks.begin(), b.chunks.end(), [&](const StoredChunk& chunk) {
@@ -206,10 +206,11 @@ class Renamer {
     if (second->rank > 0 && is_main_replica(tensor.replica_id)) {
       tensor.replica_id = {static_cast<int64_t>(second->rank)};
     }
-    tensor.key = stored_key(std::string(second->key));  // it lies in the old one
+    tensor.key = stored_key(std::string(second->key));  // a copy, since it points into tensor.key
   }
 
-  // Replicas that are not the same keep their names.
+  // The plain key if the checkpoint has it, else the lowest rank's: replicas that differ keep their
+  // second names.
   std::string stored_key(std::string plain) const {
     if (stored_.find_tensor(plain) != nullptr) return plain;
     for (uint32_t rank = 0; rank < kMaxReplicas; ++rank) {
@@ -244,7 +245,7 @@ uint32_t rank_of_replica(std::string_view key) {
 }
 
 ReplicaNames replicas_among(const Items& items) {
-  constexpr size_t kNumbers = 3;  // of a replica id: of pipeline, tensor and data parallelism
+  constexpr size_t kNumbers = 3;  // a replica id has a pipeline, a tensor and a data parallel rank
   ReplicaNames found;
   for (const TensorItem& item : items.tensors) {
     if (item.replica_id.size() != kNumbers || item.replica_id[1] == 0) continue;
@@ -298,7 +299,7 @@ ReplicaNames take_replica_names(Metadata& metadata) {
     const auto second = parse(tensor.key);
     if (!second) continue;
     const StoredTensor* plain = metadata.find_tensor(second->key);
-    if (plain == nullptr || !are_one(*plain, tensor)) continue;
+    if (plain == nullptr || !have_same_bytes(*plain, tensor)) continue;
     merge_replica_names(names, {{plain->key, second->rank}});
     taken.insert(tensor.key);
   }

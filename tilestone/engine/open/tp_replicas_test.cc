@@ -21,7 +21,7 @@ using ::testing::IsEmpty;
 
 std::string second_name(int rank) { return "norm.__tp_replica_" + std::to_string(rank); }
 
-// Of two tensor-parallel ranks: "norm", which both have, each under `name(rank)`, and rows of "w".
+// A save of two tensor-parallel ranks: both have "norm", each under `name(rank)`, and rows of "w".
 std::shared_ptr<Storage> saved(const std::function<std::string(int)>& name, int64_t step = 0) {
   auto storage = memory_storage();
   run_ranks(2, [&](Communicator comm) {
@@ -91,7 +91,8 @@ TEST(TpReplicas, ASecondNameOfASecondNameIsATensorOfItsOwn) {
   }
 }
 
-// Under either form, asked for in either form, by more and by fewer ranks than have saved it.
+// Saved with either form of the name, requested with either form, by more and by fewer ranks than
+// have saved it.
 TEST(TpReplicas, LoadUnderAnyTensorParallelSizeAndStrictnessSeesPlainKeys) {
   for (const auto& name :
        {std::function<std::string(int)>(second_name), std::function<std::string(int)>(plain)}) {
@@ -153,7 +154,7 @@ TEST(TpReplicas, ARemovalLeavesTheNamesAsTheyAreStored) {
 
 // ---- Second names that a save writes
 
-// As saved(plain), with replica ids of three numbers; `named`: with second names.
+// Like saved(plain), but with replica ids of three numbers. `named`: with second names.
 std::shared_ptr<Storage> saved_named(bool named, bool copies = false, bool by_files = false) {
   auto storage = memory_storage();
   run_ranks(2, [&](Communicator comm) {
@@ -179,7 +180,7 @@ std::shared_ptr<Storage> saved_named(bool named, bool copies = false, bool by_fi
   return storage;
 }
 
-// What stands in the index, as a reader sees it that knows nothing of second names.
+// The contents of the index for a reader that does not know second names.
 std::vector<std::string> keys_in_index(const std::shared_ptr<Storage>& storage) {
   DirectoryFiles files;
   files.names = {".metadata"};
@@ -267,7 +268,7 @@ TEST(TpReplicaNames, AreRefusedInAnotherDialectAndWhereTheyAreTaken) {
     return text;
   };
   EXPECT_THAT(refusal([](StateDict&, SaveOptions& options) { options.dialect = nullptr; }),
-              testing::HasSubstr("tp_replica_names are of Megatron-Core's dialect"));
+              testing::HasSubstr("tp_replica_names needs Megatron-Core's dialect"));
   EXPECT_THAT(refusal([](StateDict& state, SaveOptions&) {
                 state["norm"] = ShardedTensor::from_rank_offsets(
                     "norm", counting(DType::kFloat32, {4}), {}, {0, 1 << 16, 0});
@@ -282,7 +283,7 @@ TEST(TpReplicaNames, AreRefusedInAnotherDialectAndWhereTheyAreTaken) {
               testing::HasSubstr("a key is also the name of a replica of norm"));
 }
 
-// Where a rank's own replica is stored, and no manifest says who wrote which file.
+// A rank finds its own replica without a manifest, which would say which rank wrote which file.
 TEST(TpReplicas, ARankReadsItsOwnReplicaWhereThereIsOne) {
   FileImage image = memory_image(*saved(second_name));
   std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
@@ -303,7 +304,7 @@ TEST(TpReplicas, ARankReadsItsOwnReplicaWhereThereIsOne) {
   }
 }
 
-// Of other replicas than the own one any will do, but of those that differ it is the lowest.
+// If a rank has no replica of its own, it reads any other one; if they differ, the lowest rank's.
 TEST(TpReplicas, OfReplicasThatAreNotTheSameARankGetsItsOwnElseTheLowest) {
   const Location location(saved(second_name, 100));
   LoadOptions options;

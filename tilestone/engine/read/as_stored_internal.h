@@ -1,4 +1,4 @@
-// Arrays of a template that their writer stored as objects.
+// Arrays and lists of a template that the checkpoint stores as objects.
 #pragma once
 
 #include "tilestone/state/metadata.h"
@@ -6,9 +6,9 @@
 
 namespace tilestone::engine {
 
-// `wanted` with a null value for each plain tensor, and for each list, whose key the checkpoint has
-// as an object: PyTorch pickles numpy's arrays, and lists that hold nothing else. The caller gets
-// the object in its place.
+// `wanted` with a null value in place of each plain tensor and each list whose key is an object in
+// the checkpoint. The load then puts the object there. PyTorch pickles NumPy arrays, and lists of
+// nothing else, as objects.
 StateDict as_stored(StateDict wanted, const Metadata& stored);
 
 }  // namespace tilestone::engine

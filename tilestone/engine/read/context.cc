@@ -14,14 +14,15 @@ bool was_replaced(const ReadContext& context) {
   if (files.empty()) return false;
   const auto own = parse_own_name(context.format, files.front());
   if (own) {
-    // The metadata's save id may be anything, but a removal of keys has left files of other names.
-    const auto stands = [&](const std::string& save_id) {
+    // Look for the manifest of the metadata's save id, which may be any text, and for that of the
+    // save id in the first file's name. After a removal of keys the two differ.
+    const auto has_manifest = [&](const std::string& save_id) {
       return context.storage.stat(manifest_name(save_id)).has_value();
     };
     const std::string& save_id = context.metadata.save_id;
-    return !(is_save_id(save_id) && stands(save_id)) && !stands(own->save_id);
+    return !(is_save_id(save_id) && has_manifest(save_id)) && !has_manifest(own->save_id);
   }
-  // A directory that was exchanged loses its index before its data files.
+  // When the content of a directory is replaced, its index goes before its data files.
   return !context.format.detect(context.storage.list());
 }
 

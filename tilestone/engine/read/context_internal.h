@@ -1,4 +1,4 @@
-// What everything that reads data files works with.
+// The context that all readers of data files share.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@
 
 namespace tilestone::engine {
 
-// Of which lost files a warning was given. Thread-safe.
+// The lost files for which a warning was logged. Thread-safe.
 class WarnedFiles {
  public:
-  // True once for each file (an index into Metadata::files).
+  // True on the first call for a file (an index into Metadata::files).
   bool first_time(uint32_t file) {
     const std::lock_guard lock(mutex_);
     return files_.insert(file).second;
@@ -30,10 +30,10 @@ class WarnedFiles {
   std::set<uint32_t> files_;
 };
 
-// The sizes of data files, each asked once. Thread-safe.
+// The sizes of data files. Each is queried once. Thread-safe.
 class FileSizes {
  public:
-  // ask(): the size of the file (an index into Metadata::files).
+  // The size of `file` (an index into Metadata::files), bytes. ask() queries it.
   template <typename Ask>
   uint64_t of(uint32_t file, const Ask& ask) {
     const std::lock_guard lock(mutex_);
@@ -47,7 +47,7 @@ class FileSizes {
   std::map<uint32_t, uint64_t> sizes_;
 };
 
-// All of it outlives the calls that it is passed to.
+// Everything that it refers to must outlive the calls that it is passed to.
 struct ReadContext {
   Storage& storage;
   const Format& format;
@@ -59,17 +59,18 @@ struct ReadContext {
   CachePolicy cache = CachePolicy::kBypass;
   std::shared_ptr<WarnedFiles> warned = std::make_shared<WarnedFiles>();
   std::shared_ptr<FileSizes> sizes = std::make_shared<FileSizes>();
-  // Among those that read together: they begin at different copies of what they can't read where
-  // it should be.
+  // This rank's number among those that read together. When an item can't be read from its own
+  // place, it decides which copy this rank tries first.
   int rank = 0;
 };
 
-// Whether Tilestone wrote the checkpoint and its manifest is gone. A save that replaces a
-// checkpoint removes its manifest first.
+// Whether another save seems to have replaced the checkpoint: Tilestone wrote it and its manifest
+// is gone (a save that replaces a checkpoint removes the manifest first), or another writer wrote
+// it and the index is gone.
 bool was_replaced(const ReadContext& context);
 
-// A data file of the metadata, opened. Error(kNotFound) when it is gone, with a hint where another
-// save may have replaced the checkpoint meanwhile.
+// Opens a data file (an index into Metadata::files). Error(kNotFound) when it is gone, with a hint
+// if another save may have replaced the checkpoint meanwhile.
 std::unique_ptr<ReadableFile> open_data(const ReadContext& context, uint32_t file);
 
 }  // namespace tilestone::engine

@@ -1,6 +1,7 @@
-// Elements go through one of two wide types, a line of the innermost dim at a time: integers as 64
-// bits, everything else as double (which holds every source exactly; an integer of more than 53
-// bits is first rounded to odd, so that the final rounding is the only one that counts).
+// Elements are converted through one of two wide types, one line of the innermost dim at a time:
+// integers through 64 bits, everything else through double. A double holds every source value
+// exactly, except integers of more than 53 bits. Those are first rounded to odd, so that only the
+// final rounding counts.
 #include "tilestone/engine/read/convert_internal.h"
 
 #include <algorithm>
@@ -172,7 +173,7 @@ void store_reals(DType dtype, const Line& line, const double* in) {
   store<uint8_t>(line, in, [&](double v) { return static_cast<uint8_t>(encode(type, v)); });
 }
 
-// Rounds to odd where 53 bits don't do: the sticky bit keeps a later rounding from seeing a tie.
+// Rounds to odd if 53 bits are not enough: the sticky bit keeps a later rounding from seeing a tie.
 double rounded_to_odd(uint64_t magnitude) {
   const int lost = std::max(0, 64 - std::countl_zero(magnitude) - 53);
   const uint64_t kept = magnitude >> lost;
@@ -180,9 +181,9 @@ double rounded_to_odd(uint64_t magnitude) {
   return std::ldexp(static_cast<double>(kept | uint64_t{inexact}), lost);
 }
 
-// As a double that stands for the integer on its way to `to`.
+// The double from which an integer is converted to `to`.
 double to_double(int64_t value, bool is_unsigned, DType to) {
-  if (to == DType::kFloat64) {  // the final rounding, by the machine
+  if (to == DType::kFloat64) {  // this is the final rounding; the processor does it
     return is_unsigned ? static_cast<double>(static_cast<uint64_t>(value))
                        : static_cast<double>(value);
   }
@@ -190,7 +191,7 @@ double to_double(int64_t value, bool is_unsigned, DType to) {
   return -rounded_to_odd(uint64_t{0} - static_cast<uint64_t>(value));
 }
 
-// Truncated and saturated to the target's range; the result's bits.
+// Truncates and saturates to the target's range. Returns the bits of the result.
 int64_t to_integer(double value, DType dtype) {
   if (std::isnan(value)) return 0;
   if (dtype == DType::kBool) return value != 0;
@@ -205,7 +206,7 @@ int64_t to_integer(double value, DType dtype) {
   return static_cast<int64_t>(value);
 }
 
-// One line through the wide types. The line holds at most kLine elements.
+// Converts one line of at most kLine elements through the wide types.
 void convert_line(const Line& target, DType to, const Line& source, DType from) {
   int64_t integers[kLine];
   double reals[kLine];

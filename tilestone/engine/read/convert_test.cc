@@ -95,7 +95,7 @@ TEST(Convert, IntegersKeepEveryBitAndWrap) {
 }
 
 TEST(Convert, AnIntegerIsRoundedOnce) {
-  // A tie at 8 bits but for the last bit, which 53 bits would lose.
+  // A tie at 8 bits except for the last bit, which rounding to 53 bits would lose.
   const int64_t value = (int64_t{1} << 60) + (int64_t{1} << 52) + 1;
   const auto bits = converted<uint16_t, int64_t>(DType::kBFloat16, DType::kInt64, value);
   EXPECT_EQ(decode(kBrain, bits), std::ldexp(1.0, 60) + std::ldexp(1.0, 53));

@@ -11,9 +11,9 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kDetour = 1u << 20;  // bytes
+constexpr uint64_t kMaxTemporary = 1u << 20;  // bytes
 
-// Dims of a prepended axis have size 1, so the leading ones of `dims` can go.
+// Keeps the last `keep` dims. The leading ones are of prepended axes, which have size 1.
 Dims drop_leading(const Dims& dims, size_t keep) {
   return Dims(dims.span().subspan(dims.size() - keep));
 }
@@ -24,7 +24,7 @@ Box relative(const Box& box, const Dims& origin) {
   return shifted;
 }
 
-// The elements `box` of the chunk in the bytes of `part`.
+// A view of the chunk's elements in `box`, inside the bytes of `part`.
 StridedView source_view(const StoredPayload& payload, const Part& part, ByteView bytes,
                         const Box& box) {
   uint64_t at = 0;
@@ -36,7 +36,7 @@ StridedView source_view(const StoredPayload& payload, const Part& part, ByteView
   return {const_cast<std::byte*>(bytes.data()) + at, box.shape, payload.strides, size};
 }
 
-// A copy keeps the bits; a conversion to the same type would not (signalling NaNs).
+// Equal types are copied, which keeps the bits; a conversion would change signalling NaNs.
 void to_host(const TensorView& target, const StridedView& source, DType stored) {
   if (target.dtype == stored) {
     strided_copy(target.strided_view(), source);
@@ -89,13 +89,13 @@ std::byte* plain_target(const StoredPayload& payload, const Part& part, const Tr
 
 uint64_t part_limit(const Transfer& transfer, DType stored, uint64_t buffer_bytes) {
   const bool plain = transfer.target.device == nullptr && transfer.target.dtype == stored;
-  return plain ? buffer_bytes : std::min(buffer_bytes, kDetour);
+  return plain ? buffer_bytes : std::min(buffer_bytes, kMaxTemporary);
 }
 
 void fill_zero(const TensorView& target) {
   if (target.bytes() == 0) return;
   if (target.device != nullptr) {
-    const Bytes zeros(std::min<uint64_t>(kDetour, target.bytes()));
+    const Bytes zeros(std::min<uint64_t>(kMaxTemporary, target.bytes()));
     for (uint64_t begin = 0; begin < target.bytes(); begin += zeros.size()) {
       const uint64_t count = std::min<uint64_t>(zeros.size(), target.bytes() - begin);
       target.device->from_host(begin, ByteView(zeros).first(count));

@@ -1,4 +1,4 @@
-// Elements on their way from bytes that were read into the memory that wants them.
+// Moves elements from the bytes that were read into the memory that wants them.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,18 @@
 
 namespace tilestone::engine {
 
-// Copies (or converts) the common elements of `part`, whose bytes were read from a chunk with this
-// payload, and `transfer` into transfer.target. Any thread; device memory is written by one at a
-// time.
+// Copies, or converts, the elements that `part` and `transfer` have in common into transfer.target.
+// `bytes` are those of `part`, read from a chunk with this payload. May be called from any thread,
+// but only one thread at a time may write to device memory.
 void deliver(const StoredPayload& payload, const Part& part, ByteView bytes,
              const Transfer& transfer);
 
-// Where the bytes of `part` lie as they are, in one piece, in the transfer's target; null where
-// they have to be spread, converted or handed to a device.
+// Where the bytes of `part` go in the transfer's target, if they go there unchanged and in one
+// piece. Null if they have to be scattered, converted or copied to a device.
 std::byte* plain_target(const StoredPayload& payload, const Part& part, const Transfer& transfer);
 
-// The most bytes that one part may have on its way to this target: what does not go to plain host
-// memory takes a detour through memory of its own.
+// The size limit of one part for this target, bytes. A part that is converted or goes to a device
+// needs temporary memory.
 uint64_t part_limit(const Transfer& transfer, DType stored, uint64_t buffer_bytes);
 
 }  // namespace tilestone::engine

@@ -14,7 +14,7 @@ namespace {
 
 [[noreturn]] void fail_taken(const std::string& key) {
   throw Error(ErrorCode::kUnsupported,
-              "two items of the checkpoint have one place in its tree, so that it can't be loaded "
+              "two items of the checkpoint have one place in its tree, so it can't be loaded "
               "without a template")
       .with_key(key)
       .with_hint("load with a template, or read single keys (Checkpoint::read)");
@@ -25,7 +25,9 @@ class TreeBuilder {
   void add(const std::string& key, Path path, StateNode node) {
     if (path.empty()) path.emplace_back(key);
     if (path.size() > kMaxStateDepth) {
-      throw Error(ErrorCode::kUnsafe, "a path of " + std::to_string(path.size()) + " elements")
+      throw Error(ErrorCode::kUnsafe, "the path of an item has " + std::to_string(path.size()) +
+                                          " elements; expected at most " +
+                                          std::to_string(kMaxStateDepth))
           .with_key(key);
     }
     places_.push_back({key, std::move(path), std::move(node)});
@@ -44,7 +46,7 @@ class TreeBuilder {
     StateNode node;
   };
 
-  // The container of places_[begin, end), whose paths have their first `depth` elements in common.
+  // The container of places_[begin, end). The first `depth` elements of their paths are equal.
   StateDict dict(size_t begin, size_t end, size_t depth) {
     StateDict out;
     auto& entries = out.entries();
@@ -66,7 +68,7 @@ class TreeBuilder {
     return as_list(dict(begin, end, depth));
   }
 
-  // Ints are indices of lists: torch writes the keys of dicts as text.
+  // Ints are list indices, because torch writes the keys of dicts as text.
   static StateNode as_list(StateDict dict) {
     int64_t index = 0;
     for (const auto& [element, child] : std::as_const(dict).entries()) {
@@ -81,7 +83,7 @@ class TreeBuilder {
   std::vector<StoredPath> places_;
 };
 
-// Trees are as deep as kMaxStateDepth lets them, and the parser of values as its own limit.
+// Recursion is bounded: kMaxStateDepth limits the tree, and the parser limits the values' depth.
 void merge(StateDict& tree, const Value& common, const std::string& at) {
   for (const auto& [key, value] : common.as_dict()) {
     const bool is_int = key.kind() == Value::Kind::kInt;

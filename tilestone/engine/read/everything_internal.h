@@ -1,4 +1,4 @@
-// A whole checkpoint without a template.
+// Loading a whole checkpoint without a template.
 #pragma once
 
 #include "tilestone/engine/read/reader_internal.h"
@@ -7,17 +7,17 @@
 
 namespace tilestone::engine {
 
-// All that the checkpoint holds: each tensor whole, without memory, and each object.
+// Everything in the checkpoint: each tensor as a whole, without memory, and each object.
 Items all_items(const Metadata& stored);
 
-// Memory for the tensors of all_items(). Error(kCorrupt), before any is taken, where the files are
-// too small for what the metadata promises.
+// Allocates memory for the tensors of all_items(). First checks that the files are large enough for
+// the tensors that the metadata describes; otherwise Error(kCorrupt).
 void give_memory(Items& items, const ReadContext& context);
 
-// The tree that the loaded items make: each at its recorded path, and under its key at the top
-// where none is recorded. What stands under 0 to n - 1 of one container makes a list; under other
-// ints, a dict of them. Common state is merged in. Error(kUnsupported) naming the key where two
-// items claim one place.
+// Builds the tree of the loaded items. Each is placed at its recorded path, or, if it has none, at
+// the top under its key. A container whose elements are the ints 0 to n - 1 is a list; one with
+// other ints is a dict. The common state is merged in. Error(kUnsupported), naming the key, if two
+// items have the same place.
 StateDict tree_of(Items items);
 
 }  // namespace tilestone::engine

@@ -15,7 +15,7 @@ namespace {
 
 using Policy = LoadOptions::Policy;
 
-// Which keys the checkpoint has, as the options look at them.
+// The keys of the checkpoint; with objects_by_grid also those of its grids of objects.
 class StoredKeys {
  public:
   StoredKeys(const Metadata& stored, const LoadOptions& options) : stored_(stored) {
@@ -32,10 +32,10 @@ class StoredKeys {
 
  private:
   const Metadata& stored_;
-  std::unordered_set<std::string_view> grids_;  // empty where they are not looked at
+  std::unordered_set<std::string_view> grids_;  // empty without objects_by_grid
 };
 
-// Which keys a rank's items request, as the options look at them.
+// The keys that a rank's items request; with objects_by_grid also those of their grids.
 class RequestedKeys {
  public:
   RequestedKeys(const Items& wanted, const LoadOptions& options) : keys_(keys_of(wanted)) {
@@ -52,7 +52,7 @@ class RequestedKeys {
   std::unordered_set<std::string_view> grids_;
 };
 
-// Of an object.
+// The key under which an object is reported.
 std::string reported_key(const std::string& key, const LoadOptions& options) {
   return options.objects_by_grid ? std::string(grid_key(key)) : key;
 }
@@ -77,8 +77,8 @@ bool looks_for_rest(const LoadOptions& options) {
   return options.not_requested == Policy::kError || options.not_requested == Policy::kReport;
 }
 
-// A kept key of a tree that a factory has built; null: it has none. Trees are as deep as
-// build_factories() lets them.
+// A kept key of a tree that a factory has built, or null. build_factories() limits the depth of the
+// recursion.
 const std::string* find_kept_key(const StateNode& node, const KeptLeaves& kept) {
   const std::string* found = nullptr;
   if (const auto* tensor = node.get_if<ShardedTensor>()) {
@@ -102,9 +102,9 @@ void expect_kept_data(const StateNode& wanted, const StateNode& built, const Kep
     if (factory->data.has_data()) return;
     const std::string* key = find_kept_key(built, kept);
     if (key == nullptr) return;
-    throw Error(ErrorCode::kNotFound, "a part of what the factory " + factory->key +
-                                          " builds can't be loaded, and the template has no memory "
-                                          "that could stay in its place")
+    throw Error(ErrorCode::kNotFound, "a part of the tensor of the factory " + factory->key +
+                                          " can't be loaded, and the template has no memory whose "
+                                          "values could be kept instead")
         .with_key(*key)
         .with_hint("give the factory's tensor memory before the load, or leave it out");
   }
@@ -122,8 +122,8 @@ void expect_kept_data(const StateNode& wanted, const StateNode& built, const Kep
   }
 }
 
-// Whether a rank's message has anything.
-bool asks(const LoadOptions& options) {
+// Whether the options need findings of the ranks.
+bool needs_findings(const LoadOptions& options) {
   return options.not_in_checkpoint == Policy::kReport || options.other_shape == Policy::kReport ||
          looks_for_rest(options);
 }
@@ -194,7 +194,7 @@ void expect_kept_data(const StateDict& wanted, const StateDict& built, const Kep
 
 Bytes encode_findings(const Findings& findings, const Items& wanted, const Metadata& stored,
                       const LoadOptions& options) {
-  if (!asks(options)) return {};
+  if (!needs_findings(options)) return {};
   ByteWriter writer;
   const std::vector<std::string> none;
   write(writer, options.not_in_checkpoint == Policy::kReport ? findings.not_in_checkpoint : none);
@@ -212,11 +212,11 @@ Bytes encode_findings(const Findings& findings, const Items& wanted, const Metad
 
 LoadReport unite_findings(const std::vector<Bytes>& of_ranks, const Metadata& stored,
                           const LoadOptions& options) {
-  if (!asks(options)) return {};
+  if (!needs_findings(options)) return {};
   std::set<std::string> missing, other;
   KeyCounts left_out(count_keys(stored));
   for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
-    ByteReader reader(of_ranks[rank], "what rank " + std::to_string(rank) + " found of keys");
+    ByteReader reader(of_ranks[rank], "message with the findings of rank " + std::to_string(rank));
     read(reader, [&](std::string key) { missing.insert(std::move(key)); });
     read(reader, [&](std::string key) { other.insert(std::move(key)); });
     left_out.add(reader);
@@ -235,7 +235,7 @@ LoadReport unite_findings(const std::vector<Bytes>& of_ranks, const Metadata& st
   if (!options.log_report) return report;
   warn(report.not_in_checkpoint, "not in the checkpoint");
   warn(report.not_requested, "of the checkpoint not requested");
-  warn(report.other_shape, "of another shape in the checkpoint");
+  warn(report.other_shape, "with another shape in the checkpoint");
   return report;
 }
 

@@ -1,6 +1,7 @@
-// What a load finds of keys, and what its options say of that: LoadOptions::not_in_checkpoint,
-// not_requested and other_shape. A rank's findings travel with its last message to the coordinator,
-// which unites and judges them; the report goes back to every rank.
+// Differences between the keys that a load wants and those in the checkpoint, and what to do about
+// them: LoadOptions::not_in_checkpoint, not_requested and other_shape. Each rank sends its findings
+// to the coordinator with its last message. The coordinator merges and checks them, and sends the
+// report to every rank.
 #pragma once
 
 #include <string>
@@ -15,32 +16,33 @@
 
 namespace tilestone::engine {
 
-// One rank's.
+// One rank's findings.
 struct Findings {
   std::vector<std::string> not_in_checkpoint;
   std::vector<std::string> other_shape;
-  KeptLeaves kept;  // of both: what is not read
+  KeptLeaves kept;  // the leaves of both lists, which are not read
 };
 
-// Whether a leaf may keep what the template has.
+// Whether the options allow a leaf to keep what the template has.
 bool keeps_some(const LoadOptions& options);
-// Of what the options don't leave to the planning, which refuses it with the key.
+// Finds the differences that the options allow. Planning rejects the others, naming the key.
 Findings find_kept(const Items& wanted, const Metadata& stored, const LoadOptions& options);
 
-// Error(kNotFound) where a factory of `wanted` has built a leaf that is kept, and has no data that
-// the leaf could keep. `built`: the same tree after build_factories().
+// Error(kNotFound) if a factory of `wanted` has built a leaf that is kept, but has no data that the
+// leaf could keep. `built`: the same tree after build_factories().
 void expect_kept_data(const StateDict& wanted, const StateDict& built, const KeptLeaves& kept);
 
-// A rank's message. Empty where the options ask for nothing.
+// A rank's message. Empty if the options need no findings.
 Bytes encode_findings(const Findings& findings, const Items& wanted, const Metadata& stored,
                       const LoadOptions& options);
 
-// The coordinator's part. Error(kMismatch) where not_requested is an error and a key of the
-// checkpoint is requested by no rank. What is to be reported is logged too.
+// The coordinator's part: merges the ranks' findings into the report, and logs it if the options
+// say so. Error(kMismatch) if not_requested is kError and no rank requests some key of the
+// checkpoint.
 LoadReport unite_findings(const std::vector<Bytes>& of_ranks, const Metadata& stored,
                           const LoadOptions& options);
 
-// The report on its way back; empty bytes are an empty report.
+// The report as a message; empty bytes are an empty report.
 Bytes encode_report(const LoadReport& report);
 LoadReport decode_report(ByteView bytes);
 

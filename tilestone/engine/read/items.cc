@@ -20,7 +20,7 @@ constexpr uint64_t kObjectExpansion = 1024;
 constexpr uint64_t kLargerStorage = 64;
 constexpr uint64_t kRoom = 16u << 20;  // bytes
 
-constexpr uint64_t kUnasked = 64u << 20;  // bytes
+constexpr uint64_t kUnchecked = 64u << 20;  // bytes
 constexpr uint64_t kViewExpansion = 1024;
 constexpr uint64_t kCodecExpansion = 65536;
 
@@ -32,7 +32,7 @@ void check_place(const ItemLocation& at, uint64_t file_size) {
                                        std::to_string(file_size) + " bytes");
 }
 
-// The decoded item, checked.
+// Checks the item's checksum and decodes it.
 Bytes unwrap(const ReadContext& context, const ItemLocation& at, Bytes item, uint64_t max_size) {
   if (context.verify_checksums && at.checksums && crc32(item) != at.checksums->item_crc32) {
     throw Error(ErrorCode::kCorrupt, "the item at offset " + std::to_string(at.offset) +
@@ -62,18 +62,18 @@ class ObjectReader {
  public:
   ObjectReader(const ReadContext& context, std::span<const ObjectRead> objects)
       : context_(context), lost_(context), items_(objects.size()) {
-    for (size_t i = 0; i < objects.size(); ++i) left_.push_back({i, objects[i], {}, {}});
+    for (size_t i = 0; i < objects.size(); ++i) pending_.push_back({i, objects[i], {}, {}});
   }
 
   std::vector<Bytes> run() {
-    for (Reading& reading : left_) {
+    for (Reading& reading : pending_) {
       reading.from.place = lost_.place_of_object(*reading.from.stored, reading.from.place);
     }
-    while (!left_.empty()) {
+    while (!pending_.empty()) {
       read();
-      context_.threads.parallel_for(left_.size(), [&](size_t i) { check(left_[i]); });
-      std::erase_if(left_, [](const Reading& reading) { return !reading.damage; });
-      for (Reading& reading : left_) go_elsewhere(reading);
+      context_.threads.parallel_for(pending_.size(), [&](size_t i) { check(pending_[i]); });
+      std::erase_if(pending_, [](const Reading& reading) { return !reading.damage; });
+      for (Reading& reading : pending_) choose_next_place(reading);
     }
     return std::move(items_);
   }
@@ -82,7 +82,7 @@ class ObjectReader {
   struct Reading {
     size_t index = 0;  // of the objects
     ObjectRead from;
-    std::optional<Error> damage;  // found at the place where it was read
+    std::optional<Error> damage;  // found where it was read last
     std::set<size_t> tried;       // places
     const ItemLocation& at() const { return place_of(*from.stored, from.place); }
   };
@@ -94,12 +94,12 @@ class ObjectReader {
       RangeReader::Unread unread;
       const auto has_copies = [](const Reading* r) { return !r->from.stored->copies.empty(); };
       if (std::any_of(batch.begin(), batch.end(), has_copies)) {
-        unread = [&](size_t i, const Error& error) { leave(*batch[i], error); };
+        unread = [&](size_t i, const Error& error) { mark_damaged(*batch[i], error); };
       }
       reader.read({}, unread);
       batch.clear();
     };
-    for (Reading& reading : left_) {
+    for (Reading& reading : pending_) {
       const ItemLocation& at = reading.at();
       reading.damage.reset();
       try {
@@ -107,7 +107,7 @@ class ObjectReader {
       } catch (...) {
         const Error error = current_error();
         if (!is_unreadable(error)) throw named(error, reading);
-        leave(reading, error);
+        mark_damaged(reading, error);
         continue;
       }
       Bytes& item = items_[reading.index];
@@ -123,8 +123,8 @@ class ObjectReader {
     read_batch();
   }
 
-  // For another place, if there is one.
-  void leave(Reading& reading, const Error& problem) const {
+  // Marks the object to be read from another place. Throws if it has no copies.
+  void mark_damaged(Reading& reading, const Error& problem) const {
     const Error error = named(problem, reading);
     if (reading.from.stored->copies.empty()) throw error;
     reading.damage = error;
@@ -140,12 +140,12 @@ class ObjectReader {
     } catch (...) {
       const Error error = current_error();
       if (error.code() != ErrorCode::kCorrupt) throw named(error, reading);
-      leave(reading, error);
+      mark_damaged(reading, error);
     }
   }
 
-  // Of a damaged object the next place whose file is there.
-  void go_elsewhere(Reading& reading) {
+  // Selects the next place of a damaged object whose file is there. Throws if there is none.
+  void choose_next_place(Reading& reading) {
     reading.tried.insert(reading.from.place);
     const StoredObject& object = *reading.from.stored;
     const std::optional<size_t> place = lost_.place_besides(object, reading.tried);
@@ -162,7 +162,7 @@ class ObjectReader {
   const ReadContext& context_;
   LostFiles lost_;
   std::vector<Bytes> items_;
-  std::vector<Reading> left_;  // objects that have not been read intact
+  std::vector<Reading> pending_;  // objects that have not been read intact yet
 };
 
 }  // namespace
@@ -200,7 +200,7 @@ uint64_t decoded_limit(const StoredTensor& tensor, const StoredChunk& chunk) {
 
 void expect_stored(const ReadContext& context, uint64_t bytes, const StoredTensor& tensor,
                    std::span<const uint32_t> chunks) {
-  if (bytes <= kUnasked) return;
+  if (bytes <= kUnchecked) return;
   std::map<uint32_t, uint64_t> sizes;
   LostFiles lost(context);
   const auto number = static_cast<uint32_t>(&tensor - context.metadata.tensors.data());
@@ -221,9 +221,9 @@ void expect_stored(const ReadContext& context, uint64_t bytes, const StoredTenso
     plausible = try_add(plausible, more.value_or(UINT64_MAX)).value_or(UINT64_MAX);
   }
   if (bytes <= plausible) return;
-  throw Error(ErrorCode::kCorrupt, "the metadata promises " + std::to_string(bytes) +
-                                       " bytes of elements, the items that should hold them are "
-                                       "too small for that")
+  throw Error(ErrorCode::kCorrupt, "the metadata describes " + std::to_string(bytes) +
+                                       " bytes of elements, but the items that should hold them "
+                                       "are too small for that")
       .with_key(tensor.key);
 }
 

@@ -1,5 +1,5 @@
-// The keys of a checkpoint by number (tensors, then objects), and sets of them that ranks send:
-// ascending runs, which are short where ranks leave out whole parts of a tree.
+// The keys of a checkpoint by number (tensors, then objects), and the sets of them that ranks send.
+// A set is encoded as ascending runs, which is short when ranks leave out whole subtrees.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ inline size_t count_keys(const Metadata& stored) {
 const std::string& key_of(const Metadata& stored, size_t number);
 const Path& path_of(const Metadata& stored, size_t number);
 
-// The keys of a rank's items; views of them.
+// The keys of a rank's items. The views refer to `items`.
 std::unordered_set<std::string_view> keys_of(const Items& items);
 
-// Ascending numbers as runs.
+// A set of numbers as runs. Numbers are added in ascending order.
 class KeyRuns {
  public:
   void add(uint64_t number) {
@@ -39,13 +39,13 @@ class KeyRuns {
   std::vector<Run> runs_;
 };
 
-// How many ranks have each number in their runs.
+// Counts, for each number, how many ranks have it in their runs.
 class KeyCounts {
  public:
   explicit KeyCounts(size_t size) : changes_(size + 1) {}
 
   void add(ByteReader& reader);  // Error(kCorrupt) on a number beyond the size
-  // The count of `number`; to be asked for in ascending order, each number once.
+  // The count of `number`. Call it once for each number from 0 on, in ascending order.
   int64_t next(size_t number) { return count_ += changes_[number]; }
 
  private:

@@ -11,14 +11,14 @@ namespace {
 
 constexpr uint64_t kUnknown = std::numeric_limits<uint64_t>::max();
 
-// 0: missing.
+// Bytes; 0 if the file is missing.
 uint64_t ask_size(Storage& storage, const std::string& name) {
   try {
     const auto info = storage.stat(name);
     if (!info) return 0;
     return info->regular ? info->size : kUnknown;
   } catch (const Error&) {
-    return kUnknown;  // opening it says why
+    return kUnknown;  // opening the file reports why
   }
 }
 
@@ -87,8 +87,8 @@ void LostFiles::warn(const ItemLocation& at, const std::string& key) {
   log(LogLevel::kWarning,
       context_.metadata.files[at.file] + (missing ? " is missing" : " is too short") + ": \"" +
           key +
-          "\", and what else it should hold, is read from other files as far as they hold it too "
-          "(verify says what is damaged, repair writes the file anew)");
+          "\", and whatever else of this file has a copy, is read from other files "
+          "(verify reports the damage, repair writes the file again)");
 }
 
 }  // namespace tilestone::engine

@@ -38,9 +38,10 @@ double decode(const MiniFloat& type, uint32_t bits) {
   return sign * (one + fraction) * power_of_two(exponent - type.bias - type.mantissa_bits);
 }
 
-// The value is a whole number of quanta, 2^(e - mantissa bits), where e is its exponent or the
-// least one of the type. Scaling by a power of two is exact, nearbyint rounds to even, and a
-// carry out of the mantissa runs into the exponent's bits, which is the next binade.
+// The result is a whole number of quanta of 2^(e - mantissa bits), where e is the value's exponent
+// or, if larger, the type's smallest exponent. Scaling by a power of two is exact and nearbyint
+// rounds to even. A carry out of the mantissa goes into the exponent bits, which gives the next
+// binade.
 uint32_t encode(const MiniFloat& type, double value) {
   const uint32_t sign_bit = 1u << (type.exponent_bits + type.mantissa_bits);
   const uint32_t sign = std::signbit(value) ? sign_bit : 0;
@@ -69,7 +70,7 @@ uint8_t encode_e8m0(double value) {
   if (std::isnan(value) || std::isinf(value)) return 255;
   int exponent = exponent_of(magnitude);
   if (exponent < -127) return 0;
-  // torch rounds what float holds as a subnormal number, from 2^-127 on, up to 2^-126.
+  // torch rounds numbers above 2^-127 that are subnormal as a float up to 2^-126.
   const bool up = exponent == -127 ? magnitude > power_of_two(exponent)
                                    : magnitude >= 1.5 * power_of_two(exponent);
   if (up) ++exponent;

@@ -1,17 +1,18 @@
-// Floating-point types of 16 and 8 bits, to and from double (which holds each of them exactly).
+// Conversion of 16-bit and 8-bit floating-point types to and from double, which holds each of their
+// values exactly.
 #pragma once
 
 #include <cstdint>
 
 namespace tilestone::engine {
 
-// sign, exponent, mantissa from the top; IEEE's subnormals.
+// Bits from the top: sign, exponent, mantissa. Subnormals as in IEEE 754.
 struct MiniFloat {
   int exponent_bits;
   int mantissa_bits;
   int bias;
   uint32_t max_finite;  // bits without sign
-  uint32_t overflow;    // bits without sign of what lies beyond: infinity, NaN or max_finite
+  uint32_t overflow;    // bits without sign of larger values: infinity, NaN or max_finite
   uint32_t nan;         // bits without sign
   bool unsigned_zero;   // "fnuz": the pattern of -0 is the only NaN
 };
@@ -26,8 +27,8 @@ inline constexpr MiniFloat kE5M2FNUZ{5, 2, 16, 0x7F, 0x80, 0x80, true};
 double decode(const MiniFloat& type, uint32_t bits);
 uint32_t encode(const MiniFloat& type, double value);  // ties to even; a NaN keeps its sign
 
-// float8_e8m0fnu: 2^(bits - 127); 255 is NaN. Ties go up, as in torch, and so does everything
-// between 2^-127 and 2^-126.
+// float8_e8m0fnu: 2^(bits - 127); 255 is NaN. Ties are rounded up, as in torch, and so is
+// everything between 2^-127 and 2^-126.
 double decode_e8m0(uint8_t bits);
 uint8_t encode_e8m0(double value);
 

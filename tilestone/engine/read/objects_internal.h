@@ -1,4 +1,4 @@
-// Objects and the common state as the checkpoint's dialect has them.
+// Reading objects and the common state, as the checkpoint's dialect stores them.
 #pragma once
 
 #include <optional>
@@ -9,11 +9,11 @@
 
 namespace tilestone::engine {
 
-// The object that an item (after decoding) holds.
+// The object in an item's decoded bytes.
 Value parse_object(const Opened& opened, ByteView item);
 
-// The checkpoint's common state, read where no file of the index holds it; nullopt in a dialect
-// that has none. Error(kCorrupt) when it is damaged or missing.
+// The checkpoint's common state: from the index if a file of the index holds it, else read as an
+// object. nullopt in a dialect without common state. Error(kCorrupt) when it is damaged or missing.
 std::optional<Value> read_common(const ReadContext& context, const Opened& opened);
 
 }  // namespace tilestone::engine

@@ -1,11 +1,11 @@
-// Let the dims of more than one index be ordered by stride, largest first: d(0), ..., d(k-1). The
-// inner span S(i) is what the elements along d(i), ..., d(k-1) reach over at one place of the
-// outer dims:
+// Order the dims of size greater than 1 by stride, largest first: d(0), ..., d(k-1). The inner span
+// S(i) is the number of bytes over which the elements along d(i), ..., d(k-1) extend, at one index
+// of the outer dims:
 //     S(k) = itemsize,   S(i) = (n(i) - 1) * step(i) + S(i + 1).
 // Dim i can be joined when the gap step(i) - S(i + 1) is small enough. The innermost run of dims
-// that can all be joined, from i on, is a block, read as one range if S(i) fits; else the block is
-// cut along d(i) into groups of as many indices as fit, or, where not even one does, along the
-// next dim. Dims outside the block are walked index by index.
+// that can all be joined, from i on, is a block. If S(i) fits the limit, the block is read as one
+// range. Otherwise it is cut along d(i) into groups of as many indices as fit, or, if not even one
+// index fits, along the next dim. Dims outside the block are walked index by index.
 #include "tilestone/engine/read/parts_internal.h"
 
 #include <algorithm>
@@ -18,8 +18,8 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kPage = 4096;     // bytes: rows nearer than this share pages
-constexpr uint64_t kGapOfSpan = 32;  // a gap may be this fraction of what is needed
+constexpr uint64_t kPage = 4096;     // bytes; rows that start no farther apart are read together
+constexpr uint64_t kGapOfSpan = 32;  // a gap may be 1/32 of the needed bytes
 
 struct PartAxis {
   size_t dim = 0;
@@ -53,7 +53,8 @@ std::vector<uint64_t> inner_spans(const std::vector<PartAxis>& axes, uint64_t it
   return spans;
 }
 
-// How a box is cut: axes before `block` are walked one by one, the block's first in groups.
+// How a box is cut: axes before `block` are walked index by index, the block's first axis in groups
+// of `group` indices.
 struct PartCut {
   size_t block = 0;
   uint64_t group = 1;
@@ -78,11 +79,15 @@ PartCut find_cut(const std::vector<PartAxis>& axes, const std::vector<uint64_t>&
 }  // namespace
 
 void check_payload(const StoredPayload& payload, uint64_t limit) {
-  if (payload.strides.size() != payload.shape.size()) fail(payload, "does not hold together");
+  if (payload.strides.size() != payload.shape.size()) {
+    fail(payload, "has a different number of dims and strides");
+  }
   std::optional<uint64_t> last = 0;
   bool empty = false;
   for (size_t d = 0; d < payload.shape.size(); ++d) {
-    if (payload.shape[d] < 0 || payload.strides[d] < 0) fail(payload, "has a negative part");
+    if (payload.shape[d] < 0 || payload.strides[d] < 0) {
+      fail(payload, "has a negative size or stride");
+    }
     if (payload.shape[d] == 0) empty = true;
     if (payload.shape[d] <= 1) continue;
     const auto reach = try_mul(static_cast<uint64_t>(payload.shape[d] - 1),
@@ -137,7 +142,7 @@ void split(const StoredPayload& payload, const Box& box, uint64_t max_bytes,
         static_cast<uint64_t>(box.offset[d]) * static_cast<uint64_t>(payload.strides[d]) * size;
   }
 
-  const size_t walked = std::min(cut.block + 1, axes.size());  // axes with an index of their own
+  const size_t walked = std::min(cut.block + 1, axes.size());  // axes that are indexed
   std::vector<uint64_t> index(walked, 0);
   while (true) {
     Part part{box, first, cut.block < axes.size() ? spans[cut.block + 1] : size};

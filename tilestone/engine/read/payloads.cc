@@ -21,7 +21,8 @@ const StoredChunk& chunk_of(const ReadContext& context, ChunkRef ref) {
   return tensor_of(context, ref).chunks[ref.chunk];
 }
 
-// Strides for `wanted`, which has the same elements but for dims of size 1.
+// The strides for the shape `wanted`, which may differ from `shape` only in dims of size 1. nullopt
+// if it differs in more.
 std::optional<Dims> fit_strides(const Dims& shape, const Dims& strides, const Dims& wanted) {
   Dims fitted(wanted.size(), 0);
   size_t d = 0;
@@ -36,7 +37,7 @@ std::optional<Dims> fit_strides(const Dims& shape, const Dims& strides, const Di
   return fitted;
 }
 
-// A checked item's payload, narrowed to a chunk that is a part of it.
+// Narrows the checked payload of an item to a chunk that is a part of the item.
 void narrow_to_part(const StoredChunk& chunk, StoredPayload& payload) {
   const int64_t step = payload.strides[0];
   payload.offset += begin_in_item(chunk, payload.dtype) * static_cast<uint64_t>(step);
@@ -47,7 +48,7 @@ void narrow_to_part(const StoredChunk& chunk, StoredPayload& payload) {
   }
 }
 
-// What an item says about itself must be what the metadata says about it.
+// Checks that an item's header agrees with the metadata, and returns the chunk's payload.
 StoredPayload agreed(const ReadContext& context, ChunkRef ref, StoredPayload payload,
                      uint64_t item_size) {
   const StoredTensor& tensor = tensor_of(context, ref);
@@ -74,7 +75,7 @@ StoredPayload parse(const ReadContext& context, ChunkRef ref, const ItemLocation
                     std::span<const ByteView> probed) {
   StoredPayload payload =
       context.format.parse_tensor(tensor_of(context, ref), chunk_of(context, ref), at, probed);
-  // Items without a header have no checksum of their own; the manifest may know it.
+  // Items without a header have no checksum of their own, but the manifest may have it.
   if (!payload.record_crc32 && at.checksums) payload.record_crc32 = at.checksums->payload_crc32;
   return payload;
 }
@@ -93,7 +94,7 @@ StoredPayload payload_from_manifest(const ReadContext& context, ChunkRef ref) {
   return agreed(context, ref, std::move(payload), at.length);
 }
 
-// Chunks that are looked into together.
+// Reads and parses the headers of several chunks together.
 class Probes {
  public:
   Probes(const ReadContext& context, std::span<const ChunkRef> chunks, const UnreadChunk& unread,
@@ -104,7 +105,7 @@ class Probes {
         payloads_(payloads),
         reader_(context, &context.threads) {}
 
-  // `index`: into the chunks.
+  // `index`: of the chunk.
   void add(size_t index) {
     const ItemLocation& at = place_of(context_, chunks_[index]);
     Probe& probe = probes_.emplace_back(index, std::vector<Bytes>(), false);
@@ -126,7 +127,7 @@ class Probes {
 
   void parse_all() {
     RangeReader::Unread unread;
-    if (unread_) unread = [&](size_t i, const Error& e) { leave(probes_[probe_of_[i]], e); };
+    if (unread_) unread = [&](size_t i, const Error& e) { skip(probes_[probe_of_[i]], e); };
     reader_.read({}, unread);
     context_.threads.parallel_for(probes_.size(), [&](size_t i) { parse_probe(probes_[i]); });
     probes_.clear();
@@ -137,17 +138,17 @@ class Probes {
  private:
   struct Probe {
     size_t index;              // of the chunk
-    std::vector<Bytes> bytes;  // of each range that the format asks for
-    bool left;                 // passed to unread_
+    std::vector<Bytes> bytes;  // of each range that the format needs
+    bool skipped;              // passed to unread_
   };
 
-  void leave(Probe& probe, const Error& error) {
+  void skip(Probe& probe, const Error& error) {
     const std::lock_guard lock(mutex_);
-    if (!std::exchange(probe.left, true)) unread_(probe.index, error);
+    if (!std::exchange(probe.skipped, true)) unread_(probe.index, error);
   }
 
   void parse_probe(Probe& probe) {
-    if (probe.left) return;
+    if (probe.skipped) return;
     const ChunkRef ref = chunks_[probe.index];
     const ItemLocation& at = place_of(context_, ref);
     const std::vector<ByteView> views(probe.bytes.begin(), probe.bytes.end());
@@ -158,7 +159,7 @@ class Probes {
                               .with_key(tensor_of(context_, ref).key)
                               .with_file(context_.metadata.files[at.file]);
       if (!unread_ || error.code() != ErrorCode::kCorrupt) throw error;
-      leave(probe, error);
+      skip(probe, error);
     }
   }
 
@@ -182,7 +183,7 @@ std::vector<StoredPayload> find_payloads(const ReadContext& context,
   Probes probes(context, chunks, unread, payloads);
   for (size_t i = 0; i < chunks.size(); ++i) {
     const ItemLocation& at = place_of(context, chunks[i]);
-    if (!try_add(at.offset, at.length)) fail_chunk(context, chunks[i], "has an impossible offset");
+    if (!try_add(at.offset, at.length)) fail_chunk(context, chunks[i], "has an invalid length");
     if (at.codec != Codec::kNone) continue;
     if (at.checksums && !tensor_of(context, chunks[i]).chunk_shape) {
       payloads[i] = payload_from_manifest(context, chunks[i]);
@@ -204,9 +205,9 @@ void warn_of_damage(const Error& error, const ReadContext& context, ChunkRef chu
 }
 
 void warn_of_damage(const Error& error, const std::string& key, const std::string& file) {
-  log(LogLevel::kWarning, "\"" + key + "\" of " + file + ": " + error.message() +
-                              "; it is read from another file that holds it too "
-                              "(verify says what is damaged)");
+  log(LogLevel::kWarning, "\"" + key + "\" in " + file + ": " + error.message() +
+                              "; it is read from a copy in another file "
+                              "(verify reports the damage)");
 }
 
 void fail_chunk(const ReadContext& context, ChunkRef chunk, const std::string& problem) {

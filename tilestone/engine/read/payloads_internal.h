@@ -1,4 +1,4 @@
-// Where the elements of stored chunks are: from the manifest, or by looking into the items.
+// Finds where the elements of stored chunks are, from the manifest or from the items' headers.
 #pragma once
 
 #include <cstdint>
@@ -15,35 +15,35 @@ namespace tilestone::engine {
 struct ChunkRef {
   uint32_t tensor = 0;
   uint32_t chunk = 0;
-  uint32_t copy = kNoCopy;  // where it is read: index into Metadata::copies, or its own item
+  uint32_t copy = kNoCopy;  // where it is read: index into Metadata::copies; kNoCopy: its own item
 };
 
 const ItemLocation& place_of(const ReadContext& context, ChunkRef chunk);
 
-// A warning that names key and file: the chunk is damaged there, and will be read elsewhere.
-// `error`: what is thrown where there is no other place.
+// Logs a warning that names key and file: the chunk is damaged there and will be read from another
+// place. `error` says what is wrong.
 void warn_of_damage(const Error& error, const ReadContext& context, ChunkRef chunk);
-// The same of an object or chunk `key` in `file`.
+// The same for an object or chunk of `key` in `file`.
 void warn_of_damage(const Error& error, const std::string& key, const std::string& file);
 
-// One payload for each chunk, in order. Chunks that are compressed as a whole get an empty one:
-// they are to be read and decoded first. What an item says is checked against the metadata and the
-// item's length: Error(kCorrupt) with key and file. With `unread`, a chunk whose item says
-// something else, or that the disk can't read, is passed to it, by one thread at a time, and gets
-// an empty payload: the others go on.
+// Returns one payload for each chunk, in order. Chunks that are compressed as a whole get an empty
+// one: they must be read and decoded first. An item's header must agree with the metadata and with
+// the item's length, else Error(kCorrupt) with key and file. With `unread`, a chunk whose header
+// does not agree, or that the disk can't read, gets an empty payload and is passed to `unread` (by
+// one thread at a time); the others go on.
 using UnreadChunk = std::function<void(size_t index, const Error& error)>;
 std::vector<StoredPayload> find_payloads(const ReadContext& context,
                                          std::span<const ChunkRef> chunks,
                                          const UnreadChunk& unread = {});
 
-// The payload of a whole item in memory (after decoding).
+// The payload of a whole item in memory, after decoding.
 StoredPayload payload_in(const ReadContext& context, ChunkRef chunk, ByteView item);
 
-// Error(kCorrupt): "the item at offset N `problem`", with key and file.
+// Throws Error(kCorrupt) "the item at offset N `problem`", with key and file.
 [[noreturn]] void fail_chunk(const ReadContext& context, ChunkRef chunk,
                              const std::string& problem);
 
-// Throws as fail_chunk unless the CRC-32 `found` of a record of `size` bytes is the one expected.
+// Throws as fail_chunk() unless the CRC-32 `found` of a record of `size` bytes equals `expected`.
 void expect_record(const ReadContext& context, ChunkRef chunk, uint64_t size, uint32_t expected,
                    uint32_t found);
 

@@ -48,7 +48,7 @@ std::vector<Transfer> Places::take_own_copies(std::vector<Transfer>& transfers) 
 
 void Places::choose(std::vector<Transfer>& transfers) {
   if (!nearest_) return;
-  // All of a chunk is read from one place: read in parts from two, it would not be checked.
+  // All of a chunk is read from one place. Parts read from two places could not be checked.
   std::map<std::pair<uint32_t, uint32_t>, uint32_t> chosen;
   for (const Transfer& transfer : transfers) {
     if (transfer.copy != kNoCopy) {

@@ -1,4 +1,4 @@
-// Where a rank of a load reads chunks of which the checkpoint has copies.
+// Where a rank of a load reads chunks and objects that have copies.
 #pragma once
 
 #include <optional>
@@ -10,31 +10,31 @@
 
 namespace tilestone::engine {
 
-// For the rank `rank` of `world` that load. Objects are chosen first, then chunks. Nothing to
-// choose where there are no copies.
+// Chooses the places for rank `rank` of the `world` ranks that load. Call choose() for objects
+// first, then for chunks. Without copies everything is read from its own item.
 class Places {
  public:
-  // Borrows what was opened.
+  // Borrows `opened`.
   Places(const Opened& opened, int rank, int world);
   Places(const Places&) = delete;
   Places& operator=(const Places&) = delete;
 
-  // Takes out the transfers that this rank reads from copies in its own file: no rank needs to
-  // read them for it.
+  // Removes and returns the transfers that this rank reads from copies in its own file: no other
+  // rank needs to read them for it.
   std::vector<Transfer> take_own_copies(std::vector<Transfer>& transfers) const;
-  // Gives each transfer that is read from its chunk's own item the nearest place.
+  // Sets the nearest place for each transfer that has none yet.
   void choose(std::vector<Transfer>& transfers);
   // Where this rank reads an object (ObjectRead::place).
   size_t choose(const StoredObject& object);
-  // Who reads a file's bytes for others (StripeOwners): the rank whose own it is. Empty where the
-  // files are nobody's own, and where there are no copies.
+  // For each file the rank that reads it for the others (StripeOwners): the rank that wrote it.
+  // Empty if the number of ranks has changed since the save, or if no chunk has copies.
   std::vector<int> file_owners() const;
 
  private:
   const Metadata& metadata_;
   bool same_world_ = false;
-  std::vector<FileWriter> writers_;  // of the files
-  std::optional<Nearest> nearest_;   // where there are copies
+  std::vector<FileWriter> writers_;  // by file
+  std::optional<Nearest> nearest_;   // set if there are copies
 };
 
 }  // namespace tilestone::engine

@@ -12,8 +12,8 @@
 namespace tilestone::engine {
 namespace {
 
-// A shorter range costs less to copy out of a pooled buffer than direct I/O costs for the rest of
-// its pages.
+// A shorter range is read into a pooled buffer: copying it costs less than reading it with direct
+// I/O, which reads whole pages.
 constexpr uint64_t kLeastStraight = 2u << 10;  // bytes
 
 }  // namespace
@@ -178,7 +178,7 @@ ReadOptions RangeReader::options() const {
   return {threads_, context_.buffers, context_.deadline, context_.cache};
 }
 
-// With the key, where only one range's can be meant.
+// Adds the key to the error if all ranges that it can concern have the same key.
 Error RangeReader::with_key_of(Error error) const {
   std::set<std::string> keys;
   for (const ByteRange& range : ranges_) {

@@ -1,11 +1,11 @@
-// Byte ranges of data files, in as few and as large reads as pays: the only place that orders,
-// merges and batches reads, and takes checksums of what was read.
+// Reads byte ranges of data files in few, large reads. This is the only place that orders, merges
+// and batches reads, and that computes checksums of what was read.
 //
-// The ranges of a batch are read in the order of their places, whatever order they are added in.
-// One joins the read before it where both fit a pooled buffer and the bytes between them cost less
-// than a further read (ReadCosts::gap_bytes); it is copied to its target then. A range that is long
-// enough to pay for a read of its own (twice ReadCosts::request_bytes), or has no near neighbour,
-// is read straight into its target.
+// The ranges of a batch are read in the order of their offsets, whatever order they are added in. A
+// range is merged with the read before it if both fit in one pooled buffer and the bytes between
+// them cost less than another read (ReadCosts::gap_bytes). It is then copied to its target. A range
+// that is long enough for a read of its own (twice ReadCosts::request_bytes), or that has no near
+// neighbour, is read straight into its target.
 #pragma once
 
 #include <cstddef>
@@ -22,55 +22,57 @@
 
 namespace tilestone::engine {
 
-// Whether the disk can't give bytes that it should have (EIO).
+// Whether the disk failed to read bytes of a file (EIO).
 bool is_unreadable(const Error& error);
 
 struct ByteRange {
   uint32_t file = 0;  // index into Metadata::files
   uint64_t begin = 0;
-  uint64_t size = 0;                 // bytes; without a target, a pooled buffer holds them
-  std::byte* target = nullptr;       // where the bytes go as they are, `size` bytes; null: nowhere
-  const std::string* key = nullptr;  // whose bytes they are, for errors; null: nobody's
+  uint64_t size = 0;                 // bytes; without a target it must fit in a pooled buffer
+  std::byte* target = nullptr;       // `size` bytes that receive the range; null: none
+  const std::string* key = nullptr;  // the key of the bytes, for error messages; null: none
   bool summed = false;               // whether crc32 is wanted
-  uint32_t crc32 = 0;                // of the bytes, once they are read
+  uint32_t crc32 = 0;                // of the bytes, after the read
 };
 
 class RangeReader {
  public:
-  static constexpr size_t kMaxRanges = 16384;  // of a batch
-  static constexpr size_t kMaxFiles = 128;     // of a batch; no more are open at once
+  static constexpr size_t kMaxRanges = 16384;  // in a batch
+  static constexpr size_t kMaxFiles = 128;     // in a batch; also the most that are open at once
 
-  // Reads, and calls back, on `threads`; null: on the calling thread alone.
+  // Reads and calls back on `threads`; null: only on the calling thread.
   RangeReader(const ReadContext& context, ThreadPool* threads);
 
-  // Adds a range to the batch, as the number `size()`.
+  // Adds a range to the batch. Its number is size() before the call.
   void add(const ByteRange& range);
   size_t size() const { return ranges_.size(); }
-  // The caller then reads the batch before it adds more.
+  // If full, the caller must read the batch before it adds more.
   bool full() const { return ranges_.size() >= kMaxRanges || batch_files_.size() >= kMaxFiles; }
 
-  // Called once for each range, in no particular order and from several threads at once, with its
-  // number and its bytes (at its target, or in memory that is reused after the call).
+  // Called once for each range with its number and its bytes (at its target, or in memory that is
+  // reused after the call). The order is arbitrary, and several threads may call at once.
   using Take = std::function<void(size_t number, ByteView bytes)>;
 
-  // Called, one range after the other, for those that the disk can't read.
+  // Called for each range that the disk can't read, one range at a time.
   using Unread = std::function<void(size_t number, const Error& error)>;
 
-  // Reads the batch and returns its ranges as they were added, with their checksums; the next one
-  // begins. The first failure, also of `take`, is thrown: it names the file, and the key where only
-  // one can be meant. With `unread`, where is_unreadable, the ranges that are left are read one by
-  // one, and each that can't be read is passed to `unread`: the others go on.
+  // Reads the batch and starts a new one. Returns the ranges in the order in which they were added,
+  // with their checksums. Throws the first failure, also one of `take`; it names the file, and the
+  // key if only one is possible. With `unread`, after an error that is_unreadable(), the ranges
+  // that are left are read one by one; those that can't be read are passed to `unread`, and the
+  // others are read.
   std::vector<ByteRange> read(const Take& take = {}, const Unread& unread = {});
-  // Brings the batch into the page cache instead (Storage::prefetch): targets and checksums are
-  // ignored. Returns the bytes of reads that were not there. What the disk can't read is left: who
-  // reads it then is told.
+  // Brings the batch into the page cache instead (Storage::prefetch), and starts a new one. Targets
+  // and checksums are ignored. Returns how many bytes were not in the page cache before. An
+  // unreadable range is no error here: whoever reads it later gets the error.
   uint64_t prefetch();
 
-  // The file, which stays open until others are wanted. Error as of open_data.
+  // Opens a file. It stays open until others need its place (kMaxFiles). Throws what open_data()
+  // throws.
   const ReadableFile& open(uint32_t file);
 
  private:
-  // A read, for the ranges order_[first, first + count).
+  // One read, of the ranges order_[first, first + count).
   struct Run {
     uint64_t begin = 0;
     uint64_t end = 0;
@@ -94,18 +96,19 @@ class RangeReader {
   ThreadPool* const threads_;
   const ReadCosts costs_;
   std::vector<ByteRange> ranges_;
-  std::vector<uint32_t> order_;  // of ranges_, by place
-  std::vector<char> taken_;      // of ranges_: those that are read
+  std::vector<uint32_t> order_;  // indices into ranges_, by file and offset
+  std::vector<char> taken_;      // for each of ranges_: whether it was read
   std::set<uint32_t> batch_files_;
   std::map<uint32_t, std::unique_ptr<ReadableFile>> files_;
 };
 
-// The CRC-32 of a record from those of its pieces, which may come in any order and may be missing.
+// Computes the CRC-32 of a record from the CRC-32s of its pieces. They may come in any order, and
+// some may be missing.
 class RecordSum {
  public:
-  // No two pieces share bytes; `offset` is in the record.
+  // Adds a piece. Pieces must not overlap. `offset` is in the record, in bytes.
   void add(uint64_t offset, uint64_t size, uint32_t crc32);
-  // How many bytes, from the record's first on, have come without a hole; and their CRC-32.
+  // The number of bytes from the start of the record up to the first hole, and their CRC-32.
   uint64_t size() const { return size_; }
   uint32_t crc32() const { return crc32_; }
 
@@ -116,7 +119,7 @@ class RecordSum {
   };
   uint64_t size_ = 0;
   uint32_t crc32_ = 0;
-  std::map<uint64_t, EarlyRange> early_;  // by offset: those before them have not come
+  std::map<uint64_t, EarlyRange> early_;  // pieces behind a hole, by offset
 };
 
 }  // namespace tilestone::engine

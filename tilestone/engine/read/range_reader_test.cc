@@ -1,4 +1,4 @@
-// What is merged, ordered and batched of what is read, and the checksums of it.
+// How RangeReader merges, orders and batches reads, and the checksums that it computes.
 #include "tilestone/engine/read/range_reader_internal.h"
 
 #include <gmock/gmock.h>
@@ -40,7 +40,7 @@ void PrintTo(const Place& place, std::ostream* out) {
   *out << place.file << " " << place.begin << " + " << place.size;
 }
 
-// Files "0", "1", ... of kFileBytes, and what a storage is asked for.
+// Files "0", "1", ... of kFileBytes, in a storage that records its reads.
 class Ranges : public testing::Test {
  protected:
   explicit Ranges(int files = 2, uint64_t bytes = kFileBytes) {
@@ -67,7 +67,7 @@ class Ranges : public testing::Test {
 
   RangeReader reader() { return {*context_, &threads_}; }
 
-  // The reads that the storage has seen since the last call, by place.
+  // The reads that the storage has got since the last call, by file and offset.
   std::vector<Place> reads() {
     std::vector<Place> reads = std::exchange(reads_, {});
     std::sort(reads.begin(), reads.end(), [](const Place& a, const Place& b) {
@@ -107,7 +107,7 @@ TEST_F(Ranges, OfTwoFilesAreNotMerged) {
 
 TEST_F(Ranges, MayComeInAnyOrderAndShareBytes) {
   const Bytes expected = content(0);
-  for (const uint64_t last : {1000u, 100u}) {  // reaches behind the others, or lies within one
+  for (const uint64_t last : {1000u, 100u}) {  // ends after the others, or inside one of them
     RangeReader reader = this->reader();
     reader.add({.file = 0, .begin = 2000, .size = last});
     reader.add({.file = 0, .begin = 500, .size = 1000});

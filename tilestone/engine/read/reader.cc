@@ -1,9 +1,10 @@
-// Chunks are taken in the order of their place on disk. Each is cut into parts (see parts.cc),
-// which a RangeReader reads in batches, so that what describes them stays small beside the buffers.
+// Chunks are read in the order of their place on disk. Each is cut into parts (see parts.cc). A
+// RangeReader reads the parts in batches, so that their descriptions take little memory compared to
+// the buffers.
 //
-// A chunk whose transfers together want all of it is read once, as a whole, and each part goes to
-// every transfer that wants some of it. Only such chunks can be checked against their checksum:
-// the parts tile the record in order, so their checksums combine to the record's.
+// If the transfers of a chunk together want all of it, the chunk is read once, as a whole, and each
+// part goes to every transfer that wants some of it. Only such chunks can be checked against their
+// checksum: the parts tile the record in order, so their checksums combine to that of the record.
 #include "tilestone/engine/read/reader_internal.h"
 
 #include <algorithm>
@@ -35,19 +36,19 @@ struct ReadGroup {
   size_t begin = 0;
   size_t end = 0;
   StoredPayload payload;
-  bool whole = false;     // read once for all
+  bool whole = false;     // read once for all its transfers
   bool given_up = false;  // damaged, or the disk can't read it
   bool substitute = false;
-  bool checked = false;  // its record's checksum will be known
-  size_t record = 0;     // the first group of those that make up its record
+  bool checked = false;  // all of its record is read, so the record's checksum is checked
+  size_t record = 0;     // the first group of its record
 };
 
-// A part on its way, and the transfer that it is for; kAll: those of the group.
+// A part to be read, and the transfer that it is for; kAll: every transfer of the group.
 struct Slice {
   static constexpr size_t kAll = ~size_t{0};
   size_t group = 0;
   size_t transfer = kAll;
-  bool copied = false;  // by the range reader: its bytes go to the target as they are
+  bool copied = false;  // the range reader puts its bytes, unchanged, into the target
   Part part;
 };
 
@@ -60,14 +61,15 @@ class TransferReader {
         progress_(progress),
         reader_(context, &context.threads) {}
 
-  // A chunk that is damaged where it was read, or can't be read there.
+  // A chunk that is damaged or unreadable at the place where it was read.
   struct Damaged {
     ChunkRef chunk;
     Error error;
-    std::vector<Transfer> transfers;  // all that wanted some of it
+    std::vector<Transfer> transfers;  // all that want some of it
   };
 
-  // Returns the damaged chunks that can be read elsewhere; any other is thrown.
+  // Returns the damaged chunks that have copies. Throws the error of a damaged chunk without
+  // copies.
   std::vector<Damaged> run() {
     make_groups();
     for (size_t g = 0; g < groups_.size(); ++g) {
@@ -133,8 +135,8 @@ class TransferReader {
     for (size_t g = 0; g < groups_.size();) g = find_record(g);
   }
 
-  // The groups from `first` on that are chunks of one item: where they are read whole and are all
-  // of it, its record's checksum will be known. Returns the group behind them.
+  // Finds the groups from `first` on that are chunks of one item. If they are read whole and make
+  // up all of the item, its record can be checked. Returns the group after them.
   size_t find_record(size_t first) {
     const uint32_t item = tensor(first).first_of_item(groups_[first].chunk.chunk);
     int64_t elements = 0;
@@ -188,7 +190,8 @@ class TransferReader {
     }
   }
 
-  // A transfer that can be read straight into its target needs no buffer.
+  // The part limit for a transfer, in bytes. It may be larger than a buffer if the transfer can be
+  // read straight into its target.
   uint64_t straight_limit(const ReadGroup& group, size_t place, uint64_t limit) const {
     const Transfer& t = transfer(place);
     if (t.target.bytes() <= limit) return limit;
@@ -235,11 +238,11 @@ class TransferReader {
 
   void put(const ReadGroup& group, const Part& part, ByteView bytes, const Transfer& t) {
     if (t.target.device == nullptr) return deliver(group.payload, part, bytes, t);
-    std::lock_guard lock(device_);
+    std::lock_guard lock(device_mutex_);
     deliver(group.payload, part, bytes, t);
   }
 
-  // Slices come in the order of their groups, and of their offsets within one.
+  // Called with slices in the order of their groups, and of their offsets within a group.
   void check(const Slice& slice, const ByteRange& range) {
     const ReadGroup& group = groups_[slice.group];
     if (!group.checked) return;
@@ -262,7 +265,7 @@ class TransferReader {
     }
   }
 
-  // With the others of its record, where that is checked.
+  // Gives up the group, and with it all groups of its record if the record is checked.
   void give_up(size_t g, const Error& error) {
     size_t begin = g, end = g + 1;
     if (groups_[g].checked) {
@@ -284,12 +287,12 @@ class TransferReader {
     } catch (const Error& error) {
       const bool elsewhere = error.code() == ErrorCode::kCorrupt || is_unreadable(error);
       if (!elsewhere || error.cause()) throw;
-      const std::lock_guard lock(giving_up_);
+      const std::lock_guard lock(give_up_mutex_);
       give_up(g, error);
     }
   }
 
-  // A chunk that is compressed as a whole.
+  // Reads and decodes a chunk that is compressed as a whole.
   void read_decoded(size_t g) {
     ReadGroup& group = groups_[g];
     const Bytes item =
@@ -318,9 +321,9 @@ class TransferReader {
   std::vector<size_t> decoded_;  // groups that are compressed as a whole
   RangeReader reader_;
   std::vector<Slice> slices_;  // of the reader's batch
-  std::mutex device_;
+  std::mutex device_mutex_;
   std::vector<Damaged> damaged_;
-  std::mutex giving_up_;            // of the threads that decode
+  std::mutex give_up_mutex_;        // guards give_up() among the decoding threads
   std::optional<size_t> checking_;  // the first group of the record that sum_ belongs to
   RecordSum sum_;
 };

@@ -93,18 +93,19 @@ std::vector<SharedTargets::MemoryRange>::const_iterator SharedTargets::first_seg
       [](const std::byte* at, const MemoryRange& segment) { return at < segment.end; });
 }
 
-// Pieces are put back in the order in which they were taken: what one shares with those before it
-// is in memory then.
+// Pieces are put back in the order in which they were taken, so that the elements which a piece
+// shares with earlier ones are in memory when it is compared.
 void SharedTargets::join(std::vector<TensorItem>& tensors) {
   for (Parted& parted : parted_) {
     TensorView& view = tensors[parted.extent.item].pieces[parted.extent.piece].data;
     const TensorView loaded = std::exchange(view, parted.memory);
     const uint32_t other = disagreeing(parted, loaded);
     if (other != kAnyOwner) {
-      throw Error(ErrorCode::kMismatch, "its memory is also that of \"" + tensors[other].key +
-                                            "\", and the checkpoint has other values for it")
+      throw Error(ErrorCode::kMismatch, "the tensor shares memory with \"" + tensors[other].key +
+                                            "\", but the checkpoint has different values for the "
+                                            "two")
           .with_key(tensors[parted.extent.item].key)
-          .with_hint("load the two into memory of their own, or want only one of them");
+          .with_hint("load the two into separate memory, or load only one of them");
     }
     strided_copy(view.strided_view(), loaded.strided_view());
   }
@@ -114,14 +115,14 @@ void SharedTargets::join(std::vector<TensorItem>& tensors) {
 
 uint32_t SharedTargets::disagreeing(const Parted& parted, const TensorView& loaded) const {
   if (parted.owner == kAnyOwner) return disagreeing_element(parted, loaded);
-  if (!parted.memory.strided_view().is_contiguous()) {  // the same view
+  if (!parted.memory.strided_view().is_contiguous()) {  // the owner's view is equal
     Bytes packed(loaded.bytes());
     pack_range(parted.memory.strided_view(), 0, packed);
     const bool same = std::memcmp(packed.data(), loaded.data, packed.size()) == 0;
     return same ? kAnyOwner : parted.owner;
   }
   auto segment = first_segment_after(parted.extent.begin);
-  // What of it lies in segments of its own was filled by nobody else.
+  // The piece's own segments were filled by no other piece.
   for (; segment != segments_.end() && segment->begin < parted.extent.end; ++segment) {
     if (segment->item == parted.extent.item && segment->piece == parted.extent.piece) continue;
     const std::byte* begin = std::max(segment->begin, parted.extent.begin);

@@ -1,5 +1,5 @@
-// Load targets that share memory, as tied weights do: the checkpoint must hold the same values for
-// them, or the last one read would win.
+// Load targets that share memory, such as tied weights. The checkpoint must hold the same values
+// for all of them; otherwise the result would depend on which one is read last.
 #pragma once
 
 #include <cstddef>
@@ -10,18 +10,19 @@
 
 namespace tilestone::engine {
 
-// Looks at targets in host memory; n pieces take time n log n. Two pieces of which neither is
-// contiguous are seen to share memory only where their views are the same.
+// Handles targets in host memory. n pieces take O(n log n) time. Two pieces that are both not
+// contiguous are found to share memory only if their views are equal.
 class SharedTargets {
  public:
-  // Before the load: a piece of which elements may lie in an earlier one gets memory of its own.
+  // Before the load: gives temporary memory to each piece that may share elements with an earlier
+  // one.
   void part(std::vector<TensorItem>& tensors);
-  // After it: such pieces get back their memory, filled. Error(kMismatch) naming both keys where
-  // the loaded values differ.
+  // After the load: gives these pieces back their own memory, filled with the loaded values.
+  // Error(kMismatch), naming both keys, if values that share memory differ.
   void join(std::vector<TensorItem>& tensors);
 
  private:
-  // A piece and the bytes [begin, end) that it reaches over.
+  // A piece and the bytes [begin, end) over which it extends.
   struct MemoryRange {
     std::byte* begin;
     std::byte* end;
@@ -30,8 +31,8 @@ class SharedTargets {
   };
   struct Parted {
     MemoryRange extent;
-    uint32_t owner;  // the item that it shares memory with; kAnyOwner: those of segments
-    TensorView memory;
+    uint32_t owner;     // the item that it shares memory with; kAnyOwner: look in segments_
+    TensorView memory;  // the piece's own memory
   };
   static constexpr uint32_t kAnyOwner = ~uint32_t{0};
 
@@ -40,11 +41,12 @@ class SharedTargets {
   void part_dense(std::vector<TensorItem>& tensors, std::vector<MemoryRange>& dense);
   void part_sparse(std::vector<TensorItem>& tensors, std::vector<MemoryRange>& sparse);
   std::vector<MemoryRange>::const_iterator first_segment_after(const std::byte* address) const;
-  // The item with which a parted piece disagrees; kAnyOwner: none.
+  // The item whose values contradict those of a parted piece; kAnyOwner: none.
   uint32_t disagreeing(const Parted& parted, const TensorView& loaded) const;
   uint32_t disagreeing_element(const Parted& parted, const TensorView& loaded) const;
 
-  std::vector<MemoryRange> segments_;  // disjoint, ascending: what contiguous pieces fill in place
+  // Memory that contiguous pieces fill in place. Disjoint, in ascending order.
+  std::vector<MemoryRange> segments_;
   std::vector<Parted> parted_;
 };
 

@@ -1,4 +1,4 @@
-// Load targets that share memory: the checkpoint holds the same values for them, or it is an error.
+// Load targets that share memory: it is an error if the checkpoint has different values for them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ StateDict tree_of(const Named& named) {
   return state;
 }
 
-// Saves the first and loads it into the second; the error's text, or "".
+// Saves the first state and loads it into the second. Returns the error's text, or "".
 std::string load_into(const Named& saved, const Named& wanted) {
   const auto storage = memory_storage();
   save(tree_of(saved), Location(storage), {});
@@ -76,7 +76,7 @@ TEST(SharedTargets, PartsThatOverlapAreComparedWhereTheyDo) {
   Numbers expected = stored;
   expected.insert(expected.end(), {0, 1});
   EXPECT_EQ(memory, expected);
-  other[4] = 0;  // which "b" has too, and nothing in the place of "a"
+  other[4] = 0;  // "d" shares this element with "b", but not with "a"
   EXPECT_THAT(load_into(saved, wanted), testing::HasSubstr("\"b\""));
 }
 
@@ -90,7 +90,7 @@ TEST(SharedTargets, StridedViewsAreComparedByElement) {
   EXPECT_EQ(memory, stored);
   whole[5] = 0;
   EXPECT_THAT(load_into(saved, wanted), testing::HasSubstr("\"w\""));
-  // Columns reach over one another, but share no element.
+  // The byte ranges of the columns overlap, but the columns share no element.
   const Named columns{{"0", column(memory, 0)}, {"1", column(memory, 1)}, {"2", column(memory, 2)}};
   EXPECT_EQ(load_into({{"0", column(stored, 0)}, {"1", column(whole, 1)}, {"2", column(whole, 2)}},
                       columns),

@@ -20,8 +20,9 @@ void append(std::string& text, const PathElement& element) {
   text += name != nullptr ? *name : std::to_string(std::get<int64_t>(element));
 }
 
-// Calls visit(prefix, elements) for each beginning of a stored key's path, and of the key where no
-// path is recorded (elements is 0 then), until it returns true.
+// Calls visit(prefix, elements) for each prefix of a stored key's path until it returns true.
+// `prefix` is dotted, `elements` is the number of its path elements. If no path is recorded, visits
+// the prefixes of the key, with `elements` 0.
 template <typename Visit>
 bool any_prefix(const std::string& key, const Path& path, const Visit& visit) {
   std::string prefix;
@@ -44,7 +45,7 @@ struct WantedPath {
   StateNode node;
 };
 
-// What the checkpoint holds below the subtrees, in the order of paths.
+// Collects what the checkpoint has below the subtrees, in the order of paths.
 class Finder {
  public:
   explicit Finder(const std::vector<Path>& subtrees) {
@@ -77,8 +78,8 @@ bool is_null(const StateNode& node) {
   return value != nullptr && value->is_null();
 }
 
-// The node at the end of a path of the caller's tree, whose ints may be keys of dicts; null where
-// something else than a container stands on the way.
+// The node at a path of the caller's tree, in which ints may be keys of dicts. Null if a node on
+// the way is not a container.
 StateNode* node_at(StateDict& tree, const Path& path) {
   StateNode* node = nullptr;
   StateDict* dict = &tree;
@@ -100,8 +101,8 @@ StateNode* node_at(StateDict& tree, const Path& path) {
   return node;
 }
 
-// The node below `node` at an element of a stored path, whose ints are list indices: the next one
-// of the list or its last. Null where there is no such place.
+// The child of `node` at an element of a stored path, in which ints are list indices. In a list
+// only the last child and a new one after it are possible. Null if there is no such place.
 StateNode* child_of(StateNode& node, const PathElement& element) {
   if (const auto* index = std::get_if<int64_t>(&element)) {
     if (is_null(node)) node = StateList();
@@ -120,14 +121,14 @@ StateNode* child_of(StateNode& node, const PathElement& element) {
 
 [[noreturn]] void refuse_left_out(const std::vector<std::string>& keys) {
   throw Error(ErrorCode::kMismatch,
-              "the checkpoint holds state of an object that is loaded, for which the object's "
-              "state_dict() does not ask: " +
+              "the checkpoint holds state of a loaded object that the object's state_dict() does "
+              "not request: " +
                   list_keys(keys))
       .with_key(keys.front())
       .with_hint(
-          "make the object's state before the load (an optimizer's: torch.distributed.checkpoint."
-          "state_dict.get_optimizer_state_dict), or want a dict of what shall be loaded in place "
-          "of the object");
+          "create the object's state before the load (for an optimizer: torch.distributed."
+          "checkpoint.state_dict.get_optimizer_state_dict), or load a dict of the wanted keys "
+          "instead of the object");
 }
 
 }  // namespace
@@ -177,7 +178,8 @@ void check_left_out(const std::vector<Bytes>& of_ranks, const Metadata& stored) 
   KeyCounts claimed(size), left(size);
   for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
     if (of_ranks[rank].empty()) continue;
-    ByteReader reader(of_ranks[rank], "what rank " + std::to_string(rank) + " left out");
+    ByteReader reader(of_ranks[rank],
+                      "list of keys that rank " + std::to_string(rank) + " left out");
     claimed.add(reader);
     left.add(reader);
     reader.expect_end();

@@ -1,7 +1,8 @@
-// What a load takes below given paths of its tree: LoadOptions::subtrees and LoadOptions::complete.
+// What a load reads below given paths of its tree: LoadOptions::subtrees and LoadOptions::complete.
 //
-// A key of the checkpoint is below a path when the writer's path of the key begins with it, or,
-// where no path is recorded, when the key is the dotted path or goes on with a dot behind it.
+// A key of the checkpoint is below a path when the path that the writer recorded for the key begins
+// with it. If no path is recorded: when the key is the dotted path, or the dotted path followed by
+// a dot and more.
 #pragma once
 
 #include <vector>
@@ -13,18 +14,19 @@
 
 namespace tilestone::engine {
 
-// `wanted` with a node for everything that the checkpoint holds below one of `subtrees`: tensors
-// without memory and null values. What has no recorded path is left out, and so is what has no
-// place in the tree.
+// `wanted` with a node for everything that the checkpoint has below one of `subtrees`: tensors
+// without memory, and null values for objects. Leaves out what has no recorded path and what does
+// not fit into the tree.
 StateDict with_subtrees(StateDict wanted, const std::vector<Path>& subtrees,
                         const Metadata& stored);
 
-// One rank's part of the check: which keys are below its `complete`, and which of those it does
-// not ask for. Empty without `complete`.
+// One rank's part of the check, as a message: which keys are below its `complete` paths, and which
+// of these it does not request. Empty without `complete`.
 Bytes left_out(const std::vector<Path>& complete, const Items& asked, const Metadata& stored);
 
-// The coordinator's part: Error(kMismatch) when every rank that has a key below its `complete`
-// leaves it out. Pipeline stages ask for parts of one model under one path.
+// The coordinator's part: Error(kMismatch) if a key is requested by none of the ranks that have it
+// below their `complete` paths. A request of one of them is enough, because pipeline stages request
+// different parts of one model under the same path.
 void check_left_out(const std::vector<Bytes>& of_ranks, const Metadata& stored);
 
 }  // namespace tilestone::engine

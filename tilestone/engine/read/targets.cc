@@ -9,7 +9,7 @@
 namespace tilestone::engine {
 namespace {
 
-// The dim along which pieces that lie one after the other make up a local tensor of `local`.
+// The dim along which the pieces, one after the other, make up a local tensor of shape `local`.
 size_t split_dim(const ShardedTensor& tensor, const Dims& local) {
   size_t dim = 0;
   for (size_t d = 0; d < local.size(); ++d) {
@@ -19,7 +19,7 @@ size_t split_dim(const ShardedTensor& tensor, const Dims& local) {
   for (const Piece& piece : tensor.pieces) sum += piece.data.shape[dim];
   if (sum != local[dim]) {
     throw Error(ErrorCode::kUnsupported,
-                "memory for a tensor of several boxes can't be allocated; give one with data")
+                "can't allocate memory for a tensor of several boxes; give a tensor with data")
         .with_key(tensor.key);
   }
   return dim;
@@ -51,7 +51,7 @@ void give_memory(ShardedTensor& tensor) {
   }
 }
 
-// Trees are as deep as the caller's own; they come from no file.
+// The depth of recursion is that of the caller's tree; it does not come from a file.
 class Allocator {
  public:
   explicit Allocator(const KeptLeaves& kept) : kept_(kept) {}

@@ -1,4 +1,4 @@
-// Memory for what a load is to fill.
+// Allocates memory for the tensors that a load fills.
 #pragma once
 
 #include "tilestone/engine/run/kept_leaves.h"
@@ -6,8 +6,8 @@
 
 namespace tilestone::engine {
 
-// The tree with fresh memory for every tensor that has none, but for those that are `kept`; a
-// sharded tensor's pieces become views of its new local tensor.
+// The tree with fresh memory for every tensor that has none, except those in `kept`. The pieces of
+// a sharded tensor become views of its new local tensor.
 StateDict with_memory(StateDict wanted, const KeptLeaves& kept = {});
 
 }  // namespace tilestone::engine

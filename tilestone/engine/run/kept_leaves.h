@@ -1,4 +1,4 @@
-// Leaves of a template that a load has left alone.
+// The leaves of a template that a load did not fill.
 #pragma once
 
 #include <string>
@@ -6,11 +6,11 @@
 
 namespace tilestone {
 
-// What of one rank's template was not loaded, as LoadOptions's policies let it: its leaves are the
-// template's own.
+// The leaves of one rank's template that were not loaded, because LoadOptions's policies allowed
+// it. They keep the template's values.
 struct KeptLeaves {
-  std::unordered_set<std::string> keys;   // of items; wrapped entities are known by these
-  std::unordered_set<std::string> paths;  // dotted; unwrapped leaves are known by these
+  std::unordered_set<std::string> keys;   // of items; these identify wrapped entities
+  std::unordered_set<std::string> paths;  // dotted; these identify unwrapped leaves
 };
 
 }  // namespace tilestone

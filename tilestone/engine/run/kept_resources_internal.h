@@ -1,4 +1,4 @@
-// Threads and buffers that stay from one save to the next.
+// Threads and buffers that are kept from one save to the next.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace tilestone::engine {
 
-// What was asked for last is given again when the same is asked for. Thread-safe; what was given
-// may be used after this object has gone.
+// Keeps the last pool of each kind, and returns it again when the same kind is requested.
+// Thread-safe. A returned pool may outlive this object.
 class KeptResources {
  public:
   // As make_pool().

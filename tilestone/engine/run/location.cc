@@ -22,19 +22,21 @@ namespace fs = std::filesystem;
   throw Error(ErrorCode::kInvalidArgument, what).with_file(path);
 }
 
-// A first component of two characters or more that ends with a colon: "s3:" of "s3://bucket/x".
+// A URL is a path whose first component ends with a colon after two or more characters: "s3:" in
+// "s3://bucket/x".
 void refuse_url(const std::string& path) {
   const size_t slash = path.find('/');
   if (slash == std::string::npos || slash < 3 || path[slash - 1] != ':') return;
   const std::string scheme = path.substr(0, slash - 1);
-  throw Error(ErrorCode::kUnsupported, "a URL of the scheme \"" + scheme +
-                                           "\": checkpoints are directories of a file system")
+  throw Error(ErrorCode::kUnsupported,
+              "the path is a URL of the scheme \"" + scheme +
+                  "\", but a checkpoint must be a directory of a file system")
       .with_file(path)
       .with_hint(scheme == "file" ? "write the path without file://"
                                   : "mount the storage, or copy the checkpoint to a directory");
 }
 
-// The home directory of a user, "" for the caller; empty where it is not known.
+// The home directory of a user, or of the caller if `user` is empty; empty if it is unknown.
 std::string home_of(const std::string& user) {
   if (user.empty()) {
     const char* const home = std::getenv("HOME");
@@ -62,7 +64,7 @@ std::string expand_home(const std::string& path) {
     throw Error(ErrorCode::kInvalidArgument,
                 "the home directory of \"" + path.substr(0, end) + "\" is not known")
         .with_file(path)
-        .with_hint("write the whole path; \"./" + path.substr(0, end) +
+        .with_hint("write the absolute path, or \"./" + path.substr(0, end) +
                    "\" for a directory of that name");
   }
   return home + path.substr(end);
@@ -70,12 +72,12 @@ std::string expand_home(const std::string& path) {
 
 std::string absolute(const std::string& path) {
   if (path.empty()) refuse(path, "the path of a checkpoint is empty");
-  if (path.find('\0') != std::string::npos) refuse(path, "a path that holds a NUL character");
+  if (path.find('\0') != std::string::npos) refuse(path, "the path contains a NUL character");
   refuse_url(path);
   std::error_code error;
   const fs::path whole = fs::absolute(expand_home(path), error);
   if (!error) return whole.string();
-  throw Error(ErrorCode::kIo, "cannot find the working directory of a relative path")
+  throw Error(ErrorCode::kIo, "cannot find the working directory that a relative path starts from")
       .with_file(path)
       .with_errno(error.value());
 }
@@ -87,7 +89,7 @@ struct Location::State {
   PosixOptions options;
   std::mutex mutex;
   std::shared_ptr<Storage> storage;
-  bool given = false;  // the storage, instead of a path
+  bool given = false;  // constructed from a storage, not from a path
 };
 
 Location::Location(const std::string& path, const PosixOptions& options)
@@ -104,7 +106,7 @@ Location::Location(std::shared_ptr<Storage> storage) : state_(std::make_shared<S
 const std::shared_ptr<Storage>& Location::shared() const {
   const std::lock_guard lock(state_->mutex);
   if (state_->storage == nullptr) {
-    if (state_->given) refuse("", "a location without a storage");
+    if (state_->given) refuse("", "the location was made without a storage (a null pointer)");
     state_->storage = posix_storage(absolute(state_->path), state_->options);
   }
   return state_->storage;

@@ -1,4 +1,4 @@
-// Where a checkpoint is or shall be.
+// Where a checkpoint is, or where one is saved.
 #pragma once
 
 #include <filesystem>
@@ -10,17 +10,17 @@
 
 namespace tilestone {
 
-// A directory of the local file system, or any storage. One location holds one checkpoint.
+// A directory of a file system, or any storage. One location holds one checkpoint.
 //
-// A path is looked at when the location is first used, so making a Location never fails, and a bad
-// path is an error of the save or load that all ranks hear of. A relative path is taken from the
-// working directory of that moment; a leading "~" or "~user" is the user's home directory, as in a
-// shell ($HOME, else the system's list of users). Errors of use: kUnsupported for a URL
-// ("s3://bucket/x", and what pathlib makes of it, "s3:/bucket/x"); kInvalidArgument for a path that
-// is empty or holds NUL, and for a home directory that is not known. "./~" and "./s3:/x" name
-// directories that are really called so.
+// A path is checked when the location is first used. Constructing a Location from a bad path
+// therefore never fails; the save or load fails instead, and reports the error to all ranks. A
+// relative path is resolved against the working directory at that moment. A leading "~" or "~user"
+// is the user's home directory, as in a shell ($HOME, else the system's user database). Errors at
+// first use: kUnsupported for a URL ("s3://bucket/x", and "s3:/bucket/x", which pathlib makes of
+// it); kInvalidArgument for a path that is empty or contains NUL, and for an unknown home
+// directory. "./~" and "./s3:/x" name directories that are literally called so.
 //
-// Copies share the storage. Thread-safe.
+// Copies of a Location share the storage. Thread-safe.
 class Location {
  public:
   Location(const char* path) : Location(std::string(path)) {}
@@ -32,10 +32,10 @@ class Location {
   const std::shared_ptr<Storage>& shared() const;
   // The absolute path, or how the storage describes itself.
   std::string describe() const { return storage().describe(); }
-  // What must be the same text on every rank of a save or load: the absolute path, lexically
+  // The text that must be equal on every rank of a save or load: the absolute path, lexically
   // normal (symbolic links are not followed), or how the storage describes itself.
   std::string identity() const;
-  // The same, or "" where it has none: what is wrong is said when the location is used.
+  // identity(), or "" where that fails: using the location then reports the error.
   std::string place() const noexcept;
 
  private:

@@ -21,7 +21,7 @@ namespace tilestone::location_test {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-// Goes to a directory and back.
+// Changes the working directory while it lives.
 class Within {
  public:
   explicit Within(const fs::path& folder) : before_(fs::current_path()) {
@@ -33,7 +33,7 @@ class Within {
   fs::path before_;
 };
 
-// $HOME while it lives.
+// Sets $HOME while it lives; null unsets it.
 class Home {
  public:
   explicit Home(const char* home) {

@@ -11,7 +11,7 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, what);
 }
 
-// NaN is none.
+// False for NaN.
 bool is_timeout(double timeout) { return timeout > 0; }
 
 void check_timeout(double timeout) {
@@ -21,8 +21,9 @@ void check_timeout(double timeout) {
 
 void check_threads(int threads) {
   if (threads >= 0 && threads <= kMaxThreads) return;
-  refuse(fmt::format("threads is {}; expected 1 to {}, or 0: as many as the machine has, at most 8",
-                     threads, kMaxThreads));
+  refuse(fmt::format(
+      "threads is {}; expected 1 to {}, or 0 for as many as the machine has (at most 8)", threads,
+      kMaxThreads));
 }
 
 void check_buffer_bytes(uint64_t bytes) {
@@ -59,19 +60,22 @@ void check_by_files(const SaveOptions& options) {
   constexpr size_t kShortestToken = 8, kLongestToken = 256;
   const ByFiles& files = *options.by_files;
   if (files.world_size < 1 || files.rank < 0 || files.rank >= files.world_size) {
-    refuse(fmt::format("rank is {} of a world_size of {}", files.rank, files.world_size));
+    refuse(fmt::format("rank is {}, world_size is {}; expected 0 <= rank < world_size", files.rank,
+                       files.world_size));
   }
   if (files.world_size > kMaxWorldSize) {
     refuse(fmt::format("world_size is {}; expected at most {}", files.world_size, kMaxWorldSize));
   }
   if (files.token.size() < kShortestToken || files.token.size() > kLongestToken) {
     refuse(
-        fmt::format("token has {} bytes; expected {} to {}, the same text on all ranks of one "
-                    "run and another for every start of the job",
+        fmt::format("token has {} bytes; expected {} to {}: the same text on all ranks of one run, "
+                    "and a new text for every start of the job",
                     files.token.size(), kShortestToken, kLongestToken));
   }
-  if (options.comm.size() > 1) refuse("a save by files has no communicator");
-  if (options.overwrite) refuse("a save by files replaces nothing: overwrite must be false");
+  if (options.comm.size() > 1) refuse("a save by files takes no communicator");
+  if (options.overwrite) {
+    refuse("a save by files cannot replace a checkpoint; overwrite must be false");
+  }
 }
 
 void check_options(const SaveOptions& options) {
@@ -91,8 +95,10 @@ void check_options(const SaveOptions& options) {
 
 void check_options(const LoadOptions& options) {
   if (options.own_rank && (*options.own_rank < 0 || options.comm.size() > 1)) {
-    refuse(fmt::format("own_rank is {} in a group of {}; expected 0 or more, and no communicator",
-                       *options.own_rank, options.comm.size()));
+    refuse(
+        fmt::format("own_rank is {} in a group of {} ranks; expected 0 or more, and no "
+                    "communicator",
+                    *options.own_rank, options.comm.size()));
   }
   check_timeout(options.timeout);
   check_threads(options.threads);

@@ -1,5 +1,5 @@
-// Options of save, load and Checkpoint. Each has a default that is right for most, and a Python
-// keyword of the same name. No environment variable changes what they mean. A number outside its
+// Options of save, load and Checkpoint. Each option has a default that suits most callers, and a
+// Python keyword of the same name. No environment variable changes them. A number outside its
 // limits is Error(kInvalidArgument) with the option's name, on every rank.
 #pragma once
 
@@ -24,12 +24,12 @@
 
 namespace tilestone {
 
-// How far long work is. Called from one thread at a time, at most about ten times a second and
-// once at the end. An exception that it throws, of any type, ends the work on this rank and comes
-// out of the call as it is; the other ranks get Error(kInterrupted).
+// The progress of a long operation. ProgressFn is called from one thread at a time, at most about
+// ten times a second, and once at the end. Any exception that it throws ends the operation on this
+// rank and is rethrown unchanged; the other ranks get Error(kInterrupted).
 struct Progress {
   std::string_view phase;   // "write", "read", "verify"
-  uint64_t bytes_done = 0;  // of this rank
+  uint64_t bytes_done = 0;  // by this rank
   uint64_t bytes_total = 0;
   double seconds = 0;  // since the phase began
 };
@@ -37,188 +37,193 @@ using ProgressFn = std::function<void(const Progress&)>;
 
 inline constexpr double kDefaultTimeout = 1800;  // seconds, for the whole of a save or load
 inline constexpr double kNoTimeout = std::numeric_limits<double>::infinity();
-// One buffer of 64 KiB, twice: in two-phase reading messages have a half.
+// Two buffers of 64 KiB: two-phase reading by messages leaves half of the memory to the pool.
 inline constexpr uint64_t kMinBufferBytes = 128u << 10;
 inline constexpr uint64_t kMaxBufferBytes = uint64_t{1} << 44;
 inline constexpr int kMaxThreads = 1024;
 inline constexpr int kMaxFilesPerRank = 1024;
-inline constexpr uint64_t kMaxAttributeBytes = 1u << 20;         // of all names and values together
-inline constexpr uint64_t kMaxTensorAttributeBytes = 16u << 20;  // likewise, of one rank
+inline constexpr uint64_t kMaxAttributeBytes = 1u << 20;         // all names and values together
+inline constexpr uint64_t kMaxTensorAttributeBytes = 16u << 20;  // likewise, per rank
 
-// A save without a communicator: its ranks know of one another by files alone, which they leave at
-// the location. `token` and `number` name the attempt.
+// A save without a communicator: its ranks coordinate only through files at the location. `token`
+// and `number` identify the attempt.
 struct ByFiles {
   int rank = 0;
   int world_size = 1;
-  // Of one run of a job: the same text on all its ranks, another one for every start of the job.
-  // The same token once more, for a rank that was started again, is the promise that it saves the
-  // same state. At least 8 bytes, at most 256.
+  // Identifies one run of a job: the same text on all its ranks, a new text for every start of the
+  // job. A rank that is restarted and uses the same token again promises to save the same
+  // state. 8 to 256 bytes.
   std::string token = {};
-  uint64_t number = 0;  // of the saves under this token to this location
-  bool wait = true;     // until the checkpoint is published; else the last rank to write publishes
-  // As torch does with use_collectives=False: each rank writes all that it holds, replicas too, and
-  // publishes its own `__RANK.metadata` as soon as its data is durable. Once all ranks have (`wait`
-  // waits for that, and SaveResult::published says it), the location holds a rank-local checkpoint,
-  // which publish() turns into an ordinary one. Format torch_dist only.
+  uint64_t number = 0;  // counts the saves under this token to this location
+  // Wait until the checkpoint is published. Without this, the last rank to write publishes it.
+  bool wait = true;
+  // Saves as torch does with use_collectives=False: each rank writes everything that it holds,
+  // replicas too, and publishes its own `__RANK.metadata` as soon as its data is durable. When all
+  // ranks have done so, the location holds a rank-local checkpoint, which publish() turns into an
+  // ordinary one. `wait` waits for that; SaveResult::published reports it. Format torch_dist only.
   bool torch_rank_local = false;
 };
 
-// Equal on all ranks, else Error(kMismatch) that names the option: format, dialect, agreement,
-// overwrite, attributes, validate_access, common_differs, replicate, tp_replica_names.
-// The others are each rank's own.
+// These options must be equal on all ranks: format, dialect, agreement, overwrite, attributes,
+// validate_access, common_differs, replicate, tp_replica_names. Otherwise every rank throws
+// Error(kMismatch), which names the option. The other options may differ between ranks.
 struct SaveOptions {
   enum class Agreement {
-    kExchange,  // local plans to the coordinator: right for every state
-    kRule,      // each rank alone, where replicas are known from placements or declared
+    kExchange,  // ranks send local plans to the coordinator: works for every state
+    kRule,      // each rank plans alone; replicas must be known from placements or declared
   };
   Communicator comm = {};                            // default: a group of one
   std::shared_ptr<const Format> format = nullptr;    // default: torch_dist
   std::shared_ptr<const Dialect> dialect = nullptr;  // default: PyTorch's
   Agreement agreement = Agreement::kExchange;
-  // Then `comm` is a group of one, and ranks agree by rule: replicas whose holders are declared or
-  // known from placements are written once, balanced; others by each rank that has a main one, and
-  // they must be the same. Objects that are not wrapped must be on every rank. Nothing is replaced
-  // (overwrite is Error(kInvalidArgument)); formats whose data files have fixed names (zarr), the
-  // dialect megatron_shards, and validate_access are Error(kUnsupported).
+  // With this, `comm` is a group of one and the ranks plan by rule. A shard whose holders are
+  // declared or known from placements is written once, by one of its holders, such that the load is
+  // balanced. Any other shard is written by each rank that has a main replica of it, and these
+  // replicas must be equal. Objects that are not wrapped must be on every rank. `overwrite` is
+  // Error(kInvalidArgument). Formats whose data files have fixed names (zarr), the dialect
+  // megatron_shards, and validate_access are Error(kUnsupported).
   std::optional<ByFiles> by_files = std::nullopt;
-  // A valid checkpoint that stands at the location is replaced (it stays valid until the new one
-  // is durable); without this, saving there is Error(kAlreadyExists).
+  // Replaces a valid checkpoint at the location; the old one stays valid until the new one is
+  // durable. Without this, saving there is Error(kAlreadyExists).
   bool overwrite = false;
-  // Before anything is written: the main replicas of all ranks hold each tensor's elements once,
-  // and grids of objects are complete (plan/access.h). Without it a save accepts any replicas that
-  // hold the same, and an incomplete grid. By rule too this takes the ranks' plans to the
-  // coordinator.
+  // Checks, before anything is written, that the main replicas of all ranks hold each element of
+  // each tensor exactly once and that grids of objects are complete (plan/access.h). Without this,
+  // a save accepts any replicas with equal elements, and incomplete grids. The check sends the
+  // ranks' plans to the coordinator, also when ranks plan by rule.
   bool validate_access = false;
-  // What it means when ranks differ in what is the same on all, so that one rank's is saved: in
-  // Megatron-Core's dialect the common state (compared by its hash; a dict's order is no
-  // difference), in PyTorch's the objects that are not wrapped (not by rule: there kError is
-  // Error(kUnsupported)). kWarn: rank 0 logs it. Paths or keys and ranks are named.
+  // What to do when ranks differ in something that should be equal on all ranks, of which only one
+  // rank's is saved. In Megatron-Core's dialect this is the common state (compared by hash; the
+  // order of a dict does not count), in PyTorch's the objects that are not wrapped (not compared by
+  // rule: there kError is Error(kUnsupported)). kWarn: rank 0 logs a warning. The warning or error
+  // names the paths or keys and the ranks.
   enum class Differing : uint8_t { kIgnore, kWarn, kError };
   Differing common_differs = Differing::kWarn;
   double timeout = kDefaultTimeout;                   // seconds, more than 0; or kNoTimeout
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;  // pooled memory of this rank, bytes
-  int threads = 0;                                    // 0: as many as the machine has, at most 8
+  int threads = 0;  // 0: one per hardware thread of the machine, at most 8
   int files_per_rank = 1;
-  // kLocal: what this rank holds and another rank of its replicate_group writes is written to this
-  // rank's own data file too, so that after a restart in the same layout it reads no other file for
-  // it. Copies are known to the manifest alone: who reads the format's index sees none. Replicas
-  // must hold the same elements, else the save fails with Error(kMismatch) naming the key. By rule
-  // and by files only what has declared holders is copied. Objects are copied where they are the
-  // same: those of all ranks whatever the group, sharded ones by exchange alone.
-  // Error(kUnsupported) in formats whose chunks are files of their own.
+  // kLocal: if this rank holds something that another rank of its replicate_group writes, this rank
+  // also writes a copy of it to its own data file. After a restart with the same sharding it then
+  // reads only its own file. Only the manifest lists copies; the format's index does not. Replicas
+  // must hold equal elements, else the save fails with Error(kMismatch) naming the key. By rule and
+  // by files, only shards with declared holders are copied. Objects are copied where they are
+  // equal: unwrapped objects on all ranks, whatever the group; sharded objects only with kExchange.
+  // Error(kUnsupported) in formats that store each chunk in its own file.
   enum class Replicate : uint8_t { kNone, kLocal };
   Replicate replicate = Replicate::kNone;
-  // With kLocal: ranks of this save, this one among them, each once, in any order; each rank gives
-  // its own. Mostly the ranks of one model-parallel group: over data parallelism each rank would
-  // copy all of what it shares, up to the whole model. Error(kInvalidArgument) otherwise.
+  // With kLocal: ranks of this save, in any order, each once, including this rank. Each rank gives
+  // its own group, usually its model-parallel group: a data-parallel group would make each rank
+  // copy everything it shares, up to the whole model. Any other list is Error(kInvalidArgument).
   std::vector<int> replicate_group = {};
-  // Of this rank's copies at most, bytes of elements and of objects' items. The smallest are
-  // written first, each of which saves as many reads as a large one; of equal ones those of the
-  // lower key, then box.
+  // The limit on this rank's copies: bytes of elements and of objects' items. The smallest copies
+  // are written first, because a small one saves as many reads as a large one; among equal sizes
+  // the lower key, then the lower box.
   uint64_t max_copy_bytes = std::numeric_limits<uint64_t>::max();
-  // In Megatron-Core's dialects: a tensor KEY of which tensor-parallel ranks hold replicas, by the
-  // second of three numbers of their replica ids, has the names KEY.__tp_replica_0, ..._1, ... in
-  // the index too, one for each of these ranks. All are names of the same bytes, for a stock
-  // Megatron-Core that asks for them; Tilestone knows KEY alone. Error(kUnsupported) in other
-  // dialects, and in formats whose index is the files' names.
+  // In Megatron-Core's dialects: adds names to the index for a tensor KEY that has replicas on
+  // tensor-parallel ranks (the second of the three numbers of a replica id): KEY.__tp_replica_0,
+  // ..._1, ..., one for each of these ranks. All name the same bytes. They are for a stock
+  // Megatron-Core that asks for them; Tilestone itself knows only KEY. Error(kUnsupported) in other
+  // dialects, and in formats whose index is the file names.
   bool tp_replica_names = false;
-  // Texts that say something of the checkpoint ("iteration": "100"), kept in its manifest.
+  // Texts about the checkpoint, stored in its manifest: {"iteration": "100"}.
   std::map<std::string, std::string> attributes = {};
   // The same for tensors, by key: values of plain kinds (null, bool, int, float, string, bytes,
-  // list, tuple, dict). Each rank gives them for tensors that it saves (Error(kInvalidArgument) for
-  // another key), whether or not it is the one that writes; what several ranks say of a tensor is
-  // put together, and Error(kMismatch) where two contradict one another.
+  // list, tuple, dict). Each rank may give attributes for tensors that it saves, whether or not it
+  // writes them; another key is Error(kInvalidArgument). The attributes that several ranks give a
+  // tensor are merged; Error(kMismatch) where two ranks contradict each other.
   std::map<std::string, Attributes> tensor_attributes = {};
   ProgressFn progress = nullptr;
-  // Another thread may request it: the save then ends soon, as after any failure, and throws the
-  // request's reason here and Error(kInterrupted) on the other ranks. Once the checkpoint is being
-  // published the request comes too late.
+  // Another thread may request an interrupt. The save then ends soon, as after any failure: it
+  // throws the request's reason here, and Error(kInterrupted) on the other ranks. A request has no
+  // effect once the checkpoint is being published.
   std::shared_ptr<const Interrupt> interrupt = nullptr;
 };
 
 struct SaveResult {
   std::string save_id;
   uint64_t bytes_written = 0;  // by this rank
-  uint64_t items_written = 0;  // by this rank; copies are not counted
+  uint64_t items_written = 0;  // by this rank, without copies
   uint64_t copies = 0;         // by this rank (SaveOptions::replicate)
-  uint64_t copy_bytes = 0;     // of elements and objects' items; bytes_written has them too
-  // The ranks' common states were compared, and are not the same (SaveOptions::common_differs).
+  uint64_t copy_bytes = 0;     // elements and objects' items; included in bytes_written
+  // The ranks' common states were compared and differ (SaveOptions::common_differs).
   bool common_differs = false;
-  bool published = true;  // false: by files, without waiting, and other ranks are still writing
+  // False only by files without `wait`: other ranks are still writing.
+  bool published = true;
 };
 
-// What SaveOptions::replicate would write beside what a save without it writes.
+// What SaveOptions::replicate would write in addition to the save itself.
 struct CopyCost {
   uint64_t copies = 0;
-  uint64_t bytes = 0;  // of elements, and of objects' items
+  uint64_t bytes = 0;  // elements and objects' items
   friend bool operator==(const CopyCost&, const CopyCost&) = default;
 };
 
-// Equal on all ranks, else Error(kMismatch) that names the option: format, two_phase,
-// verify_checksums (ranks read for one another), not_in_checkpoint, not_requested, other_shape,
-// sharded_only, validate_access, objects_by_grid. The others are each rank's own.
+// These options must be equal on all ranks: format, two_phase, verify_checksums (ranks read for one
+// another), not_in_checkpoint, not_requested, other_shape, sharded_only, validate_access,
+// objects_by_grid. Otherwise every rank throws Error(kMismatch), which names the option. The other
+// options may differ between ranks.
 struct LoadOptions {
-  // Two-phase reading: what several ranks want, and what would take a rank many short reads, is
-  // read once by one rank for all.
+  // Two-phase reading: one rank reads, for all ranks, what several ranks want and what would take a
+  // rank many short reads.
   enum class TwoPhase {
-    kAuto,    // on one host by way of its page cache, on several hosts by messages
+    kAuto,    // on one host through its page cache, on several hosts by messages
     kAlways,  // by messages, in every group of more than one rank
     kNever,   // each rank reads for itself
   };
   Communicator comm = {};
-  // Without a communicator: the number of this process among those of its job. Where the checkpoint
-  // is one of torch's rank-local ones, this rank's own metadata alone is read if all that is wanted
-  // stands there, and as the rank itself wrote it; everybody's otherwise. Of no effect on other
-  // checkpoints, on loads of everything, and where differences between `wanted` and the checkpoint
-  // are not errors.
+  // For a load without a communicator: the number of this process among those of its job. In a
+  // rank-local checkpoint (torch's kind), only this rank's own metadata is read if it has
+  // everything that is wanted, as this rank itself wrote it; otherwise the metadata of all ranks
+  // is read. The option has no effect on other checkpoints, on loads of everything, and where
+  // differences between `wanted` and the checkpoint are not errors.
   std::optional<int> own_rank = std::nullopt;
   std::shared_ptr<const Format> format = nullptr;  // default: found from the files
   bool cast = false;                               // convert from the stored dtype
-  // Of every item that a rank reads whole; in two-phase reading by messages also of those that
-  // several ranks together read whole.
+  // Checks every item that a rank reads whole; in two-phase reading by messages also every item
+  // that several ranks together read whole.
   bool verify_checksums = true;
   TwoPhase two_phase = TwoPhase::kAuto;
-  // What is left in the page cache. (Ranks of one host that read for one another by way of it leave
-  // what they read there, whatever this says.)
+  // What reads leave in the page cache. Ranks of one host that read for one another through the
+  // page cache leave what they read there, whatever this option says.
   CachePolicy cache = CachePolicy::kBypass;
-  // Paths below which everything that the checkpoint holds is loaded, into fresh memory, though
-  // `wanted` does not name it: an optimizer without state does not know its state's names yet.
+  // Paths below which everything in the checkpoint is loaded into fresh memory, even if `wanted`
+  // does not name it: an optimizer without state does not know the names of its state yet.
   std::vector<Path> subtrees = {};
-  // Paths below which nothing may be left out, unless not_requested is kReport or kIgnore:
-  // Error(kMismatch) naming what the checkpoint holds there and no rank that has this path asks
-  // for.
+  // Paths below which everything must be requested, unless not_requested is kReport or kIgnore.
+  // Error(kMismatch) names the keys that the checkpoint has there and that are requested by no rank
+  // that lists the path.
   std::vector<Path> complete = {};
-  // What a difference between `wanted` and the checkpoint means. kReport: it stands in the
-  // LoadReport, and rank 0 logs it as a warning; kIgnore: it does not. Where a load goes on, the
-  // leaf keeps what the template has: a tensor its elements (or none), a value itself. Of what a
-  // dialect keeps as one common value, the keys inside are not looked at.
+  // What to do about a difference between `wanted` and the checkpoint. kReport: the LoadReport
+  // lists it, and rank 0 logs a warning. kIgnore: neither. When the load goes on, the leaf keeps
+  // what the template has: a tensor its elements (or none), a value itself. Keys inside a
+  // dialect's common state are not compared.
   enum class Policy : uint8_t { kError, kReport, kIgnore };
-  Policy not_in_checkpoint = Policy::kError;  // wanted, and the checkpoint has nothing of the key
-  // In the checkpoint, and wanted by no rank. nullopt: ignored, but for what is below `complete`.
+  Policy not_in_checkpoint = Policy::kError;  // wanted, but the checkpoint lacks the key
+  // In the checkpoint, but wanted by no rank. nullopt: ignored, except below `complete`.
   std::optional<Policy> not_requested = std::nullopt;
-  Policy other_shape = Policy::kError;  // wanted in another global shape than is stored
-  // In a dialect that has a common state: it is neither read nor given back. The result then has
-  // the template's leaves and no others; a leaf that is not wrapped is the stored item whose key is
-  // its path.
+  Policy other_shape = Policy::kError;  // the wanted global shape is not the stored one
+  // In a dialect that has a common state: the common state is neither read nor returned. The result
+  // has exactly the template's leaves; a leaf that is not wrapped is the stored item whose key is
+  // the leaf's path.
   bool sharded_only = false;
-  // Before tensors and objects are read: what the ranks want is what a save would take with its
-  // option of this name. (Of a rank that wants everything, without a template, nothing is asked.)
+  // Checks, before tensors and objects are read, that the ranks want what a save would accept with
+  // its option of this name. A rank that loads everything, without a template, is not checked.
   bool validate_access = false;
-  // The two policies before look at sharded objects by the key of their grid: one is in the
-  // checkpoint when any of its grid is, requested when any of its grid is, and reported under the
-  // grid's key. (A load fails where one is wanted that is not stored and others of its grid are.)
+  // not_in_checkpoint and not_requested treat the sharded objects of one grid as one: the grid is
+  // in the checkpoint, or requested, when any of its objects is, and it is reported under the
+  // grid's key. The load still fails when a wanted object is not stored but others of its grid are.
   bool objects_by_grid = false;
-  bool log_report = true;  // what the report has is logged by rank 0, as that rank's option says
-  double timeout = kDefaultTimeout;
-  // Memory of this rank, bytes: the pool's, and in two-phase reading the messages'.
+  bool log_report = true;            // rank 0 logs the report; only rank 0's option counts
+  double timeout = kDefaultTimeout;  // as in SaveOptions
+  // Memory of this rank, bytes: the buffer pool, and in two-phase reading the messages.
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;
-  int threads = 0;
+  int threads = 0;  // as in SaveOptions
   ProgressFn progress = nullptr;
   std::shared_ptr<const Interrupt> interrupt = nullptr;  // as in SaveOptions
 };
 
-// What the ranks of a load found of keys, as far as LoadOptions says kReport: the union over all
-// ranks, the same on each; sorted.
+// The differences in keys that a load found and for which LoadOptions says kReport: the union over
+// all ranks, equal on each rank, sorted.
 struct LoadReport {
   std::vector<std::string> not_in_checkpoint;
   std::vector<std::string> not_requested;
@@ -232,7 +237,7 @@ struct OpenOptions {
   CachePolicy cache = CachePolicy::kBypass;  // what reads leave in the page cache
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;
   int threads = 0;
-  std::shared_ptr<const Interrupt> interrupt = nullptr;  // as in SaveOptions, for the opening
+  std::shared_ptr<const Interrupt> interrupt = nullptr;  // as in SaveOptions, while opening
 };
 
 }  // namespace tilestone

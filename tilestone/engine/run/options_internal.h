@@ -1,4 +1,4 @@
-// What the numbers in the options must be.
+// Checks of the options' values.
 #pragma once
 
 #include "tilestone/base/deadline.h"
@@ -6,8 +6,8 @@
 
 namespace tilestone::engine {
 
-// Of a save without a communicator: more is a mistake, and would make who looks for missing ranks
-// look for ever.
+// Limit for a save without a communicator. A larger number is a mistake, and the search for missing
+// ranks would take too long.
 inline constexpr int kMaxWorldSize = 1 << 20;
 
 // Error(kInvalidArgument) that names the option, its value and what is expected.
@@ -15,11 +15,11 @@ void check_options(const SaveOptions& options);
 void check_options(const LoadOptions& options);
 void check_options(const OpenOptions& options);
 
-// Of these alone what says who takes part in a save by files, which options.by_files must be.
+// Checks only the part that says who takes part in a save by files. options.by_files must be set.
 void check_by_files(const SaveOptions& options);
 
-// When a call with this timeout ends. One that is no timeout gives the default: a call with such
-// an option still has its first round, in which check_options refuses it for all ranks.
+// When a call with this timeout (seconds) ends. An invalid timeout gives the default: the call
+// still needs time for its first round, in which check_options rejects the option for all ranks.
 Deadline deadline_of(double timeout);
 
 }  // namespace tilestone::engine

@@ -24,11 +24,11 @@ constexpr int kFailing = 1;
 
 template <typename Options>
 struct BadNumber {
-  std::string said;  // in the message
+  std::string said;  // a part of the message
   std::function<void(Options&)> set;
 };
 
-// Those that all three kinds of options have.
+// Bad values of the options that all three structs have.
 template <typename Options>
 std::vector<BadNumber<Options>> common() {
   return {
@@ -134,7 +134,7 @@ TEST(Options, TheSmallestNumbersSaveLoadAndVerify) {
   EXPECT_TRUE(Checkpoint::open(folder.path(), open).verify().ok());
 }
 
-// What may fail on one rank before it has a state, a location or options at all.
+// Failures on one rank before it has a state, a location or options.
 TEST(Options, ARequestThatCantBeMadeIsHeardOfByEveryRank) {
   const auto storage = memory_storage();
   const auto save_texts = failures(kRanks, [&](Communicator comm) {

@@ -1,4 +1,4 @@
-// Progress of long work, reported to a user's function no more often than it can use.
+// Reports the progress of a long operation to a user's function, at a limited rate.
 #pragma once
 
 #include <chrono>
@@ -10,14 +10,14 @@
 
 namespace tilestone::engine {
 
-// add() from any thread; the function is called by one at a time, about ten times a second, and
-// what it throws comes out of add() or finish().
+// add() may be called from any thread. One thread at a time calls the user's function, about ten
+// times a second; what it throws leaves add() or finish().
 class ProgressMeter {
  public:
   ProgressMeter(ProgressFn fn, std::string phase, uint64_t bytes_total);
 
   void add(uint64_t bytes);
-  void finish();  // the call at the end
+  void finish();  // makes the last call of the function
   double seconds() const;
 
  private:

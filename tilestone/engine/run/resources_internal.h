@@ -1,4 +1,4 @@
-// What a save, a load or an open checkpoint works with: threads and buffers.
+// The threads and buffers of a save, a load or an open checkpoint.
 #pragma once
 
 #include <algorithm>
@@ -10,17 +10,16 @@
 
 namespace tilestone::engine {
 
-// The option `threads`; 0: as many as the machine has, at most 8.
+// The number of threads for the option `threads`. 0: as many as the machine has, at most 8.
 inline size_t thread_count(int option) {
   if (option > 0) return static_cast<size_t>(option);
   return std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 8);
 }
 
-// A pool of `total` bytes for `streams` files or threads at once, which have `work` bytes to move
-// between them. A storage keeps up to a queue's depth (8) of a stream's buffers under way while the
-// stream fills the next, so each stream gets twice that number, and the buffers are made smaller
-// where the memory would not do; or where the work is small, because touching fresh memory is
-// expensive.
+// A pool of `total` bytes for `streams` concurrent files or threads, which move `work` bytes in
+// all. A storage has up to 8 of a stream's buffers (its queue depth) in flight while the stream
+// fills the next one, so each stream gets 16. The buffers are smaller where the memory does not
+// suffice for that, and where the work is small, because touching fresh memory is expensive.
 inline std::shared_ptr<BufferPool> make_pool(uint64_t total, size_t streams, uint64_t work) {
   constexpr uint64_t kPerStream = 16;
   constexpr uint64_t kSmallest = 64u << 10;

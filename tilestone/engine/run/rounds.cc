@@ -11,7 +11,7 @@ namespace {
 constexpr double kLocalShare = 0.8;   // of the time that is left at the start of a round
 constexpr double kGatherShare = 0.9;  // likewise
 
-constexpr std::chrono::seconds kBrief{1};  // for the last words after an interrupt
+constexpr std::chrono::seconds kBrief{1};  // for sending the last outcome after an interrupt
 
 enum class Status : uint8_t { kOk = 0, kError = 1 };
 
@@ -27,10 +27,10 @@ Bytes encode(const std::optional<Error>& error, ByteView payload) {
   return std::move(writer).take();
 }
 
-// The payload of a message in its own memory, or the error that it carries.
+// Returns the error that the message carries, or reduces the message to its payload.
 std::optional<Error> decode(Bytes& message, int rank) {
   if (message.empty()) {
-    return Error(ErrorCode::kInternal, "an empty message of agreement").with_rank(rank);
+    return Error(ErrorCode::kInternal, "a rank sent an empty message").with_rank(rank);
   }
   const auto status = static_cast<Status>(message.front());
   if (status == Status::kError) return Error::decode(ByteView(message).subspan(1));
@@ -38,13 +38,14 @@ std::optional<Error> decode(Bytes& message, int rank) {
   return std::nullopt;
 }
 
-// Errors of what the coordinator does for everybody are its own only where the machine failed.
+// The coordinator's step works for all ranks. An error in it names rank 0 only if that rank's
+// machine failed.
 bool blames_rank(ErrorCode code) {
   return code == ErrorCode::kIo || code == ErrorCode::kTimeout || code == ErrorCode::kInternal;
 }
 
-// Whether the round's messages failed. Any other error is a rank's that has ended the call, and is
-// the same on all ranks.
+// Whether the round's messages failed. Any other error comes from a rank that has ended the call,
+// and is the same on all ranks.
 bool lost_in_round(const Error& error) {
   return error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kRankFailed;
 }
@@ -81,7 +82,7 @@ void Rounds::begin(std::string_view phase, const LocalStep& local) {
 Bytes Rounds::end(const CoordinatorStep& coordinate) {
   Begun begun = std::move(begun_).value();
   begun_.reset();
-  // What this rank did in between is no reason to give the others no time.
+  // This rank's work in between may have used up the time. The others still need some to report.
   if (begun.gather_deadline.remaining().count() == 0) {
     begun.gather_deadline = deadline_.sooner(kGatherShare);
   }
@@ -107,7 +108,7 @@ Bytes Rounds::finish(Begun begun, const CoordinatorStep& coordinate, bool last) 
     outcome = receive_outcome(phase, failure, last);
   }
   if (!outcome.error) return std::move(outcome.answer);
-  // What this rank's own caller threw is not replaced by what the others make of it.
+  // The exception of this rank's own caller takes precedence over the Error that the others get.
   const Error& error = mine.error && mine.error->cause() ? *mine.error : *outcome.error;
   if (error.cause()) std::rethrow_exception(error.cause());
   throw error;
@@ -126,7 +127,7 @@ Rounds::Outcome Rounds::local_outcome(const LocalStep& local, Deadline deadline)
 std::optional<Error> Rounds::gather(std::string_view phase, const Outcome& mine, Deadline deadline,
                                     std::vector<Bytes>& payloads) {
   try {
-    // A member that is late itself still sends its message: the coordinator may wait for it.
+    // A rank that is late still sends its message, because the coordinator may be waiting for it.
     payloads = comm_.gather(encode(mine.error, mine.answer), 0,
                             comm_.is_coordinator() ? deadline : deadline_);
     return std::nullopt;
@@ -172,13 +173,13 @@ Rounds::Outcome Rounds::decide(const CoordinatorStep& coordinate, std::optional<
 
 void Rounds::send_outcome(std::string_view phase, std::vector<Bytes> messages, const Outcome& own,
                           bool last) {
-  // What the last round has decided stands: the others learn of it though an interrupt came.
+  // The outcome of the last round is final: the others get it even after an interrupt.
   const bool brief = last && interrupted();
   try {
     comm_.scatter(std::move(messages), 0, brief ? Deadline::after(kBrief) : deadline_);
   } catch (const Error& raised) {
     if (!last) end_if_interrupted();
-    if (raised.cause()) {  // this rank's caller threw it, while it waited
+    if (raised.cause()) {  // the caller's code threw it while this rank waited
       if (last) throw;
       end_call();
     }

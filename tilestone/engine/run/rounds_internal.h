@@ -1,31 +1,32 @@
-// Agreement: the steps of a save or load, each of which all ranks take together and which ends the
-// same way on every rank.
+// Rounds: the steps of a save or load. All ranks take each step together, and it has the same
+// outcome on every rank.
 //
-// The constructor begins the call (comm/call.h): it returns when every rank has come to this save
-// or load. What can fail on one rank alone belongs into the local step of the first round, so that
-// the others learn of it at once.
+// The constructor begins the call (comm/call.h): it returns when every rank has reached this save
+// or load. Work that can fail on a single rank belongs in the local step of the first round, so
+// that the others learn of a failure at once.
 //
 // A round:
-//  1. every rank runs its local step; an exception becomes an Error with the rank's number;
-//  2. {status, payload} of each rank is gathered to the coordinator (rank 0);
-//  3. when all went well the coordinator's step turns the payloads into one answer for each rank;
-//     else the lowest failed rank's own error is the outcome, or one that names the ranks that
-//     are missing;
-//  4. {status, answer} goes to each rank, which returns the answer or throws the same Error.
+//  1. Every rank runs its local step. An exception becomes an Error with the rank's number.
+//  2. {status, payload} of each rank is gathered at the coordinator (rank 0).
+//  3. If all ranks succeeded, the coordinator's step turns the payloads into one answer for each
+//     rank. Otherwise the outcome is the error of the lowest failed rank, or an error that names
+//     the missing rank.
+//  4. {status, answer} is sent to each rank, which returns the answer or throws the same Error.
 //
-// An exception that is no Error (code of the caller threw it) becomes an Error for the other ranks,
-// and this rank rethrows the original once the round has ended.
+// An exception that is not an Error (the caller's code threw it) becomes an Error on the other
+// ranks. This rank rethrows the original exception when the round has ended.
 //
-// An interrupt of the deadline ends the call at once, wherever this rank stands: the others get
-// kInterrupted with its number in their next message of the call, and this rank rethrows the
-// interrupt's reason. Only when this rank waits to hear the outcome of the last round, which it has
-// agreed to, the others go on without it. The same holds for what code of the caller throws while a
-// rank waits in a round's messages (a signal handler that raises, in Python).
+// An interrupt of the deadline ends the call at once, at whatever point this rank is. The other
+// ranks get kInterrupted with this rank's number in their next message of the call, and this rank
+// rethrows the interrupt's reason. There is one exception: while this rank waits for the outcome of
+// the last round, to which it has agreed, the others go on without it. The same holds for an
+// exception that the caller's code throws while a rank waits for a round's messages (in Python, a
+// signal handler that raises).
 //
-// Time: of what is left at the start of a round a local step may use 8 tenths, the gathering ends
-// at 9, and the last tenth is for the answers to the others. A rank that hears nothing from the
-// coordinator throws an error that names the coordinator and the phase. Every rank takes part in
-// both collectives of a round whatever happens to it, so the group stays in step.
+// Time: of the time that is left at the start of a round, the local step may use 80 %, the
+// gathering ends after 90 %, and the rest is for sending the answers. A rank that gets no answer
+// from the coordinator throws an error that names the coordinator and the phase. Every rank takes
+// part in both collectives of a round, even after a failure, so that the group stays in step.
 #pragma once
 
 #include <exception>
@@ -44,31 +45,31 @@ namespace tilestone::engine {
 
 class Rounds {
  public:
-  // `work` ("save", "load") and the phases' names stand in the messages. `place`: the location, the
-  // same text on every rank; "" where this rank can't say it (its first round says why). Throws
-  // what Call throws.
+  // Error messages contain `work` ("save", "load") and the names of the phases. `place`: the
+  // location, the same text on every rank; "" if this rank can't determine it (its first round
+  // then reports why). Throws what Call throws.
   Rounds(Communicator comm, std::string work, std::string place, Deadline deadline);
 
   using LocalStep = std::function<Bytes(Deadline)>;
-  // payloads[r] is rank r's; the result's [r] is for rank r, or the result is empty: nothing for
-  // anybody. Runs on the coordinator alone.
+  // payloads[r] is from rank r; element r of the result is for rank r. An empty result is an empty
+  // answer for every rank. Runs only on the coordinator.
   using CoordinatorStep = std::function<std::vector<Bytes>(std::vector<Bytes> payloads)>;
 
-  // `phase` completes "rank 3 failed while ...": "writing".
+  // `phase` completes "rank 3 did not report after ...": "writing".
   Bytes run(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate);
 
-  // run() in two halves, for a local step after which this rank has something else to do: begin()
-  // runs the local step and keeps what it came to, end() tells the others. Between the two there is
-  // no other round. begin() throws only what ends the call at once (see above).
+  // run() in two halves, for a local step after which this rank has other work to do: begin() runs
+  // the local step and keeps its outcome, end() reports it to the others. There must be no other
+  // round between the two. begin() throws only what ends the call at once (see above).
   void begin(std::string_view phase, const LocalStep& local);
   Bytes end(const CoordinatorStep& coordinate);
 
-  // This rank takes part in no further round: the others throw `why`, with this rank's number where
-  // it has none, in their next message of the call.
+  // This rank takes part in no further round. The others throw `why` in their next message of the
+  // call, with this rank's number if it has none.
   void leave(const Error& why) noexcept { call_.abort(why); }
 
-  // The last round: what it decides stands, so that a rank that died before it got the outcome is
-  // no failure of the others.
+  // The last round. Its outcome is final: a rank that dies before it gets the outcome does not make
+  // the others fail.
   Bytes run_last(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate);
 
  private:
@@ -93,18 +94,19 @@ class Rounds {
   Outcome receive_outcome(std::string_view phase, const std::optional<Error>& unsent, bool last);
 
   bool interrupted() const;
-  // Throws the interrupt's reason, once one was requested, after it was reported to the others.
+  // If an interrupt was requested: reports it to the others and throws its reason.
   void end_if_interrupted();
-  // In a catch block: reports to the others that this rank leaves for what was thrown, and rethrows
-  // it.
+  // In a catch block: reports to the others that this rank leaves the call because of the current
+  // exception, and rethrows it.
   [[noreturn]] void end_call();
 
   Communicator comm_;
   std::string work_;
   Deadline deadline_;
   Call call_;
-  std::optional<Begun> begun_;        // by begin(), until end()
-  std::optional<Error> undelivered_;  // coordinator: of an outcome; fails what follows
+  std::optional<Begun> begun_;  // between begin() and end()
+  // On the coordinator: why an outcome did not reach every rank. It fails the next round.
+  std::optional<Error> undelivered_;
 };
 
 }  // namespace tilestone::engine

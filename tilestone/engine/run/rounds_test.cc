@@ -25,7 +25,7 @@ Deadline plenty() { return Deadline::after(std::chrono::seconds(60)); }
 Bytes nothing(Deadline) { return {}; }
 std::vector<Bytes> no_answers(std::vector<Bytes>) { return {}; }
 
-// Of the group's scatters the first fails at the coordinator, after its messages have gone.
+// The group's first scatter fails at the coordinator, after its messages were sent.
 class LosesAnOutcome final : public CommunicatorImpl {
  public:
   explicit LosesAnOutcome(Communicator comm) : comm_(std::move(comm)) {}
@@ -65,7 +65,7 @@ TEST(Rounds, AnOutcomeThatCouldNotBeDeliveredFailsTheNextRoundOnAllRanks) {
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("planning"), HasSubstr("rank 2 took nothing"))));
 }
 
-// A handler of signals throws while a rank waits in one of the round's collectives.
+// A signal handler throws while a rank waits in one of the round's collectives.
 class ThrowsWhileWaiting final : public CommunicatorImpl {
  public:
   ThrowsWhileWaiting(Communicator comm, bool in_gather)
@@ -174,7 +174,7 @@ TEST(Rounds, AnExceptionInTheCoordinatorsStepIsRethrownThere) {
   EXPECT_THAT(texts[1], AllOf(HasSubstr("no such layer"), HasSubstr("rank 0")));
 }
 
-// `stopped` is interrupted while it waits for others, who are busy for a while, or while it works.
+// Rank `stopped` is interrupted while it works, or while it waits for other ranks that are busy.
 void expect_interrupt_is_reported(int stopped, bool while_working) {
   const auto start = std::chrono::steady_clock::now();
   const auto texts = failures(kRanks, [&](const Communicator& comm) {

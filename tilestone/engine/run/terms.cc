@@ -12,7 +12,7 @@ namespace tilestone::engine {
 namespace {
 
 std::string in_quotes(std::string_view text) { return "\"" + std::string(text) + "\""; }
-std::string truth(bool value) { return value ? "True" : "False"; }
+std::string bool_text(bool value) { return value ? "True" : "False"; }
 
 Bytes encode(const Terms& terms) {
   ByteWriter writer;
@@ -33,12 +33,12 @@ Terms decode_terms(ByteView bytes, size_t rank) {
   return terms;
 }
 
-// The terms' bytes, which are cut off the message: their size stands behind them.
+// Cuts the terms off the message and returns their bytes. Their size follows them, as a u64.
 Bytes take(Bytes& message, size_t rank) {
   const std::string what = "first message of rank " + std::to_string(rank);
   const size_t at = message.size() - std::min(message.size(), sizeof(uint64_t));
   const uint64_t size = ByteReader(ByteView(message).subspan(at), what).u64();
-  if (size > at) throw Error(ErrorCode::kCorrupt, what + " holds no terms");
+  if (size > at) throw Error(ErrorCode::kCorrupt, what + " does not hold its terms");
   const ByteView terms = ByteView(message).subspan(at - size, size);
   Bytes taken(terms.begin(), terms.end());
   message.resize(at - size);
@@ -64,7 +64,7 @@ Bytes take(Bytes& message, size_t rank) {
                 "the ranks don't agree on " + all.front()[t].first + " (" + who + ")")
         .with_rank(first_other);
   }
-  throw Error(ErrorCode::kMismatch, "the ranks don't agree on what they call");
+  throw Error(ErrorCode::kMismatch, "the ranks made different calls");
 }
 
 template <typename T>
@@ -104,12 +104,12 @@ Terms terms_of(const Location& location, const SaveOptions& options) {
   const bool by_rule = options.agreement == SaveOptions::Agreement::kRule;
   const bool replicates = options.replicate == SaveOptions::Replicate::kLocal;
   return {{"path", in_quotes(location.identity())},
-          {"overwrite", truth(options.overwrite)},
-          {"validate_access", truth(options.validate_access)},
+          {"overwrite", bool_text(options.overwrite)},
+          {"validate_access", bool_text(options.validate_access)},
           {"common_differs", differing_text(options.common_differs)},
           {"agreement", in_quotes(by_rule ? "rule" : "exchange")},
           {"replicate", in_quotes(replicates ? "local" : "none")},
-          {"tp_replica_names", truth(options.tp_replica_names)},
+          {"tp_replica_names", bool_text(options.tp_replica_names)},
           {"format", in_quotes(name_of(options.format, std::string(torch_dist_format()->name())))},
           {"dialect", in_quotes(name_of(options.dialect, std::string(pytorch_dialect()->name())))},
           {"attributes", attributes_text(options.attributes)}};
@@ -125,11 +125,11 @@ Terms terms_of(const Location& location, const LoadOptions& options) {
           {"not_in_checkpoint", policy(options.not_in_checkpoint)},
           {"not_requested", policy(options.not_requested)},
           {"other_shape", policy(options.other_shape)},
-          {"sharded_only", truth(options.sharded_only)},
-          {"validate_access", truth(options.validate_access)},
-          {"objects_by_grid", truth(options.objects_by_grid)},
+          {"sharded_only", bool_text(options.sharded_only)},
+          {"validate_access", bool_text(options.validate_access)},
+          {"objects_by_grid", bool_text(options.objects_by_grid)},
           {"two_phase", in_quotes(kWays[static_cast<size_t>(options.two_phase)])},
-          {"verify_checksums", truth(options.verify_checksums)},
+          {"verify_checksums", bool_text(options.verify_checksums)},
           {"format", in_quotes(name_of(options.format, "found from the files"))}};
 }
 

@@ -1,5 +1,5 @@
-// Terms: what all ranks of a save or load must say alike, its location and some options. They
-// travel at the end of a rank's first message.
+// Terms: what must be equal on all ranks of a save or load, namely its location and some options.
+// Each rank sends its terms at the end of its first message.
 #pragma once
 
 #include <cstddef>
@@ -15,23 +15,24 @@
 
 namespace tilestone::engine {
 
-// Names and values as the caller writes them; the same names in the same order on every rank.
+// Names and values as the caller writes them. Every rank has the same names in the same order.
 using Terms = std::vector<std::pair<std::string, std::string>>;
 
-// "rank 3", "ranks 1, 2 and 3", "ranks 0, 1, 2, 3 and 60 more". `most`: how many are named.
+// "rank 3", "ranks 1, 2 and 3", "ranks 0, 1, 2, 3 and 60 more". `most`: how many are listed.
 std::string ranks_text(const std::vector<int>& ranks, size_t most = 4);
 
-// Whole where it is short, else by its hash.
+// The attributes themselves if they are short, else their number and hash.
 std::string attributes_text(const std::map<std::string, std::string>& attributes);
-// As Python's callers write it, in quotes.
+// The option's value as Python callers write it, in quotes.
 std::string differing_text(SaveOptions::Differing differing);
 
 Terms terms_of(const Location& location, const SaveOptions& options);
 Terms terms_of(const Location& location, const LoadOptions& options);
 
+// The message with the terms appended.
 Bytes with_terms(Bytes message, const Terms& terms);
-// Takes the terms off every rank's message. Error(kMismatch) with the first term that differs, its
-// values and who has them.
+// Removes the terms from every rank's message and compares them. Error(kMismatch) names the first
+// term that differs, its values and the ranks that have them.
 void agree_on_terms(std::vector<Bytes>& messages);
 
 }  // namespace tilestone::engine

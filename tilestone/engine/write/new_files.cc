@@ -9,7 +9,8 @@
 namespace tilestone::engine {
 namespace {
 
-// Fewer are not worth threads. Waiting for a disk, many files at a time cost little more than one.
+// With fewer files, threads are not worth their cost. With more, most of the time is spent waiting
+// for the disk, and waiting for many files at once takes little longer than waiting for one.
 constexpr size_t kWorthThreads = 16;
 
 template <typename Body>
@@ -62,7 +63,8 @@ void write_new_files(Storage& storage, std::span<const NewFile> files, int threa
     try {
       file = storage.create(name, files[i].bytes.size());
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kAlreadyExists) note_one(name);  // then it is somebody else's
+      // On kAlreadyExists the file belongs to another program.
+      if (error.code() != ErrorCode::kAlreadyExists) note_one(name);
       throw;
     }
     note_one(name);

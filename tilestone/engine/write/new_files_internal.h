@@ -1,6 +1,6 @@
-// New files where nobody looks for a checkpoint yet: a fresh directory, or one that lacks its
-// switch. So they need no rename each: every file is made durable under its own name, and then the
-// directories are, each once.
+// Writes new files that no reader looks for yet: in a fresh directory, or for an index that lacks
+// its switch. They need no temporary file and rename. Every file is made durable under its final
+// name, and then each directory is synced once.
 #pragma once
 
 #include <functional>
@@ -14,13 +14,13 @@
 
 namespace tilestone::engine {
 
-// The directories that files of a storage lie in. A set of them starts with the root.
+// A set of directories of a storage. It always contains the root.
 class Directories {
  public:
   void add_parents_of(const std::string& file);
-  // Makes those that are not there, parents first.
+  // Makes the directories that do not exist, parents first.
   void make(Storage& storage) const;
-  // Returns when the entries of all are durable. `threads`: as SaveOptions::threads.
+  // Makes the entries of all directories durable. `threads`: as SaveOptions::threads.
   void sync(Storage& storage, int threads) const;
 
  private:
@@ -31,9 +31,9 @@ struct NewFile {
   const std::string* name = nullptr;
   ByteView bytes;
 };
-// Writes the files, whose names are not taken, with their directories; all is durable when it
-// returns. `note` is told, by one thread at a time, of each name that may be there from then on,
-// also where the call fails.
+// Makes the files and their directories. None of the files may exist before. All are durable when
+// the call returns. Calls `note`, from one thread at a time, with each name that may exist from
+// then on, even if the call fails.
 void write_new_files(Storage& storage, std::span<const NewFile> files, int threads,
                      Deadline deadline, const std::function<void(const std::string&)>& note);
 

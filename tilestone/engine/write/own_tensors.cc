@@ -10,7 +10,7 @@
 namespace tilestone::engine {
 namespace {
 
-// What a value becomes; none: it stays.
+// The replacement of a value; nullopt if the value is kept.
 using Made = std::optional<Value>;
 
 Value copy_of(const TensorView& tensor, const Autograd& autograd) {
@@ -19,7 +19,7 @@ Value copy_of(const TensorView& tensor, const Autograd& autograd) {
   return Value(std::move(own), autograd);
 }
 
-// Gives the children of a value, as for_each_child() orders them, one after the other.
+// Hands out the children of a value, in the order of for_each_child().
 class Children {
  public:
   explicit Children(std::vector<Value> children) : children_(std::move(children)) {}
@@ -68,7 +68,8 @@ Value rebuilt(const Value& value, Children children) {
   }
 }
 
-// Children before parents, on a stack of its own: values may be nested to any depth.
+// Copies children before parents. Uses an explicit stack, because values may be nested to any
+// depth.
 class Copier {
  public:
   Made copy(const Value& root) {
@@ -90,7 +91,7 @@ class Copier {
   struct Frame {
     const Value* value;
     std::vector<const Value*> children;
-    std::vector<Made> made;  // of the children that are done
+    std::vector<Made> made;  // the results for the children that are done
   };
 
   void open(const Value& value) {

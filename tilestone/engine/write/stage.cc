@@ -17,11 +17,11 @@ namespace {
 
 constexpr uint64_t kPage = BufferPool::kAlignment;
 constexpr uint64_t kHugePage = 2u << 20;
-constexpr uint64_t kPlacedFrom = 64u << 10;  // bytes; below, formats place tensors as they like
+constexpr uint64_t kPlacedFrom = 64u << 10;  // bytes; the phase of smaller tensors does not matter
 constexpr uint64_t kSmallStep = 64;          // bytes
 constexpr uint64_t kBlock = 8u << 20;        // bytes that one thread copies or touches at a time
 
-// For each chunk of the local plan: the piece.
+// The piece of each chunk of the local plan, by the chunk's number.
 template <typename AnyItems>
 auto pieces_of(AnyItems& items, const LocalSavePlan& plan) {
   std::vector<decltype(&items.tensors.front().pieces.front())> pieces;
@@ -30,11 +30,11 @@ auto pieces_of(AnyItems& items, const LocalSavePlan& plan) {
     for (auto& piece : item.pieces) pieces.push_back(&piece);
   }
   if (pieces.size() == plan.chunks.size()) return pieces;
-  throw Error(ErrorCode::kInternal, "a local plan of " + std::to_string(plan.chunks.size()) +
+  throw Error(ErrorCode::kInternal, "the local plan has " + std::to_string(plan.chunks.size()) +
                                         " chunks for " + std::to_string(pieces.size()) + " pieces");
 }
 
-// Where a tensor begins within a page, where that matters to its place in a file.
+// The tensor's offset within a page; nullopt if it does not influence the tensor's place in a file.
 std::optional<uint64_t> phase_of(const TensorView& tensor) {
   if (tensor.bytes() < kPlacedFrom) return std::nullopt;
   return tensor.device == nullptr ? reinterpret_cast<uintptr_t>(tensor.data) % kPage : 0;
@@ -56,7 +56,7 @@ void touch(std::byte* memory, uint64_t bytes, ThreadPool& threads) {
 struct Copy {
   const TensorView* from;
   std::byte* to;
-  uint64_t begin;  // bytes of the C-contiguous tensor
+  uint64_t begin;  // byte offsets in the C-contiguous tensor
   uint64_t end;
   const std::string* key;
 };
@@ -64,14 +64,14 @@ struct Copy {
 void add_copies(const TensorView& from, std::byte* to, const std::string& key,
                 std::vector<Copy>& copies) {
   const uint64_t bytes = from.bytes();
-  // A device tensor comes over in one call.
+  // A device tensor is copied by one call.
   const uint64_t step = from.device == nullptr ? kBlock : std::max<uint64_t>(bytes, 1);
   for (uint64_t begin = 0; begin < bytes; begin += step) {
     copies.push_back({&from, to + begin, begin, std::min(bytes, begin + step), &key});
   }
 }
 
-// Device memory is asked by one thread at a time.
+// Reads device memory from one thread at a time.
 void run(const Copy& copy, std::mutex& device, const Deadline& deadline) {
   try {
     if (deadline.expired()) {
@@ -99,7 +99,8 @@ void StagingMemory::reserve(uint64_t bytes, ThreadPool* threads) {
   void* const memory =
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
-    throw Error(ErrorCode::kIo, "no memory to stage " + std::to_string(bytes) + " bytes")
+    throw Error(ErrorCode::kIo,
+                "can't allocate memory to stage " + std::to_string(bytes) + " bytes")
         .with_errno(errno);
   }
   if (size >= kHugePage) ::madvise(memory, size, MADV_HUGEPAGE);
@@ -113,7 +114,9 @@ MutableByteView StagingMemory::take(uint64_t bytes, std::optional<uint64_t> phas
   uint64_t at = align_up(used_, kSmallStep);
   if (phase) at = used_ / kPage * kPage + *phase;
   if (at < used_) at += kPage;
-  if (at + bytes > capacity_) throw Error(ErrorCode::kInternal, "more is staged than was planned");
+  if (at + bytes > capacity_) {
+    throw Error(ErrorCode::kInternal, "staging needs more memory than was reserved");
+  }
   used_ = at + bytes;
   return {memory_.get() + at, bytes};
 }
@@ -138,7 +141,7 @@ void stage_tensors(Items& items, const LocalSavePlan& plan, const Assignment& as
                    StagingMemory& memory, ThreadPool* threads, Deadline deadline) {
   const auto pieces = pieces_of(items, plan);
   const std::vector<uint32_t> written = written_chunks(assignment);
-  std::vector<TensorView> from;  // what the pieces have now
+  std::vector<TensorView> from;  // the pieces' present data
   from.reserve(written.size());
   std::vector<Copy> copies;
   for (const uint32_t chunk : written) {

@@ -1,4 +1,4 @@
-// Staging: what a rank is to write, copied into memory that the caller's program does not touch.
+// Staging: copies the tensors that a rank must write into memory that the trainer does not touch.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +14,15 @@
 
 namespace tilestone::engine {
 
-// Memory for the tensors of one save at a time, kept for the next one: touching fresh pages costs
-// several times what the copy does. Used by one thread at a time.
+// Memory for the tensors of one save at a time. It is kept for the next save, because touching
+// fresh pages costs several times as much as the copy. Used by one thread at a time.
 class StagingMemory {
  public:
-  // Empties it, and makes room for `bytes`. With `threads`, which may be null, fresh pages are
-  // touched now.
+  // Discards the contents and makes room for `bytes`. If `threads` is not null, touches fresh pages
+  // now. Error(kIo) if there is no memory.
   void reserve(uint64_t bytes, ThreadPool* threads);
-  // The next `bytes` that begin `phase` bytes (less than a page) behind the beginning of a page;
-  // none: at a multiple of 64. Error(kInternal) past what is reserved.
+  // Takes the next free `bytes`. They begin `phase` bytes (less than a page) after the start of a
+  // page; without `phase`, at a multiple of 64. Error(kInternal) if the reserved memory is used up.
   MutableByteView take(uint64_t bytes, std::optional<uint64_t> phase);
   uint64_t capacity() const { return capacity_; }  // bytes
 
@@ -32,20 +32,22 @@ class StagingMemory {
   uint64_t used_ = 0;
 };
 
-// Of the local plan: the assigned chunks, then the assigned copies.
+// Numbers of chunks in the local plan: the assigned chunks, then the assigned copies.
 std::vector<uint32_t> written_chunks(const Assignment& assignment);
 
-// How many bytes stage_tensors() takes.
+// How many bytes of StagingMemory stage_tensors() needs.
 uint64_t staging_bytes(const Items& items, const LocalSavePlan& plan, const Assignment& assignment);
 
-// Gives the assigned tensor chunks copies of their elements, C-contiguous, in `memory`, which must
-// outlive them, and all others no data. A large chunk begins at the same place within a page as it
-// did, so that files come out the same. Error(kTimeout), and the interrupt's reason, with the key.
+// Copies the elements of the assigned tensor chunks into `memory`, in C order, and lets the items
+// refer to the copies. All other chunks lose their data. `memory` must outlive the items' use. A
+// large chunk keeps its offset within a page, so that the files are the same as without staging.
+// Throws Error(kTimeout) or the interrupt's reason, with the key.
 void stage_tensors(Items& items, const LocalSavePlan& plan, const Assignment& assignment,
                    StagingMemory& memory, ThreadPool* threads, Deadline deadline);
 
-// The same value with memory of its own for the elements of its tensors, however deep they stand.
-// What holds none stays shared with `value`, and what was shared within it stays so.
+// A copy of the value in which all tensors, at any depth, have memory of their own. Parts without
+// tensors stay shared with `value`. Parts that are shared within `value` are shared in the copy
+// too.
 Value own_tensors(const Value& value);
 
 }  // namespace tilestone::engine

@@ -11,13 +11,13 @@ namespace tilestone::engine {
 namespace {
 
 constexpr uint64_t kAlignment = BufferPool::kAlignment;
-constexpr uint64_t kKeptFrom = 4u << 20;   // bytes; below, one more write costs more than a copy
-constexpr uint64_t kKeptBlock = 8u << 20;  // bytes of one write
+constexpr uint64_t kKeptFrom = 4u << 20;   // bytes; for smaller tensors a copy is cheaper
+constexpr uint64_t kKeptBlock = 8u << 20;  // bytes per write
 
 void check_segment(uint64_t expected, uint64_t found) {
   if (expected == found) return;
   throw Error(ErrorCode::kInternal, "a segment of an item has " + std::to_string(found) +
-                                        " bytes, its recipe says " + std::to_string(expected));
+                                        " bytes, but its recipe says " + std::to_string(expected));
 }
 
 }  // namespace
@@ -109,7 +109,7 @@ void FileStream::check_time() const {
   throw Error(ErrorCode::kTimeout, "the deadline passed while writing").with_file(file_.name());
 }
 
-// Bytes [begin, end) of the tensor, by way of the buffers.
+// Writes bytes [begin, end) of the tensor through the buffers.
 uint32_t FileStream::packed(const TensorView& tensor, uint64_t begin, uint64_t end, uint32_t seed) {
   while (begin < end) {
     check_time();
@@ -122,7 +122,7 @@ uint32_t FileStream::packed(const TensorView& tensor, uint64_t begin, uint64_t e
   return seed;
 }
 
-// The checksum is of the zeros too.
+// The checksum includes the padding's zeros.
 uint32_t FileStream::padded(const TensorView& tensor, const Padding& padding, uint64_t size) {
   check_segment(size, padding.padded_bytes());
   uint32_t crc = 0;
@@ -141,7 +141,8 @@ uint32_t FileStream::padded(const TensorView& tensor, const Padding& padding, ui
   return crc;
 }
 
-// Each block is checksummed while it is being written.
+// Writes bytes directly from the caller's memory. Computes each block's checksum while the block is
+// being written.
 uint32_t FileStream::kept(ByteView bytes, uint32_t seed) {
   finish();
   while (!bytes.empty()) {

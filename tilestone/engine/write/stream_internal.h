@@ -1,7 +1,7 @@
-// Bytes on their way into a file: packed into pooled buffers, each handed over when it is full;
-// or, of large contiguous tensors in host memory that lie in memory as they will lie in the file
-// (see ItemEncoder::tensor), written from where they are. Such memory must not change before the
-// file is synced or gone.
+// Streams bytes into a file. Most bytes are packed into pooled buffers, and each buffer is handed
+// over when it is full. Large contiguous tensors in host memory are written directly from there, if
+// their bytes are aligned in memory as they will be in the file (see ItemEncoder::tensor). Such
+// memory must not change until the file is synced or destroyed.
 #pragma once
 
 #include <mutex>
@@ -15,21 +15,21 @@
 
 namespace tilestone::engine {
 
-// What the streams of one rank share.
+// Shared by all streams of one rank.
 struct StreamContext {
   std::shared_ptr<BufferPool> buffers;
-  ProgressMeter* progress = nullptr;
-  std::mutex device;  // device memory is read by one thread at a time
+  ProgressMeter* progress = nullptr;  // not owned
+  std::mutex device;                  // held while reading device memory
   Deadline deadline = Deadline::never();
 };
 
-// Used by one thread. Borrows the file and the context.
+// Used by one thread. Refers to the file and the context, which must outlive it.
 class FileStream {
  public:
   FileStream(WritableFile& file, StreamContext& context) : file_(file), context_(context) {}
 
   uint64_t position() const { return position_; }  // bytes written so far
-  // Writes the item's padding and segments; the checksums of what was handed over.
+  // Writes the item's padding and segments. Returns the checksums of the segments' bytes.
   ItemChecksums write(const ItemRecipe& recipe);
   uint32_t write(ByteView bytes) { return literal(bytes, 0); }  // returns their CRC-32
   void finish();  // hands over the last, partly filled buffer
@@ -38,7 +38,7 @@ class FileStream {
   MutableByteView room(uint64_t wanted);  // at least one byte, at most `wanted`
   void advance(size_t bytes);
   void zeros(uint64_t count);
-  // The literal's bytes with the checksum put in; valid until the next call.
+  // The literal's bytes with the checksum filled in. Valid until the next call.
   ByteView with_crc32(const Literal& literal, uint32_t crc);
   uint32_t literal(ByteView bytes, uint32_t seed);
   uint32_t tensor(const TensorView& tensor, uint64_t size);

@@ -18,8 +18,8 @@
 namespace tilestone::engine {
 namespace {
 
-// Bytes that surround a tensor's elements in a file, about. Large ones may begin anywhere in a
-// page.
+// Approximate number of bytes around a tensor's elements in a file. Large tensors may need padding
+// up to an offset within a page.
 constexpr uint64_t kAroundTensor = 2u << 10;
 constexpr uint64_t kAroundLarge = 6u << 10;
 constexpr uint64_t kLarge = 1u << 20;
@@ -45,10 +45,10 @@ std::vector<PieceRef> pieces_of(const Items& items, const LocalSavePlan& plan) {
   return refs;
 }
 
-// What goes into one file: indices into the assignment's objects and into its chunks, behind each
-// of which its copies are counted.
+// The contents of one file: indices into the assignment's objects followed by its object copies,
+// and into its chunks followed by its copies.
 struct FileShare {
-  std::string name;  // of an item that has a file to itself; "": one of the rank's data files
+  std::string name;  // set for an item with a file of its own; "" for the rank's data files
   std::vector<uint32_t> objects;
   std::vector<uint32_t> chunks;
   uint64_t bytes = 0;  // of tensors
@@ -96,14 +96,14 @@ class RankWriter {
       discard();
       throw;
     }
-    // In the order of the files, whichever thread wrote first.
+    // Orders the parts by file, so that the report does not depend on the threads.
     std::stable_sort(report_.parts.begin(), report_.parts.end(),
                      [](const auto& a, const auto& b) { return a.file < b.file; });
     return std::move(report_);
   }
 
  private:
-  // Of the assignment's chunks and copies.
+  // Access to the assignment's chunks and, after these, its copies.
   uint32_t chunk_count() const {
     return static_cast<uint32_t>(task_.assignment.chunks.size() + task_.assignment.copies.size());
   }
@@ -116,7 +116,7 @@ class RankWriter {
     return i < chunks ? report_.chunks[i] : report_.copies[i - chunks];
   }
 
-  // The same of objects.
+  // The same for objects.
   uint32_t object_count() const {
     return static_cast<uint32_t>(task_.assignment.objects.size() +
                                  task_.assignment.object_copies.size());
@@ -136,9 +136,9 @@ class RankWriter {
     return task_.items->tensors[ref.item].pieces[ref.piece];
   }
 
-  // What has a file to itself gets one. Other objects go to the first data file, whose tensors then
-  // start after them; tensors by bytes, each to the file that has least. Files that would stay
-  // empty are not made.
+  // Distributes the items over files. An item that the format puts into a file of its own gets one.
+  // Other objects go to the first data file, before its tensors. Each tensor chunk goes to the file
+  // with the fewest bytes so far. Files that would stay empty are not made.
   std::vector<FileShare> deal(size_t files) const {
     std::vector<FileShare> shares(files);
     std::vector<FileShare> alone;
@@ -173,7 +173,7 @@ class RankWriter {
     return bytes;
   }
 
-  // Of the file, about: what there must be room for.
+  // The approximate size of the file, for preallocation.
   uint64_t expected_bytes(const FileShare& share) const {
     uint64_t bytes = share.bytes;
     for (uint32_t i : share.chunks) {
@@ -183,7 +183,7 @@ class RankWriter {
     return bytes;
   }
 
-  // Everything of the report that is known before the bytes are written.
+  // Fills in the parts of the report that are known before the bytes are written.
   void describe_items() {
     std::unordered_map<std::string_view, uint32_t> known;
     const auto describe = [&](const TensorItem& item) {
@@ -203,17 +203,18 @@ class RankWriter {
     }
     for (const TensorItem& item : task_.items->tensors) {
       const bool without_elements = numel(item.global_shape) == 0;
-      // Of ranks that are known to hold the same, the first one speaks for all.
-      const bool speaks = item.holders.empty() || item.holders.front() == task_.rank;
-      const bool unsure = task_.report_held && speaks;
+      // If the holders are known, only the first one reports the tensor.
+      const bool reports = item.holders.empty() || item.holders.front() == task_.rank;
+      const bool held = task_.report_held && reports;
       const auto attributes = attributes_.empty() ? attributes_.end() : attributes_.find(item.key);
       if (attributes != attributes_.end()) report_.attributes[describe(item)] = attributes->second;
-      if (!item.pieces.empty() && (without_elements || unsure)) describe(item);
+      if (!item.pieces.empty() && (without_elements || held)) describe(item);
     }
     describe_objects();
   }
 
-  // Contents tell copies that are the same from others; without copies nobody needs them.
+  // Reports the objects' content hashes only if there are copies: they are needed to find equal
+  // copies.
   void describe_objects() {
     report_.objects.resize(task_.assignment.objects.size());
     report_.object_copies.resize(task_.assignment.object_copies.size());
@@ -256,7 +257,8 @@ class RankWriter {
     report_.files[index].size = stream.position();
   }
 
-  // What write_file() writes, in its order; `take` gets each item and its place in the report.
+  // Calls `take` for each item that write_file() writes, in that order, with the item's place in
+  // the report.
   template <typename Take>
   void each_item(const FileShare& share, const Take& take) {
     for (uint32_t i : share.objects) {
@@ -316,22 +318,22 @@ class RankWriter {
     made_.push_back(name);
   }
 
-  // A name that was taken is somebody else's file.
+  // Removes only files that this rank made. A name that existed before belongs to another program.
   void discard() { remove_files(storage_, made_); }
 
   Storage& storage_;
   const Format& format_;
   const WriteTask& task_;
   const std::map<std::string, Attributes>& attributes_;  // by key
-  const bool copies_;                                    // ranks copy what others write
+  const bool copies_;                                    // ranks also write copies of shards
   const std::vector<PieceRef> refs_;
   const std::vector<FileShare> shares_;
-  size_t streams_ = 0;  // files that are written at a time
+  size_t streams_ = 0;  // files that are written at the same time
   ProgressMeter progress_;
   StreamContext context_;
   std::mutex parts_mutex_;
-  std::vector<std::string> made_;  // files; under parts_mutex_ while files are written
-  RankReport report_;              // parts: likewise
+  std::vector<std::string> made_;  // names of files; guarded by parts_mutex_ during writing
+  RankReport report_;              // its parts: likewise
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Writing a rank's share of a checkpoint: items as recipes, streamed through pooled buffers into
-// new files. A tensor's bytes are copied once, into the buffer that is written, and their
-// checksum is taken in that copy.
+// Writes a rank's part of a checkpoint: turns items into recipes and streams them into new files. A
+// tensor's bytes are either copied once, into the buffer that is written, with the checksum
+// computed in the same pass, or written directly from the tensor's memory (stream_internal.h).
 #pragma once
 
 #include <memory>
@@ -23,19 +23,19 @@ struct WriteTask {
   const Items* items = nullptr;
   const LocalSavePlan* plan = nullptr;
   Assignment assignment;
-  // Also report tensors that this rank holds without writing a chunk, so that the commit sees a
-  // tensor that nobody writes. (By exchange the planner has seen it.)
+  // Also report tensors that this rank holds without writing a chunk, so that the commit finds
+  // tensors that no rank writes. Not needed if the ranks exchange plans, because then the planner
+  // finds them.
   bool report_held = false;
   int rank = 0;
   int world_size = 1;
   std::string save_id;
-  int first_file = 0;             // from which number on its data files have names
-  KeptResources* kept = nullptr;  // threads and buffers of a session; null: fresh ones
+  int first_file = 0;             // the number of its first data file
+  KeptResources* kept = nullptr;  // threads and buffers of a session; null: makes new ones
 };
 
-// Writes the assigned items to new files, objects before tensors, and makes files and directory
-// entries durable. On failure the files that it made are removed again (failures of that are
-// logged).
+// Writes the assigned items to new files, objects before tensors. Files and directory entries are
+// durable when it returns. On failure removes the files that it made; failures of that are logged.
 RankReport write_items(Storage& storage, const Format& format, const WriteTask& task,
                        const SaveOptions& options, Deadline deadline);
 

@@ -23,10 +23,10 @@ constexpr std::string_view kPickleName = "/data.pkl";
   throw Error(ErrorCode::kCorrupt, "torch.save archive: " + problem);
 }
 
-// The records of an archive by what they are.
+// An archive and the meaning of its records.
 class Archive {
  public:
-  // nullopt: the directory is not at hand.
+  // nullopt: the directory is not in the available ranges. Borrows the item.
   static std::optional<Archive> open(const ItemBytes& item) {
     check_start(item);
     auto directory = ZipDirectory::parse(item);
@@ -37,38 +37,38 @@ class Archive {
   const ZipDirectory& directory() const { return directory_; }
   const ZipRecord& pickle() const { return *pickle_; }
 
-  // A record's bytes, checked to be all at hand.
+  // A record's bytes; nullopt if they are not all in the available ranges.
   std::optional<ByteView> bytes(const ZipRecord& record) const {
     const auto offset = directory_.data_offset(item_, record);
     return offset ? item_.find(*offset, record.size) : std::nullopt;
   }
 
-  // The record of a storage; its size is what the pickle says.
+  // The record of a storage. `expected_size`: its size in the pickle, bytes. Null: there is no
+  // record, and the storage is empty.
   const ZipRecord* storage(std::string_view name, uint64_t expected_size) const {
     const std::string full = std::string(top_) + "/data/" + std::string(name);
     const ZipRecord* record = directory_.find(full);
     if (record == nullptr) {
-      if (expected_size == 0) return nullptr;  // some writers leave empty records out
+      if (expected_size == 0) return nullptr;  // some writers omit empty records
       corrupt("there is no record \"" + full.substr(0, 200) + "\"");
     }
     if (record->size != expected_size) {
       corrupt("record \"" + full.substr(0, 200) + "\" has " + std::to_string(record->size) +
-              " bytes, but its tensor's storage " + std::to_string(expected_size));
+              " bytes, but its tensor's storage has " + std::to_string(expected_size));
     }
     return record;
   }
 
-  // Big-endian archives exist in torch's format; none is known to have been a checkpoint.
-  // False: the record is not at hand.
+  // Error(kUnsupported) for a big-endian archive. False: the record is not in the available ranges.
   bool check_byte_order() const {
     const ZipRecord* record = directory_.find(std::string(top_) + "/byteorder");
     if (record == nullptr) return true;
     const auto text = bytes(*record);
     if (!text) return false;
     if (as_text(*text) != "little") {
-      throw Error(ErrorCode::kUnsupported, "torch.save archive: byte order is \"" +
+      throw Error(ErrorCode::kUnsupported, "torch.save archive: the byte order \"" +
                                                std::string(as_text(*text).substr(0, 20)) +
-                                               "\", not \"little\"");
+                                               "\" is not supported, only \"little\"");
     }
     return true;
   }
@@ -81,7 +81,7 @@ class Archive {
       if (slash == 0 || record.name.substr(std::min(slash, record.name.size())) != kPickleName) {
         continue;
       }
-      if (pickle_ != nullptr) corrupt("two records are a data.pkl");
+      if (pickle_ != nullptr) corrupt("there are two records data.pkl");
       pickle_ = &record;
       top_ = record.name.substr(0, slash);
     }
@@ -96,14 +96,15 @@ class Archive {
     if (legacy && as_text(*legacy) == kLegacy) {
       if (const auto bytes = item.find(0, item.length())) check_legacy(*bytes);
       throw Error(ErrorCode::kUnsupported,
-                  "this was saved in the format from before torch 1.6 (no zip archive)")
+                  "the item is not a zip archive; it was saved in the format of torch before 1.6")
           .with_hint("load it with torch and save it again");
     }
     const auto start = item.find(0, std::min<uint64_t>(item.length(), kZip.size()));
     if (start && as_text(*start) != kZip) refuse_other(item);
   }
 
-  // Magic number, protocol, system, object: refuses what is unsafe in one of these pickles.
+  // Throws kUnsafe if one of the first four pickles (magic number, protocol, system, object) is
+  // unsafe.
   static void check_legacy(ByteView bytes) {
     for (int i = 0; i < 4; ++i) {
       uint64_t end = 0;
@@ -117,7 +118,8 @@ class Archive {
     }
   }
 
-  // torch.load would run a bare pickle that stands where an archive should.
+  // Refuses an item that is not an archive. A bare pickle that calls something is kUnsafe, because
+  // torch.load would run it.
   [[noreturn]] static void refuse_other(const ItemBytes& item) {
     const auto bytes = item.find(0, item.length());
     std::string called;
@@ -128,8 +130,9 @@ class Archive {
       if (error.code() == ErrorCode::kUnsafe) throw;
     }
     if (called.empty()) corrupt("it does not start with a zip header");
-    throw Error(ErrorCode::kUnsafe,
-                "torch.save archive: in its place is a bare pickle that calls " + called);
+    throw Error(
+        ErrorCode::kUnsafe,
+        "torch.save archive: instead of an archive there is a bare pickle that calls " + called);
   }
 
   static std::string first_call(const Pickle& pickle) {
@@ -141,7 +144,7 @@ class Archive {
 
   const ItemBytes& item_;
   ZipDirectory directory_;
-  const ZipRecord* pickle_ = nullptr;  // into directory_, whose records don't move with it
+  const ZipRecord* pickle_ = nullptr;  // in directory_; stays valid when the Archive is moved
   std::string_view top_;
 };
 
@@ -150,16 +153,16 @@ std::optional<uint32_t> recorded_crc(const Archive& archive, const ZipRecord& re
   return record.crc32;
 }
 
-// The record of a storage, where it lies in the archive; no bytes where it may be absent.
+// The bytes of a storage's record in the archive; empty if the storage is empty and has no record.
 ByteView stored_bytes(const Archive& archive, std::string_view name, uint64_t size) {
   const ZipRecord* record = archive.storage(name, size);
   if (record == nullptr) return {};
   const auto bytes = archive.bytes(*record);
-  if (!bytes) corrupt("a record lies outside the archive");
+  if (!bytes) corrupt("a record is outside the archive");
   return *bytes;
 }
 
-// Copies each storage record once, so that tensors that share one share it here too.
+// Copies each storage record once, so that tensors that share a storage share the copy.
 StorageSource copying_storages(const Archive& archive) {
   using Copies = std::unordered_map<std::string, std::shared_ptr<Bytes>>;
   return [&archive, copies = std::make_shared<Copies>()](std::string_view name, uint64_t size) {
@@ -170,7 +173,7 @@ StorageSource copying_storages(const Archive& archive) {
   };
 }
 
-// Tensors over the archive's own bytes, for a value that is looked at and never kept.
+// Returns the archive's own bytes, for a value that does not outlive them.
 StorageSource borrowed_storages(const Archive& archive) {
   return [&archive](std::string_view name, uint64_t size) {
     const ByteView bytes = stored_bytes(archive, name, size);
@@ -179,17 +182,18 @@ StorageSource borrowed_storages(const Archive& archive) {
   };
 }
 
-// The archive's pickle; `item` is the whole archive.
+// The archive's pickle. All of the archive must be available.
 Pickle parse_pickle(const Archive& archive) {
   archive.check_byte_order();
   const auto bytes = archive.bytes(archive.pickle());
-  if (!bytes) corrupt("data.pkl lies outside it");
+  if (!bytes) corrupt("the record data.pkl is outside the archive");
   return Pickle::parse(*bytes, Pickle::Sizes::kCalls);
 }
 
 // ---- verify ----
 
-// The data descriptor, where the record has one, and the record's checksum.
+// Checks the record's checksum, and its data descriptor if it has one. All of the archive must be
+// available.
 std::optional<ItemFault> check_record(const Archive& archive, const ItemBytes& item, size_t index) {
   const std::vector<ZipRecord>& records = archive.directory().records();
   const ZipRecord& record = records[index];
@@ -221,7 +225,7 @@ std::optional<ItemFault> check_record(const Archive& archive, const ItemBytes& i
   };
   const bool fits = record.size <= zip::kMax32 && descriptor_is(uint32_t{});
   if (!fits && !descriptor_is(uint64_t{})) {
-    return ItemFault{end, "what follows " + name + " contradicts the directory"};
+    return ItemFault{end, "the descriptor of " + name + " contradicts the directory"};
   }
   return std::nullopt;
 }
@@ -236,8 +240,8 @@ std::optional<StoredPayload> locate_tensor(const ItemBytes& item) {
   const Pickle pickle = Pickle::parse(*pickle_bytes);
   const auto tensor = read_tensor_node(pickle, pickle.root());
   if (!tensor) {
-    throw Error(ErrorCode::kUnsupported, "torch.save archive: a tensor is expected, but it holds " +
-                                             describe(pickle, pickle.root()));
+    throw Error(ErrorCode::kUnsupported,
+                "torch.save archive: expected a tensor, found " + describe(pickle, pickle.root()));
   }
   if (tensor->conjugated || tensor->negated) {
     throw Error(ErrorCode::kUnsupported,
@@ -263,21 +267,21 @@ std::optional<StoredPayload> locate_tensor(const ItemBytes& item) {
 Value read_archive(ByteView bytes) {
   const ItemBytes item(bytes);
   const auto archive = Archive::open(item);
-  if (!archive) corrupt("its directory lies outside it");
+  if (!archive) corrupt("its directory is outside the archive");
   return read_value(parse_pickle(*archive), copying_storages(*archive));
 }
 
 Value view_archive(ByteView bytes) {
   const ItemBytes item(bytes);
   const auto archive = Archive::open(item);
-  if (!archive) corrupt("its directory lies outside it");
+  if (!archive) corrupt("its directory is outside the archive");
   return read_value(parse_pickle(*archive), borrowed_storages(*archive));
 }
 
 std::optional<ItemFault> check_archive(ByteView bytes) {
   const ItemBytes item(bytes);
   const auto archive = Archive::open(item);
-  if (!archive) corrupt("its directory lies outside it");
+  if (!archive) corrupt("its directory is outside the archive");
   for (size_t i = 0; i < archive->directory().records().size(); ++i) {
     if (auto fault = check_record(*archive, item, i)) return fault;
   }

@@ -1,4 +1,4 @@
-// One torch.save archive: its records, and the object or tensor that its pickle describes.
+// Reads one torch.save archive: its records, and the object or tensor that its pickle describes.
 #pragma once
 
 #include <optional>
@@ -10,19 +10,19 @@
 
 namespace tilestone::archive {
 
-// All throw Error(kCorrupt, kUnsafe, kUnsupported) with the offset in the item.
+// All functions throw Error(kCorrupt, kUnsafe, kUnsupported) with the offset in the item.
 
-// The place of the one tensor that the archive holds; nullopt when what is needed of the archive
-// is not among the bytes at hand.
+// Finds the elements of the only tensor in the archive. nullopt if the available bytes don't
+// contain all of the archive's structure that is needed.
 std::optional<StoredPayload> locate_tensor(const ItemBytes& item);
 
-// The whole archive as a value; its tensors own copies of their records.
+// The whole archive as a value. Its tensors own copies of their records.
 Value read_archive(ByteView item);
-// The same with tensors that are views of the item: nothing is copied that the item must outlive.
+// The whole archive as a value. Its tensors borrow the item's bytes, which must outlive the value.
 Value view_archive(ByteView item);
 
-// Checks every checksum, the structure, and the tensors against their records. A wrong checksum is
-// returned, a broken structure thrown.
+// Checks every checksum, the structure, and the sizes of the tensors' records. Returns a wrong
+// checksum; throws if the structure is damaged.
 std::optional<ItemFault> check_archive(ByteView item);
 
 }  // namespace tilestone::archive

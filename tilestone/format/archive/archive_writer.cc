@@ -16,20 +16,21 @@
 namespace tilestone::archive {
 namespace {
 
-// The records that every archive has, under the folder name that torch.save gives a stream.
+// Adds the records that every archive has. The top folder is named as torch.save names it when it
+// writes to a stream.
 void add_fixed_records(ZipWriter& archive, ByteView pickle) {
   archive.add("archive/data.pkl", pickle);
   archive.add("archive/byteorder", as_bytes("little"));
   archive.add("archive/version", as_bytes("3\n"));
 }
 
-constexpr size_t kMaxKinds = 4096;  // whose bytes are kept, about 1 KiB each
+constexpr size_t kMaxKinds = 4096;  // in TensorArchives::known_, about 1 KiB each
 
 uint64_t up_to(uint64_t offset, uint64_t alignment) { return align_up(offset, alignment) - offset; }
 
-// A large tensor goes to the same place within a page as it has in memory, so that direct I/O can
-// write it from there, and read it to where an allocator puts it the next time; but never to less
-// than the alignment that every payload has.
+// A large tensor gets the same offset within a page in the file as in memory, so that direct I/O
+// can write it from there, and can read it into memory that an allocator places in the same way.
+// The offset is rounded down to the alignment that every payload has.
 uint64_t payload_padding(const TensorView& tensor, uint64_t offset) {
   const uint64_t size = tensor.bytes();
   if (size < kPageAlignedFrom) return up_to(offset, ZipWriter::kAlignment);
@@ -47,8 +48,8 @@ Bytes packed(const TensorView& tensor) {
   return bytes;
 }
 
-// One value as a pickle; its tensors' elements are collected as records. What several values share
-// is written once, so that stock readers give back one object there.
+// Writes one value as a pickle. Collects the elements of its tensors as records. A value that is
+// shared is written once, so that stock readers return one shared object too.
 class ValueWriter {
  public:
   explicit ValueWriter(int protocol) : out_(protocol) {}
@@ -72,7 +73,7 @@ class ValueWriter {
   void put_whole(const Value& value, uint32_t depth) {
     if (depth > kMaxDepth) {
       throw Error(ErrorCode::kInvalidArgument,
-                  "a value nests deeper than " + std::to_string(kMaxDepth));
+                  "the value is nested deeper than " + std::to_string(kMaxDepth) + " levels");
     }
     switch (value.kind()) {
       case Value::Kind::kNull:
@@ -103,7 +104,7 @@ class ValueWriter {
         return put_opaque(value.as_opaque(), depth);
       case Value::Kind::kPickled:
         throw Error(ErrorCode::kInvalidArgument,
-                    "an object pickled by Python can't stand inside another value");
+                    "an object that Python has pickled can't be part of another value");
     }
   }
 

@@ -1,4 +1,4 @@
-// Tensors and values as torch.save archives.
+// Writes tensors and values as torch.save archives.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,15 @@
 
 namespace tilestone::archive {
 
-// Payloads of at least this many bytes start at a multiple of a page in their file, so that direct
-// I/O can put them straight where they belong; smaller ones at a multiple of 64.
-inline constexpr uint64_t kPageAlignedFrom = 64u << 10;
-inline constexpr uint64_t kPlacedFrom = 1u << 20;  // as in memory: see payload_padding
-inline constexpr uint64_t kPage = 4096;
+// Payloads of at least kPageAlignedFrom bytes start at a multiple of a page in their file, so that
+// direct I/O can read them directly into their destination. Smaller payloads start at a multiple of
+// 64 bytes. Payloads of at least kPlacedFrom bytes are placed as in memory; see payload_padding().
+inline constexpr uint64_t kPageAlignedFrom = 64u << 10;  // bytes
+inline constexpr uint64_t kPlacedFrom = 1u << 20;        // bytes
+inline constexpr uint64_t kPage = 4096;                  // bytes
 
-// Recipes of tensors' archives. What stands around the elements is the same for all tensors of one
-// dtype and shape, so it is made once for each.
+// Makes the recipes of tensors' archives. The bytes around the elements are the same for all
+// tensors with the same dtype and shape; they are made once and shared.
 class TensorArchives {
  public:
   // The recipe borrows piece.data.
@@ -43,7 +44,7 @@ class TensorArchives {
   std::unordered_map<Kind, Archive, KindHash> known_;
 };
 
-// Error(kInvalidArgument) for a value that can't be pickled; check_value says of which.
+// Error(kInvalidArgument) for a value that can't be pickled; see check_value().
 Bytes write_archive(const Value& value);
 
 }  // namespace tilestone::archive

@@ -1,5 +1,5 @@
-// A vector for arenas of many megabytes: its memory comes in huge pages where the system has them,
-// since otherwise most of the time of filling it goes into page faults.
+// A vector for arenas of many megabytes. It uses huge pages if the system has them; without them,
+// page faults take most of the time of filling it.
 #pragma once
 
 #include <sys/mman.h>
@@ -27,7 +27,7 @@ struct LargeAllocator {
     const size_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
     void* memory = std::aligned_alloc(kHugePage, whole);
     if (memory == nullptr) throw std::bad_alloc();
-    madvise(memory, whole, MADV_HUGEPAGE);  // a wish; small pages do as well
+    madvise(memory, whole, MADV_HUGEPAGE);  // may fail; small pages work too
     return static_cast<T*>(memory);
   }
   void deallocate(T* memory, size_t count) {

@@ -1,5 +1,5 @@
-// The machine behind Pickle::parse. What most pickles are made of stands here and in
-// pickle_reader.cc, globals and objects in pickle_objects.cc, rare opcodes in pickle_opcodes.cc.
+// The machine behind Pickle::parse. Common opcodes are implemented here and in pickle_reader.cc,
+// globals and objects in pickle_objects.cc, rare opcodes in pickle_opcodes.cc.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace tilestone::archive {
 
-// One run over the bytes. Stack, marks and memo hold node ids.
+// Runs once over the bytes. The stack and the memo hold node ids; marks are indices into the stack.
 class PickleMachine {
  public:
   PickleMachine(ByteView bytes, Pickle::Sizes sizes)
@@ -28,10 +28,10 @@ class PickleMachine {
         end_(begin_ + bytes.size()) {
     pickle_.bytes_ = bytes;
     if (bytes.size() > std::numeric_limits<uint32_t>::max()) {
-      throw Error(ErrorCode::kUnsupported, "a pickle of " + std::to_string(bytes.size()) +
-                                               " bytes; at most 4 GiB can be read");
+      throw Error(ErrorCode::kUnsupported, "the pickle has " + std::to_string(bytes.size()) +
+                                               " bytes; at most 4 GiB are supported");
     }
-    // Address space, not memory: what is never touched costs nothing.
+    // This reserves address space. Memory that is never touched costs nothing.
     pickle_.nodes_.reserve(bytes.size() / 8 + 16);
     pickle_.children_.reserve(bytes.size() / 8 + 16);
     memo_.reserve(bytes.size() / 8 + 16);
@@ -42,12 +42,14 @@ class PickleMachine {
     pickle_.nodes_[kEmptyTupleNode].kind = NodeKind::kTuple;
   }
 
-  // `end`: where it ends; null: there is nothing behind it.
+  // `end`: receives the offset of the pickle's end; null: no bytes may follow the pickle.
   Pickle run(uint64_t* end) {
     execute();
     if (end != nullptr) *end = static_cast<uint64_t>(at_ - begin_);
-    if (end == nullptr && at_ != end_) corrupt("bytes after the end of the pickle");
-    if (stack_.size() != 1 || !marks_.empty()) corrupt("the pickle ends with a stack in disorder");
+    if (end == nullptr && at_ != end_) corrupt("there are bytes after the end of the pickle");
+    if (stack_.size() != 1 || !marks_.empty()) {
+      corrupt("the pickle does not end with exactly one object on the stack");
+    }
     pickle_.root_ = stack_.back();
     return std::move(pickle_);
   }
@@ -89,7 +91,7 @@ class PickleMachine {
   std::string_view line() {
     const auto* newline =
         static_cast<const uint8_t*>(std::memchr(at_, '\n', static_cast<size_t>(end_ - at_)));
-    if (newline == nullptr) corrupt("a name without an end");
+    if (newline == nullptr) corrupt("a text line of the pickle has no newline at its end");
     const std::string_view text(reinterpret_cast<const char*>(at_),
                                 static_cast<size_t>(newline - at_));
     at_ = newline + 1;
@@ -122,7 +124,7 @@ class PickleMachine {
   void push_text(NodeKind kind, uint64_t size) {
     const uint8_t* from = take(size);
     if (kind == NodeKind::kString && !is_utf8({reinterpret_cast<const char*>(from), size})) {
-      corrupt("a string that is not UTF-8");
+      corrupt("a string is not UTF-8");
     }
     push_node(text_node(kind, from, size));
   }
@@ -130,7 +132,7 @@ class PickleMachine {
     const uint8_t* from = take(size);
     uint64_t value = 0;
     if (size > sizeof(value)) {
-      // More bytes than an int64 needs are allowed to say a small number; keep what they say.
+      // A small number may be encoded in more bytes than an int64 has; keep the bytes.
       push_node(text_node(NodeKind::kLong, from, size));
       return;
     }
@@ -157,19 +159,22 @@ class PickleMachine {
     marks_.push_back(floor_);
   }
   size_t pop_mark() {
-    if (marks_.empty()) corrupt("no mark on the stack");
+    if (marks_.empty()) corrupt("there is no mark on the stack");
     const size_t mark = marks_.back();
     marks_.pop_back();
     floor_ = marks_.empty() ? 0 : marks_.back();
     return mark;
   }
 
-  // Moves the stack's entries from `first` on to the end of the children; where they begin there.
+  // Moves the stack's entries from `first` on to the end of the children. Returns the index of
+  // their first child.
   uint32_t take_children(size_t first) {
     LargeVector<NodeId>& children = pickle_.children_;
     const size_t begin = children.size();
     const size_t count = stack_.size() - first;
-    if (begin + count > std::numeric_limits<uint32_t>::max()) corrupt("too many elements");
+    if (begin + count > std::numeric_limits<uint32_t>::max()) {
+      corrupt("the containers have too many elements");
+    }
     for (size_t i = first; i < stack_.size(); ++i) children.push_back(stack_[i]);
     stack_.resize(first);
     return static_cast<uint32_t>(begin);
@@ -184,9 +189,10 @@ class PickleMachine {
     push_tuple(stack_.size() - count);
   }
 
-  // torch.Size((...)) is read as the tuple. A metadata file is half made of them, so the usual
-  // opcodes TUPLE1 [MEMOIZE] REDUCE are taken in one step that makes no nodes. The tuple of
-  // arguments, which nothing but the call can mean, then has no memo.
+  // Reads torch.Size((...)) as the tuple. About half of a metadata file consists of these calls, so
+  // the usual opcodes TUPLE1 [MEMOIZE] REDUCE are handled in one step that makes no nodes. The
+  // tuple of arguments then has no memo entry; nothing but the call refers to it. Returns false if
+  // the opcodes are others; the caller then handles TUPLE1.
   bool fuse_size() {
     const size_t depth = stack_.size();
     if (sizes_ == Pickle::Sizes::kCalls || depth < floor_ + 2) return false;
@@ -203,8 +209,8 @@ class PickleMachine {
 
   // ---- Filling containers ----
 
-  // Moves the stack's entries from `first` on to the end of a container. Room doubles when the
-  // children that follow in the arena are somebody else's, so the whole is linear.
+  // Moves the stack's entries from `first` on to the end of a container. If another node's children
+  // follow in the arena, the container moves and its capacity doubles, so the total cost is linear.
   void extend(NodeId id, size_t first) {
     Node& target = node(id);
     LargeVector<NodeId>& children = pickle_.children_;
@@ -213,7 +219,7 @@ class PickleMachine {
     const uint64_t needed = uint64_t{target.a} + count;
     const bool fresh = target.a == 0;
     if (needed > target.c && (fresh || size_t{target.b} + target.c == children.size())) {
-      // Its room ends the arena and is full, but for what a last doubling left.
+      // Its children are the last in the arena. Drop the unused capacity and append.
       if (!fresh) children.resize(size_t{target.b} + target.a);
       const uint32_t begin = take_children(first);
       if (fresh) target.b = begin;
@@ -229,7 +235,9 @@ class PickleMachine {
   void move_to_larger_room(Node& target, uint64_t room) {
     LargeVector<NodeId>& children = pickle_.children_;
     const size_t begin = children.size();
-    if (begin + room > std::numeric_limits<uint32_t>::max()) corrupt("too many elements");
+    if (begin + room > std::numeric_limits<uint32_t>::max()) {
+      corrupt("the containers have too many elements");
+    }
     children.resize(begin + room);
     std::copy_n(children.begin() + target.b, target.a,
                 children.begin() + static_cast<ptrdiff_t>(begin));
@@ -250,7 +258,7 @@ class PickleMachine {
     stack_.resize(first);
   }
   NodeId target_below(size_t first) {
-    if (first <= floor_) corrupt("no container below the items");
+    if (first <= floor_) corrupt("there is no container below the items on the stack");
     return stack_[first - 1];
   }
   void append(size_t first) {
@@ -260,23 +268,25 @@ class PickleMachine {
     } else if (is_object(target)) {
       add_to_object(items_of(target).appended, first);
     } else {
-      unsafe("appends to what is no list");
+      unsafe("items are appended to something that is not a list or an object");
     }
   }
   void set_items(size_t first) {
-    if ((stack_.size() - first) % 2 != 0) corrupt("a key without a value");
+    if ((stack_.size() - first) % 2 != 0) corrupt("a key has no value");
     const NodeId target = target_below(first);
     if (pickle_.is(target, NodeKind::kDict)) {
       extend(target, first);
     } else if (is_object(target)) {
       add_to_object(items_of(target).entries, first);
     } else {
-      unsafe("sets items of what is no dict");
+      unsafe("items are set on something that is not a dict or an object");
     }
   }
   void add_items(size_t first) {
     const NodeId target = target_below(first);
-    if (!pickle_.is(target, NodeKind::kSet)) unsafe("adds items to what is no set");
+    if (!pickle_.is(target, NodeKind::kSet)) {
+      unsafe("items are added to something that is not a set");
+    }
     extend(target, first);
   }
   size_t last(size_t count) {
@@ -291,7 +301,7 @@ class PickleMachine {
   void push_stack_global();
   void push_object(NodeKind kind);
   void push_made(NodeKind kind, NodeId callable, NodeId args, NodeId keywords = kNoNode);
-  bool push_what_it_means(NodeId callable, NodeId args);
+  bool push_special_call(NodeId callable, NodeId args);
   bool push_attribute(NodeId owner, NodeId name);
   bool push_partial_new(NodeId partial);
   void push_object_with_keywords();
@@ -303,13 +313,13 @@ class PickleMachine {
   // ---- Memo ----
 
   void put(uint64_t index) {
-    // An index costs its writer at least two bytes of input, so a larger one is no memo's.
-    if (index > static_cast<uint64_t>(end_ - begin_)) corrupt("a memo index beyond the input");
+    // A pickler numbers its memo entries consecutively, and each takes at least two bytes of input.
+    if (index > static_cast<uint64_t>(end_ - begin_)) corrupt("a memo index is too large");
     if (index >= memo_.size()) memo_.resize(index + 1, kNoNode);
     memo_[index] = top();
   }
   void get(uint64_t index) {
-    if (index >= memo_.size() || memo_[index] == kNoNode) corrupt("a memo index that was not set");
+    if (index >= memo_.size() || memo_[index] == kNoNode) corrupt("a memo index has not been set");
     push(memo_[index]);
   }
 
@@ -330,11 +340,11 @@ class PickleMachine {
   const uint8_t* begin_;
   const uint8_t* at_;
   const uint8_t* end_;
-  const uint8_t* opcode_ = nullptr;  // where the current opcode stands, for errors
+  const uint8_t* opcode_ = nullptr;  // the current opcode, for errors
   Pickle pickle_;
   std::vector<NodeId> stack_;
   std::vector<size_t> marks_;
-  size_t floor_ = 0;  // the last mark: what stands below it can't be popped past it
+  size_t floor_ = 0;  // the last mark; entries below it can't be popped before the mark
   LargeVector<NodeId> memo_;
 };
 

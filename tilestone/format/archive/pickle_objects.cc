@@ -1,12 +1,12 @@
-// Globals and objects. Several ways to say one thing become one here, so that what reads the nodes
-// knows one way alone.
+// Globals and objects. Different encodings of the same thing are normalised here, so that the code
+// that reads the nodes has to know only one.
 #include "tilestone/format/archive/pickle_machine_internal.h"
 #include "tilestone/format/archive/python2_names_internal.h"
 
 namespace tilestone::archive {
 namespace {
 
-constexpr uint32_t kMaxAttributes = 16;  // of one another: classes inside classes
+constexpr uint32_t kMaxAttributes = 16;  // nesting depth: classes inside classes
 
 }  // namespace
 
@@ -43,7 +43,7 @@ std::string Pickle::qualified_name(NodeId id) const {
 }
 
 NodeId PickleMachine::named(std::string_view text) {
-  if (!is_utf8(text)) corrupt("a name that is not UTF-8");
+  if (!is_utf8(text)) corrupt("a name is not UTF-8");
   return add(
       text_node(NodeKind::kString, reinterpret_cast<const uint8_t*>(text.data()), text.size()));
 }
@@ -67,14 +67,15 @@ void PickleMachine::push_stack_global() {
   const NodeId name = pop();
   const NodeId module = pop();
   if (!pickle_.is(name, NodeKind::kString) || !pickle_.is(module, NodeKind::kString)) {
-    unsafe("a global whose name is no string");
+    unsafe("the module or the name of a global is not a string");
   }
   push_global(module, name);
 }
 
 // ---- Objects ----
 
-// The tuple without its first element. It shares the others: nothing is ever added to a tuple.
+// The tuple without its first element. The two share the other elements, which is safe because
+// nothing is ever added to a tuple.
 NodeId PickleMachine::rest_of(NodeId tuple) {
   const Node& whole = node(tuple);
   return add({NodeKind::kTuple, false, whole.a - 1, whole.b + 1, whole.c - 1});
@@ -85,7 +86,7 @@ void PickleMachine::push_made(NodeKind kind, NodeId callable, NodeId args, NodeI
   if (keywords == kNoNode || pickle_.items(keywords).empty()) return;
   const auto entries = pickle_.items(keywords);
   for (size_t i = 0; i < entries.size(); i += 2) {
-    if (!pickle_.is(entries[i], NodeKind::kString)) unsafe("a keyword that is no string");
+    if (!pickle_.is(entries[i], NodeKind::kString)) unsafe("a keyword is not a string");
   }
   items_of(stack_.back()).keywords = keywords;
 }
@@ -93,18 +94,19 @@ void PickleMachine::push_made(NodeKind kind, NodeId callable, NodeId args, NodeI
 void PickleMachine::push_object(NodeKind kind) {
   const NodeId args = pop();
   const NodeId callable = pop();
-  if (!pickle_.is(args, NodeKind::kTuple)) unsafe("a call whose arguments are no tuple");
+  if (!pickle_.is(args, NodeKind::kTuple)) unsafe("the arguments of a call are not a tuple");
   if (pickle_.is_named(callable)) {
-    if (kind == NodeKind::kCall && push_what_it_means(callable, args)) return;
+    if (kind == NodeKind::kCall && push_special_call(callable, args)) return;
     return push_made(kind, callable, args);
   }
   const bool partial = kind == NodeKind::kCall && pickle_.items(args).empty();
   if (partial && push_partial_new(callable)) return;
-  unsafe("a call of what is no class or function by name");
+  unsafe("a call of something that is not a class or function by name");
 }
 
-// A call of one of the functions by which picklers of old protocols say something else.
-bool PickleMachine::push_what_it_means(NodeId callable, NodeId args) {
+// Handles calls of functions that picklers of old protocols use to encode something else. Returns
+// false if the call is not one of these.
+bool PickleMachine::push_special_call(NodeId callable, NodeId args) {
   const auto parts = pickle_.items(args);
   switch (pickle_.special(callable)) {
     case Pickle::kSize:
@@ -125,7 +127,7 @@ bool PickleMachine::push_what_it_means(NodeId callable, NodeId args) {
       }
       push_made(NodeKind::kNew, parts[0], parts[1], parts[2]);
       return true;
-    case Pickle::kReconstructor:  // (class, object, None): of a class that extends object alone
+    case Pickle::kReconstructor:  // (class, object, None): the class extends only object
       if (parts.size() != 3 || !pickle_.is_named(parts[0]) ||
           !pickle_.is_global(parts[1], "builtins", "object") ||
           !pickle_.is(parts[2], NodeKind::kNone)) {
@@ -138,19 +140,20 @@ bool PickleMachine::push_what_it_means(NodeId callable, NodeId args) {
   }
 }
 
-// getattr(Outer, "Inner"), as protocols below 4 write what stands inside a class.
+// Handles getattr(Outer, "Inner"), by which protocols below 4 encode a class inside another class.
 bool PickleMachine::push_attribute(NodeId owner, NodeId name) {
   if (!pickle_.is_named(owner) || !pickle_.is(name, NodeKind::kString)) return false;
   const std::string_view text = pickle_.text(name);
   if (text.empty() || text.find('.') != std::string_view::npos) return false;
   const uint32_t depth = pickle_.is(owner, NodeKind::kAttribute) ? node(owner).c + 1 : 1;
-  if (depth > kMaxAttributes) unsafe("attributes of attributes without end");
+  if (depth > kMaxAttributes) unsafe("attributes are nested too deep");
   push_node({NodeKind::kAttribute, false, owner, name, depth});
   return true;
 }
 
-// functools.partial(cls.__new__, cls, *args, **keywords)(), as protocols 2 and 3 write an object
-// that is made with keyword arguments. A partial's state is (function, args, keywords, attributes).
+// Handles functools.partial(cls.__new__, cls, *args, **keywords)(), by which protocols 2 and 3
+// encode an object that is made with keyword arguments. The state of a partial is
+// (function, args, keywords, attributes).
 bool PickleMachine::push_partial_new(NodeId partial) {
   if (!pickle_.is(partial, NodeKind::kCall)) return false;
   if (pickle_.special(pickle_.callable(partial)) != Pickle::kPartial) return false;
@@ -160,7 +163,7 @@ bool PickleMachine::push_partial_new(NodeId partial) {
   if (parts.size() != 4 || !pickle_.is(parts[0], NodeKind::kAttribute)) return false;
   const NodeId made = node(parts[0]).a;
   if (pickle_.name(parts[0]) != "__new__" || !pickle_.is(parts[1], NodeKind::kTuple)) return false;
-  const auto args = pickle_.items(parts[1]);  // the class first
+  const auto args = pickle_.items(parts[1]);  // the first is the class
   const bool keywords = pickle_.is(parts[2], NodeKind::kDict);
   if (args.empty() || args[0] != made) return false;  // picklers memoise the class
   if (!keywords && !pickle_.is(parts[2], NodeKind::kNone)) return false;
@@ -172,26 +175,31 @@ void PickleMachine::push_object_with_keywords() {
   const NodeId keywords = pop();
   const NodeId args = pop();
   const NodeId callable = pop();
-  if (!pickle_.is(keywords, NodeKind::kDict)) unsafe("keyword arguments that are no dict");
-  if (!pickle_.is(args, NodeKind::kTuple)) unsafe("a call whose arguments are no tuple");
-  if (!pickle_.is_named(callable)) unsafe("a call of what is no class or function by name");
+  if (!pickle_.is(keywords, NodeKind::kDict)) unsafe("the keyword arguments are not a dict");
+  if (!pickle_.is(args, NodeKind::kTuple)) unsafe("the arguments of a call are not a tuple");
+  if (!pickle_.is_named(callable)) {
+    unsafe("a call of something that is not a class or function by name");
+  }
   push_made(NodeKind::kNew, callable, args, keywords);
 }
 
-// INST and OBJ of protocols 0 and 1: class(*args), or just an object where there are none.
+// Handles INST and OBJ of protocols 0 and 1: class(*args), or an object made by __new__ if there
+// are no arguments.
 void PickleMachine::push_instance(NodeId callable, size_t first) {
   const bool bare = first == stack_.size();
   push_tuple(first);
   const NodeId args = pop();
-  if (!pickle_.is_named(callable)) unsafe("a call of what is no class or function by name");
+  if (!pickle_.is_named(callable)) {
+    unsafe("a call of something that is not a class or function by name");
+  }
   push_made(bare ? NodeKind::kNew : NodeKind::kCall, callable, args);
 }
 
 void PickleMachine::build() {
   const NodeId state = pop();
   const NodeId target = top();
-  if (!is_object(target)) unsafe("sets the state of what is no object");
-  if (node(target).c != kNoNode) unsafe("sets the state of an object twice");
+  if (!is_object(target)) unsafe("a state is set on something that is not an object");
+  if (node(target).c != kNoNode) unsafe("the state of an object is set twice");
   node(target).c = state;
 }
 

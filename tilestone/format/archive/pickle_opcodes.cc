@@ -1,5 +1,5 @@
-// Opcodes that few pickles have, and those of protocols 0 and 1, which nothing writes any more but
-// stock readers still run.
+// Rare opcodes, and those of protocols 0 and 1, which hardly any program writes today but stock
+// readers still accept.
 #include <charconv>
 #include <optional>
 
@@ -8,7 +8,7 @@
 namespace tilestone::archive {
 namespace {
 
-constexpr size_t kMaxIntDigits = 4300;  // of an int, as in Python: their cost is quadratic
+constexpr size_t kMaxIntDigits = 4300;  // as in Python, because the conversion is quadratic
 
 void append_utf8(std::string& out, uint32_t code) {
   const auto put = [&](uint32_t byte) { out += static_cast<char>(byte); };
@@ -27,7 +27,7 @@ void append_utf8(std::string& out, uint32_t code) {
   put(0x80 | (code & 0x3f));
 }
 
-// `digits` hexadecimal digits at the start of `text`; nullopt where they aren't.
+// Parses `digits` hexadecimal digits at the start of `text`; nullopt if there are fewer.
 std::optional<uint32_t> hex(std::string_view text, size_t digits) {
   uint32_t value = 0;
   if (text.size() < digits) return std::nullopt;
@@ -36,9 +36,9 @@ std::optional<uint32_t> hex(std::string_view text, size_t digits) {
   return value;
 }
 
-// A magnitude in decimal as two's complement.
+// Converts the decimal digits of a magnitude to little-endian two's complement.
 std::string two_complement(std::string_view digits, bool negative) {
-  std::string bytes;  // lowest first
+  std::string bytes;
   for (const char digit : digits) {
     auto carry = static_cast<uint32_t>(digit - '0');
     for (char& byte : bytes) {
@@ -65,11 +65,16 @@ void PickleMachine::rare(uint8_t opcode) {
   switch (opcode) {
     case op::kProto: {
       protocol_ = u8();
-      if (protocol_ > 5) fail(ErrorCode::kUnsupported, "protocol " + std::to_string(protocol_));
+      if (protocol_ > 5) {
+        fail(ErrorCode::kUnsupported,
+             "protocol " + std::to_string(protocol_) + " is not supported");
+      }
       break;
     }
     case op::kFrame:
-      if (little<uint64_t>() > static_cast<uint64_t>(end_ - at_)) corrupt("a frame beyond the end");
+      if (little<uint64_t>() > static_cast<uint64_t>(end_ - at_)) {
+        corrupt("a frame reaches beyond the end of the pickle");
+      }
       break;
     case op::kBinFloat: {
       const auto bits = __builtin_bswap64(little<uint64_t>());
@@ -78,7 +83,7 @@ void PickleMachine::rare(uint8_t opcode) {
     }
     case op::kLong4: {
       const auto size = little<int32_t>();
-      if (size < 0) corrupt("a negative length");
+      if (size < 0) corrupt("a length is negative");
       push_long(static_cast<uint64_t>(size));
       break;
     }
@@ -117,7 +122,7 @@ void PickleMachine::rare(uint8_t opcode) {
       if (stack_.size() > floor_) {
         stack_.pop_back();
       } else {
-        pop_mark();  // as Python has it: POP on top of a mark takes the mark
+        pop_mark();  // as in Python, POP removes a mark that is on top
       }
       break;
     case op::kDup:
@@ -136,14 +141,16 @@ void PickleMachine::rare(uint8_t opcode) {
 
 void PickleMachine::push_decoded(NodeKind kind, std::string_view text) {
   std::string& made = pickle_.made_;
-  if (made.size() + text.size() > std::numeric_limits<uint32_t>::max()) corrupt("too much text");
+  if (made.size() + text.size() > std::numeric_limits<uint32_t>::max()) {
+    corrupt("there is too much text");
+  }
   Node decoded{kind, true, static_cast<uint32_t>(text.size()), static_cast<uint32_t>(made.size()),
                0};
   made += text;
   push_node(decoded);
 }
 
-// Python 2's str: text where it is text.
+// Pushes a str of Python 2: as a string if it is UTF-8, else as bytes.
 void PickleMachine::push_python2_text(std::string_view text) {
   push_decoded(is_utf8(text) ? NodeKind::kString : NodeKind::kBytes, text);
 }
@@ -156,16 +163,18 @@ void PickleMachine::push_decimal(std::string_view digits) {
   if (negative) digits.remove_prefix(1);
   const bool number = !digits.empty() && std::all_of(digits.begin(), digits.end(),
                                                      [](char c) { return c >= '0' && c <= '9'; });
-  if (!number || digits.size() > kMaxIntDigits) corrupt("an int that is no number");
+  if (!number || digits.size() > kMaxIntDigits) {
+    corrupt("an int is not a decimal number, or has too many digits");
+  }
   push_decoded(NodeKind::kLong, two_complement(digits, negative));
 }
 
-// 'text' with backslashes, as Python 2's repr wrote it.
+// Pushes a string in quotes with backslash escapes, as written by Python 2's repr.
 void PickleMachine::push_quoted() {
   std::string_view text = line();
   if (text.size() < 2 || text.front() != text.back() ||
       (text.front() != '\'' && text.front() != '"')) {
-    corrupt("a string without quotes");
+    corrupt("a string has no quotes");
   }
   text = text.substr(1, text.size() - 2);
   std::string out;
@@ -186,13 +195,13 @@ void PickleMachine::push_quoted() {
     } else if (const size_t at = kNames.find(escape); at != kNames.npos) {
       out += kMeanings[at];
     } else {
-      corrupt("an escape that Python has not");
+      corrupt("a string has an unknown escape sequence");
     }
   }
   push_python2_text(out);
 }
 
-// Latin-1 with \\uXXXX and \\UXXXXXXXX.
+// Pushes Latin-1 text with the escapes \\uXXXX and \\UXXXXXXXX.
 void PickleMachine::push_raw_unicode() {
   std::string_view text = line();
   std::string out;
@@ -204,7 +213,7 @@ void PickleMachine::push_raw_unicode() {
       continue;
     }
     const auto code = hex(text.substr(2), digits);
-    if (!code || *code > 0x10ffff) corrupt("an escape that is no character");
+    if (!code || *code > 0x10ffff) corrupt("an escape sequence is not a Unicode character");
     append_utf8(out, *code);
     text.remove_prefix(2 + digits);
   }
@@ -216,7 +225,7 @@ uint64_t PickleMachine::decimal_index() {
   uint32_t index = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
   if (error != std::errc() || end != digits.data() + digits.size()) {
-    corrupt("a memo index that is no number");
+    corrupt("a memo index is not a number");
   }
   return index;
 }
@@ -239,7 +248,7 @@ void PickleMachine::old_opcode(uint8_t opcode) {
       double value = 0;
       const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
       if (error != std::errc() || end != text.data() + text.size()) {
-        corrupt("a float that is no number");
+        corrupt("a float is not a number");
       }
       return push_node(wide_node(NodeKind::kFloat, std::bit_cast<uint64_t>(value)));
     }
@@ -250,7 +259,7 @@ void PickleMachine::old_opcode(uint8_t opcode) {
     case op::kBinString:
     case op::kShortBinString: {
       const int64_t size = opcode == op::kBinString ? little<int32_t>() : u8();
-      if (size < 0) corrupt("a negative length");
+      if (size < 0) corrupt("a length is negative");
       const uint8_t* from = take(static_cast<uint64_t>(size));
       return push_python2_text({reinterpret_cast<const char*>(from), static_cast<size_t>(size)});
     }
@@ -258,7 +267,7 @@ void PickleMachine::old_opcode(uint8_t opcode) {
     case op::kList: {
       const size_t first = pop_mark();
       const bool dict = opcode == op::kDict;
-      if (dict && (stack_.size() - first) % 2 != 0) corrupt("a key without a value");
+      if (dict && (stack_.size() - first) % 2 != 0) corrupt("a key has no value");
       push_tuple(first);
       node(stack_.back()).kind = dict ? NodeKind::kDict : NodeKind::kList;
       return;
@@ -274,7 +283,7 @@ void PickleMachine::old_opcode(uint8_t opcode) {
     }
     case op::kObj: {
       const size_t first = pop_mark();
-      if (first == stack_.size()) corrupt("an object without a class");
+      if (first == stack_.size()) corrupt("an object has no class");
       const NodeId callable = stack_[first];
       stack_.erase(stack_.begin() + static_cast<ptrdiff_t>(first));
       return push_instance(callable, first);
@@ -287,12 +296,12 @@ void PickleMachine::old_opcode(uint8_t opcode) {
     case op::kExt1:
     case op::kExt2:
     case op::kExt4:
-      unsafe("a class by its extension code, which only the writer's registry knows");
+      unsafe("a class is named by an extension code, whose meaning only the writer knows");
     case op::kNextBuffer:
     case op::kReadonlyBuffer:
-      fail(ErrorCode::kUnsupported, "a buffer outside the pickle");
+      fail(ErrorCode::kUnsupported, "buffers outside the pickle are not supported");
     default:
-      corrupt("byte " + std::to_string(opcode) + " is no opcode");
+      corrupt("byte " + std::to_string(opcode) + " is not an opcode");
   }
 }
 

@@ -55,7 +55,7 @@ inline constexpr uint8_t kMemoize = 0x94;
 inline constexpr uint8_t kFrame = 0x95;
 inline constexpr uint8_t kByteArray8 = 0x96;
 
-// Of protocols 0 and 1.
+// Protocols 0 and 1.
 inline constexpr uint8_t kInt = 'I';
 inline constexpr uint8_t kLong = 'L';
 inline constexpr uint8_t kFloat = 'F';
@@ -71,7 +71,7 @@ inline constexpr uint8_t kInst = 'i';
 inline constexpr uint8_t kObj = 'o';
 inline constexpr uint8_t kPersId = 'P';
 
-// What stands for things outside the pickle.
+// References to things outside the pickle.
 inline constexpr uint8_t kExt1 = 0x82;
 inline constexpr uint8_t kExt2 = 0x83;
 inline constexpr uint8_t kExt4 = 0x84;

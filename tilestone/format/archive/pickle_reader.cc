@@ -6,7 +6,8 @@
 
 namespace tilestone::archive {
 
-// All opcodes up to STOP, in one loop: a call for each would cost as much as most of them do.
+// Executes all opcodes up to STOP in one loop. A function call per opcode would take as much time
+// as most opcodes.
 void PickleMachine::execute() {
   for (;;) {
     opcode_ = at_;
@@ -110,7 +111,7 @@ void PickleMachine::execute() {
         rare(opcode);
         break;
     }
-    // What picklers write behind every second opcode needs no turn of its own.
+    // Picklers write MEMOIZE after every second opcode, so it is handled without another iteration.
     if (at_ != end_ && *at_ == op::kMemoize) {
       opcode_ = at_++;
       memo_.push_back(top());

@@ -1,9 +1,10 @@
-// A restricted pickle machine. It runs the opcodes of a pickle into an arena of nodes and nothing
-// else: no class is looked up, imported or called; a global, a call and an object stay what the
-// bytes say of them. Whoever reads the nodes decides what they mean.
+// A restricted pickle machine. It turns the opcodes of a pickle into an arena of nodes and does
+// nothing else: no class is looked up, imported or called. Globals, calls and objects become nodes
+// that describe them. The code that reads the nodes decides what they mean.
 //
-// Memory: every node, child and stack entry is paid for by at least one byte of input, at most
-// kMemoryFactor bytes for each. Depth costs nothing: nodes are numbers, not pointers to walk.
+// Memory: every node, child and stack entry needs at least one byte of input. The machine uses at
+// most kMemoryFactor bytes of memory for each byte of input. Nodes refer to each other by number,
+// so deep nesting needs no recursion.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,8 @@
 
 namespace tilestone::archive {
 
-// A node's number. An int from 0 to 2^31 - 1 is its own node: the top bit is set and the value is
-// in the others, so that shapes and offsets cost nothing.
+// A node's number. An int from 0 to 2^31 - 1 needs no node: its id has the top bit set and the
+// value in the other bits. Most shapes and offsets therefore take no memory.
 using NodeId = uint32_t;
 inline constexpr NodeId kNoNode = 0x7fffffff;
 
@@ -27,13 +28,13 @@ enum class NodeKind : uint8_t {
   kNone,
   kBool,
   kInt,
-  kLong,  // an int beyond int64: little-endian two's complement bytes
+  kLong,  // an int in more than 8 bytes: little-endian two's complement
   kFloat,
   kString,  // UTF-8, lone surrogates allowed
   kBytes,
   kByteArray,
   kGlobal,     // a class or function by name
-  kAttribute,  // what stands inside another global: getattr(Outer, "Inner")
+  kAttribute,  // an attribute of another global: getattr(Outer, "Inner")
   kTuple,
   kList,
   kDict,  // items(): key, value, key, value, ...
@@ -44,10 +45,10 @@ enum class NodeKind : uint8_t {
   kPersistent  // a persistent id, in args()
 };
 
-// What few objects have: keyword arguments, and the list items and dict entries that an object was
-// given after it was made.
+// What only few objects have: keyword arguments, and list items and dict entries that were added
+// after the object was made.
 struct ObjectItems {
-  NodeId keywords = kNoNode;  // a dict; of a kNew
+  NodeId keywords = kNoNode;  // a dict; only in a kNew
   std::vector<NodeId> appended;
   std::vector<NodeId> entries;  // key, value, ...
 };
@@ -55,18 +56,19 @@ struct ObjectItems {
 class Pickle {
  public:
   static constexpr uint64_t kMemoryFactor = 64;
-  // How torch.Size((...)) is read: as the tuple, for which metadata needs no nodes, or as the call.
+  // How torch.Size((...)) is read: as the tuple (which needs no nodes for the call) or as the call.
   enum class Sizes { kTuples, kCalls };
 
-  // Borrows the bytes. All protocols, 0 to 5. Throws Error(kCorrupt) on bytes that are no pickle,
-  // kUnsafe on what no pickler writes (items set on what is no container, a call of what is no
-  // name) and on extension codes, kUnsupported on protocols from 6 on and buffers outside the
-  // pickle; each names the offset.
+  // Parses a pickle of protocol 0 to 5. Borrows the bytes. Errors name the offset. Error(kCorrupt)
+  // if the bytes are not a pickle; kUnsafe for what no pickler writes (items set on something that
+  // is not a container, a call of something that is not a name) and for extension codes;
+  // kUnsupported for protocols from 6 on and for buffers outside the pickle.
   //
-  // Several ways to say one thing become one: Python 2's names (protocols 0 to 2) are Python 3's,
-  // getattr(Outer, "Inner") is a kAttribute, and copyreg's ways to call __new__ are a kNew.
+  // Different encodings of the same thing are normalised: Python 2's names (protocols 0 to 2)
+  // become Python 3's, getattr(Outer, "Inner") becomes a kAttribute, and copyreg's ways to call
+  // __new__ become a kNew.
   static Pickle parse(ByteView bytes, Sizes sizes = Sizes::kTuples);
-  // The first of several pickles; `end`: where it ends.
+  // Parses the first of several pickles, with Sizes::kCalls. `end` receives the offset of its end.
   static Pickle parse_first(ByteView bytes, uint64_t& end);
 
   NodeId root() const { return root_; }
@@ -74,7 +76,7 @@ class Pickle {
   size_t node_count() const { return nodes_.size(); }
 
   NodeKind kind(NodeId id) const { return is_small(id) ? NodeKind::kInt : nodes_[id].kind; }
-  // An int from 0 to 2^31 - 1.
+  // Whether the id is an int from 0 to 2^31 - 1.
   static bool is_small(NodeId id) { return (id & kSmallFlag) != 0; }
   bool is(NodeId id, NodeKind kind) const { return this->kind(id) == kind; }
   bool boolean(NodeId id) const { return nodes_[id].a != 0; }
@@ -83,30 +85,31 @@ class Pickle {
                         : static_cast<int64_t>(nodes_[id].wide());
   }
   double floating(NodeId id) const;
-  // Of kString, kBytes, kByteArray and kLong.
+  // The bytes of a kString, kBytes, kByteArray or kLong.
   std::string_view text(NodeId id) const {
     const Node& node = nodes_[id];
     if (node.has_items) [[unlikely]]
       return std::string_view(made_).substr(node.b, node.a);
     return as_text(bytes_.subspan(node.b, node.a));
   }
-  // Of kTuple, kList, kDict, kSet, kFrozenSet.
+  // The elements of a kTuple, kList, kDict, kSet or kFrozenSet.
   std::span<const NodeId> items(NodeId id) const {
     return {children_.data() + nodes_[id].b, nodes_[id].a};
   }
-  // Of a kGlobal or kAttribute: the module; of a kGlobal alone: the name.
+  // The module of a kGlobal or kAttribute. The name of a kGlobal; for a kAttribute only its last
+  // part.
   std::string_view module(NodeId id) const;
   std::string_view name(NodeId id) const;
-  // Of a kGlobal or kAttribute, with dots ("Outer.Inner").
+  // The full name of a kGlobal or kAttribute, with dots ("Outer.Inner").
   std::string qualified_name(NodeId id) const;
-  // A class or function by name, or inside one.
+  // Whether the node is a kGlobal or kAttribute.
   bool is_named(NodeId id) const {
     return is(id, NodeKind::kGlobal) || is(id, NodeKind::kAttribute);
   }
   bool is_global(NodeId id, std::string_view module_name, std::string_view global_name) const {
     return is(id, NodeKind::kGlobal) && name(id) == global_name && module(id) == module_name;
   }
-  // Of kCall and kNew; a kPersistent has args alone (any node).
+  // The parts of a kCall or kNew. A kPersistent has only args, which may be any node.
   NodeId callable(NodeId id) const { return nodes_[id].a; }
   NodeId args(NodeId id) const { return nodes_[id].b; }
   NodeId state(NodeId id) const { return nodes_[id].c; }  // kNoNode: none was set
@@ -117,13 +120,14 @@ class Pickle {
   static constexpr NodeId kSmallFlag = 0x80000000;
   static constexpr NodeId kSmallMask = 0x7fffffff;
 
-  // 16 bytes.   a          b            c
-  //  text       length     offset                        has_items: in made_, not in the bytes
-  //  container  count      first child  room for so many children
-  //  global     module     name         Special, row of Python 2's names << 8
-  //  attribute  of what    name         how many attributes deep
+  // A node has 16 bytes:
+  //             a          b            c
+  //  text       length     offset       (has_items: the offset is in made_, not in the bytes)
+  //  container  count      first child  capacity in children
+  //  global     module     name         Special, and the row of Python 2's names << 8
+  //  attribute  owner      name         nesting depth of attributes
   //  object     callable   args         state
-  //  number                the 8 bytes in (c, b)
+  //  number                (c, b) are its 8 bytes
   struct Node {
     NodeKind kind = NodeKind::kNone;
     bool has_items = false;
@@ -132,7 +136,7 @@ class Pickle {
     uint32_t c = 0;
     uint64_t wide() const { return static_cast<uint64_t>(c) << 32 | b; }
   };
-  // Globals that mean something to the machine itself.
+  // Globals that the machine itself interprets.
   enum Special : uint32_t {
     kOrdinary,
     kSize,
@@ -148,10 +152,10 @@ class Pickle {
   }
 
   ByteView bytes_;
-  std::string made_;  // text that the bytes don't hold as it is (protocols 0 and 1)
+  std::string made_;  // decoded text, which is not in the bytes (protocols 0 and 1)
   LargeVector<Node> nodes_;
   LargeVector<NodeId> children_;
-  std::unordered_map<NodeId, ObjectItems> object_items_;  // rare
+  std::unordered_map<NodeId, ObjectItems> object_items_;  // few objects have any
   NodeId root_ = kNoNode;
 };
 

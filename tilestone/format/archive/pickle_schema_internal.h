@@ -12,24 +12,24 @@
 
 namespace tilestone::archive {
 
-// "module.name" of a global, or of the class of an object, or the kind of another node; for
-// messages, cut after 200 bytes.
+// Describes a node for messages: "module.name" of a global, "an object of module.name", or the kind
+// of another node. Module and name are cut after 200 bytes each.
 std::string describe(const Pickle& pickle, NodeId id);
 
-// The elements of a tuple or list of ints >= 0. Error(kCorrupt) naming `what` otherwise.
+// The elements of a tuple or list of ints >= 0. Error(kCorrupt), naming `what`, for other nodes.
 Dims read_dims(const Pickle& pickle, NodeId id, std::string_view what);
-// An int >= 0, not a bool. Error(kCorrupt) naming `what`.
+// An int >= 0. Error(kCorrupt), naming `what`, for other nodes; a bool is not an int here.
 int64_t read_large_count(const Pickle& pickle, NodeId id, std::string_view what);
 inline int64_t read_count(const Pickle& pickle, NodeId id, std::string_view what) {
   return Pickle::is_small(id) ? pickle.integer(id) : read_large_count(pickle, id, what);
 }
 std::string_view read_string(const Pickle& pickle, NodeId id, std::string_view what);
-// torch.float32 and its like; nullopt when the node is no dtype that is known.
+// The dtype of a global such as torch.float32; nullopt if the node is not a known dtype.
 std::optional<DType> read_dtype(const Pickle& pickle, NodeId id);
 
-// The values of a dataclass's fields from its state dict, in the order of `names`; kNoNode where a
-// field is absent, fields not named are skipped. Keys are remembered by node, since picklers
-// memoise them: most objects of a class need no comparison of text at all.
+// Reads the fields of a dataclass from its state dict, in the order of `names`. The value of an
+// absent field is kNoNode; other fields are skipped. The reader remembers keys by node: picklers
+// memoise keys, so most objects of a class need no text comparison.
 template <size_t N>
 class FieldReader {
  public:

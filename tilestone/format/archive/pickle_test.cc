@@ -1,4 +1,4 @@
-// Pickles as values, and pickles that look like an attack.
+// Tests that pickles are read as values, and that pickles that look like an attack are refused.
 #include <gtest/gtest.h>
 
 #include "tilestone/base/error.h"
@@ -14,7 +14,7 @@ Value read(const std::string& opcodes) { return read_pickle(as_bytes("\x80\x02"s
 
 std::string repr(const std::string& opcodes) { return to_string(read(opcodes)); }
 
-// The error that reading gives; kInternal when there is none.
+// The code of the error that reading throws; kInternal if there is no error.
 ErrorCode refusal(const std::string& opcodes) {
   try {
     read(opcodes);
@@ -47,7 +47,7 @@ TEST(Pickle, IntsOfAnyLengthAreRead) {
   EXPECT_EQ(repr("\x8a\x01\xff."s), "-1");
   EXPECT_EQ(repr("\x8a\x09\0\0\0\0\0\0\0\0\x40."s), "1180591620717411303424");
   EXPECT_EQ(repr("\x8a\x08\0\0\0\0\0\0\0\x80."s), "-9223372036854775808");
-  // More bytes than the number needs.
+  // The number is encoded in more bytes than it needs.
   EXPECT_EQ(read("\x8a\x0a\x05\0\0\0\0\0\0\0\0\0."s).as_int(), 5);
   EXPECT_EQ(read("\x8a\x0a\xfb\xff\xff\xff\xff\xff\xff\xff\xff\xff."s).as_int(), -5);
 }
@@ -76,7 +76,7 @@ TEST(Pickle, SeveralWaysToSayOneObjectAreOne) {
   EXPECT_EQ(read("cm\nC\nK\x01\x85}\x92" + state), plain);
   EXPECT_EQ(read("ccopy_reg\n_reconstructor\ncm\nC\nc__builtin__\nobject\nN\x87R."),
             read("cm\nC\n)\x81."));
-  // getattr(getattr(Outer, "Inner"), "f")(), and the name that protocol 4 gives it.
+  // getattr(getattr(Outer, "Inner"), "f")(), and the same with the name that protocol 4 uses.
   const Value inner = read(
       "c__builtin__\ngetattr\nq\0h\0cm\nOuter\nX\x05\0\0\0Inner\x86RX\x01\0\0\0f\x86R)R0"
       "h\0cm\nOuter\nX\x05\0\0\0Inner\x86R)R."s);
@@ -89,12 +89,12 @@ TEST(Pickle, ObjectsKeepKeywordArguments) {
   const Value value = read("cm\nC\nK\x01\x85" + keywords + "\x92.");
   EXPECT_EQ(to_string(value), "m.C(1, b=2)");
   EXPECT_EQ(value.as_opaque().keywords, (Value::Dict{{Value("b"), Value(2)}}));
-  // functools.partial(C.__new__, C, 1, b=2)(), as protocol 2 writes it.
+  // functools.partial(C.__new__, C, 1, b=2)(), as written in protocol 2.
   const std::string function = "c__builtin__\ngetattr\ncm\nC\nq\0X\x07\0\0\0__new__\x86Rq\1"s;
   EXPECT_EQ(
       read("cfunctools\npartial\n" + function + "\x85R(h\1h\0K\x01\x86"s + keywords + "Ntb)R."),
       value);
-  EXPECT_EQ(refusal("cm\nC\n)}K\x01K\x02s\x92."), ErrorCode::kUnsafe);  // a keyword 1
+  EXPECT_EQ(refusal("cm\nC\n)}K\x01K\x02s\x92."), ErrorCode::kUnsafe);  // the keyword is 1
 }
 
 TEST(Pickle, NamesOfPython2AreThoseOfPython3UpToProtocol2) {
@@ -155,8 +155,9 @@ TEST(Pickle, SharedContainersAreReadOnce) {
   EXPECT_EQ(repr("]q\0K\x07\x61h\0h\0\x87."s), "([7], [7], [7])");
 }
 
-// Two lists in turn, so that each finds the other's elements behind its own, then each alone, past
-// the room that it was moved to; with tuples among the elements, whose own elements come between.
+// Appends to two lists in turn, so that each list's elements are followed by the other's in the
+// arena; then to each list alone, beyond the capacity that it has been moved to. Some elements are
+// tuples, whose own elements come between in the arena.
 TEST(Pickle, ContainersGrowInBatchesOfAnySize) {
   std::string opcodes = "]q\0]q\1"s;
   Value::List expected[2];
@@ -218,17 +219,17 @@ TEST(Pickle, DisorderedStacksAreCorrupt) {
   EXPECT_EQ(refusal("NN."), ErrorCode::kCorrupt);
   EXPECT_EQ(refusal("N(."), ErrorCode::kCorrupt);
   EXPECT_EQ(refusal("t."), ErrorCode::kCorrupt);
-  EXPECT_EQ(refusal("N(\x85."), ErrorCode::kCorrupt);  // a tuple of what a mark protects
+  EXPECT_EQ(refusal("N(\x85."), ErrorCode::kCorrupt);  // a tuple of entries below a mark
   EXPECT_EQ(refusal("N.N"), ErrorCode::kCorrupt);      // bytes after the end
   EXPECT_EQ(refusal("}(K\x01u."), ErrorCode::kCorrupt);
   EXPECT_EQ(refusal("h\0."s), ErrorCode::kCorrupt);
-  EXPECT_EQ(refusal("Nr\xff\xff\xff\x7f."), ErrorCode::kCorrupt);  // a memo of 2^31 entries
+  EXPECT_EQ(refusal("Nr\xff\xff\xff\x7f."), ErrorCode::kCorrupt);  // a memo with 2^31 entries
   EXPECT_EQ(refusal("X\xff\xff\xff\xff."), ErrorCode::kCorrupt);
   EXPECT_EQ(refusal("X\x01\0\0\0\xff."s), ErrorCode::kCorrupt);  // not UTF-8
 }
 
 TEST(Pickle, WhatStandsOutsideThePickleIsRefused) {
-  EXPECT_EQ(refusal("\x82\x01)R."), ErrorCode::kUnsafe);  // a class by its extension code
+  EXPECT_EQ(refusal("\x82\x01)R."), ErrorCode::kUnsafe);  // a class named by an extension code
   EXPECT_EQ(refusal("\x97."), ErrorCode::kUnsupported);   // an out-of-band buffer
   EXPECT_THROW(read_pickle(as_bytes("\x80\x06N.")), Error);
 }
@@ -249,13 +250,13 @@ TEST(Pickle, DepthIsBounded) {
 }
 
 TEST(Pickle, SharingCanNotUnfoldWithoutBound) {
-  // Each list holds the one before ten times: ten to the sixtieth elements.
+  // Each list holds the previous list ten times: 10^60 elements.
   std::string bomb = "(]q\0"s;
   for (int i = 0; i < 60; ++i) {
     bomb += "](" + repeated("h"s + static_cast<char>(i), 10) + "eq" + static_cast<char>(i + 1);
   }
   EXPECT_EQ(refusal(bomb + "t."), ErrorCode::kUnsafe);
-  // A long string, many times.
+  // A long string that occurs many times.
   const std::string text = "X\0\0\x10\0"s + std::string(1u << 20, 'a') + "q\0"s;
   EXPECT_EQ(refusal("](" + text + repeated("h\0"s, 100'000) + "e."), ErrorCode::kUnsafe);
 }

@@ -174,7 +174,7 @@ std::string_view storage_class(DType dtype) {
 
 namespace {
 
-// Arguments that all of torch's rebuilding functions have: whether it requires grad, and no hooks.
+// Writes two arguments that all of torch's rebuilding functions have: requires_grad, and no hooks.
 void write_grad_and_hooks(PickleWriter& out, bool requires_grad) {
   out.boolean(requires_grad);
   out.global("collections", "OrderedDict");

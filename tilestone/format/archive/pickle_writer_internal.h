@@ -1,4 +1,4 @@
-// Appends pickle opcodes to a buffer. The caller says what to memoise.
+// Appends pickle opcodes to a buffer. The caller decides what to memoise.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace tilestone::archive {
 
 class PickleWriter {
  public:
-  // protocol 2 (what torch.load(weights_only=True) reads) or 4
+  // `protocol`: 2, which torch.load(weights_only=True) reads, or 4.
   explicit PickleWriter(int protocol);
 
   void op(uint8_t opcode) { out_.push_back(static_cast<std::byte>(opcode)); }
@@ -24,19 +24,20 @@ class PickleWriter {
   void big_integer(ByteView little_endian);  // two's complement
   void floating(double value);
   void string(std::string_view text);  // Error(kInvalidArgument) beyond 4 GiB
-  // As Python writes bytes in protocol 2: text of the same code points, encoded when it is read.
+  // Writes bytes as Python does in protocol 2: as text with the same code points and a call that
+  // encodes it.
   void bytes(ByteView bytes);
-  // Error(kInvalidArgument) on a name that can't stand in a pickle.
+  // Error(kInvalidArgument) for a name that can't be pickled.
   void global(std::string_view module, std::string_view name);
   void int_tuple(const Dims& values);
 
-  // Gives what was pushed last the next memo index.
+  // Memoises the object that was pushed last. Returns its memo index.
   uint32_t memoize();
   void get(uint32_t index);
 
   void reserve(size_t n) { out_.reserve(n); }
   size_t size() const { return out_.size(); }
-  Bytes finish() &&;  // with STOP
+  Bytes finish() &&;  // appends STOP
 
  private:
   template <typename T>
@@ -47,11 +48,11 @@ class PickleWriter {
   bool short_strings_;
 };
 
-// torch's storage class of a dtype ("FloatStorage"); "" for dtypes that torch keeps in untyped
+// torch's storage class of a dtype ("FloatStorage"); "" for dtypes that torch stores in untyped
 // storages.
 std::string_view storage_class(DType dtype);
 
-// The call that rebuilds a C-contiguous tensor over the record "data/RECORD".
+// Writes the call that rebuilds a C-contiguous tensor from the record "data/RECORD".
 void write_tensor_node(PickleWriter& out, DType dtype, const Dims& shape, std::string_view record,
                        Autograd autograd = {});
 

@@ -19,7 +19,7 @@ struct Moved {
   std::string_view new_module;
 };
 
-// Both sorted.
+// Both tables are sorted.
 constexpr Renamed kRenamed[] = {
     {"UserDict", "IterableUserDict", "collections", "UserDict"},
     {"UserDict", "UserDict", "collections", "UserDict"},

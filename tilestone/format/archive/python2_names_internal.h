@@ -1,5 +1,5 @@
-// What Python 3 calls the modules, classes and functions that a pickle of protocol 0, 1 or 2 names
-// as Python 2 did: the table of Python's own pickle module (_compat_pickle).
+// Python 3's names of the modules, classes and functions that pickles of protocol 0, 1 and 2 name
+// as in Python 2. The table is that of Python's own pickle module (_compat_pickle).
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ struct GlobalName {
   std::string_view name;
 };
 
-// The row of the table for a name; 0: Python 3 has no other name for it.
+// The row of the table for a name in Python 2; 0: the name is the same in Python 3.
 uint32_t python2_row(GlobalName python2);
-// What a row > 0 says. `name`: the old one, which stays where only the module was renamed.
+// The new name in a row > 0. `name`: the old name, which is kept if only the module was renamed.
 GlobalName python3_name(uint32_t row, std::string_view name);
 
 }  // namespace tilestone::archive

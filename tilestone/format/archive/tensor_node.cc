@@ -42,24 +42,24 @@ bool is_storage_module(std::string_view module) {
 
 // ('storage', class, record, device, elements)
 struct StorageNode {
-  std::optional<DType> dtype;  // none: untyped, elements are bytes
+  std::optional<DType> dtype;  // nullopt: an untyped storage; its elements are bytes
   std::string_view record;
   uint64_t elements = 0;
 };
 
 StorageNode read_storage(const Pickle& pickle, NodeId id) {
   if (!pickle.is(id, NodeKind::kPersistent) || !pickle.is(pickle.args(id), NodeKind::kTuple)) {
-    corrupt_tensor("the storage is " + describe(pickle, id) + ", not a persistent id");
+    corrupt_tensor("expected a persistent id of a storage, found " + describe(pickle, id));
   }
   const Nodes parts = pickle.items(pickle.args(id));
   if (parts.size() < 5 || read_string(pickle, parts[0], "a persistent id") != "storage") {
-    corrupt_tensor("a persistent id that names no storage");
+    corrupt_tensor("the persistent id does not name a storage");
   }
   StorageNode storage;
   storage.record = read_string(pickle, parts[2], "a storage's record");
   storage.elements = static_cast<uint64_t>(read_count(pickle, parts[4], "a storage's size"));
   if (!pickle.is(parts[1], NodeKind::kGlobal) || !is_storage_module(pickle.module(parts[1]))) {
-    corrupt_tensor("a storage of class " + describe(pickle, parts[1]));
+    corrupt_tensor("expected a storage class of torch, found " + describe(pickle, parts[1]));
   }
   const std::string_view name = pickle.name(parts[1]);
   if (name == "UntypedStorage") return storage;
@@ -67,13 +67,13 @@ StorageNode read_storage(const Pickle& pickle, NodeId id) {
     if (known.name == name) storage.dtype = known.dtype;
   }
   if (!storage.dtype) {
-    throw Error(ErrorCode::kUnsupported,
-                "pickled tensor: storage class " + describe(pickle, parts[1]) + " is not known");
+    throw Error(ErrorCode::kUnsupported, "pickled tensor: the storage class " +
+                                             describe(pickle, parts[1]) + " is not supported");
   }
   return storage;
 }
 
-// {"conj": True, "neg": True}: the stored elements are not the tensor's.
+// Reads {"conj": True, "neg": True}, which mark a lazily conjugated or negated tensor.
 void read_lazy(const Pickle& pickle, NodeId metadata, TensorNode& tensor) {
   if (!pickle.is(metadata, NodeKind::kDict)) return;
   const Nodes items = pickle.items(metadata);
@@ -85,25 +85,27 @@ void read_lazy(const Pickle& pickle, NodeId metadata, TensorNode& tensor) {
     if (name == "neg") tensor.negated = true;
   }
   if (tensor.negated && is_integer(tensor.dtype)) {
-    throw Error(ErrorCode::kUnsupported, "pickled tensor: it is lazily negated, and of ints")
+    throw Error(ErrorCode::kUnsupported, "pickled tensor: lazily negated ints are not supported")
         .with_hint("save tensor.resolve_neg() instead");
   }
 }
 
-// Only of numbers that have derivatives; torch makes no other tensor require any.
+// In torch, only tensors of floating-point and complex numbers can require gradients.
 bool read_requires_grad(const Pickle& pickle, NodeId id, DType dtype) {
   const bool requires_grad = pickle.is(id, NodeKind::kBool) && pickle.boolean(id);
   if (requires_grad && (is_integer(dtype) || dtype == DType::kBool)) {
-    corrupt_tensor("one of " + std::string(to_string(dtype)) + " requires grad");
+    corrupt_tensor("a tensor of dtype " + std::string(to_string(dtype)) +
+                   " can't have requires_grad set");
   }
   return requires_grad;
 }
 
-// Every element of the view lies in the storage.
+// Checks that every element of the view is in the storage.
 void check_extent(const TensorNode& tensor, uint64_t first, uint64_t elements) {
-  if (tensor.strides.size() != tensor.shape.size())
-    corrupt_tensor("shape and strides differ in length");
-  if (first > elements) corrupt_tensor("it starts beyond its storage");
+  if (tensor.strides.size() != tensor.shape.size()) {
+    corrupt_tensor("the shape and the strides differ in length");
+  }
+  if (first > elements) corrupt_tensor("its offset is outside its storage");
   checked_mul(static_cast<uint64_t>(numel(tensor.shape)), itemsize(tensor.dtype),
               "bytes of the tensor");
   if (numel(tensor.shape) == 0) return;
@@ -114,16 +116,16 @@ void check_extent(const TensorNode& tensor, uint64_t first, uint64_t elements) {
         last, checked_mul(steps, static_cast<uint64_t>(tensor.strides[d]), "strides"), "strides");
   }
   if (last >= elements) {
-    corrupt_tensor("shape " + to_string(tensor.shape) + " with strides " +
-                   to_string(tensor.strides) + " at " + std::to_string(first) +
-                   " reaches outside a storage of " + std::to_string(elements) + " elements");
+    corrupt_tensor("the shape " + to_string(tensor.shape) + " with strides " +
+                   to_string(tensor.strides) + " at offset " + std::to_string(first) +
+                   " reaches outside the storage of " + std::to_string(elements) + " elements");
   }
 }
 
-// (storage, offset, shape, strides, requires_grad, hooks[, dtype][, metadata])
+// Reads (storage, offset, shape, strides, requires_grad, hooks[, dtype][, metadata]).
 TensorNode read_rebuild(const Pickle& pickle, Nodes args, bool has_dtype) {
   const size_t required = has_dtype ? 7 : 6;
-  if (args.size() < required) corrupt_tensor("it has too few arguments");
+  if (args.size() < required) corrupt_tensor("there are too few arguments");
   const StorageNode storage = read_storage(pickle, args[0]);
   TensorNode tensor;
   std::optional<DType> dtype = storage.dtype;
@@ -131,10 +133,10 @@ TensorNode read_rebuild(const Pickle& pickle, Nodes args, bool has_dtype) {
     dtype = read_dtype(pickle, args[6]);
     if (!dtype) {
       throw Error(ErrorCode::kUnsupported,
-                  "pickled tensor: dtype " + describe(pickle, args[6]) + " is not known");
+                  "pickled tensor: the dtype " + describe(pickle, args[6]) + " is not supported");
     }
   }
-  if (!dtype) corrupt_tensor("an untyped storage without a dtype");
+  if (!dtype) corrupt_tensor("the storage is untyped, and no dtype is given");
   tensor.dtype = *dtype;
   tensor.record = storage.record;
   const uint64_t element = storage.dtype ? itemsize(*storage.dtype) : 1;
@@ -161,7 +163,7 @@ std::optional<TensorNode> read_call(const Pickle& pickle, NodeId function, Nodes
   return std::nullopt;
 }
 
-// A tensor, or one with attributes of its own: (function, class, arguments, attributes).
+// Reads a tensor, or a tensor with attributes: (function, class, arguments, attributes).
 std::optional<TensorNode> read_unwrapped(const Pickle& pickle, NodeId id) {
   const NodeId function = pickle.callable(id);
   const Nodes args = pickle.items(pickle.args(id));
@@ -179,7 +181,8 @@ std::optional<TensorNode> read_unwrapped(const Pickle& pickle, NodeId id) {
   return tensor;
 }
 
-// A parameter is a call around a tensor's: (tensor, requires_grad, hooks[, attributes]).
+// Reads a parameter: a call whose first argument is the call that rebuilds a tensor,
+// (tensor, requires_grad, hooks[, attributes]).
 std::optional<TensorNode> read_parameter(const Pickle& pickle, NodeId id) {
   const NodeId function = pickle.callable(id);
   const bool attributes = pickle.is_global(function, kModule, "_rebuild_parameter_with_state");
@@ -207,7 +210,7 @@ std::optional<TensorNode> read_tensor_node(const Pickle& pickle, NodeId id) {
     if (auto parameter = read_parameter(pickle, id)) return parameter;
     return read_unwrapped(pickle, id);
   } catch (Error& error) {
-    // Checked arithmetic calls an overflow an invalid argument; here a file said it.
+    // Checked arithmetic reports an overflow as an invalid argument. Here it comes from a file.
     if (error.code() != ErrorCode::kInvalidArgument) throw;
     throw Error(ErrorCode::kCorrupt, "pickled tensor: " + error.message());
   }

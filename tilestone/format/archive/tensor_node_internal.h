@@ -1,4 +1,4 @@
-// A pickled tensor, as torch.save describes one: a storage and how to look at it.
+// A pickled tensor as torch.save describes it: a storage and a view of it.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +17,20 @@ struct TensorNode {
   Dims shape;
   Dims strides;             // elements, >= 0
   uint64_t offset = 0;      // of element [0, ..., 0] in the storage, bytes
-  std::string_view record;  // the storage's record: "TOP/data/" and this
+  std::string_view record;  // the storage's record is "TOP/data/" + record; borrowed
   uint64_t storage = 0;     // bytes of the whole storage
-  bool conjugated = false;  // the elements are the conjugates of the stored ones
-  bool negated = false;     // the stored ones with the other sign
+  bool conjugated = false;  // lazily: the stored elements must be conjugated
+  bool negated = false;     // lazily: the stored elements must be negated
   Autograd autograd;
-  bool has_attributes = false;  // a parameter with attributes of its own, which stand elsewhere
+  bool has_attributes = false;  // a parameter with attributes, which are not in TensorNode
 };
 
 bool is_complex(DType dtype);
 
-// nullopt when the node is no call of torch's tensor-rebuilding functions. Error(kCorrupt) when
-// its arguments contradict one another (shape and strides that reach outside the storage),
-// kUnsupported for what Tilestone has no dtype for, and for lazily negated ints.
+// nullopt if the node is not a call of one of torch's functions that rebuild tensors.
+// Error(kCorrupt) if its arguments contradict each other (shape and strides that reach outside the
+// storage); Error(kUnsupported) for dtypes that Tilestone does not have, and for lazily negated
+// ints.
 std::optional<TensorNode> read_tensor_node(const Pickle& pickle, NodeId id);
 
 }  // namespace tilestone::archive

@@ -1,5 +1,5 @@
-// torch.save archives and pickles as values, read and written without torch and without executing
-// anything. Any format may hold them; the spec is docs/formats/torch_dist.md.
+// Reads and writes torch.save archives and pickles as values, without torch and without executing
+// anything. Any format may use them. docs/formats/torch_dist.md specifies them.
 #pragma once
 
 #include <string>
@@ -10,16 +10,18 @@
 
 namespace tilestone {
 
-// One torch.save archive (a file such as common.pt, or an object item) as a value.
+// Reads one torch.save archive (a file such as common.pt, or the item of an object). Objects of
+// classes that Value has no kind for are read as Opaque. Errors: kCorrupt, kUnsafe, kUnsupported.
 Value read_torch_archive(ByteView bytes);
-// A bare pickle as a value. Classes that are no Value come back as Opaque.
+// Reads a bare pickle in the same way. A tensor in it is Error(kUnsupported).
 Value read_pickle(ByteView bytes);
-// What torch.load(weights_only=True) reads back as the same plain objects and tensors.
+// Writes a torch.save archive. torch.load(weights_only=True) reads plain objects and tensors back
+// from it unchanged.
 Bytes write_torch_archive(const Value& value);
 
-// The classes and functions ("argparse.Namespace") whose objects a pickled object would come back
-// with as Opaque, sorted; nothing is copied. `archive` as in Pickled. Error(kInvalidArgument) for
-// one that could not be read back.
+// The names of the classes and functions ("argparse.Namespace") that a pickled object would be read
+// back with as Opaque, sorted. Copies no tensors. `archive`: as in Pickled. Error(kInvalidArgument)
+// if the object could not be read back.
 std::vector<std::string> classes_in(ByteView pickled, bool archive);
 
 }  // namespace tilestone

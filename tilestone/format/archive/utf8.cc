@@ -17,7 +17,7 @@ size_t ascii_prefix(std::string_view text) {
   return i;
 }
 
-// Bytes of the character that starts with `lead`, 0 where none does.
+// The number of bytes of a character whose first byte is `lead`; 0 if no character has it.
 size_t length_of(uint8_t lead) {
   if (lead < 0x80) return 1;
   if (lead < 0xc2) return 0;

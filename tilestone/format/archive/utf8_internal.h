@@ -4,7 +4,8 @@
 
 namespace tilestone::archive {
 
-// Well-formed UTF-8, lone surrogates allowed: Python pickles its strings so ("surrogatepass").
+// Whether the text is UTF-8. Lone surrogates are allowed, because Python pickles strings with
+// "surrogatepass".
 bool is_utf8(std::string_view text);
 
 }  // namespace tilestone::archive

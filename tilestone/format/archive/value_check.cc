@@ -22,12 +22,12 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, problem);
 }
 
-// Depth first, by recursion that ends at kMaxDepth; what is shared is measured once.
+// Checks depth first, by recursion that is limited to kMaxDepth. A shared value is checked once.
 class ValueChecker {
  public:
   struct Extent {
-    uint64_t unfolded = 0;
-    uint32_t height = 0;  // containers below it
+    uint64_t unfolded = 0;  // bytes; each shared part is counted as often as it occurs
+    uint32_t height = 0;    // levels of values below it
   };
 
   Extent check(const Value& value, uint32_t depth) {
@@ -46,7 +46,7 @@ class ValueChecker {
 
  private:
   [[noreturn]] static void too_deep() {
-    refuse("the object's containers nest deeper than " + std::to_string(kMaxDepth));
+    refuse("the object is nested deeper than " + std::to_string(kMaxDepth) + " levels");
   }
 
   Extent check_whole(const Value& value, uint32_t depth) {
@@ -58,7 +58,7 @@ class ValueChecker {
       extent.height = std::max(extent.height, below.height + 1);
       if (extent.unfolded > kMaxUnfolded) {
         refuse("the object would unfold to more than " + std::to_string(kMaxUnfolded) +
-               " bytes: its parts share too much");
+               " bytes because it contains the same parts too often");
       }
     });
     return extent;
@@ -78,7 +78,7 @@ class ValueChecker {
       case Value::Kind::kOpaque:
         return check_opaque(value.as_opaque());
       case Value::Kind::kPickled:
-        refuse("an object pickled by Python can't stand inside another value");
+        refuse("an object that Python has pickled can't be part of another value");
       default:
         return;
     }
@@ -111,7 +111,7 @@ class ValueChecker {
       refuse("only an object of kind \"new\" can have keywords, not " + full);
     }
     for (const auto& [key, item] : opaque.keywords) {
-      if (key.kind() != Value::Kind::kString) refuse("a keyword of " + full + " is no string");
+      if (key.kind() != Value::Kind::kString) refuse("a keyword of " + full + " is not a string");
     }
     check_keys(opaque.entries);
   }
@@ -147,8 +147,8 @@ std::vector<std::string> classes_in_pickle(ByteView pickled, bool archive) {
     const Value value = archive ? view_archive(pickled)
                                 : read_value(Pickle::parse(pickled, Pickle::Sizes::kCalls), {});
     for_each_opaque(value, [&](const Opaque& opaque) {
-      // A storage's bytes are kept by the tensors over it; without one they would be lost.
-      if (opaque.module.empty()) refuse("it holds a storage outside a tensor");
+      // Only tensors keep the bytes of a storage. Without a tensor they would be lost.
+      if (opaque.module.empty()) refuse("it contains a storage outside a tensor");
       names.insert(opaque.module + "." + opaque.name);
     });
   } catch (const Error& error) {

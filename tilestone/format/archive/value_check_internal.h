@@ -1,5 +1,4 @@
-// Whether what would be written can be read back: asked of every value before a save writes
-// anything.
+// Checks whether a value could be read back. Called for every value before a save writes anything.
 #pragma once
 
 #include <string>
@@ -9,18 +8,18 @@
 
 namespace tilestone::archive {
 
-// Throws Error(kInvalidArgument) for a value that write_archive can't write, or that read_archive,
-// or Python, could not make again: nested deeper than kMaxDepth, unfolding to more than
-// kMaxUnfolded bytes, text that is not UTF-8, a name that no class can have, a dict key that can't
-// be hashed, a storage outside a tensor, a Pickled inside another value, and a Pickled that the
-// reader refuses. Pickled objects are parsed, their tensors are not copied; all else is walked.
+// Error(kInvalidArgument) for a value that write_archive() can't write, or that read_archive() or
+// Python could not read back. These are: values nested deeper than kMaxDepth; values that unfold to
+// more than kMaxUnfolded bytes; text that is not UTF-8; names that no class can have; dict keys
+// that can't be hashed; storages outside a tensor; a Pickled inside another value; a Pickled that
+// the reader refuses. A Pickled is parsed without copying its tensors; other values are walked.
 void check_value(const Value& value);
 
-// As check_value of a Pickled, and the names of all Opaque objects in it, sorted.
+// Checks a Pickled like check_value(). Returns the names of all Opaque objects in it, sorted.
 std::vector<std::string> classes_in_pickle(ByteView pickled, bool archive);
 
-// What a pickle has to say: 2, which every torch.load reads; 4 where a class stands inside a class,
-// or its module has a name that protocol 2 means for another one.
+// The pickle protocol that a value needs: 2, which every torch.load reads, or 4 if a class is
+// nested in another class or has a name that protocol 2 would read as another name (Python 2's).
 int protocol_of(const Value& value);
 
 }  // namespace tilestone::archive

@@ -20,8 +20,8 @@ using Nodes = std::span<const NodeId>;
   throw Error(ErrorCode::kUnsafe, "pickle: " + problem);
 }
 
-// What a call is read as; everything that is not listed stays a call.
-enum class Meaning { kNone, kEncode, kNoBytes, kOrderedDict };
+// How a call is read. kNone: as a call.
+enum class Meaning { kNone, kEncode, kEmptyBytes, kOrderedDict };
 
 Meaning meaning_of(const Pickle& pickle, NodeId id, size_t arguments) {
   const NodeId function = pickle.callable(id);
@@ -31,11 +31,11 @@ Meaning meaning_of(const Pickle& pickle, NodeId id, size_t arguments) {
   if (is("collections", "OrderedDict") && arguments == 0) return Meaning::kOrderedDict;
   if (!pickle.is(id, NodeKind::kCall)) return Meaning::kNone;
   if (is("_codecs", "encode") && arguments == 2) return Meaning::kEncode;
-  if (is("builtins", "bytes") && arguments == 0) return Meaning::kNoBytes;
+  if (is("builtins", "bytes") && arguments == 0) return Meaning::kEmptyBytes;
   return Meaning::kNone;
 }
 
-// Little-endian two's complement, any length, as the int it is.
+// The int of little-endian two's complement bytes of any length >= 1.
 Value integer_value(std::string_view bytes) {
   const auto sign = static_cast<uint8_t>(static_cast<uint8_t>(bytes.back()) >> 7 ? 0xff : 0);
   while (bytes.size() > 1 && static_cast<uint8_t>(bytes.back()) == sign &&
@@ -48,14 +48,16 @@ Value integer_value(std::string_view bytes) {
   return static_cast<int64_t>(value);
 }
 
-// Text whose characters are bytes, as protocol 2 writes bytes.
+// The bytes of a text whose characters are bytes; protocol 2 writes bytes in this way.
 Bytes from_latin1(std::string_view text) {
   Bytes bytes;
   bytes.reserve(text.size());
   for (size_t i = 0; i < text.size(); ++i) {
     auto c = static_cast<uint8_t>(text[i]);
     if (c >= 0x80) {
-      if (c > 0xc3 || i + 1 == text.size()) unsafe("latin1 text with characters beyond latin1");
+      if (c > 0xc3 || i + 1 == text.size()) {
+        unsafe("latin1 text has characters that latin1 does not have");
+      }
       c = static_cast<uint8_t>((c << 6) | (static_cast<uint8_t>(text[++i]) & 0x3f));
     }
     bytes.push_back(static_cast<std::byte>(c));
@@ -63,7 +65,7 @@ Bytes from_latin1(std::string_view text) {
   return bytes;
 }
 
-// A lazily conjugated or negated tensor's own elements, in memory of their own.
+// Computes the elements of a lazily conjugated or negated tensor, in new memory.
 TensorView resolved(const TensorNode& node, const TensorView& stored) {
   TensorView made = TensorView::allocate(stored.dtype, stored.shape);
   const uint64_t size = stored.bytes();
@@ -84,7 +86,7 @@ class ValueReader {
   ValueReader(const Pickle& pickle, const StorageSource& storages)
       : pickle_(pickle), storages_(storages), done_(pickle.node_count()) {}
 
-  // Depth first, children before parents, on a stack of our own.
+  // Depth first, children before parents, with an explicit stack instead of recursion.
   Value read(NodeId root) {
     if (is_small(root)) return pickle_.integer(root);
     work_.push_back({root, false});
@@ -103,7 +105,7 @@ class ValueReader {
  private:
   struct Done {
     Value value;
-    uint64_t unfolded = 0;  // bytes, each shared part counted as often as it stands
+    uint64_t unfolded = 0;  // bytes; each shared part is counted as often as it occurs
     uint32_t depth = 0;
     bool opened = false;
     bool finished = false;
@@ -147,7 +149,7 @@ class ValueReader {
 
   void open(NodeId id) {
     Done& node = done_[id];
-    if (node.opened) unsafe("a container that holds itself");
+    if (node.opened) unsafe("a container holds itself");
     node.opened = true;
     const auto tensor = read_tensor_node(pickle_, id);
     if (tensor && !tensor->has_attributes) {
@@ -159,7 +161,7 @@ class ValueReader {
     work_.push_back({id, true});
     for_each_child(id, [&](NodeId child) {
       if (is_small(child) || done_[child].finished) return;
-      if (done_[child].opened) unsafe("a container that holds itself");
+      if (done_[child].opened) unsafe("a container holds itself");
       work_.push_back({child, false});
     });
   }
@@ -171,7 +173,7 @@ class ValueReader {
     node.finished = true;
   }
 
-  // What a container holds of its own is copied into it once; what it shares is not.
+  // Checks the limits. A value's own bytes are copied once; shared parts are not copied.
   void measure(NodeId id, Done& node) {
     const uint64_t own = own_bytes(id);
     copied_ += own;
@@ -184,14 +186,14 @@ class ValueReader {
       check_size(node.unfolded, kMaxUnfolded + kCopiedFactor * pickle_.size());
     });
     if (node.depth > kMaxDepth) {
-      unsafe("containers nest deeper than " + std::to_string(kMaxDepth));
+      unsafe("containers are nested deeper than " + std::to_string(kMaxDepth) + " levels");
     }
   }
   static void check_size(uint64_t bytes, uint64_t limit) {
     if (bytes > limit) unsafe("it unfolds to more than " + std::to_string(limit) + " bytes");
   }
 
-  // Text that every value copies which holds it.
+  // The bytes of a text that each value that holds it copies.
   uint64_t text_bytes(NodeId id) const {
     const NodeKind kind = pickle_.kind(id);
     const bool copied = kind == NodeKind::kString || kind == NodeKind::kLong;
@@ -270,7 +272,7 @@ class ValueReader {
       case NodeKind::kNew:
         return build_object(id);
     }
-    throw Error(ErrorCode::kInternal, "pickle: a node of no kind");
+    throw Error(ErrorCode::kInternal, "pickle: a node has an unknown kind");
   }
 
   static Value builtin_call(std::string_view name, Value::List args) {
@@ -290,7 +292,7 @@ class ValueReader {
     return opaque;
   }
 
-  // pathlib's classes have another module name in Python 3.13.
+  // The module of pathlib's classes has another name in Python 3.13.
   static std::string canonical_module(std::string_view module) {
     return module == "pathlib._local" ? "pathlib" : std::string(module);
   }
@@ -307,7 +309,7 @@ class ValueReader {
     const Nodes args = pickle_.items(pickle_.args(id));
     const ObjectItems* items = pickle_.object_items(id);
     switch (meaning_of(pickle_, id, args.size())) {
-      case Meaning::kNoBytes:
+      case Meaning::kEmptyBytes:
         return Bytes();
       case Meaning::kEncode:
         if (pickle_.is(args[0], NodeKind::kString) && pickle_.is(args[1], NodeKind::kString) &&
@@ -353,7 +355,7 @@ class ValueReader {
   Value read_tensor(const TensorNode& tensor) {
     if (!storages_) {
       throw Error(ErrorCode::kUnsupported,
-                  "pickle: a tensor in a bare pickle, whose elements are elsewhere");
+                  "pickle: a bare pickle does not contain the elements of its tensors");
     }
     const StorageBytes storage = storages_(tensor.record, tensor.storage);
     if (numel(tensor.shape) == 0) {
@@ -363,9 +365,12 @@ class ValueReader {
         TensorView::strided(storage.data + tensor.offset, tensor.dtype, tensor.shape,
                             tensor.strides, storage.data, storage.size, storage.owner);
     if (!tensor.conjugated && !tensor.negated) return Value(std::move(view), tensor.autograd);
-    // Its elements are copied; never more than twice the bytes that are there.
+    // The elements are copied. The limit is twice the bytes of the storages, so that a small file
+    // can't claim much memory.
     if (resolvable_.insert(std::string(tensor.record)).second) to_resolve_ += 2 * storage.size;
-    if (view.bytes() > to_resolve_) unsafe("lazily conjugated tensors repeat their storage");
+    if (view.bytes() > to_resolve_) {
+      unsafe("lazily conjugated or negated tensors use their storage too often");
+    }
     to_resolve_ -= view.bytes();
     return Value(resolved(tensor, view), tensor.autograd);
   }
@@ -375,7 +380,7 @@ class ValueReader {
   std::vector<Done> done_;
   std::vector<Step> work_;
   uint64_t copied_ = 0;                         // bytes of all values made so far
-  std::unordered_set<std::string> resolvable_;  // records of lazily conjugated tensors
+  std::unordered_set<std::string> resolvable_;  // records of lazily conjugated or negated tensors
   uint64_t to_resolve_ = 0;                     // bytes that may still be copied for these
 };
 

@@ -1,4 +1,4 @@
-// A pickle as a Value: plain kinds, tensors, and everything else described as Opaque.
+// Reads a pickle as a Value: plain kinds, tensors, and everything else as Opaque.
 #pragma once
 
 #include <functional>
@@ -15,21 +15,25 @@ namespace tilestone::archive {
 struct StorageBytes {
   std::byte* data = nullptr;
   uint64_t size = 0;
-  std::shared_ptr<const void> owner;  // tensors over the bytes share it
+  std::shared_ptr<const void> owner;  // shared by the tensors that view the bytes; null: borrowed
 };
-// Throws where the record is absent or of another size. Tensors are views of the bytes.
+// Returns the bytes of a record; tensors are views of them. Throws if the record is missing or has
+// another size.
 using StorageSource = std::function<StorageBytes(std::string_view record, uint64_t expected_size)>;
 
-// The pickle is parsed with Sizes::kCalls. A container that stands in several places is shared, not
-// copied. Throws Error(kUnsafe) for containers that hold themselves, nest deeper than kMaxDepth,
-// need more than kMaxCopied bytes plus kCopiedFactor times the pickle's size, or would unfold to
-// more than kMaxUnfolded bytes (each shared container counted as often as it stands).
-// storages may be empty: then a tensor is Error(kUnsupported).
+// `pickle` must have been parsed with Sizes::kCalls. A container that occurs in several places is
+// shared, not copied. If `storages` is empty, a tensor is Error(kUnsupported). Error(kUnsafe) for
+// containers that
+//  - hold themselves,
+//  - nest deeper than kMaxDepth,
+//  - need more than kMaxCopied bytes plus kCopiedFactor times the pickle's size, or
+//  - unfold to more than kMaxUnfolded bytes plus kCopiedFactor times the pickle's size (each shared
+//    container is counted as often as it occurs).
 Value read_value(const Pickle& pickle, const StorageSource& storages);
 
 inline constexpr uint32_t kMaxDepth = 1000;
-inline constexpr uint64_t kMaxUnfolded = 1u << 30;
-inline constexpr uint64_t kMaxCopied = 16u << 20;
+inline constexpr uint64_t kMaxUnfolded = 1u << 30;  // bytes
+inline constexpr uint64_t kMaxCopied = 16u << 20;   // bytes
 inline constexpr uint64_t kCopiedFactor = 64;
 
 }  // namespace tilestone::archive

@@ -1,7 +1,7 @@
-// Reads the structure of one zip archive of stored records, from all of its bytes or from the
-// parts of it that are at hand. Order and names of records are not assumed. What is ambiguous
-// (two records of one name, overlapping records, a local header that contradicts the central
-// directory, bytes that belong to nothing after the directory) is refused.
+// Reads the structure of one zip archive of stored records, from all of its bytes or from some
+// parts of it. The order and the names of the records are not assumed. Ambiguous archives are
+// refused: two records with one name, overlapping records, a local header that contradicts the
+// central directory, extra bytes after the directory.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,19 @@
 
 namespace tilestone::archive {
 
-// Some byte ranges of an item.
+// The available byte ranges of an item. Borrows the bytes.
 class ItemBytes {
  public:
   struct Range {
-    uint64_t offset = 0;
+    uint64_t offset = 0;  // from the item's start, bytes
     ByteView bytes;
   };
   explicit ItemBytes(ByteView whole) : length_(whole.size()), ranges_{{0, whole}} {}
   ItemBytes(uint64_t length, std::vector<Range> ranges)
       : length_(length), ranges_(std::move(ranges)) {}
 
-  uint64_t length() const { return length_; }  // of the item
-  // nullopt: not at hand. offset + size is inside the item.
+  uint64_t length() const { return length_; }  // of the whole item, bytes
+  // nullopt: no range contains these bytes. offset + size must be inside the item.
   std::optional<ByteView> find(uint64_t offset, uint64_t size) const;
 
  private:
@@ -36,29 +36,28 @@ class ItemBytes {
 };
 
 struct ZipRecord {
-  std::string_view name;       // with its top folder
+  std::string_view name;       // with its top folder; borrowed
   uint64_t header_offset = 0;  // from the item's start, bytes
   uint64_t size = 0;           // bytes
-  uint32_t crc32 = 0;          // as the directory says
+  uint32_t crc32 = 0;          // from the directory
   uint16_t flags = 0;
 };
 
 class ZipDirectory {
  public:
-  // Borrows the bytes. nullopt when the directory is not at hand. Throws Error(kCorrupt,
-  // kUnsupported) with the offset.
+  // Borrows the bytes. nullopt if the directory is not in the available ranges. Throws
+  // Error(kCorrupt, kUnsupported) with the offset.
   static std::optional<ZipDirectory> parse(const ItemBytes& item);
 
   const std::vector<ZipRecord>& records() const { return records_; }  // by header_offset
   const ZipRecord* find(std::string_view name) const;
   uint64_t offset() const { return offset_; }  // of the central directory
 
-  // True when the archive's writer computed checksums (an option of torch turns them off: all are 0
-  // then).
+  // Whether the archive's writer computed checksums. torch has an option not to; then all are 0.
   bool has_checksums() const { return has_checksums_; }
 
-  // Where the record's bytes start, from its local header, which is checked against the
-  // directory; nullopt when the header is not at hand.
+  // The offset of the record's bytes, from its local header. Checks the header against the
+  // directory. nullopt if the header is not in the available ranges.
   std::optional<uint64_t> data_offset(const ItemBytes& item, const ZipRecord& record) const;
 
  private:

@@ -44,7 +44,7 @@ constexpr uint64_t kExtraHeader = 4;
 constexpr uint64_t kVersion = 20;
 constexpr uint64_t kVersion64 = 45;
 
-// Bytes of the padding field that brings `offset` to the alignment: none, or at least its header.
+// The size of the padding field that aligns `offset`: 0, or at least the field's header.
 uint64_t padding_field(uint64_t offset) {
   const uint64_t gap = align_up(offset, ZipWriter::kAlignment) - offset;
   return gap == 0 || gap >= kExtraHeader ? gap : gap + ZipWriter::kAlignment;
@@ -81,7 +81,7 @@ void ZipWriter::add(std::string name, ByteView data) {
 }
 
 uint64_t ZipWriter::begin_last(std::string name, uint64_t size) {
-  // The checksum of nothing is known, and torch's own writer defers nothing there either.
+  // The checksum of empty data is known. torch's own writer does not defer it either.
   const uint64_t begin = add_header({std::move(name), 0, size, 0, size > 0});
   end_ = begin + size;
   return begin;
@@ -111,7 +111,7 @@ Bytes ZipWriter::finish() && {
   return std::move(head_);
 }
 
-// Central directory, zip64 end where a number needs it, end.
+// Appends the central directory, a zip64 end record if a number needs it, and the end record.
 uint64_t ZipWriter::append_directory(Bytes& bytes, std::span<const Record> records,
                                      uint64_t offset) {
   const uint64_t begin = bytes.size();

@@ -10,26 +10,27 @@
 
 namespace tilestone::archive {
 
-// Lays records out one after the other. A record's data either goes into the archive's own bytes,
-// or, for one record at most and the last, is left to the caller, who knows its checksum later.
+// Writes records one after the other. The data of the last record may be left to the caller, who
+// writes it and learns its checksum later. All other data goes into the archive's bytes.
 class ZipWriter {
  public:
   static constexpr uint64_t kAlignment = 64;  // of every record's data, from the archive's start
 
   void add(std::string name, ByteView data);
-  // Header of the last record, whose `size` bytes of data the caller puts after take_head().
-  // Returns where they start.
+  // Adds the header of the last record. The caller writes its `size` bytes of data after
+  // take_head(). Returns the offset of the data.
   uint64_t begin_last(std::string name, uint64_t size);
 
-  // Everything before the last record's data; for an archive without one, see finish().
+  // Everything before the last record's data. Only after begin_last(); otherwise see finish().
   Bytes take_head() { return std::move(head_); }
-  // Everything after the last record's data: zeros where its checksum goes, at `crc32_at`.
+  // Everything after the last record's data. `crc32_at`: offsets in `bytes` at which the caller
+  // inserts the CRC-32 of this data. `bytes` has zeros there.
   struct Tail {
     Bytes bytes;
     std::vector<uint64_t> crc32_at;
   };
   Tail tail() const;
-  // A whole archive of records that were all add()ed.
+  // The whole archive, if begin_last() was not called.
   Bytes finish() &&;
 
  private:
@@ -38,10 +39,10 @@ class ZipWriter {
     uint64_t header_offset = 0;
     uint64_t size = 0;
     uint32_t crc32 = 0;
-    bool deferred = false;  // checksum and sizes follow the data
+    bool deferred = false;  // a descriptor with checksum and sizes follows the data
   };
   uint64_t add_header(Record record);
-  // Returns where in `out` the checksum of the last record stands.
+  // Returns the offset of the last record's checksum in `out`.
   static uint64_t append_directory(Bytes& out, std::span<const Record> records, uint64_t offset);
 
   Bytes head_;

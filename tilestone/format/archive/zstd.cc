@@ -10,11 +10,12 @@
 namespace tilestone::archive {
 namespace {
 
-// Room grows with what was really decompressed, never with what a frame header promises.
+// Grows the buffer with the bytes that have been decompressed. The size in a frame header is not
+// trusted.
 void grow(Bytes& out, uint64_t filled, uint64_t max_size) {
   if (filled == max_size) {
     throw Error(ErrorCode::kCorrupt,
-                "zstd stream: it holds more than " + std::to_string(max_size) + " bytes");
+                "zstd stream: it decompresses to more than " + std::to_string(max_size) + " bytes");
   }
   const uint64_t step = std::max<uint64_t>(ZSTD_DStreamOutSize(), filled);
   out.resize(filled + std::min(step, max_size - filled));

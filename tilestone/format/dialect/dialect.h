@@ -1,5 +1,5 @@
-// Dialect: which items a state dict consists of, and the tree that loaded items make. Independent
-// of the bytes: each dialect can be stored in each format.
+// A Dialect turns a state dict into items, and loaded items into a tree. It does not depend on the
+// stored bytes: each dialect can be stored in each format.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@
 
 namespace tilestone {
 
-// A damaged file of the index.
+// Damage in an index file.
 struct IndexFault {
   std::string file;
   uint64_t offset = 0;  // bytes
   std::string problem;
-  bool unsafe = false;  // refused as kUnsafe
+  bool unsafe = false;  // the content looks like an attack (kUnsafe)
 };
 
 class Dialect {
@@ -32,63 +32,67 @@ class Dialect {
 
   // ---- Saving
 
-  // The dialect in which what it saves is read.
+  // The name of the dialect with which to read what this dialect saves.
   virtual std::string_view read_as() const { return name(); }
-  // Another program writes the dialect's files of the index, before and after the save, which
-  // therefore goes into the location as it stands and leaves them alone.
+  // True if another program writes the dialect's index files, before and after the save. The save
+  // then writes into the existing directory and does not touch those files.
   virtual bool shares_directory() const { return false; }
 
-  // A tree (factories built, non-persistent values dropped) as items of `format`. Errors:
-  // kInvalidArgument naming the key (two leaves with one key, an object that could not be read
-  // back).
+  // Turns a tree into items of `format`. The tree's factories must have been built and its
+  // non-persistent values removed. Error(kInvalidArgument), naming the key, if two leaves have one
+  // key or an object could not be read back.
   virtual Items to_items(const StateDict& state, const Format& format) const = 0;
-  // The dialect's files of the index: of the coordinator's items, so of its common state.
+  // The dialect's index files. `items`: the coordinator's items, with its common state.
   virtual Index encode_index(const Items& items, const Format& format) const = 0;
-  // Files of encode_index() have names that another save may have used: a save needs a directory of
-  // its own.
+  // True if other saves use the same names for the files of encode_index(). Each save then needs a
+  // directory of its own.
   virtual bool has_fixed_names() const { return false; }
 
   // ---- Opening
 
-  // Those of a directory's files that belong to the index and are the dialect's.
+  // The dialect's index files among the names of all files in a directory.
   virtual std::vector<std::string> index_files(std::span<const std::string> names) const = 0;
-  // The common state, where it is a file of the index. `files.contents` holds index_files().
+  // The common state, if it is stored in an index file; else nullopt. `files.contents` has the
+  // bytes of index_files().
   virtual std::optional<Value> parse_common(const DirectoryFiles& files) const = 0;
-  // The key of the object that holds the common state too, or alone; "": there is none. The object
-  // is no part of Metadata::objects once a checkpoint is open.
+  // The key of the object that holds the common state, in addition to the index file or instead of
+  // it; "": there is no such object. When a checkpoint is opened, this object is removed from
+  // Metadata::objects.
   virtual std::string_view common_object() const { return ""; }
-  // What verify finds wrong with the dialect's files of the index, which lie in `files`.
+  // Checks the dialect's index files, for verify. `files.contents` has their bytes.
   virtual std::vector<IndexFault> verify_index(const DirectoryFiles&) const { return {}; }
 
   // ---- Loading
 
-  // The object that an item of `format` holds, of the value that Format::parse_object() made of it.
-  // Error(kCorrupt) when it is no item of the dialect's.
+  // The object in an item of `format`. `stored` is the value that Format::parse_object() returned.
+  // Error(kCorrupt) if the dialect does not store objects in this way.
   virtual Value object_of(Value stored, const Format&) const { return stored; }
-  // The items that a template (as in to_items) asks for, whether or not the checkpoint has them;
-  // they have the template's memory and values. `common`: the checkpoint's common state, null in
-  // dialects that have none.
+  // The items that a template asks for, whether or not the checkpoint has them. They have the
+  // template's memory and values. The template is a tree as in to_items(). `common`: the
+  // checkpoint's common state; null in dialects without one.
   virtual Items wanted_items(const StateDict& wanted, const Value* common) const = 0;
-  // The tree of the template's structure that loaded items make; `loaded` are wanted_items() in
-  // their order, and Items::common what the checkpoint has of it.
+  // Makes a tree of the loaded items, with the template's structure. `loaded` has the items of
+  // wanted_items() in the same order, and the checkpoint's common state in Items::common.
   virtual StateDict from_items(const StateDict& wanted, const Items& loaded) const = 0;
 };
 
-// PyTorch's: a wrapped entity has its own key, anything else its dotted path.
+// PyTorch's dialect. The key of a wrapped entity is its own; the key of any other leaf is its
+// dotted path.
 std::shared_ptr<const Dialect> pytorch_dialect();
 
-// Megatron-Core's: only wrapped entities are sharded, each under its own key; the rest is one
-// common state. Lists are taken apart, and merged again, as Megatron-Core's dict_utils does. A
-// load's common state is the checkpoint's, whatever values the template has in its place; beyond
-// Megatron-Core, an unwrapped leaf that the common state lacks is the stored item whose key is its
-// path.
+// Megatron-Core's dialect. Only wrapped entities are sharded, each under its own key. Everything
+// else is one common state. Lists are taken apart and merged again as by Megatron-Core's
+// dict_utils. A load takes the common state from the checkpoint and ignores the template's values
+// in its place. Beyond Megatron-Core: an unwrapped leaf that is not in the common state is loaded
+// from the stored item whose key is the leaf's path.
 std::shared_ptr<const Dialect> megatron_dialect();
 
-// Megatron-Core's sharded part alone, for a save that Megatron-Core itself has begun and ends: it
-// has written common.pt to the location, and writes metadata.json once the save has returned, so
-// the checkpoint is not complete before. For saves only, over torch_dist: a state of nothing but
-// wrapped entities, of which one may be the common state as Megatron-Core from 0.19 on hands it
-// over (ShardedObject "common_state"). What stands at the location is replaced in place.
+// Only the sharded part of Megatron-Core's dialect, for a save that Megatron-Core itself starts and
+// finishes. Megatron-Core writes common.pt to the location before the save, and metadata.json after
+// the save has returned; only then is the checkpoint complete. For saves in torch_dist only. The
+// state may contain only wrapped entities. One of them may be the common state as Megatron-Core
+// passes it since 0.19 (ShardedObject "common_state"). A checkpoint at the location is replaced in
+// place.
 std::shared_ptr<const Dialect> megatron_shards_dialect();
 
 }  // namespace tilestone

@@ -7,8 +7,9 @@
 namespace tilestone::dialect {
 namespace {
 
-// The local tensor where its template had no memory: the one piece, without prepended axes. A
-// tensor of several pieces stays without; its pieces hold what was loaded.
+// The local tensor for a template without memory. If there is one piece, it is that piece without
+// prepended axes. A tensor with several pieces gets no memory here: the pieces hold what was
+// loaded.
 TensorView local_tensor(const TensorView& wanted, const std::vector<Piece>& pieces) {
   if (pieces.size() != 1) return wanted;
   TensorView data = pieces[0].data;
@@ -80,7 +81,7 @@ void KeyClaims::claim(const std::string& key, Owner owner, const Path& path) {
   const auto [known, fresh] = owners_.emplace(key, owner);
   if (fresh || (owner == Owner::kShardedTensor && known->second == owner)) return;
   throw Error(ErrorCode::kInvalidArgument,
-              "two leaves of the state dict have one key; the second is at " + dotted(path))
+              "two leaves of the state dict have the same key; the second is at " + dotted(path))
       .with_key(key);
 }
 
@@ -103,11 +104,11 @@ void LoadedItems::expect_end() const {
 }
 
 void disagree(const std::string& key) {
-  throw Error(ErrorCode::kInternal, "loaded items are not those of the state dict").with_key(key);
+  throw Error(ErrorCode::kInternal, "the loaded items don't match the template").with_key(key);
 }
 
 void refuse_unbuilt(const Path& path, std::string_view what) {
-  throw Error(ErrorCode::kInternal, "a " + std::string(what) + " in a tree that is made into items")
+  throw Error(ErrorCode::kInternal, "the state dict still has a " + std::string(what))
       .with_key(dotted(path));
 }
 

@@ -1,6 +1,7 @@
-// Megatron-Core's dialect. Its files of the index are common.pt, the common state as readers up to
-// 0.18 take it, and metadata.json, in which Megatron-Core sees that a checkpoint is complete. In
-// torch_dist the common state is also an object, as readers from 0.19 on take it.
+// Megatron-Core's dialect. Its index files are common.pt, from which Megatron-Core up to 0.18 reads
+// the common state, and metadata.json, which tells Megatron-Core that a checkpoint is complete. In
+// torch_dist the common state is also stored as an object, from which Megatron-Core since 0.19
+// reads it.
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -22,8 +23,8 @@ Value parse_common_file(ByteView bytes) {
   try {
     Value common = read_torch_archive(bytes);
     if (common.kind() == Value::Kind::kDict) return common;
-    throw Error(ErrorCode::kCorrupt,
-                "the common state is a " + std::string(to_string(common.kind())) + ", not a dict");
+    throw Error(ErrorCode::kCorrupt, "expected a dict as the common state, found a value of kind " +
+                                         std::string(to_string(common.kind())));
   } catch (Error& error) {
     error.with_file(kCommonFile);
     throw;
@@ -76,7 +77,7 @@ class MegatronDialect : public Dialect {
     if (config == files.contents.end()) {
       faults.push_back({kConfigFile, 0, "the file is missing"});
     } else if (!read_megatron_config(config->second)) {
-      faults.push_back({kConfigFile, 0, "the file is no JSON that names a sharded_backend"});
+      faults.push_back({kConfigFile, 0, "the file is not a JSON object with a sharded_backend"});
     }
     const auto common = files.contents.find(kCommonFile);
     if (common == files.contents.end()) return faults;
@@ -84,14 +85,15 @@ class MegatronDialect : public Dialect {
     return faults;
   }
 
-  // The list holds what several entities of one key had.
+  // Megatron-Core's list may hold several objects of one key. Tilestone takes the first.
   Value object_of(Value stored, const Format& format) const override {
     if (!lists_objects(format)) return stored;
     if (stored.kind() == Value::Kind::kList && !stored.items().empty()) {
       return stored.items().front();
     }
-    throw Error(ErrorCode::kCorrupt, "the item is a " + std::string(to_string(stored.kind())) +
-                                         ", not a list that holds the object");
+    throw Error(ErrorCode::kCorrupt,
+                "expected a non-empty list that holds the object, found a value of kind " +
+                    std::string(to_string(stored.kind())));
   }
   Items wanted_items(const StateDict& wanted, const Value* common) const override {
     return wanted_of(wanted, common == nullptr ? Value::dict({}) : *common);
@@ -101,7 +103,7 @@ class MegatronDialect : public Dialect {
   }
 };
 
-// The files of the index are Megatron-Core's to write.
+// The same dialect without its index files, which Megatron-Core itself writes.
 class MegatronShardsDialect final : public MegatronDialect {
  public:
   std::string_view name() const override { return "megatron_shards"; }
@@ -111,9 +113,10 @@ class MegatronShardsDialect final : public MegatronDialect {
 
   Items to_items(const StateDict& state, const Format& format) const override {
     if (lists_objects(format)) return split_shards(state, format);
-    throw Error(ErrorCode::kUnsupported,
-                "the sharded part alone can't be saved in the format " + std::string(format.name()))
-        .with_hint("save in torch_dist, or the whole checkpoint in the dialect megatron");
+    throw Error(
+        ErrorCode::kUnsupported,
+        "the dialect megatron_shards can't be saved in the format " + std::string(format.name()))
+        .with_hint("save in the format torch_dist, or save in the dialect megatron");
   }
   Index encode_index(const Items&, const Format&) const override { return {}; }
 };

@@ -1,4 +1,4 @@
-// The two halves of Megatron-Core's dialect: a tree taken apart, and put together again.
+// The two halves of Megatron-Core's dialect: taking a tree apart, and putting it together again.
 #pragma once
 
 #include <string_view>
@@ -12,16 +12,17 @@ namespace tilestone::dialect {
 inline constexpr std::string_view kCommonKey = "common_state";  // reserved
 inline constexpr std::string_view kCommonObject = "common_state/shard_0_1";
 
-// Whether the format's objects are lists that hold the object, and the common state is one of them.
+// Whether the format stores each object in a list of one, and the common state as an object.
 bool lists_objects(const Format& format);
 
-// Items::common is a dict.
+// The items of a tree. Items::common is a dict.
 Items split(const StateDict& state, const Format& format);
-// The same for a tree of nothing but wrapped entities, the common state's object among them or not:
-// without Items::common. Error(kInvalidArgument) naming the place of anything else.
+// The items of a tree that contains only wrapped entities; the object with the common state may be
+// one of them. Items::common is not set. Error(kInvalidArgument), naming the path, for anything
+// else in the tree.
 Items split_shards(const StateDict& state, const Format& format);
 
-// As Dialect::wanted_items() and from_items().
+// See Dialect::wanted_items() and from_items().
 Items wanted_of(const StateDict& wanted, const Value& common);
 StateDict merged(const StateDict& wanted, const Items& loaded);
 

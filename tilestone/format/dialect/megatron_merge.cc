@@ -1,7 +1,9 @@
-// A template and the checkpoint's common state make one tree, as Megatron-Core's merge does: dicts
-// by their keys, lists element by element. Lists go together in one of two ways: as the writer took
-// them apart (each element of the template of which a part is common has its own in the common
-// state), or, where the template has only the sharded elements, one by one with those.
+// Merges a template and the checkpoint's common state into one tree, as Megatron-Core's merge does:
+// dicts by their keys, lists element by element. There are two ways to pair the elements of lists:
+//  - If the template has all elements: each element that has a common part is paired with the next
+//    element in the common state, because the writer took the list apart in this way.
+//  - If the template has only the elements with sharded entities: these are paired one by one with
+//    the elements in the common state.
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
@@ -25,7 +27,7 @@ bool has_sharded(const StateNode& node) {
   return node.get_if<ShardedTensor>() != nullptr || node.get_if<ShardedObject>() != nullptr;
 }
 
-// Whether a writer that has this node leaves a part of it to the common state.
+// Whether a writer with this node has a part of it in the common state.
 bool has_common(const StateNode& node) {
   if (const auto* dict = node.get_if<StateDict>()) {
     return dict->empty() || std::any_of(dict->begin(), dict->end(),
@@ -41,13 +43,14 @@ bool is_path_element(const Value& key) {
   return key.kind() == Value::Kind::kString || key.kind() == Value::Kind::kInt;
 }
 
-// A key of a pickled dict as one of a template: text and ints as they are, others as text.
+// The key of a pickled dict as a key of a template: strings and ints unchanged, others as text.
 PathElement path_element(const Value& key) {
   if (key.kind() == Value::Kind::kInt) return key.as_int();
   return key_text(key);
 }
 
-// One walk over the template, which asks for the sharded leaves or gives them their content.
+// Walks over the template and merges the common state into it. The subclasses collect the items of
+// the sharded leaves, or fill in the loaded content.
 class CommonMerger {
  public:
   virtual ~CommonMerger() = default;
@@ -62,7 +65,7 @@ class CommonMerger {
  protected:
   virtual StateNode sharded(const ShardedTensor& tensor) = 0;
   virtual StateNode sharded(const ShardedObject& object) = 0;
-  // An unwrapped leaf that the common state lacks.
+  // For an unwrapped leaf that is not in the common state.
   virtual StateNode lacking(const TensorView& tensor, const Path& path) = 0;
   virtual StateNode lacking(const Value& value, const Path& path) = 0;
 
@@ -113,7 +116,7 @@ class CommonMerger {
     return tree;
   }
 
-  // Of two keys that are written alike, the text or int.
+  // If two keys have the same text, the string or int is found.
   static std::unordered_map<PathElement, const Value*> by_element(const Value::Dict& dict) {
     std::unordered_map<PathElement, const Value*> found;
     for (const bool plain : {true, false}) {
@@ -124,7 +127,7 @@ class CommonMerger {
     return found;
   }
 
-  // What only the common state has, in its order and under its keys.
+  // Adds what only the common state has, in its order and under its keys.
   static void add_rest(const Value::Dict& common, const std::unordered_set<const Value*>& taken,
                        StateDict& tree) {
     auto& entries = tree.entries();
@@ -157,11 +160,11 @@ class CommonMerger {
       }
       return merge_elements(only, [](size_t) { return true; }, common);
     }
-    refuse_common("a list of " + std::to_string(list.size()) + " elements, where it has " +
-                  std::to_string(size) + ",");
+    refuse_common("a list with sharded entities and " + std::to_string(list.size()) + " elements",
+                  "a list of " + std::to_string(size) + " elements");
   }
 
-  // Those that `takes` names have, one after the other, an element of the common state.
+  // Merges each element for which `takes` is true with the next element of the common state.
   template <typename Takes>
   StateNode merge_elements(const StateList& list, const Takes& takes, const Value* common) {
     StateList tree;
@@ -182,16 +185,17 @@ class CommonMerger {
     return found;
   }
 
-  [[noreturn]] void refuse_common(const std::string& wanted) const {
-    throw Error(ErrorCode::kMismatch,
-                wanted + " is wanted where the checkpoint's common state has another value")
+  [[noreturn]] void refuse_common(const std::string& wanted,
+                                  const std::string& found = "another value") const {
+    throw Error(ErrorCode::kMismatch, "the state dict has " + wanted +
+                                          " where the checkpoint's common state has " + found)
         .with_key(dotted(path_));
   }
 
   Path path_;
 };
 
-// Asks: the items of the sharded leaves, in the order of the walk.
+// Collects the items of the sharded leaves, in the order of the walk.
 class TemplateMerger final : public CommonMerger {
  public:
   Items take() { return std::move(items_); }
@@ -228,10 +232,10 @@ class TemplateMerger final : public CommonMerger {
   KeyClaims claims_;
 };
 
-// Gives: the loaded items, in the order in which they were asked for.
-class Giver final : public CommonMerger {
+// Fills in the loaded items, in the order in which TemplateMerger collected them.
+class Filler final : public CommonMerger {
  public:
-  explicit Giver(const Items& loaded) : loaded_(loaded) {}
+  explicit Filler(const Items& loaded) : loaded_(loaded) {}
   void expect_end() const { loaded_.expect_end(); }
 
  protected:
@@ -259,16 +263,16 @@ class Giver final : public CommonMerger {
 }  // namespace
 
 Items wanted_of(const StateDict& wanted, const Value& common) {
-  TemplateMerger asker;
-  asker.run(wanted, common);
-  return asker.take();
+  TemplateMerger merger;
+  merger.run(wanted, common);
+  return merger.take();
 }
 
 StateDict merged(const StateDict& wanted, const Items& loaded) {
-  if (!loaded.common) throw Error(ErrorCode::kInternal, "items without their common state");
-  Giver giver(loaded);
-  StateDict tree = giver.run(wanted, *loaded.common);
-  giver.expect_end();
+  if (!loaded.common) throw Error(ErrorCode::kInternal, "the loaded items have no common state");
+  Filler filler(loaded);
+  StateDict tree = filler.run(wanted, *loaded.common);
+  filler.expect_end();
   return tree;
 }
 

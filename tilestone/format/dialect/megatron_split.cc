@@ -1,6 +1,6 @@
-// A tree taken apart as Megatron-Core's extract_matching_values does: what is no wrapped entity
-// stays in its place of the common state. A container of which nothing stays is left out, an empty
-// one is not; the elements that stay of a list close up.
+// Takes a tree apart as Megatron-Core's extract_matching_values does. Everything that is not a
+// wrapped entity keeps its place in the common state. A container that has nothing left is removed;
+// one that was empty before is kept. In a list, the remaining elements move together.
 #include <optional>
 #include <utility>
 
@@ -12,14 +12,13 @@
 namespace tilestone::dialect {
 namespace {
 
-using Common = std::optional<Value>;  // nothing: no part of the node is common
+using Common = std::optional<Value>;  // nullopt: no part of the node is in the common state
 
 Value key_value(const PathElement& key) {
   return std::visit([](const auto& element) { return Value(element); }, key);
 }
 
-// A value that can stand inside another one: what the caller's Python has pickled is described
-// instead.
+// Makes a value that can be part of another one: a value that Python has pickled is parsed.
 Value embedded(const Value& value) {
   if (value.kind() != Value::Kind::kPickled) return value;
   const Pickled& pickled = value.as_pickled();
@@ -37,7 +36,7 @@ class Splitter {
  public:
   explicit Splitter(const Format& format) : lists_objects_(lists_objects(format)) {}
 
-  // What is left of the tree then is empty containers.
+  // Ignores the remaining common part, which can only be empty containers.
   Items run_shards(const StateDict& state) {
     shards_only_ = true;
     part(state);
@@ -130,7 +129,7 @@ class Splitter {
   void expect_common_state() const {
     if (!shards_only_) return;
     throw Error(ErrorCode::kInvalidArgument,
-                "only wrapped entities belong to the sharded part of a checkpoint")
+                "the dialect megatron_shards saves only wrapped entities")
         .with_key(dotted(path_))
         .with_hint("wrap the value in a ShardedTensor or ShardedObject");
   }
@@ -138,13 +137,13 @@ class Splitter {
   void check_key(const std::string& key) const {
     if (key != kCommonKey && key != kCommonObject) return;
     throw Error(ErrorCode::kInvalidArgument,
-                "a sharded entity with the key under which Megatron-Core keeps the common state")
+                "a sharded entity uses a key that Megatron-Core reserves for the common state")
         .with_key(key)
         .with_hint("give the entity at " + dotted(path_) + " another key");
   }
 
   const bool lists_objects_;
-  bool shards_only_ = false;  // and no common state
+  bool shards_only_ = false;  // no common state is allowed
   Path path_;
   Items items_;
   KeyClaims claims_;

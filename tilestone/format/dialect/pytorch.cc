@@ -1,10 +1,10 @@
-// A tree as the items that torch.distributed.checkpoint would make of it, and back. The rules are
-// torch 2.13's flatten_state_dict:
-//  - a dict is descended, its keys as text; an empty one leaves nothing;
-//  - a list is descended when it holds, at any depth of lists, a tensor, a sharded entity or a
-//    dict; else the whole list is one object;
-//  - everything else (a tuple, whatever it holds) is a leaf, its key the dotted path.
-// A sharded tensor or object has its own key instead. A path is recorded where it is the key.
+// Turns a tree into the items that torch.distributed.checkpoint would make of it, and back. The
+// rules are those of torch 2.13's flatten_state_dict:
+//  - A dict is descended; its keys become text. An empty dict leaves no item.
+//  - A list is descended if it holds, at any depth of lists, a tensor, a sharded entity or a dict.
+//    Otherwise the whole list is one object.
+//  - Everything else is a leaf whose key is the dotted path. A tuple is a leaf whatever it holds.
+// A sharded tensor or object has its own key instead. The path is recorded if it equals the key.
 #include <string>
 #include <utility>
 
@@ -17,7 +17,6 @@ namespace {
 
 // ---- Which lists are descended ----
 
-// True when the list has to be taken apart.
 bool is_descended(const Value::List& list) {
   for (const Value& item : list) {
     const Value::Kind kind = item.kind();
@@ -40,7 +39,7 @@ bool is_descended(const StateList& list) {
   return false;
 }
 
-// A list that is not descended, as the one value that it is.
+// A list that is not descended, as one value.
 Value as_value(const StateList& list) {
   Value::List items;
   items.reserve(list.size());
@@ -90,7 +89,6 @@ class Flattener {
       add_object(value);
     }
   }
-  // A plain tensor: the same on every rank that has it.
   void visit(const TensorView& tensor) {
     TensorItem item = item_of(tensor, dotted(path_));
     item.path = path_;
@@ -140,7 +138,7 @@ class Flattener {
 
 // ---- Items to tree ----
 
-// Walks the original as Flattener does, so the n-th leaf met is the n-th item.
+// Walks the original in the same order as Flattener, so the n-th leaf is the n-th item.
 class Unflattener {
  public:
   explicit Unflattener(const Items& loaded) : loaded_(loaded) {}
@@ -158,6 +156,9 @@ class Unflattener {
     entries.reserve(dict.size());
     for (const auto& [key, node] : dict.entries()) {
       at(key_text(key), [&] { entries.emplace_back(key, rebuild_node(node)); });
+    }
+    for (const auto& [key, value] : dict.others()) {
+      at(key_text(key), [&] { tree.others().emplace_back(key, rebuild(value)); });
     }
     return tree;
   }

@@ -1,7 +1,7 @@
-// What every format promises in every dialect, over all that are known: a new one is tested as soon
-// as known_formats() or known_dialects() has it. So is one made for these tests whose files have a
-// header and a trailer. Written and read here as one rank would, with the
-// functions of format, dialect and index alone.
+// Tests what every format promises in every dialect. A new format or dialect is tested as soon as
+// known_formats() or known_dialects() returns it. A format whose files have a header and a trailer
+// is made for these tests. Checkpoints are written and read as by one rank, with only the functions
+// of format, dialect and index.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ Bytes elements(const TensorView& tensor) {
   return bytes;
 }
 
-// A checkpoint in memory, as the engine would write it on one rank.
+// A checkpoint in memory, as the engine writes it on one rank.
 class Written {
  public:
   Written(const Format& format, const Dialect& dialect, const StateDict& state)
@@ -125,7 +125,7 @@ class Written {
   const Format& format_;
   Items items_;
   Metadata metadata_;
-  std::vector<std::vector<FileItem>> planned_;  // by file of the metadata
+  std::vector<std::vector<FileItem>> planned_;  // by index into Metadata::files
 };
 
 std::vector<std::string> names_of(const FileImage& files) {
@@ -138,7 +138,7 @@ DetectedFormat detect(const FileImage& files) {
   return detect_format(names_of(files), [&](const std::string& name) { return files.at(name); });
 }
 
-// What the engine would hand to parse_index().
+// What the engine passes to parse_index().
 DirectoryFiles directory_of(const FileImage& files, const Format& format, const Dialect& dialect) {
   const std::vector<std::string> names = names_of(files);
   DirectoryFiles directory;
@@ -251,10 +251,11 @@ TEST_P(EveryFormat, WhatIsWrittenIsFoundAndReadsBack) {
 }
 
 TEST_P(EveryFormat, ATreeComesBackThroughTheDialect) {
-  const Written written(*format_, *dialect_, example());
+  StateDict wanted = example();
+  wanted.others().emplace_back(Value::tuple({Value(1), Value(2)}), Value(7));
+  const Written written(*format_, *dialect_, wanted);
   const DirectoryFiles directory = directory_of(written.files, *format_, *dialect_);
   const Metadata metadata = format_->parse_index(directory);
-  const StateDict wanted = example();
   const std::optional<Value> common = dialect_->parse_common(directory);
   Items items = dialect_->wanted_items(wanted, common ? &*common : nullptr);
   for (TensorItem& item : items.tensors) {
@@ -272,6 +273,7 @@ TEST_P(EveryFormat, ATreeComesBackThroughTheDialect) {
   ASSERT_NE(step, nullptr);
   EXPECT_EQ(*step->get_if<Value>(), Value(int64_t{41}));
   EXPECT_EQ(loaded.find(std::string("rng"))->get_if<ShardedObject>()->data, Value("state"));
+  EXPECT_EQ(loaded.others(), wanted.others());
 }
 
 TEST_P(EveryFormat, EveryDTypeIsKeptOrRefusedByItsKey) {
@@ -306,7 +308,7 @@ TEST_P(EveryFormat, TheIndexIsDeterministicAndHasOneSwitchThatComesLast) {
   EXPECT_EQ(switches, 1u);
 }
 
-// A crash before the switch leaves no checkpoint for anybody.
+// After a crash before the switch there is no checkpoint.
 TEST_P(EveryFormat, WithoutTheSwitchThereIsNoCheckpointOfThisFormatAndDialect) {
   Written written(*format_, *dialect_, example());
   written.files.erase(switch_name(written.index));
@@ -337,7 +339,7 @@ TEST_P(EveryFormat, NamesOfDataFilesAreTakenApartAsTheyWerePutTogether) {
   }
 }
 
-// Truncated or flipped, an index gives an error or another index, and never more than that.
+// A truncated index, or one with flipped bits, gives an error or another index, and nothing worse.
 TEST_P(EveryFormat, ADamagedIndexIsAnErrorThatNamesItsFile) {
   const Written written(*format_, *dialect_, example());
   size_t refused = 0;
@@ -367,7 +369,7 @@ TEST_P(EveryFormat, ADamagedIndexIsAnErrorThatNamesItsFile) {
   EXPECT_GT(refused, 0u);
 }
 
-// Where the metadata has the items of a file, and what they hold.
+// Where the items of a file are according to the metadata, and what they hold.
 std::vector<FramePlace> places_of(const Written& written, const Metadata& metadata) {
   std::vector<FramePlace> places;
   const auto add = [&](const ItemLocation& at) {

@@ -20,11 +20,11 @@ std::shared_ptr<const T> named(const std::vector<std::shared_ptr<const T>>& know
   }
   throw Error(ErrorCode::kUnsupported,
               "unknown " + std::string(what) + " \"" + std::string(name) + "\"")
-      .with_hint("known are: " + names);
+      .with_hint("use one of: " + names);
 }
 
-// Where metadata.json is a file of the format's own, as in zarr, it does not tell whose the tree
-// is.
+// Whether a checkpoint with a metadata.json is in Megatron-Core's dialect. In a format that has a
+// metadata.json of its own (zarr), only common.pt shows it.
 bool is_megatron(const Format& format, std::span<const std::string> names) {
   const std::vector<std::string> own = format.index_files(names);
   return std::find(own.begin(), own.end(), kMegatronConfig) == own.end() ||
@@ -53,7 +53,7 @@ std::shared_ptr<const Dialect> save_dialect_named(std::string_view name) {
   return shards->name() == name ? shards : dialect_named(name);
 }
 
-// A damaged metadata.json leaves the format to be found.
+// If metadata.json is damaged, the format is detected by the other file names.
 DetectedFormat detect_format(std::span<const std::string> names,
                              const std::function<Bytes(const std::string&)>& read) {
   const auto megatron = find_megatron_mark(names, read);

@@ -1,4 +1,4 @@
-// All formats and dialects, and which of them a directory holds.
+// All formats and dialects, and the detection of those that a directory holds.
 #pragma once
 
 #include <functional>
@@ -17,19 +17,21 @@ namespace tilestone {
 
 std::vector<std::shared_ptr<const Format>> known_formats();
 std::vector<std::shared_ptr<const Dialect>> known_dialects();
-// By name ("torch_dist", "pytorch"); Error(kUnsupported) that lists the known ones.
+// Look up by name ("torch_dist", "pytorch"). Error(kUnsupported), listing the known names, if there
+// is none of that name.
 std::shared_ptr<const Format> format_named(std::string_view name);
 std::shared_ptr<const Dialect> dialect_named(std::string_view name);
-// The same, or one that only saves have ("megatron_shards").
+// Also finds the dialect that is for saves only ("megatron_shards").
 std::shared_ptr<const Dialect> save_dialect_named(std::string_view name);
 
-// What a directory holds, by its files' names and marks. Both null: no checkpoint of ours to read.
+// Format and dialect of the checkpoint in a directory. Both null: there is no checkpoint of a known
+// format.
 struct DetectedFormat {
   std::shared_ptr<const Format> format;
   std::shared_ptr<const Dialect> dialect;
 };
-// `names`: of all files of the directory, sorted. `read` returns a file's bytes and is called for
-// `metadata.json` at most; what it throws comes out.
+// `names`: the names of all files in the directory, sorted. `read` returns a file's bytes; it is
+// called only for `metadata.json`, and its exceptions are passed on.
 DetectedFormat detect_format(std::span<const std::string> names,
                              const std::function<Bytes(const std::string&)>& read);
 

@@ -9,7 +9,7 @@
 
 namespace tilestone::known_test {
 
-// "format, dialect" of what is detected; "" for nothing.
+// The detected checkpoint as "format, dialect"; "" if there is none.
 std::string found(std::vector<std::string> names, std::string_view metadata_json = "") {
   std::sort(names.begin(), names.end());
   const DetectedFormat detected = detect_format(names, [&](const std::string& name) {
@@ -28,7 +28,8 @@ TEST(DetectFormat, MetadataJsonTellsTheDialectsApart) {
   EXPECT_EQ(found({"__0.metadata", "__0_0.distcp"}), "torch_dist, pytorch");
   EXPECT_EQ(found({".metadata", "common.pt", "metadata.json"}, kTorchDist), "torch_dist, megatron");
   EXPECT_EQ(found({".metadata", "metadata.json"}, kTorchDist), "torch_dist, megatron");
-  // Damaged, but Megatron-Core's: its objects are lists, which only its dialect takes apart.
+  // The file is damaged, but the checkpoint is Megatron-Core's: its objects are lists, which only
+  // its dialect takes apart.
   EXPECT_EQ(found({".metadata", "common.pt", "metadata.json"}, "{\"shar"), "torch_dist, megatron");
 }
 

@@ -1,4 +1,4 @@
-// torch.save archives: what is written reads back, and hostile ones are refused.
+// Tests that torch.save archives can be read back, and that hostile ones are refused.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -110,7 +110,7 @@ TEST(Archive, OneEncoderGivesTheBytesOfAFreshOne) {
 }
 
 TEST(Archive, TensorsOfMoreThan4GiBUseZip64) {
-  // Nothing is read of the tensor: only the segments around it are made.
+  // The tensor is not read; only the segments around it are made.
   std::byte none{};
   TensorView tensor;
   tensor.data = &none;
@@ -191,7 +191,7 @@ TEST(Archive, OpaqueObjectsAreWrittenAsWhatTheyWere) {
     check_value(value);
     EXPECT_EQ(read_torch_archive(write_torch_archive(value)), value);
   }
-  // A module that protocol 2 means for another one.
+  // A module whose name means another module in protocol 2.
   call.module = "commands";
   EXPECT_EQ(read_torch_archive(write_torch_archive(Value(call))), Value(call));
 }
@@ -245,7 +245,7 @@ TEST(Archive, TruncationAtEveryLengthIsRefused) {
   EXPECT_EQ(refusal([&] { read_torch_archive(longer); }), ErrorCode::kCorrupt);
 }
 
-// Every single bit of an item: either it is noticed, or the item still means the same.
+// Flips every single bit of an item. Either it is noticed, or the item still means the same.
 TEST(Archive, AnyFlippedBitIsNoticedOrHarmless) {
   const Value value = Value::list({1, "text", counted(DType::kFloat32, {4})});
   const Bytes whole = write_torch_archive(value);
@@ -286,7 +286,7 @@ Bytes tensor_pickle(const Dims& shape, const Dims& strides, int64_t elements) {
 
 Bytes archive_of(ByteView pickle, size_t storage_bytes) {
   ZipWriter archive;
-  archive.add("x/data/0", Bytes(storage_bytes));  // any order, any folder
+  archive.add("x/data/0", Bytes(storage_bytes));  // in any order and any folder
   archive.add("x/data.pkl", pickle);
   return std::move(archive).finish();
 }
@@ -339,7 +339,7 @@ TEST(Archive, SharedStoragesAreCopiedOnce) {
   EXPECT_EQ(value.items()[0].as_tensor().data, value.items()[9'999].as_tensor().data);
 }
 
-// A tensor whose elements are the conjugates, or the negatives, of those stored.
+// A tensor whose elements are the conjugates or the negatives of the stored ones.
 Bytes lazy_pickle(std::string_view storage, int64_t count, std::string_view what) {
   PickleWriter pickle(2);
   pickle.global("torch._utils", "_rebuild_tensor_v2");
@@ -415,7 +415,7 @@ TEST(Archive, FilesFromBeforeTorch16AreUnsupported) {
   EXPECT_EQ(refusal([&] { read_torch_archive(as_bytes(unsafe)); }), ErrorCode::kUnsafe);
 }
 
-// torch.load runs a bare pickle that stands where an archive should.
+// torch.load runs a bare pickle that is in the place of an archive.
 TEST(Archive, ABarePickleThatCallsSomethingIsUnsafe) {
   for (const char* pickle :
        {"cos\nsystem\n(S'ls'\ntR.", "(S'ls'\nios\nsystem\n.", "(cos\nsystem\nU\2lso.",

@@ -1,4 +1,4 @@
-// Writes a whole checkpoint with a format's own functions into memory, as one rank would.
+// Writes a whole checkpoint into memory with the functions of a format, as a save of one rank does.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace tilestone::torch_dist {
 
-// What a directory of these files looks like to a format.
+// A directory with these files, as formats see it.
 DirectoryFiles directory_of(const FileImage& files);
-// What a format makes of them.
+// The metadata that a format parses from them.
 Metadata parse(const Format& format, const FileImage& files);
 
 // The files of a checkpoint of `state`, in PyTorch's dialect.

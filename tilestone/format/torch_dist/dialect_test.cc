@@ -1,4 +1,4 @@
-// The torch dialect: keys and paths as torch's flatten_state_dict makes them, and back.
+// Tests PyTorch's dialect: keys and paths as made by torch's flatten_state_dict, and back.
 #include <gtest/gtest.h>
 
 #include "tilestone/base/error.h"
@@ -31,7 +31,7 @@ TEST(TorchDialect, DictsAreTakenApartAndKeysJoined) {
   state["a"] = inner;
   state["empty"] = StateDict();
   EXPECT_EQ(keys(state), (Keys{"a.3"}));
-  // An int key becomes text, as str(key) does; only a list's index stays a number.
+  // An int key becomes text, as with str(key). Only a list's index stays a number.
   EXPECT_EQ(to_items(state).tensors[0].path, (Path{std::string("a"), std::string("3")}));
 }
 

@@ -1,8 +1,8 @@
-// A tensor of shape [X, Y, Z] on a regular grid of local shards [x, y, z], each of them flattened
-// and sliced, was stored with the shape [X/x, Y/y, Z/z, xyz]. A stored chunk is one slice: its
-// offset is [i, j, k, a], its shape [1, 1, 1, n], and its elements are a, ..., a + n - 1 of the
-// flattened shard at [ix, jy, kz]. A slice is a few boxes of the shard, and each of these is a run
-// of the slice, in C order.
+// Megatron-Core up to 0.15 split a tensor of shape [X, Y, Z] into a regular grid of local shards of
+// shape [x, y, z], flattened each shard and cut it into slices. It stored the tensor with the shape
+// [X/x, Y/y, Z/z, xyz]. A stored chunk is one slice: a chunk at offset [i, j, k, a] with the shape
+// [1, 1, 1, n] holds the elements a, ..., a + n - 1 of the flattened shard at [ix, jy, kz]. A slice
+// consists of a few boxes of the shard, and each box is a run of the slice's elements in C order.
 #include "tilestone/format/torch_dist/flattened_internal.h"
 
 #include <string>
@@ -16,7 +16,8 @@
 namespace tilestone::torch_dist {
 namespace {
 
-// A slice has 2n - 1 boxes of n dims: bounds what a small file can make of itself.
+// A slice has up to 2n - 1 boxes of n dims. The limit bounds the memory that a small file can
+// claim.
 constexpr size_t kMaxFlattenedDims = 8;
 
 [[noreturn]] void corrupt_flattened(const std::string& problem) {
@@ -26,8 +27,8 @@ constexpr size_t kMaxFlattenedDims = 8;
 // The shape of a local shard.
 Dims shard_shape(const Dims& stored, const Dims& original) {
   if (original.size() > kMaxFlattenedDims) {
-    throw Error(ErrorCode::kUnsupported, "a flattened tensor of " +
-                                             std::to_string(original.size()) + " dims, at most " +
+    throw Error(ErrorCode::kUnsupported, "the flattened tensor has " +
+                                             std::to_string(original.size()) + " dims; at most " +
                                              std::to_string(kMaxFlattenedDims) + " are supported");
   }
   Dims shard = original;
@@ -37,8 +38,8 @@ Dims shard_shape(const Dims& stored, const Dims& original) {
     if (fits) shard[d] /= stored[d];
   }
   if (fits && numel(shard) == stored[original.size()]) return shard;
-  corrupt_flattened("mcore_data gives the flattened tensor the shape " + to_string(original) +
-                    ", which the stored shape " + to_string(stored) + " contradicts");
+  corrupt_flattened("the flattened tensor's shape in mcore_data, " + to_string(original) +
+                    ", contradicts its stored shape " + to_string(stored));
 }
 
 void check_disjoint(const StoredTensor& tensor) {
@@ -51,7 +52,7 @@ void check_disjoint(const StoredTensor& tensor) {
   }
 }
 
-// The chunks of the original tensor that one of the stored form is.
+// Adds the chunks of the original tensor that a stored chunk contains.
 void add_parts(const StoredChunk& stored, const Dims& shard, std::vector<StoredChunk>& parts) {
   if (stored.box.empty()) return;
   const size_t dims = shard.size();
@@ -59,7 +60,7 @@ void add_parts(const StoredChunk& stored, const Dims& shard, std::vector<StoredC
   for (size_t d = 0; d < dims; ++d) {
     if (stored.box.shape[d] != 1) {
       corrupt_flattened("the chunk " + to_string(stored.box) +
-                        " of a flattened tensor is no slice of one " + "local shard");
+                        " of a flattened tensor is not a slice of one local shard");
     }
     origin[d] = stored.box.offset[d] * shard[d];
   }

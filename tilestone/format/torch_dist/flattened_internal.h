@@ -1,4 +1,4 @@
-// Tensors that Megatron-Core up to 0.15 stored flattened, as the tensors that they were.
+// Restores the original shape of tensors that Megatron-Core up to 0.15 stored flattened.
 #pragma once
 
 #include "tilestone/geometry/dims.h"
@@ -6,10 +6,10 @@
 
 namespace tilestone::torch_dist {
 
-// Gives a tensor, as `.metadata` describes its stored form, its original shape, and each stored
-// chunk the boxes of the original tensor that it is: they become chunks of one item (FlatPart).
-// Error(kCorrupt) when the stored form is none of this shape, or its chunks overlap;
-// Error(kUnsupported) for more dims than any writer has used.
+// `tensor` has the stored (flattened) shape and chunks, as in `.metadata`. Sets its shape to
+// `original`. Replaces each stored chunk by the boxes of the original tensor that it contains;
+// these are chunks of one item (FlatPart). Error(kCorrupt) if the stored shape contradicts
+// `original` or chunks overlap. Error(kUnsupported) for more dims than any writer has used.
 void restore_original(StoredTensor& tensor, const Dims& original);
 
 }  // namespace tilestone::torch_dist

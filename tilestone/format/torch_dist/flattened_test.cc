@@ -1,4 +1,4 @@
-// Flattened tensors of Megatron-Core as the boxes that their slices are.
+// Tests that slices of Megatron-Core's flattened tensors become the right boxes.
 #include "tilestone/format/torch_dist/flattened_internal.h"
 
 #include <gtest/gtest.h>
@@ -24,8 +24,8 @@ std::vector<int64_t> indices_of(const Dims& shape, const Box& box) {
   return indices;
 }
 
-// A tensor of local shards, each flattened and cut at random, as `.metadata` describes it; items
-// stand at offsets 0, 1, ... of their file.
+// A tensor of local shards, each flattened and cut at random, as in `.metadata`. The items are at
+// offsets 0, 1, ... of their file.
 StoredTensor flattened(const Dims& shape, const Dims& counts, std::mt19937_64& random) {
   StoredTensor tensor{"t", {}, DType::kFloat32, counts, {}};
   const int64_t elements = numel(shape) / numel(counts);
@@ -39,7 +39,7 @@ StoredTensor flattened(const Dims& shape, const Dims& counts, std::mt19937_64& r
     }
     int64_t& at = box.offset[counts.size()];
     int64_t& size = box.shape[counts.size()];
-    for (at = 0; at < elements; at += size) {  // an empty slice now and then
+    for (at = 0; at < elements; at += size) {  // sometimes an empty slice
       size = static_cast<int64_t>(random() % static_cast<uint64_t>(elements - at + 1));
       if (random() % 3 == 0) size = std::min<int64_t>(size, 3);
       tensor.chunks.push_back({box, {.offset = tensor.chunks.size()}});
@@ -49,8 +49,8 @@ StoredTensor flattened(const Dims& shape, const Dims& counts, std::mt19937_64& r
   return tensor;
 }
 
-// By element of the original tensor, the item and the place in it where that is stored: what the
-// stored form says, and what the chunks of the original tensor say.
+// For each element of the original tensor, the item in which it is stored and the place in the
+// item: once computed from the stored form, once from the chunks of the original tensor.
 using Places = std::vector<std::pair<uint64_t, int64_t>>;
 
 Places stored_places(const StoredTensor& stored, const Dims& shape) {

@@ -1,4 +1,4 @@
-// Every tensor and object of the checkpoints in tests/golden, read through the format alone.
+// Reads every tensor and object of the checkpoints in tests/golden with the format's functions.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -33,7 +33,7 @@ struct Golden {
 
 void PrintTo(const Golden& golden, std::ostream* out) { *out << golden.name; }
 
-// The checkpoints in folders whose name starts with `folder`, but for those of other formats.
+// The checkpoints in folders whose name starts with `folder`, without those of other formats.
 std::vector<Golden> goldens(const std::string& folder) {
   std::vector<Golden> found;
   for (const fs::directory_entry& writer : fs::directory_iterator(kGolden)) {
@@ -67,7 +67,7 @@ class Opened {
     return ByteView(files_.at(metadata.files[at.file])).subspan(at.offset, at.length);
   }
 
-  // Finds the payload as the engine does: from the probed ranges alone.
+  // Finds the payload as the engine does: from the probed ranges only.
   StoredPayload payload(const ItemLocation& at) const {
     std::vector<ByteView> probed;
     for (const ProbeRange& range : format->probe(at)) {
@@ -85,7 +85,7 @@ class Opened {
       const StoredPayload stored = payload(chunk.at);
       EXPECT_EQ(stored.dtype, tensor.dtype);
       if (chunk.box.empty()) continue;
-      // Prepended axes of size 1 may be missing in the stored tensor; one of a flattened tensor
+      // Prepended axes of size 1 may be missing in the stored tensor. An item of a flattened tensor
       // holds several chunks, one after the other.
       Dims strides = stored.strides;
       if (chunk.flat || !(stored.shape == chunk.box.shape)) {
@@ -167,7 +167,7 @@ TEST_P(TorchGolden, ObjectsHaveTheirExpectedValues) {
   const Opened checkpoint(GetParam());
   const Json& objects = checkpoint.expected.at("objects");
   ASSERT_FALSE(objects.empty());
-  // Since 2.4 every dict is taken apart; before, one of plain values was a single object.
+  // Since torch 2.4 every dict is taken apart. Before, a dict of plain values was a single object.
   const StoredObject* dict = checkpoint.metadata.find_object("common");
   for (const auto& [name, repr] : objects.items()) {
     SCOPED_TRACE(name);
@@ -192,7 +192,7 @@ TEST_P(TorchGolden, PathsAreThoseOfTheTree) {
   }
 }
 
-// A value as the expected files of Megatron's goldens describe one.
+// A value in the form of the expected files of Megatron's golden checkpoints.
 std::string describe(const Value& value);
 
 std::string joined(const Value::List& items) {
@@ -243,7 +243,7 @@ TEST_P(MegatronGolden, ObjectsHaveTheirExpectedValues) {
     SCOPED_TRACE(key);
     const StoredObject* object = checkpoint.metadata.find_object(key);
     ASSERT_NE(object, nullptr);
-    // Megatron puts every object into a list of its own.
+    // Megatron stores every object in a list of one.
     const Value value = checkpoint.format->parse_object(checkpoint.item(object->at));
     ASSERT_EQ(value.items().size(), 1u);
     EXPECT_EQ(describe(value.items()[0]), text.get<std::string>());

@@ -1,4 +1,4 @@
-// Megatron-Core's dialect: what is sharded and what is common, and both as one tree again.
+// Tests Megatron-Core's dialect: splitting a tree into sharded and common parts, and merging them.
 #include <gtest/gtest.h>
 
 #include "tilestone/base/error.h"
@@ -27,7 +27,7 @@ const Dialect& megatron() {
 }
 Items to_items(const StateDict& state) { return megatron().to_items(state, *torch_dist_format()); }
 
-// What a load gives back of `stored` for `wanted`, as one value.
+// What a load of `stored` returns for the template `wanted`, as one value.
 Value text_of(const StateNode& node) {
   if (const auto* inner = node.get_if<StateDict>()) {
     Value::Dict entries;
@@ -125,7 +125,8 @@ TEST(MegatronDialect, ALoadGivesTheCheckpointsCommonStateAndTheCallersStructure)
             "{'step': 3, 'empty': {}}, 'plain': tensor float32 [2]}");
 }
 
-// [{sharded and common}, {common}], as an optimizer's param_groups; and sharded ones among others.
+// [{sharded and common}, {common}], like an optimizer's param_groups; and lists in which only some
+// elements are sharded.
 TEST(MegatronDialect, ListsAreMergedAsTheyWereTakenApart) {
   StateDict state;
   state["groups"] = StateList{dict({{"lr", 1}, {"master", shard("m")}}), dict({{"lr", 2}})};
@@ -138,7 +139,8 @@ TEST(MegatronDialect, ListsAreMergedAsTheyWereTakenApart) {
   EXPECT_EQ(to_string(loaded(state, stored)),
             "{'groups': [{'lr': 1, 'master': 'tensor m'}, {'lr': 2}], 'mixed': ['a', 'tensor s', "
             "'b'], 'all': ['tensor t'], 'none': [1, None]}");
-  // Only the sharded elements are asked for: one by one with the common ones, as stock does.
+  // The template has only the sharded elements. They are paired one by one with the common ones, as
+  // in stock Megatron-Core.
   StateDict sharded_only;
   sharded_only["groups"] = StateList{dict({{"master", shard("m")}}), dict({{"other", shard("o")}})};
   EXPECT_EQ(to_string(*loaded(sharded_only, stored).find("groups")),
@@ -192,7 +194,7 @@ TEST(MegatronDialect, AnObjectOfTorchDistIsTheFirstOfItsList) {
 }
 
 TEST(MegatronDialect, PickledObjectsStandInTheCommonStateAsTheyAreRead) {
-  // collections.OrderedDict by its name, as the caller's Python pickles a class.
+  // collections.OrderedDict by name, as Python pickles a class.
   const Bytes pickle = to_bytes("\x80\x02\x63ollections\nOrderedDict\n.");
   StateDict state;
   state["class"] = Value(Pickled{pickle, false});

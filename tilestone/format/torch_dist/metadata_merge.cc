@@ -37,8 +37,8 @@ class RankLocalMerger {
   }
 
  private:
-  // In stock torch each rank has an id of its own. Ours is the same on all, and begins the names of
-  // the data files.
+  // Stock torch gives each rank a save id of its own. Tilestone gives all ranks the same save id
+  // and begins the data files' names with it.
   void expect_same_save(const Metadata& rank) {
     const bool ours =
         std::any_of(rank.files.begin(), rank.files.end(),
@@ -46,7 +46,7 @@ class RankLocalMerger {
     if (ours && !rank.save_id.empty() && own_id_.empty()) own_id_ = rank.save_id;
     ids_.insert(rank.save_id);
     if (own_id_.empty() || ids_.size() == 1) return;
-    throw Error(ErrorCode::kCorrupt, "the ranks' metadata files are of different saves: " +
+    throw Error(ErrorCode::kCorrupt, "the ranks' metadata files come from different saves: " +
                                          *ids_.begin() + " and " + *ids_.rbegin());
   }
 
@@ -74,8 +74,8 @@ class RankLocalMerger {
   }
 
   Metadata all_;
-  std::set<std::string> ids_;  // of the ranks' saves
-  std::string own_id_;         // of a save of Tilestone
+  std::set<std::string> ids_;  // the ranks' save ids
+  std::string own_id_;         // the save id of a rank that Tilestone wrote; "": none so far
   std::unordered_map<std::string, uint32_t> files_;
   std::unordered_map<std::string, size_t> tensors_;
   std::unordered_map<std::string, size_t> objects_;

@@ -13,9 +13,9 @@
 namespace tilestone::torch_dist {
 namespace {
 
-using namespace archive;  // the pickles and archives that torch_dist is made of
+using namespace archive;  // pickles
 
-// The classes of a metadata file; modules and versions differ, names don't.
+// The classes in a metadata file. Their modules differ between versions; their names don't.
 enum class MetadataClass : uint8_t {
   kOther,
   kMetadata,
@@ -43,7 +43,7 @@ constexpr ClassName kClasses[] = {
     {MetadataClass::kIndex, "torch.distributed.checkpoint.metadata", "MetadataIndex"},
     {MetadataClass::kStorageMeta, "torch.distributed.checkpoint.metadata", "StorageMeta"},
     {MetadataClass::kStorageInfo, "torch.distributed.checkpoint.filesystem", "_StorageInfo"},
-    // 1.13 to 2.0
+    // torch 1.13 to 2.0
     {MetadataClass::kMetadata, "torch.distributed._shard.checkpoint.metadata", "Metadata"},
     {MetadataClass::kTensor, "torch.distributed._shard.checkpoint.metadata",
      "TensorStorageMetadata"},
@@ -51,7 +51,7 @@ constexpr ClassName kClasses[] = {
     {MetadataClass::kChunk, "torch.distributed._shard.checkpoint.metadata", "ChunkStorageMetadata"},
     {MetadataClass::kIndex, "torch.distributed._shard.checkpoint.metadata", "MetadataIndex"},
     {MetadataClass::kStorageInfo, "torch.distributed._shard.checkpoint.filesystem", "_StorageInfo"},
-    // to 2.5
+    // torch up to 2.5
     {MetadataClass::kProperties, "torch.distributed._shard.sharded_tensor.metadata",
      "TensorProperties"},
 };
@@ -60,8 +60,8 @@ constexpr ClassName kClasses[] = {
   throw Error(ErrorCode::kCorrupt, "checkpoint metadata: " + problem);
 }
 
-// A call of a function that no writer puts there is an attempt to have it called; an object of an
-// unknown class may be a newer writer's.
+// The error code for an unexpected node. A call of a function is an attack: no writer puts one
+// there. An object of an unknown class may come from a newer writer.
 ErrorCode refusal_of(const Pickle& pickle, NodeId id) {
   const bool call = id != kNoNode && pickle.kind(id) == NodeKind::kCall;
   return call ? ErrorCode::kUnsafe : ErrorCode::kUnsupported;
@@ -73,9 +73,9 @@ class MetadataReader {
 
   Metadata read() {
     if (class_of(pickle_.root()) != MetadataClass::kMetadata) {
-      throw Error(refusal_of(pickle_, pickle_.root()), "the pickle holds " +
-                                                           describe(pickle_, pickle_.root()) +
-                                                           ", not a checkpoint's Metadata");
+      throw Error(refusal_of(pickle_, pickle_.root()),
+                  "expected a checkpoint's Metadata in the pickle, found " +
+                      describe(pickle_, pickle_.root()));
     }
     const auto [tensors, planner, storage, storage_meta, version, megatron, plans] =
         FieldReader<7>({"state_dict_metadata", "planner_data", "storage_data", "storage_meta",
@@ -94,8 +94,8 @@ class MetadataReader {
  private:
   struct Entry {
     bool tensor = false;
-    uint32_t place = 0;    // in Metadata::tensors or objects
-    bool located = false;  // of an object
+    uint32_t place = 0;    // index into Metadata::tensors or Metadata::objects
+    bool located = false;  // for objects: storage_data has its location
   };
 
   // ---- Classes ----
@@ -119,7 +119,7 @@ class MetadataReader {
   NodeId state_of(NodeId object, std::string_view what) {
     const NodeId state = pickle_.state(object);
     if (state == kNoNode || !pickle_.is(state, NodeKind::kDict)) {
-      corrupt(std::string(what) + " without fields");
+      corrupt(std::string(what) + " has no fields");
     }
     return state;
   }
@@ -158,9 +158,9 @@ class MetadataReader {
       metadata_.objects.push_back({std::string(key), {}, {}});
     } else {
       throw Error(refusal_of(pickle_, id),
-                  "the entry is " + describe(pickle_, id) + ", neither tensor nor bytes");
+                  "expected an entry of tensor or bytes metadata, found " + describe(pickle_, id));
     }
-    if (!entries_.emplace(key, entry).second) corrupt("a key stands twice");
+    if (!entries_.emplace(key, entry).second) corrupt("the key is listed twice");
   }
 
   StoredTensor read_tensor(std::string_view key, NodeId id) {
@@ -182,7 +182,9 @@ class MetadataReader {
 
   static void check_size(const StoredTensor& tensor) {
     const auto elements = static_cast<uint64_t>(numel(tensor.shape));
-    if (elements > INT64_MAX / itemsize(tensor.dtype)) corrupt("the tensor's bytes overflow");
+    if (elements > INT64_MAX / itemsize(tensor.dtype)) {
+      corrupt("the tensor's size in bytes overflows");
+    }
   }
 
   DType read_properties(NodeId id) {
@@ -199,7 +201,7 @@ class MetadataReader {
     const auto known = read_dtype(pickle_, dtype);
     if (!known) {
       throw Error(ErrorCode::kUnsupported,
-                  "dtype " + describe(pickle_, dtype) + " is none that is known");
+                  "the tensor's dtype is " + describe(pickle_, dtype) + ", which is not supported");
     }
     return *known;
   }
@@ -218,7 +220,7 @@ class MetadataReader {
 
   // ---- planner_data ----
 
-  // {key: path}. Planners other than torch's own may keep anything here; that is passed over.
+  // Reads {key: path}. Planners other than torch's own may store anything here; it is ignored.
   void read_paths(NodeId id) {
     if (id == kNoNode || !pickle_.is(id, NodeKind::kDict)) return;
     const auto items = pickle_.items(id);
@@ -269,10 +271,12 @@ class MetadataReader {
     const std::string_view key = read_string(pickle_, fqn, "a key in storage_data");
     Entry* const entry = entry_of(fqn, key);
     try {
-      if (entry == nullptr) corrupt("storage_data names a key that has no entry");
+      if (entry == nullptr) {
+        corrupt("storage_data names a key that state_dict_metadata does not have");
+      }
       const ItemLocation at = read_info(info);
       if (!entry->tensor) {
-        if (std::exchange(entry->located, true)) corrupt("an object is stored twice");
+        if (std::exchange(entry->located, true)) corrupt("storage_data lists the object twice");
         metadata_.objects[entry->place].at = at;
       } else {
         locate_chunk(entry->place, offset, hint, at);
@@ -283,7 +287,8 @@ class MetadataReader {
     }
   }
 
-  // Null for an unknown key. Items of one tensor often follow one another and share their key.
+  // Null for an unknown key. The last entry is cached, because items of one tensor often follow one
+  // another and share the node of their key.
   Entry* entry_of(NodeId id, std::string_view key) {
     if (id != last_key_) {
       const auto known = entries_.find(key);
@@ -295,8 +300,9 @@ class MetadataReader {
 
   ItemLocation read_info(NodeId id) {
     if (class_of(id) != MetadataClass::kStorageInfo) {
-      throw Error(refusal_of(pickle_, id), "storage_data holds " + describe(pickle_, id) +
-                                               ", not a file system writer's _StorageInfo");
+      throw Error(refusal_of(pickle_, id),
+                  "expected a _StorageInfo of torch's file system writer in storage_data, found " +
+                      describe(pickle_, id));
     }
     const auto [path, offset, length, transforms] =
         info_fields_.read(pickle_, state_of(id, "_StorageInfo"));
@@ -339,10 +345,11 @@ class MetadataReader {
                                                  : describe(pickle_, name);
     }
     throw Error(ErrorCode::kUnsupported,
-                "the item was transformed by " + all + "; only stream.zstd/1 can be undone");
+                "the item was transformed by " + all + "; only stream.zstd/1 is supported");
   }
 
-  // The chunk that (key, offset) names: the one that the hint points at, in all ordinary files.
+  // Sets the location of the chunk at `offset`. `hint`: its index among the chunks, which is
+  // correct in all ordinary files.
   void locate_chunk(uint32_t place, NodeId offset, NodeId hint, const ItemLocation& at) {
     StoredTensor& tensor = metadata_.tensors[place];
     const bool no_offset = offset == kNoNode || pickle_.is(offset, NodeKind::kNone);
@@ -355,7 +362,7 @@ class MetadataReader {
     }
     if (chunk == tensor.chunks.size()) chunk = find_chunk(place, wanted);
     if (located_[place][chunk]) {
-      corrupt("the chunk at " + to_string(wanted) + " is stored twice");
+      corrupt("storage_data lists the chunk at " + to_string(wanted) + " twice");
     }
     located_[place][chunk] = true;
     tensor.chunks[chunk].at = at;
@@ -368,12 +375,14 @@ class MetadataReader {
         order.begin(), order.end(), offset,
         [&](uint32_t chunk, const Dims& value) { return chunks[chunk].box.offset < value; });
     if (found == order.end() || chunks[*found].box.offset != offset) {
-      corrupt("storage_data names a chunk at " + to_string(offset) + " that is not listed");
+      corrupt("storage_data names a chunk at " + to_string(offset) +
+              " that the tensor does not have");
     }
     return *found;
   }
 
-  // The tensor's chunks by offset, those with elements first among equals; built when first asked.
+  // The tensor's chunks sorted by offset; among those at the same offset, chunks with elements come
+  // first. Built on the first call.
   const std::vector<uint32_t>& by_offset(uint32_t place) {
     std::vector<uint32_t>& order = orders_[place];
     const std::vector<StoredChunk>& chunks = metadata_.tensors[place].chunks;
@@ -391,8 +400,8 @@ class MetadataReader {
     return order;
   }
 
-  // Chunks that nothing was stored of: an empty one needs nothing and goes; one with elements may
-  // share its offset, and so its name in storage_data, with an empty one.
+  // Handles chunks that have no location. An empty chunk is removed. A chunk with elements may have
+  // the same offset as an empty one; storage_data then has one location for both.
   void settle_chunks() {
     for (uint32_t place = 0; place < metadata_.tensors.size(); ++place) {
       if (std::find(located_[place].begin(), located_[place].end(), false) !=
@@ -402,7 +411,8 @@ class MetadataReader {
     }
     for (const auto& [key, entry] : entries_) {
       if (!entry.tensor && !entry.located) {
-        throw Error(ErrorCode::kCorrupt, "checkpoint metadata: nothing says where the object is")
+        throw Error(ErrorCode::kCorrupt,
+                    "checkpoint metadata: storage_data has no location of the object")
             .with_key(key);
       }
     }
@@ -422,8 +432,9 @@ class MetadataReader {
       } else if (!chunk.box.empty()) {
         const auto namesake = located.find(chunk.box.offset);
         if (namesake == located.end()) {
-          throw Error(ErrorCode::kCorrupt, "checkpoint metadata: nothing says where the chunk " +
-                                               to_string(chunk.box) + " is")
+          throw Error(ErrorCode::kCorrupt,
+                      "checkpoint metadata: storage_data has no location of the chunk " +
+                          to_string(chunk.box))
               .with_key(tensor.key);
         }
         kept.push_back({chunk.box, namesake->second});
@@ -434,8 +445,9 @@ class MetadataReader {
 
   // ---- mcore_data ----
 
-  // {key: fields}, of every tensor in 0.9 and 0.13; only flattened ones have an original shape.
-  // Megatron-Core's removal of tensors leaves their fields.
+  // Reads {key: fields}. Megatron-Core 0.9 and 0.13 write fields for every tensor, but only for
+  // flattened ones do they contain an original shape. Fields of a tensor that Megatron-Core has
+  // removed from the checkpoint remain here.
   void restore_flattened(NodeId id) {
     if (id == kNoNode || pickle_.is(id, NodeKind::kNone)) return;
     const auto items = dict_of(id, "mcore_data");
@@ -443,11 +455,11 @@ class MetadataReader {
     for (size_t i = 0; i < items.size(); i += 2) {
       const std::string_view key = read_string(pickle_, items[i], "a key in mcore_data");
       try {
-        dict_of(items[i + 1], "what mcore_data says of the tensor");
+        dict_of(items[i + 1], "the tensor's entry in mcore_data");
         const NodeId original = fields.read(pickle_, items[i + 1])[0];
         const auto entry = entries_.find(key);
         if (original == kNoNode || entry == entries_.end()) continue;
-        if (!entry->second.tensor) corrupt("mcore_data gives an object a shape");
+        if (!entry->second.tensor) corrupt("mcore_data has a shape for an object");
         restore_original(metadata_.tensors[entry->second.place],
                          read_dims(pickle_, original, "the flattened tensor's original shape"));
       } catch (Error& error) {
@@ -502,7 +514,7 @@ Metadata parse_metadata(ByteView bytes) {
   try {
     return MetadataReader(pickle).read();
   } catch (Error& error) {
-    // Geometry calls an impossible box or shape an invalid argument; here a file said it.
+    // Geometry reports an invalid box or shape as an invalid argument. Here it comes from a file.
     if (error.code() != ErrorCode::kInvalidArgument) throw;
     throw Error(ErrorCode::kCorrupt, "checkpoint metadata: " + error.message())
         .with_key(error.key());

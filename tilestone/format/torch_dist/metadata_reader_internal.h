@@ -1,4 +1,4 @@
-// `.metadata` of every torch version, straight from the pickle's nodes into Metadata.
+// Parses `.metadata` of every torch version into Metadata, directly from the pickle's nodes.
 #pragma once
 
 #include <string>
@@ -9,13 +9,14 @@
 
 namespace tilestone::torch_dist {
 
-// One metadata file. Not yet index()ed. Throws Error(kCorrupt, kUnsafe, kUnsupported), naming the
-// key where one is concerned.
+// Parses one metadata file. Metadata::index() has not been called on the result. Throws
+// Error(kCorrupt, kUnsafe, kUnsupported), naming the key if there is one.
 Metadata parse_metadata(ByteView bytes);
 
-// The metadata files of a rank-local checkpoint, in rank order, as one. Chunks may overlap; of an
-// object that several ranks wrote the lowest rank's is kept. Error(kCorrupt) naming the key when
-// two ranks disagree on a dtype or shape.
+// Merges the metadata files of a rank-local checkpoint, given in rank order. Chunks may overlap. If
+// several ranks wrote the same object, the lowest rank's is kept. Error(kCorrupt), naming the key,
+// if two ranks disagree on a dtype or shape; Error(kCorrupt) if the files come from different
+// saves.
 Metadata merge_rank_local(std::vector<Metadata> ranks);
 
 }  // namespace tilestone::torch_dist

@@ -1,4 +1,5 @@
-// `.metadata` written and read, several ranks' as one, and damaged or hostile ones.
+// Tests that `.metadata` is written and read, that several ranks' files are merged, and that
+// damaged and hostile files are refused.
 #include <gtest/gtest.h>
 #include <zstd.h>
 
@@ -67,7 +68,7 @@ Metadata read(ByteView bytes) {
   return metadata;
 }
 
-// The error of reading `bytes`; kInternal when there is none.
+// The error that reading `bytes` throws; kInternal if there is none.
 ErrorCode refusal(const Bytes& bytes, std::string* key = nullptr) {
   try {
     read(bytes);
@@ -161,7 +162,7 @@ TEST(TorchMetadata, AnotherPickleIsNoMetadata) {
 }
 
 TEST(TorchMetadata, AnEmptyChunkAtAFullOnesOffsetTakesNothingFromIt) {
-  // torch keeps one place for both, under (key, offset).
+  // torch has one location for both, under (key, offset).
   Metadata metadata = example();
   StoredTensor& tensor = matrix_of(metadata);
   Bytes bytes = write_metadata(metadata);

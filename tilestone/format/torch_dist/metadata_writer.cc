@@ -11,11 +11,11 @@
 namespace tilestone::torch_dist {
 namespace {
 
-using namespace archive;  // the pickles and archives that torch_dist is made of
+using namespace archive;  // pickles
 
 constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
 
-// Written once, and then named by its memo index.
+// Something that is written once and afterwards referred to by its memo index.
 struct Memo {
   static constexpr uint32_t kUnset = ~uint32_t{0};
   uint32_t index = kUnset;
@@ -31,7 +31,8 @@ struct Global : Memo {
   std::string_view name;
 };
 
-// Python's own picklers fill containers in steps of this size; readers need no more stack.
+// The number of elements that are added to a container at once. Python's own picklers use the same
+// number, so readers need no larger stack.
 constexpr size_t kBatch = 1000;
 
 class MetadataWriter {
@@ -64,7 +65,7 @@ class MetadataWriter {
   }
 
  private:
-  // ---- What is written once and then named by its memo index ----
+  // ---- Memoised parts ----
 
   template <typename Write>
   void once(Memo& memo, const Write& write) {
@@ -78,7 +79,7 @@ class MetadataWriter {
   void global(Global& global) {
     once(global, [&] { out_.global(global.module, global.name); });
   }
-  // Tensors come before objects in the order of keys.
+  // `item`: index into keys_.
   void key(size_t item) {
     const size_t tensors = metadata_.tensors.size();
     once(keys_[item], [&] {
@@ -110,7 +111,7 @@ class MetadataWriter {
     out_.op(op::kReduce);
   }
 
-  // Runs put(i) for all i between marks, `fill` after each batch.
+  // Calls put(i) for all i < count. Writes a mark before each batch and the opcode `fill` after it.
   template <typename Put>
   void batches(size_t count, uint8_t fill, const Put& put) {
     for (size_t i = 0; i < count; ++i) {
@@ -149,7 +150,7 @@ class MetadataWriter {
   }
 
   void put_chunk(const StoredChunk& chunk) {
-    if (chunk.flat) throw Error(ErrorCode::kInternal, "a chunk without an item of its own");
+    if (chunk.flat) throw Error(ErrorCode::kInternal, "a chunk shares its item with other chunks");
     const Box& box = chunk.box;
     object(chunk_class_);
     begin_fields();
@@ -160,7 +161,7 @@ class MetadataWriter {
     end_fields();
   }
 
-  // dtype, layout, requires_grad, memory format, pin_memory
+  // A tuple of dtype, layout, requires_grad, memory format and pin_memory.
   void put_properties(DType dtype) {
     object(properties_class_);
     out_.op(op::kMark);
@@ -191,7 +192,7 @@ class MetadataWriter {
     const auto path_of = [&](size_t item) -> const Path& {
       return item < tensors ? metadata_.tensors[item].path : metadata_.objects[item - tensors].path;
     };
-    // A key that is not its path is a top-level entry of the tree that stock readers rebuild.
+    // A key without a path becomes a top-level entry of the tree that stock readers rebuild.
     std::vector<size_t> items;
     for (size_t item = 0; item < keys_.size(); ++item) {
       if (!path_of(item).empty()) items.push_back(item);
@@ -252,7 +253,7 @@ class MetadataWriter {
     begin_fields();
     field(relative_path_);
     if (at.file >= files_.size()) {
-      throw Error(ErrorCode::kInternal, "an item in a file that the metadata has no name of")
+      throw Error(ErrorCode::kInternal, "an item has a file index that is not in the metadata")
           .with_key(name);
     }
     file(at.file);
@@ -271,7 +272,7 @@ class MetadataWriter {
 
   // ---- storage_meta ----
 
-  // checkpoint_id stays None: the same bytes wherever a checkpoint lies, or is moved to.
+  // checkpoint_id is None, so that the bytes don't depend on the checkpoint's location.
   void put_storage_meta() {
     object(storage_meta_class_);
     begin_fields();

@@ -5,7 +5,7 @@
 
 namespace tilestone::torch_dist {
 
-// `.metadata` as torch 2.13 reads it. The same metadata gives the same bytes.
+// Encodes `.metadata` as torch 2.13 reads it. Deterministic.
 Bytes write_metadata(const Metadata& metadata);
 
 }  // namespace tilestone::torch_dist

@@ -21,12 +21,12 @@ namespace {
 
 constexpr const char* kMetadataName = ".metadata";
 
-// Items up to this size are read whole to learn their structure; of larger ones, so much of the
-// head and tail. Stock torch needs 1 KiB of each; with its storage alignment set to a page, 24 KiB
-// of the head.
-constexpr uint64_t kWholeItem = 64u << 10;
-constexpr uint64_t kHeadProbe = 32u << 10;
-constexpr uint64_t kTailProbe = 4u << 10;
+// Items up to kWholeItem bytes are read whole to learn their structure. Of larger items, only the
+// head and the tail are read. In items from stock torch, the structure is in 1 KiB of each; with a
+// storage alignment of one page, in 24 KiB of the head.
+constexpr uint64_t kWholeItem = 64u << 10;  // bytes
+constexpr uint64_t kHeadProbe = 32u << 10;  // bytes
+constexpr uint64_t kTailProbe = 4u << 10;   // bytes
 
 // The rank of a rank-local metadata file, "__RANK.metadata".
 std::optional<uint32_t> rank_of(std::string_view name) {
@@ -56,7 +56,7 @@ std::map<uint32_t, std::string> rank_local_by_rank(std::span<const std::string> 
 Metadata parse_one(const DirectoryFiles& files, const std::string& name) {
   const auto found = files.contents.find(name);
   if (found == files.contents.end()) {
-    throw Error(ErrorCode::kInternal, "a metadata file that was not read").with_file(name);
+    throw Error(ErrorCode::kInternal, "a metadata file has not been read").with_file(name);
   }
   try {
     return parse_metadata(found->second);
@@ -70,8 +70,8 @@ Metadata parse_rank_local(const DirectoryFiles& files) {
   std::vector<Metadata> ranks;
   for (const auto& [rank, name] : rank_local_by_rank(files.names)) {
     if (rank != ranks.size()) {
-      throw Error(ErrorCode::kCorrupt, "a rank-local checkpoint with metadata of rank " +
-                                           std::to_string(rank) + " lacks that of rank " +
+      throw Error(ErrorCode::kCorrupt, "the rank-local checkpoint has a metadata file of rank " +
+                                           std::to_string(rank) + " but none of rank " +
                                            std::to_string(ranks.size()))
           .with_file(rank_local_name(static_cast<uint32_t>(ranks.size())));
     }
@@ -80,7 +80,7 @@ Metadata parse_rank_local(const DirectoryFiles& files) {
   return merge_rank_local(std::move(ranks));
 }
 
-// A decimal number without leading zeros that fits an int.
+// Parses a decimal number without leading zeros that fits an int.
 std::optional<int> number_in(std::string_view digits) {
   int number = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
@@ -93,8 +93,7 @@ class Encoder final : public ItemEncoder {
   ItemRecipe tensor(const TensorItem& item, const Piece& piece, uint64_t file_offset) override {
     if (piece.data.bytes() !=
         static_cast<uint64_t>(piece.box.numel()) * itemsize(piece.data.dtype)) {
-      throw Error(ErrorCode::kInternal, "a piece whose data is not of its box's size")
-          .with_key(item.key);
+      throw Error(ErrorCode::kInternal, "a piece's data and box differ in size").with_key(item.key);
     }
     return archives_.recipe(piece, file_offset);
   }
@@ -123,11 +122,11 @@ class TorchDistFormat final : public Format {
  public:
   std::string_view name() const override { return "torch_dist"; }
 
-  // Every dtype and shape has a place in it, and dialects check objects themselves.
+  // The format can hold every dtype and shape, and the dialects check objects.
   void check(const Items&) const override {}
 
-  // The save id in front keeps attempts apart; stock readers go by the names in the metadata, and
-  // what follows is the name that stock writers give.
+  // The save id, then the name that stock writers use. The save id distinguishes the files of
+  // different attempts. Stock readers take the names from the metadata.
   std::string data_file_name(std::string_view save_id, int rank, int index) const override {
     return std::string(save_id) + "__" + std::to_string(rank) + "_" + std::to_string(index) +
            ".distcp";
@@ -163,7 +162,8 @@ class TorchDistFormat final : public Format {
     std::vector<std::string> found = rank_local_files(names);
     if (contains_name(names, kMetadataName)) found.emplace_back(kMetadataName);
     if (!found.empty()) return found;
-    throw Error(ErrorCode::kNotFound, "no torch_dist checkpoint").with_file(kMetadataName);
+    throw Error(ErrorCode::kNotFound, "no torch_dist checkpoint in the directory")
+        .with_file(kMetadataName);
   }
 
   std::vector<std::string> rank_local_files(std::span<const std::string> names) const override {
@@ -210,16 +210,16 @@ class TorchDistFormat final : public Format {
                              std::span<const ByteView> probed) const override {
     if (auto payload = archive::locate_tensor(item_bytes(at, probed))) return *payload;
     throw Error(ErrorCode::kUnsupported,
-                "torch.save archive: its structure is in neither the first " +
-                    std::to_string(kHeadProbe) + " nor the last " + std::to_string(kTailProbe) +
-                    " of its " + std::to_string(at.length) + " bytes");
+                "torch.save archive: the first " + std::to_string(kHeadProbe) + " and the last " +
+                    std::to_string(kTailProbe) + " of its " + std::to_string(at.length) +
+                    " bytes don't contain its whole structure");
   }
 
   Value parse_object(ByteView item) const override { return archive::read_archive(item); }
 
   Bytes decode(Codec codec, ByteView item, uint64_t max_size) const override {
     if (codec == Codec::kZstd) return archive::zstd_decompress(item, max_size);
-    throw Error(ErrorCode::kInternal, "decode() of an item without a codec");
+    throw Error(ErrorCode::kInternal, "decode() was called for an item without a codec");
   }
 
   std::optional<ItemFault> verify_tensor(const StoredTensor&, const StoredChunk&,
@@ -237,14 +237,15 @@ class TorchDistFormat final : public Format {
   }
 
  private:
-  // Which of the two is newer can't be known, and stock torch would silently take the one that
-  // may be older.
+  // It is unknown which of the two is newer. Stock torch silently reads .metadata, even if it is
+  // the older one.
   [[noreturn]] static void refuse_two_modes(const std::string& rank_local) {
     throw Error(ErrorCode::kCorrupt,
-                "the directory holds a checkpoint's .metadata and a rank-local one's " +
-                    rank_local + ": which of the two its data files belong to can't be known")
+                "the directory has both .metadata and " + rank_local +
+                    " (of a rank-local checkpoint): it is unknown to which of the two checkpoints "
+                    "the data files belong")
         .with_file(kMetadataName)
-        .with_hint("remove .metadata or the __RANK.metadata files, whichever are older");
+        .with_hint("remove either .metadata or all __RANK.metadata files, whichever is older");
   }
 
   archive::ItemBytes item_bytes(const ItemLocation& at, std::span<const ByteView> probed) const {
@@ -253,7 +254,7 @@ class TorchDistFormat final : public Format {
     std::vector<archive::ItemBytes::Range> parts;
     for (size_t i = 0; i < ranges.size(); ++i) {
       if (i >= probed.size() || probed[i].size() != ranges[i].size) {
-        throw Error(ErrorCode::kInternal, "the bytes probed are not those of probe()");
+        throw Error(ErrorCode::kInternal, "the probed bytes don't match the ranges of probe()");
       }
       parts.push_back({ranges[i].offset, probed[i]});
     }

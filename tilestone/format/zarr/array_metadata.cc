@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kMaxDepth = 16;         // of nested JSON; a structured dtype has 3
+constexpr int kMaxDepth = 16;         // of nested JSON; a structured dtype needs 3
 constexpr size_t kMaxDims = 64;       // numpy's limit
 constexpr size_t kMaxText = 1 << 20;  // bytes
 
@@ -26,25 +26,31 @@ constexpr size_t kMaxText = 1 << 20;  // bytes
   throw Error(ErrorCode::kUnsupported, "array description: " + problem);
 }
 
-// One object without a name twice; JSON readers differ in which of two they take.
+// Parses one JSON object. Refuses a name that occurs twice, because JSON readers differ in which of
+// the two they use.
 Json parse_object(ByteView text) {
-  if (text.size() > kMaxText) corrupt("it has " + std::to_string(text.size()) + " bytes");
+  if (text.size() > kMaxText) {
+    corrupt("it has " + std::to_string(text.size()) + " bytes; the limit is " +
+            std::to_string(kMaxText));
+  }
   std::set<std::string> names;
   const auto check = [&](int depth, Json::parse_event_t event, const Json& parsed) {
-    if (depth > kMaxDepth) corrupt("it is nested deeper than " + std::to_string(kMaxDepth));
+    if (depth > kMaxDepth) {
+      corrupt("the JSON is nested deeper than " + std::to_string(kMaxDepth) + " levels");
+    }
     if (event != Json::parse_event_t::key || depth != 1) return true;
     const auto& name = parsed.get_ref<const std::string&>();
-    if (!names.insert(name).second) corrupt("\"" + name.substr(0, 40) + "\" is there twice");
+    if (!names.insert(name).second) corrupt("\"" + name.substr(0, 40) + "\" occurs twice");
     return true;
   };
   const std::string_view chars = as_text(text);
   try {
     Json json = Json::parse(chars.begin(), chars.end(), check);
-    if (!json.is_object()) corrupt("it is no JSON object");
+    if (!json.is_object()) corrupt("it is not a JSON object");
     return json;
   } catch (const Json::exception& error) {
     const auto* syntax = dynamic_cast<const Json::parse_error*>(&error);
-    corrupt("no JSON" + (syntax == nullptr ? "" : " at byte " + std::to_string(syntax->byte)));
+    corrupt("invalid JSON" + (syntax == nullptr ? "" : " at byte " + std::to_string(syntax->byte)));
   }
 }
 
@@ -56,35 +62,40 @@ const Json& field(const Json& json, const char* name) {
 
 int64_t whole_number(const Json& json, const std::string& what) {
   if (!json.is_number_unsigned() || json.get<uint64_t>() > INT64_MAX) {
-    corrupt(what + " is no whole number from 0 to 2^63 - 1");
+    corrupt(what + " is not an integer from 0 to 2^63 - 1");
   }
   return static_cast<int64_t>(json.get<uint64_t>());
 }
 
 Dims dims(const Json& json, const char* name) {
-  if (!json.is_array()) corrupt("\"" + std::string(name) + "\" is no list");
-  if (json.size() > kMaxDims) corrupt(std::to_string(json.size()) + " dims");
+  if (!json.is_array()) corrupt("\"" + std::string(name) + "\" is not a list");
+  if (json.size() > kMaxDims) {
+    corrupt("\"" + std::string(name) + "\" has " + std::to_string(json.size()) + " dims; at most " +
+            std::to_string(kMaxDims) + " are possible");
+  }
   Dims found;
-  for (const Json& extent : json) found.push_back(whole_number(extent, "an extent"));
+  for (const Json& extent : json) {
+    found.push_back(whole_number(extent, "an extent in \"" + std::string(name) + "\""));
+  }
   return found;
 }
 
 DType dtype(const Json& json) {
   if (json.is_array()) unsupported("structured dtypes are not supported");
-  if (!json.is_string()) corrupt("\"dtype\" is no text");
+  if (!json.is_string()) corrupt("\"dtype\" is not a string");
   return dtype_named(json.get_ref<const std::string&>());
 }
 
 void check_bytes(const Dims& shape, DType dtype, const char* what) {
   std::optional<int64_t> bytes = static_cast<int64_t>(itemsize(dtype));
   for (const int64_t extent : shape) {
-    // A dim without elements does not make the others harmless: strides are products of them.
+    // The other dims must not overflow even if one dim is 0, because strides are their products.
     if (bytes) bytes = try_mul(*bytes, std::max<int64_t>(extent, 1));
   }
-  if (!bytes) corrupt(std::string(what) + " of shape " + to_string(shape) + " is too large");
+  if (!bytes) corrupt(std::string(what) + " with shape " + to_string(shape) + " is too large");
 }
 
-// A dim without elements may have chunks of none: zarr 3 writes them so.
+// In a dim of size 0, the chunks may have size 0 too: zarr 3 writes this.
 void read_shapes(const Json& json, ArrayMetadata& array) {
   array.shape = dims(field(json, "shape"), "shape");
   array.chunk_shape = dims(field(json, "chunks"), "chunks");
@@ -95,7 +106,7 @@ void read_shapes(const Json& json, ArrayMetadata& array) {
   for (size_t d = 0; d < array.shape.size(); ++d) {
     int64_t& extent = array.chunk_shape[d];
     if (extent == 0 && array.shape[d] == 0) extent = 1;
-    if (extent == 0) corrupt("chunks " + to_string(array.chunk_shape) + " hold no element");
+    if (extent == 0) corrupt("chunks " + to_string(array.chunk_shape) + " hold no elements");
   }
   check_bytes(array.shape, array.dtype, "a tensor");
   check_bytes(array.chunk_shape, array.dtype, "a chunk");
@@ -106,12 +117,12 @@ void refuse_codecs(const Json& json) {
   if (!compressor.is_null()) {
     const bool named = compressor.is_object() && compressor.contains("id") &&
                        compressor["id"].is_string() && compressor["id"].size() < 40;
-    unsupported("chunks are compressed" +
+    unsupported("the chunks are compressed" +
                 (named ? " with " + compressor["id"].get<std::string>() : std::string()));
   }
   const Json& filters = field(json, "filters");
   if (!filters.is_null() && !(filters.is_array() && filters.empty())) {
-    unsupported("chunks are filtered");
+    unsupported("the chunks are filtered");
   }
 }
 
@@ -131,13 +142,13 @@ char separator(const Json& json) {
 ArrayMetadata read(const Json& json) {
   if (const int64_t version = whole_number(field(json, "zarr_format"), "\"zarr_format\"");
       version != 2) {
-    unsupported("it is of zarr version " + std::to_string(version) + ", only 2 is supported");
+    unsupported("zarr version " + std::to_string(version) + " is not supported, only version 2");
   }
   ArrayMetadata array;
   array.dtype = dtype(field(json, "dtype"));
   read_shapes(json, array);
   refuse_codecs(json);
-  field(json, "fill_value");  // a chunk that is missing is missing, whatever would stand for it
+  field(json, "fill_value");  // required but not used: missing chunks are not filled
   array.fortran = is_fortran(field(json, "order"));
   array.separator = separator(json);
   return array;

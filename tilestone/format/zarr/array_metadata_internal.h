@@ -1,4 +1,4 @@
-// `.zarray`: the file that describes one array of zarr v2. The spec is docs/formats/zarr.md.
+// `.zarray`: the file that describes one array of zarr v2. See docs/formats/zarr.md.
 #pragma once
 
 #include <string>
@@ -13,20 +13,21 @@ struct ArrayMetadata {
   DType dtype = DType::kFloat32;
   Dims shape;
   Dims chunk_shape;      // elements, as many dims as `shape`, all >= 1
-  bool fortran = false;  // a chunk's elements lie in Fortran order
-  char separator = '.';  // between the numbers of a chunk's name: '.' or '/'
+  bool fortran = false;  // a chunk's elements are in Fortran order
+  char separator = '.';  // between the numbers in a chunk's file name: '.' or '/'
 
-  uint64_t chunk_bytes() const;  // of every chunk's file, at the edges too
+  uint64_t chunk_bytes() const;  // the size of each chunk's file, also at the tensor's edges
   Dims chunk_strides() const;    // elements
   friend bool operator==(const ArrayMetadata&, const ArrayMetadata&) = default;
 };
 
-// The text of a `.zarray` file. Errors name `file`: kCorrupt for what is no description of an array
-// (bytes of tensor and chunk fit an int64), kUnsupported for compressed and filtered arrays, other
-// versions of zarr, dtypes that no tensor has.
+// Parses the text of a `.zarray` file. Errors name `file`. Error(kCorrupt) if the text is not a
+// valid description of an array, or if the size of the tensor or of a chunk in bytes exceeds an
+// int64. Error(kUnsupported) for compressed and filtered arrays, other versions of zarr, and dtypes
+// that no tensor can have.
 ArrayMetadata parse_array(ByteView text, const std::string& file);
 
-// Byte for byte what zarr 2 writes for the same array. The dtype has a name_of().
+// The same bytes that zarr 2 writes for the array. name_of(dtype) must have a value.
 Bytes write_array(const ArrayMetadata& array);
 
 }  // namespace tilestone::zarr

@@ -15,7 +15,7 @@ namespace tilestone::zarr::array_metadata_test {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-// A sound description in which one field's value is replaced, or further fields are added.
+// A valid description in which one field's value is replaced, or to which fields are added.
 std::string description(const std::string& name = "", const std::string& value = "") {
   std::string text = "{";
   const std::pair<const char*, const char*> fields[] = {
@@ -34,7 +34,7 @@ std::string description(const std::string& name = "", const std::string& value =
 
 ArrayMetadata parse(const std::string& text) { return parse_array(as_bytes(text), "w/.zarray"); }
 
-// The error's code; its file and message are looked at.
+// The code of the error that parsing throws. Checks the error's file and message.
 ErrorCode refusal(const std::string& text, const std::string& problem) {
   try {
     parse(text);
@@ -101,31 +101,31 @@ TEST(ZarrArray, LeavesUnknownFieldsAndFillValuesAlone) {
 
 TEST(ZarrArray, DamageIsRefusedAsCorrupt) {
   const std::pair<std::string, std::string> cases[] = {
-      {"", "no JSON"},
-      {"[]", "no JSON object"},
-      {"{\"shape\": [4", "no JSON at byte"},
-      {description() + "}", "no JSON at byte"},
-      {"{\"\xff\": 1}", "no JSON"},
+      {"", "invalid JSON"},
+      {"[]", "not a JSON object"},
+      {"{\"shape\": [4", "invalid JSON at byte"},
+      {description() + "}", "invalid JSON at byte"},
+      {"{\"\xff\": 1}", "invalid JSON"},
       {"{}", "\"zarr_format\" is missing"},
-      {description("order", "\"C\", \"order\": \"F\""), "\"order\" is there twice"},
+      {description("order", "\"C\", \"order\": \"F\""), "\"order\" occurs twice"},
       {description("later", std::string(100000, '[')), "nested deeper"},
-      {description("shape", "[4, NaN]"), "no JSON"},
-      {description("shape", "[4, -7]"), "no whole number"},
-      {description("shape", "[4, 7.0]"), "no whole number"},
-      {description("shape", "[4, 9223372036854775808]"), "no whole number"},
-      {description("shape", "[4, 1" + std::string(400, '0') + "]"), "no JSON"},
-      {description("shape", "[4, true]"), "no whole number"},
-      {description("shape", "4"), "no list"},
+      {description("shape", "[4, NaN]"), "invalid JSON"},
+      {description("shape", "[4, -7]"), "from 0 to 2^63 - 1"},
+      {description("shape", "[4, 7.0]"), "from 0 to 2^63 - 1"},
+      {description("shape", "[4, 9223372036854775808]"), "from 0 to 2^63 - 1"},
+      {description("shape", "[4, 1" + std::string(400, '0') + "]"), "invalid JSON"},
+      {description("shape", "[4, true]"), "from 0 to 2^63 - 1"},
+      {description("shape", "4"), "is not a list"},
       {description("shape", "[4]"), "differ in their number of dims"},
       {description("shape", "[4294967296, 4294967296]"), "too large"},
       {description("shape", "[0, 9223372036854775807]"), "too large"},
       {description("chunks", "[4294967296, 4294967296]"), "too large"},
-      {description("chunks", "[" + std::string(300, '0') + "]"), "no JSON"},
-      {description("dtype", "4"), "\"dtype\" is no text"},
+      {description("chunks", "[" + std::string(300, '0') + "]"), "invalid JSON"},
+      {description("dtype", "4"), "\"dtype\""},
       {description("order", "\"A\""), "\"order\""},
       {description("order", "null"), "\"order\""},
       {description("dimension_separator", "\"-\""), "\"dimension_separator\""},
-      {description("zarr_format", "\"2\""), "no whole number"},
+      {description("zarr_format", "\"2\""), "\"zarr_format\""},
   };
   for (const auto& [text, problem] : cases) {
     EXPECT_EQ(refusal(text, problem), ErrorCode::kCorrupt) << text.substr(0, 200);

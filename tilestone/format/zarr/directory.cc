@@ -23,7 +23,7 @@ std::string_view folder_of(std::string_view name) {
   return slash == std::string_view::npos ? std::string_view() : name.substr(0, slash);
 }
 
-// Whether one of the folders that `name` lies in is in `folders`.
+// Whether `folders` contains one of the folders above `name`.
 template <typename Folders>
 bool lies_in(const Folders& folders, std::string_view name) {
   if (folders.empty()) return false;
@@ -33,7 +33,8 @@ bool lies_in(const Folders& folders, std::string_view name) {
   return false;
 }
 
-// The names that belong to this checkpoint: not to one in a folder below, and not our own.
+// The wanted names that belong to this checkpoint. Leaves out the files of checkpoints in
+// subfolders and Tilestone's own files.
 template <typename Wanted>
 std::vector<std::string> select(std::span<const std::string> names, const Wanted& wanted) {
   std::set<std::string_view> nested;
@@ -57,13 +58,16 @@ std::vector<std::string> select(std::span<const std::string> names, const Wanted
 
 void check_backend(ByteView text) {
   const auto config = read_megatron_config(text);
-  if (!config) corrupt("it is no description of a checkpoint", kIndexName);
+  if (!config) corrupt("the file is not a JSON object with a sharded_backend", kIndexName);
   if (config->backend != kBackend) {
-    throw Error(ErrorCode::kUnsupported, "it says that the checkpoint is not of the zarr backend")
+    throw Error(ErrorCode::kUnsupported, "expected the sharded_backend \"zarr\", found \"" +
+                                             config->backend.substr(0, 40) + "\"")
         .with_file(kIndexName);
   }
   if (config->version.value_or(kBackendVersion) != kBackendVersion) {
-    throw Error(ErrorCode::kUnsupported, "the zarr backend's version is not 1, as known here")
+    throw Error(ErrorCode::kUnsupported,
+                "the sharded_backend_version is not 1; other versions of the zarr backend are not "
+                "supported")
         .with_file(kIndexName);
   }
 }
@@ -89,12 +93,13 @@ class DirectoryReader {
   ByteView content(const std::string& name) const {
     const auto found = files_.contents.find(name);
     if (found == files_.contents.end()) {
-      throw Error(ErrorCode::kInternal, "a file of the index that was not read").with_file(name);
+      throw Error(ErrorCode::kInternal, "an index file has not been read").with_file(name);
     }
     return found->second;
   }
 
-  // Megatron-Core's locks of writes that several ranks do to one chunk: "KEY.sync/.zarray".
+  // Whether it is a lock that Megatron-Core makes when several ranks write one chunk:
+  // "KEY.sync/.zarray".
   bool is_lock(const std::string& key, ByteView text) {
     if (!text.empty() || !key.ends_with(kLockSuffix)) return false;
     const std::string locked = key.substr(0, key.size() - kLockSuffix.size());
@@ -107,7 +112,7 @@ class DirectoryReader {
     ItemLocation at{.file = static_cast<uint32_t>(metadata_.files.size())};
     const auto size = files_.sizes.find(name);
     if (size == files_.sizes.end()) {
-      throw Error(ErrorCode::kInternal, "a file whose size was not asked for").with_file(name);
+      throw Error(ErrorCode::kInternal, "the size of a file is not known").with_file(name);
     }
     at.length = size->second;
     metadata_.files.push_back(name);
@@ -133,8 +138,8 @@ class DirectoryReader {
       if (!index) continue;
       const auto box = cell_box(*index, array.shape, array.chunk_shape);
       if (!box) {
-        corrupt("its name is that of a chunk outside the array of shape " + to_string(array.shape) +
-                    " and chunks " + to_string(array.chunk_shape),
+        corrupt("the file is named as a chunk outside its array, which has the shape " +
+                    to_string(array.shape) + " and chunks of shape " + to_string(array.chunk_shape),
                 name);
       }
       chunk_files_.insert(name);
@@ -147,25 +152,29 @@ class DirectoryReader {
     metadata_.tensors.push_back(std::move(tensor));
   }
 
-  // Chunks whose array is not described, or not as one that has them.
+  // Refuses chunks without a `.zarray`, and chunks that the array does not have.
   void refuse_orphans() const {
     for (const std::string& name : item_files(files_.names)) {
       if (!resembles_chunk_name(name) || chunk_files_.contains(name)) continue;
       if (folder_of(name).empty() || lies_in(locks_, name)) continue;
       const bool in_array = arrays_.contains(folder_of(name)) || lies_in(slash_arrays_, name);
-      if (in_array) corrupt("its name is that of no chunk of the array", name);
-      corrupt("it is missing, though a chunk lies beside it", array_file(folder_of(name)));
+      if (in_array) corrupt("the file is named as a chunk, but its array has no such chunk", name);
+      corrupt("the file is missing, but there are chunks of its array",
+              array_file(folder_of(name)));
     }
   }
 
   void read_objects() {
     const std::vector<std::string> names = item_files(files_.names);
-    std::map<std::string, int64_t, std::less<>> last_extents;  // of grids whose names are cut
+    // The last dim's size in grids whose shape is cut in the names (ObjectPlace::shape_is_cut()).
+    std::map<std::string, int64_t, std::less<>> last_extents;
     for (const std::string& name : names) {
       const auto key = key_of_object_file(name);
       const auto place = key ? parse_object_place(*key) : std::nullopt;
       if (!place || !place->shape_is_cut()) continue;
-      if (place->offset.back() == INT64_MAX) corrupt("an impossible place in a grid", name);
+      if (place->offset.back() == INT64_MAX) {
+        corrupt("the object's place in its grid is out of range", name);
+      }
       int64_t& extent = last_extents[std::string(place->key)];
       extent = std::max(extent, place->offset.back() + 1);
     }
@@ -183,7 +192,7 @@ class DirectoryReader {
   const DirectoryFiles& files_;
   Metadata metadata_;
   std::set<std::string, std::less<>> arrays_;        // keys
-  std::set<std::string, std::less<>> slash_arrays_;  // those whose chunks lie in folders
+  std::set<std::string, std::less<>> slash_arrays_;  // keys of arrays with chunks in folders
   std::set<std::string, std::less<>> locks_;         // folders
   std::set<std::string, std::less<>> chunk_files_;   // names
 };

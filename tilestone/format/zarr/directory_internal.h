@@ -1,4 +1,4 @@
-// A zarr checkpoint's directory as metadata: which arrays, chunks and objects its files are.
+// Reads the directory of a zarr checkpoint: which arrays, chunks and objects its files are.
 #pragma once
 
 #include <span>
@@ -10,16 +10,17 @@
 
 namespace tilestone::zarr {
 
-// In Megatron-Core's metadata.json.
+// The sharded_backend and its version in Megatron-Core's metadata.json.
 inline constexpr const char* kBackend = "zarr";
 inline constexpr int kBackendVersion = 1;
 
-// metadata.json and every `.zarray`. Files of checkpoints in folders below are left out.
+// metadata.json and every `.zarray`. Ignores files of other checkpoints in subfolders.
 std::vector<std::string> description_files(std::span<const std::string> names);
-// Every file that may be a chunk or an object.
+// Every file that may be a chunk or an object. Ignores files of other checkpoints in subfolders.
 std::vector<std::string> item_files(std::span<const std::string> names);
 
-// Error(kCorrupt) and (kUnsupported) with file; metadata is index()ed.
+// What the checkpoint holds; Metadata::index() has been called. Error(kCorrupt) or
+// Error(kUnsupported), naming the file.
 Metadata read_directory(const DirectoryFiles& files);
 
 }  // namespace tilestone::zarr

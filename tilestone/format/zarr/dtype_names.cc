@@ -26,8 +26,8 @@ constexpr std::array<std::pair<DType, std::string_view>, 15> kNames{{
     {DType::kComplex128, "<c16"},
 }};
 
-// Names that tensorstore gives to types that numpy has not; its 4-bit and e3m4 floats are none of
-// ours.
+// Dtypes that tensorstore has names for and numpy doesn't. Tilestone does not support tensorstore's
+// 4-bit and e3m4 floats.
 constexpr std::array<DType, 4> kReadOnly{DType::kFloat8E4M3FN, DType::kFloat8E5M2,
                                          DType::kFloat8E4M3FNUZ, DType::kFloat8E5M2FNUZ};
 
@@ -48,7 +48,7 @@ std::optional<std::string_view> name_of(DType dtype) {
 DType dtype_named(std::string_view name) {
   for (const auto& [known, known_name] : kNames) {
     if (known_name == name) return known;
-    // A single byte has no order: numpy takes "<u1" and ">u1" for "|u1".
+    // A single byte has no byte order: numpy reads "<u1" and ">u1" as "|u1".
     const bool any_order =
         known_name[0] == '|' && !name.empty() && (name[0] == '<' || name[0] == '>');
     if (any_order && known_name.substr(1) == name.substr(1)) return known;
@@ -57,7 +57,7 @@ DType dtype_named(std::string_view name) {
     if (to_string(known) == name) return known;
   }
   if (name.starts_with('>')) unsupported(name, "is big-endian");
-  unsupported(name, "is none that a tensor can have");
+  unsupported(name, "is not supported");
 }
 
 }  // namespace tilestone::zarr

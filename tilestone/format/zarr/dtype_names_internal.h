@@ -1,5 +1,5 @@
-// zarr v2's names of element types: "<f4", "|b1", and "bfloat16", which Megatron-Core and
-// tensorstore write in the place of one.
+// zarr v2's names of dtypes ("<f4", "|b1"). zarr has no name for bfloat16; Megatron-Core and
+// tensorstore write "bfloat16".
 #pragma once
 
 #include <optional>
@@ -9,11 +9,11 @@
 
 namespace tilestone::zarr {
 
-// What `.zarray` calls the dtype; nullopt: stock readers have no name for it.
+// The dtype's name in `.zarray`; nullopt: stock readers have no name for it.
 std::optional<std::string_view> name_of(DType dtype);
 
-// Inverse of name_of(), plus tensorstore's names of 8-bit floats. Errors without file:
-// kUnsupported for big-endian, structured and all other types.
+// The dtype of a name in `.zarray`. Also knows tensorstore's names of 8-bit floats.
+// Error(kUnsupported), without a file, for big-endian and all other types.
 DType dtype_named(std::string_view name);
 
 }  // namespace tilestone::zarr

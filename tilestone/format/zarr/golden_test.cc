@@ -1,4 +1,5 @@
-// Every tensor and object of the zarr checkpoints in tests/golden, read through the format alone.
+// Reads every tensor and object of the zarr checkpoints in tests/golden with the format's
+// functions.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -66,7 +67,8 @@ TEST_P(ZarrGolden, ObjectsHaveTheirUniqueKeysAndAreReadable) {
     ASSERT_NE(object, nullptr);
     const Bytes& item = files_.at(metadata_.files[object->at.file]);
     EXPECT_FALSE(zarr_format()->verify_object(item));
-    // Values of the kinds that print as Python prints them; the others are compared from Python.
+    // Only values of kinds that are printed as in Python; the others are compared in Python's
+    // tests.
     const Value value = zarr_format()->parse_object(item);
     if (value.kind() == Value::Kind::kDict || value.kind() == Value::Kind::kNull) {
       EXPECT_EQ(to_string(value), text.get<std::string>());

@@ -17,7 +17,7 @@ class Conflicts {
     for (const std::string& key : objects) object_files_.insert(object_file(key));
   }
 
-  // `path`: of the array's directory, or of the object's file.
+  // `path`: the array's directory or the object's file.
   void check(const std::string& key, const std::string& path, bool is_array) const {
     for (size_t slash = path.find('/'); slash != std::string::npos;
          slash = path.find('/', slash + 1)) {
@@ -29,7 +29,8 @@ class Conflicts {
   }
 
  private:
-  // Whether `rest`, below `folder`, goes by the name of a chunk of the array there.
+  // Refuses the key if `folder` is an array's directory and `rest`, the path below it, begins with
+  // the name of one of the array's chunks.
   void check_chunk(const std::string& key, std::string_view folder, std::string_view rest) const {
     const auto array = dims_.find(std::string(folder));
     if (array == dims_.end()) return;
@@ -40,10 +41,10 @@ class Conflicts {
 
   [[noreturn]] static void refuse(const std::string& key, const std::string& what,
                                   std::string_view path) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "the key needs a folder where zarr has " + what + ", \"" + std::string(path) + "\"")
+    throw Error(ErrorCode::kInvalidArgument, "the key needs a directory at \"" + std::string(path) +
+                                                 "\", where zarr stores " + what)
         .with_key(key)
-        .with_hint("rename one of the two, or save in the torch_dist format");
+        .with_hint("rename one of the two entries, or save in the torch_dist format");
   }
 
   std::unordered_map<std::string, size_t> dims_;

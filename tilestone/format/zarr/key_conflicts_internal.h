@@ -1,4 +1,4 @@
-// Keys whose arrays and objects would use the same path.
+// Finds keys whose arrays and objects would use the same path.
 #pragma once
 
 #include <span>
@@ -11,9 +11,9 @@ struct NamedTensor {
   size_t dims = 0;
 };
 
-// Error(kInvalidArgument) naming one of two keys whose files can't stand side by side: an array's
-// directory where another's chunk or an object's file would be, and folders below such files.
-// Keys have passed check_tensor_key() and check_object_key(). A key may be there more than once.
+// Error(kInvalidArgument), naming one of the keys, if the files of two keys exclude each other: one
+// key needs a directory whose path is the file of an object or of another array's chunk. The keys
+// must have passed check_tensor_key() and check_object_key(). A key may occur more than once.
 void check_conflicts(std::span<const NamedTensor> tensors, std::span<const std::string> objects);
 
 }  // namespace tilestone::zarr

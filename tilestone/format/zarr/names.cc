@@ -8,7 +8,7 @@
 namespace tilestone::zarr {
 namespace {
 
-constexpr size_t kMaxComponent = 255;  // bytes, of a file name on every usual file system
+constexpr size_t kMaxComponent = 255;  // bytes; the limit of all common file systems
 
 constexpr std::array<std::string_view, 9> kReserved{".zarray",       ".zattrs",   ".zgroup",
                                                     ".zmetadata",    "zarr.json", "common.pt",
@@ -34,17 +34,18 @@ void check_component(const std::string& key, std::string_view component, size_t 
     refuse(key, "\"" + std::string(component) + "\" names a directory");
   }
   if (is_reserved(component)) {
-    refuse(key, "\"" + std::string(component) + "\" is the name of a file that describes one");
+    refuse(key,
+           "\"" + std::string(component) + "\" is the name of a file that describes a checkpoint");
   }
   if (component.size() + suffix > kMaxComponent) {
-    refuse(key, "a part has " + std::to_string(component.size() + suffix) +
-                    " bytes, a file name at most " + std::to_string(kMaxComponent));
+    refuse(key, "a part of its path has " + std::to_string(component.size() + suffix) +
+                    " bytes; a file name has at most " + std::to_string(kMaxComponent));
   }
 }
 
-// `suffix`: bytes that the last component gets.
+// `suffix`: the bytes that will be appended to the last component.
 void check_key(const std::string& key, size_t suffix) {
-  if (key.find('\0') != std::string::npos) refuse(key, "it holds a NUL");
+  if (key.find('\0') != std::string::npos) refuse(key, "it contains a NUL character");
   for (size_t begin = 0; begin <= key.size();) {
     const size_t end = std::min(key.find('/', begin), key.size());
     check_component(key, std::string_view(key).substr(begin, end - begin),
@@ -53,7 +54,7 @@ void check_key(const std::string& key, size_t suffix) {
   }
 }
 
-// A whole number without sign and leading zeros.
+// Parses an integer without sign and leading zeros.
 std::optional<int64_t> parse_number(std::string_view text) {
   if (text.empty() || (text.size() > 1 && text[0] == '0') || text[0] == '-') return std::nullopt;
   int64_t number = 0;
@@ -81,12 +82,15 @@ void check_tensor_key(const std::string& key) { check_key(key, 0); }
 void check_object_key(const std::string& key) {
   check_key(key, kObjectSuffix.size());
   if (is_reserved(last_component(object_file(key)))) {
-    refuse(key, "its file would be \"" + object_file(key) + "\"");
+    refuse(key, "its file name would be \"" + object_file(key) +
+                    "\", the name of a file that describes a checkpoint");
   }
   const auto place = parse_object_place(key);
   if (place && place->shape_is_cut()) {
-    refuse(key, "it would be read as an old name of an object of " +
-                    std::to_string(place->offset.size()) + " dims");
+    refuse(key,
+           "it would be read as the name that Megatron-Core up to 0.7 gave to an object in a "
+           "grid of " +
+               std::to_string(place->offset.size()) + " dims");
   }
 }
 

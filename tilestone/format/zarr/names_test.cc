@@ -52,7 +52,7 @@ TEST(ZarrNames, KeysThatCantBePathsAreRefusedByName) {
 
 TEST(ZarrNames, ObjectsThatWouldBeReadAsSomethingElseAreRefused) {
   expect_refused(check_object_key, "common");
-  expect_refused(check_object_key, "rng/shard_0.1_2");  // the old name of one in a grid of 2 dims
+  expect_refused(check_object_key, "rng/shard_0.1_2");  // an old name, in a grid of 2 dims
   EXPECT_NO_THROW(check_object_key("a/common.x"));
   EXPECT_NO_THROW(check_object_key("rng/shard_0_2"));
   EXPECT_NO_THROW(check_object_key("rng/shard_0.1_2.2"));

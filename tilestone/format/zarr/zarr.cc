@@ -22,16 +22,17 @@ namespace {
 
 [[noreturn]] void refuse_box(const std::string& key, const Box& box, const Dims& shape) {
   throw Error(ErrorCode::kInvalidArgument,
-              "zarr stores the cells of one regular grid, and the box " + to_string(box) +
-                  " of the tensor of shape " + to_string(shape) + " is no cell of the others' grid")
+              "zarr can only store the cells of one regular grid, but the box " + to_string(box) +
+                  " of the tensor with shape " + to_string(shape) +
+                  " does not fit the grid of the other boxes")
       .with_key(key)
       .with_hint("save in the torch_dist format");
 }
 
-// The grid that the ranks have agreed on, of which the piece is a cell.
+// The cell shape of the grid that the ranks have agreed on. The piece must be a cell of it.
 const Dims& grid_of_item(const TensorItem& item, const Piece& piece) {
   if (!item.chunk_shape) {
-    throw Error(ErrorCode::kInternal, "a tensor without a grid").with_key(item.key);
+    throw Error(ErrorCode::kInternal, "the tensor has no grid").with_key(item.key);
   }
   if (!is_cell(piece.box, item.global_shape, *item.chunk_shape)) {
     refuse_box(item.key, piece.box, item.global_shape);
@@ -39,7 +40,7 @@ const Dims& grid_of_item(const TensorItem& item, const Piece& piece) {
   return *item.chunk_shape;
 }
 
-// The array that holds the tensor, whose chunks are complete.
+// The array that holds the tensor. tensor.chunks must have the chunks of all ranks.
 ArrayMetadata array_of(const StoredTensor& tensor) {
   std::vector<Box> boxes;
   for (const StoredChunk& chunk : tensor.chunks) boxes.push_back(chunk.box);
@@ -49,23 +50,24 @@ ArrayMetadata array_of(const StoredTensor& tensor) {
   return {.dtype = tensor.dtype, .shape = tensor.shape, .chunk_shape = *grid};
 }
 
-// As the item of `tensor` lies in its file.
+// How the tensor's items are stored in their files.
 ArrayMetadata stored_as(const StoredTensor& tensor) {
   if (!tensor.chunk_shape) {
-    throw Error(ErrorCode::kInternal, "a stored tensor without a grid").with_key(tensor.key);
+    throw Error(ErrorCode::kInternal, "the stored tensor has no grid").with_key(tensor.key);
   }
   return {tensor.dtype, tensor.shape, *tensor.chunk_shape, tensor.fortran_order};
 }
 
 std::string size_problem(uint64_t expected, uint64_t found) {
-  return "a chunk of " + std::to_string(found) + " bytes, expected " + std::to_string(expected);
+  return "expected a chunk of " + std::to_string(expected) + " bytes, found " +
+         std::to_string(found) + " bytes";
 }
 
 void check_dtype(const std::string& key, DType dtype) {
   if (name_of(dtype)) return;
   throw Error(ErrorCode::kInvalidArgument, "zarr has no dtype for " + std::string(to_string(dtype)))
       .with_key(key)
-      .with_hint("cast it, or save in the torch_dist format");
+      .with_hint("cast the tensor to another dtype, or save in the torch_dist format");
 }
 
 class CellEncoder final : public ItemEncoder {
@@ -74,8 +76,7 @@ class CellEncoder final : public ItemEncoder {
     const Dims& cell = grid_of_item(item, piece);
     const uint64_t size = itemsize(piece.data.dtype);
     if (piece.data.bytes() != static_cast<uint64_t>(piece.box.numel()) * size) {
-      throw Error(ErrorCode::kInternal, "a piece whose data is not of its box's size")
-          .with_key(item.key);
+      throw Error(ErrorCode::kInternal, "a piece's data and box differ in size").with_key(item.key);
     }
     Segment segment{.size = piece.data.bytes(), .literal = nullptr, .tensor = &piece.data};
     if (piece.box.shape != cell) {
@@ -134,14 +135,14 @@ class ZarrFormat final : public Format {
   }
 
   std::string data_file_name(std::string_view, int, int) const override {
-    throw Error(ErrorCode::kInternal, "zarr has no data files of ranks");
+    throw Error(ErrorCode::kInternal, "zarr has no per-rank data files");
   }
   std::optional<DataFileName> parse_data_file_name(std::string_view) const override {
     return std::nullopt;
   }
   std::unique_ptr<ItemEncoder> encoder() const override { return std::make_unique<CellEncoder>(); }
 
-  // Ranks have checked their own keys only.
+  // Checks for conflicts again: each rank has checked only its own keys.
   Index encode_index(const Metadata& metadata) const override {
     std::vector<NamedTensor> tensors;
     std::vector<std::string> objects;
@@ -157,7 +158,8 @@ class ZarrFormat final : public Format {
     return index;
   }
 
-  // A checkpoint of objects alone has no array.
+  // A checkpoint without tensors has no `.zarray`. It is recognised by the absence of files of
+  // other formats.
   bool detect(std::span<const std::string> names) const override {
     if (!contains_name(names, kMegatronConfig)) return false;
     const auto is_foreign = [](std::string_view name) {
@@ -169,7 +171,7 @@ class ZarrFormat final : public Format {
 
   std::vector<std::string> index_files(std::span<const std::string> names) const override {
     if (!contains_name(names, kMegatronConfig)) {
-      throw Error(ErrorCode::kNotFound, "no zarr checkpoint")
+      throw Error(ErrorCode::kNotFound, "no zarr checkpoint in the directory")
           .with_file(std::string(kMegatronConfig));
     }
     return description_files(names);
@@ -182,7 +184,7 @@ class ZarrFormat final : public Format {
     return read_directory(files);
   }
 
-  // The metadata says where every element is.
+  // The metadata alone determines where each element is.
   std::vector<ProbeRange> probe(const ItemLocation&) const override { return {}; }
 
   StoredPayload parse_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
@@ -203,7 +205,7 @@ class ZarrFormat final : public Format {
   Value parse_object(ByteView item) const override { return archive::read_archive(item); }
 
   Bytes decode(Codec, ByteView, uint64_t) const override {
-    throw Error(ErrorCode::kInternal, "zarr items have no codec of their own");
+    throw Error(ErrorCode::kInternal, "zarr items have no codec");
   }
 
   std::optional<ItemFault> verify_tensor(const StoredTensor& tensor, const StoredChunk&,

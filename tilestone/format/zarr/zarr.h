@@ -1,6 +1,6 @@
-// The zarr backend of Megatron-Core up to 0.15: one zarr v2 array for each tensor, a file for each
-// chunk and each object, read and written without the zarr package. The spec is
-// docs/formats/zarr.md.
+// The zarr backend of Megatron-Core up to 0.15, read and written without the zarr package. Each
+// tensor is a zarr v2 array; each chunk and each object is a file. docs/formats/zarr.md specifies
+// the format.
 #pragma once
 
 #include <memory>

@@ -15,7 +15,7 @@ namespace tilestone::zarr::zarr_test {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// A tensor whose elements' bytes count up, cut into the cells of a grid.
+// A tensor whose bytes count up, cut into the cells of a grid.
 TensorItem tensor_of(const std::string& key, DType dtype, const Dims& shape, const Dims& cell) {
   const TensorView whole = TensorView::allocate(dtype, shape);
   for (uint64_t i = 0; i < whole.bytes(); ++i) whole.data[i] = static_cast<std::byte>(i + 1);
@@ -173,7 +173,8 @@ TEST(ZarrFormat, WhatItCantHoldIsRefusedByKeyBeforeAnythingIsWritten) {
                                  {"a", "w/shard_0_1"})));
 }
 
-// Ranks check their own keys only; the whole checkpoint's are checked before it is published.
+// Each rank checks only its own keys. All keys of the checkpoint are checked before it is
+// published.
 TEST(ZarrFormat, ConflictsBetweenKeysOfSeveralRanksAreRefusedWithTheIndex) {
   Metadata metadata;
   for (const char* key : {"w", "w/0.0"}) {
@@ -196,7 +197,7 @@ TEST(ZarrFormat, IndexIsOneFileForEachArrayAndTheSwitchLast) {
   EXPECT_EQ(switch_name(index), "metadata.json");
 }
 
-// A sound checkpoint of one array of 4 x 4 bytes in 2 x 2 chunks.
+// A valid checkpoint of one array of 4 x 4 bytes in chunks of 2 x 2.
 FileImage sound() { return write(items_of({tensor_of("w", DType::kUInt8, {4, 4}, {2, 2})})); }
 
 void replace(Bytes& text, const std::string& old, const std::string& by) {

@@ -42,7 +42,7 @@ Bytes assemble(const Metadata& metadata, const StoredTensor& tensor, const FileI
     const StoredPayload stored = zarr_format()->parse_tensor(tensor, chunk, chunk.at, {});
     Bytes item = files.at(metadata.files[chunk.at.file]);
     if (stored.shape != chunk.box.shape || stored.record_size != item.size()) {
-      throw std::logic_error("a payload of another size than its chunk");
+      throw std::logic_error("the sizes of the payload and its chunk differ");
     }
     strided_copy(target.narrow(chunk.box),
                  {item.data() + stored.offset, stored.shape, stored.strides, size});

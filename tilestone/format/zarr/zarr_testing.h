@@ -1,4 +1,4 @@
-// A zarr checkpoint in memory, read and written with the format's own functions alone.
+// Reads and writes a zarr checkpoint in memory with the format's own functions.
 #pragma once
 
 #include <string>
@@ -8,15 +8,16 @@
 
 namespace tilestone::zarr {
 
-// What a directory of these files looks like to the format, and what the format makes of it.
+// A directory with these files, as the format sees it.
 DirectoryFiles directory_of(const FileImage& files);
+// The metadata that the format parses from them.
 Metadata parse(const FileImage& files);
 
-// The whole tensor, C-contiguous, from the places that the format names.
+// Reads the whole tensor, C-contiguous, from the places that the format returns.
 Bytes assemble(const Metadata& metadata, const StoredTensor& tensor, const FileImage& files);
 
-// The files of a checkpoint of these items, as one rank would write them: every tensor's pieces
-// cover it. Throws what the format throws.
+// The files of a checkpoint of these items, as a save of one rank writes them. The pieces of each
+// tensor must cover it. Passes on the format's errors.
 FileImage write(Items items);
 
 }  // namespace tilestone::zarr

@@ -1,8 +1,8 @@
-"""The checkpoint formats of Megatron-Core's distributed optimizer, read, written and converted.
+"""Reads, writes and converts the formats of Megatron-Core's distributed optimizer.
 
-A rank's part of the optimizer is an `OptimizerShard`: a `Layout` that says which parameters lie
-where in the flat buffers, and the state tensors of what the rank has of them. `shards_of` reads it
-off a Megatron-Core DistributedOptimizer; `pack` and the constructors describe any other.
+An `OptimizerShard` is a rank's part of the optimizer: a `Layout`, which says where each parameter
+is in the flat buffers, and the state tensors of the rank's slices. `shards_of` makes it from a
+Megatron-Core DistributedOptimizer; for any other optimizer use `pack` and the constructors.
 
     shards = shards_of(optimizer, model_state)
     state = {"model": model_state, "optimizer": optimizer_state(shards, "fully_reshardable")}

@@ -1,15 +1,15 @@
-"""The formats of a distributed optimizer's state: what of a shard is stored under which key.
+"""The formats of a distributed optimizer's state: which part of a shard is stored under which key.
 
 dp_reshardable
-    A 1-D tensor for each bucket and state, up to the end of its last parameter. A rank stores its
-    part of it; gaps between parameters are zeros.
+    A 1-D tensor for each bucket and state, up to the end of the bucket's last parameter. Each rank
+    stores its part of it; gaps between parameters are zeros.
 fully_reshardable, fully_sharded_model_space
-    A tensor for each parameter and state, `optimizer.state.STATE.KEY`, of the shape and at the
-    place that the model's tensor `KEY` has. A rank stores its slice of the flattened parameter as
-    boxes of it, so nothing is gathered. The second calls the state "param" "fp32_param".
+    A tensor for each parameter and state, `optimizer.state.STATE.KEY`. It has the shape and the
+    place of the model's tensor `KEY`. A rank stores its slice of the flattened parameter as boxes
+    of it, so nothing is gathered. In the second format the state "param" is named "fp32_param".
 dp_zero_gather_scatter
-    An object for each model-parallel rank, with each state of a buffer in one 1-D tensor. Read
-    only.
+    An object for each model-parallel rank, with one 1-D tensor for each state of a buffer. It can
+    only be read.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ MODEL_SPACE = "fully_sharded_model_space"
 DP_ZERO = "dp_zero_gather_scatter"
 FORMATS = (DP_RESHARDABLE, FULLY_RESHARDABLE, MODEL_SPACE, DP_ZERO)
 
-# Of an optimizer's part of a state dict: which format it is in, and where its tensors are.
+# In an optimizer's part of a state dict: the name of its format, and its tensors.
 SHARDING_TYPE = "param_state_sharding_type"
 PARAM_STATE = "param_state"
-LAYOUT = "layout"  # the end of the key of the object that describes a layout
+LAYOUT = "layout"  # last part of the key of an object that describes a layout
 
 
 def stored_name(state: str, sharding_type: str) -> str:
-    """What a format of the model's space calls a state."""
+    """The name of a state in a format of the model's space."""
     return "fp32_param" if sharding_type == MODEL_SPACE and state == "param" else state
 
 
 def optimizer_state(
     shards: Sequence[OptimizerShard], sharding_type: str, *, with_layout: bool = True
 ) -> dict[Any, Any]:
-    """The optimizer's part of a rank's sharded state dict, to be saved under "optimizer".
+    """Makes the optimizer's part of a rank's sharded state dict, to be saved under "optimizer".
 
-    `save(..., content_metadata={"distrib_optim_sharding_type": sharding_type})` says to others what
-    it is, as Megatron-Core's training does.
+    Pass content_metadata={"distrib_optim_sharding_type": sharding_type} to save(), so that readers
+    know the format, as Megatron-Core's training does.
 
     Args:
-        shards: one, or those of a chain of optimizers, each with its number as `layout.chain`.
+        shards: one shard, or those of a chain of optimizers, each with its number in
+            `layout.chain`.
         sharding_type: "dp_reshardable", "fully_reshardable" or "fully_sharded_model_space".
-        with_layout: with "dp_reshardable", store what lies where in the buckets too, so that any
-            layout can load it. Megatron-Core does not ask for this object. Without effect on the
-            other formats.
+        with_layout: with "dp_reshardable": also store the layout of the buckets, so that any layout
+            can load them. Megatron-Core ignores this object. No effect on the other formats.
 
     Returns:
-        entities and common values, nested as Megatron-Core nests them: of a chain, one dict for
-        each number. The states are not copied.
+        entities and common values, nested as in Megatron-Core: for a chain, one dict for each
+        number. The states are not copied.
 
     Raises:
-        CheckpointingException: another format; shards of which none or two have the same number; a
-            parameter's replica id does not say which of its entries is the data-parallel one.
+        CheckpointingException: the format is another one; the shards' numbers in the chain are
+            missing or not distinct; or a parameter's replica id has no data-parallel entry.
     """
     if sharding_type not in (DP_RESHARDABLE, FULLY_RESHARDABLE, MODEL_SPACE):
         raise UnsupportedError(
-            f"a distributed optimizer is not saved as {sharding_type!r}",
-            hint=f"{DP_RESHARDABLE}, {FULLY_RESHARDABLE} and {MODEL_SPACE} are",
+            f"can't save a distributed optimizer as {sharding_type!r}",
+            hint=f"use {DP_RESHARDABLE}, {FULLY_RESHARDABLE} or {MODEL_SPACE}",
         )
     check_chain(shards)
     states: dict[Any, Any] = {}
@@ -82,7 +82,7 @@ def optimizer_state(
 
 
 def check_chain(shards: Sequence[OptimizerShard]) -> None:
-    """Refuses shards that are neither one without a number nor several with numbers.
+    """Refuses shards other than one without a number or several with distinct numbers.
 
     Raises:
         CheckpointingException: with the numbers.
@@ -90,7 +90,8 @@ def check_chain(shards: Sequence[OptimizerShard]) -> None:
     numbers = [shard.layout.chain for shard in shards]
     if not numbers or len(set(numbers)) != len(numbers) or (None in numbers and len(numbers) > 1):
         raise InvalidArgumentError(
-            f"shards are one without a number in a chain or some with different ones, not {numbers}"
+            "pass one shard without a number in a chain, or shards with distinct numbers, not "
+            f"{numbers}"
         )
 
 
@@ -117,19 +118,19 @@ def _model_space_state(shard: OptimizerShard, sharding_type: str) -> dict[int, A
 def model_space_tensors(
     part: Slice, prefix: str, memory: torch.Tensor, instance: int = 0
 ) -> Iterator[ShardedTensor]:
-    """A slice's state as entities at the place of the parameter.
+    """Yields a slice's state as entities at the place of the parameter.
 
     Args:
         part: the slice.
         prefix: put before the model's key.
         memory: the state, 1-D; the entities' data are views of it.
-        instance: the optimizer's instance, the last entry of the replica ids.
+        instance: number of the optimizer's instance, the last entry of the replica ids.
 
     Yields:
-        where a box of the parameter is stored in its order, a flattened range of it; else boxes.
+        a flattened range if a box of the parameter is stored in its order; otherwise boxes.
 
     Raises:
-        CheckpointingException: a replica id has no entry for the data-parallel rank.
+        CheckpointingException: a replica id has no data-parallel entry.
     """
     for piece in part.parameter.pieces:
         replica_id = _replica_of_slice(piece, instance)
@@ -167,8 +168,8 @@ def _replica_of_slice(piece: Piece, instance: int) -> ReplicaId:
     replica_id = piece.replica_id
     if isinstance(replica_id, int) or len(replica_id) != 3:
         raise InvalidArgumentError(
-            f"replica_id {replica_id} of a parameter of a distributed optimizer has no entry of "
-            "its data-parallel rank",
+            f"replica_id {replica_id} of a parameter of a distributed optimizer has no "
+            "data-parallel entry",
             key=piece.key,
             hint="Megatron-Core's convention is (pipeline, tensor, data parallel)",
         )
@@ -184,11 +185,11 @@ def _object(shard: OptimizerShard, name: str, value: Any) -> ShardedObject:
 
 
 def layout_object(shard: OptimizerShard) -> ShardedObject:
-    """An object that says what lies where in the buckets of a shard.
+    """Makes an object that describes the layout of a shard's buckets.
 
-    In a checkpoint of the format "dp_reshardable" or "dp_zero_gather_scatter" it makes it possible
-    to load the optimizer's state into any other layout: `load_optimizer` finds it by its key. Every
-    rank adds its own, anywhere in the state dict.
+    With it, a checkpoint of the format "dp_reshardable" or "dp_zero_gather_scatter" can be loaded
+    into any other layout: `load_optimizer` finds the object by its key. Every rank adds its own,
+    anywhere in the state dict.
     """
     return _object(shard, LAYOUT, shard.layout.to_plain())
 
@@ -273,7 +274,7 @@ def _bucket_part(
 def flat_tensor(
     key: str, numel: int, begin: int, data: torch.Tensor, replica_id: ReplicaId = 0
 ) -> ShardedTensor:
-    """Elements of a 1-D tensor of `numel` elements, from `begin` on."""
+    """The part of a 1-D tensor of `numel` elements that begins at element `begin`."""
     return ShardedTensor(
         key, data, data.dtype, tuple(data.shape), (numel,), (begin,), None, replica_id
     )

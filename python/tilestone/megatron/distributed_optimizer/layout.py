@@ -1,9 +1,9 @@
 """How a distributed optimizer packs parameters into flat buffers, and which part a rank has.
 
-The parameters that a model-parallel rank trains lie one after the other in buffers, one for each
-pair of dtypes. A buffer is cut into buckets, and each bucket evenly among the data-parallel ranks,
-wherever parameters begin or end. All offsets and sizes are in elements, and those of parameters
-count from the beginning of their bucket.
+The parameters of a model-parallel rank are in buffers, one after the other; there is one buffer for
+each pair of dtypes. A buffer is divided into buckets. Each bucket is divided evenly among the
+data-parallel ranks, regardless of where parameters begin and end. All offsets and sizes are in
+elements; those of parameters are relative to the beginning of their bucket.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone.megatron.distributed_optimizer.pieces import Entity, Piece, pieces_of, shape_of
 
-Dtypes = Tuple[torch.dtype, torch.dtype]  # of a buffer's parameters, of their gradients
+Dtypes = Tuple[torch.dtype, torch.dtype]  # of a buffer's parameters and of their gradients
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Parameter:
     """A parameter in a bucket.
 
     Attributes:
-        key: of the model's entity, for errors.
-        numel: elements of the local tensor.
+        key: key of the model's entity, for error messages.
+        numel: number of elements of the local tensor.
         start: its first element in the bucket.
-        pieces: the boxes of global tensors that it is stored as.
+        pieces: the boxes of global tensors as which it is stored.
     """
 
     key: str
@@ -40,10 +40,10 @@ class Parameter:
 
     @classmethod
     def of(cls, entity: Entity, start: int) -> Parameter:
-        """A parameter of the model.
+        """Describes a parameter of the model.
 
         Args:
-            entity: the model's ShardedTensor or ShardedTensorFactory of it. Its data is not read.
+            entity: its ShardedTensor or ShardedTensorFactory in the model. The data is not read.
             start: its first element in the bucket.
 
         Raises:
@@ -54,22 +54,23 @@ class Parameter:
 
     @property
     def end(self) -> int:
-        """Behind its last element in the bucket."""
+        """The end of its elements in the bucket (exclusive)."""
         return self.start + self.numel
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """A part of a buffer that is reduced at once, and divided evenly among the ranks.
+    """A part of a buffer that is reduced at once and divided evenly among the ranks.
 
     Attributes:
-        parameters: in the order in which they lie in it, with or without gaps.
-        numel_unpadded: without the padding at its end, which depends on the number of ranks; gaps
-            between parameters count, and one behind the last of them may.
-        numel: with that padding.
+        parameters: in their order in the bucket, with or without gaps.
+        numel_unpadded: number of elements without the padding at the end, which depends on the
+            number of ranks. It includes gaps between parameters, and may include one after the
+            last.
+        numel: number of elements with that padding.
 
     Raises:
-        CheckpointingException: parameters overlap, are not in order, or reach beyond the bucket.
+        CheckpointingException: parameters overlap, are not in order, or exceed the bucket.
     """
 
     parameters: Tuple[Parameter, ...]
@@ -80,14 +81,14 @@ class Bucket:
         end = 0
         for parameter in self.parameters:
             if parameter.start < end:
-                text = f"begins at {parameter.start} of its bucket, where another ends at {end}"
+                text = f"begins at {parameter.start} of its bucket, but another ends at {end}"
                 raise InvalidArgumentError(f"a parameter {text}", key=parameter.key)
             end = parameter.end
             if end > self.numel_unpadded:
-                text = f"ends at {end} of its bucket of {self.numel_unpadded} elements"
+                text = f"ends at {end} of its bucket, which has {self.numel_unpadded} elements"
                 raise InvalidArgumentError(f"a parameter {text}", key=parameter.key)
         if self.numel_unpadded > self.numel:
-            text = f"{self.numel_unpadded} elements has {self.numel} with its padding"
+            text = f"{self.numel_unpadded} elements has only {self.numel} with its padding"
             raise InvalidArgumentError(f"a bucket of {text}")
 
 
@@ -96,8 +97,8 @@ class Buffer:
     """The parameters of one pair of dtypes.
 
     Attributes:
-        dtypes: of the parameters and of their gradients.
-        buckets: in the buffer's order.
+        dtypes: dtypes of the parameters and of their gradients.
+        buckets: in the order of the buffer.
     """
 
     dtypes: Dtypes
@@ -106,12 +107,12 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Slice:
-    """What one data-parallel rank has of one parameter.
+    """The part of one parameter that one data-parallel rank has.
 
     Attributes:
-        place: the buffer's, the bucket's and the parameter's number.
-        parameter: the whole.
-        begin, end: which elements of the flattened parameter it is.
+        place: the numbers of the buffer, the bucket and the parameter.
+        parameter: the whole parameter.
+        begin, end: the range of its flattened elements.
     """
 
     place: Tuple[int, int, int]
@@ -121,19 +122,19 @@ class Slice:
 
     @property
     def numel(self) -> int:
-        """Elements of the slice."""
+        """Number of elements of the slice."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The buffers of one model-parallel rank; its data-parallel ranks share them.
+    """The buffers of one model-parallel rank, which its data-parallel ranks share.
 
     Attributes:
         buffers: in the optimizer's order.
-        group: the number of the model-parallel rank: Megatron-Core's `data_parallel_group_idx`.
-        chain: the optimizer's number in a chain of several (dense parameters, experts); None: there
-            is only one.
+        group: number of the model-parallel rank: Megatron-Core's `data_parallel_group_idx`.
+        chain: number of the optimizer in a chain of several (dense parameters, experts); None:
+            there is only one.
     """
 
     buffers: Tuple[Buffer, ...]
@@ -142,17 +143,17 @@ class Layout:
 
     @cached_property
     def prefix(self) -> str:
-        """How the keys of this model-parallel rank begin in formats that keep the buckets."""
+        """Prefix of the keys of this model-parallel rank in the formats that store buckets."""
         chained = "" if self.chain is None else f"chained_{self.chain}."
         return f"{chained}optimizer.distributed.dp_group_idx_{self.group}"
 
     def bucket_key(self, buffer: int, bucket: int) -> str:
-        """How the keys of a bucket's tensors begin; ".STATE" follows."""
+        """Prefix of the keys of a bucket's tensors; ".STATE" follows."""
         dtypes = self.buffers[buffer].dtypes
         return f"{self.prefix}.gbuf_idx_{buffer}.dtype_{dtypes}.bucket_idx_{bucket}"
 
     def buckets(self) -> Iterator[Tuple[Tuple[int, int], Bucket]]:
-        """All buckets, with the numbers of their buffer and of them in it."""
+        """Yields all buckets with their buffer's number and their number in the buffer."""
         for i, buffer in enumerate(self.buffers):
             for j, bucket in enumerate(buffer.buckets):
                 yield (i, j), bucket
@@ -161,7 +162,7 @@ class Layout:
         """Refuses a number of ranks among which a bucket can't be divided evenly.
 
         Raises:
-            CheckpointingException: with the bucket.
+            CheckpointingException: with the key of the bucket.
         """
         for (i, j), bucket in self.buckets():
             if bucket.numel % dp_size:
@@ -171,9 +172,9 @@ class Layout:
                 )
 
     def slices(self, dp_rank: int, dp_size: int) -> Iterator[Slice]:
-        """What a data-parallel rank has of the parameters, in the order of the buffers.
+        """Yields a data-parallel rank's parts of the parameters, in the order of the buffers.
 
-        Parameters of which it has nothing are left out.
+        Parameters of which the rank has no element are left out.
         """
         for (i, j), bucket in self.buckets():
             local = bucket.numel // dp_size
@@ -185,7 +186,7 @@ class Layout:
                     yield Slice((i, j, k), parameter, begin, end)
 
     def to_plain(self) -> dict[str, Any]:
-        """The layout in dicts, lists, ints and text; from_plain() is its inverse."""
+        """The layout as dicts, lists, ints and text; from_plain() reverses this."""
         buffers = [
             {
                 "dtypes": [str(dtype).removeprefix("torch.") for dtype in buffer.dtypes],
@@ -204,10 +205,10 @@ class Layout:
 
     @classmethod
     def from_plain(cls, plain: Any) -> Layout:
-        """The layout that to_plain() has described.
+        """Makes the layout that to_plain() has described.
 
         Raises:
-            CheckpointingException: it is no such description.
+            CheckpointingException: `plain` is not such a description.
         """
         try:
             if plain["version"] != 1:
@@ -229,7 +230,9 @@ class Layout:
             chain = plain["chain"]
             return cls(buffers, int(plain["group"]), None if chain is None else int(chain))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise MismatchError(f"no layout of a distributed optimizer: {error!r}") from error
+            raise MismatchError(
+                f"not a layout of a distributed optimizer: {error!r}"
+            ) from error
 
 
 def _plain(parameter: Parameter) -> dict[str, Any]:
@@ -262,14 +265,14 @@ def _parameter_of(plain: Any) -> Parameter:
     for key, whole, offset, shape, strides, start, mismatch in plain["pieces"]:
         axes = [_numbers(each) for each in (whole, offset, shape, strides)]
         if len({len(each) for each in axes}) != 1:
-            raise ValueError(f"a box of {key} has axes that differ in number")
+            raise ValueError(f"the shape, offset and strides of a box of {key} differ in length")
         whole, offset, shape, strides = axes
         (start,) = _numbers([start])
         piece = Piece(
             str(key), whole, offset, shape, strides, start, allow_shape_mismatch=bool(mismatch)
         )
         if piece.start + piece.span > int(plain["numel"]):
-            raise ValueError(f"a box of {key} lies outside its parameter")
+            raise ValueError(f"a box of {key} exceeds its parameter")
         pieces.append(piece)
     numel, start = _numbers([plain["numel"], plain["start"]])
     return Parameter(str(plain["key"]), numel, start, tuple(pieces))
@@ -278,7 +281,7 @@ def _parameter_of(plain: Any) -> Parameter:
 def _dtypes_of(names: Sequence[str]) -> Dtypes:
     found = [getattr(torch, str(name), None) for name in names]
     if len(found) != 2 or not all(isinstance(dtype, torch.dtype) for dtype in found):
-        raise ValueError(f"{names} are no two dtypes")
+        raise ValueError(f"{names} are not two dtypes")
     return found[0], found[1]  # type: ignore[return-value]
 
 
@@ -292,21 +295,21 @@ def pack(
     parameter_multiple: int = 64,
     bucket_multiple: int = 128,
 ) -> Buffer:
-    """Packs parameters as Megatron-Core's buffers do: the last one first.
+    """Packs parameters in the order of Megatron-Core's buffers: the last parameter comes first.
 
     Args:
         entities: the model's entities of the parameters, in the model's order.
-        dp_size: among how many ranks each bucket is divided.
-        dtypes: of the parameters and of their gradients.
-        bucket_numel: a bucket ends with the parameter that makes it at least so long; None: there
-            is one bucket.
-        alone: keys of parameters that get a bucket of their own (embeddings that pipeline stages
+        dp_size: number of ranks among which each bucket is divided.
+        dtypes: dtypes of the parameters and of their gradients.
+        bucket_numel: a bucket ends with the parameter that makes it at least this long; None: one
+            bucket for all.
+        alone: keys of parameters that get their own bucket (embeddings that pipeline stages
             share).
-        parameter_multiple: each parameter begins at a multiple of it.
-        bucket_multiple: each bucket ends at a multiple of it, and of dp_size.
+        parameter_multiple: each parameter begins at a multiple of this number.
+        bucket_multiple: each bucket ends at a multiple of this number and of dp_size.
 
     Raises:
-        CheckpointingException: see Parameter.of().
+        CheckpointingException: as Parameter.of().
     """
     multiple = math.lcm(dp_size, bucket_multiple)
     buckets: list[Bucket] = []
@@ -318,10 +321,10 @@ def pack(
             waiting.clear()
 
     for entity in reversed(list(entities)):
-        begin = sum(bucket.numel for bucket in buckets)  # of the bucket, in the buffer
+        begin = sum(bucket.numel for bucket in buckets)  # begin of the new bucket in the buffer
         start = _up(begin + (waiting[-1].end if waiting else 0), parameter_multiple) - begin
         if entity.key in alone and waiting:
-            close(start)  # the gap before the parameter stays in the bucket that it ends
+            close(start)  # the gap before the parameter belongs to the bucket before it
             start = 0
         waiting.append(Parameter.of(entity, start))
         full = bucket_numel is not None and waiting[-1].end >= bucket_numel

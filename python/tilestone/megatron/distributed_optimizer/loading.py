@@ -1,4 +1,4 @@
-"""Loading a distributed optimizer's state of any stored format into shards of any layout."""
+"""Loads a distributed optimizer's state from any stored format into shards of any layout."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from tilestone.megatron.distributed_optimizer.stored import Stored
 from tilestone.megatron.mapping import ShardedObject, StateDict
 
 _CONTENT_METADATA = "content_metadata"
-_OBJECTS = "objects of the distributed optimizer"  # in templates: no name that common state has
+_OBJECTS = "objects of the distributed optimizer"  # key in templates, unlike any in common state
 _HINT_LAYOUTS = (
-    "buckets can be read into another TP or PP layout only with the layouts of the job that saved "
-    "them: `layouts=`, or a save with `layout_object`"
+    "to read buckets into another TP or PP layout, pass the layouts of the job that saved them as "
+    "`layouts=`, or save with `layout_object`"
 )
 
 
@@ -49,31 +49,31 @@ def load_optimizer(
 ) -> list[dict[str, Any]]:
     """Loads the state of a distributed optimizer into a rank's shards. Every rank calls.
 
-    The format is found from the checkpoint's keys, content metadata and common state.
+    The format is found by the checkpoint's keys, content metadata and common state.
 
-    - `fully_reshardable` and `fully_sharded_model_space` load into any layout; so do checkpoints of
-      optimizers that are not distributed, where they hold all states ("param" is stored as
-      "fp32_param" there).
-    - `dp_reshardable` and `dp_zero_gather_scatter` load into the same TP x PP layout on any number
-      of data-parallel ranks. Into another one they load where the layouts of the saving job are
-      known: from `layouts`, or from the objects that `layout_object` adds to a checkpoint.
+    - `fully_reshardable` and `fully_sharded_model_space` load into any layout. So do checkpoints of
+      optimizers that are not distributed, if they hold all states (their "param" is stored as
+      "fp32_param").
+    - `dp_reshardable` and `dp_zero_gather_scatter` load into the same TP x PP layout with any
+      number of data-parallel ranks. They load into another layout if the layouts of the saving job
+      are known: from `layouts`, or from the objects that `layout_object` adds to a checkpoint.
 
     Args:
         checkpoint_dir: the checkpoint's directory.
-        shards: one, or those of a chain of optimizers. Their states are filled in place.
-        place: where the optimizer's part is in the checkpoint's common state.
-        layouts: those of all model-parallel ranks of the job that saved; None: those stored in the
-            checkpoint, or else the shards' own.
+        shards: one shard, or those of a chain of optimizers. Their states are filled in place.
+        place: key of the optimizer's part in the checkpoint's common state.
+        layouts: layouts of all model-parallel ranks of the job that saved; None: those stored in
+            the checkpoint, or else the shards' own.
         process_group, timeout, allow_classes, cast: as for `tilestone.megatron.load`.
 
     Returns:
-        for each shard what the checkpoint has beside its states: "optimizer" with the param groups,
-        and "grad_scaler" where it was saved. The shards' own `common` stays as it is.
+        for each shard, what the checkpoint has beside its states: "optimizer" with the param
+        groups, and "grad_scaler" if it was saved. The shards' own `common` is not changed.
 
     Raises:
-        CheckpointingException: on every rank; the states may be filled in part. A format that is
-            not known, a state or parameter that the checkpoint lacks, or buckets of another layout
-            than the shards' without a description of it.
+        CheckpointingException: on every rank; the states may be partly filled. The format is
+            unknown, a state or parameter is not in the checkpoint, or buckets have another layout
+            than the shards and no description of it is available.
     """
     stored, failure = Stored(), None
     try:
@@ -111,7 +111,7 @@ def load_optimizer(
 
 
 def _keys_of(shards: Sequence[OptimizerShard]) -> set[str]:
-    """Of the model's tensors that the shards' parameters are stored as."""
+    """Keys of the model's tensors as which the shards' parameters are stored."""
     return {
         piece.key
         for shard in shards
@@ -122,7 +122,7 @@ def _keys_of(shards: Sequence[OptimizerShard]) -> set[str]:
 
 
 def _raiser(failure: Optional[Exception]) -> Callable[[], None]:
-    """Raises a rank's failure where the engine gives it to all ranks."""
+    """Makes a check that raises a rank's failure, which the engine then raises on all ranks."""
 
     def check() -> None:
         if failure is not None:
@@ -136,11 +136,11 @@ class _Copy:
     """Elements of a stored flat tensor that go to a box of a state.
 
     Attributes:
-        ours: the box's place in the state's memory.
-        theirs: where it is in `memory`, which begins at element `begin`.
+        ours: the box in the state's memory.
+        theirs: the box in `memory`, which begins at element `begin`.
         memory: the stored elements; None: they are part of an object, see `path`.
-        path: of the flat tensor in the loaded objects.
-        numel: of that tensor.
+        path: path of the flat tensor in the loaded objects.
+        numel: number of elements of that tensor.
     """
 
     ours: torch.Tensor
@@ -156,7 +156,7 @@ class _Copy:
             memory = _at(objects, self.path)
             if memory.shape != (self.numel,):
                 raise MismatchError(
-                    f"the optimizer's object holds tensors of shape {tuple(memory.shape)}, and the "
+                    f"the optimizer's object holds tensors of shape {tuple(memory.shape)}, but the "
                     f"layout's buffer has {self.numel} elements",
                     key=str(self.path[0]),
                     hint=_HINT_LAYOUTS,
@@ -170,7 +170,7 @@ def _at(objects: Any, path: Tuple[Any, ...]) -> torch.Tensor:
         if not isinstance(found, dict) or step not in found:
             where = " ".join(map(str, path))
             raise MismatchError(
-                f"the optimizer's stored object has no {step} on the way to {where}",
+                f"the optimizer's stored object has no entry {step} on the path {where}",
                 hint=_HINT_LAYOUTS,
             )
         found = found[step]
@@ -181,12 +181,12 @@ def _at(objects: Any, path: Tuple[Any, ...]) -> torch.Tensor:
 
 @dataclass
 class _Plan:
-    """What a rank loads, and what it does with it.
+    """What a rank loads, and where it puts it.
 
     Attributes:
         stored: what the checkpoint holds.
-        place: of the optimizer in the common state.
-        template: what is asked for.
+        place: key of the optimizer in the common state.
+        template: the request.
         commons: the result, filled by take().
     """
 
@@ -197,7 +197,7 @@ class _Plan:
     _copies: list[_Copy] = field(default_factory=list)
     _tensors: list[Any] = field(default_factory=list)
     _objects: dict[str, Any] = field(default_factory=dict)
-    _parts: list[Any] = field(default_factory=list)  # of a shard: common values, or keys of objects
+    _parts: list[Any] = field(default_factory=list)  # per shard: common values, or keys of objects
 
     def make(
         self, shards: Sequence[OptimizerShard], common: StateDict, layouts: Optional[list[Layout]]
@@ -235,7 +235,7 @@ class _Plan:
         raise NotFoundError(
             f"the checkpoint has no state {' or '.join(map(repr, names))} of the parameter",
             key=key,
-            hint="an optimizer without parameters of its own in float32 stores none"
+            hint="an optimizer without its own float32 parameters does not store them"
             if state == "param"
             else "",
         )
@@ -243,9 +243,9 @@ class _Plan:
     # ---- The buckets' space ----
 
     def _own_sources(self, shard: OptimizerShard) -> Sources:
-        """The shard's own layout, if the checkpoint does not show that the saving job had another.
+        """The shard's own layout, unless the checkpoint shows that the saving job had another one.
 
-        Sizes of buckets alone can't: those of another layout may happen to be the same.
+        The sizes of the buckets do not prove it, because another layout may have the same sizes.
         """
         for _, bucket in shard.layout.buckets():
             for parameter in bucket.parameters:
@@ -253,20 +253,20 @@ class _Plan:
                     if not self.stored.holds_box(piece):
                         raise MismatchError(
                             f"no rank of the job that saved held the model's box at {piece.offset} "
-                            f"of shape {piece.shape}, so its buckets were others",
+                            f"of shape {piece.shape}, so its buckets had another layout",
                             key=piece.key,
                             hint=_HINT_LAYOUTS,
                         )
         return Sources([shard.layout])
 
     def _plan_buckets(self, shard: OptimizerShard, sources: Sources, in_object: bool) -> list[str]:
-        """Returns the model-parallel ranks that are read, by their prefix."""
+        """Plans a shard's load; returns the prefixes of the model-parallel ranks that are read."""
         read: dict[str, None] = {}
         for part in shard.slices():
             found = sources.find(part)
             for state, memory in shard.states[part.place].items():
                 if sum(one.ours.numel for one in found) < part.numel:
-                    memory.zero_()  # padding that the job that saved did not have
+                    memory.zero_()  # the missing elements are padding
                 for one in found:
                     read[one.source.layout.prefix] = None
                     if in_object:
@@ -290,22 +290,22 @@ class _Plan:
     def _bucket_numel(
         self, key: str, layout: Layout, place: Tuple[int, int], part: Slice
     ) -> int:
-        """The stored elements of a bucket, which must be those of the layout."""
+        """The number of stored elements of a bucket, which must match the layout."""
         numel = self.stored.buckets.get(key)
         if numel is None:
             there = sorted({each.rpartition(".")[0] for each in self.stored.buckets})
             raise MismatchError(
-                f"the checkpoint has no {key!r}, where the layout has the parameter; it has "
+                f"the checkpoint has no {key!r}, in which the layout has the parameter; it has "
                 f"{', '.join(there[:5])}{', ...' if len(there) > 5 else ''}",
                 key=part.parameter.key,
                 hint=_HINT_LAYOUTS,
             )
         bucket = layout.buffers[place[0]].buckets[place[1]]
-        # Early versions of Megatron-Core stored the padding at the end too, and no sizes.
+        # Early versions of Megatron-Core also stored the padding at the end, but no sizes.
         padded = f"{layout.prefix}.per_bucket_numel_unpadded" not in self.stored.objects
         if numel != bucket.numel_unpadded and not (padded and numel > bucket.numel_unpadded):
             raise MismatchError(
-                f"the bucket is stored with {numel} elements, and has {bucket.numel_unpadded} in "
+                f"the bucket is stored with {numel} elements, but has {bucket.numel_unpadded} in "
                 "the layout",
                 key=key,
                 hint=_HINT_LAYOUTS,
@@ -334,17 +334,19 @@ class _Plan:
     def _ask_object(self, key: str) -> None:
         if key not in self.stored.objects:
             raise NotFoundError(
-                "the checkpoint lacks the optimizer's object", key=key, hint=_HINT_LAYOUTS
+                "the optimizer's object is not in the checkpoint", key=key, hint=_HINT_LAYOUTS
             )
         self._objects.setdefault(key, ShardedObject(key, None, (1,), (0,)))
 
     def _plan_common_objects(self, shard: OptimizerShard, groups: Sequence[str]) -> None:
-        """The param groups are those of the shard's own model-parallel rank, or of one it reads."""
+        """Plans to load the param groups of the shard's model-parallel rank, or of one it reads."""
         for prefix in [shard.layout.prefix, *groups]:
             if f"{prefix}.optimizer" in self.stored.objects:
                 break
         else:
-            raise NotFoundError("the checkpoint lacks the param groups", key=f"{prefix}.optimizer")
+            raise NotFoundError(
+                "the param groups are not in the checkpoint", key=f"{prefix}.optimizer"
+            )
         keys = {}
         for name in ("optimizer", "grad_scaler"):
             if f"{prefix}.{name}" in self.stored.objects:
@@ -355,12 +357,12 @@ class _Plan:
     # ---- After the load ----
 
     def take(self, loaded: StateDict) -> None:
-        """Puts what was loaded where it belongs."""
+        """Puts the loaded values into their places."""
         objects = loaded.get(_OBJECTS, {})
         for key, value in objects.items():
             if key.endswith(f".{PARAM_STATE}") and not value.get("buckets_coalesced"):
                 raise UnsupportedError(
-                    "the optimizer's object is of a version of Megatron-Core before February 2024",
+                    "the optimizer's object was saved by Megatron-Core before February 2024",
                     key=key,
                     hint="convert it with Megatron's --ckpt-convert-update-legacy-dist-opt-format",
                 )
@@ -371,7 +373,7 @@ class _Plan:
 
 
 def _declared(part: Any) -> Any:
-    """The format that the common state names, of one optimizer or of the first of a chain."""
+    """The format that the common state declares for one optimizer or the first of a chain."""
     if not isinstance(part, dict):
         return None
     if SHARDING_TYPE in part:
@@ -384,19 +386,21 @@ def _has_type(value: Any) -> bool:
 
 
 def _common_of(part: Any, shard: OptimizerShard, place: str) -> dict[str, Any]:
-    """What the common state has of a shard's optimizer, its states and their format apart."""
+    """The common state of a shard's optimizer, without its states and their format."""
     chain = shard.layout.chain
     found = part if chain is None or not isinstance(part, dict) else part.get(chain)
     if not isinstance(found, dict):
         where = place if chain is None else f"{place}.{chain}"
-        raise NotFoundError("the checkpoint has no common state of the optimizer", key=where)
+        raise NotFoundError(
+            "the common state of the optimizer is not in the checkpoint", key=where
+        )
     kept = {
         name: value for name, value in found.items() if name not in (PARAM_STATE, SHARDING_TYPE)
     }
     inner = kept.get("optimizer")
     states = inner.get("state") if isinstance(inner, dict) else None
     if isinstance(inner, dict) and isinstance(states, dict) and "common_step" in states:
-        # An optimizer that is not distributed keeps the step beside the states.
+        # An optimizer that is not distributed keeps the step with the states.
         step = states["common_step"]
         step = step.item() if isinstance(step, torch.Tensor) else step
         groups = [{**group, "step": step} for group in inner["param_groups"]]

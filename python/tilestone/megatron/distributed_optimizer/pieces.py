@@ -1,9 +1,9 @@
-"""Where the elements of a flattened parameter lie in the checkpoint's global tensors.
+"""Maps the elements of a flattened parameter to the checkpoint's global tensors.
 
-A parameter is one box of a global tensor, or several where a factory cuts it up. Each box is
-strided in the flattened parameter: element (i, j, ...) of the box is the parameter's element
-`start + i * strides[0] + j * strides[1] + ...`. Whatever a rank holds of the flattened parameter is
-then a few smaller boxes of the same kind, by arithmetic alone.
+A parameter is one box of a global tensor, or several if a factory divides it. Each box is strided
+in the flattened parameter: element (i, j, ...) of the box is the parameter's element
+`start + i * strides[0] + j * strides[1] + ...`. So any range of the flattened parameter consists of
+a few smaller boxes of the same kind, which can be computed without data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tilestone.megatron.mapping import (
 Entity = Union[ShardedTensor, ShardedTensorFactory]
 _Numbers = Tuple[int, ...]
 
-# A factory that copies its tensor in an order of its own is described run by run, up to so many.
+# Limit for a factory that reorders its tensor: it is described run by run, up to this many runs.
 MAX_RUNS = 1 << 16
 
 
@@ -38,12 +38,12 @@ class Piece:
 
     Attributes:
         key: the global tensor's name in the checkpoint.
-        global_shape: elements of the whole tensor along each axis, prepended axes among them.
+        global_shape: elements of the whole tensor along each axis, including prepended axes.
         offset: the box's first element along each axis.
         shape: the box's elements along each axis.
-        strides: how far apart neighbours along each axis are in the flattened tensor, in elements.
-        start: where the box's first element is in the flattened tensor.
-        replica_id: which copy of the box it is.
+        strides: distance of neighbours along each axis in the flattened tensor, in elements.
+        start: position of the box's first element in the flattened tensor.
+        replica_id: which copy of the box this is.
         allow_shape_mismatch: the stored tensor may have another global shape (padding).
     """
 
@@ -58,29 +58,29 @@ class Piece:
 
     @property
     def numel(self) -> int:
-        """Elements of the box."""
+        """Number of elements of the box."""
         return math.prod(self.shape)
 
     @property
     def span(self) -> int:
-        """From the box's first element in the flattened tensor to behind its last, in elements."""
+        """Distance from the box's first element to behind its last in the flattened tensor."""
         if self.numel == 0:
             return 0
         return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.strides))
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the box's elements follow one another in the flattened tensor, in their order."""
+        """Whether the box's elements are consecutive and in order in the flattened tensor."""
         dense = row_major(self.shape)
         axes = zip(self.shape, self.strides, dense)
         return all(n == 1 or step == expected for n, step, expected in axes) or self.numel == 0
 
     def moved(self, by: int) -> Piece:
-        """The same box, where the flattened tensor is a part of a longer one that begins before."""
+        """The same box in a longer flattened tensor, in which this one begins at element `by`."""
         return replace(self, start=self.start + by)
 
     def cut(self, offset: Sequence[int], shape: Sequence[int]) -> Optional[Piece]:
-        """What the piece has of another box of the same global tensor; None: nothing.
+        """Cuts the piece to another box of the same global tensor; None: they do not overlap.
 
         Args:
             offset: the other box's first element along each axis.
@@ -98,10 +98,10 @@ class Piece:
         return replace(self, offset=tuple(low), shape=shape, start=start)
 
     def within(self, begin: int, end: int) -> Iterator[Piece]:
-        """The boxes of this piece whose elements lie in [begin, end) of the flattened tensor.
+        """Yields the boxes of this piece that lie in [begin, end) of the flattened tensor.
 
-        Of a piece of n axes there are at most 2 n - 1. They are disjoint, and hold each such
-        element once.
+        For a piece of n axes there are at most 2 n - 1. They are disjoint and together hold exactly
+        these elements.
         """
         axes = sorted(
             (axis for axis, size in enumerate(self.shape) if size > 1),
@@ -111,19 +111,19 @@ class Piece:
             yield from self._within(begin, end, axes)
 
     def _within(self, begin: int, end: int, axes: list[int]) -> Iterator[Piece]:
-        """within(); axes that are not in `axes` have one element. The longest stride comes first."""
+        """within(); axes not in `axes` have one element. The longest stride comes first."""
         if self.start >= end or self.start + self.span <= begin:
             return
         if begin <= self.start and self.start + self.span <= end:
             yield self
             return
         axis, count, step = axes[0], self.shape[axes[0]], self.strides[axes[0]]
-        inner = self.span - (count - 1) * step  # what one index of the axis spans
-        first = max(0, -((self.start - begin) // step))  # of those that lie in the range as a whole
-        last = max(0, min(count, (end - inner - self.start) // step + 1))  # behind the last of them
+        inner = self.span - (count - 1) * step  # span of one index of the axis
+        first = max(0, -((self.start - begin) // step))  # first index that is entirely in range
+        last = max(0, min(count, (end - inner - self.start) // step + 1))  # end of these indices
         if first < last:
             yield self._part(axis, first, last - first)
-        for index in sorted({min(first, count) - 1, last}):  # what lies in it in part
+        for index in sorted({min(first, count) - 1, last}):  # indices that are partly in range
             if 0 <= index < count and not first <= index < last:
                 yield from self._part(axis, index, 1)._within(begin, end, axes[1:])
 
@@ -135,11 +135,11 @@ class Piece:
         return replace(self, offset=tuple(offset), shape=tuple(shape), start=start)
 
     def of(self, flat: torch.Tensor, begin: int = 0) -> torch.Tensor:
-        """The box's elements in memory that holds the flattened tensor, as a view of it.
+        """The box's elements as a view of memory that holds (a part of) the flattened tensor.
 
         Args:
             flat: 1-D and contiguous.
-            begin: the element of the flattened tensor with which `flat` begins.
+            begin: the element of the flattened tensor at which `flat` begins.
         """
         where = flat.storage_offset() + self.start - begin
         return torch.as_strided(flat, self.shape, self.strides, where)
@@ -161,7 +161,7 @@ def shape_of(entity: Entity) -> _Numbers:
     """
     if getattr(entity, "flattened_range", None) is not None:
         raise InvalidArgumentError(
-            "a parameter is described by its whole local tensor, not by a flattened range",
+            "a parameter must be described by its whole local tensor, not by a flattened range",
             key=entity.key,
         )
     if isinstance(entity, ShardedTensor):
@@ -172,14 +172,14 @@ def shape_of(entity: Entity) -> _Numbers:
 
 
 def pieces_of(entity: Entity) -> Tuple[Piece, ...]:
-    """The boxes that an entity's parameter is stored as. Its data is not read.
+    """The boxes of global tensors as which an entity's parameter is stored. Its data is not read.
 
-    What a factory makes is found by building it with a tensor without memory, and, where it copies,
-    with one that holds the number of each element (4 bytes each).
+    A factory is called with a tensor without memory. If it copies the tensor, it is called again
+    with a tensor that holds the number of each element (4 bytes each, 8 for 2^31 elements or more).
 
     Raises:
-        CheckpointingException: a factory stores an element not at all or twice, makes something
-            other than sharded tensors, or puts the elements in an order that has no short
+        CheckpointingException: a factory does not store each element exactly once, builds
+            something other than sharded tensors, or reorders the elements so that there is no short
             description.
     """
     shape = shape_of(entity)
@@ -198,7 +198,7 @@ def pieces_of(entity: Entity) -> Tuple[Piece, ...]:
 
 
 def _built(factory: ShardedTensorFactory, tensor: torch.Tensor) -> Tuple[list[Any], torch.Tensor]:
-    """What a factory builds of a tensor, and the tensor."""
+    """Returns what a factory builds of a tensor, and the tensor."""
     with torch.no_grad():
         tree = factory.build_fn(factory.key, tensor, factory.replica_id, None)
     leaves = [tree] if isinstance(tree, ShardedTensor) else list(nested_values(tree))
@@ -206,7 +206,7 @@ def _built(factory: ShardedTensorFactory, tensor: torch.Tensor) -> Tuple[list[An
     for leaf in tensors:
         if not isinstance(leaf, ShardedTensor) or leaf.flattened_range is not None:
             raise InvalidArgumentError(
-                f"the factory builds a {type(leaf).__name__} that is no whole sharded tensor",
+                f"the factory builds a {type(leaf).__name__} that is not a whole sharded tensor",
                 key=factory.key,
             )
     return tensors, tensor
@@ -227,7 +227,7 @@ def _piece(tensor: ShardedTensor, strides: Sequence[int], start: int) -> Piece:
 
 
 def _pieces_by_number(factory: ShardedTensorFactory, shape: _Numbers) -> list[Piece]:
-    """The pieces of a factory that copies: it is given the elements' numbers."""
+    """The pieces of a factory that copies: it is called with the elements' numbers."""
     count = math.prod(shape)
     dtype = torch.int32 if count < 1 << 31 else torch.int64
     numbers = torch.arange(count, dtype=dtype)
@@ -243,7 +243,7 @@ def _pieces_by_number(factory: ShardedTensorFactory, shape: _Numbers) -> list[Pi
 
 
 def _strided(found: torch.Tensor, numbers: torch.Tensor) -> Optional[Tuple[_Numbers, int]]:
-    """Strides and start of a tensor of numbers that some strides explain; None: none do."""
+    """The strides and start that explain a tensor of numbers; None if there are none."""
     if found.numel() == 0:
         return row_major(found.shape), 0
     corner = (0,) * found.ndim
@@ -260,15 +260,15 @@ def _strided(found: torch.Tensor, numbers: torch.Tensor) -> Optional[Tuple[_Numb
 
 
 def _runs(item: ShardedTensor, limit: int) -> list[Piece]:
-    """The pieces of a tensor of numbers, one or a few for each run of numbers that follow."""
+    """The pieces of a tensor of numbers, one or more for each run of consecutive numbers."""
     assert item.data is not None
     flat = item.data.flatten()
     breaks = torch.nonzero(flat[1:] != flat[:-1] + 1).flatten() + 1
     if len(breaks) >= limit:
         raise InvalidArgumentError(
-            f"the factory puts the tensor's elements in another order, in {len(breaks)} runs",
+            f"the factory reorders the tensor's elements, in {len(breaks)} runs",
             key=item.key,
-            hint="a factory that chunks, splits or transposes is described by strides",
+            hint="only reorderings by chunk, split or transpose have a short description",
         )
     ends = [0, *breaks.tolist(), flat.numel()]
     whole = _piece(item, row_major(item.data.shape), 0)
@@ -288,7 +288,7 @@ def _runs(item: ShardedTensor, limit: int) -> list[Piece]:
 
 
 def _check_covered(key: str, pieces: Sequence[Piece], count: int) -> None:
-    """Refuses pieces that don't hold each of a parameter's elements once, by nested strides."""
+    """Refuses pieces that do not hold each element exactly once or whose strides are not nested."""
     if not all(_is_nested(piece) for piece in pieces):
         raise InvalidArgumentError("the factory interleaves the axes of the tensor", key=key)
     if sum(piece.numel for piece in pieces) == count:
@@ -304,12 +304,12 @@ def _check_covered(key: str, pieces: Sequence[Piece], count: int) -> None:
         if bool(marks.all()):
             return
     raise MismatchError(
-        f"the factory does not store each of the tensor's {count} elements once", key=key
+        f"the factory does not store each of the tensor's {count} elements exactly once", key=key
     )
 
 
 def _is_nested(piece: Piece) -> bool:
-    """Whether one index of an axis ends before the next begins, from the shortest stride on."""
+    """Whether, from the shortest stride on, each index of an axis ends before the next begins."""
     inner = 1
     axes = [(step, size) for step, size in zip(piece.strides, piece.shape) if size > 1]
     for step, size in sorted(axes):

@@ -1,4 +1,4 @@
-"""What one rank of a distributed optimizer holds."""
+"""One rank's part of a distributed optimizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone.megatron.distributed_optimizer.layout import Layout, Slice
 
-# Adam's states, as Megatron-Core holds them: "param" is the parameter itself in float32.
+# Adam's states in Megatron-Core: "param" is the parameter itself in float32.
 ADAM: Mapping[str, torch.dtype] = {
     "param": torch.float32,
     "exp_avg": torch.float32,
@@ -26,19 +26,19 @@ class OptimizerShard:
 
     Attributes:
         layout: the buffers of the rank's model-parallel rank.
-        dp_rank, dp_size: the rank's number among those that divide the buckets, and how many they
-            are.
-        states: for each of slices(), by its place, the state tensors by name: 1-D, contiguous, one
-            element for each of the slice. A load fills them in place.
-        dtypes: names and dtypes of the states; "param" is the parameter in the precision in which
-            it is updated.
-        common: what is no tensor of a parameter, as Megatron-Core's `state_dict()` gives it:
-            "optimizer" with the "param_groups" without their parameters and with their "step", and
-            "grad_scaler" where there is one.
-        instance: the number of the optimizer's instance, where several hold the same state.
+        dp_rank, dp_size: the rank's number among the ranks that divide the buckets, and their
+            number.
+        states: for the place of each of slices(), the state tensors by name: 1-D, contiguous, with
+            one element for each element of the slice. A load fills them in place.
+        dtypes: dtypes of the states by name; "param" is the parameter in the precision in which it
+            is updated.
+        common: the values that are not tensors of a parameter, as in Megatron-Core's
+            `state_dict()`: "optimizer" with the "param_groups" (without their parameters, with
+            their "step"), and "grad_scaler" if there is one.
+        instance: number of the optimizer's instance, if several instances hold the same state.
 
     Raises:
-        CheckpointingException: states are missing or too many, or have another shape or dtype; a
+        CheckpointingException: states are missing or surplus, or have a wrong shape or dtype; a
             bucket can't be divided among dp_size ranks.
     """
 
@@ -52,13 +52,15 @@ class OptimizerShard:
 
     def __post_init__(self) -> None:
         if not 0 <= self.dp_rank < self.dp_size:
-            raise InvalidArgumentError(f"there is no rank {self.dp_rank} of {self.dp_size}")
+            raise InvalidArgumentError(f"dp_rank {self.dp_rank} is not one of {self.dp_size} ranks")
         self.layout.check_ranks(self.dp_size)
         places = {part.place: part for part in self.slices()}
         for place, part in places.items():
             self._check_states(part, self.states.get(place, {}))
         for place in self.states.keys() - places.keys():
-            raise MismatchError(f"states at {place}, of which rank {self.dp_rank} holds nothing")
+            raise MismatchError(
+                f"there are states at {place}, but rank {self.dp_rank} has no slice there"
+            )
 
     def _check_states(self, part: Slice, states: Mapping[str, torch.Tensor]) -> None:
         key = part.parameter.key
@@ -69,13 +71,13 @@ class OptimizerShard:
             shape, dtype = tuple(tensor.shape), self.dtypes[name]
             if shape != (part.numel,) or tensor.dtype != dtype or not tensor.is_contiguous():
                 raise MismatchError(
-                    f"state {name!r} is a tensor of {tensor.dtype} and shape {shape}; expected a "
-                    f"contiguous one of {dtype} and shape {(part.numel,)}",
+                    f"state {name!r} has {tensor.dtype} and shape {shape}; expected a contiguous "
+                    f"tensor of {dtype} and shape {(part.numel,)}",
                     key=key,
                 )
 
     def slices(self) -> Iterator[Slice]:
-        """What the rank has of the parameters, in the order of the buffers."""
+        """The rank's slices of the parameters, in the order of the buffers."""
         return self.layout.slices(self.dp_rank, self.dp_size)
 
     @classmethod
@@ -88,11 +90,11 @@ class OptimizerShard:
         device: Union[str, torch.device] = "cpu",
         **fields: Any,
     ) -> OptimizerShard:
-        """A shard with states of zeros.
+        """Makes a shard whose states are zeros.
 
         Args:
-            layout, dp_rank, dp_size, dtypes: as the attributes.
-            device: where the states are.
+            layout, dp_rank, dp_size, dtypes: see the attributes.
+            device: device of the states.
             fields: other attributes.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Where a saving job's buckets hold the elements of the model's tensors."""
+"""Finds the elements of the model's tensors in the buckets of the job that saved."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Source:
     """A box of a model's tensor in a bucket.
 
     Attributes:
-        layout: of the model-parallel rank that saved it.
-        place: the buffer's and the bucket's number.
-        piece: the box; its start counts from the beginning of the bucket.
+        layout: layout of the model-parallel rank that saved it.
+        place: the numbers of the buffer and of the bucket.
+        piece: the box; its start is relative to the beginning of the bucket.
     """
 
     layout: Layout
@@ -31,9 +31,9 @@ class Found:
     """A box of a slice, and the bucket that holds it.
 
     Attributes:
-        source: what holds it.
-        theirs: the box in the bucket.
-        ours: the same box in the slice's parameter, flattened.
+        source: the box in the bucket that holds it.
+        theirs: the shared box in the bucket.
+        ours: the same box in the slice's flattened parameter.
     """
 
     source: Source
@@ -45,11 +45,11 @@ class Sources:
     """The boxes that some layouts hold.
 
     Args:
-        layouts: of the model-parallel ranks of the job that saved. Of copies of a box, the one of
-            the layout that comes first is read.
+        layouts: layouts of the model-parallel ranks of the job that saved. If several have a copy
+            of a box, that of the first layout is read.
 
     Raises:
-        CheckpointingException: two layouts are of the same model-parallel rank.
+        CheckpointingException: two layouts belong to the same model-parallel rank.
     """
 
     def __init__(self, layouts: Iterable[Layout]) -> None:
@@ -57,7 +57,7 @@ class Sources:
         self.layouts: dict[str, Layout] = {}
         for layout in layouts:
             if layout.prefix in self.layouts:
-                raise InvalidArgumentError(f"two layouts are those of {layout.prefix}")
+                raise InvalidArgumentError(f"two layouts were given for {layout.prefix}")
             self.layouts[layout.prefix] = layout
             for place, bucket in layout.buckets():
                 for parameter in bucket.parameters:
@@ -67,23 +67,29 @@ class Sources:
                         boxes.setdefault((piece.offset, piece.shape), source)
 
     def find(self, part: Slice) -> list[Found]:
-        """What holds the elements of a slice.
+        """Finds the elements of a slice.
 
         Raises:
             CheckpointingException: no layout holds some of them, or one of the parameter's tensors
-                has another global shape there (and allow_shape_mismatch is not set).
+                has another global shape in a layout (and allow_shape_mismatch is not set).
         """
-        found = [one for piece in part.parameter.pieces for one in self._find_piece(part, piece)]
+        found = []
         wanted = part.numel
-        if any(self._is_other_shape(piece) for piece in part.parameter.pieces):
-            return found  # what is not there is padding
-        there = sum(one.ours.numel for one in found)
+        there = 0
+        for piece in part.parameter.pieces:
+            boxes = list(self._find_piece(part, piece))
+            found.extend(boxes)
+            if self._is_other_shape(piece):
+                # The elements of this piece that no layout holds are padding.
+                wanted -= sum(box.numel for box in piece.within(part.begin, part.end))
+            else:
+                there += sum(one.ours.numel for one in boxes)
         if there != wanted:
             raise MismatchError(
-                f"the layouts that are known of the job that saved hold {there} of {wanted} "
-                "elements of the parameter's slice",
+                f"the known layouts of the job that saved hold {there} of {wanted} elements "
+                "of the parameter's slice",
                 key=part.parameter.key,
-                hint=f"known: {', '.join(sorted(self.layouts))}",
+                hint=f"known layouts: {', '.join(sorted(self.layouts))}",
             )
         return found
 
@@ -97,7 +103,7 @@ class Sources:
                 yield Found(source, theirs, ours)
 
     def _is_other_shape(self, piece: Piece) -> bool:
-        """Whether the tensor has another global shape there, which may be."""
+        """Whether the tensor has another global shape in a layout; raises if it may not."""
         for source in self._by_key.get(piece.key, {}).values():
             there = source.piece.global_shape
             if there != piece.global_shape and not piece.allow_shape_mismatch:

@@ -1,4 +1,4 @@
-"""Shards of Megatron-Core's own DistributedOptimizer, known by its attributes alone."""
+"""Shards of Megatron-Core's own DistributedOptimizer, which is used only by its attributes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilestone.megatron.utils import extract_sharded_tensors_and_factories
 
 
 def _chained(optimizer: Any) -> list[Tuple[Optional[int], Any]]:
-    """The distributed optimizers of a chain with their numbers; a single one has none."""
+    """The distributed optimizers of a chain with their numbers; a single one has no number."""
     several = getattr(optimizer, "chained_optimizers", [optimizer])
     numbers = [None] if len(several) == 1 else list(range(len(several)))
     numbered = [
@@ -29,7 +29,7 @@ def _chained(optimizer: Any) -> list[Tuple[Optional[int], Any]]:
     for _, one in numbered:
         if not hasattr(one, "gbuf_ranges") or not hasattr(one, "model_param_gbuf_map"):
             raise InvalidArgumentError(
-                f"a {type(one).__name__} is no distributed optimizer with buffers of its own"
+                f"a {type(one).__name__} is not a distributed optimizer with its own buffers"
             )
     return numbered
 
@@ -37,20 +37,22 @@ def _chained(optimizer: Any) -> list[Tuple[Optional[int], Any]]:
 def shards_of(
     optimizer: Any, model_sharded_state_dict: ShardedStateDict
 ) -> list[OptimizerShard]:
-    """What this rank holds of a Megatron-Core DistributedOptimizer, or of a chain of them.
+    """Describes this rank's part of a Megatron-Core DistributedOptimizer, or of a chain of them.
 
     Args:
-        optimizer: a DistributedOptimizer, or a ChainedOptimizer of some. Megatron FSDP's are none.
-        model_sharded_state_dict: the model's; its entities' data are the parameters themselves.
+        optimizer: a DistributedOptimizer, or a ChainedOptimizer of several. Optimizers of Megatron
+            FSDP are not supported.
+        model_sharded_state_dict: of the model. Its entities' data must be the parameters
+            themselves.
 
     Returns:
-        a shard for each optimizer; one without parameters on this rank is left out. The states are
-        the optimizer's own tensors where it has them in memory as they are stored; states that it
-        has not made yet are zeros.
+        a shard for each optimizer that has parameters on this rank. The states are the optimizer's
+        own tensors if it holds them in memory in the stored form; states that it has not made yet
+        are zeros.
 
     Raises:
-        CheckpointingException: a parameter is none of the model's; the optimizer is of another
-            class; its buffers are cut in another way than Megatron-Core cuts them.
+        CheckpointingException: a parameter is not in the model's state dict; the optimizer is of
+            another class; or its buffers are not divided as Megatron-Core divides them.
     """
     tensors, _ = extract_sharded_tensors_and_factories(model_sharded_state_dict)
     entities = {id(entity.data): entity for entity in nested_values(tensors)}
@@ -86,7 +88,7 @@ def _buffer(buffer: Any, entities: Mapping[int, Entity]) -> Buffer:
         entity = entities.get(id(parameter))
         if entity is None:
             raise InvalidArgumentError(
-                f"a parameter of shape {tuple(parameter.shape)} of the optimizer is none of the "
+                f"a parameter of shape {tuple(parameter.shape)} of the optimizer is not in the "
                 "model's state dict." + KEEP_VARS_HINT
             )
         parameters[number].append(Parameter.of(entity, start - buffer.buckets[number].offset))
@@ -104,7 +106,7 @@ def _buffer(buffer: Any, entities: Mapping[int, Entity]) -> Buffer:
 def _slices(
     optimizer: Any, layout: Layout, rank: int, size: int
 ) -> Iterator[Tuple[Slice, torch.nn.Parameter]]:
-    """The rank's slices with the optimizer's parameters, whose ranges must be the same."""
+    """Yields the rank's slices with their parameters, and checks them against the optimizer's."""
     found: dict[Tuple[int, int, int], torch.nn.Parameter] = {}
     for i, buffer in enumerate(optimizer.buffers):
         for parameter, (start, _, j) in buffer.param_index_map.items():
@@ -117,7 +119,7 @@ def _slices(
         there = None if ranges is None else (ranges["param"].start, ranges["param"].end)
         if there != (part.begin, part.end):
             raise MismatchError(
-                f"the optimizer has {there} of the flattened parameter on this rank, where its "
+                f"the optimizer has {there} of the flattened parameter on this rank, but its "
                 f"buckets say {(part.begin, part.end)}",
                 key=part.parameter.key,
             )
@@ -127,7 +129,7 @@ def _slices(
 def _states(
     optimizer: Any, parameter: torch.nn.Parameter, part: Slice
 ) -> dict[str, torch.Tensor]:
-    """The states of a slice by name. torch's "step" is in the param groups."""
+    """The states of a slice by name. (torch's "step" is in the param groups.)"""
     inner = _inner_parameter(optimizer, parameter)
     if inner in optimizer.optimizer.state:
         tensors = optimizer._get_main_param_and_optimizer_states(parameter)
@@ -147,11 +149,11 @@ def _states(
 
 
 def _inner_parameter(optimizer: Any, parameter: torch.nn.Parameter) -> Any:
-    """What the inner optimizer updates in the place of the rank's slice of a parameter.
+    """The tensor that the inner optimizer updates for the rank's slice of a parameter.
 
     Raises:
-        CheckpointingException: the optimizer's two orders of a group's parameters differ, and its
-            states would be taken for those of other parameters.
+        CheckpointingException: the optimizer has two different orders of a group's parameters, so
+            states would be assigned to the wrong parameters.
     """
     group, order = optimizer.model_param_group_index_map[parameter]
     found = optimizer.optimizer.param_groups[group]["params"][order]
@@ -161,9 +163,9 @@ def _inner_parameter(optimizer: Any, parameter: torch.nn.Parameter) -> Any:
     count = len(kinds[0])
     if found.numel() != flat.size or own_dtype != (order < count) and all(kinds):
         raise InvalidArgumentError(
-            f"a param group mixes {count} float32 parameters with {len(kinds[1])} of 16 bits, of "
-            "which Megatron-Core confuses the states",
-            hint="put them into groups of their own",
+            f"a param group mixes {count} float32 parameters with {len(kinds[1])} of 16 bits, and "
+            "Megatron-Core confuses their states",
+            hint="put them into separate param groups",
         )
     return found
 
@@ -178,7 +180,7 @@ def _dtypes_of(optimizer: Any) -> dict[str, torch.dtype]:
 
 
 def _common(optimizer: Any) -> dict[str, Any]:
-    """The optimizer's own state dict, where it has made its states; else the param groups."""
+    """The optimizer's own state dict if it has made its states; otherwise the param groups."""
     if optimizer.optimizer.state:
         return dict(optimizer.state_dict())
     groups = optimizer.optimizer.state_dict()["param_groups"]
@@ -190,23 +192,24 @@ def _common(optimizer: Any) -> dict[str, Any]:
 def put_into(
     optimizer: Any, shards: Sequence[OptimizerShard], commons: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Gives a DistributedOptimizer, or a chain of them, what `load_optimizer` has loaded.
+    """Puts what `load_optimizer` has loaded into a DistributedOptimizer, or a chain of them.
 
-    Param groups are matched as Megatron-Core's `load_state_dict` matches them. The model's own
-    parameters stay as they are: they are loaded with the model.
+    Param groups are matched as in Megatron-Core's `load_state_dict`. The model's own parameters do
+    not change, because they are loaded with the model.
 
     Args:
-        optimizer: the one that `shards_of` got.
-        shards: what it returned, loaded.
-        commons: what `load_optimizer` returned.
+        optimizer: the optimizer that was passed to `shards_of`.
+        shards: the result of `shards_of`, loaded.
+        commons: the result of `load_optimizer`.
 
     Raises:
-        CheckpointingException: there are other optimizers than shards.
+        CheckpointingException: the numbers of optimizers, shards and commons differ.
     """
     numbered = _chained(optimizer)
     if len(numbered) != len(shards) or len(commons) != len(shards):
         raise InvalidArgumentError(
-            f"{len(numbered)} optimizers, {len(shards)} shards and {len(commons)} common states"
+            f"{len(numbered)} optimizers, {len(shards)} shards and {len(commons)} common states "
+            "were given; expected equal numbers"
         )
     for (_, one), shard, common in zip(numbered, shards, commons):
         _put_shard(one, shard, common)
@@ -220,11 +223,11 @@ def _put_shard(optimizer: Any, shard: OptimizerShard, common: Mapping[str, Any])
             for name, tensor in shard.states[part.place].items():
                 if name != "param":
                     state.setdefault(name, tensor)
-    optimizer.load_state_dict(dict(common))  # it may replace the states: they are set after it
+    optimizer.load_state_dict(dict(common))  # may replace the states, so they are set afterwards
     for part, parameter in parts:
         own = optimizer._get_main_param_and_optimizer_states(parameter)
         loaded = shard.states[part.place]
         optimizer._set_main_param_and_optimizer_states(parameter, {**own, **loaded})
     synchronize = getattr(optimizer.optimizer, "_sync_hdo_state_to_sub_optimizers", None)
-    if synchronize is not None:  # an optimizer that has some of its states on the CPU
+    if synchronize is not None:  # the optimizer has some of its states on the CPU
         synchronize()

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of distributed optimizers, by its metadata alone."""
+"""Reads from a checkpoint's metadata what it holds of distributed optimizers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GROUP = re.compile(
 _BUCKET = re.compile(r"gbuf_idx_\d+\.dtype_\(.*\)\.bucket_idx_\d+\.[^.]+")
 _STATE = re.compile(_CHAIN + r"optimizer\.state\.(?P<state>[^.]+)\.(?P<key>.+)", re.DOTALL)
 _Numbers = Tuple[int, ...]
-# Names that earlier versions of Megatron-Core gave to a format.
+# Names of formats in earlier versions of Megatron-Core.
 _OLD_NAMES = {"fully_sharded_bucket_space": DP_RESHARDABLE}
 
 
@@ -37,11 +37,11 @@ class Stored:
     """What a checkpoint holds of distributed optimizers.
 
     Attributes:
-        buckets: 1-D tensors of the format dp_reshardable: key -> elements.
+        buckets: the 1-D tensors of the format dp_reshardable: key -> number of elements.
         objects: keys of the objects of model-parallel ranks.
-        groups: (number in a chain, number of the model-parallel rank) of these.
-        states: (state, model's key) -> key in the checkpoint, of the formats of the model's space.
-        boxes: of the model's own tensors: key -> (offset, shape) of the stored chunks.
+        groups: (number in a chain, number of the model-parallel rank) of these ranks.
+        states: (state, model's key) -> key in the checkpoint, for the formats in the model's space.
+        boxes: for the model's own tensors: key -> (offset, shape) of the stored chunks.
     """
 
     buckets: dict[str, int] = field(default_factory=dict)
@@ -54,14 +54,14 @@ class Stored:
     def read(
         cls, checkpoint_dir: Union[str, os.PathLike[str]], model_keys: Collection[str]
     ) -> Stored:
-        """Reads a checkpoint's metadata. Each rank calls for itself.
+        """Reads a checkpoint's metadata. Each rank calls on its own.
 
         Args:
             checkpoint_dir: the checkpoint's directory.
-            model_keys: of the model's tensors whose chunks are wanted.
+            model_keys: keys of the model's tensors whose chunks are wanted.
 
         Raises:
-            CheckpointingException: there is no checkpoint, or it can't be read; two chained
+            CheckpointingException: there is no checkpoint, it can't be read, or two chained
                 optimizers hold the same state of a parameter.
         """
         stored = cls()
@@ -90,7 +90,7 @@ class Stored:
         if state is not None:
             name = (state["state"], state["key"])
             if name in self.states:
-                text = f"the state {name[0]!r} is stored twice: as {self.states[name]} too"
+                text = f"the state {name[0]!r} is stored twice, also as {self.states[name]}"
                 raise CorruptError(text, key=key)
             self.states[name] = key
 
@@ -99,9 +99,10 @@ class Stored:
         self.groups.add((chain, int(group["group"])))
 
     def holds_box(self, piece: Piece) -> bool:
-        """Whether a rank of the job that saved had this part of the model; True if nothing says so.
+        """Whether a rank of the job that saved had this part of the model.
 
-        It had not where the checkpoint holds the model's tensor and was cut in another way.
+        False if the checkpoint holds the model's tensor, divided in another way. True if the
+        checkpoint does not hold it.
         """
         return (piece.offset, piece.shape) in self.boxes.get(
             piece.key, {(piece.offset, piece.shape)}
@@ -113,7 +114,7 @@ class Stored:
         return sorted(key for key in self.objects if key.endswith(f".{LAYOUT}"))
 
     def formats(self) -> list[str]:
-        """The formats whose keys are there."""
+        """The formats of the keys that the checkpoint holds."""
         found = [DP_RESHARDABLE] if self.buckets else []
         found += [DP_ZERO] if any(key.endswith(".param_state") for key in self.objects) else []
         names = {state for state, _ in self.states}
@@ -124,30 +125,30 @@ class Stored:
         return found
 
     def format(self, declared: Any) -> str:
-        """The format to read.
+        """Determines the format to read.
 
         Args:
-            declared: what the program that saved says; None: nothing.
+            declared: the format according to the program that saved; None: not declared.
 
         Raises:
-            CheckpointingException: there is no state of an optimizer, it is of a format that is not
-                known, or the keys are not those of the declared format.
+            CheckpointingException: there is no state of an optimizer, its format is unknown, or the
+                keys are not those of the declared format.
         """
         there = self.formats()
         declared = _OLD_NAMES.get(declared, declared)
         if declared is not None and declared not in FORMATS:
             raise UnsupportedError(
-                f"the checkpoint's optimizer is of the format {declared!r}",
+                f"the format {declared!r} of the checkpoint's optimizer is not supported",
                 hint=f"formats that can be read: {', '.join(FORMATS)}",
             )
         if not there:
-            raise NotFoundError("the checkpoint holds no state of a distributed optimizer")
+            raise NotFoundError("the checkpoint does not hold the state of a distributed optimizer")
         if declared is None:
             return there[0]
         in_model_space = {FULLY_RESHARDABLE, MODEL_SPACE}
         if declared in there or (declared in in_model_space and in_model_space & set(there)):
             return str(declared)
         raise CorruptError(
-            f"the checkpoint says that its optimizer is of the format {declared!r}, and its keys "
-            f"are those of {' and '.join(there)}"
+            f"the checkpoint declares the optimizer format {declared!r}, but its keys are those of "
+            f"{' and '.join(there)}"
         )

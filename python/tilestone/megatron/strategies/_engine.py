@@ -1,4 +1,4 @@
-"""Strategies of which the engine does the work: what the formats' strategies have in common."""
+"""Base classes of the strategies whose work the engine does."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from tilestone.megatron.strategies.base import (
 )
 
 ASYNC_HINT = (
-    "save with async_sharded_save=False, which returns when the checkpoint is durable; asynchronous "
-    "saves come later"
+    "save with async_sharded_save=False, which returns when the checkpoint is durable; "
+    "asynchronous saves are planned"
 )
 
 
-#: Options of `tilestone.save` that say what is copied.
+#: Options of `tilestone.save` for local copies.
 COPIES = ("replicate", "replicate_group", "max_copy_bytes")
 
 
 class EngineSaveStrategy(AsyncSaveShardedStrategy):
-    """Saves by the engine. `tilestone.megatron.save` calls it once for sharded and common state."""
+    """Saves with the engine. `tilestone.megatron.save` calls it once for the whole state."""
 
-    #: Further options of `tilestone.save`, of COPIES.
+    #: Further options of `tilestone.save`, which are among COPIES.
     copies: Mapping[str, Any] = MappingProxyType({})
 
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
-        """Saves the sharded part alone, as Megatron-Core has strategies do it; every rank calls.
+        """Saves only the sharded part, as Megatron-Core's strategies do. Every rank calls.
 
-        It is a checkpoint once the caller has also written common.pt (before) and metadata.json
-        (after): `tilestone.megatron.save` does so for a strategy of a user's own, of which this one
-        may be a part. An older metadata.json goes first, and what the directory holds is replaced
-        in place, so after a failure no whole checkpoint stands there.
+        The result is a checkpoint once the caller has also written common.pt (before) and
+        metadata.json (after). `tilestone.megatron.save` does so for a strategy class of the user,
+        which may use this one. An older metadata.json is removed first, and the directory is
+        changed in place, so after a failure it does not hold a complete checkpoint.
 
         Args:
             sharded_state_dict: nested dicts and lists of entities.
-            checkpoint_dir: its directory, on a file system that all ranks see.
+            checkpoint_dir: the checkpoint's directory, on a file system that all ranks share.
 
         Raises:
-            CheckpointingException: on every rank. UnsupportedError: the format is zarr, of which
-                only whole checkpoints are saved.
+            CheckpointingException: the save failed; on every rank. UnsupportedError: the format is
+                zarr, which only supports saves of whole checkpoints.
         """
         save_in_place(sharded_state_dict, checkpoint_dir, **self._options())
 
     def async_save(
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory
     ) -> AsyncRequest:
-        """Refused: not yet."""
-        raise UnsupportedError("asynchronous saves are not there yet", hint=ASYNC_HINT)
+        """Always refuses: asynchronous saves are not supported yet."""
+        raise UnsupportedError("asynchronous saves are not supported yet", hint=ASYNC_HINT)
 
     def engine_options(self) -> dict[str, Any] | None:
-        """The format; None where a subclass saves in a way of its own."""
+        """The format; None if a subclass overrides the save."""
         own = EngineSaveStrategy
         is_own = type(self).save is own.save and type(self).async_save is own.async_save
         return self._options() if is_own else None
@@ -73,39 +73,39 @@ class EngineSaveStrategy(AsyncSaveShardedStrategy):
 
 
 class EngineLoadStrategy(LoadShardedStrategy):
-    """Loads by the engine, which finds the format from the files.
+    """Loads with the engine, which finds the format by the files.
 
     Attributes:
-        backend: the format that the strategy is for.
+        backend: name of the format that the strategy is for.
     """
 
     backend = ""
 
     def load(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> StateDict:
-        """Loads sharded state alone; every rank calls.
+        """Loads only sharded state. Every rank calls.
 
         Returns:
-            A state dict of the same nesting with tensors and objects in the entities' places.
+            A state dict of the same nesting, with tensors and objects in place of the entities.
 
         Raises:
-            CheckpointingException: on every rank.
+            CheckpointingException: the load failed; on every rank.
         """
         return _parts.load_sharded(sharded_state_dict, checkpoint_dir)
 
     def load_tensors_metadata(
         self, checkpoint_dir: Directory, metadata: Any = None
     ) -> ShardedStateDict:
-        """key -> ShardedTensor of the whole tensor, without data. Ranks call it each for itself.
+        """Returns key -> ShardedTensor of the whole tensor, without data. Each rank calls alone.
 
         Args:
             checkpoint_dir: the checkpoint's directory.
-            metadata: without meaning here: the checkpoint's own is read.
+            metadata: ignored: the checkpoint's own metadata is read.
         """
         with _stored.open_stored(checkpoint_dir) as checkpoint:
             return _stored.tensors_metadata(checkpoint)
 
     def load_sharded_metadata(self, checkpoint_dir: Directory) -> ShardedStateDict:
-        """The same, with the ShardedObjects by unique key."""
+        """Returns also the ShardedObjects, by unique key."""
         with _stored.open_stored(checkpoint_dir) as checkpoint:
             return _stored.objects_metadata(checkpoint) | _stored.tensors_metadata(checkpoint)
 
@@ -117,7 +117,7 @@ class EngineLoadStrategy(LoadShardedStrategy):
         _stored.remove_keys(checkpoint_dir, key_prefix)
 
     def engine_options(self) -> dict[str, Any] | None:
-        """Nothing to say; None where a subclass loads in a way of its own."""
+        """No options; None if a subclass overrides the load."""
         return {} if type(self).load is EngineLoadStrategy.load else None
 
     @property
@@ -126,21 +126,22 @@ class EngineLoadStrategy(LoadShardedStrategy):
         return True
 
     def check_backend_compatibility(self, loaded_version: str) -> None:
-        """Raises where the checkpoint is of another format.
+        """Raises if the checkpoint has another format.
 
         Args:
-            loaded_version: the checkpoint's backend; the name is Megatron-Core's.
+            loaded_version: the checkpoint's backend (the argument's name is Megatron-Core's).
         """
         if loaded_version != self.backend:
             raise MismatchError(
-                f"the checkpoint's backend is {loaded_version!r}, and {type(self).__name__} loads "
+                f"the checkpoint's backend is {loaded_version!r}, but {type(self).__name__} loads "
                 f"{self.backend!r}",
-                hint="leave sharded_strategy out: the format is found from the files",
+                hint="omit sharded_strategy: the format is found by the files",
             )
 
     def check_version_compatibility(self, loaded_version: int) -> None:
-        """Raises where the version of the format is not known."""
+        """Raises if the version of the format is not supported."""
         if loaded_version != 1:
             raise UnsupportedError(
-                f"version {loaded_version} of the backend {self.backend!r}; version 1 is known"
+                f"version {loaded_version} of the backend {self.backend!r} is not supported; only "
+                "version 1 is"
             )

@@ -1,4 +1,4 @@
-"""What a rank's share of a fully parallel save is made of."""
+"""Computes a rank's share of a fully parallel save."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilestone.megatron.utils import _sharded_tensor_shard_id, _ShardId
 
 
 def copied(tree: Any) -> Any:
-    """The same tree with entities of its own (and the same data), so that they may be changed."""
+    """Copies a tree with copies of its entities (and the same data), which may then be changed."""
 
     def own(leaf: Any) -> Any:
         return copy.copy(leaf) if isinstance(leaf, ShardedBase) else leaf
@@ -29,7 +29,7 @@ def copied(tree: Any) -> Any:
 
 
 def built(tree: Any) -> Any:
-    """The same tree with what factories build in their places, and entities of its own."""
+    """Copies a tree with copies of its entities, and with each factory replaced by its subtree."""
     if isinstance(tree, dict):
         return {key: built(value) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -48,10 +48,10 @@ def _is_copy(item: Any) -> bool:
 
 
 class LocalCopies:
-    """Tensors that a rank holds beside another replica of the same shard, as tied weights are.
+    """Finds tensors whose shard this rank also holds as another replica, such as tied weights.
 
     Args:
-        leaves: all that the rank holds.
+        leaves: everything that the rank holds.
     """
 
     def __init__(self, leaves: Iterable[Any]) -> None:
@@ -59,7 +59,7 @@ class LocalCopies:
         self._seen = {self._place(each) for each in tensors if not _is_copy(each)}
 
     def take(self, item: Any) -> bool:
-        """Whether a leaf is such a copy. To be asked once of each leaf, in order."""
+        """Whether a leaf is such a copy. Call it once for each leaf, in order."""
         if not _is_copy(item):
             return False
         place = self._place(item)
@@ -75,7 +75,7 @@ class LocalCopies:
 
 
 def saved_by(distribution: ShardDistribution) -> bytes:
-    """What a group of ranks saves of what it holds, and what it doesn't."""
+    """What a group of ranks saves of the shards it holds, and what it does not save."""
     chosen = distribution.shards_in_this_group
     others = [shard for shard in distribution.shard_to_metadata if shard not in chosen]
     words = {"saved": list(map(_name, chosen)), "others": list(map(_name, others))}
@@ -83,7 +83,7 @@ def saved_by(distribution: ShardDistribution) -> bytes:
 
 
 def unsaved_by_all(said: list[bytes]) -> bytes:
-    """The shards that no group saves; `said` are saved_by() of each, and empty words."""
+    """The shards that no group saves; `said` has the result of saved_by() of each rank, or b""."""
     saved: set[str] = set()
     others: set[str] = set()
     for words in filter(None, said):
@@ -94,12 +94,12 @@ def unsaved_by_all(said: list[bytes]) -> bytes:
 
 
 def written_by_others(kept_ids: Collection[int]) -> Callable[[Any], bool]:
-    """Whether a leaf is a tensor that other ranks write: no main replica, and none of these ids."""
+    """Makes a test for tensors that other ranks write: no main replica, none of these ids."""
     return lambda item: _is_copy(item) and id(item) not in kept_ids
 
 
 def left_to_engine(tree: Any, unsaved: bytes) -> set[int]:
-    """ids of the tensors in a tree that no group saves, as unsaved_by_all() names them."""
+    """The ids of the tensors in a tree that no group saves, by the result of unsaved_by_all()."""
     names = set(json.loads(unsaved))
     if not names:
         return set()
@@ -108,13 +108,13 @@ def left_to_engine(tree: Any, unsaved: bytes) -> set[int]:
 
 
 def without_copies(tree: Any, is_copy: Callable[[Any], bool]) -> Any:
-    """The tree without some of its tensors.
+    """Copies the tree without some of its tensors.
 
-    A dict or list that held nothing else goes with them: left behind, it would be common state.
+    A dict or list that held nothing else is removed too, because it would become common state.
 
     Args:
-        tree: of entities.
-        is_copy: asked once of each leaf, in order: whether it is left out.
+        tree: a tree of entities.
+        is_copy: called once for each leaf, in order; returns whether to leave it out.
     """
     if not isinstance(tree, (dict, list)) or not tree:
         return tree

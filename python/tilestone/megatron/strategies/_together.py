@@ -1,4 +1,4 @@
-"""Steps of which every rank of a group learns how they went on the others."""
+"""Steps that all ranks of a group take together, so that every rank learns of a failure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tilestone._torch_comm import TorchCommunicator
 Result = TypeVar("Result")
 Group = dist.ProcessGroup
 
-_LEAST = 0.001  # seconds: what a step gets whose time is over, to end with the step's own error
+_LEAST = 0.001  # seconds for a step whose time is over, so that it ends with its own error
 
 
 class Deadline:
-    """When a call ends that takes several steps with other ranks, which share its time.
+    """The end of a call that takes several steps with other ranks, which share its time.
 
     Args:
-        timeout: seconds from now on; None: no limit. What is no timeout counts as the default: the
-            call's first step refuses it on all ranks.
+        timeout: seconds from now; None: no limit. An invalid timeout counts as the default, because
+            the first step of the call refuses it on all ranks.
     """
 
     def __init__(self, timeout: Any = _core.DEFAULT_TIMEOUT) -> None:
@@ -33,17 +33,17 @@ class Deadline:
     def check(self) -> None:
         """
         Raises:
-            InvalidArgumentError: the timeout is none.
+            InvalidArgumentError: the timeout is invalid.
         """
         if not _options.seconds("timeout", self._given) > 0:
             raise InvalidArgumentError(f"timeout is {self._given}; expected seconds, more than 0")
 
     def seconds(self) -> float:
-        """What is left, for an agreement: more than 0, infinite without a limit."""
+        """The remaining time in seconds: more than 0; infinite without a limit."""
         return max(_LEAST, self._end - time.monotonic())
 
     def timeout(self) -> float | None:
-        """What is left, as a `timeout=` of a call, which refuses what is no timeout."""
+        """The remaining time, for a `timeout=` of a call; an invalid timeout is passed on."""
         try:
             self.check()
         except InvalidArgumentError:
@@ -52,12 +52,12 @@ class Deadline:
 
 
 def default_group(group: Group | None) -> Group | None:
-    """The group itself, else the default one, else (torch.distributed is not in use) None."""
+    """The given group, or the default one; None if torch.distributed is not initialised."""
     return dist.group.WORLD if group is None and dist.is_initialized() else group
 
 
 def size_of(group: Group | None) -> int:
-    """How many ranks it has; 1 without torch.distributed."""
+    """The number of ranks of a group; 1 without torch.distributed."""
     return 1 if group is None else dist.get_world_size(group)
 
 
@@ -67,7 +67,7 @@ def together(
     step: Callable[[], Result],
     deadline: Deadline | None = None,
 ) -> Result:
-    """step() on every rank of a group; what it raises on one, all raise."""
+    """Calls step() on every rank of a group. If it raises on one rank, all ranks raise."""
     return agreed(work, group, step, lambda result: b"", lambda said: b"", deadline)[0]
 
 
@@ -79,17 +79,17 @@ def agreed(
     decide: Callable[[list[bytes]], bytes],
     deadline: Deadline | None = None,
 ) -> tuple[Result, bytes]:
-    """step() on every rank of a group, and what one rank decides of the words of all.
+    """Calls step() on every rank of a group; then one rank decides for all.
 
     Args:
-        work: what it is, for errors.
-        group: None: this rank alone.
-        step: what it raises on one rank, all raise.
-        words: what a rank says of its result.
-        decide: makes the answer, which every rank gets, of what the ranks have said. Runs on rank 0
-            of the group, once all ranks have done the step.
-        deadline: of the call that the step is part of; None: a time of its own. The step itself is
-            not stopped.
+        work: name of the work, for error messages.
+        group: the ranks; None: this rank alone.
+        step: if it raises on one rank, all ranks raise.
+        words: makes a rank's message from its result.
+        decide: makes the answer, which every rank gets, from the messages of all ranks. Runs on
+            rank 0 of the group, after all ranks have done the step.
+        deadline: of the call that the step is part of; None: the default time limit. The step
+            itself is not interrupted.
 
     Raises:
         TimeoutError: the deadline passed; `work` and the missing ranks are named.
@@ -101,7 +101,7 @@ def agreed(
     failure: list[BaseException] = []
     try:
         result.append(step())
-    except BaseException as error:  # it goes to the other ranks, and out of the call below
+    except BaseException as error:  # sent to the other ranks, and raised by the call below
         failure.append(error)
 
     def say(round: int, answer: bytes) -> bytes:
@@ -115,6 +115,6 @@ def agreed(
         answer = _core.agree(work, comm, say, lambda round, said: (decide(said), True), seconds)
     except (TimeoutError, RankFailedError) as error:
         if failure and error is not failure[0]:
-            raise failure[0] from error  # why this rank came late, or the others did not come
+            raise failure[0] from error  # this rank's failure explains the timeout
         raise
     return result[0], answer

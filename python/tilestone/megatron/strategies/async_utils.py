@@ -1,4 +1,4 @@
-"""The request of an asynchronous save, as strategies hand it to whoever schedules it."""
+"""The request of an asynchronous save, which a strategy passes to a scheduler."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tilestone._errors import InvalidArgumentError
 
 
 class AsyncRequest(NamedTuple):
-    """A save that is prepared, and what makes its checkpoint complete afterwards.
+    """A prepared save, and the functions that then complete its checkpoint.
 
     Attributes:
-        async_fn: writes; None: nothing is left to write.
-        async_fn_args: its arguments; exactly three where there is a preload_fn.
+        async_fn: does the writing; None: nothing is left to write.
+        async_fn_args: its arguments; exactly three if there is a preload_fn.
         finalize_fns: called one after the other, on every rank, once async_fn has ended on all.
         async_fn_kwargs: its keyword arguments.
-        preload_fn: called first; what it returns takes the place of the second argument.
-        is_frozen: no further function may be added.
-        call_idx: the number of the request among those of its scheduler.
+        preload_fn: called first; its result replaces the second argument.
+        is_frozen: no more functions may be added.
+        call_idx: number of the request in its scheduler.
     """
 
     async_fn: Callable[..., Any] | None
@@ -30,26 +30,26 @@ class AsyncRequest(NamedTuple):
     call_idx: int = 0
 
     def add_finalize_fn(self, fn: Callable[[], Any]) -> None:
-        """Adds a function that is called after those that are there.
+        """Adds a function that is called after the existing ones.
 
         Raises:
             RuntimeError: the request is frozen.
         """
         if self.is_frozen:
-            raise RuntimeError("a frozen AsyncRequest takes no further functions")
+            raise RuntimeError("can't add a function to a frozen AsyncRequest")
         self.finalize_fns.append(fn)
 
     def execute_sync(self) -> None:
-        """Does all of it now, in this process. Every rank calls: it waits for the others.
+        """Does everything now, in this process. Every rank calls: each waits for the others.
 
         Raises:
-            CheckpointingException: there is a preload_fn, and not three arguments.
+            CheckpointingException: there is a preload_fn, but there are not exactly 3 arguments.
         """
         args = list(self.async_fn_args)
         if self.preload_fn is not None:
             if len(args) != 3:
                 raise InvalidArgumentError(
-                    f"preload_fn gives the second of 3 arguments of async_fn, which has {len(args)}"
+                    f"preload_fn needs an async_fn with 3 arguments, but there are {len(args)}"
                 )
             args[1] = self.preload_fn()
         if self.async_fn is not None:
@@ -61,5 +61,5 @@ class AsyncRequest(NamedTuple):
             finalize()
 
     def freeze(self) -> AsyncRequest:
-        """The same request, which takes no further functions."""
+        """Returns the same request, to which no more functions can be added."""
         return self._replace(is_frozen=True)

@@ -1,8 +1,8 @@
-"""What a strategy is: how one part of a checkpoint is saved or loaded, and which are known.
+"""Base classes and registry of strategies. A strategy saves or loads one part of a checkpoint.
 
-Tilestone's own strategies only say what the engine shall do: `save` and `load` then hand all of it
-to the engine in one call (`engine_options`). A strategy of a user's own is called as Megatron-Core
-calls it.
+Tilestone's own strategies only give options for the engine (`engine_options`): `save` and `load`
+then make one call of the engine for the whole checkpoint. A strategy class of the user is called as
+Megatron-Core calls it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Directory = str | os.PathLike[str]
 
 
 class StrategyAction(Enum):
-    """What a strategy does, and with which part of a checkpoint."""
+    """What a strategy does, and on which part of a checkpoint."""
 
     LOAD_COMMON = "load_common"
     LOAD_SHARDED = "load_sharded"
@@ -34,7 +34,7 @@ default_strategies: DefaultDict[str, dict[tuple[str, int], Any]] = defaultdict(d
 
 
 def _register_own() -> None:
-    """Tilestone's strategies, where nobody has registered another one."""
+    """Registers Tilestone's strategies for backends that have no other strategy."""
     from tilestone.megatron.strategies import common, torch, zarr
 
     common.register_default_common_strategies()
@@ -43,16 +43,16 @@ def _register_own() -> None:
 
 
 def get_default_strategy(action: StrategyAction, backend: str, version: int) -> Any:
-    """The strategy that is registered for a backend.
+    """Returns the strategy that is registered for a backend.
 
     Args:
         action: save or load, of sharded or common state.
-        backend: the name of the format: "torch_dist" or "zarr" of sharded state, "torch" of common
+        backend: name of the format: "torch_dist" or "zarr" for sharded state, "torch" for common
             state.
-        version: of the format.
+        version: version of the format.
 
     Raises:
-        CheckpointingException: there is none; the message names those that there are.
+        CheckpointingException: there is none; the message lists the existing ones.
     """
     _register_own()
     known = default_strategies[action.value]
@@ -61,44 +61,44 @@ def get_default_strategy(action: StrategyAction, backend: str, version: int) -> 
     except (KeyError, TypeError):
         raise UnsupportedError(
             f"Cannot find a default strategy for: {(action.value, backend, version)}",
-            hint=f"known are: {', '.join(map(str, sorted(known)))}",
+            hint=f"registered are: {', '.join(map(str, sorted(known)))}",
         ) from None
 
 
 def register_default_strategy(
     action: StrategyAction, backend: str, version: int, strategy: Any
 ) -> None:
-    """Makes a strategy the one for a backend; it stays that, and replaces one of Tilestone's own.
+    """Registers a strategy for a backend permanently. It may replace one of Tilestone's own.
 
     Args:
         action: what the strategy does.
-        backend, version: the format that it is for.
+        backend, version: the format that the strategy is for.
         strategy: a SaveStrategyBase or LoadStrategyBase.
     """
     default_strategies[action.value][(backend, version)] = strategy
 
 
 def register_own(action: StrategyAction, backend: str, version: int, strategy: Any) -> None:
-    """As register_default_strategy, but one that is registered already stays."""
+    """Does the same, but keeps a strategy that is already registered."""
     default_strategies[action.value].setdefault((backend, version), strategy)
 
 
 class LoadStrategyBase(ABC):
-    """Loads a part of a checkpoint, and says which checkpoints it can load."""
+    """Loads a part of a checkpoint, and checks which checkpoints it can load."""
 
     @abstractmethod
     def check_backend_compatibility(self, loaded_backend: str) -> None:
-        """Raises where checkpoints of this backend can't be loaded."""
+        """Raises if checkpoints of this backend can't be loaded."""
         raise NotImplementedError
 
     @abstractmethod
     def check_version_compatibility(self, loaded_version: int) -> None:
-        """Raises where checkpoints of this version of the backend can't be loaded."""
+        """Raises if checkpoints of this version of the backend can't be loaded."""
         raise NotImplementedError
 
     @property
     def can_handle_sharded_objects(self) -> Any:
-        """Whether it loads ShardedObjects."""
+        """Whether the strategy loads ShardedObjects."""
         return False
 
 
@@ -106,8 +106,8 @@ class SaveStrategyBase(ABC):
     """Saves a part of a checkpoint in one format.
 
     Attributes:
-        backend: the format's name, which `metadata.json` tells.
-        version: of the format.
+        backend: name of the format, which is written to `metadata.json`.
+        version: version of the format.
     """
 
     def __init__(self, backend: str, version: int) -> None:
@@ -116,7 +116,7 @@ class SaveStrategyBase(ABC):
 
     @property
     def can_handle_sharded_objects(self) -> Any:
-        """Whether it saves ShardedObjects."""
+        """Whether the strategy saves ShardedObjects."""
         return False
 
     def __str__(self) -> str:
@@ -124,64 +124,64 @@ class SaveStrategyBase(ABC):
 
 
 class LoadCommonStrategy(LoadStrategyBase):
-    """Loads what is saved once for all ranks."""
+    """Loads the state that is saved once for all ranks."""
 
     @abstractmethod
     def load_common(self, checkpoint_dir: Directory) -> StateDict:
-        """The common state."""
+        """Loads the common state."""
         raise NotImplementedError
 
     @abstractmethod
     def load_sharded_objects(
         self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory
     ) -> StateDict:
-        """The state dict with the loaded object in the place of each ShardedObject."""
+        """Replaces each ShardedObject of a state dict by the loaded object."""
         raise NotImplementedError
 
     def load_sharded_metadata(self, checkpoint_dir: Directory) -> ShardedStateDict:
-        """The ShardedObjects of the checkpoint by unique key, without data."""
+        """Returns the ShardedObjects of the checkpoint by unique key, without data."""
         if not self.can_handle_sharded_objects:
             return {}
         raise NotImplementedError
 
 
 class LoadShardedStrategy(LoadStrategyBase):
-    """Loads what is saved in parts."""
+    """Loads the state that is saved in parts."""
 
     @abstractmethod
     def load(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> StateDict:
-        """The state dict, of which every leaf is an entity, with what was loaded for each."""
+        """Loads each leaf of a state dict; every leaf is an entity."""
         raise NotImplementedError
 
     @abstractmethod
     def load_tensors_metadata(self, checkpoint_dir: Directory) -> ShardedStateDict:
-        """The tensors of the checkpoint: key -> ShardedTensor of the whole, without data."""
+        """Returns key -> ShardedTensor of the whole tensor, without data, for the checkpoint."""
         raise NotImplementedError(
-            f"{self.__class__.__name__} doesn't load the metadata of tensors alone"
+            f"{self.__class__.__name__} can't load the metadata of tensors"
         )
 
     def load_sharded_metadata(self, checkpoint_dir: Directory) -> ShardedStateDict:
-        """As load_tensors_metadata, with the ShardedObjects by unique key, without data."""
+        """Returns the tensors, and the ShardedObjects by unique key, all without data."""
         if not self.can_handle_sharded_objects:
             return self.load_tensors_metadata(checkpoint_dir)
         raise NotImplementedError(
-            f"{self.__class__.__name__} doesn't load the metadata of sharded entities alone"
+            f"{self.__class__.__name__} can't load the metadata of sharded entities"
         )
 
     def remove_sharded_tensors(self, checkpoint_dir: Directory, key_prefix: str) -> None:
-        """Removes the tensors whose key begins with the prefix."""
+        """Removes the tensors whose keys begin with the prefix."""
         raise NotImplementedError
 
     def engine_options(self) -> dict[str, Any] | None:
-        """Keywords of `tilestone.load` with which the engine loads as this strategy does.
+        """Keyword arguments of `tilestone.load` with which the engine does the same as `load`.
 
-        None, the default: `load` is called.
+        None, the default: the strategy's `load` is called instead.
         """
         return None
 
 
 class SaveCommonStrategy(SaveStrategyBase):
-    """Saves what is saved once for all ranks."""
+    """Saves the state that is saved once for all ranks."""
 
     @abstractmethod
     def save_common(self, common_state_dict: StateDict, checkpoint_dir: Directory) -> None:
@@ -196,23 +196,23 @@ class SaveCommonStrategy(SaveStrategyBase):
 
 
 class SaveShardedStrategy(SaveStrategyBase):
-    """Saves what is saved in parts."""
+    """Saves the state that is saved in parts."""
 
     @abstractmethod
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
-        """Saves a state dict of which every leaf is an entity."""
+        """Saves a state dict whose leaves are all entities."""
         raise NotImplementedError
 
     def engine_options(self) -> dict[str, Any] | None:
-        """Keywords of `tilestone.save` with which the engine saves as this strategy does.
+        """Keyword arguments of `tilestone.save` with which the engine does the same as `save`.
 
-        None, the default: `save` is called.
+        None, the default: the strategy's `save` is called instead.
         """
         return None
 
 
 class AsyncSaveShardedStrategy(SaveShardedStrategy):
-    """Saves in two steps, of which another process may do the second."""
+    """Saves in two steps; another process may do the second one."""
 
     @abstractmethod
     def async_save(
@@ -222,5 +222,5 @@ class AsyncSaveShardedStrategy(SaveShardedStrategy):
         raise NotImplementedError
 
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
-        """Prepares the save and does it at once."""
+        """Prepares the save and executes it at once."""
         self.async_save(sharded_state_dict, checkpoint_dir).execute_sync()

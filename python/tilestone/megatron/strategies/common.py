@@ -1,4 +1,4 @@
-"""Common state as `torch.save` and `torch.load` keep it, for strategies of a user's own."""
+"""Common state as files of `torch.save`, for strategies of the user."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ COMMON_STATE_FNAME = "common.pt"
 
 
 def register_default_common_strategies() -> None:
-    """Makes the strategies of this module those of the backend ("torch", 1)."""
+    """Registers the strategies of this module for the backend ("torch", 1)."""
     register_own(StrategyAction.LOAD_COMMON, "torch", 1, TorchCommonLoadStrategy())
     register_own(StrategyAction.SAVE_COMMON, "torch", 1, TorchCommonSaveStrategy("torch", 1))
 
 
 def _write(value: Any, path: str) -> None:
-    """In one step, durable: a reader finds the whole file or none."""
+    """Writes a file atomically and durably: a reader finds the whole file or none."""
     staged = f"{path}.tmp"
     with open(staged, "wb") as file:
         torch.save(value, file)
@@ -48,7 +48,8 @@ def _write(value: Any, path: str) -> None:
 
 
 def _read(path: str) -> Any:
-    # The context takes away what it was given, so what the program itself lets torch make is not.
+    # On exit the context removes what it was given, so classes that the program itself allows are
+    # not passed to it.
     known = torch.serialization.get_safe_globals()
     harmless = [cls for cls in _stored.harmless_classes() if cls not in known]
     try:
@@ -57,7 +58,7 @@ def _read(path: str) -> Any:
     except FileNotFoundError:
         raise
     except Exception as error:
-        raise UnsafeError(f"{path} can't be read: {error}", file=path) from error
+        raise UnsafeError(f"can't read {path}: {error}", file=path) from error
 
 
 class TorchCommonSaveStrategy(SaveCommonStrategy):
@@ -71,7 +72,7 @@ class TorchCommonSaveStrategy(SaveCommonStrategy):
     def save_sharded_objects(
         self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory
     ) -> None:
-        """Writes a file for each object of which this rank has the main replica."""
+        """Writes a file for each object whose main replica this rank has."""
         for item in nested_values(sharded_objects_state_dict):
             if is_main_replica(item.replica_id):
                 path = os.path.join(checkpoint_dir, f"{item.unique_key}.pt")
@@ -85,21 +86,22 @@ class TorchCommonSaveStrategy(SaveCommonStrategy):
 
 
 class TorchCommonLoadStrategy(LoadCommonStrategy):
-    """Reads what TorchCommonSaveStrategy writes; no code of a file is run.
+    """Reads what TorchCommonSaveStrategy writes; code in a file is never executed.
 
-    Objects of classes that tensors and settings of Megatron's programs don't need are refused, but
-    in checkpoints whose format Tilestone knows: there they come back as `tilestone.Opaque`.
+    Only the classes that tensors and the settings of Megatron's programs need are allowed; objects
+    of other classes are refused. In checkpoints of a format that Tilestone knows, they come back as
+    `tilestone.Opaque` instead.
     """
 
     def load_common(self, checkpoint_dir: Directory) -> StateDict:
-        """The common state, tensors on the CPU.
+        """Loads the common state, tensors on the CPU.
 
         Raises:
-            CheckpointingException: there is none, or it can't be read.
+            CheckpointingException: there is no common state, or it can't be read.
         """
         try:
             return _stored.common_state(checkpoint_dir)
-        except (NotFoundError, UnsupportedError):  # the format is a user's own
+        except (NotFoundError, UnsupportedError):  # the format is one of the user
             path = os.path.join(checkpoint_dir, COMMON_STATE_FNAME)
             try:
                 return _read(path)  # type: ignore[no-any-return]
@@ -109,10 +111,10 @@ class TorchCommonLoadStrategy(LoadCommonStrategy):
     def load_sharded_objects(
         self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory
     ) -> StateDict:
-        """A state dict of the same nesting, with the object in the place of each ShardedObject.
+        """Replaces each ShardedObject by its object, in a copy of the state dict.
 
         Raises:
-            CheckpointingException: an object is not there.
+            CheckpointingException: there is no file for an object.
         """
 
         def loaded(item: Any) -> Any:
@@ -127,7 +129,7 @@ class TorchCommonLoadStrategy(LoadCommonStrategy):
         return made
 
     def load_sharded_metadata(self, checkpoint_dir: Directory) -> ShardedStateDict:
-        """The objects that are files of their own, by unique key, without data."""
+        """Returns the objects that have their own files, by unique key, without data."""
         top = pathlib.Path(checkpoint_dir)
         found: ShardedStateDict = {}
         for path in sorted(top.glob("**/shard_*.pt")):
@@ -135,7 +137,7 @@ class TorchCommonLoadStrategy(LoadCommonStrategy):
             try:
                 item = ShardedObject.empty_from_unique_key(name)
             except (CheckpointError, ValueError):
-                continue  # a user's own file
+                continue  # a file of the user
             found[item.unique_key] = item
         return found
 
@@ -145,7 +147,7 @@ class TorchCommonLoadStrategy(LoadCommonStrategy):
         return True
 
     def check_backend_compatibility(self, loaded_version: str) -> None:
-        """Raises nothing: the engine finds the format from the files. (The argument is a backend.)"""
+        """Never raises: the engine finds the format by the files. (The argument is a backend.)"""
 
     def check_version_compatibility(self, loaded_version: int) -> None:
-        """Raises nothing, see above."""
+        """Never raises, for the same reason."""

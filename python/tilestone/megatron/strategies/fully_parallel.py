@@ -1,9 +1,9 @@
-"""Saves and loads shared among the ranks that hold copies of the same shards.
+"""Saves and loads that are divided among the ranks that hold copies of the same shards.
 
-With a strategy of Tilestone's, a save writes each shard where the distribution says, and a load is
-the engine's own: what several ranks need is read once and goes from rank to rank in native memory,
-whatever exchange_algo says. Any other strategy is asked to save or load a rank's share, as
-Megatron-Core asks it, and this module's exchange does the rest.
+With a strategy of Tilestone, a save writes each shard where the distribution says, and the engine
+does the load: what several ranks need is read once and sent from rank to rank in native memory,
+whatever exchange_algo says. Any other strategy saves or loads one rank's share per call, as in
+Megatron-Core, and this module exchanges what was loaded.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ _WORK = "distribution of a save"
 
 
 def _engine_options(strategy: Any) -> dict[str, Any] | None:
-    """What a strategy that hands over to Tilestone's engine tells it; None for any other one."""
+    """The options of a strategy for Tilestone's engine; None for any other strategy."""
     options = getattr(strategy, "engine_options", None)
     return None if options is None else options()
 
 
 class _Distributes:
-    """What both wrappers do: distributions, and keeping one from call to call."""
+    """Base of both wrappers: makes distributions, and keeps one from call to call."""
 
     parallelization_group: Group | None
     do_cache_distribution: bool
@@ -101,15 +101,15 @@ class _Distributes:
         only_if_checkpoint: bool = False,
         deadline: Deadline | None = None,
     ) -> ShardDistribution | None:
-        """The distribution; the kept one while no rank's shards have changed."""
+        """Returns the distribution; the kept one if no rank's shards have changed."""
         group = self.parallelization_group
         if group is None or size_of(group) <= 1:
             return None
         kept = self._agreed if self.do_cache_distribution else None
         if kept is not None and kept.distribution is not self.cached_distribution:
-            kept = None  # the caller has put another one, or none, in its place
+            kept = None  # the caller has replaced or removed it
         if kept is not None and kept.checkpoint_dir != place_of(checkpoint_dir):
-            kept = None  # of other files
+            kept = None  # it is for another checkpoint
         agreed = agree_on_distribution(
             state_of, group, ignore_groups, checkpoint_dir, only_if_checkpoint, kept,
             (deadline or Deadline()).seconds(),
@@ -128,21 +128,21 @@ class _Distributes:
             sharded_state_dict, self.parallelization_group, distribution
         )
         if self._agreed is not None and self._agreed.distribution is distribution:
-            # The same state dict may come again as it is now.
+            # The caller may pass the same state dict again, with these replica ids.
             self._agreed.structures.add(structure_of(ShardList.of(sharded_state_dict)))
 
 
 class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
-    """Shares a save among the ranks that hold copies of the same shards.
+    """Divides a save among the ranks that hold copies of the same shards.
 
-    No data moves: the ranks tell one another what they hold, and each copy is saved by the rank
-    that Megatron-Core's distribution names.
+    No data moves: the ranks exchange what they hold, and each shard is saved by the rank that
+    Megatron-Core's distribution names.
 
     Attributes:
         base_strategy: the strategy that saves.
-        parallelization_group: of the ranks that share; None where torch.distributed is not in use.
+        parallelization_group: the ranks that share the save; None without torch.distributed.
         do_cache_distribution: keep the distribution from save to save.
-        cached_distribution: the one that is kept, or None.
+        cached_distribution: the kept distribution, or None.
     """
 
     def __init__(
@@ -155,10 +155,10 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         Args:
             strategy: takes a shard with replica_id 0 as one that this rank saves.
             parallelization_group: ranks that hold copies of one another's shards, usually the data
-                parallel ones; None for the default group.
-            do_cache_distribution: saves after the first one don't tell one another their shards
-                again, but only whether these are still the same. (Megatron-Core takes it on trust,
-                and drops a shard that is new.)
+                parallel ranks; None for the default group.
+            do_cache_distribution: after the first save the ranks do not exchange their shards
+                again, but only check whether these are still the same. (Megatron-Core does not
+                check, and drops new shards.)
         """
         super().__init__(strategy.backend, strategy.version)
         self.base_strategy = strategy
@@ -167,7 +167,7 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         self.cached_distribution = None
 
     def engine_options(self) -> dict[str, Any] | None:
-        """The base strategy's; the engine then gets the state that engine_state() gives."""
+        """The base strategy's options; the engine then gets the result of engine_state()."""
         return _engine_options(self.base_strategy)
 
     def save(
@@ -177,22 +177,22 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
 
         Args:
             sharded_state_dict: its entities get the replica ids that say what this rank saves, see
-                apply_saving_parallelization. With a strategy of Tilestone's it stays as it is.
-            checkpoint_dir: as the base strategy wants it.
+                apply_saving_parallelization. With a strategy of Tilestone it is not changed.
+            checkpoint_dir: as the base strategy requires it.
 
         Raises:
-            CheckpointingException: the shards can't be distributed (on every rank), or what the
-                base strategy raises.
+            CheckpointingException: the shards can't be distributed (on every rank), or as the base
+                strategy.
         """
         return self.base_strategy.save(self._share(sharded_state_dict), checkpoint_dir)
 
     def async_save(
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
     ) -> Any:
-        """The base strategy's request for saving this rank's share. Every rank calls.
+        """Returns the base strategy's request for saving this rank's share. Every rank calls.
 
         Raises:
-            CheckpointingException: the base strategy can't save asynchronously; otherwise as save().
+            CheckpointingException: the base strategy can't save asynchronously; or as save().
         """
         if not isinstance(self.base_strategy, AsyncSaveShardedStrategy):
             raise CheckpointingException(
@@ -201,9 +201,9 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         return self.base_strategy.async_save(self._share(sharded_state_dict), checkpoint_dir)
 
     def _share(self, sharded_state_dict: ShardedStateDict) -> ShardedStateDict:
-        """What the base strategy gets: the state dict itself with other replica ids, or less of it.
+        """Returns the base strategy's input: the state dict with other replica ids, or part of it.
 
-        Programs look up in their own entities what a strategy of theirs saves.
+        The state dict itself is passed on because strategies of the user may look up its entities.
         """
         if self.engine_options() is not None:
             return self.engine_state(sharded_state_dict)
@@ -216,18 +216,18 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         process_group: Group | None = None,
         timeout: float | None = _core.DEFAULT_TIMEOUT,
     ) -> None:
-        """Checks that all ranks hold the whole of each tensor and object once, as main replicas.
+        """Checks that the ranks' main replicas make each tensor and object, each part exactly once.
 
-        Of what engine_state() gives it could not be seen any more that two ranks of the group hold
-        the main replica of the same shard. Every rank that saves calls.
+        The result of engine_state() would no longer show that two ranks of the group hold the main
+        replica of the same shard. Every rank that saves calls.
 
         Args:
-            sharded_state_dict: as the caller of a save gives it.
+            sharded_state_dict: as the caller of a save passes it.
             process_group: the ranks that save; None for the default group.
             timeout: seconds; None for no limit.
 
         Raises:
-            CheckpointingException: they don't; on every rank.
+            CheckpointingException: they do not; on every rank.
         """
         seconds = Deadline(timeout).seconds()
         _access.check_together(
@@ -240,13 +240,13 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         process_group: Group | None = None,
         timeout: float | None = _core.DEFAULT_TIMEOUT,
     ) -> ShardedStateDict:
-        """A state dict without the tensors that other ranks write, so that the engine has no choice.
+        """Removes the tensors that other ranks write, so that the engine follows the distribution.
 
-        Every rank that saves calls. Factories are built; data and all else are the caller's. A
-        tensor of which no rank has the main replica is left to the engine: it saves a copy.
+        Every rank that saves calls. In the result factories are built; data and all else are the
+        caller's. If no rank has the main replica of a tensor, the engine chooses a copy to save.
 
         Args:
-            sharded_state_dict: stays as it is.
+            sharded_state_dict: not changed.
             process_group: the ranks that save; None for the default group.
             timeout: seconds; None for no limit.
 
@@ -276,7 +276,7 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         return state
 
     def _saved(self, distribution: ShardDistribution | None) -> bytes:
-        """What this rank's group saves and what not, said by one of its ranks for all."""
+        """What this rank's group saves and does not save; one of its ranks reports it for all."""
         group = self.parallelization_group
         if distribution is None or group is None or dist.get_rank(group) != 0:
             return b""
@@ -285,12 +285,12 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
     def apply_saving_parallelization(self, sharded_state_dict: ShardedStateDict) -> None:
         """Gives replica_id 0 to the shards that this rank saves, and 1 to the others, in place.
 
-        Every rank of the default group calls. Where no distribution is kept, it is checked that all
-        ranks together save each tensor once.
+        Every rank of the default group calls. If there is no kept distribution, it is checked that
+        all ranks together save each tensor exactly once.
 
         Raises:
-            CheckpointingException: what the ranks hold is not the whole of each tensor once, or the
-                shards can't be distributed; on every rank.
+            CheckpointingException: the ranks do not hold each tensor exactly once, or the shards
+                can't be distributed; on every rank.
         """
 
         def apply() -> None:
@@ -314,7 +314,7 @@ def _entities(tree: Any) -> list[ShardedBase]:
 
 @dataclass
 class _Share:
-    """A rank's part of a load: what it has loaded, and which tensors others send it."""
+    """A rank's part of a load: what it has loaded, and which tensors other ranks send it."""
 
     distribution: ShardDistribution
     tensors: dict[_ShardId, torch.Tensor]
@@ -323,15 +323,15 @@ class _Share:
 
 
 class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
-    """Shares a load among the ranks that need the same shards.
+    """Divides a load among the ranks that need the same shards.
 
     Attributes:
         base_strategy: the strategy that loads.
-        parallelization_group: of the ranks that share; None where torch.distributed is not in use.
+        parallelization_group: the ranks that share the load; None without torch.distributed.
         do_cache_distribution: keep the distribution from load to load.
-        exchange_algo: how ranks send one another what they have loaded.
-        cached_distribution: the one that is kept, or None.
-        cached_global_metadata: the base strategy's, after a load, if it has one.
+        exchange_algo: how the ranks send one another what they have loaded.
+        cached_distribution: the kept distribution, or None.
+        cached_global_metadata: that of the base strategy, if it has one; set by a load.
     """
 
     def __init__(
@@ -343,13 +343,13 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
     ) -> None:
         """
         Args:
-            strategy: loads all that it is given.
-            parallelization_group: ranks that need the same shards, usually the data parallel ones;
+            strategy: loads everything that it is given.
+            parallelization_group: ranks that need the same shards, usually the data parallel ranks;
                 None for the default group.
-            do_cache_distribution: loads after the first one only ask whether the shards are still
-                the same. The distribution of a load is not that of a save.
-            exchange_algo: "broadcast", "gather_rounds" or "gather_object", see exchange_utils; no
-                matter for a strategy of Tilestone's.
+            do_cache_distribution: after the first load the ranks only check whether their shards
+                are still the same. A distribution for loads can't be used for saves.
+            exchange_algo: "broadcast", "gather_rounds" or "gather_object", see exchange_utils;
+                ignored with a strategy of Tilestone.
         """
         super().__init__()
         self.base_strategy = strategy
@@ -360,7 +360,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
         self.cached_global_metadata: Any = None
 
     def engine_options(self) -> dict[str, Any] | None:
-        """The base strategy's."""
+        """The base strategy's options."""
         return _engine_options(self.base_strategy)
 
     @debug_time("FullyParallelLoadStrategyWrapper.load", logger)
@@ -369,22 +369,22 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
     ) -> StateDict:
         """Loads a state dict as the base strategy alone would. Every rank of the group calls.
 
-        A strategy of Tilestone's gets it whole: the engine's ranks read for one another. Of any
-        other one, each rank asks for its share, and the ranks exchange what they have got. A
-        checkpoint that Tilestone can open is shared by its files, see
+        With a strategy of Tilestone the engine gets the whole state dict, and its ranks read for
+        one another. With any other strategy each rank loads its share, and the ranks exchange what
+        they have loaded; if Tilestone can open the checkpoint, the shares follow its files, see
         apply_loading_parallelization.
 
         Args:
-            sharded_state_dict: of ShardedTensors and ShardedObjects; stays as it is, but for data
-                that is given, which may be filled.
-            checkpoint_dir: as the base strategy wants it.
+            sharded_state_dict: ShardedTensors and ShardedObjects. It is not changed, but the
+                tensors in it may be filled.
+            checkpoint_dir: as the base strategy requires it.
 
         Returns:
-            The same tree of values.
+            The same tree with the loaded values.
 
         Raises:
             CheckpointingException: the shards can't be distributed, the base strategy failed on any
-                rank, or some shard was loaded by none; on every rank.
+                rank, or no rank has loaded some shard; on every rank.
         """
         native = self.engine_options() is not None
         if size_of(self.parallelization_group) <= 1 or native:
@@ -427,7 +427,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
     def _load_share(
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
     ) -> _Share:
-        """Distributes the load, and loads what is this rank's to load."""
+        """Distributes the load, and loads this rank's share."""
         distribution = self._distribution(
             lambda: sharded_state_dict, True, checkpoint_dir, only_if_checkpoint=True
         )
@@ -435,7 +435,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
         self._apply(sharded_state_dict, distribution)
         objects, _ = _by_id(sharded_state_dict, ShardedObject, _sharded_object_id)
         tensors, awaited = _by_id(sharded_state_dict, ShardedTensor, _sharded_tensor_shard_id)
-        strategy: Any = self.base_strategy  # gets a flat dict by id, as from Megatron-Core
+        strategy: Any = self.base_strategy  # it gets a flat dict by id, as in Megatron-Core
         loaded_objects = strategy.load(objects, checkpoint_dir)
         loaded = strategy.load(tensors, checkpoint_dir)
         for shard_id, shard in tensors.items():
@@ -486,19 +486,19 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
         Every rank of the group calls.
 
         Args:
-            sharded_state_dict: this rank's.
+            sharded_state_dict: this rank's state dict.
             checkpoint_dir: a checkpoint that Tilestone can open. Shards are then grouped by the
-                data file that has most of their elements. A group goes to the rank that wrote the
-                file, as far as it needs them, and else to as few ranks as balance allows: but for
-                its own file no rank loads more than 1.25 times the mean. Files, and who wrote them,
-                follow from the metadata, for a checkpoint of stock Megatron-Core too; one rank of
-                the group reads it.
+                data file that holds most of their elements. A group is loaded by the rank that
+                wrote the file, if that rank needs the shards, and otherwise by as few ranks as the
+                balance allows: apart from its own file, no rank loads more than 1.25 times the
+                mean. The metadata says which files there are and who wrote them, also in a
+                checkpoint of stock Megatron-Core; one rank of the group reads it.
 
         Returns:
             The distribution; None in a group of one rank.
 
         Raises:
-            CheckpointingException: the same on every rank of the group, whichever of them failed.
+            CheckpointingException: any rank failed; the same on every rank of the group.
         """
         with debug_time("apply_loading_parallelization", logger):
             distribution = self._distribution(lambda: sharded_state_dict, True, checkpoint_dir)
@@ -511,19 +511,19 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
         return bool(self.base_strategy.can_handle_sharded_objects)
 
     def load_tensors_metadata(self, checkpoint_dir: str | os.PathLike[str]) -> Any:
-        """The base strategy's."""
+        """Calls the base strategy."""
         return self.base_strategy.load_tensors_metadata(checkpoint_dir)
 
     def load_sharded_metadata(self, checkpoint_dir: str | os.PathLike[str]) -> Any:
-        """The base strategy's."""
+        """Calls the base strategy."""
         return self.base_strategy.load_sharded_metadata(checkpoint_dir)
 
     def check_backend_compatibility(self, loaded_version: Any) -> Any:
-        """The base strategy's."""
+        """Calls the base strategy."""
         return self.base_strategy.check_backend_compatibility(loaded_version)
 
     def check_version_compatibility(self, loaded_version: int) -> Any:
-        """The base strategy's."""
+        """Calls the base strategy."""
         return self.base_strategy.check_version_compatibility(loaded_version)
 
 
@@ -532,14 +532,14 @@ def distribute_main_replicas_with_precomputed_distribution(
     parallelization_group: Group | None,
     precomputed_distribution: ShardDistribution | None,
 ) -> None:
-    """Gives replica_id 0 to the shards that the distribution gives this rank, 1 to others, in place.
+    """Gives replica_id 0 to the shards that the distribution assigns to this rank, 1 to the others.
 
-    Of a shard that stands in the state dict twice, the first gets 0.
+    The entities are changed in place. If a shard occurs twice, only its first entity gets 0.
 
     Args:
-        sharded_state_dict: this rank's.
+        sharded_state_dict: this rank's state dict.
         parallelization_group: the group of the distribution; None for the default group.
-        precomputed_distribution: may be None in a group of one rank, where nothing is changed.
+        precomputed_distribution: may be None in a group of one rank, where nothing is done.
 
     Raises:
         ValueError: there is no distribution.
@@ -565,7 +565,7 @@ def distribute_main_replicas_with_precomputed_distribution(
 def _by_id(
     sharded_state_dict: ShardedStateDict, kind: type[Any], id_of: Callable[[Any], _ShardId]
 ) -> tuple[dict[_ShardId, Any], dict[_ShardId, Any]]:
-    """(main replicas, the others) among the entities of a kind."""
+    """(main replicas, other replicas) among the entities of a kind, by id."""
     mine: dict[_ShardId, Any] = {}
     others: dict[_ShardId, Any] = {}
     for item in nested_values(sharded_state_dict):

@@ -1,4 +1,4 @@
-"""The backend "torch_dist": PyTorch's distributed checkpoints, by Tilestone's engine."""
+"""The backend "torch_dist": PyTorch's distributed checkpoints, saved and loaded by the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger("tilestone")
 
 
 def register_default_torch_strategies() -> None:
-    """Makes the strategies of this module those of the backend ("torch_dist", 1)."""
+    """Registers the strategies of this module for the backend ("torch_dist", 1)."""
     load, save = TorchDistLoadShardedStrategy(), TorchDistSaveShardedStrategy("torch_dist", 1)
     register_own(StrategyAction.LOAD_SHARDED, "torch_dist", 1, load)
     register_own(StrategyAction.SAVE_SHARDED, "torch_dist", 1, save)
@@ -23,18 +23,17 @@ class TorchDistSaveShardedStrategy(EngineSaveStrategy):
     """Saves in PyTorch's format.
 
     Args:
-        backend: the format's name, "torch_dist".
-        version: of the format, 1.
-        keep_only_main_replica: without meaning here: of each part one copy is written, by a rank
-            that the plan chooses.
-        thread_count: without meaning here: each rank writes one file, with as many threads as it
-            has use for.
-        cached_metadata: without meaning here: plans are made anew for each save, which takes
-            milliseconds, so that a changed structure is never saved by an old plan.
-        separation_hint: not followed, which a warning says: tensors whose keys begin so share data
-            files with the others. `remove_sharded_tensors` finds them by their keys.
+        backend: name of the format: "torch_dist".
+        version: version of the format: 1.
+        keep_only_main_replica: ignored: one copy of each part is written, by a rank that the plan
+            chooses.
+        thread_count: ignored: each rank writes one file, with as many threads as are useful.
+        cached_metadata: ignored: each save is planned anew, which takes milliseconds. So a changed
+            structure is never saved by an old plan.
+        separation_hint: ignored with a warning: tensors whose keys begin with it share data files
+            with others. `remove_sharded_tensors` finds them by their keys.
         replicate, replicate_group, max_copy_bytes: local copies, as for `tilestone.megatron.save`,
-            whose own arguments go before these.
+            whose own arguments take precedence over these.
     """
 
     def __init__(
@@ -74,9 +73,9 @@ class TorchDistLoadShardedStrategy(EngineLoadStrategy):
 
 @functools.cache
 def warn_of_hint(hint: str) -> None:
-    """Logs that a separation_hint is not followed, once in a process for each."""
+    """Logs that a separation_hint is ignored, once per process for each hint."""
     _log.warning(
-        "separation_hint=%r is not followed: tensors whose keys begin so share data files with "
+        "separation_hint=%r is ignored: tensors whose keys begin with it share data files with "
         "others (remove_sharded_tensors finds them by their keys)",
         hint,
     )

@@ -1,4 +1,4 @@
-"""The backend "zarr", which Megatron-Core had up to 0.15, by Tilestone's engine."""
+"""The backend "zarr", which Megatron-Core had up to 0.15, saved and loaded by the engine."""
 
 from __future__ import annotations
 
@@ -7,24 +7,21 @@ from tilestone.megatron.strategies.base import StrategyAction, register_own
 
 
 def register_default_zarr_strategies() -> None:
-    """Makes the strategies of this module those of the backend ("zarr", 1)."""
+    """Registers the strategies of this module for the backend ("zarr", 1)."""
     register_own(StrategyAction.LOAD_SHARDED, "zarr", 1, ZarrLoadShardedStrategy())
     register_own(StrategyAction.SAVE_SHARDED, "zarr", 1, ZarrSaveShardedStrategy("zarr", 1))
 
 
 class ZarrSaveShardedStrategy(EngineSaveStrategy):
-    """Saves each tensor as an array of zarr, of which every cell of the grid is a file.
+    """Saves each tensor as a zarr array, with a file for each cell of the grid.
 
     Args:
-        backend: the format's name, "zarr".
-        version: of the format, 1.
+        backend: name of the format: "zarr".
+        version: version of the format: 1.
     """
 
 
 class ZarrLoadShardedStrategy(EngineLoadStrategy):
-    """Loads arrays of zarr.
-
-    The parts of tensors may be others than those that were saved.
-    """
+    """Loads zarr arrays. The parts need not be those that were saved."""
 
     backend = "zarr"

@@ -1,7 +1,8 @@
-"""Checkpoints of training runs: those of Megatron's `training/checkpointing.py`.
+"""Checkpoints of training runs, like those of Megatron's `training/checkpointing.py`.
 
-The directories, the tracker file and the state are Megatron's; either side resumes the other's
-runs. The program's arguments and every process group are arguments; nothing is global.
+The directories, the tracker file and the state are the same as Megatron's, so either side can
+resume the other's runs. The program's arguments and all process groups are passed as arguments;
+there is no global state.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tilestone.megatron.training.state import (
     unwrap_model,
 )
 
-#: Every attribute of `args` that is read, with its value where `args` lacks it.
+#: Every attribute of `args` that is read, with its default if `args` does not have it.
 ARGUMENTS: Mapping[str, Any] = types.MappingProxyType(_arguments.DEFAULTS)
 
 __all__ = [

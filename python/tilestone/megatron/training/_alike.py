@@ -1,7 +1,7 @@
-"""Steps after which all ranks go on alike: what they have decided is compared first.
+"""Steps in which the ranks first compare their decisions, because all must decide alike.
 
-Where ranks go different ways, one waits for messages that the others never send, or leaves out a
-part that only it has.
+If ranks decided differently, one would wait for messages that the others never send, or a part that
+only one rank has would be left out.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Decided(Protocol):
     """The preparation of a save or load."""
 
     def decisions(self) -> Dict[str, str]:
-        """What must be the same on every rank, by words for it."""
+        """What must be equal on all ranks: a description of each decision -> its value."""
 
 
 Result = TypeVar("Result", bound=Decided)
 
 
 def of_a_save(args: Any, strategy: Any) -> Dict[str, str]:
-    """Decisions of a save, of its arguments and of what saves."""
+    """The decisions of a save: its arguments and its strategy."""
     return _of(args, _OF_A_SAVE) | {"the strategy that saves": type(strategy).__name__}
 
 
 def of_a_load(args: Any, strategy: Any) -> Dict[str, str]:
-    """Decisions of a load; strategy: that of the context, or None."""
+    """The decisions of a load; strategy: that of the context, or None."""
     return _of(args, _OF_A_LOAD) | {"the strategy of the context": type(strategy).__name__}
 
 
@@ -62,12 +62,12 @@ def _of(args: Any, names: tuple[str, ...]) -> Dict[str, str]:
 def prepared(
     work: str, group: Any, prepare: Callable[[], Result], deadline: Deadline
 ) -> Result:
-    """prepare() on every rank of a group.
+    """Calls prepare() on every rank of a group, and compares the decisions.
 
     Raises:
         MismatchError: on every rank: ranks have decided differently.
-        Exception: on every rank: what prepare() raises on one.
-        TimeoutError: ranks have not come.
+        Exception: on every rank: what prepare() raises on one rank.
+        TimeoutError: some ranks did not call in time.
     """
 
     def words(made: Result) -> bytes:
@@ -86,7 +86,7 @@ def _compare(work: str, decided: List[Dict[str, str]], group: Any) -> None:
             if each[name] != value:
                 first, other = (dist.get_global_rank(group, number) for number in (0, rank))
                 raise MismatchError(
-                    f"{work}: {name} is {value} on rank {first} and {each[name]} on rank {other}",
+                    f"{work}: {name} is {value} on rank {first} but {each[name]} on rank {other}",
                     rank=other,
-                    hint="give all ranks the same arguments",
+                    hint="pass the same arguments on all ranks",
                 )

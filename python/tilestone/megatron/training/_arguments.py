@@ -1,4 +1,4 @@
-"""What is read of a training program's arguments, and what an argument is where it is missing."""
+"""The arguments of a training program that are read, and their defaults."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tilestone._errors import InvalidArgumentError, UnsupportedError
 from tilestone.megatron.training import _program
 from tilestone.megatron.validation import StrictHandling, parse_strict_flag
 
-# Every argument that is read, with its value where the program's arguments lack it.
+# Every argument that is read, with its default if the program's arguments do not have it.
 DEFAULTS: dict[str, Any] = {
-    # Where, and in what form.
+    # Directories and formats.
     "save": None,
     "load": None,
     "ckpt_format": "torch_dist",
@@ -29,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "non_persistent_global_ckpt_dir": None,
     "save_retain_interval": None,
     "dataloader_save": None,
-    # Which parts of the state.
+    # Parts of the state.
     "finetune": False,
     "no_save_optim": False,
     "no_save_rng": False,
@@ -39,12 +39,12 @@ DEFAULTS: dict[str, Any] = {
     "fp16": False,
     "bf16": False,
     "load_main_params_from_ckpt": False,
-    # How the optimizer's state is sharded.
+    # Sharding of the optimizer's state.
     "use_distributed_optimizer": False,
     "use_layer_wise_distributed_optimizer": False,
     "dist_ckpt_optim_fully_reshardable": False,
     "distrib_optim_fully_reshardable_mem_efficient": False,
-    # How it is saved and loaded.
+    # How the checkpoint is saved and loaded.
     "ckpt_fully_parallel_save": False,
     "ckpt_fully_parallel_save_process_group": "dp",
     "ckpt_fully_parallel_load": False,
@@ -60,8 +60,8 @@ _PLAIN = (type(None), bool, int, float, str)
 
 FORMATS = ("torch_dist", "zarr")
 
-# What must be equal to resume a run, where both sides have it: (name, only if this run's
-# argument of that name is set).
+# Arguments that must be equal to resume a run, if both sides have them: (name, condition). With a
+# condition they are compared only if this run's argument of that name is set.
 _EQUAL = (
     ("num_layers", None),
     ("hidden_size", None),
@@ -73,9 +73,9 @@ _EQUAL = (
     ("data_parallel_random_init", "data_parallel_random_init"),
     ("global_batch_size", "phase_transition_iterations"),
 )
-# Set on the arguments of a run that resumes.
+# Arguments that are set when a run resumes.
 CONSUMED = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
-# What is looked at of the stored arguments, beside the above.
+# Stored arguments that are read, besides those above.
 _STORED = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size",
     "world_size", "no_save_optim", "no_save_rng", "ckpt_fully_parallel_save",
@@ -83,12 +83,12 @@ _STORED = (
 
 
 def read(args: Any, name: str) -> Any:
-    """An argument, or its default."""
+    """Returns an argument, or its default."""
     return getattr(args, name, DEFAULTS[name])
 
 
 def stored_arguments(args: Any) -> dict[str, Any]:
-    """Of the arguments in a checkpoint, those that decide how it is loaded."""
+    """Returns those of the arguments in a checkpoint that decide how it is loaded."""
     return {name: getattr(args, name) for name in _decisive() if hasattr(args, name)}
 
 
@@ -97,43 +97,42 @@ def _decisive() -> tuple[str, ...]:
 
 
 def given_or_global(args: Any) -> Any:
-    """The arguments that the caller gave; of None, Megatron's global ones.
+    """Returns the caller's arguments, or Megatron's global ones for None.
 
     Raises:
-        InvalidArgumentError: there are neither.
+        InvalidArgumentError: there are none.
     """
     found = _program.arguments() if args is None else args
     if found is None:
         raise InvalidArgumentError(
             "args was not given, and Megatron's global arguments (get_args() of "
             "megatron.training.global_vars) are not set up",
-            hint="give args, the program's arguments",
+            hint="pass args, the program's arguments",
         )
     return found
 
 
 def to_namespace(args: Any) -> argparse.Namespace:
-    """The arguments as they are saved: a Namespace, whatever object the program has.
+    """Converts the arguments to the Namespace that is saved, from any object with attributes.
 
-    Of another object, those attributes that are its class's (properties, defaults) are in it too,
-    where a load asks for them.
+    Attributes of the object's class (properties, defaults) are included if a load reads them.
 
     Raises:
-        InvalidArgumentError: an object without attributes of its own, a class or a module.
+        InvalidArgumentError: an object without its own attributes, a class or a module.
     """
     if isinstance(args, argparse.Namespace):
         return args
     if isinstance(args, (type, types.ModuleType)) or not hasattr(args, "__dict__"):
-        text = f"args is a Namespace or another object with attributes, not {type(args).__name__}"
+        text = f"args must be a Namespace or an object with attributes, not {type(args).__name__}"
         raise InvalidArgumentError(text)
     return argparse.Namespace(**stored_arguments(args), **_others(args))
 
 
 def check_kept(args: argparse.Namespace) -> None:
-    """Looks whether a checkpoint can hold each of the arguments.
+    """Checks that a checkpoint can hold each of the arguments.
 
     Raises:
-        InvalidArgumentError: it can't hold one, whose name is in the key.
+        InvalidArgumentError: it can't hold one; the error's key has the argument's name.
     """
     for name, value in vars(args).items():
         if type(value) not in _PLAIN:
@@ -143,15 +142,15 @@ def check_kept(args: argparse.Namespace) -> None:
 
 
 def _others(args: Any) -> dict[str, Any]:
-    """An object's own attributes without those of stored_arguments()."""
+    """An object's own attributes, except those of stored_arguments()."""
     return {name: value for name, value in vars(args).items() if name not in _decisive()}
 
 
 def path(args: Any, name: str) -> str | None:
-    """The directory that an argument names; None: none.
+    """Returns the directory that an argument names; None if it is None.
 
     Raises:
-        InvalidArgumentError: no path, or an empty one, which would be the working directory.
+        InvalidArgumentError: not a path, or an empty one, which would be the working directory.
     """
     given = getattr(args, name, None)
     if given is None:
@@ -160,7 +159,7 @@ def path(args: Any, name: str) -> str | None:
         found = os.fsdecode(given)
     except TypeError:
         raise InvalidArgumentError(
-            f"args.{name} is a path, not {type(given).__name__}: {given!r}"
+            f"args.{name} must be a path, not {type(given).__name__}: {given!r}"
         ) from None
     if not found:
         raise InvalidArgumentError(f"args.{name} is an empty path", hint="None: no directory")
@@ -168,10 +167,10 @@ def path(args: Any, name: str) -> str | None:
 
 
 def whole_number(args: Any, name: str, least: int) -> int | None:
-    """An argument that is a number or None.
+    """Returns an argument that is an integer or None.
 
     Raises:
-        InvalidArgumentError: it is neither, or less than `least`.
+        InvalidArgumentError: it is neither, or is less than `least`.
     """
     given = read(args, name)
     if given is None:
@@ -182,35 +181,35 @@ def whole_number(args: Any, name: str, least: int) -> int | None:
         found = least - 1
     if found < least:
         raise InvalidArgumentError(
-            f"args.{name} is {least} or more, or None, not {given!r}"
+            f"args.{name} must be {least} or more, or None, not {given!r}"
         )
     return found
 
 
 def check_saveable(args: Any, train_data_iterator: Any) -> None:
-    """Refuses what a save can't keep.
+    """Refuses arguments that a save does not support.
 
     Raises:
-        UnsupportedError: asynchronous saves, formats that are not torch_dist or zarr, the state
+        UnsupportedError: asynchronous saves, formats other than torch_dist and zarr, the state
             of a data loader.
         InvalidArgumentError: `args` has no attributes.
     """
     to_namespace(args)
     if read(args, "async_save"):
         raise UnsupportedError(
-            "args.async_save: asynchronous saves are not there yet",
+            "args.async_save: asynchronous saves are not supported yet",
             hint="leave async_save False: the save returns when the checkpoint is durable",
         )
     check_format(args)
     if read(args, "dataloader_save") and train_data_iterator is not None:
         raise UnsupportedError(
             "args.dataloader_save: the state of a data loader is not saved with the checkpoint",
-            hint="save it beside the checkpoint, and leave dataloader_save None",
+            hint="save it separately, and leave dataloader_save None",
         )
 
 
 def check_format(args: Any) -> None:
-    """Refuses formats of checkpoints that are none of `dist_checkpointing`.
+    """Refuses formats that `dist_checkpointing` does not have.
 
     Raises:
         UnsupportedError: with the format's name.
@@ -219,43 +218,43 @@ def check_format(args: Any) -> None:
     if found not in FORMATS or not read(args, "use_dist_ckpt"):
         named = "use_dist_ckpt=False" if found in FORMATS else f"ckpt_format={found!r}"
         known = ", ".join(FORMATS)
-        raise UnsupportedError(f"args.{named}: checkpoints are saved and loaded as {known}")
+        raise UnsupportedError(f"args.{named} is not supported; the formats are {known}")
 
 
 def strictness(args: Any) -> StrictHandling:
-    """The mode of `dist_ckpt_strictness`.
+    """Returns the mode of `dist_ckpt_strictness`.
 
     Raises:
         ValueError: there is no such mode.
-        InvalidArgumentError: a mode that returns keys, for which there is no place.
+        InvalidArgumentError: the mode returns keys, which load_checkpoint() can't do.
     """
     mode = parse_strict_flag(read(args, "dist_ckpt_strictness"))
     if StrictHandling.requires_returning_mismatch_keys(mode):
         raise InvalidArgumentError(
             f"args.dist_ckpt_strictness={mode.value!r}: load_checkpoint can't return keys",
-            hint="log_all or log_unexpected logs them",
+            hint="use log_all or log_unexpected to log them",
         )
     return mode
 
 
 def check_equal(args: Any, stored: dict[str, Any]) -> None:
-    """Compares what must be equal to resume a run.
+    """Compares the arguments that must be equal to resume a run.
 
     Raises:
-        InvalidArgumentError: an argument differs; with its name and both values.
+        InvalidArgumentError: an argument differs; the message has its name and both values.
     """
     for name, condition in _EQUAL:
         if condition is not None and not getattr(args, condition, None):
             continue
         if name in stored and hasattr(args, name) and getattr(args, name) != stored[name]:
             raise InvalidArgumentError(
-                f"args.{name} is {getattr(args, name)!r}, and the checkpoint's is {stored[name]!r}",
-                hint="resume with the checkpoint's, or set finetune",
+                f"args.{name} is {getattr(args, name)!r}, but the checkpoint's is {stored[name]!r}",
+                hint="use the checkpoint's value, or set finetune",
             )
 
 
 def take_over(args: Any, stored: dict[str, Any]) -> None:
-    """Sets how many samples the run has consumed, as the checkpoint has it.
+    """Sets the numbers of samples that the run has consumed to the checkpoint's.
 
     Raises:
         InvalidArgumentError: an argument can't be set.
@@ -265,7 +264,7 @@ def take_over(args: Any, stored: dict[str, Any]) -> None:
 
 
 def check_taking_over(args: Any) -> None:
-    """Looks whether take_over() can set what it sets, which stays as it is.
+    """Checks that take_over() can set its arguments, without changing them.
 
     Raises:
         InvalidArgumentError: an argument can't be set.
@@ -278,15 +277,15 @@ def check_taking_over(args: Any) -> None:
 
 
 def set_argument(args: Any, name: str, value: Any) -> None:
-    """Sets an argument of the program.
+    """Sets one of the program's arguments.
 
     Raises:
-        InvalidArgumentError: it can't be set (a frozen dataclass, a property).
+        InvalidArgumentError: it can't be set (frozen dataclass, property).
     """
     try:
         setattr(args, name, value)
     except (AttributeError, TypeError) as error:
         raise InvalidArgumentError(
-            f"args.{name} can't be set: {error}",
-            hint="a load sets what the run has consumed: give args whose attributes can be set",
+            f"can't set args.{name}: {error}",
+            hint="a load sets the consumed samples: pass args whose attributes can be set",
         ) from error

@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from: one rank decides, and all check that they see it."""
+"""Chooses the checkpoint that a run resumes from: rank 0 decides, all ranks check its files."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tilestone.megatron.training._look import Found, NotPublishedError
 
 logger = logging.getLogger("tilestone.megatron")
 
-_NAMED = 8  # ranks in a message
-_TRIES = 3  # to choose a checkpoint that nobody removes meanwhile
+_NAMED = 8  # most ranks to name in a message
+_TRIES = 3  # attempts to choose a checkpoint that no job removes meanwhile
 _WORK = "choice of a checkpoint"
 
 Loaded = TypeVar("Loaded")
@@ -42,9 +42,9 @@ class Places:
 
     Attributes:
         load: the run's directory, or None.
-        non_persistent: that of its non-persistent checkpoints; None: it has none.
-        pretrained: where a new run starts, if `load` has no checkpoint; or None.
-        step: the iteration that is wanted; None: the latest.
+        non_persistent: directory of the run's non-persistent checkpoints; None: it has none.
+        pretrained: directory from which a new run starts if `load` has no checkpoint; or None.
+        step: the iteration to load; None: the latest.
     """
 
     load: str | None
@@ -57,12 +57,12 @@ class Places:
         """The places that a program's arguments name.
 
         Raises:
-            UnsupportedError: local non-persistent checkpoints, or another kind that is not known.
-            InvalidArgumentError: `args` has no attribute `load_arg`; what should be a path or an
-                iteration is none.
+            UnsupportedError: non-persistent checkpoints of the local or of an unknown type.
+            InvalidArgumentError: `args` has no attribute `load_arg`; or a path or an iteration is
+                invalid.
         """
         if load_arg not in _arguments.DEFAULTS and not hasattr(args, load_arg):
-            raise InvalidArgumentError(f"args has no attribute {load_arg!r}, which load_arg names")
+            raise InvalidArgumentError(f"args has no attribute {load_arg!r} (load_arg)")
         load = _arguments.path(args, load_arg)
         has_fleeting = check_non_persistent_type(args) is not None
         return Places(
@@ -74,26 +74,26 @@ class Places:
 
 
 def check_non_persistent_type(args: Any) -> str | None:
-    """`args.non_persistent_ckpt_type`: "global" or None.
+    """Checks `args.non_persistent_ckpt_type`: "global" or None.
 
     Raises:
-        UnsupportedError: another type, by its name.
+        UnsupportedError: another type; the message has its name.
     """
     kind: str | None = _arguments.read(args, "non_persistent_ckpt_type")
     if kind not in (None, "global"):
         raise UnsupportedError(
-            f"args.non_persistent_ckpt_type={kind!r}: non-persistent checkpoints are of the type "
-            "'global'"
+            f"args.non_persistent_ckpt_type={kind!r} is not supported; non-persistent checkpoints "
+            "must be of the type 'global'"
         )
     return kind
 
 
 def non_persistent_directory(args: Any, directory: str | None) -> str | None:
-    """Where a run keeps its non-persistent checkpoints.
+    """The directory of a run's non-persistent checkpoints.
 
     Args:
-        args: of the program.
-        directory: where it keeps the others.
+        args: the program's arguments.
+        directory: directory of the run's other checkpoints.
     """
     given = _arguments.read(args, "non_persistent_global_ckpt_dir")
     if given:
@@ -104,28 +104,28 @@ def non_persistent_directory(args: Any, directory: str | None) -> str | None:
 def load_latest(
     places: Places, group: Any, deadline: Deadline, load: Callable[[Found], Loaded]
 ) -> tuple[Found, Loaded] | None:
-    """The checkpoint that find_iteration() gives, and what load() makes of it. Every rank calls.
+    """Chooses a checkpoint like find_iteration(), and calls load() with it. Every rank calls.
 
-    One that another job removes before it is loaded is no failure, unless `places.step` names it:
-    the checkpoint is then chosen again, a few times.
+    If another job removes the checkpoint before it is loaded, another one is chosen, a few times.
+    If `places.step` names the checkpoint, that is an error.
 
     Args:
         places: where to look.
         group: the ranks; None: this process alone.
         deadline: of the whole load.
-        load: what it raises of a missing or damaged checkpoint every rank raises.
+        load: if the checkpoint is missing or damaged, it must raise the same on every rank.
 
     Returns:
-        None: there is no checkpoint.
+        The checkpoint and the result of load(); None: there is no checkpoint.
 
     Raises:
-        CheckpointingException: as find_iteration(), and what load() raises.
+        CheckpointingException: as find_iteration() and load().
     """
     failure: CheckpointError | None = None
     for tries in range(_TRIES):
         found = _find(places, group, deadline)
         if found is None and failure is not None:
-            raise failure  # no new start: a part of the state may have been filled
+            raise failure  # not a new start: a part of the state may have been filled
         if found is None:
             return None
         try:
@@ -147,13 +147,13 @@ def _all_hear_that_it_is_gone(
 
 
 def _is_gone(places: Places, found: Found) -> bool:
-    """Whether a checkpoint that nobody asked for by its iteration is not there any more."""
+    """Whether a checkpoint that was not requested by its iteration no longer exists."""
     if places.step is not None:
         return False
     try:
         _look.examine(os.path.dirname(found.directory), found.iteration, found.release)
     except NotPublishedError as problem:
-        logger.warning("The checkpoint is chosen again: %s", problem)
+        logger.warning("Choosing another checkpoint: %s", problem)
         return True
     return False
 
@@ -161,20 +161,20 @@ def _is_gone(places: Places, found: Found) -> bool:
 def find_iteration(
     places: Places, group: Any = None, *, timeout: float | None = _core.DEFAULT_TIMEOUT
 ) -> Found | None:
-    """The checkpoint to load. Every rank of the group calls; rank 0 decides for all.
+    """Chooses the checkpoint to load. Every rank of the group calls; rank 0 decides for all.
 
     Args:
-        places: where to look. Rank 0's count.
+        places: where to look. Rank 0's value is used.
         group: the ranks; None: torch's default group, or this process alone.
-        timeout: seconds; None for no limit.
+        timeout: time limit in seconds; None: no limit.
 
     Returns:
         The same on every rank; None: there is no checkpoint.
 
     Raises:
-        CheckpointingException: on every rank: `step` is not there; a tracker is there and no
-            checkpoint that can be loaded; ranks see other files than rank 0, with their numbers.
-            TimeoutError: ranks have not come.
+        CheckpointingException: on every rank: the checkpoint of `step` does not exist; there is a
+            tracker, but no checkpoint that can be loaded; or ranks see other files than rank 0 (the
+            message names them). TimeoutError: some ranks did not call in time.
     """
     return _find(places, default_group(group), Deadline(timeout))
 
@@ -236,10 +236,10 @@ def _check_views(seen: List[str], places: Places, found: Found | None, group: An
 
 
 def decide(places: Places) -> Found | None:
-    """The checkpoint to load, by what this rank sees.
+    """Chooses the checkpoint to load, by what this rank sees.
 
     Raises:
-        NotFoundError, CorruptError: as for find_iteration().
+        NotFoundError, CorruptError: as find_iteration().
     """
     if places.step is not None:
         return _of_step(places, places.step)
@@ -248,14 +248,14 @@ def decide(places: Places) -> Found | None:
         return dataclasses.replace(fleeting, non_persistent=True)
     if fleeting is not None and found is not None:
         logger.info(
-            "The non-persistent checkpoint of iteration %d is older than that of iteration %d",
+            "The non-persistent checkpoint of iteration %d is older than the one of iteration %d",
             fleeting.iteration, found.iteration,
         )  # fmt: skip
     if found is None and places.pretrained is not None:
         start = _latest(places.pretrained)
         if start is None:
             raise NotFoundError(
-                f"there is no checkpoint in {places.load} and none in {places.pretrained}",
+                f"there is no checkpoint in {places.load} or in {places.pretrained}",
                 file=places.pretrained,
             )
         return dataclasses.replace(start, finetune=True)
@@ -266,7 +266,7 @@ def _latest_of_both(places: Places) -> tuple[Found | None, Found | None]:
     """The latest checkpoint, and the latest non-persistent one.
 
     Raises:
-        CorruptError: one of them can't be found, and the other is not there.
+        CorruptError: one of them can't be found, and the other does not exist.
     """
     problems: List[CorruptError] = []
 
@@ -281,7 +281,7 @@ def _latest_of_both(places: Places) -> tuple[Found | None, Found | None]:
     if problems and found == (None, None):
         raise problems[0]
     for problem in problems:
-        logger.warning("Passed over: %s", problem)
+        logger.warning("Skipping a directory: %s", problem)
     return found
 
 
@@ -303,7 +303,7 @@ def _of_step(places: Places, step: int) -> Found:
 
 
 def _latest(directory: str | None, may_be_release: bool = True) -> Found | None:
-    """The checkpoint that the tracker names; where that can't be, the newest valid one."""
+    """The checkpoint that the tracker names; if it can't be loaded, the newest valid one."""
     if directory is None:
         return None
     tracker = names.get_checkpoint_tracker_filename(directory)
@@ -313,7 +313,7 @@ def _latest(directory: str | None, may_be_release: bool = True) -> Found | None:
             named = names.read_metadata(tracker)
             tried.append(named)
             if named[1] and not may_be_release:
-                raise CorruptError(f"{tracker} names a release, which is never non-persistent")
+                raise CorruptError(f"{tracker} names a release, which can't be non-persistent")
         except (NotFoundError, CorruptError) as problem:
             has_tracker = not isinstance(problem, NotFoundError)
             return _newest_valid(directory, tried, str(problem), has_tracker)
@@ -321,7 +321,7 @@ def _latest(directory: str | None, may_be_release: bool = True) -> Found | None:
             return _look.examine(directory, *named)
         except NotPublishedError as problem:
             why = f"the tracker {tracker} names a checkpoint that can't be loaded: {problem}"
-        # Another job may have moved it on, and removed what it named.
+        # Another job may have moved the tracker and removed the checkpoint that it named.
         if names.previous(tracker) in (named, None) or len(tried) == _TRIES:
             return _newest_valid(directory, tried, why, True)
 
@@ -332,27 +332,27 @@ def _newest_valid(
     candidates = [(iteration, False) for iteration in names.stored_iterations(directory)]
     for name, right in names.misnamed_iterations(directory):
         logger.warning(
-            "%s is not taken for a checkpoint, whose folder would be %s",
+            "%s is not recognised as a checkpoint: its folder would have to be named %s",
             os.path.join(directory, name), right,
         )  # fmt: skip
     if os.path.isdir(os.path.join(directory, names.RELEASE)):
         candidates.append((0, True))
     if candidates or has_tracker:
-        logger.warning("%s; the newest valid checkpoint is looked for", why)
+        logger.warning("%s; looking for the newest valid checkpoint", why)
     for iteration, release in candidates:
         if (iteration, release) in tried:
             continue
         try:
             found = _look.examine(directory, iteration, release)
         except NotPublishedError as problem:
-            logger.warning("Passed over: %s", problem)
+            logger.warning("Skipping a checkpoint: %s", problem)
             continue
         logger.warning("The newest valid checkpoint is %s", found.directory)
         return found
     if has_tracker:
         raise CorruptError(
-            f"{why}; {directory} holds no valid checkpoint",
+            f"{why}; {directory} does not hold a valid checkpoint",
             file=names.get_checkpoint_tracker_filename(directory),
-            hint="remove the tracker to start anew",
+            hint="remove the tracker to start a new run",
         )
     return None

@@ -15,26 +15,26 @@ _SHARING = {"dp": "dp_cp", "ep_dp": "expt_dp"}
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups that the caller gave, and a module that may have others. Each is looked up by
-    itself, when something needs it."""
+    """The groups that the caller gave, and a module that may have others. Each group is looked up
+    on its own, when it is needed."""
 
     arguments: Mapping[str, Any]
     module: Any = None
 
     @staticmethod
     def given(tp: Any, pp: Any, dp_cp: Any, dp: Any, expt_dp: Any) -> Groups:
-        """The arguments of a call."""
+        """Makes Groups of the arguments of a call."""
         return Groups({"tp": tp, "pp": pp, "dp_cp": dp_cp, "dp": dp, "expt_dp": expt_dp})
 
     def of_module(self, module: Any) -> Groups:
-        """The same, with a module's groups where none was given."""
+        """The same Groups; groups that were not given are taken from a module if it has them."""
         return replace(self, module=module)
 
     def find(self, name: str) -> groups.Group:
-        """A group by its name.
+        """Looks up a group by its name.
 
         Raises:
-            InvalidArgumentError: it is not known.
+            InvalidArgumentError: the group is not known.
         """
         return groups.find_group(name, self.arguments[name], self.module)
 
@@ -42,20 +42,20 @@ class Groups:
         """The ranks that share the work of a fully parallel save or load.
 
         Raises:
-            InvalidArgumentError: the argument names no group, or one that is not known.
+            InvalidArgumentError: the argument does not name a group, or that group is not known.
         """
         named = _arguments.read(args, argument)
         if named not in _SHARING:
-            raise InvalidArgumentError(f"args.{argument} is 'dp' or 'ep_dp', not {named!r}")
+            raise InvalidArgumentError(f"args.{argument} must be 'dp' or 'ep_dp', not {named!r}")
         found = self.find(_SHARING[named])
         if found.size() > 1 and found.process_group is None:
             raise InvalidArgumentError(
-                f"{_SHARING[named]}_group has no process group, by which its ranks could share"
+                f"{_SHARING[named]}_group has no process group, which its ranks need to share work"
             )
         return found
 
     def for_random_states(self, args: Any) -> Dict[str, Any]:
-        """Arguments of get_rng_state().
+        """Returns the groups as arguments of get_rng_state().
 
         Raises:
             InvalidArgumentError: a group is not known.

@@ -1,12 +1,12 @@
-"""Locks in a run's directory, by which jobs that share it keep out of each other's way.
+"""Locks in a run's directory, which keep jobs that share it from disturbing each other.
 
 They are files in the hidden directory `.tilestone` of the run's directory:
 
-* `lock` is held while a job moves the tracker and takes older checkpoints away;
+* `lock` is held while a job moves the tracker and removes older checkpoints;
 * `saving-iter_0000100` is held from before this checkpoint is written until the tracker names it.
-  It is made and removed by who holds `lock`, so that nobody locks a file that is gone.
+  Only the holder of `lock` creates or removes it, so no job locks a file that has been removed.
 
-A lock goes with the process that holds it. Stock Megatron takes none.
+A lock ends with the process that holds it. Stock Megatron takes no locks.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from tilestone.megatron.strategies._together import Deadline
 logger = logging.getLogger("tilestone.megatron")
 
 _FOLDER = ".tilestone"
-_LOCK = f"{_FOLDER}/lock"  # in a checkpoint's own directory: held while it is saved
+_LOCK = f"{_FOLDER}/lock"  # in a checkpoint's own directory: held while the checkpoint is saved
 _SAVING = "saving-"
-_PAUSE = 0.02  # seconds
-_SHARE = 0.8  # of a call's time; the rest is for what follows
-_LAST = 5.0  # seconds to take a mark away
+_PAUSE = 0.02  # seconds between attempts
+_SHARE = 0.8  # part of a call's time for waiting; the rest is for the following steps
+_LAST = 5.0  # seconds for removing a mark
 
 
 class RunLocks:
-    """What one save holds in its run's directory, and what it sees of others. On one rank.
+    """The locks of one save in its run's directory, and a view of other jobs' locks. On one rank.
 
     Args:
-        run_directory: of the run.
-        name: the folder of the checkpoint that is saved.
+        run_directory: the run's directory.
+        name: name of the folder of the checkpoint that is saved.
     """
 
     def __init__(self, run_directory: str, name: str) -> None:
@@ -52,10 +52,10 @@ class RunLocks:
         self._mark: _core.NameLock | None = None
 
     def begin(self, deadline: Deadline) -> None:
-        """Says to other jobs that the checkpoint is being saved, until end().
+        """Marks the checkpoint as being saved, until end().
 
         Raises:
-            AlreadyExistsError: another save of it is under way.
+            AlreadyExistsError: another save to it is running.
             TimeoutError: another job keeps the directory locked.
             StorageError: the directory can't be written.
         """
@@ -66,29 +66,29 @@ class RunLocks:
         if self._mark is None:
             path = os.path.join(self._run_directory, self._name)
             raise AlreadyExistsError(
-                f"another save to {path} is under way",
+                f"another save to {path} is running",
                 file=path,
-                hint="wait for it, or save elsewhere",
+                hint="wait for it to end, or save to another directory",
             )
 
     def end(self) -> None:
-        """The checkpoint is not being saved any more; begin() need not have been called."""
+        """Removes the mark of begin(), if there is one."""
         if self._mark is None:
             return
         try:
             with self.exclusive(Deadline(_LAST)):
                 os.unlink(os.path.join(self._folder(), f"{_SAVING}{self._name}"))
         except (CheckpointError, OSError) as problem:
-            logger.warning("The mark of a save stays in %s: %s", self._folder(), problem)
+            logger.warning("Can't remove the mark of a save in %s: %s", self._folder(), problem)
         self._mark.release()
         self._mark = None
 
     @contextlib.contextmanager
     def exclusive(self, deadline: Deadline) -> Iterator[bool]:
-        """No other job moves the tracker or removes a checkpoint meanwhile.
+        """Keeps other jobs from moving the tracker or removing a checkpoint meanwhile.
 
-        Returns:
-            False: files can't be locked there; a warning says so.
+        Yields:
+            False if files can't be locked there; then a warning is logged.
 
         Raises:
             TimeoutError, StorageError: as begin().
@@ -97,7 +97,7 @@ class RunLocks:
         try:
             held = self._wait(deadline)
         except UnsupportedError as problem:
-            logger.warning("Nothing keeps two jobs in a run's directory apart: %s", problem)
+            logger.warning("Jobs that share a run's directory can't lock it: %s", problem)
         try:
             yield held is not None
         finally:
@@ -114,7 +114,7 @@ class RunLocks:
         return held
 
     def is_being_saved(self, name: str) -> bool:
-        """Whether a job saves the checkpoint of a folder in the run's directory."""
+        """Whether a job is saving the checkpoint of a folder in the run's directory."""
         try:
             if _core.is_locked(self._place, f"{_FOLDER}/{_SAVING}{name}"):
                 return True
@@ -124,14 +124,14 @@ class RunLocks:
             return False
 
     def remove_dead_marks(self) -> None:
-        """Removes marks of saves that were killed. For who is exclusive; what stays is logged."""
+        """Removes marks of killed saves, and logs failures. The caller must hold `lock`."""
         try:
             for found in os.listdir(self._folder()):
                 name = found.removeprefix(_SAVING)
                 if name != found and not _core.is_locked(self._place, f"{_FOLDER}/{found}"):
                     os.unlink(os.path.join(self._folder(), found))
         except (CheckpointError, OSError) as problem:
-            logger.warning("Marks of ended saves stay in %s: %s", self._folder(), problem)
+            logger.warning("Can't remove marks of ended saves in %s: %s", self._folder(), problem)
 
     def _folder(self) -> str:
         return os.path.join(self._run_directory, _FOLDER)

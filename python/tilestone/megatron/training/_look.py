@@ -1,4 +1,4 @@
-"""What stands in a checkpoint's directory, as one rank sees it."""
+"""The content of a checkpoint's directory, as one rank sees it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tilestone.megatron.training import _arguments, names
 from tilestone.megatron.training.rng import RNG_KEY
 
 _INDEX_FILES = (CONFIG_FNAME, ".metadata", _stored.COMMON_FILE)
-_EDGE = 4096  # bytes that are compared at either end of an index file
+_EDGE = 4096  # bytes that are compared at each end of an index file
 
 
 class NotPublishedError(Exception):
-    """A directory holds no checkpoint that its save has ended; the text says what is wrong."""
+    """A directory does not hold a published checkpoint; the text says what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,15 @@ class Found:
     """A checkpoint of a training run, and what decides how it is loaded.
 
     Attributes:
-        directory: its own.
+        directory: the checkpoint's own directory.
         iteration: 0 for the release checkpoint.
-        release: whether it is that.
-        content_metadata: what the program that saved says of the content; None: nothing.
-        arguments: those of the stored arguments that matter; None: it holds none.
-        rng_grids: by key of random states, the grid (PP, TP) that they are stored as.
-        rerun_state: common part of the state of the machine that reruns steps, or None.
-        non_persistent: whether it is one of those that are replaced by the next one.
-        finetune: whether it is where a new run starts.
+        release: whether it is the release checkpoint.
+        content_metadata: the content metadata of the program that saved; None: there is none.
+        arguments: the stored arguments that matter for a load; None: no arguments are stored.
+        rng_grids: for each key of random states, the grid (PP, TP) as which they are stored.
+        rerun_state: the common part of the rerun state machine's state, or None.
+        non_persistent: whether the next checkpoint of its kind replaces it.
+        finetune: whether a new run starts from it.
     """
 
     directory: str
@@ -58,11 +58,11 @@ class Found:
 
 
 def examine(run_directory: str, iteration: int, release: bool = False) -> Found:
-    """The checkpoint of an iteration.
+    """Examines the checkpoint of an iteration.
 
     Raises:
-        NotPublishedError: there is none (a symbolic link may lead nowhere), or its save has not
-            ended, or its index is damaged.
+        NotPublishedError: there is none (or only a dangling symbolic link), its save has not ended,
+            or its index is damaged.
         UnsupportedError: it is in Megatron's legacy format.
         CheckpointError: it can't be read.
     """
@@ -75,7 +75,7 @@ def examine(run_directory: str, iteration: int, release: bool = False) -> Found:
     except StorageError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise NotPublishedError(f"{path} is a symbolic link that leads nowhere: {error}") from error
+        raise NotPublishedError(f"{path} is a dangling symbolic link: {error}") from error
 
 
 def _examined(path: str, iteration: int, release: bool) -> Found:
@@ -85,7 +85,7 @@ def _examined(path: str, iteration: int, release: bool) -> Found:
         common: Any = checkpoint._handle.common(bridge)
         grids = _rng_grids(checkpoint.object_keys())
     if common is None:
-        raise CorruptError(f"{path} holds no common state", file=path)
+        raise CorruptError(f"{path} does not hold common state", file=path)
     args = common.get("args")
     return Found(
         path,
@@ -99,10 +99,10 @@ def _examined(path: str, iteration: int, release: bool) -> Found:
 
 
 def check_is_published(path: str) -> None:
-    """Looks for the file that a save writes last; the index is not opened.
+    """Checks that the file that a save writes last exists; the index is not opened.
 
     Raises:
-        NotFoundError, CorruptError: it is not there, or torn.
+        NotFoundError, CorruptError: the file does not exist, or is damaged.
         UnsupportedError: the directory holds a checkpoint of the legacy format.
     """
     if maybe_load_config(path) is not None:
@@ -113,7 +113,7 @@ def check_is_published(path: str) -> None:
         raise NotFoundError(f"there is no directory {path}", file=path) from None
     if any(name.startswith("mp_rank_") for name in listed):
         raise UnsupportedError(
-            f"{path} is a checkpoint of Megatron's legacy format (torch)",
+            f"{path} is a checkpoint in Megatron's legacy format (torch)",
             file=path,
             hint="convert it with Megatron-LM, which saves it as torch_dist",
         )
@@ -126,19 +126,19 @@ def _rng_grids(unique_keys: List[str]) -> Dict[str, Tuple[int, ...]]:
         try:
             entity = ShardedObject.empty_from_unique_key(unique_key)
         except InvalidArgumentError:
-            continue  # an object that is in no grid
+            continue  # an object without a grid
         if entity.key.endswith(RNG_KEY):
             grids[entity.key] = tuple(entity.global_shape)
     return grids
 
 
 def fingerprint(path: str) -> str:
-    """Names what this rank sees of a checkpoint: "" where it sees none.
+    """Identifies what this rank sees of a checkpoint; "" if it sees none.
 
-    Of the files that describe it, the names, sizes and both ends are compared.
+    It covers the names, sizes and both ends of the index files.
 
     Raises:
-        OSError: a file is there and can't be read.
+        OSError: a file exists but can't be read.
     """
     seen = hashlib.blake2b(digest_size=16)
     found = False
@@ -156,10 +156,10 @@ def fingerprint(path: str) -> str:
 
 
 def fingerprint_of_run(path: str | None) -> str:
-    """Names what this rank sees of a run's directory: "" where it sees no checkpoint at all.
+    """Identifies what this rank sees of a run's directory; "" if it sees no checkpoint.
 
     Raises:
-        OSError: the tracker is there and can't be read.
+        OSError: the tracker exists but can't be read.
         StorageError: the directory can't be read.
     """
     if path is None:

@@ -1,11 +1,11 @@
-"""What Megatron has set up in this process. It is looked at, never imported or started."""
+"""Objects that Megatron has set up in this process. Never imports or creates any of them."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-# Tuples with names that the state of the machine that reruns steps holds.
+# Named tuples in the state of the rerun state machine.
 _RERUN = "megatron.core.rerun_state_machine"
 RERUN_CLASSES = (f"{_RERUN}.Call", f"{_RERUN}.Caller")
 
@@ -15,23 +15,23 @@ def _found(module: str, attribute: str) -> Any:
 
 
 def arguments() -> Any:
-    """Megatron's global arguments; None where the program has none, or has not set them up yet."""
+    """Megatron's global arguments; None if the program has none, or has not set them up yet."""
     get_args = getattr(sys.modules.get("megatron.training.global_vars"), "get_args", None)
     if get_args is None:
         return None
     try:
         return get_args()
     except AssertionError:
-        return None  # what it raises before they are set up
+        return None  # get_args() raises this before the arguments are set up
 
 
 def rng_tracker() -> Any:
-    """The tracker of the CUDA generators; None where the program has none."""
+    """The tracker of the CUDA generators; None if the program has none."""
     return _found("tensor_parallel.random", "_CUDA_RNG_STATE_TRACKER")
 
 
 def to_tracker_state(tracker: Any, state: Any) -> Any:
-    """A generator's state in the form that the tracker keeps."""
+    """Converts a generator's state to the form that the tracker keeps."""
     is_graph_safe = _found("tensor_parallel.random", "is_graph_safe_cuda_rng_tracker")
     convert = _found("tensor_parallel.random", "convert_cuda_rng_state")
     if is_graph_safe is None or convert is None:
@@ -40,12 +40,12 @@ def to_tracker_state(tracker: Any, state: Any) -> Any:
 
 
 def rerun_state_machine() -> Any:
-    """The machine that reruns steps; None where the program has none."""
+    """The rerun state machine; None if the program has none."""
     return _found("rerun_state_machine", "_GLOBAL_RERUN_STATE_MACHINE")
 
 
 def update_num_microbatches(consumed_samples: int) -> None:
-    """Says how many samples are consumed to what computes the number of micro-batches."""
+    """Passes the number of consumed samples to Megatron's calculator of micro-batches."""
     if _found("num_microbatches_calculator", "_GLOBAL_NUM_MICROBATCHES_CALCULATOR") is not None:
         update = _found("num_microbatches_calculator", "update_num_microbatches")
         update(consumed_samples=consumed_samples, verbose=True)

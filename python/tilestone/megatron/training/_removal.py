@@ -1,8 +1,8 @@
-"""Older checkpoints of a run, removed once newer ones stand.
+"""Removal of a run's older checkpoints once newer ones exist.
 
-A checkpoint is removed in two steps: its directory is renamed to a hidden name, which makes it
-vanish as a whole, and the files below that name are removed. A crash between the two leaves hidden
-files, which the next removal in the directory takes away.
+A checkpoint is removed in two steps. First its directory is renamed to a hidden name, so that it
+disappears as a whole; then the files below that name are removed. After a crash between the two,
+the hidden files remain; the next removal in the directory removes them.
 """
 
 from __future__ import annotations
@@ -23,27 +23,26 @@ logger = logging.getLogger("tilestone.megatron")
 
 _HIDDEN = re.compile(r"\.iter_[0-9]{7,}\.removed-[0-9a-f]{32}")
 
-
-# As tempfile names the files that replace_file() writes; not those of an editor.
+# Files that replace_file() has staged (tempfile's names); files of editors do not match.
 _STAGED = re.compile(rf"\.{re.escape(names.TRACKER)}\.[a-z0-9_]{{8}}")
 
-_STALE = 3600  # seconds; a younger one may be that of another job, about to take its place
+_STALE = 3600  # seconds; a younger file may be one that another job is about to rename
 
 
 def hide(run_directory: str, iteration: int) -> None:
-    """Makes the checkpoint of an iteration vanish; remove_hidden() removes its files.
+    """Makes the checkpoint of an iteration disappear; remove_hidden() then removes its files.
 
-    A symbolic link stays, and so does what is no published checkpoint: it may be one that is being
-    written. Both are logged, and so is what can't be removed.
+    A symbolic link is kept, and so is an unpublished checkpoint, which may be one that is being
+    written. Both are logged, and so are failures.
     """
     path = names.get_checkpoint_name(run_directory, iteration, return_base_dir=True)
     if os.path.islink(path):
-        logger.warning("%s stays: it is a symbolic link", path)
+        logger.warning("Not removing %s: it is a symbolic link", path)
         return
     try:
         _look.check_is_published(path)
     except CheckpointError as problem:
-        logger.warning("Not removed: %s", problem)
+        logger.warning("Not removing a checkpoint: %s", problem)
         return
     hidden = os.path.join(
         run_directory, f".{os.path.basename(path)}.removed-{uuid.uuid4().hex}"
@@ -52,23 +51,23 @@ def hide(run_directory: str, iteration: int) -> None:
         os.rename(path, hidden)
         sync_folder(run_directory)
     except OSError as problem:
-        logger.warning("%s stays, it can't be removed: %s", path, problem)
+        logger.warning("Can't remove %s: %s", path, problem)
         return
-    logger.info("The checkpoint of iteration %d in %s is removed", iteration, run_directory)
+    logger.info("Removed the checkpoint of iteration %d in %s", iteration, run_directory)
 
 
 def remove_hidden(run_directory: str) -> None:
-    """Removes the files of checkpoints that vanished; what can't be removed is logged."""
+    """Removes the files of hidden checkpoints, and logs failures."""
 
     def log(function: object, path: str, problem: object) -> None:
         error = problem[1] if isinstance(problem, tuple) else problem
         if not isinstance(error, FileNotFoundError):
-            logger.warning("%s, of a removed checkpoint, stays: %s", path, error)
+            logger.warning("Can't remove %s of a removed checkpoint: %s", path, error)
 
     try:
         found = sorted(os.listdir(run_directory))
     except OSError as problem:
-        logger.warning("Removed checkpoints in %s keep their files: %s", run_directory, problem)
+        logger.warning("Can't remove hidden checkpoints in %s: %s", run_directory, problem)
         return
     for name in found:
         if _HIDDEN.fullmatch(name):
@@ -76,7 +75,7 @@ def remove_hidden(run_directory: str) -> None:
 
 
 def remove_staged_trackers(run_directory: str) -> None:
-    """Removes what saves that were killed have left beside the tracker; what stays is logged.
+    """Removes the tracker's staged files that killed saves have left, and logs failures.
 
     Raises:
         OSError: the directory can't be read.
@@ -89,20 +88,20 @@ def remove_staged_trackers(run_directory: str) -> None:
             if time.time() - os.lstat(path).st_mtime > _STALE:
                 os.unlink(path)
         except FileNotFoundError:
-            continue  # another's, which has taken its place
+            continue  # another job has renamed it
         except OSError as problem:
-            logger.warning("%s, which a save has left, stays: %s", path, problem)
+            logger.warning("Can't remove %s, a leftover of a save: %s", path, problem)
 
 
 def superseded(previous: tuple[int, bool] | None, iteration: int, interval: int) -> List[int]:
-    """The iterations that need not be kept once a new one stands.
+    """The iterations that need not be kept once a new checkpoint exists.
 
     Args:
-        previous: what the tracker said before: (iteration, whether it is the release checkpoint);
-            None: nothing that could be read.
-        iteration: the new one. A newer one than that stays: the run has gone back, and nothing of
-            what it left behind is superseded.
-        interval: multiples of it are kept for good.
+        previous: what the tracker named before: (iteration, whether it is the release checkpoint);
+            None: nothing readable.
+        iteration: the new one. A newer one than that is kept: the run has gone back, and what it
+            left there is not superseded.
+        interval: multiples of it are never removed.
     """
     if previous is None or previous[1]:
         return []

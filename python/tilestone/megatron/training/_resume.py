@@ -1,4 +1,4 @@
-"""One load of a training run: what of a checkpoint it takes, and how that comes back."""
+"""One load of a training run: what it takes from a checkpoint, and how it restores that."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _STRICT = (
     StrictHandling.ASSUME_OK_UNEXPECTED, StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL,
 )  # fmt: skip
 _SHARDING = "distrib_optim_sharding_type"
-_NO_OPTIMIZER_HINT = "set no_load_optim or finetune, to load without it"
+_NO_OPTIMIZER_HINT = "set no_load_optim or finetune to load without it"
 
 
 class Resume:
-    """A load, from its arguments to what it returns. Methods raise on this rank alone.
+    """A load, from its arguments to its result. Methods raise on this rank only.
 
     Attributes:
-        places: where the checkpoint is looked for.
-        mode: what keys mean that are asked for and not stored, or the reverse.
+        places: where to look for the checkpoint.
+        mode: what to do about keys that are requested and not stored, or the reverse.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Resume:
     ) -> None:
         """
         Raises:
-            CheckpointError: an argument can't be meant, or a group is not known.
+            CheckpointError: an argument is invalid, or a group is not known.
         """
-        _arguments.to_namespace(args)  # an object with attributes, or an error
+        _arguments.to_namespace(args)  # raises if args has no attributes
         if not _arguments.read(args, "auto_detect_ckpt_format"):
             _arguments.check_format(args)
         self.args = args
@@ -72,11 +72,11 @@ class Resume:
             given.for_random_states(args)
 
     def decisions(self) -> Dict[str, str]:
-        """What must be the same on every rank, by words for it."""
+        """What must be equal on all ranks: a description of each decision -> its value."""
         return _alike.of_a_load(self.args, self._given_strategy)
 
     def report_none(self) -> None:
-        """There is no checkpoint.
+        """Logs or raises that there is no checkpoint.
 
         Raises:
             NotFoundError: `args.exit_on_missing_checkpoint` is set.
@@ -88,15 +88,15 @@ class Resume:
             logger.warning("%s: the run starts from its initial state", text)
 
     def take(self, found: Found, speaks: bool, optimizer: Any) -> None:
-        """Decides what of a checkpoint is loaded. Called again, it is of another one.
+        """Decides what to load from a checkpoint. A further call decides for another checkpoint.
 
         Args:
             found: the checkpoint.
-            speaks: whether this rank logs what all ranks find.
-            optimizer: of the program, or None.
+            speaks: whether this rank logs what is the same on all ranks.
+            optimizer: the program's optimizer, or None.
 
         Raises:
-            CheckpointError: the run can't be resumed from it.
+            CheckpointError: the run can't be resumed from the checkpoint.
         """
         self._found = found
         self._say = logger.warning if speaks else (lambda *words: None)
@@ -123,49 +123,49 @@ class Resume:
         self._metadata["dp_cp_group"] = state.in_metadata(self._dp_cp)
 
     def _stored_layout(self) -> Tuple[int, int]:
-        """(PP, TP) of the run that saved."""
+        """(PP, TP) sizes of the run that saved."""
         grid = self._found.rng_grids.get(f"{self._key_prefix}{RNG_KEY}", ())
         if len(grid) == 2:
             return grid[0], grid[1]
         sizes = []
         for name in ("pipeline_model_parallel_size", "tensor_model_parallel_size"):
             if name not in self._stored:
-                self._say("The checkpoint's arguments have no %s: it is taken to be 1", name)
+                self._say("The checkpoint's arguments have no %s; assuming 1", name)
             sizes.append(self._stored.get(name, 1))
         return sizes[0], sizes[1]
 
     def _layouts(self) -> str:
         pp, tp = self._stored_layout()
         return (
-            f"it was saved at TP {tp} x PP {pp}, and this run has TP {self._tp.size()} x "
+            f"it was saved with TP {tp} x PP {pp}, but this run has TP {self._tp.size()} x "
             f"PP {self._pp.size()}"
         )
 
     def _keeps_rng(self) -> bool:
-        """Whether the random states can be restored; where they can't, it is said why."""
+        """Whether the random states can be restored; logs why if not."""
         if self._stored.get("no_save_rng"):
             self._say("Random states are not restored: the checkpoint has none (no_save_rng)")
             return False
         key = f"{self._key_prefix}{RNG_KEY}"
         if key not in self._found.rng_grids:
             raise NotFoundError(
-                f"{self._found.directory} holds no random states",
+                f"{self._found.directory} does not hold random states",
                 key=key,
-                hint="set no_load_rng or finetune, to load without them",
+                hint="set no_load_rng or finetune to load without them",
             )
         if not self._has_layout:
             self._say("Random states of the checkpoint are not restored: %s", self._layouts())
         return self._has_layout
 
     def _keeps_rerun(self) -> bool:
-        """Whether a step that was to be run again can be."""
+        """Whether a step that was to be run again can be run again."""
         if self._machine is None or not self._machine.validate_state_dict(self._found.rerun_state):
             return False
         same = self._has_layout and self._stored.get("world_size", 0) == self._world
         if "data_parallel_size" in self._stored and hasattr(self.args, "data_parallel_size"):
             same &= self._stored["data_parallel_size"] == self.args.data_parallel_size
         if not same:
-            self._say("The state of the rerun state machine is ignored: the layout is another")
+            self._say("The state of the rerun state machine is ignored: the layout has changed")
         return same
 
     def _check_optimizer(self, optimizer: Any) -> None:
@@ -189,20 +189,20 @@ class Resume:
         if kind is not None and kind not in known and not self._has_layout:
             raise UnsupportedError(
                 f"the optimizer's state in {self._found.directory} is sharded as {kind!r}, which "
-                f"loads at the same TP and PP only: {self._layouts()}",
+                f"requires the same TP and PP: {self._layouts()}",
                 key="optimizer",
                 hint="save with dist_ckpt_optim_fully_reshardable, or set no_load_optim",
             )
 
     def check_loads(self, stages: List[Any], optimizer: Any, opt_param_scheduler: Any) -> None:
-        """Looks for the methods that get what was loaded, before anything is.
+        """Checks, before anything is loaded, that the program's objects have the methods for it.
 
         Args:
-            stages: modules that will be given their state.
+            stages: the modules that will get their state.
             optimizer, opt_param_scheduler: of the program, or None.
 
         Raises:
-            InvalidArgumentError: one is missing.
+            InvalidArgumentError: a method is missing.
         """
         for module in stages:
             state.check_has(module, "load_state_dict")
@@ -223,7 +223,7 @@ class Resume:
     def template(
         self, model: Any, optimizer: Any, opt_param_scheduler: Any, deadline: Deadline
     ) -> Dict[str, Any]:
-        """What is asked for. With random data parallel ranks, they all call."""
+        """The request. With data_parallel_random_init all data parallel ranks must call."""
         rng = rerun = None
         if self._with_rng:
             rng = get_rng_state(
@@ -251,7 +251,7 @@ class Resume:
         )
 
     def strategy(self) -> Any:
-        """What loads; None: found from the files."""
+        """The strategy that loads; None: chosen by the files."""
         if self._given_strategy is not None:
             return self._given_strategy
         if self._sharing is None or self._sharing.size() == 1:
@@ -263,8 +263,8 @@ class Resume:
         )
 
     def known_classes(self, allow_classes: Collection[str]) -> Collection[str]:
-        """Names of the classes of which objects may be made: the caller's, and Megatron's own."""
-        is_named = isinstance(allow_classes, str)  # an error of the load, not letters
+        """Names of the classes that may be instantiated: the caller's and Megatron's own."""
+        is_named = isinstance(allow_classes, str)  # the load refuses a str
         if is_named or not self._with_rerun:
             return allow_classes
         return [*allow_classes, *_program.RERUN_CLASSES]
@@ -277,7 +277,7 @@ class Resume:
         deadline: Deadline,
         allow_classes: Collection[str],
     ) -> Dict[str, Any]:
-        """Loads what is asked for. Every rank calls."""
+        """Loads the request. Every rank calls."""
         checks_access = _arguments.read(self.args, "ckpt_load_validate_sharding_integrity")
         loaded = serialization.load(
             wanted,
@@ -290,22 +290,22 @@ class Resume:
             timeout=deadline.timeout(),
             allow_classes=self.known_classes(allow_classes),
         )
-        assert isinstance(loaded, dict)  # no mode that returns keys
+        assert isinstance(loaded, dict)  # the mode does not return keys
         return loaded
 
     def load_modules(self, stages: List[Any], loaded: Dict[str, Any], strict: bool) -> None:
-        """Gives the stages of the model what was loaded."""
+        """Passes the loaded state to the stages of the model."""
         strict = strict and self.mode in _STRICT
         for stage, module in enumerate(stages):
             key = state.model_key(stage, len(stages))
-            if key in loaded or len(stages) == 1:  # one of several may have no parameters
+            if key in loaded or len(stages) == 1:  # one of several stages may have no parameters
                 module.load_state_dict(self._part(loaded, key), strict=strict)
 
     def load_optimizer(
         self, optimizer: Any, opt_param_scheduler: Any, loaded: Dict[str, Any], skip: bool
     ) -> None:
-        """Gives optimizer and scheduler what was loaded; without that, the optimizer's copies of
-        the parameters are made of the model's again."""
+        """Passes the loaded state to optimizer and scheduler. If they are not loaded, the optimizer
+        copies the model's parameters again."""
         if not self._with_optimizer:
             if self._reloads(optimizer):
                 main = _arguments.read(self.args, "load_main_params_from_ckpt")
@@ -322,13 +322,15 @@ class Resume:
         if key in loaded:
             return loaded[key]
         hint = "" if key.startswith("model") else _NO_OPTIMIZER_HINT
-        raise NotFoundError(f"{self._found.directory} holds no {key!r}", key=key, hint=hint)
+        raise NotFoundError(
+            f"{self._found.directory} does not hold {key!r}", key=key, hint=hint
+        )
 
     def restore(self, loaded: Dict[str, Any]) -> Tuple[int, Any]:
-        """Restores what is neither model nor optimizer.
+        """Restores everything but model and optimizer.
 
         Returns:
-            (iteration, floating point operations): where the run goes on.
+            (iteration, floating point operations) at which the run continues.
         """
         if self._with_rerun:
             self._machine.load_state_dict(self._part(loaded, "rerun_state_machine"))

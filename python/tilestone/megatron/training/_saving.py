@@ -1,4 +1,4 @@
-"""One save of a training run: where it goes, by which groups, and what it replaces."""
+"""One save of a training run: where it writes, with which groups, and what it replaces."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from tilestone.megatron.training.state import (
 logger = logging.getLogger("tilestone.megatron")
 
 _LAST_ITERATION = 10**18 - 1
-_OF_ONE_RANK = ("rank", "local_rank")  # arguments in which ranks differ by their nature
+_OF_ONE_RANK = ("rank", "local_rank")  # arguments that are different on every rank
 
 
 def without_own_arguments(common: CommonStateDict) -> StateDict:
-    """The common state without what differs from rank to rank by its nature."""
+    """The common state without the arguments that are different on every rank."""
     if "args" not in common:
         return common
     args = copy.copy(common["args"])
@@ -48,24 +48,24 @@ def without_own_arguments(common: CommonStateDict) -> StateDict:
 
 
 def _iteration(given: Any) -> int:
-    """An iteration that a folder's name and the tracker can hold."""
+    """Checks that a folder's name and the tracker can hold an iteration."""
     try:
         found = operator.index(given)
     except TypeError:
         found = None
     if found is None or isinstance(given, bool) or not 0 <= found <= _LAST_ITERATION:
         raise InvalidArgumentError(
-            f"an iteration is an int of 0 or more, and of {len(str(_LAST_ITERATION))} digits at "
-            f"most, not {given!r}"
+            f"an iteration must be an int of at least 0 with at most {len(str(_LAST_ITERATION))} "
+            f"digits, not {given!r}"
         )
     return found
 
 
 class Saving:
-    """A save, from its arguments to the tracker. Methods raise on this rank alone.
+    """A save, from its arguments to the tracker. Methods raise on this rank only.
 
     Raises:
-        CheckpointError: what can't be kept, or a group that is not known.
+        CheckpointError: an argument is not supported or invalid, or a group is not known.
     """
 
     def __init__(
@@ -104,26 +104,26 @@ class Saving:
                     "non_persistent_ckpt=True needs args.non_persistent_ckpt_type='global'"
                 )
             if self.release:
-                raise UnsupportedError("a release checkpoint is never a non-persistent one")
+                raise UnsupportedError("a release checkpoint can't be a non-persistent one")
             directory = non_persistent_directory(self.args, directory)
             self._check_is_apart(directory)
         if not directory:
-            raise InvalidArgumentError("args.save names no directory to save to")
+            raise InvalidArgumentError("args.save must name the directory to save to")
         return directory
 
     def _check_is_apart(self, directory: str | None) -> None:
-        """Refuses to keep non-persistent checkpoints, of which only the newest stays, among others.
+        """Checks that non-persistent checkpoints, of which only the newest is kept, are apart.
 
         Raises:
-            InvalidArgumentError: it is the directory of persistent ones.
+            InvalidArgumentError: their directory is also that of persistent checkpoints.
         """
         for name in ("save", "load", "pretrained_checkpoint"):
             other = _arguments.path(self.args, name)
             if directory and other and os.path.realpath(directory) == os.path.realpath(other):
                 raise InvalidArgumentError(
-                    f"args.non_persistent_global_ckpt_dir is args.{name}, {directory}: the next "
-                    "non-persistent checkpoint would remove all the others there",
-                    hint="give it a directory of its own",
+                    f"args.non_persistent_global_ckpt_dir is the same as args.{name}, {directory}: "
+                    "the next non-persistent checkpoint would remove all others there",
+                    hint="use a separate directory for it",
                 )
 
     def _choose_strategy(self, context: Dict[str, Any] | None) -> None:
@@ -146,11 +146,11 @@ class Saving:
             context["save_strategy"] = self.strategy
 
     def decisions(self) -> Dict[str, str]:
-        """What must be the same on every rank, by words for it."""
+        """What must be equal on all ranks: a description of each decision -> its value."""
         return _alike.of_a_save(self.args, self.strategy)
 
     def random_states(self, key_prefix: str, rng_tracker: Any, deadline: Deadline) -> Any:
-        """The entity of the random states; with random data parallel ranks, they all call."""
+        """The random states' entity. With data_parallel_random_init all of dp_group must call."""
         if _arguments.read(self.args, "no_save_rng"):
             return None
         return get_rng_state(
@@ -165,7 +165,7 @@ class Saving:
     def state_dict(
         self, model: Any, optimizer: Any, opt_param_scheduler: Any, rerun: Any
     ) -> Dict[str, Any]:
-        """What is saved, with sharded entities."""
+        """The state to save, with sharded entities."""
         metadata = {"metadata": self.metadata}
         return generate_state_dict(
             self.args, model, optimizer, opt_param_scheduler, self.rng, self.iteration,
@@ -192,7 +192,7 @@ class Saving:
         )
 
     def publish(self, deadline: Deadline) -> None:
-        """Names the checkpoint in the tracker, and takes away those that it replaces.
+        """Names the checkpoint in the tracker, and hides the checkpoints that it replaces.
 
         Raises:
             TimeoutError: another job keeps the run's directory locked.
@@ -218,17 +218,17 @@ class Saving:
             raise StorageError(message=str(error), file=tracker, errno=error.errno) from error
 
     def _hide(self, tracker: str, iteration: int) -> None:
-        """Takes an older checkpoint away, unless another job is using it."""
+        """Hides an older checkpoint, unless another job is using it."""
         path = get_checkpoint_name(self.run_directory, iteration, return_base_dir=True)
         try:
             is_being_saved = self.locks.is_being_saved(os.path.basename(path))
         except CheckpointError as problem:
-            logger.warning("%s stays: %s", path, problem)
+            logger.warning("Not removing %s: %s", path, problem)
             return
         if is_being_saved:
-            logger.warning("%s stays: another job is saving it", path)
-        elif names.previous(tracker) == (iteration, False):  # by who takes no locks
-            logger.warning("%s stays: the tracker names it again", path)
+            logger.warning("Not removing %s: another job is saving it", path)
+        elif names.previous(tracker) == (iteration, False):  # written by a job without locks
+            logger.warning("Not removing %s: the tracker names it again", path)
         else:
             _removal.hide(self.run_directory, iteration)
 
@@ -243,6 +243,6 @@ class Saving:
         return _removal.superseded(previous, self.iteration, self.interval)
 
     def remove_files(self) -> None:
-        """Removes the files of checkpoints that were taken away."""
+        """Removes the files of hidden checkpoints."""
         if self.interval is not None or self.non_persistent:
             _removal.remove_hidden(self.run_directory)

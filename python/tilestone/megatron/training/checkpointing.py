@@ -1,9 +1,9 @@
 """Saving and resuming a training run: the functions of Megatron's `training/checkpointing.py`.
 
-Directories, files and state are Megatron's, so that either side resumes the other's runs. What
-Megatron takes from global state is an argument here: the program's arguments are `args=` (Megatron's
-global ones, where it is None), and each process group is an argument that is looked up by itself
-where it is None (see `tilestone.megatron.groups.find_group`).
+Directories, files and state are the same as Megatron's, so either side can resume the other's runs.
+What Megatron takes from global state is an argument here. The program's arguments are `args=`
+(None: Megatron's global ones). Each process group is an argument, and is looked up on its own if it
+is None (see `tilestone.megatron.groups.find_group`).
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ __all__ = [
     "unwrap_model",
 ]
 
-_build_sharded_state_dict_metadata = build_sharded_state_dict_metadata  # Megatron's name for it
-
+_build_sharded_state_dict_metadata = build_sharded_state_dict_metadata  # Megatron's name
 
 
 def save_checkpoint(
@@ -95,53 +94,54 @@ def save_checkpoint(
 ) -> None:
     """Saves a training run into `args.save`, in the directory of its iteration. Every rank calls.
 
-    When it returns, the checkpoint is complete and durable, and the tracker file names it. The
-    tracker is replaced in one step after the checkpoint is published: a crash leaves it naming a
-    whole one. With `args.save_retain_interval` the checkpoint that the tracker named before is then
-    removed, unless its iteration is a multiple of the interval, it is a symbolic link, or it has
-    not been published.
+    When the call returns, the checkpoint is complete and durable, and the tracker file names it.
+    The tracker is replaced atomically after the checkpoint is published, so after a crash it names
+    a complete checkpoint. With `args.save_retain_interval` the checkpoint that the tracker named
+    before is then removed, unless its iteration is a multiple of the interval, it is a symbolic
+    link, or it has not been published.
 
     Args:
-        iteration: how many iterations the run has done.
-        model: a module, or the list of this rank's virtual pipeline stages; wrappers for data
-            parallelism and half precision are taken off. Each has `sharded_state_dict(metadata=)`.
+        iteration: number of iterations that the run has done.
+        model: a module, or the list of this rank's virtual pipeline stages. Wrappers for data
+            parallelism and half precision are removed. Each has `sharded_state_dict(metadata=)`.
         optimizer: has `sharded_state_dict(model_state, metadata=)`; or None.
         opt_param_scheduler: has `state_dict()`; or None.
-        num_floating_point_operations_so_far: saved, and given back by load_checkpoint().
-        checkpointing_context: kept by the program from save to save. "save_strategy" in it saves;
-            where it has none, the strategy that is made from `args` is put there.
-        pipeline_rank, expert_rank, tensor_rank, pipeline_parallel, expert_parallel: without meaning
-            here: they name files of the legacy format.
-        non_persistent_ckpt: save one of those that the next one replaces, into the directory
+        num_floating_point_operations_so_far: saved, and returned by load_checkpoint().
+        checkpointing_context: a dict that the program keeps from save to save. Its "save_strategy"
+            saves; if it has none, the strategy that is made from `args` is stored there.
+        pipeline_rank, expert_rank, tensor_rank, pipeline_parallel, expert_parallel: ignored: they
+            name files of the legacy format.
+        non_persistent_ckpt: save a checkpoint that the next one replaces, into the directory
             "non_persistent" of `args.save` (or `args.non_persistent_global_ckpt_dir`).
             `args.non_persistent_ckpt_type` must be "global".
-        train_data_iterator: given to the machine that reruns steps.
-        preprocess_common_state_dict_fn: of a copy of the common state, makes what is compared
-            between ranks; by default the arguments without `rank` and `local_rank`.
+        train_data_iterator: passed to the rerun state machine.
+        preprocess_common_state_dict_fn: takes a copy of the common state and returns what the ranks
+            compare; None: the common state without the arguments `rank` and `local_rank`.
         release: save as "release", without an iteration in the name.
-        tp_group, pp_group: tensor and pipeline parallel ranks: the place of the random states.
-        dp_cp_group: data and context parallel ranks: goes to the `sharded_state_dict` methods in
-            their metadata, and says which copy of the random states a rank has.
+        tp_group, pp_group: tensor and pipeline parallel ranks. They give the place of the random
+            states.
+        dp_cp_group: data and context parallel ranks. Passed to the `sharded_state_dict` methods in
+            their metadata; also says which copy of the random states a rank has.
         dp_group: data parallel ranks; used with `args.data_parallel_random_init`.
-        expt_dp_group: expert data parallel ranks; used where
+        expt_dp_group: expert data parallel ranks; used if
             `args.ckpt_fully_parallel_save_process_group` is "ep_dp".
         rng_state_key_prefix: as key_prefix of get_rng_state().
-        args: the program's arguments; it is saved, as a Namespace. What is read of it, and the
-            defaults, are in `tilestone.megatron.training.ARGUMENTS`. None: Megatron's global ones,
-            where the program has set them up.
+        args: the program's arguments, which are also saved, as a Namespace.
+            `tilestone.megatron.training.ARGUMENTS` lists what is read of them, with the defaults.
+            None: Megatron's global arguments, if the program has set them up.
         rng_tracker: as for get_rng_state().
-        rerun_state_machine: Megatron-Core's; by default the one that the program has made.
+        rerun_state_machine: that of Megatron-Core; None: the one that the program has made.
         process_group: the ranks that save; None: torch's default group.
-        timeout: seconds for the whole call; None for no limit. Code of the program (its
-            `sharded_state_dict` methods, a strategy of its own) is not stopped.
+        timeout: limit for the whole call in seconds; None: no limit. Code of the program (its
+            `sharded_state_dict` methods, its own strategy) is not interrupted.
 
     Raises:
-        CheckpointingException: on every rank; what stood in the directory still stands, and the
-            tracker names what it named. UnsupportedError: asynchronous saves, local non-persistent
-            checkpoints and other formats, by their argument. AlreadyExistsError: another job is
-            saving the same checkpoint. TimeoutError: with the step, and the ranks that did not
-            come to it; a rank that waits for the end of the last one can't know whether the tracker
-            was moved.
+        CheckpointingException: the save failed; raised on every rank. An existing checkpoint in the
+            directory is unchanged, and the tracker names what it named before. UnsupportedError:
+            asynchronous saves, local non-persistent checkpoints and other formats; the message has
+            the argument. AlreadyExistsError: another job is saving the same checkpoint.
+            TimeoutError: with the step and the ranks that did not reach it. A rank that fails while
+            it waits for the end of the last step can't know whether the tracker was moved.
     """
     deadline = Deadline(timeout)
     group = _group(process_group)
@@ -150,8 +150,9 @@ def save_checkpoint(
     def prepare() -> Saving:
         deadline.check()
         return Saving(
-            _arguments.given_or_global(args), iteration, release, non_persistent_ckpt, train_data_iterator,
-            given.of_module(_first(unwrap_model(model))), checkpointing_context,
+            _arguments.given_or_global(args), iteration, release, non_persistent_ckpt,
+            train_data_iterator, given.of_module(_first(unwrap_model(model))),
+            checkpointing_context,
         )  # fmt: skip
 
     save = prepared("preparation of a save", group, prepare, deadline)
@@ -181,15 +182,15 @@ def save_checkpoint(
 
 
 def _group(given: Any) -> Any:
-    """The ranks that take part.
+    """Returns the ranks that take part.
 
     Raises:
         InvalidArgumentError: this rank is not one of them.
     """
     if given is dist.GroupMember.NON_GROUP_MEMBER:
         raise InvalidArgumentError(
-            "this rank is not in the process_group that it gives",
-            hint="call on the ranks of the group alone",
+            "this rank is not in the process_group that was passed",
+            hint="call only on the ranks of the group",
         )
     return default_group(given)
 
@@ -201,7 +202,7 @@ def _one_works(
     then: Callable[[Deadline], None],
     deadline: Deadline,
 ) -> Result:
-    """step() on every rank, and then() on one, once all have done it. All raise what one raises."""
+    """Calls step() on every rank, then then() on one rank. If one raises, all ranks raise."""
 
     def decide(said: List[bytes]) -> bytes:
         then(deadline)
@@ -211,7 +212,7 @@ def _one_works(
 
 
 def _nothing() -> None:
-    """What the ranks do while one works."""
+    """The step of the ranks while one rank works."""
 
 
 def _first(model: Any) -> Any:
@@ -241,41 +242,42 @@ def load_checkpoint(
     timeout: float | None = _core.DEFAULT_TIMEOUT,
     allow_classes: Any = (),
 ) -> Tuple[int, Any]:
-    """Resumes a training run from `args.load`, at any layout. Every rank calls.
+    """Resumes a training run from `args.load`, in any layout. Every rank calls.
 
-    The tracker names the checkpoint. Where it is empty, torn, missing, or names one that can't be
-    loaded, the newest valid one is taken, and a warning says so. One rank decides for all.
+    The tracker names the checkpoint. If the tracker is empty, damaged or missing, or names a
+    checkpoint that can't be loaded, the newest valid one is loaded, with a warning. One rank
+    chooses for all.
 
     Args:
-        ddp_model: a module, or the list of this rank's virtual pipeline stages; filled in place,
-            by `load_state_dict` of what is given, wrapped or not.
+        ddp_model: a module, or the list of this rank's virtual pipeline stages. It is filled in
+            place, and `load_state_dict` is called on what was passed, wrapped or not.
         optimizer, opt_param_scheduler: as for save_checkpoint(); loaded by `load_state_dict`.
         load_arg: the attribute of `args` that names the run's directory.
-        strict: of `load_state_dict` of the modules. Where `args.dist_ckpt_strictness` lets keys be
-            missing, they are left out of that as well.
-        checkpointing_context: "load_strategy" in it loads.
-        skip_load_to_model_and_opt: don't call `load_state_dict` of modules and optimizer: what they
-            hold has been filled in place.
+        strict: passed to `load_state_dict` of the modules; False is passed if
+            `args.dist_ckpt_strictness` allows entities that are not in the checkpoint.
+        checkpointing_context: its "load_strategy" loads.
+        skip_load_to_model_and_opt: do not call `load_state_dict` of modules and optimizer, because
+            their tensors have been filled in place.
         tp_group, pp_group, dp_cp_group, dp_group, expt_dp_group, rng_state_key_prefix: as for
-            save_checkpoint(). `dp_cp_group` is put into the content metadata of the checkpoint,
-            which goes to the `sharded_state_dict` methods.
-        args: as for save_checkpoint(). Its consumed_train_samples,
-            skipped_train_samples and consumed_valid_samples are set to the checkpoint's, and
-            `finetune` to True where `pretrained_checkpoint` was loaded.
+            save_checkpoint(). `dp_cp_group` is put into the checkpoint's content metadata, which is
+            passed to the `sharded_state_dict` methods.
+        args: as for save_checkpoint(). consumed_train_samples, skipped_train_samples and
+            consumed_valid_samples are set to the checkpoint's values, and `finetune` is set to True
+            if `pretrained_checkpoint` was loaded.
         rng_tracker, rerun_state_machine, process_group: as for save_checkpoint().
-        timeout: seconds for the whole call, as for save_checkpoint().
-        allow_classes: as for `tilestone.load`. Namespaces, signals and Megatron's enums need not
-            be named.
+        timeout: limit for the whole call in seconds, as for save_checkpoint().
+        allow_classes: as for `tilestone.load`. Namespaces, signals and Megatron's enums are always
+            allowed.
 
     Returns:
-        (iteration, num_floating_point_operations_so_far); (0, 0) where there is no checkpoint. The
-        iteration is 0 too after loading a release checkpoint, or with `finetune`.
+        (iteration, num_floating_point_operations_so_far); (0, 0) if there is no checkpoint. The
+        iteration is also 0 for a release checkpoint, and with `finetune`.
 
     Raises:
-        CheckpointingException: on every rank. NotFoundError: no checkpoint, with
-            `args.exit_on_missing_checkpoint`, or something in it is missing. InvalidArgumentError:
-            arguments that must be equal are not. MismatchError: a rank sees other files.
-            TimeoutError: with the step, and the ranks that did not come to it.
+        CheckpointingException: on every rank. NotFoundError: there is no checkpoint and
+            `args.exit_on_missing_checkpoint` is set, or something is not in the checkpoint.
+            InvalidArgumentError: arguments that must be equal differ. MismatchError: a rank sees
+            other files. TimeoutError: with the step and the ranks that did not reach it.
     """
     deadline = Deadline(timeout)
     group = _group(process_group)

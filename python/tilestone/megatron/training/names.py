@@ -12,7 +12,7 @@ NON_PERSISTENT = "non_persistent"
 RELEASE = "release"
 _ITERATION = re.compile(r"iter_([0-9]{7,})")
 _NEARLY = re.compile(r"iter_?([0-9]+)")
-_LONGEST_TRACKER = 64  # bytes; an iteration and white space
+_LONGEST_TRACKER = 64  # bytes: an iteration and white space
 
 
 def get_checkpoint_name(
@@ -27,25 +27,26 @@ def get_checkpoint_name(
     return_base_dir: bool = False,
     basename: str = "model_optim_rng.pt",
 ) -> str:
-    """Where a checkpoint lies.
+    """The path of a checkpoint.
 
     Args:
         checkpoints_path: the run's directory.
-        iteration: of the checkpoint, 0 or more; 7 digits in the name, or as many as it has.
-        release: the one without an iteration.
+        iteration: iteration of the checkpoint, 0 or more; padded to 7 digits in the name.
+        release: name the checkpoint without an iteration.
         pipeline_parallel, tensor_rank, pipeline_rank, expert_parallel, expert_rank, basename: name
-            a rank's file in a checkpoint of the legacy format (`torch`). All but `basename` must be
-            given then: they are never looked up.
-        return_base_dir: the checkpoint's own directory, which is what a distributed one has.
+            a rank's file in a checkpoint of the legacy format (`torch`). All that apply but
+            `basename` must then be given: they are never looked up.
+        return_base_dir: return the checkpoint's own directory. A distributed checkpoint has only
+            that.
 
     Returns:
-        "PATH/iter_0000100" or "PATH/release"; without return_base_dir that of the rank's file.
+        "PATH/iter_0000100" or "PATH/release"; without return_base_dir the path of the rank's file.
 
     Raises:
-        InvalidArgumentError: a negative iteration; a rank that is needed and not given.
+        InvalidArgumentError: the iteration is negative, or a rank is required but was not given.
     """
     if not release and (isinstance(iteration, bool) or iteration < 0):
-        raise InvalidArgumentError(f"an iteration is 0 or more, not {iteration!r}")
+        raise InvalidArgumentError(f"an iteration must be 0 or more, not {iteration!r}")
     folder = os.path.join(checkpoints_path, RELEASE if release else f"iter_{iteration:07d}")
     if return_base_dir:
         return folder
@@ -58,8 +59,8 @@ def get_checkpoint_name(
     for name, value in needed.items():
         if value is None:
             raise InvalidArgumentError(
-                f"{name} names a file of the legacy format and is not given",
-                hint="return_base_dir=True names the directory of a distributed checkpoint",
+                f"{name} is required for the name of a file of the legacy format",
+                hint="return_base_dir=True returns the directory of a distributed checkpoint",
             )
     part = f"mp_rank_{tensor_rank:02d}"
     part += f"_{pipeline_rank:03d}" if pipeline_parallel else ""
@@ -73,7 +74,7 @@ def get_checkpoint_tracker_filename(checkpoints_path: str | os.PathLike[str]) ->
 
 
 def read_metadata(tracker_filename: str | os.PathLike[str]) -> tuple[int, bool]:
-    """What a tracker file says. Asks no other rank.
+    """Reads a tracker file. Does not communicate with other ranks.
 
     Returns:
         (iteration, whether it is the release checkpoint, whose iteration is 0)
@@ -81,30 +82,30 @@ def read_metadata(tracker_filename: str | os.PathLike[str]) -> tuple[int, bool]:
     Raises:
         NotFoundError: there is no such file.
         CorruptError: it is empty, or holds neither a number nor "release".
-        StorageError: it can't be read.
+        StorageError: the file can't be read.
     """
     path = os.fspath(tracker_filename)
     try:
         with open(path, "rb") as file:
             content = file.read(_LONGEST_TRACKER + 1)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFoundError(f"there is no tracker {path}", file=path) from None
+        raise NotFoundError(f"there is no tracker file {path}", file=path) from None
     except OSError as error:
-        message = f"the tracker {path} can't be read"
+        message = f"can't read the tracker file {path}"
         raise StorageError(message=message, file=path, errno=error.errno) from error
     text = content.strip().decode("ascii", errors="replace")
     if text == RELEASE:
         return 0, True
     if len(content) > _LONGEST_TRACKER or not re.fullmatch(r"[0-9]+", text):
-        raise CorruptError(f"the tracker {path} holds no iteration: {text!r}", file=path)
+        raise CorruptError(f"the tracker file {path} holds no iteration: {text!r}", file=path)
     return int(text), False
 
 
 def previous(tracker_filename: str) -> tuple[int, bool] | None:
-    """As read_metadata(); None where the file is not there, or says nothing.
+    """As read_metadata(); None if the file does not exist or its content is invalid.
 
     Raises:
-        StorageError: it can't be read.
+        StorageError: the file can't be read.
     """
     try:
         return read_metadata(tracker_filename)
@@ -113,20 +114,20 @@ def previous(tracker_filename: str) -> tuple[int, bool] | None:
 
 
 def stored_iterations(checkpoints_path: str | os.PathLike[str]) -> list[int]:
-    """The iterations of which a run's directory has a folder, the newest first.
+    """The iterations for which a run's directory has a folder, the newest first.
 
     Raises:
-        StorageError: the directory is there and can't be read.
+        StorageError: the directory exists but can't be read.
     """
     found = [iteration_of(name) for name in _names_in(os.fspath(checkpoints_path))]
     return sorted((number for number in found if number is not None), reverse=True)
 
 
 def misnamed_iterations(checkpoints_path: str | os.PathLike[str]) -> list[tuple[str, str]]:
-    """Folders whose names look like those of iterations, and are not: iter_100.
+    """Folders whose names resemble those of iterations but are wrong, such as iter_100.
 
     Returns:
-        (name, what it would be for that number), by name.
+        (name, correct name for that number), sorted by name.
 
     Raises:
         StorageError: as stored_iterations().
@@ -146,12 +147,12 @@ def _names_in(path: str) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        message = f"{path} can't be read"
+        message = f"can't read {path}"
         raise StorageError(message=message, file=path, errno=error.errno) from error
 
 
 def iteration_of(name: str) -> int | None:
-    """The iteration that a folder's name stands for; None: it is another name."""
+    """The iteration that a folder's name denotes; None for any other name."""
     match = _ITERATION.fullmatch(name)
     if match is None or f"iter_{int(match[1]):07d}" != name:
         return None

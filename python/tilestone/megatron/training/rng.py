@@ -1,4 +1,4 @@
-"""The states of a rank's random number generators, as Megatron's training keeps them."""
+"""The states of a rank's random number generators, in the form of Megatron's training."""
 
 from __future__ import annotations
 
@@ -39,38 +39,41 @@ def get_rng_state(
     rng_tracker: Any = None,
     timeout: float | None = _core.DEFAULT_TIMEOUT,
 ) -> ShardedObject:
-    """The states of this rank's generators, as the entity that a checkpoint holds.
+    """Returns the states of this rank's generators, as the entity that a checkpoint holds.
 
-    One object for each (pipeline rank, tensor rank), of which the ranks along data and context
-    parallelism are copies. With `args.data_parallel_random_init` the ranks along data parallelism
-    differ: each object then holds all of theirs, and every rank of `dp_group` calls.
+    There is one object for each (pipeline rank, tensor rank); the ranks along data and context
+    parallelism hold copies of it. With `args.data_parallel_random_init` the states differ along
+    data parallelism: each object then holds all of them, and every rank of `dp_group` must call.
 
     Args:
         ckpt_format: "torch_dist" or "zarr".
-        tp_group, pp_group: give the object's place in the grid (PP, TP).
+        tp_group, pp_group: they give the object's place in the grid (PP, TP).
         dp_cp_group: gives which copy of the object this rank has.
-        dp_group: the ranks whose states one object holds; looked up only where they differ.
-        key_prefix: put before the key "rng_state", so that programs which share a checkpoint don't
-            share the key.
-        args: of the program; `data_parallel_random_init` is read. None: Megatron's global ones.
-        module: one whose groups are taken where an argument is None, see
+        dp_group: the ranks whose states one object holds; looked up only if the states differ.
+        key_prefix: put before the key "rng_state", so that programs that share a checkpoint have
+            different keys.
+        args: the program's arguments; `data_parallel_random_init` is read. None: Megatron's global
+            arguments.
+        module: a module that may have the groups that were not given, see
             `tilestone.megatron.groups.find_group`.
-        rng_tracker: has the named states of CUDA generators (`get_states()`); by default
-            Megatron-Core's, where the program has made one.
-        timeout: seconds to wait for the ranks of `dp_group`; None for no limit.
+        rng_tracker: has the named states of CUDA generators (`get_states()`); None: that of
+            Megatron-Core, if the program has made one.
+        timeout: limit in seconds for waiting for the ranks of `dp_group`; None: no limit.
 
     Returns:
-        Its data is a list of dicts: of Python's generator, numpy's, torch's on the CPU and on the
-        current CUDA device (empty without CUDA), and the tracker's states by name.
+        The entity. Its data is a list of dicts with the states of Python's generator, numpy's,
+        torch's on the CPU and on the current CUDA device (empty without CUDA), and the tracker's
+        states by name.
 
     Raises:
         UnsupportedError: another format.
-        InvalidArgumentError: a group is not known, with its name; there are no arguments.
-        TimeoutError: ranks of `dp_group` have not come.
+        InvalidArgumentError: a group is not known (the message names it), or there are no
+            arguments.
+        TimeoutError: some ranks of `dp_group` did not call in time.
     """
     args = _arguments.given_or_global(args)
     if ckpt_format not in _arguments.FORMATS:
-        raise UnsupportedError(f"random states are not kept in the format {ckpt_format!r}")
+        raise UnsupportedError(f"can't keep random states in the format {ckpt_format!r}")
     tp = groups.find_group("tp", tp_group, module)
     pp = groups.find_group("pp", pp_group, module)
     dp_cp = groups.find_group("dp_cp", dp_cp_group, module)
@@ -110,7 +113,7 @@ def _of_all(
         return [own()]
     if dp.process_group is None:
         raise InvalidArgumentError(
-            "dp_group has no process group, by which its ranks could tell their random states"
+            "dp_group has no process group, which its ranks need to exchange their random states"
         )
     _, answer = agreed(
         "random states of data parallel ranks",
@@ -131,26 +134,27 @@ def restore_rng_state(
     module: Any = None,
     rng_tracker: Any = None,
 ) -> bool:
-    """Sets this rank's generators to states that were loaded.
+    """Sets this rank's generators to loaded states.
 
     Args:
-        rng_state: the data of the entity of get_rng_state(), as loaded.
-        args: of the program; `data_parallel_random_init` is read. None: Megatron's global ones.
+        rng_state: the loaded data of the entity of get_rng_state().
+        args: the program's arguments; `data_parallel_random_init` is read. None: Megatron's global
+            arguments.
         dp_group: says which of the states is this rank's, with `data_parallel_random_init`.
-        module, rng_tracker: as for get_rng_state(); the tracker gets them by `set_states()`.
+        module, rng_tracker: as for get_rng_state(); the tracker's `set_states()` is called.
 
     Returns:
-        False: nothing was set, because the states are those of another number of data parallel
-        ranks; a warning says so.
+        False if nothing was set because the states are those of another number of data parallel
+        ranks; a warning is logged.
 
     Raises:
-        NotFoundError: a part of the state is missing, with its name.
-        MismatchError: the state is none.
-        InvalidArgumentError: the group is not known; there are no arguments.
+        NotFoundError: a part of the state is missing; the message names it.
+        MismatchError: `rng_state` is not a list of states.
+        InvalidArgumentError: the group is not known, or there are no arguments.
     """
     args = _arguments.given_or_global(args)
     if not isinstance(rng_state, list) or not rng_state:
-        raise MismatchError(f"the random state is a list, not {type(rng_state).__name__}")
+        raise MismatchError(f"the random state must be a list, not {type(rng_state).__name__}")
     own = rng_state[0]
     if _arguments.read(args, "data_parallel_random_init"):
         dp = groups.find_group("dp", dp_group, module)
@@ -158,7 +162,7 @@ def restore_rng_state(
             if dp.rank() == 0:
                 logger.warning(
                     "Random states are not restored: the checkpoint has those of %d data parallel "
-                    "ranks, and this run has %d",
+                    "ranks, but this run has %d",
                     len(rng_state), dp.size(),
                 )  # fmt: skip
             return False
@@ -192,7 +196,7 @@ def _restore_tracker(states: Mapping[str, Any], rng_tracker: Any) -> None:
         return
     if rng_tracker is None:
         logger.warning(
-            "The states %s of the CUDA generators' tracker are not restored: this rank has none",
+            "The states %s of the CUDA generators' tracker are not restored: there is no tracker",
             ", ".join(map(repr, states)),
         )
         return

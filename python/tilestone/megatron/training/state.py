@@ -1,4 +1,4 @@
-"""What a training run's checkpoint holds."""
+"""The content of a training run's checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilestone.megatron import _parts, groups
 from tilestone.megatron.training import _arguments
 
 CHECKPOINT_VERSION = 3.0
-# The sharding of a distributed optimizer's state that needs no equal TP and PP.
+# The shardings of a distributed optimizer's state that do not require the same TP and PP.
 FULLY_RESHARDABLE = frozenset(["fully_reshardable", "fully_sharded_model_space", "fsdp_dtensor"])
 _WRAPPERS = {
     "DistributedDataParallel", "TorchFullyShardedDataParallel", "FullyShardedDataParallel",
@@ -19,7 +19,7 @@ _WRAPPERS = {
 
 
 def unwrap_model(model: Any) -> Any:
-    """The module inside data parallel and half-precision wrappers; of a list, a list of them."""
+    """Removes the wrappers for data parallelism and half precision; a list gives a list."""
     if isinstance(model, (list, tuple)):
         return [unwrap_model(each) for each in model]
     while _WRAPPERS & {kind.__name__ for kind in type(model).__mro__} and hasattr(model, "module"):
@@ -28,38 +28,38 @@ def unwrap_model(model: Any) -> Any:
 
 
 def as_list(model: Any) -> List[Any]:
-    """The stages of a model: a list stays one, a module is one stage."""
+    """The stages of a model: a list is copied, a module is one stage."""
     return list(model) if isinstance(model, (list, tuple)) else [model]
 
 
 def model_key(stage: int, stages: int) -> str:
-    """Where a virtual pipeline stage stands: "model", or "model0", "model1" of several."""
+    """The key of a virtual pipeline stage: "model", or "model0", "model1", ... of several."""
     return "model" if stages == 1 else f"model{stage}"
 
 
 def in_metadata(group: groups.Group) -> Any:
-    """A group as it travels in metadata: torch's where there is one."""
+    """A group in the form for metadata: torch's process group if there is one."""
     return group if group.process_group is None else group.process_group
 
 
 def build_sharded_state_dict_metadata(
     args: Any, dp_cp_group: Any = None, *, module: Any = None
 ) -> Dict[str, Any]:
-    """What `sharded_state_dict` methods get as `metadata` in a save.
+    """Makes the `metadata` that `sharded_state_dict` methods get in a save.
 
-    It is saved with the checkpoint as its content metadata, without the group, and is what they
-    get in a load, with the group put back.
+    It is saved with the checkpoint as its content metadata, without the group. In a load the
+    methods get the saved metadata with the group put back.
 
     Args:
-        args: of the program; `ckpt_format`, `use_distributed_optimizer`,
+        args: the program's arguments; `ckpt_format`, `use_distributed_optimizer`,
             `use_layer_wise_distributed_optimizer`, `dist_ckpt_optim_fully_reshardable` and
             `distrib_optim_fully_reshardable_mem_efficient` are read.
         dp_cp_group: the group of data and context parallelism; None: looked up, see
             `tilestone.megatron.groups.find_group`.
-        module: one that may have the group.
+        module: a module that may have the group.
 
     Returns:
-        `distrib_optim_sharding_type` where there is a distributed optimizer ("dp_reshardable",
+        `distrib_optim_sharding_type` if there is a distributed optimizer ("dp_reshardable",
         "fully_reshardable" with `distrib_optim_fully_reshardable_mem_efficient`, "fsdp_dtensor"),
         `singleton_local_shards` False, `chained_optim_avoid_prefix` True, and `dp_cp_group`.
 
@@ -96,29 +96,31 @@ def generate_state_dict(
     model_sd_kwargs: Mapping[str, Any] | None = None,
     rerun_state: Any = None,
 ) -> Dict[str, Any]:
-    """The state dict of a training run, with sharded entities of model and optimizer.
+    """Makes the state dict of a training run, with sharded entities of model and optimizer.
 
     Args:
-        args: of the program; saved as a Namespace. `no_save_optim` and `no_save_rng` are read.
+        args: the program's arguments, which are saved as a Namespace. `no_save_optim` and
+            `no_save_rng` are read.
         model: a module, or the list of a rank's virtual pipeline stages; `sharded_state_dict()` of
             each is called.
-        optimizer: its `sharded_state_dict(state)` is called, where it is no stub; or None.
-        opt_param_scheduler: its `state_dict()` is taken; or None.
-        rng_state: of get_rng_state(), or None.
+        optimizer: its `sharded_state_dict(state)` is called, unless it is a stub; or None.
+        opt_param_scheduler: its `state_dict()` is called; or None.
+        rng_state: the result of get_rng_state(), or None.
         iteration: of the run; None: left out.
-        optim_sd_kwargs, model_sd_kwargs: for the two methods; by default `metadata` with the
-            looked up `dp_cp_group` and nothing else.
-        rerun_state: of the machine that reruns steps, or None.
+        optim_sd_kwargs, model_sd_kwargs: arguments of the two methods; None: `metadata` with only
+            the `dp_cp_group`, which is looked up.
+        rerun_state: of the rerun state machine, or None.
 
     Returns:
-        `args`, `checkpoint_version` 3.0, `iteration`, `model` (of several stages `model0`,
-        `model1`, …), `optimizer`, `opt_param_scheduler`, `rerun_state_machine`, `rng_state`: those
-        that there are.
+        those that exist of `args`, `checkpoint_version` 3.0, `iteration`, `model` (`model0`,
+        `model1`, ... if there are several stages), `optimizer`, `opt_param_scheduler`,
+        `rerun_state_machine`, `rng_state`.
 
     Raises:
-        InvalidArgumentError: a module or optimizer without `sharded_state_dict`, or whose method
-            returns no dict, or plain tensors of a model; a scheduler without `state_dict`, or whose
-            method returns None; a model without stages; a group that is not known.
+        InvalidArgumentError: a module or optimizer has no `sharded_state_dict`, or the method does
+            not return a dict, or returns only plain tensors of a model; a scheduler has no
+            `state_dict`, or the method returns None; the model has no stages; or a group is not
+            known.
     """
     if _arguments.read(args, "no_save_optim"):
         optimizer = opt_param_scheduler = None
@@ -141,7 +143,7 @@ def state_of(
     model_sd_kwargs: Mapping[str, Any] | None,
     rerun_state: Any,
 ) -> Dict[str, Any]:
-    """generate_state_dict() of all that is given, whatever `args` say of saves."""
+    """generate_state_dict() of everything that is given, regardless of the `args` for saves."""
     stages = as_list(model)
     if not stages:
         raise InvalidArgumentError("the model is an empty list: there is nothing to save or load")
@@ -170,7 +172,7 @@ def state_of(
 
 
 def has_state(optimizer: Any) -> bool:
-    """Whether there is an optimizer, and not one in name only."""
+    """Whether there is an optimizer that is not a stub."""
     return optimizer is not None and not getattr(optimizer, "is_stub_optimizer", False)
 
 
@@ -184,10 +186,10 @@ def check_has(item: Any, method: str) -> None:
 
 
 def _state_of_scheduler(scheduler: Any) -> Any:
-    """What a scheduler says of itself.
+    """Returns the state of a scheduler.
 
     Raises:
-        InvalidArgumentError: it can't, or says nothing, so that no load could restore it.
+        InvalidArgumentError: it has no state_dict(), or that returns None and can't be restored.
     """
     check_has(scheduler, "state_dict")
     made = scheduler.state_dict()
@@ -197,30 +199,30 @@ def _state_of_scheduler(scheduler: Any) -> Any:
 
 
 def _as_dict(item: Any, made: Any) -> Any:
-    """What a method sharded_state_dict has returned.
+    """Checks the result of a method sharded_state_dict.
 
     Raises:
-        InvalidArgumentError: it is no dict, so that the state would be lost.
+        InvalidArgumentError: it is not a dict, so the state would be lost.
     """
     if not isinstance(made, Mapping):
         kind = type(made).__name__
-        text = f"sharded_state_dict() of {type(item).__name__} returned a {kind} in place of a dict"
+        text = f"sharded_state_dict() of {type(item).__name__} returned a {kind}, not a dict"
         raise InvalidArgumentError(text)
     return made
 
 
 def _is_sharded(model: Any, made: Any) -> Any:
-    """A model's sharded state dict.
+    """Checks a model's sharded state dict.
 
     Raises:
-        InvalidArgumentError: it holds tensors and no entities: as common state, those of one rank
-            would be saved, and the others lost.
+        InvalidArgumentError: it holds tensors but no entities. As common state, only one rank's
+            tensors would be saved, and the others lost.
     """
     if not _parts.holds_entities(made) and _parts.holds_tensors(made):
         raise InvalidArgumentError(
-            f"sharded_state_dict() of {type(model).__name__} returned plain tensors and no sharded "
-            "entities, which say what part of the model this rank has",
-            hint="tilestone.megatron.models.sharded_state_dict_default makes them",
+            f"sharded_state_dict() of {type(model).__name__} returned plain tensors without "
+            "sharded entities, which say which part of the model this rank has",
+            hint="tilestone.megatron.models.sharded_state_dict_default makes entities",
         )
     return made
 
@@ -229,7 +231,7 @@ def _sharded_state_dict_of(item: Any) -> Any:
     method = getattr(item, "sharded_state_dict", None)
     if method is None:
         raise InvalidArgumentError(
-            f"{type(item).__name__} has no method sharded_state_dict, which says how its state is "
-            "sharded"
+            f"{type(item).__name__} has no method sharded_state_dict, which is needed to know "
+            "how its state is sharded"
         )
     return method
