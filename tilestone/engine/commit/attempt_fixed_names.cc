@@ -129,9 +129,9 @@ void Attempt::fail_not_first(const IndexFile& file) const {
 }
 
 void Attempt::fail_foreign(const IndexFile& file) const {
-  throw Error(ErrorCode::kAlreadyExists,
-              "the save " + head_.save_id + " can't publish a file of its index at " +
-                  location_->describe() + ": a foreign file has its name")
+  throw Error(ErrorCode::kAlreadyExists, "the save " + head_.save_id +
+                                             " can't publish a file of its index at " +
+                                             location_->describe() + ": another file has its name")
       .with_file(file.name)
       .with_hint("move that file away; then `tilestone publish` completes the save");
 }

@@ -34,7 +34,7 @@ struct FindOptions {
 };
 // The unpublished saves, sorted by save id; none if there is no directory. Changes nothing. Leaves
 // out saves that were published or removed while they were watched. Error(kInvalidArgument) for a
-// negative `watch`.
+// `watch` that is negative or NaN.
 std::vector<UnpublishedSave> find_unpublished(const Location& location,
                                               const FindOptions& options = {});
 
