@@ -16,6 +16,7 @@
 #include "tilestone/engine/save.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::round_trip_test {
 
@@ -115,8 +116,8 @@ void run_trip(const Trip& trip, const Location& location) {
 }
 
 TEST(RoundTrip, RandomStatesOfNRanksLoadedByM) {
-  const std::filesystem::path root =
-      std::filesystem::path(testing::TempDir()) / "tilestone_round_trip";
+  const TempDirectory directory;
+  const std::filesystem::path root = directory.path();
   for (uint64_t seed = 1; seed <= kTrips && !testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const bool real = seed % kDirectoryEvery == 0;
@@ -128,7 +129,6 @@ TEST(RoundTrip, RandomStatesOfNRanksLoadedByM) {
       ADD_FAILURE() << error.what();
     }
   }
-  std::filesystem::remove_all(root);
   std::printf("[          ] %d round trips\n", kTrips);
 }
 
@@ -197,8 +197,8 @@ std::vector<std::string> odd_keys() {
 
 TEST(RoundTrip, KeysOfAnyBytesComeBackAsTheyWere) {
   const std::vector<std::string> keys = odd_keys();
-  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "tilestone_keys";
-  std::filesystem::remove_all(root);
+  const TempDirectory directory;
+  const std::filesystem::path root = directory.path();
   std::vector<int64_t> values(2 * keys.size());
   const auto row = [&](size_t i) {
     return TensorView::contiguous(reinterpret_cast<std::byte*>(&values[2 * i]), DType::kInt64, {2});
@@ -224,7 +224,6 @@ TEST(RoundTrip, KeysOfAnyBytesComeBackAsTheyWere) {
   }
   load(state, root);
   EXPECT_EQ(values, saved);
-  std::filesystem::remove_all(root);
 }
 
 }  // namespace tilestone::round_trip_test

@@ -35,7 +35,7 @@ namespace tilestone {
 namespace engine {
 namespace {
 
-constexpr std::string_view kMark = "repairing";
+constexpr std::string_view kMark = kRepairMark;
 constexpr std::string_view kFile = "repair";  // the temporary file
 
 // By file: index into Metadata::files.
@@ -146,9 +146,22 @@ class Repair {
       for (const Stretch& part : section.parts) size += part.size;
     }
     const auto file = storage_.create(temporary_, size);
+    if (const auto like = file_like(name)) storage_.copy_permissions(temporary_, *like);
     for (const Section& section : sections) append(section, name, *file);
     file->sync(deadline_);
     file->close();
+  }
+
+  // A file whose permissions `name` shall have: itself, or another data file if it is missing.
+  std::optional<std::string> file_like(const std::string& name) {
+    const auto is_file = [&](const std::string& other) {
+      const auto info = storage_.stat(other);
+      return info && info->regular;
+    };
+    if (is_file(name)) return name;
+    const std::vector<std::string>& files = opened_.metadata.files;
+    const auto found = std::find_if(files.begin(), files.end(), is_file);
+    return found == files.end() ? std::nullopt : std::optional(*found);
   }
 
   // FileMaker has already checked these bytes. They are checked again because they are read again
@@ -214,8 +227,6 @@ class Mark {
   Mark(const Mark&) = delete;
   Mark& operator=(const Mark&) = delete;
 
-  static bool exists(Storage& storage) { return !names_of(storage, kMark).empty(); }
-
  private:
   Storage& storage_;
   const std::string name_;
@@ -245,7 +256,7 @@ RepairReport repair(const Location& location, const OpenOptions& options,
 
   const auto lock = engine::try_lock_location(*storage);
   if (lock == nullptr) {
-    engine::fail_under_way(*storage, engine::Mark::exists(*storage) ? "a repair" : "a save");
+    engine::fail_under_way(*storage, "a save", "try again when it has ended");
   }
   engine::clean_up(*storage);
   engine::Found now = find();

@@ -6,6 +6,7 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/repair_file_internal.h"
+#include "tilestone/format/megatron_mark.h"
 
 namespace tilestone::engine {
 namespace {
@@ -40,12 +41,53 @@ void FileMaker::list_items(const std::set<uint32_t>& files) {
       if (tensor.first_of_item(c) != c) continue;
       Places places = {&tensor.chunks[c].at};
       for (const StoredCopy& copy : metadata_.copies_of(t, c)) places.push_back(&copy.at);
-      const auto elements = static_cast<uint64_t>(tensor.chunks[c].box.numel());
-      add(files, std::move(places), elements * itemsize(tensor.dtype), &tensor.key);
+      const Box& box = tensor.chunks[c].box;
+      const auto elements = static_cast<uint64_t>(box.numel());
+      add(files, std::move(places), elements * itemsize(tensor.dtype), &tensor.key,
+          elements == 0 ? without_elements(tensor, box) : nullptr);
     }
   }
   for (const StoredObject& object : metadata_.objects) list(object, files);
-  if (opened_.common) list(*opened_.common, files);
+  if (opened_.common) list_common(*opened_.common, files);
+}
+
+ItemEncoder& FileMaker::encoder() {
+  if (encoder_ == nullptr) encoder_ = opened_.format->encoder();
+  return *encoder_;
+}
+
+// No copies are made of the common state's object, because a file of the index holds the value.
+void FileMaker::list_common(const StoredObject& object, const std::set<uint32_t>& files) {
+  const auto recipe = [this, &object] {
+    std::optional<Value> value = opened_.dialect->parse_common(opened_.files);
+    if (!value) return ItemRecipe();
+    common_.key = object.key;
+    // A save has the value twice, in the object and for the file of the index. The writer of
+    // archives marks what may be referenced again.
+    common_value_ = *value;
+    common_.value = opened_.dialect->common_as_object(*std::move(value));
+    return encoder().object(common_, 0);
+  };
+  add(files, {&object.at}, 0, &object.key,
+      std::make_shared<const Encoding>(Encoding{std::string(kMegatronCommon), recipe}));
+}
+
+// No copies are made of chunks without elements.
+std::shared_ptr<const FileMaker::Encoding> FileMaker::without_elements(const StoredTensor& tensor,
+                                                                       const Box& box) {
+  const auto recipe = [this, &tensor, &box] {
+    TensorItem& item = tensors_.emplace_back();
+    item.key = tensor.key;
+    item.dtype = tensor.dtype;
+    item.global_shape = tensor.shape;
+    item.pieces = {{box, TensorView::without_data(tensor.dtype, box.shape)}};
+    return encoder().tensor(item, item.pieces.front(), 0);
+  };
+  std::string from;
+  for (const IndexSum& sum : opened_.manifest->index) {
+    if (sum.role == IndexRole::kSwitch) from = sum.name;
+  }
+  return std::make_shared<const Encoding>(Encoding{std::move(from), recipe});
 }
 
 void FileMaker::list(const StoredObject& object, const std::set<uint32_t>& files) {
@@ -73,12 +115,12 @@ void FileMaker::list_parts(const std::set<uint32_t>& files) {
 // The instances of an item share one list of places, because the list may be as long as the number
 // of ranks.
 void FileMaker::add(const std::set<uint32_t>& files, Places places, uint64_t payload,
-                    const std::string* key) {
+                    const std::string* key, std::shared_ptr<const Encoding> encoding) {
   const auto is_wanted = [&](const ItemLocation* at) { return files.contains(at->file); };
   if (std::none_of(places.begin(), places.end(), is_wanted)) return;
   const auto shared = std::make_shared<const Places>(std::move(places));
   for (const ItemLocation* at : *shared) {
-    if (is_wanted(at)) items_[at->file].push_back({at, shared, payload, key});
+    if (is_wanted(at)) items_[at->file].push_back({at, shared, payload, key, encoding});
   }
 }
 
@@ -131,8 +173,33 @@ std::vector<Stretch> FileMaker::bytes_of(const Item& item, Remade& made) {
     made.mended_from.emplace(at.offset, metadata_.files[good->file]);
     return parts;
   }
+  if (std::vector<Stretch> parts = encoded(item); !parts.empty()) {
+    made.mended_from.emplace(at.offset, item.encoding->from);
+    return parts;
+  }
   made.left.insert(at.offset);
   return own;
+}
+
+// The item as an encoder writes it from files of the index; empty if that is not what the save
+// wrote.
+std::vector<Stretch> FileMaker::encoded(const Item& item) const {
+  if (item.encoding == nullptr) return {};
+  try {
+    const ItemRecipe recipe = item.encoding->recipe();
+    auto bytes = std::make_shared<Bytes>();
+    for (const Segment& segment : recipe.segments) {
+      if (segment.literal == nullptr && segment.size > 0) return {};
+      if (segment.literal == nullptr) continue;
+      // The checksum of no elements is 0, so nothing is inserted into the literal.
+      bytes->insert(bytes->end(), segment.literal->bytes.begin(), segment.literal->bytes.end());
+    }
+    if (bytes->size() != item.at->length) return {};
+    if (crc32(*bytes) != item.at->checksums->item_crc32) return {};
+    return {{Stretch::kZeros, 0, bytes->size(), std::move(bytes)}};
+  } catch (const Error&) {
+    return {};  // the file of the index is damaged: verify says so
+  }
 }
 
 // The whole copy; or, if only the elements are damaged, the item's own bytes around the copy's
@@ -174,6 +241,7 @@ const ReadableFile& FileMaker::open(uint32_t file) {
 }
 
 void FileMaker::each_piece(const Stretch& stretch, const std::function<void(ByteView)>& take) {
+  if (stretch.encoded != nullptr) return take(*stretch.encoded);
   const bool zeros = stretch.file == Stretch::kZeros;
   Bytes piece;
   for (uint64_t done = 0; done < stretch.size; done += piece.size()) {

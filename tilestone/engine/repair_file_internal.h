@@ -19,12 +19,13 @@
 
 namespace tilestone::engine {
 
-// A range of bytes of a file of the checkpoint, or zeros.
+// A range of bytes of a file of the checkpoint, or zeros, or bytes that were encoded anew.
 struct Stretch {
   static constexpr uint32_t kZeros = ~uint32_t{0};
   uint32_t file = kZeros;  // index into Metadata::files
   uint64_t offset = 0;
   uint64_t size = 0;
+  std::shared_ptr<const Bytes> encoded = nullptr;  // if not null: these bytes, whatever `file` says
 };
 
 // An item of a rebuilt file, or the bytes between two items.
@@ -38,7 +39,7 @@ struct Section {
 struct Remade {
   bool was_lost = false;                        // the file is missing or too short
   std::vector<Section> sections;                // concatenated
-  std::map<uint64_t, std::string> mended_from;  // item offset -> file of the intact copy
+  std::map<uint64_t, std::string> mended_from;  // item offset -> file that still says what it held
   std::set<uint64_t> left;                      // offsets of the items that remain damaged
 };
 
@@ -62,6 +63,11 @@ class FileMaker {
 
  private:
   using Places = std::vector<const ItemLocation*>;
+  // How to encode an item anew from a file of the index.
+  struct Encoding {
+    std::string from;
+    std::function<ItemRecipe()> recipe;
+  };
 
   // An item of a file.
   struct Item {
@@ -69,17 +75,23 @@ class FileMaker {
     std::shared_ptr<const Places> places;  // of all instances of the item, including `at`
     uint64_t payload = 0;                  // bytes of a chunk's elements; 0: an object or file part
     const std::string* key = nullptr;
+    std::shared_ptr<const Encoding> encoding =
+        nullptr;  // null: files of the index don't say it all
   };
 
   void list_items(const std::set<uint32_t>& files);
   void list_parts(const std::set<uint32_t>& files);
   void list(const StoredObject& object, const std::set<uint32_t>& files);
-  void add(const std::set<uint32_t>& files, Places places, uint64_t payload,
-           const std::string* key);
+  ItemEncoder& encoder();
+  void list_common(const StoredObject& object, const std::set<uint32_t>& files);
+  void add(const std::set<uint32_t>& files, Places places, uint64_t payload, const std::string* key,
+           std::shared_ptr<const Encoding> encoding = nullptr);
+  std::shared_ptr<const Encoding> without_elements(const StoredTensor& tensor, const Box& box);
   // Sets have_ and size_. Returns false if the file must not be changed.
   bool look_at(uint32_t file);
   std::vector<Stretch> bytes_of(const Item& item, Remade& made);
   std::vector<Stretch> from_copy(const Item& item, const ItemLocation& good);
+  std::vector<Stretch> encoded(const Item& item) const;
   void add_gap(uint32_t file, uint64_t begin, uint64_t end, Remade& made) const;
   bool is_there(const ItemLocation& at);
   uint32_t crc_of(const std::vector<Stretch>& parts);
@@ -92,6 +104,10 @@ class FileMaker {
   std::deque<ItemLocation> parts_;               // the beginnings and ends of files
   std::map<std::string, uint64_t> written_;      // file name -> recorded size, bytes
   std::map<uint32_t, std::vector<Item>> items_;  // by file, each list by offset
+  std::unique_ptr<ItemEncoder> encoder_;         // null until it is needed
+  std::deque<TensorItem> tensors_;               // what encode() of items without elements writes
+  ObjectItem common_;
+  Value common_value_;
   std::shared_ptr<BufferPool> buffers_;
   std::map<uint32_t, std::unique_ptr<ReadableFile>> files_;  // files that are open
   uint64_t have_ = 0;  // present size of the file that is being rebuilt, bytes

@@ -22,6 +22,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/repair.h"
 #include "tilestone/engine/repair_file_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
@@ -35,6 +36,8 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 using testing::SizeIs;
+
+namespace fs = std::filesystem;
 
 constexpr int kRanks = 3;
 constexpr const char* kKeys[] = {"a", "b", "c", "d", "e", "f"};
@@ -330,6 +333,84 @@ TEST(Repair, EachItemOfAFileThatIsCutIsSaidToBeMendedFromItsOwnSource) {
     }
   }
   EXPECT_GE(sources.size(), 3u) << "all have one source";
+}
+
+// A rank's file may hold items of which there are no copies, because files of the index say what
+// they hold: tensors without elements, and Megatron-Core's common state.
+TEST(Repair, ItemsThatTheIndexDescribesWhollyAreEncodedAnew) {
+  for (const auto& dialect : {pytorch_dialect(), megatron_dialect()}) {
+    const auto storage = memory_storage();
+    run_ranks(2, [&](Communicator comm) {
+      StateDict state;
+      for (const char* key : {"a", "empty"}) {
+        const TensorView data = counting(DType::kFloat32, {key[0] == 'a' ? 1000 : 0, 4});
+        ShardedTensor tensor = ShardedTensor::from_rank_offsets(key, data, {}, {comm.rank()});
+        tensor.holders = {0, 1};
+        state[key] = tensor;
+      }
+      if (dialect->common_object().size() > 0) state["step"] = Value(41);
+      SaveOptions options;
+      options.comm = comm;
+      options.dialect = dialect;
+      options.replicate = SaveOptions::Replicate::kLocal;
+      options.replicate_group = {0, 1};
+      save(state, Location(storage), options);
+    });
+    const FileImage image = memory_image(*storage);
+    for (int rank = 0; rank < 2; ++rank) {
+      FileImage lacking = image;
+      lacking.erase(file_of(image, rank));
+      FileImage flipped = image;
+      for (std::byte& byte : flipped[file_of(image, rank)]) byte ^= std::byte{1};
+      for (const FileImage& bad : {lacking, flipped}) {
+        const auto damaged = memory_storage(bad);
+        const VerifyReport found = Checkpoint::open(Location(damaged)).verify();
+        EXPECT_FALSE(found.ok());
+        for (const Damage& damage : found.damages) {
+          EXPECT_THAT(damage.problem, Not(HasSubstr("without an intact copy")));
+        }
+        EXPECT_TRUE(repair(Location(damaged)).now.ok()) << dialect->name() << rank;
+        EXPECT_EQ(memory_image(*damaged), image) << dialect->name() << rank;
+      }
+    }
+  }
+}
+
+TEST(Repair, ANewFileHasThePermissionsOfTheOldOneOrOfAnother) {
+  for (const bool missing : {false, true}) {
+    TempDirectory directory;
+    const auto storage = posix_storage(directory.path());
+    save_to(storage);
+    for (const std::string& name : storage->list()) {
+      if (name.ends_with(".distcp"))
+        fs::permissions(directory.path() + "/" + name, fs::perms(0600));
+    }
+    const std::string path = directory.path() + "/" + file_of(*storage, 1);
+    if (missing) {
+      fs::remove(path);
+    } else {
+      fs::permissions(path, fs::perms(0440));
+      fs::resize_file(path, fs::file_size(path) / 2);
+    }
+    EXPECT_TRUE(repair(Location(storage)).now.ok());
+    EXPECT_EQ(fs::status(path).permissions(), fs::perms(missing ? 0600 : 0440));
+  }
+}
+
+// An index that names files outside the directory, or the like, is unsafe, damaged or not.
+TEST(Repair, AFlippedBitOfTheIndexIsCorruptOrUnsafeWhateverParsingMakesOfIt) {
+  const FileImage image = saved();
+  for (size_t at = 0; at < image.at(".metadata").size(); ++at) {
+    FileImage flipped = image;
+    flipped[".metadata"][at] ^= std::byte{1};
+    try {
+      EXPECT_FALSE(Checkpoint::open(Location(memory_storage(flipped))).verify().ok()) << at;
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kUnsafe) continue;
+      EXPECT_EQ(error.code(), ErrorCode::kCorrupt) << at << " " << error.what();
+      EXPECT_EQ(error.file(), ".metadata") << at;
+    }
+  }
 }
 
 }  // namespace tilestone::repair_test

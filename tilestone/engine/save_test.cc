@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <functional>
 #include <thread>
 
@@ -262,10 +261,8 @@ TEST(Save, SaveLoadChangeSaveLoadKeepsBothStates) {
 }
 
 TEST(Save, OverTheCheckpointThatOneReadsFrom) {
-  const std::filesystem::path root =
-      std::filesystem::path(testing::TempDir()) / "tilestone_save_over";
-  std::filesystem::remove_all(root);
-  const Location location(root);
+  const TempDirectory directory;
+  const Location location(directory.path());
   save_rows(location, 2, 1);
   const Checkpoint reading = Checkpoint::open(location);
   run_ranks(2, [&](Communicator comm) {
@@ -280,7 +277,6 @@ TEST(Save, OverTheCheckpointThatOneReadsFrom) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kNotFound);
   }
-  std::filesystem::remove_all(root);
 }
 
 TEST(Save, SeveralFilesARankShareTheBytes) {

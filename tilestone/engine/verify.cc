@@ -189,12 +189,23 @@ class Verifier {
     if (keys.empty()) return;
     for (const VerifyItem& item : plan_.items) {
       const auto lost = keys.find(context_.metadata.files[item.at->file]);
-      if (lost != keys.end() && intact_place(item) == nullptr) lost->second.insert(*item.key);
+      if (lost == keys.end() || is_in_index(item) || intact_place(item) != nullptr) continue;
+      lost->second.insert(*item.key);
     }
     for (auto& [damage, number, of_file] : found_) {
       const auto lost = keys.find(damage.file);
       if (of_file && lost != keys.end()) damage.problem += text_of(lost->second);
     }
+  }
+
+  // Whether files of the index say all that the item holds, so that repair can encode it anew.
+  bool is_in_index(const VerifyItem& item) const {
+    if (item.kind == VerifyItem::Kind::kTensor) {
+      const StoredTensor& tensor = context_.metadata.tensors[item.chunk.tensor];
+      return tensor.chunks[item.chunk.chunk].box.empty();
+    }
+    return opened_.common && item.object == &*opened_.common &&
+           opened_.files.contents.contains(std::string(kMegatronCommon));
   }
 
   // A place where the item is intact; null: there is none.

@@ -76,6 +76,9 @@ class ChildStorage : public Storage {
   void rename(const std::string& from, const std::string& to, bool replace) override {
     base_->rename(file(from), file(to), replace);
   }
+  void copy_permissions(const std::string& name, const std::string& like) override {
+    base_->copy_permissions(file(name), file(like));
+  }
   void publish(const std::string& name, const std::string& temp_name, ByteView bytes, bool replace,
                Deadline deadline) override {
     base_->publish(file(name), file(temp_name), bytes, replace, deadline);

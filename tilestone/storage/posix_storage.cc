@@ -93,6 +93,7 @@ class PosixStorage : public Storage {
     return posix_list_directories(*context_, prefix);
   }
   void rename(const std::string& from, const std::string& to, bool replace) override;
+  void copy_permissions(const std::string& name, const std::string& like) override;
 
   void remove(const std::string& name) override {
     const PosixEntry place = context_->locate(name, "cannot remove a file");
@@ -192,6 +193,30 @@ void PosixStorage::rename(const std::string& from, const std::string& to, bool r
     throw Error(ErrorCode::kIo, what).with_file(context_->path_of(from)).with_errno(EXDEV);
   }
   if (result != 0) fail_errno(what, context_->path_of(errno == EEXIST ? to : from), errno);
+}
+
+void PosixStorage::copy_permissions(const std::string& name, const std::string& like) {
+  struct stat wanted, info;
+  const auto look_at = [&](const std::string& file, struct stat& found) {
+    UniqueFd fd = context_->open_to_read(file, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    if (!fd || ::fstat(fd.get(), &found) != 0) {
+      fail_errno("cannot stat a file", context_->path_of(file), errno);
+    }
+    return fd;
+  };
+  look_at(like, wanted);
+  const UniqueFd fd = look_at(name, info);
+  // Only root may give a file away. First the owner, because a change of it clears bits of the
+  // mode.
+  if (info.st_uid != wanted.st_uid || info.st_gid != wanted.st_gid) {
+    if (::fchown(fd.get(), wanted.st_uid, wanted.st_gid) != 0) {
+      static_cast<void>(::fchown(fd.get(), static_cast<uid_t>(-1), wanted.st_gid) == 0);
+    }
+  }
+  if (((info.st_mode ^ wanted.st_mode) & 0777) == 0) return;
+  if (::fchmod(fd.get(), wanted.st_mode & 0777) != 0) {
+    fail_errno("cannot change the permissions of a file", context_->path_of(name), errno);
+  }
 }
 
 std::shared_ptr<Storage> PosixStorage::child(const std::string& name) {

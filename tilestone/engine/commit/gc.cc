@@ -101,7 +101,9 @@ class Cleaning {
   }
 
  private:
-  [[noreturn]] void fail_under_way() const { engine::fail_under_way(storage_, "a save"); }
+  [[noreturn]] void fail_under_way() const {
+    engine::fail_under_way(storage_, "a save", "try again when it has ended");
+  }
 
   void remove_siblings() {
     for (const Sibling& sibling : dead_) {

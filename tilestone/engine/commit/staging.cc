@@ -71,8 +71,7 @@ void remove_checkpoint(Storage& parent, const std::string& name) {
 // Takes a lock. Null where the storage has no locks, which is logged. Error(kAlreadyExists) where
 // `holder` holds it.
 template <typename Lock>
-std::unique_ptr<StorageLock> take(const Lock& lock, const Storage& location,
-                                  std::string_view holder) {
+std::unique_ptr<StorageLock> take(const Lock& lock, Storage& location, std::string_view holder) {
   try {
     auto taken = lock();
     if (taken == nullptr) fail_under_way(location, holder);
@@ -87,17 +86,25 @@ std::unique_ptr<StorageLock> take(const Lock& lock, const Storage& location,
   }
 }
 
+bool repairs(Storage& location) {
+  const std::string end = temporary_name("", kRepairMark).substr(kOwnDirectory.size() + 1);
+  const std::vector<std::string> names = location.list_files(std::string(kOwnDirectory) + "/");
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return name.ends_with(end); });
+}
+
 bool is_empty(Storage& location) {
   return location.list().empty() && location.list_directories().empty();
 }
 
 }  // namespace
 
-void fail_under_way(const Storage& storage, std::string_view what) {
+void fail_under_way(Storage& storage, std::string_view what, std::string_view hint) {
+  if (repairs(storage)) what = "a repair";
   throw Error(ErrorCode::kAlreadyExists,
               std::string(what) + " is under way at " + storage.describe())
       .with_file(kLockName)
-      .with_hint("wait for it, or save elsewhere");
+      .with_hint(std::string(hint));
 }
 
 // A file that is made in the locked directory must be visible at the location. Otherwise the

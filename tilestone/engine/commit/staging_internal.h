@@ -18,8 +18,12 @@ namespace tilestone::engine {
 // Makes kOwnDirectory. Also returns null if the directory was exchanged for another one before the
 // lock was taken. So the locked directory is the one that is at the location when the call returns.
 std::unique_ptr<StorageLock> try_lock_location(Storage& storage);
-// Throws Error(kAlreadyExists): `what` is under way at the location.
-[[noreturn]] void fail_under_way(const Storage& storage, std::string_view what = "another save");
+// The end of the name of the file that exists while a repair holds the lock (repair.cc).
+inline constexpr std::string_view kRepairMark = "repairing";
+// Throws Error(kAlreadyExists): `what`, or a repair if one has left its mark, is under way at the
+// location.
+[[noreturn]] void fail_under_way(Storage& storage, std::string_view what = "another save",
+                                 std::string_view hint = "wait for it, or save elsewhere");
 
 // A directory beside a location: one in which a save writes, or the checkpoint that it has
 // replaced.

@@ -178,6 +178,31 @@ std::optional<Replaced> replaced_of(Storage& storage, const Format& format,
   return check_note(storage, format, names);
 }
 
+// An index that can't be parsed may look like one of another writer. If a manifest lists a file of
+// it with the same size and another checksum, the file is damaged: Error(kCorrupt), which also says
+// what parsing found (`error`).
+void expect_unchanged(Storage& storage, const DirectoryFiles& files,
+                      std::span<const std::string> names, const Error& error) {
+  for (const std::string& name : names) {
+    const auto own = parse_in_own_directory(name);
+    if (!own || own->kind != kManifestKind) continue;
+    std::vector<IndexSum> sums;
+    try {
+      sums = Manifest::decode(read_file(storage, name, kAnySize), name).index;
+    } catch (const Error&) {
+      continue;  // the error of the index says more
+    }
+    for (const IndexSum& sum : sums) {
+      const auto found = files.contents.find(sum.name);
+      if (found == files.contents.end() || found->second.size() != sum.size) continue;
+      if (xxh3_64(found->second) == sum.xxh3) continue;
+      throw Error(ErrorCode::kCorrupt,
+                  "the file has changed since it was saved: " + error.message())
+          .with_file(sum.name);
+    }
+  }
+}
+
 // Reads the index among these names, and its manifest if there is one.
 Description read_once(Storage& storage, const DetectedFormat& found,
                       std::vector<std::string> names) {
@@ -191,7 +216,14 @@ Description read_once(Storage& storage, const DetectedFormat& found,
   description.format = found.format->name();
   description.dialect = found.dialect->name();
   description.files = read_index(storage, *found.format, found.dialect.get(), names);
-  description.metadata = found.format->parse_index(description.files);
+  try {
+    description.metadata = found.format->parse_index(description.files);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsafe) {
+      expect_unchanged(storage, description.files, names, error);
+    }
+    throw;
+  }
   if (rank_local) {
     // Ignores a manifest of this save: it belongs to an ordinary index that is not published yet.
     expect_no_other_ranks(storage, *found.format, names, *description.metadata);

@@ -37,9 +37,9 @@ class FileSizes {
   template <typename Ask>
   uint64_t of(uint32_t file, const Ask& ask) {
     const std::lock_guard lock(mutex_);
-    const auto [known, is_new] = sizes_.try_emplace(file, 0);
-    if (is_new) known->second = ask();
-    return known->second;
+    const auto known = sizes_.find(file);
+    if (known != sizes_.end()) return known->second;
+    return sizes_.emplace(file, ask()).first->second;
   }
 
  private:
