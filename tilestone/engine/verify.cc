@@ -198,14 +198,11 @@ class Verifier {
     }
   }
 
-  // Whether files of the index say all that the item holds, so that repair can encode it anew.
+  // Whether the index says all that the item holds, so that repair can encode it anew.
   bool is_in_index(const VerifyItem& item) const {
-    if (item.kind == VerifyItem::Kind::kTensor) {
-      const StoredTensor& tensor = context_.metadata.tensors[item.chunk.tensor];
-      return tensor.chunks[item.chunk.chunk].box.empty();
-    }
-    return opened_.common && item.object == &*opened_.common &&
-           opened_.files.contents.contains(std::string(kMegatronCommon));
+    if (item.kind != VerifyItem::Kind::kTensor) return false;
+    const StoredTensor& tensor = context_.metadata.tensors[item.chunk.tensor];
+    return tensor.chunks[item.chunk.chunk].box.empty();
   }
 
   // A place where the item is intact; null: there is none.
