@@ -31,7 +31,7 @@ constexpr std::chrono::nanoseconds kShortWait = std::chrono::milliseconds(50);
 
 // ---- Messages ----
 
-enum class Kind : uint8_t { kHello = 1, kWithdrawal = 2, kGo = 3, kRefusal = 4, kHere = 5 };
+enum class MessageKind : uint8_t { kHello = 1, kWithdrawal = 2, kGo = 3, kRefusal = 4, kHere = 5 };
 
 // The contents by kind:
 //   kHello: a Hello.
@@ -41,7 +41,7 @@ enum class Kind : uint8_t { kHello = 1, kWithdrawal = 2, kGo = 3, kRefusal = 4, 
 //   kHere: empty. It tells a member that the coordinator, which had left, is back.
 // The nonce is the nonce of the member's hello. A withdrawal of the coordinator has the nonce of
 // the member's hello that it answers now or answered last.
-Bytes pack(Kind kind, uint64_t nonce, ByteView content) {
+Bytes pack(MessageKind kind, uint64_t nonce, ByteView content) {
   ByteWriter writer;
   writer.u8(static_cast<uint8_t>(kind));
   writer.u64(nonce);
@@ -52,25 +52,25 @@ Bytes pack(Kind kind, uint64_t nonce, ByteView content) {
 Bytes pack_go(uint64_t nonce, uint64_t number) {
   ByteWriter content;
   content.u64(number);
-  return pack(Kind::kGo, nonce, content.bytes());
+  return pack(MessageKind::kGo, nonce, content.bytes());
 }
 
 Bytes pack_withdrawal(uint64_t nonce, const Hello& hello, const Error& why) {
   ByteWriter content;
   content.blob(hello.encode());
   content.blob(why.encode());
-  return pack(Kind::kWithdrawal, nonce, content.bytes());
+  return pack(MessageKind::kWithdrawal, nonce, content.bytes());
 }
 
 struct Unpacked {
-  Kind kind;
+  MessageKind kind;
   uint64_t nonce;
   ByteView content;  // a view of the message
 };
 
 Unpacked unpack(ByteView bytes) {
   ByteReader reader(bytes, "notice of a call");
-  const auto kind = static_cast<Kind>(reader.u8());
+  const auto kind = static_cast<MessageKind>(reader.u8());
   const uint64_t nonce = reader.u64();
   return {kind, nonce, reader.raw(reader.remaining())};
 }
@@ -176,7 +176,7 @@ class Member {
   // Waits for all ranks. Returns the call's number.
   uint64_t arrive() {
     try {
-      port_.post({{0, pack(Kind::kHello, hello_.nonce, hello_.encode()), {}}}, deadline_);
+      port_.post({{0, pack(MessageKind::kHello, hello_.nonce, hello_.encode()), {}}}, deadline_);
       while (true) {
         const Deadline until = grace_.next_wait(coordinator_left(), deadline_);
         if (const std::optional<uint64_t> number = answer(until)) return *number;
@@ -201,15 +201,15 @@ class Member {
       const Unpacked answer = unpack(notice.bytes);
       const bool mine = answer.nonce == hello_.nonce;
       waiting_.erase(0);
-      if (answer.kind == Kind::kWithdrawal) {
+      if (answer.kind == MessageKind::kWithdrawal) {
         const Hello left = unpack_withdrawal(answer.content, 0);
         waiting_.insert_or_assign(0, left);
         answered_ = answered_ || mine;
         if (mine) throw Error(*left.left);
       }
-      if (!mine || answer.kind == Kind::kHere) continue;
+      if (!mine || answer.kind == MessageKind::kHere) continue;
       answered_ = true;
-      if (answer.kind == Kind::kRefusal) throw Error::decode(answer.content);
+      if (answer.kind == MessageKind::kRefusal) throw Error::decode(answer.content);
       return unpack_number(answer.content);
     }
     return std::nullopt;
@@ -311,9 +311,9 @@ class Coordinator {
         continue;
       }
       const Unpacked said = unpack(notice.bytes);
-      if (said.kind == Kind::kHello) {
+      if (said.kind == MessageKind::kHello) {
         on_hello(notice.rank, said);
-      } else if (said.kind == Kind::kWithdrawal) {
+      } else if (said.kind == MessageKind::kWithdrawal) {
         on_withdrawal(notice.rank, said, first);
       }
     }
@@ -324,7 +324,7 @@ class Coordinator {
   void on_hello(int rank, const Unpacked& said) {
     waiting_.insert_or_assign(rank, Hello::decode(said.content));
     if (memory_.unaware.erase(rank) == 0) return;
-    port_.post({{rank, pack(Kind::kHere, said.nonce, {}), {}}}, deadline_);
+    port_.post({{rank, pack(MessageKind::kHere, said.nonce, {}), {}}}, deadline_);
   }
 
   // A rank that leaves the call while the coordinator waits in it makes the call fail on all ranks.
@@ -388,12 +388,13 @@ class Coordinator {
     for (const Notice& notice : port_.newest(Deadline::after(std::chrono::seconds(0)), deadline_)) {
       if (notice.lost) continue;  // the call's operations will report it
       const Unpacked said = unpack(notice.bytes);
-      if (said.kind == Kind::kHello) {  // the rank has left and arrived at its next call
+      if (said.kind == MessageKind::kHello) {  // the rank has left and arrived at its next call
         waiting_.insert_or_assign(notice.rank, Hello::decode(said.content));
         left = Error(ErrorCode::kRankFailed,
                      own_.name() + ": rank " + std::to_string(notice.rank) + " left the call");
         left->with_rank(notice.rank);
-      } else if (said.kind == Kind::kWithdrawal && said.nonce == began.at(notice.rank).nonce) {
+      } else if (said.kind == MessageKind::kWithdrawal &&
+                 said.nonce == began.at(notice.rank).nonce) {
         left = unpack_withdrawal(said.content, notice.rank).left;
       }
     }
@@ -494,7 +495,7 @@ class Coordinator {
       const auto hello = waiting_.extract(rank);
       if (rank == 0) continue;
       memory_.answered[rank] = hello.mapped().nonce;
-      answers.push_back({rank, pack(Kind::kRefusal, hello.mapped().nonce, content), {}});
+      answers.push_back({rank, pack(MessageKind::kRefusal, hello.mapped().nonce, content), {}});
     }
     port_.post(std::move(answers), farewell_deadline());
   }

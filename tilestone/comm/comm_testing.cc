@@ -55,19 +55,21 @@ void expect_all_bytes(const std::vector<Bytes>& found, const std::vector<Bytes>&
 }
 
 // The kinds of operations.
-enum class Kind { kGather, kScatter, kBroadcast, kAllToAll, kAllGather, kBarrier };
-constexpr Kind kKinds[] = {Kind::kGather,   Kind::kScatter,   Kind::kBroadcast,
-                           Kind::kAllToAll, Kind::kAllGather, Kind::kBarrier};
+enum class CollectiveKind { kGather, kScatter, kBroadcast, kAllToAll, kAllGather, kBarrier };
+constexpr CollectiveKind kKinds[] = {CollectiveKind::kGather,    CollectiveKind::kScatter,
+                                     CollectiveKind::kBroadcast, CollectiveKind::kAllToAll,
+                                     CollectiveKind::kAllGather, CollectiveKind::kBarrier};
 
-bool has_root(Kind kind) {
-  return kind == Kind::kGather || kind == Kind::kScatter || kind == Kind::kBroadcast;
+bool has_root(CollectiveKind kind) {
+  return kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter ||
+         kind == CollectiveKind::kBroadcast;
 }
 
 // Runs one operation and checks its result. The bytes that are sent depend on `number`. Kinds
 // without a root ignore `root`.
 class Step {
  public:
-  Step(const Communicator& comm, Kind kind, int root, uint64_t number, SizeOf size_of,
+  Step(const Communicator& comm, CollectiveKind kind, int root, uint64_t number, SizeOf size_of,
        Deadline deadline = Deadline::after(kPlenty))
       : comm_(comm),
         kind_(kind),
@@ -78,25 +80,25 @@ class Step {
 
   void run() const {
     switch (kind_) {
-      case Kind::kGather:
+      case CollectiveKind::kGather:
         return expect_all_bytes(comm_.gather(to(root_), root_, deadline_),
                                 comm_.rank() == root_ ? all_to(root_) : std::vector<Bytes>(),
                                 what("gather"));
-      case Kind::kScatter:
+      case CollectiveKind::kScatter:
         return expect_bytes(comm_.scatter(comm_.rank() == root_ ? to_all() : std::vector<Bytes>(),
                                           root_, deadline_),
                             from(root_), what("scatter"));
-      case Kind::kBroadcast:
+      case CollectiveKind::kBroadcast:
         return expect_bytes(
             comm_.broadcast(comm_.rank() == root_ ? sent(root_, 0) : Bytes(), root_, deadline_),
             sent(root_, 0), what("broadcast"));
-      case Kind::kAllToAll:
+      case CollectiveKind::kAllToAll:
         return expect_all_bytes(comm_.all_to_all(to_all(), deadline_), all_to(comm_.rank()),
                                 what("all_to_all"));
-      case Kind::kAllGather:
+      case CollectiveKind::kAllGather:
         return expect_all_bytes(comm_.all_gather(sent(comm_.rank(), 0), deadline_), all_to(0),
                                 what("all_gather"));
-      case Kind::kBarrier:
+      case CollectiveKind::kBarrier:
         return comm_.barrier(deadline_);
     }
   }
@@ -131,7 +133,7 @@ class Step {
   }
 
   const Communicator& comm_;
-  Kind kind_;
+  CollectiveKind kind_;
   int root_;
   uint64_t number_;
   SizeOf size_of_;
@@ -148,7 +150,7 @@ size_t random_size(std::mt19937_64& random) {
 }
 
 Step random_step(const Communicator& comm, std::mt19937_64& random, uint64_t number) {
-  const Kind kind = kKinds[random() % std::size(kKinds)];
+  const CollectiveKind kind = kKinds[random() % std::size(kKinds)];
   const int root = static_cast<int>(random() % static_cast<uint64_t>(comm.size()));
   const size_t a = random_size(random), b = random_size(random);
   return Step(comm, kind, root, number, [a, b](int from, int to) {
@@ -157,18 +159,18 @@ Step random_step(const Communicator& comm, std::mt19937_64& random, uint64_t num
 }
 
 // Whether the rank can fail if `absent` is missing. Sets `surely` to whether it must fail.
-bool needs(Kind kind, int rank, int root, int absent, bool* surely) {
+bool needs(CollectiveKind kind, int rank, int root, int absent, bool* surely) {
   switch (kind) {
-    case Kind::kGather:
+    case CollectiveKind::kGather:
       *surely = rank == root;
       return rank == root || root == absent;
-    case Kind::kScatter:
-    case Kind::kBroadcast:
+    case CollectiveKind::kScatter:
+    case CollectiveKind::kBroadcast:
       *surely = root == absent;
       return rank == root || root == absent;
-    case Kind::kAllToAll:
-    case Kind::kAllGather:
-    case Kind::kBarrier:
+    case CollectiveKind::kAllToAll:
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kBarrier:
       *surely = true;
   }
   return true;
@@ -200,12 +202,13 @@ void expect_names(const std::optional<Error>& error, int absent, bool surely,
 
 // In an all_gather, rank 0 learns first which rank is missing and tells the others, which must wait
 // longer for this.
-bool waits_for_verdict(Kind kind, int rank, int absent) {
-  return (kind == Kind::kAllGather || kind == Kind::kBarrier) && rank != 0 && absent != 0;
+bool waits_for_verdict(CollectiveKind kind, int rank, int absent) {
+  return (kind == CollectiveKind::kAllGather || kind == CollectiveKind::kBarrier) && rank != 0 &&
+         absent != 0;
 }
 
-void check_missing_in(const Communicator& comm, Kind kind, int root, int absent, uint64_t number,
-                      const Rendezvous& rendezvous) {
+void check_missing_in(const Communicator& comm, CollectiveKind kind, int root, int absent,
+                      uint64_t number, const Rendezvous& rendezvous) {
   const auto same_size = [](int, int) { return size_t{3000}; };
   const std::string what = "kind " + std::to_string(static_cast<int>(kind)) + ", root " +
                            std::to_string(root) + ", absent " + std::to_string(absent) +
@@ -252,7 +255,7 @@ void check_every_operation(const Communicator& comm) {
                                      [](int, int) { return kMiB; }, uneven};
   uint64_t number = 0;
   for (const SizeOf& size_of : sizes) {
-    for (Kind kind : kKinds) {
+    for (CollectiveKind kind : kKinds) {
       const int roots = has_root(kind) ? comm.size() : 1;
       for (int root = 0; root < roots; ++root) Step(comm, kind, root, ++number, size_of).run();
     }
@@ -267,7 +270,7 @@ void check_random_operations(const Communicator& comm, uint64_t seed, int count)
 
 void check_missing_caller(const Communicator& comm, int absent, const Rendezvous& rendezvous) {
   uint64_t number = 0;
-  for (Kind kind : kKinds) {
+  for (CollectiveKind kind : kKinds) {
     check_missing_in(comm, kind, absent, absent, number++, rendezvous);
     if (!has_root(kind)) continue;
     check_missing_in(comm, kind, (absent + 1) % comm.size(), absent, number++, rendezvous);
@@ -286,7 +289,7 @@ void check_bad_arguments(const Communicator& comm) {
   const std::string parts = std::to_string(n + 1) + " parts, expected one for each of " + count;
   expect_invalid([&] { comm.all_to_all(std::vector<Bytes>(n + 1), deadline); },
                  "all_to_all: found " + parts + " ranks");
-  Step(comm, Kind::kAllToAll, 0, 7, uneven).run();
+  Step(comm, CollectiveKind::kAllToAll, 0, 7, uneven).run();
 }
 
 void check_two_groups(const Communicator& row, const Communicator& column, uint64_t seed) {

@@ -11,7 +11,7 @@ namespace tilestone::comm_internal {
 namespace {
 
 constexpr size_t kMaxAborted = 16;
-enum class Kind : uint8_t { kNotice = 1, kAbort = 2 };
+enum class NoticeKind : uint8_t { kNotice = 1, kAbort = 2 };
 
 void check_mpi(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
@@ -38,7 +38,7 @@ void MpiNotices::open(MPI_Comm comm, int tag, int rank, int size) {
 void MpiNotices::post(std::vector<Notice> notices) {
   for (const Notice& notice : notices) {
     ByteWriter writer;
-    writer.u8(static_cast<uint8_t>(Kind::kNotice));
+    writer.u8(static_cast<uint8_t>(NoticeKind::kNotice));
     writer.raw(notice.bytes);
     send(notice.rank, std::move(writer).take());
   }
@@ -57,7 +57,7 @@ std::vector<Notice> MpiNotices::take() {
 void MpiNotices::abort(uint64_t call, const Error& why) {
   keep(aborted_, call, why);
   ByteWriter writer;
-  writer.u8(static_cast<uint8_t>(Kind::kAbort));
+  writer.u8(static_cast<uint8_t>(NoticeKind::kAbort));
   writer.u64(call);
   writer.raw(why.encode());
   for (int rank = 0; rank < size_; ++rank) {
@@ -115,7 +115,7 @@ void MpiNotices::receive() {
 void MpiNotices::deliver(int from, const Bytes& bytes) {
   heard_of_(from);
   ByteReader reader(bytes, "notice of rank " + std::to_string(from));
-  if (static_cast<Kind>(reader.u8()) == Kind::kAbort) {
+  if (static_cast<NoticeKind>(reader.u8()) == NoticeKind::kAbort) {
     const uint64_t call = reader.u64();
     keep(aborted_, call, Error::decode(reader.raw(reader.remaining())));
   } else {

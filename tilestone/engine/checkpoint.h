@@ -25,7 +25,8 @@ struct Damage {
   std::string problem;
   bool unsafe = false;  // looks like an attack, not like damage; reads throw kUnsafe
   bool copy = false;    // a copy is damaged, not the item that the index names
-  // The file with an intact instance of the same item, which loads read instead. "": there is none.
+  // The file with an intact instance of the same item, which loads read instead. For an item that
+  // repair has encoded anew, the file of the index that describes it. "": there is none.
   std::string intact_in = {};
   // Where the damaged item begins in the file, according to the checkpoint. `offset` may lie inside
   // the item, or at the end of a file that is too short. nullopt: no single item is damaged.

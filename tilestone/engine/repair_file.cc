@@ -6,7 +6,6 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/repair_file_internal.h"
-#include "tilestone/format/megatron_mark.h"
 
 namespace tilestone::engine {
 namespace {
@@ -48,28 +47,12 @@ void FileMaker::list_items(const std::set<uint32_t>& files) {
     }
   }
   for (const StoredObject& object : metadata_.objects) list(object, files);
-  if (opened_.common) list_common(*opened_.common, files);
+  if (opened_.common) list(*opened_.common, files);
 }
 
 ItemEncoder& FileMaker::encoder() {
   if (encoder_ == nullptr) encoder_ = opened_.format->encoder();
   return *encoder_;
-}
-
-// No copies are made of the common state's object, because a file of the index holds the value.
-void FileMaker::list_common(const StoredObject& object, const std::set<uint32_t>& files) {
-  const auto recipe = [this, &object] {
-    std::optional<Value> value = opened_.dialect->parse_common(opened_.files);
-    if (!value) return ItemRecipe();
-    common_.key = object.key;
-    // A save has the value twice, in the object and for the file of the index. The writer of
-    // archives marks what may be referenced again.
-    common_value_ = *value;
-    common_.value = opened_.dialect->common_as_object(*std::move(value));
-    return encoder().object(common_, 0);
-  };
-  add(files, {&object.at}, 0, &object.key,
-      std::make_shared<const Encoding>(Encoding{std::string(kMegatronCommon), recipe}));
 }
 
 // No copies are made of chunks without elements.

@@ -75,15 +75,14 @@ class FileMaker {
     std::shared_ptr<const Places> places;  // of all instances of the item, including `at`
     uint64_t payload = 0;                  // bytes of a chunk's elements; 0: an object or file part
     const std::string* key = nullptr;
-    std::shared_ptr<const Encoding> encoding =
-        nullptr;  // null: files of the index don't say it all
+    // Null if only the item's own bytes, or a copy's, say what it holds.
+    std::shared_ptr<const Encoding> encoding = nullptr;
   };
 
   void list_items(const std::set<uint32_t>& files);
   void list_parts(const std::set<uint32_t>& files);
   void list(const StoredObject& object, const std::set<uint32_t>& files);
   ItemEncoder& encoder();
-  void list_common(const StoredObject& object, const std::set<uint32_t>& files);
   void add(const std::set<uint32_t>& files, Places places, uint64_t payload, const std::string* key,
            std::shared_ptr<const Encoding> encoding = nullptr);
   std::shared_ptr<const Encoding> without_elements(const StoredTensor& tensor, const Box& box);
@@ -105,9 +104,7 @@ class FileMaker {
   std::map<std::string, uint64_t> written_;      // file name -> recorded size, bytes
   std::map<uint32_t, std::vector<Item>> items_;  // by file, each list by offset
   std::unique_ptr<ItemEncoder> encoder_;         // null until it is needed
-  std::deque<TensorItem> tensors_;               // what encode() of items without elements writes
-  ObjectItem common_;
-  Value common_value_;
+  std::deque<TensorItem> tensors_;               // without elements, to be encoded
   std::shared_ptr<BufferPool> buffers_;
   std::map<uint32_t, std::unique_ptr<ReadableFile>> files_;  // files that are open
   uint64_t have_ = 0;  // present size of the file that is being rebuilt, bytes

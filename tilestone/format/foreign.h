@@ -14,8 +14,8 @@ namespace tilestone {
 struct ForeignCheckpoint {
   std::string kind;  // "a Megatron-Core checkpoint (zarr)"
   std::string mark;  // the file by which it was recognised
-  // True if the checkpoint's files can be told from other files in the directory, so that a save
-  // can replace the checkpoint as a whole.
+  // True if the checkpoint's files can be distinguished from other files in the directory, so that
+  // a save can replace the checkpoint as a whole.
   bool replaceable = false;
 };
 

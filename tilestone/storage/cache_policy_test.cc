@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/thread_pool.h"
+#include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 #include "tilestone/storage/system_internal.h"
@@ -67,6 +69,38 @@ TEST(CachePolicy, KeepLeavesInThePageCacheWhatWasReadAndNothingMore) {
              disk.cached(32 * kMiB, 8 * kMiB) == 8 * kMiB;
     })) << threads
         << " threads";
+  }
+}
+
+// The real system, but for large folios, which it may lack.
+class CountingSystem : public System {
+ public:
+  explicit CountingSystem(bool missing) : missing_(missing) {}
+  int populate_large_folios(int fd, uint64_t offset, uint64_t size) override {
+    ++asked;
+    if (!missing_) return System::populate_large_folios(fd, offset, size);
+    errno = EINVAL;
+    return -1;
+  }
+  std::atomic<int> asked = 0;
+
+ private:
+  const bool missing_;
+};
+
+TEST(CachePolicy, VeryLargeRangesToKeepAreReadWithAndWithoutLargeFolios) {
+  for (const bool missing : {false, true}) {
+    ColdFile disk(80 * kMiB);
+    const auto system = std::make_shared<CountingSystem>(missing);
+    const auto storage = posix_storage(disk.directory.path(), {}, system);
+    const auto file = storage->open("f");
+    Bytes target(disk.bytes.size());
+    const ReadOp op{file.get(), 0, target.size(), target.data()};
+    ReadOptions options{nullptr, BufferPool::create(8 * kMiB, 8 * kMiB)};
+    options.cache = CachePolicy::kKeep;
+    storage->read({&op, 1}, options, [](size_t, ByteView) {});
+    EXPECT_TRUE(same_bytes(target, disk.bytes));
+    EXPECT_GT(system->asked, 0);
   }
 }
 

@@ -42,7 +42,6 @@ class FailingSystem : public System {
   bool fuse = false;
   bool will_need_missing = false;
   bool populate_missing = false;
-  std::atomic<int> populated = 0;               // ranges read into large folios
   std::atomic<int> writes_elsewhere = 0;        // writes that do not start at the file's end
   std::atomic<int> writes_lengthening = 0;      // direct writes beyond the file's end
   std::atomic<int> writes_unaligned = 0;        // direct writes at an unaligned offset
@@ -90,11 +89,6 @@ class FailingSystem : public System {
   }
   int populate(int fd, uint64_t offset, uint64_t size) override {
     return populate_missing ? refuse(EINVAL) : System::populate(fd, offset, size);
-  }
-  int populate_large_folios(int fd, uint64_t offset, uint64_t size) override {
-    if (populate_missing) return refuse(EINVAL);
-    ++populated;
-    return System::populate_large_folios(fd, offset, size);
   }
   std::unique_ptr<IoQueue> uring_queue(unsigned, int& error) override {
     error = ENOSYS;
@@ -376,26 +370,6 @@ TEST(PosixStorage, PrefetchingMorePiecesThanAreUnderWayAtOnceBringsInAll) {
       ::close(fd);
       return cached == 8 * kMiB;
     }));
-  }
-}
-
-TEST(PosixStorage, LargeRangesToKeepAreReadIntoLargeFoliosWhereTheKernelCan) {
-  for (const bool missing : {false, true}) {
-    Failing disk;
-    disk.system->populate_missing = missing;
-    const Bytes bytes = pattern_bytes(80 * kMiB);
-    put_file(*disk.storage, "f", bytes);
-    const int fd = ::open((disk.directory.path() + "/f").c_str(), O_RDONLY);
-    EXPECT_EQ(::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
-    ::close(fd);
-    const auto file = disk.storage->open("f");
-    Bytes target(bytes.size());
-    const ReadOp op{file.get(), 0, target.size(), target.data()};
-    ReadOptions options{nullptr, BufferPool::create(8 * kMiB, 8 * kMiB)};
-    options.cache = CachePolicy::kKeep;
-    disk.storage->read({&op, 1}, options, [](size_t, ByteView) {});
-    EXPECT_TRUE(same_bytes(target, bytes));
-    EXPECT_EQ(disk.system->populated > 0, !missing);
   }
 }
 
