@@ -26,7 +26,7 @@ from measure import CONTROL, Case, Plan, Rounds, Table, run_case, timed
 from targets import SUBJECT
 
 
-def _copies(tensors: Tensors) -> Tensors:
+def copies(tensors: Tensors) -> Tensors:
     return {key: torch.zeros_like(tensor) for key, tensor in tensors.items()}
 
 
@@ -35,7 +35,7 @@ def _contest(case: Case, plan: Plan, tensors: Tensors, others: list[Contestant])
     case.bytes = sum(t.nbytes for t in tensors.values())
     cpp = Cpp(tensors, plan.root)
     try:
-        run_case(case, [Tilestone(CONTROL), *cache_policies(), cpp, *others], tensors, _copies(tensors), plan)
+        run_case(case, [Tilestone(CONTROL), *cache_policies(), cpp, *others], tensors, copies(tensors), plan)
         if wrong := cpp.different():
             raise RuntimeError(f"the C++ contestant loaded {wrong} tensors with wrong values")
     finally:
@@ -43,18 +43,22 @@ def _contest(case: Case, plan: Plan, tensors: Tensors, others: list[Contestant])
     return case
 
 
-def _large_tensors(plan: Plan) -> Tensors:
-    rows = max(1, int(4096 * plan.scale))
+def large_tensors(scale: float) -> Tensors:
+    rows = max(1, int(4096 * scale))
     return {f"w{i}": torch.randn(rows, 4096 * 8) for i in range(4)}
 
 
 def large(case: Case, plan: Plan) -> Case:
-    return _contest(case, plan, _large_tensors(plan), everybody())
+    return _contest(case, plan, large_tensors(plan.scale), everybody())
+
+
+def small_tensors(scale: float) -> Tensors:
+    count = max(1, int(20_000 * scale))
+    return {f"layer{i // 10}.p{i % 10}": torch.randn(1024) for i in range(count)}
 
 
 def small(case: Case, plan: Plan) -> Case:
-    count = max(1, int(20_000 * plan.scale))
-    tensors = {f"layer{i // 10}.p{i % 10}": torch.randn(1024) for i in range(count)}
+    tensors = small_tensors(plan.scale)
     others = [c for c in everybody() if not isinstance(c, TensorStore)]  # a directory per tensor
     return _contest(case, plan, tensors, others)
 
@@ -89,7 +93,7 @@ WRITING_ROUNDS = 9  # the expected difference is smaller than the disk's variati
 
 
 def writing(case: Case, plan: Plan) -> Case:
-    tensors = _large_tensors(plan)
+    tensors = large_tensors(plan.scale)
     case.bytes = sum(t.nbytes for t in tensors.values())
     checked = Cpp(tensors, plan.root)
     unchecked = CppNoChecksum(tensors, plan.root)

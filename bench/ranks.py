@@ -143,7 +143,7 @@ def measure(case: Case, plan: Plan, who: list[Contestant], saved: Tensors, wante
             if isinstance(entry, DirectWrite):
                 _limits(case, world, entry, path)
             elif not case.failed(entry.name):
-                _one(case, world, entry, saved, wanted, path)
+                time_one(case, world, entry, saved, wanted, path)
             world.clear(path)
     if count_reads:
         _count_reads(case, plan, world, who, saved, wanted)
@@ -159,7 +159,7 @@ def _limits(case: Case, world: World, limit: DirectWrite, path: Path) -> None:
         case.add("cold load", read.name, world.timed(work))
 
 
-def _one(case: Case, world: World, entry: Contestant, saved: Tensors, wanted: Tensors,
+def time_one(case: Case, world: World, entry: Contestant, saved: Tensors, wanted: Tensors,
          path: Path) -> None:
     phase = "save"
     try:
@@ -258,12 +258,20 @@ def _sharded(mesh, dim: int, rows: int, columns: int, count: int) -> Tensors:
     }
 
 
-def _same_layout_job(case: Case, plan: Plan) -> None:
+def same_layout_states(scale: float) -> tuple[Tensors, Tensors]:
+    """This rank's part of what is saved, and of what is loaded into."""
     mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-    rows = max(4, int(4096 * plan.scale) // 4 * 4)
-    saved = _sharded(mesh, 0, rows, 4096 * 8, 4)
-    wanted = _sharded(mesh, 0, rows, 4096 * 8, 4)
-    case.bytes = 4 * rows * 4096 * 8 * 4
+    rows = max(4, int(4096 * scale) // 4 * 4)
+    return _sharded(mesh, 0, rows, 4096 * 8, 4), _sharded(mesh, 0, rows, 4096 * 8, 4)
+
+
+def _global_bytes(state: Tensors) -> int:
+    return sum(t.numel() * t.element_size() for t in state.values())
+
+
+def _same_layout_job(case: Case, plan: Plan) -> None:
+    saved, wanted = same_layout_states(plan.scale)
+    case.bytes = _global_bytes(saved)
     measure(case, plan, _contestants(), saved, wanted)
 
 
@@ -271,12 +279,16 @@ def same_layout(case: Case, plan: Plan) -> Case:
     return run(_same_layout_job, 4, case, plan)
 
 
-def _reshard_job(case: Case, plan: Plan) -> None:
+def reshard_states(scale: float) -> tuple[Tensors, Tensors]:
+    """As same_layout_states: saved by rows, loaded by columns."""
     mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-    rows = max(64, int(8192 * plan.scale) // 64 * 64)
-    saved = _sharded(mesh, 0, rows, 8192, 4)
-    wanted = _sharded(mesh, 1, rows, 8192, 4)
-    case.bytes = 4 * rows * 8192 * 4
+    rows = max(64, int(8192 * scale) // 64 * 64)
+    return _sharded(mesh, 0, rows, 8192, 4), _sharded(mesh, 1, rows, 8192, 4)
+
+
+def _reshard_job(case: Case, plan: Plan) -> None:
+    saved, wanted = reshard_states(plan.scale)
+    case.bytes = _global_bytes(saved)
     ways = [TilestoneLoad(two_phase="never"), TilestoneLoad(two_phase="always")]
     who = [Tilestone(), Tilestone(CONTROL), *ways, Dcp(1)]  # the others can't reshard on a CPU
     measure(case, plan, who, saved, wanted, count_reads=True)
@@ -323,10 +335,15 @@ def _gpt_state(mesh, scale: float) -> Tensors:
     return state
 
 
-def _gpt_job(case: Case, plan: Plan) -> None:
+def gpt_states(scale: float) -> tuple[Tensors, Tensors]:
+    """As same_layout_states: a GPT's parameters and AdamW state."""
     mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    saved, wanted = _gpt_state(mesh, plan.scale), _gpt_state(mesh, plan.scale)
-    case.bytes = sum(t.numel() * t.element_size() for t in saved.values())
+    return _gpt_state(mesh, scale), _gpt_state(mesh, scale)
+
+
+def _gpt_job(case: Case, plan: Plan) -> None:
+    saved, wanted = gpt_states(plan.scale)
+    case.bytes = _global_bytes(saved)
     measure(case, plan, _contestants(), saved, wanted)
 
 

@@ -431,11 +431,12 @@ void run_in_python(const std::function<void()>& work) {
 void drop_reference(PyObject* object) {
   if (Py_IsInitialized() == 0) return;
   if (PyGILState_Check() != 0) return Py_DECREF(object);
+  Process& p = process();  // once, because it is a system call and a state has many objects
   bool first = false;
   {
-    std::lock_guard lock(process().mutex);
-    first = process().dropped.empty();
-    process().dropped.push_back(object);
+    std::lock_guard lock(p.mutex);
+    first = p.dropped.empty();
+    p.dropped.push_back(object);
   }
   if (first) Py_AddPendingCall(give_back_dropped, nullptr);
 }
