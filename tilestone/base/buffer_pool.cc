@@ -1,7 +1,6 @@
 #include "tilestone/base/buffer_pool.h"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -12,12 +11,11 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/huge_pages.h"
 #include "tilestone/base/per_process.h"
 
 namespace tilestone {
 namespace {
-
-constexpr size_t kHugePage = size_t{2} << 20;  // bytes
 
 // The buffers of one process.
 struct Buffers {
@@ -54,8 +52,7 @@ struct Buffers {
   }
 
   // Called without the lock, after take() has set `reserved`. Fresh memory is slow because of the
-  // page fault at the first write to each page. Huge pages, if the system provides them, make page
-  // faults 512 times rarer.
+  // page fault at the first write to each page.
   std::byte* allocate() {
     const bool huge = buffer_bytes >= kHugePage;
     void* memory = nullptr;
@@ -67,7 +64,7 @@ struct Buffers {
       given_back.notify_one();
       throw std::bad_alloc();
     }
-    if (huge) ::madvise(memory, buffer_bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+    prefer_huge_pages(memory, buffer_bytes);
     return static_cast<std::byte*>(memory);
   }
 };

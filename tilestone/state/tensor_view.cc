@@ -8,6 +8,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/huge_pages.h"
 
 namespace tilestone {
 namespace {
@@ -109,10 +110,11 @@ TensorView TensorView::without_data(DType dtype, Dims shape) {
 
 TensorView TensorView::allocate(DType dtype, Dims shape) {
   const uint64_t bytes = checked_bytes(dtype, shape);
+  const uint64_t size = checked_add(bytes, kAlignment, "bytes to allocate");
   // calloc gets pages from the kernel that are already zero, so this does not write to them.
-  std::shared_ptr<void> memory(std::calloc(checked_add(bytes, kAlignment, "bytes to allocate"), 1),
-                               std::free);
+  std::shared_ptr<void> memory(std::calloc(size, 1), std::free);
   if (memory == nullptr) throw std::bad_alloc();
+  prefer_huge_pages(memory.get(), size);
   const auto address = reinterpret_cast<uintptr_t>(memory.get());
   void* data = static_cast<std::byte*>(memory.get()) + (kAlignment - address % kAlignment);
   return contiguous(data, dtype, std::move(shape), std::move(memory));

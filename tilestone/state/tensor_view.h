@@ -59,6 +59,7 @@ struct TensorView {
   static TensorView without_data(DType dtype, Dims shape);
   // New contiguous memory, filled with zeros, that the view owns. It is aligned to 64 bytes, as
   // payloads in files are, so that large tensors need not be copied on the way to or from a file.
+  // Large memory is in huge pages where the system has them.
   static TensorView allocate(DType dtype, Dims shape);
 
   bool has_data() const { return data != nullptr || device != nullptr || numel(shape) == 0; }

@@ -10,13 +10,13 @@
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/huge_pages.h"
 #include "tilestone/engine/write/stage_internal.h"
 
 namespace tilestone::engine {
 namespace {
 
 constexpr uint64_t kPage = BufferPool::kAlignment;
-constexpr uint64_t kHugePage = 2u << 20;
 constexpr uint64_t kPlacedFrom = 64u << 10;  // bytes; the phase of smaller tensors does not matter
 constexpr uint64_t kSmallStep = 64;          // bytes
 constexpr uint64_t kBlock = 8u << 20;        // bytes that one thread copies or touches at a time
@@ -103,7 +103,7 @@ void StagingMemory::reserve(uint64_t bytes, ThreadPool* threads) {
                 "can't allocate memory to stage " + std::to_string(bytes) + " bytes")
         .with_errno(errno);
   }
-  if (size >= kHugePage) ::madvise(memory, size, MADV_HUGEPAGE);
+  prefer_huge_pages(memory, size);
   memory_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(memory),
                                        [size](std::byte* mapped) { ::munmap(mapped, size); });
   capacity_ = size;

@@ -2,12 +2,12 @@
 // page faults take most of the time of filling it.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <cstddef>
 #include <cstdlib>
 #include <new>
 #include <vector>
+
+#include "tilestone/base/huge_pages.h"
 
 namespace tilestone::archive {
 
@@ -18,8 +18,6 @@ struct LargeAllocator {
   template <typename U>
   LargeAllocator(const LargeAllocator<U>&) {}  // NOLINT: allocators convert
 
-  static constexpr size_t kHugePage = 2u << 20;  // bytes
-
   T* allocate(size_t count) {
     if (count > (size_t{1} << 46) / sizeof(T)) throw std::bad_array_new_length();
     const size_t bytes = count * sizeof(T);
@@ -27,7 +25,7 @@ struct LargeAllocator {
     const size_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
     void* memory = std::aligned_alloc(kHugePage, whole);
     if (memory == nullptr) throw std::bad_alloc();
-    madvise(memory, whole, MADV_HUGEPAGE);  // may fail; small pages work too
+    prefer_huge_pages(memory, whole);
     return static_cast<T*>(memory);
   }
   void deallocate(T* memory, size_t count) {
