@@ -195,9 +195,7 @@ class Loading {
   bool has_all_of_own_rank(Deadline deadline) {
     try {
       look_for_items(deadline);
-      LoadPlanOptions plan_options;
-      plan_options.cast = options().cast;
-      plan_load(items_.tensors, opened_.metadata, plan_options);
+      plan_load(items_.tensors, opened_.metadata, {.cast = options().cast});
     } catch (const Error&) {
       return false;
     }
@@ -384,9 +382,7 @@ class Loading {
 
   // Plans the reads of stored chunks. Fills the remaining elements with zeros (LoadPlan::fills).
   std::vector<Transfer> plan_tensors(const std::vector<TensorItem>& read) {
-    LoadPlanOptions plan_options;
-    plan_options.cast = options().cast;
-    LoadPlan plan = plan_load(read, opened_.metadata, plan_options);
+    LoadPlan plan = plan_load(read, opened_.metadata, {.cast = options().cast});
     std::vector<Transfer> transfers;
     transfers.reserve(plan.reads.size());
     for (const ChunkRead& part : plan.reads) {
