@@ -382,27 +382,14 @@ class Loading {
 
   // Plans the reads of stored chunks. Fills the remaining elements with zeros (LoadPlan::fills).
   std::vector<Transfer> plan_tensors(const std::vector<TensorItem>& read) {
-    LoadPlan plan = plan_load(read, opened_.metadata, {.cast = options().cast});
-    std::vector<Transfer> transfers;
-    transfers.reserve(plan.reads.size());
-    for (const ChunkRead& part : plan.reads) {
-      const Piece& piece = read[part.item].pieces[part.piece];
-      const Box& stored = opened_.metadata.tensors[part.tensor].chunks[part.chunk].box;
-      transfers.push_back({part.tensor, part.chunk, relative(part.box, stored),
-                           narrow_to(piece.data, relative(part.box, piece.box))});
-    }
+    const LoadPlan plan = plan_load(read, opened_.metadata, {.cast = options().cast});
+    std::vector<Transfer> transfers = transfers_of(plan, read, opened_.metadata);
     for (const LoadPlan::Fill& fill : plan.fills) {
       const Piece& piece = read[fill.item].pieces[fill.piece];
-      fill_zero(narrow_to(piece.data, relative(fill.box, piece.box)));
+      fill_zero(narrow_to(piece.data, relative_to(fill.box, piece.box.offset)));
     }
     progress_.emplace(options().progress, "read", stored_bytes(opened_.metadata, transfers));
     return transfers;
-  }
-
-  static Box relative(const Box& box, const Box& origin) {
-    Box shifted = box;
-    for (size_t d = 0; d < box.rank(); ++d) shifted.offset[d] -= origin.offset[d];
-    return shifted;
   }
 
   [[noreturn]] void fail_not_found(const std::string& key) const {
