@@ -19,11 +19,7 @@ namespace {
 
 [[noreturn]] void fail_not_found(const Metadata& metadata, const std::string& key,
                                  const std::string& what) {
-  std::string hint;
-  for (const std::string& other : similar_keys(metadata, key)) {
-    hint += (hint.empty() ? "similar keys: " : ", ") + other;
-  }
-  throw Error(ErrorCode::kNotFound, what).with_key(key).with_hint(hint);
+  throw Error(ErrorCode::kNotFound, what).with_key(key).with_hint(similar_keys_hint(metadata, key));
 }
 
 const StoredTensor& find_tensor(const Metadata& metadata, const std::string& key) {

@@ -400,15 +400,12 @@ class Loading {
           .with_hint("request an array of the tensor's dtype and shape instead");
     }
     const bool no_common = opened_.dialect->common_object().empty() || options().sharded_only;
-    Error error(ErrorCode::kNotFound, no_common
+    throw Error(ErrorCode::kNotFound, no_common
                                           ? "the object is not in the checkpoint"
                                           : "the checkpoint has this key neither in its common "
-                                            "state nor as an object");
-    std::string similar;
-    for (const std::string& other : similar_keys(opened_.metadata, key)) {
-      similar += (similar.empty() ? "similar keys: " : ", ") + other;
-    }
-    throw std::move(error).with_key(key).with_hint(similar);
+                                            "state nor as an object")
+        .with_key(key)
+        .with_hint(similar_keys_hint(opened_.metadata, key));
   }
 
   const Communicator comm_;
