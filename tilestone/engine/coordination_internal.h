@@ -11,9 +11,8 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
+#include "tilestone/engine/save_share_internal.h"
 #include "tilestone/plan/report.h"
-#include "tilestone/plan/save_plan.h"
-#include "tilestone/state/items.h"
 #include "tilestone/state/state_dict.h"
 #include "tilestone/storage/storage.h"
 
@@ -29,23 +28,6 @@ struct Brought {
   const StateDict* compared = nullptr;  // SaveRequest::compared_common; null: not given
 };
 using Bring = std::function<Brought()>;
-
-// A rank's part of a save after planning. Tensor memory belongs to the caller unless it was staged;
-// everything else is owned.
-struct SaveShare {
-  SaveOptions options;
-  std::shared_ptr<const Format> format;
-  std::shared_ptr<const Dialect> dialect;
-  Items items;
-  LocalSavePlan local;
-  Assignment assignment;     // indices into `local`: what this rank writes
-  bool report_held = false;  // see WriteTask::report_held
-  int rank = 0;
-  int world_size = 1;
-  std::string save_id;
-
-  uint64_t bytes() const;  // elements of the assigned tensors, including copies
-};
 
 // Where a rank writes its share.
 struct WritePlace {
@@ -94,13 +76,9 @@ std::unique_ptr<Coordination> coordinate_by_rounds(const Communicator& comm,
 std::unique_ptr<Coordination> coordinate_by_files(const Location& location,
                                                   const SaveOptions& options, Deadline deadline,
                                                   std::shared_ptr<SessionParts> session = nullptr);
-// Throws Error(kUnsupported) if the options ask for something that can't be saved by files. Depends
-// only on the options, so it throws on all ranks or on none.
-void refuse_by_files(const SaveOptions& options, const Format& format, const Dialect& dialect);
-
-// What a rank writes in torch's rank-local mode: everything that it holds, except empty boxes of
-// tensors that have elements.
-Assignment all_that_is_held(const LocalSavePlan& plan);
+// Throws Error(kUnsupported) if the share's options ask for something that can't be saved by files.
+// Depends only on the options, so it throws on all ranks or on none.
+void refuse_by_files(const SaveShare& share);
 
 // What the copies of a save by files would cost this rank. Writes nothing.
 CopyCost copies_by_files(const Location& location, const SaveOptions& options, Deadline deadline,

@@ -36,15 +36,6 @@ std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionP
   return std::make_shared<ThreadPool>(count);
 }
 
-uint64_t SaveShare::bytes() const {
-  uint64_t bytes = 0;
-  for (const uint32_t i : written_chunks(assignment)) {
-    const PlanChunk& chunk = local.chunks[i];
-    bytes += static_cast<uint64_t>(chunk.box.numel()) * itemsize(local.tensors[chunk.tensor].dtype);
-  }
-  return bytes;
-}
-
 SaveInSteps::SaveInSteps(std::unique_ptr<Coordination> coordination,
                          std::shared_ptr<SessionParts> session)
     : process_(::getpid()), coordination_(std::move(coordination)), session_(std::move(session)) {}
