@@ -441,9 +441,7 @@ namespace {
 StateDict load_here(const StateDict* wanted, const Location& location, const LoadOptions& options,
                     LoadReport* report) {
   try {
-    const Deadline deadline =
-        engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
-    engine::Loading loading(options.comm, location.place(), deadline);
+    engine::Loading loading(options.comm, location.place(), engine::deadline_of(options));
     StateDict loaded =
         loading.run([&] { return engine::BroughtLoad{wanted, &location, &options}; }, {});
     if (report != nullptr) *report = loading.report();

@@ -16,6 +16,7 @@
 #include "tilestone/engine/run/rounds_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/engine/save_share_internal.h"
+#include "tilestone/engine/save_steps_internal.h"
 #include "tilestone/engine/session_parts_internal.h"
 #include "tilestone/plan/access.h"
 #include "tilestone/state/content_hash.h"
@@ -60,9 +61,8 @@ class CoordinationByRounds final : public Coordination {
  public:
   CoordinationByRounds(Communicator comm, const std::string& place, Deadline deadline,
                        std::shared_ptr<SessionParts> session, const std::string& call = "save")
-      : comm_(std::move(comm)),
-        deadline_(deadline),
-        session_(std::move(session)),
+      : Coordination(deadline, std::move(session)),
+        comm_(std::move(comm)),
         rounds_(comm_, call, place, deadline) {
     share_.rank = comm_.rank();
     share_.world_size = comm_.size();
@@ -129,8 +129,6 @@ class CoordinationByRounds final : public Coordination {
     rounds_.leave(why);
     discard();
   }
-
-  Deadline deadline() const override { return deadline_; }
 
   // Called instead of all steps: what the copies would cost, by rank.
   std::vector<CopyCost> cost_of_copies(const Bring& bring) {
@@ -434,8 +432,6 @@ class CoordinationByRounds final : public Coordination {
   }
 
   const Communicator comm_;
-  const Deadline deadline_;
-  const std::shared_ptr<SessionParts> session_;  // null: no session
   Rounds rounds_;
   std::optional<Location> location_;   // set when this rank has its request
   std::optional<Commit> commit_;       // on the coordinator
@@ -455,6 +451,11 @@ class CoordinationByRounds final : public Coordination {
   std::vector<std::string> written_;  // data files of this rank
 };
 
+std::vector<CopyCost> copies_by_rounds(const Communicator& comm, const std::string& place,
+                                       Deadline deadline, const Bring& bring) {
+  return CoordinationByRounds(comm, place, deadline, nullptr, "plan_copies").cost_of_copies(bring);
+}
+
 }  // namespace
 
 std::unique_ptr<Coordination> coordinate_by_rounds(const Communicator& comm,
@@ -467,12 +468,19 @@ std::unique_ptr<Coordination> coordinate_by_rounds(const Communicator& comm,
 
 SaveResult save(const StateDict& state, const Location& location, const SaveOptions& options) {
   try {
-    const Deadline deadline =
-        engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
     return engine::save_in_a_row(
-        options.by_files ? engine::coordinate_by_files(location, options, deadline)
-                         : engine::coordinate_by_rounds(options.comm, location.place(), deadline),
-        [&] { return engine::Brought{&state, &location, &options, nullptr}; });
+        engine::coordinate(location, options, engine::deadline_of(options)),
+        [&] { return engine::Brought{&state, &location, &options}; });
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& place,
+                const Communicator& comm, Deadline deadline) {
+  try {
+    return engine::save_in_a_row(engine::coordinate_by_rounds(comm, place, deadline),
+                                 engine::bring_request(prepare));
   } catch (...) {
     rethrow_cause();
   }
@@ -481,13 +489,10 @@ SaveResult save(const StateDict& state, const Location& location, const SaveOpti
 std::vector<CopyCost> plan_copies(const StateDict& state, const Location& location,
                                   const SaveOptions& options) {
   try {
-    const Deadline deadline =
-        engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
-    const auto bring = [&] { return engine::Brought{&state, &location, &options, nullptr}; };
+    const Deadline deadline = engine::deadline_of(options);
+    const auto bring = [&] { return engine::Brought{&state, &location, &options}; };
     if (options.by_files) return {engine::copies_by_files(location, options, deadline, bring)};
-    return engine::CoordinationByRounds(options.comm, location.place(), deadline, nullptr,
-                                        "plan_copies")
-        .cost_of_copies(bring);
+    return engine::copies_by_rounds(options.comm, location.place(), deadline, bring);
   } catch (...) {
     rethrow_cause();
   }
@@ -496,28 +501,8 @@ std::vector<CopyCost> plan_copies(const StateDict& state, const Location& locati
 std::vector<CopyCost> plan_copies(const std::function<SaveRequest()>& prepare,
                                   const std::string& place, const Communicator& comm,
                                   Deadline deadline) {
-  std::optional<SaveRequest> request;
   try {
-    return engine::CoordinationByRounds(comm, place, deadline, nullptr, "plan_copies")
-        .cost_of_copies([&] {
-          request.emplace(prepare());
-          return engine::Brought{&request->state, &request->location, &request->options};
-        });
-  } catch (...) {
-    rethrow_cause();
-  }
-}
-
-SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& place,
-                const Communicator& comm, Deadline deadline) {
-  std::optional<SaveRequest> request;
-  try {
-    return engine::save_in_a_row(engine::coordinate_by_rounds(comm, place, deadline), [&] {
-      request.emplace(prepare());
-      const auto& compared = request->compared_common;
-      return engine::Brought{&request->state, &request->location, &request->options,
-                             compared ? &*compared : nullptr};
-    });
+    return engine::copies_by_rounds(comm, place, deadline, engine::bring_request(prepare));
   } catch (...) {
     rethrow_cause();
   }

@@ -20,6 +20,7 @@
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/engine/save_share_internal.h"
+#include "tilestone/engine/save_steps_internal.h"
 #include "tilestone/engine/session_parts_internal.h"
 #include "tilestone/plan/save_plan.h"
 #include "tilestone/state/content_hash.h"
@@ -54,9 +55,8 @@ class CoordinationByFiles final : public Coordination {
  public:
   CoordinationByFiles(const Location& location, const SaveOptions& options, Deadline deadline,
                       std::shared_ptr<SessionParts> session)
-      : files_(*options.by_files),
-        deadline_(deadline),
-        session_(std::move(session)),
+      : Coordination(deadline, std::move(session)),
+        files_(*options.by_files),
         storage_(location.shared()),
         attempt_(storage_, head_of(options)) {
     result_.save_id = attempt_.head().save_id;
@@ -135,8 +135,6 @@ class CoordinationByFiles final : public Coordination {
     lease_.reset();
     attempt_.leave_failure(files_.rank, why, Deadline::after(kFailureTime));
   }
-
-  Deadline deadline() const override { return deadline_; }
 
   // Called instead of all steps.
   CopyCost cost_of_copies(const Bring& bring) {
@@ -356,8 +354,6 @@ class CoordinationByFiles final : public Coordination {
   }
 
   const ByFiles files_;
-  const Deadline deadline_;
-  const std::shared_ptr<SessionParts> session_;  // null: no session
   const std::shared_ptr<Storage> storage_;
   Attempt attempt_;
   bool is_done_ = false;  // already published: this rank has nothing to do
@@ -420,15 +416,9 @@ namespace tilestone {
 
 SaveResult save_by_files(const Location& location, const SaveOptions& options,
                          const std::function<SaveRequest()>& prepare, Deadline deadline) {
-  std::optional<SaveRequest> request;
   try {
-    const auto bring = [&] {
-      request.emplace(prepare());
-      const auto& compared = request->compared_common;
-      return engine::Brought{&request->state, &request->location, &request->options,
-                             compared ? &*compared : nullptr};
-    };
-    return engine::save_in_a_row(engine::coordinate_by_files(location, options, deadline), bring);
+    return engine::save_in_a_row(engine::coordinate_by_files(location, options, deadline),
+                                 engine::bring_request(prepare));
   } catch (...) {
     rethrow_cause();
   }
@@ -436,12 +426,8 @@ SaveResult save_by_files(const Location& location, const SaveOptions& options,
 
 CopyCost plan_copies_by_files(const Location& location, const SaveOptions& options,
                               const std::function<SaveRequest()>& prepare, Deadline deadline) {
-  std::optional<SaveRequest> request;
   try {
-    return engine::copies_by_files(location, options, deadline, [&] {
-      request.emplace(prepare());
-      return engine::Brought{&request->state, &request->location, &request->options};
-    });
+    return engine::copies_by_files(location, options, deadline, engine::bring_request(prepare));
   } catch (...) {
     rethrow_cause();
   }

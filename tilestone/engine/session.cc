@@ -78,6 +78,16 @@ std::string shared_token(const Communicator& comm, Deadline deadline,
   return {reinterpret_cast<const char*>(token.data()), token.size()};
 }
 
+// `prepare`, whose request then says how the ranks coordinate.
+std::function<SaveRequest()> with_by_files(const std::function<SaveRequest()>& prepare,
+                                           const std::optional<ByFiles>& by_files) {
+  return [&] {
+    SaveRequest request = prepare();
+    request.options.by_files = by_files;
+    return request;
+  };
+}
+
 // What the session's last save of such a state assigned to this rank, else what it would write by
 // rule.
 Assignment likely_assignment(const SessionParts& session, const SaveShare& share) {
@@ -157,9 +167,9 @@ PlannedSave Session::begin_save(const StateDict& state, const Location& location
                                 const SaveOptions& options) {
   try {
     const SaveOptions all = completed(options, location);
-    auto save = engine::steps_of(location, all, kept_->parts);
-    save->plan([&] { return engine::Brought{&state, &location, &all}; });
-    return PlannedSave(std::move(save));
+    return engine::begin_in_steps(
+        engine::coordinate(location, all, engine::deadline_of(all), kept_->parts),
+        [&] { return engine::Brought{&state, &location, &all}; });
   } catch (...) {
     rethrow_cause();
   }
@@ -169,36 +179,21 @@ SaveResult Session::save(const StateDict& state, const Location& location,
                          const SaveOptions& options) {
   try {
     const SaveOptions all = completed(options, location);
-    const auto steps = engine::steps_of(location, all, kept_->parts);
-    return engine::save_in_a_row(*steps, [&] { return engine::Brought{&state, &location, &all}; });
+    return engine::save_in_a_row(
+        engine::coordinate(location, all, engine::deadline_of(all), kept_->parts),
+        [&] { return engine::Brought{&state, &location, &all}; });
   } catch (...) {
     rethrow_cause();
   }
 }
 
-std::unique_ptr<engine::SaveInSteps> Session::steps_of(const Location& location,
-                                                       const SaveOptions& all, Deadline deadline) {
-  return std::make_unique<engine::SaveInSteps>(
-      all.by_files
-          ? engine::coordinate_by_files(location, all, deadline, kept_->parts)
-          : engine::coordinate_by_rounds(all.comm, location.place(), deadline, kept_->parts),
-      kept_->parts);
-}
-
 SaveResult Session::save(const Location& location, const SaveOptions& options,
                          const std::function<SaveRequest()>& prepare, Deadline deadline) {
-  std::optional<SaveRequest> request;
   try {
     const SaveOptions all = completed(options, location);
-    const auto bring = [&] {
-      request.emplace(prepare());
-      request->options.by_files = all.by_files;
-      const auto& compared = request->compared_common;
-      return engine::Brought{&request->state, &request->location, &request->options,
-                             compared ? &*compared : nullptr};
-    };
-    const auto steps = steps_of(location, all, deadline);
-    return engine::save_in_a_row(*steps, bring);
+    const auto completed_request = engine::with_by_files(prepare, all.by_files);
+    return engine::save_in_a_row(engine::coordinate(location, all, deadline, kept_->parts),
+                                 engine::bring_request(completed_request));
   } catch (...) {
     rethrow_cause();
   }
@@ -208,12 +203,9 @@ PlannedSave Session::begin_save(const Location& location, const SaveOptions& opt
                                 const std::function<SaveRequest()>& prepare, Deadline deadline) {
   try {
     const SaveOptions all = completed(options, location);
-    const auto completed_request = [&] {
-      SaveRequest request = prepare();
-      request.options.by_files = all.by_files;
-      return request;
-    };
-    return engine::planned_by_request(steps_of(location, all, deadline), completed_request);
+    const auto completed_request = engine::with_by_files(prepare, all.by_files);
+    return engine::begin_in_steps(engine::coordinate(location, all, deadline, kept_->parts),
+                                  engine::bring_request(completed_request));
   } catch (...) {
     rethrow_cause();
   }

@@ -29,7 +29,6 @@ namespace tilestone {
 
 namespace engine {
 struct SessionParts;
-class SaveInSteps;
 }  // namespace engine
 
 // Counts of one rank's session.
@@ -98,8 +97,6 @@ class Session {
 
  private:
   SaveOptions completed(const SaveOptions& options, const Location& location);
-  std::unique_ptr<engine::SaveInSteps> steps_of(const Location& location, const SaveOptions& all,
-                                                Deadline deadline);
   struct Kept;
   std::unique_ptr<Kept> kept_;
 };

@@ -124,4 +124,12 @@ Deadline deadline_of(double timeout) {
       std::chrono::duration<double>(is_timeout(timeout) ? timeout : kDefaultTimeout));
 }
 
+Deadline deadline_of(const SaveOptions& options) {
+  return deadline_of(options.timeout).with_interrupt(options.interrupt);
+}
+
+Deadline deadline_of(const LoadOptions& options) {
+  return deadline_of(options.timeout).with_interrupt(options.interrupt);
+}
+
 }  // namespace tilestone::engine

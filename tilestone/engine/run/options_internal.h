@@ -27,5 +27,8 @@ std::shared_ptr<const Dialect> dialect_of(const SaveOptions& options);
 // When a call with this timeout (seconds) ends. An invalid timeout gives the default: the call
 // still needs time for its first round, in which check_options rejects the option for all ranks.
 Deadline deadline_of(double timeout);
+// The same with the options' interrupt.
+Deadline deadline_of(const SaveOptions& options);
+Deadline deadline_of(const LoadOptions& options);
 
 }  // namespace tilestone::engine
