@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -226,8 +225,7 @@ class Loading {
       places_.emplace(opened_, comm_.rank(), comm_.size());
       load_objects(*context_, items_);
       std::vector<Transfer> transfers = plan_tensors(read_of(items_));
-      own_ = places_->take_own_copies(transfers);
-      take_own_replicas(transfers);
+      own_ = places_->take_own_copies(transfers, replicas_);
       return Wanted{&*context_, std::move(transfers), &*progress_, places_->file_owners()};
     } catch (...) {
       return current_error();
@@ -252,7 +250,7 @@ class Loading {
     tree.built = as_stored(std::move(tree.built), opened_.metadata);
     std::set<std::string> second_names;
     if (opened_.dialect->name() == megatron_dialect()->name()) {
-      ask_for_plain_keys(tree.built, opened_.metadata, second_names);
+      second_names = ask_for_plain_keys(tree.built, opened_.metadata);
     }
     replicas_.clear();
     for (const std::string& name : second_names) {
@@ -281,37 +279,6 @@ class Loading {
     }
   }
   std::vector<TensorItem>& read_of(Items& items) { return keeps() ? read_ : items.tensors; }
-
-  // A tensor that was requested under the name of a rank's replica is read where that replica is
-  // stored.
-  void take_own_replicas(std::vector<Transfer>& transfers) {
-    if (replicas_.empty() || opened_.replica_places.empty()) return;
-    std::vector<Transfer> others;
-    for (Transfer& t : transfers) {
-      t.copy = own_replica(t);
-      (t.copy != kNoCopy ? own_ : others).push_back(std::move(t));
-    }
-    transfers = std::move(others);
-  }
-
-  // The index of the chunk's copy that is the requested replica. kNoCopy: none, or the chunk's own
-  // item.
-  uint32_t own_replica(const Transfer& transfer) const {
-    const Metadata& metadata = opened_.metadata;
-    const StoredTensor& tensor = metadata.tensors[transfer.tensor];
-    const auto asked = replicas_.find(tensor.key);
-    if (asked == replicas_.end()) return kNoCopy;
-    const auto places = opened_.replica_places.find({tensor.key, asked->second});
-    if (places == opened_.replica_places.end()) return kNoCopy;
-    const auto place = places->second.find(tensor.chunks[transfer.chunk].box);
-    if (place == places->second.end()) return kNoCopy;
-    for (const StoredCopy& copy : metadata.copies_of(transfer.tensor, transfer.chunk)) {
-      const ItemLocation& at = place->second;
-      if (copy.at.file != at.file || copy.at.offset != at.offset) continue;
-      return static_cast<uint32_t>(&copy - metadata.copies.data());
-    }
-    return kNoCopy;
-  }
 
   // This rank's message of the last reading round.
   Bytes message_of(const Items& items) const {
@@ -420,7 +387,7 @@ class Loading {
   Opened opened_;
   Tree tree_;  // if there is a template
   Items items_;
-  std::map<std::string, uint32_t> replicas_;  // replicas requested by rank: plain key -> rank
+  AskedReplicas replicas_;
   Findings findings_;
   std::vector<TensorItem> read_;  // the tensors to read, if some are kept
   Bytes message_;                 // to the coordinator, after reading
