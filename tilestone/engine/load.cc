@@ -249,7 +249,7 @@ class Loading {
     tree.built = with_subtrees(std::move(tree.built), options().subtrees, opened_.metadata);
     tree.built = as_stored(std::move(tree.built), opened_.metadata);
     std::set<std::string> second_names;
-    if (opened_.dialect->name() == megatron_dialect()->name()) {
+    if (opened_.dialect->has_replica_names()) {
       second_names = ask_for_plain_keys(tree.built, opened_.metadata);
     }
     replicas_.clear();

@@ -74,7 +74,7 @@ void check_items(const SaveShare& share) {
 
 ReplicaNames replicas_to_name(const SaveShare& share) {
   if (!share.options.tp_replica_names) return {};
-  if (share.dialect->read_as() == megatron_dialect()->name() && !share.format->has_fixed_names()) {
+  if (share.dialect->has_replica_names() && !share.format->has_fixed_names()) {
     return replicas_among(share.items);
   }
   throw Error(

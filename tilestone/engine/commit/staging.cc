@@ -60,9 +60,12 @@ void remove_checkpoint(Storage& parent, const std::string& name) {
     if (!format->detect(names)) continue;
     for (std::string& file : format->index_files(names)) first.insert(std::move(file));
   }
+  for (const auto& dialect : known_dialects()) {
+    for (std::string& file : dialect->index_files(names)) first.insert(std::move(file));
+  }
   for (const std::string& file : names) {
     const auto own = parse_in_own_directory(file);
-    if (file == "metadata.json" || (own && own->kind == kManifestKind)) first.insert(file);
+    if (own && own->kind == kManifestKind) first.insert(file);
   }
   remove_files(*tree, std::vector(first.begin(), first.end()));
   parent.remove_tree(name);
