@@ -11,8 +11,6 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kMaxTemporary = 1u << 20;  // bytes
-
 // Keeps the last `keep` dims. The leading ones are of prepended axes, which have size 1.
 Dims drop_leading(const Dims& dims, size_t keep) {
   return Dims(dims.span().subspan(dims.size() - keep));
