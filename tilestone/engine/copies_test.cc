@@ -79,8 +79,9 @@ void publish(const std::shared_ptr<Storage>& storage, const Written& written, Co
   }
   std::vector<Bytes> encoded;
   for (const RankReport& report : written.reports) encoded.push_back(report.encode());
-  const Items items;
-  commit.prepare({written.reports, encoded, 1, &items, {}, policy}, Deadline::never());
+  commit.prepare(
+      {.save = {.reports = written.reports, .encoded = encoded, .copies = policy}, .threads = 1},
+      Deadline::never());
   commit.publish(Deadline::never());
   commit.clean();
 }

@@ -397,16 +397,15 @@ class CoordinationByRounds final : public Coordination {
     for (size_t rank = 0; rank < payloads.size(); ++rank) {
       reports.push_back(rank == own ? std::move(report_) : RankReport::decode(payloads[rank]));
     }
-    commit_->prepare({std::move(reports),
-                      payloads,
-                      options().threads,
-                      &share_.items,
-                      options().attributes,
-                      copy_policy(),
-                      {},
-                      true,
-                      std::move(replica_names_)},
-                     coordinator_deadline());
+    commit_->prepare(
+        {.save = {.reports = std::move(reports),
+                  .encoded = payloads,
+                  .copies = copy_policy(),
+                  .attributes = options().attributes,
+                  .of_dialect = share_.dialect->encode_index(share_.items, *share_.format),
+                  .replicas = std::move(replica_names_)},
+         .threads = options().threads},
+        coordinator_deadline());
   }
 
   CopyPolicy copy_policy() const {

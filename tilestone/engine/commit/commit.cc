@@ -113,7 +113,6 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
-#include "tilestone/engine/commit/describe_internal.h"
 #include "tilestone/engine/commit/presence_internal.h"
 #include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -344,13 +343,10 @@ void Commit::remove_leftovers(const std::set<std::string>& referenced,
 }
 
 void Commit::prepare(Reported reported, Deadline deadline) {
-  expect_files(*storage_, reported.reports, reported.threads, deadline);
-  Descriptions made =
-      describe_save({std::move(reported.reports), reported.encoded, reported.copies, save_id_,
-                     std::string("Tilestone ") + kVersion, std::move(reported.attributes),
-                     dialect_->encode_index(*reported.items, *format_), std::move(reported.remains),
-                     std::move(reported.replicas)},
-                    *format_, *dialect_);
+  expect_files(*storage_, reported.save.reports, reported.threads, deadline);
+  reported.save.save_id = save_id_;
+  reported.save.writer = std::string("Tilestone ") + kVersion;
+  Descriptions made = describe_save(std::move(reported.save), *format_, *dialect_);
   index_ = std::move(made.index);
   new_files_.merge(made.files);
   if (reported.manifest) {
