@@ -11,8 +11,8 @@
 //     note (note_name) that this save has begun here and which saves' checkpoint it will replace.
 //     The note is durable before step 2.
 //  2. Each rank writes its data files, syncs them, syncs their directory, and reports.
-//  3. The coordinator merges the reports, which checks coverage. It opens each file that a rank
-//     reported, so that a rank that wrote to another directory is found. It publishes the manifest:
+//  3. The coordinator opens each file that a rank reported, so that a rank that wrote to another
+//     directory is found. It merges the reports, which checks coverage. It publishes the manifest:
 //     written to a temporary file, synced, renamed, directory synced. Files of the index that come
 //     before the switch have new names and mean nothing without the switch. They are written under
 //     their final names, many at a time, and synced, and then their directories are (new_files.cc).
