@@ -205,7 +205,9 @@ std::optional<OwnName> parse_in_own_directory(std::string_view name) {
   if (name == manifest_name(save_id)) return OwnName{kManifestKind, save_id};
   if (name == note_name(save_id)) return OwnName{kNoteKind, save_id};
   if (name == outcome_name(save_id)) return OwnName{kOutcomeKind, save_id};
-  if (parse_attempt_name(name)) return OwnName{kAttemptKind, save_id};
+  if (name == attempt_name(save_id) || name.starts_with(attempt_directory(save_id) + "/")) {
+    return OwnName{kAttemptKind, save_id};
+  }
   if (!base.substr(kSaveIdLength).starts_with('.') || !base.ends_with(kTemporarySuffix)) {
     return std::nullopt;
   }
