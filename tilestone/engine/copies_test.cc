@@ -146,7 +146,7 @@ TEST(Copies, FilesAreNoLeftoversAndGoWithTheirCheckpoint) {
   const FileImage image = published();
   const auto storage = memory_storage(image);
   const std::string file = file_of_copy(Checkpoint::open(Location(storage)));
-  EXPECT_THAT(find_leftovers(Location(storage), nullptr, true), IsEmpty());
+  EXPECT_THAT(find_leftovers(Location(storage), true), IsEmpty());
   save_rows(storage, 50);
   EXPECT_FALSE(storage->stat(file));
   expect_rows(Location(storage), 50, 2);

@@ -13,7 +13,6 @@
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/format/foreign.h"
 #include "tilestone/format/megatron_mark.h"
-#include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone::engine {
 namespace {
@@ -251,13 +250,9 @@ void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Forma
   const bool unfinished =
       or_remains && standing.save_id.empty() && !contains_name(names, kMegatronConfig);
   const std::set<std::string> ended = read_notes(location, names).ended(standing.save_id);
-  const std::shared_ptr<const Format> torch_dist = torch_dist_format();
   const auto is_left = [&](const std::string& name) {
-    for (const auto& each : {torch_dist, format}) {
-      const auto own = parse_own_name(*each, name);
-      if (own && is_leftover(*own, ended)) return true;
-    }
-    return false;
+    const auto own = parse_own_name(name);
+    return own && is_leftover(*own, ended);
   };
   for (const std::string& name : names) {
     if (is_made_in_own_directory(name) || is_left(name)) continue;

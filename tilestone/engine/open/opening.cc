@@ -11,7 +11,6 @@
 #include "tilestone/engine/open/rank_local_internal.h"
 #include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/format/megatron_mark.h"
-#include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone::engine {
 namespace {
@@ -250,10 +249,10 @@ Description read_once(Storage& storage, const DetectedFormat& found,
   return description;
 }
 
-bool lacks_manifest(const Description& description, const Format& format) {
+bool lacks_manifest(const Description& description) {
   const Metadata& metadata = *description.metadata;
-  return !metadata.rank_local && !metadata.files.empty() &&
-         is_own_name(format, metadata.files.front()) && description.manifest.empty();
+  return !metadata.rank_local && !metadata.files.empty() && is_own_name(metadata.files.front()) &&
+         description.manifest.empty();
 }
 
 bool same_files(const Description& a, const Description& b) {
@@ -339,7 +338,7 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
   if (found.format != nullptr) return found;
   Error error(ErrorCode::kNotFound, "no checkpoint at " + storage.describe());
   const Notes notes = read_notes(storage, names);
-  const auto lost = find_lost(storage, *torch_dist_format(), names, notes);
+  const auto lost = find_lost(storage, names, notes);
   // While a save is under way, these files may belong to it.
   if (lost && !is_saved_to(storage)) {
     error.with_hint(lost->what + "; " + lost->hint);
@@ -355,7 +354,7 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
 Description read_description(Storage& storage, const DetectedFormat& detected,
                              std::vector<std::string> names) {
   Description found = read_once(storage, detected, std::move(names));
-  for (int i = 0; i < kMaxOverwrites && lacks_manifest(found, *detected.format); ++i) {
+  for (int i = 0; i < kMaxOverwrites && lacks_manifest(found); ++i) {
     Description next = read_once(storage, detected, names_of_checkpoint(storage));
     const bool same = same_files(next, found);
     found = std::move(next);
