@@ -196,7 +196,7 @@ void judge(const Scenario& scenario, const FaultDisk& disk, Survival survival, u
   scenario.files_of(found).compare(image);
   if (seed % 3 != 0 || testing::Test::HasFailure()) return;
   if (seed % 2 == 0 && !storage->list().empty()) {
-    remove_leftovers(storage->child(kPlace), nullptr, true);
+    remove_leftovers(storage->child(kPlace), true);
     expect_nothing_beside(*storage);
     EXPECT_EQ(find_checkpoint(storage), found);
   }

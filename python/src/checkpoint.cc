@@ -75,8 +75,7 @@ void bind_leftovers(nb::module_& m) {
       [](const nb::bytes& path, bool remove, bool force, bool follow_links) {
         const Location location = location_of(path, follow_links);
         return without_gil([&] {
-          return remove ? remove_leftovers(location, nullptr, force)
-                        : find_leftovers(location, nullptr, force);
+          return remove ? remove_leftovers(location, force) : find_leftovers(location, force);
         });
       },
       "path"_a, "remove"_a, "force"_a, "follow_links"_a);

@@ -69,9 +69,8 @@ int gc(const GcOptions& options) {
                abandoning.period);
     fmt::print(stderr, "abandoned the save {}\n", abandon(location, abandoning));
   }
-  const std::vector<Leftover> files = options.remove
-                                          ? remove_leftovers(location, nullptr, options.force)
-                                          : find_leftovers(location, nullptr, options.force);
+  const std::vector<Leftover> files = options.remove ? remove_leftovers(location, options.force)
+                                                     : find_leftovers(location, options.force);
   const std::vector<UnpublishedSave> saves = unfinished_at(location);
   if (options.json) {
     print_json(files, saves, options.remove);

@@ -19,11 +19,7 @@ namespace {
 
 [[noreturn]] void fail_not_found(const Metadata& metadata, const std::string& key,
                                  const std::string& what) {
-  std::string hint;
-  for (const std::string& other : similar_keys(metadata, key)) {
-    hint += (hint.empty() ? "similar keys: " : ", ") + other;
-  }
-  throw Error(ErrorCode::kNotFound, what).with_key(key).with_hint(hint);
+  throw Error(ErrorCode::kNotFound, what).with_key(key).with_hint(similar_keys_hint(metadata, key));
 }
 
 const StoredTensor& find_tensor(const Metadata& metadata, const std::string& key) {
@@ -82,21 +78,8 @@ void give_memory(const engine::ReadContext& context, const LoadPlan& plan,
 // Reads into the items' pieces.
 void run(const engine::ReadContext& context, const LoadPlan& plan,
          std::span<const TensorItem> items) {
-  std::vector<engine::Transfer> transfers;
-  transfers.reserve(plan.reads.size());
-  for (const ChunkRead& read : plan.reads) {
-    const Piece& piece = items[read.item].pieces[0];
-    const StoredTensor& tensor = context.metadata.tensors[read.tensor];
-    Box in_chunk = read.box, in_target = read.box;
-    for (size_t d = 0; d < piece.box.rank(); ++d) {
-      in_chunk.offset[d] -= tensor.chunks[read.chunk].box.offset[d];
-      in_target.offset[d] -= piece.box.offset[d];
-    }
-    transfers.push_back(
-        {read.tensor, read.chunk, std::move(in_chunk), piece.data.narrow(in_target)});
-  }
   engine::ProgressMeter silent({}, "read", 0);
-  engine::read_transfers(context, transfers, silent);
+  engine::read_transfers(context, engine::transfers_of(plan, items, context.metadata), silent);
 }
 
 }  // namespace

@@ -6,14 +6,15 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
+#include "tilestone/engine/save.h"
+#include "tilestone/engine/save_share_internal.h"
 #include "tilestone/plan/report.h"
-#include "tilestone/plan/save_plan.h"
-#include "tilestone/state/items.h"
 #include "tilestone/state/state_dict.h"
 #include "tilestone/storage/storage.h"
 
@@ -29,23 +30,9 @@ struct Brought {
   const StateDict* compared = nullptr;  // SaveRequest::compared_common; null: not given
 };
 using Bring = std::function<Brought()>;
-
-// A rank's part of a save after planning. Tensor memory belongs to the caller unless it was staged;
-// everything else is owned.
-struct SaveShare {
-  SaveOptions options;
-  std::shared_ptr<const Format> format;
-  std::shared_ptr<const Dialect> dialect;
-  Items items;
-  LocalSavePlan local;
-  Assignment assignment;     // indices into `local`: what this rank writes
-  bool report_held = false;  // see WriteTask::report_held
-  int rank = 0;
-  int world_size = 1;
-  std::string save_id;
-
-  uint64_t bytes() const;  // elements of the assigned tensors, including copies
-};
+// A Bring that makes the request when it is called, and then owns it: it brings what `prepare`
+// returns. Refers to `prepare` until then.
+Bring bring_request(const std::function<SaveRequest()>& prepare);
 
 // Where a rank writes its share.
 struct WritePlace {
@@ -77,14 +64,20 @@ class Coordination {
   virtual void give_up(const Error& why) noexcept = 0;
 
   SaveShare& share() { return share_; }
-  virtual Deadline deadline() const = 0;
+  Deadline deadline() const { return deadline_; }
+  SessionParts* session() const { return session_.get(); }  // null: no session
 
  protected:
+  Coordination(Deadline deadline, std::shared_ptr<SessionParts> session)
+      : deadline_(std::move(deadline)), session_(std::move(session)) {}
+
   SaveShare share_;
+  const Deadline deadline_;
+  const std::shared_ptr<SessionParts> session_;
 };
 
 // Coordinates by a communicator's rounds. `place`: as for save(). Begins the call and throws what
-// Call throws. `session` holds this rank's plans of earlier saves; it may be null.
+// Call throws. `session`: the session that makes the save; null: none.
 std::unique_ptr<Coordination> coordinate_by_rounds(const Communicator& comm,
                                                    const std::string& place, Deadline deadline,
                                                    std::shared_ptr<SessionParts> session = nullptr);
@@ -94,19 +87,16 @@ std::unique_ptr<Coordination> coordinate_by_rounds(const Communicator& comm,
 std::unique_ptr<Coordination> coordinate_by_files(const Location& location,
                                                   const SaveOptions& options, Deadline deadline,
                                                   std::shared_ptr<SessionParts> session = nullptr);
-// Throws Error(kUnsupported) if the options ask for something that can't be saved by files. Depends
-// only on the options, so it throws on all ranks or on none.
-void refuse_by_files(const SaveOptions& options, const Format& format, const Dialect& dialect);
-
-// What a rank writes in torch's rank-local mode: everything that it holds, except empty boxes of
-// tensors that have elements.
-Assignment all_that_is_held(const LocalSavePlan& plan);
+// Coordinates as the options say: by files, or by rounds of options.comm.
+std::unique_ptr<Coordination> coordinate(const Location& location, const SaveOptions& options,
+                                         Deadline deadline,
+                                         std::shared_ptr<SessionParts> session = nullptr);
+// Throws Error(kUnsupported) if the share's options ask for something that can't be saved by files.
+// Depends only on the options, so it throws on all ranks or on none.
+void refuse_by_files(const SaveShare& share);
 
 // What the copies of a save by files would cost this rank. Writes nothing.
 CopyCost copies_by_files(const Location& location, const SaveOptions& options, Deadline deadline,
                          const Bring& bring);
-
-// Runs all steps of a save, without staging.
-SaveResult save_in_a_row(std::unique_ptr<Coordination> coordination, const Bring& bring);
 
 }  // namespace tilestone::engine

@@ -79,8 +79,9 @@ void publish(const std::shared_ptr<Storage>& storage, const Written& written, Co
   }
   std::vector<Bytes> encoded;
   for (const RankReport& report : written.reports) encoded.push_back(report.encode());
-  const Items items;
-  commit.prepare({written.reports, encoded, 1, &items, {}, policy}, Deadline::never());
+  commit.prepare(
+      {.save = {.reports = written.reports, .encoded = encoded, .copies = policy}, .threads = 1},
+      Deadline::never());
   commit.publish(Deadline::never());
   commit.clean();
 }
@@ -145,7 +146,7 @@ TEST(Copies, FilesAreNoLeftoversAndGoWithTheirCheckpoint) {
   const FileImage image = published();
   const auto storage = memory_storage(image);
   const std::string file = file_of_copy(Checkpoint::open(Location(storage)));
-  EXPECT_THAT(find_leftovers(Location(storage), nullptr, true), IsEmpty());
+  EXPECT_THAT(find_leftovers(Location(storage), true), IsEmpty());
   save_rows(storage, 50);
   EXPECT_FALSE(storage->stat(file));
   expect_rows(Location(storage), 50, 2);

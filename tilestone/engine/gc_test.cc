@@ -142,7 +142,7 @@ TEST(Gc, WhileASaveIsUnderWayNothingIsListedOrRemoved) {
   options.progress = [&](const Progress&) {
     const FileImage before = memory_image(*storage);
     for (const auto call : {&find_leftovers, &remove_leftovers}) {
-      expect_error([&] { call(Location(storage), nullptr, false); }, ErrorCode::kAlreadyExists,
+      expect_error([&] { call(Location(storage), false); }, ErrorCode::kAlreadyExists,
                    "a save is under way at memory");
       ++refused;
     }
@@ -189,16 +189,16 @@ TEST(Gc, ACheckpointThatHasOnlyLostItsMetadataIsNoLeftoverUnlessForced) {
   image.erase(".metadata");
   const auto storage = memory_storage(image);
   for (const auto call : {&find_leftovers, &remove_leftovers}) {
-    expect_error([&] { call(Location(storage), nullptr, false); }, ErrorCode::kCorrupt,
+    expect_error([&] { call(Location(storage), false); }, ErrorCode::kCorrupt,
                  "has lost only its .metadata: its manifest and all its data files are in memory");
   }
   expect_error([&] { find_leftovers(Location(storage)); }, ErrorCode::kCorrupt, "cp -a FROM/. TO");
   expect_error([&] { Checkpoint::open(Location(storage)); }, ErrorCode::kNotFound,
                "has lost only its .metadata");
   EXPECT_EQ(memory_image(*storage), image);
-  EXPECT_EQ(find_leftovers(Location(storage), nullptr, true).size(), 3u);
+  EXPECT_EQ(find_leftovers(Location(storage), true).size(), 3u);
   EXPECT_EQ(memory_image(*storage), image);
-  EXPECT_EQ(remove_leftovers(Location(storage), nullptr, true).size(), 3u);
+  EXPECT_EQ(remove_leftovers(Location(storage), true).size(), 3u);
   EXPECT_THAT(storage->list(), ElementsAre(".tilestone/lock"));
 }
 
@@ -208,7 +208,7 @@ TEST(Gc, DataFilesWithoutTheHiddenFilesAreNoLeftoversUnlessForced) {
   expect_error([&] { remove_leftovers(Location(storage)); }, ErrorCode::kCorrupt,
                "without the hidden files (.metadata, .tilestone) of their checkpoint");
   EXPECT_EQ(memory_image(*storage), image);
-  EXPECT_EQ(remove_leftovers(Location(storage), nullptr, true).size(), 2u);
+  EXPECT_EQ(remove_leftovers(Location(storage), true).size(), 2u);
 }
 
 TEST(Gc, WhatAFailedSaveLeftIsALeftoverThoughItsManifestStands) {
@@ -262,7 +262,7 @@ TEST(Gc, NoSaveRemovesCopiedDataFilesThoughOneHasFailedAmongThem) {
     expect_files(inner, copied);
     EXPECT_THAT(remove_leftovers(Location(inner)), IsEmpty());
     expect_files(inner, copied);
-    EXPECT_EQ(remove_leftovers(Location(inner), nullptr, true).size(), copied.size());
+    EXPECT_EQ(remove_leftovers(Location(inner), true).size(), copied.size());
     expect_rows(Location(inner), 9, 1);
   }
 }

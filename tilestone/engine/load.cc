@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -195,9 +194,7 @@ class Loading {
   bool has_all_of_own_rank(Deadline deadline) {
     try {
       look_for_items(deadline);
-      LoadPlanOptions plan_options;
-      plan_options.cast = options().cast;
-      plan_load(items_.tensors, opened_.metadata, plan_options);
+      plan_load(items_.tensors, opened_.metadata, {.cast = options().cast});
     } catch (const Error&) {
       return false;
     }
@@ -228,8 +225,7 @@ class Loading {
       places_.emplace(opened_, comm_.rank(), comm_.size());
       load_objects(*context_, items_);
       std::vector<Transfer> transfers = plan_tensors(read_of(items_));
-      own_ = places_->take_own_copies(transfers);
-      take_own_replicas(transfers);
+      own_ = places_->take_own_copies(transfers, replicas_);
       return Wanted{&*context_, std::move(transfers), &*progress_, places_->file_owners()};
     } catch (...) {
       return current_error();
@@ -253,8 +249,8 @@ class Loading {
     tree.built = with_subtrees(std::move(tree.built), options().subtrees, opened_.metadata);
     tree.built = as_stored(std::move(tree.built), opened_.metadata);
     std::set<std::string> second_names;
-    if (opened_.dialect->name() == megatron_dialect()->name()) {
-      ask_for_plain_keys(tree.built, opened_.metadata, second_names);
+    if (opened_.dialect->has_replica_names()) {
+      second_names = ask_for_plain_keys(tree.built, opened_.metadata);
     }
     replicas_.clear();
     for (const std::string& name : second_names) {
@@ -283,37 +279,6 @@ class Loading {
     }
   }
   std::vector<TensorItem>& read_of(Items& items) { return keeps() ? read_ : items.tensors; }
-
-  // A tensor that was requested under the name of a rank's replica is read where that replica is
-  // stored.
-  void take_own_replicas(std::vector<Transfer>& transfers) {
-    if (replicas_.empty() || opened_.replica_places.empty()) return;
-    std::vector<Transfer> others;
-    for (Transfer& t : transfers) {
-      t.copy = own_replica(t);
-      (t.copy != kNoCopy ? own_ : others).push_back(std::move(t));
-    }
-    transfers = std::move(others);
-  }
-
-  // The index of the chunk's copy that is the requested replica. kNoCopy: none, or the chunk's own
-  // item.
-  uint32_t own_replica(const Transfer& transfer) const {
-    const Metadata& metadata = opened_.metadata;
-    const StoredTensor& tensor = metadata.tensors[transfer.tensor];
-    const auto asked = replicas_.find(tensor.key);
-    if (asked == replicas_.end()) return kNoCopy;
-    const auto places = opened_.replica_places.find({tensor.key, asked->second});
-    if (places == opened_.replica_places.end()) return kNoCopy;
-    const auto place = places->second.find(tensor.chunks[transfer.chunk].box);
-    if (place == places->second.end()) return kNoCopy;
-    for (const StoredCopy& copy : metadata.copies_of(transfer.tensor, transfer.chunk)) {
-      const ItemLocation& at = place->second;
-      if (copy.at.file != at.file || copy.at.offset != at.offset) continue;
-      return static_cast<uint32_t>(&copy - metadata.copies.data());
-    }
-    return kNoCopy;
-  }
 
   // This rank's message of the last reading round.
   Bytes message_of(const Items& items) const {
@@ -384,29 +349,14 @@ class Loading {
 
   // Plans the reads of stored chunks. Fills the remaining elements with zeros (LoadPlan::fills).
   std::vector<Transfer> plan_tensors(const std::vector<TensorItem>& read) {
-    LoadPlanOptions plan_options;
-    plan_options.cast = options().cast;
-    LoadPlan plan = plan_load(read, opened_.metadata, plan_options);
-    std::vector<Transfer> transfers;
-    transfers.reserve(plan.reads.size());
-    for (const ChunkRead& part : plan.reads) {
-      const Piece& piece = read[part.item].pieces[part.piece];
-      const Box& stored = opened_.metadata.tensors[part.tensor].chunks[part.chunk].box;
-      transfers.push_back({part.tensor, part.chunk, relative(part.box, stored),
-                           narrow_to(piece.data, relative(part.box, piece.box))});
-    }
+    const LoadPlan plan = plan_load(read, opened_.metadata, {.cast = options().cast});
+    std::vector<Transfer> transfers = transfers_of(plan, read, opened_.metadata);
     for (const LoadPlan::Fill& fill : plan.fills) {
       const Piece& piece = read[fill.item].pieces[fill.piece];
-      fill_zero(narrow_to(piece.data, relative(fill.box, piece.box)));
+      fill_zero(narrow_to(piece.data, relative_to(fill.box, piece.box.offset)));
     }
     progress_.emplace(options().progress, "read", stored_bytes(opened_.metadata, transfers));
     return transfers;
-  }
-
-  static Box relative(const Box& box, const Box& origin) {
-    Box shifted = box;
-    for (size_t d = 0; d < box.rank(); ++d) shifted.offset[d] -= origin.offset[d];
-    return shifted;
   }
 
   [[noreturn]] void fail_not_found(const std::string& key) const {
@@ -417,15 +367,12 @@ class Loading {
           .with_hint("request an array of the tensor's dtype and shape instead");
     }
     const bool no_common = opened_.dialect->common_object().empty() || options().sharded_only;
-    Error error(ErrorCode::kNotFound, no_common
+    throw Error(ErrorCode::kNotFound, no_common
                                           ? "the object is not in the checkpoint"
                                           : "the checkpoint has this key neither in its common "
-                                            "state nor as an object");
-    std::string similar;
-    for (const std::string& other : similar_keys(opened_.metadata, key)) {
-      similar += (similar.empty() ? "similar keys: " : ", ") + other;
-    }
-    throw std::move(error).with_key(key).with_hint(similar);
+                                            "state nor as an object")
+        .with_key(key)
+        .with_hint(similar_keys_hint(opened_.metadata, key));
   }
 
   const Communicator comm_;
@@ -440,7 +387,7 @@ class Loading {
   Opened opened_;
   Tree tree_;  // if there is a template
   Items items_;
-  std::map<std::string, uint32_t> replicas_;  // replicas requested by rank: plain key -> rank
+  AskedReplicas replicas_;
   Findings findings_;
   std::vector<TensorItem> read_;  // the tensors to read, if some are kept
   Bytes message_;                 // to the coordinator, after reading
@@ -461,9 +408,7 @@ namespace {
 StateDict load_here(const StateDict* wanted, const Location& location, const LoadOptions& options,
                     LoadReport* report) {
   try {
-    const Deadline deadline =
-        engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
-    engine::Loading loading(options.comm, location.place(), deadline);
+    engine::Loading loading(options.comm, location.place(), engine::deadline_of(options));
     StateDict loaded =
         loading.run([&] { return engine::BroughtLoad{wanted, &location, &options}; }, {});
     if (report != nullptr) *report = loading.report();

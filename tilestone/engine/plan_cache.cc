@@ -6,7 +6,6 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/engine/plan_cache_internal.h"
-#include "tilestone/engine/save_items_internal.h"
 
 namespace tilestone::engine {
 
@@ -23,18 +22,17 @@ void PlanCache::put(CachedPlan plan) {
   if (plans_.size() > kMaxPlans) plans_.pop_back();
 }
 
-uint64_t structure_of(const LocalSavePlan& plan, PlanWay way, const SaveOptions& options,
-                      const Format& format, const Dialect& dialect, int rank, int world_size) {
-  LocalSavePlan bare = plan;
+uint64_t structure_of(const SaveShare& share, SaveOptions::Agreement way) {
+  LocalSavePlan bare = share.local;
   for (PlanObject& object : bare.objects) object.content = 0;
   ByteWriter writer;
   writer.u8(static_cast<uint8_t>(way));
-  writer.u64(static_cast<uint64_t>(rank));
-  writer.u64(static_cast<uint64_t>(world_size));
-  writer.string(format.name());
-  writer.string(dialect.name());
-  writer.u8(options.validate_access ? 1 : 0);
-  const std::vector<int> group = replicate_group_of(options, format, rank, world_size);
+  writer.u64(static_cast<uint64_t>(share.rank));
+  writer.u64(static_cast<uint64_t>(share.world_size));
+  writer.string(share.format->name());
+  writer.string(share.dialect->name());
+  writer.u8(share.options.validate_access ? 1 : 0);
+  const std::vector<int> group = replicate_group_of(share);
   writer.varint(group.size());  // 0: this rank copies nothing
   for (const int other : group) writer.varint(static_cast<uint64_t>(other));
   writer.raw(bare.encode());

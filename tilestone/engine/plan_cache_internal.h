@@ -9,6 +9,7 @@
 
 #include "tilestone/engine/orders_internal.h"
 #include "tilestone/engine/run/options.h"
+#include "tilestone/engine/save_share_internal.h"
 #include "tilestone/plan/save_plan.h"
 
 namespace tilestone::engine {
@@ -40,15 +41,12 @@ class PlanCache {
   std::deque<CachedPlan> plans_;
 };
 
-// How the ranks of a save decide who writes what.
-enum class PlanWay : uint8_t { kExchange, kRule };
-
 // A hash of everything that this rank's part of a plan depends on: its local plan (without
-// PlanObject::content), its rank, the world size, and the relevant options. By rule a rank's part
+// PlanObject::content), its rank, the world size, and the relevant options. `way`: how the ranks
+// decide who writes what; by files it is kRule, whatever the options say. By rule a rank's part
 // depends on nothing else, so a cached plan can be used without asking other ranks. Throws what
 // replicate_group_of() throws.
-uint64_t structure_of(const LocalSavePlan& plan, PlanWay way, const SaveOptions& options,
-                      const Format& format, const Dialect& dialect, int rank, int world_size);
+uint64_t structure_of(const SaveShare& share, SaveOptions::Agreement way);
 
 // A hash of the contents of the plan's common objects by key. Their order in the plan does not
 // matter.

@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
 #include <string>
-#include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -18,9 +15,9 @@
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/rounds_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
-#include "tilestone/engine/save_items_internal.h"
+#include "tilestone/engine/save_share_internal.h"
+#include "tilestone/engine/save_steps_internal.h"
 #include "tilestone/engine/session_parts_internal.h"
-#include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/plan/access.h"
 #include "tilestone/state/content_hash.h"
 
@@ -64,9 +61,8 @@ class CoordinationByRounds final : public Coordination {
  public:
   CoordinationByRounds(Communicator comm, const std::string& place, Deadline deadline,
                        std::shared_ptr<SessionParts> session, const std::string& call = "save")
-      : comm_(std::move(comm)),
-        deadline_(deadline),
-        session_(std::move(session)),
+      : Coordination(deadline, std::move(session)),
+        comm_(std::move(comm)),
         rounds_(comm_, call, place, deadline) {
     share_.rank = comm_.rank();
     share_.world_size = comm_.size();
@@ -133,8 +129,6 @@ class CoordinationByRounds final : public Coordination {
     rounds_.leave(why);
     discard();
   }
-
-  Deadline deadline() const override { return deadline_; }
 
   // Called instead of all steps: what the copies would cost, by rank.
   std::vector<CopyCost> cost_of_copies(const Bring& bring) {
@@ -246,34 +240,30 @@ class CoordinationByRounds final : public Coordination {
   }
 
   void take_orders(Orders orders) {
-    orders_ = std::move(orders);
-    if (orders_.way == Orders::Way::kAsBefore) {
+    if (orders.way == Orders::Way::kAsBefore) {
       if (!cached_) {
         throw Error(ErrorCode::kInternal,
                     "rank 0 expects a cached plan that this rank does not have");
       }
-      orders_.assignment = std::move(cached_->assignment);
-      orders_.grids = std::move(cached_->grids);
+      orders.assignment = std::move(cached_->assignment);
+      orders.grids = std::move(cached_->grids);
       session_->count({0, 0, 1, 0});
     } else if (structure_) {
-      session_->plans.put({*structure_, orders_.save_id, orders_.assignment, orders_.grids,
+      session_->plans.put({*structure_, orders.save_id, orders.assignment, orders.grids,
                            objects_differ_ || objects_differed_});
       session_->count({0, 1, 0, 0});
     }
-    share_.save_id = orders_.save_id;
+    share_.save_id = orders.save_id;
     share_.report_held = by_rule();
     if (by_rule()) {
-      add_empties();
+      assign_empty_chunks(share_, orders.empties);
     } else {
-      share_.assignment = std::move(orders_.assignment);
+      share_.assignment = std::move(orders.assignment);
     }
-    const CopyCost cost =
-        settle_copies(share_.items, *share_.format, options(), share_.local, share_.assignment);
+    const CopyCost cost = settle_copies(share_);
     result_.copies = cost.copies;
     result_.copy_bytes = cost.bytes;
-    if (!share_.format->needs_grid()) return;
-    take_grids();
-    leave_out_empty_chunks();
+    if (share_.format->needs_grid()) take_grids(share_, orders.grids);
   }
 
   // Rank 0 and the named rank send their common states, and the coordinator reports how they
@@ -321,31 +311,26 @@ class CoordinationByRounds final : public Coordination {
   Brought prepare(const Bring& bring) {
     const Brought brought = bring();
     location_ = *brought.location;
-    share_.options = *brought.options;
+    set_options(share_, *brought.options);
     check_options(options());
-    share_.format = options().format ? options().format : torch_dist_format();
-    share_.dialect = options().dialect ? options().dialect : pytorch_dialect();
     return brought;
   }
 
   PlanMessage plan_locally(const Brought& brought) {
-    share_.items = items_of(*brought.state, *share_.dialect, *share_.format);
-    check_items(share_.items, options(), *share_.format);
+    share_.items = items_of(*brought.state, share_);
+    check_items(share_);
     check_agreement();
-    group_ = replicate_group_of(options(), *share_.format, comm_.rank(), comm_.size());
+    std::vector<int> group = replicate_group_of(share_);
     share_.local = make_local_plan(share_.items);
-    if (!group_.empty()) {
-      note_contents_of_copied(share_.items, *share_.format, *share_.dialect, share_.local);
-    }
+    if (!group.empty()) note_contents_of_copied(share_);
     look_for_plan();
     PlanMessage message;
-    message.replicas = replicas_to_name(share_.items, options(), *share_.dialect, *share_.format);
-    if (!by_rule()) message.group = group_;
+    message.replicas = replicas_to_name(share_);
+    if (!by_rule()) message.group = std::move(group);
     if (compares()) message.common = hash_of_common(brought);
-    if (compares() && !share_.items.common && !by_rule())
-      note_contents(share_.items, *share_.format, share_.local);
+    if (compares() && !share_.items.common && !by_rule()) note_contents(share_);
     if (by_rule()) {
-      message.empties = empty_keys();
+      message.empties = keys_without_elements(share_.local);
       share_.assignment = plan_by_rule(session_.get(), share_);
     }
     if (cached_) {
@@ -362,8 +347,7 @@ class CoordinationByRounds final : public Coordination {
   // Looks for the plan of an earlier save of the session in which this rank had the same structure.
   void look_for_plan() {
     if (session_ == nullptr || !is_exchanged()) return;
-    structure_ = structure_of(share_.local, PlanWay::kExchange, options(), *share_.format,
-                              *share_.dialect, comm_.rank(), comm_.size());
+    structure_ = structure_of(share_, SaveOptions::Agreement::kExchange);
     const CachedPlan* const found = session_->plans.find(*structure_);
     if (found == nullptr) return;
     objects_differed_ = found->objects_differ;
@@ -402,51 +386,9 @@ class CoordinationByRounds final : public Coordination {
   // Hash of the common state; 0 in dialects without a common state.
   uint64_t hash_of_common(const Brought& brought) {
     if (!share_.items.common) return 0;
-    compared_ = brought.compared != nullptr
-                    ? items_of(*brought.compared, *share_.dialect, *share_.format).common
-                    : share_.items.common;
+    compared_ = brought.compared != nullptr ? items_of(*brought.compared, share_).common
+                                            : share_.items.common;
     return content_hash(*compared_);
-  }
-
-  // The keys of this rank's tensors without elements. Such a tensor is stored as one empty chunk.
-  // The rule does not tell which other ranks have it, so these (few) keys are sent to the
-  // coordinator, which makes the lowest rank that has the tensor write it.
-  std::vector<std::string> empty_keys() const {
-    std::set<std::string> keys;
-    for (const PlanChunk& chunk : share_.local.chunks) {
-      const PlanTensor& tensor = share_.local.tensors[chunk.tensor];
-      if (numel(tensor.global_shape) == 0) keys.insert(tensor.key);
-    }
-    return {keys.begin(), keys.end()};
-  }
-
-  // Adds the empty chunks that the coordinator has assigned to this rank.
-  void add_empties() {
-    Assignment& mine = share_.assignment;
-    std::erase_if(mine.chunks, [&](uint32_t i) { return share_.local.chunks[i].box.empty(); });
-    std::set<std::string_view> wanted(orders_.empties.begin(), orders_.empties.end());
-    for (uint32_t i = 0; i < share_.local.chunks.size() && !wanted.empty(); ++i) {
-      if (wanted.erase(share_.local.tensors[share_.local.chunks[i].tensor].key) > 0)
-        mine.chunks.push_back(i);
-    }
-    std::sort(mine.chunks.begin(), mine.chunks.end());
-  }
-
-  // Several items have the same key if the tensor has several shards on this rank.
-  void take_grids() {
-    if (orders_.grids.size() != share_.local.tensors.size()) {
-      throw Error(ErrorCode::kInternal,
-                  "the coordinator's grids are not those of the local plan's tensors");
-    }
-    std::unordered_map<std::string_view, const Dims*> cells;
-    for (size_t i = 0; i < orders_.grids.size(); ++i) {
-      cells.emplace(share_.local.tensors[i].key, &orders_.grids[i]);
-    }
-    for (TensorItem& item : share_.items.tensors) {
-      if (const auto cell = cells.find(item.key); cell != cells.end()) {
-        item.chunk_shape = *cell->second;
-      }
-    }
   }
 
   void prepare_to_publish(const std::vector<Bytes>& payloads) {
@@ -455,16 +397,15 @@ class CoordinationByRounds final : public Coordination {
     for (size_t rank = 0; rank < payloads.size(); ++rank) {
       reports.push_back(rank == own ? std::move(report_) : RankReport::decode(payloads[rank]));
     }
-    commit_->prepare({std::move(reports),
-                      payloads,
-                      options().threads,
-                      &share_.items,
-                      options().attributes,
-                      copy_policy(),
-                      {},
-                      true,
-                      std::move(replica_names_)},
-                     coordinator_deadline());
+    commit_->prepare(
+        {.save = {.reports = std::move(reports),
+                  .encoded = payloads,
+                  .copies = copy_policy(),
+                  .attributes = options().attributes,
+                  .of_dialect = share_.dialect->encode_index(share_.items, *share_.format),
+                  .replicas = std::move(replica_names_)},
+         .threads = options().threads},
+        coordinator_deadline());
   }
 
   CopyPolicy copy_policy() const {
@@ -472,14 +413,8 @@ class CoordinationByRounds final : public Coordination {
     return copies ? CopyPolicy::kReported : CopyPolicy::kRefuse;
   }
 
-  // In formats with grids, an empty chunk has no file; the index lists the tensor anyway.
-  void leave_out_empty_chunks() {
-    std::erase_if(share_.assignment.chunks,
-                  [&](uint32_t i) { return share_.local.chunks[i].box.empty(); });
-  }
-
   void note_result() {
-    result_.save_id = orders_.save_id;
+    result_.save_id = share_.save_id;
     result_.items_written = report_.chunks.size() + report_.objects.size();
     for (const ReportedFile& file : report_.files) {
       result_.bytes_written += file.size;
@@ -496,11 +431,8 @@ class CoordinationByRounds final : public Coordination {
   }
 
   const Communicator comm_;
-  const Deadline deadline_;
-  const std::shared_ptr<SessionParts> session_;  // null: no session
   Rounds rounds_;
   std::optional<Location> location_;   // set when this rank has its request
-  std::vector<int> group_;             // ranks whose chunks this rank copies
   std::optional<Commit> commit_;       // on the coordinator
   std::optional<Value> compared_;      // the common state that is compared
   std::vector<PlanMessage> messages_;  // coordinator: by rank
@@ -511,13 +443,17 @@ class CoordinationByRounds final : public Coordination {
   bool as_before_ = false;             // coordinator: all ranks use their cached plans
   bool objects_differ_ = false;        // common objects differ in this save: plans are sent
   bool objects_differed_ = false;      // the same in an earlier save of this structure
-  Orders orders_;
-  RankReport report_;                 // moved from when the coordinator merges
-  std::string staging_name_;          // the directory of a staged save; "": none
-  std::shared_ptr<Storage> staging_;  // that directory
+  RankReport report_;                  // moved from when the coordinator merges
+  std::string staging_name_;           // the directory of a staged save; "": none
+  std::shared_ptr<Storage> staging_;   // that directory
   SaveResult result_;
   std::vector<std::string> written_;  // data files of this rank
 };
+
+std::vector<CopyCost> copies_by_rounds(const Communicator& comm, const std::string& place,
+                                       Deadline deadline, const Bring& bring) {
+  return CoordinationByRounds(comm, place, deadline, nullptr, "plan_copies").cost_of_copies(bring);
+}
 
 }  // namespace
 
@@ -531,12 +467,19 @@ std::unique_ptr<Coordination> coordinate_by_rounds(const Communicator& comm,
 
 SaveResult save(const StateDict& state, const Location& location, const SaveOptions& options) {
   try {
-    const Deadline deadline =
-        engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
     return engine::save_in_a_row(
-        options.by_files ? engine::coordinate_by_files(location, options, deadline)
-                         : engine::coordinate_by_rounds(options.comm, location.place(), deadline),
-        [&] { return engine::Brought{&state, &location, &options, nullptr}; });
+        engine::coordinate(location, options, engine::deadline_of(options)),
+        [&] { return engine::Brought{&state, &location, &options}; });
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& place,
+                const Communicator& comm, Deadline deadline) {
+  try {
+    return engine::save_in_a_row(engine::coordinate_by_rounds(comm, place, deadline),
+                                 engine::bring_request(prepare));
   } catch (...) {
     rethrow_cause();
   }
@@ -545,13 +488,10 @@ SaveResult save(const StateDict& state, const Location& location, const SaveOpti
 std::vector<CopyCost> plan_copies(const StateDict& state, const Location& location,
                                   const SaveOptions& options) {
   try {
-    const Deadline deadline =
-        engine::deadline_of(options.timeout).with_interrupt(options.interrupt);
-    const auto bring = [&] { return engine::Brought{&state, &location, &options, nullptr}; };
+    const Deadline deadline = engine::deadline_of(options);
+    const auto bring = [&] { return engine::Brought{&state, &location, &options}; };
     if (options.by_files) return {engine::copies_by_files(location, options, deadline, bring)};
-    return engine::CoordinationByRounds(options.comm, location.place(), deadline, nullptr,
-                                        "plan_copies")
-        .cost_of_copies(bring);
+    return engine::copies_by_rounds(options.comm, location.place(), deadline, bring);
   } catch (...) {
     rethrow_cause();
   }
@@ -560,28 +500,8 @@ std::vector<CopyCost> plan_copies(const StateDict& state, const Location& locati
 std::vector<CopyCost> plan_copies(const std::function<SaveRequest()>& prepare,
                                   const std::string& place, const Communicator& comm,
                                   Deadline deadline) {
-  std::optional<SaveRequest> request;
   try {
-    return engine::CoordinationByRounds(comm, place, deadline, nullptr, "plan_copies")
-        .cost_of_copies([&] {
-          request.emplace(prepare());
-          return engine::Brought{&request->state, &request->location, &request->options};
-        });
-  } catch (...) {
-    rethrow_cause();
-  }
-}
-
-SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& place,
-                const Communicator& comm, Deadline deadline) {
-  std::optional<SaveRequest> request;
-  try {
-    return engine::save_in_a_row(engine::coordinate_by_rounds(comm, place, deadline), [&] {
-      request.emplace(prepare());
-      const auto& compared = request->compared_common;
-      return engine::Brought{&request->state, &request->location, &request->options,
-                             compared ? &*compared : nullptr};
-    });
+    return engine::copies_by_rounds(comm, place, deadline, engine::bring_request(prepare));
   } catch (...) {
     rethrow_cause();
   }

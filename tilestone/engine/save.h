@@ -23,7 +23,7 @@ namespace tilestone {
 //     ranks, plans, locks the location, and refuses or accepts the checkpoint that is there. It
 //     sends each rank its assignment and the save id.
 //  2. Each rank writes new data files, makes them and their directory entries durable, and reports.
-//  3. The coordinator merges the reports, which checks coverage, and opens every reported file. It
+//  3. The coordinator opens every reported file, and merges the reports, which checks coverage. It
 //     publishes the manifest and then the format's metadata, the latter by one rename: now the
 //     checkpoint exists. Every rank gets the result.
 //  4. The coordinator removes the files of the replaced checkpoint and those of earlier failed

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <exception>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -20,9 +19,9 @@
 #include "tilestone/engine/reported_before_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/save.h"
-#include "tilestone/engine/save_items_internal.h"
+#include "tilestone/engine/save_share_internal.h"
+#include "tilestone/engine/save_steps_internal.h"
 #include "tilestone/engine/session_parts_internal.h"
-#include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/plan/save_plan.h"
 #include "tilestone/state/content_hash.h"
 #include "tilestone/version.h"
@@ -40,8 +39,8 @@ AttemptHead head_of(const SaveOptions& options) {
   AttemptHead head;
   head.save_id = save_id_of(options.by_files->token, options.by_files->number);
   head.world_size = options.by_files->world_size;
-  head.format = options.format ? options.format->name() : torch_dist_format()->name();
-  head.dialect = options.dialect ? options.dialect->name() : pytorch_dialect()->name();
+  head.format = format_of(options)->name();
+  head.dialect = dialect_of(options)->name();
   head.writer = std::string("Tilestone ") + kVersion;
   head.common_differs = static_cast<uint8_t>(options.common_differs);
   head.rank_local = options.by_files->torch_rank_local;
@@ -56,15 +55,12 @@ class CoordinationByFiles final : public Coordination {
  public:
   CoordinationByFiles(const Location& location, const SaveOptions& options, Deadline deadline,
                       std::shared_ptr<SessionParts> session)
-      : files_(*options.by_files),
-        deadline_(deadline),
-        session_(std::move(session)),
+      : Coordination(deadline, std::move(session)),
+        files_(*options.by_files),
         storage_(location.shared()),
         attempt_(storage_, head_of(options)) {
     result_.save_id = attempt_.head().save_id;
-    share_.options = options;
-    share_.format = options.format ? options.format : torch_dist_format();
-    share_.dialect = options.dialect ? options.dialect : pytorch_dialect();
+    set_options(share_, options);
     share_.report_held = true;
     share_.rank = files_.rank;
     share_.world_size = files_.world_size;
@@ -72,7 +68,7 @@ class CoordinationByFiles final : public Coordination {
   }
 
   void plan(const Bring& bring) override {
-    refuse_by_files(share_.options, *share_.format, *share_.dialect);
+    refuse_by_files(share_);
     try {
       plan_locally(bring());
     } catch (...) {
@@ -140,11 +136,9 @@ class CoordinationByFiles final : public Coordination {
     attempt_.leave_failure(files_.rank, why, Deadline::after(kFailureTime));
   }
 
-  Deadline deadline() const override { return deadline_; }
-
   // Called instead of all steps.
   CopyCost cost_of_copies(const Bring& bring) {
-    refuse_by_files(share_.options, *share_.format, *share_.dialect);
+    refuse_by_files(share_);
     plan_locally(bring());
     return {result_.copies, result_.copy_bytes};
   }
@@ -209,9 +203,9 @@ class CoordinationByFiles final : public Coordination {
   void plan_locally(const Brought& brought) {
     check_options(*brought.options);
     share_.options = *brought.options;  // now including what only this rank uses
-    share_.items = items_of(*brought.state, *share_.dialect, *share_.format);
-    check_items(share_.items, share_.options, *share_.format);
-    replicas_ = replicas_to_name(share_.items, share_.options, *share_.dialect, *share_.format);
+    share_.items = items_of(*brought.state, share_);
+    check_items(share_);
+    replicas_ = replicas_to_name(share_);
     share_.local = make_local_plan(share_.items);
     if (files_.torch_rank_local) {
       share_.assignment = all_that_is_held(share_.local);
@@ -220,20 +214,16 @@ class CoordinationByFiles final : public Coordination {
     }
     // Only after planning, because the planner copies every common object whose content is noted.
     if (share_.options.common_differs != SaveOptions::Differing::kIgnore) {
-      note_contents(share_.items, *share_.format, share_.local);
+      note_contents(share_);
       if (brought.compared != nullptr) note_compared(*brought.compared);
     }
   }
 
   void plan_by_holders() {
     check_holders();
-    const SaveOptions& options = share_.options;
-    if (options.replicate != SaveOptions::Replicate::kNone) {
-      note_contents_of_copied(share_.items, *share_.format, *share_.dialect, share_.local);
-    }
+    if (share_.options.replicate != SaveOptions::Replicate::kNone) note_contents_of_copied(share_);
     share_.assignment = plan_by_rule(session_.get(), share_);
-    const CopyCost cost =
-        settle_copies(share_.items, *share_.format, options, share_.local, share_.assignment);
+    const CopyCost cost = settle_copies(share_);
     result_.copies = cost.copies;
     result_.copy_bytes = cost.bytes;
     warn_of_undeclared();
@@ -241,7 +231,7 @@ class CoordinationByFiles final : public Coordination {
 
   // Compares this common state instead of the one that is saved.
   void note_compared(const StateDict& compared) {
-    const auto common = items_of(compared, *share_.dialect, *share_.format).common;
+    const auto common = items_of(compared, share_).common;
     if (!common) return;
     for (PlanObject& object : share_.local.objects) {
       if (object.key == share_.dialect->common_object()) object.content = content_hash(*common);
@@ -364,8 +354,6 @@ class CoordinationByFiles final : public Coordination {
   }
 
   const ByFiles files_;
-  const Deadline deadline_;
-  const std::shared_ptr<SessionParts> session_;  // null: no session
   const std::shared_ptr<Storage> storage_;
   Attempt attempt_;
   bool is_done_ = false;  // already published: this rank has nothing to do
@@ -380,19 +368,10 @@ class CoordinationByFiles final : public Coordination {
 
 }  // namespace
 
-Assignment all_that_is_held(const LocalSavePlan& plan) {
-  Assignment all;
-  for (uint32_t i = 0; i < plan.chunks.size(); ++i) {
-    const PlanChunk& chunk = plan.chunks[i];
-    const bool empty_tensor = numel(plan.tensors[chunk.tensor].global_shape) == 0;
-    if (empty_tensor || !chunk.box.empty()) all.chunks.push_back(i);
-  }
-  all.objects.resize(plan.objects.size());
-  std::iota(all.objects.begin(), all.objects.end(), 0u);
-  return all;
-}
-
-void refuse_by_files(const SaveOptions& options, const Format& format, const Dialect& dialect) {
+void refuse_by_files(const SaveShare& share) {
+  const SaveOptions& options = share.options;
+  const Format& format = *share.format;
+  const Dialect& dialect = *share.dialect;
   const bool rank_local = options.by_files->torch_rank_local;
   refuse(
       format.needs_grid() || format.has_fixed_names(),
@@ -437,15 +416,9 @@ namespace tilestone {
 
 SaveResult save_by_files(const Location& location, const SaveOptions& options,
                          const std::function<SaveRequest()>& prepare, Deadline deadline) {
-  std::optional<SaveRequest> request;
   try {
-    const auto bring = [&] {
-      request.emplace(prepare());
-      const auto& compared = request->compared_common;
-      return engine::Brought{&request->state, &request->location, &request->options,
-                             compared ? &*compared : nullptr};
-    };
-    return engine::save_in_a_row(engine::coordinate_by_files(location, options, deadline), bring);
+    return engine::save_in_a_row(engine::coordinate_by_files(location, options, deadline),
+                                 engine::bring_request(prepare));
   } catch (...) {
     rethrow_cause();
   }
@@ -453,12 +426,8 @@ SaveResult save_by_files(const Location& location, const SaveOptions& options,
 
 CopyCost plan_copies_by_files(const Location& location, const SaveOptions& options,
                               const std::function<SaveRequest()>& prepare, Deadline deadline) {
-  std::optional<SaveRequest> request;
   try {
-    return engine::copies_by_files(location, options, deadline, [&] {
-      request.emplace(prepare());
-      return engine::Brought{&request->state, &request->location, &request->options};
-    });
+    return engine::copies_by_files(location, options, deadline, engine::bring_request(prepare));
   } catch (...) {
     rethrow_cause();
   }

@@ -36,18 +36,8 @@ std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionP
   return std::make_shared<ThreadPool>(count);
 }
 
-uint64_t SaveShare::bytes() const {
-  uint64_t bytes = 0;
-  for (const uint32_t i : written_chunks(assignment)) {
-    const PlanChunk& chunk = local.chunks[i];
-    bytes += static_cast<uint64_t>(chunk.box.numel()) * itemsize(local.tensors[chunk.tensor].dtype);
-  }
-  return bytes;
-}
-
-SaveInSteps::SaveInSteps(std::unique_ptr<Coordination> coordination,
-                         std::shared_ptr<SessionParts> session)
-    : process_(::getpid()), coordination_(std::move(coordination)), session_(std::move(session)) {}
+SaveInSteps::SaveInSteps(std::unique_ptr<Coordination> coordination)
+    : process_(::getpid()), coordination_(std::move(coordination)) {}
 
 SaveInSteps::~SaveInSteps() {
   if (is_in_child()) {
@@ -81,7 +71,8 @@ void SaveInSteps::take(const std::function<void()>& step) {
 
 void SaveInSteps::plan(const Bring& bring) {
   take([&] { coordination_->plan(bring); });
-  if (session_) session_->count({1, 0, 0, 0});
+  brought_by_ = bring;
+  if (SessionParts* const session = coordination_->session()) session->count({1, 0, 0, 0});
   next_ = "written";
 }
 
@@ -94,14 +85,15 @@ void SaveInSteps::stage() {
     coordination_->give_up(current_error());
     throw;
   }
-  kept_.reset();
+  brought_by_ = nullptr;
 }
 
 void SaveInSteps::stage_share() {
   SaveShare& share = coordination_->share();
+  SessionParts* const session = coordination_->session();
   const uint64_t bytes = staging_bytes(share.items, share.local, share.assignment);
-  const auto threads = staging_threads(bytes, share.options.threads, session_.get());
-  memory_ = session_ ? session_->lend_memory() : std::make_shared<StagingMemory>();
+  const auto threads = staging_threads(bytes, share.options.threads, session);
+  memory_ = session != nullptr ? session->lend_memory() : std::make_shared<StagingMemory>();
   memory_->reserve(bytes, nullptr);
   stage_tensors(share.items, share.local, share.assignment, *memory_, threads.get(),
                 coordination_->deadline());
@@ -116,8 +108,9 @@ void SaveInSteps::stage_share() {
 
 void SaveInSteps::write() {
   take([&] {
-    coordination_->write(
-        [&](const WritePlace& place) { return write_share(share(), place, session_.get()); });
+    coordination_->write([&](const WritePlace& place) {
+      return write_share(share(), place, coordination_->session());
+    });
   });
   release_tensors();
   next_ = "reported";
@@ -131,7 +124,7 @@ void SaveInSteps::release_tensors() {
       piece.data = TensorView::without_data(piece.data.dtype, piece.data.shape);
     }
   }
-  kept_.reset();
+  brought_by_ = nullptr;
   memory_.reset();
 }
 
@@ -147,37 +140,34 @@ SaveResult SaveInSteps::publish() {
   return *std::move(result);
 }
 
-std::unique_ptr<SaveInSteps> steps_of(const Location& location, const SaveOptions& options,
-                                      const std::shared_ptr<SessionParts>& session) {
-  const Deadline deadline = deadline_of(options.timeout).with_interrupt(options.interrupt);
-  return std::make_unique<SaveInSteps>(
-      options.by_files ? coordinate_by_files(location, options, deadline, session)
-                       : coordinate_by_rounds(options.comm, location.place(), deadline, session),
-      session);
+Bring bring_request(const std::function<SaveRequest()>& prepare) {
+  const auto request = std::make_shared<std::optional<SaveRequest>>();
+  return [request, &prepare] {
+    const SaveRequest& made = request->emplace(prepare());
+    const auto& compared = made.compared_common;
+    return Brought{&made.state, &made.location, &made.options, compared ? &*compared : nullptr};
+  };
+}
+
+std::unique_ptr<Coordination> coordinate(const Location& location, const SaveOptions& options,
+                                         Deadline deadline, std::shared_ptr<SessionParts> session) {
+  return options.by_files
+             ? coordinate_by_files(location, options, deadline, std::move(session))
+             : coordinate_by_rounds(options.comm, location.place(), deadline, std::move(session));
+}
+
+PlannedSave begin_in_steps(std::unique_ptr<Coordination> coordination, const Bring& bring) {
+  auto save = std::make_unique<SaveInSteps>(std::move(coordination));
+  save->plan(bring);
+  return PlannedSave(std::move(save));
 }
 
 SaveResult save_in_a_row(std::unique_ptr<Coordination> coordination, const Bring& bring) {
   SaveInSteps save(std::move(coordination));
-  return save_in_a_row(save, bring);
-}
-
-SaveResult save_in_a_row(SaveInSteps& save, const Bring& bring) {
   save.plan(bring);
   save.write();
   save.report();
   return save.publish();
-}
-
-PlannedSave planned_by_request(std::unique_ptr<SaveInSteps> save,
-                               const std::function<SaveRequest()>& prepare) {
-  const auto request = std::make_shared<std::optional<SaveRequest>>();
-  save->plan([&] {
-    const SaveRequest& made = request->emplace(prepare());
-    const auto& compared = made.compared_common;
-    return Brought{&made.state, &made.location, &made.options, compared ? &*compared : nullptr};
-  });
-  save->keep(request);
-  return PlannedSave(std::move(save));
 }
 
 }  // namespace engine
@@ -251,9 +241,9 @@ SaveResult ReportedSave::publish() && {
 PlannedSave begin_save(const StateDict& state, const Location& location,
                        const SaveOptions& options) {
   try {
-    auto save = engine::steps_of(location, options);
-    save->plan([&] { return engine::Brought{&state, &location, &options}; });
-    return PlannedSave(std::move(save));
+    return engine::begin_in_steps(
+        engine::coordinate(location, options, engine::deadline_of(options)),
+        [&] { return engine::Brought{&state, &location, &options}; });
   } catch (...) {
     rethrow_cause();
   }
@@ -262,9 +252,8 @@ PlannedSave begin_save(const StateDict& state, const Location& location,
 PlannedSave begin_save(const std::function<SaveRequest()>& prepare, const std::string& place,
                        const Communicator& comm, Deadline deadline) {
   try {
-    return engine::planned_by_request(
-        std::make_unique<SaveInSteps>(engine::coordinate_by_rounds(comm, place, deadline)),
-        prepare);
+    return engine::begin_in_steps(engine::coordinate_by_rounds(comm, place, deadline),
+                                  engine::bring_request(prepare));
   } catch (...) {
     rethrow_cause();
   }
@@ -273,9 +262,8 @@ PlannedSave begin_save(const std::function<SaveRequest()>& prepare, const std::s
 PlannedSave begin_save_by_files(const Location& location, const SaveOptions& options,
                                 const std::function<SaveRequest()>& prepare, Deadline deadline) {
   try {
-    return engine::planned_by_request(
-        std::make_unique<SaveInSteps>(engine::coordinate_by_files(location, options, deadline)),
-        prepare);
+    return engine::begin_in_steps(engine::coordinate_by_files(location, options, deadline),
+                                  engine::bring_request(prepare));
   } catch (...) {
     rethrow_cause();
   }

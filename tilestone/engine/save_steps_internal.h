@@ -17,14 +17,13 @@ namespace tilestone::engine {
 // destructor changes nothing.
 class SaveInSteps {
  public:
-  // `session`: the session whose threads and staging memory are used; may be null.
-  explicit SaveInSteps(std::unique_ptr<Coordination> coordination,
-                       std::shared_ptr<SessionParts> session = nullptr);
+  explicit SaveInSteps(std::unique_ptr<Coordination> coordination);
   ~SaveInSteps();
   SaveInSteps(const SaveInSteps&) = delete;
   SaveInSteps& operator=(const SaveInSteps&) = delete;
 
-  // Call each once, in this order; stage() may be left out.
+  // Call each once, in this order; stage() may be left out. Keeps `bring`, and with it what it
+  // owns, until the payload is staged or written, or the save has ended.
   void plan(const Bring& bring);
   void stage();
   void write();
@@ -32,8 +31,6 @@ class SaveInSteps {
   SaveResult publish();
 
   const SaveShare& share() const { return coordination_->share(); }
-  // Keeps an object alive until the payload is staged or written, or the save has ended.
-  void keep(std::shared_ptr<const void> kept) { kept_ = std::move(kept); }
 
  private:
   void take(const std::function<void()>& step);
@@ -43,8 +40,7 @@ class SaveInSteps {
 
   const int process_;  // the process that has begun the save
   std::unique_ptr<Coordination> coordination_;
-  std::shared_ptr<SessionParts> session_;
-  std::shared_ptr<const void> kept_;
+  Bring brought_by_;  // null once the payload is staged or written
   std::shared_ptr<StagingMemory> memory_;
   // The next step, for the error "gave up the save before it was ...".
   const char* next_ = "planned";
@@ -56,14 +52,9 @@ class SaveInSteps {
 // alone is faster.
 std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionParts* session);
 
-// Begins a save with the coordination and the timeout that the options ask for.
-std::unique_ptr<SaveInSteps> steps_of(const Location& location, const SaveOptions& options,
-                                      const std::shared_ptr<SessionParts>& session = nullptr);
-// Runs all steps, without staging.
-SaveResult save_in_a_row(SaveInSteps& save, const Bring& bring);
-// Plans the request that `prepare` returns, and keeps the request alive as begin_save() with
-// `prepare` does.
-PlannedSave planned_by_request(std::unique_ptr<SaveInSteps> save,
-                               const std::function<SaveRequest()>& prepare);
+// Takes the first step of a save.
+PlannedSave begin_in_steps(std::unique_ptr<Coordination> coordination, const Bring& bring);
+// Takes all steps, without staging.
+SaveResult save_in_a_row(std::unique_ptr<Coordination> coordination, const Bring& bring);
 
 }  // namespace tilestone::engine

@@ -10,10 +10,9 @@
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
-#include "tilestone/engine/save_items_internal.h"
+#include "tilestone/engine/save_share_internal.h"
 #include "tilestone/engine/save_steps_internal.h"
 #include "tilestone/engine/session_parts_internal.h"
-#include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone {
 namespace engine {
@@ -42,15 +41,10 @@ Assignment SessionParts::planned_by_rule(uint64_t structure,
 
 Assignment plan_by_rule(SessionParts* session, const SaveShare& share) {
   const auto plan = [&] {
-    return plan_save_by_rule(
-        share.local, share.rank,
-        replicate_group_of(share.options, *share.format, share.rank, share.world_size));
+    return plan_save_by_rule(share.local, share.rank, replicate_group_of(share));
   };
   if (session == nullptr) return plan();
-  return session->planned_by_rule(
-      structure_of(share.local, PlanWay::kRule, share.options, *share.format, *share.dialect,
-                   share.rank, share.world_size),
-      plan);
+  return session->planned_by_rule(structure_of(share, SaveOptions::Agreement::kRule), plan);
 }
 
 SessionStats SessionParts::stats() const {
@@ -82,6 +76,27 @@ std::string shared_token(const Communicator& comm, Deadline deadline,
   };
   const Bytes token = agree(comm, "session", deadline, message, decide);
   return {reinterpret_cast<const char*>(token.data()), token.size()};
+}
+
+// `prepare`, whose request then says how the ranks coordinate.
+std::function<SaveRequest()> with_by_files(const std::function<SaveRequest()>& prepare,
+                                           const std::optional<ByFiles>& by_files) {
+  return [&] {
+    SaveRequest request = prepare();
+    request.options.by_files = by_files;
+    return request;
+  };
+}
+
+// What the session's last save of such a state assigned to this rank, else what it would write by
+// rule.
+Assignment likely_assignment(const SessionParts& session, const SaveShare& share) {
+  using Agreement = SaveOptions::Agreement;
+  const auto& by_files = share.options.by_files;
+  if (by_files && by_files->torch_rank_local) return all_that_is_held(share.local);
+  const Agreement way = by_files ? Agreement::kRule : share.options.agreement;
+  const CachedPlan* const cached = session.plans.find(structure_of(share, way));
+  return cached != nullptr ? cached->assignment : plan_by_rule(nullptr, share);
 }
 
 }  // namespace
@@ -152,9 +167,9 @@ PlannedSave Session::begin_save(const StateDict& state, const Location& location
                                 const SaveOptions& options) {
   try {
     const SaveOptions all = completed(options, location);
-    auto save = engine::steps_of(location, all, kept_->parts);
-    save->plan([&] { return engine::Brought{&state, &location, &all}; });
-    return PlannedSave(std::move(save));
+    return engine::begin_in_steps(
+        engine::coordinate(location, all, engine::deadline_of(all), kept_->parts),
+        [&] { return engine::Brought{&state, &location, &all}; });
   } catch (...) {
     rethrow_cause();
   }
@@ -164,36 +179,21 @@ SaveResult Session::save(const StateDict& state, const Location& location,
                          const SaveOptions& options) {
   try {
     const SaveOptions all = completed(options, location);
-    const auto steps = engine::steps_of(location, all, kept_->parts);
-    return engine::save_in_a_row(*steps, [&] { return engine::Brought{&state, &location, &all}; });
+    return engine::save_in_a_row(
+        engine::coordinate(location, all, engine::deadline_of(all), kept_->parts),
+        [&] { return engine::Brought{&state, &location, &all}; });
   } catch (...) {
     rethrow_cause();
   }
 }
 
-std::unique_ptr<engine::SaveInSteps> Session::steps_of(const Location& location,
-                                                       const SaveOptions& all, Deadline deadline) {
-  return std::make_unique<engine::SaveInSteps>(
-      all.by_files
-          ? engine::coordinate_by_files(location, all, deadline, kept_->parts)
-          : engine::coordinate_by_rounds(all.comm, location.place(), deadline, kept_->parts),
-      kept_->parts);
-}
-
 SaveResult Session::save(const Location& location, const SaveOptions& options,
                          const std::function<SaveRequest()>& prepare, Deadline deadline) {
-  std::optional<SaveRequest> request;
   try {
     const SaveOptions all = completed(options, location);
-    const auto bring = [&] {
-      request.emplace(prepare());
-      request->options.by_files = all.by_files;
-      const auto& compared = request->compared_common;
-      return engine::Brought{&request->state, &request->location, &request->options,
-                             compared ? &*compared : nullptr};
-    };
-    const auto steps = steps_of(location, all, deadline);
-    return engine::save_in_a_row(*steps, bring);
+    const auto completed_request = engine::with_by_files(prepare, all.by_files);
+    return engine::save_in_a_row(engine::coordinate(location, all, deadline, kept_->parts),
+                                 engine::bring_request(completed_request));
   } catch (...) {
     rethrow_cause();
   }
@@ -203,12 +203,9 @@ PlannedSave Session::begin_save(const Location& location, const SaveOptions& opt
                                 const std::function<SaveRequest()>& prepare, Deadline deadline) {
   try {
     const SaveOptions all = completed(options, location);
-    const auto completed_request = [&] {
-      SaveRequest request = prepare();
-      request.options.by_files = all.by_files;
-      return request;
-    };
-    return engine::planned_by_request(steps_of(location, all, deadline), completed_request);
+    const auto completed_request = engine::with_by_files(prepare, all.by_files);
+    return engine::begin_in_steps(engine::coordinate(location, all, deadline, kept_->parts),
+                                  engine::bring_request(completed_request));
   } catch (...) {
     rethrow_cause();
   }
@@ -221,40 +218,22 @@ StateDict Session::load(const StateDict& wanted, const Location& location,
   return tilestone::load(wanted, location, all, report);
 }
 
-// The assignment of this rank's last save of such a state, else the one by rule.
-Assignment Session::likely_assignment(const LocalSavePlan& plan, const SaveOptions& options,
-                                      const Format& format, const Dialect& dialect) const {
-  const bool by_files = options.by_files || !kept_->comm;
-  if (by_files && options.by_files && options.by_files->torch_rank_local) {
-    return engine::all_that_is_held(plan);
-  }
-  const bool by_rule = by_files || options.agreement == SaveOptions::Agreement::kRule;
-  const engine::CachedPlan* cached = kept_->parts->plans.find(
-      engine::structure_of(plan, by_rule ? engine::PlanWay::kRule : engine::PlanWay::kExchange,
-                           options, format, dialect, kept_->rank, kept_->world_size));
-  if (cached != nullptr) return cached->assignment;
-  return plan_save_by_rule(
-      plan, kept_->rank,
-      engine::replicate_group_of(options, format, kept_->rank, kept_->world_size));
-}
-
 uint64_t Session::prepare(const StateDict& state, const SaveOptions& options) {
-  const auto format = options.format ? options.format : torch_dist_format();
-  const auto dialect = options.dialect ? options.dialect : pytorch_dialect();
-  SaveOptions all = options;
-  if (!all.by_files && !kept_->comm) {
-    all.by_files = ByFiles{kept_->rank, kept_->world_size, kept_->token};
+  engine::SaveShare share;
+  engine::set_options(share, options);
+  if (!options.by_files && !kept_->comm) {
+    share.options.by_files = ByFiles{kept_->rank, kept_->world_size, kept_->token};
   }
-  engine::check_options(all);
-  if (all.by_files) engine::refuse_by_files(all, *format, *dialect);
-  const Items items = engine::items_of(state, *dialect, *format);
-  LocalSavePlan plan = make_local_plan(items);
-  if (options.replicate != SaveOptions::Replicate::kNone) {
-    engine::note_contents_of_copied(items, *format, *dialect, plan);
-  }
-  Assignment mine = likely_assignment(plan, options, *format, *dialect);
-  engine::settle_copies(items, *format, options, plan, mine);
-  const uint64_t bytes = engine::staging_bytes(items, plan, mine);
+  engine::check_options(share.options);
+  if (share.options.by_files) engine::refuse_by_files(share);
+  share.rank = kept_->rank;
+  share.world_size = kept_->world_size;
+  share.items = engine::items_of(state, share);
+  share.local = make_local_plan(share.items);
+  if (options.replicate != SaveOptions::Replicate::kNone) engine::note_contents_of_copied(share);
+  share.assignment = engine::likely_assignment(*kept_->parts, share);
+  engine::settle_copies(share);
+  const uint64_t bytes = engine::staging_bytes(share.items, share.local, share.assignment);
   auto threads = engine::staging_threads(bytes, options.threads, kept_->parts.get());
   if (threads == nullptr) threads = std::make_shared<ThreadPool>(1);
   kept_->parts->lend_memory()->reserve(bytes, threads.get());

@@ -27,12 +27,8 @@
 
 namespace tilestone {
 
-struct Assignment;
-struct LocalSavePlan;
-
 namespace engine {
 struct SessionParts;
-class SaveInSteps;
 }  // namespace engine
 
 // Counts of one rank's session.
@@ -101,10 +97,6 @@ class Session {
 
  private:
   SaveOptions completed(const SaveOptions& options, const Location& location);
-  std::unique_ptr<engine::SaveInSteps> steps_of(const Location& location, const SaveOptions& all,
-                                                Deadline deadline);
-  Assignment likely_assignment(const LocalSavePlan& plan, const SaveOptions& options,
-                               const Format& format, const Dialect& dialect) const;
   struct Kept;
   std::unique_ptr<Kept> kept_;
 };

@@ -455,14 +455,19 @@ TEST(Session, EveryPartOfAPlanIsPartOfItsStructure) {
   std::set<uint64_t> hashes;
   size_t count = 0;
   const auto add = [&](const std::function<void(LocalSavePlan&)>& change, int rank = 0,
-                       int world = 2, const Format& format = *torch_dist_format(),
+                       int world = 2,
+                       const std::shared_ptr<const Format>& format = torch_dist_format(),
                        const SaveOptions& options = {},
-                       engine::PlanWay way = engine::PlanWay::kExchange) {
-    LocalSavePlan changed = plan;
-    change(changed);
+                       SaveOptions::Agreement way = SaveOptions::Agreement::kExchange) {
+    engine::SaveShare share;
+    engine::set_options(share, options);
+    share.format = format;
+    share.local = plan;
+    share.rank = rank;
+    share.world_size = world;
+    change(share.local);
     ++count;
-    hashes.insert(
-        engine::structure_of(changed, way, options, format, *pytorch_dialect(), rank, world));
+    hashes.insert(engine::structure_of(share, way));
   };
   const auto same = [](LocalSavePlan&) {};
   add(same);
@@ -486,11 +491,11 @@ TEST(Session, EveryPartOfAPlanIsPartOfItsStructure) {
   add([](LocalSavePlan& p) { p.objects.clear(); });
   add(same, 1);
   add(same, 0, 3);
-  add(same, 0, 2, *zarr_format());
+  add(same, 0, 2, zarr_format());
   SaveOptions validated;
   validated.validate_access = true;
-  add(same, 0, 2, *torch_dist_format(), validated);
-  add(same, 0, 2, *torch_dist_format(), {}, engine::PlanWay::kRule);
+  add(same, 0, 2, torch_dist_format(), validated);
+  add(same, 0, 2, torch_dist_format(), {}, SaveOptions::Agreement::kRule);
   EXPECT_EQ(hashes.size(), count);
   add([](LocalSavePlan& p) { p.objects[0].content = 8; });
   EXPECT_EQ(hashes.size(), count - 1);

@@ -263,7 +263,7 @@ TEST(StagedSave, WhileOneIsUnderWayNobodyElseSavesOrCleansThere) {
                      "is under way");
       }
       for (const auto call : {&find_leftovers, &remove_leftovers}) {
-        expect_error([&] { call(path, nullptr, true); }, ErrorCode::kAlreadyExists, "is under way");
+        expect_error([&] { call(path, true); }, ErrorCode::kAlreadyExists, "is under way");
       }
       ++refused;
     };

@@ -109,9 +109,8 @@ class Verifier {
   // missing, or the save id in the metadata is damaged.
   void check_manifest_is_there() {
     if (opened_.manifest || opened_.metadata.rank_local) return;
-    const auto ours =
-        std::find_if(context_.metadata.files.begin(), context_.metadata.files.end(),
-                     [&](const std::string& name) { return is_own_name(context_.format, name); });
+    const auto ours = std::find_if(context_.metadata.files.begin(), context_.metadata.files.end(),
+                                   [&](const std::string& name) { return is_own_name(name); });
     if (ours == context_.metadata.files.end()) return;
     damage(opened_.files.contents.rbegin()->first, 0, 0, "",
            "Tilestone wrote this checkpoint, but the manifest of its save \"" +

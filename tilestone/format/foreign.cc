@@ -3,14 +3,11 @@
 #include <algorithm>
 #include <string_view>
 
+#include "tilestone/format/index.h"
 #include "tilestone/format/megatron_mark.h"
 
 namespace tilestone {
 namespace {
-
-bool is_there(std::span<const std::string> names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
 
 // Whether the file marks an array or group in the directory itself or one level below it.
 bool is_zarr_mark(std::string_view name) {
@@ -30,7 +27,8 @@ std::optional<ForeignCheckpoint> find_foreign(
     return ForeignCheckpoint{kind, std::string(kMegatronConfig), true};
   }
   for (const char* mark : {"model.safetensors.index.json", "model.safetensors"}) {
-    if (is_there(names, mark)) return ForeignCheckpoint{"a Hugging Face checkpoint", mark, false};
+    if (contains_name(names, mark))
+      return ForeignCheckpoint{"a Hugging Face checkpoint", mark, false};
   }
   const auto zarr = std::find_if(names.begin(), names.end(), is_zarr_mark);
   if (zarr != names.end()) return ForeignCheckpoint{"a zarr store", *zarr, true};

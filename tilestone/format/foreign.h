@@ -24,8 +24,8 @@ struct ForeignCheckpoint {
 // (`model.safetensors`, `model.safetensors.index.json`). A torch_dist checkpoint without
 // Megatron-Core's files is none of these.
 //
-// `names`: the files of the directory, relative to it. `read` returns a file's bytes; it is called
-// only for `metadata.json`, and its exceptions are passed on.
+// `names`: the files of the directory, relative to it, sorted. `read` returns a file's bytes; it is
+// called only for `metadata.json`, and its exceptions are passed on.
 std::optional<ForeignCheckpoint> find_foreign(std::span<const std::string> names,
                                               const std::function<Bytes(const std::string&)>& read);
 

@@ -1,7 +1,8 @@
 #include "tilestone/format/megatron_mark.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
+
+#include "tilestone/format/index.h"
 
 namespace tilestone {
 namespace {
@@ -9,10 +10,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int kMaxDepth = 8;  // deeper JSON is dropped while parsing
-
-bool is_among(std::span<const std::string> names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
 
 Json parse(ByteView bytes) {
   const auto keep = [](int depth, Json::parse_event_t, const Json&) { return depth <= kMaxDepth; };
@@ -45,10 +42,10 @@ std::optional<MegatronConfig> read_megatron_config(ByteView bytes) {
 
 std::optional<MegatronMark> find_megatron_mark(
     std::span<const std::string> names, const std::function<Bytes(const std::string&)>& read) {
-  if (!is_among(names, kMegatronConfig)) return std::nullopt;
+  if (!contains_name(names, kMegatronConfig)) return std::nullopt;
   const Bytes bytes = read(std::string(kMegatronConfig));
   if (auto config = read_megatron_config(bytes)) return MegatronMark{std::move(config->backend)};
-  if (is_among(names, kMegatronCommon) && !is_foreign_json(bytes)) return MegatronMark{};
+  if (contains_name(names, kMegatronCommon) && !is_foreign_json(bytes)) return MegatronMark{};
   return std::nullopt;
 }
 

@@ -20,7 +20,7 @@ struct MegatronMark {
   std::string backend;
 };
 
-// `names`: all files of a directory, in any order. `read` returns a file's bytes; it is called only
+// `names`: all files of a directory, sorted. `read` returns a file's bytes; it is called only
 // for metadata.json, and its exceptions are passed on. Returns nullopt if there is no metadata.json
 // or another program wrote it (it is JSON without any of Megatron-Core's fields).
 std::optional<MegatronMark> find_megatron_mark(

@@ -57,6 +57,12 @@ std::optional<Box> intersect(const Box& a, const Box& b) {
   return common;
 }
 
+Box relative_to(const Box& box, const Dims& origin) {
+  Box shifted = box;
+  for (size_t d = 0; d < box.rank(); ++d) shifted.offset[d] -= origin[d];
+  return shifted;
+}
+
 void check_bounds(const Box& box, const Dims& global_shape) {
   const auto fail = [&](const std::string& problem) {
     // Offset and shape are printed separately because their lengths may differ in an invalid box.

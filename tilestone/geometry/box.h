@@ -35,6 +35,9 @@ std::optional<Box> intersect(const Box& a, const Box& b);
 // Returns whether intersect() would return a box, without building it.
 bool intersects(const Box& a, const Box& b);
 
+// The same box in coordinates that begin at `origin`, which is not beyond the box's offset.
+Box relative_to(const Box& box, const Dims& origin);
+
 // Throws Error(kInvalidArgument), with a message that names the box, unless offset and shape have
 // as many dims as global_shape, are not negative, and lie inside it. Overflow of offset + shape
 // counts as outside.

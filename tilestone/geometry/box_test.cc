@@ -37,6 +37,11 @@ Box random_box(std::mt19937_64& random, size_t rank) {
   return box;
 }
 
+TEST(Box, RelativeToMovesTheOffsetAndKeepsTheShape) {
+  EXPECT_EQ(relative_to({{3, 4}, {1, 2}}, {1, 4}), (Box{{2, 0}, {1, 2}}));
+  EXPECT_EQ(relative_to({{}, {}}, {}), (Box{{}, {}}));
+}
+
 TEST(Box, IntersectContainsAndSubtractAgreeWithSetsOfElements) {
   std::mt19937_64 random(11);
   for (int round = 0; round < 2000; ++round) {

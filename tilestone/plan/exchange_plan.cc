@@ -20,8 +20,6 @@ constexpr uint64_t kLargestStripe = 8u << 20;   // bytes
 constexpr uint64_t kSmallestStripe = 1u << 20;  // bytes
 constexpr uint64_t kStripesPerRank = 4;
 constexpr uint64_t kSendShare = 4;
-constexpr uint64_t kSpareShare = 32;  // 1/32 of the needed bytes may be read twice
-constexpr uint64_t kPage = 4096;      // bytes; rows at most this far apart are read together
 
 // The finalizer of SplitMix64: adjacent inputs give unrelated outputs.
 uint64_t mix(uint64_t x) {
@@ -51,7 +49,7 @@ Reading reading_of(const Dims& shape, uint64_t itemsize, const Box& box) {
   bool joined = true;
   for (size_t d = shape.size(); d-- > 0;) {
     const auto count = static_cast<uint64_t>(box.shape[d]);
-    joined = joined && (count == 1 || step <= reading.bytes || step <= kPage);
+    joined = joined && (count == 1 || step <= reading.bytes || step <= kJoinedStep);
     if (joined) {
       reading.bytes += (count - 1) * step;
     } else {

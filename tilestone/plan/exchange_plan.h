@@ -19,6 +19,12 @@
 
 namespace tilestone {
 
+// The thresholds of reading rows together. worth_exchanging() estimates with them what a read
+// costs, and engine/read/parts.cc cuts reads by them.
+inline constexpr uint64_t kSpareShare = 32;    // 1/32 of the needed bytes may be read in addition
+inline constexpr uint64_t kJoinedStep = 4096;  // bytes; rows that start at most a page apart are
+                                               // read together: each would cost a page anyway
+
 // Distributes the stripes of the files over the ranks. Every `world` consecutive stripes give each
 // rank one stripe. Each such group begins with a different rank than the one before it, so that
 // data at regular distances (such as the same tensor of every layer) does not all belong to one

@@ -1,7 +1,7 @@
 // For each wanted piece, the stored chunks that share elements with it are the candidates. If they
-// overlap, each element is read from the first candidate in this order: larger common part,
-// preferred file, then file and offset. A candidate only gives elements that no earlier one gave.
-// So the boxes read are disjoint, and the sum of their volumes tells whether they are complete.
+// overlap, each element is read from the first candidate in this order: larger common part, then
+// file and offset. A candidate only gives elements that no earlier one gave. So the boxes read are
+// disjoint, and the sum of their volumes tells whether they are complete.
 #include "tilestone/plan/load_plan.h"
 
 #include <algorithm>
@@ -54,7 +54,6 @@ void check_match(const TensorItem& item, const StoredTensor& stored,
 // A chunk of the tensor that shares elements with the wanted box.
 struct Candidate {
   uint32_t chunk = 0;
-  bool preferred = false;
   Box common;
   int64_t volume = 0;
 };
@@ -62,12 +61,8 @@ struct Candidate {
 class TensorReads {
  public:
   TensorReads(uint32_t item_index, const TensorItem& item, uint32_t tensor_index,
-              const StoredTensor& tensor, const std::vector<bool>& preferred_files)
-      : item_index_(item_index),
-        item_(item),
-        tensor_index_(tensor_index),
-        tensor_(tensor),
-        preferred_files_(preferred_files) {
+              const StoredTensor& tensor)
+      : item_index_(item_index), item_(item), tensor_index_(tensor_index), tensor_(tensor) {
     boxes_.reserve(tensor.chunks.size());
     for (const StoredChunk& chunk : tensor.chunks) {
       check_stored(chunk.box);
@@ -125,11 +120,7 @@ class TensorReads {
     std::vector<Candidate> found;
     const auto visit = [&](size_t i) {
       const auto common = intersect(boxes_[i], wanted);
-      if (!common) return true;
-      const uint32_t file = tensor_.chunks[i].at.file;
-      found.push_back({static_cast<uint32_t>(i),
-                       file < preferred_files_.size() && preferred_files_[file], *common,
-                       common->numel()});
+      if (common) found.push_back({static_cast<uint32_t>(i), *common, common->numel()});
       return true;
     };
     if (index_) {
@@ -139,7 +130,6 @@ class TensorReads {
     }
     std::sort(found.begin(), found.end(), [&](const Candidate& a, const Candidate& b) {
       if (a.volume != b.volume) return a.volume > b.volume;
-      if (a.preferred != b.preferred) return a.preferred;
       const ItemLocation& x = tensor_.chunks[a.chunk].at;
       const ItemLocation& y = tensor_.chunks[b.chunk].at;
       if (x.file != y.file) return x.file < y.file;
@@ -201,7 +191,6 @@ class TensorReads {
   const TensorItem& item_;
   uint32_t tensor_index_;
   const StoredTensor& tensor_;
-  const std::vector<bool>& preferred_files_;
   std::vector<Box> boxes_;
   std::optional<BoxIndex> index_;
 };
@@ -237,10 +226,6 @@ void sort_by_place(std::vector<ChunkRead>& reads, const Metadata& metadata) {
 
 LoadPlan plan_load(std::span<const TensorItem> wanted, const Metadata& metadata,
                    const LoadPlanOptions& options) {
-  std::vector<bool> preferred(metadata.files.size(), false);
-  for (uint32_t file : options.preferred_files) {
-    if (file < preferred.size()) preferred[file] = true;
-  }
   LoadPlan plan;
   plan.reads.reserve(wanted.size());
   size_t next = 0;  // keys are usually in the same order as in the metadata
@@ -260,7 +245,7 @@ LoadPlan plan_load(std::span<const TensorItem> wanted, const Metadata& metadata,
       plan.reads.push_back({i, 0, tensor, 0, item.pieces[0].box});
       continue;
     }
-    TensorReads reads(i, item, tensor, *stored, preferred);
+    TensorReads reads(i, item, tensor, *stored);
     for (uint32_t p = 0; p < item.pieces.size(); ++p) reads.add(p, plan);
   }
   sort_by_place(plan.reads, metadata);

@@ -34,8 +34,6 @@ struct LoadPlan {
 
 struct LoadPlanOptions {
   bool cast = false;  // convert from the stored dtype to the wanted one
-  // If a chunk is stored more than once, these files are preferred (this rank's own), by index.
-  std::vector<uint32_t> preferred_files;
 };
 
 // Throws, naming the key:
@@ -46,7 +44,8 @@ struct LoadPlanOptions {
 //  kInvalidArgument - a wanted piece lies outside its tensor;
 //  kCorrupt - a stored chunk lies outside its tensor;
 //  kCoverage - the stored chunks do not contain all wanted elements; names the missing box.
-// Stored chunks may overlap: each element is read once.
+// Stored chunks may overlap: each element is read once. Which instance of a chunk with copies a
+// rank reads is chosen afterwards (nearest.h).
 LoadPlan plan_load(std::span<const TensorItem> wanted, const Metadata& metadata,
                    const LoadPlanOptions& options = {});
 

@@ -75,13 +75,11 @@ TEST(LoadPlan, ScalarsAndTensorsWithoutElements) {
   EXPECT_EQ(shown(plan_load(items, metadata)), "1.0 <- 0 []; ");
 }
 
-TEST(LoadPlan, ReplicasAreReadOnceFromThePreferredFile) {
+TEST(LoadPlan, ReplicasAreReadOnceFromTheFirstFile) {
   const Metadata metadata =
-      metadata_of({stored("w", {4}, {{{{0}, {4}}, 0}, {{{0}, {4}}, 2}, {{{0}, {4}}, 1}})});
+      metadata_of({stored("w", {4}, {{{{0}, {4}}, 1}, {{{0}, {4}}, 2}, {{{0}, {4}}, 0}})});
   const std::vector<TensorItem> items = {wanted("w", {4}, {{{1}, {2}}})};
-  EXPECT_EQ(shown(plan_load(items, metadata)), "0.0 <- 0 [1:3]; ");
-  EXPECT_EQ(shown(plan_load(items, metadata, {.preferred_files = {2}})), "0.0 <- 1 [1:3]; ");
-  EXPECT_EQ(shown(plan_load(items, metadata, {.preferred_files = {1, 99}})), "0.0 <- 2 [1:3]; ");
+  EXPECT_EQ(shown(plan_load(items, metadata)), "0.0 <- 2 [1:3]; ");
 }
 
 TEST(LoadPlan, OverlappingChunksGiveEachElementOnceLargestFirst) {
@@ -212,7 +210,7 @@ TEST(LoadPlanProperty, EveryWantedElementIsReadOnceFromAChunkThatHoldsIt) {
     const TensorItem item = wanted("w", shape, boxes);
     std::optional<Error> error;
     try {
-      const LoadPlan plan = plan_load({&item, 1}, metadata, {.preferred_files = {2}});
+      const LoadPlan plan = plan_load({&item, 1}, metadata);
       for (uint32_t p = 0; p < boxes.size(); ++p) {
         int64_t volume = 0;
         for (const ChunkRead& read : plan.reads) {

@@ -112,4 +112,12 @@ std::vector<std::string> similar_keys(const Metadata& metadata, std::string_view
   return similar.best(limit);
 }
 
+std::string similar_keys_hint(const Metadata& metadata, std::string_view key) {
+  std::string hint;
+  for (const std::string& other : similar_keys(metadata, key)) {
+    hint += (hint.empty() ? "similar keys: " : ", ") + other;
+  }
+  return hint;
+}
+
 }  // namespace tilestone

@@ -138,5 +138,7 @@ class Metadata {
 // Up to `limit` keys of the checkpoint that resemble `key`, for hints ("did you mean ...").
 std::vector<std::string> similar_keys(const Metadata& metadata, std::string_view key,
                                       size_t limit = 3);
+// The same as a hint of an error: "similar keys: a, b"; "" if there are none.
+std::string similar_keys_hint(const Metadata& metadata, std::string_view key);
 
 }  // namespace tilestone

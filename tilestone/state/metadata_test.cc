@@ -71,6 +71,8 @@ TEST(SimilarKeys, AreFoundByEditsAndByComponents) {
               ElementsAre("optimizer.state.step"));
   EXPECT_THAT(similar_keys(metadata, "rng_stat"), ElementsAre("rng_state"));
   EXPECT_THAT(similar_keys(metadata, "something else"), IsEmpty());
+  EXPECT_EQ(similar_keys_hint(metadata, "rng_stat"), "similar keys: rng_state");
+  EXPECT_EQ(similar_keys_hint(metadata, "something else"), "");
   EXPECT_THAT(similar_keys(metadata, std::string(100'000, 'x')), IsEmpty());
 }
 

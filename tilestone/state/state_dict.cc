@@ -33,15 +33,16 @@ Error wrong_node(const StateNode& node, const std::string& wanted) {
 
 }  // namespace
 
+std::string key_text(const PathElement& key) {
+  const auto* text = std::get_if<std::string>(&key);
+  return text != nullptr ? *text : std::to_string(std::get<int64_t>(key));
+}
+
 std::string dotted(const Path& path) {
   std::string text;
   for (const PathElement& element : path) {
     if (&element != &path.front()) text += '.';
-    if (const auto* name = std::get_if<std::string>(&element)) {
-      text += *name;
-    } else {
-      text += std::to_string(std::get<int64_t>(element));
-    }
+    text += key_text(element);
   }
   return text;
 }

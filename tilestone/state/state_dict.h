@@ -22,6 +22,8 @@ class StateNode;
 
 // A key of a dict: text or an int (Megatron's state dicts use both).
 using PathElement = std::variant<std::string, int64_t>;
+// The element as a part of a dotted path: text unchanged, an int in decimal.
+std::string key_text(const PathElement& key);
 // The path from the root to a leaf. A list index is also an int.
 using Path = std::vector<PathElement>;
 // The path's elements joined by dots, as in torch's flattening: "optimizer.state.0.exp_avg".

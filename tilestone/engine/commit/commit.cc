@@ -11,8 +11,8 @@
 //     note (note_name) that this save has begun here and which saves' checkpoint it will replace.
 //     The note is durable before step 2.
 //  2. Each rank writes its data files, syncs them, syncs their directory, and reports.
-//  3. The coordinator merges the reports, which checks coverage. It opens each file that a rank
-//     reported, so that a rank that wrote to another directory is found. It publishes the manifest:
+//  3. The coordinator opens each file that a rank reported, so that a rank that wrote to another
+//     directory is found. It merges the reports, which checks coverage. It publishes the manifest:
 //     written to a temporary file, synced, renamed, directory synced. Files of the index that come
 //     before the switch have new names and mean nothing without the switch. They are written under
 //     their final names, many at a time, and synced, and then their directories are (new_files.cc).
@@ -113,7 +113,6 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
-#include "tilestone/engine/commit/describe_internal.h"
 #include "tilestone/engine/commit/presence_internal.h"
 #include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -136,9 +135,9 @@ std::string base_name(const std::string& name) {
   return last.substr(std::min(last.find_first_not_of('.'), last.size()));
 }
 
-bool holds_data(Storage& storage, const Format& format, const std::string& save_id) {
+bool holds_data(Storage& storage, const std::string& save_id) {
   for (const std::string& name : storage.list()) {
-    const auto own = parse_own_name(format, name);
+    const auto own = parse_own_name(name);
     if (own && own->kind == kDataKind && own->save_id == save_id) return true;
   }
   return false;
@@ -309,7 +308,7 @@ void Commit::inspect_existing() {
             error.what());
     // Its save is one of those that have a manifest here.
     for (const std::string& name : names) {
-      const auto own = parse_own_name(*format_, name);
+      const auto own = parse_own_name(name);
       if (own && own->kind == kManifestKind) replaces_.insert(own->save_id);
     }
     return;
@@ -318,10 +317,10 @@ void Commit::inspect_existing() {
   if (old.found) replaces_.insert(old.save_id);
   // After a removal of keys (removal.h), data files still have the id of the save that wrote them.
   for (const std::string& name : old_files_) {
-    if (const auto own = parse_own_name(*format_, name)) replaces_.insert(own->save_id);
+    if (const auto own = parse_own_name(name)) replaces_.insert(own->save_id);
   }
   if (!old.found) {
-    if (const auto lost = find_lost(*storage_, *format_, names, read_notes(*storage_, names))) {
+    if (const auto lost = find_lost(*storage_, names, read_notes(*storage_, names))) {
       log(LogLevel::kWarning,
           lost->what + (lost->began_here ? "; they are removed once the new checkpoint exists"
                                          : "; this save does not remove them"));
@@ -337,20 +336,17 @@ void Commit::remove_leftovers(const std::set<std::string>& referenced,
   try {
     const std::vector<std::string> names = storage_->list();
     const std::set<std::string> ended = read_notes(*storage_, names).ended(standing);
-    remove_leftover_files(*storage_, *format_, leftovers(*format_, names, referenced, ended));
+    remove_leftover_files(*storage_, leftovers(names, referenced, ended));
   } catch (const Error& error) {
     log(LogLevel::kWarning, std::string("leftovers of earlier saves stay: ") + error.what());
   }
 }
 
 void Commit::prepare(Reported reported, Deadline deadline) {
-  expect_files(*storage_, reported.reports, reported.threads, deadline);
-  Descriptions made =
-      describe_save({std::move(reported.reports), reported.encoded, reported.copies, save_id_,
-                     std::string("Tilestone ") + kVersion, std::move(reported.attributes),
-                     dialect_->encode_index(*reported.items, *format_), std::move(reported.remains),
-                     std::move(reported.replicas)},
-                    *format_, *dialect_);
+  expect_files(*storage_, reported.save.reports, reported.threads, deadline);
+  reported.save.save_id = save_id_;
+  reported.save.writer = std::string("Tilestone ") + kVersion;
+  Descriptions made = describe_save(std::move(reported.save), *format_, *dialect_);
   index_ = std::move(made.index);
   new_files_.merge(made.files);
   if (reported.manifest) {
@@ -418,7 +414,7 @@ void Commit::clean() {
     for (const std::string& name : old_files_) {
       // The names may come from another writer's metadata. Of the files in kOwnDirectory, remove
       // only those with a name of ours.
-      const bool ours_to_remove = !in_own_directory(name) || is_own_name(*format_, name);
+      const bool ours_to_remove = !in_own_directory(name) || is_own_name(name);
       if (ours_to_remove && name != switch_name(index_) && !new_files_.contains(name)) {
         replaced.push_back(name);
       }
@@ -454,7 +450,7 @@ void Commit::abandon(bool alone) {
   if (!alone || !has_note_) return;
   bool has_data = true;
   try {
-    has_data = holds_data(*storage_, *format_, save_id_);
+    has_data = holds_data(*storage_, save_id_);
   } catch (const Error& error) {
     log(LogLevel::kWarning, std::string("the note of a failed save stays: ") + error.what());
   }

@@ -1,22 +1,19 @@
 // The commit of a save, carried out by the coordinator. commit.cc describes the protocol.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "tilestone/base/deadline.h"
+#include "tilestone/engine/commit/describe_internal.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
-#include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/format/foreign.h"
 #include "tilestone/format/format.h"
-#include "tilestone/plan/report.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
@@ -39,15 +36,9 @@ class Commit {
 
   // The input of step 3.
   struct Reported {
-    std::vector<RankReport> reports;  // by rank
-    std::span<const Bytes> encoded;   // encoded[i] is the result of reports[i].encode()
-    int threads = 0;                  // the save's option
-    const Items* items = nullptr;     // the coordinator's; not owned
-    std::map<std::string, std::string> attributes = {};  // likewise
-    CopyPolicy copies = CopyPolicy::kRefuse;
-    std::set<std::string> remains = {};  // Manifest::remains
+    DescribedSave save;    // the save id and the writer are set by prepare()
+    int threads = 0;       // the save's option
     bool manifest = true;  // false: no manifest can describe the reports, and none is published
-    ReplicaNames replicas = {};  // SaveOptions::tp_replica_names
   };
   // Step 3. Checks the reports, and that every file that they name exists here. Makes everything
   // durable except the switch of the index and the files that are published after it. Also throws

@@ -21,10 +21,10 @@ struct DescribedSave {
   std::vector<RankReport> reports;  // by rank
   std::span<const Bytes> encoded;   // encoded[i] is the result of reports[i].encode()
   CopyPolicy copies = CopyPolicy::kRefuse;
-  std::string save_id;
-  std::string writer;                                  // "Tilestone 0.1.0"
+  std::string save_id = {};
+  std::string writer = {};                             // "Tilestone 0.1.0"
   std::map<std::string, std::string> attributes = {};  // of the checkpoint
-  Index of_dialect = {};                               // the dialect's files of the index
+  Index of_dialect = {};                               // Dialect::encode_index() on rank 0
   std::set<std::string> remains = {};                  // Manifest::remains
   ReplicaNames replicas = {};                          // second names to add to the index
 };

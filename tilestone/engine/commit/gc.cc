@@ -22,11 +22,8 @@ constexpr const char* kBeside = "../";  // before the name of a sibling
 // One run of find_leftovers() or remove_leftovers() at a location.
 class Cleaning {
  public:
-  Cleaning(const Location& location, const std::shared_ptr<const Format>& format, bool force)
-      : storage_(location.storage()),
-        siblings_(storage_),
-        format_(format ? format : torch_dist_format()),
-        force_(force) {}
+  Cleaning(const Location& location, bool force)
+      : storage_(location.storage()), siblings_(storage_), force_(force) {}
 
   // Keeps saves from beginning: a save holds the lock from its first file on.
   void lock() {
@@ -122,7 +119,7 @@ class Cleaning {
   }
 
   void refuse_lost(const std::vector<std::string>& names, const Notes& notes) {
-    const auto lost = find_lost(storage_, *format_, names, notes);
+    const auto lost = find_lost(storage_, names, notes);
     if (!lost) return;
     if (lock_ == nullptr) expect_unlocked();
     if (any_checkpoint(storage_, *format_)) {  // published since the names were listed
@@ -134,7 +131,7 @@ class Cleaning {
   }
 
   bool is_note(const std::string& name) const {
-    const auto own = parse_own_name(*format_, name);
+    const auto own = parse_own_name(name);
     return name == kReplacedName ||
            (own && (own->kind == kNoteKind || own->kind == kTemporaryKind));
   }
@@ -154,7 +151,7 @@ class Cleaning {
           "note of a replaced rank-local checkpoint",
           replaced_ ? "the files that it lists are removed" : "its save was not published"};
     }
-    const auto own = parse_own_name(*format_, name);
+    const auto own = parse_own_name(name);
     if (!own || standing_.files.contains(name)) return std::nullopt;
     if (own->kind == kOutcomeKind || open_.contains(own->save_id)) return std::nullopt;
     if (!force_ && !is_leftover(*own, ended_)) {
@@ -182,7 +179,8 @@ class Cleaning {
 
   Storage& storage_;
   const Siblings siblings_;
-  const std::shared_ptr<const Format> format_;
+  // Where a directory looks like a checkpoint of several formats, it is read as one of this format.
+  const std::shared_ptr<const Format> format_ = torch_dist_format();
   const bool force_;
   std::unique_ptr<StorageLock> lock_;
   Standing standing_;
@@ -197,9 +195,8 @@ class Cleaning {
 }  // namespace
 }  // namespace engine
 
-std::vector<Leftover> find_leftovers(const Location& location,
-                                     const std::shared_ptr<const Format>& format, bool force) {
-  engine::Cleaning cleaning(location, format, force);
+std::vector<Leftover> find_leftovers(const Location& location, bool force) {
+  engine::Cleaning cleaning(location, force);
   cleaning.expect_unlocked();
   std::vector<Leftover> found = cleaning.find();
   cleaning.expect_unlocked();  // a save that has begun meanwhile may own some of the files
@@ -207,11 +204,10 @@ std::vector<Leftover> find_leftovers(const Location& location,
   return found;
 }
 
-std::vector<Leftover> remove_leftovers(const Location& location,
-                                       const std::shared_ptr<const Format>& format, bool force) {
+std::vector<Leftover> remove_leftovers(const Location& location, bool force) {
   // The lock file is made only if there are leftovers.
-  if (find_leftovers(location, format, force).empty()) return {};
-  engine::Cleaning cleaning(location, format, force);
+  if (find_leftovers(location, force).empty()) return {};
+  engine::Cleaning cleaning(location, force);
   cleaning.lock();
   // The current metadata file may have been renamed by an interrupted save. It must be durable
   // before files that the previous one names are removed.

@@ -3,12 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "tilestone/engine/run/location.h"
-#include "tilestone/format/format.h"
 
 namespace tilestone {
 
@@ -30,16 +28,14 @@ struct Leftover {
 // Changes nothing and takes no lock. A save that begins meanwhile is not disturbed, and read access
 // to the location is enough.
 //
-// `format`: nullptr means torch_dist. `force`: also finds files that no note mentions. Without
+// `force`: also finds files that no note mentions. Without
 // `force` these stay, because they may have been copied there, and a warning is logged.
 //
 // Errors: kNotFound when there is no file at all; kAlreadyExists while a save is under way there;
 // kCorrupt without `force`, when no checkpoint exists and the files may be all that is left of one
 // (files that no note mentions, or a manifest with all its data files); kCorrupt and kUnsafe when
 // the checkpoint can't be read, because then the files that it needs are not known; kIo.
-std::vector<Leftover> find_leftovers(const Location& location,
-                                     const std::shared_ptr<const Format>& format = nullptr,
-                                     bool force = false);
+std::vector<Leftover> find_leftovers(const Location& location, bool force = false);
 
 // Removes the files that find_leftovers finds, and returns them. Holds the location's lock, so that
 // no save can begin meanwhile. After a crash at any moment the checkpoint is unchanged, and some
@@ -47,8 +43,6 @@ std::vector<Leftover> find_leftovers(const Location& location,
 //
 // Errors: those of find_leftovers; kIo with the name of a file that can't be removed, thrown once
 // the other files are removed; kUnsupported where the storage has no locks.
-std::vector<Leftover> remove_leftovers(const Location& location,
-                                       const std::shared_ptr<const Format>& format = nullptr,
-                                       bool force = false);
+std::vector<Leftover> remove_leftovers(const Location& location, bool force = false);
 
 }  // namespace tilestone

@@ -258,19 +258,18 @@ std::string publish_rank_local(const Location& location, int threads, Deadline d
   commit.begin(deadline);
   try {
     const Found found = find_rank_local(location);  // no other save can change it any more
+    const Format& format = *found.format.format;
     ReadReports read = read_reports(found, save_id, threads, deadline);
     std::set<std::string> remains = unite_objects(read.reports);
     std::vector<Bytes> encoded;
     for (const RankReport& report : read.reports) encoded.push_back(report.encode());
-    const Items none;
-    commit.prepare({std::move(read.reports),
-                    encoded,
-                    threads,
-                    &none,
-                    {},
-                    CopyPolicy::kAccept,
-                    std::move(remains),
-                    read.in_c_order},
+    commit.prepare({.save = {.reports = std::move(read.reports),
+                             .encoded = encoded,
+                             .copies = CopyPolicy::kAccept,
+                             .of_dialect = found.format.dialect->encode_index(Items(), format),
+                             .remains = std::move(remains)},
+                    .threads = threads,
+                    .manifest = read.in_c_order},
                    deadline);
   } catch (...) {
     commit.abandon(true);

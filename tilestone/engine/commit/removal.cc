@@ -56,9 +56,7 @@ void expect_possible(const Opened& opened, const Storage& storage) {
         .with_hint("load the tensors and objects to keep, and save them");
   }
   const auto& files = opened.metadata.files;
-  const bool ours = std::any_of(files.begin(), files.end(), [&](const std::string& name) {
-    return is_own_name(*opened.format, name);
-  });
+  const bool ours = std::any_of(files.begin(), files.end(), is_own_name);
   if (!ours || opened.manifest) return;
   throw Error(ErrorCode::kCorrupt,
               "the manifest of the save \"" + opened.metadata.save_id + "\" is missing");
@@ -228,7 +226,7 @@ class Remover {
   std::set<std::string> replaced_saves() const {
     std::set<std::string> saves{plan_.opened.metadata.save_id};
     for (const std::string& name : plan_.opened.metadata.files) {
-      if (const auto own = parse_own_name(*plan_.opened.format, name)) saves.insert(own->save_id);
+      if (const auto own = parse_own_name(name)) saves.insert(own->save_id);
     }
     return saves;
   }

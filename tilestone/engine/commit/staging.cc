@@ -13,7 +13,6 @@
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/format/foreign.h"
 #include "tilestone/format/megatron_mark.h"
-#include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone::engine {
 namespace {
@@ -60,9 +59,12 @@ void remove_checkpoint(Storage& parent, const std::string& name) {
     if (!format->detect(names)) continue;
     for (std::string& file : format->index_files(names)) first.insert(std::move(file));
   }
+  for (const auto& dialect : known_dialects()) {
+    for (std::string& file : dialect->index_files(names)) first.insert(std::move(file));
+  }
   for (const std::string& file : names) {
     const auto own = parse_in_own_directory(file);
-    if (file == "metadata.json" || (own && own->kind == kManifestKind)) first.insert(file);
+    if (own && own->kind == kManifestKind) first.insert(file);
   }
   remove_files(*tree, std::vector(first.begin(), first.end()));
   parent.remove_tree(name);
@@ -248,13 +250,9 @@ void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Forma
   const bool unfinished =
       or_remains && standing.save_id.empty() && !contains_name(names, kMegatronConfig);
   const std::set<std::string> ended = read_notes(location, names).ended(standing.save_id);
-  const std::shared_ptr<const Format> torch_dist = torch_dist_format();
   const auto is_left = [&](const std::string& name) {
-    for (const auto& each : {torch_dist, format}) {
-      const auto own = parse_own_name(*each, name);
-      if (own && is_leftover(*own, ended)) return true;
-    }
-    return false;
+    const auto own = parse_own_name(name);
+    return own && is_leftover(*own, ended);
   };
   for (const std::string& name : names) {
     if (is_made_in_own_directory(name) || is_left(name)) continue;

@@ -241,9 +241,8 @@ class ByMessages final : public Carrier {
   // The part of a transfer that a request covers.
   Transfer cut_out(const Asker::Asked& asked) const {
     const Transfer& t = asker_.wanted().transfers[asked.transfer];
-    Box inside = asked.request.box;
-    for (size_t d = 0; d < inside.rank(); ++d) inside.offset[d] -= t.box.offset[d];
-    return {t.tensor, t.chunk, asked.request.box, narrow_to(t.target, inside)};
+    const Box& box = asked.request.box;
+    return {t.tensor, t.chunk, box, narrow_to(t.target, relative_to(box, t.box.offset))};
   }
 
   const StripeOwners& owners_;

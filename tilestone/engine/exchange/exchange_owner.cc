@@ -7,13 +7,12 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/read/deliver_internal.h"
 #include "tilestone/engine/read/lost_files_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
 
 namespace tilestone::engine {
 namespace {
-
-constexpr uint64_t kMaxPart = 1u << 20;  // bytes: a part may need temporary memory (deliver.cc)
 
 bool is_c_order(const StoredPayload& payload) {
   return StridedView{nullptr, payload.shape, payload.strides, itemsize(payload.dtype)}
@@ -132,8 +131,9 @@ void TileOwner::find_places(Verdicts& verdicts) {
 // Cuts the next tile into parts, in the order of their place on disk.
 void TileOwner::cut_next(uint64_t pair_bytes) {
   const ServedTile& served = served_[next_];
+  // The askers may convert a part or copy it to a device.
   const uint64_t part_bytes =
-      std::min({pair_bytes, kMaxPart, uint64_t{context_.buffers->buffer_bytes()}});
+      std::min({pair_bytes, kMaxTemporary, uint64_t{context_.buffers->buffer_bytes()}});
   std::vector<Box> boxes;
   for (const ServedTile::Asked& asked : served.asked) boxes.push_back(asked.box);
   boxes = merged_boxes(boxes);

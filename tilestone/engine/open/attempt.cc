@@ -1,7 +1,6 @@
 #include "tilestone/engine/open/attempt_internal.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <utility>
 
@@ -19,8 +18,6 @@ constexpr uint64_t kTrailerSize = 8;
 constexpr std::string_view kPublishedText = "published\n";
 constexpr std::string_view kStoodText = "published, and its switch too\n";
 constexpr std::string_view kAbandonedText = "abandoned\n";
-constexpr std::string_view kHeadSuffix = ".attempt";
-constexpr std::string_view kOutcomeSuffix = ".outcome";
 
 std::string own(std::string_view save_id, std::string_view rest) {
   std::string name(kOwnDirectory);
@@ -102,8 +99,8 @@ int AttemptHead::group_end(int group) const {
   return std::min(world_size, group_begin(group) + group_size());
 }
 
-std::string attempt_name(std::string_view save_id) { return own(save_id, kHeadSuffix); }
-std::string outcome_name(std::string_view save_id) { return own(save_id, kOutcomeSuffix); }
+std::string attempt_name(std::string_view save_id) { return own(save_id, ".attempt"); }
+std::string outcome_name(std::string_view save_id) { return own(save_id, ".outcome"); }
 std::string attempt_directory(std::string_view save_id) { return own(save_id, ""); }
 std::string group_directory(std::string_view save_id, int group) {
   return own(save_id, "/" + std::to_string(group));
@@ -128,18 +125,6 @@ std::string attempt_temporary(std::string_view save_id, std::string_view what) {
 std::string group_temporary(std::string_view save_id, int group, std::string_view what) {
   return group_directory(save_id, group) + "/" + std::string(what) + "." + random_save_id() +
          ".tmp";
-}
-
-std::optional<std::string> parse_attempt_name(std::string_view name) {
-  const std::string prefix = std::string(kOwnDirectory) + "/";
-  constexpr size_t kSaveIdLength = 36;
-  if (!name.starts_with(prefix)) return std::nullopt;
-  const std::string_view base = name.substr(prefix.size());
-  const std::string_view save_id = base.substr(0, kSaveIdLength);
-  if (!is_save_id(save_id)) return std::nullopt;
-  const std::string_view rest = base.substr(kSaveIdLength);
-  if (rest != kHeadSuffix && rest != kOutcomeSuffix && !rest.starts_with('/')) return std::nullopt;
-  return std::string(save_id);
 }
 
 // ---- Contents

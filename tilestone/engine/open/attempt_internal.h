@@ -79,8 +79,6 @@ std::string publisher_name(std::string_view save_id);
 std::string attempt_temporary(std::string_view save_id, std::string_view what);
 // The same in a group's directory.
 std::string group_temporary(std::string_view save_id, int group, std::string_view what);
-// The save id in a name below kOwnDirectory, if it is the name of an attempt's file.
-std::optional<std::string> parse_attempt_name(std::string_view name);
 
 // The content of a rank's report file.
 struct LeftReport {

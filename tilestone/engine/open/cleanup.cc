@@ -6,6 +6,7 @@
 #include "tilestone/base/log.h"
 #include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
@@ -17,12 +18,6 @@ constexpr uint64_t kMaxNoteBytes = 1u << 20;
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_hex(char c) { return is_digit(c) || (c >= 'a' && c <= 'f'); }
-
-std::optional<OwnName> parse_data_file(const Format& format, std::string_view name) {
-  auto parts = format.parse_data_file_name(name);
-  if (!parts || !is_save_id(parts->save_id)) return std::nullopt;
-  return OwnName{kDataKind, std::move(parts->save_id)};
-}
 
 bool has_all_files(Storage& storage, const Manifest& manifest) {
   for (const RankReport& report : manifest.reports) {
@@ -205,43 +200,47 @@ std::optional<OwnName> parse_in_own_directory(std::string_view name) {
   if (name == manifest_name(save_id)) return OwnName{kManifestKind, save_id};
   if (name == note_name(save_id)) return OwnName{kNoteKind, save_id};
   if (name == outcome_name(save_id)) return OwnName{kOutcomeKind, save_id};
-  if (parse_attempt_name(name)) return OwnName{kAttemptKind, save_id};
+  if (name == attempt_name(save_id) || name.starts_with(attempt_directory(save_id) + "/")) {
+    return OwnName{kAttemptKind, save_id};
+  }
   if (!base.substr(kSaveIdLength).starts_with('.') || !base.ends_with(kTemporarySuffix)) {
     return std::nullopt;
   }
   return OwnName{kTemporaryKind, save_id};
 }
 
-std::optional<OwnName> parse_own_name(const Format& format, std::string_view name) {
+std::optional<OwnName> parse_own_name(std::string_view name) {
   if (auto own = parse_in_own_directory(name)) return own;
-  return parse_data_file(format, name);
+  for (const auto& format : known_formats()) {
+    auto parts = format->parse_data_file_name(name);
+    if (parts && is_save_id(parts->save_id)) return OwnName{kDataKind, std::move(parts->save_id)};
+  }
+  return std::nullopt;
 }
 
-bool is_own_name(const Format& format, std::string_view name) {
-  return parse_own_name(format, name).has_value();
-}
+bool is_own_name(std::string_view name) { return parse_own_name(name).has_value(); }
 
 bool is_leftover(const OwnName& own, const std::set<std::string>& ended) {
   if (own.kind == kOutcomeKind) return false;
   return own.kind == kNoteKind || own.kind == kTemporaryKind || ended.contains(own.save_id);
 }
 
-std::vector<std::string> leftovers(const Format& format, std::span<const std::string> names,
+std::vector<std::string> leftovers(std::span<const std::string> names,
                                    const std::set<std::string>& referenced,
                                    const std::set<std::string>& ended) {
   std::vector<std::string> found;
   for (const std::string& name : names) {
     if (referenced.contains(name)) continue;
-    const auto own = parse_own_name(format, name);
+    const auto own = parse_own_name(name);
     if (own && is_leftover(*own, ended)) found.push_back(name);
   }
   return found;
 }
 
-std::optional<LostCheckpoint> find_lost(Storage& storage, const Format& format,
-                                        std::span<const std::string> names, const Notes& notes) {
+std::optional<LostCheckpoint> find_lost(Storage& storage, std::span<const std::string> names,
+                                        const Notes& notes) {
   for (const std::string& name : names) {
-    const auto own = parse_own_name(format, name);
+    const auto own = parse_own_name(name);
     if (!own || is_unpublished(names, notes, own->save_id)) continue;
     const bool began_here = notes.begun.contains(own->save_id);
     std::optional<LostCheckpoint> lost;
@@ -277,11 +276,10 @@ bool remove_files(Storage& storage, std::span<const std::string> names) {
   return all;
 }
 
-void remove_leftover_files(Storage& storage, const Format& format,
-                           std::span<const std::string> names) {
+void remove_leftover_files(Storage& storage, std::span<const std::string> names) {
   std::vector<std::string> files, notes;
   for (const std::string& name : names) {
-    const auto own = parse_own_name(format, name);
+    const auto own = parse_own_name(name);
     const bool is_note = own && (own->kind == kNoteKind || own->kind == kTemporaryKind);
     (is_note ? notes : files).push_back(name);
   }

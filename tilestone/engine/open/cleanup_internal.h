@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "tilestone/base/deadline.h"
-#include "tilestone/format/format.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
@@ -47,9 +46,10 @@ struct OwnName {
 };
 // Parses names below kOwnDirectory, which do not depend on the format.
 std::optional<OwnName> parse_in_own_directory(std::string_view name);
-// nullopt if no save makes files of this name. Such files are never removed as leftovers.
-std::optional<OwnName> parse_own_name(const Format& format, std::string_view name);
-bool is_own_name(const Format& format, std::string_view name);
+// Also knows the names of data files in all known formats. nullopt if no save makes files of this
+// name. Such files are never removed as leftovers.
+std::optional<OwnName> parse_own_name(std::string_view name);
+bool is_own_name(std::string_view name);
 
 // ".tilestone/SAVE_ID.begun"
 std::string note_name(std::string_view save_id);
@@ -81,7 +81,7 @@ Notes read_notes(Storage& storage, std::span<const std::string> names);
 // Whether a file is a leftover. `ended`: Notes::ended(). The existing checkpoint must not name it.
 bool is_leftover(const OwnName& own, const std::set<std::string>& ended);
 // Those of `names` that are leftovers and not among `referenced`.
-std::vector<std::string> leftovers(const Format& format, std::span<const std::string> names,
+std::vector<std::string> leftovers(std::span<const std::string> names,
                                    const std::set<std::string>& referenced,
                                    const std::set<std::string>& ended);
 
@@ -95,14 +95,13 @@ struct LostCheckpoint {
 // `names`: the files of a location without a checkpoint. Finds a save whose manifest exists with
 // every data file that it names, in the right size. Also finds data files that no note covers,
 // which were probably copied without the hidden files.
-std::optional<LostCheckpoint> find_lost(Storage& storage, const Format& format,
-                                        std::span<const std::string> names, const Notes& notes);
+std::optional<LostCheckpoint> find_lost(Storage& storage, std::span<const std::string> names,
+                                        const Notes& notes);
 
 // Removes files. A failure is logged, and the other files are still removed. Returns false if a
 // file stays.
 bool remove_files(Storage& storage, std::span<const std::string> names);
 // The same for leftovers. Removes notes last, once the files that they cover are durably removed.
-void remove_leftover_files(Storage& storage, const Format& format,
-                           std::span<const std::string> names);
+void remove_leftover_files(Storage& storage, std::span<const std::string> names);
 
 }  // namespace tilestone::engine

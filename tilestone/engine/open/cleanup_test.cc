@@ -13,10 +13,10 @@ TEST(Cleanup, KnowsItsOwnNamesOfEverySave) {
   const auto format = torch_dist_format();
   for (int i = 0; i < 50; ++i) {
     const std::string id = random_save_id();
-    EXPECT_TRUE(is_own_name(*format, format->data_file_name(id, 0, 0)));
-    EXPECT_TRUE(is_own_name(*format, format->data_file_name(id, 16383, 7)));
-    EXPECT_TRUE(is_own_name(*format, manifest_name(id)));
-    EXPECT_TRUE(is_own_name(*format, temporary_name(id, "metadata")));
+    EXPECT_TRUE(is_own_name(format->data_file_name(id, 0, 0)));
+    EXPECT_TRUE(is_own_name(format->data_file_name(id, 16383, 7)));
+    EXPECT_TRUE(is_own_name(manifest_name(id)));
+    EXPECT_TRUE(is_own_name(temporary_name(id, "metadata")));
   }
 }
 
@@ -28,7 +28,7 @@ TEST(Cleanup, NoOtherNameIsTakenForAnOwnOne) {
            format->data_file_name(id, 0, 0) + ".bak", "sub/" + format->data_file_name(id, 0, 0),
            format->data_file_name("0123", 0, 0), ".tilestone/lock", ".tilestone/replaced",
            ".tilestone/" + id, ".tilestone/" + id + ".txt", "other/" + manifest_name(id)}) {
-    EXPECT_FALSE(is_own_name(*format, name)) << name;
+    EXPECT_FALSE(is_own_name(name)) << name;
   }
 }
 
@@ -38,7 +38,7 @@ TEST(Cleanup, WhatIsReferencedIsNoLeftover) {
   const std::vector<std::string> names{".metadata", format->data_file_name(dead, 0, 0),
                                        format->data_file_name(live, 0, 0), manifest_name(dead),
                                        manifest_name(live)};
-  EXPECT_THAT(leftovers(*format, names, {names[2], names[4]}, {dead, live}),
+  EXPECT_THAT(leftovers(names, {names[2], names[4]}, {dead, live}),
               testing::ElementsAre(names[1], names[3]));
 }
 
@@ -46,7 +46,7 @@ TEST(Cleanup, FilesOfASaveThatHasNotEndedHereAreNoLeftovers) {
   const auto format = torch_dist_format();
   const std::string id = random_save_id();
   const std::vector<std::string> names{format->data_file_name(id, 0, 0), manifest_name(id)};
-  EXPECT_THAT(leftovers(*format, names, {}, {random_save_id()}), testing::IsEmpty());
+  EXPECT_THAT(leftovers(names, {}, {random_save_id()}), testing::IsEmpty());
 }
 
 TEST(Cleanup, ANoteSpeaksOfItsSaveAndOfThoseThatItReplacesOnceItStands) {

@@ -11,7 +11,6 @@
 #include "tilestone/engine/open/rank_local_internal.h"
 #include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/format/megatron_mark.h"
-#include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone::engine {
 namespace {
@@ -78,20 +77,28 @@ DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect*
   return files;
 }
 
-// Saves without a communicator that may have claimed the location, in the dialect with fixed names.
+bool looks_like_checkpoint(std::span<const std::string> names) {
+  const std::vector<std::shared_ptr<const Format>> formats = known_formats();
+  return std::any_of(formats.begin(), formats.end(),
+                     [&](const auto& format) { return format->detect(names); });
+}
+
+// Saves without a communicator that may have claimed the location: in dialects with fixed names.
 // nullopt: one of them has ended since the names were listed.
-std::optional<std::set<std::string>> possible_claims(Storage& storage,
-                                                     std::span<const std::string> names) {
-  std::set<std::string> saves;
-  if (!torch_dist_format()->detect(names)) return saves;
+std::optional<std::vector<AttemptHead>> possible_claims(Storage& storage,
+                                                        std::span<const std::string> names) {
+  std::vector<AttemptHead> saves;
+  if (!looks_like_checkpoint(names)) return saves;
   for (const std::string& name : names) {
     const auto own = parse_in_own_directory(name);
     if (!own || name != attempt_name(own->save_id)) continue;
     try {
-      const auto head = read_head(storage, own->save_id);
+      auto head = read_head(storage, own->save_id);
       if (!head) return std::nullopt;
-      if (head->dialect != megatron_dialect()->name()) continue;
-      if (read_outcome(storage, own->save_id) == Outcome::kPublished) saves.insert(own->save_id);
+      if (!dialect_named(head->dialect)->has_fixed_names()) continue;
+      if (!format_named(head->format)->detect(names)) continue;
+      if (read_outcome(storage, own->save_id) != Outcome::kPublished) continue;
+      saves.push_back(*std::move(head));
     } catch (const Error& error) {
       // A damaged or unknown attempt must not make a checkpoint unreadable.
       if (error.code() != ErrorCode::kCorrupt && error.code() != ErrorCode::kUnsupported) throw;
@@ -105,16 +112,18 @@ struct Claim {
   std::vector<std::string> files;  // the existing files of its index
 };
 std::optional<Claim> claim_among(Storage& storage, std::span<const std::string> names,
-                                 const std::set<std::string>& saves) {
-  if (saves.empty()) return std::nullopt;
-  const auto format = torch_dist_format();
-  const DirectoryFiles files = read_index(storage, *format, nullptr, names);
-  Claim claim{format->parse_index(files).save_id, format->index_files(names)};
-  if (!saves.contains(claim.save_id)) return std::nullopt;
-  for (std::string& name : megatron_dialect()->index_files(names)) {
-    claim.files.push_back(std::move(name));
+                                 const std::vector<AttemptHead>& saves) {
+  for (const AttemptHead& save : saves) {
+    const auto format = format_named(save.format);
+    const DirectoryFiles files = read_index(storage, *format, nullptr, names);
+    if (format->parse_index(files).save_id != save.save_id) continue;
+    Claim claim{save.save_id, format->index_files(names)};
+    for (std::string& name : dialect_named(save.dialect)->index_files(names)) {
+      claim.files.push_back(std::move(name));
+    }
+    return claim;
   }
-  return claim;
+  return std::nullopt;
 }
 
 struct CheckpointNames {
@@ -240,10 +249,10 @@ Description read_once(Storage& storage, const DetectedFormat& found,
   return description;
 }
 
-bool lacks_manifest(const Description& description, const Format& format) {
+bool lacks_manifest(const Description& description) {
   const Metadata& metadata = *description.metadata;
-  return !metadata.rank_local && !metadata.files.empty() &&
-         is_own_name(format, metadata.files.front()) && description.manifest.empty();
+  return !metadata.rank_local && !metadata.files.empty() && is_own_name(metadata.files.front()) &&
+         description.manifest.empty();
 }
 
 bool same_files(const Description& a, const Description& b) {
@@ -329,7 +338,7 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
   if (found.format != nullptr) return found;
   Error error(ErrorCode::kNotFound, "no checkpoint at " + storage.describe());
   const Notes notes = read_notes(storage, names);
-  const auto lost = find_lost(storage, *torch_dist_format(), names, notes);
+  const auto lost = find_lost(storage, names, notes);
   // While a save is under way, these files may belong to it.
   if (lost && !is_saved_to(storage)) {
     error.with_hint(lost->what + "; " + lost->hint);
@@ -345,7 +354,7 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
 Description read_description(Storage& storage, const DetectedFormat& detected,
                              std::vector<std::string> names) {
   Description found = read_once(storage, detected, std::move(names));
-  for (int i = 0; i < kMaxOverwrites && lacks_manifest(found, *detected.format); ++i) {
+  for (int i = 0; i < kMaxOverwrites && lacks_manifest(found); ++i) {
     Description next = read_once(storage, detected, names_of_checkpoint(storage));
     const bool same = same_files(next, found);
     found = std::move(next);
@@ -450,11 +459,11 @@ Opened open_description(Description description, const std::shared_ptr<const For
   if (!description.metadata) description.metadata = opened.format->parse_index(opened.files);
   opened.metadata = std::move(*description.metadata);
   opened.metadata.dialect = opened.dialect->name();
-  const bool is_megatrons = opened.dialect->name() == megatron_dialect()->name();
-  if (is_megatrons) opened.replica_names = take_replica_names(opened.metadata);
+  const bool may_have_second = opened.dialect->has_replica_names();
+  if (may_have_second) opened.replica_names = take_replica_names(opened.metadata);
   if (!description.manifest.empty()) take_manifest(opened, description.manifest);
   take_common(opened);
-  if (names == SecondNames::kUnited && is_megatrons) {
+  if (names == SecondNames::kUnited && may_have_second) {
     opened.replica_places = unite_tp_replicas(opened.metadata);
   }
   return opened;

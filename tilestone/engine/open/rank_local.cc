@@ -15,12 +15,12 @@ namespace {
 std::vector<AttemptHead> rank_local_heads(Storage& storage, std::span<const std::string> names) {
   std::vector<AttemptHead> heads;
   for (const std::string& name : names) {
-    const auto save_id = parse_attempt_name(name);
-    if (!save_id || name != attempt_name(*save_id)) continue;
-    auto head = read_head(storage, *save_id);
+    const auto own = parse_in_own_directory(name);
+    if (!own || name != attempt_name(own->save_id)) continue;
+    auto head = read_head(storage, own->save_id);
     if (!head || !head->rank_local) continue;
     // An abandoned save that gc has not removed yet is not the one of the existing checkpoint.
-    if (read_outcome(storage, *save_id) == Outcome::kAbandoned) continue;
+    if (read_outcome(storage, own->save_id) == Outcome::kAbandoned) continue;
     heads.push_back(*std::move(head));
   }
   return heads;

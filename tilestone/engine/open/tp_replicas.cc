@@ -181,14 +181,18 @@ std::string second_name(const std::string& key, uint32_t rank) {
 
 class Renamer {
  public:
-  Renamer(const Metadata& stored, std::set<std::string>& renamed)
-      : stored_(stored), renamed_(renamed) {}
+  explicit Renamer(const Metadata& stored) : stored_(stored) {}
 
+  std::set<std::string> run(StateDict& wanted) {
+    visit(wanted);
+    return std::move(renamed_);
+  }
+
+ private:
   void visit(StateDict& dict) {
     for (auto& [element, node] : dict) visit(node);
   }
 
- private:
   void visit(StateNode& node) {
     if (auto* dict = node.get_if<StateDict>()) {
       visit(*dict);
@@ -229,7 +233,7 @@ class Renamer {
   }
 
   const Metadata& stored_;
-  std::set<std::string>& renamed_;
+  std::set<std::string> renamed_;  // old names
 };
 
 }  // namespace
@@ -311,8 +315,8 @@ ReplicaNames take_replica_names(Metadata& metadata) {
 
 ReplicaPlaces unite_tp_replicas(Metadata& metadata) { return Uniter(metadata).run(); }
 
-void ask_for_plain_keys(StateDict& wanted, const Metadata& stored, std::set<std::string>& renamed) {
-  Renamer(stored, renamed).visit(wanted);
+std::set<std::string> ask_for_plain_keys(StateDict& wanted, const Metadata& stored) {
+  return Renamer(stored).run(wanted);
 }
 
 }  // namespace tilestone::engine

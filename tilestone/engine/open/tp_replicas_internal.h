@@ -50,8 +50,8 @@ ReplicaPlaces unite_tp_replicas(Metadata& metadata);
 // Renames the sharded tensors of a template that have second names and are not in the checkpoint,
 // to the plain name or, if the checkpoint has no such tensor, to the lowest rank's name. `stored`:
 // the metadata after unite_tp_replicas(). Rank 0's tensor keeps its replica id; the others become
-// replicas. Adds the old names to `renamed`.
-void ask_for_plain_keys(StateDict& wanted, const Metadata& stored, std::set<std::string>& renamed);
+// replicas. Returns the old names.
+std::set<std::string> ask_for_plain_keys(StateDict& wanted, const Metadata& stored);
 // The rank in "KEY.__tp_replica_3", here 3; 0 for any other key.
 uint32_t rank_of_replica(std::string_view key);
 

@@ -211,7 +211,7 @@ TEST(TpReplicaNames, AreInTheIndexForTheSameBytesAndNowhereElse) {
     EXPECT_TRUE(report.ok()) << report.damages[0].problem;
     const auto without = Checkpoint::open(Location(saved_named(false, copies)));
     EXPECT_EQ(report.items, without.verify().items);
-    EXPECT_THAT(find_leftovers(Location(storage), nullptr, true), IsEmpty());
+    EXPECT_THAT(find_leftovers(Location(storage), true), IsEmpty());
   }
 }
 

@@ -11,10 +11,7 @@ class Replacer {
   explicit Replacer(const Metadata& stored) : stored_(stored) {}
 
   void visit(StateDict& dict, const std::string& key) const {
-    for (auto& [element, node] : dict.entries()) {
-      const auto* text = std::get_if<std::string>(&element);
-      visit(node, below(key, text != nullptr ? *text : std::to_string(std::get<1>(element))));
-    }
+    for (auto& [element, node] : dict.entries()) visit(node, below(key, key_text(element)));
   }
 
  private:

@@ -12,7 +12,7 @@ namespace tilestone::engine {
 bool was_replaced(const ReadContext& context) {
   const std::vector<std::string>& files = context.metadata.files;
   if (files.empty()) return false;
-  const auto own = parse_own_name(context.format, files.front());
+  const auto own = parse_own_name(files.front());
   if (own) {
     // Look for the manifest of the metadata's save id, which may be any text, and for that of the
     // save id in the first file's name. After a removal of keys the two differ.

@@ -11,17 +11,9 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kMaxTemporary = 1u << 20;  // bytes
-
 // Keeps the last `keep` dims. The leading ones are of prepended axes, which have size 1.
 Dims drop_leading(const Dims& dims, size_t keep) {
   return Dims(dims.span().subspan(dims.size() - keep));
-}
-
-Box relative(const Box& box, const Dims& origin) {
-  Box shifted = box;
-  for (size_t d = 0; d < box.rank(); ++d) shifted.offset[d] -= origin[d];
-  return shifted;
 }
 
 // A view of the chunk's elements in `box`, inside the bytes of `part`.
@@ -63,7 +55,7 @@ void deliver(const StoredPayload& payload, const Part& part, ByteView bytes,
   const auto common = intersect(part.box, transfer.box);
   if (!common) return;
   StridedView source = source_view(payload, part, bytes, *common);
-  const TensorView target = narrow_to(transfer.target, relative(*common, transfer.box.offset));
+  const TensorView target = narrow_to(transfer.target, relative_to(*common, transfer.box.offset));
   source.shape = target.shape;
   source.strides = drop_leading(source.strides, target.shape.size());
   if (target.device != nullptr) {
@@ -83,7 +75,7 @@ std::byte* plain_target(const StoredPayload& payload, const Part& part, const Tr
   const StridedView wanted =
       part.box == transfer.box
           ? target.strided_view()
-          : narrow_to(target, relative(part.box, transfer.box.offset)).strided_view();
+          : narrow_to(target, relative_to(part.box, transfer.box.offset)).strided_view();
   return wanted.is_contiguous() ? wanted.data : nullptr;
 }
 

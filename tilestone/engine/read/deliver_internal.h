@@ -8,6 +8,9 @@
 
 namespace tilestone::engine {
 
+// The most temporary memory that the delivery of one part takes, bytes.
+inline constexpr uint64_t kMaxTemporary = 1u << 20;
+
 // Copies, or converts, the elements that `part` and `transfer` have in common into transfer.target.
 // `bytes` are those of `part`, read from a chunk with this payload. May be called from any thread,
 // but only one thread at a time may write to device memory.

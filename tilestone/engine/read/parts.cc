@@ -14,12 +14,10 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/plan/exchange_plan.h"
 
 namespace tilestone::engine {
 namespace {
-
-constexpr uint64_t kPage = 4096;     // bytes; rows that start no farther apart are read together
-constexpr uint64_t kGapOfSpan = 32;  // a gap may be 1/32 of the needed bytes
 
 struct PartAxis {
   size_t dim = 0;
@@ -28,7 +26,7 @@ struct PartAxis {
 };
 
 bool can_join(uint64_t step, uint64_t inner_span) {
-  return step <= inner_span || step <= kPage || step - inner_span <= inner_span / kGapOfSpan;
+  return step <= inner_span || step <= kJoinedStep || step - inner_span <= inner_span / kSpareShare;
 }
 
 std::vector<PartAxis> ordered_axes(const StoredPayload& payload, const Dims& shape) {

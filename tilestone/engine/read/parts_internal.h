@@ -29,7 +29,7 @@ bool fills_record(const StoredChunk& chunk, const StoredPayload& payload);
 // Emits the parts of `box` (inside the payload's shape) in ascending order of their offsets. Their
 // boxes tile `box`. Each part has at most max_bytes bytes, but at least one element. Rows with gaps
 // between them are read together only if a gap adds at most 1/32 to the needed bytes, or if the
-// rows start at most a page (4 KiB) apart and would each cost a page anyway.
+// rows start at most a page apart (kSpareShare and kJoinedStep in plan/exchange_plan.h).
 void split(const StoredPayload& payload, const Box& box, uint64_t max_bytes,
            const std::function<void(Part)>& emit);
 

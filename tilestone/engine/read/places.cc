@@ -19,7 +19,8 @@ bool has_copies(const Metadata& metadata) {
 
 }  // namespace
 
-Places::Places(const Opened& opened, int rank, int world) : metadata_(opened.metadata) {
+Places::Places(const Opened& opened, int rank, int world)
+    : opened_(opened), metadata_(opened.metadata) {
   if (!has_copies(metadata_) || !opened.manifest) return;
   same_world_ = opened.manifest->world_size == world;
   std::unordered_map<std::string_view, const RankReport*> reports;
@@ -35,11 +36,31 @@ Places::Places(const Opened& opened, int rank, int world) : metadata_(opened.met
   nearest_.emplace(metadata_, writers_, rank, same_world_, host_name());
 }
 
-std::vector<Transfer> Places::take_own_copies(std::vector<Transfer>& transfers) const {
+// The index of the chunk's copy that is the requested replica. kNoCopy: none, or the chunk's own
+// item.
+uint32_t Places::own_replica(const Transfer& transfer, const AskedReplicas& asked) const {
+  const StoredTensor& tensor = metadata_.tensors[transfer.tensor];
+  const auto rank = asked.find(tensor.key);
+  if (rank == asked.end()) return kNoCopy;
+  const auto places = opened_.replica_places.find({tensor.key, rank->second});
+  if (places == opened_.replica_places.end()) return kNoCopy;
+  const auto place = places->second.find(tensor.chunks[transfer.chunk].box);
+  if (place == places->second.end()) return kNoCopy;
+  for (const StoredCopy& copy : metadata_.copies_of(transfer.tensor, transfer.chunk)) {
+    const ItemLocation& at = place->second;
+    if (copy.at.file != at.file || copy.at.offset != at.offset) continue;
+    return static_cast<uint32_t>(&copy - metadata_.copies.data());
+  }
+  return kNoCopy;
+}
+
+std::vector<Transfer> Places::take_own_copies(std::vector<Transfer>& transfers,
+                                              const AskedReplicas& asked) const {
   std::vector<Transfer> own, others;
-  if (!nearest_) return own;
+  if (metadata_.copies.empty()) return own;
   for (Transfer& transfer : transfers) {
-    transfer.copy = nearest_->own_copy(transfer.tensor, transfer.chunk);
+    if (nearest_) transfer.copy = nearest_->own_copy(transfer.tensor, transfer.chunk);
+    if (transfer.copy == kNoCopy) transfer.copy = own_replica(transfer, asked);
     (transfer.copy != kNoCopy ? own : others).push_back(std::move(transfer));
   }
   transfers = std::move(others);

@@ -330,6 +330,19 @@ class TransferReader {
 
 }  // namespace
 
+std::vector<Transfer> transfers_of(const LoadPlan& plan, std::span<const TensorItem> items,
+                                   const Metadata& metadata) {
+  std::vector<Transfer> transfers;
+  transfers.reserve(plan.reads.size());
+  for (const ChunkRead& read : plan.reads) {
+    const Piece& piece = items[read.item].pieces[read.piece];
+    const Box& chunk = metadata.tensors[read.tensor].chunks[read.chunk].box;
+    transfers.push_back({read.tensor, read.chunk, relative_to(read.box, chunk.offset),
+                         narrow_to(piece.data, relative_to(read.box, piece.box.offset))});
+  }
+  return transfers;
+}
+
 uint64_t stored_bytes(const Metadata& metadata, std::span<const Transfer> transfers) {
   uint64_t bytes = 0;
   for (const Transfer& t : transfers) {

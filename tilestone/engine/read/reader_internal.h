@@ -7,6 +7,8 @@
 
 #include "tilestone/engine/read/context_internal.h"
 #include "tilestone/engine/run/progress_internal.h"
+#include "tilestone/plan/load_plan.h"
+#include "tilestone/state/items.h"
 #include "tilestone/state/metadata.h"
 
 namespace tilestone::engine {
@@ -23,6 +25,10 @@ struct Transfer {
   // The chunk's own item is known to be damaged: the whole chunk is read from `copy`, and checked.
   bool substitute = false;
 };
+
+// The plan's reads, into the memory of the items' pieces. `items`: those that were planned.
+std::vector<Transfer> transfers_of(const LoadPlan& plan, std::span<const TensorItem> items,
+                                   const Metadata& metadata);
 
 // Fills the targets of all transfers. A chunk that is read whole is checked against its checksum. A
 // damaged chunk is read from another place that holds it, whole and checked again, with a warning

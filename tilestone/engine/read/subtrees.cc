@@ -14,12 +14,6 @@
 namespace tilestone::engine {
 namespace {
 
-void append(std::string& text, const PathElement& element) {
-  if (!text.empty()) text += '.';
-  const auto* name = std::get_if<std::string>(&element);
-  text += name != nullptr ? *name : std::to_string(std::get<int64_t>(element));
-}
-
 // Calls visit(prefix, elements) for each prefix of a stored key's path until it returns true.
 // `prefix` is dotted, `elements` is the number of its path elements. If no path is recorded, visits
 // the prefixes of the key, with `elements` 0.
@@ -27,7 +21,8 @@ template <typename Visit>
 bool any_prefix(const std::string& key, const Path& path, const Visit& visit) {
   std::string prefix;
   for (size_t i = 0; i < path.size(); ++i) {
-    append(prefix, path[i]);
+    if (!prefix.empty()) prefix += '.';
+    prefix += key_text(path[i]);
     if (visit(std::string_view(prefix), i + 1)) return true;
   }
   if (!path.empty()) return false;

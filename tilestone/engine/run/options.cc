@@ -2,6 +2,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/run/options_internal.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/plan/report.h"
 
 namespace tilestone::engine {
@@ -110,9 +111,25 @@ void check_options(const OpenOptions& options) {
   check_buffer_bytes(options.buffer_bytes);
 }
 
+std::shared_ptr<const Format> format_of(const SaveOptions& options) {
+  return options.format != nullptr ? options.format : torch_dist_format();
+}
+
+std::shared_ptr<const Dialect> dialect_of(const SaveOptions& options) {
+  return options.dialect != nullptr ? options.dialect : pytorch_dialect();
+}
+
 Deadline deadline_of(double timeout) {
   return Deadline::after(
       std::chrono::duration<double>(is_timeout(timeout) ? timeout : kDefaultTimeout));
+}
+
+Deadline deadline_of(const SaveOptions& options) {
+  return deadline_of(options.timeout).with_interrupt(options.interrupt);
+}
+
+Deadline deadline_of(const LoadOptions& options) {
+  return deadline_of(options.timeout).with_interrupt(options.interrupt);
 }
 
 }  // namespace tilestone::engine

@@ -1,6 +1,8 @@
 // Checks of the options' values.
 #pragma once
 
+#include <memory>
+
 #include "tilestone/base/deadline.h"
 #include "tilestone/engine/run/options.h"
 
@@ -18,8 +20,15 @@ void check_options(const OpenOptions& options);
 // Checks only the part that says who takes part in a save by files. options.by_files must be set.
 void check_by_files(const SaveOptions& options);
 
+// The format and the dialect of a save: those that the options name, or the default ones.
+std::shared_ptr<const Format> format_of(const SaveOptions& options);
+std::shared_ptr<const Dialect> dialect_of(const SaveOptions& options);
+
 // When a call with this timeout (seconds) ends. An invalid timeout gives the default: the call
 // still needs time for its first round, in which check_options rejects the option for all ranks.
 Deadline deadline_of(double timeout);
+// The same with the options' interrupt.
+Deadline deadline_of(const SaveOptions& options);
+Deadline deadline_of(const LoadOptions& options);
 
 }  // namespace tilestone::engine

@@ -6,7 +6,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
-#include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/engine/run/options_internal.h"
 
 namespace tilestone::engine {
 namespace {
@@ -67,11 +67,6 @@ Bytes take(Bytes& message, size_t rank) {
   throw Error(ErrorCode::kMismatch, "the ranks made different calls");
 }
 
-template <typename T>
-std::string name_of(const std::shared_ptr<const T>& named, const std::string& otherwise) {
-  return named == nullptr ? otherwise : std::string(named->name());
-}
-
 }  // namespace
 
 std::string attributes_text(const std::map<std::string, std::string>& attributes) {
@@ -110,8 +105,8 @@ Terms terms_of(const Location& location, const SaveOptions& options) {
           {"agreement", in_quotes(by_rule ? "rule" : "exchange")},
           {"replicate", in_quotes(replicates ? "local" : "none")},
           {"tp_replica_names", bool_text(options.tp_replica_names)},
-          {"format", in_quotes(name_of(options.format, std::string(torch_dist_format()->name())))},
-          {"dialect", in_quotes(name_of(options.dialect, std::string(pytorch_dialect()->name())))},
+          {"format", in_quotes(format_of(options)->name())},
+          {"dialect", in_quotes(dialect_of(options)->name())},
           {"attributes", attributes_text(options.attributes)}};
 }
 
@@ -130,7 +125,7 @@ Terms terms_of(const Location& location, const LoadOptions& options) {
           {"objects_by_grid", bool_text(options.objects_by_grid)},
           {"two_phase", in_quotes(kWays[static_cast<size_t>(options.two_phase)])},
           {"verify_checksums", bool_text(options.verify_checksums)},
-          {"format", in_quotes(name_of(options.format, "found from the files"))}};
+          {"format", in_quotes(options.format ? options.format->name() : "found from the files")}};
 }
 
 Bytes with_terms(Bytes message, const Terms& terms) {

@@ -30,6 +30,10 @@ class Dialect {
   virtual ~Dialect() = default;
   virtual std::string_view name() const = 0;  // "pytorch", "megatron"
 
+  // True if a tensor KEY may have second names for the replicas of tensor-parallel ranks
+  // (KEY.__tp_replica_RANK): an index may list them, and a template may ask for them.
+  virtual bool has_replica_names() const { return false; }
+
   // ---- Saving
 
   // The name of the dialect with which to read what this dialect saves.

@@ -21,11 +21,6 @@ TensorView local_tensor(const TensorView& wanted, const std::vector<Piece>& piec
 
 }  // namespace
 
-std::string key_text(const PathElement& key) {
-  const auto* text = std::get_if<std::string>(&key);
-  return text != nullptr ? *text : std::to_string(std::get<int64_t>(key));
-}
-
 std::string key_text(const Value& key) {
   return key.kind() == Value::Kind::kString ? key.as_string() : to_string(key);
 }

@@ -12,7 +12,7 @@
 namespace tilestone::dialect {
 
 // A dict's key as text, as Python's str(key) has it.
-std::string key_text(const PathElement& key);
+using tilestone::key_text;
 std::string key_text(const Value& key);
 
 // The item of a plain tensor, which is the same on every rank that has it.

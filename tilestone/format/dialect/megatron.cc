@@ -46,6 +46,7 @@ std::optional<IndexFault> fault_of_common(ByteView bytes) {
 class MegatronDialect : public Dialect {
  public:
   std::string_view name() const override { return "megatron"; }
+  bool has_replica_names() const override { return true; }
 
   Items to_items(const StateDict& state, const Format& format) const override {
     return split(state, format);

@@ -1,0 +1,180 @@
+#include "tilestone/engine/save_share_internal.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/write/stage_internal.h"
+#include "tilestone/state/content_hash.h"
+
+namespace tilestone::engine {
+
+namespace {
+
+void note_content(const ObjectItem& item, const Format& format, PlanObject& object) {
+  if (object.content != 0) return;
+  const Value& value = item.value;
+  const bool archive = value.kind() == Value::Kind::kPickled && value.as_pickled().archive;
+  object.content = content_hash(archive ? format.parse_object(value.as_pickled().bytes) : value);
+}
+
+void drop_empty_chunks(SaveShare& share) {
+  std::erase_if(share.assignment.chunks,
+                [&](uint32_t i) { return share.local.chunks[i].box.empty(); });
+}
+
+}  // namespace
+
+uint64_t SaveShare::bytes() const {
+  uint64_t bytes = 0;
+  for (const uint32_t i : written_chunks(assignment)) {
+    const PlanChunk& chunk = local.chunks[i];
+    bytes += static_cast<uint64_t>(chunk.box.numel()) * itemsize(local.tensors[chunk.tensor].dtype);
+  }
+  return bytes;
+}
+
+void set_options(SaveShare& share, const SaveOptions& options) {
+  share.options = options;
+  share.format = format_of(options);
+  share.dialect = dialect_of(options);
+}
+
+Items items_of(const StateDict& state, const SaveShare& share) {
+  if (is_plain(state)) return share.dialect->to_items(state, *share.format);
+  return share.dialect->to_items(drop_nonpersistent(build_factories(state)), *share.format);
+}
+
+void check_items(const SaveShare& share) {
+  const Items& items = share.items;
+  share.format->check(items);
+  std::set<std::string_view> keys;
+  if (!share.options.tensor_attributes.empty()) {
+    for (const TensorItem& item : items.tensors) keys.insert(item.key);
+  }
+  for (const auto& [key, attributes] : share.options.tensor_attributes) {
+    if (keys.contains(key)) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                "tensor_attributes names a tensor that this rank does not save")
+        .with_key(key)
+        .with_hint("use the tensor's key in the checkpoint");
+  }
+  for (const TensorItem& item : items.tensors) {
+    for (const Piece& piece : item.pieces) {
+      if (piece.data.has_data()) continue;
+      throw Error(ErrorCode::kInvalidArgument, "a tensor without data can't be saved")
+          .with_key(item.key);
+    }
+  }
+}
+
+ReplicaNames replicas_to_name(const SaveShare& share) {
+  if (!share.options.tp_replica_names) return {};
+  if (share.dialect->has_replica_names() && !share.format->has_fixed_names()) {
+    return replicas_among(share.items);
+  }
+  throw Error(
+      ErrorCode::kUnsupported,
+      "tp_replica_names needs Megatron-Core's dialect and the format torch_dist, but this save "
+      "has the format " +
+          std::string(share.format->name()) + " and the dialect " +
+          std::string(share.dialect->name()))
+      .with_hint("save with tp_replica_names = false");
+}
+
+void note_contents(SaveShare& share) {
+  const std::vector<ObjectItem>& objects = share.items.objects;
+  for (size_t i = 0; i < objects.size(); ++i) {
+    if (objects[i].common) note_content(objects[i], *share.format, share.local.objects[i]);
+  }
+}
+
+std::vector<int> replicate_group_of(const SaveShare& share) {
+  const SaveOptions& options = share.options;
+  if (options.replicate == SaveOptions::Replicate::kNone) return {};
+  if (share.format->needs_grid()) {
+    throw Error(ErrorCode::kUnsupported,
+                "the format " + std::string(share.format->name()) +
+                    " stores each chunk in its own file, so a rank has no data file for copies")
+        .with_hint("save with replicate = \"none\"");
+  }
+  if (options.replicate_group.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "replicate is \"local\", but there is no replicate_group")
+        .with_rank(share.rank)
+        .with_hint("list the ranks whose tensors this rank copies, including this rank");
+  }
+  return checked_group(share.rank, share.world_size, options.replicate_group);
+}
+
+void note_contents_of_copied(SaveShare& share) {
+  const std::vector<ObjectItem>& objects = share.items.objects;
+  for (size_t i = 0; i < objects.size(); ++i) {
+    if (objects[i].key == share.dialect->common_object()) continue;
+    note_content(objects[i], *share.format, share.local.objects[i]);
+  }
+}
+
+CopyCost settle_copies(SaveShare& share) {
+  const Assignment& mine = share.assignment;
+  const auto encoder = share.format->encoder();
+  for (const uint32_t i : mine.object_copies) {
+    share.local.objects.at(i).bytes = encoder->object(share.items.objects.at(i), 0).length;
+  }
+  const uint64_t bytes = limit_copies(share.local, share.options.max_copy_bytes, share.assignment);
+  return {mine.copies.size() + mine.object_copies.size(), bytes};
+}
+
+Assignment all_that_is_held(const LocalSavePlan& plan) {
+  Assignment all;
+  for (uint32_t i = 0; i < plan.chunks.size(); ++i) {
+    const PlanChunk& chunk = plan.chunks[i];
+    const bool empty_tensor = numel(plan.tensors[chunk.tensor].global_shape) == 0;
+    if (empty_tensor || !chunk.box.empty()) all.chunks.push_back(i);
+  }
+  all.objects.resize(plan.objects.size());
+  std::iota(all.objects.begin(), all.objects.end(), 0u);
+  return all;
+}
+
+std::vector<std::string> keys_without_elements(const LocalSavePlan& plan) {
+  std::set<std::string> keys;
+  for (const PlanChunk& chunk : plan.chunks) {
+    const PlanTensor& tensor = plan.tensors[chunk.tensor];
+    if (numel(tensor.global_shape) == 0) keys.insert(tensor.key);
+  }
+  return {keys.begin(), keys.end()};
+}
+
+void assign_empty_chunks(SaveShare& share, const std::vector<std::string>& keys) {
+  drop_empty_chunks(share);
+  std::vector<uint32_t>& mine = share.assignment.chunks;
+  std::set<std::string_view> wanted(keys.begin(), keys.end());
+  for (uint32_t i = 0; i < share.local.chunks.size() && !wanted.empty(); ++i) {
+    const PlanTensor& tensor = share.local.tensors[share.local.chunks[i].tensor];
+    if (wanted.erase(tensor.key) > 0) mine.push_back(i);
+  }
+  std::sort(mine.begin(), mine.end());
+}
+
+// Several items have the same key if the tensor has several shards on this rank.
+void take_grids(SaveShare& share, const std::vector<Dims>& grids) {
+  if (grids.size() != share.local.tensors.size()) {
+    throw Error(ErrorCode::kInternal,
+                "the coordinator's grids are not those of the local plan's tensors");
+  }
+  std::unordered_map<std::string_view, const Dims*> cells;
+  for (size_t i = 0; i < grids.size(); ++i) cells.emplace(share.local.tensors[i].key, &grids[i]);
+  for (TensorItem& item : share.items.tensors) {
+    if (const auto cell = cells.find(item.key); cell != cells.end()) {
+      item.chunk_shape = *cell->second;
+    }
+  }
+  drop_empty_chunks(share);
+}
+
+}  // namespace tilestone::engine

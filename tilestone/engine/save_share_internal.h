@@ -1,0 +1,85 @@
+// One rank's share of a save, and the first step of a save, which each rank does alone: it converts
+// its state to items, checks them and notes what the other ranks need to know of them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tilestone/engine/open/tp_replicas_internal.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/format.h"
+#include "tilestone/plan/save_plan.h"
+#include "tilestone/state/items.h"
+#include "tilestone/state/state_dict.h"
+
+namespace tilestone::engine {
+
+// What a rank saves, and after planning what it writes. Tensor memory belongs to the caller unless
+// it was staged; everything else is owned.
+struct SaveShare {
+  SaveOptions options;
+  std::shared_ptr<const Format> format;    // of the options; see set_options()
+  std::shared_ptr<const Dialect> dialect;  // likewise
+  Items items;
+  LocalSavePlan local;       // of the items
+  Assignment assignment;     // indices into `local`: what this rank writes
+  bool report_held = false;  // see WriteTask::report_held
+  int rank = 0;
+  int world_size = 1;
+  std::string save_id;
+
+  uint64_t bytes() const;  // elements of the assigned tensors, including copies
+};
+
+// Sets the options, and the format and dialect that they name.
+void set_options(SaveShare& share, const SaveOptions& options);
+
+// Builds factories, drops non-persistent values, and returns the items in the share's dialect and
+// format.
+Items items_of(const StateDict& state, const SaveShare& share);
+
+// Throws Error(kInvalidArgument), naming the key, if a tensor has no data or if tensor_attributes
+// names a tensor that this rank does not have; also what Format::check() throws.
+void check_items(const SaveShare& share);
+
+// The names that SaveOptions::tp_replica_names asks for. Throws Error(kUnsupported) if the dialect
+// or the format has no such names.
+ReplicaNames replicas_to_name(const SaveShare& share);
+
+// Sets PlanObject::content of the common objects, so that ranks can compare them.
+void note_contents(SaveShare& share);
+
+// ---- Copies
+
+// The ranks whose chunks this rank copies (SaveOptions::replicate), ascending; empty: it copies
+// nothing. Throws what checked_group() throws, Error(kInvalidArgument) if the group is missing, and
+// kUnsupported if the format stores each chunk in its own file.
+std::vector<int> replicate_group_of(const SaveShare& share);
+// For saves with copies: sets PlanObject::content of all objects except the dialect's common
+// object, which the files of the index already duplicate.
+void note_contents_of_copied(SaveShare& share);
+// Removes the copies that exceed SaveOptions::max_copy_bytes from the assignment. Returns the cost
+// of the remaining ones.
+CopyCost settle_copies(SaveShare& share);
+
+// ---- Who writes what, beyond the planners of plan/
+
+// What a rank writes in torch's rank-local mode: everything that it holds, except empty boxes of
+// tensors that have elements.
+Assignment all_that_is_held(const LocalSavePlan& plan);
+
+// By rule. The keys of this rank's tensors without elements, each of which is stored as one empty
+// chunk. The rule does not tell which other ranks have them, so these (few) keys are sent to the
+// coordinator, which makes the lowest rank that has the tensor write it.
+std::vector<std::string> keys_without_elements(const LocalSavePlan& plan);
+// By rule: assigns the empty chunks of these tensors to this rank, and no other empty chunk.
+void assign_empty_chunks(SaveShare& share, const std::vector<std::string>& keys);
+
+// For formats with grids: sets TensorItem::chunk_shape. `grids`: one for each tensor of the local
+// plan. Also leaves out empty chunks, which have no file; the index lists the tensor anyway.
+void take_grids(SaveShare& share, const std::vector<Dims>& grids);
+
+}  // namespace tilestone::engine
