@@ -35,7 +35,7 @@ void check_encoded(const std::vector<nb::bytes>& ranks) {
   std::vector<ByteView> plans;
   plans.reserve(ranks.size());
   for (const nb::bytes& plan : ranks) {
-    plans.push_back(view_of(plan));
+    plans.push_back(byte_view(plan));
   }
   const nb::gil_scoped_release released;
   check_access(plans);

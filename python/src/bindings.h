@@ -117,7 +117,7 @@ class Bridge {
 };
 
 nb::bytes python_bytes(ByteView bytes);
-ByteView view_of(const nb::bytes& bytes);  // valid as long as the object
+ByteView byte_view(const nb::bytes& bytes);  // valid as long as the object
 Bytes to_bytes_owned(const nb::bytes& bytes);
 
 // The paths for LoadOptions::complete and LoadOptions::subtrees that the Stateful objects of a tree

@@ -235,7 +235,7 @@ void bind_calls(nb::class_<Communicator>& bound) {
           "gather",
           [](const Communicator& comm, nb::bytes mine, int root, std::optional<double> timeout) {
             const Deadline deadline = deadline_of(timeout);
-            const ByteView view = view_of(mine);
+            const ByteView view = byte_view(mine);
             return all_to_python(without_gil([&](const Stop& stop) {
               return comm.gather(view, root, deadline.with_interrupt(stop));
             }));
@@ -257,7 +257,7 @@ void bind_calls(nb::class_<Communicator>& bound) {
           "broadcast",
           [](const Communicator& comm, nb::bytes mine, int root, std::optional<double> timeout) {
             const Deadline deadline = deadline_of(timeout);
-            const ByteView view = view_of(mine);
+            const ByteView view = byte_view(mine);
             return python_bytes(without_gil([&](const Stop& stop) {
               return comm.broadcast(view, root, deadline.with_interrupt(stop));
             }));

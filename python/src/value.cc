@@ -327,12 +327,12 @@ class ObjectMaker {
 
 nb::bytes python_bytes(ByteView bytes) { return nb::bytes(bytes.data(), bytes.size()); }
 
-ByteView view_of(const nb::bytes& bytes) {
+ByteView byte_view(const nb::bytes& bytes) {
   return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
 }
 
 Bytes to_bytes_owned(const nb::bytes& bytes) {
-  const ByteView view = view_of(bytes);
+  const ByteView view = byte_view(bytes);
   return Bytes(view.begin(), view.end());
 }
 
@@ -358,7 +358,7 @@ void bind_value(nb::module_& m) {
   m.def(
       "pickled_classes",
       [](const nb::bytes& bytes, bool archive) {
-        return classes_in(view_of(bytes), archive);
+        return classes_in(byte_view(bytes), archive);
       },
       nb::arg("pickled"), nb::arg("archive"),
       "The names of the classes whose objects a load of this pickle would return as Opaque.\n\n"
