@@ -116,6 +116,8 @@ class Bridge {
   bool for_load_;
 };
 
+nb::bytes python_bytes(ByteView bytes);
+ByteView byte_view(const nb::bytes& bytes);  // valid as long as the object
 Bytes to_bytes_owned(const nb::bytes& bytes);
 
 // The paths for LoadOptions::complete and LoadOptions::subtrees that the Stateful objects of a tree
@@ -158,6 +160,22 @@ DType dtype_named(std::string_view name);  // Error(kInvalidArgument) for an unk
 // A communicator from a Python object: None (a group of one rank), a Communicator, or an object
 // with rank, size, describe, gather, scatter, broadcast and all_to_all.
 Communicator to_communicator(nb::handle object);
+
+// "a", "b" or "c": each word in quotation marks.
+std::string any_of(const std::vector<std::string>& words);
+
+// The value of an option that is given as a word. Error(kInvalidArgument) for an unknown word.
+template <typename Value>
+Value value_named(const std::string& option, const std::string& given,
+                  std::initializer_list<std::pair<const char*, Value>> known) {
+  std::vector<std::string> words;
+  for (const auto& [word, value] : known) {
+    if (given == word) return value;
+    words.emplace_back(word);
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              option + " must be " + any_of(words) + ", not \"" + given + "\"");
+}
 
 CachePolicy cache_named(const std::string& name);  // "bypass", "keep"
 

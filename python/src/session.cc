@@ -1,11 +1,8 @@
 // Sessions: what is kept from one save to the next.
-#include <chrono>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "python/src/bindings.h"
-#include "python/src/call.h"
 #include "python/src/requests.h"
 
 namespace tilestone::python {
@@ -18,29 +15,22 @@ using nb::literals::operator""_a;
 Session session_of(nb::handle comm, double seconds, const nb::object& check) {
   const Entered entered;
   const Communicator communicator = to_communicator(comm);
-  std::optional<Session> made;
-  const Deadline deadline = Deadline::after(std::chrono::duration<double>(seconds));
+  const Deadline deadline = end_after(seconds);
   const auto checked = [&] { with_gil("checking a session's arguments", [&] { check(); }); };
-  try {
-    without_gil([&](const Stop& stop) {
-      made.emplace(communicator, deadline.with_interrupt(stop), checked);
+  return as_rank(communicator.rank(), communicator.size(), [&] {
+    return without_gil([&](const Stop& stop) {
+      return Session(communicator, deadline.with_interrupt(stop), checked);
     });
-  } catch (const Raised& raised) {
-    say_rank(raised, communicator.rank(), communicator.size());
-    throw;
-  }
-  return *std::move(made);
+  });
 }
 
 // `make` returns a request with the state. Nothing is written, and no other rank takes part.
 uint64_t prepare(Session& session, const nb::callable& make) {
   const Entered entered;
-  uint64_t bytes = 0;
-  without_gil([&](const std::shared_ptr<const Interrupt>&) {
+  return without_gil([&] {
     const SaveRequest request = request_of(make)();
-    bytes = session.prepare(request.state, request.options);
+    return session.prepare(request.state, request.options);
   });
-  return bytes;
 }
 
 ByFiles by_files(Session& session, const nb::bytes& path) {

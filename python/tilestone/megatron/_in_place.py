@@ -10,10 +10,11 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tilestone import _api, _calls, _megatron
+from tilestone import _api, _calls, _megatron_entities
 from tilestone._errors import InvalidArgumentError, StorageError
-from tilestone.megatron import _parts, _ranks
-from tilestone.megatron._stored import COMMON_FILE, HARMLESS, literal
+from tilestone.megatron import _engine_calls, _ranks
+from tilestone.megatron._files import sync_folder
+from tilestone.megatron._stored import COMMON_FILE, HARMLESS, INTEGRITY_FILE, literal
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.groups import model_parallel_group
 from tilestone.megatron.mapping import is_main_replica
@@ -22,7 +23,6 @@ from tilestone.megatron.strategies._shares import LocalCopies
 Path = str | os.PathLike[str]
 
 _COMMON_KEY = "common_state"  # key of the ShardedObject in which 0.19 passes the common state
-_INTEGRITY_FILE = "integrity.json"
 _SHARDED = {"ShardedTensor", "ShardedObject"}
 
 
@@ -38,15 +38,6 @@ def _leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
         yield path, tree
 
 
-def rebuilt(tree: Any, values: Iterator[Any]) -> Any:
-    """Copies a tree's dicts and lists, with other leaves, in the order of entities()."""
-    if isinstance(tree, dict):
-        return {key: rebuilt(item, values) for key, item in tree.items()}
-    if isinstance(tree, list):
-        return [rebuilt(item, values) for item in tree]
-    return next(values)
-
-
 def entities(tree: Any) -> list[Any]:
     """The leaves of nested dicts and lists that are the sharded part of a state dict.
 
@@ -56,7 +47,7 @@ def entities(tree: Any) -> list[Any]:
     """
     found = []
     for path, leaf in _leaves(tree):
-        if _megatron.kind_of(type(leaf)) not in _SHARDED:
+        if _megatron_entities.kind_of(type(leaf)) not in _SHARDED:
             raise InvalidArgumentError(
                 f"a {type(leaf).__name__} is not a ShardedTensor or ShardedObject; only these "
                 "belong to the sharded part of a checkpoint",
@@ -70,7 +61,7 @@ def entities(tree: Any) -> list[Any]:
 
 def _has_common_state(tree: Any) -> bool:
     return any(
-        _megatron.kind_of(type(leaf)) == "ShardedObject" and leaf.key == _COMMON_KEY
+        _megatron_entities.kind_of(type(leaf)) == "ShardedObject" and leaf.key == _COMMON_KEY
         for _, leaf in _leaves(tree)
     )
 
@@ -84,13 +75,13 @@ def _remove_seals(path: Any, common_is_sharded: bool) -> None:
     """
     try:
         names = set(os.listdir(path))
-        if common_is_sharded and not names & {COMMON_FILE, _INTEGRITY_FILE}:
+        if common_is_sharded and not names & {COMMON_FILE, INTEGRITY_FILE}:
             return
-        doomed = [CONFIG_FNAME, _INTEGRITY_FILE, *([COMMON_FILE] if common_is_sharded else [])]
+        doomed = [CONFIG_FNAME, INTEGRITY_FILE, *([COMMON_FILE] if common_is_sharded else [])]
         for name in doomed:
             if name in names:
                 os.unlink(os.path.join(path, name))
-                _sync_directory(path)
+                sync_folder(path)
     except (FileNotFoundError, NotADirectoryError):
         return  # there is nothing, or the save will report what is wrong
     except OSError as error:
@@ -111,14 +102,6 @@ def end_without_tensors(tree: Any, checkpoint_dir: Path) -> None:
         _remove_seals(literal(checkpoint_dir), common_is_sharded=False)
 
 
-def _sync_directory(path: Any) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class _Shards(_calls.Prepared):
     """The sharded part of a state dict, prepared for a save."""
 
@@ -136,7 +119,7 @@ class _Shards(_calls.Prepared):
             _remove_seals(self._path, _has_common_state(self._tree))
         kept = [
             entity
-            for entity in entities(_parts.built(self._tree))
+            for entity in entities(_engine_calls.built(self._tree))
             if is_main_replica(entity.replica_id)
             or not (self._mains_only or entity.data is None)
         ]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tilestone import _core, _options
 from tilestone._errors import InvalidArgumentError, RankFailedError, TimeoutError
 from tilestone._torch_comm import TorchCommunicator
+from tilestone.megatron import _ranks
 
 Result = TypeVar("Result")
 Group = dist.ProcessGroup
@@ -35,8 +36,7 @@ class Deadline:
         Raises:
             InvalidArgumentError: the timeout is invalid.
         """
-        if not _options.seconds("timeout", self._given) > 0:
-            raise InvalidArgumentError(f"timeout is {self._given}; expected seconds, more than 0")
+        _options.time_limit(self._given)
 
     def seconds(self) -> float:
         """The remaining time in seconds: more than 0; infinite without a limit."""
@@ -51,16 +51,6 @@ class Deadline:
         return None if self._given is None else self.seconds()
 
 
-def default_group(group: Group | None) -> Group | None:
-    """The given group, or the default one; None if torch.distributed is not initialised."""
-    return dist.group.WORLD if group is None and dist.is_initialized() else group
-
-
-def size_of(group: Group | None) -> int:
-    """The number of ranks of a group; 1 without torch.distributed."""
-    return 1 if group is None else dist.get_world_size(group)
-
-
 def together(
     work: str,
     group: Group | None,
@@ -68,7 +58,27 @@ def together(
     deadline: Deadline | None = None,
 ) -> Result:
     """Calls step() on every rank of a group. If it raises on one rank, all ranks raise."""
-    return agreed(work, group, step, lambda result: b"", lambda said: b"", deadline)[0]
+    return agreed(work, group, step, _no_words, lambda said: b"", deadline)[0]
+
+
+def then_one(
+    work: str,
+    group: Group | None,
+    step: Callable[[], Result],
+    last: Callable[[], bytes],
+    deadline: Deadline | None = None,
+) -> tuple[Result, bytes]:
+    """Calls step() on every rank, then last() on rank 0. If one raises, all ranks raise.
+
+    Returns:
+        This rank's result, and rank 0's answer.
+    """
+    return agreed(work, group, step, _no_words, lambda said: last(), deadline)
+
+
+def _no_words(result: object) -> bytes:
+    """The message of a rank that has nothing to say."""
+    return b""
 
 
 def agreed(
@@ -94,7 +104,7 @@ def agreed(
     Raises:
         TimeoutError: the deadline passed; `work` and the missing ranks are named.
     """
-    if group is None or size_of(group) <= 1:
+    if group is None or _ranks.size(group) <= 1:
         alone = step()
         return alone, decide([words(alone)])
     result: list[Result] = []

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from tilestone import _core
-from tilestone.megatron import _access
+from tilestone.megatron import _access, _ranks
 from tilestone.megatron._shard_distribution import (
     Agreed,
     agree_on_distribution,
@@ -58,14 +58,13 @@ from tilestone.megatron.strategies._together import (
     Deadline,
     Group,
     agreed,
-    default_group,
-    size_of,
     together,
 )
 from tilestone.megatron.strategies.base import (
     AsyncSaveShardedStrategy,
     LoadShardedStrategy,
     SaveShardedStrategy,
+    engine_options_of,
 )
 from tilestone.megatron.utils import (
     _sharded_object_id,
@@ -79,12 +78,6 @@ logger = logging.getLogger(__name__)
 _WORK = "distribution of a save"
 
 
-def _engine_options(strategy: Any) -> dict[str, Any] | None:
-    """The options of a strategy for Tilestone's engine; None for any other strategy."""
-    options = getattr(strategy, "engine_options", None)
-    return None if options is None else options()
-
-
 class _Distributes:
     """Base of both wrappers: makes distributions, and keeps one from call to call."""
 
@@ -92,6 +85,11 @@ class _Distributes:
     do_cache_distribution: bool
     cached_distribution: ShardDistribution | None
     _agreed: Agreed | None = None
+
+    def _sharing(self) -> Group | None:
+        """The ranks that share the work; None if there is only one."""
+        group = self.parallelization_group
+        return None if group is None or _ranks.size(group) <= 1 else group
 
     def _distribution(
         self,
@@ -102,8 +100,8 @@ class _Distributes:
         deadline: Deadline | None = None,
     ) -> ShardDistribution | None:
         """Returns the distribution; the kept one if no rank's shards have changed."""
-        group = self.parallelization_group
-        if group is None or size_of(group) <= 1:
+        group = self._sharing()
+        if group is None:
             return None
         kept = self._agreed if self.do_cache_distribution else None
         if kept is not None and kept.distribution is not self.cached_distribution:
@@ -162,13 +160,13 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         """
         super().__init__(strategy.backend, strategy.version)
         self.base_strategy = strategy
-        self.parallelization_group = default_group(parallelization_group)
+        self.parallelization_group = _ranks.default_group(parallelization_group)
         self.do_cache_distribution = do_cache_distribution
         self.cached_distribution = None
 
     def engine_options(self) -> dict[str, Any] | None:
         """The base strategy's options; the engine then gets the result of engine_state()."""
-        return _engine_options(self.base_strategy)
+        return engine_options_of(self.base_strategy)
 
     def save(
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
@@ -262,7 +260,7 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
 
         distribution, left = agreed(
             _WORK,
-            default_group(process_group),
+            _ranks.default_group(process_group),
             lambda: self._distribution(state_of, ignore_groups=False, deadline=deadline),
             self._saved,
             unsaved_by_all,
@@ -298,7 +296,7 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
 
         with debug_time("apply_saving_parallelization", logger):
             first = self.cached_distribution is None
-            together(_WORK, default_group(None), apply)
+            together(_WORK, _ranks.default_group(None), apply)
             if first and dist.is_initialized():
                 _access.check_together(lambda: _entities(sharded_state_dict), None)
 
@@ -353,7 +351,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
         """
         super().__init__()
         self.base_strategy = strategy
-        self.parallelization_group = default_group(parallelization_group)
+        self.parallelization_group = _ranks.default_group(parallelization_group)
         self.do_cache_distribution = do_cache_distribution
         self.exchange_algo = exchange_algo
         self.cached_distribution = None
@@ -361,7 +359,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
 
     def engine_options(self) -> dict[str, Any] | None:
         """The base strategy's options."""
-        return _engine_options(self.base_strategy)
+        return engine_options_of(self.base_strategy)
 
     @debug_time("FullyParallelLoadStrategyWrapper.load", logger)
     def load(
@@ -387,7 +385,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
                 rank, or no rank has loaded some shard; on every rank.
         """
         native = self.engine_options() is not None
-        if size_of(self.parallelization_group) <= 1 or native:
+        if self._sharing() is None or native:
             if native and self.do_cache_distribution:
                 self._distribution(lambda: sharded_state_dict, ignore_groups=True)
             loaded = self.base_strategy.load(sharded_state_dict, checkpoint_dir)
@@ -402,7 +400,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
     ) -> StateDict:
         share = together(
             "load of a share",
-            default_group(None),
+            _ranks.default_group(None),
             lambda: self._load_share(sharded_state_dict, checkpoint_dir),
         )
         all_tensors = exchange_by_distribution(
@@ -422,7 +420,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
             self.fill_in_deferred_sharded_objects(loaded, all_objects)
             return loaded[""]
 
-        return together("end of a load", default_group(None), fill_in)
+        return together("end of a load", _ranks.default_group(None), fill_in)
 
     def _load_share(
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
@@ -544,8 +542,8 @@ def distribute_main_replicas_with_precomputed_distribution(
     Raises:
         ValueError: there is no distribution.
     """
-    group = default_group(parallelization_group)
-    if size_of(group) <= 1:
+    group = _ranks.default_group(parallelization_group)
+    if _ranks.size(group) <= 1:
         return
     if precomputed_distribution is None:
         raise ValueError(
