@@ -53,9 +53,10 @@ struct SaveRecord {
 };
 
 // Thread-safe. Cheap to copy: copies share one open checkpoint. If a save has replaced the
-// checkpoint, reads and verify throw Error(kNotFound) with a hint, because the files are gone. A
-// child process of fork() may use a Checkpoint that its parent has opened, at any time: the child
-// gets its own threads, buffers and queues, and neither process affects the other.
+// checkpoint, reads and verify throw Error(kNotFound) with a hint, because the files are gone. If
+// only a data file is missing, reads throw Error(kCorrupt), and verify reports it. A child process
+// of fork() may use a Checkpoint that its parent has opened, at any time: the child gets its own
+// threads, buffers and queues, and neither process affects the other.
 class Checkpoint {
  public:
   // Throws Error(kNotFound) if there is no checkpoint, kCorrupt, or kUnsafe.

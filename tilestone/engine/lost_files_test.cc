@@ -14,10 +14,12 @@
 #include <vector>
 
 #include "tilestone/base/log.h"
+#include "tilestone/comm/solo.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/repair.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::lost_files_test {
 
@@ -146,6 +148,81 @@ TEST(LostFiles, WithoutAnotherFileTheErrorNamesKeyAndFile) {
       1, [&](Communicator) { Checkpoint::open(Location(memory_storage(image))).read("w"); });
   EXPECT_THAT(texts[0], AllOf(HasSubstr("key w"), HasSubstr(file)));
   set_log_level(before);
+}
+
+// Stock writers leave no manifest.
+FileImage without_manifest(FileImage image) {
+  std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
+  return image;
+}
+
+TEST(LostFiles, AMissingOneIsDamageOfACheckpointAndNotAMissingCheckpoint) {
+  for (FileImage image : {saved(true), without_manifest(saved(true))}) {
+    const std::string file = file_of(image, 1);
+    image.erase(file);
+    const Location location(memory_storage(image));
+    const Checkpoint checkpoint = Checkpoint::open(location);
+    const auto load_w = [&](TwoPhase mode) {
+      LoadOptions options;
+      options.two_phase = mode;
+      StateDict wanted;
+      wanted["w"] = ShardedTensor::from_rank_offsets(
+          "w", TensorView::without_data(DType::kFloat32, {2, 64}), {});
+      load(wanted, location, options);
+    };
+    const auto read_large = [&] {
+      const std::vector<std::string> keys = {"w"};
+      checkpoint.read_many(keys);
+    };
+    for (const std::function<void()>& read : std::vector<std::function<void()>>{
+             [&] { checkpoint.read("w"); }, read_large, [&] { load_w(TwoPhase::kNever); },
+             [&] { load_w(TwoPhase::kAlways); }, [&] { load_all(location); }}) {
+      expect_error(read, ErrorCode::kCorrupt, "a data file of the checkpoint is missing");
+      expect_error(read, ErrorCode::kCorrupt, file);
+    }
+    EXPECT_THAT(checkpoint.verify().damages,
+                testing::Contains(
+                    AllOf(testing::Field(&Damage::file, file),
+                          testing::Field(&Damage::problem, HasSubstr("the file is missing")))));
+  }
+}
+
+TEST(LostFiles, OfACheckpointThatWasReplacedOrRemovedAreNoDamage) {
+  for (const FileImage& image : {saved(true), without_manifest(saved(true))}) {
+    for (const bool removed : {false, true}) {
+      const auto storage = memory_storage(image);
+      const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+      if (removed) {
+        for (const std::string& name : storage->list()) storage->remove(name);
+      } else {
+        SaveOptions options;
+        options.overwrite = true;
+        save(row_state(solo(), 1), Location(storage), options);
+        // Without a manifest, a save does not know the data files of the old checkpoint as its own.
+        for (const auto& [name, bytes] : image) {
+          if (name.ends_with(".distcp") && storage->stat(name)) storage->remove(name);
+        }
+      }
+      const auto reads = [&] { checkpoint.read("w"); };
+      expect_error(reads, ErrorCode::kNotFound, "another save may have replaced the checkpoint");
+      expect_error([&] { checkpoint.verify(); }, ErrorCode::kNotFound,
+                   "another save may have replaced the checkpoint");
+    }
+  }
+}
+
+TEST(LostFiles, AFileWithoutBytesIsSaidToBeTooShortAndNotMissing) {
+  const FileImage image = saved(false);
+  for (const bool missing : {false, true}) {
+    FileImage one = image;
+    const std::string file = file_of(image, 0);
+    one[file].clear();
+    if (missing) one.erase(file);
+    const std::string said = missing ? " is missing: " : " is too short (0 bytes): ";
+    const LoggedWarnings logged;
+    EXPECT_THAT(loads(one, 1, TwoPhase::kNever, false), Each(""));
+    EXPECT_THAT(logged.texts(), ElementsAre(HasSubstr(file + said)));
+  }
 }
 
 // A storage that fails like a broken disk for calls where `is_broken` is true.

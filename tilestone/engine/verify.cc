@@ -53,8 +53,8 @@ class Verifier {
   }
 
  private:
-  // A file that is missing or not a regular file is damage. A file that can't be read (kIo), or
-  // that a later save has removed, is an error.
+  // A file that is missing or not a regular file is damage. A file that can't be opened (kIo), or
+  // that a later save has removed (kNotFound), is an error.
   void open_files() {
     for (uint32_t file = 0; file < context_.metadata.files.size(); ++file) {
       const std::string& name = context_.metadata.files[file];
@@ -62,9 +62,9 @@ class Verifier {
       try {
         size = static_cast<int64_t>(reader_.open(file).size());
       } catch (const Error& error) {
-        if (error.code() == ErrorCode::kIo) throw;
-        if (opened_.manifest && was_replaced(context_)) throw;
-        if (error.code() != ErrorCode::kNotFound) {
+        if (error.code() == ErrorCode::kIo || error.code() == ErrorCode::kNotFound) throw;
+        if (!is_missing(error)) {
+          if (was_replaced(context_)) throw;
           damage(name, 0, 0, "", error);
           size = kRefused;
         }
