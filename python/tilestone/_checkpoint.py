@@ -490,8 +490,9 @@ def repair(
     Args:
         path: the checkpoint's directory. One process repairs it; loads may run meanwhile.
         cache, buffer_bytes, threads, follow_links: as for `open`.
-        progress: for the two verifications, before and after the repair. True shows a bar on a
-            terminal; a function is called with `Progress`.
+        progress: for the two verifications, before and after the repair (phase "verify"), and for
+            the writing of new files between them ("repair"). True shows a bar on a terminal; a
+            function is called with `Progress`.
 
     Returns:
         `mended`: the damages that were repaired, as `Checkpoint.verify` found them. `now`: what it

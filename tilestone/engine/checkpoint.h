@@ -91,8 +91,9 @@ class Checkpoint {
   // The decoded bytes of an object's item (in torch_dist a torch.save archive).
   Bytes read_object_bytes(const std::string& key) const;
 
-  // Reads every byte and checks every checksum, structure and size. Damage is reported, not thrown.
-  // Throws only what prevents reading: kIo, and kNotFound if a save has replaced the checkpoint.
+  // Reads every byte and checks every checksum, structure and size. Damage is reported, not thrown,
+  // and so are bytes that the disk can't read (EIO). Throws only what prevents reading: other kIo,
+  // and kNotFound if a save has replaced the checkpoint.
   VerifyReport verify(const ProgressFn& progress = {}) const;
 
  private:

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <functional>
 #include <map>
@@ -233,6 +234,56 @@ std::shared_ptr<Storage> broken(const FileImage& image,
                              return is_broken(call) ? FaultAction::fail(EIO) : FaultAction::pass();
                            })
       ->storage();
+}
+
+// A bad sector at the item of "d" in a file, until the file is replaced. The item is larger than a
+// buffer of verify, or not.
+TEST(UnreadableFiles, AreDamageForVerifyAndRepairReplacesThemFromCopies) {
+  const FileImage image = saved(false);
+  const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
+  const ItemLocation at = metadata.find_tensor("d")->chunks[0].at;
+  const std::string file = metadata.files[at.file];
+  for (const uint64_t buffer : {128u << 10, 64u << 20}) {
+    const auto inner = memory_storage(image);
+    std::atomic<bool> is_bad = true;
+    const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
+      if (call.op == StorageOp::kRename && call.to == file) is_bad = false;
+      const uint64_t sector = at.offset + at.length / 2;
+      const bool hit = is_bad && call.op == StorageOp::kRead && call.name == file &&
+                       call.offset <= sector && sector < call.offset + call.size;
+      return hit ? FaultAction::fail(EIO) : FaultAction::pass();
+    });
+    OpenOptions options;
+    options.buffer_bytes = buffer;
+    const VerifyReport found = Checkpoint::open(Location(disk->storage()), options).verify();
+    ASSERT_THAT(found.damages, SizeIs(1));
+    EXPECT_EQ(found.damages[0].file, file);
+    EXPECT_EQ(found.damages[0].key, "d");
+    EXPECT_NE(found.damages[0].intact_in, "");
+    EXPECT_THAT(found.damages[0].problem, HasSubstr("the disk can't read these bytes"));
+    const RepairReport report = repair(Location(disk->storage()), options);
+    EXPECT_THAT(report.mended, SizeIs(1));
+    EXPECT_TRUE(report.now.ok());
+    FileImage after = memory_image(*inner);
+    after.erase(".tilestone/lock");
+    EXPECT_EQ(after, image);
+  }
+}
+
+TEST(UnreadableFiles, WithSomethingThatIsIntactNowhereStay) {
+  const FileImage image = saved(true);
+  const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
+  const ItemLocation at = metadata.find_tensor("w")->chunks[0].at;
+  const std::string file = metadata.files[at.file];
+  const auto storage = broken(image, [&](const StorageCall& call) {
+    return call.op == StorageOp::kRead && call.name == file &&
+           call.offset < at.offset + at.length && at.offset < call.offset + call.size;
+  });
+  const RepairReport report = repair(Location(storage));
+  EXPECT_THAT(report.mended, testing::IsEmpty());
+  ASSERT_THAT(report.now.damages, SizeIs(1));
+  EXPECT_EQ(report.now.damages[0].key, "w");
+  EXPECT_EQ(report.now.damages[0].intact_in, "");
 }
 
 // The whole file, opening it, or one of its chunks can't be read: the other contents of the file
