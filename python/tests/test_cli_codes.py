@@ -122,3 +122,24 @@ def test_exceptions_have_the_packages_names_and_hints_use_pythons_option_names(
     )
     with pytest.raises(tilestone.MismatchError, match="cast=True"):
         tilestone.load({"w": numpy.zeros(3, numpy.float32)}, tmp_path)
+
+
+def test_a_missing_data_file_is_damage_and_not_a_missing_checkpoint(tmp_path: pathlib.Path) -> None:
+    tilestone.save({"w": numpy.zeros(3), "o": {1}}, tmp_path)
+    (data,) = tmp_path.glob("*.distcp")
+    data.unlink()
+    for read in (
+        lambda: tilestone.load(tmp_path),
+        lambda: tilestone.load({"w": numpy.zeros(3)}, tmp_path),
+        lambda: tilestone.open(tmp_path).read("w"),
+        lambda: tilestone.open(tmp_path).read_many(["w"]),
+        lambda: tilestone.open(tmp_path).read_object("o"),
+    ):
+        with pytest.raises(tilestone.CorruptError, match="data file .* is missing") as raised:
+            read()
+        assert not isinstance(raised.value, FileNotFoundError)
+        assert data.name in str(raised.value)
+    assert not tilestone.open(tmp_path).verify().ok
+    for words in (["verify"], ["cat", "w"], ["cat", "o"]):
+        assert command(words[0], tmp_path, *words[1:], stdout=subprocess.PIPE).returncode == DAMAGED
+    assert command("ls", tmp_path, stdout=subprocess.PIPE).returncode == OK

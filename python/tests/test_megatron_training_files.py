@@ -158,6 +158,29 @@ def test_an_iteration_is_chosen_by_ckpt_step(run: pathlib.Path) -> None:
         load_run(run, ckpt_step=150)
 
 
+def test_a_damaged_checkpoint_is_never_taken_for_none(run: pathlib.Path) -> None:
+    newest = run / "iter_0000200"
+    os.truncate(newest / ".metadata", 20)
+    with pytest.raises(CorruptError, match=r"no intact checkpoint of iteration 200 \(ckpt_step\)"):
+        load_run(run, ckpt_step=200)
+    shutil.rmtree(run / "iter_0000100")
+    tracker_of(run).unlink()
+    with pytest.raises(CorruptError, match="a damaged one: .*iter_0000200") as raised:
+        load_run(run)
+    assert raised.value.hint == "remove it to start a new run"
+    shutil.rmtree(newest)
+    assert load_run(run) == 0
+
+
+def test_a_missing_data_file_ends_the_load_as_damage(run: pathlib.Path) -> None:
+    for data in (run / "iter_0000200").glob("*.distcp"):
+        data.unlink()
+    for more in ({}, {"ckpt_step": 200}):
+        with pytest.raises(CorruptError, match="a data file of the checkpoint is missing"):
+            load_run(run, **more)
+    assert load_run(run, ckpt_step=100) == 100
+
+
 def _killed(step: Any, *args: Any, **keywords: Any) -> None:
     """Runs a step in a process that must be killed during the step."""
     process = multiprocessing.get_context("fork").Process(target=step, args=args, kwargs=keywords)

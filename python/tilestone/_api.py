@@ -337,7 +337,8 @@ def load(
             holds state of a Stateful object that no rank asks for; or, with not_requested="error",
             any key that no rank asks for.
         CoverageError: the checkpoint lacks wanted elements.
-        CorruptError, UnsafeError: the files are damaged, or look like an attack.
+        CorruptError, UnsafeError: the files are damaged, a data file is missing, or they look like
+            an attack.
         StorageError, TimeoutError, RankFailedError: the checkpoint could not be read.
     """
     with contextlib.ExitStack() as until_the_end:

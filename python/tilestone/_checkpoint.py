@@ -173,7 +173,7 @@ class Checkpoint:
             NotFoundError: there is no such tensor; the hint names similar keys.
             InvalidArgumentError: the box is invalid or outside the tensor; or `out` is read-only,
                 has no memory, or has several elements that share memory (an expanded tensor).
-            CorruptError: a checksum or the file's structure is wrong.
+            CorruptError: a checksum or the file's structure is wrong, or the file is missing.
 
         torch does not record that memory is read-only. A tensor over a read-only map is recognised
         and refused, but a tensor over an immutable `bytes` object (torch.frombuffer warns of it) is
@@ -490,8 +490,9 @@ def repair(
     Args:
         path: the checkpoint's directory. One process repairs it; loads may run meanwhile.
         cache, buffer_bytes, threads, follow_links: as for `open`.
-        progress: for the two verifications, before and after the repair. True shows a bar on a
-            terminal; a function is called with `Progress`.
+        progress: for the two verifications, before and after the repair (phase "verify"), and for
+            the writing of new files between them ("repair"). True shows a bar on a terminal; a
+            function is called with `Progress`.
 
     Returns:
         `mended`: the damages that were repaired, as `Checkpoint.verify` found them. `now`: what it

@@ -11,8 +11,8 @@ from tilestone import _core
 
 def main() -> int:
     """Runs the command line; returns its exit code."""
-    # There is nothing to clean up, so Ctrl-C or a closed pipe ends the process at once, as in the
-    # C++ program.
+    # Ctrl-C or a closed pipe ends the process at once, as in the C++ program. A repair, which has
+    # something to clean up, handles signals itself.
     for number in (signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     return _core.cli([b"tilestone", *map(os.fsencode, sys.argv[1:])])

@@ -94,7 +94,10 @@ class InvalidArgumentError(CheckpointError, ValueError):
 
 
 class NotFoundError(CheckpointError, FileNotFoundError, KeyError):
-    """The checkpoint, key or file does not exist."""
+    """There is no checkpoint, key or file of this name.
+
+    If a checkpoint exists but one of its data files is missing, that is a CorruptError.
+    """
 
     code = "not_found"
     _usual_errno = _errno.ENOENT
@@ -120,7 +123,7 @@ class CoverageError(CheckpointError, ValueError):
 
 
 class CorruptError(CheckpointError):
-    """Files of a checkpoint are damaged or truncated, or contradict each other."""
+    """Files of a checkpoint are damaged, truncated or missing, or contradict each other."""
 
     code = "corrupt"
 

@@ -12,7 +12,7 @@ class Progress(NamedTuple):
     """The progress of one phase of long work.
 
     Attributes:
-        phase: "write", "read" or "verify".
+        phase: "write", "read", "verify" or "repair".
         bytes_done, bytes_total: bytes of this rank.
         seconds: time since the phase began.
     """

@@ -22,7 +22,7 @@ enum class ErrorCode : uint8_t {
   kAlreadyExists = 3,    // the file or a valid checkpoint exists, and `overwrite` was not set
   kMismatch = 4,         // dtype or shape differs between ranks, or between state and checkpoint
   kCoverage = 5,         // no rank writes an element, two ranks write it, or no chunk contains it
-  kCorrupt = 6,          // bytes of a checkpoint are damaged, truncated or contradict one another
+  kCorrupt = 6,          // files of a checkpoint are damaged, cut, lost, or contradict each other
   kUnsafe = 7,           // content that looks like an attack, not like damage; refused, not run
   kUnsupported = 8,      // a valid request or file that this version or this system can't handle
   kIo = 9,               // the operating system reported an error; sys_errno() is its errno

@@ -11,7 +11,7 @@ namespace tilestone::cli {
 Location location_of(const std::string& path, bool follow_links);
 
 // Throws Error(kInvalidArgument), with similar keys, for a key that is neither a tensor's nor an
-// object's. The library's kNotFound is not used: its exit code would mean that a file is missing.
+// object's. The library's kNotFound is not used: its exit code means that there is no checkpoint.
 [[noreturn]] void refuse_key(const Checkpoint& checkpoint, const std::string& key);
 
 }  // namespace tilestone::cli

@@ -45,6 +45,7 @@ void print_text(const std::vector<UnpublishedSave>& saves) {
                save.abandoned ? "abandoned" : missing_text(save), printable(save.failure)});
   }
   table.print();
+  for (const UnpublishedSave& save : saves) fmt::print("\n{}\n", printable(save.text));
 }
 
 }  // namespace

@@ -53,6 +53,41 @@ TEST_F(Unpublished, PublishSaysWhichRanksAreMissingAndWhatIsUnpublished) {
   EXPECT_EQ(saves[0]["missing"], std::vector<int>{1});
 }
 
+// Both ranks write all of "p", with other values.
+TEST_F(Unpublished, OfReplicasThatContradictEachOtherTheListSaysThatOnlyAbandoningIsLeft) {
+  for (const int rank : {0, 1}) {
+    StateDict state;
+    std::vector<float> all(4, 0);
+    state["p"] = ShardedTensor::from_rank_offsets(
+        "p", TensorView::contiguous(all.data(), DType::kFloat32, {4 + rank}), {});
+    SaveOptions options;
+    options.by_files = ByFiles{rank, 2, "a run of a test"};
+    options.by_files->wait = false;
+    try {
+      save(state, path_, options);
+      EXPECT_EQ(rank, 0);
+    } catch (const Error& error) {
+      EXPECT_EQ(rank, 1) << error.what();
+    }
+  }
+  const Ran listed = tilestone_command({"publish", path_, "--list"});
+  EXPECT_EQ(listed.code, kOk);
+  EXPECT_THAT(listed.out, HasSubstr("can't be published, though all of its 2 ranks have written"));
+  EXPECT_THAT(listed.out, HasSubstr("only abandoning it is left: `tilestone gc --abandon`"));
+  const auto saves =
+      nlohmann::json::parse(tilestone_command({"publish", path_, "--list", "--json"}).out);
+  EXPECT_THAT(std::string(saves[0]["text"]),
+              HasSubstr("only abandoning it is left: `tilestone gc --abandon`"));
+  EXPECT_THAT(std::string(saves[0]["failure"]), HasSubstr("p"));
+}
+
+TEST_F(Unpublished, WhatMayStillBePublishedIsListedWithWhatCanBeDone) {
+  save_rank(0);
+  const Ran listed = tilestone_command({"publish", path_, "--list"});
+  EXPECT_THAT(listed.out, HasSubstr("it may still be writing"));
+  EXPECT_THAT(listed.out, testing::Not(HasSubstr("only abandoning")));
+}
+
 TEST_F(Unpublished, ARankLocalCheckpointIsShownWithItsAttributesAndWithoutAManifest) {
   for (const int rank : {0, 1}) save_rank(rank, true);
   const Ran shown = tilestone_command({"inspect", path_});

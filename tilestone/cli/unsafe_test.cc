@@ -101,6 +101,43 @@ TEST_F(Unsafe, ADataFileThatIsALinkOutOfTheCheckpoint) {
   expect_unsafe(reading_commands_, "a symbolic link leaves");
 }
 
+// A second checkpoint with two ranks, whose files hold copies of each other's tensors.
+TEST_F(Unsafe, OneLinkOutOfTheCheckpointIsOneFindingAndTheOtherFilesAreChecked) {
+  fs::remove_all(checkpoint());
+  run_ranks(2, [&](Communicator comm) {
+    StateDict state;
+    for (const char* key : {"a", "b"}) {
+      ShardedTensor tensor = ShardedTensor::from_rank_offsets(
+          key, TensorView::allocate(DType::kFloat32, {100}), {}, {comm.rank()});
+      tensor.holders = {0, 1};
+      state[key] = tensor;
+    }
+    SaveOptions options;
+    options.comm = comm;
+    options.replicate = SaveOptions::Replicate::kLocal;
+    options.replicate_group = {0, 1};
+    save(state, checkpoint(), options);
+  });
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(checkpoint())) {
+    if (entry.path().extension() == ".distcp") files.push_back(entry.path());
+  }
+  ASSERT_EQ(files.size(), 2u);
+  link_out(files[0]);
+  fs::resize_file(files[1], fs::file_size(files[1]) - 1);
+  const std::vector<std::string> words = {"verify", checkpoint()};
+  for (const bool repair : {false, true}) {
+    std::vector<std::string> all = words;
+    if (repair) all.emplace_back("--repair");
+    const Ran ran = tilestone_command(all);
+    EXPECT_EQ(ran.code, kUnsafe) << ran.err;
+    EXPECT_EQ(ran.err, "");
+    EXPECT_THAT(ran.out, HasSubstr("UNSAFE  " + files[0].filename().string()));
+    EXPECT_THAT(ran.out, HasSubstr("DAMAGED  " + files[1].filename().string()));
+    EXPECT_TRUE(fs::is_symlink(files[0]));
+  }
+}
+
 TEST_F(Unsafe, ADataFileThatIsAFifo) {
   make_fifo(data());
   expect_unsafe(reading_commands_, "regular file");

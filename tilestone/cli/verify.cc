@@ -1,12 +1,15 @@
 // tilestone verify: checks that every byte is what its writer wrote.
 #include <fmt/format.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "tilestone/cli/commands.h"
 #include "tilestone/cli/opened.h"
 #include "tilestone/cli/output.h"
 #include "tilestone/cli/run.h"
+#include "tilestone/cli/stopping.h"
 
 namespace tilestone::cli {
 namespace {
@@ -82,7 +85,10 @@ int verify(const VerifyOptions& options) {
   const ProgressFn progress = options.json ? nullptr : progress_line();
   RepairReport done;
   if (options.repair) {
-    done = repair(location, open, progress);
+    end_in_order([&](std::shared_ptr<const Interrupt> interrupt) {
+      open.interrupt = std::move(interrupt);
+      done = repair(location, open, progress);
+    });
   } else {
     done.now = Checkpoint::open(location, open).verify(progress);
   }

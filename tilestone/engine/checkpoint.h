@@ -53,9 +53,10 @@ struct SaveRecord {
 };
 
 // Thread-safe. Cheap to copy: copies share one open checkpoint. If a save has replaced the
-// checkpoint, reads and verify throw Error(kNotFound) with a hint, because the files are gone. A
-// child process of fork() may use a Checkpoint that its parent has opened, at any time: the child
-// gets its own threads, buffers and queues, and neither process affects the other.
+// checkpoint, reads and verify throw Error(kNotFound) with a hint, because the files are gone. If
+// only a data file is missing, reads throw Error(kCorrupt), and verify reports it. A child process
+// of fork() may use a Checkpoint that its parent has opened, at any time: the child gets its own
+// threads, buffers and queues, and neither process affects the other.
 class Checkpoint {
  public:
   // Throws Error(kNotFound) if there is no checkpoint, kCorrupt, or kUnsafe.
@@ -90,8 +91,9 @@ class Checkpoint {
   // The decoded bytes of an object's item (in torch_dist a torch.save archive).
   Bytes read_object_bytes(const std::string& key) const;
 
-  // Reads every byte and checks every checksum, structure and size. Damage is reported, not thrown.
-  // Throws only what prevents reading: kIo, and kNotFound if a save has replaced the checkpoint.
+  // Reads every byte and checks every checksum, structure and size. Damage is reported, not thrown,
+  // and so are bytes that the disk can't read (EIO). Throws only what prevents reading: other kIo,
+  // and kNotFound if a save has replaced the checkpoint.
   VerifyReport verify(const ProgressFn& progress = {}) const;
 
  private:

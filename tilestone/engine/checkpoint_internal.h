@@ -23,15 +23,17 @@ struct Checkpoint::State {
 
   State(std::shared_ptr<Storage> storage_in, engine::Opened opened_in, const OpenOptions& options);
   engine::ReadContext context(std::shared_ptr<const Interrupt> interrupt) const {
-    return {*storage,
-            *opened.format,
-            opened.metadata,
-            buffers,
-            threads,
-            verify_checksums,
-            Deadline::never().with_interrupt(std::move(interrupt)),
-            cache,
-            warned};
+    engine::ReadContext context{*storage,
+                                *opened.format,
+                                opened.metadata,
+                                buffers,
+                                threads,
+                                verify_checksums,
+                                Deadline::never().with_interrupt(std::move(interrupt)),
+                                cache,
+                                warned};
+    context.has_manifest = opened.manifest.has_value();
+    return context;
   }
 };
 

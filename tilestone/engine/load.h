@@ -17,8 +17,9 @@ namespace tilestone {
 // values and objects come from the checkpoint. Returns a state dict with the structure of `wanted`.
 // If any rank fails, every rank throws the same Error, which names that rank; tensors may then be
 // partly filled. If another save replaces the checkpoint during the load, the result is the old
-// state, the new state, or Error(kNotFound) with a hint that says so. `report`, if given, receives
-// the differences that LoadOptions::not_in_checkpoint, not_requested and other_shape report.
+// state, the new state, or Error(kNotFound) with a hint that says so. A checkpoint that has only
+// lost a data file is kCorrupt. `report`, if given, receives the differences that
+// LoadOptions::not_in_checkpoint, not_requested and other_shape report.
 StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options = {},
                LoadReport* report = nullptr);
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <functional>
 #include <map>
@@ -14,10 +15,12 @@
 #include <vector>
 
 #include "tilestone/base/log.h"
+#include "tilestone/comm/solo.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/repair.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::lost_files_test {
 
@@ -148,6 +151,81 @@ TEST(LostFiles, WithoutAnotherFileTheErrorNamesKeyAndFile) {
   set_log_level(before);
 }
 
+// Stock writers leave no manifest.
+FileImage without_manifest(FileImage image) {
+  std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
+  return image;
+}
+
+TEST(LostFiles, AMissingOneIsDamageOfACheckpointAndNotAMissingCheckpoint) {
+  for (FileImage image : {saved(true), without_manifest(saved(true))}) {
+    const std::string file = file_of(image, 1);
+    image.erase(file);
+    const Location location(memory_storage(image));
+    const Checkpoint checkpoint = Checkpoint::open(location);
+    const auto load_w = [&](TwoPhase mode) {
+      LoadOptions options;
+      options.two_phase = mode;
+      StateDict wanted;
+      wanted["w"] = ShardedTensor::from_rank_offsets(
+          "w", TensorView::without_data(DType::kFloat32, {2, 64}), {});
+      load(wanted, location, options);
+    };
+    const auto read_large = [&] {
+      const std::vector<std::string> keys = {"w"};
+      checkpoint.read_many(keys);
+    };
+    for (const std::function<void()>& read : std::vector<std::function<void()>>{
+             [&] { checkpoint.read("w"); }, read_large, [&] { load_w(TwoPhase::kNever); },
+             [&] { load_w(TwoPhase::kAlways); }, [&] { load_all(location); }}) {
+      expect_error(read, ErrorCode::kCorrupt, "a data file of the checkpoint is missing");
+      expect_error(read, ErrorCode::kCorrupt, file);
+    }
+    EXPECT_THAT(checkpoint.verify().damages,
+                testing::Contains(
+                    AllOf(testing::Field(&Damage::file, file),
+                          testing::Field(&Damage::problem, HasSubstr("the file is missing")))));
+  }
+}
+
+TEST(LostFiles, OfACheckpointThatWasReplacedOrRemovedAreNoDamage) {
+  for (const FileImage& image : {saved(true), without_manifest(saved(true))}) {
+    for (const bool removed : {false, true}) {
+      const auto storage = memory_storage(image);
+      const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+      if (removed) {
+        for (const std::string& name : storage->list()) storage->remove(name);
+      } else {
+        SaveOptions options;
+        options.overwrite = true;
+        save(row_state(solo(), 1), Location(storage), options);
+        // Without a manifest, a save does not know the data files of the old checkpoint as its own.
+        for (const auto& [name, bytes] : image) {
+          if (name.ends_with(".distcp") && storage->stat(name)) storage->remove(name);
+        }
+      }
+      const auto reads = [&] { checkpoint.read("w"); };
+      expect_error(reads, ErrorCode::kNotFound, "another save may have replaced the checkpoint");
+      expect_error([&] { checkpoint.verify(); }, ErrorCode::kNotFound,
+                   "another save may have replaced the checkpoint");
+    }
+  }
+}
+
+TEST(LostFiles, AFileWithoutBytesIsSaidToBeTooShortAndNotMissing) {
+  const FileImage image = saved(false);
+  for (const bool missing : {false, true}) {
+    FileImage one = image;
+    const std::string file = file_of(image, 0);
+    one[file].clear();
+    if (missing) one.erase(file);
+    const std::string said = missing ? " is missing: " : " is too short (0 bytes): ";
+    const LoggedWarnings logged;
+    EXPECT_THAT(loads(one, 1, TwoPhase::kNever, false), Each(""));
+    EXPECT_THAT(logged.texts(), ElementsAre(HasSubstr(file + said)));
+  }
+}
+
 // A storage that fails like a broken disk for calls where `is_broken` is true.
 std::shared_ptr<Storage> broken(const FileImage& image,
                                 const std::function<bool(const StorageCall&)>& is_broken) {
@@ -156,6 +234,56 @@ std::shared_ptr<Storage> broken(const FileImage& image,
                              return is_broken(call) ? FaultAction::fail(EIO) : FaultAction::pass();
                            })
       ->storage();
+}
+
+// A bad sector at the item of "d" in a file, until the file is replaced. The item is larger than a
+// buffer of verify, or not.
+TEST(UnreadableFiles, AreDamageForVerifyAndRepairReplacesThemFromCopies) {
+  const FileImage image = saved(false);
+  const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
+  const ItemLocation at = metadata.find_tensor("d")->chunks[0].at;
+  const std::string file = metadata.files[at.file];
+  for (const uint64_t buffer : {128u << 10, 64u << 20}) {
+    const auto inner = memory_storage(image);
+    std::atomic<bool> is_bad = true;
+    const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
+      if (call.op == StorageOp::kRename && call.to == file) is_bad = false;
+      const uint64_t sector = at.offset + at.length / 2;
+      const bool hit = is_bad && call.op == StorageOp::kRead && call.name == file &&
+                       call.offset <= sector && sector < call.offset + call.size;
+      return hit ? FaultAction::fail(EIO) : FaultAction::pass();
+    });
+    OpenOptions options;
+    options.buffer_bytes = buffer;
+    const VerifyReport found = Checkpoint::open(Location(disk->storage()), options).verify();
+    ASSERT_THAT(found.damages, SizeIs(1));
+    EXPECT_EQ(found.damages[0].file, file);
+    EXPECT_EQ(found.damages[0].key, "d");
+    EXPECT_NE(found.damages[0].intact_in, "");
+    EXPECT_THAT(found.damages[0].problem, HasSubstr("the disk can't read these bytes"));
+    const RepairReport report = repair(Location(disk->storage()), options);
+    EXPECT_THAT(report.mended, SizeIs(1));
+    EXPECT_TRUE(report.now.ok());
+    FileImage after = memory_image(*inner);
+    after.erase(".tilestone/lock");
+    EXPECT_EQ(after, image);
+  }
+}
+
+TEST(UnreadableFiles, WithSomethingThatIsIntactNowhereStay) {
+  const FileImage image = saved(true);
+  const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
+  const ItemLocation at = metadata.find_tensor("w")->chunks[0].at;
+  const std::string file = metadata.files[at.file];
+  const auto storage = broken(image, [&](const StorageCall& call) {
+    return call.op == StorageOp::kRead && call.name == file &&
+           call.offset < at.offset + at.length && at.offset < call.offset + call.size;
+  });
+  const RepairReport report = repair(Location(storage));
+  EXPECT_THAT(report.mended, testing::IsEmpty());
+  ASSERT_THAT(report.now.damages, SizeIs(1));
+  EXPECT_EQ(report.now.damages[0].key, "w");
+  EXPECT_EQ(report.now.damages[0].intact_in, "");
 }
 
 // The whole file, opening it, or one of its chunks can't be read: the other contents of the file

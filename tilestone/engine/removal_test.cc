@@ -247,6 +247,32 @@ TEST(RemoveKeys, ACrashAtAnyMomentLeavesTheOldCheckpointOrTheNewOne) { crash_eve
 
 TEST(RemoveKeys, SoDoesOneInAnotherWritersCheckpoint) { crash_everywhere(of_another_writer()); }
 
+TEST(RemoveKeys, WhoReadsTheOldCheckpointMeanwhileReadsItOrIsToldThatItWasReplaced) {
+  for (const FileImage& before : {saved(), of_another_writer()}) {
+    const auto inner = memory_storage(before);
+    const Checkpoint old = Checkpoint::open(Location(inner));
+    size_t read = 0, told = 0;
+    const auto read_old = [&] {
+      try {
+        old.read("drop.b");
+        ++read;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
+        EXPECT_THAT(error.what(), HasSubstr("another save may have replaced the checkpoint"));
+        ++told;
+      }
+    };
+    const auto disk = FaultDisk::create(inner, [&](const StorageCall&) {
+      read_old();
+      return FaultAction::pass();
+    });
+    remove_keys(Location(disk->storage()), "drop.");
+    read_old();
+    EXPECT_GT(read, 0u);
+    EXPECT_GT(told, 0u);
+  }
+}
+
 TEST(RemoveKeys, AFailureBeforeTheSwitchLeavesNothing) {
   const FileImage before = saved();
   const auto inner = memory_storage(before);

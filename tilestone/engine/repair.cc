@@ -30,6 +30,7 @@
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/repair_file_internal.h"
+#include "tilestone/engine/run/progress_internal.h"
 
 namespace tilestone {
 namespace engine {
@@ -86,32 +87,58 @@ class Note {
 class Repair {
  public:
   Repair(Storage& storage, const Opened& opened, const std::string& id, const Damages& damages,
-         const Deadline& deadline)
+         const Deadline& deadline, const ProgressFn& progress)
       : storage_(storage),
         opened_(opened),
         damages_(damages),
         temporary_(temporary_name(id, kFile)),
         deadline_(deadline),
         note_(storage, id),
-        maker_(storage, opened, files_of(damages), deadline) {}
+        maker_(storage, opened, files_of(damages), deadline),
+        progress_(progress, "repair", size_of(damages)) {}
 
   // Returns the repaired damages.
   std::vector<Damage> run() {
     std::vector<Damage> mended;
     for (const auto& [file, of_file] : damages_) {
       static_cast<void>(deadline_.expired());
-      const std::optional<Remade> made = maker_.make(file);
-      if (!made) continue;
-      std::vector<Damage> gone = mended_by(*made, of_file);
-      if (gone.empty()) continue;
-      note_.leave();
-      replace(file, made->sections);
+      std::vector<Damage> gone = mend(file, of_file);
+      if (gone.empty()) progress_.add(maker_.written_size(file));
       std::move(gone.begin(), gone.end(), std::back_inserter(mended));
     }
+    progress_.finish();
     return mended;
   }
 
+  // After run(): whether some of the damages were gone before, because another repair has mended
+  // them since they were found.
+  bool found_less() const { return found_less_; }
+
  private:
+  uint64_t size_of(const Damages& damages) const {
+    uint64_t bytes = 0;
+    for (const auto& [file, of_file] : damages) bytes += maker_.written_size(file);
+    return bytes;
+  }
+
+  // Replaces the file if that mends something. Returns the repaired damages.
+  std::vector<Damage> mend(uint32_t file, const std::vector<Damage>& damages) {
+    const std::optional<Remade> made = maker_.make(file);
+    if (!made) return {};
+    if (!made->changes) {
+      const auto remains = [&](const Damage& damage) {
+        return damage.item_offset && made->left.contains(*damage.item_offset);
+      };
+      found_less_ = found_less_ || !std::all_of(damages.begin(), damages.end(), remains);
+      return {};
+    }
+    std::vector<Damage> gone = mended_by(*made, damages);
+    if (gone.empty()) return {};
+    note_.leave();
+    replace(file, made->sections);
+    return gone;
+  }
+
   // The damages of one file that the new file no longer has.
   static std::vector<Damage> mended_by(const Remade& made, const std::vector<Damage>& damages) {
     std::vector<Damage> gone;
@@ -155,7 +182,7 @@ class Repair {
   // A file whose permissions `name` shall have: itself, or another data file if it is missing.
   std::optional<std::string> file_like(const std::string& name) {
     const auto is_file = [&](const std::string& other) {
-      const auto info = storage_.stat(other);
+      const auto info = stat_for_repair(storage_, other);
       return info && info->regular;
     };
     if (is_file(name)) return name;
@@ -172,6 +199,7 @@ class Repair {
       maker_.each_piece(part, [&](ByteView bytes) {
         crc = crc32(bytes, crc);
         file.append(bytes);
+        progress_.add(bytes.size());
       });
     }
     if (!section.crc32 || crc == *section.crc32) return;
@@ -190,6 +218,8 @@ class Repair {
   const Deadline deadline_;
   Note note_;
   FileMaker maker_;
+  ProgressMeter progress_;  // of writing; a file that stays as it is counts as written
+  bool found_less_ = false;
 };
 
 // Names of the files of this kind (`what`) that repairs have made.
@@ -269,9 +299,11 @@ RepairReport repair(const Location& location, const OpenOptions& options,
     const std::string id = engine::random_save_id();
     const engine::Mark mark(*storage, id);
     const Deadline deadline = Deadline::never().with_interrupt(options.interrupt);
-    report.mended = engine::Repair(*storage, opened, id, damages, deadline).run();
+    engine::Repair repair(*storage, opened, id, damages, deadline, progress);
+    report.mended = repair.run();
+    if (report.mended.empty() && !repair.found_less()) return report;
   }
-  if (!report.mended.empty()) report.now = verify();
+  report.now = verify();
   return report;
 }
 

@@ -9,8 +9,9 @@
 namespace tilestone {
 
 struct RepairReport {
-  std::vector<Damage> mended;  // as the first verification reported them
-  VerifyReport now;            // what verify finds after the repair
+  // As the first verification reported them. What another repair has mended meanwhile is left out.
+  std::vector<Damage> mended;
+  VerifyReport now;  // what verify finds after the repair
 };
 
 // Verifies the checkpoint, and repairs:
@@ -25,10 +26,11 @@ struct RepairReport {
 // Damage without an intact copy remains, and `now` reports it. A checkpoint without a manifest is
 // only verified. Without damage, nothing is written, not even a lock file.
 //
-// `progress` reports the verifications. An interrupt stops verification and repair; files that were
-// replaced before it stay replaced. Throws what Checkpoint::open and verify throw; kAlreadyExists
-// if there is damage and a save or another repair is in progress; kUnsupported if the storage has
-// no locks; kIo also if bytes for a new file differ when they are read a second time.
+// `progress` reports the verifications ("verify") and between them the writing of new files
+// ("repair"). An interrupt stops verification and repair; files that were replaced before it stay
+// replaced. Throws what Checkpoint::open and verify throw; kAlreadyExists if there is damage and a
+// save or another repair is in progress; kUnsupported if the storage has no locks; kIo also if
+// bytes for a new file differ when they are read a second time.
 RepairReport repair(const Location& location, const OpenOptions& options = {},
                     const ProgressFn& progress = {});
 

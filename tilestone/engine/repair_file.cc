@@ -5,6 +5,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/engine/read/range_reader_internal.h"
 #include "tilestone/engine/repair_file_internal.h"
 
 namespace tilestone::engine {
@@ -15,12 +16,22 @@ constexpr size_t kMaxFiles = 128;      // open at the same time
 
 }  // namespace
 
+std::optional<FileInfo> stat_for_repair(Storage& storage, const std::string& name) {
+  try {
+    return storage.stat(name);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsafe) throw;
+    return FileInfo{0, false};
+  }
+}
+
 FileMaker::FileMaker(Storage& storage, const Opened& opened, const std::set<uint32_t>& files,
                      Deadline deadline)
     : storage_(storage),
       opened_(opened),
       metadata_(opened.metadata),
       deadline_(std::move(deadline)),
+      from_index_(opened),
       buffers_(BufferPool::create(4 * kPiece)) {
   for (const RankReport& report : opened.manifest->reports) {
     for (const ReportedFile& file : report.files) written_.emplace(file.name, file.size);
@@ -40,43 +51,27 @@ void FileMaker::list_items(const std::set<uint32_t>& files) {
       if (tensor.first_of_item(c) != c) continue;
       Places places = {&tensor.chunks[c].at};
       for (const StoredCopy& copy : metadata_.copies_of(t, c)) places.push_back(&copy.at);
-      const Box& box = tensor.chunks[c].box;
-      const auto elements = static_cast<uint64_t>(box.numel());
-      add(files, std::move(places), elements * itemsize(tensor.dtype), &tensor.key,
-          elements == 0 ? without_elements(tensor, box) : nullptr);
+      const StoredChunk& chunk = tensor.chunks[c];
+      const auto elements = static_cast<uint64_t>(chunk.box.numel());
+      Anew anew;
+      if (elements == 0) {
+        anew = [this, of = &tensor, empty = &chunk](const ItemLocation& at) {
+          return from_index_.chunk(*of, *empty, at);
+        };
+      }
+      add(files, std::move(places), elements * itemsize(tensor.dtype), &tensor.key, anew);
     }
   }
   for (const StoredObject& object : metadata_.objects) list(object, files);
-  if (opened_.common) list(*opened_.common, files);
+  const Anew common = [this](const ItemLocation& at) { return from_index_.common(at); };
+  if (opened_.common) list(*opened_.common, files, common);
 }
 
-ItemEncoder& FileMaker::encoder() {
-  if (encoder_ == nullptr) encoder_ = opened_.format->encoder();
-  return *encoder_;
-}
-
-// No copies are made of chunks without elements.
-std::shared_ptr<const FileMaker::Encoding> FileMaker::without_elements(const StoredTensor& tensor,
-                                                                       const Box& box) {
-  const auto recipe = [this, &tensor, &box] {
-    TensorItem& item = tensors_.emplace_back();
-    item.key = tensor.key;
-    item.dtype = tensor.dtype;
-    item.global_shape = tensor.shape;
-    item.pieces = {{box, TensorView::without_data(tensor.dtype, box.shape)}};
-    return encoder().tensor(item, item.pieces.front(), 0);
-  };
-  std::string from;
-  for (const IndexSum& sum : opened_.manifest->index) {
-    if (sum.role == IndexRole::kSwitch) from = sum.name;
-  }
-  return std::make_shared<const Encoding>(Encoding{std::move(from), recipe});
-}
-
-void FileMaker::list(const StoredObject& object, const std::set<uint32_t>& files) {
+void FileMaker::list(const StoredObject& object, const std::set<uint32_t>& files,
+                     const Anew& anew) {
   Places places = {&object.at};
   for (const ItemLocation& copy : object.copies) places.push_back(&copy);
-  add(files, std::move(places), 0, &object.key);
+  add(files, std::move(places), 0, &object.key, anew);
   for (const ItemLocation& at : object.unlike) add(files, {&at}, 0, &object.key);
 }
 
@@ -98,19 +93,24 @@ void FileMaker::list_parts(const std::set<uint32_t>& files) {
 // The instances of an item share one list of places, because the list may be as long as the number
 // of ranks.
 void FileMaker::add(const std::set<uint32_t>& files, Places places, uint64_t payload,
-                    const std::string* key, std::shared_ptr<const Encoding> encoding) {
+                    const std::string* key, const Anew& anew) {
   const auto is_wanted = [&](const ItemLocation* at) { return files.contains(at->file); };
   if (std::none_of(places.begin(), places.end(), is_wanted)) return;
   const auto shared = std::make_shared<const Places>(std::move(places));
   for (const ItemLocation* at : *shared) {
-    if (is_wanted(at)) items_[at->file].push_back({at, shared, payload, key, encoding});
+    if (is_wanted(at)) items_[at->file].push_back({at, shared, payload, key, anew});
   }
+}
+
+uint64_t FileMaker::written_size(uint32_t file) const {
+  const auto written = written_.find(metadata_.files[file]);
+  return written == written_.end() ? 0 : written->second;
 }
 
 bool FileMaker::look_at(uint32_t file) {
   const auto written = written_.find(metadata_.files[file]);
   if (written == written_.end()) return false;
-  const auto info = storage_.stat(metadata_.files[file]);
+  const auto info = stat_for_repair(storage_, metadata_.files[file]);
   if (info && !info->regular) return false;
   size_ = written->second;
   have_ = info ? info->size : 0;
@@ -134,21 +134,26 @@ std::optional<Remade> FileMaker::make(uint32_t file) {
   }
   add_gap(file, end, size_, made);
   made.was_lost = have_ < size_;
-  if (made.was_lost && !made.left.empty()) return std::nullopt;
+  made.changes = made.changes || have_ != size_ || !made.mended_from.empty();
+  if ((made.was_lost && !made.left.empty()) || made.left_unreadable) return std::nullopt;
   return made;
 }
 
 // Gaps are zeros, except in files where bytes of removed items remain (Manifest::remains).
-void FileMaker::add_gap(uint32_t file, uint64_t begin, uint64_t end, Remade& made) const {
+void FileMaker::add_gap(uint32_t file, uint64_t begin, uint64_t end, Remade& made) {
   if (begin == end) return;
   const bool remains = opened_.manifest->remains.contains(metadata_.files[file]) && end <= have_;
   made.sections.push_back({{{remains ? file : Stretch::kZeros, begin, end - begin}}});
+  if (remains || end > have_ || made.changes) return;
+  const Stretch zeros{Stretch::kZeros, 0, end - begin};
+  made.changes = crc_of({{file, begin, end - begin}}) != crc_of({zeros});
 }
 
 std::vector<Stretch> FileMaker::bytes_of(const Item& item, Remade& made) {
   const ItemLocation& at = *item.at;
   const std::vector<Stretch> own = {{at.file, at.offset, at.length}};
-  if (is_there(at) && crc_of(own) == at.checksums->item_crc32) return own;
+  const auto found = is_there(at) ? crc_of(own) : std::nullopt;
+  if (found == at.checksums->item_crc32) return own;
   for (const ItemLocation* good : *item.places) {
     if (good == item.at || !good->checksums || !is_there(*good)) continue;
     std::vector<Stretch> parts = from_copy(item, *good);
@@ -156,33 +161,13 @@ std::vector<Stretch> FileMaker::bytes_of(const Item& item, Remade& made) {
     made.mended_from.emplace(at.offset, metadata_.files[good->file]);
     return parts;
   }
-  if (std::vector<Stretch> parts = encoded(item); !parts.empty()) {
-    made.mended_from.emplace(at.offset, item.encoding->from);
-    return parts;
+  if (const auto made_anew = item.anew ? item.anew(at) : std::nullopt) {
+    made.mended_from.emplace(at.offset, made_anew->file);
+    return {{Stretch::kZeros, 0, made_anew->bytes->size(), made_anew->bytes}};
   }
   made.left.insert(at.offset);
+  made.left_unreadable = made.left_unreadable || !found;
   return own;
-}
-
-// The item as an encoder writes it from files of the index; empty if that is not what the save
-// wrote.
-std::vector<Stretch> FileMaker::encoded(const Item& item) const {
-  if (item.encoding == nullptr) return {};
-  try {
-    const ItemRecipe recipe = item.encoding->recipe();
-    auto bytes = std::make_shared<Bytes>();
-    for (const Segment& segment : recipe.segments) {
-      if (segment.literal == nullptr && segment.size > 0) return {};
-      if (segment.literal == nullptr) continue;
-      // The checksum of no elements is 0, so nothing is inserted into the literal.
-      bytes->insert(bytes->end(), segment.literal->bytes.begin(), segment.literal->bytes.end());
-    }
-    if (bytes->size() != item.at->length) return {};
-    if (crc32(*bytes) != item.at->checksums->item_crc32) return {};
-    return {{Stretch::kZeros, 0, bytes->size(), std::move(bytes)}};
-  } catch (const Error&) {
-    return {};  // the file of the index is damaged: verify says so
-  }
 }
 
 // The whole copy; or, if only the elements are damaged, the item's own bytes around the copy's
@@ -204,14 +189,19 @@ std::vector<Stretch> FileMaker::from_copy(const Item& item, const ItemLocation& 
 }
 
 bool FileMaker::is_there(const ItemLocation& at) {
-  const auto info = storage_.stat(metadata_.files[at.file]);
+  const auto info = stat_for_repair(storage_, metadata_.files[at.file]);
   return info && info->regular && at.length <= info->size && at.offset <= info->size - at.length;
 }
 
-uint32_t FileMaker::crc_of(const std::vector<Stretch>& parts) {
+std::optional<uint32_t> FileMaker::crc_of(const std::vector<Stretch>& parts) {
   uint32_t crc = 0;
-  for (const Stretch& part : parts) {
-    each_piece(part, [&](ByteView bytes) { crc = crc32(bytes, crc); });
+  try {
+    for (const Stretch& part : parts) {
+      each_piece(part, [&](ByteView bytes) { crc = crc32(bytes, crc); });
+    }
+  } catch (const Error& error) {
+    if (!is_unreadable(error)) throw;
+    return std::nullopt;
   }
   return crc;
 }

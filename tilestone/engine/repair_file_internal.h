@@ -15,6 +15,7 @@
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/deadline.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/repair_from_index_internal.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
@@ -38,10 +39,16 @@ struct Section {
 // The new content of a file.
 struct Remade {
   bool was_lost = false;                        // the file is missing or too short
+  bool changes = false;                         // the file does not have this content already
   std::vector<Section> sections;                // concatenated
   std::map<uint64_t, std::string> mended_from;  // item offset -> file that still says what it held
   std::set<uint64_t> left;                      // offsets of the items that remain damaged
+  bool left_unreadable = false;                 // the disk can't read some of these
 };
+
+// Storage::stat(). A symbolic link that leads out of the directory, which verify reports, is not a
+// regular file: it is neither read nor replaced.
+std::optional<FileInfo> stat_for_repair(Storage& storage, const std::string& name);
 
 // Rebuilds files. Reads each file in the state that it has when make() is called.
 class FileMaker {
@@ -52,22 +59,22 @@ class FileMaker {
             Deadline deadline = Deadline::never());
 
   // `file`: one of the files given to the constructor. Returns nullopt if the file can't be
-  // rebuilt: it is missing or too short and some of it is intact nowhere; it is not a regular file;
+  // rebuilt: it is missing, too short or in part unreadable (EIO), and some of what it lacks is
+  // intact nowhere; it is not a regular file;
   // the manifest does not list it; or one of its items has no checksum, overlaps another item or
   // lies outside the file.
   std::optional<Remade> make(uint32_t file);
   // Passes the bytes of the stretch to `take`, piece by piece.
   void each_piece(const Stretch& stretch, const std::function<void(ByteView)>& take);
+  // The size that the save wrote, bytes; 0: the manifest does not list the file.
+  uint64_t written_size(uint32_t file) const;
   // Call this after the file was replaced: closes the old one.
   void forget(uint32_t file) { files_.erase(file); }
 
  private:
   using Places = std::vector<const ItemLocation*>;
-  // How to encode an item anew from a file of the index.
-  struct Encoding {
-    std::string from;
-    std::function<ItemRecipe()> recipe;
-  };
+  // Encodes the item at this place anew.
+  using Anew = std::function<std::optional<FromIndex::Encoded>(const ItemLocation&)>;
 
   // An item of a file.
   struct Item {
@@ -75,25 +82,21 @@ class FileMaker {
     std::shared_ptr<const Places> places;  // of all instances of the item, including `at`
     uint64_t payload = 0;                  // bytes of a chunk's elements; 0: an object or file part
     const std::string* key = nullptr;
-    // Null if only the item's own bytes, or a copy's, say what it holds.
-    std::shared_ptr<const Encoding> encoding = nullptr;
+    Anew anew = {};  // empty if only the item's own bytes, or a copy's, say what it holds
   };
 
   void list_items(const std::set<uint32_t>& files);
   void list_parts(const std::set<uint32_t>& files);
-  void list(const StoredObject& object, const std::set<uint32_t>& files);
-  ItemEncoder& encoder();
+  void list(const StoredObject& object, const std::set<uint32_t>& files, const Anew& anew = {});
   void add(const std::set<uint32_t>& files, Places places, uint64_t payload, const std::string* key,
-           std::shared_ptr<const Encoding> encoding = nullptr);
-  std::shared_ptr<const Encoding> without_elements(const StoredTensor& tensor, const Box& box);
+           const Anew& anew = {});
   // Sets have_ and size_. Returns false if the file must not be changed.
   bool look_at(uint32_t file);
   std::vector<Stretch> bytes_of(const Item& item, Remade& made);
   std::vector<Stretch> from_copy(const Item& item, const ItemLocation& good);
-  std::vector<Stretch> encoded(const Item& item) const;
-  void add_gap(uint32_t file, uint64_t begin, uint64_t end, Remade& made) const;
+  void add_gap(uint32_t file, uint64_t begin, uint64_t end, Remade& made);
   bool is_there(const ItemLocation& at);
-  uint32_t crc_of(const std::vector<Stretch>& parts);
+  std::optional<uint32_t> crc_of(const std::vector<Stretch>& parts);  // nullopt: EIO
   const ReadableFile& open(uint32_t file);
 
   Storage& storage_;
@@ -103,8 +106,7 @@ class FileMaker {
   std::deque<ItemLocation> parts_;               // the beginnings and ends of files
   std::map<std::string, uint64_t> written_;      // file name -> recorded size, bytes
   std::map<uint32_t, std::vector<Item>> items_;  // by file, each list by offset
-  std::unique_ptr<ItemEncoder> encoder_;         // null until it is needed
-  std::deque<TensorItem> tensors_;               // without elements, to be encoded
+  FromIndex from_index_;
   std::shared_ptr<BufferPool> buffers_;
   std::map<uint32_t, std::unique_ptr<ReadableFile>> files_;  // files that are open
   uint64_t have_ = 0;  // present size of the file that is being rebuilt, bytes

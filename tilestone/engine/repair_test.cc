@@ -8,6 +8,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <set>
 #include <stdexcept>
@@ -22,6 +23,8 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/repair.h"
 #include "tilestone/engine/repair_file_internal.h"
+#include "tilestone/engine/repair_from_index_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
@@ -211,6 +214,43 @@ TEST(Repair, ACheckpointThatIsReplacedBeforeTheLockIsVerifiedAgain) {
   EXPECT_TRUE(report.now.ok());
 }
 
+// The first repair ends before the second one takes the lock.
+TEST(Repair, TheSecondOfTwoReportsNoDamageThatTheFirstHasMended) {
+  const FileImage whole = saved();
+  const std::string file = file_of(whole, 1);
+  FileImage missing = whole, longer = whole, cut = whole;
+  missing.erase(file);
+  longer[file].resize(longer[file].size() + 100, std::byte{7});
+  cut[file].resize(cut[file].size() / 2);
+  for (const FileImage& image : {damaged(whole, "a"), missing, longer, cut}) {
+    const auto storage = memory_storage(image);
+    bool first = false;
+    const auto disk = FaultDisk::create(storage, [&](const StorageCall& call) {
+      if (call.op == StorageOp::kLock && !std::exchange(first, true)) {
+        EXPECT_THAT(repair(Location(storage)).mended, Not(IsEmpty()));
+      }
+      return FaultAction::pass();
+    });
+    const RepairReport report = repair(Location(disk->storage()));
+    EXPECT_TRUE(first);
+    EXPECT_THAT(report.mended, IsEmpty());
+    EXPECT_TRUE(report.now.ok());
+    EXPECT_EQ(memory_image(*storage).at(file), whole.at(file));
+  }
+}
+
+TEST(Repair, ProgressIsReportedWhileFilesAreWritten) {
+  const FileImage whole = saved();
+  const auto storage = memory_storage(damaged(whole, "a"));
+  std::map<std::string, std::pair<uint64_t, uint64_t>> last;  // bytes done and in all, by phase
+  repair(Location(storage), {}, [&](const Progress& progress) {
+    last[std::string(progress.phase)] = {progress.bytes_done, progress.bytes_total};
+  });
+  const uint64_t size = whole.at(item_of(memory_storage(whole), "a").second).size();
+  EXPECT_EQ(last.at("repair"), std::pair(size, size));
+  EXPECT_EQ(last.at("verify").first, last.at("verify").second);
+}
+
 TEST(Repair, WhatReadsOtherwiseASecondTimeIsNotPutInTheFilesPlace) {
   const TempDirectory directory;
   const auto inner = posix_storage(directory.path());
@@ -367,6 +407,79 @@ TEST(Repair, TensorsWithoutElementsAreEncodedAnewBecauseTheyHaveNoCopies) {
       EXPECT_EQ(memory_image(*damaged), image) << rank;
     }
   }
+}
+
+// A common state as programs have it: some of it is shared, within it and with the program.
+Value common_of(const Value& program) {
+  const Value betas = Value::tuple({Value(0.9), Value(0.95)});
+  const Value tensor = Value(counting(DType::kFloat32, {5}, 3));
+  return Value::dict({{"a", betas},
+                      {"b", Value::list({betas, tensor, tensor})},
+                      {"program", program},
+                      {"text", "one"},
+                      {"raw", Value(to_bytes("bytes"))}});
+}
+
+FileImage saved_with_common(bool files, const Value& program) {
+  const auto storage = memory_storage();
+  const auto save_rank = [&](int rank, SaveOptions options) {
+    StateDict state;
+    const TensorView data = counting(DType::kFloat32, {1000});
+    ShardedTensor tensor = ShardedTensor::from_rank_offsets("a", data, {}, {rank});
+    tensor.holders = {0, 1};
+    state["a"] = tensor;
+    state["common"] = common_of(program);
+    options.dialect = megatron_dialect();
+    options.replicate = SaveOptions::Replicate::kLocal;
+    options.replicate_group = {0, 1};
+    save(state, Location(storage), options);
+  };
+  if (files) {
+    for (const int rank : {0, 1}) save_rank(rank, by_files(rank, 2));
+  } else {
+    run_ranks(2, [&](Communicator comm) {
+      SaveOptions options;
+      options.comm = comm;
+      save_rank(comm.rank(), options);
+    });
+  }
+  return memory_image(*storage);
+}
+
+TEST(Repair, TheCommonStateIsEncodedAnewByteForByteFromItsFile) {
+  const Value program = Value::dict({{"lr", Value(0.1)}, {"schedule", Value::list({1, 2})}});
+  const Value kept = program.as_dict()[1].second;  // the program shares a part of it
+  for (const bool files : {false, true}) {
+    const FileImage image = saved_with_common(files, program);
+    for (int rank = 0; rank < 2; ++rank) {
+      const std::string file = file_of(image, rank);
+      FileImage lacking = image, flipped = image;
+      lacking.erase(file);
+      for (std::byte& byte : flipped[file]) byte ^= std::byte{1};
+      for (const FileImage& bad : {lacking, flipped}) {
+        const auto damaged = memory_storage(bad);
+        for (const Damage& damage : Checkpoint::open(Location(damaged)).verify().damages) {
+          EXPECT_THAT(damage.problem, Not(HasSubstr("without an intact copy"))) << rank;
+        }
+        const RepairReport report = repair(Location(damaged));
+        EXPECT_TRUE(report.now.ok()) << rank << " " << files;
+        EXPECT_EQ(memory_image(*damaged).at(file), image.at(file)) << rank << " " << files;
+      }
+    }
+  }
+}
+
+TEST(Repair, AnItemThatItsSaveWroteInOtherBytesIsNotEncodedAnew) {
+  const auto storage = memory_storage(saved_with_common(false, Value(1)));
+  engine::Found found = engine::find_checkpoint(storage, nullptr);
+  engine::Opened opened = engine::open_description(std::move(found.description), nullptr);
+  ASSERT_TRUE(opened.common);
+  EXPECT_TRUE(engine::FromIndex(opened).common(opened.common->at));
+  ItemLocation other = opened.common->at;
+  other.checksums->item_crc32 ^= 1;
+  EXPECT_FALSE(engine::FromIndex(opened).common(other));
+  opened.files.contents.erase("common.pt");
+  EXPECT_FALSE(engine::FromIndex(opened).common(opened.common->at));
 }
 
 TEST(Repair, ANewFileHasThePermissionsOfTheOldOneOrOfAnother) {

@@ -107,8 +107,8 @@ class CoordinationByFiles final : public Coordination {
     if (is_done_) return;
     try {
       if (report_) {
-        note_result();
-        if (!attempt_.leave_report(files_.rank, left_of(*report_), deadline_)) remove_written();
+        const bool counts = attempt_.leave_report(files_.rank, left_of(*report_), deadline_);
+        counts ? note_result() : withdraw_written();
         is_reported_ = true;
       }
       lease_.reset();
@@ -295,6 +295,16 @@ class CoordinationByFiles final : public Coordination {
   void note_result() {
     result_.items_written = report_->chunks.size() + report_->objects.size();
     for (const ReportedFile& file : report_->files) result_.bytes_written += file.size;
+  }
+
+  // Another process has reported as this rank, and its report counts.
+  void withdraw_written() {
+    remove_written();
+    result_.copies = result_.copy_bytes = 0;
+    log(LogLevel::kWarning, "rank " + std::to_string(files_.rank) +
+                                ": what this process has written is removed, because another "
+                                "process has reported as this rank of the save " +
+                                result_.save_id);
   }
 
   void remove_written() noexcept {

@@ -83,6 +83,27 @@ TEST(SaveByFilesHostile, ARankThatStallsAtAnyCallFindsWhatItsTwinHasPublished) {
   }
 }
 
+TEST(SaveByFilesHostile, AReportThatDoesNotCountIsNotCountedAsWritten) {
+  const auto inner = memory_storage();
+  bool twin = false;
+  const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
+    if (call.op == StorageOp::kRename && call.to.ends_with("1.report") && !twin) {
+      twin = true;
+      EXPECT_GT(save_rank(Location(inner), 1, 2, 3).bytes_written, 0u);
+    }
+    return FaultAction::pass();
+  });
+  const LoggedWarnings logged;
+  const SaveResult lost = save_rank(Location(disk->storage()), 1, 2, 3);
+  EXPECT_TRUE(twin);
+  EXPECT_EQ(lost.bytes_written, 0u);
+  EXPECT_EQ(lost.items_written, 0u);
+  ASSERT_EQ(logged.texts().size(), 1u);
+  EXPECT_NE(logged.texts()[0].find("another process has reported as this rank"), std::string::npos);
+  save_rank(Location(inner), 0, 2, 3);
+  expect_whole(Location(inner), 3, 2);
+}
+
 // As on a network file system whose client repeats a request: the second answer is wrong.
 TEST(SaveByFilesHostile, ARankWhoseReportIsTakenForAnothersKeepsItsFiles) {
   const auto inner = memory_storage();
@@ -142,6 +163,47 @@ TEST(SaveByFilesHostile, ASaveWhoseRanksContradictEachOtherCanBeAbandoned) {
   abandon(location, {.period = 0});
   save(row_state(0, 1, 5), location);
   expect_whole(location, 5, 1);
+}
+
+TEST(SaveByFilesHostile, OfASaveWhoseRanksContradictEachOtherTheListSaysThatItCanOnlyBeAbandoned) {
+  const auto storage = memory_storage();
+  const Location location(storage);
+  save_rank(location, 0, 2, 3);
+  EXPECT_THROWS(save_rank(location, 1, 2, 4), ErrorCode::kMismatch, "p");
+  const std::string failed = engine::failed_name(engine::save_id_of(kToken, 0));
+  for (const bool with_failure : {true, false}) {
+    if (!with_failure) storage->remove(failed);  // the rank died before it left its failure
+    const FileImage before = memory_image(*storage);
+    const auto found = find_unpublished(location);
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_NE(found[0].text.find("can't be published, though all of its 2 ranks have written: "),
+              std::string::npos);
+    EXPECT_NE(found[0].text.find("only abandoning it is left: `tilestone gc --abandon`"),
+              std::string::npos)
+        << found[0].text;
+    EXPECT_NE(found[0].failure, "");
+    EXPECT_EQ(memory_image(*storage), before);
+  }
+}
+
+TEST(SaveByFilesHostile, ADamagedOutcomeIsReportedAndEndsNoOtherCall) {
+  const LogLevel before = set_log_level(LogLevel::kOff);
+  const auto storage = memory_storage();
+  const Location location(storage);
+  save_rank(location, 0, 2, 3);
+  const std::string outcome = engine::outcome_name(engine::save_id_of(kToken, 0));
+  storage->publish(outcome, ".tilestone/x.tmp", as_bytes("publ"), false, Deadline::never());
+  const auto found = find_unpublished(location);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_NE(found[0].text.find("neither published nor abandoned"), std::string::npos);
+  EXPECT_NE(found[0].text.find("remove this file"), std::string::npos) << found[0].text;
+  EXPECT_TRUE(find_leftovers(location).empty());
+  EXPECT_THROWS(Checkpoint::open(location), ErrorCode::kNotFound, "neither published nor");
+  EXPECT_THROWS(save(row_state(0, 1, 5), location), ErrorCode::kAlreadyExists, "not published yet");
+  storage->remove(outcome);
+  save_rank(location, 1, 2, 3);
+  expect_whole(location, 3, 2);
+  set_log_level(before);
 }
 
 TEST(SaveByFilesHostile, ASaveWhoseRanksAllAgreeCantBeAbandoned) {

@@ -228,6 +228,27 @@ TEST(SaveByFiles, AnAbandonedSaveIsOverForGoodAndGcRemovesItsFiles) {
   expect_state(location, 1, 4);
 }
 
+TEST(SaveByFiles, GcLeavesNoEmptyDirectoriesOfAnAbandonedSave) {
+  const auto storage = memory_storage();
+  const Location location(storage);
+  SaveOptions options = by_files(0, 2);
+  options.by_files->wait = false;
+  save(state_of(0, 2, 3), location, options);
+  ASSERT_FALSE(storage->list_directories(".tilestone/").empty());
+  AbandonOptions at_once;
+  at_once.period = 0;
+  abandon(location, at_once);
+  remove_leftovers(location);
+  EXPECT_TRUE(storage->list_directories(".tilestone/").empty());
+  // Those of a save that may just begin stay.
+  const std::string other = engine::attempt_directory(engine::save_id_of("another run", 0));
+  storage->make_directory(other);
+  save(state_of(0, 2, 3), location, by_files(0, 2, "a third run"));
+  abandon(location, at_once);
+  remove_leftovers(location);
+  EXPECT_EQ(storage->list_directories(".tilestone/"), std::vector<std::string>{other});
+}
+
 TEST(SaveByFiles, TheFirstReportOfARankCountsAndATwinsFilesGo) {
   const auto storage = memory_storage();
   const Location location(storage);

@@ -235,19 +235,46 @@ TEST(StagedSave, TheWorkingDirectoryIsRefused) {
   expect_only(*posix_storage(folder.path()), "ckpt", 1, true);
 }
 
+// The kernel neither renames a directory to a mount point nor exchanges it for one.
 TEST(StagedSave, AMountPointIsRefusedAndLeftAsItWas) {
   const SmallMount mount;
   if (!mount) return;
   const std::string path = mount.path();
-  expect_error([&] { save_one(path, 1, megatron_dialect()); }, ErrorCode::kUnsupported,
-               "the file system");
-  save_one(path, 1, pytorch_dialect());
-  expect_error([&] { save_one(path, 2, megatron_dialect(), true); }, ErrorCode::kUnsupported,
-               "the file system");
-  expect_rows(path, 1, 1);
   const auto place = posix_storage(path)->parent();
   ASSERT_TRUE(place);
-  EXPECT_THAT(place->storage->list_directories("." + place->name), IsEmpty());
+  const auto device = [](const std::string& of) {
+    struct stat info = {};
+    EXPECT_EQ(::stat(of.c_str(), &info), 0);
+    return info.st_dev;
+  };
+  const auto files = [&] {
+    FileImage image;
+    for (const std::string& name : posix_storage(path)->list()) {
+      if (name != ".tilestone/lock") image[name] = read_file(*posix_storage(path), name, 1u << 20);
+    }
+    return image;
+  };
+  const auto expect_refused = [&](const std::string& step, const std::string& name) {
+    const FileImage before = files();
+    try {
+      save_one(path, 2, megatron_dialect(), true);
+      ADD_FAILURE() << "the save has replaced a mount point";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
+      EXPECT_EQ(error.sys_errno(), EBUSY) << error.what();
+      EXPECT_THAT(error.message(), AllOf(StartsWith(step), HasSubstr("\"" + place->name + "\""),
+                                         HasSubstr("the file system does not support it")));
+      EXPECT_THAT(error.file(), HasSubstr(name));
+      EXPECT_THAT(error.hint(), HasSubstr("save to a directory that does not exist yet"));
+    }
+    EXPECT_EQ(files(), before);
+    EXPECT_NE(device(path), device(place->storage->describe())) << "it is still a mount point";
+    EXPECT_THAT(place->storage->list_directories("." + place->name), IsEmpty());
+  };
+  expect_refused("cannot rename the directory", "." + place->name + ".tilestone-");
+  save_one(path, 1, pytorch_dialect());
+  expect_refused("cannot exchange the directories", place->name);
+  expect_rows(path, 1, 1);
 }
 
 TEST(StagedSave, WhileOneIsUnderWayNobodyElseSavesOrCleansThere) {

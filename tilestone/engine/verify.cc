@@ -21,6 +21,7 @@
 #include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
+#include "tilestone/engine/repair_from_index_internal.h"
 #include "tilestone/engine/verify_plan_internal.h"
 #include "tilestone/format/megatron_mark.h"
 
@@ -53,8 +54,8 @@ class Verifier {
   }
 
  private:
-  // A file that is missing or not a regular file is damage. A file that can't be read (kIo), or
-  // that a later save has removed, is an error.
+  // A file that is missing or not a regular file is damage. A file that can't be opened (kIo), or
+  // that a later save has removed (kNotFound), is an error.
   void open_files() {
     for (uint32_t file = 0; file < context_.metadata.files.size(); ++file) {
       const std::string& name = context_.metadata.files[file];
@@ -62,9 +63,9 @@ class Verifier {
       try {
         size = static_cast<int64_t>(reader_.open(file).size());
       } catch (const Error& error) {
-        if (error.code() == ErrorCode::kIo) throw;
-        if (opened_.manifest && was_replaced(context_)) throw;
-        if (error.code() != ErrorCode::kNotFound) {
+        if (error.code() == ErrorCode::kIo || error.code() == ErrorCode::kNotFound) throw;
+        if (!is_missing(error)) {
+          if (was_replaced(context_)) throw;
           damage(name, 0, 0, "", error);
           size = kRefused;
         }
@@ -186,9 +187,10 @@ class Verifier {
       if (sizes_[file] == kMissing || is_short) keys.try_emplace(name);
     }
     if (keys.empty()) return;
+    FromIndex index(opened_);
     for (const VerifyItem& item : plan_.items) {
       const auto lost = keys.find(context_.metadata.files[item.at->file]);
-      if (lost == keys.end() || is_in_index(item) || intact_place(item) != nullptr) continue;
+      if (lost == keys.end() || is_in_index(index, item) || intact_place(item) != nullptr) continue;
       lost->second.insert(*item.key);
     }
     for (auto& [damage, number, of_file] : found_) {
@@ -198,10 +200,13 @@ class Verifier {
   }
 
   // Whether the index says all that the item holds, so that repair can encode it anew.
-  bool is_in_index(const VerifyItem& item) const {
-    if (item.kind != VerifyItem::Kind::kTensor) return false;
-    const StoredTensor& tensor = context_.metadata.tensors[item.chunk.tensor];
-    return tensor.chunks[item.chunk.chunk].box.empty();
+  bool is_in_index(FromIndex& index, const VerifyItem& item) const {
+    if (item.kind == Kind::kTensor) {
+      const StoredTensor& tensor = context_.metadata.tensors[item.chunk.tensor];
+      return index.chunk(tensor, tensor.chunks[item.chunk.chunk], *item.at).has_value();
+    }
+    const bool is_common = opened_.common && item.object == &*opened_.common;
+    return is_common && index.common(*item.at).has_value();
   }
 
   // A place where the item is intact; null: there is none.
@@ -234,10 +239,12 @@ class Verifier {
   void read_pieces() {
     size_t first = 0;  // piece of the batch
     const auto read_batch = [&] {
-      const std::vector<ByteRange> ranges = reader_.read([&](size_t i, ByteView bytes) {
-        check_piece(plan_.pieces[first + i], bytes);
-        progress_->add(bytes.size());
-      });
+      const std::vector<ByteRange> ranges = reader_.read(
+          [&](size_t i, ByteView bytes) {
+            check_piece(plan_.pieces[first + i], bytes);
+            progress_->add(bytes.size());
+          },
+          [&](size_t i, const Error& error) { note_unreadable(plan_.pieces[first + i], error); });
       for (size_t i = 0; i < ranges.size(); ++i) {
         const VerifyPiece& piece = plan_.pieces[first + i];
         if (!piece.summed) continue;
@@ -254,6 +261,18 @@ class Verifier {
       if (reader_.full()) read_batch();
     }
     read_batch();
+  }
+
+  // The disk can't read the piece. An item of several pieces is reported once.
+  void note_unreadable(const VerifyPiece& piece, const Error& error) {
+    const std::string problem = unreadable_problem(error);
+    if (piece.item == VerifyPiece::kGap) {
+      return damage(context_.metadata.files[piece.file], piece.begin, piece.end - piece.begin, "",
+                    problem + "; they belong to no item");
+    }
+    if (!unreadable_.insert(piece.item).second) return;
+    const VerifyItem& item = plan_.items[piece.item];
+    damage(item, 0, item.at->length, problem);
   }
 
   void check_piece(const VerifyPiece& piece, ByteView bytes) {
@@ -322,13 +341,19 @@ class Verifier {
     raw.verify_checksums = false;
     ItemLocation at = *item.at;
     at.codec = Codec::kNone;
-    check_item(item, read_item(raw, at, *item.key, at.length));
+    try {
+      check_item(item, read_item(raw, at, *item.key, at.length));
+    } catch (const Error& error) {
+      if (!is_unreadable(error)) throw;
+      damage(item, 0, at.length, unreadable_problem(error));
+    }
     progress_->add(at.length);
   }
 
   // Items larger than a buffer.
   void check_large() {
     for (const auto& [index, expected] : plan_.expected) {
+      if (unreadable_.contains(index)) continue;
       const VerifyItem& item = plan_.items[index];
       const uint32_t found = sums_[index].crc32();
       if (found != expected) damage(item, 0, item.at->length, checksum_problem(expected, found));
@@ -363,6 +388,7 @@ class Verifier {
   std::vector<ItemLocation> parts_;
   VerifyPlan plan_;
   std::map<uint32_t, RecordSum> sums_;  // of large items
+  std::set<uint32_t> unreadable_;       // items of which the disk can't read some piece
   ProgressMeter* progress_ = nullptr;
   std::mutex mutex_;
   std::vector<FoundDamage> found_;

@@ -5,6 +5,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/engine/read/range_reader_internal.h"
 #include "tilestone/geometry/coverage.h"
 
 namespace tilestone::engine {
@@ -183,8 +184,9 @@ class Planner {
         ++plan_.unchecked;
       }
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::kIo) throw;
-      damage(file, item.at->offset, item.at->length, error.message(), index,
+      if (error.code() == ErrorCode::kIo && !is_unreadable(error)) throw;
+      damage(file, item.at->offset, item.at->length,
+             is_unreadable(error) ? unreadable_problem(error) : error.message(), index,
              error.code() == ErrorCode::kUnsafe);
     }
   }
@@ -213,6 +215,10 @@ class Planner {
 };
 
 }  // namespace
+
+std::string unreadable_problem(const Error& error) {
+  return "the disk can't read these bytes: " + error.message();
+}
 
 std::vector<const ItemLocation*> places_of(const Metadata& metadata, const VerifyItem& item) {
   std::vector<const ItemLocation*> places;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/read/payloads_internal.h"
 
@@ -51,6 +52,9 @@ struct VerifyPlan {
   uint64_t bytes = 0;
   uint64_t unchecked = 0;  // large items without a checksum
 };
+
+// How verify reports bytes whose read has failed with this error (is_unreadable).
+std::string unreadable_problem(const Error& error);
 
 // The locations of all instances of the item: first the one that the index names, then its copies.
 std::vector<const ItemLocation*> places_of(const Metadata& metadata, const VerifyItem& item);

@@ -60,6 +60,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -418,18 +419,43 @@ void Attempt::report_differing(const std::string& what, int rank) const {
   log(LogLevel::kWarning, what);
 }
 
+// nullopt: not all groups are merged.
 std::optional<Attempt::Described> Attempt::describe() const {
+  std::vector<Bytes> left;
+  for (int group = 0; group < head_.group_count(); ++group) {
+    auto merged = read_group(group);
+    if (!merged) return std::nullopt;
+    std::move(merged->begin(), merged->end(), std::back_inserter(left));
+  }
+  return describe(left);
+}
+
+std::optional<Error> Attempt::contradiction() const {
+  try {
+    std::vector<Bytes> left;
+    for (int group = 0; group < head_.group_count(); ++group) {
+      for (std::optional<Bytes>& one : counted_reports(group)) {
+        if (!one) return std::nullopt;
+        left.push_back(*std::move(one));
+      }
+    }
+    describe(left);
+    return std::nullopt;
+  } catch (const Error& error) {
+    if (!is_final(error.code())) throw;
+    return error;
+  }
+}
+
+Attempt::Described Attempt::describe(const std::vector<Bytes>& left_by_rank) const {
   std::vector<LeftReport> left;
   std::vector<RankReport> reports;
   std::vector<Bytes> encoded;
-  for (int group = 0; group < head_.group_count(); ++group) {
-    const auto merged = read_group(group);
-    if (!merged) return std::nullopt;
-    for (const Bytes& bytes : *merged) {
-      left.push_back(LeftReport::decode(bytes, group_name(head_.save_id, group)));
-      reports.push_back(RankReport::decode(left.back().report));
-      encoded.push_back(std::move(left.back().report));
-    }
+  for (const Bytes& bytes : left_by_rank) {
+    const int group = head_.group_of(static_cast<int>(left.size()));
+    left.push_back(LeftReport::decode(bytes, group_name(head_.save_id, group)));
+    reports.push_back(RankReport::decode(left.back().report));
+    encoded.push_back(std::move(left.back().report));
   }
   Described described;
   std::set<std::string> remains;

@@ -86,6 +86,10 @@ class Attempt {
   // groups' reports.
   void expect_publishable(int threads, Deadline deadline);
 
+  // The error of reports that contradict each other, if all ranks have reported; nullopt: there is
+  // none. Changes nothing.
+  std::optional<Error> contradiction() const;
+
   // Waits until the checkpoint exists. Takes over from a publisher that stalls. Throws the failure
   // that a rank has left; at the deadline, kTimeout that names missing ranks.
   //
@@ -130,6 +134,7 @@ class Attempt {
   void remove_reports(int group) const;
   std::optional<std::vector<Bytes>> read_group(int group) const;
   std::optional<Described> describe() const;
+  Described describe(const std::vector<Bytes>& left_by_rank) const;
   bool publish(Deadline deadline);  // false: another process has published it
   bool publish_or_find(const IndexFile& file, Deadline deadline) const;
   void publish_once(const std::string& name, const std::string& temp_name, ByteView bytes,

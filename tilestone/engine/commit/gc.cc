@@ -95,11 +95,22 @@ class Cleaning {
       }
     }
     if (failure_ != nullptr) std::rethrow_exception(failure_);
+    remove_empty_directories();
   }
 
  private:
   [[noreturn]] void fail_under_way() const {
     engine::fail_under_way(storage_, "a save", "try again when it has ended");
+  }
+
+  // Removes empty directories of attempts that have an outcome, because only these do not begin
+  // again.
+  void remove_empty_directories() {
+    for (const std::string& name : storage_.list_directories(std::string(kOwnDirectory) + "/")) {
+      const auto save_id = parse_attempt_name(name + "/");
+      if (!save_id || !storage_.stat(outcome_name(*save_id))) continue;
+      if (storage_.list(name + "/").empty()) storage_.remove_tree(name);
+    }
   }
 
   void remove_siblings() {

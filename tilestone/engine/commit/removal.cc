@@ -292,18 +292,19 @@ class Remover {
 
   void clean(Removal& removal) {
     try {
-      std::vector<std::string> gone;
       for (const std::string& name : plan_.opened.metadata.files) {
         if (kept_files_.contains(name) || !may_go(name)) continue;
         const auto info = storage_.stat(name);
         if (!info || !info->regular) continue;
-        gone.push_back(name);
+        removal.files.push_back(name);
         removal.bytes += info->size;
       }
-      removal.files = gone;
       std::sort(removal.files.begin(), removal.files.end());
+      // The manifest goes first: a process that reads the old checkpoint then knows that a missing
+      // file was not lost.
       const auto& manifest = plan_.opened.manifest;
-      if (manifest) gone.push_back(manifest_name(manifest->save_id));
+      std::vector<std::string> gone = removal.files;
+      if (manifest) gone.insert(gone.begin(), manifest_name(manifest->save_id));
       if (!remove_files(storage_, gone)) return;  // the note is needed for the files that stay
       storage_.sync_directory("");
       if (manifest) remove_files(storage_, std::vector{note_name(save_id_)});

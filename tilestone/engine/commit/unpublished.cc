@@ -167,7 +167,8 @@ std::optional<UnpublishedSave> describe_intact(const Location& location,
     }
     return save;
   }
-  AttemptState state = Attempt(location.shared(), *head).look(SIZE_MAX);
+  const Attempt attempt(location.shared(), *head);
+  AttemptState state = attempt.look(SIZE_MAX);
   if (state.missing_count > 0 && !storage.stat(engine::attempt_name(save_id))) {
     if (engine::read_outcome(storage, save_id) == Outcome::kPublished) return std::nullopt;
   }
@@ -178,6 +179,12 @@ std::optional<UnpublishedSave> describe_intact(const Location& location,
   save.abandoned = state.outcome == Outcome::kAbandoned;
   if (state.failed) save.failure = state.failed->what();
   state.is_late = save.complete() && is_late(storage, *head);
+  // A rank-local save whose ranks have written can be loaded, whatever they contradict each other
+  // in.
+  if (save.complete() && !state.is_late && !head->rank_local) {
+    state.contradiction = attempt.contradiction();
+  }
+  if (state.contradiction && save.failure.empty()) save.failure = state.contradiction->what();
   save.text = engine::attempt_text(save_id, head->world_size, state);
   state.missing.resize(std::min(state.missing.size(), kNamedMissing));
   save.missing = std::move(state.missing);

@@ -19,8 +19,9 @@ struct UnpublishedSave {
   std::string format, dialect;    // "torch_dist", "pytorch"
   size_t missing_count = 0;       // ranks that have not reported
   std::vector<int> missing = {};  // the lowest of them, at most 16
-  std::string failure = {};       // the error that a rank has left; "" if none
-  bool abandoned = false;         // it can't become a checkpoint any more; gc removes its files
+  // The error that a rank has left, or that of reports that contradict each other; "" if none.
+  std::string failure = {};
+  bool abandoned = false;  // it can't become a checkpoint any more; gc removes its files
   // Whether one of its ranks is working, as seen while it was watched (FindOptions::watch): true if
   // one of its files changed, false if none changed for at least a minute, nullopt if not known.
   std::optional<bool> alive = std::nullopt;

@@ -60,7 +60,10 @@ Outcome decode_outcome(ByteView bytes, const std::string& file) {
   if (as_text(bytes) == kPublishedText || as_text(bytes) == kStoodText) return Outcome::kPublished;
   if (as_text(bytes) == kAbandonedText) return Outcome::kAbandoned;
   throw Error(ErrorCode::kCorrupt, "the outcome of a save is neither published nor abandoned")
-      .with_file(file);
+      .with_file(file)
+      .with_hint(
+          "if no rank of the save is alive, remove this file; then `tilestone publish` publishes "
+          "the save, or `tilestone gc --abandon` ends it");
 }
 
 std::string in_hex(uint64_t a, uint64_t b) {
@@ -374,6 +377,11 @@ std::string attempt_text(const std::string& save_id, int world_size, const Attem
     return save + " can't be published, though all of its " + ranks +
            " have written: another checkpoint was published first; `tilestone gc " +
            (decided ? "--delete` removes its files" : "--abandon` ends the save");
+  }
+  if (state.missing_count == 0 && state.contradiction) {
+    return save + " can't be published, though all of its " + ranks +
+           " have written: " + state.contradiction->what() +
+           "; only abandoning it is left: `tilestone gc --abandon` ends the save";
   }
   if (state.missing_count == 0) {
     const std::string text =

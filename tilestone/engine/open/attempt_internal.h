@@ -127,7 +127,10 @@ struct AttemptState {
   size_t missing_count = 0;  // ranks that have left no report
   std::vector<int> missing;  // the lowest of them
   std::optional<Error> failed;
-  bool is_late = false;  // another checkpoint was published first; set by callers that check it
+  // Set by callers that check it: another checkpoint was published first; the error of reports that
+  // contradict each other.
+  bool is_late = false;
+  std::optional<Error> contradiction = {};
 };
 // `names`: how many missing ranks to name. `exists` says whether a file of the attempt exists.
 AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names,

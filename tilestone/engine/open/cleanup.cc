@@ -146,6 +146,22 @@ std::set<std::string> Notes::ended(const std::string& standing) const {
   return saves;
 }
 
+namespace {
+
+// A damaged outcome, which is logged, counts as none: the save's files stay.
+std::optional<Outcome> outcome_if_intact(Storage& storage, const std::string& save_id) {
+  try {
+    return read_outcome(storage, save_id);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCorrupt) throw;
+    log(LogLevel::kWarning,
+        std::string("a save's outcome can't be read, so its files stay: ") + error.what());
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
 Notes read_notes(Storage& storage, std::span<const std::string> names) {
   Notes notes;
   for (const std::string& name : names) {
@@ -165,7 +181,7 @@ Notes read_notes(Storage& storage, std::span<const std::string> names) {
     }
   }
   for (const std::string& save_id : notes.attempts) {
-    const auto outcome = read_outcome(storage, save_id);
+    const auto outcome = outcome_if_intact(storage, save_id);
     if (!outcome) notes.undecided.insert(save_id);
     if (outcome == Outcome::kAbandoned) notes.abandoned.insert(save_id);
   }

@@ -1,39 +1,66 @@
 #include "tilestone/engine/read/context_internal.h"
 
+#include <algorithm>
+#include <cerrno>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
+namespace {
+
+// Looks for the manifest of the metadata's save id, which may be any text, and for that of the save
+// id in the first file's name. After a removal of keys the two differ.
+bool has_manifest_still(const ReadContext& context) {
+  const auto is_there = [&](const std::string& save_id) {
+    return context.storage.stat(manifest_name(save_id)).has_value();
+  };
+  const std::string& save_id = context.metadata.save_id;
+  if (is_save_id(save_id) && is_there(save_id)) return true;
+  const auto own = parse_own_name(context.metadata.files.front());
+  return own && is_there(own->save_id);
+}
+
+// Whether the index still belongs to the same save and names the same files.
+bool has_same_index(const ReadContext& context) {
+  const std::shared_ptr<const Format> borrowed(std::shared_ptr<const Format>(), &context.format);
+  const Standing standing = read_standing(context.storage, borrowed);
+  const std::vector<std::string>& files = context.metadata.files;
+  return standing.found && standing.save_id == context.metadata.save_id &&
+         std::all_of(files.begin(), files.end(),
+                     [&](const std::string& name) { return standing.files.contains(name); });
+}
+
+}  // namespace
 
 bool was_replaced(const ReadContext& context) {
-  const std::vector<std::string>& files = context.metadata.files;
-  if (files.empty()) return false;
-  const auto own = parse_own_name(files.front());
-  if (own) {
-    // Look for the manifest of the metadata's save id, which may be any text, and for that of the
-    // save id in the first file's name. After a removal of keys the two differ.
-    const auto has_manifest = [&](const std::string& save_id) {
-      return context.storage.stat(manifest_name(save_id)).has_value();
-    };
-    const std::string& save_id = context.metadata.save_id;
-    return !(is_save_id(save_id) && has_manifest(save_id)) && !has_manifest(own->save_id);
-  }
-  // When the content of a directory is replaced, its index goes before its data files.
-  return !context.format.detect(context.storage.list());
+  if (context.metadata.files.empty()) return false;
+  return context.has_manifest ? !has_manifest_still(context) : !has_same_index(context);
 }
 
 std::unique_ptr<ReadableFile> open_data(const ReadContext& context, uint32_t file) {
   try {
     return context.storage.open(context.metadata.files[file]);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kNotFound || !was_replaced(context)) throw;
-    throw Error(error).with_hint(
-        "another save may have replaced the checkpoint since it was opened: open it again");
+    if (error.code() != ErrorCode::kNotFound) throw;
+    if (was_replaced(context)) {
+      throw Error(error).with_hint(
+          "another save may have replaced the checkpoint since it was opened: open it again");
+    }
+    throw Error(ErrorCode::kCorrupt, "a data file of the checkpoint is missing")
+        .with_file(error.file())
+        .with_errno(ENOENT)
+        .with_hint("`tilestone verify` shows what is lost with it");
   }
+}
+
+bool is_missing(const Error& error) {
+  return error.code() == ErrorCode::kCorrupt && error.sys_errno() == ENOENT;
 }
 
 }  // namespace tilestone::engine

@@ -9,6 +9,7 @@
 
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/deadline.h"
+#include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/format/format.h"
 #include "tilestone/state/metadata.h"
@@ -62,15 +63,19 @@ struct ReadContext {
   // This rank's number among those that read together. When an item can't be read from its own
   // place, it decides which copy this rank tries first.
   int rank = 0;
+  bool has_manifest = false;  // a manifest described the checkpoint when it was opened
 };
 
-// Whether another save seems to have replaced the checkpoint: Tilestone wrote it and its manifest
-// is gone (a save that replaces a checkpoint removes the manifest first), or another writer wrote
-// it and the index is gone.
+// Whether the checkpoint is gone or another save seems to have replaced it. If it had a manifest:
+// the manifest is gone (what replaces a checkpoint removes the manifest first). Otherwise: the
+// index is gone, or it names another save or other files.
 bool was_replaced(const ReadContext& context);
 
-// Opens a data file (an index into Metadata::files). Error(kNotFound) when it is gone, with a hint
-// if another save may have replaced the checkpoint meanwhile.
+// Opens a data file (an index into Metadata::files). If the file does not exist: Error(kNotFound)
+// with a hint if was_replaced(), otherwise Error(kCorrupt) with ENOENT (is_missing()).
 std::unique_ptr<ReadableFile> open_data(const ReadContext& context, uint32_t file);
+
+// Whether the error of open_data() says that the checkpoint lacks the file.
+bool is_missing(const Error& error);
 
 }  // namespace tilestone::engine

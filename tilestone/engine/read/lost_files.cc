@@ -10,12 +10,13 @@ namespace tilestone::engine {
 namespace {
 
 constexpr uint64_t kUnknown = std::numeric_limits<uint64_t>::max();
+constexpr uint64_t kAbsent = kUnknown - 1;  // the file is missing
 
-// Bytes; 0 if the file is missing.
+// Bytes, or one of the values above.
 uint64_t ask_size(Storage& storage, const std::string& name) {
   try {
     const auto info = storage.stat(name);
-    if (!info) return 0;
+    if (!info) return kAbsent;
     return info->regular ? info->size : kUnknown;
   } catch (const Error&) {
     return kUnknown;  // opening the file reports why
@@ -31,6 +32,7 @@ uint64_t LostFiles::size_of(uint32_t file) {
 
 bool LostFiles::holds(const ItemLocation& at) {
   const uint64_t size = size_of(at.file);
+  if (size == kAbsent) return false;
   return at.length <= size && at.offset <= size - at.length;
 }
 
@@ -83,10 +85,11 @@ void LostFiles::avoid(std::vector<Transfer>& transfers) {
 
 void LostFiles::warn(const ItemLocation& at, const std::string& key) {
   if (!context_.warned->first_time(at.file)) return;
-  const bool missing = size_of(at.file) == 0;
+  const uint64_t size = size_of(at.file);
+  const std::string what =
+      size == kAbsent ? "is missing" : "is too short (" + std::to_string(size) + " bytes)";
   log(LogLevel::kWarning,
-      context_.metadata.files[at.file] + (missing ? " is missing" : " is too short") + ": \"" +
-          key +
+      context_.metadata.files[at.file] + " " + what + ": \"" + key +
           "\", and whatever else of this file has a copy, is read from other files "
           "(verify reports the damage, repair writes the file again)");
 }

@@ -28,7 +28,7 @@ namespace tilestone {
 // ten times a second, and once at the end. Any exception that it throws ends the operation on this
 // rank and is rethrown unchanged; the other ranks get Error(kInterrupted).
 struct Progress {
-  std::string_view phase;   // "write", "read", "verify"
+  std::string_view phase;   // "write", "read", "verify", "repair"
   uint64_t bytes_done = 0;  // by this rank
   uint64_t bytes_total = 0;
   double seconds = 0;  // since the phase began

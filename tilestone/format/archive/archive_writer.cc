@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "tilestone/format/archive/value_check_internal.h"
 #include "tilestone/format/archive/value_reader_internal.h"
 #include "tilestone/format/archive/zip_writer_internal.h"
+#include "tilestone/state/value_children.h"
 
 namespace tilestone::archive {
 namespace {
@@ -48,13 +50,33 @@ Bytes packed(const TensorView& tensor) {
   return bytes;
 }
 
-// Writes one value as a pickle. Collects the elements of its tensors as records. A value that is
-// shared is written once, so that stock readers return one shared object too.
+// The parts that occur in the value more than once, by Value::shared_id(). A part that occurs once
+// may have an id too, because its owner is elsewhere.
+std::unordered_set<const void*> repeated_parts(const Value& value) {
+  std::unordered_set<const void*> seen, repeated;
+  std::vector<const Value*> todo{&value};
+  while (!todo.empty()) {
+    const Value& next = *todo.back();
+    todo.pop_back();
+    const void* shared = next.shared_id();
+    if (shared != nullptr && !seen.insert(shared).second) {
+      repeated.insert(shared);
+      continue;
+    }
+    for_each_child(next, [&](const Value& child) { todo.push_back(&child); });
+  }
+  return repeated;
+}
+
+// Writes one value as a pickle. Collects the elements of its tensors as records. A part that occurs
+// more than once is written once, so that stock readers return one shared object too. The bytes
+// depend on the value alone, and not on who else owns parts of it.
 class ValueWriter {
  public:
   explicit ValueWriter(int protocol) : out_(protocol) {}
 
   Bytes write(const Value& value) {
+    repeated_ = repeated_parts(value);
     put(value, 0);
     return std::move(out_).finish();
   }
@@ -63,7 +85,7 @@ class ValueWriter {
  private:
   void put(const Value& value, uint32_t depth) {
     const void* shared = value.shared_id();
-    if (shared == nullptr) return put_whole(value, depth);
+    if (!repeated_.contains(shared)) return put_whole(value, depth);
     const auto known = memo_.find(shared);
     if (known != memo_.end()) return out_.get(known->second);
     put_whole(value, depth);
@@ -172,7 +194,8 @@ class ValueWriter {
   }
 
   PickleWriter out_;
-  std::unordered_map<const void*, uint32_t> memo_;
+  std::unordered_set<const void*> repeated_;
+  std::unordered_map<const void*, uint32_t> memo_;  // of repeated parts
   std::vector<Bytes> records_;
 };
 

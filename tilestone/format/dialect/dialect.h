@@ -63,6 +63,8 @@ class Dialect {
   // it; "": there is no such object. When a checkpoint is opened, this object is removed from
   // Metadata::objects.
   virtual std::string_view common_object() const { return ""; }
+  // What that object holds, of the common state that parse_common() returns.
+  virtual Value common_as_object(Value common) const { return common; }
   // Checks the dialect's index files, for verify. `files.contents` has their bytes.
   virtual std::vector<IndexFault> verify_index(const DirectoryFiles&) const { return {}; }
 

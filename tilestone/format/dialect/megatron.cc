@@ -71,6 +71,7 @@ class MegatronDialect : public Dialect {
     return parse_common_file(found->second);
   }
   std::string_view common_object() const override { return kCommonObject; }
+  Value common_as_object(Value common) const override { return as_object(std::move(common)); }
 
   std::vector<IndexFault> verify_index(const DirectoryFiles& files) const override {
     std::vector<IndexFault> faults;

@@ -2,15 +2,20 @@
 #pragma once
 
 #include <string_view>
+#include <utility>
 
 #include "tilestone/format/format.h"
 #include "tilestone/state/items.h"
 #include "tilestone/state/state_dict.h"
+#include "tilestone/state/value.h"
 
 namespace tilestone::dialect {
 
 inline constexpr std::string_view kCommonKey = "common_state";  // reserved
 inline constexpr std::string_view kCommonObject = "common_state/shard_0_1";
+
+// What the object with the common state holds. Megatron-Core stores objects in lists.
+inline Value as_object(Value common) { return Value::list({std::move(common)}); }
 
 // Whether the format stores each object in a list of one, and the common state as an object.
 bool lists_objects(const Format& format);

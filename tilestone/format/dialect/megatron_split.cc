@@ -50,7 +50,7 @@ class Splitter {
     if (lists_objects_) {
       ObjectItem item;
       item.key = kCommonObject;
-      item.value = Value::list({*items_.common});
+      item.value = as_object(*items_.common);
       item.common = true;
       items_.objects.push_back(std::move(item));
     }

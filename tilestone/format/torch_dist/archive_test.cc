@@ -204,6 +204,26 @@ TEST(Archive, WhatIsSharedIsWrittenOnceAndReadAsOne) {
   EXPECT_EQ(&value.items()[0].items(), &value.items()[1].items()[1].items());
 }
 
+TEST(Archive, WhatIsWrittenDoesNotDependOnWhoElseHasPartsOfTheValue) {
+  const auto make = [] {
+    const Value pair = Value::tuple({Value(0.9), Value(to_bytes("raw"))});
+    const Value tensor = Value(counted(DType::kFloat32, {3}));
+    Opaque object = object_of(Opaque::Kind::kNew, "C");
+    object.args = {pair, tensor};
+    return Value::dict({{"pair", pair},
+                        {"list", Value::list({Value::list({1}), tensor})},
+                        {"object", Value(object)},
+                        {pair, Value::ordered_dict({{"k", Value::list({})}}, Value::dict({}))}});
+  };
+  const Bytes alone = write_torch_archive(make());
+  const Value value = make();
+  const Value whole = value;
+  const Value part = value.as_dict()[1].second.items()[0];
+  const Value again = value.as_dict()[3].second.attributes();
+  EXPECT_EQ(write_torch_archive(value), alone);
+  EXPECT_EQ(write_torch_archive(read_torch_archive(alone)), alone);
+}
+
 TEST(Archive, ValuesThatCouldNotBeReadBackAreRefused) {
   const auto refused = [](const Value& value) {
     return refusal([&] { check_value(value); }) == ErrorCode::kInvalidArgument;

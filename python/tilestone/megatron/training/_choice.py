@@ -173,9 +173,10 @@ def find_iteration(
         The same on every rank; None: there is no checkpoint.
 
     Raises:
-        CheckpointingException: on every rank: the checkpoint of `step` does not exist; there is a
-            tracker, but no checkpoint that can be loaded; or ranks see other files than rank 0 (the
-            message names them). TimeoutError: some ranks did not call in time.
+        CheckpointingException: on every rank: the checkpoint of `step` does not exist or is
+            damaged; there is a tracker or a damaged checkpoint, but none that can be loaded; or
+            ranks see other files than rank 0 (the message names them). TimeoutError: some ranks did
+            not call in time.
     """
     return _find(places, _ranks.default_group(group), Deadline(timeout))
 
@@ -287,18 +288,20 @@ def _latest_of_both(places: Places) -> tuple[Found | None, Found | None]:
 
 
 def _of_step(places: Places, step: int) -> Found:
-    problems = []
+    problems: List[NotPublishedError] = []
     for directory in (places.load, places.non_persistent):
         if directory is None:
             continue
         try:
             found = _look.examine(directory, step)
         except NotPublishedError as problem:
-            problems.append(str(problem))
+            problems.append(problem)
             continue
         return dataclasses.replace(found, non_persistent=directory == places.non_persistent)
-    raise NotFoundError(
-        f"there is no checkpoint of iteration {step} (ckpt_step): {'; '.join(problems)}",
+    damaged = any(problem.damaged for problem in problems)
+    raise (CorruptError if damaged else NotFoundError)(
+        f"there is no {'intact ' * damaged}checkpoint of iteration {step} (ckpt_step): "
+        f"{'; '.join(map(str, problems))}",
         file=places.load or "",
     )
 
@@ -340,6 +343,7 @@ def _newest_valid(
         candidates.append((0, True))
     if candidates or has_tracker:
         logger.warning("%s; looking for the newest valid checkpoint", why)
+    damaged: List[NotPublishedError] = []
     for iteration, release in candidates:
         if (iteration, release) in tried:
             continue
@@ -347,6 +351,7 @@ def _newest_valid(
             found = _look.examine(directory, iteration, release)
         except NotPublishedError as problem:
             logger.warning("Skipping a checkpoint: %s", problem)
+            damaged += [problem] * problem.damaged
             continue
         logger.warning("The newest valid checkpoint is %s", found.directory)
         return found
@@ -355,5 +360,11 @@ def _newest_valid(
             f"{why}; {directory} does not hold a valid checkpoint",
             file=names.get_checkpoint_tracker_filename(directory),
             hint="remove the tracker to start a new run",
+        )
+    if damaged:
+        raise CorruptError(
+            f"{directory} does not hold a valid checkpoint, but a damaged one: {damaged[0]}",
+            file=directory,
+            hint="remove it to start a new run",
         )
     return None

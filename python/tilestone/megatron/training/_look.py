@@ -26,7 +26,15 @@ _EDGE = 4096  # bytes that are compared at each end of an index file
 
 
 class NotPublishedError(Exception):
-    """A directory does not hold a published checkpoint; the text says what is wrong."""
+    """A directory does not hold a published checkpoint; the text says what is wrong.
+
+    Attributes:
+        damaged: whether there is one whose index is damaged.
+    """
+
+    def __init__(self, text: str, damaged: bool = False) -> None:
+        super().__init__(text)
+        self.damaged = damaged
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,8 @@ def examine(run_directory: str, iteration: int, release: bool = False) -> Found:
         return _examined(path, iteration, release)
     except (NotFoundError, CorruptError) as error:
         text = str(error)
-        raise NotPublishedError(text if path in text else f"{path}: {text}") from error
+        text = text if path in text else f"{path}: {text}"
+        raise NotPublishedError(text, isinstance(error, CorruptError)) from error
     except StorageError as error:
         if error.errno != errno.ELOOP:
             raise

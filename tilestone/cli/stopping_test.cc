@@ -1,0 +1,70 @@
+#include "tilestone/cli/stopping.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+
+namespace tilestone::cli::stopping_test {
+
+using std::chrono::milliseconds;
+
+// Waits until the interrupt is requested, as everything does that the library waits for.
+void wait_for(const std::shared_ptr<const Interrupt>& interrupt) {
+  const Deadline deadline = Deadline::never().with_interrupt(interrupt);
+  while (!deadline.expired()) std::this_thread::sleep_for(milliseconds(1));
+}
+
+TEST(Stopping, ASignalInterruptsTheWorkAndThenEndsTheProcess) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    EXPECT_EXIT(end_in_order([&](const std::shared_ptr<const Interrupt>& interrupt) {
+                  ::raise(number);
+                  try {
+                    wait_for(interrupt);
+                  } catch (const Error& error) {
+                    fprintf(stderr, "cleaned up");
+                    throw;
+                  }
+                }),
+                testing::KilledBySignal(number), "cleaned up");
+  }
+}
+
+TEST(Stopping, ASecondSignalEndsTheProcessAtOnce) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(end_in_order([](const std::shared_ptr<const Interrupt>&) {
+                ::raise(SIGINT);
+                ::raise(SIGINT);
+              }),
+              testing::KilledBySignal(SIGINT), "");
+}
+
+TEST(Stopping, WithoutASignalWorkAndItsErrorsAreAsWithoutIt) {
+  int calls = 0;
+  end_in_order([&](const std::shared_ptr<const Interrupt>& interrupt) {
+    EXPECT_FALSE(interrupt->requested());
+    ++calls;
+  });
+  EXPECT_EQ(calls, 1);
+  EXPECT_THROW(end_in_order([](const auto&) { throw std::runtime_error("of the work"); }),
+               std::runtime_error);
+  struct sigaction now = {};
+  ::sigaction(SIGINT, nullptr, &now);
+  EXPECT_EQ(now.sa_handler, SIG_DFL);
+}
+
+TEST(Stopping, AnIgnoredSignalStaysIgnored) {
+  const auto before = ::signal(SIGHUP, SIG_IGN);
+  end_in_order([](const std::shared_ptr<const Interrupt>& interrupt) {
+    ::raise(SIGHUP);
+    std::this_thread::sleep_for(milliseconds(20));
+    EXPECT_FALSE(interrupt->requested());
+  });
+  ::signal(SIGHUP, before);
+}
+
+}  // namespace tilestone::cli::stopping_test
