@@ -535,7 +535,7 @@ def _goldens(rank: int, world: int) -> int:
     from megatron.core.transformer.enums import AttnType
 
     load = stock.TilestoneLoadStrategy()
-    folders = sorted(path for path in GOLDEN.glob("megatron-core-*/*-w[14]") if path.is_dir())
+    folders = sorted(path for path in GOLDEN.glob("megatron-core-*/*-w[134]") if path.is_dir())
     for path in folders:
         expected = json.loads(pathlib.Path(f"{path}.expected.json").read_text())
         wanted = stocks.serialization.load_sharded_metadata(str(path), load)
@@ -560,7 +560,7 @@ def _goldens(rank: int, world: int) -> int:
                 assert loaded[key].getvalue() == b"extra state"
                 objects += 1
     assert objects > len(folders)
-    assert len({path.parent.name for path in folders}) == 4
+    assert len({path.parent.name for path in folders}) == 5
     assert {path.name for path in folders} >= {"zarr-w4", "flat-w4", "fp-w4", "hint-w4"}
     return count
 

@@ -43,6 +43,9 @@ constexpr ClassName kClasses[] = {
     {MetadataClass::kIndex, "torch.distributed.checkpoint.metadata", "MetadataIndex"},
     {MetadataClass::kStorageMeta, "torch.distributed.checkpoint.metadata", "StorageMeta"},
     {MetadataClass::kStorageInfo, "torch.distributed.checkpoint.filesystem", "_StorageInfo"},
+    // Megatron-Core 0.15
+    {MetadataClass::kMetadata, "megatron.core.dist_checkpointing.strategies.torch",
+     "MCoreMetadata"},
     // torch 1.13 to 2.0
     {MetadataClass::kMetadata, "torch.distributed._shard.checkpoint.metadata", "Metadata"},
     {MetadataClass::kTensor, "torch.distributed._shard.checkpoint.metadata",
