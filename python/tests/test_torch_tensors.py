@@ -134,8 +134,8 @@ def test_an_expanded_tensor_can_not_be_loaded_into(ckpt: str) -> None:
 class OnDevice(tilestone.ShardedTensor):
     """A sharded tensor whose memory is treated as device memory, which is copied piece by piece."""
 
-    def _entity(self, for_load: bool = False):
-        return self._make(_torch_bridge.view(self.data, for_load, staged=True))
+    def _view(self, for_load: bool | None):
+        return _torch_bridge.view(self.data, bool(for_load), staged=True)
 
 
 @pytest.mark.parametrize("name", DTYPES)

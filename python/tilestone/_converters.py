@@ -281,6 +281,15 @@ def description(array: Any) -> _core.TensorView:
     return _checked(None if converter is None else converter.description(array), array)
 
 
+def view_or_description(array: Any, for_load: bool | None) -> _core.TensorView:
+    """A view of any array's memory; if for_load is None, its description.
+
+    Raises:
+        InvalidArgumentError: as for `view`.
+    """
+    return description(array) if for_load is None else view(array, for_load)
+
+
 def view_to_fill(array: Any) -> _core.TensorView:
     """A view through which the array's own memory is filled.
 

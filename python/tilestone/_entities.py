@@ -7,7 +7,6 @@ rank's part of a global tensor with its own key, which does not depend on its pl
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,17 +34,23 @@ class ShardedTensor:
             outside the stored tensor become zero.
     """
 
-    __slots__ = ("_make", "allow_shape_mismatch", "data", "holders", "__weakref__")
+    __slots__ = (
+        "_arguments", "_key", "_make", "allow_shape_mismatch", "data", "holders", "__weakref__",
+    )  # fmt: skip
 
     def __init__(
         self,
-        make: Callable[[_core.TensorView], _core.ShardedTensor],
+        make: Callable[..., _core.ShardedTensor],
+        key: str,
         data: SupportsDlpack,
         allow_shape_mismatch: bool = False,
         holders: Sequence[int] | None = None,
+        **arguments: Any,
     ) -> None:
-        """Called by the from_... methods."""
+        """Called by the from_... methods: make(key, view, **arguments) makes the engine's entity."""
         self._make = make
+        self._key: str | None = _options.entity_key(key)
+        self._arguments = arguments
         self.data = data
         self.allow_shape_mismatch = allow_shape_mismatch
         self.holders = None if holders is None else tuple(holders)
@@ -76,15 +81,16 @@ class ShardedTensor:
                 knows them. Saves with agreement="rule" then balance the writing between the holders
                 without communication.
         """
-        make = functools.partial(
-            _with_data,
+        return cls(
             _core.ShardedTensor.from_rank_offsets,
-            _options.entity_key(key),
+            key,
+            data,
+            allow_shape_mismatch,
+            holders,
             offsets=[tuple(offset) for offset in rank_offsets],
             replica_id=_options.replica(replica_id, key),
             prepend_axis_num=prepend_axis_num,
         )
-        return cls(make, data, allow_shape_mismatch, holders)
 
     @classmethod
     def from_rank_offsets_flat(
@@ -107,10 +113,12 @@ class ShardedTensor:
             flattened_range: slice(begin, end) or (begin, end), in elements.
         """
         begin, end = _range(flattened_range)
-        make = functools.partial(
-            _with_data,
+        return cls(
             _core.ShardedTensor.from_rank_offsets_flat,
-            _options.entity_key(key),
+            key,
+            data,
+            allow_shape_mismatch,
+            holders,
             local_shape=tuple(local_shape),
             begin=begin,
             end=end,
@@ -118,7 +126,6 @@ class ShardedTensor:
             replica_id=_options.replica(replica_id, key),
             prepend_axis_num=prepend_axis_num,
         )
-        return cls(make, data, allow_shape_mismatch, holders)
 
     @classmethod
     def from_placements(
@@ -137,16 +144,16 @@ class ShardedTensor:
         The box, the replica id and the holders follow from the arguments. A rank outside the mesh
         holds nothing. `Partial` raises an error.
         """
-        make = functools.partial(
-            _with_data,
+        return cls(
             _core.ShardedTensor.from_placements,
-            _options.entity_key(key),
+            key,
+            data,
+            allow_shape_mismatch,
             global_shape=tuple(global_shape),
             mesh=mesh,
             placements=list(placements),
             rank=rank,
         )
-        return cls(make, data, allow_shape_mismatch)
 
     @classmethod
     def from_param(
@@ -229,16 +236,17 @@ class ShardedTensor:
             box: a Box, or (start, stop) for each dim. Its shape is that of `data`, after
                 prepend_axis_num leading dims of size 1.
         """
-        make = functools.partial(
-            _with_data,
+        return cls(
             _core.ShardedTensor.from_box,
-            _options.entity_key(key),
+            key,
+            data,
+            allow_shape_mismatch,
+            holders,
             global_shape=tuple(global_shape),
             box=to_box(box),
             replica_id=_options.replica(replica_id, key),
             prepend_axis_num=prepend_axis_num,
         )
-        return cls(make, data, allow_shape_mismatch, holders)
 
     @classmethod
     def from_box_flat(
@@ -263,10 +271,12 @@ class ShardedTensor:
             flattened_range: slice(begin, end) or (begin, end), in elements.
         """
         begin, end = _range(flattened_range)
-        make = functools.partial(
-            _with_data,
+        return cls(
             _core.ShardedTensor.from_box_flat,
-            _options.entity_key(key),
+            key,
+            data,
+            allow_shape_mismatch,
+            holders,
             global_shape=tuple(global_shape),
             box=to_box(box),
             begin=begin,
@@ -274,12 +284,11 @@ class ShardedTensor:
             replica_id=_options.replica(replica_id, key),
             prepend_axis_num=prepend_axis_num,
         )
-        return cls(make, data, allow_shape_mismatch, holders)
 
     @property
     def key(self) -> str:
-        """The tensor's name in the checkpoint."""
-        return self._entity().key
+        """The tensor's name in the checkpoint; "" if that will be its path in the state."""
+        return self._key or ""
 
     @property
     def global_shape(self) -> tuple[int, ...]:
@@ -301,26 +310,33 @@ class ShardedTensor:
         """Whether each offset is a multiple of the local size."""
         return self._entity().is_regular_grid
 
-    def _entity(self, for_load: bool | None = None) -> _core.ShardedTensor:
-        """The engine's entity: True for a load, False for a save, None for the position only."""
+    def _view(self, for_load: bool | None) -> _core.TensorView:
+        """A view of the data; if for_load is None, only its dtype and shape are needed."""
+        return _converters.view_or_description(self.data, for_load)
+
+    def _made(self, key: str | None, for_load: bool | None) -> _core.ShardedTensor:
+        """The engine's entity with a key, without the attributes that callers may set."""
+        return self._make(key, self._view(for_load), **self._arguments)
+
+    def _entity(
+        self, for_load: bool | None = None, path: str | None = None
+    ) -> _core.ShardedTensor:
+        """The engine's entity.
+
+        Args:
+            for_load: True for a load, False for a save, None if only the position is needed.
+            path: the place in a state, which is the key if there is no other.
+        """
+        key = path if self._key is None else self._key
         try:
-            if for_load is None:
-                entity = self._make(_converters.description(self.data))
-            else:
-                entity = self._make(_converters.view(self.data, for_load))
+            entity = self._made(key, for_load)
         except CheckpointError as error:
-            error.add_key(self._given_key())
+            error.add_key(key or "")
             raise
         entity.allow_shape_mismatch = self.allow_shape_mismatch
         if self.holders is not None:
             entity.holders = list(self.holders)
         return entity
-
-    def _given_key(self) -> str:
-        # _make is a functools.partial from a from_... method; its arguments are a function and the
-        # key.
-        args: tuple[Any, ...] = getattr(self._make, "args", ())
-        return str(args[1]) if len(args) > 1 else ""
 
     def __repr__(self) -> str:
         return f"ShardedTensor({self.key!r}, global_shape={self.global_shape}, boxes={self.boxes})"
@@ -329,13 +345,13 @@ class ShardedTensor:
 class _OfParam(ShardedTensor):
     """What from_param makes: without its own key it gets its path in the state as key."""
 
-    __slots__ = ("_given", "_place")
+    __slots__ = ("_place",)
 
     def __init__(
         self, place: _params.Param, data: Any, key: str | None, allow_shape_mismatch: bool
     ) -> None:
         self._place = place
-        self._given = key
+        self._key = key
         self.data = data
         self.allow_shape_mismatch = allow_shape_mismatch
         self.holders = None
@@ -344,40 +360,16 @@ class _OfParam(ShardedTensor):
         else:
             self._entity()
 
-    @property
-    def key(self) -> str:
-        """The tensor's name in the checkpoint; "" if that will be its path."""
-        return self._given or ""
-
-    def _entity(self, for_load: bool | None = None) -> _core.ShardedTensor:
-        if self._given is None and self._place.needs_name:
+    def _made(self, key: str | None, for_load: bool | None) -> _core.ShardedTensor:
+        if key is None and self._place.needs_name:
             raise InvalidArgumentError(
                 "the placements depend on the tensor's name, which is only known within a state",
                 hint="pass key= to from_param",
             )
-        return self.named(self.key, for_load)
-
-    def named(self, path: str, for_load: bool | None) -> _core.ShardedTensor:
-        """The entity at a path of the state."""
-        key = path if self._given is None else self._given
-        try:
-            entity = self._place.entity(key, for_load)
-        except CheckpointError as error:
-            error.add_key(key)
-            raise
-        entity.allow_shape_mismatch = self.allow_shape_mismatch
-        if self.holders is not None:
-            entity.holders = list(self.holders)
-        return entity
+        return self._place.entity(key or "", for_load)
 
     def __repr__(self) -> str:
-        return f"ShardedTensor.from_param(key={self._given!r})"
-
-
-def _with_data(
-    function: Callable[..., _core.ShardedTensor], key: str, view: _core.TensorView, **rest: Any
-) -> _core.ShardedTensor:
-    return function(key, view, **rest)
+        return f"ShardedTensor.from_param(key={self._key!r})"
 
 
 def _range(flattened_range: slice | tuple[int, int]) -> tuple[int, int]:
@@ -528,10 +520,7 @@ class LocalNonpersistent:
 class _EntityConverter(_converters.PartConverter):
     def node(self, item: Any, path: str, call: Call) -> Node | None:
         if isinstance(item, ShardedTensor):
-            if isinstance(item, _OfParam):
-                made = item.named(path, call.for_load)
-            else:
-                made = item._entity(call.for_load)
+            made = item._entity(call.for_load, path)
             if made.holders:
                 made.holders = _converters.ranks_in(call, made.holders)
             return made

@@ -75,14 +75,8 @@ class Param:
             return found
         if hasattr(self._param, "device_mesh") and hasattr(self._param, "placements"):
             return _like_dtensor(self._param, for_load)
-        local = _local_view(self._param, for_load)
+        local = _converters.view_or_description(self._param, for_load)
         return Layout(local, local.shape, _core.Mesh((), [self._rank]), [])
-
-
-def _local_view(array: Any, for_load: bool | None) -> _core.TensorView:
-    if for_load is None:
-        return _converters.description(array)
-    return _converters.view(array, for_load)
 
 
 def _like_dtensor(param: Any, for_load: bool | None) -> Layout:
@@ -91,7 +85,7 @@ def _like_dtensor(param: Any, for_load: bool | None) -> Layout:
         raise InvalidArgumentError(
             f"a {type(param).__name__} has device_mesh and placements, but no to_local()"
         )
-    local = _local_view(param.to_local(), for_load)
+    local = _converters.view_or_description(param.to_local(), for_load)
     if for_load:
         local = local.with_owner(CopiedBack(local.owner, param, lambda target, _: target))
     return Layout(
