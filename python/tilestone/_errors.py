@@ -30,11 +30,6 @@ class CheckpointError(Exception):
 
     code = "internal"
     _usual_errno: int | None = None
-    message: str
-    key: str
-    file: str
-    rank: int
-    hint: str
 
     def __init__(
         self,
@@ -177,25 +172,7 @@ class InterruptedError(CheckpointError):
     code = "interrupted"
 
 
-_CLASSES: dict[str, type[CheckpointError]] = {
-    kind.code: kind
-    for kind in (
-        InvalidArgumentError,
-        NotFoundError,
-        AlreadyExistsError,
-        MismatchError,
-        CoverageError,
-        CorruptError,
-        UnsafeError,
-        UnsupportedError,
-        StorageError,
-        TimeoutError,
-        RankFailedError,
-        InternalError,
-        InterruptedError,
-    )
-}
-
+_CLASSES = {kind.code: kind for kind in CheckpointError.__subclasses__()}
 
 for _kind in (CheckpointError, *_CLASSES.values()):
     _kind.__module__ = "tilestone"  # the public name

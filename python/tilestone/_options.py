@@ -68,16 +68,25 @@ def seconds(name: str, value: Any) -> float:
     return number
 
 
+def time_limit(timeout: Any) -> float:
+    """The time limit of a call with this timeout, in seconds: more than 0."""
+    limit = seconds("timeout", timeout)
+    if not limit > 0:
+        raise InvalidArgumentError(
+            f"timeout is {timeout}; expected seconds, more than 0, or None for no limit"
+        )
+    return limit
+
+
 def limit_of(timeout: Any) -> float:
-    """The time limit of a call with this timeout, in seconds; the default if it is invalid.
+    """The same; the default if the timeout is invalid.
 
     A call with an invalid option still takes part in the first round, which tells all ranks.
     """
     try:
-        limit = seconds("timeout", timeout)
+        return time_limit(timeout)
     except Exception:
         return _core.DEFAULT_TIMEOUT
-    return limit if limit > 0 else _core.DEFAULT_TIMEOUT
 
 
 def is_text(value: Any) -> TypeGuard[str]:

@@ -63,14 +63,14 @@ def reporting(
     """
     if callable(progress):
         callback = progress
-        yield lambda *fields: void(callback(Progress(*fields)))
+
+        def report(phase: str, done: int, total: int, seconds: float) -> None:
+            callback(Progress(phase, done, total, seconds))
+
+        yield report
     elif progress and rank == 0 and sys.stderr.isatty():
         bar = _Bar(title)
         with bar.bars:
             yield bar.update
     else:
         yield None
-
-
-def void(_: object) -> None:
-    """Discards a callback's result."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tilestone import _core, _options
 from tilestone._api import load, save
-from tilestone._calls import SaveCall, communicator
+from tilestone._calls import SaveCall, communicator, is_by_files
 from tilestone._errors import InvalidArgumentError
 from tilestone._protocols import CommunicatorLike
 from tilestone._steps import BegunSave, begin_save
@@ -20,15 +19,6 @@ if TYPE_CHECKING:
 
 #: Options of save and load that are fixed by the session.
 _OWN = ("group", "comm", "coordination", "rank", "world_size", "token", "number")
-
-
-def _check_timeout(timeout: Any) -> None:
-    """Refuses an invalid timeout."""
-    seconds = _options.seconds("timeout", timeout)
-    if not seconds > 0:
-        raise InvalidArgumentError(
-            f"timeout is {seconds}; expected seconds, more than 0, or None for no limit"
-        )
 
 
 def _files_alone(files: Mapping[str, Any]) -> _core.Session:
@@ -81,12 +71,7 @@ class Session:
         token: str | None = None,
         timeout: float | None = _core.DEFAULT_TIMEOUT,
     ) -> None:
-        way = _options.word("coordination", coordination)
-        if way not in ("communicator", "files"):
-            raise InvalidArgumentError(
-                f'coordination must be "communicator" or "files", not "{way}"'
-            )
-        self._by_files = way == "files"
+        self._by_files = is_by_files(coordination)
         self._group = group
         self._core: _core.Session | None = None
         files = {"rank": rank, "world_size": world_size, "token": token}
@@ -96,13 +81,13 @@ class Session:
                     'rank, world_size and token are only allowed with coordination="files" and '
                     "without a group or comm"
                 )
-            _check_timeout(timeout)  # not used here, but an invalid one is still refused
+            _options.time_limit(timeout)  # not used here, but an invalid one is still refused
             self._core = _files_alone(files)
             self._comm: CommunicatorLike = _core.solo()
         else:
             self._comm = communicator(group, comm)
             self._core = _core.Session(
-                self._comm, _options.limit_of(timeout), lambda: _check_timeout(timeout)
+                self._comm, _options.limit_of(timeout), lambda: _options.time_limit(timeout)
             )
 
     def _open(self) -> _core.Session:
@@ -156,17 +141,10 @@ class Session:
                 unknown, or the state can't be saved.
             StorageError: there is not enough memory.
         """
-        session = self._open()
-        self._refuse(options)
-        who: dict[str, Any] = {"group": self._group, "comm": session}
-        if self._by_files:
-            who = {
-                "comm": session, "coordination": "files", "rank": session.rank,
-                "world_size": session.size, "token": session.token,
-            }  # fmt: skip
+        who = self._who(options)
         with contextlib.ExitStack() as until_the_end:
             call = SaveCall(state, os.curdir, until_the_end, **who, **options)
-            return session.prepare(call.prepare)
+            return self._open().prepare(call.prepare)
 
     def save(
         self, state: Mapping[Any, Any], path: str | os.PathLike[str], **options: Any
@@ -188,7 +166,7 @@ class Session:
             InvalidArgumentError: the session is closed, or an option is fixed by the session.
             Also everything that `tilestone.save` raises.
         """
-        return save(state, path, **self._who(path, options), **options)
+        return save(state, path, **self._next_save(path, options), **options)
 
     def begin_save(
         self, state: Mapping[Any, Any], path: str | os.PathLike[str], **options: Any
@@ -209,21 +187,28 @@ class Session:
             InvalidArgumentError: the session is closed, or an option is fixed by the session.
             Also everything that `tilestone.begin_save` raises.
         """
-        return begin_save(state, path, **self._who(path, options), **options)
+        return begin_save(state, path, **self._next_save(path, options), **options)
 
-    def _who(self, path: str | os.PathLike[str], options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options that say who takes part in the next save to a path."""
+    def _who(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that say who takes part in a save. `options`: the caller's options."""
         session = self._open()
         self._refuse(options)
-        # save() accepts a session in place of a communicator.
-        comm = cast("CommunicatorLike", session)
+        # A save accepts a session in place of a communicator.
         if not self._by_files:
-            return {"group": self._group, "comm": comm}
-        number = session.by_files(_options.directory(path)).number
+            return {"group": self._group, "comm": session}
         return {
-            "comm": comm, "coordination": "files", "rank": session.rank,
-            "world_size": session.size, "token": session.token, "number": number,
+            "comm": session, "coordination": "files", "rank": session.rank,
+            "world_size": session.size, "token": session.token,
         }  # fmt: skip
+
+    def _next_save(
+        self, path: str | os.PathLike[str], options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The same for the next save to a path; by files, it is counted."""
+        who = self._who(options)
+        if self._by_files:
+            who["number"] = self._open().by_files(_options.directory(path)).number
+        return who
 
     def load(
         self,
@@ -261,10 +246,5 @@ class Session:
         self._open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Mapping
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from tilestone import _core
 from tilestone._calls import SaveCall
+
+
+Result = TypeVar("Result")
 
 
 class BegunSave:
@@ -92,7 +94,7 @@ class BegunSave:
             InvalidArgumentError: this is not the next step.
             Also everything that `tilestone.save` raises.
         """
-        result: _core.SaveResult = self._take(self._core.publish)
+        result = self._take(self._core.publish)
         self._end()
         return result
 
@@ -106,7 +108,7 @@ class BegunSave:
         """
         self._end()
 
-    def _take(self, step: Any) -> Any:
+    def _take(self, step: Callable[[], Result]) -> Result:
         try:
             return step()
         finally:
@@ -116,12 +118,7 @@ class BegunSave:
     def __enter__(self) -> BegunSave:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.give_up()
 
     def __repr__(self) -> str:

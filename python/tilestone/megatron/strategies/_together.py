@@ -35,8 +35,7 @@ class Deadline:
         Raises:
             InvalidArgumentError: the timeout is invalid.
         """
-        if not _options.seconds("timeout", self._given) > 0:
-            raise InvalidArgumentError(f"timeout is {self._given}; expected seconds, more than 0")
+        _options.time_limit(self._given)
 
     def seconds(self) -> float:
         """The remaining time in seconds: more than 0; infinite without a limit."""
