@@ -17,6 +17,11 @@ def size(group: Any = None) -> int:
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
+def default_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """The given group, or the default one; None without torch.distributed."""
+    return dist.group.WORLD if group is None and dist.is_initialized() else group
+
+
 def barrier() -> None:
     """Waits for all ranks of the default group; does nothing without torch.distributed."""
     if dist.is_initialized():

@@ -15,6 +15,7 @@ import torch
 
 from tilestone._errors import InvalidArgumentError, InternalError, MismatchError
 from tilestone._torch_comm import _transfer_device
+from tilestone.megatron import _ranks
 from tilestone.megatron._shard_distribution import (
     ShardDistribution,
     agree_on_distribution,
@@ -49,18 +50,6 @@ def is_float8tensor(tensor: torch.Tensor) -> bool:
     )
 
 
-def _members(group: Group | None) -> Group | None:
-    """The given group, or the default one; None if torch.distributed is not initialised."""
-    if group is None and torch.distributed.is_initialized():
-        group = torch.distributed.group.WORLD
-    return group
-
-
-def _size(group: Group | None) -> int:
-    """The number of ranks of a group; 1 without a group."""
-    return 1 if group is None else torch.distributed.get_world_size(group)
-
-
 def determine_main_replica_uniform_distribution(
     sharded_state_dict: ShardedStateDict,
     parallelization_group: Group | None,
@@ -82,8 +71,8 @@ def determine_main_replica_uniform_distribution(
     Raises:
         CheckpointingException: any rank failed; the same on every rank.
     """
-    group = _members(parallelization_group)
-    if group is None or _size(group) <= 1:
+    group = _ranks.default_group(parallelization_group)
+    if group is None or _ranks.size(group) <= 1:
         return None
     return agree_on_distribution(lambda: sharded_state_dict, group, ignore_groups).distribution
 
@@ -133,14 +122,14 @@ class _Exchange:
         distribution: ShardDistribution | None,
         group: Group | None,
     ) -> None:
-        members = _members(group)
+        members = _ranks.default_group(group)
         if members is None:
             raise InvalidArgumentError("an exchange needs torch.distributed to be initialised")
         if distribution is None:
             raise InvalidArgumentError("an exchange needs the group's shard_distribution")
         self.group: Group = members
-        self.rank = torch.distributed.get_rank(self.group)
-        self.size = _size(self.group)
+        self.rank = _ranks.rank(self.group)
+        self.size = _ranks.size(self.group)
         self.device = _transfer_device(self.group)
         self.loaded = dict(loaded)
         self._unloaded = unloaded

@@ -11,6 +11,7 @@ from typing import Any, Tuple, Union
 import torch
 
 from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone.megatron import _ranks
 from tilestone.megatron.dict_utils import nested_values
 from tilestone.megatron.mapping import (
     LocalNonpersistentObject,
@@ -96,17 +97,12 @@ def get_param_id_to_sharded_param_map(
             logger.debug(f"{entity} is not tracked by the optimizer")
         else:
             found[place] = entity
-    if not found and _is_first_rank():
+    if not found and _ranks.rank() == 0:
         logger.warning(
             "Sharded parameters mapping is empty: no tensor of the model's state dict is a"
             " parameter of the optimizer." + KEEP_VARS_HINT
         )
     return found
-
-
-def _is_first_rank() -> bool:
-    distributed = torch.distributed
-    return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
 def make_sharded_optimizer_tensor(

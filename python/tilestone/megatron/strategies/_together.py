@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tilestone import _core, _options
 from tilestone._errors import InvalidArgumentError, RankFailedError, TimeoutError
 from tilestone._torch_comm import TorchCommunicator
+from tilestone.megatron import _ranks
 
 Result = TypeVar("Result")
 Group = dist.ProcessGroup
@@ -50,16 +51,6 @@ class Deadline:
         return None if self._given is None else self.seconds()
 
 
-def default_group(group: Group | None) -> Group | None:
-    """The given group, or the default one; None if torch.distributed is not initialised."""
-    return dist.group.WORLD if group is None and dist.is_initialized() else group
-
-
-def size_of(group: Group | None) -> int:
-    """The number of ranks of a group; 1 without torch.distributed."""
-    return 1 if group is None else dist.get_world_size(group)
-
-
 def together(
     work: str,
     group: Group | None,
@@ -93,7 +84,7 @@ def agreed(
     Raises:
         TimeoutError: the deadline passed; `work` and the missing ranks are named.
     """
-    if group is None or size_of(group) <= 1:
+    if group is None or _ranks.size(group) <= 1:
         alone = step()
         return alone, decide([words(alone)])
     result: list[Result] = []

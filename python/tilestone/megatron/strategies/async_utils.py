@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tilestone._errors import InvalidArgumentError
+from tilestone.megatron import _ranks
 
 
 class AsyncRequest(NamedTuple):
@@ -54,8 +55,6 @@ class AsyncRequest(NamedTuple):
             args[1] = self.preload_fn()
         if self.async_fn is not None:
             self.async_fn(*args, **self.async_fn_kwargs)
-        from tilestone.megatron import _ranks
-
         _ranks.barrier()
         for finalize in self.finalize_fns:
             finalize()

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from tilestone import _core
-from tilestone.megatron import _access
+from tilestone.megatron import _access, _ranks
 from tilestone.megatron._shard_distribution import (
     Agreed,
     agree_on_distribution,
@@ -58,8 +58,6 @@ from tilestone.megatron.strategies._together import (
     Deadline,
     Group,
     agreed,
-    default_group,
-    size_of,
     together,
 )
 from tilestone.megatron.strategies.base import (
@@ -93,6 +91,11 @@ class _Distributes:
     cached_distribution: ShardDistribution | None
     _agreed: Agreed | None = None
 
+    def _sharing(self) -> Group | None:
+        """The ranks that share the work; None if there is only one."""
+        group = self.parallelization_group
+        return None if group is None or _ranks.size(group) <= 1 else group
+
     def _distribution(
         self,
         state_of: Callable[[], ShardedStateDict],
@@ -102,8 +105,8 @@ class _Distributes:
         deadline: Deadline | None = None,
     ) -> ShardDistribution | None:
         """Returns the distribution; the kept one if no rank's shards have changed."""
-        group = self.parallelization_group
-        if group is None or size_of(group) <= 1:
+        group = self._sharing()
+        if group is None:
             return None
         kept = self._agreed if self.do_cache_distribution else None
         if kept is not None and kept.distribution is not self.cached_distribution:
@@ -162,7 +165,7 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         """
         super().__init__(strategy.backend, strategy.version)
         self.base_strategy = strategy
-        self.parallelization_group = default_group(parallelization_group)
+        self.parallelization_group = _ranks.default_group(parallelization_group)
         self.do_cache_distribution = do_cache_distribution
         self.cached_distribution = None
 
@@ -262,7 +265,7 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
 
         distribution, left = agreed(
             _WORK,
-            default_group(process_group),
+            _ranks.default_group(process_group),
             lambda: self._distribution(state_of, ignore_groups=False, deadline=deadline),
             self._saved,
             unsaved_by_all,
@@ -298,7 +301,7 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
 
         with debug_time("apply_saving_parallelization", logger):
             first = self.cached_distribution is None
-            together(_WORK, default_group(None), apply)
+            together(_WORK, _ranks.default_group(None), apply)
             if first and dist.is_initialized():
                 _access.check_together(lambda: _entities(sharded_state_dict), None)
 
@@ -353,7 +356,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
         """
         super().__init__()
         self.base_strategy = strategy
-        self.parallelization_group = default_group(parallelization_group)
+        self.parallelization_group = _ranks.default_group(parallelization_group)
         self.do_cache_distribution = do_cache_distribution
         self.exchange_algo = exchange_algo
         self.cached_distribution = None
@@ -387,7 +390,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
                 rank, or no rank has loaded some shard; on every rank.
         """
         native = self.engine_options() is not None
-        if size_of(self.parallelization_group) <= 1 or native:
+        if self._sharing() is None or native:
             if native and self.do_cache_distribution:
                 self._distribution(lambda: sharded_state_dict, ignore_groups=True)
             loaded = self.base_strategy.load(sharded_state_dict, checkpoint_dir)
@@ -402,7 +405,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
     ) -> StateDict:
         share = together(
             "load of a share",
-            default_group(None),
+            _ranks.default_group(None),
             lambda: self._load_share(sharded_state_dict, checkpoint_dir),
         )
         all_tensors = exchange_by_distribution(
@@ -422,7 +425,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
             self.fill_in_deferred_sharded_objects(loaded, all_objects)
             return loaded[""]
 
-        return together("end of a load", default_group(None), fill_in)
+        return together("end of a load", _ranks.default_group(None), fill_in)
 
     def _load_share(
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
@@ -544,8 +547,8 @@ def distribute_main_replicas_with_precomputed_distribution(
     Raises:
         ValueError: there is no distribution.
     """
-    group = default_group(parallelization_group)
-    if size_of(group) <= 1:
+    group = _ranks.default_group(parallelization_group)
+    if _ranks.size(group) <= 1:
         return
     if precomputed_distribution is None:
         raise ValueError(

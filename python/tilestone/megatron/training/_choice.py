@@ -23,7 +23,8 @@ from tilestone._errors import (
     UnsupportedError,
 )
 from tilestone._torch_comm import TorchCommunicator
-from tilestone.megatron.strategies._together import Deadline, agreed, default_group, size_of
+from tilestone.megatron import _ranks
+from tilestone.megatron.strategies._together import Deadline, agreed
 from tilestone.megatron.training import _arguments, _look, names
 from tilestone.megatron.training._look import Found, NotPublishedError
 
@@ -176,11 +177,11 @@ def find_iteration(
             tracker, but no checkpoint that can be loaded; or ranks see other files than rank 0 (the
             message names them). TimeoutError: some ranks did not call in time.
     """
-    return _find(places, default_group(group), Deadline(timeout))
+    return _find(places, _ranks.default_group(group), Deadline(timeout))
 
 
 def _find(places: Places, group: Any, deadline: Deadline) -> Found | None:
-    if size_of(group) <= 1:
+    if _ranks.size(group) <= 1:
         return decide(places)
     decided: List[Found | None] = []
 

@@ -18,12 +18,7 @@ from tilestone import _core
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
 from tilestone.megatron.mapping import CommonStateDict, StateDict
-from tilestone.megatron.strategies._together import (
-    Deadline,
-    agreed,
-    default_group,
-    together,
-)
+from tilestone.megatron.strategies._together import Deadline, agreed, together
 from tilestone.megatron.training import _arguments, _program, state
 from tilestone.megatron.training._alike import prepared
 from tilestone.megatron.training._choice import Places, load_latest
@@ -192,7 +187,7 @@ def _group(given: Any) -> Any:
             "this rank is not in the process_group that was passed",
             hint="call only on the ranks of the group",
         )
-    return default_group(given)
+    return _ranks.default_group(given)
 
 
 def _one_works(
