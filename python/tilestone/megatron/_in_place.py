@@ -13,7 +13,8 @@ from typing import Any
 from tilestone import _api, _calls, _megatron
 from tilestone._errors import InvalidArgumentError, StorageError
 from tilestone.megatron import _parts, _ranks
-from tilestone.megatron._stored import COMMON_FILE, HARMLESS, literal
+from tilestone.megatron._files import sync_folder
+from tilestone.megatron._stored import COMMON_FILE, HARMLESS, INTEGRITY_FILE, literal
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.groups import model_parallel_group
 from tilestone.megatron.mapping import is_main_replica
@@ -22,7 +23,6 @@ from tilestone.megatron.strategies._shares import LocalCopies
 Path = str | os.PathLike[str]
 
 _COMMON_KEY = "common_state"  # key of the ShardedObject in which 0.19 passes the common state
-_INTEGRITY_FILE = "integrity.json"
 _SHARDED = {"ShardedTensor", "ShardedObject"}
 
 
@@ -36,15 +36,6 @@ def _leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
             yield from _leaves(item, (*path, index))
     else:
         yield path, tree
-
-
-def rebuilt(tree: Any, values: Iterator[Any]) -> Any:
-    """Copies a tree's dicts and lists, with other leaves, in the order of entities()."""
-    if isinstance(tree, dict):
-        return {key: rebuilt(item, values) for key, item in tree.items()}
-    if isinstance(tree, list):
-        return [rebuilt(item, values) for item in tree]
-    return next(values)
 
 
 def entities(tree: Any) -> list[Any]:
@@ -84,13 +75,13 @@ def _remove_seals(path: Any, common_is_sharded: bool) -> None:
     """
     try:
         names = set(os.listdir(path))
-        if common_is_sharded and not names & {COMMON_FILE, _INTEGRITY_FILE}:
+        if common_is_sharded and not names & {COMMON_FILE, INTEGRITY_FILE}:
             return
-        doomed = [CONFIG_FNAME, _INTEGRITY_FILE, *([COMMON_FILE] if common_is_sharded else [])]
+        doomed = [CONFIG_FNAME, INTEGRITY_FILE, *([COMMON_FILE] if common_is_sharded else [])]
         for name in doomed:
             if name in names:
                 os.unlink(os.path.join(path, name))
-                _sync_directory(path)
+                sync_folder(path)
     except (FileNotFoundError, NotADirectoryError):
         return  # there is nothing, or the save will report what is wrong
     except OSError as error:
@@ -109,14 +100,6 @@ def end_without_tensors(tree: Any, checkpoint_dir: Path) -> None:
     """
     if not _has_common_state(tree):
         _remove_seals(literal(checkpoint_dir), common_is_sharded=False)
-
-
-def _sync_directory(path: Any) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class _Shards(_calls.Prepared):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -17,7 +17,11 @@ from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
 from tilestone.megatron._stored import HARMLESS, literal
 from tilestone.megatron.core import CONFIG_FNAME
-from tilestone.megatron.dict_utils import extract_matching_values
+from tilestone.megatron.dict_utils import (
+    dict_list_map_outplace,
+    extract_matching_values,
+    nested_values,
+)
 from tilestone.megatron.groups import model_parallel_group
 from tilestone.megatron.mapping import (
     CommonStateDict,
@@ -25,12 +29,11 @@ from tilestone.megatron.mapping import (
     ShardedBase,
     ShardedObject,
     ShardedStateDict,
-    ShardedTensor,
     ShardedTensorFactory,
     StateDict,
 )
 from tilestone.megatron.strategies._shares import LocalCopies, without_copies
-from tilestone.megatron.utils import force_all_tensors_to_non_fp8
+from tilestone.megatron.utils import force_all_tensors_to_non_fp8, is_empty_slice
 from tilestone.megatron.validation import _validate_common_state_dict
 
 logger = logging.getLogger("tilestone.megatron")
@@ -55,12 +58,14 @@ def _is_entity(item: Any) -> bool:
     return isinstance(item, kinds) or _is_dtensor(item)
 
 
+def _leaves(tree: Any) -> Iterator[Any]:
+    """The leaves of a tree, in order; a leaf itself is a tree of one."""
+    return nested_values([tree])
+
+
 def _holds(tree: Any, wanted: Callable[[Any], bool]) -> bool:
     """Whether a leaf of a tree satisfies `wanted`."""
-    if isinstance(tree, (dict, list)):
-        values = tree.values() if isinstance(tree, dict) else tree
-        return any(_holds(value, wanted) for value in values)
-    return wanted(tree)
+    return any(wanted(leaf) for leaf in _leaves(tree))
 
 
 def holds_entities(tree: Any) -> bool:
@@ -95,11 +100,6 @@ def _refuse_hidden(value: Any) -> None:
         _refuse_hidden(item)
 
 
-def _is_empty_slice(item: Any) -> bool:
-    flat = getattr(item, "flattened_range", None) if isinstance(item, ShardedTensor) else None
-    return flat is not None and flat.start == flat.stop
-
-
 def _not_quantized(item: Any) -> Any:
     """The entity, with its data dequantised if it is one of Transformer Engine's 8-bit tensors."""
     if type(getattr(item, "data", None)).__module__.split(".")[0] != "transformer_engine":
@@ -131,18 +131,18 @@ def asked_of(tree: Any, keep_common: bool = False, keep_empty: bool = False) -> 
         _refuse_hidden(tree)
         return tree if keep_common else _LEFT_OUT
     else:
-        left_out = _is_empty_slice(tree) and not keep_empty
+        left_out = is_empty_slice(tree) and not keep_empty
         return _LEFT_OUT if left_out else _not_quantized(tree)
     return made if made or (keep_common and not tree) else _LEFT_OUT
 
 
 def built(tree: Any) -> Any:
     """Copies a tree, with each factory replaced by the subtree that it builds."""
-    if isinstance(tree, dict):
-        return {key: built(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [built(value) for value in tree]
-    return tree.build() if isinstance(tree, ShardedTensorFactory) else tree
+
+    def of(leaf: Any) -> Any:
+        return leaf.build() if isinstance(leaf, ShardedTensorFactory) else leaf
+
+    return dict_list_map_outplace(of, tree)
 
 
 def asked_built(asked: Any) -> Any:
@@ -151,14 +151,14 @@ def asked_built(asked: Any) -> Any:
     Common values that a factory builds are not requested either. Empty slices are, because the
     factory's merge_fn may rely on them.
     """
-    if isinstance(asked, dict):
-        return {key: asked_built(value) for key, value in asked.items()}
-    if isinstance(asked, list):
-        return [asked_built(value) for value in asked]
-    if not isinstance(asked, ShardedTensorFactory):
-        return asked
-    parts = asked_of(asked.build(), keep_empty=True)
-    return {} if parts is _LEFT_OUT else parts
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, ShardedTensorFactory):
+            return leaf
+        parts = asked_of(leaf.build(), keep_empty=True)
+        return {} if parts is _LEFT_OUT else parts
+
+    return dict_list_map_outplace(of, asked)
 
 
 class _Taking:
@@ -232,13 +232,6 @@ class _Taking:
         )
 
 
-def _leaves(tree: Any) -> list[Any]:
-    if isinstance(tree, (dict, list)):
-        values = tree.values() if isinstance(tree, dict) else tree
-        return [leaf for value in values for leaf in _leaves(value)]
-    return [tree]
-
-
 class Asked(Prepared):
     """A template of a load.
 
@@ -300,7 +293,7 @@ def load_sharded(sharded_state_dict: ShardedStateDict, checkpoint_dir: Any) -> S
 
 def without_local_copies(tree: Any) -> Any:
     """The tree without second replicas of a shard on this rank; the same tree if there are none."""
-    leaves = _leaves(tree)
+    leaves = list(_leaves(tree))
     copies = LocalCopies(leaves)
     if not any([copies.take(leaf) for leaf in leaves]):
         return tree

@@ -16,16 +16,11 @@ import torch
 from tilestone import _api, _calls, _checkpoint, _core, _opaque, _options
 from tilestone._errors import UnsafeError, UnsupportedError
 from tilestone.megatron import _ranks
-from tilestone.megatron._in_place import (
-    Path,
-    end_without_tensors,
-    entities,
-    rebuilt,
-    save_in_place,
-)
+from tilestone.megatron._in_place import Path, end_without_tensors, entities, save_in_place
 from tilestone.megatron._installed import find_base, find_module
 from tilestone.megatron._stock_errors import raises_stocks_errors
-from tilestone.megatron._stored import HARMLESS, literal, remove_keys
+from tilestone.megatron._stored import HARMLESS, literal, remove_keys, tensors_metadata
+from tilestone.megatron.dict_utils import dict_list_map_outplace
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -182,7 +177,7 @@ class _Wanted(_calls.Prepared):
         for entity, value in zip(self._entities, values, strict=True):
             _refuse_opaque(entity, value)
         detached = (v.detach() if isinstance(v, torch.Tensor) else v for v in values)
-        self.result = rebuilt(self._tree, detached)
+        self.result = dict_list_map_outplace(lambda _: next(detached), self._tree)
         return loaded
 
 
@@ -296,7 +291,7 @@ class _LoadStrategy:
             As `tilestone.open`.
         """
         with _checkpoint.open(literal(checkpoint_dir)) as checkpoint:
-            return self._tensors_of(checkpoint)
+            return tensors_metadata(checkpoint, find_module("mapping").ShardedTensor)
 
     @raises_stocks_errors
     def load_sharded_metadata(self, checkpoint_dir: Path) -> dict[str, Any]:
@@ -316,7 +311,7 @@ class _LoadStrategy:
                     raise UnsupportedError(
                         "a stored object is not a ShardedObject", key=key
                     ) from error
-            return {**found, **self._tensors_of(checkpoint)}
+            return found | tensors_metadata(checkpoint, mapping.ShardedTensor)
 
     @raises_stocks_errors
     def check_backend_compatibility(self, loaded_backend: Any) -> None:
@@ -346,16 +341,6 @@ class _LoadStrategy:
             As `tilestone.megatron.remove_sharded_tensors`.
         """
         remove_keys(checkpoint_dir, key_prefix)
-
-    @staticmethod
-    def _tensors_of(checkpoint: _checkpoint.Checkpoint) -> dict[str, Any]:
-        mapping = find_module("mapping")
-        found = {}
-        for key in checkpoint.tensor_keys():
-            stored = checkpoint[key]
-            data = torch.empty(stored.shape, dtype=stored.dtype.torch, device="meta")
-            found[key] = mapping.ShardedTensor.from_rank_offsets(key, data).without_data()
-        return found
 
 
 def _make_save_class() -> type:

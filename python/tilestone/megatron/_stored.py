@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from tilestone import _bridge, _checkpoint, _core, _options
-from tilestone._dtypes import native_type
 from tilestone._errors import CorruptError, InvalidArgumentError, NotFoundError
 from tilestone.megatron.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 
@@ -21,7 +20,7 @@ logger = logging.getLogger("tilestone.megatron")
 
 COMMON_FILE = "common.pt"
 _WAIT_FOR_OTHERS = 60.0  # seconds to wait for other ranks that remove the same keys
-_INTEGRITY_FILE = "integrity.json"
+INTEGRITY_FILE = "integrity.json"
 _ENUMS = {
     "megatron.core.enums": ("ModelType", "Fp8Recipe", "Fp4Recipe"),
     "megatron.core.transformer.enums": (
@@ -73,25 +72,30 @@ def common_state(checkpoint_dir: str | os.PathLike[str]) -> StateDict:
         CheckpointingException: there is no checkpoint, or it has no common state.
     """
     with open_stored(checkpoint_dir) as checkpoint:
-        bridge = _bridge.Bridge(framework="torch", harmless=HARMLESS)
-        common: Any = checkpoint._handle.common(bridge)
+        common = common_of(checkpoint)
     if common is None:
         path = os.path.join(checkpoint_dir, COMMON_FILE)
         raise NotFoundError(f"Common file {path} does not exist", file=path)
+    return common
+
+
+def common_of(checkpoint: _checkpoint.Checkpoint) -> StateDict | None:
+    """The same for an open checkpoint; None if it has no common state."""
+    bridge = _bridge.Bridge(framework="torch", harmless=HARMLESS)
+    common: Any = checkpoint._handle.common(bridge)
     return common  # type: ignore[no-any-return]
 
 
-def tensors_metadata(checkpoint: _checkpoint.Checkpoint) -> ShardedStateDict:
-    """Returns key -> ShardedTensor of the whole tensor, without data."""
-    return {
-        key: ShardedTensor.from_rank_offsets(
-            key,
-            torch.empty(
-                checkpoint[key].shape, dtype=native_type(str(checkpoint[key].dtype)), device="meta"
-            ),
-        ).without_data()
-        for key in checkpoint.tensor_keys()
-    }
+def tensors_metadata(
+    checkpoint: _checkpoint.Checkpoint, kind: Any = ShardedTensor
+) -> ShardedStateDict:
+    """Returns key -> ShardedTensor (of class `kind`) of the whole tensor, without data."""
+    found = {}
+    for key in checkpoint.tensor_keys():
+        stored = checkpoint[key]
+        data = torch.empty(stored.shape, dtype=stored.dtype.torch, device="meta")
+        found[key] = kind.from_rank_offsets(key, data).without_data()
+    return found
 
 
 def objects_metadata(checkpoint: _checkpoint.Checkpoint) -> ShardedStateDict:
@@ -129,7 +133,7 @@ def check_integrity(checkpoint_dir: str | os.PathLike[str], rank: int, ranks: in
     Raises:
         CheckpointingException: a file is missing or has another content.
     """
-    path = os.path.join(checkpoint_dir, _INTEGRITY_FILE)
+    path = os.path.join(checkpoint_dir, INTEGRITY_FILE)
     try:
         with open(path, encoding="utf-8") as file:
             found: Any = json.load(file)

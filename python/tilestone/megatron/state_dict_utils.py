@@ -13,7 +13,6 @@ from tilestone.megatron.dict_utils import (
 from tilestone.megatron.mapping import (
     CommonStateDict,
     ShardedStateDict,
-    ShardedTensor,
     ShardedTensorFactory,
     StateDict,
     apply_factories,
@@ -22,6 +21,7 @@ from tilestone.megatron.utils import (
     _clean_metadata_for_serialization,
     extract_nonpersistent,
     extract_sharded_base,
+    is_empty_slice,
 )
 from tilestone.megatron.validation import determine_global_metadata, validate_sharding_integrity
 
@@ -92,14 +92,9 @@ def load_preprocess(
     return template, nonpersistent, factories
 
 
-def _holds_nothing(item: Any) -> bool:
-    flat = getattr(item, "flattened_range", None) if isinstance(item, ShardedTensor) else None
-    return flat is not None and flat.start == flat.stop
-
-
 def filter_out_empty_flatten_tensor(sharded_state_dict: Any) -> Any:
     """Returns the state without empty slices of flattened tensors; the argument is not changed."""
     filtered, _ = extract_matching_values(
-        sharded_state_dict, lambda item: not _holds_nothing(item)
+        sharded_state_dict, lambda item: not is_empty_slice(item)
     )
     return filtered

@@ -67,6 +67,12 @@ def _sharded_object_id(sharded_object: ShardedObject) -> _ShardId:
     return (sharded_object.key, sharded_object.global_offset, sharded_object.global_shape)
 
 
+def is_empty_slice(item: Any) -> bool:
+    """Whether it is a ShardedTensor that is an empty slice of a flattened tensor."""
+    flat = getattr(item, "flattened_range", None) if isinstance(item, ShardedTensor) else None
+    return flat is not None and flat.start == flat.stop
+
+
 def extract_sharded_tensors(
     sharded_state_dict: ShardedStateDict,
 ) -> Tuple[ShardedStateDict, StateDict]:

@@ -8,7 +8,6 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Tuple
 
-from tilestone import _bridge
 from tilestone._errors import (
     CorruptError,
     InvalidArgumentError,
@@ -81,8 +80,7 @@ def examine(run_directory: str, iteration: int, release: bool = False) -> Found:
 def _examined(path: str, iteration: int, release: bool) -> Found:
     check_is_published(path)
     with _stored.open_stored(path) as checkpoint:
-        bridge = _bridge.Bridge(framework="torch", harmless=_stored.HARMLESS)
-        common: Any = checkpoint._handle.common(bridge)
+        common = _stored.common_of(checkpoint)
         grids = _rng_grids(checkpoint.object_keys())
     if common is None:
         raise CorruptError(f"{path} does not hold common state", file=path)
