@@ -5,16 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
+from typing import BinaryIO
 
 
 def replace_file(path: str, text: str) -> None:
+    """Writes a text file atomically, see replacing()."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[BinaryIO]:
     """Writes a file atomically: a reader finds the old content, the new content, or no file.
 
-    The file's bytes are on disk before its name is; when the call returns, the name is on disk too.
+    The file's bytes are on disk before its name is; at the end of the block the name is on disk
+    too. If the block raises, the file is not replaced.
 
     Args:
         path: the file; its folder must exist.
-        text: the new content.
+
+    Yields:
+        a file to write the new content to.
 
     Raises:
         OSError: the file can't be written; no part of it is left.
@@ -22,9 +34,9 @@ def replace_file(path: str, text: str) -> None:
     folder = os.path.dirname(path) or os.curdir
     descriptor, staged = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
+        with open(descriptor, "wb") as file:
             os.fchmod(descriptor, 0o666 & ~_umask())
-            file.write(text)
+            yield file
             file.flush()
             os.fsync(descriptor)
         os.replace(staged, path)

@@ -11,6 +11,7 @@ import torch
 
 from tilestone._errors import CheckpointError, NotFoundError, UnsafeError, UnsupportedError
 from tilestone.megatron import _ranks, _stored
+from tilestone.megatron._files import replacing
 from tilestone.megatron.dict_utils import dict_list_map_outplace, nested_values
 from tilestone.megatron.mapping import (
     ShardedObject,
@@ -28,7 +29,7 @@ from tilestone.megatron.strategies.base import (
 
 logger = logging.getLogger(__name__)
 
-COMMON_STATE_FNAME = "common.pt"
+COMMON_STATE_FNAME = _stored.COMMON_FILE
 
 
 def register_default_common_strategies() -> None:
@@ -39,12 +40,8 @@ def register_default_common_strategies() -> None:
 
 def _write(value: Any, path: str) -> None:
     """Writes a file atomically and durably: a reader finds the whole file or none."""
-    staged = f"{path}.tmp"
-    with open(staged, "wb") as file:
+    with replacing(path) as file:
         torch.save(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(staged, path)
 
 
 def _read(path: str) -> Any:
