@@ -7,8 +7,6 @@ import itertools
 import logging
 import pathlib
 import random
-import sys
-import types
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from tilestone import megatron
 from tilestone.megatron import core, mapping, state_dict_utils, validation
 from tilestone.megatron.core import CheckpointingException
 from tilestone.megatron.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
+from tilestone.megatron.strategies.base import StrategyAction
 from tilestone.megatron.validation import StrictHandling
 
 ONES = torch.ones(2, 3)
@@ -178,10 +177,7 @@ def test_a_checkpoints_strategies_are_those_that_it_names(
         def check_version_compatibility(self, loaded: int) -> None:
             assert loaded == self.name[2]
 
-    base: Any = types.ModuleType("base")
-    base.get_default_strategy = Strategy
-    base.StrategyAction = types.SimpleNamespace(LOAD_SHARDED=1, LOAD_COMMON=2)
-    monkeypatch.setitem(sys.modules, "tilestone.megatron.strategies.base", base)
+    monkeypatch.setattr(validation, "get_default_strategy", Strategy)
     verify = validation.verify_checkpoint_and_load_strategy
     with pytest.raises(CheckpointingException, match="does not exist"):
         verify(tmp_path / "none")
@@ -189,7 +185,8 @@ def test_a_checkpoints_strategies_are_those_that_it_names(
         verify(tmp_path)
     core.save_config(core.CheckpointingConfig("zarr", 3), tmp_path)
     sharded, common = verify(tmp_path, None, ("torch", 1))
-    assert (sharded.name, common.name) == ((1, "zarr", 3), (2, "torch", 1))
+    assert sharded.name == (StrategyAction.LOAD_SHARDED, "zarr", 3)
+    assert common.name == (StrategyAction.LOAD_COMMON, "torch", 1)
     own = Strategy(0, "zarr", 3)
     assert verify(str(tmp_path), own)[0] is own
     with pytest.raises(CheckpointingException, match="ShardedObjects"):

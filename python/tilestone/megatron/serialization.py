@@ -37,6 +37,7 @@ from tilestone.megatron.strategies.base import (
     SaveCommonStrategy,
     SaveShardedStrategy,
     StrategyAction,
+    engine_options_of,
     get_default_strategy,
 )
 from tilestone.megatron.strategies.common import TorchCommonLoadStrategy
@@ -176,12 +177,7 @@ def _load_options(strategies: Tuple[Any, Any] | None) -> dict[str, Any] | None:
     sharded, common = strategies
     if type(common) is not TorchCommonLoadStrategy:
         return None
-    return _engine_options(sharded)
-
-
-def _engine_options(strategy: Any) -> dict[str, Any] | None:
-    options = getattr(strategy, "engine_options", None)
-    return None if options is None else options()
+    return engine_options_of(sharded)
 
 
 def load_common_state_dict(checkpoint_dir: _Directory) -> StateDict:
@@ -432,7 +428,7 @@ def save(
         failure = NotImplementedError(
             "common state is always saved in one way: leave common_strategy None"
         )
-    options = {} if strategy is None else _engine_options(strategy)
+    options = {} if strategy is None else engine_options_of(strategy)
     copies = _copies(options, replicate, replicate_group, max_copy_bytes)
     settled = options is None or hasattr(strategy, "engine_state")
     wanted = f"agreement={agreement!r}" if agreement != "exchange" else ""
@@ -510,7 +506,7 @@ def _needs_communicator(strategy: Any, process_group: Any) -> Exception | None:
             hint='leave sharded_strategy None: with coordination="files" the holders of a '
             "ShardedTensor (`holders=`) share the writing",
         )
-    if strategy is not None and _engine_options(strategy) is None:
+    if strategy is not None and engine_options_of(strategy) is None:
         return UnsupportedError(
             f"{type(strategy).__name__} needs a communicator: it saves without the engine",
             hint='leave sharded_strategy None, or save with coordination="communicator"',

@@ -7,7 +7,6 @@ requested but not stored.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import logging
 import os
 import pickle
@@ -28,6 +27,7 @@ from tilestone.megatron.mapping import (
     ShardedStateDict,
     ShardedTensor,
 )
+from tilestone.megatron.strategies.base import StrategyAction, get_default_strategy
 
 logger = logging.getLogger(__name__)
 
@@ -176,8 +176,6 @@ def verify_checkpoint_and_load_strategy(
         CheckpointingException: there is no such directory or no checkpoint in it, or a strategy
             can't load it.
     """
-    # Imported here: the strategies import modules that import this one.
-    base = importlib.import_module("tilestone.megatron.strategies.base")
     if not os.path.isdir(checkpoint_dir):
         raise NotFoundError(
             f"Checkpoint directory {checkpoint_dir} does not exist", file=str(checkpoint_dir)
@@ -189,13 +187,12 @@ def verify_checkpoint_and_load_strategy(
         )
     if sharded_strategy is None:
         sharded_strategy = (config.sharded_backend, config.sharded_backend_version)
-    actions, default = base.StrategyAction, base.get_default_strategy
     if isinstance(sharded_strategy, tuple):
-        sharded_strategy = default(actions.LOAD_SHARDED, *sharded_strategy)
+        sharded_strategy = get_default_strategy(StrategyAction.LOAD_SHARDED, *sharded_strategy)
     if common_strategy is None:
         common_strategy = (config.common_backend, config.common_backend_version)
     if isinstance(common_strategy, tuple):
-        common_strategy = default(actions.LOAD_COMMON, *common_strategy)
+        common_strategy = get_default_strategy(StrategyAction.LOAD_COMMON, *common_strategy)
     sharded_strategy.check_backend_compatibility(config.sharded_backend)
     sharded_strategy.check_version_compatibility(config.sharded_backend_version)
     common_strategy.check_backend_compatibility(config.common_backend)

@@ -211,6 +211,12 @@ class SaveShardedStrategy(SaveStrategyBase):
         return None
 
 
+def engine_options_of(strategy: Any) -> dict[str, Any] | None:
+    """The options of a strategy for the engine; None if it saves or loads without the engine."""
+    options = getattr(strategy, "engine_options", None)
+    return None if options is None else options()
+
+
 class AsyncSaveShardedStrategy(SaveShardedStrategy):
     """Saves in two steps; another process may do the second one."""
 

@@ -64,6 +64,7 @@ from tilestone.megatron.strategies.base import (
     AsyncSaveShardedStrategy,
     LoadShardedStrategy,
     SaveShardedStrategy,
+    engine_options_of,
 )
 from tilestone.megatron.utils import (
     _sharded_object_id,
@@ -75,12 +76,6 @@ from tilestone.megatron.utils import (
 logger = logging.getLogger(__name__)
 
 _WORK = "distribution of a save"
-
-
-def _engine_options(strategy: Any) -> dict[str, Any] | None:
-    """The options of a strategy for Tilestone's engine; None for any other strategy."""
-    options = getattr(strategy, "engine_options", None)
-    return None if options is None else options()
 
 
 class _Distributes:
@@ -171,7 +166,7 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
 
     def engine_options(self) -> dict[str, Any] | None:
         """The base strategy's options; the engine then gets the result of engine_state()."""
-        return _engine_options(self.base_strategy)
+        return engine_options_of(self.base_strategy)
 
     def save(
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
@@ -364,7 +359,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
 
     def engine_options(self) -> dict[str, Any] | None:
         """The base strategy's options."""
-        return _engine_options(self.base_strategy)
+        return engine_options_of(self.base_strategy)
 
     @debug_time("FullyParallelLoadStrategyWrapper.load", logger)
     def load(

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Tuple
 
 from tilestone._errors import NotFoundError, UnsupportedError
 from tilestone.megatron import groups, serialization
+from tilestone.megatron._model_tensors import to_pass
 from tilestone.megatron.strategies._together import Deadline
 from tilestone.megatron.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
 from tilestone.megatron.training import _alike, _arguments, _program, state
@@ -120,7 +121,7 @@ class Resume:
         self._metadata = dict(found.content_metadata or {})
         if self._with_optimizer and state.has_state(optimizer):
             self._check_optimizer(optimizer)
-        self._metadata["dp_cp_group"] = state.in_metadata(self._dp_cp)
+        self._metadata["dp_cp_group"] = to_pass(self._dp_cp)
 
     def _stored_layout(self) -> Tuple[int, int]:
         """(PP, TP) sizes of the run that saved."""

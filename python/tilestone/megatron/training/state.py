@@ -7,6 +7,7 @@ from typing import Any, Dict, List
 
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _parts, groups
+from tilestone.megatron._model_tensors import to_pass
 from tilestone.megatron.training import _arguments
 
 CHECKPOINT_VERSION = 3.0
@@ -35,11 +36,6 @@ def as_list(model: Any) -> List[Any]:
 def model_key(stage: int, stages: int) -> str:
     """The key of a virtual pipeline stage: "model", or "model0", "model1", ... of several."""
     return "model" if stages == 1 else f"model{stage}"
-
-
-def in_metadata(group: groups.Group) -> Any:
-    """A group in the form for metadata: torch's process group if there is one."""
-    return group if group.process_group is None else group.process_group
 
 
 def build_sharded_state_dict_metadata(
@@ -72,7 +68,7 @@ def build_sharded_state_dict_metadata(
         metadata.update(_optimizer_metadata(args))
     metadata["singleton_local_shards"] = False
     metadata["chained_optim_avoid_prefix"] = True
-    metadata["dp_cp_group"] = in_metadata(groups.find_group("dp_cp", dp_cp_group, module))
+    metadata["dp_cp_group"] = to_pass(groups.find_group("dp_cp", dp_cp_group, module))
     return metadata
 
 
@@ -150,7 +146,7 @@ def state_of(
 
     def metadata() -> Dict[str, Any]:
         found = groups.find_group("dp_cp", None, stages[0])
-        return {"metadata": {"dp_cp_group": in_metadata(found)}}
+        return {"metadata": {"dp_cp_group": to_pass(found)}}
 
     state: Dict[str, Any] = {"args": _arguments.to_namespace(args)}
     state["checkpoint_version"] = CHECKPOINT_VERSION
