@@ -19,6 +19,7 @@ import torch
 from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone._torch_comm import TorchCommunicator
+from tilestone.megatron._places import boxes_of
 from tilestone.megatron._shard_lists import as_given, numbers, replica_of, row_of, shard_of
 from tilestone.megatron.mapping import ShardedObject, is_main_replica
 
@@ -155,21 +156,16 @@ def _parts(entity: Any, main: bool) -> list[_Part]:
     """The boxes of a tensor that an entity consists of; an empty box for an empty slice."""
     dtype = str(entity.dtype).removeprefix("torch.")
     shape = tuple(entity.global_shape)
-    offset, local = tuple(entity.global_offset), tuple(entity.local_shape)
-    leading = entity.prepend_axis_num
     flat = getattr(entity, "flattened_range", None)
-    if flat is None:
-        boxes = [((0,) * len(local), local)]
-    else:
-        found = _core.flat_range_to_boxes(local, flat.start, flat.stop)
-        boxes = [(tuple(box.offset), tuple(box.shape)) for box in found]
-    parts = []
-    for inside, size in boxes:
-        if math.prod(size):
-            begin = tuple(o + i for o, i in zip(offset, (0,) * leading + inside))
-            parts.append((entity.key, dtype, shape, begin, (1,) * leading + size, main))
+    boxes = boxes_of(
+        entity.local_shape,
+        entity.global_offset,
+        entity.prepend_axis_num,
+        None if flat is None else (flat.start, flat.stop),
+    )
     nothing = (0,) * len(shape)
-    return parts or [(entity.key, dtype, shape, nothing, nothing, main)]
+    full = [box for box in boxes if math.prod(box[1])] or [(nothing, nothing)]
+    return [(entity.key, dtype, shape, *box, main) for box in full]
 
 
 def check_access(global_metadata: Iterable[Iterable[Any]]) -> None:

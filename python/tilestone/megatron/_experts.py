@@ -7,7 +7,7 @@ however they were kept: as modules, as one tensor, or as the weights of a groupe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -73,9 +73,9 @@ class _Experts:
 
 
 def _experts_of(
-    count: int, offsets: Iterable[Offset], metadata: _Metadata, groups: Mapping[str, Any],
-    module: Any,
-) -> _Experts:  # fmt: skip
+    count: int, offsets: Iterable[Offset], metadata: _Metadata, module: Any, **groups: Any
+) -> _Experts:
+    """Describes a rank's experts. `groups`: the caller's arguments, by the groups' names."""
     if not isinstance(count, int) or count < 0:
         raise InvalidArgumentError(f"the number of a rank's experts must be >= 0, not {count!r}")
     ep, tp, dp = (find_group(name, groups[name], module) for name in ("ep", "expt_tp", "expt_dp"))
@@ -113,8 +113,10 @@ def sequential_experts_state_dict(
             (PP, TP, DP), or come from a tensor-parallel group other than expt_tp (shards of some
             ranks would then count as copies and be lost).
     """
-    given = {"ep": ep_group, "expt_tp": expt_tp_group, "expt_dp": expt_dp_group}
-    all_experts = _experts_of(len(experts), sharded_offsets, metadata, given, module)
+    all_experts = _experts_of(
+        len(experts), sharded_offsets, metadata, module,
+        ep=ep_group, expt_tp=expt_tp_group, expt_dp=expt_dp_group,
+    )  # fmt: skip
     own: Dict[Any, Any] = {**(metadata or {}), "dp_cp_group": to_pass(all_experts.dp)}
     sharded: ShardedStateDict = {}
     for local, expert in enumerate(experts):
@@ -181,8 +183,10 @@ def grouped_linear_state_dict(
         CheckpointingException: a group is not known; or the state lacks a weight, or has an entry
             that does not belong to an expert and would not be stored.
     """
-    given = {"ep": ep_group, "expt_tp": expt_tp_group, "expt_dp": expt_dp_group}
-    experts = _experts_of(num_local_experts, sharded_offsets, metadata, given, module)
+    experts = _experts_of(
+        num_local_experts, sharded_offsets, metadata, module,
+        ep=ep_group, expt_tp=expt_tp_group, expt_dp=expt_dp_group,
+    )  # fmt: skip
     _check_linear(state_dict, f"{prefix}{name}", num_local_experts, extra_states)
     sharded: ShardedStateDict = {}
     for local in range(num_local_experts):
@@ -264,14 +268,10 @@ class _Fused:
         with torch.no_grad():
             stored = data.reshape(self.shape).transpose(1, 2)  # (experts, output, input)
             parts = torch.chunk(stored, 2, dim=1) if self.gated else (stored,)
-            if self.experts.apart:
-                return [
-                    self._one_by_one(key, number, part, replica_id)
-                    for number, part in enumerate(parts)
-                ]
-            return [
-                self._together(key, number, part, replica_id) for number, part in enumerate(parts)
-            ]
+            make: Callable[..., Any] = (
+                self._one_by_one if self.experts.apart else self._together
+            )
+            return [make(key, number, part, replica_id) for number, part in enumerate(parts)]
 
     def merge(self, loaded: List[Any]) -> torch.Tensor:
         with torch.no_grad():
@@ -357,8 +357,10 @@ def grouped_experts_state_dict(
     Raises:
         CheckpointingException: a group is not known, or a weight has a wrong shape.
     """
-    given = {"ep": ep_group, "expt_tp": expt_tp_group, "expt_dp": expt_dp_group}
-    experts = _experts_of(num_local_experts, sharded_offsets, metadata, given, module)
+    experts = _experts_of(
+        num_local_experts, sharded_offsets, metadata, module,
+        ep=ep_group, expt_tp=expt_tp_group, expt_dp=expt_dp_group,
+    )  # fmt: skip
     if set(state_dict) != {"weight1", "weight2"}:
         text = f"grouped experts have the entries weight1 and weight2, not {sorted(state_dict)}"
         raise InvalidArgumentError(text, key=f"{prefix}experts")

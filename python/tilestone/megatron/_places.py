@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Tuple
 
-from tilestone import _options
+from tilestone import _core, _options
 from tilestone._errors import InvalidArgumentError
 
 
@@ -37,6 +38,26 @@ def grid_of(
 def with_entry(values: Sequence[int], place: int, value: int) -> Tuple[int, ...]:
     """The values, with another value at one place."""
     return (*values[:place], value, *values[place + 1 :])
+
+
+def boxes_of(
+    local_shape: Sequence[int], offset: Sequence[int], prepended: int, flat: tuple[int, int] | None
+) -> list[tuple[Tuple[int, ...], Tuple[int, ...]]]:
+    """The boxes of the global tensor that a part consists of, each as (offset, shape).
+
+    Args:
+        local_shape: shape of the part's box, without the prepended axes.
+        offset: the first element of that box in the global tensor.
+        prepended: number of prepended axes.
+        flat: (begin, end) if the part is a slice of the flattened box; None: it is the whole box.
+    """
+    leading = (1,) * prepended
+    if flat is None:
+        return [(tuple(offset), (*leading, *local_shape))]
+    return [
+        (tuple(map(operator.add, offset, (0,) * prepended + box.offset)), leading + box.shape)
+        for box in _core.flat_range_to_boxes(local_shape, *flat)
+    ]
 
 
 def narrowed_pieces(

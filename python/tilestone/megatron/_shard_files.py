@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tilestone import _checkpoint, geometry
+from tilestone import _checkpoint
+from tilestone.megatron._places import boxes_of
 from tilestone.megatron._shard_lists import Row
 from tilestone.megatron._stored import literal
 
@@ -54,18 +55,6 @@ class _Stored:
         return max(elements, key=lambda file: elements[file]) if elements else None
 
 
-def _boxes(row: Row) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The boxes of the global tensor that a shard consists of, each as (offset, shape)."""
-    local, offset, prepended, flat = row[2], row[4], row[7], row[9]
-    leading = (1,) * prepended
-    if flat is None:
-        return [(tuple(offset), (*leading, *local))]
-    return [
-        (tuple(a + b for a, b in zip(offset, ((0,) * prepended + box.offset))), leading + box.shape)
-        for box in geometry.flat_range_to_boxes(tuple(local), *flat)
-    ]
-
-
 def files_of(checkpoint_dir: str | os.PathLike[str], rows: Sequence[Row]) -> list[str | None]:
     """Finds for each shard the data file of the checkpoint that has most of its elements.
 
@@ -83,5 +72,7 @@ def files_of(checkpoint_dir: str | os.PathLike[str], rows: Sequence[Row]) -> lis
             if key not in stored:
                 stored[key] = _Stored(checkpoint[key]) if key in keys else None
             tensor = stored[key]
-            found.append(None if tensor is None else tensor.file_of(_boxes(row)))
+            local, offset, prepended, flat = row[2], row[4], row[7], row[9]
+            boxes = boxes_of(local, offset, prepended, flat)
+            found.append(None if tensor is None else tensor.file_of(boxes))
     return found

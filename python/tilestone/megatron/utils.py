@@ -73,43 +73,47 @@ def is_empty_slice(item: Any) -> bool:
     return flat is not None and flat.start == flat.stop
 
 
+def _extract(
+    sharded_state_dict: ShardedStateDict, *kinds: type
+) -> Tuple[ShardedStateDict, StateDict]:
+    return extract_matching_values(sharded_state_dict, lambda leaf: isinstance(leaf, kinds))
+
+
 def extract_sharded_tensors(
     sharded_state_dict: ShardedStateDict,
 ) -> Tuple[ShardedStateDict, StateDict]:
     """(every ShardedTensor, everything else), each with the nesting of the whole."""
-    return extract_matching_values(sharded_state_dict, lambda v: isinstance(v, ShardedTensor))
+    return _extract(sharded_state_dict, ShardedTensor)
 
 
 def extract_sharded_tensors_and_factories(
     sharded_state_dict: ShardedStateDict,
 ) -> Tuple[ShardedStateDict, StateDict]:
     """(every ShardedTensor and ShardedTensorFactory, everything else), nested as the whole."""
-    kinds = (ShardedTensor, ShardedTensorFactory)
-    return extract_matching_values(sharded_state_dict, lambda v: isinstance(v, kinds))
+    return _extract(sharded_state_dict, ShardedTensor, ShardedTensorFactory)
 
 
 def extract_sharded_tensors_or_nonpersistent(
     sharded_state_dict: ShardedStateDict,
 ) -> Tuple[ShardedStateDict, StateDict]:
     """(tensors, factories and non-persistent objects, everything else), nested as the whole."""
-    kinds = (ShardedTensor, LocalNonpersistentObject, ShardedTensorFactory)
-    return extract_matching_values(sharded_state_dict, lambda v: isinstance(v, kinds))
+    return _extract(
+        sharded_state_dict, ShardedTensor, LocalNonpersistentObject, ShardedTensorFactory
+    )
 
 
 def extract_sharded_base(
     sharded_state_dict: ShardedStateDict,
 ) -> Tuple[ShardedStateDict, StateDict]:
     """(every entity that is stored in parts, everything else), nested as the whole."""
-    return extract_matching_values(sharded_state_dict, lambda v: isinstance(v, ShardedBase))
+    return _extract(sharded_state_dict, ShardedBase)
 
 
 def extract_nonpersistent(
     sharded_state_dict: ShardedStateDict,
 ) -> Tuple[ShardedStateDict, StateDict]:
     """(every LocalNonpersistentObject, everything else), nested as the whole."""
-    return extract_matching_values(
-        sharded_state_dict, lambda v: isinstance(v, LocalNonpersistentObject)
-    )
+    return _extract(sharded_state_dict, LocalNonpersistentObject)
 
 
 def _change_keys(sharded_state_dict: ShardedStateDict, changed: Callable[[str], str]) -> None:
