@@ -185,10 +185,9 @@ def pieces_of(entity: Entity) -> Tuple[Piece, ...]:
     shape = shape_of(entity)
     if isinstance(entity, ShardedTensor):
         return (_piece(entity, row_major(shape), 0),)
-    dtype = entity.data.dtype
-    made = _built(entity, torch.empty(shape, dtype=dtype, device="meta"))
-    storage = made[1].untyped_storage()._cdata
-    tensors = made[0]
+    whole = torch.empty(shape, dtype=entity.data.dtype, device="meta")
+    tensors = _built(entity, whole)
+    storage = whole.untyped_storage()._cdata
     if all(item.data.untyped_storage()._cdata == storage for item in tensors):
         pieces = [_piece(x, x.data.stride(), x.data.storage_offset()) for x in tensors]
     else:
@@ -197,8 +196,8 @@ def pieces_of(entity: Entity) -> Tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def _built(factory: ShardedTensorFactory, tensor: torch.Tensor) -> Tuple[list[Any], torch.Tensor]:
-    """Returns what a factory builds of a tensor, and the tensor."""
+def _built(factory: ShardedTensorFactory, tensor: torch.Tensor) -> list[Any]:
+    """Returns the sharded tensors that a factory builds of a tensor."""
     with torch.no_grad():
         tree = factory.build_fn(factory.key, tensor, factory.replica_id, None)
     leaves = [tree] if isinstance(tree, ShardedTensor) else list(nested_values(tree))
@@ -209,7 +208,7 @@ def _built(factory: ShardedTensorFactory, tensor: torch.Tensor) -> Tuple[list[An
                 f"the factory builds a {type(leaf).__name__} that is not a whole sharded tensor",
                 key=factory.key,
             )
-    return tensors, tensor
+    return tensors
 
 
 def _piece(tensor: ShardedTensor, strides: Sequence[int], start: int) -> Piece:
@@ -231,9 +230,8 @@ def _pieces_by_number(factory: ShardedTensorFactory, shape: _Numbers) -> list[Pi
     count = math.prod(shape)
     dtype = torch.int32 if count < 1 << 31 else torch.int64
     numbers = torch.arange(count, dtype=dtype)
-    tensors, _ = _built(factory, numbers.reshape(shape))
     pieces: list[Piece] = []
-    for item in tensors:
+    for item in _built(factory, numbers.reshape(shape)):
         found = _strided(item.data, numbers)
         if found is not None:
             pieces.append(_piece(item, *found))

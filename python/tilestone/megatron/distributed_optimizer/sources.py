@@ -77,9 +77,10 @@ class Sources:
         wanted = part.numel
         there = 0
         for piece in part.parameter.pieces:
+            is_padded = self._is_other_shape(piece)
             boxes = list(self._find_piece(part, piece))
             found.extend(boxes)
-            if self._is_other_shape(piece):
+            if is_padded:
                 # The elements of this piece that no layout holds are padding.
                 wanted -= sum(box.numel for box in piece.within(part.begin, part.end))
             else:
@@ -94,7 +95,6 @@ class Sources:
         return found
 
     def _find_piece(self, part: Slice, piece: Piece) -> Iterator[Found]:
-        self._is_other_shape(piece)
         for source in self._by_key.get(piece.key, {}).values():
             shared = piece.cut(source.piece.offset, source.piece.shape)
             for ours in [] if shared is None else shared.within(part.begin, part.end):

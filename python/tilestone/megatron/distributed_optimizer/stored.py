@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Tuple, Union
 
 from tilestone._errors import CorruptError, NotFoundError, UnsupportedError
 from tilestone.megatron._stored import open_stored
@@ -21,9 +21,9 @@ from tilestone.megatron.distributed_optimizer.formats import (
 from tilestone.megatron.distributed_optimizer.pieces import Piece
 from tilestone.megatron.mapping import ShardedObject
 
-_CHAIN = r"(?:chained_(?P<chain>\d+)\.)?"
+_CHAIN = r"(?:chained_\d+\.)?"
 _GROUP = re.compile(
-    _CHAIN + r"optimizer\.distributed\.dp_group_idx_(?P<group>\d+)\.(?P<rest>.+)", re.DOTALL
+    _CHAIN + r"optimizer\.distributed\.dp_group_idx_\d+\.(?P<rest>.+)", re.DOTALL
 )
 _BUCKET = re.compile(r"gbuf_idx_\d+\.dtype_\(.*\)\.bucket_idx_\d+\.[^.]+")
 _STATE = re.compile(_CHAIN + r"optimizer\.state\.(?P<state>[^.]+)\.(?P<key>.+)", re.DOTALL)
@@ -39,14 +39,12 @@ class Stored:
     Attributes:
         buckets: the 1-D tensors of the format dp_reshardable: key -> number of elements.
         objects: keys of the objects of model-parallel ranks.
-        groups: (number in a chain, number of the model-parallel rank) of these ranks.
         states: (state, model's key) -> key in the checkpoint, for the formats in the model's space.
         boxes: for the model's own tensors: key -> (offset, shape) of the stored chunks.
     """
 
     buckets: dict[str, int] = field(default_factory=dict)
     objects: set[str] = field(default_factory=set)
-    groups: set[Tuple[Optional[int], int]] = field(default_factory=set)
     states: dict[Tuple[str, str], str] = field(default_factory=dict)
     boxes: dict[str, set[Tuple[_Numbers, _Numbers]]] = field(default_factory=dict)
 
@@ -76,16 +74,13 @@ class Stored:
         return stored
 
     def _add_object(self, key: str) -> None:
-        group = _GROUP.fullmatch(key)
-        if group is not None:
+        if _GROUP.fullmatch(key):
             self.objects.add(key)
-            self._add_group(group)
 
     def _add_tensor(self, key: str, tensor: Any) -> None:
         group = _GROUP.fullmatch(key)
         if group is not None and _BUCKET.fullmatch(group["rest"]):
             self.buckets[key] = int(tensor.shape[0])
-            self._add_group(group)
         state = _STATE.fullmatch(key)
         if state is not None:
             name = (state["state"], state["key"])
@@ -93,10 +88,6 @@ class Stored:
                 text = f"the state {name[0]!r} is stored twice, also as {self.states[name]}"
                 raise CorruptError(text, key=key)
             self.states[name] = key
-
-    def _add_group(self, group: re.Match[str]) -> None:
-        chain = None if group["chain"] is None else int(group["chain"])
-        self.groups.add((chain, int(group["group"])))
 
     def holds_box(self, piece: Piece) -> bool:
         """Whether a rank of the job that saved had this part of the model.
