@@ -232,6 +232,16 @@ class _Taking:
         )
 
 
+def raiser(failure: Exception | None) -> Callable[[], None]:
+    """A `check` that raises a rank's failure, if there is one; all ranks then raise it."""
+
+    def check() -> None:
+        if failure is not None:
+            raise failure
+
+    return check
+
+
 class Asked(Prepared):
     """A template of a load.
 

@@ -13,14 +13,9 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, Dict, Tuple, Union
 
-from tilestone import _calls, _core
-from tilestone._errors import (
-    InvalidArgumentError,
-    RankFailedError,
-    TimeoutError,
-    UnsupportedError,
-)
-from tilestone.megatron import _foreign, _parts, _ranks, _stored
+from tilestone import _core
+from tilestone._errors import InvalidArgumentError, RankFailedError, TimeoutError
+from tilestone.megatron import _foreign, _parts, _ranks, _save_arguments, _stored
 from tilestone.megatron.mapping import (
     CommonStateDict,
     ShardedObject,
@@ -28,7 +23,6 @@ from tilestone.megatron.mapping import (
     ShardedTensor,
     StateDict,
 )
-from tilestone.megatron.strategies._engine import ASYNC_HINT, COPIES
 from tilestone.megatron.strategies._together import Deadline
 from tilestone.megatron.strategies.async_utils import AsyncRequest
 from tilestone.megatron.strategies.base import (
@@ -41,7 +35,6 @@ from tilestone.megatron.strategies.base import (
     get_default_strategy,
 )
 from tilestone.megatron.strategies.common import TorchCommonLoadStrategy
-from tilestone.megatron.utils import _clean_metadata_for_serialization
 from tilestone.megatron.validation import (
     StrictHandling,
     maybe_report_missing_and_unexpected_keys,
@@ -55,7 +48,6 @@ logger = logging.getLogger(__name__)
 CkptShardedMetadata = Dict[str, Union[ShardedTensor, ShardedObject]]
 _Directory = Union[str, "os.PathLike[str]"]
 
-_CONTENT_METADATA_KEY = "content_metadata"
 _LOGS = (StrictHandling.LOG_UNEXPECTED, StrictHandling.LOG_ALL)
 _RAISES = (StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
 _MISSING_TOO = (StrictHandling.LOG_ALL, StrictHandling.RAISE_ALL, StrictHandling.RETURN_ALL)
@@ -250,13 +242,9 @@ def load_plain_tensors(checkpoint_dir: _Directory) -> StateDict:
         except Exception as error:
             failure = error
 
-    def check() -> None:
-        if failure is not None:
-            raise failure
-
     if _load_options(strategies) is None:
         return load(wanted, checkpoint_dir, validate_access_integrity=False)  # type: ignore[return-value]
-    asked = _parts.Asked(wanted, check)
+    asked = _parts.Asked(wanted, _parts.raiser(failure))
     return _parts.engine_load(asked, checkpoint_dir)
 
 
@@ -280,7 +268,7 @@ def load_content_metadata(
         if checkpoint_dir is None:
             raise InvalidArgumentError("checkpoint_dir or preloaded_state_dict must be given")
         preloaded_state_dict = load_common_state_dict(checkpoint_dir)
-    return preloaded_state_dict.get(_CONTENT_METADATA_KEY)
+    return preloaded_state_dict.get(_save_arguments.CONTENT_METADATA_KEY)
 
 
 def remove_sharded_tensors(checkpoint_dir: _Directory, key_prefix: str) -> None:
@@ -407,7 +395,7 @@ def save(
             that wait for it.
         NotImplementedError: a common_strategy was given.
     """
-    by_files, stray = _by_files(
+    by_files, stray = _save_arguments.by_files(
         coordination=coordination, rank=rank, world_size=world_size, token=token, number=number,
         wait=wait,
     )  # fmt: skip
@@ -415,31 +403,17 @@ def save(
     state: Any = sharded_state_dict
     strategy, failure = _save_strategy(sharded_strategy)
     try:
-        state = _with_content_metadata(sharded_state_dict, content_metadata)
+        state = _save_arguments.with_content_metadata(sharded_state_dict, content_metadata)
     except InvalidArgumentError as error:
-        strategy, failure = None, error
-    if stray is not None:
-        strategy, failure = None, stray
-    if async_sharded_save:
-        strategy = None
-        failure = UnsupportedError("asynchronous saves are not supported yet", hint=ASYNC_HINT)
-    elif common_strategy is not None:
-        strategy = None
-        failure = NotImplementedError(
-            "common state is always saved in one way: leave common_strategy None"
-        )
-    options = {} if strategy is None else engine_options_of(strategy)
-    copies = _copies(options, replicate, replicate_group, max_copy_bytes)
-    settled = options is None or hasattr(strategy, "engine_state")
-    wanted = f"agreement={agreement!r}" if agreement != "exchange" else ""
-    if copies:
-        wanted = f"replicate={copies['replicate']!r}"
-    if tp_replica_names and options is None:
-        wanted = "tp_replica_names=True"
-    if wanted and settled and failure is None:
-        failure = InvalidArgumentError(
-            f"{wanted} can't be combined with {type(strategy).__name__}, which chooses the writers"
-        )
+        failure = error
+    failure = _save_arguments.unsupported(async_sharded_save, common_strategy) or stray or failure
+    options = {} if failure is not None else engine_options_of(strategy)
+    copies = _save_arguments.local_copies(
+        options, replicate, replicate_group, max_copy_bytes
+    )
+    if failure is None:
+        failure = _save_arguments.conflict(strategy, options, agreement, copies, tp_replica_names)
+    if failure is not None:
         strategy, options = None, {}
     if options is None and not by_files:
         _foreign.save(
@@ -448,7 +422,7 @@ def save(
         )  # fmt: skip
         return None
     if by_files and failure is None:
-        failure = _needs_communicator(strategy, process_group)
+        failure = _save_arguments.needs_communicator(strategy, process_group)
     unchecked = validate_access_integrity and not by_files
     if failure is None and hasattr(strategy, "engine_state"):
         try:
@@ -461,13 +435,10 @@ def save(
         except Exception as error:
             failure = error
 
-    def check() -> None:
-        if failure is not None:
-            raise failure
-
     preprocess = preprocess_common_before_consistancy_check if validate_access_integrity else None
-    replaces = not by_files
-    given = _parts.Given(state, checkpoint_dir, check, process_group, preprocess, replaces)
+    given = _parts.Given(
+        state, checkpoint_dir, _parts.raiser(failure), process_group, preprocess, not by_files
+    )
     _parts.engine_save(
         given,
         checkpoint_dir,
@@ -480,77 +451,6 @@ def save(
         **(options or {}) | copies | by_files,
     )
     return None
-
-
-def _by_files(
-    coordination: str, **files: Any
-) -> tuple[Dict[str, Any], InvalidArgumentError | None]:
-    """Returns the options of `tilestone.save` for a save by files (empty for other saves), and the
-    error if options of a save by files were given without it, to be raised on all ranks."""
-    try:
-        if _calls.is_by_files(coordination):
-            return {"coordination": coordination, "overwrite": False, **files}, None
-        _calls.refuse_files(files)
-    except InvalidArgumentError as error:
-        return {}, error
-    return {}, None
-
-
-def _needs_communicator(strategy: Any, process_group: Any) -> Exception | None:
-    """Returns an error if an option of this save is not available by files."""
-    if process_group is not None:
-        return InvalidArgumentError('process_group has no meaning with coordination="files"')
-    if hasattr(strategy, "engine_state"):
-        return UnsupportedError(
-            f"{type(strategy).__name__} needs a communicator: its ranks agree on the writers",
-            hint='leave sharded_strategy None: with coordination="files" the holders of a '
-            "ShardedTensor (`holders=`) share the writing",
-        )
-    if strategy is not None and engine_options_of(strategy) is None:
-        return UnsupportedError(
-            f"{type(strategy).__name__} needs a communicator: it saves without the engine",
-            hint='leave sharded_strategy None, or save with coordination="communicator"',
-        )
-    return None
-
-
-def _copies(
-    options: Dict[str, Any] | None, replicate: str, group: Any, most: int | None
-) -> Dict[str, Any]:
-    """Returns the engine's options for local copies: the caller's, else the strategy's."""
-    if replicate != "none" or group is not None or most is not None:
-        return {"replicate": replicate, "replicate_group": group, "max_copy_bytes": most}
-    of_strategy = {} if options is None else options
-    return {name: of_strategy[name] for name in COPIES if name in of_strategy}
-
-
-def _with_content_metadata(state: Any, content_metadata: Any) -> Any:
-    """Adds the content metadata, without its process group, to a state.
-
-    Raises:
-        InvalidArgumentError: it is not a dict, holds entities, or would replace entities.
-    """
-    if content_metadata is not None and not isinstance(content_metadata, dict):
-        kind = type(content_metadata).__name__
-        raise InvalidArgumentError(f"content_metadata must be a dict or None, not {kind}")
-    if not isinstance(state, dict):
-        return state
-    if content_metadata is not None:
-        if _parts.holds_entities(content_metadata):
-            raise InvalidArgumentError(
-                "content_metadata holds sharded entities, but it is saved as common state",
-                key=_CONTENT_METADATA_KEY,
-            )
-        if _parts.holds_entities(state.get(_CONTENT_METADATA_KEY)):
-            raise InvalidArgumentError(
-                "content_metadata would replace sharded entities of the state dict",
-                key=_CONTENT_METADATA_KEY,
-                hint="store the entities under another key of the state dict",
-            )
-    metadata = state.get(_CONTENT_METADATA_KEY) if content_metadata is None else content_metadata
-    if not isinstance(metadata, dict):
-        return state
-    return {**state, _CONTENT_METADATA_KEY: _clean_metadata_for_serialization(metadata)}
 
 
 def _save_strategy(given: Any) -> Tuple[Any, Exception | None]:

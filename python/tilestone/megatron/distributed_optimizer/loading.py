@@ -97,7 +97,7 @@ def load_optimizer(
 
     known = stored.layouts if layouts is None else []
     objects = {str(i): ShardedObject(key, None, (1,), (0,)) for i, key in enumerate(known)}
-    common = call({_OBJECTS: objects} if objects else {}, _raiser(failure), False)
+    common = call({_OBJECTS: objects} if objects else {}, _parts.raiser(failure), False)
     plan = _Plan(stored, place)
     try:
         found = layouts
@@ -106,7 +106,7 @@ def load_optimizer(
         plan.make(shards, common, None if found is None else list(found))
     except Exception as error:
         failure = error
-    plan.take(call(plan.template, _raiser(failure), True))
+    plan.take(call(plan.template, _parts.raiser(failure), True))
     return plan.commons
 
 
@@ -119,16 +119,6 @@ def _keys_of(shards: Sequence[OptimizerShard]) -> set[str]:
         for parameter in bucket.parameters
         for piece in parameter.pieces
     }
-
-
-def _raiser(failure: Optional[Exception]) -> Callable[[], None]:
-    """Makes a check that raises a rank's failure, which the engine then raises on all ranks."""
-
-    def check() -> None:
-        if failure is not None:
-            raise failure
-
-    return check
 
 
 @dataclass
