@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilestone import _core, _options
 from tilestone._bridge import Bridge
-from tilestone._calls import LoadReport, Prepared, SaveCall, communicator, harmless, made
+from tilestone._calls import LoadReport, SaveCall, communicator, prepared
 from tilestone._errors import InvalidArgumentError
 from tilestone._progress import ProgressCallback, reporting
 from tilestone._protocols import CommunicatorLike
@@ -347,6 +347,7 @@ def load(
     comm = comm or _core.solo() if alone is not None else communicator(group, comm)
     where: Any = wanted if path is None else path
     place = b"" if isinstance(where, Mapping) else _options.place(where)
+    template = prepared(wanted)
     result: dict[Any, Any] = {}
     bridge: Bridge | None = None
     with contextlib.ExitStack() as until_the_end:
@@ -355,18 +356,18 @@ def load(
             nonlocal bridge
             if isinstance(where, Mapping):
                 raise InvalidArgumentError("a template needs the checkpoint's path with it")
-            if wanted is None:
-                raise InvalidArgumentError("a state must be a dict, not NoneType")
             if report is not None and not isinstance(report, LoadReport):
                 raise InvalidArgumentError(f"report must be a LoadReport or None, not {report!r}")
             if report is not None:
                 vars(report).update(vars(LoadReport()))
             shown = reporting(_options.sink("progress", progress), "load", comm.rank)
             allowed = _options.names("allow_classes", allow_classes)
-            known = harmless(wanted)
-            bridge = Bridge(True, allowed, group=group, ranks=comm.size, harmless=known)
+            bridge = Bridge(
+                True, allowed, group=group, ranks=comm.size, harmless=template.harmless
+            )
+            state = template.make()
             return _core.LoadRequest(
-                None if path is None else made(wanted),
+                None if path is None else state,
                 _options.directory(where),
                 bridge,
                 _options.flag("follow_links", follow_links),
@@ -383,8 +384,8 @@ def load(
                 _options.whole("threads", threads),
                 _options.whole("buffer_bytes", buffer_bytes, 64),
                 until_the_end.enter_context(shown),
-                objects_by_grid=isinstance(wanted, Prepared) and wanted.objects_by_grid,
-                log_report=not isinstance(wanted, Prepared) or wanted.log_report,
+                objects_by_grid=template.objects_by_grid,
+                log_report=template.log_report,
                 own_rank=alone,
             )
 
@@ -402,8 +403,7 @@ def load(
                 report.not_requested = rest
                 report.other_shape = other
             bridge.give_back()
-            found = LoadReport(missing, rest, other)
-            result = wanted.take(loaded, found, kept) if isinstance(wanted, Prepared) else loaded
+            result = template.take(loaded, LoadReport(missing, rest, other), kept)
 
         _core.load(prepare, take, place, comm, _options.limit_of(timeout))
     return result

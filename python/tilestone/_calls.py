@@ -178,6 +178,25 @@ class Prepared(abc.ABC):
         return loaded
 
 
+class _Made(Prepared):
+    """A state that the caller has made."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def make(self) -> Mapping[Any, Any]:
+        """Returns the state; only None is refused here, the binding checks all else."""
+        if self._state is None:
+            raise InvalidArgumentError("a state must be a dict, not NoneType")
+        given: Mapping[Any, Any] = self._state
+        return given
+
+
+def prepared(state: Any) -> Prepared:
+    """The caller's state, or what will make it."""
+    return state if isinstance(state, Prepared) else _Made(state)
+
+
 def _replicated_ranks(
     replicate_group: ProcessGroup | Collection[int] | None, group: ProcessGroup | None
 ) -> list[int]:
@@ -195,25 +214,6 @@ def _replicated_ranks(
     raise InvalidArgumentError(
         f"replicate_group must be a torch process group or a list of ranks, not {replicate_group!r}"
     )
-
-
-def made(state: Any) -> Any:
-    return state.make() if isinstance(state, Prepared) else state
-
-
-def _state_of(state: Any) -> Any:
-    state = made(state)
-    if state is None:
-        raise InvalidArgumentError("a state must be a dict, not NoneType")
-    return state
-
-
-def harmless(state: Any) -> frozenset[str]:
-    return state.harmless if isinstance(state, Prepared) else frozenset()
-
-
-def _compared(state: Any) -> Any:
-    return state.compared_common() if isinstance(state, Prepared) else None
 
 
 class SaveCall:
@@ -261,7 +261,7 @@ class SaveCall:
             "rank": rank, "world_size": world_size, "token": token, "number": number,
             "wait": wait, "torch_rank_local": torch_rank_local,
         }  # fmt: skip
-        self._state = state
+        self._state = prepared(state)
         self.path = path
         self._group = group
         self._options = USUAL_OPTIONS | options
@@ -316,12 +316,12 @@ class SaveCall:
         by_rule = agreement == "rule" or self.files is not None
         return Bridge(
             group=self._group, ranks=ranks, by_rule=by_rule and unwrapped, rank=own,
-            harmless=harmless(self._state), common=not unwrapped,
+            harmless=self._state.harmless, common=not unwrapped,
         )  # fmt: skip
 
     def _copied_ranks(self) -> list[int]:
         group = self._options["replicate_group"]
-        if isinstance(self._state, Prepared) and self._options["replicate"] == "local":
+        if self._options["replicate"] == "local":
             group = self._state.replicate_group(group)
         return _replicated_ranks(group, self._group)
 
@@ -331,7 +331,7 @@ class SaveCall:
         shown = reporting(_options.sink("progress", given["progress"]), "save", own)
         most = given["max_copy_bytes"]
         return _core.SaveRequest(
-            {} if bare else _state_of(self._state),
+            {} if bare else self._state.make(),
             _options.directory(self.path),
             self._bridge(),
             _options.word("format", given["format"]),
@@ -347,7 +347,7 @@ class SaveCall:
             _options.texts("attributes", given["attributes"]),
             _options.by_key("tensor_attributes", given["tensor_attributes"]),
             None if bare else self._until_the_end.enter_context(shown),
-            compared_common=None if bare else _compared(self._state),
+            compared_common=None if bare else self._state.compared_common(),
             by_files=self.files,
             replicate=_options.word("replicate", given["replicate"]),
             replicate_group=[] if bare else self._copied_ranks(),

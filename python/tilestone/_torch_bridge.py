@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # not their subclasses
+
+
 @functools.cache
 def _dtypes() -> dict[str, torch.dtype]:
     return {name: getattr(torch, name) for name in _core.dtypes() if hasattr(torch, name)}
@@ -31,11 +34,6 @@ def _dtypes() -> dict[str, torch.dtype]:
 @functools.cache
 def _names() -> dict[torch.dtype, str]:
     return {dtype: name for name, dtype in _dtypes().items()}
-
-
-def is_dtype(item: Any) -> bool:
-    """Whether it is a torch.dtype that a checkpoint can hold."""
-    return isinstance(item, torch.dtype) and item in _names()
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -58,8 +56,7 @@ def is_tensor(item: Any) -> bool:
 def note_written(arrays: list[Any]) -> None:
     """Increments the version counters, so that autograd notices that saved tensors have changed."""
     written = [item for item in arrays if isinstance(item, torch.Tensor)]
-    plain = (torch.Tensor, torch.nn.Parameter)
-    subclasses = [item for item in written if type(item) not in plain]
+    subclasses = [item for item in written if type(item) not in _PLAIN]
     locals_of = (getattr(item, "_local_tensor", None) for item in subclasses)  # DTensors have one
     written += [item for item in locals_of if isinstance(item, torch.Tensor)]
     try:
@@ -67,11 +64,6 @@ def note_written(arrays: list[Any]) -> None:
     except RuntimeError:  # an inference tensor has no counter
         tracked = [item for item in written if not item.is_inference()]
         torch.autograd.graph.increment_version(tracked)
-
-
-def is_data(item: Any) -> bool:
-    """Whether it is a tensor or a storage, of which a pickle contains the bytes."""
-    return isinstance(item, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage))
 
 
 def _group_types() -> tuple[type, ...]:
@@ -83,13 +75,11 @@ def _group_types() -> tuple[type, ...]:
 
 
 def why_not_in_object(item: Any) -> str | None:
-    """The reason, as a noun phrase, why an object that one rank pickles for all must not hold
-    this one; None if it may.
-    """
-    if is_data(item) and item.device.type != "cpu":
+    """Converter.why_not_in_object() of a tensor or a storage."""
+    if item.device.type != "cpu":
         return f"a tensor on the device {item.device}"
     if isinstance(item, torch.Tensor):
-        if type(item) not in (torch.Tensor, torch.nn.Parameter):
+        if type(item) not in _PLAIN:
             return f"a {type(item).__name__}, which is a subclass of Tensor"
         attributes = [name for name in vars(item) if not name.startswith("_")]
         if type(item) is torch.Tensor and attributes and not hasattr(item, "_is_buffer"):
@@ -192,11 +182,9 @@ def in_value(tensor: torch.Tensor) -> Any:
 
     None if only a pickle can describe the tensor, because it is of a subclass or has attributes.
     """
-    if type(tensor) is torch.Tensor and not tensor.requires_grad and not tensor.__dict__:
-        return host_view(tensor)
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.__dict__:
+    if type(tensor) not in _PLAIN or tensor.__dict__:
         return None
-    return host_view(tensor), type(tensor) is torch.nn.Parameter, tensor.requires_grad
+    return variable_in_common(tensor) or host_view(tensor)
 
 
 def variable_in_common(tensor: torch.Tensor) -> tuple[_core.TensorView, bool, bool] | None:
@@ -317,7 +305,7 @@ def _dtensor_type() -> Any:
 
 def is_distributed(cls: type) -> bool:
     """Whether tensors of a class are DTensors, or torch's older ShardedTensors."""
-    if cls in (torch.Tensor, torch.nn.Parameter) or not issubclass(cls, torch.Tensor):
+    if cls in _PLAIN or not issubclass(cls, torch.Tensor):
         return False
     return issubclass(cls, _dtensor_type()) or cls.__name__ == "ShardedTensor"
 
@@ -471,7 +459,7 @@ class _GroupConverter(_converters.Converter):
 
 class _DtypeConverter(_converters.Converter):
     def in_value(self, item: Any) -> Any:
-        return dtype_name(item) if is_dtype(item) else None
+        return _names().get(item)
 
 
 def register() -> None:
