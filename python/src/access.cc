@@ -28,15 +28,14 @@ nb::bytes encode_access(const std::vector<TensorPart>& tensors,
     item.key = key;
     item.replica_id = {main ? 0 : 1};
   }
-  const Bytes encoded = tilestone::encode_access(items);
-  return nb::bytes(encoded.data(), encoded.size());
+  return python_bytes(tilestone::encode_access(items));
 }
 
 void check_encoded(const std::vector<nb::bytes>& ranks) {
   std::vector<ByteView> plans;
   plans.reserve(ranks.size());
   for (const nb::bytes& plan : ranks) {
-    plans.push_back(as_bytes(std::string_view(plan.c_str(), plan.size())));
+    plans.push_back(byte_view(plan));
   }
   const nb::gil_scoped_release released;
   check_access(plans);

@@ -116,6 +116,8 @@ class Bridge {
   bool for_load_;
 };
 
+nb::bytes python_bytes(ByteView bytes);
+ByteView byte_view(const nb::bytes& bytes);  // valid as long as the object
 Bytes to_bytes_owned(const nb::bytes& bytes);
 
 // The paths for LoadOptions::complete and LoadOptions::subtrees that the Stateful objects of a tree

@@ -36,8 +36,6 @@ void bind_reports(nb::module_& m) {
       .def_prop_ro("ok", &VerifyReport::ok, "Whether nothing is damaged.");
 }
 
-using Stop = std::shared_ptr<const Interrupt>;
-
 void bind_repair(nb::module_& m) {
   nb::class_<RepairReport>(m, "RepairReport", "What a repair has repaired, and what is left.")
       .def_ro("mended", &RepairReport::mended, "The damages that were repaired, as found before.")
@@ -93,9 +91,8 @@ void bind_removal(nb::module_& m) {
       "remove_keys",
       [](const nb::bytes& path, const std::string& prefix, double seconds) {
         const Location location = location_of(path, false);
-        return without_gil([&](const std::shared_ptr<const Interrupt>& stop) {
-          return remove_keys(location, prefix, {seconds, stop});
-        });
+        return without_gil(
+            [&](const Stop& stop) { return remove_keys(location, prefix, {seconds, stop}); });
       },
       "path"_a, "prefix"_a, "seconds"_a);
 }
@@ -149,12 +146,6 @@ void bind_keys(nb::class_<Checkpoint>& bound) {
             return c.metadata().find_object(key) != nullptr;
           },
           "key"_a)
-      .def(
-          "similar",
-          [](const Checkpoint& c, const std::string& key) {
-            return similar_keys(c.metadata(), key);
-          },
-          "key"_a, "Keys that resemble `key`.")
       .def(
           "path_of",
           [](const Checkpoint& c, const std::string& key) {
@@ -264,7 +255,7 @@ void bind_values(nb::class_<Checkpoint>& bound) {
             const Bytes bytes = without_gil(
                 [&](const Stop& stop) { return c.with_interrupt(stop).read_object_bytes(key); },
                 length_of_object(c, key));
-            return nb::bytes(bytes.data(), bytes.size());
+            return python_bytes(bytes);
           },
           "key"_a);
 }

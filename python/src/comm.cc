@@ -1,5 +1,6 @@
 // Communicators: the library's own, and those written in Python.
 #include "python/src/bindings.h"
+#include "python/src/requests.h"
 
 namespace tilestone::python {
 namespace {
@@ -110,8 +111,6 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
     return nb::float_(std::chrono::duration<double>(deadline.remaining()).count());
   }
 
-  static nb::bytes python_bytes(ByteView bytes) { return nb::bytes(bytes.data(), bytes.size()); }
-
   static nb::list python_list(const std::vector<Bytes>& parts) {
     nb::list out;
     for (const Bytes& part : parts) out.append(python_bytes(part));
@@ -214,14 +213,8 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
   std::optional<Error> left_for_;  // the error with which this rank has ended the call
 };
 
-nb::bytes to_python(const Bytes& bytes) { return nb::bytes(bytes.data(), bytes.size()); }
-
 Deadline deadline_of(std::optional<double> timeout) {
-  return timeout ? Deadline::after(std::chrono::duration<double>(*timeout)) : Deadline::never();
-}
-
-ByteView view_of(const nb::bytes& bytes) {
-  return {static_cast<const std::byte*>(static_cast<const void*>(bytes.c_str())), bytes.size()};
+  return timeout ? end_after(*timeout) : Deadline::never();
 }
 
 std::vector<Bytes> all_of(const std::vector<nb::bytes>& parts) {
@@ -232,7 +225,7 @@ std::vector<Bytes> all_of(const std::vector<nb::bytes>& parts) {
 
 std::vector<nb::bytes> all_to_python(const std::vector<Bytes>& parts) {
   std::vector<nb::bytes> out;
-  for (const Bytes& part : parts) out.push_back(to_python(part));
+  for (const Bytes& part : parts) out.push_back(python_bytes(part));
   return out;
 }
 
@@ -242,7 +235,7 @@ void bind_calls(nb::class_<Communicator>& bound) {
           "gather",
           [](const Communicator& comm, nb::bytes mine, int root, std::optional<double> timeout) {
             const Deadline deadline = deadline_of(timeout);
-            const ByteView view = view_of(mine);
+            const ByteView view = byte_view(mine);
             return all_to_python(without_gil([&](const Stop& stop) {
               return comm.gather(view, root, deadline.with_interrupt(stop));
             }));
@@ -255,7 +248,7 @@ void bind_calls(nb::class_<Communicator>& bound) {
              std::optional<double> timeout) {
             auto owned = all_of(parts);
             const Deadline deadline = deadline_of(timeout);
-            return to_python(without_gil([&](const Stop& stop) {
+            return python_bytes(without_gil([&](const Stop& stop) {
               return comm.scatter(std::move(owned), root, deadline.with_interrupt(stop));
             }));
           },
@@ -264,8 +257,8 @@ void bind_calls(nb::class_<Communicator>& bound) {
           "broadcast",
           [](const Communicator& comm, nb::bytes mine, int root, std::optional<double> timeout) {
             const Deadline deadline = deadline_of(timeout);
-            const ByteView view = view_of(mine);
-            return to_python(without_gil([&](const Stop& stop) {
+            const ByteView view = byte_view(mine);
+            return python_bytes(without_gil([&](const Stop& stop) {
               return comm.broadcast(view, root, deadline.with_interrupt(stop));
             }));
           },

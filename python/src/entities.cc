@@ -73,10 +73,7 @@ void bind_sharded_tensor(nb::module_& m) {
           "key"_a, "data"_a, "global_shape"_a, "box"_a, "begin"_a, "end"_a, "replica_id"_a,
           "prepend_axis_num"_a)
       .def_ro("key", &ShardedTensor::key)
-      .def_prop_ro("dtype", [](const ShardedTensor& t) { return to_string(t.data.dtype); })
-      .def_prop_ro("local_shape", [](const ShardedTensor& t) { return t.data.shape; })
       .def_prop_ro("global_shape", [](const ShardedTensor& t) { return t.global_shape; })
-      .def_prop_ro("box", [](const ShardedTensor& t) { return t.box; })
       .def_prop_ro("boxes",
                    [](const ShardedTensor& t) {
                      std::vector<Box> boxes;

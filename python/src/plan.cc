@@ -2,13 +2,12 @@
 #include <algorithm>
 
 #include "python/src/bindings.h"
+#include "python/src/requests.h"
 
 namespace tilestone::python {
 namespace {
 
 using nb::literals::operator""_a;
-using Stop = std::shared_ptr<const Interrupt>;
-
 using Files = std::pair<std::vector<int64_t>, std::vector<int>>;
 
 std::vector<int> distribute(const std::vector<uint64_t>& bytes,
@@ -34,8 +33,6 @@ std::vector<int> distribute(const std::vector<uint64_t>& bytes,
   return distribute_shards_by_file(shards, holder_sets, ranks, file_of, files->second);
 }
 
-nb::bytes python_bytes(const Bytes& bytes) { return nb::bytes(bytes.data(), bytes.size()); }
-
 // say(round, answer) -> bytes; decide(round, said) -> (answer, last).
 nb::bytes agree_in_python(const std::string& work, nb::handle comm, const nb::callable& say,
                           const nb::callable& decide, double seconds) {
@@ -54,12 +51,10 @@ nb::bytes agree_in_python(const std::string& work, nb::handle comm, const nb::ca
       return Decision{to_bytes_owned(decided.first), decided.second};
     });
   };
-  Bytes answer;
-  without_gil([&](const Stop& stop) {
-    const auto deadline = Deadline::after(std::chrono::duration<double>(seconds));
-    answer = agree(communicator, work, deadline.with_interrupt(stop), say_bytes, decide_bytes);
-  });
-  return python_bytes(answer);
+  const Deadline deadline = end_after(seconds);
+  return python_bytes(without_gil([&](const Stop& stop) {
+    return agree(communicator, work, deadline.with_interrupt(stop), say_bytes, decide_bytes);
+  }));
 }
 
 }  // namespace

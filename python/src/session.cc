@@ -1,11 +1,9 @@
 // Sessions: what is kept from one save to the next.
-#include <chrono>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "python/src/bindings.h"
-#include "python/src/call.h"
 #include "python/src/requests.h"
 
 namespace tilestone::python {
@@ -19,7 +17,7 @@ Session session_of(nb::handle comm, double seconds, const nb::object& check) {
   const Entered entered;
   const Communicator communicator = to_communicator(comm);
   std::optional<Session> made;
-  const Deadline deadline = Deadline::after(std::chrono::duration<double>(seconds));
+  const Deadline deadline = end_after(seconds);
   const auto checked = [&] { with_gil("checking a session's arguments", [&] { check(); }); };
   try {
     without_gil([&](const Stop& stop) {
@@ -35,12 +33,10 @@ Session session_of(nb::handle comm, double seconds, const nb::object& check) {
 // `make` returns a request with the state. Nothing is written, and no other rank takes part.
 uint64_t prepare(Session& session, const nb::callable& make) {
   const Entered entered;
-  uint64_t bytes = 0;
-  without_gil([&](const std::shared_ptr<const Interrupt>&) {
+  return without_gil([&] {
     const SaveRequest request = request_of(make)();
-    bytes = session.prepare(request.state, request.options);
+    return session.prepare(request.state, request.options);
   });
-  return bytes;
 }
 
 ByFiles by_files(Session& session, const nb::bytes& path) {

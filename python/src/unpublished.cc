@@ -5,7 +5,6 @@ namespace tilestone::python {
 namespace {
 
 using nb::literals::operator""_a;
-using Stop = std::shared_ptr<const Interrupt>;
 
 std::vector<UnpublishedSave> unpublished(const nb::bytes& path, double watch) {
   const Location location = location_of(path, false);

@@ -204,7 +204,7 @@ nb::object entry(nb::handle original, nb::handle key) {
 }
 
 nb::object make_int(const BigInt& number) {
-  nb::bytes bytes(number.bytes.data(), number.bytes.size());
+  const nb::bytes bytes = python_bytes(number.bytes);
   nb::object int_type = nb::borrow(reinterpret_cast<PyObject*>(&PyLong_Type));
   return int_type.attr("from_bytes")(bytes, "little", nb::arg("signed") = true);
 }
@@ -258,7 +258,7 @@ class ObjectMaker {
       case Value::Kind::kString:
         return make_text(value.as_string());
       case Value::Kind::kBytes:
-        return nb::bytes(value.as_bytes().data(), value.as_bytes().size());
+        return python_bytes(value.as_bytes());
       case Value::Kind::kList:
         return make_list(value.items(), original);
       case Value::Kind::kTuple:
@@ -272,7 +272,7 @@ class ObjectMaker {
       case Value::Kind::kOpaque:
         return make_opaque(value.as_opaque());
       case Value::Kind::kPickled:
-        return nb::bytes(value.as_pickled().bytes.data(), value.as_pickled().bytes.size());
+        return python_bytes(value.as_pickled().bytes);
     }
     throw Error(ErrorCode::kInternal, "a value has an unknown kind");
   }
@@ -325,9 +325,15 @@ class ObjectMaker {
 
 }  // namespace
 
+nb::bytes python_bytes(ByteView bytes) { return nb::bytes(bytes.data(), bytes.size()); }
+
+ByteView byte_view(const nb::bytes& bytes) {
+  return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
+}
+
 Bytes to_bytes_owned(const nb::bytes& bytes) {
-  const auto* data = static_cast<const std::byte*>(static_cast<const void*>(bytes.c_str()));
-  return Bytes(data, data + bytes.size());
+  const ByteView view = byte_view(bytes);
+  return Bytes(view.begin(), view.end());
 }
 
 Value to_value(nb::handle object, const Bridge& bridge, const Path& path) {
@@ -350,17 +356,9 @@ nb::object from_value(const Value& value, nb::handle original, const Bridge& bri
 
 void bind_value(nb::module_& m) {
   m.def(
-      "value_text",
-      [](nb::handle object, nb::handle bridge, size_t limit) {
-        return to_string(to_value(object, Bridge(bridge), {}), limit);
-      },
-      nb::arg("object"), nb::arg("bridge"), nb::arg("limit") = 4096,
-      nb::sig("def value_text(object: object, bridge: object, limit: int = 4096) -> str"),
-      "An object as the command line shows it: like Python's repr, if there is one.");
-  m.def(
       "pickled_classes",
       [](const nb::bytes& bytes, bool archive) {
-        return classes_in({static_cast<const std::byte*>(bytes.data()), bytes.size()}, archive);
+        return classes_in(byte_view(bytes), archive);
       },
       nb::arg("pickled"), nb::arg("archive"),
       "The names of the classes whose objects a load of this pickle would return as Opaque.\n\n"

@@ -267,11 +267,6 @@ def itemsize(dtype: str) -> int:
 def dtypes() -> list[str]:
     """Names of all element types."""
 
-def value_text(object: object, bridge: object, limit: int = 4096) -> str:
-    """
-    An object as the command line shows it: like Python's repr, if there is one.
-    """
-
 def pickled_classes(pickled: bytes, archive: bool) -> list[str]:
     """
     The names of the classes whose objects a load of this pickle would return as Opaque.
@@ -302,16 +297,7 @@ class ShardedTensor:
     def key(self) -> str: ...
 
     @property
-    def dtype(self) -> str: ...
-
-    @property
-    def local_shape(self) -> tuple[int, ...]: ...
-
-    @property
     def global_shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def box(self) -> Box: ...
 
     @property
     def boxes(self) -> list[Box]: ...
@@ -709,9 +695,6 @@ class Checkpoint:
     def is_tensor(self, key: str) -> bool: ...
 
     def is_object(self, key: str) -> bool: ...
-
-    def similar(self, key: str) -> list[str]:
-        """Keys that resemble `key`."""
 
     def path_of(self, key: str) -> list[str | int]:
         """The path of the key in the writer's tree; empty if it is not recorded."""
